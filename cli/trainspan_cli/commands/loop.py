@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from trainspan_schemas.config.settings import Settings
 
 
-@setting_options("loop", "rounds")
+@setting_options("loop", "rounds", "overlap")
 def loop(
     *,
     given: Given,
@@ -33,6 +33,7 @@ def loop(
     """
     import dataclasses
 
+    from trainspan_cli.loop.sampling import check_overlap
     from trainspan_cli.loop.state.run_folder import RunFolder, newest_unfinished
     from trainspan_cli.loop.state.series import SeedSeries
     from trainspan_cli.loop.state.task_pool import LoopTasks
@@ -42,6 +43,7 @@ def loop(
         raise UsageError(f"--seeds {seeds}: at least 1")
     chosen = settings(config)
     chosen = dataclasses.replace(chosen, loop=override(chosen.loop, **given))
+    check_overlap(chosen)
     tasks = LoopTasks.open(chosen)
     if seeds == 1:
         values = dataclasses.asdict(chosen)

@@ -1,7 +1,8 @@
 """Agreement of a server's log-probabilities with those of the trainer's weights, with limits by their dtypes.
 
 Trainer and loop apply the same limits. Over the trained tokens of a round's first step, before any weight is updated, two
-figures are compared with them: the mean |Δ log-probability|, and k3, which outlier tokens dominate.
+figures are compared with them: the mean |Δ log-probability|, and k3, which outlier tokens dominate. Calls of earlier versions
+also differ by the policy's own movement, which the trainer measures at the end of every round: their limit is wider by it.
 """
 
 import math
@@ -12,6 +13,8 @@ __all__ = ["LIMITS", "Agreement", "is_exact", "limit_of"]
 
 LIMITS: Final = {"float32": 3e-5, "bfloat16": 0.1}
 """Maximum mean |Δ| by the coarser of the two dtypes; float16 counts as bfloat16. Measured: see docs/decisions.md."""
+MOVEMENT_SLACK: Final = 3.0
+"""Factor by which calls of earlier versions may differ more than the policy moved on a sample of each round's tokens."""
 
 
 def is_exact(server: str | None, trainer: str) -> bool:
@@ -34,9 +37,12 @@ class Agreement:
     limit: float
     """Limit of the mean."""
     fresh: bool
-    """Whether all calls were sampled by the weights that the round starts from; otherwise no verdict is possible."""
+    """Whether all calls were sampled by the weights that the round starts from."""
     server_dtype: str | None
     trainer_dtype: str
+    moved: float | None = None
+    """If the calls are of earlier versions: mean |Δ| by which the policy has moved since the earliest of them, as the trainer
+    measured it round by round. None if that is unknown; no verdict is then possible."""
 
     @property
     def k3_limit(self) -> float:
@@ -44,16 +50,30 @@ class Agreement:
         return self.limit**2
 
     @property
+    def stale_limit(self) -> float | None:
+        """Limit of the mean for calls of earlier versions, whose k3 outlier tokens dominate."""
+        return None if self.moved is None else self.limit + MOVEMENT_SLACK * self.moved
+
+    @property
     def mismatch(self) -> bool:
-        """Whether the two disagree on fresh data; true also if nothing was measured."""
-        return self.fresh and not (_within(self.mean, self.limit) and _within(self.k3, self.k3_limit))
+        """Whether the two disagree; true also if nothing was measured on fresh data."""
+        if self.fresh:
+            return not (_within(self.mean, self.limit) and _within(self.k3, self.k3_limit))
+        return self.stale_limit is not None and not _within(self.mean, self.stale_limit)
 
     def __str__(self) -> str:
         if self.mean is None or self.k3 is None:
             return "not measured"
-        what = f"mean |Δlogp| {self.mean:.2g} (limit {self.limit:.0e}), k3 {self.k3:.2g} (limit {self.k3_limit:.0e})"
         where = f"server {self.server_dtype or 'unknown'}, trainer {self.trainer_dtype}"
-        return f"{what}, {where}" if self.fresh else f"{what}, not judged: calls of several versions; {where}"
+        if self.fresh:
+            what = (
+                f"mean |Δlogp| {self.mean:.2g} (limit {self.limit:.0e}), k3 {self.k3:.2g} (limit {self.k3_limit:.0e})"
+            )
+            return f"{what}, {where}"
+        if self.stale_limit is None:
+            return f"mean |Δlogp| {self.mean:.2g}, not judged: calls of earlier versions; {where}"
+        limit = f"limit {self.stale_limit:.2g}: the policy moved by {self.moved:.2g} since these calls"
+        return f"mean |Δlogp| {self.mean:.2g} ({limit}), {where}"
 
 
 def _within(value: float | None, limit: float) -> bool:

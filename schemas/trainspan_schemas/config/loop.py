@@ -15,6 +15,11 @@ class LoopSettings:
     """The agent: `module:function`, `file.py:function`, or a command line; default: none, required by the loop."""
     tasks_per_round: int = 32
     """Training tasks drawn for each round; each is rolled out `[rollouts] n` times."""
+    overlap: int = 0
+    """Number of rounds by which rollouts may run ahead of training; 0: rollouts and training take turns.
+
+    With 1, the agents work on the next round while the trainer learns from this one; a call is then up to 1 version
+    behind when it is trained. It cannot be combined with `[serving] sleep`."""
     eval_tasks: int = 500
     """Validation tasks before the first and after the last round; 0: none."""
     val_tasks: int = 100

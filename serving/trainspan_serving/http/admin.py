@@ -43,6 +43,7 @@ def state_of(server: PolicyServer, exporter: Exporter) -> dict[str, Any]:
         "requests_ended": server.requests_ended,
         "internal_requests": server.internal_requests,
         "open": server.gate.is_open,
+        "changing": server.is_changing,
         "asleep": server.asleep,
         "canary": server.canary.as_json() if server.canary else None,
         **{f"calls_{name}": count for name, count in asdict(exporter.counts()).items()},

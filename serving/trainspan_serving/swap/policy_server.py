@@ -96,6 +96,11 @@ class PolicyServer:
         return self._engine.asleep
 
     @property
+    def is_changing(self) -> bool:
+        """Whether a swap, sleep or wake request is in progress."""
+        return self._changing.locked()
+
+    @property
     def dtype(self) -> str:
         """The dtype of the computation, e.g. "float32"."""
         return self._engine.dtype

@@ -36,7 +36,17 @@ def test_bulk_and_tail_must_both_be_within_their_limits() -> None:
     assert agreement(None, None).mismatch
 
 
-def test_calls_of_several_versions_are_not_judged() -> None:
+def test_calls_of_earlier_versions_may_differ_by_the_movement_of_the_policy() -> None:
+    moved = Agreement(0.3, 0.2, 0.1, False, "bfloat16", "bfloat16", moved=0.1)
+    assert moved.stale_limit == pytest.approx(0.4)
+    assert not moved.mismatch, "k3 is not compared: a few tokens move far"
+    assert "mean |Δlogp| 0.3 (limit 0.4: the policy moved by 0.1 since these calls)" in str(moved)
+    still = Agreement(0.3, 0.2, 0.1, False, "bfloat16", "bfloat16", moved=0.01)
+    assert still.mismatch, "the policy hardly moved, so these are not its calls"
+    assert Agreement(float("nan"), 0.2, 0.1, False, "bfloat16", "bfloat16", moved=0.1).mismatch
+
+
+def test_without_a_known_movement_calls_of_earlier_versions_are_not_judged() -> None:
     stale = agreement(0.3, 0.2, fresh=False)
     assert not stale.mismatch
     assert "not judged" in str(stale)

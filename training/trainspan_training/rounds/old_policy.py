@@ -125,11 +125,19 @@ def against_old(
 
 
 def agreement_of(
-    sums: TokenSums, dtype: str, server_dtype: str | None, settings: TrainSettings, staleness: Staleness
+    sums: TokenSums,
+    dtype: str,
+    server_dtype: str | None,
+    settings: TrainSettings,
+    staleness: Staleness,
+    moved: float | None = None,
 ) -> Agreement:
-    """Agreement of server and trainer on tokens, from sums measured under the round's starting weights."""
+    """Agreement of server and trainer on tokens, from sums measured under the round's starting weights.
+
+    `moved` is the policy's movement since the earliest of the calls, if it is known.
+    """
     limit = limit_of(server_dtype, dtype, settings.engine_mismatch)
-    return Agreement(sums.mean("abs_diff"), sums.mean("k3"), limit, staleness.fresh, server_dtype, dtype)
+    return Agreement(sums.mean("abs_diff"), sums.mean("k3"), limit, staleness.fresh, server_dtype, dtype, moved)
 
 
 def with_reference(trainer: TransitionGRPOTrainer, steps: Sequence[Step], reference: Any) -> list[Step]:

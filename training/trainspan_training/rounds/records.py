@@ -28,6 +28,8 @@ class Trained:
     """Statistics of the steps that ran."""
     kl: float
     """k3 against the old policy after the last step."""
+    moved: float | None
+    """The policy's movement since the earliest call, if it is known."""
     unrecorded_tokens: int
     """Number of trained tokens, of all processes, without figures of their own."""
     failure: str | None
@@ -71,7 +73,7 @@ class Trained:
             weight_max=off.max_weight if off.tokens else math.nan,
             bounded=off.bounded / off.tokens if off.tokens else 0.0,
             rejected_calls=off.rejected_calls / off.calls if off.calls else 0.0,
-            agreement=agreement_of(first, self.trainer_dtype, self.server_dtype, settings, staleness),
+            agreement=agreement_of(first, self.trainer_dtype, self.server_dtype, settings, staleness, self.moved),
             seconds=self.seconds,
             **summary,
         )

@@ -27,6 +27,7 @@ from trainspan_training.data.micro_batches import MicroBatch
 from trainspan_training.data.steps import Step
 from trainspan_training.devices.leader import Leader
 from trainspan_training.metrics.alarms import raised
+from trainspan_training.metrics.movement import Movement
 from trainspan_training.metrics.round_record import RoundRecord
 from trainspan_training.metrics.token_files import TokenFile
 from trainspan_training.metrics.token_recorder import BYTES, TokenRecorder
@@ -98,6 +99,7 @@ class Rounds:
         self._files: PolicyFiles
         self._publication: Publication
         self._canary: CanaryKeeper
+        self._movement: Movement
         self._replayer: Replayer
         self._recorder: TokenRecorder | None = None
 
@@ -136,6 +138,7 @@ class Rounds:
         self._canary = CanaryKeeper(trainer.team)
         self._files = PolicyFiles(self._leader, self._weights, trainer, settings.keep_checkpoints)
         self._publication = Publication(self._started_from, self._files, self._leader, settings, trainer.report)
+        self._movement = self._leader.share(lambda book: Movement.of(book.root))
         if self._hollow:
             load_slices(trainer.policy, self._policy.model)
         self._files.load_state(self._policy)
@@ -208,6 +211,7 @@ class Rounds:
             swap = self._publication.offer(saved, was_there=self._server_dtype is not None)
         if self._publication.settle(dataset, saved, swap):
             self._canary.accept(scores)
+            self._movement.add(saved.version, record.kl)
         else:
             refusal = f"the policy server refused {saved.folder.name}: {swap.error}"
             record = replace(record, version=self._policy.version, checkpoint=self._policy.name, error=refusal)
@@ -292,6 +296,7 @@ class Rounds:
             prepared=prepared,
             stats=stats,
             kl=moved.mean("k3_old"),
+            moved=self._movement.since(min(outline.versions), self._policy.version) if outline.versions else None,
             unrecorded_tokens=sum(self.trainer.team.gather(self._recorder.left_out)) if self._recorder else 0,
             failure=failure,
             rate=self.trainer.rate,

@@ -10,43 +10,51 @@ from trainspan_cli.loop.checks.integrity import StageCounts
 __all__ = ["StageMeter"]
 
 SETTLE_TIMEOUT_S = 15.0
+SWAP_TIMEOUT_S = 180.0
 
 
 class StageMeter:
-    """Counts between its creation and `stop`; the policy server must have no other load during the stage."""
+    """Counts between its creation and `stop`.
+
+    The policy server must have no other load during the stage, except swaps: their canaries are calls of its own.
+    """
 
     def __init__(self, policy: PolicyClient, store: str, run_id: str) -> None:
         self._policy, self._store, self._run_id = policy, store, run_id
         self._began_ns = time.time_ns()
         self._sampled = policy.sampled_tokens()
-        before = policy.policy()
-        self._requests = policy.successful_requests() - before["internal_requests"]
+        before, requests = self._between_swaps()
+        self._internal = before["internal_requests"]
+        self._requests = requests - self._internal
         self._dropped = before["calls_dropped"] + before["calls_refused"]
         # Calls captured before the stage (a swap's canary) may be exported during it.
         self._exported = before["calls_captured"] - self._dropped
 
     def stop(self, rollouts: int, client_calls: int) -> StageCounts:
         """The counts; waits up to 15 s for spans that are still in transit."""
+        counts = self._read(rollouts, client_calls)
         deadline = time.monotonic() + SETTLE_TIMEOUT_S
         while True:
-            counts = self._read(rollouts, client_calls)
             settled = counts.stored_requests >= counts.server_requests and counts.exported_calls >= counts.stored_calls
             if (settled and counts.stored_rollouts >= rollouts) or time.monotonic() > deadline:
                 return counts
             time.sleep(0.2)
+            counts = self._read(rollouts, client_calls)
 
     def sampled_tokens(self) -> int:
         """Tokens that the server sampled since the start of the stage, including abandoned and failed answers."""
         return self._policy.sampled_tokens() - self._sampled
 
     def _read(self, rollouts: int, client_calls: int) -> StageCounts:
-        now = self._policy.policy()
+        now, requests = self._between_swaps()
+        internal = now["internal_requests"]
         # Order matters: calls exported before the query must be in the store.
         stored = self._stored()
         return StageCounts(
-            server_requests=self._policy.successful_requests() - now["internal_requests"] - self._requests,
+            server_requests=requests - internal - self._requests,
             client_calls=client_calls,
-            exported_calls=now["calls_exported"] - self._exported,
+            # An internal request is one call, which may still be on its way.
+            exported_calls=now["calls_exported"] - self._exported - (internal - self._internal),
             dropped_calls=now["calls_dropped"] + now["calls_refused"] - self._dropped,
             stored_requests=stored["requests"],
             stored_calls=stored["calls"],
@@ -54,6 +62,18 @@ class StageMeter:
             rollouts=rollouts,
             stored_rollouts=stored["rollouts"],
         )
+
+    def _between_swaps(self) -> tuple[dict[str, Any], int]:
+        """The server's state and vLLM's count of requests, at a moment when no canary runs."""
+        deadline = time.monotonic() + SWAP_TIMEOUT_S
+        before = self._policy.policy()
+        while True:
+            requests, after = self._policy.successful_requests(), self._policy.policy()
+            is_steady = before["internal_requests"] == after["internal_requests"]
+            if (is_steady and not before["changing"] and not after["changing"]) or time.monotonic() > deadline:
+                return after, requests
+            time.sleep(0.1)
+            before = after
 
     def _stored(self) -> dict[str, Any]:
         window = f"run_id = '{self._run_id}' AND start_ns >= {self._began_ns}"

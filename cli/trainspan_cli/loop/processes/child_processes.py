@@ -15,14 +15,18 @@ from typing import IO, Any
 
 from trainspan_schemas.errors import ProcessError
 
-__all__ = ["Service", "run_command"]
+__all__ = ["Commands", "Service"]
 
 PR_SET_PDEATHSIG = 1
+_STOP_S = 15.0
+
+
+_prctl = ctypes.CDLL(None).prctl
 
 
 def _end_with_parent() -> None:
-    """Makes the child get SIGTERM when the loop ends for any reason (Linux); called in the child."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    """Makes the child get SIGTERM when the loop's thread that started it ends, for any reason (Linux); called in the child."""
+    _prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _trainspan(arguments: Sequence[str], launcher: Sequence[str] = (sys.executable,)) -> list[str]:
@@ -73,7 +77,7 @@ class Service:
                 stderr=log,
                 text=True,
                 start_new_session=True,  # Ctrl-C reaches only the loop, which then stops its children in order
-                preexec_fn=_end_with_parent,  # noqa: PLW1509 - the loop starts services before it starts threads
+                preexec_fn=_end_with_parent,  # noqa: PLW1509 - it only makes a system call
             )
         assert self._process.stdout is not None
         threading.Thread(target=self._read, args=(self._process.stdout,), daemon=True).start()
@@ -127,45 +131,82 @@ class Service:
             self._process.wait()
 
 
-def run_command(
-    arguments: Sequence[str],
-    environ: Mapping[str, str],
-    log: Path,
-    on_event: Callable[[dict[str, Any]], None],
-) -> tuple[int, str]:
-    """Runs a `trainspan` command that prints JSON lines, and passes each to `on_event`.
+class Commands:
+    """Runs `trainspan` commands that print JSON lines, also several at a time from several threads."""
 
-    Returns the exit code and the last line of stderr. An interrupt stops the command too.
-    """
-    log.parent.mkdir(parents=True, exist_ok=True)
-    began = log.stat().st_size if log.exists() else 0
-    with log.open("a") as stderr:
-        process = subprocess.Popen(
-            _trainspan(arguments),
-            env=dict(environ),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            text=True,
-            start_new_session=True,
-            preexec_fn=_end_with_parent,  # noqa: PLW1509 - reader threads of services hold no locks at fork
-        )
-    assert process.stdout is not None
-    try:
-        for line in process.stdout:
-            with contextlib.suppress(json.JSONDecodeError):
-                event = json.loads(line)
-                if isinstance(event, dict):
-                    on_event(event)
-        code = process.wait()
-    except BaseException:
-        process.terminate()
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running: set[subprocess.Popen[str]] = set()
+        self._stopped = False
+
+    def run(
+        self,
+        arguments: Sequence[str],
+        environ: Mapping[str, str],
+        log: Path,
+        on_event: Callable[[dict[str, Any]], None],
+    ) -> tuple[int, str]:
+        """Runs a command to its end and passes each JSON line to `on_event`.
+
+        Returns the exit code and the last line of stderr. An interrupt stops the command too. Raises ProcessError if
+        commands were stopped before this one could start.
+        """
+        log.parent.mkdir(parents=True, exist_ok=True)
+        began = log.stat().st_size if log.exists() else 0
+        with log.open("a") as stderr:
+            process = self._start(arguments, environ, stderr)
+        assert process.stdout is not None
         try:
-            process.wait(15)
-        except subprocess.TimeoutExpired:
-            process.kill()
-        raise
-    with log.open() as text:
-        text.seek(began)
-        lines = [line.strip() for line in text if line.strip()]
-    return code, lines[-1] if lines else ""
+            for line in process.stdout:
+                with contextlib.suppress(json.JSONDecodeError):
+                    event = json.loads(line)
+                    if isinstance(event, dict):
+                        on_event(event)
+            code = process.wait()
+        except BaseException:
+            _end(process)
+            raise
+        finally:
+            with self._lock:
+                self._running.discard(process)
+        with log.open() as text:
+            text.seek(began)
+            lines = [line.strip() for line in text if line.strip()]
+        return code, lines[-1] if lines else ""
+
+    def stop(self) -> None:
+        """Ends the commands in progress, and lets none start until `resume`."""
+        with self._lock:
+            self._stopped = True
+            running = list(self._running)
+        for process in running:
+            _end(process)
+
+    def resume(self) -> None:
+        self._stopped = False
+
+    def _start(self, arguments: Sequence[str], environ: Mapping[str, str], stderr: IO[str]) -> "subprocess.Popen[str]":
+        with self._lock:
+            if self._stopped:
+                raise ProcessError(f"{arguments[0]} was not started: the loop is stopping")
+            process = subprocess.Popen(
+                _trainspan(arguments),
+                env=dict(environ),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
+                start_new_session=True,
+                preexec_fn=_end_with_parent,  # noqa: PLW1509 - it only makes a system call
+            )
+            self._running.add(process)
+            return process
+
+
+def _end(process: "subprocess.Popen[str]") -> None:
+    """Sends SIGTERM, then SIGKILL."""
+    process.terminate()
+    try:
+        process.wait(_STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()

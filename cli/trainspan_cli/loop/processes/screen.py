@@ -37,8 +37,9 @@ class Screen:
         self._console = console
         self._title = title
         self._began = time.monotonic()
-        self._stage, self._stage_began = "starting", self._began
-        self._round = ""
+        self._stage = "starting"
+        self._collecting, self._collecting_round, self._collecting_began = "", 0, self._began
+        self._round, self._round_text = 0, ""
         self._version: int | None = None
         self._progress: dict[str, Any] = {}
         self._rounds: list[dict[str, Any]] = []
@@ -55,19 +56,31 @@ class Screen:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stage = "done" if value is None else "stopped"
-        self._progress = {}
+        self._collecting, self._progress = "", {}
         if self._live:
             self._live.stop()
 
     # Calls by the loop
 
     def stage(self, name: str) -> None:
-        self._stage, self._stage_began, self._progress = name, time.monotonic(), {}
-        if self._live is None and not self._round:
+        """Shows what the loop does besides rollouts; empty if nothing."""
+        self._stage = name
+        self._announce(name)
+
+    def collecting(self, name: str, round_: int) -> None:
+        """Shows which rollouts run, possibly of a later round than the one in training; empty if none."""
+        self._collecting, self._collecting_round, self._collecting_began = name, round_, time.monotonic()
+        self._progress = {}
+        if name:
+            self._stage = "" if self._stage != "training" else self._stage
+            self._announce(name)
+
+    def _announce(self, name: str) -> None:
+        if self._live is None and not self._round and name:
             self._console.print(f"{self._clock()} {name}", markup=False, highlight=False, soft_wrap=True)
 
     def round(self, round_: int, rounds: int) -> None:
-        self._round = f"round {round_} of {rounds}"
+        self._round, self._round_text = round_, f"round {round_} of {rounds}"
 
     def policy(self, version: int | None) -> None:
         self._version = version if version is not None else self._version
@@ -98,7 +111,7 @@ class Screen:
         head = Table.grid(expand=True)
         head.add_column()
         head.add_column(justify="right")
-        where = " · ".join(part for part in (self._round, self._stage) if part)
+        where = " · ".join(part for part in (self._round_text, self._stage, self._rollouts()) if part)
         version = "" if self._version is None else f"policy version {self._version}"
         head.add_row(Text(where, style="bold"), Text(f"{version}   {self._clock()}"))
         parts: list[Any] = [head]
@@ -109,12 +122,18 @@ class Screen:
         parts += [Text(note, style="red" if note.startswith("ALARM") else "yellow") for note in self._notes]
         return Panel(Group(*parts), title=Text(self._title), border_style="cyan")
 
+    def _rollouts(self) -> str:
+        ahead = self._collecting_round > self._round and self._round
+        return (
+            f"{self._collecting} of round {self._collecting_round}" if ahead and self._collecting else self._collecting
+        )
+
     def _progress_line(self) -> Table:
         event = self._progress
         grid = Table.grid(padding=(0, 2))
         done, total = int(event.get("done", 0)), max(1, int(event.get("total", 1)))
         reward = event.get("mean_reward")
-        elapsed = max(1e-3, time.monotonic() - self._stage_began)
+        elapsed = max(1e-3, time.monotonic() - self._collecting_began)
         text = f"{done}/{total} done, {event.get('failed', 0)} failed, {done / elapsed:.0f}/s"
         text += f", mean reward {reward:.2f}" if reward is not None else ""
         grid.add_row(ProgressBar(total=total, completed=done, width=30), Text(text))

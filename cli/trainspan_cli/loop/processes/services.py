@@ -2,6 +2,7 @@
 
 import os
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -27,6 +28,7 @@ class Services:
         self._folder = folder
         self._screen = screen
         self._running: list[Service] = []
+        self._restarting = threading.Lock()
         self._trainer: Service | None = None
         self.config = ["--config", str(config)] if config else []
         self.devices = Devices.of(settings.loop, os.environ)
@@ -86,11 +88,12 @@ class Services:
 
     def keep_alive(self) -> None:
         """Restarts services that exited. Raises ProcessError after too many restarts."""
-        for service in self._running:
-            if service.keep_alive():
-                self._screen.note(f"{service.name} exited unexpectedly and was restarted")
-                if service.name == "policy server":
-                    service.wait_until(self.policy.is_healthy, self._settings.loop.ready_timeout_s)
+        with self._restarting:
+            for service in self._running:
+                if service.keep_alive():
+                    self._screen.note(f"{service.name} exited unexpectedly and was restarted")
+                    if service.name == "policy server":
+                        service.wait_until(self.policy.is_healthy, self._settings.loop.ready_timeout_s)
 
     def stop(self) -> None:
         """Stops all services, the last started first."""

@@ -5,13 +5,13 @@ import queue
 import shlex
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from trainspan_cli.loop.checks.integrity import stage_checks
 from trainspan_cli.loop.checks.stage_counts import StageMeter
-from trainspan_cli.loop.processes.child_processes import run_command
+from trainspan_cli.loop.processes.child_processes import Commands
 from trainspan_cli.loop.processes.screen import Screen
 from trainspan_cli.loop.processes.services import Services
 from trainspan_cli.loop.state.run_folder import RunFolder
@@ -20,7 +20,7 @@ from trainspan_schemas.artifacts.dataset import dataset_dir, manifest_path
 from trainspan_schemas.config.settings import Settings
 from trainspan_schemas.errors import ProcessError
 
-__all__ = ["Built", "Collected", "Stages"]
+__all__ = ["Collected", "Stages"]
 
 NOTHING_TO_TRAIN = 3
 """Exit code of `trainspan dataset` if there is nothing to train on."""
@@ -37,24 +37,29 @@ class Collected:
     is_stored: bool
     """Whether the collector has every rollout."""
 
-
-@dataclass(frozen=True, slots=True)
-class Built:
-    """The result of one `trainspan dataset`."""
-
-    seconds: float
-    nothing: dict[str, Any] | None = None
-    """Set if there is no dataset because nothing can be trained: the reason as `nothing_to_train`, and the figures."""
+    def record(self) -> dict[str, Any]:
+        return asdict(self)
 
 
 class Stages:
-    """Runs one stage at a time against the services of a run. Every method raises ProcessError if a command fails."""
+    """Runs the stages of rounds against the services of a run. Every method raises ProcessError if a command fails.
+
+    Different stages may run at the same time, from different threads; only one may collect.
+    """
 
     def __init__(self, settings: Settings, services: Services, folder: RunFolder, screen: Screen) -> None:
         self._settings = settings
         self._services = services
         self._folder = folder
         self._screen = screen
+        self._commands = Commands()
+
+    def stop(self) -> None:
+        """Ends the commands in progress, and lets none start until `resume`."""
+        self._commands.stop()
+
+    def resume(self) -> None:
+        self._commands.resume()
 
     def collect(self, tasks: Path, round_: int, split: str, n: int) -> Collected:
         """Runs the agent `n` times on each task of a file and collects the counts from all sources."""
@@ -95,12 +100,12 @@ class Stages:
         checks = [check.record() for check in stage_checks(counts)]
         return Collected(result, checks, time.monotonic() - began, counts.stored_rollouts >= counts.rollouts)
 
-    def dataset(self, round_: int, *, are_stored: bool) -> Built:
+    def dataset(self, round_: int, *, are_stored: bool) -> dict[str, Any] | None:
         """Builds the round's dataset, which the trainer picks up at once.
 
-        The runner has ended: if all of its rollouts `are_stored`, incomplete groups do not wait.
+        Returns None, or, if there is no dataset because nothing can be trained, the reason as `nothing_to_train`, and the
+        figures. The runner has ended: if all of its rollouts `are_stored`, incomplete groups do not wait.
         """
-        began = time.monotonic()
         if self._settings.serving.sleep:
             self._services.policy.sleep()
         arguments = ["--store", str(self._services.store), "--out", str(self._folder.datasets)]
@@ -109,9 +114,7 @@ class Stages:
             arguments += ["--group-wait-s", "0"]
         summary: dict[str, Any] = {}
         code, message = self._command("dataset", arguments, [], summary.update, admitted=(0, NOTHING_TO_TRAIN))
-        if code == NOTHING_TO_TRAIN:
-            return Built(time.monotonic() - began, {"nothing_to_train": message, **summary})
-        return Built(time.monotonic() - began)
+        return {"nothing_to_train": message, **summary} if code == NOTHING_TO_TRAIN else None
 
     def trained(self, round_: int) -> dict[str, Any]:
         """Waits for the trainer's event for the round's dataset, which the trainer finds by itself.
@@ -156,7 +159,7 @@ class Stages:
         services.keep_alive()
         log = self._folder.logs / f"{name}.log"
         whole = [name, *arguments, *services.config, "--format", "json", *target]
-        code, message = run_command(whole, services.environ, log, on_event)
+        code, message = self._commands.run(whole, services.environ, log, on_event)
         message = message.removeprefix("trainspan: ")
         if code not in admitted:
             raise ProcessError(f"{name} failed: {message} (log: {log})")

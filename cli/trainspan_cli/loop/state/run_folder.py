@@ -57,9 +57,10 @@ class RunFolder(RunFiles):
 
     def write(self, name: str, value: Mapping[str, Any]) -> None:
         """Replaces a JSON file atomically."""
-        temporary = self.path / f".{name}.tmp"
+        path = self.path / name
+        temporary = path.with_name(f".{path.name}.tmp")
         temporary.write_text(json.dumps(value, indent=2, default=str) + "\n")
-        temporary.replace(self.path / name)
+        temporary.replace(path)
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Appends a record to `rounds.jsonl`, after a line break if a kill cut off the last line."""
@@ -89,6 +90,15 @@ class RunFolder(RunFiles):
             if entry.get("event") in ("aborted", "refused"):
                 return {"error": reason}
         return None
+
+    def keep_sampled(self, round_: int, collected: Mapping[str, Any]) -> None:
+        """Keeps the figures of a round's rollouts until the round is recorded, also over a kill."""
+        (self.path / "sampled").mkdir(exist_ok=True)
+        self.write(_sampled_name(round_), collected)
+
+    def sampled(self, round_: int) -> dict[str, Any] | None:
+        """What `keep_sampled` kept."""
+        return self.read(_sampled_name(round_)) or None
 
     def keep_best(self, checkpoint: str, record: Mapping[str, Any]) -> None:
         """Keeps a checkpoint as `best/<name>` (as hard links, which survive pruning) in place of the earlier best."""
@@ -126,6 +136,10 @@ def newest_unfinished(settings: Mapping[str, Any]) -> RunFolder | None:
     run = folder.read("run.json")
     same = json.loads(json.dumps(settings, default=str)) == run.get("settings")
     return folder if run.get("status") == "running" and same else None
+
+
+def _sampled_name(round_: int) -> str:
+    return f"sampled/round-{round_:04d}.json"
 
 
 def _locks(file: TextIO) -> bool:

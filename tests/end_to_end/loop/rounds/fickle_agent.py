@@ -1,5 +1,6 @@
 """An agent with rewards planned by a test: a file has one line per round."""
 
+import asyncio
 import os
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,19 @@ async def solve_or_find_nobody(task: dict[str, Any]) -> float:
     await client.chat.completions.create(
         model="policy", messages=[{"role": "user", "content": str(task["input"])}], max_tokens=8
     )
+    with Path(os.environ["FICKLE_COUNT"]).open("ab") as file:
+        file.write(b".")
+        return float(file.tell() % 2)
+
+
+async def solve_slowly(task: dict[str, Any]) -> float:
+    """Calls seven times in six seconds, so that a swap comes in between; rewards are 0 and 1 in turn."""
+    client = AsyncOpenAI()
+    for turn in range(7):
+        await asyncio.sleep(1 if turn else 0)
+        await client.chat.completions.create(
+            model="policy", messages=[{"role": "user", "content": f"{task['input']} {turn}"}], max_tokens=8
+        )
     with Path(os.environ["FICKLE_COUNT"]).open("ab") as file:
         file.write(b".")
         return float(file.tell() % 2)

@@ -1,0 +1,134 @@
+"""The rollouts of rounds and their datasets, ahead of training."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, ParamSpec
+
+from trainspan_cli.loop.processes.screen import Screen
+from trainspan_cli.loop.processes.stages import Collected, Stages
+from trainspan_cli.loop.state.run_folder import RunFolder
+from trainspan_cli.loop.state.task_pool import TaskPool
+from trainspan_schemas.artifacts.dataset import dataset_dir
+from trainspan_schemas.config.settings import Settings
+from trainspan_schemas.errors import ConfigError
+
+__all__ = ["RoundSampler", "SampledRound", "check_overlap"]
+
+P = ParamSpec("P")
+
+
+def check_overlap(settings: Settings) -> None:
+    """Raises ConfigError if rollouts cannot run ahead of training as far as the settings say."""
+    if settings.loop.overlap < 0:
+        raise ConfigError(f"loop.overlap = {settings.loop.overlap}: at least 0")
+    if settings.loop.overlap and settings.serving.sleep:
+        raise ConfigError("loop.overlap needs a server that answers during training: set serving.sleep = false")
+
+
+@dataclass(frozen=True, slots=True)
+class SampledRound:
+    """The rollouts of a round, with its dataset on disk, or `nothing` to train on and why."""
+
+    rollout: dict[str, Any] = field(default_factory=dict)
+    """The result of `trainspan rollout`; empty if it was lost with an interrupted loop."""
+    checks: Sequence[dict[str, Any]] = ()
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    nothing: dict[str, Any] | None = None
+
+
+class RoundSampler:
+    """Collects the rollouts of rounds in order, one round at a time, and builds their datasets meanwhile.
+
+    The trainer takes a dataset as soon as it is there. A validation needs the policy of its round, so the dataset of the
+    round after it is built only once the validation is done: until then, the trainer has nothing to swap in.
+    """
+
+    def __init__(self, settings: Settings, tasks: TaskPool, stages: Stages, folder: RunFolder, screen: Screen) -> None:
+        self._settings = settings
+        self._tasks = tasks
+        self._stages = stages
+        self._folder = folder
+        self._screen = screen
+        self._collecting = ThreadPoolExecutor(1, "collecting")
+        self._building = ThreadPoolExecutor(1, "building")
+        self._collected: dict[int, Future[Collected | None]] = {}
+        self._built: dict[int, Future[SampledRound]] = {}
+        self._begun: set[int] = set()
+        """Rounds whose rollouts began in this process, and that were not taken yet."""
+        self._newest = 0
+
+    def is_followed_by_validation(self, round_: int) -> bool:
+        """Whether a validation comes between this round and the next."""
+        loop = self._settings.loop
+        return bool(loop.eval_every) and round_ % loop.eval_every == 0 and round_ < loop.rounds
+
+    def begin_up_to(self, round_: int) -> None:
+        """Queues the rollouts of all rounds up to this one, except those on record."""
+        done = {record["round"] for record in self._folder.records() if record["kind"] == "round"}
+        for next_ in range(self._newest + 1, round_ + 1):
+            self._newest = next_
+            if next_ in done:
+                continue
+            self._collected[next_] = self._collecting.submit(self._collect, next_)
+            if not self.is_followed_by_validation(next_ - 1):
+                self._built[next_] = self._building.submit(self._build, next_)
+
+    def take(self, round_: int) -> SampledRound:
+        """Waits for the round's rollouts and dataset. Raises what the stages raise."""
+        built = self._built.pop(round_, None)
+        sampled = built.result() if built else self._build(round_)
+        self._begun.discard(round_)
+        return sampled
+
+    def between_rounds(self, work: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Does `work` after the rollouts that are queued and before any others, and waits for it."""
+        self._collecting.submit(work, *args, **kwargs).result()
+
+    def stop(self) -> list[int]:
+        """Ends what is queued or in progress; returns the rounds whose rollouts began and were not taken.
+
+        No stage starts afterwards, until `Stages.resume`.
+        """
+        futures: list[Future[Any]] = [*self._built.values(), *self._collected.values()]
+        for future in futures:
+            future.cancel()
+        self._stages.stop()
+        for future in futures:
+            if not future.cancelled():
+                future.exception()
+        self._built.clear()
+        self._collected.clear()
+        return sorted(self._begun)
+
+    def close(self) -> None:
+        """Ends the threads; last of all, because the kernel ends processes with the thread that started them."""
+        self._building.shutdown()
+        self._collecting.shutdown()
+
+    def _collect(self, round_: int) -> Collected | None:
+        """The round's rollouts, also of an interrupted loop; None if only their dataset is left."""
+        if (known := self._folder.sampled(round_)) is not None:
+            return Collected(**known)
+        if dataset_dir(self._folder.datasets, round_).exists():
+            return None
+        loop = self._settings.loop
+        self._begun.add(round_)
+        self._screen.collecting("rollouts", round_)
+        name, seed = f"round-{round_:04d}", f"{loop.seed}-{round_}"
+        tasks = self._folder.draw_tasks(name, self._tasks, loop.tasks_per_round, seed)
+        collected = self._stages.collect(tasks, round_, "train", self._settings.rollouts.n)
+        self._folder.keep_sampled(round_, collected.record())
+        self._screen.collecting("", round_)
+        return collected
+
+    def _build(self, round_: int) -> SampledRound:
+        collected = self._collected.pop(round_).result()
+        if collected is None:
+            return SampledRound()
+        began, nothing = time.monotonic(), None
+        if not dataset_dir(self._folder.datasets, round_).exists():
+            nothing = self._stages.dataset(round_, are_stored=collected.is_stored)
+        seconds = {"rollouts": collected.seconds, "dataset": time.monotonic() - began}
+        return SampledRound(collected.result, collected.checks, seconds, nothing)

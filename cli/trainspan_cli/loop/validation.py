@@ -1,0 +1,93 @@
+"""Validations and the hard probe: held-out tasks rolled out under one policy."""
+
+from typing import Any, Literal
+
+from trainspan_cli.loop.checks.pass_at import pass_at
+from trainspan_cli.loop.checks.stopping import best_validation
+from trainspan_cli.loop.processes.screen import Screen
+from trainspan_cli.loop.processes.services import Services
+from trainspan_cli.loop.processes.stages import Stages
+from trainspan_cli.loop.state.run_folder import RunFolder
+from trainspan_cli.loop.state.task_pool import LoopTasks, TaskPool
+from trainspan_schemas.config.settings import Settings
+from trainspan_schemas.intervals import Estimate
+
+__all__ = ["Validation"]
+
+EvalName = Literal["validation", "probe"]
+
+
+class Validation:
+    """The validations of one run, each recorded once. No other rollouts and no swap may happen meanwhile."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        tasks: LoopTasks,
+        services: Services,
+        stages: Stages,
+        folder: RunFolder,
+        screen: Screen,
+    ) -> None:
+        self._settings = settings
+        self._tasks = tasks
+        self._services = services
+        self._stages = stages
+        self._folder = folder
+        self._screen = screen
+
+    def run(self, round_: int, count: int, *, probe: bool = False) -> None:
+        """Runs the validation after `round_`, and with `probe` the hard probe, unless they are recorded already."""
+        loop = self._settings.loop
+        named: list[tuple[EvalName, TaskPool]] = [("validation", self._tasks.val)]
+        if probe and self._tasks.probe:
+            named.append(("probe", self._tasks.probe))
+        on_record = {
+            (record["name"], record["round"], record["tasks"])
+            for record in self._folder.records()
+            if record["kind"] == "eval"
+        }
+        for name, pool in named:
+            drawn = min(count, len(pool))
+            if not drawn or (name, round_, drawn) in on_record:
+                continue
+            self._screen.collecting("validation" if name == "validation" else "hard probe", round_)
+            tasks = self._folder.draw_tasks(f"{name}-{round_:04d}-{drawn}", pool, count, f"{loop.seed}-{name}-{count}")
+            collected = self._stages.collect(tasks, round_, "val", loop.eval_n)
+            self._screen.collecting("", round_)
+            served = self._services.policy.policy()
+            record = {
+                "kind": "eval",
+                "name": name,
+                "round": round_,
+                "policy_version": served["version"],
+                "tasks": drawn,
+                **self._measured(round_),
+                "status": collected.result["status"],
+                "calls": collected.result["calls"],
+                "seconds": collected.seconds,
+                "checks": collected.checks,
+            }
+            self._folder.append(record)
+            self._screen.record(record)
+            *_, last = records = self._folder.records()
+            if (
+                best_validation(records) is last
+                and loop.keep_best
+                and (self._folder.checkpoints / served["checkpoint"]).is_dir()
+            ):
+                self._folder.keep_best(served["checkpoint"], record)
+
+    def _measured(self, round_: int) -> dict[str, Any]:
+        """The estimate of the last validation, and pass@k if each task was rolled out several times.
+
+        It is computed from the runner's ledger, so that it includes no rewards from outside the validation.
+        """
+        from trainspan_rollouts.run_ledger import ledger_file, task_rewards
+
+        rewards = task_rewards(ledger_file(self._folder.run_id, round_, "val")).values()
+        record = Estimate.of(rewards).record()
+        if self._settings.loop.eval_n > 1:
+            solved = self._settings.loop.success_reward
+            record["pass_at"] = pass_at([[value >= solved for value in values] for values in rewards])
+        return record

@@ -1,0 +1,173 @@
+"""Rollouts ahead of training: their order, how far they run ahead, and what is left if the loop stops."""
+
+import dataclasses
+import io
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from trainspan_cli.loop.processes.screen import Screen
+from trainspan_cli.loop.processes.stages import Collected
+from trainspan_cli.loop.sampling import RoundSampler, check_overlap
+from trainspan_cli.loop.state.run_folder import RunFolder
+from trainspan_cli.loop.state.task_pool import TaskPool
+from trainspan_schemas.artifacts.dataset import dataset_dir
+from trainspan_schemas.config.loop import LoopSettings
+from trainspan_schemas.config.settings import Settings
+from trainspan_schemas.errors import ConfigError, ProcessError
+
+WAIT_S = 10.0
+
+
+class RecordedStages:
+    """Stages that only note when they begin and end; rollouts of a round in `slow` wait until they are let go."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+        self.events: list[str] = []
+        self.slow: dict[int, threading.Event] = {}
+        self.nothing: set[int] = set()
+        self._stopped = threading.Event()
+
+    def collect(self, tasks: Path, round_: int, split: str, n: int) -> Collected:
+        self.events.append(f"collect {round_}")
+        while round_ in self.slow and not self.slow[round_].wait(0.01):
+            if self._stopped.is_set():
+                raise ProcessError("stopped")
+        self.events.append(f"collected {round_}")
+        return Collected({"total": n}, [{"name": "counted", "ok": True, "detail": split}], 1.0, is_stored=True)
+
+    def dataset(self, round_: int, *, are_stored: bool) -> dict[str, Any] | None:
+        assert are_stored
+        self.events.append(f"dataset {round_}")
+        if round_ in self.nothing:
+            return {"nothing_to_train": "equal rewards"}
+        dataset_dir(self._folder.datasets, round_).mkdir(parents=True)
+        return None
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+
+class World:
+    """A sampler on recorded stages."""
+
+    def __init__(self, tmp_path: Path, eval_every: int = 0) -> None:
+        tasks = tmp_path / "tasks.jsonl"
+        tasks.write_text('{"id": "a", "input": "1"}\n')
+        self.settings = dataclasses.replace(Settings(), loop=LoopSettings(rounds=9, eval_every=eval_every))
+        self.folder = RunFolder.create({})
+        self.pool = TaskPool(tasks, "train")
+        self.screen = Screen(Console(file=io.StringIO()), "run")
+        self.opened: list[RoundSampler] = []
+
+    def start(self) -> tuple[RoundSampler, RecordedStages]:
+        stages = RecordedStages(self.folder)
+        sampler = RoundSampler(self.settings, self.pool, stages, self.folder, self.screen)  # type: ignore[arg-type]
+        self.opened.append(sampler)
+        return sampler, stages
+
+    def record(self, round_: int) -> None:
+        self.folder.append({"kind": "round", "round": round_})
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    monkeypatch.setenv("TRAINSPAN_HOME", str(tmp_path))
+    world = World(tmp_path)
+    yield world
+    for sampler in world.opened:
+        sampler.stop()
+        sampler.close()
+
+
+def until(stages: RecordedStages, event: str) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while event not in stages.events:
+        assert time.monotonic() < deadline, f"no {event!r} in {stages.events}"
+        time.sleep(0.005)
+
+
+def test_a_round_is_collected_while_the_one_before_is_trained(world: World) -> None:
+    sampler, stages = world.start()
+    stages.slow = {3: threading.Event()}
+    sampler.begin_up_to(2)
+    first = sampler.take(1)
+    assert (first.rollout, first.nothing, list(first.seconds)) == ({"total": 8}, None, ["rollouts", "dataset"])
+    assert first.checks == [{"name": "counted", "ok": True, "detail": "train"}]
+    until(stages, "collected 2")
+    assert "collect 3" not in stages.events, "training of round 1 is not done"
+    world.record(1)
+    sampler.begin_up_to(3)
+    sampler.take(2)
+    until(stages, "collect 3")
+    assert "dataset 2" in stages.events, "a dataset does not wait for the rollouts of the next round"
+    stages.slow[3].set()
+    assert sampler.take(3).rollout == {"total": 8}
+
+
+def test_a_validation_comes_between_rounds_and_before_the_next_dataset(tmp_path: Path, world: World) -> None:
+    world.settings = dataclasses.replace(world.settings, loop=LoopSettings(rounds=9, eval_every=2))
+    sampler, stages = world.start()
+    assert [round_ for round_ in range(1, 10) if sampler.is_followed_by_validation(round_)] == [2, 4, 6, 8]
+    for round_ in (1, 2):
+        sampler.begin_up_to(round_ + 1)
+        sampler.take(round_)
+        world.record(round_)
+    sampler.between_rounds(stages.events.append, "validation")
+    sampler.begin_up_to(4)
+    sampler.take(3)
+    sampler.take(4)
+    events = stages.events
+    assert events.index("collected 3") < events.index("validation") < events.index("dataset 3")
+    assert events.index("validation") < events.index("collect 4")
+
+
+def test_a_round_with_nothing_to_train_says_why(world: World) -> None:
+    sampler, stages = world.start()
+    stages.nothing = {1}
+    sampler.begin_up_to(1)
+    assert sampler.take(1).nothing == {"nothing_to_train": "equal rewards"}
+
+
+def test_a_restarted_loop_repeats_no_rollouts_that_were_collected(world: World) -> None:
+    sampler, stages = world.start()
+    stages.slow = {3: threading.Event()}
+    sampler.begin_up_to(3)
+    sampler.take(1)
+    world.record(1)
+    until(stages, "collect 3")
+    until(stages, "dataset 2")
+    assert sampler.stop() == [2, 3], "begun, and not trained"
+
+    again, stages = world.start()
+    again.begin_up_to(3)
+    assert again.take(2).rollout == {"total": 8}
+    assert again.take(3).rollout == {"total": 8}
+    assert stages.events == ["collect 3", "collected 3", "dataset 3"]
+
+
+def test_an_error_of_a_later_round_waits_until_that_round_is_taken(world: World) -> None:
+    sampler, stages = world.start()
+    stages.slow = {2: threading.Event()}
+    sampler.begin_up_to(2)
+    sampler.take(1)
+    until(stages, "collect 2")
+    stages.stop()
+    with pytest.raises(ProcessError, match="stopped"):
+        sampler.take(2)
+
+
+def test_settings_that_cannot_overlap_are_refused() -> None:
+    settings = Settings()
+    check_overlap(settings)
+    with pytest.raises(ConfigError, match=r"loop\.overlap = -1: at least 0"):
+        check_overlap(dataclasses.replace(settings, loop=LoopSettings(overlap=-1)))
+    asleep = dataclasses.replace(settings.serving, sleep=True)
+    with pytest.raises(ConfigError, match=r"set serving\.sleep = false"):
+        check_overlap(dataclasses.replace(settings, loop=LoopSettings(overlap=1), serving=asleep))
