@@ -23,6 +23,12 @@ def check_overlap(settings: Settings) -> None:
     """Raises ConfigError if rollouts cannot run ahead of training as far as the settings say."""
     if settings.loop.overlap < 0:
         raise ConfigError(f"loop.overlap = {settings.loop.overlap}: at least 0")
+    limit = settings.train.max_staleness
+    if limit is not None and limit < settings.loop.overlap:
+        raise ConfigError(
+            f"train.max_staleness = {limit} would drop calls that loop.overlap = {settings.loop.overlap} makes: "
+            "raise the one or lower the other"
+        )
     if settings.loop.overlap and settings.serving.sleep:
         raise ConfigError("loop.overlap needs a server that answers during training: set serving.sleep = false")
 

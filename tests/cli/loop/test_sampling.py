@@ -171,3 +171,7 @@ def test_settings_that_cannot_overlap_are_refused() -> None:
     asleep = dataclasses.replace(settings.serving, sleep=True)
     with pytest.raises(ConfigError, match=r"set serving\.sleep = false"):
         check_overlap(dataclasses.replace(settings, loop=LoopSettings(overlap=1), serving=asleep))
+    strict = dataclasses.replace(settings.train, max_staleness=1)
+    check_overlap(dataclasses.replace(settings, loop=LoopSettings(overlap=1), train=strict))
+    with pytest.raises(ConfigError, match=r"train\.max_staleness = 1 would drop calls that loop\.overlap = 2 makes"):
+        check_overlap(dataclasses.replace(settings, loop=LoopSettings(overlap=2), train=strict))

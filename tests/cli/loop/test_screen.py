@@ -87,3 +87,26 @@ def test_a_narrow_terminal_shows_fewer_columns_and_cuts_no_value(width: int) -> 
     assert " ".join(start[-4:]) == "0.200 [0.133, 0.289] ✓"
     assert {"0.250", "✗"} <= set(first)
     assert ("train s" in " ".join(heads)) == (width >= 120)
+
+
+def test_rollouts_that_run_ahead_are_shown_beside_training() -> None:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=100, color_system=None)
+    with Screen(console, "run") as screen:
+        screen.round(4, 20)
+        screen.collecting("rollouts", 4)
+        console.print(screen)
+        screen.collecting("rollouts", 5)
+        screen.stage("training")
+        console.print(screen)
+        screen.stage("")
+        screen.collecting("", 5)
+        screen.collecting("validation", 4)
+        console.print(screen)
+    shown = out.getvalue()
+    for head in (
+        "round 4 of 20 · rollouts  ",
+        "round 4 of 20 · training · rollouts of round 5  ",
+        "round 4 of 20 · validation  ",
+    ):
+        assert head in shown

@@ -25,14 +25,14 @@ async def solve_or_find_nobody(task: dict[str, Any]) -> float:
 
 
 async def solve_slowly(task: dict[str, Any]) -> float:
-    """Calls seven times in six seconds, so that a swap comes in between; rewards are 0 and 1 in turn."""
+    """Calls seven times in six seconds, so that a swap comes in between; the rewards of each task are 0 and 1 in turn."""
     client = AsyncOpenAI()
     for turn in range(7):
         await asyncio.sleep(1 if turn else 0)
         await client.chat.completions.create(
             model="policy", messages=[{"role": "user", "content": f"{task['input']} {turn}"}], max_tokens=8
         )
-    with Path(os.environ["FICKLE_COUNT"]).open("ab") as file:
+    with Path(f"{os.environ['FICKLE_COUNT']}-{task['id']}").open("ab") as file:
         file.write(b".")
         return float(file.tell() % 2)
 
