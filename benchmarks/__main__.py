@@ -30,6 +30,7 @@ BY_NAME = (
     "checkpointing",
     "filling",
     "fitting",
+    "overlap",
     "reading",
     "sampling",
     "stored_spans",

@@ -1,0 +1,19 @@
+"""The shopping agent, whose calculator takes as long as a slow tool does: `OVERLAP_WAIT_S` seconds before its last call."""
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "shop"))
+
+from agent import solve as solve_at_once
+
+_WAIT_S = float(os.environ["OVERLAP_WAIT_S"])
+
+
+async def solve(task: dict[str, Any]) -> str:
+    answer = await solve_at_once(task)
+    await asyncio.sleep(_WAIT_S)
+    return answer
