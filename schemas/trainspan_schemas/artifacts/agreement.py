@@ -6,10 +6,11 @@ also differ by the policy's own movement, which the trainer measures at the end 
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
-__all__ = ["LIMITS", "Agreement", "is_exact", "limit_of"]
+__all__ = ["LIMITS", "Agreement", "applied_limit", "is_exact", "limit_of"]
 
 LIMITS: Final = {"float32": 3e-5, "bfloat16": 0.1}
 """Maximum mean |Δ| by the coarser of the two dtypes; float16 counts as bfloat16. Measured: see docs/decisions.md."""
@@ -51,7 +52,7 @@ class Agreement:
 
     @property
     def stale_limit(self) -> float | None:
-        """Limit of the mean for calls of earlier versions, whose k3 outlier tokens dominate."""
+        """Limit of the mean for calls of earlier versions, whose k3 outlier tokens dominate; None if it is unknown."""
         return None if self.moved is None else self.limit + MOVEMENT_SLACK * self.moved
 
     @property
@@ -74,6 +75,13 @@ class Agreement:
             return f"mean |Δlogp| {self.mean:.2g}, not judged: calls of earlier versions; {where}"
         limit = f"limit {self.stale_limit:.2g}: the policy moved by {self.moved:.2g} since these calls"
         return f"mean |Δlogp| {self.mean:.2g} ({limit}), {where}"
+
+
+def applied_limit(reported: Mapping[str, Any]) -> float | None:
+    """The limit of the mean in a round's record of its `Agreement`; None if the round was not judged."""
+    fields = {"mean": None, "k3": None, "server_dtype": None, "trainer_dtype": "", **reported}
+    agreement = Agreement(**fields)
+    return agreement.limit if agreement.fresh else agreement.stale_limit
 
 
 def _within(value: float | None, limit: float) -> bool:

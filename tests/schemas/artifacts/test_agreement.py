@@ -1,8 +1,10 @@
 """Agreement of server and trainer, by their dtypes and by the freshness of the data."""
 
+from dataclasses import asdict
+
 import pytest
 
-from trainspan_schemas.artifacts.agreement import Agreement, is_exact, limit_of
+from trainspan_schemas.artifacts.agreement import Agreement, applied_limit, is_exact, limit_of
 
 
 @pytest.mark.parametrize(
@@ -50,3 +52,11 @@ def test_without_a_known_movement_calls_of_earlier_versions_are_not_judged() -> 
     stale = agreement(0.3, 0.2, fresh=False)
     assert not stale.mismatch
     assert "not judged" in str(stale)
+
+
+def test_a_record_names_the_limit_that_it_was_judged_by() -> None:
+    assert applied_limit(asdict(agreement(0.02, 0.001))) == 0.1
+    assert applied_limit(asdict(Agreement(0.25, 0.2, 0.1, False, "bfloat16", "bfloat16", moved=0.1))) == pytest.approx(
+        0.3
+    )
+    assert applied_limit(asdict(agreement(0.3, 0.2, fresh=False))) is None

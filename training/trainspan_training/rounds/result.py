@@ -22,6 +22,7 @@ _SHARED = (
     "entropy",
     "reward_mean",
     "learning_rate",
+    "staleness_mean",
 )
 
 

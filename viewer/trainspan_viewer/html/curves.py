@@ -48,7 +48,6 @@ def chart(
     caption: str,
     curves: Sequence[Curve],
     *,
-    limit: float | None = None,
     limits: tuple[float, float] | None = None,
     is_log: bool = False,
     x_name: str = "round",
@@ -56,7 +55,7 @@ def chart(
 ) -> Element | None:
     """The curves over a common x axis; None if there is no finite value.
 
-    `x_name` is written below the x axis. `limit` is drawn as a dashed line. `limits` are the ends of the y axis, else those of
+    `x_name` is written below the x axis. `limits` are the ends of the y axis, else those of
     the values. With `is_log`, values of 0 or less are left out.
     """
     shown = [
@@ -71,7 +70,6 @@ def chart(
     left, right = _ends(point.x for point in every)
     values = [value for point in every for value in (point.y, point.low, point.high) if value is not None]
     values = [value for value in values if abs(value) <= MOST and (value >= 1 / MOST or not is_log)]
-    values += [limit] if limit is not None and limit <= 4 * max(map(abs, values)) else []
     low, high = limits or _ends(values, is_log=is_log)
 
     def x_of(value: float) -> float:
@@ -96,11 +94,6 @@ def chart(
     middle = (_LEFT + width - _RIGHT) // 2
     drawn.append(element("text", x_name, x=middle, y=height - 4, **{"text-anchor": "middle"}))
     drawn.append(element("line", class_="axis", x1=_LEFT, x2=width - _RIGHT, y1=height - _BOTTOM, y2=height - _BOTTOM))
-    if limit is not None and low <= limit <= high:
-        y = round(y_of(limit), 1)
-        line = element("line", class_="limit", x1=_LEFT, x2=width - _RIGHT, y1=y, y2=y)
-        line.append(element("title", f"limit {_short(limit)}"))
-        drawn.append(line)
     for color, name, points in shown:
         drawn += _curve(name, points, f"c{color % _COLORS}", x_of, y_of)
     svg = element(

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from trainspan_cli.loop.report.comparison import Band, Series, measured_in
+from trainspan_schemas.artifacts.agreement import applied_limit
 from trainspan_schemas.intervals import Estimate, measured
 
 __all__ = ["draw_comparison", "draw_curves"]
@@ -23,9 +24,10 @@ def draw_curves(records: Sequence[Record], path: Path, title: str) -> None:
     figure = Figure(figsize=(8, 5.6), layout="constrained")
     reward, difference = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
     shown = [record for record in rounds if record["rollout"].get("mean_reward") is not None]
-    # A round's rollouts come from the policy before its update, so they are plotted at that policy's validation.
+    # A round's rollouts come from the policy before its update, or from earlier ones if they ran ahead of training: they are
+    # plotted at that policy's validation.
     reward.plot(
-        [record["round"] - 1 for record in shown],
+        [record["round"] - 1 - (record["train"].get("staleness_mean") or 0) for record in shown],
         [record["rollout"]["mean_reward"] for record in shown],
         ".-",
         color=GRAY,
@@ -60,8 +62,13 @@ def draw_curves(records: Sequence[Record], path: Path, title: str) -> None:
         ".-",
         color=GREEN,
     )
-    for limit in {record["train"]["agreement"]["limit"] for record in agreed}:
-        difference.axhline(limit, color=RED, linewidth=0.8, linestyle="--")
+    difference.semilogy(
+        [record["round"] - 1 for record in agreed],
+        [applied_limit(record["train"]["agreement"]) or math.nan for record in agreed],
+        "_--",
+        color=RED,
+        linewidth=0.8,
+    )
     difference.set_ylabel("mean |Δlogp|\nserver − trainer", fontsize=8)
     _finish(figure, (reward, difference), path)
 

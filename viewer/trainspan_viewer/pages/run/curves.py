@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+from trainspan_schemas.artifacts.agreement import applied_limit
 from trainspan_schemas.intervals import Estimate, measured
 from trainspan_viewer.html.curves import Curve, Point, chart
 from trainspan_viewer.html.elements import Child, Element
@@ -25,8 +26,10 @@ def run_curves(run: RunRecords) -> list[Child]:
         _metric_chart("entropy (nats)", metrics, {"entropy": "entropy"}),
         chart(
             "mean |Δ log-probability|, server and trainer",
-            [Curve("mean", _points(rounds, lambda one: (one["train"].get("agreement") or {}).get("mean")), 2)],
-            limit=next((limit for one in reversed(rounds) if (limit := _limit(one)) is not None), None),
+            [
+                Curve("mean", _points(rounds, lambda one: (one["train"].get("agreement") or {}).get("mean")), 2),
+                Curve("limit", _points(rounds, _limit), 1),
+            ],
             is_log=True,
         ),
         _metric_chart("clipped share of tokens", metrics, {"clip_low": "low", "clip_high": "high"}),
@@ -48,7 +51,8 @@ def _success_chart(run: RunRecords) -> Element | None:
         for name, label, color in (("validation", "held-out tasks (95 %)", 0), ("probe", "hard probe (95 %)", 1))
         if (found := run.evals(name))
     ]
-    training = _points(run.rounds, lambda one: one["rollout"].get("mean_reward"), shift=-1)
+    rewarded = ((one, one["rollout"].get("mean_reward")) for one in run.rounds)
+    training = [Point(_sampled_after(one), reward) for one, reward in rewarded if reward is not None]
     measure = measured(one.estimate for one in (*run.evals(), *run.evals("probe")))
     within = measure == "success" and all(0 <= point.y <= 1 for point in training)
     return chart(
@@ -101,8 +105,13 @@ def _estimated(round_: int, estimate: Estimate) -> Point:
     return Point(round_, estimate.mean, low, high)
 
 
-def _points(rounds: Sequence[Record], value: Callable[[Record], float | None], shift: int = 0) -> list[Point]:
-    found = [(record["round"] + shift, value(record)) for record in rounds]
+def _sampled_after(record: Record) -> float:
+    """The round after which the policy of a round's rollouts was made, on average over their trained tokens."""
+    return float(record["round"] - 1 - (record["train"].get("staleness_mean") or 0))
+
+
+def _points(rounds: Sequence[Record], value: Callable[[Record], float | None]) -> list[Point]:
+    found = [(record["round"], value(record)) for record in rounds]
     return [Point(x, y) for x, y in found if y is not None]
 
 
@@ -115,8 +124,8 @@ def _metric_chart(caption: str, metrics: Mapping[int, Record], names: Mapping[st
 
 
 def _limit(record: Record) -> float | None:
-    limit = (record["train"].get("agreement") or {}).get("limit")
-    return None if limit is None else float(limit)
+    reported = record["train"].get("agreement")
+    return applied_limit(reported) if reported else None
 
 
 def _rate(rollout: Mapping[str, Any]) -> float | None:
