@@ -115,7 +115,10 @@ class Published:
 
 
 def open_published(path: Path) -> Published:
-    """The dataset at `path`, a folder such as `dataset/round-0003`. Raises UsageError if there is none."""
+    """The dataset at `path`, a folder such as `dataset/round-0003`.
+
+    Raises UsageError if there is none, DatasetError if its manifest cannot be read.
+    """
     said = manifest_path(path)
     try:
         manifest: dict[str, Any] = json.loads(said.read_text(encoding="utf-8"))
@@ -124,10 +127,12 @@ def open_published(path: Path) -> Published:
         hint = f"name one of its datasets, e.g. {inside[-1]}" if inside else f"there is no {said}"
         raise UsageError(f"no dataset at {path}: {hint}") from None
     except (OSError, ValueError) as error:
-        raise UsageError(f"{said} cannot be read: {error}") from error
+        raise DatasetError(f"{said} cannot be read: {error}") from error
+    if not isinstance(manifest, dict):
+        raise DatasetError(f"{said} cannot be read: it is not an object")
     if manifest.get("version") not in READABLE_VERSIONS:
         known = ", ".join(map(str, READABLE_VERSIONS))
-        raise UsageError(
+        raise DatasetError(
             f"{path} has dataset version {manifest.get('version')}, but this trainspan reads {known}: build it again"
         )
     return Published(path, manifest)

@@ -23,6 +23,7 @@ class CallAccount:
     """One model call: P prompt tokens, C completion tokens."""
 
     index: int
+    """Its number in the rollout: the call index, or the position if several choices of a request share one."""
     agent: str | None
     turn: int
     """Position among its agent's calls, from 0."""

@@ -28,7 +28,7 @@ from trainspan_schemas.telemetry import keys
 
 __all__ = ["describe_rollout", "greatest_ids"]
 
-_PLACE: Final = ("segment_id", "segment_pos", "prefix_len", "call_index")
+_PLACE: Final = ("segment_id", "segment_pos", "prefix_len")
 _EXCERPT: Final = 12
 """Tokens shown of each side at the point where two calls diverge."""
 
@@ -88,7 +88,8 @@ def greatest_ids(calls: pl.DataFrame) -> Iterator[int]:
 def _calls(evidence: Evidence, start_ns: int, decoder: Decoder | None, *, pieces: bool) -> list[CallAccount]:
     placed = [] if evidence.rows is None else evidence.rows.select(*SPAN_KEY, *_PLACE).to_dicts()
     rows = {(row["trace_id"], row["span_id"]): row for row in placed}
-    before = {(row["segment_id"], row["segment_pos"]): row["call_index"] for row in rows.values()}
+    index = evidence.call_index
+    before = {(row["segment_id"], row["segment_pos"]): index[key] for key, row in rows.items()}
     broken = _broken(evidence.rows, decoder)
     matches = {
         row[:2]: row[2:]

@@ -179,7 +179,7 @@ def _evidence(
     own_rows = None if rows is None else rows.filter(own)
     return Evidence(
         rollout=rollout.row(0, named=True),
-        calls=calls.filter(own),
+        calls=_numbered(calls.filter(own)),
         rows=None if own_rows is None or own_rows.is_empty() else own_rows,
         decided=inquiry.decided,
         traces=inquiry.traces,
@@ -187,6 +187,12 @@ def _evidence(
         settings=inquiry.settings,
         lacks=find_lacks(inquiry.source, inquiry.traces, rollout_id, attempt),
     )
+
+
+def _numbered(calls: pl.DataFrame) -> pl.DataFrame:
+    """One rollout's calls, each with a number of its own: several choices of one request have the same call index."""
+    shared = calls["call_index"].is_duplicated().any()
+    return calls.with_columns(pl.col("position").cast(pl.Int32).alias("call_index")) if shared else calls
 
 
 def _with_tokens(calls: pl.DataFrame, payload: pl.DataFrame) -> pl.DataFrame:

@@ -36,10 +36,10 @@ class RunFiles:
         try:
             with (self.path / "lock").open() as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except FileNotFoundError:
-            return False
         except BlockingIOError:
             return True
+        except OSError:  # no lock, or none that can be read
+            return False
         return False
 
     def read(self, name: str) -> dict[str, Any]:

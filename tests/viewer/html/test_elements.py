@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.viewer.support.world import EVIL
+from trainspan_viewer.html.charts import dots
 from trainspan_viewer.html.curves import Curve, Point, chart
 from trainspan_viewer.html.document import Page, served, standalone
 from trainspan_viewer.html.elements import element, link, table
@@ -100,6 +101,18 @@ def test_a_chart_draws_finite_values_and_tells_them() -> None:
     assert almost is not None
     assert chart("none", [Curve("a", [Point(0, float("inf"))])]) is None
     assert chart("log", [Curve("a", [Point(0, 0.0), Point(1, -1.0)])], is_log=True) is None
+
+
+def test_a_chart_names_its_own_axis() -> None:
+    made = chart("spans", [Curve("a", [Point(1, 2.0), Point(2, 3.0)])], x_name="minute")
+    text = "".join(made.itertext()) + str([one.attrib for one in made.iter()])  # type: ignore[union-attr]
+    assert "a, minute 1: 2" in text
+    assert "round" not in text
+
+
+def test_rewards_of_any_size_can_be_dots() -> None:
+    made = dots([(reward, "/", "r", True) for reward in (-1e308, 0.0, 1e308, 1.0)], (-1e308, 1e308), "rewards")
+    assert len(made.findall(".//circle")) == 2
 
 
 @given(st.lists(st.tuples(st.floats(-1e9, 1e9), st.floats(-1e9, 1e9)), min_size=1, max_size=20), st.booleans())

@@ -22,6 +22,7 @@ from trainspan_viewer.queries.params import Params
 from trainspan_viewer.queries.questions.links import Links
 from trainspan_viewer.queries.rollout.alignment import align, by_turn, first_divergence
 from trainspan_viewer.queries.rollout.conversation import MOST_CHARACTERS, Text, shared_lengths, steps_of, text_of
+from trainspan_viewer.queries.rollout.group import find_contradiction
 from trainspan_viewer.queries.rollout.rollout import STEPS, RolloutModel
 from trainspan_viewer.queries.rollout.tokens import Overlay, TokensModel
 from trainspan_viewer.queries.rollout.what_if import WhatIf
@@ -278,6 +279,28 @@ def test_every_call_has_one_row_and_the_first_rollouts_keep_their_order(names: l
     for agent in "pcr":
         turns = [number for name, number in rows if name == agent]
         assert turns == sorted(turns)
+
+
+def test_choices_of_one_request_each_have_a_row() -> None:
+    first = [call(0, [1], [2], turn=0), call(1, [1], [3], turn=0), call(2, [1, 2, 4], [5], turn=1)]
+    rows = by_turn(first)
+    assert [found.index for found in rows.values()] == [0, 2, 1], "the further choice comes last"
+    assert align([first, first]) == list(rows)
+
+
+def test_answers_too_long_to_compare_by_eye_contradict_nothing() -> None:
+    class Words:
+        def text(self, ids: list[int]) -> str:
+            return " ".join(map(str, ids))
+
+    decoder: Any = Words()
+    pair = [rollout(call(0, [1], [token] * 4001), name=str(token)) for token in (5, 6)]
+    judged = [
+        replace(one, credit=replace(one.credit, reward=reward)) for one, reward in zip(pair, (0.0, 1.0), strict=True)
+    ]
+    assert find_contradiction(judged, decoder) is None
+    short = [replace(one, calls=[call(0, [1], [5])]) for one in judged]
+    assert find_contradiction(short, decoder) is not None
 
 
 def test_gaps_are_the_times_at_which_nothing_ran() -> None:

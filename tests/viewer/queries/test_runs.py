@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from trainspan_schemas.artifacts.run_files import RunFiles
 from trainspan_schemas.config.settings import Settings
 from trainspan_viewer.html.document import served, standalone
@@ -14,11 +16,21 @@ from trainspan_viewer.queries.datasets.listing import load_datasets
 from trainspan_viewer.queries.params import Params
 from trainspan_viewer.queries.places import Places
 from trainspan_viewer.queries.run import load_run
-from trainspan_viewer.queries.runs import load_runs, read_run
+from trainspan_viewer.queries.runs import RunError, load_runs, read_run
 from trainspan_viewer.queries.sources import Sources
 from trainspan_viewer.queries.store import StoreReader
 
-FINE = {"kind": "eval", "name": "validation", "round": 0, "checks": [], "n": 1, "mean": 1.0, "deviation": None}
+FINE = {
+    "kind": "eval",
+    "name": "validation",
+    "round": 0,
+    "policy_version": 0,
+    "status": {"ok": 1},
+    "checks": [],
+    "n": 1,
+    "mean": 1.0,
+    "deviation": None,
+}
 
 
 def test_a_damaged_run_or_dataset_is_named_and_the_others_are_shown(tmp_path: Path) -> None:
@@ -34,18 +46,36 @@ def test_a_damaged_run_or_dataset_is_named_and_the_others_are_shown(tmp_path: Pa
         folder.mkdir(parents=True)
         (folder / "run.json").write_text('{"status": ' if name == "2-half" else '{"status": "finished"}')
         (folder / "rounds.jsonl").write_bytes(text.encode(errors="surrogateescape"))
-    dataset = tmp_path / "dataset" / "round-0001"
-    dataset.mkdir(parents=True)
-    (dataset / "manifest.json").write_text('{"version": 999}')
+    (tmp_path / "runs" / "6-lock" / "lock").mkdir(parents=True)
+    (tmp_path / "runs" / "6-lock" / "run.json").write_text('{"status": "finished"}')
+    (tmp_path / "runs" / "7-file").mkdir()
+    (tmp_path / "runs" / "7-file" / "run.json").write_text("{}")
+    (tmp_path / "runs" / "7-file" / "checkpoints").write_text("")
+    (tmp_path / "runs" / "8-array").mkdir()
+    (tmp_path / "runs" / "8-array" / "run.json").write_text("[]")
+    for name, manifest in (("round-0001", '{"version": 999}'), ("round-0002", "null")):
+        dataset = tmp_path / "dataset" / name
+        dataset.mkdir(parents=True)
+        (dataset / "manifest.json").write_text(manifest)
     sources = Sources(Places("none", tmp_path / "runs", tmp_path / "dataset"), StoreReader("none"), Settings())
     params = Params("/", {}, {})
     model = load_runs(sources, params)
-    assert [run.run_id for run in model.runs if run.error] == ["4-list", "3-bare", "2-half"]
+    assert [run.run_id for run in model.runs if run.error] == ["8-array", "7-file", "4-list", "3-bare", "2-half"]
     assert all(run.error.startswith("cannot be read") for run in model.runs if run.error)
-    assert [len(run.validations) for run in model.runs if not run.error] == [1, 1]
+    assert [len(run.validations) for run in model.runs if not run.error] == [0, 1, 1]
     assert render_runs(model).body
+    for run in model.runs:
+        page = Params(f"/runs/{run.run_id}", {"run": run.run_id}, {})
+        if run.error:
+            with pytest.raises(RunError, match="cannot be read"):
+                load_run(sources, page)
+        else:
+            assert render_run(load_run(sources, page)).body
     datasets = load_datasets(sources, params)
-    assert [row.place.name for row in datasets.datasets if "cannot be read" in row.error] == ["round-0001"]
+    assert [row.place.name for row in datasets.datasets if "cannot be read" in row.error] == [
+        "round-0002",
+        "round-0001",
+    ]
     assert render_datasets(datasets).live is None
 
 

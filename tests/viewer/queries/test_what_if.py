@@ -104,6 +104,26 @@ def test_the_numbers_are_those_of_a_dataset_made_whole(
     assert len(seen) >= len(tried) - 2  # the settings differ in what they give
 
 
+def test_choices_of_one_request_are_calls_of_their_own(bench: Bench) -> None:
+    for number, reward in enumerate((0.0, 1.0)):
+        rollout = bench.rollout(f"r{number}", task="one", begins=10.0 * number)
+        for choice in (0, 1):
+            on = rollout.call(0, [1, 2], [10 + choice], trainspan__choice__index=choice)
+            rollout.reward(float(choice == number), on=on, at=1.5)
+        rollout.call(1, [1, 2, 10, 3], [12])
+        bench.send(rollout.reward(reward, at=8.0))
+    built = rows(bench.build(round_=0, credit="return_to_go"))
+    assert built["call_index"].to_list().count(0) == 4, "both choices have the index of their request"
+    group_id = built["group_id"][0]
+    asked = _ask(bench, group_id, {"gamma": 0.5})
+    one, _ = asked.group.rollouts
+    assert [call.index for call in one.calls] == [0, 1, 2]
+    assert [call.completion_ids for call in one.calls] == [[10], [11], [12]]
+    unchanged = _ask(bench, group_id, {"baseline": "grpo"}).what_if.changes
+    assert len({(change.rollout_id, change.call) for change in unchanged}) == 6
+    assert [change.now for change in unchanged] == [change.before for change in unchanged]
+
+
 def _of_accounts(model: GroupModel) -> Advantages:
     return {
         (one.rollout_id, call.index): call.advantage

@@ -79,6 +79,8 @@ def test_an_empty_folder_stays_empty_and_its_pages_are_not_open_to_all(tmp_path:
         ({"host": "localhost"}, 200),
         ({"host": "[::1]:8088"}, 200),
         ({"host": "127.0.0.1@evil.example"}, 421),
+        ({"host": "127.0.0.1/static/"}, 421),
+        ({"host": "127.0.0.1?x="}, 421),
         ({"origin": "https://evil.example"}, 403),
         ({"origin": "null"}, 403),
         ({"origin": "http://["}, 403),

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -18,6 +19,8 @@ ENTROPIES = [0.1, 0.2, 0.3, 0.4, 2.0]
 
 def write_figures(checkpoints: Path, dataset: Path, rollout_id: str, **more: Any) -> None:
     """The figures of call 1 of one rollout, as two processes write them."""
+    own = (pl.col("rollout_id") == rollout_id) & (pl.col("call_index") == 1)
+    call = pl.read_parquet(dataset / "*.parquet").filter(own)
     digest = hashlib.sha256(manifest_path(dataset).read_bytes()).hexdigest()
     (checkpoints / "policy-000001").mkdir(parents=True)
     (checkpoints / "policy-000001" / "trainspan.json").write_text(json.dumps({"dataset_sha256": digest}))
@@ -29,6 +32,7 @@ def write_figures(checkpoints: Path, dataset: Path, rollout_id: str, **more: Any
         "rollout_id": rollout_id,
         "attempt": 0,
         "call_index": 1,
+        "span_id": call["span_id"].first(),
         "step": 2,
         "trainer_logprobs": [-0.5, -0.5, -0.5, -0.5, -1.5],
         "old_logprobs": None,
@@ -38,7 +42,7 @@ def write_figures(checkpoints: Path, dataset: Path, rollout_id: str, **more: Any
         **more,
     }
     schema = pa.schema(
-        [("row", pa.int64()), ("rollout_id", pa.string())]
+        [("row", pa.int64()), ("rollout_id", pa.string()), ("span_id", pa.string())]
         + [(name, pa.int32()) for name in ("attempt", "call_index", "step")]
         + [(name, pa.list_(pa.float32())) for name in ("trainer_logprobs", "old_logprobs", "entropies", "ratios")]
         + [("clipped", pa.list_(pa.int8()))],

@@ -1,7 +1,8 @@
 """The canary: fixed sequences with log-probabilities that distinguish these weights from their parent's.
 
 After a swap, a policy server uses it to verify that it really serves the new weights (no stale prefix cache, no old
-output head). Prompts are longer than two blocks of a prefix cache if the context allows.
+output head). Prompts are longer than two blocks of a prefix cache if the context allows: one of them for the longest blocks in
+use, vLLM's 128 tokens on a CPU, the others for blocks of up to 32 tokens. Requests wait while they are computed.
 """
 
 from collections.abc import Sequence
@@ -19,24 +20,23 @@ from trainspan_training.objective.logprobs import score
 
 __all__ = ["CanaryKeeper", "Prompt", "draw_prompts", "make_canary", "score_prompts"]
 
-PROMPTS = 3
+PROMPT_TOKENS = (2 * 128 + 4, 2 * 32 + 4, 2 * 32 + 36)
 COMPLETION = 64
-_BLOCK = 128  # the longest prefix-cache block in use: vLLM's on a CPU
 
 Prompt = tuple[list[int], list[int]]
 """Prompt ids (P,) and completion ids (C,)."""
 
 
 def draw_prompts(rows: Sequence[TokenSequence], context: int, seed: int) -> list[Prompt]:
-    """Cuts three sequences from the rows' concatenated tokens, as long as `context` allows.
+    """Cuts three sequences from the rows' concatenated tokens, shorter if `context` is.
 
     A server scores a sequence by generating one more token, so P + C < context.
     """
     rng = np.random.default_rng(seed)
     completion = max(1, min(COMPLETION, (context - 1) // 4))
     prompts = []
-    for index in range(PROMPTS):
-        length = min(2 * _BLOCK + 4 + 32 * index, context - 1 - completion)
+    for wanted in PROMPT_TOKENS:
+        length = min(wanted, context - 1 - completion)
         order = rng.permutation(len(rows))
         pieces: list[int] = []
         while len(pieces) < length + completion:

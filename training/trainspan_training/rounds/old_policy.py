@@ -17,21 +17,21 @@ from trainspan_training.objective.off_policy import Correction, OffPolicySums, c
 from trainspan_training.objective.token_stats import TokenSums
 
 __all__ = [
-    "CHECK_TOKENS",
     "Prepared",
     "Staleness",
     "against_old",
     "agreement_of",
     "check_policy",
-    "largest",
+    "sample_of",
     "staleness_of",
     "with_reference",
 ]
 
 log = logging.getLogger(__name__)
 
-CHECK_TOKENS = 4096
-"""Number of padded tokens on which a divergence is measured outside of the steps."""
+_SAMPLE_TOKENS = (1024, 2048, 4096)
+"""Numbers of padded tokens on which a divergence is measured outside of the steps: the first with enough trained tokens."""
+_SAMPLE_TRAINED = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ def against_old(
     """
     logged = settings.old_policy == "logged"
     if settings.old_policy is None and staleness.fresh and is_exact(server_dtype, trainer.dtype):
-        sample = trainer.scorer.measure(largest(steps[0]).first(CHECK_TOKENS))
+        sample = trainer.scorer.measure(sample_of(steps[0]))
         logged = not agreement_of(sample, trainer.dtype, server_dtype, settings, staleness).mismatch
     if logged:
         return Prepared(tuple(steps), "logged", OffPolicySums())
@@ -152,6 +152,8 @@ def with_reference(trainer: TransitionGRPOTrainer, steps: Sequence[Step], refere
     return [replace(step, micro_batches=tuple(scored(batch) for batch in step.micro_batches)) for step in steps]
 
 
-def largest(step: Step) -> MicroBatch:
-    """The micro-batch with the most tokens."""
-    return max(step.micro_batches, key=lambda batch: batch.tokens.size)
+def sample_of(step: Step) -> MicroBatch:
+    """The first rows or trees of the largest micro-batch: 512 trained tokens, if these are within 4,096 tokens in all."""
+    largest = max(step.micro_batches, key=lambda batch: batch.tokens.size)
+    parts = (largest.first(tokens) for tokens in _SAMPLE_TOKENS)
+    return next((part for part in parts if len(part.targets) >= _SAMPLE_TRAINED), largest.first(_SAMPLE_TOKENS[-1]))

@@ -38,11 +38,10 @@ from trainspan_training.objective.grpo_trainer import TransitionGRPOTrainer
 from trainspan_training.objective.token_stats import kl_fault
 from trainspan_training.rounds.canary import CanaryKeeper
 from trainspan_training.rounds.old_policy import (
-    CHECK_TOKENS,
     Prepared,
     Staleness,
     against_old,
-    largest,
+    sample_of,
     with_reference,
 )
 from trainspan_training.rounds.owed_state import Owed
@@ -287,7 +286,7 @@ class Rounds:
         self._seconds["train"] = sum(step.seconds for step in stats)
         self._seconds["optimizer"] -= self._seconds["train"]
         with self._timed("check"):
-            moved = self.trainer.scorer.measure(largest(prepared.steps[-1]).first(CHECK_TOKENS))
+            moved = self.trainer.scorer.measure(sample_of(prepared.steps[-1]))
             failure = self.trainer.failure or kl_fault(moved, self._settings, fresh=self.trainer.fresh)
         return Trained(
             dataset=dataset,

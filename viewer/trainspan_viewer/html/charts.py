@@ -1,8 +1,8 @@
 """Small plots as SVG elements: a histogram, horizontal bars, a sparkline. Colors come from the page's style."""
 
-import math
 from collections.abc import Iterable, Sequence
 
+from trainspan_viewer.html.curves import MOST
 from trainspan_viewer.html.elements import Element, element, link
 
 __all__ = ["bars", "dots", "histogram", "sparkline"]
@@ -77,11 +77,12 @@ def sparkline(points: Sequence[tuple[float, float]], label: str) -> Element:
 def dots(marks: Sequence[tuple[float, str, str, bool]], ends: tuple[float, float], label: str) -> Element:
     """(value, address, text, whether it is filled) as dots between `ends`; almost equal values are stacked.
 
-    Values that are not finite have no dot.
+    Values that are not finite, or beyond `curves.MOST`, have no dot.
     """
     width, step, abreast = 220, 7, 4
-    marks = [mark for mark in marks if math.isfinite(mark[0])]
-    low, high = ends if ends[1] > ends[0] else (ends[0] - 0.5, ends[1] + 0.5)
+    marks = [mark for mark in marks if abs(mark[0]) <= MOST]
+    low, high = (min(max(end, -MOST), MOST) for end in ends)
+    low, high = (low, high) if high > low else (low - 0.5, high + 0.5)
     stacks: dict[int, int] = {}
     placed = []
     cells = (width - 16) // (step * abreast) - 1

@@ -95,7 +95,7 @@ def chart(
     drawn.append(element("text", x_name, x=middle, y=height - 4, **{"text-anchor": "middle"}))
     drawn.append(element("line", class_="axis", x1=_LEFT, x2=width - _RIGHT, y1=height - _BOTTOM, y2=height - _BOTTOM))
     for color, name, points in shown:
-        drawn += _curve(name, points, f"c{color % _COLORS}", x_of, y_of)
+        drawn += _curve(name, points, x_name, f"c{color % _COLORS}", x_of, y_of)
     svg = element(
         "svg",
         *drawn,
@@ -104,7 +104,7 @@ def chart(
         role="img",
         class_="curves",
         viewBox=f"0 0 {width} {height}",
-        **{"aria-label": f"{caption}. {_described(shown)}"},
+        **{"aria-label": f"{caption}. {_described(shown, x_name)}"},
     )
     legend = [
         element("span", element("i", class_=f"key c{color % _COLORS}"), f" {name}", class_="named")
@@ -114,7 +114,7 @@ def chart(
     return element("figure", element("figcaption", element("b", caption), *legend), svg)
 
 
-def _curve(name: str, points: Sequence[Point], color: str, x_of: _Scale, y_of: _Scale) -> list[Element]:
+def _curve(name: str, points: Sequence[Point], x_name: str, color: str, x_of: _Scale, y_of: _Scale) -> list[Element]:
     drawn = []
     with_interval = [point for point in points if point.low is not None and point.high is not None]
     if len(with_interval) > 1:
@@ -133,7 +133,7 @@ def _curve(name: str, points: Sequence[Point], color: str, x_of: _Scale, y_of: _
         drawn += [
             element(
                 "circle",
-                element("title", point.text or f"{name}, round {point.x:g}: {_value_text(point)}"),
+                element("title", point.text or f"{name}, {x_name} {point.x:g}: {_value_text(point)}"),
                 cx=round(x_of(point.x), 1),
                 cy=round(y_of(point.y), 1),
                 r=2.6,
@@ -195,9 +195,9 @@ def _whole_ticks(left: float, right: float, most: int) -> list[int]:
     return list(range(first, last + 1, step))
 
 
-def _described(shown: Sequence[tuple[int, str, Sequence[Point]]]) -> str:
+def _described(shown: Sequence[tuple[int, str, Sequence[Point]]], x_name: str) -> str:
     return "; ".join(
-        f"{name}: from {_value_text(points[0])} at round {points[0].x:g} to {_value_text(points[-1])} at round {points[-1].x:g}"
+        f"{name}: from {_value_text(points[0])} at {x_name} {points[0].x:g} to {_value_text(points[-1])} at {x_name} {points[-1].x:g}"
         for _, name, points in shown
     )
 

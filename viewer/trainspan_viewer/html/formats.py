@@ -28,10 +28,15 @@ def seconds(value: float | None) -> str:
     """A duration, in the unit that suits its size."""
     if value is None:
         return _NONE
+    if value < 0:  # a clock went back
+        return _NONE
     if value < 1:
         return f"{value * 1000:.0f} ms"
     if value < 100:
         return f"{value:.3g} s"
+    if value < 600:
+        minutes, rest = divmod(round(value), 60)
+        return f"{minutes} min {rest} s" if rest else f"{minutes} min"
     minutes = round(value / 60)
     return f"{minutes} min" if minutes < 100 else f"{value / 3600:.1f} h"
 

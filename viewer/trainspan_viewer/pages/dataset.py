@@ -15,6 +15,7 @@ from trainspan_viewer.pages.quality import quality_body
 from trainspan_viewer.queries.datasets.dataset import DatasetModel
 from trainspan_viewer.queries.datasets.listing import DatasetRow, DatasetsModel
 from trainspan_viewer.queries.datasets.members import Group, Member
+from trainspan_viewer.queries.questions.asked import field_text
 
 __all__ = ["render_dataset", "render_datasets"]
 
@@ -159,9 +160,8 @@ def _form(model: DatasetModel) -> Element:
 
 
 def _field(label: str, name: str, value: str | float | None, kind: str = "number") -> Element:
-    shown = "" if value is None else f"{value:g}" if isinstance(value, float) else value
     step = "any" if kind == "number" else None
-    return element("label", label, element("input", type=kind, name=name, value=shown, step=step))
+    return element("label", label, element("input", type=kind, name=name, value=field_text(value), step=step))
 
 
 def _select(label: str, name: str, choices: Any, chosen: str, *, any_: bool = True) -> Element:

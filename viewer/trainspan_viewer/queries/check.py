@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote, urlencode
 
+from trainspan_schemas.artifacts.dataset import round_of
 from trainspan_schemas.artifacts.run_files import RunFiles, json_lines
 from trainspan_viewer.queries.params import Params
 from trainspan_viewer.queries.places import NotFoundError
@@ -93,7 +94,7 @@ def load_stage(sources: Sources, params: Params) -> StageModel:
     record = records[place]
     is_round = record["kind"] == "round"
     number = record["round"]
-    wanted = [item.name for item in sources.places.datasets_of(files) if item.path.name.endswith(f"-{number:04d}")]
+    wanted = [item.name for item in sources.places.datasets_of(files) if round_of(item.path.name) == number]
     dataset = wanted[0] if wanted and is_round else None
     title = f"Round {number}" if is_round else f"{str(record['name']).capitalize()} after round {number}"
     checks = [

@@ -118,9 +118,14 @@ def _newest(store: StoreReader) -> _Newest:
         return held
     read = store.read("newest", _COLUMNS, rows=WINDOW)
     rows = read.records()
-    rollouts = {row["trace_id"]: row for row in rows if row["rollout_id"] is not None}
+    rollouts: dict[str, dict[tuple[str, int], dict[str, Any]]] = {}
     for row in rows:
-        if row["rollout_id"] is None and (known := rollouts.get(row["trace_id"])):
+        if row["rollout_id"] is not None:
+            rollouts.setdefault(row["trace_id"], {})[row["rollout_id"], row["attempt"]] = row
+    for row in rows:
+        own = rollouts.get(row["trace_id"], {})
+        if row["rollout_id"] is None and len(own) == 1:
+            (known,) = own.values()
             row |= {name: known[name] for name in ("rollout_id", "attempt", "task_id", "round", "split")}
     ended = [{**row, "status": row["rollout_status"], "n_calls": None} for row in rows if row["rollout_status"]]
     ended.sort(key=lambda row: -int(row["end_ns"] or 0))

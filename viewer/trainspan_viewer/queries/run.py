@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from trainspan_schemas.artifacts.dataset import round_of
 from trainspan_schemas.config.settings import Settings
 from trainspan_viewer.queries.params import Params
 from trainspan_viewer.queries.places import NotFoundError
@@ -94,14 +95,10 @@ def load_run(sources: Sources, params: Params) -> RunModel:
     files = places.run(params.text("run"))
     model = _model(read_run(files), params, page_size=_PAGE)
     numbers = {record["round"] for _, record in model.rounds}
-    datasets = {
-        int(place.path.name.rpartition("-")[2]): place.name
-        for place in places.datasets_of(files)
-        if place.path.name.rpartition("-")[2].isdigit()
-    }
+    datasets = {round_of(place.path.name): place.name for place in places.datasets_of(files)}
     return dataclasses.replace(
         model,
-        datasets={number: name for number, name in datasets.items() if number in numbers},
+        datasets={number: name for number, name in datasets.items() if number is not None and number in numbers},
         others=[run.run_id for run in places.all_runs()[:200] if run.run_id != model.records.run_id],
     )
 

@@ -99,6 +99,9 @@ class RunsModel:
     params: Params
 
 
+_OF_ROUNDS = ("round", "policy_version", "rollout", "dataset", "train", "seconds", "checks")
+_OF_EVALUATIONS = ("round", "name", "policy_version", "status", "checks")
+_OF_CHECKS = {"name", "ok", "detail"}
 _Stamp = tuple[int, ...]
 _MOST_RECORDS = 8
 """Runs whose records are kept; of the others only the summaries are."""
@@ -115,12 +118,13 @@ def load_runs(sources: Sources, params: Params) -> RunsModel:
 
 def summary_of(run: RunFiles) -> RunSummary:
     """The row of a run, made again only if a file has changed. A run that cannot be read has a row that says so."""
-    stamp = _stamp_of(run)
-    with _lock:
-        kept = _summaries.get(run.path)
-    if kept and kept[0] == stamp:
-        return kept[1]
+    stamp: _Stamp = ()
     try:
+        stamp = _stamp_of(run)
+        with _lock:
+            kept = _summaries.get(run.path)
+        if kept and kept[0] == stamp:
+            return kept[1]
         summary = _summary(_parsed(run, stamp))
     except (OSError, LookupError, ValueError, TypeError, AttributeError, TrainspanError) as error:
         reason = f"cannot be read: {error}" if isinstance(error, TrainspanError) else f"cannot be read: {error!r}"
@@ -134,7 +138,10 @@ def summary_of(run: RunFiles) -> RunSummary:
 
 def read_run(run: RunFiles) -> RunRecords:
     """The records of a run, parsed again only if a file has changed. Raises RunError if they cannot be read."""
-    stamp = _stamp_of(run)
+    try:
+        stamp = _stamp_of(run)
+    except OSError as error:
+        raise RunError(f"run {run.run_id} cannot be read: {error}") from error
     with _lock:
         kept = _records.get(run.path)
     if kept and kept[0] == stamp:
@@ -155,9 +162,24 @@ def _stamp_of(run: RunFiles) -> _Stamp:
 
 def _parsed(run: RunFiles, stamp: _Stamp) -> RunRecords:
     try:
-        return RunRecords(run.run_id, run.read("run.json"), run.records(), run.metrics(), bool(stamp[-1]))
-    except (OSError, LookupError, ValueError, TypeError) as error:
-        raise RunError(f"run {run.run_id} cannot be read: {error}") from error
+        parsed = RunRecords(run.run_id, run.read("run.json"), run.records(), run.metrics(), bool(stamp[-1]))
+        _check(parsed)
+    except (OSError, LookupError, ValueError, TypeError, AttributeError) as error:
+        raise RunError(f"run {run.run_id} cannot be read: {error!r}"[:300]) from error
+    return parsed
+
+
+def _check(run: RunRecords) -> None:
+    """Raises LookupError or TypeError if a page could not show these records."""
+    settings = run.run.get("settings", {})
+    if not all(isinstance(section, dict) for section in settings.values()):
+        raise TypeError("run.json: a section of the settings is not an object")
+    for record in run.records:
+        needed = _OF_ROUNDS if record["kind"] == "round" else _OF_EVALUATIONS
+        if missing := [name for name in needed if name not in record]:
+            raise LookupError(f"rounds.jsonl: a {record['kind']} record without {missing[0]}")
+        if not all(check.keys() >= _OF_CHECKS for check in record["checks"]):
+            raise LookupError("rounds.jsonl: a check without a name, an outcome or a detail")
 
 
 def _summary(run: RunRecords) -> RunSummary:

@@ -52,6 +52,7 @@ _VERSION: Final = hashlib.sha256(b"".join(static_file(name) for name in _STATIC)
 
 _CREDIT: Final = frozenset(knob.name for knob in CREDIT_SETTINGS)
 _WORK: Final = _CREDIT | {"text"}
+_NOTES: Final = "/notes"
 """Parameters that make a page compute credit anew or search all answers: another site's link may not start that by itself."""
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -77,7 +78,8 @@ class _Turns:
     waiting: Waiting
 
     def of(self, view: View, params: Params) -> asyncio.Semaphore:
-        return self.slow if view.is_slow or any(name in params.query for name in _CREDIT) else self.plain
+        slow = _CREDIT if view.path == _NOTES else _WORK
+        return self.slow if view.is_slow or slow & params.query.keys() else self.plain
 
 
 def _endpoint(view: View, sources: Sources, guard: Guard, turns: _Turns) -> Endpoint:
@@ -93,6 +95,8 @@ def _endpoint(view: View, sources: Sources, guard: Guard, turns: _Turns) -> Endp
             return _error_page(400, "Not understood", str(error))
         except TrainspanError as error:
             return _error_page(503, "Not readable", str(error))
+        except OSError as error:  # a checkpoint or dataset was replaced or deleted meanwhile, or cannot be read
+            return _error_page(503, "Not readable", f"{error}: if it changed while this page was made, load it again")
         text = served(made, _VERSION)
         size = len(text.encode())
         if size > _MOST_BYTES:
@@ -125,7 +129,7 @@ def _endpoint(view: View, sources: Sources, guard: Guard, turns: _Turns) -> Endp
 
 def _notes_view(guard: Guard) -> View:
     """The list of all notes, whose forms need the guard's token."""
-    return View("/notes", load_notes, lambda model: render_notes(model, _desk(model.params, guard)))
+    return View(_NOTES, load_notes, lambda model: render_notes(model, _desk(model.params, guard)))
 
 
 def _desk(params: Params, guard: Guard) -> Desk:
@@ -220,11 +224,12 @@ class _Guarded:
         if refused := guard.refusal(request.method, headers):
             return Response(refused.message + "\n", refused.status, media_type="text/plain")
         if (key := request.query_params.get("key")) is not None and guard.opens(key):
-            url = URL(request.url.path).include_query_params(
+            url = URL(request.scope["path"]).include_query_params(
                 **{name: value for name, value in request.query_params.items() if name != "key"}
             )
             return RedirectResponse(str(url), 303, {"set-cookie": guard.set_cookie, "cache-control": "no-store"})
-        if request.url.path.startswith("/static/") or guard.admits(headers):
+        # Not `request.url`, which is made from the Host header: routes see the scope's path.
+        if request.scope["path"].startswith("/static/") or guard.admits(headers):
             return None
         message = (
             "This needs a key: open the address that `trainspan view` printed since its last start, "

@@ -33,6 +33,8 @@ HEADERS: Final = {
 }
 """Headers of every answer."""
 
+_NOT_IN_HOSTS: Final = frozenset("/?#@\\")
+"""Characters that would make a part of an address of what should name a host."""
 _SAFE: Final = frozenset({"GET", "HEAD"})
 
 
@@ -138,6 +140,8 @@ class Guard:
         return f"trainspan-view-{self.port}"
 
     def _is_ours(self, header: str) -> bool:
+        if set(header) & _NOT_IN_HOSTS:
+            return False
         try:
             name = (urlsplit(f"//{header}").hostname or "").lower()
         except ValueError:

@@ -1,12 +1,12 @@
 """The form that asks what another credit would have given, and the answer in numbers."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from trainspan_processing.explain.arithmetic import number
 from trainspan_viewer.html.elements import Child, Element, element, link, table
 from trainspan_viewer.pages.rollout.facts import derivation
 from trainspan_viewer.queries.params import Params
+from trainspan_viewer.queries.questions.asked import field_text
 from trainspan_viewer.queries.questions.links import Links
 from trainspan_viewer.queries.rollout.what_if import Change, KnobState, WhatIf
 
@@ -67,7 +67,7 @@ def _field(state: KnobState) -> Element:
         control = element(
             "input",
             name=knob.name,
-            value=_value(state.now),
+            value=field_text(state.now),
             title=state.note,
             class_=mark,
             inputmode="decimal" if knob.is_number else None,
@@ -77,12 +77,8 @@ def _field(state: KnobState) -> Element:
     return element("label", knob.name, control)
 
 
-def _value(value: Any) -> str:
-    return "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
-
-
 def _verdict(model: WhatIf) -> Element:
-    changed = [f"{state.knob.name} = {_value(state.now) or 'default'}" for state in model.knobs if state.is_changed]
+    changed = [f"{state.knob.name} = {field_text(state.now) or 'default'}" for state in model.knobs if state.is_changed]
     moved = sum(one.before[1:] != one.now[1:] for one in model.changes)
     text = f"With {', '.join(changed)}: {moved} of {len(model.changes)} calls shown here change."
     return element("p", text, role="status")

@@ -4,6 +4,7 @@ from trainspan_viewer.html.curves import Curve, Point, chart
 from trainspan_viewer.html.document import Page
 from trainspan_viewer.html.elements import Child, Element, element, link, table
 from trainspan_viewer.html.formats import number
+from trainspan_viewer.pages.run.curves import sampled_after
 from trainspan_viewer.queries.run import CompareModel
 from trainspan_viewer.queries.runs import RunRecords
 
@@ -77,8 +78,7 @@ def _validation(run: RunRecords) -> Curve:
 
 
 def _rewards(run: RunRecords) -> Curve:
-    # The rollouts of a round were sampled by the policy that the round before it made.
-    found = [(record["round"] - 1, record["rollout"].get("mean_reward")) for record in run.rounds]
+    found = [(sampled_after(record), record["rollout"].get("mean_reward")) for record in run.rounds]
     return Curve(run.run_id, [Point(x, y) for x, y in found if y is not None])
 
 

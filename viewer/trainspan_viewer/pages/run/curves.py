@@ -11,7 +11,7 @@ from trainspan_viewer.html.curves import Curve, Point, chart
 from trainspan_viewer.html.elements import Child, Element
 from trainspan_viewer.queries.runs import Record, RunRecords
 
-__all__ = ["run_curves"]
+__all__ = ["run_curves", "sampled_after"]
 
 _MOST_REASONS: Final = 4
 
@@ -52,7 +52,7 @@ def _success_chart(run: RunRecords) -> Element | None:
         if (found := run.evals(name))
     ]
     rewarded = ((one, one["rollout"].get("mean_reward")) for one in run.rounds)
-    training = [Point(_sampled_after(one), reward) for one, reward in rewarded if reward is not None]
+    training = [Point(sampled_after(one), reward) for one, reward in rewarded if reward is not None]
     measure = measured(one.estimate for one in (*run.evals(), *run.evals("probe")))
     within = measure == "success" and all(0 <= point.y <= 1 for point in training)
     return chart(
@@ -105,7 +105,7 @@ def _estimated(round_: int, estimate: Estimate) -> Point:
     return Point(round_, estimate.mean, low, high)
 
 
-def _sampled_after(record: Record) -> float:
+def sampled_after(record: Record) -> float:
     """The round after which the policy of a round's rollouts was made, on average over their trained tokens."""
     return float(record["round"] - 1 - (record["train"].get("staleness_mean") or 0))
 

@@ -41,8 +41,8 @@ class DatasetsModel:
 
 def load_datasets(sources: Sources, params: Params) -> DatasetsModel:
     """The newest datasets."""
-    places = list(sources.places.all_datasets())
-    rows = [_row(place) for place in places[:MOST_DATASETS] if manifest_path(place.path).exists()]
+    places = [place for place in sources.places.all_datasets() if manifest_path(place.path).exists()]
+    rows = [_row(place) for place in places[:MOST_DATASETS]]
     is_live = any(run.is_held() for run in sources.places.all_runs()[:MOST_DATASETS])
     return DatasetsModel(rows, len(places), is_live, params)
 
@@ -51,7 +51,7 @@ def _row(place: DatasetPlace) -> DatasetRow:
     try:
         manifest = open_published(place.path).manifest
         return DatasetRow(place, {name: manifest[name] for name in _SHOWN})
-    except (OSError, ValueError, LookupError, TypeError, TrainspanError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, TrainspanError) as error:
         return DatasetRow(
             place, {}, f"cannot be read: {error if isinstance(error, TrainspanError) else repr(error)}"[:300]
         )

@@ -162,10 +162,17 @@ def as_groups(table: pl.DataFrame, members: pl.DataFrame) -> list[Group]:
             spread=row["spread"],
             kept=row["kept"],
             reasons=row["reasons"],
-            members=as_members(parts[row["key"]].sort("reward", "rollout_id", nulls_last=True).head(_MOST_DOTS)),
+            members=as_members(_evenly(parts[row["key"]].sort("reward", "rollout_id", nulls_last=True))),
         )
         for row in table.iter_rows(named=True)
     ]
+
+
+def _evenly(rows: pl.DataFrame) -> pl.DataFrame:
+    """At most `_MOST_DOTS` of the rows, at equal distances, the first and the last among them."""
+    if rows.height <= _MOST_DOTS:
+        return rows
+    return rows[[round(place * (rows.height - 1) / (_MOST_DOTS - 1)) for place in range(_MOST_DOTS)]]
 
 
 def as_members(rows: pl.DataFrame) -> list[Member]:

@@ -19,7 +19,10 @@ from trainspan_viewer.queries.params import Params
 from trainspan_viewer.queries.places import DatasetPlace
 from trainspan_viewer.queries.sources import Sources
 
-__all__ = ["CREDIT_SETTINGS", "Asked", "Knob", "ask", "chosen_changes"]
+__all__ = ["CREDIT_SETTINGS", "Asked", "Knob", "ask", "chosen_changes", "field_text"]
+
+_MOST_EXACT = 1e15
+"""Whole numbers below it are equal as floats and as integers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +99,7 @@ def chosen_changes(settings: DatasetSettings, params: Params) -> dict[str, Any]:
         if knob.name not in params.query:
             continue
         text, before = params.text(knob.name).strip(), getattr(settings, knob.name)
-        if text == _shown(before):
+        if text == field_text(before):
             continue
         if knob.name == "agent_credit":
             _check_names(text)
@@ -119,8 +122,11 @@ def _check_names(text: str) -> None:
             raise UsageError(f"agent_credit = {text[:80]!r}: a page runs only functions that the settings name already")
 
 
-def _shown(value: Any) -> str:
-    return "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+def field_text(value: Any) -> str:
+    """A value for a form's field, from which the same value is read; empty if there is none."""
+    if isinstance(value, float) and value.is_integer() and abs(value) < _MOST_EXACT:
+        return str(int(value))
+    return "" if value is None else str(value)
 
 
 def _stores(sources: Sources, of_dataset: list[str]) -> list[str]:

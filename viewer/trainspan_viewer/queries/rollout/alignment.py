@@ -37,8 +37,18 @@ class Divergence:
 
 
 def by_turn(calls: Iterable[CallAccount]) -> dict[Turn, CallAccount]:
-    """The calls of one rollout."""
-    return {(call.agent, call.turn): call for call in calls}
+    """The calls of one rollout. Further choices of a request come after the rollout's last turn of that agent."""
+    found: dict[Turn, CallAccount] = {}
+    more: list[CallAccount] = []
+    for call in calls:
+        if (call.agent, call.turn) in found:
+            more.append(call)
+        else:
+            found[call.agent, call.turn] = call
+    for call in more:
+        last = max(turn for agent, turn in found if agent == call.agent)
+        found[call.agent, last + 1] = call
+    return found
 
 
 def align(rollouts: Iterable[Sequence[CallAccount]]) -> list[Turn]:

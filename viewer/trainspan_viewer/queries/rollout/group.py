@@ -31,7 +31,7 @@ from trainspan_viewer.queries.rollout.explained import (
 from trainspan_viewer.queries.rollout.what_if import WhatIf, what_if
 from trainspan_viewer.queries.sources import Sources
 
-__all__ = ["Cell", "GroupModel", "LargeGroup", "Sibling", "load_group"]
+__all__ = ["Cell", "GroupModel", "LargeGroup", "Sibling", "find_contradiction", "load_group"]
 
 _TURNS: Final = 20
 """Rows on one page."""
@@ -151,7 +151,7 @@ def _side_by_side(asked: Asked, params: Params) -> GroupModel:
         shown=shown,
         start=start,
         common=min(departures, key=lambda one: (one.row, one.part != "prompt", one.token), default=None),
-        contradiction=_contradiction(group.rollouts, decoder),
+        contradiction=find_contradiction(group.rollouts, decoder),
         what_if=answer,
         links=Links(asked.place.name if asked.place else None),
         params=params,
@@ -188,7 +188,10 @@ def _reference(asked: Asked, group: GroupAccount, wanted: str) -> RolloutAccount
         if one.credit.reward is not None and one.calls
     }
     best = max((key for key in group.keys if key in rewards), key=lambda key: rewards[key], default=None)
-    chosen = next((key for key in group.keys if key == (name, int(number) if number.isdecimal() else 0)), best)
+    chosen = next(
+        (key for key in group.keys if key == (name, int(number) if number.isdecimal() and len(number) < 10 else 0)),
+        best,
+    )
     if chosen is None:
         return max(group.rollouts, key=lambda one: len(one.calls) > 0)
     shown = next((one for one in group.rollouts if (one.rollout_id, one.attempt) == chosen), None)
@@ -232,7 +235,7 @@ def _state(divergence: Divergence | None, row: int, *, is_reference: bool) -> st
     return "here" if row == divergence.row else "after"
 
 
-def _contradiction(rollouts: Sequence[RolloutAccount], decoder: Decoder | None) -> Contradiction | None:
+def find_contradiction(rollouts: Sequence[RolloutAccount], decoder: Decoder | None) -> Contradiction | None:
     """The one with the greatest difference of rewards; None without a tokenizer."""
     if decoder is None:
         return None
@@ -240,7 +243,8 @@ def _contradiction(rollouts: Sequence[RolloutAccount], decoder: Decoder | None) 
     for one in rollouts:
         if one.calls and one.credit.reward is not None:
             calls = sorted(one.calls, key=lambda call: (call.agent or "", call.turn))
-            alike.setdefault(tuple(_plain(call, decoder) for call in calls), []).append(one)
+            if all(len(call.completion_ids) <= _MOST_COMPARED for call in calls):  # nobody compares longer ones by eye
+                alike.setdefault(tuple(_plain(call, decoder) for call in calls), []).append(one)
     pairs = [
         (max(some, key=_reward), min(some, key=_reward))
         for words, some in alike.items()
@@ -259,8 +263,6 @@ def _reward(one: RolloutAccount) -> float:
 
 
 def _plain(call: CallAccount, decoder: Decoder) -> str:
-    """An answer without case, spaces and punctuation; nothing of a very long one, which nobody compares by eye."""
-    if len(call.completion_ids) > _MOST_COMPARED:
-        return ""
+    """An answer without case, spaces and punctuation."""
     text = _TURN_END.sub(" ", ids_text(call.completion_ids, decoder)).casefold()
     return " ".join(text.translate(_IGNORED).split())

@@ -93,7 +93,7 @@ def load_tokens(sources: Sources, params: Params) -> TokensModel:
     some = call.completion_ids[start : start + _MOST_TOKENS]
     ids, pieces = _bounded(some, decoder.pieces(some) if decoder else [f"{one} " for one in some])
     shown = slice(start, start + len(ids))
-    figures = read_figures(sources, asked.place, account.rollout_id, account.attempt, number)
+    figures = read_figures(sources, asked.place, account.rollout_id, account.attempt, call.span_id)
     known, like = shared_lengths(account.calls)[number]
     trained = figures if isinstance(figures, Figures) else None
     return TokensModel(

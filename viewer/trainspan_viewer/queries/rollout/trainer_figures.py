@@ -51,9 +51,18 @@ class Missing:
 
 
 def read_figures(
-    sources: Sources, place: DatasetPlace | None, rollout_id: str, attempt: int, call: int
+    sources: Sources, place: DatasetPlace | None, rollout_id: str, attempt: int, span_id: str
 ) -> Figures | Missing:
-    """The figures of one call of a dataset."""
+    """The figures of one call of a dataset. Files that cannot be read, or were pruned meanwhile, are missing."""
+    try:
+        return _read(sources, place, rollout_id, attempt, span_id)
+    except (OSError, ValueError, LookupError, TypeError, pl.exceptions.PolarsError) as error:
+        return Missing(f"the trainer's figures cannot be read: {error!r}"[:300])
+
+
+def _read(
+    sources: Sources, place: DatasetPlace | None, rollout_id: str, attempt: int, span_id: str
+) -> Figures | Missing:
     if place is None:
         return Missing("the rollout is not part of a dataset yet, so no trainer has seen it")
     found = _checkpoint_of(sources, place)
@@ -65,7 +74,7 @@ def read_figures(
         return Missing(
             f"the trainer wrote no figures of {name}: set [train] token_figures_mib above 0, or look again in a moment"
         )
-    own = (pl.col("rollout_id") == rollout_id) & (pl.col("attempt") == attempt) & (pl.col("call_index") == call)
+    own = (pl.col("rollout_id") == rollout_id) & (pl.col("attempt") == attempt) & (pl.col("span_id") == span_id)
     left_out = 0
     for file in files:
         about = _metadata(file)
