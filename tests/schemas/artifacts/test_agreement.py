@@ -40,9 +40,9 @@ def test_bulk_and_tail_must_both_be_within_their_limits() -> None:
 
 def test_calls_of_earlier_versions_may_differ_by_the_movement_of_the_policy() -> None:
     moved = Agreement(0.25, 0.2, 0.1, False, "bfloat16", "bfloat16", moved=0.1)
-    assert moved.stale_limit == pytest.approx(0.3)
+    assert moved.stale_limit == pytest.approx(0.9)
     assert not moved.mismatch, "k3 is not compared: a few tokens move far"
-    assert "mean |Δlogp| 0.25 (limit 0.3: the policy moved by 0.1 since these calls)" in str(moved)
+    assert "mean |Δlogp| 0.25 (limit 0.9: the policy moved by 0.1 since these calls)" in str(moved)
     still = Agreement(0.25, 0.2, 0.1, False, "bfloat16", "bfloat16", moved=0.01)
     assert still.mismatch, "the policy hardly moved, so these are not its calls"
     assert Agreement(float("nan"), 0.2, 0.1, False, "bfloat16", "bfloat16", moved=0.1).mismatch
@@ -57,6 +57,6 @@ def test_without_a_known_movement_calls_of_earlier_versions_are_not_judged() -> 
 def test_a_record_names_the_limit_that_it_was_judged_by() -> None:
     assert applied_limit(asdict(agreement(0.02, 0.001))) == 0.1
     assert applied_limit(asdict(Agreement(0.25, 0.2, 0.1, False, "bfloat16", "bfloat16", moved=0.1))) == pytest.approx(
-        0.3
+        0.9
     )
     assert applied_limit(asdict(agreement(0.3, 0.2, fresh=False))) is None

@@ -3,6 +3,7 @@
 import json
 import time
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from tests.processing.conftest import Bench
@@ -21,11 +22,12 @@ def test_the_linked_rows_are_those_that_the_check_counted(bench: Bench, tmp_path
     bench.send(chain(bench.rollout("a"), 2).reward(0.0), chain(second, 3).reward(1.0), chain(held_out, 4).reward(1.0))
     names = ("every call is stored", "no acknowledged span is missing", "rewards are those of the runner")
     checks = [{"name": name, "ok": True, "detail": "fine"} for name in names]
-    about = {"round": second.round, "checks": checks}
+    about = {"round": second.round, "policy_version": 0, "checks": checks}
     run = tmp_path / bench.run_id
     run.mkdir()
     (run / "run.json").write_text("{}")
-    records = [{"kind": "round", "rollout": {}, **about}, {"kind": "eval", "name": "validation", **about}]
+    of_round: dict[str, Any] = {"kind": "round", "rollout": {}, "dataset": {}, "train": {}, "seconds": {}}
+    records = [{**of_round, **about}, {"kind": "eval", "name": "validation", "status": {}, **about}]
     (run / "rounds.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     store = str(bench.collectors[0].store)
     sources = Sources(Places(store, tmp_path, tmp_path), StoreReader(store), Settings())
@@ -54,7 +56,8 @@ def test_a_validation_and_a_probe_after_the_same_round_lead_to_their_own_rows(be
     run = tmp_path / bench.run_id
     (run / "tasks").mkdir(parents=True)
     (run / "run.json").write_text("{}")
-    records = [{"kind": "eval", "name": name, "round": easy.round, "tasks": 1, "checks": checks} for name in names]
+    about = {"kind": "eval", "round": easy.round, "policy_version": 0, "status": {}, "tasks": 1, "checks": checks}
+    records = [{"name": name, **about} for name in names]
     (run / "rounds.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     for name, task in zip(names, (easy.task, hard.task), strict=True):
         (run / "tasks" / f"{name}-{easy.round:04d}-1.jsonl").write_text(json.dumps({"id": task}) + "\n")
