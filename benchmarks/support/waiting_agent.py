@@ -1,4 +1,4 @@
-"""The shopping agent, whose calculator takes as long as a slow tool does: `OVERLAP_WAIT_S` seconds before its last call."""
+"""The shopping agent, which waits for `OVERLAP_WAIT_S` seconds before it ends, as for a slow tool."""
 
 import asyncio
 import os

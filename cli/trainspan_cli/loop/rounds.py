@@ -2,7 +2,6 @@
 
 import json
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from trainspan_cli.loop.validation import Validation
 from trainspan_schemas.artifacts.dataset import dataset_dir, manifest_path
 from trainspan_schemas.config.settings import Settings
 
-__all__ = ["Loop", "settings_record"]
+__all__ = ["Loop"]
 
 
 class Loop:
@@ -133,8 +132,3 @@ class Loop:
 
         rewards = read_rewards(ledger_file(self._folder.run_id, round_, "train"), dataset)
         return [] if rewards is None else reward_checks(rewards)
-
-
-def settings_record(settings: Settings) -> dict[str, Any]:
-    """The settings as plain values, to decide whether a run may be resumed."""
-    return asdict(settings)

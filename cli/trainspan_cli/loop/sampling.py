@@ -62,7 +62,7 @@ class RoundSampler:
         self._collected: dict[int, Future[Collected | None]] = {}
         self._built: dict[int, Future[SampledRound]] = {}
         self._begun: set[int] = set()
-        """Rounds whose rollouts began in this process, and that were not taken yet."""
+        """Rounds whose rollouts began, in this process or an earlier one, and that were not taken yet."""
         self._newest = 0
 
     def is_followed_by_validation(self, round_: int) -> bool:
@@ -115,12 +115,12 @@ class RoundSampler:
 
     def _collect(self, round_: int) -> Collected | None:
         """The round's rollouts, also of an interrupted loop; None if only their dataset is left."""
+        self._begun.add(round_)
         if (known := self._folder.sampled(round_)) is not None:
             return Collected(**known)
         if dataset_dir(self._folder.datasets, round_).exists():
             return None
         loop = self._settings.loop
-        self._begun.add(round_)
         self._screen.collecting("rollouts", round_)
         name, seed = f"round-{round_:04d}", f"{loop.seed}-{round_}"
         tasks = self._folder.draw_tasks(name, self._tasks, loop.tasks_per_round, seed)

@@ -25,7 +25,7 @@ WAIT_S = 10.0
 
 
 class RecordedStages:
-    """Stages that only note when they begin and end; rollouts of a round in `slow` wait until they are let go."""
+    """Stages that only record their calls; the rollouts of a round in `slow` block until its event is set."""
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
@@ -57,10 +57,10 @@ class RecordedStages:
 class World:
     """A sampler on recorded stages."""
 
-    def __init__(self, tmp_path: Path, eval_every: int = 0) -> None:
+    def __init__(self, tmp_path: Path) -> None:
         tasks = tmp_path / "tasks.jsonl"
         tasks.write_text('{"id": "a", "input": "1"}\n')
-        self.settings = dataclasses.replace(Settings(), loop=LoopSettings(rounds=9, eval_every=eval_every))
+        self.settings = dataclasses.replace(Settings(), loop=LoopSettings(rounds=9, eval_every=0))
         self.folder = RunFolder.create({})
         self.pool = TaskPool(tasks, "train")
         self.screen = Screen(Console(file=io.StringIO()), "run")
@@ -111,7 +111,7 @@ def test_a_round_is_collected_while_the_one_before_is_trained(world: World) -> N
     assert sampler.take(3).rollout == {"total": 8}
 
 
-def test_a_validation_comes_between_rounds_and_before_the_next_dataset(tmp_path: Path, world: World) -> None:
+def test_a_validation_comes_between_rounds_and_before_the_next_dataset(world: World) -> None:
     world.settings = dataclasses.replace(world.settings, loop=LoopSettings(rounds=9, eval_every=2))
     sampler, stages = world.start()
     assert [round_ for round_ in range(1, 10) if sampler.is_followed_by_validation(round_)] == [2, 4, 6, 8]

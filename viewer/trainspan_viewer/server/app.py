@@ -50,9 +50,9 @@ _STATIC: Final = {
 }
 _VERSION: Final = hashlib.sha256(b"".join(static_file(name) for name in _STATIC)).hexdigest()[:12]
 
+_NOTES: Final = "/notes"
 _CREDIT: Final = frozenset(knob.name for knob in CREDIT_SETTINGS)
 _WORK: Final = _CREDIT | {"text"}
-_NOTES: Final = "/notes"
 """Parameters that make a page compute credit anew or search all answers: another site's link may not start that by itself."""
 
 Endpoint = Callable[[Request], Awaitable[Response]]

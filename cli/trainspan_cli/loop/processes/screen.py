@@ -123,9 +123,11 @@ class Screen:
         return Panel(Group(*parts), title=Text(self._title), border_style="cyan")
 
     def _rollouts(self) -> str:
-        ahead = self._collecting_round > self._round and self._round
+        is_ahead = self._round and self._collecting_round > self._round
         return (
-            f"{self._collecting} of round {self._collecting_round}" if ahead and self._collecting else self._collecting
+            f"{self._collecting} of round {self._collecting_round}"
+            if self._collecting and is_ahead
+            else self._collecting
         )
 
     def _progress_line(self) -> Table:

@@ -92,7 +92,7 @@ class RunFolder(RunFiles):
         return None
 
     def keep_sampled(self, round_: int, collected: Mapping[str, Any]) -> None:
-        """Keeps the figures of a round's rollouts until the round is recorded, also over a kill."""
+        """Keeps the figures of a round's rollouts, so that a loop that was killed does not repeat them."""
         (self.path / "sampled").mkdir(exist_ok=True)
         self.write(_sampled_name(round_), collected)
 
