@@ -99,7 +99,8 @@ def estimate(config: Any, settings: TrainSettings, *, cuda: bool, parts: int = 1
     hidden, layers, vocabulary = int(text.hidden_size), int(text.num_hidden_layers), int(text.vocab_size)
     inner = int(getattr(text, "intermediate_size", None) or 4 * hidden)
     width = 2 if halved else 4
-    within = tokens * (16 * hidden + 4 * inner) * width  # of one layer, kept for the backward pass
+    # Of one layer, kept for the backward pass. A tree's dense attention keeps about 20 hidden sizes, a packed one 16.
+    within = tokens * (20 * hidden + 4 * inner) * width
     checkpointing = cuda if settings.gradient_checkpointing is None else settings.gradient_checkpointing
     chunk = min(tokens, max(1, CHUNK // vocabulary))
     head = vocabulary * hidden
