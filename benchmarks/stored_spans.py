@@ -82,8 +82,8 @@ def _at(filling: Filling, database: Database, folder: Path, size: int) -> dict[s
         "sent_again_at_once_us_per_span": round(recent, 1),
         **{f"{name}_us_per_span": round(cost, 1) for name, cost in zip(_UNFAVORABLE, old, strict=True)},
         "worst_ratio_to_new": round(max(recent, *old) / new, 2),
-        "index_made_anew_us_per_span": round(made_us, 2),
-        "index_made_anew_s": round(made_s, 1),
+        "index_rebuild_us_per_span": round(made_us, 2),
+        "index_rebuild_s": round(made_s, 1),
         "filled_us_per_span": round(filling_us, 2),
         "filled_s": round(filling_s, 1),
         "index_bytes_per_span": round(

@@ -3,7 +3,6 @@
 import os
 import platform
 import shutil
-import socket
 import sys
 
 
@@ -36,17 +35,6 @@ def problem():
             needed_gib,
         )
     return None
-
-
-def ports_in_use(ports):
-    """Returns the given TCP ports that are in use on 127.0.0.1."""
-    taken = []
-    for port in ports:
-        with socket.socket() as probe:
-            probe.settimeout(0.5)
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                taken.append(port)
-    return taken
 
 
 if __name__ == "__main__":

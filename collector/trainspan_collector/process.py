@@ -22,7 +22,7 @@ from trainspan_collector.runtime.memory import (
     keep_pandas_out,
 )
 from trainspan_collector.runtime.metrics import Metrics
-from trainspan_collector.runtime.shutdown import Asked, stop_signal
+from trainspan_collector.runtime.shutdown import SignalAction, stop_signal
 from trainspan_collector.servers import Servers
 from trainspan_collector.session import StoreSession, journal_folder
 from trainspan_collector.store.duckdb_errors import ReopenError, first_line
@@ -85,7 +85,7 @@ def run(settings: CollectorSettings, on_ready: Callable[[StoreAddress], None], *
                     on_ready(address)
                     if for_readers:
                         watched.callback(os.close, _watch_readers(store))
-                    while stop.wait() is Asked.TO_RELOAD:
+                    while stop.wait() is SignalAction.RELOAD:
                         if not (settings.token_file or guard.tls):
                             stop.asked = True  # the terminal was closed
                             break

@@ -146,14 +146,14 @@ async def _in_thread(function: Callable[..., Any], task: dict[str, Any]) -> Any:
         try:
             value, error = carried.run(function, task), None
         except BaseException as raised:
-            value, error = None, raised if isinstance(raised, Exception) else _AgentLeft(raised)
+            value, error = None, raised if isinstance(raised, Exception) else _AgentExited(raised)
         loop.call_soon_threadsafe(settle, value, error)
 
     threading.Thread(target=run, name="trainspan-agent", daemon=True).start()
     return await result
 
 
-class _AgentLeft(Exception):
+class _AgentExited(Exception):
     """SystemExit or KeyboardInterrupt raised by a synchronous agent."""
 
     def __init__(self, cause: BaseException) -> None:

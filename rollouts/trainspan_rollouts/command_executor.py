@@ -54,9 +54,9 @@ def instrumented(command: Sequence[str], environ: Mapping[str, str]) -> list[str
     program = shutil.which(command[0], path=environ.get("PATH"))
     if program is None:
         raise ProcessError(f"command not found: {command[0]!r} is not an executable file or on PATH")
-    beside = Path(program).parent / _INSTRUMENT
-    if beside.is_file() and os.access(beside, os.X_OK):
-        return [str(beside), program, *command[1:]]
+    wrapper = Path(program).parent / _INSTRUMENT
+    if wrapper.is_file() and os.access(wrapper, os.X_OK):
+        return [str(wrapper), program, *command[1:]]
     found = shutil.which(_INSTRUMENT, path=environ.get("PATH"))
     if found is None:
         raise ProcessError(f"{_INSTRUMENT} not found: pip install trainspan in the agent's environment")

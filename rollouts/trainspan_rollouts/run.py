@@ -118,7 +118,7 @@ class _Run:
         plan = self._plan()
         try:
             await self._executor.start()
-            self._tell()
+            self._report_progress()
             # Rollouts at the judge come on top, so that agents keep running; more would queue up for the judge.
             judged = self._settings.judge_concurrency if self._judge else 0
             width = max(1, min(self._settings.concurrency + judged, self._total))
@@ -175,7 +175,7 @@ class _Run:
         for task, number, identity in plan:
             verdict = await self._rollout(task, number, identity)
             self._enter(verdict.status, verdict.reward)
-            self._tell()
+            self._report_progress()
 
     def _enter(self, status: RolloutStatus, reward: float | None) -> None:
         self._status[status] += 1
@@ -225,7 +225,7 @@ class _Run:
             source=verdict.source,
             error=verdict.error,
         )
-        self._complain(verdict, identity)
+        self._log_failure(verdict, identity)
         return verdict, ended.blameless
 
     async def _judged(self, task: Task, identity: Identity, ended: Ended) -> _Verdict:
@@ -248,12 +248,12 @@ class _Run:
             try:
                 score = number_of(ended.value, "the agent")
             except ValueError as error:
-                self._complain(_Verdict("ok", {}, "return", None, str(error)), identity)
+                self._log_failure(_Verdict("ok", {}, "return", None, str(error)), identity)
             else:
                 return _Verdict("ok", {REWARD: score}, "return", score, None)
         return _Verdict("ok", {}, "return", None, None)
 
-    def _tell(self) -> None:
+    def _report_progress(self) -> None:
         if self._on_progress:
             done = self._status.total()
             self._on_progress(Progress(done, done - self._status["ok"], self._total, self._mean_reward()))
@@ -261,7 +261,7 @@ class _Run:
     def _mean_reward(self) -> float | None:
         return self._reward_sum / self._rewarded if self._rewarded else None
 
-    def _complain(self, verdict: _Verdict, identity: Identity) -> None:
+    def _log_failure(self, verdict: _Verdict, identity: Identity) -> None:
         """Logs each kind of failure once as a warning, and every repetition at debug level."""
         if verdict.error is None:
             return

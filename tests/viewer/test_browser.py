@@ -214,7 +214,7 @@ def _paths(world: World) -> list[str]:
 def test_a_page_that_takes_long_appears_once_it_is_ready(chromium: Any, world: World) -> None:
     sql = quote("SELECT sum(hash(a.range, b.range) % 7) AS hashes FROM range(20000) a, range(4000) b")
     with (
-        serving(world.home, world.store, patience_ms=30) as running,
+        serving(world.home, world.store, page_wait_ms=30) as running,
         contextlib.closing(chromium.new_context(base_url=running.url)) as context,
     ):
         page = context.new_page()

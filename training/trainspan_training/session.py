@@ -24,7 +24,7 @@ from trainspan_training.model.starting_policy import Policy, starting_policy
 from trainspan_training.objective.heavy_imports import import_training
 from trainspan_training.objective.options import check, reporters
 from trainspan_training.rounds.dataset_queue import follow, newest
-from trainspan_training.rounds.owed_state import find_owed
+from trainspan_training.rounds.missing_state import find_missing_state
 from trainspan_training.rounds.publication import publish_pending, skip
 from trainspan_training.rounds.result import NO_ROWS, Result
 
@@ -69,8 +69,8 @@ def train(job: Job, on_ready: Callable[[], None], on_result: Callable[[Result], 
     try:
         team = Team.join()
         try:
-            with _held(job.checkpoints, team) as book:
-                _Session(job, team, book, rule, on_ready, on_result).run()
+            with _held(job.checkpoints, team) as checkpoints:
+                _Session(job, team, checkpoints, rule, on_ready, on_result).run()
             team.finish()
         except Exception as error:
             if (first := team.fail(error)) is error:
@@ -96,8 +96,8 @@ def _held(root: Path, team: Team) -> Iterator[Checkpoints | None]:
     try:
         yield held[0] if held else None
     finally:
-        for book in held:
-            book.close()
+        for checkpoints in held:
+            checkpoints.close()
 
 
 class _Session:
@@ -107,14 +107,14 @@ class _Session:
         self,
         job: Job,
         team: Team,
-        book: Checkpoints | None,
+        checkpoints: Checkpoints | None,
         rule: Rule,
         on_ready: Callable[[], None],
         on_result: Callable[[Result], None],
     ) -> None:
         self._job = job
         self._team = team
-        self._leader = Leader(team, book)
+        self._leader = Leader(team, checkpoints)
         self._rule = rule
         self._on_ready = on_ready
         self._on_result = on_result
@@ -122,8 +122,10 @@ class _Session:
 
     def run(self) -> None:
         settings = self._job.settings
-        policy = self._leader.share(lambda book: _start(book, settings))
-        owed = self._leader.share(lambda book: find_owed(book, policy, self._job.datasets))
+        policy = self._leader.share(lambda checkpoints: _start(checkpoints, settings))
+        missing_state = self._leader.share(
+            lambda checkpoints: find_missing_state(checkpoints, policy, self._job.datasets)
+        )
         datasets = self._datasets(policy)
         if datasets is None:
             return
@@ -141,7 +143,7 @@ class _Session:
                 self._report,
                 self._team,
                 keep_going=self._job.follow,
-                owed=owed,
+                missing_state=missing_state,
             )
             if self._team.leads:
                 self._on_ready()
@@ -156,7 +158,7 @@ class _Session:
         job = self._job
         if job.follow:
             return self._team.each(lambda: islice(self._appearing(), job.rounds))
-        dataset: DatasetFolder = self._leader.share(lambda book: newest(job.datasets, book.ledger))
+        dataset: DatasetFolder = self._leader.share(lambda checkpoints: newest(job.datasets, checkpoints.ledger))
         if dataset.rows:
             return iter([dataset])
         skip(self._leader, dataset, NO_ROWS)
@@ -173,9 +175,9 @@ class _Session:
             self._on_result(result)
 
 
-def _start(book: Checkpoints, settings: TrainSettings) -> Policy:
-    publish_pending(settings, book)
-    return starting_policy(book, settings.model or served_model(), settings.adapter)
+def _start(checkpoints: Checkpoints, settings: TrainSettings) -> Policy:
+    publish_pending(settings, checkpoints)
+    return starting_policy(checkpoints, settings.model or served_model(), settings.adapter)
 
 
 class _Picture:

@@ -39,7 +39,7 @@ class _Files:
         return read_segments(self._folder, self.segments, position, max_bytes)
 
 
-class _Kept(logging.Handler):
+class _LogBuffer(logging.Handler):
     """Keeps log records until they are handed over."""
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ def main() -> None:
     bound_freed_memory(_BLOCK_BYTES, _KEPT_BYTES)
     keep_pandas_out()
     collect_rarely()
-    kept = _Kept()
+    kept = _LogBuffer()
     logging.basicConfig(level=logging.DEBUG, handlers=[kept])
     with Connection(int(sys.argv[1])) as connection, os.fdopen(int(sys.argv[2]), "wb", buffering=0) as shared:
         try:
@@ -67,7 +67,7 @@ def main() -> None:
             return
 
 
-def _serve(connection: "Connection[object, object]", shared: BinaryIO, kept: _Kept) -> None:
+def _serve(connection: "Connection[object, object]", shared: BinaryIO, kept: _LogBuffer) -> None:
     begin = connection.recv()
     assert isinstance(begin, Begin)
     files, quarantine = _Files(begin.journal), Quarantine(begin.quarantine)

@@ -52,9 +52,9 @@ def figures(store: Path, cursor: duckdb.DuckDBPyConnection, journal: Journal) ->
 
 def store_files(store: Path) -> list[Path]:
     """Every file of the store: database, write-ahead logs, journal, quarantine, key index, address."""
-    beside = [path for path in store.parent.glob(f"{store.name}*") if path.is_file()]
+    files = [path for path in store.parent.glob(f"{store.name}*") if path.is_file()]
     folders = [store.with_name(f"{store.name}.{name}") for name in ("journal", "quarantine", "keys")]
-    return [*beside, *(path for folder in folders for path in folder.glob("*") if path.is_file())]
+    return [*files, *(path for folder in folders for path in folder.glob("*") if path.is_file())]
 
 
 def _size(path: Path) -> int:

@@ -162,7 +162,7 @@ def _answer(
         except (duckdb.Error, pa.ArrowException, OSError) as error:
             raise StoreError(_explained(error)) from error.with_traceback(None)  # its frames hold the reader
         finally:
-            del reader  # it holds the database open, which whoever waits for the last reader will close
+            del reader  # it holds the database open; the thread that waits for the last reader closes it
 
 
 def _message(messages: Iterator[bytes], context: grpc.ServicerContext, timeout: MessageTimeout) -> bytes:

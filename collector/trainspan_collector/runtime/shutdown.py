@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from enum import Enum
 from types import FrameType
 
-__all__ = ["Asked", "Stop", "stop_signal"]
+__all__ = ["SignalAction", "Stop", "stop_signal"]
 
 
-class Asked(Enum):
-    TO_STOP = "to stop"
-    TO_RELOAD = "to reload"
+class SignalAction(Enum):
+    STOP = "to stop"
+    RELOAD = "to reload"
 
 
 class Stop:
@@ -28,13 +28,13 @@ class Stop:
         with contextlib.suppress(BlockingIOError):  # full, so it is set
             os.write(self.write_end, bytes(1))
 
-    def wait(self) -> Asked:
+    def wait(self) -> SignalAction:
         if not self.asked:
             number = os.read(self._read, 1)[0]  # the interpreter writes a signal's number
             if number == signal.SIGHUP:
-                return Asked.TO_RELOAD
+                return SignalAction.RELOAD
             self.asked = number != 0
-        return Asked.TO_STOP
+        return SignalAction.STOP
 
 
 @contextlib.contextmanager

@@ -66,7 +66,7 @@ class Database:
         return cursor
 
     def row_groups(self) -> RowGroups:
-        """For whoever inserts rows."""
+        """Row groups for inserts, within the memory limit."""
         return RowGroups(self._memory_bytes)
 
     def progress(self) -> Progress:

@@ -3,7 +3,7 @@
 The table `stored.places` says in which parts of the store the rows of a trace and of a rollout are, so that readers of some
 rollouts need not search the others. A place is PLACE_ROWS numbers (`seq`) wide, about four row groups, and is added when it is
 complete; readers always look at the rows after the last place. Ids are stored as hashes: if two are equal, or a row was deleted,
-readers look at a place for nothing.
+readers search a place without result.
 """
 
 from collections.abc import Mapping

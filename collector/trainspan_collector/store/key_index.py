@@ -88,7 +88,7 @@ class Copy(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Header:
-    """What the index knows of itself, written in one batch with the rows."""
+    """The state of the index, written in one batch with the rows."""
 
     salt: str
     """Hexadecimal digits."""

@@ -66,14 +66,14 @@ def _run(task_file: int, answer: int, *files: int) -> NoReturn:
         try:
             reader = _select(_open(task, files), task["sql"], rows_at_once(task["largest_row_bytes"]))
         except (duckdb.Error, ValueError, MemoryError) as error:
-            _tell(out, *_explained(error, task, REFUSED))
+            _send_message(out, *_explained(error, task, REFUSED))
             os._exit(0)
         try:
             _write(out, reader, task["metadata"])
         except ConnectionError:
             raise
         except (duckdb.Error, pa.ArrowException, MemoryError, OSError) as error:  # Arrow's for DuckDB's is OSError
-            _tell(out, *_explained(error, task, FAILED))
+            _send_message(out, *_explained(error, task, FAILED))
     except OSError:  # the reader is gone
         pass
     os._exit(0)  # at once: there is nothing to clean up
@@ -142,7 +142,7 @@ def _write(out: socket.socket, reader: pa.RecordBatchReader, metadata: dict[str,
             stream.write_batch(part.replace_schema_metadata(metadata))
             _send(out, written)
     _send(out, written)  # the schema, if there was no row
-    _tell(out, END, "")
+    _send_message(out, END, "")
 
 
 def _send(out: socket.socket, written: "_Parts") -> None:
@@ -154,7 +154,7 @@ def _send(out: socket.socket, written: "_Parts") -> None:
         out.sendall(data)
 
 
-def _tell(out: socket.socket, kind: int, line: str) -> None:
+def _send_message(out: socket.socket, kind: int, line: str) -> None:
     text = line.encode()
     out.sendall(HEAD.pack(kind, len(text)) + text)
 

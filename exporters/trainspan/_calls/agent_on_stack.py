@@ -1,6 +1,6 @@
 """Finds the agent that makes a call on the call stack, for frameworks that keep no current agent.
 
-The nearest frame of a framework's code that holds one of its agents tells which agent calls. This works in threads and tasks
+The nearest frame of a framework's code that holds one of its agents names the calling agent. This works in threads and tasks
 without a context, and changes nothing in the framework.
 """
 

@@ -256,7 +256,7 @@ def _task(source: Source, found: Found) -> Selection | None:
     """The rollouts of its task and those in their traces; None if none of them made a call with tokens.
 
     A trace may hold several rollouts, and a call's ancestors may be part of another one. Without a call of the policy
-    server, only the rest of the round tells which models it serves.
+    server, only the rest of the round shows which models it serves.
     """
     same = Selection(found.run_id, found.round)
     ids, n_calls = {found.rollout_id}, 0

@@ -184,8 +184,8 @@ def _write(request: ExportRequest, examples: Examples) -> None:
         with temporary.open("w", encoding="utf-8") as file:
             for row in examples.rows:
                 file.write(json.dumps(row, ensure_ascii=True) + "\n")
-        beside = request.out.with_name(f"{request.out.name}.{MANIFEST}")
-        beside.write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+        manifest_file = request.out.with_name(f"{request.out.name}.{MANIFEST}")
+        manifest_file.write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
         temporary.replace(request.out)
     finally:
         temporary.unlink(missing_ok=True)

@@ -119,7 +119,7 @@ def _cause_in_text(was: str, now: str, of_tokens: str) -> str:
         return "reasoning"
     if _ids_differ(was, now, at):
         return "tool_call_ids"
-    if _is_written_anew(was, now, at):
+    if _is_reformatted(was, now, at):
         return "arguments"
     return "template" if of_tokens == "retokenization" else of_tokens
 
@@ -158,7 +158,7 @@ def _ids_differ(was: str, now: str, at: int) -> bool:
     return after[0] == after[1]
 
 
-def _is_written_anew(was: str, now: str, at: int) -> bool:
+def _is_reformatted(was: str, now: str, at: int) -> bool:
     """Whether the difference is within a JSON value that both texts contain, written in two ways."""
     was, now = was[: at + _FARTHEST], now[: at + _FARTHEST]
     starts = [place for place in range(at, max(-1, at - _FARTHEST), -1) if was[place : place + 1] in ("{", "[", '"')]

@@ -91,5 +91,5 @@ class ViewSettings:
     """PEM key of `tls_cert`; default: no TLS."""
     insecure_allow_remote: bool = False
     """Listen without TLS on an address that other machines can reach."""
-    patience_ms: int = 200
+    page_wait_ms: int = 200
     """Milliseconds after which a browser gets a page that says what it waits for, and loads the rest by itself."""

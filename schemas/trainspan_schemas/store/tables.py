@@ -1,5 +1,7 @@
 """The rows of the store's tables, `stored.spans`, `stored.logs` and `stored.evaluations`: each column declared once.
 
+The collector declares its internal tables (journal position, places, superseded rows) itself.
+
 The fields are the columns, in order; their types say how the store keeps them. The tables, their Arrow form and the types of
 the public views (views.py) come from here. Columns added by a migration are at the end of their row.
 
@@ -14,7 +16,7 @@ __all__ = ["TABLES", "Column", "EvaluationRow", "LogRow", "SpanRow", "columns"]
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _Storage:
     """How the store keeps a value."""
 
     sql_type: str
@@ -22,17 +24,17 @@ class _Kept:
     """DuckDB chooses if None."""
 
 
-_Number = Annotated[int, _Kept("INTEGER")]
-_Long = Annotated[int, _Kept("BIGINT")]
-_Unsigned = Annotated[int, _Kept("UBIGINT")]
-_Real = Annotated[float, _Kept("DOUBLE")]
-_Flag = Annotated[bool, _Kept("BOOLEAN")]
-_Hash = Annotated[bytes, _Kept("BLOB")]
-_Text = Annotated[str, _Kept("VARCHAR")]
-_LongText = Annotated[str, _Kept("VARCHAR", compression="zstd")]
-_Ids = Annotated[bytes, _Kept("INTEGER[]")]
+_Number = Annotated[int, _Storage("INTEGER")]
+_Long = Annotated[int, _Storage("BIGINT")]
+_Unsigned = Annotated[int, _Storage("UBIGINT")]
+_Real = Annotated[float, _Storage("DOUBLE")]
+_Flag = Annotated[bool, _Storage("BOOLEAN")]
+_Hash = Annotated[bytes, _Storage("BLOB")]
+_Text = Annotated[str, _Storage("VARCHAR")]
+_LongText = Annotated[str, _Storage("VARCHAR", compression="zstd")]
+_Ids = Annotated[bytes, _Storage("INTEGER[]")]
 """Packed, 4 bytes per item."""
-_Reals = Annotated[bytes, _Kept("FLOAT[]")]
+_Reals = Annotated[bytes, _Storage("FLOAT[]")]
 """Packed, 4 bytes per item."""
 
 

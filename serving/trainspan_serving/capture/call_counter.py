@@ -66,7 +66,7 @@ class CallCounter:
         try:
             found = self._database.execute("SELECT count FROM calls WHERE key = ?", [_text(key)]).fetchone()
         except sqlite3.Error as error:
-            self._complain(error)
+            self._log_failure(error)
             return 0
         return int(found[0]) if found else 0
 
@@ -74,11 +74,11 @@ class CallCounter:
         try:
             self._database.execute(_SAVE, [_text(key), count])
         except sqlite3.Error as error:
-            self._complain(error)
+            self._log_failure(error)
         else:
             self._is_failing = False
 
-    def _complain(self, error: sqlite3.Error) -> None:
+    def _log_failure(self, error: sqlite3.Error) -> None:
         if not self._is_failing:
             _log.warning("cannot save call numbers file=%s error=%s: a restart would repeat them", self._file, error)
         self._is_failing = True

@@ -25,7 +25,7 @@ _ROUNDING = 2e-5
 _ROUGH = 0.2
 """Maximum mean |Δ log-probability| if one of them computes in bfloat16 or float16."""
 _SHARP = 0.125
-"""Maximum standard error of the shift that tells new from parent weights, 1 apart: the midpoint is 4 errors away."""
+"""Maximum standard error of the shift that distinguishes new from parent weights, 1 apart: the midpoint is 4 errors away."""
 
 
 @dataclass(frozen=True, slots=True)

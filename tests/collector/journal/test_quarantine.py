@@ -80,7 +80,8 @@ def test_a_request_that_the_database_does_not_take_is_found_among_the_others_of_
     with running(store):
         pass
     narrow = "ALTER TABLE store.stored.spans ALTER flags TYPE UTINYINT"
-    code = f"import duckdb; c = duckdb.connect(); c.execute(\"ATTACH '{store}' AS store\"); c.execute({narrow!r})"
+    opened = f"import duckdb; c = duckdb.connect(config={{'temp_directory': '{store}.tmp'}})"
+    code = f"{opened}; c.execute(\"ATTACH '{store}' AS store\"); c.execute({narrow!r})"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
     with running(store, load_interval_s=30, http=ANY_PORT) as collector:
         for number in range(1, 7):

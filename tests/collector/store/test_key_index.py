@@ -217,7 +217,7 @@ def test_the_index_of_a_copy_that_went_its_own_way_is_not_believed(store: Sent, 
     assert [store.send(), store.send(trace=2), store.send(trace=3)] == [30, 30, 0]
 
 
-def test_an_index_of_another_format_is_made_anew(store: Sent) -> None:
+def test_an_index_of_another_format_is_rebuilt(store: Sent) -> None:
     store.send()
     index = store.filling.index
     index._write({}, replace(index._header, format=index._header.format + 1))
@@ -240,7 +240,7 @@ def test_rows_that_retention_deleted_are_new_when_they_come_again(store: Sent) -
 
 
 @pytest.mark.parametrize("fails", ["_write", "close"])
-def test_an_index_that_cannot_forget_what_retention_deleted_is_made_anew(
+def test_an_index_that_cannot_forget_what_retention_deleted_is_rebuilt(
     store: Sent, fails: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.send()

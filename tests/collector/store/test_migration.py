@@ -150,7 +150,7 @@ def test_a_migrated_store_has_the_tables_and_views_of_a_new_one(tmp_path: Path) 
 def test_a_store_that_is_larger_than_the_memory_is_migrated(tmp_path: Path) -> None:
     store = tmp_path / "spans.duckdb"
     _old_store(store)
-    with duckdb.connect() as connection:
+    with duckdb.connect(config={"temp_directory": str(tmp_path)}) as connection:
         connection.execute(f"ATTACH '{store}' AS store (ROW_GROUP_SIZE 2048); USE store")
         connection.execute(
             "INSERT INTO stored.spans BY NAME SELECT s.* EXCLUDE (seq, attributes), range + 10 AS seq,"

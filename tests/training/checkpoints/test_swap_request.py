@@ -22,8 +22,8 @@ BUSY = (503, {"error": "another swap is under way", "reason": "busy"})
 SWAPPED = (200, {"version": 1, "canary": {"status": "fresh"}})
 
 
-def ask(url: str, *, patience_s: float = 20, was_there: bool = True) -> Swap:
-    return publish(url, "policy-000001", 1, patience_s=patience_s, was_there=was_there)
+def ask(url: str, *, retry_for_s: float = 20, was_there: bool = True) -> Swap:
+    return publish(url, "policy-000001", 1, retry_for_s=retry_for_s, was_there=was_there)
 
 
 def test_a_busy_server_is_asked_again_until_it_takes_the_checkpoint() -> None:
@@ -35,7 +35,7 @@ def test_a_busy_server_is_asked_again_until_it_takes_the_checkpoint() -> None:
 def test_a_server_that_stays_busy_is_left_after_a_time() -> None:
     began = time.monotonic()
     with policy_server(BUSY) as server:
-        assert ask(server.url, patience_s=0.5) == Swap("busy", BUSY[1])
+        assert ask(server.url, retry_for_s=0.5) == Swap("busy", BUSY[1])
     assert 0.3 < time.monotonic() - began < 5
     assert len(server.asked) >= 2
 

@@ -83,7 +83,7 @@ def test_the_state_of_another_model_is_no_fresh_start(tmp_path: Path, caplog: py
     with caplog.at_level(logging.WARNING):
         load_optimizer(adam, model, [file])
     assert adam.state[model.bias]["step"] == 3
-    assert "Adam starts afresh for 1 of 2 tensors" in caplog.text
+    assert "Adam starts from zero for 1 of 2 tensors" in caplog.text
     save_file({f"other.bias/{key}": value for key, value in state.items()}, file)
     with pytest.raises(CheckpointError, match=r"Adam's state of 1 tensors that are not trained, first 'other.bias'"):
         load_optimizer(adam, model, [file])

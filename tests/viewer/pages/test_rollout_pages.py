@@ -19,7 +19,7 @@ from trainspan_viewer.pages.rollout.rollout import explanation_page, render_roll
 from trainspan_viewer.pages.rollout.timeline import gaps_of, timeline
 from trainspan_viewer.pages.rollout.tokens import render_tokens
 from trainspan_viewer.queries.params import Params
-from trainspan_viewer.queries.questions.links import Links
+from trainspan_viewer.queries.requests.links import Links
 from trainspan_viewer.queries.rollout.alignment import align, by_turn, first_divergence
 from trainspan_viewer.queries.rollout.conversation import MOST_CHARACTERS, Text, shared_lengths, steps_of, text_of
 from trainspan_viewer.queries.rollout.group import find_contradiction

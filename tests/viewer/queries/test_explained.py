@@ -22,7 +22,7 @@ from trainspan_viewer.pages.rollout.group import render_group
 from trainspan_viewer.pages.rollout.rollout import render_rollout
 from trainspan_viewer.queries.params import Params
 from trainspan_viewer.queries.places import NotFoundError, Places
-from trainspan_viewer.queries.questions.kept import Kept, weight_of
+from trainspan_viewer.queries.result_cache import ResultCache, weight_of
 from trainspan_viewer.queries.rollout import raw_spans
 from trainspan_viewer.queries.rollout.group import GroupModel, load_group
 from trainspan_viewer.queries.rollout.raw_spans import load_spans
@@ -141,8 +141,8 @@ def test_siblings_are_compared_with_the_best_of_all_even_on_another_page(bench: 
 
 def test_accounts_are_kept_for_seconds_only(monkeypatch: pytest.MonkeyPatch) -> None:
     now, made = [100.0], []
-    monkeypatch.setattr("trainspan_viewer.queries.questions.kept.time.monotonic", lambda: now[0])
-    kept: Kept[str] = Kept(100, len)
+    monkeypatch.setattr("trainspan_viewer.queries.result_cache.time.monotonic", lambda: now[0])
+    kept: ResultCache[str] = ResultCache(100, len)
 
     def get(key: str, *, is_live: bool) -> None:
         kept.get(key, lambda: made.append(key) or key, is_live=is_live)  # type: ignore[func-returns-value]

@@ -21,7 +21,7 @@ from trainspan_viewer.pages.rollout.spans import render_spans
 from trainspan_viewer.pages.rollout.tokens import render_tokens
 from trainspan_viewer.queries.params import Params
 from trainspan_viewer.queries.places import NotFoundError, Places
-from trainspan_viewer.queries.questions import limits
+from trainspan_viewer.queries.requests import limits
 from trainspan_viewer.queries.rollout import raw_spans
 from trainspan_viewer.queries.rollout.group import GroupModel, LargeGroup, load_group
 from trainspan_viewer.queries.rollout.raw_spans import load_spans

@@ -35,7 +35,7 @@ def test_pages_do_not_wait_for_queries_and_abandoned_queries_are_not_run(viewer:
 
 def test_a_browser_gets_a_page_at_once_and_the_whole_one_when_it_is_ready(world: World, viewer: Viewer) -> None:
     path = f"/query?sql={SLOW}"
-    with serving(world.home, world.store, patience_ms=100) as running:
+    with serving(world.home, world.store, page_wait_ms=100) as running:
         opened = {"sec_fetch_site": "none", "sec_fetch_mode": "navigate", "sec_fetch_dest": "document"}
         running.get("/query?sql=SELECT+1")
         began = time.monotonic()

@@ -211,7 +211,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 def serving(home: Path, store: str, *arguments: str, **settings: object) -> Iterator[Viewer]:
     """Runs `trainspan view` on a free port; `settings` of `[view]` become environment variables."""
     # On a busy machine, a browser would get the page that waits, and load again while a test looks at it.
-    environ = {"TRAINSPAN_VIEW__PATIENCE_MS": "60000", **os.environ, "TRAINSPAN_HOME": str(home)}
+    environ = {"TRAINSPAN_VIEW__PAGE_WAIT_MS": "60000", **os.environ, "TRAINSPAN_HOME": str(home)}
     environ |= {f"TRAINSPAN_VIEW__{name.upper()}": str(value) for name, value in settings.items()}
     command = [sys.executable, "-m", "trainspan_cli", "view", "--port", "0", "--store", store, *arguments]
     process = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

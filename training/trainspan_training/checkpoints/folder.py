@@ -79,7 +79,7 @@ class Checkpoints:
         files = sorted(folder.glob("part-*.safetensors"))
         if not files and (old := folder.with_name(f"{name}.safetensors")).exists():
             raise CheckpointError(
-                f"{old} has Adam's state in the format of an earlier version: delete it to let Adam start afresh"
+                f"{old} has Adam's state in the format of an earlier version: delete it to let Adam start from zero"
             )
         expected = int(files[0].stem.rpartition("-")[2]) if files else 0
         return files if len(files) == expected else []

@@ -48,16 +48,16 @@ class Swap:
         return None if self.answer is None else self.answer.get("error")
 
 
-def publish(url: str, checkpoint: str, version: int, *, patience_s: float, was_there: bool) -> Swap:
+def publish(url: str, checkpoint: str, version: int, *, retry_for_s: float, was_there: bool) -> Swap:
     """POST /trainspan/policy at `url`, the server's base address (a trailing `/v1` is ignored); "none": does nothing.
 
-    Retries for up to `patience_s` while the server is busy (503) and, if it `was_there` a moment ago, while it is
+    Retries for up to `retry_for_s` while the server is busy (503) and, if it `was_there` a moment ago, while it is
     unreachable: its supervisor restarts it after a crash.
     """
     if url == "none":
         return Swap("off", None)
     base = url.rstrip("/").removesuffix("/v1")
-    deadline = time.monotonic() + patience_s
+    deadline = time.monotonic() + retry_for_s
     is_reported = False
     while True:
         swap, wait_s = _try(base, checkpoint, version, max(_LEAST_TRY_S, deadline - time.monotonic()))
@@ -68,7 +68,7 @@ def publish(url: str, checkpoint: str, version: int, *, patience_s: float, was_t
             log.warning(
                 "checkpoint=%s is waiting for the policy server for at most %g s: %s",
                 checkpoint,
-                patience_s,
+                retry_for_s,
                 swap.error,
             )
         is_reported = True

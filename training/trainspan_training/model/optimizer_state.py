@@ -105,7 +105,7 @@ def load_optimizer(optimizer: Any, model: Any, files: list[Path]) -> None:
         if unknown := sorted(set(names.values()) - parameters.keys()):
             raise CheckpointError(
                 f"{files[0].parent} has Adam's state of {len(unknown)} tensors that are not trained, first {unknown[0]!r}: "
-                "it is from another model or version; delete the folder to let Adam start afresh"
+                "it is from another model or version; delete the folder to let Adam start from zero"
             )
         for item, name in names.items():
             parameter, key = parameters[name], item.removeprefix(f"{name}/")
@@ -117,7 +117,7 @@ def load_optimizer(optimizer: Any, model: Any, files: list[Path]) -> None:
             state.setdefault(indexes[id(parameter)], {})[key] = value
     if files and (fresh := sorted(name for name, one in parameters.items() if indexes.get(id(one), -1) not in state)):
         log.warning(
-            "Adam starts afresh for %d of %d tensors, which have no state in %s, first %s",
+            "Adam starts from zero for %d of %d tensors, which have no state in %s, first %s",
             *(len(fresh), len(parameters), files[0].parent, fresh[0]),
         )
     optimizer.load_state_dict({**optimizer.state_dict(), "state": state})

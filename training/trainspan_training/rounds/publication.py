@@ -59,13 +59,13 @@ class Publication:
         if swap.outcome == "refused":
             log.error("checkpoint=%s refused by the policy server: %s", name, swap.error)
             self._files.drop_state()
-            self._leader.share(lambda book: book.refuse(saved.folder, str(swap.error)))
+            self._leader.share(lambda checkpoints: checkpoints.refuse(saved.folder, str(swap.error)))
             self.go_back()
             return False
         if swap.error:
             log.warning("checkpoint=%s is on disk but not swapped in: %s", name, swap.error)
         entry = Entry(EVENTS[swap.outcome], dataset.sha256, name, swap.error)
-        self._leader.share(lambda book: book.ledger.append(entry))
+        self._leader.share(lambda checkpoints: checkpoints.ledger.append(entry))
         self.policy = saved
         self._files.keep_state()
         return True
@@ -73,17 +73,17 @@ class Publication:
     def finish(self, record: RoundRecord) -> None:
         """Deletes old checkpoints and records the round."""
         self._files.prune(self._settings.policy_url)
-        self._leader.share(lambda book: self._note(book, record))
+        self._leader.share(lambda checkpoints: self._note(checkpoints, record))
 
     def abort(self, dataset: DatasetFolder, record: RoundRecord, failure: str, *, consume: bool) -> None:
         """Reverts. Without `consume` the dataset is not at fault, and is used again when the trainer restarts."""
         self.go_back()
 
-        def note(book: Checkpoints) -> None:
+        def note(checkpoints: Checkpoints) -> None:
             try:
                 if consume:
-                    book.ledger.append(Entry("aborted", dataset.sha256, reason=failure))
-                self._note(book, record)
+                    checkpoints.ledger.append(Entry("aborted", dataset.sha256, reason=failure))
+                self._note(checkpoints, record)
             except OSError as error:
                 log.error("round=%d cannot be recorded: %s", dataset.round, error)
 
@@ -94,14 +94,14 @@ class Publication:
         self._files.restore(self.policy)
         self._files.load_state(self.policy)
 
-    def _note(self, book: Checkpoints, record: RoundRecord) -> None:
-        round_record.append(book.root, record)
+    def _note(self, checkpoints: Checkpoints, record: RoundRecord) -> None:
+        round_record.append(checkpoints.root, record)
         self._report(record.round, figures(record))
 
 
 def skip(leader: Leader[Checkpoints], dataset: DatasetFolder, reason: str) -> None:
     """Records that nothing of the dataset is trained."""
-    leader.share(lambda book: book.ledger.append(Entry("skipped", dataset.sha256, reason=reason)))
+    leader.share(lambda checkpoints: checkpoints.ledger.append(Entry("skipped", dataset.sha256, reason=reason)))
 
 
 def publish_pending(settings: TrainSettings, checkpoints: Checkpoints) -> None:
@@ -121,5 +121,5 @@ def publish_pending(settings: TrainSettings, checkpoints: Checkpoints) -> None:
 
 
 def _ask(settings: TrainSettings, name: str, version: int, *, was_there: bool) -> Swap:
-    patience_s = settings.publish_timeout_s
-    return publish(settings.policy_url, name, version, patience_s=patience_s, was_there=was_there)
+    retry_for_s = settings.publish_timeout_s
+    return publish(settings.policy_url, name, version, retry_for_s=retry_for_s, was_there=was_there)

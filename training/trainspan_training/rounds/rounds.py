@@ -37,6 +37,7 @@ from trainspan_training.model.starting_policy import Policy
 from trainspan_training.objective.grpo_trainer import TransitionGRPOTrainer
 from trainspan_training.objective.token_stats import kl_fault
 from trainspan_training.rounds.canary import CanaryKeeper
+from trainspan_training.rounds.missing_state import MissingState
 from trainspan_training.rounds.old_policy import (
     Prepared,
     Staleness,
@@ -44,7 +45,6 @@ from trainspan_training.rounds.old_policy import (
     sample_of,
     with_reference,
 )
-from trainspan_training.rounds.owed_state import Owed
 from trainspan_training.rounds.publication import Publication, skip
 from trainspan_training.rounds.reading import Outline, Reading
 from trainspan_training.rounds.records import Trained
@@ -60,7 +60,7 @@ class Rounds:
     """An iterable of optimizer steps; set `trainer` (and `reference`) first. Calls `on_result` for each dataset.
 
     With `keep_going` an unusable dataset is skipped; otherwise iterating raises DatasetError or TrainingError. With
-    `owed`, `policy` is the parent of the newest policy, whose state is rebuilt first. A `hollow` model gets its weights
+    `missing_state`, `policy` is the parent of the newest policy, whose state is rebuilt first. An `unloaded` model gets its weights
     when it is split.
     """
 
@@ -76,8 +76,8 @@ class Rounds:
         rule: Rule,
         weights: FullWeights | AdapterWeights,
         keep_going: bool,
-        owed: Owed | None = None,
-        hollow: bool = False,
+        missing_state: MissingState | None = None,
+        unloaded: bool = False,
     ) -> None:
         self._datasets = datasets
         self._leader = leader
@@ -90,8 +90,8 @@ class Rounds:
         self.reference: Any = None
         """The model that the run started from, if `kl_coef` needs it and it is not the policy without its adapter."""
         self._keep_going = keep_going
-        self._owed = owed
-        self._hollow = hollow
+        self._missing_state = missing_state
+        self._unloaded = unloaded
         self._server_dtype: str | None = None
         self._seconds: dict[str, float] = {}
         self.trainer: TransitionGRPOTrainer
@@ -121,8 +121,8 @@ class Rounds:
 
     def __iter__(self) -> Iterator[list[MicroBatch]]:
         self._set_up()
-        if self._owed:
-            yield from self._make_up(self._owed)
+        if self._missing_state:
+            yield from self._repeat_round(self._missing_state)
         waiting_since = time.perf_counter()
         for dataset in self._datasets:
             self._seconds = {"wait": time.perf_counter() - waiting_since}
@@ -137,8 +137,8 @@ class Rounds:
         self._canary = CanaryKeeper(trainer.team)
         self._files = PolicyFiles(self._leader, self._weights, trainer, settings.keep_checkpoints)
         self._publication = Publication(self._started_from, self._files, self._leader, settings, trainer.report)
-        self._movement = self._leader.share(lambda book: Movement.of(book.root))
-        if self._hollow:
+        self._movement = self._leader.share(lambda checkpoints: Movement.of(checkpoints.root))
+        if self._unloaded:
             load_slices(trainer.policy, self._policy.model)
         self._files.load_state(self._policy)
 
@@ -148,32 +148,32 @@ class Rounds:
             self._files.settle()
             self._replayer.close()
 
-    def _make_up(self, owed: Owed) -> Iterator[list[MicroBatch]]:
+    def _repeat_round(self, missing_state: MissingState) -> Iterator[list[MicroBatch]]:
         """Repeats the steps of the newest policy's round to rebuild Adam's state, lost when the trainer was killed."""
-        name = owed.policy.name
-        log.warning("no optimizer state of %s: repeating its steps from %s", name, owed.parent.name)
+        name = missing_state.policy.name
+        log.warning("no optimizer state of %s: repeating its steps from %s", name, missing_state.parent.name)
         try:
-            outline, steps = self._read(owed.dataset, self._batch_layout(owed))
+            outline, steps = self._read(missing_state.dataset, self._batch_layout(missing_state))
         except (DatasetError, TrainingError) as error:
-            log.warning("the optimizer state of %s cannot be recomputed, Adam starts afresh: %s", name, error)
-            self._publication.policy = owed.policy
+            log.warning("the optimizer state of %s cannot be recomputed, Adam starts from zero: %s", name, error)
+            self._publication.policy = missing_state.policy
             self._publication.go_back()
             return
         # The canary's dtype is the coarser of server's and trainer's, by which the old policy was chosen at the time.
-        self._server_dtype = Canary.read(owed.policy.folder).dtype
+        self._server_dtype = Canary.read(missing_state.policy.folder).dtype
         prepared = self._prepare(steps, outline.staleness)
         yield from self._steps(prepared)
         self.trainer.take_stats()
-        tokens = self._tokens(owed.dataset, prepared)
-        if not self._files.restore(owed.policy):
+        tokens = self._tokens(missing_state.dataset, prepared)
+        if not self._files.restore(missing_state.policy):
             tokens = None  # of other steps
             log.warning(
                 "the repeated steps of %s did not reproduce its weights exactly (other settings, or a GPU): Adam's state is theirs",
                 name,
             )
         self.trainer.failure = None
-        self._publication.policy = owed.policy
-        self._files.make_state(owed.policy, tokens)
+        self._publication.policy = missing_state.policy
+        self._files.make_state(missing_state.policy, tokens)
 
     def _round(self, dataset: DatasetFolder) -> Generator[list[MicroBatch], None, Result]:
         try:
@@ -249,14 +249,14 @@ class Rounds:
             outline = reading.plan(self._config(), layout, self._rule)
             return outline, reading.take(outline)
 
-    def _batch_layout(self, owed: Owed) -> BatchLayout:
+    def _batch_layout(self, missing_state: MissingState) -> BatchLayout:
         """The layout with the round's micro-batch size: another, fitted to current memory, would round differently."""
-        tokens = owed.micro_batch_tokens or self._layout.tokens
+        tokens = missing_state.micro_batch_tokens or self._layout.tokens
         if tokens <= self._layout.longest:
             return replace(self._layout, tokens=tokens)
         log.warning(
             "memory has no room for the %d tokens at a time of %s: repeating its steps with %d, equal except for rounding",
-            *(tokens, owed.policy.name, self._layout.tokens),
+            *(tokens, missing_state.policy.name, self._layout.tokens),
         )
         return self._layout
 

@@ -1,7 +1,7 @@
 """Saves and restores the live policy: weights first, then the tokens' figures and Adam's state in the background.
 
 Every process writes its part of both. A policy server waits only for the weights; the next step waits for Adam's state.
-After a kill in between, the checkpoint has no state: see `owed_state`.
+After a kill in between, the checkpoint has no state: see `missing_state`.
 """
 
 import logging
@@ -70,7 +70,7 @@ class PolicyFiles:
             base_digest=parent.base_digest,
             micro_batch_tokens=micro_batch_tokens,
         )
-        temporary: Path = self._leader.share(lambda book: book.begin(meta))
+        temporary: Path = self._leader.share(lambda checkpoints: checkpoints.begin(meta))
         try:
             self._reserve(temporary.name.removeprefix(".tmp-"), tokens)
             written = {
@@ -78,28 +78,36 @@ class PolicyFiles:
                 for files in team.every(lambda: self._weights.write(temporary, team), (OSError, SafetensorError))
                 for name, file in files.items()
             }
-            folder: Path = self._leader.share(lambda book: self._commit(book, temporary, meta, parent, written, canary))
+            folder: Path = self._leader.share(
+                lambda checkpoints: self._commit(checkpoints, temporary, meta, parent, written, canary)
+            )
         except (OSError, SafetensorError):
             self.drop_state()
-            self._leader.share(lambda book: book.discard(meta))
+            self._leader.share(lambda checkpoints: checkpoints.discard(meta))
             raise
         model = parent.model if kind == "lora" else folder
         return Policy(folder, folder.name, parent.base, meta.version, model, trained_on, parent.base_digest)
 
     def _commit(
-        self, book: Checkpoints, temporary: Path, meta: CheckpointMeta, parent: Policy, written: Written, canary: Canary
+        self,
+        checkpoints: Checkpoints,
+        temporary: Path,
+        meta: CheckpointMeta,
+        parent: Policy,
+        written: Written,
+        canary: Canary,
     ) -> Path:
         self._weights.complete(temporary, parent, written)
         canary.write(temporary)
         replace(meta, weights_sha256=hash_of(written)).write(temporary)
-        return book.commit(meta)
+        return checkpoints.commit(meta)
 
     def prune(self, policy_url: str) -> None:
         """Deletes old checkpoints, except those that the policy server at this address reports as served."""
 
-        def delete(book: Checkpoints) -> None:
+        def delete(checkpoints: Checkpoints) -> None:
             try:
-                book.prune(self._keep, served_folders(policy_url))
+                checkpoints.prune(self._keep, served_folders(policy_url))
             except OSError as error:
                 log.warning("old checkpoints cannot be deleted: %s", error)
 
@@ -109,9 +117,9 @@ class PolicyFiles:
         """Reserves space for Adam's state. Raises OSError in every process if one has too little."""
         trainer = self._trainer
         if tokens:
-            place: Path = self._leader.share(lambda book: book.begin_tokens(name))
+            place: Path = self._leader.share(lambda checkpoints: checkpoints.begin_tokens(name))
             self._write_tokens = partial(tokens.write, place, trainer.team.rank, trainer.team.size)
-        folder: Path = self._leader.share(lambda book: book.state_folder(name))
+        folder: Path = self._leader.share(lambda checkpoints: checkpoints.state_folder(name))
 
         def reserve() -> None:
             self._state = StateWriter(trainer.optimizer, trainer.policy, folder, trainer.team.rank, trainer.team.size)
@@ -154,9 +162,9 @@ class PolicyFiles:
         """Loads the policy's Adam state into the live optimizer; empty if there is none."""
         self.settle()
         name = policy.checkpoint
-        files: list[Path] = self._leader.share(lambda book: book.state_files(name)) if name else []
+        files: list[Path] = self._leader.share(lambda checkpoints: checkpoints.state_files(name)) if name else []
         if name and not files:
-            log.warning("no optimizer state of %s: Adam starts afresh", name)
+            log.warning("no optimizer state of %s: Adam starts from zero", name)
         load_optimizer(self._trainer.optimizer, self._trainer.policy, files)
 
 

@@ -20,7 +20,7 @@ from trainspan_training.model.starting_policy import Policy
 from trainspan_training.objective import attention, memory
 from trainspan_training.objective.grpo_trainer import TransitionGRPOTrainer
 from trainspan_training.objective.options import compute_dtype
-from trainspan_training.rounds.owed_state import Owed
+from trainspan_training.rounds.missing_state import MissingState
 from trainspan_training.rounds.result import Result
 from trainspan_training.rounds.rounds import Rounds
 
@@ -37,14 +37,14 @@ def set_up(
     team: Team,
     *,
     keep_going: bool,
-    owed: Owed | None = None,
+    missing_state: MissingState | None = None,
 ) -> Rounds:
     """Loads everything and returns the rounds. Raises CheckpointError, ConfigError or TrainingError if that fails."""
-    if owed:
-        policy = owed.parent
+    if missing_state:
+        policy = missing_state.parent
     config, cuda = load_config(policy.model), torch.cuda.is_available()
     budget = _budget(config, settings, team, cuda=cuda)
-    model, hollow = _load(policy, config, settings, team, cuda=cuda)
+    model, unloaded = _load(policy, config, settings, team, cuda=cuda)
     tokenizer = load_tokenizer(policy.model)
     masks = attention.prepare(model, settings.forward)
     layout = batch_layout(settings, config, cuda=cuda, budget=budget, masks=masks, processes=team.size)
@@ -61,8 +61,8 @@ def set_up(
         rule=rule,
         weights=AdapterWeights(model) if adapted else FullWeights(model),
         keep_going=keep_going,
-        owed=owed,
-        hollow=hollow,
+        missing_state=missing_state,
+        unloaded=unloaded,
     )
     output_dir = str(leader.held.root) if leader.held else "."
     rounds.trainer = TransitionGRPOTrainer(model, tokenizer, settings, rounds, output_dir, team=team)
@@ -73,13 +73,13 @@ def set_up(
 
 def _budget(config: Any, settings: TrainSettings, team: Team, *, cuda: bool) -> Budget:
     """The token budget of this process, which shares memory with the other processes of its machine."""
-    beside = int(os.environ.get("LOCAL_WORLD_SIZE", team.size))
-    free = memory.available(settings, cuda=cuda, processes=beside)
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", team.size))
+    free = memory.available(settings, cuda=cuda, processes=processes)
     return memory.fit(config, settings, free, cuda=cuda, team=team)
 
 
 def _load(policy: Policy, config: Any, settings: TrainSettings, team: Team, *, cuda: bool) -> tuple[Any, bool]:
-    """The model, and whether it is hollow, that is, without weights until it is split."""
+    """The model, and whether it is unloaded, that is, without weights until it is split."""
     model = hollow_model(config) if team.splits else None
     if model is not None and has_slices(model, policy.model):
         return model, True

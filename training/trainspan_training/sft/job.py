@@ -26,7 +26,7 @@ from trainspan_training.sft.work_folder import ABOUT, MANIFEST, WorkFolder, is_c
 __all__ = ["SftJob", "fine_tune"]
 
 _NO_EFFECT = ("model", "chat_template", "save_every_s", "memory_gib", "micro_batch_tokens", "gradient_checkpointing")
-"""Settings that do not change the result but by rounding, or that stand for contents that are hashed."""
+"""Settings that change the result by rounding only, or name contents that are hashed themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +115,9 @@ def _described(data: Path, sources: list[Source]) -> dict[str, Any]:
     """The files, and where `trainspan export` says that they come from."""
     files = []
     for source in sources:
-        beside = source.path.with_name(f"{source.path.name}.manifest.json")
+        manifest_file = source.path.with_name(f"{source.path.name}.manifest.json")
         try:
-            exported = json.loads(beside.read_text())["source"]
+            exported = json.loads(manifest_file.read_text())["source"]
         except (OSError, ValueError, KeyError, TypeError):
             exported = None
         files.append({**asdict(source), "path": str(source.path), "exported_from": exported})

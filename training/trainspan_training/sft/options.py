@@ -1,4 +1,4 @@
-"""Validates the settings of `[sft]` before anything heavy is imported, and passes them on to the rooms shared with `[train]`."""
+"""Validates the settings of `[sft]` before anything heavy is imported, and converts them for the modules shared with `[train]`."""
 
 import re
 from collections.abc import Iterator

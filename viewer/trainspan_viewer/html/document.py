@@ -34,7 +34,7 @@ class Page:
     live: str | None = None
     """Address that the script asks for changes: the element `#live` is replaced by the one of the new document."""
     is_waiting: bool = False
-    """Whether it only stands for a page that is being made: the script loads that once it is ready."""
+    """Whether this is the waiting page: the script loads the real one once it is ready."""
 
 
 @cache

@@ -15,7 +15,7 @@ from trainspan_viewer.pages.quality import quality_body
 from trainspan_viewer.queries.datasets.dataset import DatasetModel
 from trainspan_viewer.queries.datasets.listing import DatasetRow, DatasetsModel
 from trainspan_viewer.queries.datasets.members import Group, Member
-from trainspan_viewer.queries.questions.asked import field_text
+from trainspan_viewer.queries.requests.explain_request import field_text
 
 __all__ = ["render_dataset", "render_datasets"]
 

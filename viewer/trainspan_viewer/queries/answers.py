@@ -12,7 +12,7 @@ from trainspan_processing.text.tokenizer_places import tokenizer_places
 from trainspan_schemas.artifacts.checkpoint import read_latest
 from trainspan_schemas.artifacts.dataset import manifest_path
 from trainspan_schemas.errors import TrainspanError
-from trainspan_viewer.queries.questions.kept import Kept
+from trainspan_viewer.queries.result_cache import ResultCache
 from trainspan_viewer.queries.sources import Sources
 
 __all__ = ["models_of", "rollouts_with_text"]
@@ -21,7 +21,7 @@ _MOST_TOKENS: Final = 50_000_000
 """Of the answers that a search reads: about 15 s."""
 _PART: Final = 2_000
 """Answers that are decoded at a time."""
-_searched: Final[Kept[tuple[list[str], str]]] = Kept(20_000_000)
+_searched: Final[ResultCache[tuple[list[str], str]]] = ResultCache(20_000_000)
 
 
 def rollouts_with_text(

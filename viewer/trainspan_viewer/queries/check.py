@@ -123,7 +123,7 @@ def load_stage(sources: Sources, params: Params) -> StageModel:
 def _links(check: Mapping[str, Any], files: RunFiles, record: Record, dataset: str | None) -> list[tuple[str, str]]:
     found = []
     if query := _QUERIES.get(check["name"]):
-        # A validation after a round has the round's number: only the split tells their rows apart.
+        # A validation after a round has the round's number; only the split distinguishes their rows.
         split = "train" if record["kind"] == "round" else "val"
         sql = query.format(run=_quoted(files.run_id), round=int(record["round"]), split=split)
         if split == "val" and (tasks := _tasks_of(files, record)):

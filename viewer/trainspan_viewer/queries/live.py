@@ -98,9 +98,9 @@ class _Newest:
     spans: Sequence[Row]
     """Newest first."""
     ended: Sequence[Row]
-    """Rollouts whose span is among them, the last to end first, as that span tells."""
+    """Rollouts whose span is among them, the last to end first; fields are those of the span."""
     finished: Sequence[Row]
-    """The first of them, as the store tells, with their rewards."""
+    """The first of them with their rewards, as the store has them."""
     minute: Row
     """Calls, their tokens, and rollouts that ended in the last minute; of all rows."""
     is_behind: bool
@@ -112,7 +112,7 @@ _kept: dict[str, _Newest] = {}
 
 
 def _newest(store: StoreReader) -> _Newest:
-    """The newest rows; those who look at the same time share one reading."""
+    """The newest rows; concurrent requests share one read."""
     held = _kept.get(store.store)
     if held is not None and time.monotonic() < held.until_s and not held.is_behind:
         return held
@@ -150,7 +150,7 @@ def _newest(store: StoreReader) -> _Newest:
 
 
 def _is_internal(facts: str | None) -> bool:
-    """Whether the server asked itself, as for the canary of a swap."""
+    """Whether the server sent this request to itself, for example the canary of a swap."""
     return bool(json.loads(facts or "{}").get(keys.CALL_INTERNAL))
 
 

@@ -1,10 +1,8 @@
-"""What every loader of a model gets: where things are, a reader of the store, the settings, and the notes."""
+"""What every loader of a model gets: where things are, a reader of the store, and the settings."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from trainspan_schemas.config.settings import Settings
-from trainspan_schemas.home import home
-from trainspan_viewer.queries.notes.note_file import NoteFile
 from trainspan_viewer.queries.places import Places
 from trainspan_viewer.queries.store import StoreReader
 
@@ -19,4 +17,3 @@ class Sources:
     store: StoreReader
     settings: Settings
     """Those of `trainspan.toml`, for example the rule of credit that a rollout without a dataset is explained with."""
-    notes: NoteFile = field(default_factory=lambda: NoteFile(home() / "notes.sqlite"))

@@ -25,7 +25,7 @@ from trainspan_viewer.queries.notes.note_file import NoteError, NoteFile
 from trainspan_viewer.queries.notes.subject import Subject
 from trainspan_viewer.queries.params import Params
 from trainspan_viewer.queries.places import NotFoundError
-from trainspan_viewer.queries.questions.asked import CREDIT_SETTINGS
+from trainspan_viewer.queries.requests.explain_request import CREDIT_SETTINGS
 from trainspan_viewer.queries.sources import Sources
 from trainspan_viewer.server.guard import HEADERS, Guard
 from trainspan_viewer.server.routes import ROUTES, View
@@ -58,12 +58,13 @@ _WORK: Final = _CREDIT | {"text"}
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-def make_app(sources: Sources, guard: Guard, *, patience_s: float) -> ASGIApp:
-    """The application with all routes behind the guard. A browser waits `patience_s` for a page that takes longer."""
-    turns = _Turns(asyncio.Semaphore(_AT_ONCE), asyncio.Semaphore(_SLOW_AT_ONCE), Waiting(patience_s))
+def make_app(sources: Sources, note_file: NoteFile, guard: Guard, *, page_wait_s: float) -> ASGIApp:
+    """The application with all routes behind the guard. A browser waits `page_wait_s` for a page that takes longer."""
+    turns = _Turns(asyncio.Semaphore(_AT_ONCE), asyncio.Semaphore(_SLOW_AT_ONCE), Waiting(page_wait_s))
+    views = (*ROUTES, _notes_view(note_file, guard))
     routes = [Route("/static/{name}", _static)]
-    routes += [Route(view.path, _endpoint(view, sources, guard, turns)) for view in (*ROUTES, _notes_view(guard))]
-    routes += writing_routes(sources.notes, guard, lambda page, status: _html(served(page, _VERSION), status))
+    routes += [Route(view.path, _endpoint(view, sources, note_file, guard, turns)) for view in views]
+    routes += writing_routes(note_file, guard, lambda page, status: _html(served(page, _VERSION), status))
     return _Guarded(
         Starlette(routes=routes, exception_handlers={404: _not_found, 405: _not_found, Exception: _failed}), guard
     )
@@ -82,13 +83,13 @@ class _Turns:
         return self.slow if view.is_slow or slow & params.query.keys() else self.plain
 
 
-def _endpoint(view: View, sources: Sources, guard: Guard, turns: _Turns) -> Endpoint:
+def _endpoint(view: View, sources: Sources, note_file: NoteFile, guard: Guard, turns: _Turns) -> Endpoint:
     def answer(params: Params) -> Response:
         try:
             model = view.load(sources, params)
             made = view.render(model)
             if (subject := view.subject(model)) is not None:
-                made = _with_notes(made, subject, sources.notes, _desk(params, guard))
+                made = _with_notes(made, subject, note_file, _desk(params, guard))
         except NotFoundError as error:
             return _error_page(404, "Not found", str(error))
         except UsageError as error:
@@ -127,9 +128,13 @@ def _endpoint(view: View, sources: Sources, guard: Guard, turns: _Turns) -> Endp
     return endpoint
 
 
-def _notes_view(guard: Guard) -> View:
+def _notes_view(note_file: NoteFile, guard: Guard) -> View:
     """The list of all notes, whose forms need the guard's token."""
-    return View(_NOTES, load_notes, lambda model: render_notes(model, _desk(model.params, guard)))
+    return View(
+        _NOTES,
+        lambda _, params: load_notes(note_file, params),
+        lambda model: render_notes(model, _desk(model.params, guard)),
+    )
 
 
 def _desk(params: Params, guard: Guard) -> Desk:

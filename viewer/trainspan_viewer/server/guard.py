@@ -69,7 +69,7 @@ class Guard:
     _tickets: set[str] = field(default_factory=set, repr=False)
 
     def refusal(self, method: str, headers: Mapping[str, str]) -> Refusal | None:
-        """Why a request is refused, whoever sends it; None if it may go on to `admits`."""
+        """Why a request of any sender is refused; None if `admits` decides."""
         host = headers.get("host", "")
         if not self._is_ours(host):
             return Refusal(

@@ -1,4 +1,4 @@
-"""Runs the web server until it is told to stop."""
+"""Runs the web server until a signal stops it."""
 
 import contextlib
 import ipaddress
@@ -13,7 +13,9 @@ import uvicorn
 
 from trainspan_schemas.config.settings import ViewSettings
 from trainspan_schemas.errors import ConfigError, UsageError
+from trainspan_schemas.home import home
 from trainspan_schemas.store.roles import Role, home_token_file, read_tokens
+from trainspan_viewer.queries.notes.note_file import NoteFile
 from trainspan_viewer.queries.sources import Sources
 from trainspan_viewer.server.app import make_app
 from trainspan_viewer.server.connection import Connection
@@ -70,7 +72,7 @@ def serve(settings: ViewSettings, sources: Sources, on_ready: Callable[[Listenin
         is_read_only=settings.read_only,
     )
     config = uvicorn.Config(
-        make_app(sources, guard, patience_s=settings.patience_ms / 1000),
+        make_app(sources, NoteFile(home() / "notes.sqlite"), guard, page_wait_s=settings.page_wait_ms / 1000),
         log_level="warning",
         lifespan="off",
         server_header=False,

@@ -1,7 +1,7 @@
 """Pages that take longer than a browser should wait: it gets a small page at once, and the whole one when that is ready.
 
-The work goes on in the meantime, and whoever asks for the same address next gets its answer: the script of the small page, which
-waits for it and then loads the page again, or a reader without scripts, who follows a link. What nobody asks for is forgotten.
+The computation continues, and the next request for the same address gets its answer: the small page's script waits for it and
+reloads the page; a reader without scripts follows a link. An answer that is not requested is discarded.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ __all__ = ["Waiting", "Work"]
 _MOST: Final = 16
 """Works that are kept; the oldest is forgotten first."""
 _WANTED_S: Final = 10.0
-"""How long a work, and then its answer, is kept for whoever was told that it is coming."""
+"""How long a computation, and then its answer, is kept for a reader who got the waiting page."""
 
 
 @dataclass(slots=True)
@@ -31,26 +31,26 @@ class Work:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether somebody waits for it, or was told a moment ago that it is coming."""
+        """Whether a reader waits for it, or got the waiting page a moment ago."""
         return self.watchers > 0 or time.monotonic() < self.until_s
 
 
 class Waiting:
     """The works of one server, in its event loop."""
 
-    def __init__(self, patience_s: float) -> None:
-        self._patience_s = patience_s
+    def __init__(self, page_wait_s: float) -> None:
+        self._page_wait_s = page_wait_s
         self._works: dict[str, Work] = {}
 
     async def navigate(self, address: str, make: Callable[[Work], Awaitable[Response]]) -> Response | None:
-        """The page, or None if it is not ready in time and goes on being made."""
+        """The page, or None if it is not ready in time; then its computation continues."""
         self._forget()
         work = self._works.get(address)
         if work is None:
             work = Work()
             work.task = asyncio.ensure_future(make(work))
             self._works[address] = work
-        done = await self._watched(work, self._patience_s)
+        done = await self._watched(work, self._page_wait_s)
         if not done:
             return None
         self._works.pop(address, None)

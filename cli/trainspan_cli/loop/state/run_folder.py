@@ -21,7 +21,7 @@ from trainspan_schemas.home import make_home, runs_dir
 __all__ = ["RunFolder", "newest_unfinished"]
 
 _READER_S = 1.0
-"""A process that looks whether the run is in progress holds the lock for an instant."""
+"""A process that checks whether the run is active holds the lock briefly."""
 LEDGER_REST_S = 20.0
 """A running trainer writes a round's metrics well within this time after the ledger's last line of that round."""
 

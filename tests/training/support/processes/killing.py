@@ -32,9 +32,9 @@ def main(model: Path, datasets: Path, out: Path, moments: int) -> None:
     import_once()
 
     def job(checkpoints: Path) -> Job:
-        book = Checkpoints(checkpoints)  # recovers from the kill, as the trainer will
-        done = len({entry.dataset for entry in book.ledger.entries})
-        book.close()
+        checkpoints = Checkpoints(checkpoints)  # recovers from the kill, as the trainer will
+        done = len({entry.dataset for entry in checkpoints.ledger.entries})
+        checkpoints.close()
         settings = TrainSettings(model=str(model), policy_url="none", learning_rate=1e-4, steps_per_round=STEPS)
         return Job(settings, datasets, checkpoints, follow=True, rounds=DATASETS - done)
 

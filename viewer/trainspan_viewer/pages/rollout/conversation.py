@@ -9,7 +9,7 @@ from trainspan_viewer.html.elements import Child, Element, element, isolated, li
 from trainspan_viewer.html.formats import count, seconds
 from trainspan_viewer.pages.rollout.marks import titled_marks
 from trainspan_viewer.pages.rollout.texts import pre, text_parts
-from trainspan_viewer.queries.questions.links import Links
+from trainspan_viewer.queries.requests.links import Links
 from trainspan_viewer.queries.rollout.conversation import Said, Step, Text, Turn, said_of
 from trainspan_viewer.queries.rollout.large import NOT_DERIVED, NOT_IN_DATASET
 
@@ -21,7 +21,7 @@ _MOST_TOOL: Final = 1_500
 def conversation(
     account: RolloutAccount, steps: list[Step], links: Links | None, *, in_full: bool = False, is_part: bool = False
 ) -> list[Child]:
-    """One section per step; without `links` for a page that stands alone, and with `in_full` each token has a title.
+    """One section per step; without `links` for a page without navigation, and with `in_full` each token has a title.
 
     `is_part`: the calls come from the store alone (queries/rollout/large.py).
     """

@@ -70,7 +70,7 @@ def _common(model: GroupModel) -> list[Child]:
 
 
 def _verdict_on_rewards(model: GroupModel) -> Element | None:
-    """What the rewards themselves tell: a judge that contradicts itself, or nothing to learn from."""
+    """What the rewards alone show: a judge that contradicts itself, or nothing to learn from."""
     if (found := model.contradiction) is not None:
         better, worse = (one.credit.reward for one in (found.better, found.worse))
         return element(

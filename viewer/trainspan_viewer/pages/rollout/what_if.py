@@ -6,8 +6,8 @@ from trainspan_processing.explain.arithmetic import number
 from trainspan_viewer.html.elements import Child, Element, element, link, table
 from trainspan_viewer.pages.rollout.facts import derivation
 from trainspan_viewer.queries.params import Params
-from trainspan_viewer.queries.questions.asked import field_text
-from trainspan_viewer.queries.questions.links import Links
+from trainspan_viewer.queries.requests.explain_request import field_text
+from trainspan_viewer.queries.requests.links import Links
 from trainspan_viewer.queries.rollout.what_if import Change, KnobState, WhatIf
 
 __all__ = ["what_if_part"]

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from trainspan_viewer.queries.notes.note_file import Note
+from trainspan_viewer.queries.notes.note_file import Note, NoteFile
 from trainspan_viewer.queries.params import Params
-from trainspan_viewer.queries.sources import Sources
 
 __all__ = ["NotesModel", "load_notes"]
 
@@ -26,8 +25,8 @@ class NotesModel:
     params: Params
 
 
-def load_notes(sources: Sources, params: Params) -> NotesModel:
+def load_notes(note_file: NoteFile, params: Params) -> NotesModel:
     """Raises NoteError if the file cannot be read."""
     start, text = params.integer("from", 0), params.text("text").strip()
-    notes, found = sources.notes.newest(start, _PAGE, text=text)
+    notes, found = note_file.newest(start, _PAGE, text=text)
     return NotesModel(notes, start, _PAGE, found, text, params)

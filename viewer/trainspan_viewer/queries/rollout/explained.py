@@ -23,12 +23,12 @@ from trainspan_processing.traces.trace_index import Clock
 from trainspan_schemas.artifacts.dataset import dataset_dir, manifest_path, round_dir_name
 from trainspan_viewer.queries.params import Params
 from trainspan_viewer.queries.places import DatasetPlace, NotFoundError
-from trainspan_viewer.queries.questions.asked import Asked, ask
-from trainspan_viewer.queries.questions.kept import Kept
-from trainspan_viewer.queries.questions.limits import NotDerivedError, check_own, obstacle_to
+from trainspan_viewer.queries.requests.explain_request import ExplainRequest, ask
+from trainspan_viewer.queries.requests.limits import NotDerivedError, check_own, obstacle_to
+from trainspan_viewer.queries.result_cache import ResultCache
 from trainspan_viewer.queries.sources import Sources
 
-__all__ = ["MEMBERS", "account_of", "asked_of", "changed_group_of", "decoder_of", "group_of"]
+__all__ = ["MEMBERS", "account_of", "changed_group_of", "decoder_of", "group_of", "request_of"]
 
 _Made = TypeVar("_Made")
 
@@ -39,12 +39,12 @@ _KEPT_BYTES: Final = 100_000_000
 _CLOCK: Final = Clock(time.time_ns, time.sleep)
 
 
-_rollouts: Final[Kept[RolloutAccount]] = Kept(_KEPT_BYTES)
-_groups: Final[Kept[GroupAccount]] = Kept(_KEPT_BYTES)
-_pairs: Final[Kept[tuple[GroupAccount, GroupAccount]]] = Kept(_KEPT_BYTES)
+_rollouts: Final[ResultCache[RolloutAccount]] = ResultCache(_KEPT_BYTES)
+_groups: Final[ResultCache[GroupAccount]] = ResultCache(_KEPT_BYTES)
+_pairs: Final[ResultCache[tuple[GroupAccount, GroupAccount]]] = ResultCache(_KEPT_BYTES)
 
 
-def asked_of(sources: Sources, params: Params, rollout: str, dataset: str = "") -> Asked:
+def request_of(sources: Sources, params: Params, rollout: str, dataset: str = "") -> ExplainRequest:
     """The question about a rollout, explained by the dataset named, else by its round's if that covers it.
 
     `dataset` "none": by the store as it is now. Raises NotFoundError for an unknown dataset.
@@ -109,47 +109,47 @@ def _known() -> Iterator[None]:
         raise NotFoundError(str(error)) from error
 
 
-def _checked(asked: Asked, make: Callable[[], _Made]) -> _Made:
+def _checked(request: ExplainRequest, make: Callable[[], _Made]) -> _Made:
     """What `make` returns. Raises NotDerivedError if the store holds more than that may read."""
-    if (error := obstacle_to(asked)) is not None:
+    if (error := obstacle_to(request)) is not None:
         raise NotDerivedError(
             str(error), error.largest, error.rollout_id
         )  # not the one that is kept, which would gather tracebacks
     return make()
 
 
-def account_of(asked: Asked) -> RolloutAccount:
+def account_of(request: ExplainRequest) -> RolloutAccount:
     """The rollout, without the text of its single tokens. Raises NotDerivedError."""
-    question = asked.question
+    question = request.question
     with _known():
         return _rollouts.get(
-            _key(asked),
-            lambda: _checked(asked, lambda: explain_rollout(question, _CLOCK, pieces=False)),
-            is_live=asked.place is None,
+            _key(request),
+            lambda: _checked(request, lambda: explain_rollout(question, _CLOCK, pieces=False)),
+            is_live=request.place is None,
         )
 
 
-def group_of(asked: Asked, *, start: int) -> GroupAccount:
+def group_of(request: ExplainRequest, *, start: int) -> GroupAccount:
     """The rollout's group: MEMBERS of them from number `start`. Raises NotDerivedError."""
-    question, check = asked.question, partial(check_own, asked)
+    question, check = request.question, partial(check_own, request)
     with _known():
         return _groups.get(
-            (*_key(asked), start),
-            lambda: _checked(asked, lambda: explain_group(question, _CLOCK, start=start, most=MEMBERS, check=check)),
-            is_live=asked.place is None,
+            (*_key(request), start),
+            lambda: _checked(request, lambda: explain_group(question, _CLOCK, start=start, most=MEMBERS, check=check)),
+            is_live=request.place is None,
         )
 
 
-def changed_group_of(asked: Asked, *, start: int) -> tuple[GroupAccount, GroupAccount]:
+def changed_group_of(request: ExplainRequest, *, start: int) -> tuple[GroupAccount, GroupAccount]:
     """The same group, and with the changes of the address. Raises NotDerivedError."""
-    question, changes, check = asked.question, asked.changes, partial(check_own, asked)
+    question, changes, check = request.question, request.changes, partial(check_own, request)
     with _known():
         return _pairs.get(
-            (*_key(asked), start, tuple(sorted(changes.items()))),
+            (*_key(request), start, tuple(sorted(changes.items()))),
             lambda: _checked(
-                asked, lambda: compare_credit(question, changes, _CLOCK, start=start, most=MEMBERS, check=check)
+                request, lambda: compare_credit(question, changes, _CLOCK, start=start, most=MEMBERS, check=check)
             ),
-            is_live=asked.place is None,
+            is_live=request.place is None,
         )
 
 
@@ -158,7 +158,7 @@ def decoder_of(account: RolloutAccount) -> Decoder | None:
     return find_decoder([account.decoded_with]) if account.decoded_with else None
 
 
-def _key(asked: Asked) -> tuple[object, ...]:
-    question, place = asked.question, asked.place
+def _key(request: ExplainRequest) -> tuple[object, ...]:
+    question, place = request.question, request.place
     changed_ns = manifest_path(place.path).stat().st_mtime_ns if place else 0
     return (question.rollout, question.attempt, place.path if place else None, changed_ns, question.settings)

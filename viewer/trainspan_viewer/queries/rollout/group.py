@@ -15,18 +15,18 @@ from trainspan_processing.reasons.reason_counts import NO_ROLLOUT
 from trainspan_processing.text.token_text import Decoder
 from trainspan_viewer.queries.params import Params
 from trainspan_viewer.queries.places import NotFoundError
-from trainspan_viewer.queries.questions.asked import Asked
-from trainspan_viewer.queries.questions.limits import NotDerivedError, Size
-from trainspan_viewer.queries.questions.links import Links
+from trainspan_viewer.queries.requests.explain_request import ExplainRequest
+from trainspan_viewer.queries.requests.limits import NotDerivedError, Size
+from trainspan_viewer.queries.requests.links import Links
 from trainspan_viewer.queries.rollout.alignment import Divergence, Turn, align, by_turn, first_divergence
 from trainspan_viewer.queries.rollout.conversation import Text, ids_text, shared_lengths, text_of
 from trainspan_viewer.queries.rollout.explained import (
     MEMBERS,
     account_of,
-    asked_of,
     changed_group_of,
     decoder_of,
     group_of,
+    request_of,
 )
 from trainspan_viewer.queries.rollout.what_if import WhatIf, what_if
 from trainspan_viewer.queries.sources import Sources
@@ -122,20 +122,20 @@ def load_group(sources: Sources, params: Params) -> GroupModel | LargeGroup:
     dataset, rollout = params.path.get("dataset", ""), params.text("rollout")
     if dataset:
         rollout = _member(sources, dataset, params.text("group"))
-    asked = asked_of(sources, params, rollout, dataset)
+    request = request_of(sources, params, rollout, dataset)
     try:
-        return _side_by_side(asked, params)
+        return _side_by_side(request, params)
     except NotDerivedError as error:
-        return LargeGroup(str(error), error.largest, Links(asked.place.name if asked.place else None))
+        return LargeGroup(str(error), error.largest, Links(request.place.name if request.place else None))
 
 
-def _side_by_side(asked: Asked, params: Params) -> GroupModel:
+def _side_by_side(request: ExplainRequest, params: Params) -> GroupModel:
     start = MEMBERS * (params.integer("start", 0, most=10**6) // MEMBERS)
-    answer = what_if(asked, start=start)
-    group = changed_group_of(asked, start=start)[0] if answer.group else group_of(asked, start=start)
+    answer = what_if(request, start=start)
+    group = changed_group_of(request, start=start)[0] if answer.group else group_of(request, start=start)
     if not group.rollouts:
         raise NotFoundError(f"the group has {len(group.keys)} rollouts: none from number {start}")
-    reference = _reference(asked, group, params.text("against"))
+    reference = _reference(request, group, params.text("against"))
     rows = align([reference.calls, *(one.calls for one in group.rollouts)])
     first = min(params.integer("turn", 0, most=10**6), max(len(rows) - 1, 0)) // _TURNS * _TURNS
     shown = range(first, min(first + _TURNS, len(rows)))
@@ -153,9 +153,9 @@ def _side_by_side(asked: Asked, params: Params) -> GroupModel:
         common=min(departures, key=lambda one: (one.row, one.part != "prompt", one.token), default=None),
         contradiction=find_contradiction(group.rollouts, decoder),
         what_if=answer,
-        links=Links(asked.place.name if asked.place else None),
+        links=Links(request.place.name if request.place else None),
         params=params,
-        dataset=asked.place.name if asked.place else None,
+        dataset=request.place.name if request.place else None,
     )
 
 
@@ -173,7 +173,7 @@ def _member(sources: Sources, dataset: str, group_id: str) -> str:
     return str(named["rollout_id"][0])
 
 
-def _reference(asked: Asked, group: GroupAccount, wanted: str) -> RolloutAccount:
+def _reference(request: ExplainRequest, group: GroupAccount, wanted: str) -> RolloutAccount:
     """The rollout asked for as ID:ATTEMPT, else the one with the greatest reward of all; it may be on another page."""
     name, _, number = wanted.rpartition(":")
     rewards = {
@@ -195,8 +195,8 @@ def _reference(asked: Asked, group: GroupAccount, wanted: str) -> RolloutAccount
     if chosen is None:
         return max(group.rollouts, key=lambda one: len(one.calls) > 0)
     shown = next((one for one in group.rollouts if (one.rollout_id, one.attempt) == chosen), None)
-    question = replace(asked.question, rollout=chosen[0], attempt=chosen[1])
-    return shown or account_of(replace(asked, question=question))
+    question = replace(request.question, rollout=chosen[0], attempt=chosen[1])
+    return shown or account_of(replace(request, question=question))
 
 
 def _sibling(

@@ -13,9 +13,9 @@ from trainspan_processing.tables import SPAN_KEY
 from trainspan_processing.text.token_text import find_decoder
 from trainspan_processing.traces.server_calls import CALL_COLUMNS, narrow_calls
 from trainspan_viewer.queries.places import NotFoundError
-from trainspan_viewer.queries.questions.asked import Asked
-from trainspan_viewer.queries.questions.limits import NotDerivedError
-from trainspan_viewer.queries.questions.parts import part_of
+from trainspan_viewer.queries.requests.explain_request import ExplainRequest
+from trainspan_viewer.queries.requests.limits import NotDerivedError
+from trainspan_viewer.queries.requests.parts import part_of
 
 __all__ = ["NOT_DERIVED", "NOT_IN_DATASET", "LargePart", "large_part"]
 
@@ -49,12 +49,12 @@ class LargePart:
     """Why nothing is derived."""
 
 
-def large_part(asked: Asked, error: NotDerivedError, *, start: int, most: int) -> LargePart:
+def large_part(request: ExplainRequest, error: NotDerivedError, *, start: int, most: int) -> LargePart:
     """At most `most` calls, fewer if they have many tokens. Raises NotFoundError if the store does not hold the rollout."""
-    rollout_id = error.rollout_id or asked.question.rollout
+    rollout_id = error.rollout_id or request.question.rollout
     selection = Selection(rollout_ids=[rollout_id])
-    with Source(asked.question.stores, allow_behind=True) as source:
-        facts = _facts(source, selection, asked.question.attempt)
+    with Source(request.question.stores, allow_behind=True) as source:
+        facts = _facts(source, selection, request.question.attempt)
         columns = list(dict.fromkeys(CALL_COLUMNS))
         rows, n_calls = part_of(source, "calls", selection, columns, start=start, most=most, attempt=facts["attempt"])
         tokens = pl.DataFrame()
@@ -64,10 +64,10 @@ def large_part(asked: Asked, error: NotDerivedError, *, start: int, most: int) -
             order = rows.select(*SPAN_KEY)
             calls = order.join(narrow_calls([rows]), on=SPAN_KEY, how="inner", maintain_order="left")
             tokens = calls.join(read_tokens(source, calls), on=SPAN_KEY, how="left", maintain_order="left")
-    decoder = find_decoder(asked.question.models, covering=list(greatest_ids(tokens))) if tokens.height else None
+    decoder = find_decoder(request.question.models, covering=list(greatest_ids(tokens))) if tokens.height else None
     if facts["start_ns"] is None:
         facts["start_ns"] = int(tokens["start_ns"][0]) if tokens.height else 0
-    made = _calls(asked, rollout_id, tokens, start, facts["start_ns"])
+    made = _calls(request, rollout_id, tokens, start, facts["start_ns"])
     account = RolloutAccount(
         **{name: facts[name] for name in ("rollout_id", "attempt", "run_id", "round", "task_id", "split", "status")},
         reason=None,
@@ -104,8 +104,10 @@ def _facts(source: Source, selection: Selection, attempt: int | None) -> dict[st
     return found[chosen]
 
 
-def _calls(asked: Asked, rollout_id: str, calls: pl.DataFrame, start: int, start_ns: int) -> list[CallAccount]:
-    dataset = asked.question.dataset
+def _calls(
+    request: ExplainRequest, rollout_id: str, calls: pl.DataFrame, start: int, start_ns: int
+) -> list[CallAccount]:
+    dataset = request.question.dataset
     credited: dict[tuple[str, str], float] = {}
     if dataset is not None and calls.height:
         columns = [*SPAN_KEY, "advantage"]

@@ -12,10 +12,10 @@ from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.tables import SPAN_KEY
 from trainspan_viewer.queries.params import Params
 from trainspan_viewer.queries.places import NotFoundError
-from trainspan_viewer.queries.questions.links import Links
-from trainspan_viewer.queries.questions.parts import part_of
+from trainspan_viewer.queries.requests.links import Links
+from trainspan_viewer.queries.requests.parts import part_of
 from trainspan_viewer.queries.rollout.conversation import Text
-from trainspan_viewer.queries.rollout.explained import asked_of
+from trainspan_viewer.queries.rollout.explained import request_of
 from trainspan_viewer.queries.sources import Sources
 
 __all__ = ["PAGE", "RawSpan", "SpansModel", "load_spans"]
@@ -82,12 +82,12 @@ class SpansModel:
 def load_spans(sources: Sources, params: Params) -> SpansModel:
     """The spans of the attempt in the address, else of the last one. Raises NotFoundError if it is not stored."""
     rollout_id = params.text("rollout")
-    asked = asked_of(sources, params, rollout_id)
+    request = request_of(sources, params, rollout_id)
     start = params.integer("start", 0, most=10**7)
     selection = Selection(rollout_ids=[rollout_id])
     attempt = params.integer("attempt", -1, least=-1, most=10**6)
     n_others, shared = None, list[str]()
-    with Source(asked.question.stores, allow_behind=True) as source:
+    with Source(request.question.stores, allow_behind=True) as source:
         attempts = _attempts(source, selection, rollout_id)
         attempt = max(attempts, default=0) if attempt < 0 else attempt
         rows, total = part_of(source, "spans", selection, _PLACES, start=start, most=PAGE, attempt=attempt)
@@ -129,7 +129,7 @@ def load_spans(sources: Sources, params: Params) -> SpansModel:
         total,
         total > _MOST_PLACES,
         params,
-        Links.of_question(asked).of(f"/rollouts/{quote(rollout_id, safe='')}"),
+        Links.of_request(request).of(f"/rollouts/{quote(rollout_id, safe='')}"),
     )
 
 

@@ -5,11 +5,11 @@ from typing import Final
 
 from trainspan_processing.explain.account import RolloutAccount
 from trainspan_viewer.queries.params import Params
-from trainspan_viewer.queries.questions.asked import Asked
-from trainspan_viewer.queries.questions.limits import NotDerivedError
-from trainspan_viewer.queries.questions.links import Links
+from trainspan_viewer.queries.requests.explain_request import ExplainRequest
+from trainspan_viewer.queries.requests.limits import NotDerivedError
+from trainspan_viewer.queries.requests.links import Links
 from trainspan_viewer.queries.rollout.conversation import Step, steps_of
-from trainspan_viewer.queries.rollout.explained import account_of, asked_of, decoder_of
+from trainspan_viewer.queries.rollout.explained import account_of, decoder_of, request_of
 from trainspan_viewer.queries.rollout.large import LargePart, large_part
 from trainspan_viewer.queries.rollout.what_if import WhatIf, what_if
 from trainspan_viewer.queries.sources import Sources
@@ -40,26 +40,26 @@ class RolloutModel:
 
 def load_rollout(sources: Sources, params: Params) -> RolloutModel:
     """Raises NotFoundError if the rollout is not stored."""
-    asked = asked_of(sources, params, params.text("rollout"))
+    request = request_of(sources, params, params.text("rollout"))
     start = params.integer("start", 0, most=10**7)
     try:
-        account = account_of(asked)
+        account = account_of(request)
     except NotDerivedError as error:
-        return _part(asked, params, large_part(asked, error, start=start, most=STEPS))
+        return _part(request, params, large_part(request, error, start=start, most=STEPS))
     steps, n_steps = steps_of(account, start, STEPS, decoder_of(account))
     return RolloutModel(
         account=account,
         steps=steps,
         start=start,
         n_steps=n_steps,
-        what_if=what_if(asked, (account.rollout_id, account.attempt)),
-        links=Links.of_question(asked),
+        what_if=what_if(request, (account.rollout_id, account.attempt)),
+        links=Links.of_request(request),
         params=params,
     )
 
 
-def _part(asked: Asked, params: Params, part: LargePart) -> RolloutModel:
+def _part(request: ExplainRequest, params: Params, part: LargePart) -> RolloutModel:
     """Some calls of a rollout that is too large."""
     steps, _ = steps_of(part.account, 0, STEPS, decoder_of(part.account))
-    links = Links.of_question(asked)
+    links = Links.of_request(request)
     return RolloutModel(part.account, steps, part.start, part.n_calls, None, links, params, part)

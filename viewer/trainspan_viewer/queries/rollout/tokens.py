@@ -9,10 +9,10 @@ from trainspan_processing.explain.account import CallAccount, RolloutAccount
 from trainspan_processing.text.safe_text import visible
 from trainspan_viewer.queries.params import Params
 from trainspan_viewer.queries.places import NotFoundError
-from trainspan_viewer.queries.questions.limits import NotDerivedError
-from trainspan_viewer.queries.questions.links import Links
+from trainspan_viewer.queries.requests.limits import NotDerivedError
+from trainspan_viewer.queries.requests.links import Links
 from trainspan_viewer.queries.rollout.conversation import Text, shared_lengths, text_of
-from trainspan_viewer.queries.rollout.explained import account_of, asked_of, decoder_of
+from trainspan_viewer.queries.rollout.explained import account_of, decoder_of, request_of
 from trainspan_viewer.queries.rollout.large import large_part
 from trainspan_viewer.queries.rollout.trainer_figures import Figures, Missing, read_figures
 from trainspan_viewer.queries.sources import Sources
@@ -73,13 +73,13 @@ class TokensModel:
 
 def load_tokens(sources: Sources, params: Params) -> TokensModel:
     """Raises NotFoundError if the rollout is not stored or has no such call."""
-    asked = asked_of(sources, params, params.text("rollout"))
+    request = request_of(sources, params, params.text("rollout"))
     number = params.integer("call", 0, most=10**9)
     part = None
     try:
-        account = account_of(asked)
+        account = account_of(request)
     except NotDerivedError as error:
-        part = large_part(asked, error, start=number, most=1)
+        part = large_part(request, error, start=number, most=1)
         account = part.account
     call = next((one for one in account.calls if one.index == number), None)
     if call is None:
@@ -93,7 +93,7 @@ def load_tokens(sources: Sources, params: Params) -> TokensModel:
     some = call.completion_ids[start : start + _MOST_TOKENS]
     ids, pieces = _bounded(some, decoder.pieces(some) if decoder else [f"{one} " for one in some])
     shown = slice(start, start + len(ids))
-    figures = read_figures(sources, asked.place, account.rollout_id, account.attempt, call.span_id)
+    figures = read_figures(sources, request.place, account.rollout_id, account.attempt, call.span_id)
     known, like = shared_lengths(account.calls)[number]
     trained = figures if isinstance(figures, Figures) else None
     return TokensModel(
@@ -111,7 +111,7 @@ def load_tokens(sources: Sources, params: Params) -> TokensModel:
         missing=figures.why if isinstance(figures, Missing) else None,
         available=OVERLAYS if trained else tuple(name for name in OVERLAYS if name in ("advantage", "logprob", "mask")),
         figures=trained,
-        links=Links.of_question(asked),
+        links=Links.of_request(request),
         params=params,
         n_calls=part.n_calls if part else None,
     )

@@ -8,7 +8,7 @@ from trainspan_processing.explain.account import RolloutAccount
 from trainspan_processing.explain.explain import GroupAccount
 from trainspan_schemas.config.setting_docs import setting_docs
 from trainspan_schemas.errors import DatasetError, UsageError
-from trainspan_viewer.queries.questions.asked import CREDIT_SETTINGS, Asked, Knob
+from trainspan_viewer.queries.requests.explain_request import CREDIT_SETTINGS, ExplainRequest, Knob
 from trainspan_viewer.queries.rollout.explained import MEMBERS, changed_group_of
 
 __all__ = ["Change", "KnobState", "WhatIf", "what_if"]
@@ -70,12 +70,12 @@ class WhatIf:
         )
 
 
-def what_if(asked: Asked, rollout: tuple[str, int] | None = None, start: int = 0) -> WhatIf:
+def what_if(request: ExplainRequest, rollout: tuple[str, int] | None = None, start: int = 0) -> WhatIf:
     """What the changes of the address do to the members of the group from number `start`, or to those beside `rollout`.
 
     Settings that make no sense together are an error in the result.
     """
-    settings, changes = asked.settings, asked.changes
+    settings, changes = request.settings, request.changes
     changed = replace(settings, **changes)
     notes = _notes()
     knobs = [
@@ -85,9 +85,9 @@ def what_if(asked: Asked, rollout: tuple[str, int] | None = None, start: int = 0
     if not changes:
         return WhatIf(knobs, [], None)
     try:
-        before, group = changed_group_of(asked, start=start)
+        before, group = changed_group_of(request, start=start)
         if rollout is not None and (place := before.keys.index(rollout) // MEMBERS):
-            before, group = changed_group_of(asked, start=place * MEMBERS)
+            before, group = changed_group_of(request, start=place * MEMBERS)
     except (UsageError, DatasetError) as error:
         return WhatIf(knobs, [], None, str(error))
     return WhatIf(knobs, _changes(before, group), group)

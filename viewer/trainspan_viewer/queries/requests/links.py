@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 from trainspan_viewer.queries.params import Params
-from trainspan_viewer.queries.questions.asked import Asked
+from trainspan_viewer.queries.requests.explain_request import ExplainRequest
 
 __all__ = ["Links"]
 
@@ -18,8 +18,8 @@ class Links:
     attempt: int | None = None
 
     @classmethod
-    def of_question(cls, asked: Asked) -> "Links":
-        return cls(asked.place.name if asked.place else None, asked.question.attempt)
+    def of_request(cls, request: ExplainRequest) -> "Links":
+        return cls(request.place.name if request.place else None, request.question.attempt)
 
     def rollout(self, rollout_id: str, attempt: int, **more: object) -> str:
         return self.of(f"/rollouts/{quote(rollout_id, safe='')}", attempt=attempt, **more)

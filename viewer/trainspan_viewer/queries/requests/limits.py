@@ -13,8 +13,8 @@ from trainspan_processing.dataset.ledger import NOTHING_USED
 from trainspan_processing.explain.inquiry import Found, locate, stands_alone
 from trainspan_processing.read.source import Selection, Source
 from trainspan_schemas.errors import StoreError
-from trainspan_viewer.queries.questions.asked import Asked
-from trainspan_viewer.queries.questions.kept import Kept
+from trainspan_viewer.queries.requests.explain_request import ExplainRequest
+from trainspan_viewer.queries.result_cache import ResultCache
 
 __all__ = ["NotDerivedError", "Size", "check_own", "check_together", "obstacle_to"]
 
@@ -53,30 +53,35 @@ class NotDerivedError(StoreError):
         self.largest, self.rollout_id = largest, rollout_id
 
 
-_checked: Final[Kept[NotDerivedError | None]] = Kept(1_000, lambda _: 1)
+_checked: Final[ResultCache[NotDerivedError | None]] = ResultCache(1_000, lambda _: 1)
 
 
-def obstacle_to(asked: Asked) -> NotDerivedError | None:
+def obstacle_to(request: ExplainRequest) -> NotDerivedError | None:
     """Why the credit of the rollout is not derived for a page; None if it is."""
 
     def look() -> NotDerivedError | None:
-        with Source(asked.question.stores, allow_behind=True) as source:
-            found = locate(source, asked.question)  # the address may have only the beginning of the id
+        with Source(request.question.stores, allow_behind=True) as source:
+            found = locate(source, request.question)  # the address may have only the beginning of the id
         try:
-            _check_function(asked)
-            check_own(asked, [found.rollout_id])
-            check_together(asked, found)
+            _check_function(request)
+            check_own(request, [found.rollout_id])
+            check_together(request, found)
         except NotDerivedError as error:
             return NotDerivedError(str(error), error.largest, found.rollout_id)
         return None
 
-    key = (tuple(asked.question.stores), asked.question.rollout, asked.question.attempt, asked.question.settings)
-    return _checked.get((*key, asked.place.path if asked.place else None), look, is_live=True)
+    key = (
+        tuple(request.question.stores),
+        request.question.rollout,
+        request.question.attempt,
+        request.question.settings,
+    )
+    return _checked.get((*key, request.place.path if request.place else None), look, is_live=True)
 
 
-def check_own(asked: Asked, rollout_ids: Iterable[str]) -> None:
+def check_own(request: ExplainRequest, rollout_ids: Iterable[str]) -> None:
     """Raises NotDerivedError if the contents of these rollouts are too large to be read for a page."""
-    rows = _sizes(asked, Selection(rollout_ids=sorted(set(rollout_ids))), _OWN)
+    rows = _sizes(request, Selection(rollout_ids=sorted(set(rollout_ids))), _OWN)
     limits = {
         "spans": (MOST_SPANS, "spans"),
         "evaluations": (_MOST_EVALUATIONS, "evaluations"),
@@ -91,9 +96,9 @@ def check_own(asked: Asked, rollout_ids: Iterable[str]) -> None:
             raise NotDerivedError(f"{whose} {total:,} {what}, more than the {most:,} of a page", _largest(rows))
 
 
-def _check_function(asked: Asked) -> None:
+def _check_function(request: ExplainRequest) -> None:
     """Raises NotDerivedError if the rewards come from a function, and no dataset records what it returned."""
-    function, dataset = asked.settings.reward, asked.question.dataset
+    function, dataset = request.settings.reward, request.question.dataset
     if function is None or (dataset is not None and dataset.returned(NOTHING_USED) is not None):
         return
     if dataset is None:
@@ -104,17 +109,17 @@ def _check_function(asked: Asked) -> None:
     raise NotDerivedError(f"Its dataset does not record what {function} returned: build it again")
 
 
-def check_together(asked: Asked, found: Found) -> None:
+def check_together(request: ExplainRequest, found: Found) -> None:
     """Raises NotDerivedError if the rollouts that it is compared with are too many or too large."""
     same = Selection(found.run_id, found.round)
     if None in (found.run_id, found.round):
-        rows = _sizes(asked, same, _TOGETHER, without_run=found.run_id is None, without_round=found.round is None)
+        rows = _sizes(request, same, _TOGETHER, without_run=found.run_id is None, without_round=found.round is None)
         _check(rows, _MOST_COMPARED, _place_of(found))
         return
     if found.task_id is not None:
-        _check(_sizes(asked, same, _TOGETHER, task_id=found.task_id), _MOST_COMPARED, "of its task")
-    if not stands_alone(asked.question.chosen, found):
-        _check(_sizes(asked, same, _TOGETHER), _MOST_OF_ROUND, "of its round")
+        _check(_sizes(request, same, _TOGETHER, task_id=found.task_id), _MOST_COMPARED, "of its task")
+    if not stands_alone(request.question.chosen, found):
+        _check(_sizes(request, same, _TOGETHER), _MOST_OF_ROUND, "of its round")
 
 
 def _place_of(found: Found) -> str:
@@ -134,7 +139,7 @@ def _largest(rows: list[dict[str, int]]) -> list[Size]:
 
 
 def _sizes(
-    asked: Asked,
+    request: ExplainRequest,
     selection: Selection,
     columns: list[str],
     *,
@@ -144,7 +149,7 @@ def _sizes(
 ) -> list[dict[str, int]]:
     """The rows of all stores, the largest first."""
     which: dict[str, Any] = {"task_id": task_id, "without_run": without_run, "without_round": without_round}
-    with Source(asked.question.stores, allow_behind=True) as source:
+    with Source(request.question.stores, allow_behind=True) as source:
         rows = [
             row
             for batch in source.read("sizes", selection, columns, rows=_LARGEST, **which)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from dataclasses import fields, is_dataclass
 from typing import Final, Generic, TypeVar
 
-__all__ = ["Kept", "weight_of"]
+__all__ = ["ResultCache", "weight_of"]
 
 _Value = TypeVar("_Value")
 
@@ -34,7 +34,7 @@ def weight_of(value: object) -> int:
     return _NUMBER
 
 
-class Kept(Generic[_Value]):
+class ResultCache(Generic[_Value]):
     """Values by key, the most recently used ones, up to `most` bytes in total; safe for threads."""
 
     def __init__(self, most: int, weigh: Callable[[_Value], int] = weight_of) -> None:

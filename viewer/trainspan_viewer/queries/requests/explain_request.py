@@ -19,7 +19,7 @@ from trainspan_viewer.queries.params import Params
 from trainspan_viewer.queries.places import DatasetPlace
 from trainspan_viewer.queries.sources import Sources
 
-__all__ = ["CREDIT_SETTINGS", "Asked", "Knob", "ask", "chosen_changes", "field_text"]
+__all__ = ["CREDIT_SETTINGS", "ExplainRequest", "Knob", "ask", "chosen_changes", "field_text"]
 
 _MOST_EXACT = 1e15
 """Whole numbers below it are equal as floats and as integers."""
@@ -56,7 +56,7 @@ CREDIT_SETTINGS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ExplainRequest:
     """A question and where its answer comes from."""
 
     question: Question
@@ -71,7 +71,9 @@ class Asked:
         return Question((), "", self.question.settings, dataset=self.question.dataset).chosen
 
 
-def ask(sources: Sources, params: Params, rollout: str, place: DatasetPlace | None, run_id: str | None) -> Asked:
+def ask(
+    sources: Sources, params: Params, rollout: str, place: DatasetPlace | None, run_id: str | None
+) -> ExplainRequest:
     """The question about this rollout of a run. Raises UsageError for a change that is not allowed or makes no sense."""
     settings = sources.settings.dataset
     published = open_published(place.path) if place else None
@@ -85,7 +87,7 @@ def ask(sources: Sources, params: Params, rollout: str, place: DatasetPlace | No
         models=models_of(sources, run_id),
         whole=False,
     )
-    return Asked(plain, place, chosen_changes(plain.chosen, params))
+    return ExplainRequest(plain, place, chosen_changes(plain.chosen, params))
 
 
 def chosen_changes(settings: DatasetSettings, params: Params) -> dict[str, Any]:

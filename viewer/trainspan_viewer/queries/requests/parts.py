@@ -22,7 +22,7 @@ def part_of(
         skip = max(start - total, 0)
         frames = list(source.read(name, selection, columns, store=store, skip=skip, rows=max(left, 1), **more))
         rows = pl.concat(frames) if frames else pl.DataFrame()
-        if rows.is_empty() and skip:  # it begins after the last of this store, whose number only a row tells
+        if rows.is_empty() and skip:  # it begins after the last row of this store, and only a row has their number
             frames = list(source.read(name, selection, columns[:1], store=store, rows=1, **more))
             first = pl.concat(frames) if frames else pl.DataFrame()
             total += int(first["n_selected"][0]) if first.height else 0

@@ -14,13 +14,13 @@ from trainspan_training.checkpoints.folder import Checkpoints
 from trainspan_training.data.dataset import DatasetFolder, open_dataset
 from trainspan_training.model.starting_policy import Policy, named_policy
 
-__all__ = ["Owed", "find_owed"]
+__all__ = ["MissingState", "find_missing_state"]
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Owed:
+class MissingState:
     """The state of `policy`, obtained by training `parent` on `dataset`."""
 
     policy: Policy
@@ -30,13 +30,13 @@ class Owed:
     """Micro-batch size that its steps were planned with; None if its checkpoint does not record it."""
 
 
-def find_owed(book: Checkpoints, policy: Policy, datasets: Path) -> Owed | None:
+def find_missing_state(checkpoints: Checkpoints, policy: Policy, datasets: Path) -> MissingState | None:
     """The newest policy's missing state; None if it is there, or (with a warning) if its inputs are gone."""
-    if policy.checkpoint is None or book.state_files(policy.checkpoint):
+    if policy.checkpoint is None or checkpoints.state_files(policy.checkpoint):
         return None
     meta = CheckpointMeta.read(policy.folder)
     try:
-        parent = named_policy(book, meta)
+        parent = named_policy(checkpoints, meta)
     except CheckpointError as error:
         log.warning("the optimizer state of %s cannot be recomputed: %s", policy.name, error)
         return None
@@ -44,10 +44,10 @@ def find_owed(book: Checkpoints, policy: Policy, datasets: Path) -> Owed | None:
     if dataset is None:
         log.warning("the optimizer state of %s cannot be recomputed: its dataset is not in %s", policy.name, datasets)
         return None
-    if parent.checkpoint and not book.state_files(parent.checkpoint):
+    if parent.checkpoint and not checkpoints.state_files(parent.checkpoint):
         log.warning("the optimizer state of %s cannot be recomputed: its parent %s has none", policy.name, parent.name)
         return None
-    return Owed(policy, parent, dataset, meta.micro_batch_tokens)
+    return MissingState(policy, parent, dataset, meta.micro_batch_tokens)
 
 
 def _find(datasets: Path, sha256: str | None) -> DatasetFolder | None:
