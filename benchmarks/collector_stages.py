@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from benchmarks.support.export_requests import SPANS_PER_REQUEST, requests
 from trainspan_collector.journal.frames import Frame, Signal, encode_header, new_marker
-from trainspan_collector.journal.segments import Position, Progress
+from trainspan_collector.journal.segments import LoadProgress, Position
 from trainspan_collector.load.batcher_worker import write_table
 from trainspan_collector.otlp.signals import TRACES
 from trainspan_collector.rows.batch import Batch
@@ -78,7 +78,7 @@ def _measure(folder: Path) -> dict[str, Any]:
                     tables = replace(tables, spans=_handed_over(tables.spans, shared))
                 with stages.stage("insert and commit"):
                     index.cover(cursor)
-                    load(cursor, index, groups, tables, Progress(Position(1, number), gathered.last_seq))
+                    load(cursor, index, groups, tables, LoadProgress(Position(1, number), gathered.last_seq))
                 gathered = Batch(gathered.last_seq)
     with stages.stage("checkpoint"):
         database.checkpoint()

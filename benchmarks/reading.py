@@ -125,7 +125,7 @@ def read(dataset: str) -> None:
     from trainspan_training.data.loss_weights import find_rule
     from trainspan_training.devices.team import Team
     from trainspan_training.model.starting_policy import Policy
-    from trainspan_training.rounds.reading import Reading
+    from trainspan_training.rounds.reading import RoundReading
 
     config = LlamaConfig(vocab_size=49_152, hidden_size=576, intermediate_size=1536, max_position_embeddings=2**17)
     settings = TrainSettings(micro_batch_tokens=2**16, forward="packed")
@@ -138,7 +138,7 @@ def read(dataset: str) -> None:
     made: list[Any] = []
 
     def work() -> None:
-        reading = Reading(folder, Policy(Path(), None, "base", 0, Path()), settings, team, replayer)
+        reading = RoundReading(folder, Policy(Path(), None, "base", 0, Path()), settings, team, replayer)
         reading.replay()
         reading.read()
         made.extend(reading.take(reading.plan(config, layout, find_rule(settings))))

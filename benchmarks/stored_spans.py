@@ -20,7 +20,7 @@ import pyarrow as pa
 from benchmarks.support.export_requests import SPANS_PER_REQUEST, requests
 from tests.support.collector.filling import Filling
 from trainspan_collector.journal.frames import Frame, Signal
-from trainspan_collector.journal.segments import Position, Progress
+from trainspan_collector.journal.segments import LoadProgress, Position
 from trainspan_collector.rows.batch import Batch, Tables
 from trainspan_collector.rows.tables import ROW_GROUP_ROWS
 from trainspan_collector.store.database import Database
@@ -118,7 +118,7 @@ def _load(filling: Filling, tables: Tables) -> float:
     """Microseconds of CPU per span, including RocksDB's threads but not the checkpoint."""
     began = time.process_time()
     filling.index.cover(filling.cursor)
-    load(filling.cursor, filling.index, filling.row_groups, tables, Progress(Position(1, 1), filling.last_seq))
+    load(filling.cursor, filling.index, filling.row_groups, tables, LoadProgress(Position(1, 1), filling.last_seq))
     return 1e6 * (time.process_time() - began) / tables.n_spans
 
 

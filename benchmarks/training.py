@@ -19,8 +19,8 @@ from tests.support.models.tiny_model import make_tiny_model
 from trainspan_schemas.config.settings import TrainSettings
 from trainspan_training.model.loading import load_config, load_model, load_tokenizer
 from trainspan_training.objective.heavy_imports import import_training
-from trainspan_training.rounds.result import Result
-from trainspan_training.session import Job, train
+from trainspan_training.rounds.result import RoundResult
+from trainspan_training.session import TrainJob, train
 
 __all__ = ["measure"]
 
@@ -61,13 +61,13 @@ def measure(rounds: int = 3) -> dict[str, Any]:
 def _run(settings: TrainSettings, datasets: Path, checkpoints: Path, rounds: int) -> dict[str, Any]:
     seconds: list[float] = []
     cpu_seconds: list[float] = []
-    results: list[Result] = []
+    results: list[RoundResult] = []
     marks = [(0.0, 0.0)]
 
     def mark() -> None:
         marks.append((time.perf_counter(), time.process_time()))
 
-    def on_result(result: Result) -> None:
+    def on_result(result: RoundResult) -> None:
         before = marks[-1]
         mark()
         seconds.append(marks[-1][0] - before[0])
@@ -75,7 +75,7 @@ def _run(settings: TrainSettings, datasets: Path, checkpoints: Path, rounds: int
         results.append(result)
 
     free = replace(settings, max_kl=1e9, max_ratio=1e9, old_policy="logged")
-    train(Job(free, datasets, checkpoints, follow=True, rounds=rounds), mark, on_result)
+    train(TrainJob(free, datasets, checkpoints, follow=True, rounds=rounds), mark, on_result)
     event = results[-1].event()
     return {
         "seconds": round(statistics.median(seconds), 3),

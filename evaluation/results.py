@@ -14,7 +14,7 @@ from evaluation.cpu_time import cpu_at, noted
 from evaluation.plans import RESULTS, ROOT, Plan
 from evaluation.retokenized import count_retokenized
 from trainspan_cli.loop.state.run_folder import RunFolder
-from trainspan_schemas.intervals import Estimate
+from trainspan_schemas.intervals import RewardEstimate
 
 __all__ = ["evaluations", "read_results", "run_of", "settings_of", "store_result"]
 
@@ -106,7 +106,7 @@ def read_results(folder: Path = RESULTS) -> list[dict[str, Any]]:
 
 
 def _estimate(record: Mapping[str, Any]) -> dict[str, Any]:
-    estimate = Estimate.of_record(record)
+    estimate = RewardEstimate.of_record(record)
     found = {**estimate.record(), "interval": estimate.interval}
     return found | ({"pass_at": record["pass_at"]} if "pass_at" in record else {})
 

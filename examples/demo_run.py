@@ -25,7 +25,7 @@ from trainspan_cli.loop.state.run_folder import RunFolder
 from trainspan_schemas.config.load import load_settings
 from trainspan_schemas.errors import ConfigError
 from trainspan_schemas.home import home, store_path
-from trainspan_schemas.intervals import Estimate
+from trainspan_schemas.intervals import RewardEstimate
 from trainspan_schemas.store.access import running_collector
 
 GREATEST_DRIFT = 0.10
@@ -85,7 +85,7 @@ def main(demo: Demo) -> int:
         _say(console, "  too few rounds to judge whether the agent got better")
     for record in records:
         if record["kind"] == "eval" and record["name"] == "probe":
-            version, estimate = record["policy_version"], Estimate.of_record(record)
+            version, estimate = record["policy_version"], RewardEstimate.of_record(record)
             _say(console, f"  hard probe (operator pairs never trained on), policy version {version}: {estimate}")
     if not options.control:
         _show_one_task(folder, records, console)
@@ -183,7 +183,7 @@ def _verdicts(
 ) -> list[Verdict]:
     """Returns all checks that must pass for exit code 0."""
     first, last = _validations(records)[0], _validations(records)[-1]
-    start, end = Estimate.of_record(first), Estimate.of_record(last)
+    start, end = RewardEstimate.of_record(first), RewardEstimate.of_record(last)
     shared = demo.shared(_drawn(folder, "round-*.jsonl"), _drawn(folder, "validation-*.jsonl"))
     result: list[Verdict] = [
         (

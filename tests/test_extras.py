@@ -122,7 +122,7 @@ def test_a_command_without_its_extra_ends_in_one_line(module: str, command: str,
     assert (done.returncode, done.stderr.strip()) == (1, f"trainspan: {message}")
 
 
-def test_the_extra_that_is_named_is_the_commands_own_where_several_bring_a_module() -> None:
+def test_the_named_extra_is_the_commands_own_if_several_bring_a_module() -> None:
     found = {command: extra_with("pyarrow", command) for command in ("sql", "dataset", "train", "status")}
     assert found == {"sql": "collector", "dataset": "processing", "train": "training", "status": "collector"}
     assert extra_with("vllm", "serve") == "serve"

@@ -36,19 +36,19 @@ def preflight(pretend: str, **environ: str) -> "subprocess.CompletedProcess[str]
         ("", {"TRAINSPAN_SETUP_GIB": "1000000"}, "1000000 GiB needed"),
     ],
 )
-def test_a_machine_that_does_not_fit_is_told_in_one_line(pretend: str, environ: dict[str, str], message: str) -> None:
+def test_a_machine_that_does_not_fit_gets_one_line(pretend: str, environ: dict[str, str], message: str) -> None:
     done = preflight(pretend, **environ)
     assert done.returncode == 1
     assert message in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
 
 
-def test_a_machine_that_fits_is_told_nothing() -> None:
+def test_a_machine_that_fits_gets_no_message() -> None:
     done = preflight("", TRAINSPAN_SETUP_GIB="0")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_an_index_out_of_reach_is_told_in_one_line(tmp_path: Path) -> None:
+def test_an_unreachable_index_gets_one_line(tmp_path: Path) -> None:
     for name in ("tools", "constraints"):
         shutil.copytree(ROOT / name, tmp_path / name)
     for name in ("Makefile", "pyproject.toml"):

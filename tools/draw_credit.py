@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 
 from trainspan_processing.credit.advantages import assign_advantages
-from trainspan_processing.credit.plan import Plan, make_plan
+from trainspan_processing.credit.plan import CreditPlan, make_plan
 from trainspan_processing.rewards.names import rollout_column, step_column
 from trainspan_processing.tables import HISTORY
 from trainspan_schemas.config.settings import DatasetSettings
@@ -73,7 +73,7 @@ ESTIMATORS: dict[str, dict[str, object]] = {
 }
 
 
-def plan_of(settings: dict[str, object]) -> Plan:
+def plan_of(settings: dict[str, object]) -> CreditPlan:
     return make_plan(DatasetSettings(**settings), has_tasks=True)  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""The options `--config` and `--format`, and the settings from file and environment, for every command."""
+"""The options that several commands share, and the settings from file and environment."""
 
 import os
 from pathlib import Path
@@ -9,12 +9,22 @@ import typer
 from trainspan_schemas.config.load import load_settings
 from trainspan_schemas.config.settings import Settings
 
-__all__ = ["ConfigOption", "FormatOption", "settings"]
+__all__ = ["ConfigOption", "FormatOption", "StoreOption", "StoresOption", "TokenizerOption", "settings"]
 
 ConfigOption = Annotated[
     Path | None, typer.Option("--config", help="Settings file [default: ./trainspan.toml if it exists].")
 ]
 FormatOption = Annotated[str, typer.Option("--format", help="table or json.")]
+StoreOption = Annotated[
+    str | None,
+    typer.Option("--store", help="Path of the store or grpc://HOST:PORT [default: .trainspan/spans.duckdb]."),
+]
+StoresOption = Annotated[
+    list[str] | None, typer.Option("--store", help="Path of a store or grpc://HOST:PORT; may be repeated.")
+]
+TokenizerOption = Annotated[
+    str | None, typer.Option("--model", help="Model whose tokenizer decodes [default: the one served].")
+]
 
 
 def settings(config: Path | None) -> Settings:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from trainspan_collector.network.access import Access
-from trainspan_collector.network.credentials import Guard
+from trainspan_collector.network.credentials import AccessControl
 from trainspan_collector.network.ports import Address, Tls
 from trainspan_collector.runtime.memory import (
     available_memory_bytes,
@@ -60,7 +60,7 @@ def run(settings: CollectorSettings, on_ready: Callable[[StoreAddress], None], *
     token_file = None if for_readers else _token_file(settings)
     access = Access.from_file(token_file, admits_agents=not settings.token_file) if token_file else Access({})
     own_token = secrets.token_urlsafe(32)
-    guard = Guard(
+    guard = AccessControl(
         access.with_token(own_token, Role.RUNNER), Tls.load(settings.tls_cert, settings.tls_key), own_token, token_file
     )
     remote = settings.insecure_allow_remote or (guard.tls is not None and settings.token_file is not None)

@@ -3,15 +3,15 @@
 import socket
 from collections.abc import Callable
 
-from trainspan_collector.network.credentials import Guard
+from trainspan_collector.network.credentials import AccessControl
 from trainspan_collector.network.ports import Address, bind
-from trainspan_collector.query.flight_server import FlightServer, Reading
+from trainspan_collector.query.flight_server import FlightServer, ReadableStore
 from trainspan_collector.receive.admission import Admission
 from trainspan_collector.receive.export_handler import ExportHandler
 from trainspan_collector.receive.grpc_server import GrpcServer
 from trainspan_collector.receive.http_app import HttpApp
 from trainspan_collector.receive.http_server import HttpServer
-from trainspan_collector.receive.memory_budget import Budget
+from trainspan_collector.receive.memory_budget import MemoryBudget
 from trainspan_collector.receive.redaction import Redaction
 from trainspan_collector.runtime.metrics import Metrics, StoreState
 from trainspan_schemas.config.settings import CollectorSettings
@@ -30,7 +30,7 @@ class Servers:
         settings: CollectorSettings,
         grpc: Address | None,
         http: Address | None,
-        guard: Guard,
+        guard: AccessControl,
         metrics: Metrics,
         *,
         flight: Address | None = None,
@@ -42,7 +42,7 @@ class Servers:
         self.guard = guard
         self.metrics = metrics
         blocked_keys = [key.strip() for key in settings.blocked_keys.split(",") if key.strip()]
-        self.budget = Budget(settings.max_inflight_bytes, settings.overload_wait_s)
+        self.budget = MemoryBudget(settings.max_inflight_bytes, settings.overload_wait_s)
         self._exports = ExportHandler(
             Redaction(blocked_keys), metrics, self.budget, max_items=settings.max_request_items
         )
@@ -73,7 +73,9 @@ class Servers:
         if self._flight is not None and self._flight_server is None:
             self._flight_server = bind(self._flight, lambda address: FlightServer(address, self.guard))
 
-    def open_to(self, admission: Admission, state: Callable[[], StoreState], reading: Reading | None = None) -> None:
+    def open_to(
+        self, admission: Admission, state: Callable[[], StoreState], reading: ReadableStore | None = None
+    ) -> None:
         """From now on, requests go to `admission`, metrics report `state`, and readers get `reading`."""
         self._exports.attach(admission)
         self.metrics.watch(state)

@@ -14,7 +14,7 @@ from trainspan_collector.maintenance.actions import Maintenance
 from trainspan_collector.maintenance.replaced_rows import ReplacedRows
 from trainspan_collector.maintenance.retention import Retention
 from trainspan_collector.maintenance.rewrite import remove_leftovers
-from trainspan_collector.query.flight_server import Reading
+from trainspan_collector.query.flight_server import ReadableStore
 from trainspan_collector.receive.admission import Admission
 from trainspan_collector.servers import Servers
 from trainspan_collector.store.database import Database
@@ -98,7 +98,7 @@ class StoreSession:
         servers.open_to(
             admission,
             StoreGauges(store, database, journal, loader, admission, servers.budget, quarantine, backlog).state,
-            Reading(database, journal, loader, readers, maintenance),
+            ReadableStore(database, journal, loader, readers, maintenance),
         )
 
     def __enter__(self) -> "StoreSession":

@@ -10,7 +10,7 @@ from trainspan_collector.journal.journal import Journal
 from trainspan_collector.journal.quarantine import Quarantine
 from trainspan_collector.load.loader import Loader
 from trainspan_collector.receive.admission import Admission
-from trainspan_collector.receive.memory_budget import Budget
+from trainspan_collector.receive.memory_budget import MemoryBudget
 from trainspan_collector.runtime.metrics import StoreState
 from trainspan_collector.store.database import Database
 
@@ -26,7 +26,7 @@ class StoreGauges:
     journal: Journal
     loader: Loader
     admission: Admission
-    budget: Budget
+    budget: MemoryBudget
     quarantine: Quarantine
     backlog: Backlog
 

@@ -27,10 +27,10 @@ from trainspan_schemas.agents.functions import load_function
 from trainspan_schemas.agents.worker import (
     MAX_LINE_BYTES,
     Cancel,
-    Job,
-    Outcome,
+    FunctionJob,
+    JobOutcome,
     Ready,
-    Refusal,
+    TargetRefusal,
     decode,
     encode,
     identity_of,
@@ -56,10 +56,10 @@ def main() -> None:
     try:
         function = load_function(arguments.target)
     except UsageError as error:
-        channel.sendall(encode(Refusal(str(error), usage=True)))
+        channel.sendall(encode(TargetRefusal(str(error), usage=True)))
     except ProcessError as error:
         logger.debug("event=import_failed target=%s", arguments.target, exc_info=True)
-        channel.sendall(encode(Refusal(str(error), usage=False)))
+        channel.sendall(encode(TargetRefusal(str(error), usage=False)))
     else:
         asyncio.run(_Worker(function).serve(channel))
 
@@ -78,7 +78,7 @@ class _Worker:
         self._writer.write(encode(Ready(self._is_async)))
         while line := await reader.readline():
             message = decode(line)
-            if isinstance(message, Job):
+            if isinstance(message, FunctionJob):
                 self._jobs[message.number] = asyncio.create_task(self._run(message))
             elif isinstance(message, Cancel) and self._is_async and (task := self._jobs.get(message.number)):
                 task.cancel()
@@ -86,7 +86,7 @@ class _Worker:
             task.cancel()
         self._writer.close()
 
-    async def _run(self, job: Job) -> None:
+    async def _run(self, job: FunctionJob) -> None:
         scope = _begin(job)
         context.attach(scope.enter(Context()))  # this task's own context: nothing to detach
         value: Any = None
@@ -104,7 +104,7 @@ class _Worker:
         duration_s = time.monotonic() - start_s
         _end(scope, error)
         text = None if error is None else _text(error)
-        self._answer(Outcome(job.number, value, text, cancelled, duration_s, scope.report()))
+        self._answer(JobOutcome(job.number, value, text, cancelled, duration_s, scope.report()))
 
     async def _call(self, task: dict[str, Any]) -> Any:
         if self._is_async:
@@ -112,14 +112,14 @@ class _Worker:
         value = await _in_thread(self._function, task)
         return await value if inspect.isawaitable(value) else value
 
-    def _answer(self, outcome: Outcome) -> None:
+    def _answer(self, outcome: JobOutcome) -> None:
         self._jobs.pop(outcome.number, None)
         assert self._writer is not None
         line = _encode(outcome)
         self._writer.write(line)
 
 
-def _encode(outcome: Outcome) -> bytes:
+def _encode(outcome: JobOutcome) -> bytes:
     """Encodes the outcome as a line; a value that is too long or not JSON is replaced with the start of its repr."""
     with contextlib.suppress(TypeError, ValueError, RecursionError):
         line = encode(outcome)
@@ -160,7 +160,7 @@ class _AgentExited(Exception):
         super().__init__(_text(cause))
 
 
-def _begin(job: Job) -> Scope:
+def _begin(job: FunctionJob) -> Scope:
     identity = identity_of(job)
     parent = TraceParent.parse(job.traceparent)
     if parent is None:

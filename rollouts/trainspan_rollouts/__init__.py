@@ -2,10 +2,10 @@
 
 In reading order:
 
-- `run`: n rollouts of each task, with concurrency, timeout, retries and a judge; `records`: its input and output.
+- `run`: runs all rollouts; `records`: its input and output; `totals` counts.
 - `task_file`: reads tasks.
-- `executors`: chooses the executor for a target; `executor` is the interface, `command_executor` and
-  `function_executor` implement it.
+- `attempts`: the attempts at one rollout, from agent to verdict.
+- `executors/`: starts the agent. `choice` picks the executor for a target, `executor` is their interface.
 - `judge`: calls the user's function for the reward.
 - `rollout_spans`: the spans of rollouts and their verdicts; `delivery` sends them until the collector acknowledges them.
 - `run_ledger`: the progress that `--resume` reads.

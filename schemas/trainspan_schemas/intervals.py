@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Estimate", "measured", "t_half_width", "t_interval"]
+__all__ = ["RewardEstimate", "measured", "t_half_width", "t_interval"]
 
 Z_95 = 1.959964
 T_95 = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622)
@@ -14,7 +14,7 @@ T_95 = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622)
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class RewardEstimate:
     """Mean reward over tasks. Rollouts of one task are not independent trials, so each task counts once, with its mean."""
 
     n: int
@@ -27,7 +27,7 @@ class Estimate:
     """Whether every reward is 0 or 1, so that the mean is a success rate."""
 
     @classmethod
-    def of(cls, tasks: Iterable[Sequence[float]]) -> "Estimate":
+    def of(cls, tasks: Iterable[Sequence[float]]) -> "RewardEstimate":
         """Estimates from the rewards of each task; tasks without rewards do not count."""
         found = [rewards for rewards in tasks if rewards]
         # `statistics` adds exactly: the mean of equal floats is that float, and large values do not overflow.
@@ -41,7 +41,7 @@ class Estimate:
         )
 
     @classmethod
-    def of_record(cls, record: Mapping[str, Any]) -> "Estimate":
+    def of_record(cls, record: Mapping[str, Any]) -> "RewardEstimate":
         """Reads a record that includes the fields of `record()`."""
         mean, deviation = (math.nan if record[name] is None else record[name] for name in ("mean", "deviation"))
         return cls(record["n"], mean, deviation, record["binary"])
@@ -70,7 +70,7 @@ class Estimate:
         return f"{self.mean:.3f}" + (f" [{interval[0]:.3f}, {interval[1]:.3f}]" if interval else "")
 
 
-def measured(estimates: Iterable[Estimate]) -> str:
+def measured(estimates: Iterable[RewardEstimate]) -> str:
     """The measured quantity: "success" if all rewards are 0 or 1, else "reward"."""
     return "success" if all(estimate.binary for estimate in estimates) else "reward"
 

@@ -22,7 +22,7 @@ from trainspan_serving.export.exporter import Exporter
 from trainspan_serving.export.spool import Spool
 from trainspan_serving.export.state_folder import StateFolder, claim_state
 from trainspan_serving.http.admin import ADMIN_PREFIX, handle_admin
-from trainspan_serving.http.answer import Answer
+from trainspan_serving.http.answer import AnswerStream
 from trainspan_serving.http.asgi import App, Message, Receive, Scope, Send, answer_error, answer_json
 from trainspan_serving.http.body import BodyError, ClientGoneError, read_body, replayed
 from trainspan_serving.http.metrics import PolicyMetrics
@@ -126,7 +126,7 @@ class PolicyMiddleware:
             return
         exchange = Exchange(caller, scope["path"], server.policy)
         exchange.when_settled(lambda: server.gate.leave(entered))
-        answer = Answer(receive, send, exchange)
+        answer = AnswerStream(receive, send, exchange)
         try:
             with parts.tap.exchange(exchange):
                 await self._app(scope, answer.receive, answer.send)

@@ -80,7 +80,7 @@ def test_the_doctor_names_a_template_that_deletes_thoughts_and_one_that_does_not
     assert f"trainspan serve {tmp_path} -- --chat-template {keeper}" in finding.advice
 
 
-def test_the_doctor_says_what_to_do_where_no_better_template_is_known(tmp_path: Path) -> None:
+def test_the_doctor_says_what_to_do_if_no_better_template_is_known(tmp_path: Path) -> None:
     (finding,) = template_findings(str(_model(tmp_path, DROPS_THOUGHTS)))
     assert finding.level == "note"
     assert "leaves earlier answers as they are" in finding.advice

@@ -16,7 +16,7 @@ from trainspan_schemas.config.settings import ServingSettings, Settings, TrainSe
         (ServingSettings(max_lora_rank=8), TrainSettings(), 8),
     ],
 )
-def test_a_server_beside_a_trainer_of_adapters_takes_them(
+def test_a_server_with_a_trainer_of_adapters_loads_them(
     serving: ServingSettings, train: TrainSettings, rank: int | None
 ) -> None:
     assert _served_lora_rank(Settings(serving=serving, train=train)) == rank

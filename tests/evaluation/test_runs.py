@@ -27,7 +27,7 @@ from trainspan_cli.loop.state.run_folder import RunFolder
 from trainspan_schemas.agents.functions import is_function_name
 from trainspan_schemas.artifacts.dataset import round_dir_name
 from trainspan_schemas.config.load import load_settings
-from trainspan_schemas.intervals import Estimate
+from trainspan_schemas.intervals import RewardEstimate
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +40,7 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def estimated(*rewards: float) -> dict[str, Any]:
-    return Estimate.of([[reward] for reward in rewards]).record()
+    return RewardEstimate.of([[reward] for reward in rewards]).record()
 
 
 def validation(round_: int, *rewards: float) -> dict[str, Any]:

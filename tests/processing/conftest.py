@@ -18,7 +18,7 @@ import pytest
 
 from tests.processing.support.traces import SECOND, START_NS, TestRollout, send
 from tests.support.collector.process import remember
-from trainspan_processing.assembly.build import BuiltDataset, Pages, Request, build_dataset
+from trainspan_processing.assembly.build import BuildRequest, BuiltDataset, Pages, build_dataset
 from trainspan_processing.dataset.ledger import read_ledger
 from trainspan_processing.dataset.published import open_published
 from trainspan_processing.read.source import Selection, Source
@@ -118,7 +118,7 @@ class Bench:
         pages: Pages | None = None,
         **settings: Any,
     ) -> BuiltDataset:
-        request = Request(
+        request = BuildRequest(
             stores=[str(self.collectors[number].store) for number in stores],
             out=out or self.out,
             settings=dataclasses.replace(DatasetSettings(), **settings),

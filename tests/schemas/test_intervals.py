@@ -3,7 +3,7 @@ import math
 
 import pytest
 
-from trainspan_schemas.intervals import Estimate, measured, t_interval
+from trainspan_schemas.intervals import RewardEstimate, measured, t_interval
 
 
 def solved(successes: int, n: int) -> list[list[float]]:
@@ -22,27 +22,27 @@ def solved(successes: int, n: int) -> list[list[float]]:
     ],
 )
 def test_wilson_intervals_equal_the_closed_form(successes: int, n: int, low: float, high: float) -> None:
-    estimate = Estimate.of(solved(successes, n))
+    estimate = RewardEstimate.of(solved(successes, n))
     assert (estimate.n, estimate.mean, estimate.binary) == (n, successes / n, True)
     assert estimate.interval == pytest.approx((low, high), abs=2e-6)
 
 
 def test_rewards_that_are_not_all_0_or_1_get_students_interval_over_tasks() -> None:
     # -3.5, 100, 7: mean 34.5, s² = (38² + 65.5² + 27.5²)/2 = 3245.25, t(2) = 4.3027
-    estimate = Estimate.of([[-3.5], [100.0], [7.0]])
+    estimate = RewardEstimate.of([[-3.5], [100.0], [7.0]])
     assert (estimate.n, estimate.mean, estimate.binary) == (3, 34.5, False)
     half = 4.3027 * math.sqrt(3245.25 / 3)
     assert estimate.interval == pytest.approx((34.5 - half, 34.5 + half))
     assert str(estimate) == f"34.500 [{34.5 - half:.3f}, {34.5 + half:.3f}]"
     # partial rewards within [0, 1] are not successes either
-    assert Estimate.of([[0.5], [0.25], [1.0]]).interval == t_interval([0.5, 0.25, 1.0])
+    assert RewardEstimate.of([[0.5], [0.25], [1.0]]).interval == t_interval([0.5, 0.25, 1.0])
 
 
 def test_rollouts_of_one_task_count_once_by_their_mean() -> None:
     tasks = [[-1.0, 3.0, 10.0], [2.0], [0.0, 6.0], []]
-    assert Estimate.of(tasks).interval == t_interval([4.0, 2.0, 3.0])
+    assert RewardEstimate.of(tasks).interval == t_interval([4.0, 2.0, 3.0])
     # task means of binary rewards are fractions but still success rates: 1/2 and 1 make 3/4 of 2
-    halves = Estimate.of([[0.0, 1.0], [1.0, 1.0]])
+    halves = RewardEstimate.of([[0.0, 1.0], [1.0, 1.0]])
     assert (halves.n, halves.mean, halves.binary) == (2, 0.75, True)
     assert halves.interval == pytest.approx((0.197867, 0.973323), abs=2e-6)
 
@@ -64,16 +64,16 @@ def test_rollouts_of_one_task_count_once_by_their_mean() -> None:
 def test_what_has_no_interval_is_shown_without_one_and_comes_back_from_json(
     tasks: list[list[float]], shown: str
 ) -> None:
-    estimate = Estimate.of(tasks)
+    estimate = RewardEstimate.of(tasks)
     assert str(estimate) == shown
     record = json.loads(json.dumps(estimate.record(), allow_nan=False))
-    assert Estimate.of_record(record).interval == estimate.interval
-    assert Estimate.of_record(record).n == len([rewards for rewards in tasks if rewards])
+    assert RewardEstimate.of_record(record).interval == estimate.interval
+    assert RewardEstimate.of_record(record).n == len([rewards for rewards in tasks if rewards])
 
 
-def test_a_mean_is_a_success_rate_only_where_every_reward_is_0_or_1() -> None:
-    rate, score = Estimate.of(solved(1, 4)), Estimate.of([[2.0]])
-    assert measured([]) == measured([rate, Estimate.of([])]) == "success"
+def test_a_mean_is_a_success_rate_only_if_every_reward_is_0_or_1() -> None:
+    rate, score = RewardEstimate.of(solved(1, 4)), RewardEstimate.of([[2.0]])
+    assert measured([]) == measured([rate, RewardEstimate.of([])]) == "success"
     assert measured([rate, score]) == "reward"
 
 

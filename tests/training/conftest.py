@@ -14,8 +14,8 @@ from tests.training.support.sessions import GENTLE, Run
 from trainspan_schemas.config.settings import TrainSettings
 from trainspan_training.metrics import curves
 from trainspan_training.model.loading import load_model, load_tokenizer
-from trainspan_training.rounds.result import Result
-from trainspan_training.session import Job, train
+from trainspan_training.rounds.result import RoundResult
+from trainspan_training.session import TrainJob, train
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -66,13 +66,13 @@ def run(home: None, tmp_path: Path, model_dir: Path, monkeypatch: pytest.MonkeyP
 
     def _run(
         settings: TrainSettings = GENTLE, *, rounds: int | None = None, drawn: bool = False, **job: Any
-    ) -> list[Result]:
-        results: list[Result] = []
+    ) -> list[RoundResult]:
+        results: list[RoundResult] = []
         if not drawn:
             monkeypatch.setattr(curves, "draw", lambda _: None)
         settings = settings if settings.model else dataclasses.replace(settings, model=str(model_dir))
         chosen = {"datasets": tmp_path / "dataset", "checkpoints": tmp_path / "checkpoints"} | job
-        train(Job(settings, follow=rounds is not None, rounds=rounds, **chosen), lambda: None, results.append)
+        train(TrainJob(settings, follow=rounds is not None, rounds=rounds, **chosen), lambda: None, results.append)
         return results
 
     return _run

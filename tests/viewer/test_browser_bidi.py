@@ -52,7 +52,7 @@ def rollout(world: World) -> str:
     return made.rollout_id
 
 
-def test_names_and_texts_reorder_nothing_beside_them(page: Any, rollout: str) -> None:
+def test_names_and_texts_reorder_nothing_around_them(page: Any, rollout: str) -> None:
     page.set_default_timeout(100_000)
     page.set_viewport_size({"width": 1400, "height": 900})
     for below, least in (("", 4), ("/spans", 2), ("/calls/0", 3)):

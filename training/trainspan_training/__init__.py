@@ -2,7 +2,7 @@
 
 Nothing heavy (torch, trl, pyarrow) is imported until the job is known to have work. In reading order:
 
-- `session`: `train(job)`, one trainer run.
+- `session`: `train(job)`, one trainer run; `dataset_queue` gives it the datasets.
 - `rounds/`: a round, from dataset to checkpoint.
 - `sft/`: `fine_tune(job)` trains on conversations instead; its result is a model to start from.
 - `data/`: Parquet to optimizer steps to micro-batches; NumPy only.

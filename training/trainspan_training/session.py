@@ -16,6 +16,7 @@ from trainspan_training.checkpoints.folder import Checkpoints
 from trainspan_training.checkpoints.swap_request import Swap
 from trainspan_training.data.dataset import DatasetFolder
 from trainspan_training.data.loss_weights import Rule, find_rule
+from trainspan_training.dataset_queue import follow, newest
 from trainspan_training.devices.cores import share_cores, wait_passively
 from trainspan_training.devices.leader import Leader
 from trainspan_training.devices.team import Team
@@ -23,12 +24,11 @@ from trainspan_training.metrics.trackers import places
 from trainspan_training.model.starting_policy import Policy, starting_policy
 from trainspan_training.objective.heavy_imports import import_training
 from trainspan_training.objective.options import check, reporters
-from trainspan_training.rounds.dataset_queue import follow, newest
 from trainspan_training.rounds.missing_state import find_missing_state
 from trainspan_training.rounds.publication import publish_pending, skip
-from trainspan_training.rounds.result import NO_ROWS, Result
+from trainspan_training.rounds.result import NO_ROWS, RoundResult
 
-__all__ = ["Job", "train"]
+__all__ = ["TrainJob", "train"]
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ _DRAW_EVERY_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class TrainJob:
     """Parameters of a trainer run."""
 
     settings: TrainSettings
@@ -53,7 +53,7 @@ class _Stopped(BaseException):
     """Raised on SIGTERM. Only the work in progress is lost: see `checkpoints`."""
 
 
-def train(job: Job, on_ready: Callable[[], None], on_result: Callable[[Result], None]) -> None:
+def train(job: TrainJob, on_ready: Callable[[], None], on_result: Callable[[RoundResult], None]) -> None:
     """Runs the job and calls `on_result` for each dataset. SIGTERM ends it early, without an error.
 
     In a team, only the leader calls `on_ready` and `on_result`, and all processes end with the same error. Raises
@@ -105,12 +105,12 @@ class _Session:
 
     def __init__(
         self,
-        job: Job,
+        job: TrainJob,
         team: Team,
         checkpoints: Checkpoints | None,
         rule: Rule,
         on_ready: Callable[[], None],
-        on_result: Callable[[Result], None],
+        on_result: Callable[[RoundResult], None],
     ) -> None:
         self._job = job
         self._team = team
@@ -162,14 +162,16 @@ class _Session:
         if dataset.rows:
             return iter([dataset])
         skip(self._leader, dataset, NO_ROWS)
-        self._report(Result(dataset.round, policy.version, policy.checkpoint, None, Swap("off", None), skipped=NO_ROWS))
+        self._report(
+            RoundResult(dataset.round, policy.version, policy.checkpoint, None, Swap("off", None), skipped=NO_ROWS)
+        )
         return None
 
     def _appearing(self) -> Iterator[DatasetFolder]:
         assert self._leader.held is not None, "the leader holds the checkpoints folder"
         return follow(self._job.datasets, self._leader.held.ledger, self._picture.draw_if_due)
 
-    def _report(self, result: Result) -> None:
+    def _report(self, result: RoundResult) -> None:
         if self._team.leads:
             self._picture.stale = self._picture.stale or result.record is not None
             self._on_result(result)

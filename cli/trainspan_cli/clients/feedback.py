@@ -9,13 +9,13 @@ from urllib.parse import unquote, urlsplit
 from trainspan_schemas.errors import StoreError
 from trainspan_schemas.telemetry import keys
 
-__all__ = ["Feedback", "send_feedback"]
+__all__ = ["FeedbackScore", "send_feedback"]
 
 _TIMEOUT_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Feedback:
+class FeedbackScore:
     """One score; exactly one of `rollout_id` and `response_id` is set."""
 
     value: float
@@ -39,7 +39,7 @@ class Feedback:
         return {key: value for key, value in pairs.items() if value is not None}
 
 
-def send_feedback(feedback: Feedback, collector: str, headers: str | None) -> str:
+def send_feedback(feedback: FeedbackScore, collector: str, headers: str | None) -> str:
     """Sends it to the collector's OTLP/gRPC URL and returns the evaluation's id. Raises StoreError if it is not accepted.
 
     `headers` have the form of OTEL_EXPORTER_OTLP_HEADERS.

@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trainspan_cli.setting_options import Given, setting_options
-from trainspan_cli.settings import ConfigOption, FormatOption, settings
+from trainspan_cli.settings import ConfigOption, FormatOption, StoresOption, settings
 from trainspan_schemas.config.load import override
 from trainspan_schemas.config.settings import Settings
 
 if TYPE_CHECKING:
-    from trainspan_processing.assembly.build import BuiltDataset, Request
+    from trainspan_processing.assembly.build import BuildRequest, BuiltDataset
 
 
 @setting_options("dataset")
 def dataset(
     *,
-    store: Annotated[list[str] | None, typer.Option(help="Store path or grpc:// address; may be repeated.")] = None,
+    store: StoresOption = None,
     run: Annotated[str | None, typer.Option(help="Only rollouts of this run.")] = None,
     round: Annotated[int | None, typer.Option(help="Only rollouts of this round; also the dataset's number.")] = None,
     given: Given,
@@ -57,13 +57,13 @@ def dataset(
         _print_merge_failures(built, chosen, model)
 
 
-def _request(chosen: Settings, given: Given, stores: list[str] | None, **scope: Any) -> "Request":
+def _request(chosen: Settings, given: Given, stores: list[str] | None, **scope: Any) -> "BuildRequest":
     """The request: the settings with the given options; `--out` is the dataset's destination, not one of its settings."""
-    from trainspan_processing.assembly.build import Request
+    from trainspan_processing.assembly.build import BuildRequest
     from trainspan_schemas.home import datasets_dir, store_path
 
     out = given.pop("out") or chosen.dataset.out
-    return Request(
+    return BuildRequest(
         stores=tuple(stores or [str(store_path(chosen.collector.store))]),
         out=datasets_dir(out),
         settings=override(chosen.dataset, **given),
@@ -71,7 +71,7 @@ def _request(chosen: Settings, given: Given, stores: list[str] | None, **scope: 
     )
 
 
-def _built(request: "Request", *, as_json: bool) -> "BuiltDataset":
+def _built(request: "BuildRequest", *, as_json: bool) -> "BuiltDataset":
     """Builds the next dataset. If there is none, `as_json` prints the reason as JSON."""
     import time
 
@@ -88,7 +88,7 @@ def _built(request: "Request", *, as_json: bool) -> "BuiltDataset":
         raise
 
 
-def _rebuilt(original: Path, request: "Request", stores: list[str] | None) -> "BuiltDataset":
+def _rebuilt(original: Path, request: "BuildRequest", stores: list[str] | None) -> "BuiltDataset":
     """Rebuilds the dataset `original`. Raises DatasetError if a byte differs."""
     import time
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from trainspan_cli.setting_options import Given, setting_options
-from trainspan_cli.settings import ConfigOption, FormatOption, settings
+from trainspan_cli.settings import ConfigOption, FormatOption, StoresOption, TokenizerOption, settings
 
 
 @setting_options("dataset", "credit", "baseline", "reward", "reward_name", "gamma")
@@ -16,13 +16,13 @@ def explain(
     rollout: Annotated[
         str, typer.Argument(help="Id of a rollout or a prefix of it; newest: the one that ended last (in the dataset).")
     ] = "newest",
-    store: Annotated[list[str] | None, typer.Option(help="Store path or grpc:// address; may be repeated.")] = None,
+    store: StoresOption = None,
     dataset: Annotated[
         Path | None, typer.Option(help="Explain the credit in this dataset, e.g. .trainspan/dataset/round-0003.")
     ] = None,
     attempt: Annotated[int | None, typer.Option(help="Number of the attempt [default: the last].")] = None,
     given: Given,
-    model: Annotated[str | None, typer.Option(help="Model whose tokenizer decodes [default: the one served].")] = None,
+    model: TokenizerOption = None,
     html: Annotated[Path | None, typer.Option(help="Also write a page to this file.")] = None,
     full: Annotated[bool, typer.Option("--full", help="Do not shorten texts.")] = False,
     config: ConfigOption = None,

@@ -15,7 +15,7 @@ from trainspan_cli.export_options import (
     export_request,
     run_export,
 )
-from trainspan_cli.settings import ConfigOption, FormatOption, settings
+from trainspan_cli.settings import ConfigOption, FormatOption, TokenizerOption, settings
 
 if TYPE_CHECKING:
     from trainspan_processing.export.export import Exported
@@ -36,7 +36,7 @@ def export(
     min_reward: MinRewardOption = None,
     agent: AgentOption = None,
     form: FormOption = "chat",
-    model: Annotated[str | None, typer.Option(help="Model whose tokenizer decodes [default: the one served].")] = None,
+    model: TokenizerOption = None,
     config: ConfigOption = None,
     format: FormatOption = "table",
 ) -> None:

@@ -31,7 +31,7 @@ def reward(
     import math
     import os
 
-    from trainspan_cli.clients.feedback import Feedback, send_feedback
+    from trainspan_cli.clients.feedback import FeedbackScore, send_feedback
     from trainspan_schemas.config.load import override
     from trainspan_schemas.errors import UsageError
     from trainspan_schemas.store.senders import sender_headers
@@ -46,7 +46,7 @@ def reward(
         "runner", sender.collector, os.environ, token_file=sender.token_file, store=chosen.collector.store
     )
     headers = headers or os.environ.get("OTEL_EXPORTER_OTLP_HEADERS")
-    feedback = Feedback(value, name, source, rollout, response, explanation)
+    feedback = FeedbackScore(value, name, source, rollout, response, explanation)
     evaluation_id = send_feedback(feedback, sender.collector, headers)
     if format == "json":
         print(json.dumps({"evaluation_id": evaluation_id, "rollout": rollout, "response": response, "value": value}))

@@ -150,7 +150,7 @@ class _Lines:
 
     @staticmethod
     def _start(event: dict[str, Any]) -> None:
-        from trainspan_training.sft.rendering import dropped_lines
+        from trainspan_training.sft.data.rendering import dropped_lines
 
         print(
             f"{event['answers']} answers of {event['examples']} examples in {event['rows']} rows, "

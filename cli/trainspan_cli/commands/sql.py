@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trainspan_cli.clients.store import server_message
-from trainspan_cli.settings import ConfigOption, settings
+from trainspan_cli.settings import ConfigOption, StoreOption, settings
 from trainspan_cli.views.query_result import PRINTERS
 from trainspan_schemas.errors import StoreError, UsageError
 from trainspan_schemas.home import store_path
@@ -26,9 +26,7 @@ _TABLE_ROWS = 100
 
 def sql(
     query: Annotated[str, typer.Argument(help="One SELECT; the views are spans, logs, calls, evaluations, rollouts.")],
-    store: Annotated[
-        str | None, typer.Option(help="Path of the store or grpc://HOST:PORT [default: .trainspan/spans.duckdb].")
-    ] = None,
+    store: StoreOption = None,
     format_: Annotated[str, typer.Option("--format", help="table, json (one object per line) or csv.")] = "table",
     max_rows: Annotated[
         int | None, typer.Option(min=0, help="Rows to print, 0 for all [default: 100 as a table, else all].")

@@ -29,12 +29,12 @@ def status(config: ConfigOption = None, format: FormatOption = "table") -> None:
 
 
 def _show_run(run: dict[str, Any]) -> None:
-    from trainspan_schemas.intervals import Estimate
+    from trainspan_schemas.intervals import RewardEstimate
 
     state = run["ended"] or f"{run['status']}, last record {run['seconds_since_last_record']:.0f} s ago"
     print("newest run ", f"round {run['round']} of {run['rounds']}; {state}")
     for validation in run["validations"]:
-        estimate = Estimate.of_record(validation)
+        estimate = RewardEstimate.of_record(validation)
         print("           ", f"validation after round {validation['round']}: {estimate}, n {estimate.n}")
     if best := run["best"]:
         print("           ", f"best after round {best['round']}: {best['checkpoint']}")

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from trainspan_cli.clients.store import server_message
-from trainspan_cli.settings import ConfigOption, FormatOption, settings
+from trainspan_cli.settings import ConfigOption, FormatOption, StoreOption, settings
 from trainspan_schemas.errors import StoreError, UsageError
 from trainspan_schemas.home import home, store_path
 from trainspan_schemas.store.access import open_store
@@ -31,10 +31,7 @@ class Action(StrEnum):
 
 def store(
     action: Annotated[Action, typer.Argument(help="Operation to perform.")],
-    path: Annotated[
-        str | None,
-        typer.Option("--store", help="Path of the store or grpc://HOST:PORT [default: .trainspan/spans.duckdb]."),
-    ] = None,
+    path: StoreOption = None,
     trace: Annotated[list[str] | None, typer.Option(help="purge: a trace id; may be repeated.")] = None,
     task: Annotated[str | None, typer.Option(help="purge: all rollouts of this task.")] = None,
     before: Annotated[

@@ -38,12 +38,12 @@ def train(
     chosen = override(settings(config).train, **given)
     datasets = dataset or datasets_dir(settings(config).dataset.out)
 
-    from trainspan_training.rounds.result import Result
-    from trainspan_training.session import Job
+    from trainspan_training.rounds.result import RoundResult
+    from trainspan_training.session import TrainJob
     from trainspan_training.session import train as run
 
-    job = Job(chosen, datasets, checkpoints_dir(chosen.checkpoints), follow, rounds)
-    results: list[Result] = []
+    job = TrainJob(chosen, datasets, checkpoints_dir(chosen.checkpoints), follow, rounds)
+    results: list[RoundResult] = []
 
     def ready() -> None:
         if format == "json":
@@ -51,7 +51,7 @@ def train(
         elif follow:
             print("waiting for datasets", flush=True)
 
-    def on_result(result: Result) -> None:
+    def on_result(result: RoundResult) -> None:
         results.append(result)
         print(json.dumps(result.event()) if format == "json" else result.line(), flush=True)
 

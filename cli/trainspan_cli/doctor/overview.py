@@ -11,7 +11,7 @@ from trainspan_schemas.artifacts.dataset import dataset_dirs
 from trainspan_schemas.config.settings import Settings
 from trainspan_schemas.errors import TrainspanError
 from trainspan_schemas.home import checkpoints_dir, datasets_dir, runs_dir, store_path
-from trainspan_schemas.intervals import Estimate
+from trainspan_schemas.intervals import RewardEstimate
 from trainspan_schemas.store.access import running_collector
 
 __all__ = ["overview"]
@@ -57,7 +57,7 @@ def _newest_run() -> dict[str, Any] | None:
         "policy_version": rounds[-1]["policy_version"] if rounds else None,
         "reward_mean": rounds[-1]["rollout"].get("mean_reward") if rounds else None,
         "validations": [
-            {"round": one["round"], **Estimate.of_record(one).record()}
+            {"round": one["round"], **RewardEstimate.of_record(one).record()}
             for one in (validations[:1] + validations[-1:] if len(validations) > 1 else validations)
         ],
         "best": run.get("best"),

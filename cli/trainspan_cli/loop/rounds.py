@@ -15,7 +15,7 @@ from trainspan_cli.loop.sampling import RoundSampler
 from trainspan_cli.loop.state.reward_records import read_rewards
 from trainspan_cli.loop.state.run_folder import RunFolder
 from trainspan_cli.loop.state.task_pool import LoopTasks
-from trainspan_cli.loop.validation import Validation
+from trainspan_cli.loop.validation import Validations
 from trainspan_schemas.artifacts.dataset import dataset_dir, manifest_path
 from trainspan_schemas.config.settings import Settings
 
@@ -34,7 +34,7 @@ class Loop:
         self._services = Services(settings, config, folder, screen)
         stages = Stages(settings, self._services, folder, screen)
         self._stages = stages
-        self._validation = Validation(settings, tasks, self._services, stages, folder, screen)
+        self._validation = Validations(settings, tasks, self._services, stages, folder, screen)
         self._sampler = RoundSampler(settings, tasks.train, stages, folder, screen)
         self._recorded_at = time.monotonic()
 

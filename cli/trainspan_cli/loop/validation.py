@@ -10,14 +10,14 @@ from trainspan_cli.loop.processes.stages import Stages
 from trainspan_cli.loop.state.run_folder import RunFolder
 from trainspan_cli.loop.state.task_pool import LoopTasks, TaskPool
 from trainspan_schemas.config.settings import Settings
-from trainspan_schemas.intervals import Estimate
+from trainspan_schemas.intervals import RewardEstimate
 
-__all__ = ["Validation"]
+__all__ = ["Validations"]
 
 EvalName = Literal["validation", "probe"]
 
 
-class Validation:
+class Validations:
     """The validations of one run, each recorded once. No other rollouts and no swap may happen meanwhile."""
 
     def __init__(
@@ -86,7 +86,7 @@ class Validation:
         from trainspan_rollouts.run_ledger import ledger_file, task_rewards
 
         rewards = task_rewards(ledger_file(self._folder.run_id, round_, "val")).values()
-        record = Estimate.of(rewards).record()
+        record = RewardEstimate.of(rewards).record()
         if self._settings.loop.eval_n > 1:
             solved = self._settings.loop.success_reward
             record["pass_at"] = pass_at([[value >= solved for value in values] for values in rewards])

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from trainspan_processing.dataset.diff import Change, Difference, Overlap, ValueChanges
+    from trainspan_processing.dataset.diff import Difference, ItemChange, Overlap, ValueChanges
 
 __all__ = ["print_difference"]
 
@@ -36,7 +36,7 @@ def print_difference(difference: "Difference", a: str, b: str) -> None:
         console.print("the common rows are in a different order")
 
 
-def _changes(title: str, changes: "list[Change]") -> Table:
+def _changes(title: str, changes: "list[ItemChange]") -> Table:
     table = _table(title, "A", "B")
     for change in changes:
         table.add_row(Text(change.what), Text(_shown(change.before)), Text(_shown(change.after)))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from trainspan_collector.journal.frames import Signal, encode_header
 from trainspan_collector.journal.segment_writer import SegmentWriter
-from trainspan_collector.journal.segments import SUFFIX, Entry, Position, Segment, read_segments
+from trainspan_collector.journal.segments import SUFFIX, JournalEntry, Position, Segment, read_segments
 from trainspan_collector.journal.trust import Sender
 
 __all__ = ["Journal"]
@@ -97,7 +97,7 @@ class Journal:
             self._nudged = True
             self._changed.notify_all()
 
-    def read(self, position: Position, max_bytes: int) -> tuple[list[Entry], Position]:
+    def read(self, position: Position, max_bytes: int) -> tuple[list[JournalEntry], Position]:
         """Requests after `position`, about `max_bytes` but at least one if there is any, and where they end.
 
         Damage is skipped with a warning; requests after it are found.

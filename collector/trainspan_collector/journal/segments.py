@@ -11,7 +11,16 @@ from typing import Final, NamedTuple
 
 from trainspan_collector.journal.frames import KNOWN_MARKER, Damage, Frame, scan_frames
 
-__all__ = ["SUFFIX", "Entry", "Position", "Progress", "Segment", "marker_of", "read_segments", "segment_name"]
+__all__ = [
+    "SUFFIX",
+    "JournalEntry",
+    "LoadProgress",
+    "Position",
+    "Segment",
+    "marker_of",
+    "read_segments",
+    "segment_name",
+]
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +36,7 @@ class Position:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class LoadProgress:
     """How far the store is loaded: a row of `stored.progress`."""
 
     position: Position
@@ -35,7 +44,7 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class JournalEntry:
     """An acknowledged request and its position."""
 
     frame: Frame
@@ -61,7 +70,7 @@ def marker_of(name: str) -> bytes:
 
 def read_segments(
     folder: Path, segments: Mapping[int, Segment], position: Position, max_bytes: int
-) -> tuple[list[Entry], Position]:
+) -> tuple[list[JournalEntry], Position]:
     """Requests after `position`, about `max_bytes` but at least one if there is any, and where they end.
 
     Damage is skipped with a warning; requests after it are found, except in segments from earlier versions.
@@ -75,14 +84,14 @@ def read_segments(
 
 def _read_segment(
     folder: Path, segment: int, start: int, whole: Segment, max_bytes: int
-) -> tuple[list[Entry], Position]:
+) -> tuple[list[JournalEntry], Position]:
     wanted, size, marker = max_bytes, whole.size, marker_of(whole.name)
     while True:
         with (folder / whole.name).open("rb") as file:
             file.seek(start)
             data = file.read(min(wanted, size - start))
         complete = start + len(data) >= size
-        entries: list[Entry] = []
+        entries: list[JournalEntry] = []
         end = start
         for item in scan_frames(data, marker, complete=complete):
             begin, end = end, start + item.end
@@ -94,7 +103,7 @@ def _read_segment(
                     segment, begin, end, end - begin,
                 )  # fmt: skip
             else:
-                entries.append(Entry(item, Position(segment, begin), Position(segment, end)))
+                entries.append(JournalEntry(item, Position(segment, begin), Position(segment, end)))
             if wanted > max_bytes:  # the read was enlarged for this request alone
                 break
         if end > start or complete:

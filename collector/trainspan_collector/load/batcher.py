@@ -6,7 +6,7 @@ from typing import Protocol
 
 from trainspan_collector.journal.frames import Frame
 from trainspan_collector.journal.quarantine import Quarantine
-from trainspan_collector.journal.segments import Entry, Position, Progress
+from trainspan_collector.journal.segments import JournalEntry, LoadProgress, Position
 from trainspan_collector.rows.batch import Batch, Tables
 from trainspan_collector.rows.tables import ROW_GROUP_ROWS
 from trainspan_collector.store.row_groups import BATCH_BYTES
@@ -17,10 +17,10 @@ _READ_BYTES = 4 * 1024 * 1024
 _ROWS_PER_SPAN = 4  # of all kinds: log records and evaluations take memory too
 
 
-class Reading(Protocol):
+class JournalReader(Protocol):
     """The read side of a journal."""
 
-    def read(self, position: Position, max_bytes: int) -> tuple[list[Entry], Position]:
+    def read(self, position: Position, max_bytes: int) -> tuple[list[JournalEntry], Position]:
         """Requests after `position`, about `max_bytes`, and where they end."""
         ...
 
@@ -31,14 +31,14 @@ class PendingBatch:
 
     batch: Batch
     read_to: Position
-    ahead: deque[Entry] = field(default_factory=deque)
+    ahead: deque[JournalEntry] = field(default_factory=deque)
     """Read, but not in the batch yet."""
-    last: Entry | None = None
+    last: JournalEntry | None = None
     """The request put into a batch last."""
     n_bytes: int = 0
 
     @classmethod
-    def after(cls, progress: Progress) -> "PendingBatch":
+    def after(cls, progress: LoadProgress) -> "PendingBatch":
         return cls(Batch(progress.last_seq), progress.position)
 
 
@@ -48,7 +48,7 @@ class ReadyBatch:
 
     tables: Tables | None
     """None if the rows do not fit their columns."""
-    progress: Progress
+    progress: LoadProgress
     """The progress once it is loaded."""
     error: Exception | None = None
     """Why there are no tables."""
@@ -59,8 +59,8 @@ class Batcher:
 
     def __init__(
         self,
-        journal: Reading,
-        start: Progress | PendingBatch,
+        journal: JournalReader,
+        start: LoadProgress | PendingBatch,
         quarantine: Quarantine,
         *,
         max_bytes: int,
@@ -71,7 +71,7 @@ class Batcher:
         self._quarantine = quarantine
         self._max_bytes = max_bytes
         self._n_rows = n_rows
-        self.gathered = PendingBatch.after(start) if isinstance(start, Progress) else start
+        self.gathered = PendingBatch.after(start) if isinstance(start, LoadProgress) else start
 
     @property
     def last_frame(self) -> Frame:
@@ -117,7 +117,7 @@ class Batcher:
         except (ArithmeticError, ValueError, TypeError) as error:  # Arrow's errors derive from two of these
             return ReadyBatch(None, progress, error)
 
-    def take_batch(self) -> tuple[Batch, Progress]:
+    def take_batch(self) -> tuple[Batch, LoadProgress]:
         """The rows, cut to a row group, and the progress once they are loaded.
 
         Excess rows of the last request go into the next batch. The position stays before that request: after a crash it is
@@ -131,4 +131,4 @@ class Batcher:
         else:
             held.batch = Batch(batch.last_seq)
             position = held.ahead[0].start if held.ahead else held.read_to
-        return batch, Progress(position, batch.last_seq)
+        return batch, LoadProgress(position, batch.last_seq)

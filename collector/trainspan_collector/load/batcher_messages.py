@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from trainspan_collector.journal.segments import Position, Progress, Segment
+from trainspan_collector.journal.segments import LoadProgress, Position, Segment
 from trainspan_collector.load.batcher import PendingBatch
 from trainspan_collector.rows.batch import Tables
 from trainspan_collector.rows.tally import Tally
@@ -56,7 +56,7 @@ class Filled:
 class Head:
     """A batch without its tables: these are Arrow streams in the shared file, one after the other from its start."""
 
-    progress: Progress
+    progress: LoadProgress
     sizes: Mapping[str, int]
     """Table → bytes."""
     n_duplicates: int

@@ -17,7 +17,7 @@ from typing import BinaryIO
 import pyarrow as pa
 
 from trainspan_collector.journal.quarantine import Quarantine
-from trainspan_collector.journal.segments import Entry, Position, Segment, read_segments
+from trainspan_collector.journal.segments import JournalEntry, Position, Segment, read_segments
 from trainspan_collector.load.batcher import Batcher
 from trainspan_collector.load.batcher_messages import TABLES, Begin, Fill, Filled, Head, Take
 from trainspan_collector.runtime.memory import bound_freed_memory, collect_rarely, keep_pandas_out
@@ -35,7 +35,7 @@ class _Files:
         self._folder = folder
         self.segments: Mapping[int, Segment] = {}
 
-    def read(self, position: Position, max_bytes: int) -> tuple[list[Entry], Position]:
+    def read(self, position: Position, max_bytes: int) -> tuple[list[JournalEntry], Position]:
         return read_segments(self._folder, self.segments, position, max_bytes)
 
 

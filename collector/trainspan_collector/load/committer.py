@@ -14,7 +14,7 @@ from typing import Protocol
 import duckdb
 
 from trainspan_collector.journal.journal import Journal
-from trainspan_collector.journal.segments import Progress
+from trainspan_collector.journal.segments import LoadProgress
 from trainspan_collector.rows.batch import Tables
 from trainspan_collector.rows.tally import LoadCounting
 from trainspan_collector.runtime.metrics import LoadCounts
@@ -94,7 +94,7 @@ class Committer:
         """Completes the key index. Raises KeyIndexError."""
         self._index.cover(self._cursor)
 
-    def commit(self, rows: Tables, progress: Progress) -> None:
+    def commit(self, rows: Tables, progress: LoadProgress) -> None:
         """Stores a batch that ends at `progress`, as soon as there is memory and disk space for it.
 
         Raises NotStorableError if DuckDB refuses the rows, and ReopenError if the database must be reopened, with more
@@ -149,7 +149,7 @@ class Committer:
         self._journal.release(position)
         log.info("checkpoint seconds=%.3f last_seq=%d", time.monotonic() - started, self.progress.last_seq)
 
-    def _commit_with_retries(self, rows: Tables, progress: Progress) -> None:
+    def _commit_with_retries(self, rows: Tables, progress: LoadProgress) -> None:
         attempt = 0
         while True:
             attempt += 1
@@ -167,7 +167,7 @@ class Committer:
             self.n_retries += 1
             self.stopping.wait(RETRY_S)
 
-    def _commit(self, rows: Tables, progress: Progress) -> None:
+    def _commit(self, rows: Tables, progress: LoadProgress) -> None:
         self.cover_keys()
         with self._database.writing:
             n_duplicates = load(self._cursor, self._index, self._row_groups, rows, progress)

@@ -16,7 +16,7 @@ from trainspan_collector.journal.journal import Journal
 from trainspan_collector.load.loader import Loader
 from trainspan_collector.maintenance.byte_search import find_bytes, needles
 from trainspan_collector.maintenance.rewrite import Rewriting
-from trainspan_collector.maintenance.selection import GONE, Criteria, Selection, select
+from trainspan_collector.maintenance.selection import GONE, Criteria, TraceSelection, select
 from trainspan_collector.maintenance.stats import figures
 from trainspan_collector.maintenance.verify import verify
 from trainspan_collector.store.database import Database
@@ -130,7 +130,7 @@ class Maintenance:
         log.warning("purged traces=%d rows=%s", len(selection.trace_ids), chosen)
         return {**answer, "purged": True, **self._proof(selection), "files_removed": removed}
 
-    def _rewrite(self, choose: Callable[[Any], Selection | None]) -> dict[str, int]:
+    def _rewrite(self, choose: Callable[[Any], TraceSelection | None]) -> dict[str, int]:
         """Replaces the store with a file without the chosen rows; returns the number of rows in it, by table."""
         end = self._load_everything()
         with self._readers.snapshot(self._database) as snapshot:
@@ -158,7 +158,7 @@ class Maintenance:
             raise StoreError(f"not everything was loaded after {_LOAD_WAIT_S:.0f} s: see `trainspan store stats`")
         return end
 
-    def _remove_copies(self, selection: Selection) -> list[str]:
+    def _remove_copies(self, selection: TraceSelection) -> list[str]:
         """Deletes damaged write-ahead logs, and quarantined requests that contain purged ids."""
         wanted = needles(selection.trace_ids)
         removed = []
@@ -171,7 +171,7 @@ class Maintenance:
                 removed.append(str(path))
         return removed
 
-    def _proof(self, selection: Selection) -> dict[str, Any]:
+    def _proof(self, selection: TraceSelection) -> dict[str, Any]:
         """Searches for the purged rows with SQL, and for their ids in the bytes of every file of the store."""
         with self._readers.snapshot(self._database) as snapshot:
             left = _count(snapshot.cursor, selection)
@@ -192,7 +192,7 @@ def _criteria(body: Mapping[str, Any]) -> Criteria:
     return Criteria(tuple(body.get("trace_ids") or ()), body.get("task_id"), body.get("before_ns"))
 
 
-def _count(cursor: Any, selection: Selection) -> dict[str, int]:
+def _count(cursor: Any, selection: TraceSelection) -> dict[str, int]:
     selection.register(cursor)
     counts: dict[str, int] = {}
     for table in _TABLES:

@@ -11,8 +11,8 @@ from pathlib import Path
 import duckdb
 import pyarrow as pa
 
-from trainspan_collector.journal.segments import Progress
-from trainspan_collector.maintenance.selection import GONE, Selection
+from trainspan_collector.journal.segments import LoadProgress
+from trainspan_collector.maintenance.selection import GONE, TraceSelection
 from trainspan_collector.rows.tables import ROW_GROUP_ROWS
 from trainspan_collector.store.database import Database
 from trainspan_collector.store.insert import add_places
@@ -28,7 +28,7 @@ _REPLACED_SINCE = "SELECT seq, by_seq FROM stored.superseded WHERE seq <= $copie
 class Rewriting:
     """Copies into `<store>.rewritten`: call `copy` any number of times, then `finish`; must be closed."""
 
-    def __init__(self, store: Path, selection: Selection | None, *, memory_bytes: int) -> None:
+    def __init__(self, store: Path, selection: TraceSelection | None, *, memory_bytes: int) -> None:
         """`selection`: the rows to leave out."""
         remove_leftovers(store)
         self.path = _path(store)
@@ -52,7 +52,7 @@ class Rewriting:
         add_places(target, up_to_seq)
         self._copied_to = up_to_seq
 
-    def finish(self, progress: Progress) -> None:
+    def finish(self, progress: LoadProgress) -> None:
         """Records how far the rows are loaded, and writes everything to disk."""
         position = progress.position
         self._target.cursor().execute(

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from trainspan_schemas.errors import UsageError
 
-__all__ = ["GONE", "Criteria", "Selection", "select"]
+__all__ = ["GONE", "Criteria", "TraceSelection", "select"]
 
 GONE: Final = """(
     seq IS NOT NULL AND (
@@ -21,7 +21,7 @@ GONE: Final = """(
         OR (trace_id IS NULL AND received_ns < $before_ns)
     )
 )"""
-"""SQL: whether a row of `stored.spans`, `logs` or `evaluations` is selected; use after `Selection.register`, with `parameters`."""
+"""SQL: whether a row of `stored.spans`, `logs` or `evaluations` is selected; use after `TraceSelection.register`, with `parameters`."""
 
 _ROLLOUTS_WHOLLY_IN_TRACES: Final = """
 SELECT rollout_id FROM stored.span_identities WHERE rollout_id IS NOT NULL
@@ -60,7 +60,7 @@ class Criteria:
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
+class TraceSelection:
     """Selected traces and rollouts, as single-column tables of ids."""
 
     traces: pa.Table
@@ -82,20 +82,20 @@ class Selection:
         cursor.register("gone_rollouts", self.rollouts)
 
 
-def select(cursor: duckdb.DuckDBPyConnection, criteria: Criteria) -> Selection:
+def select(cursor: duckdb.DuckDBPyConnection, criteria: Criteria) -> TraceSelection:
     """Applies `criteria` to the rows that `cursor` sees."""
     parameters: dict[str, object] = {}
     if criteria.task_id is not None:
         parameters = {"task_id": criteria.task_id}
         traces = _ids(cursor, _TASK_TRACES, parameters)
-        return Selection(traces, _ids(cursor, _TASK_ROLLOUTS, parameters), 0)
+        return TraceSelection(traces, _ids(cursor, _TASK_ROLLOUTS, parameters), 0)
     if criteria.before_ns is not None:
         parameters = {"before_ns": criteria.before_ns}
         traces = _ids(cursor, _OLD_TRACES, parameters)
     else:
         traces = pa.table({"trace_id": pa.array(criteria.trace_ids, pa.string())})
     cursor.register("gone_traces", traces)
-    return Selection(traces, _ids(cursor, _ROLLOUTS_WHOLLY_IN_TRACES, {}), criteria.before_ns or 0)
+    return TraceSelection(traces, _ids(cursor, _ROLLOUTS_WHOLLY_IN_TRACES, {}), criteria.before_ns or 0)
 
 
 def _ids(cursor: duckdb.DuckDBPyConnection, sql: str, parameters: dict[str, object]) -> pa.Table:

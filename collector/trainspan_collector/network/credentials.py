@@ -13,12 +13,12 @@ from trainspan_collector.network.ports import Tls
 from trainspan_schemas.errors import ConfigError
 from trainspan_schemas.store.roles import Role
 
-__all__ = ["Guard"]
+__all__ = ["AccessControl"]
 
 log = logging.getLogger(__name__)
 
 
-class Guard:
+class AccessControl:
     """Access control and encryption of connections. `reload` is for one thread, the rest is thread-safe."""
 
     def __init__(self, access: Access, tls: Tls | None, own_token: str, token_file: Path | None = None) -> None:

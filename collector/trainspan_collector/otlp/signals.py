@@ -17,11 +17,11 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 
 from trainspan_schemas.errors import InvalidRecordError
 
-__all__ = ["LOGS", "METRICS", "SIGNALS", "TRACES", "OtlpSignal", "Outcome"]
+__all__ = ["LOGS", "METRICS", "SIGNALS", "TRACES", "ExportOutcome", "OtlpSignal"]
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ExportOutcome:
     """The outcome of an accepted request: OTLP's full or partial success."""
 
     n_rejected: int = 0
@@ -55,7 +55,7 @@ class OtlpSignal:
             ) from error
         return message
 
-    def answer(self, outcome: Outcome) -> Message:
+    def answer(self, outcome: ExportOutcome) -> Message:
         """The response; an empty message if everything was accepted."""
         response: Any = self.response()
         if outcome.n_rejected:

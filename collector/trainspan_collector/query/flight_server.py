@@ -24,19 +24,19 @@ from trainspan_collector.journal.journal import Journal
 from trainspan_collector.load.loader import Loader
 from trainspan_collector.maintenance.actions import Maintenance
 from trainspan_collector.network.access import Right, Role
-from trainspan_collector.network.credentials import Guard
+from trainspan_collector.network.credentials import AccessControl
 from trainspan_collector.network.flight_messages import SERVICE, Action, Result, Ticket, flight_data, parts_of
 from trainspan_collector.network.grpc_limits import CallGuard, RoleHandlers, abort, server_options
 from trainspan_collector.network.grpc_timeout import MessageTimeout
 from trainspan_collector.query.named_reads import named_read
-from trainspan_collector.query.places import Places
-from trainspan_collector.query.tickets import Request, parse_ticket
+from trainspan_collector.query.places import RowPlaces
+from trainspan_collector.query.tickets import ReadTicket, parse_ticket
 from trainspan_collector.store.database import Database
 from trainspan_collector.store.duckdb_errors import first_line, lacks_memory
 from trainspan_collector.store.snapshots import Readers
 from trainspan_schemas.errors import StoreError, UsageError
 
-__all__ = ["FlightServer", "Reading"]
+__all__ = ["FlightServer", "ReadableStore"]
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ _RIGHTS: Final = {"DoAction": Right.CHANGE, "DoGet": Right.READ}
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ReadableStore:
     """The parts of an open store that readers need."""
 
     database: Database
@@ -68,8 +68,8 @@ class Reading:
 class FlightServer:
     """Binds `address` at once (`.port`), serves after `start`. Raises RuntimeError if the port is in use."""
 
-    def __init__(self, address: str, guard: Guard) -> None:
-        self._store: Reading | None = None
+    def __init__(self, address: str, guard: AccessControl) -> None:
+        self._store: ReadableStore | None = None
         self._is_stopped = False
         self._changed = threading.Condition()
         self._ticket_timeouts = {role: MessageTimeout(_MESSAGE_S, crowd=_CROWD) for role in _WORKERS}
@@ -100,7 +100,7 @@ class FlightServer:
         for timeout in (*self._ticket_timeouts.values(), *self._timeouts.values(), self._action_timeout):
             timeout.close()
 
-    def open_to(self, store: Reading) -> None:
+    def open_to(self, store: ReadableStore) -> None:
         with self._changed:
             self._store = store
             self._changed.notify_all()
@@ -134,7 +134,7 @@ class FlightServer:
             answer = self._reading(0.0).maintenance.do(action.type, json.loads(action.body) if action.body else {})
             yield Result(body=json.dumps(answer).encode()).SerializeToString()
 
-    def _reading(self, wait_s: float) -> Reading:
+    def _reading(self, wait_s: float) -> ReadableStore:
         with self._changed:
             self._changed.wait_for(lambda: self._store is not None or self._is_stopped, wait_s)
             if self._store is None:
@@ -143,7 +143,7 @@ class FlightServer:
 
 
 def _answer(
-    store: Reading, request: Request, behind: str, context: grpc.ServicerContext
+    store: ReadableStore, request: ReadTicket, behind: str, context: grpc.ServicerContext
 ) -> Generator[bytes, None, None]:
     """The messages of the answer, the schema first; the snapshot lives as long as the generator."""
     if request.sql is not None:
@@ -153,7 +153,7 @@ def _answer(
     with store.readers.snapshot(store.database, context.cancel) as snapshot:
         reader = None
         try:
-            query = named_read(request.read, request.parameters, Places(snapshot.cursor))
+            query = named_read(request.read, request.parameters, RowPlaces(snapshot.cursor))
             reader = snapshot.query(query.sql, query.parameters)
             metadata = {"watermark": str(snapshot.watermark), "behind": behind}
             yield flight_data(pa.ipc.read_message(reader.schema.with_metadata(metadata).serialize()))

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from trainspan_collector.query.places import EVERYWHERE, Places
+from trainspan_collector.query.places import EVERYWHERE, RowPlaces
 from trainspan_collector.query.scoped_views import SEEDS, nearby
 from trainspan_collector.rows.promoted import PROMOTED
 from trainspan_schemas.errors import UsageError
@@ -123,7 +123,7 @@ class Query:
     parameters: dict[str, object]
 
 
-def named_read(name: str, parameters: Mapping[str, object], places: Places) -> Query:
+def named_read(name: str, parameters: Mapping[str, object], places: RowPlaces) -> Query:
     """Returns the query of a read. Raises UsageError if the read, a parameter or a column is unknown.
 
     `places` locates rows in the store to be read. `task_id`: only the rollouts of this task.
@@ -185,7 +185,7 @@ part AS MATERIALIZED (
 )"""
 
 
-def _sizes(given: Mapping[str, object], places: Places) -> Query:
+def _sizes(given: Mapping[str, object], places: RowPlaces) -> Query:
     _expect("sizes", given, ("run_id", "round", "task_id", "rollout_ids", "rows", "columns", *_WITHOUT))
     bound: dict[str, object] = {}
     conditions = ["r.rollout_id IS NOT NULL", *_conditions(given, bound)]
@@ -237,7 +237,7 @@ def _bounded(given: Mapping[str, object], key: str, default: int, least: int, mo
     return value
 
 
-def _holdings(given: Mapping[str, object], places: Places) -> Query:
+def _holdings(given: Mapping[str, object], places: RowPlaces) -> Query:
     _expect("holdings", given, (*_CHOOSING, "task_id", "columns"))
     bound: dict[str, object] = {}
     conditions = _conditions(given, bound)
@@ -267,7 +267,7 @@ WHERE trace_id IN (
     )
 
 
-def _tokens(given: Mapping[str, object], _: Places) -> Query:
+def _tokens(given: Mapping[str, object], _: RowPlaces) -> Query:
     _expect("tokens", given, ("seqs", "columns"))
     bound: dict[str, object] = {}
     condition = _numbered("tokens", given, bound)
@@ -275,7 +275,7 @@ def _tokens(given: Mapping[str, object], _: Places) -> Query:
     return Query(f"SELECT {columns} FROM stored.spans WHERE is_call AND {condition}", bound)
 
 
-def _texts_of_spans(given: Mapping[str, object], places: Places) -> Query:
+def _texts_of_spans(given: Mapping[str, object], places: RowPlaces) -> Query:
     _expect("texts", given, ("seqs", "trace_ids", "columns"))
     bound: dict[str, object] = {}
     if "trace_ids" in given:
@@ -300,7 +300,7 @@ def _numbered(name: str, given: Mapping[str, object], bound: dict[str, object]) 
     return f"seq BETWEEN {min(seqs)} AND {max(seqs)} AND seq IN (SELECT unnest(string_split($seqs, ',')::BIGINT[]))"
 
 
-def _records(given: Mapping[str, object], places: Places) -> Query:
+def _records(given: Mapping[str, object], places: RowPlaces) -> Query:
     _expect("records", given, ("event_names", "trace_ids", "attribute", "columns"))
     if "event_names" not in given:
         raise UsageError("the read 'records' needs the parameter event_names")
@@ -316,7 +316,7 @@ def _records(given: Mapping[str, object], places: Places) -> Query:
     return Query(f"SELECT {columns} FROM main.logs WHERE {' AND '.join(conditions)}", bound)
 
 
-def _newest(given: Mapping[str, object], _: Places) -> Query:
+def _newest(given: Mapping[str, object], _: RowPlaces) -> Query:
     _expect("newest", given, ("rows", "columns"))
     rows = _checked({"rows": 1000, **given}, "rows", int)
     if not isinstance(rows, int) or not 0 < rows <= _MOST_NEWEST:
@@ -327,7 +327,7 @@ def _newest(given: Mapping[str, object], _: Places) -> Query:
     return Query(f"SELECT {columns} FROM stored.live_spans WHERE seq > {since} ORDER BY seq DESC", {"rows": rows})
 
 
-def _activity(given: Mapping[str, object], _: Places) -> Query:
+def _activity(given: Mapping[str, object], _: RowPlaces) -> Query:
     _expect("activity", given, ("since_ns", "columns"))
     if "since_ns" not in given:
         raise UsageError("the read 'activity' needs the parameter since_ns")
@@ -379,7 +379,7 @@ def _conditions(given: Mapping[str, object], bound: dict[str, object]) -> list[s
 
 
 def _near(
-    name: str, tables: list[str], given: Mapping[str, object], bound: dict[str, object], places: Places
+    name: str, tables: list[str], given: Mapping[str, object], bound: dict[str, object], places: RowPlaces
 ) -> list[str]:
     """The tables, limited to what is near the most selective parameter."""
     selective = {parameter for parameter in bound if (parameter, bound[parameter]) != _ALL}
@@ -389,7 +389,7 @@ def _near(
     return nearby(tables, seeds[0], _within(seeds[0], bound, places)) if seeds else tables
 
 
-def _within(seed: str, bound: dict[str, object], places: Places) -> str:
+def _within(seed: str, bound: dict[str, object], places: RowPlaces) -> str:
     """Where the rows are that a read from these seeds needs; the rollouts of a task are added to `bound`."""
     if seed == "rollout_ids":
         return places.of_rollouts(_texts(bound, "rollout_ids"))

@@ -8,7 +8,7 @@ import duckdb
 
 from trainspan_collector.store.insert import PLACE_ROWS
 
-__all__ = ["EVERYWHERE", "NOWHERE", "Places"]
+__all__ = ["EVERYWHERE", "NOWHERE", "RowPlaces"]
 
 EVERYWHERE: Final = "true"
 NOWHERE: Final = "false"
@@ -40,7 +40,7 @@ _OF_TASK: Final = "SELECT DISTINCT rollout_id FROM stored.spans WHERE task_id = 
 _LAST: Final = 2**63 - 1
 
 
-class Places:
+class RowPlaces:
     """Locates rows in the store that `cursor` reads. Methods raise duckdb.Error."""
 
     def __init__(self, cursor: duckdb.DuckDBPyConnection) -> None:

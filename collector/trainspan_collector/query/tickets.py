@@ -6,7 +6,7 @@ from typing import Final
 
 from trainspan_schemas.errors import UsageError
 
-__all__ = ["Request", "parse_ticket"]
+__all__ = ["ReadTicket", "parse_ticket"]
 
 _DEFAULT_WAIT_MS: Final = 10_000
 
@@ -15,7 +15,7 @@ _MAX_WAIT_MS: Final = 600_000
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ReadTicket:
     """A ticket: `sql` or `read` with `parameters`."""
 
     sql: str | None
@@ -24,7 +24,7 @@ class Request:
     wait_s: float
 
 
-def parse_ticket(ticket: bytes) -> Request:
+def parse_ticket(ticket: bytes) -> ReadTicket:
     try:
         fields = json.loads(ticket)
     except ValueError as error:
@@ -41,4 +41,4 @@ def parse_ticket(ticket: bytes) -> Request:
         raise UsageError('"sql" and "read" must be strings, "parameters" an object')
     if isinstance(wait_ms, bool) or not isinstance(wait_ms, (int, float)) or not 0 <= wait_ms <= _MAX_WAIT_MS:
         raise UsageError(f"wait_ms = {wait_ms!r} is not between 0 and {_MAX_WAIT_MS}")
-    return Request(fields.get("sql"), fields.get("read", ""), parameters, wait_ms / 1000)
+    return ReadTicket(fields.get("sql"), fields.get("read", ""), parameters, wait_ms / 1000)

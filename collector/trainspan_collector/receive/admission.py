@@ -10,7 +10,7 @@ from trainspan_collector.journal.backlog import Backlog
 from trainspan_collector.journal.frames import Signal
 from trainspan_collector.journal.journal import Journal
 from trainspan_collector.journal.trust import Sender
-from trainspan_collector.runtime.metrics import Refusal
+from trainspan_collector.runtime.metrics import RefusalReason
 
 __all__ = ["Admission", "OverloadError"]
 
@@ -20,7 +20,7 @@ _DISK_CHECK_S = 0.5
 class OverloadError(Exception):
     """There was no room for a request in time; the sender may retry after `retry_after_s`."""
 
-    def __init__(self, message: str, retry_after_s: float, reason: Refusal) -> None:
+    def __init__(self, message: str, retry_after_s: float, reason: RefusalReason) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
         self.reason = reason
@@ -70,7 +70,7 @@ class Admission:
                     f"{self._free_disk_bytes} bytes of disk are free at {self._folder}, but "
                     f"the floor is {self._min_free_disk_bytes}: free some, or lower min_free_disk_bytes",
                     10.0,
-                    Refusal.DISK_FULL,
+                    RefusalReason.DISK_FULL,
                 )
             time.sleep(min(_DISK_CHECK_S, max(0.0, deadline - time.monotonic())))
 
@@ -85,7 +85,7 @@ class Admission:
                 f"requests arrive faster than they are loaded, and {room_bytes} bytes of disk are left for waiting ones: "
                 "send less, or give the store more disk",
                 wait_s,
-                Refusal.BEHIND,
+                RefusalReason.BEHIND,
             )
         if wait_s:
             time.sleep(wait_s)

@@ -7,13 +7,13 @@ from contextlib import AbstractContextManager, nullcontext
 from trainspan_collector.journal.frames import Signal
 from trainspan_collector.journal.trust import Sender
 from trainspan_collector.otlp.gunzip import TooLargeError
-from trainspan_collector.otlp.signals import METRICS, TRACES, OtlpSignal, Outcome
+from trainspan_collector.otlp.signals import METRICS, TRACES, ExportOutcome, OtlpSignal
 from trainspan_collector.otlp.validation import Rejections
 from trainspan_collector.receive.admission import Admission, OverloadError
 from trainspan_collector.receive.cutting import SMALL_BYTES, cut
-from trainspan_collector.receive.memory_budget import Budget, Share
+from trainspan_collector.receive.memory_budget import MemoryBudget, Share
 from trainspan_collector.receive.redaction import Redaction
-from trainspan_collector.runtime.metrics import Metrics, Refusal
+from trainspan_collector.runtime.metrics import Metrics, RefusalReason
 from trainspan_schemas.errors import InvalidRecordError, StoreError
 from trainspan_schemas.store.roles import Role
 
@@ -31,7 +31,7 @@ class ExportHandler:
     It outlives the store: while none is open, senders are told to retry later.
     """
 
-    def __init__(self, redaction: Redaction, metrics: Metrics, budget: Budget, *, max_items: int) -> None:
+    def __init__(self, redaction: Redaction, metrics: Metrics, budget: MemoryBudget, *, max_items: int) -> None:
         """`max_items` is the maximum number of spans, log records or metrics in a request."""
         self.budget = budget
         self._redaction = redaction
@@ -58,7 +58,9 @@ class ExportHandler:
         """Held while a request of `n_bytes` is parsed: few large ones are parsed at once."""
         return self._parsing if n_bytes > SMALL_BYTES else nullcontext()
 
-    def take(self, signal: OtlpSignal, body: bytes, role: Role, transport: str, share: Share | None = None) -> Outcome:
+    def take(
+        self, signal: OtlpSignal, body: bytes, role: Role, transport: str, share: Share | None = None
+    ) -> ExportOutcome:
         """Returns once the content of `body` is on disk; metrics are only counted. `share` already includes its bytes.
 
         Raises InvalidRecordError if the body is not such a request, TooLargeError if it has too many items, OverloadError
@@ -68,10 +70,10 @@ class ExportHandler:
             with nullcontext(share) if share else self.budget.share(role, len(body)) as held:
                 outcome, n_items = self._take(signal, body, role, held)
         except InvalidRecordError:
-            self._metrics.refused(transport, Refusal.INVALID)
+            self._metrics.refused(transport, RefusalReason.INVALID)
             raise
         except TooLargeError:
-            self._metrics.refused(transport, Refusal.TOO_LARGE)
+            self._metrics.refused(transport, RefusalReason.TOO_LARGE)
             raise
         except OverloadError as error:
             log.warning("refused retry_after_s=%.1f reason=%s", error.retry_after_s, error)
@@ -83,7 +85,7 @@ class ExportHandler:
             log.warning("partial success %s", outcome.message)
         return outcome
 
-    def _take(self, signal: OtlpSignal, body: bytes, role: Role, share: Share) -> tuple[Outcome, int]:
+    def _take(self, signal: OtlpSignal, body: bytes, role: Role, share: Share) -> tuple[ExportOutcome, int]:
         """The outcome, and the number of items taken."""
         if len(body) > SMALL_BYTES:
             share.grow(len(body))  # its pieces
@@ -93,7 +95,7 @@ class ExportHandler:
             _keep(self._admission, Signal.TRACES if signal is TRACES else Signal.LOGS, stored, Sender.of(role))
         return outcome, n_items
 
-    def _read(self, signal: OtlpSignal, body: bytes) -> tuple[Outcome, int, list[bytes]]:
+    def _read(self, signal: OtlpSignal, body: bytes) -> tuple[ExportOutcome, int, list[bytes]]:
         """The outcome, the number of items, and the requests to store; parsed messages do not wait for the disk."""
         rejections, n_items = Rejections(), 0
         stored: list[bytes] = []
@@ -110,13 +112,13 @@ class ExportHandler:
                 redacted = self._redaction.apply(request, kept)
                 self._metrics.redacted(redacted.n_secrets, redacted.n_blocked)
                 stored.append(redacted.body)
-        return Outcome(rejections.n_rejected, rejections.message, rejections.reasons), n_items, stored
+        return ExportOutcome(rejections.n_rejected, rejections.message, rejections.reasons), n_items, stored
 
 
 def _keep(admission: Admission | None, signal: Signal, bodies: list[bytes], sender: Sender) -> None:
     if admission is None:
-        raise OverloadError("the store is being opened", _WRITE_RETRY_S, Refusal.NOT_READY)
+        raise OverloadError("the store is being opened", _WRITE_RETRY_S, RefusalReason.NOT_READY)
     try:
         admission.keep(signal, bodies, sender)
     except StoreError as error:
-        raise OverloadError(str(error), _WRITE_RETRY_S, Refusal.WRITE_FAILED) from error
+        raise OverloadError(str(error), _WRITE_RETRY_S, RefusalReason.WRITE_FAILED) from error

@@ -24,14 +24,14 @@ from grpc_health.v1.health import SERVICE_NAME as HEALTH_SERVICE
 from grpc_health.v1.health import HealthServicer
 
 from trainspan_collector.network.access import DeniedError, Right, Role
-from trainspan_collector.network.credentials import Guard
+from trainspan_collector.network.credentials import AccessControl
 from trainspan_collector.network.grpc_limits import CallGuard, RoleHandlers, abort, server_options
 from trainspan_collector.network.grpc_timeout import MessageTimeout
 from trainspan_collector.otlp.gunzip import TooLargeError
 from trainspan_collector.otlp.signals import SIGNALS, OtlpSignal
 from trainspan_collector.receive.admission import OverloadError
 from trainspan_collector.receive.export_handler import ExportHandler
-from trainspan_collector.runtime.metrics import Metrics, Refusal
+from trainspan_collector.runtime.metrics import Metrics, RefusalReason
 from trainspan_schemas.errors import InvalidRecordError
 
 __all__ = ["GrpcServer"]
@@ -56,7 +56,7 @@ class GrpcServer:
         address: str,
         exports: ExportHandler,
         *,
-        guard: Guard,
+        guard: AccessControl,
         metrics: Metrics,
         max_request_bytes: int,
     ) -> None:
@@ -78,7 +78,7 @@ class GrpcServer:
                     guard.access,
                     lambda method: None if method.startswith(f"/{HEALTH_SERVICE}/") else Right.WRITE,
                     on_denied=lambda error: metrics.refused(_TRANSPORT, refusal_of(error)),
-                    on_unknown=lambda: metrics.refused(_TRANSPORT, Refusal.NOT_FOUND),
+                    on_unknown=lambda: metrics.refused(_TRANSPORT, RefusalReason.NOT_FOUND),
                 )
             ],
             options=server_options(max_request_bytes),
@@ -154,13 +154,13 @@ class GrpcServer:
     def _end_without_message(self, context: grpc.ServicerContext, *, was_slow: bool) -> NoReturn:
         """Ends the call. If the message was too large, gRPC has already answered, and it is only counted here."""
         if not _has_ended(context):
-            self._metrics.refused(_TRANSPORT, Refusal.INVALID)
+            self._metrics.refused(_TRANSPORT, RefusalReason.INVALID)
             abort(context, grpc.StatusCode.INVALID_ARGUMENT, "the request has no message")
         remaining_s = context.time_remaining()
         if was_slow:
-            self._metrics.refused(_TRANSPORT, Refusal.TOO_SLOW)
+            self._metrics.refused(_TRANSPORT, RefusalReason.TOO_SLOW)
         elif remaining_s is None or remaining_s > _GIVES_UP_S:
-            self._metrics.refused(_TRANSPORT, Refusal.TOO_LARGE)
+            self._metrics.refused(_TRANSPORT, RefusalReason.TOO_LARGE)
         abort(context, grpc.StatusCode.CANCELLED, "the message did not arrive")
 
 
@@ -170,8 +170,8 @@ def _has_ended(context: grpc.ServicerContext) -> bool:
     return not context.add_callback(ended.set) or ended.wait(_END_S)
 
 
-def refusal_of(error: DeniedError) -> Refusal:
-    return Refusal.FORBIDDEN if error.is_known else Refusal.UNAUTHENTICATED
+def refusal_of(error: DeniedError) -> RefusalReason:
+    return RefusalReason.FORBIDDEN if error.is_known else RefusalReason.UNAUTHENTICATED
 
 
 def _try_later(context: grpc.ServicerContext, message: str, after_s: float) -> NoReturn:

@@ -12,9 +12,18 @@ from google.rpc.status_pb2 import Status
 
 from trainspan_collector.otlp.json_encoding import to_json
 from trainspan_collector.receive.admission import OverloadError
-from trainspan_collector.runtime.metrics import Refusal
+from trainspan_collector.runtime.metrics import RefusalReason
 
-__all__ = ["JSON", "PROTOBUF", "Answer", "CountedError", "RefusedError", "media_type", "overloaded", "status_answer"]
+__all__ = [
+    "JSON",
+    "PROTOBUF",
+    "CountedError",
+    "HttpAnswer",
+    "RefusedError",
+    "media_type",
+    "overloaded",
+    "status_answer",
+]
 
 JSON: Final = "application/json"
 PROTOBUF: Final = "application/x-protobuf"
@@ -23,7 +32,7 @@ _GRPC_CODES: Final = {400: 3, 401: 16, 403: 7, 404: 5, 405: 12, 408: 4, 413: 8, 
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HttpAnswer:
     status: int
     content_type: str
     body: bytes
@@ -36,7 +45,7 @@ class RefusedError(Exception):
 
     status: int
     message: str
-    reason: Refusal
+    reason: RefusalReason
     headers: tuple[tuple[str, str], ...] = field(default=())
 
 
@@ -53,10 +62,10 @@ def media_type(content_type: str) -> str:
     return content_type.partition(";")[0].strip().lower()
 
 
-def status_answer(refused: RefusedError, content_type: str) -> Answer:
+def status_answer(refused: RefusedError, content_type: str) -> HttpAnswer:
     """A Status, in protobuf if the request was, else in JSON."""
     status: Message = Status(code=_GRPC_CODES[refused.status], message=refused.message)
     sent_as = media_type(content_type)
     if sent_as == PROTOBUF:
-        return Answer(refused.status, content_type, status.SerializeToString(), refused.headers)
-    return Answer(refused.status, content_type if sent_as == JSON else JSON, to_json(status), refused.headers)
+        return HttpAnswer(refused.status, content_type, status.SerializeToString(), refused.headers)
+    return HttpAnswer(refused.status, content_type if sent_as == JSON else JSON, to_json(status), refused.headers)

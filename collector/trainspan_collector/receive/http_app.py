@@ -21,8 +21,8 @@ from trainspan_collector.receive.export_handler import ExportHandler
 from trainspan_collector.receive.http_answers import (
     JSON,
     PROTOBUF,
-    Answer,
     CountedError,
+    HttpAnswer,
     RefusedError,
     media_type,
     overloaded,
@@ -30,7 +30,7 @@ from trainspan_collector.receive.http_answers import (
 )
 from trainspan_collector.receive.http_body import GoneError, Receive, read_body
 from trainspan_collector.receive.memory_budget import Share
-from trainspan_collector.runtime.metrics import CONTENT_TYPE, Metrics, Refusal
+from trainspan_collector.runtime.metrics import CONTENT_TYPE, Metrics, RefusalReason
 from trainspan_schemas.errors import InvalidRecordError
 from trainspan_schemas.store.roles import Role
 
@@ -80,8 +80,8 @@ class HttpApp:
             self._count(refused)
             answer = status_answer(refused, headers.get("content-type", ""))
         except ForeignError as error:
-            self._metrics.refused(_TRANSPORT, Refusal.FORBIDDEN)
-            foreign = RefusedError(403, str(error), Refusal.FORBIDDEN)
+            self._metrics.refused(_TRANSPORT, RefusalReason.FORBIDDEN)
+            foreign = RefusedError(403, str(error), RefusalReason.FORBIDDEN)
             answer = status_answer(foreign, headers.get("content-type", ""))
         except GoneError:
             return
@@ -91,7 +91,7 @@ class HttpApp:
         body = b"" if scope["method"] == "HEAD" else answer.body
         await send({"type": "http.response.body", "body": body})
 
-    async def _answer(self, path: str, method: str, headers: dict[str, str], receive: Receive) -> Answer:
+    async def _answer(self, path: str, method: str, headers: dict[str, str], receive: Receive) -> HttpAnswer:
         if signal := self._signals.get(path):
             _check_method(method, ("POST",))
             role = self._authorized(Right.WRITE, headers)
@@ -99,29 +99,33 @@ class HttpApp:
         if path == "/metrics":
             _check_method(method, ("GET", "HEAD"))
             self._authorized(Right.READ, headers)
-            return Answer(200, CONTENT_TYPE, await self._in_page_thread(self._metrics.text))
+            return HttpAnswer(200, CONTENT_TYPE, await self._in_page_thread(self._metrics.text))
         if path in ("/healthz", "/readyz"):
             _check_method(method, ("GET", "HEAD"))
             ready = path == "/healthz" or await self._in_page_thread(lambda: self._exports.is_ready)
-            return Answer(200, _TEXT, b"ok\n") if ready else Answer(503, _TEXT, b"requests are not accepted now\n")
+            return (
+                HttpAnswer(200, _TEXT, b"ok\n") if ready else HttpAnswer(503, _TEXT, b"requests are not accepted now\n")
+            )
         known = ", ".join((*self._signals, "/healthz", "/readyz", "/metrics"))
-        raise RefusedError(404, f"no such path: {path[:100]!r}; paths are {known}", Refusal.NOT_FOUND)
+        raise RefusedError(404, f"no such path: {path[:100]!r}; paths are {known}", RefusalReason.NOT_FOUND)
 
-    async def _export(self, signal: OtlpSignal, role: Role, headers: dict[str, str], receive: Receive) -> Answer:
+    async def _export(self, signal: OtlpSignal, role: Role, headers: dict[str, str], receive: Receive) -> HttpAnswer:
         sent_as = media_type(headers.get("content-type", ""))
         if sent_as not in (JSON, PROTOBUF):
             message = f"content type {sent_as[:100]!r} is not supported: use {PROTOBUF} or {JSON}"
-            raise RefusedError(415, message, Refusal.MEDIA_TYPE)
+            raise RefusedError(415, message, RefusalReason.MEDIA_TYPE)
         encoding = headers.get("content-encoding", "identity").strip().lower()
         if encoding not in ("identity", "gzip", ""):
             raise RefusedError(
-                415, f"content encoding {encoding[:100]!r} is not supported: use gzip or identity", Refusal.MEDIA_TYPE
+                415,
+                f"content encoding {encoding[:100]!r} is not supported: use gzip or identity",
+                RefusalReason.MEDIA_TYPE,
             )
         with self._exports.budget.share(role) as share:
             body = await read_body(headers, receive, share, self._max_request_bytes)
             take = functools.partial(self._take, signal, body, encoding == "gzip", sent_as == JSON, role, share)
             del body
-            return Answer(200, headers["content-type"], await self._in_thread(take))
+            return HttpAnswer(200, headers["content-type"], await self._in_thread(take))
 
     def _take(
         self, signal: OtlpSignal, body: bytes, compressed: bool, is_json: bool, role: Role, share: Share
@@ -132,17 +136,17 @@ class HttpApp:
                 body = gunzip(body, self._max_request_bytes, share.grow)
             packed = self._from_json(signal, body, share) if is_json else body
         except TooLargeError as error:
-            raise RefusedError(413, str(error), Refusal.TOO_LARGE) from error
+            raise RefusedError(413, str(error), RefusalReason.TOO_LARGE) from error
         except OverloadError as error:
             raise overloaded(error) from error
         except ValueError as error:  # also InvalidRecordError
-            raise RefusedError(400, str(error), Refusal.INVALID) from error
+            raise RefusedError(400, str(error), RefusalReason.INVALID) from error
         try:
             outcome = self._exports.take(signal, packed, role, _TRANSPORT, share)
         except InvalidRecordError as error:
-            raise CountedError(400, str(error), Refusal.INVALID) from error
+            raise CountedError(400, str(error), RefusalReason.INVALID) from error
         except TooLargeError as error:
-            raise CountedError(413, str(error), Refusal.TOO_LARGE) from error
+            raise CountedError(413, str(error), RefusalReason.TOO_LARGE) from error
         except OverloadError as error:
             retry_after = (("retry-after", str(ceil(error.retry_after_s))),)
             raise CountedError(503, str(error), error.reason, retry_after) from error
@@ -162,9 +166,9 @@ class HttpApp:
             return self._access.authorize(right, headers.get("authorization"))
         except DeniedError as error:
             if error.is_known:
-                raise RefusedError(403, str(error), Refusal.FORBIDDEN) from error
+                raise RefusedError(403, str(error), RefusalReason.FORBIDDEN) from error
             challenge = (("www-authenticate", "Bearer"),)
-            raise RefusedError(401, str(error), Refusal.UNAUTHENTICATED, challenge) from error
+            raise RefusedError(401, str(error), RefusalReason.UNAUTHENTICATED, challenge) from error
 
     async def _in_page_thread(self, function: Callable[[], Any]) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._page_threads, function)
@@ -184,4 +188,4 @@ def _headers(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
 def _check_method(method: str, allowed: tuple[str, ...]) -> None:
     if method not in allowed:
         message = f"{method[:20]} is not allowed for this path: use {' or '.join(allowed)}"
-        raise RefusedError(405, message, Refusal.METHOD, (("allow", ", ".join(allowed)),))
+        raise RefusedError(405, message, RefusalReason.METHOD, (("allow", ", ".join(allowed)),))

@@ -12,7 +12,7 @@ from typing import Final
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from trainspan_collector.network.credentials import Guard
+from trainspan_collector.network.credentials import AccessControl
 from trainspan_collector.receive.http_app import HttpApp
 
 __all__ = ["HttpServer"]
@@ -25,7 +25,7 @@ _HEADERS_S: Final = 20.0
 class HttpServer:
     """Binds `address` at once, serves after `start`. Raises OSError if nothing can listen there."""
 
-    def __init__(self, address: str, web: HttpApp, *, guard: Guard) -> None:
+    def __init__(self, address: str, web: HttpApp, *, guard: AccessControl) -> None:
         tls = guard.tls
         host, _, port = address.rpartition(":")
         self._web = web

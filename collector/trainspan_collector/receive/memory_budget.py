@@ -6,17 +6,17 @@ from collections.abc import Iterator
 from typing import Final
 
 from trainspan_collector.receive.admission import OverloadError
-from trainspan_collector.runtime.metrics import Refusal
+from trainspan_collector.runtime.metrics import RefusalReason
 from trainspan_schemas.store.roles import Role
 
-__all__ = ["Budget", "Share"]
+__all__ = ["MemoryBudget", "Share"]
 
 _AGENTS: Final = (Role.AGENT, Role.USER)
 _AGENTS_PART: Final = 0.75
 """Fraction of the budget: slow agents never take what the policy server and the runner need."""
 
 
-class Budget:
+class MemoryBudget:
     """Bytes in memory. Thread-safe."""
 
     def __init__(self, max_bytes: int, wait_s: float) -> None:
@@ -44,7 +44,7 @@ class Budget:
 class Share:
     """One request's share. The only request in memory may exceed the budget, however large it is."""
 
-    def __init__(self, budget: Budget, most: int) -> None:
+    def __init__(self, budget: MemoryBudget, most: int) -> None:
         self._budget = budget
         self._most = most
         self.n_bytes = 0
@@ -73,7 +73,7 @@ class Share:
     def overload(self) -> OverloadError:
         budget = self._budget
         message = f"{budget.n_bytes} bytes of requests are in memory, the limit is {self._most}"
-        return OverloadError(message, budget.wait_s, Refusal.MEMORY)
+        return OverloadError(message, budget.wait_s, RefusalReason.MEMORY)
 
     def give_back(self) -> None:
         with self._budget._changed:

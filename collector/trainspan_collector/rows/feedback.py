@@ -17,7 +17,7 @@ from trainspan_collector.otlp.values import Json, to_json_text
 from trainspan_schemas.store.tables import SpanRow
 from trainspan_schemas.telemetry import keys
 
-__all__ = ["Feedback", "read_feedback", "target_of_events"]
+__all__ = ["FeedbackResult", "read_feedback", "target_of_events"]
 
 _FORMS: Final = {
     f"{scope}{noun}s.{{}}.{noun}.": scope for scope in ("", "trace.") for noun in ("annotation", "evaluation")
@@ -32,7 +32,7 @@ _EVALUATOR: Final = "EVALUATOR"
 _OPERATION_EVALUATION: Final = "evaluation"
 
 
-class Feedback(NamedTuple):
+class FeedbackResult(NamedTuple):
     """One result: attributes like those of the GenAI event, and the span that it is about."""
 
     attributes: Mapping[str, Json]
@@ -42,7 +42,7 @@ class Feedback(NamedTuple):
     """Whether it is on that span."""
 
 
-def read_feedback(span: Span, row: SpanRow, plain: Mapping[str, Json]) -> Iterator[Feedback]:
+def read_feedback(span: Span, row: SpanRow, plain: Mapping[str, Json]) -> Iterator[FeedbackResult]:
     """Reads the feedback in the attributes of a span (`plain`). A result in both forms counts once."""
     if plain.keys().isdisjoint(_FIRST):
         return
@@ -69,7 +69,7 @@ def read_feedback(span: Span, row: SpanRow, plain: Mapping[str, Json]) -> Iterat
                 + blake2b(to_json_text(identity).encode(), digest_size=16).hexdigest(),
                 **({keys.EVALUATION_OF: "rollout"} if scope else {}),
             }
-            yield Feedback({**said, **more}, trace_id, span_id, is_inline)
+            yield FeedbackResult({**said, **more}, trace_id, span_id, is_inline)
 
 
 def target_of_events(span: Span, row: SpanRow, plain: Mapping[str, Json]) -> tuple[str, str] | None:

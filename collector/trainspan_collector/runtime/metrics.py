@@ -16,7 +16,7 @@ from prometheus_client import (
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-__all__ = ["CONTENT_TYPE", "LoadCounts", "Metrics", "Refusal", "StoreState"]
+__all__ = ["CONTENT_TYPE", "LoadCounts", "Metrics", "RefusalReason", "StoreState"]
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a creation time for each counter would double the page
@@ -39,7 +39,7 @@ class LoadCounts:
     """Calls of an older policy version than the newest one seen for that policy."""
 
 
-class Refusal(StrEnum):
+class RefusalReason(StrEnum):
     """Why a request was refused: the label `reason`."""
 
     INVALID = "invalid"
@@ -109,7 +109,7 @@ class Metrics:
         self._accepted.labels(signal, transport).inc()
         self._items.labels(signal).inc(n_items)
 
-    def refused(self, transport: str, reason: Refusal) -> None:
+    def refused(self, transport: str, reason: RefusalReason) -> None:
         self._refused.labels(transport, reason.value).inc()
 
     def rejected(self, signal: str, reasons: Mapping[str, int]) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import duckdb
 
-from trainspan_collector.journal.segments import Position, Progress
+from trainspan_collector.journal.segments import LoadProgress, Position
 from trainspan_collector.rows.tables import ROW_GROUP_ROWS
 from trainspan_collector.runtime.threads import named
 from trainspan_collector.store import migrations
@@ -69,9 +69,9 @@ class Database:
         """Row groups for inserts, within the memory limit."""
         return RowGroups(self._memory_bytes)
 
-    def progress(self) -> Progress:
+    def progress(self) -> LoadProgress:
         [row] = self.cursor().execute("SELECT segment, byte_offset, last_seq FROM stored.progress").fetchall()
-        return Progress(Position(row[0], row[1]), row[2])
+        return LoadProgress(Position(row[0], row[1]), row[2])
 
     def wal_bytes(self) -> int:
         """Size of the write-ahead log: what was committed since the last checkpoint."""

@@ -13,7 +13,7 @@ from typing import Final
 import duckdb
 import pyarrow as pa
 
-from trainspan_collector.journal.segments import Progress
+from trainspan_collector.journal.segments import LoadProgress
 from trainspan_collector.rows.batch import Tables
 from trainspan_collector.store.key_index import Copy, KeyIndex
 from trainspan_collector.store.row_groups import RowGroups
@@ -47,7 +47,7 @@ class _Inserted:
 
 
 def load(
-    cursor: duckdb.DuckDBPyConnection, index: KeyIndex, groups: RowGroups, rows: Tables, progress: Progress
+    cursor: duckdb.DuckDBPyConnection, index: KeyIndex, groups: RowGroups, rows: Tables, progress: LoadProgress
 ) -> int:
     """Commits `rows` and `progress`; the number of rows that were in the batch or in the store already.
 

@@ -16,7 +16,7 @@ from opentelemetry import context, trace
 from opentelemetry.context import Context
 from opentelemetry.trace import SpanKind
 
-from trainspan._calls.openai_wire import Answer, Choice, Question, question_of
+from trainspan._calls.openai_wire import ChoiceParts, GenerationRequest, ResponseCollector, question_of
 from trainspan._calls.policy_request import PolicyRequest
 from trainspan._guard import guarded
 from trainspan._rollout.scope import Scope
@@ -24,7 +24,7 @@ from trainspan_schemas.telemetry import keys
 from trainspan_schemas.telemetry.constraints import is_constrained
 from trainspan_schemas.telemetry.tokens import encode_ids, encode_logprobs
 
-__all__ = ["Exchange", "begin"]
+__all__ = ["ClientExchange", "begin"]
 
 _VARIABLE: Final = "TRAINSPAN_CAPTURE"
 _REFUSALS: Final = frozenset({400, 404, 422})
@@ -49,13 +49,13 @@ def _capture_is_on() -> bool:
 
 
 @dataclass(slots=True)
-class Exchange:
+class ClientExchange:
     """A client's generation request and its response."""
 
     module: ModuleType
     original: Any
     """The client's own request."""
-    question: Question | None
+    question: GenerationRequest | None
     agent: str | None
     scope: Scope | None
     origin: str
@@ -95,7 +95,7 @@ class Exchange:
         response.request = self.original
         if response.status_code != 200 or keys.HEADER_POLICY_VERSION in response.headers:
             return  # an error is not a call, and our own policy server captures calls itself
-        answer = Answer(self.question or Question({}, b"", False, False, is_chat=False))
+        answer = ResponseCollector(self.question or GenerationRequest({}, b"", False, False, is_chat=False))
         if hasattr(response, "_content"):
             if _is_events(response):
                 response._content = answer.piece(response.content) + answer.end()
@@ -110,14 +110,14 @@ class Exchange:
             response.stream = _reading_async(self, answer, response, self.module.AsyncByteStream)
 
     @guarded
-    def report(self, answer: Answer) -> None:
+    def report(self, answer: ResponseCollector) -> None:
         """Sends the call spans once."""
         if self._reported:
             return
         self._reported = True
         index = self.scope.next_call_index() if self.scope else 0
         tracer = trace.get_tracer("trainspan")
-        for number, choice in sorted((answer.choices or {0: Choice()}).items()):
+        for number, choice in sorted((answer.choices or {0: ChoiceParts()}).items()):
             span = tracer.start_span(
                 f"{self._operation} {answer.model or 'policy'}",
                 self.context,
@@ -134,7 +134,7 @@ class Exchange:
         )
         return keys.OPERATION_TEXT_COMPLETION if is_text else keys.OPERATION_CHAT
 
-    def _attributes(self, answer: Answer, number: int, choice: Choice) -> dict[str, Any]:
+    def _attributes(self, answer: ResponseCollector, number: int, choice: ChoiceParts) -> dict[str, Any]:
         request = self.question.request if self.question else {}
         model = str(answer.model or request.get("model") or "")
         attributes: dict[str, Any] = {
@@ -173,7 +173,7 @@ class Exchange:
 
 
 @guarded
-def begin(module: ModuleType, request: Any, sent: PolicyRequest | None) -> Exchange | None:
+def begin(module: ModuleType, request: Any, sent: PolicyRequest | None) -> ClientExchange | None:
     """Starts an exchange for a generation request to the policy; None for other requests or if capture is off."""
     if sent is None or not sent.is_generation or not _capture_is_on():
         return None
@@ -181,14 +181,14 @@ def begin(module: ModuleType, request: Any, sent: PolicyRequest | None) -> Excha
     path = request.url.path
     question = question_of(path, content) if content else None
     origin = f"{request.url.scheme}://{request.url.netloc.decode()}"
-    return Exchange(module, request, question, sent.agent, sent.scope, origin, path)
+    return ClientExchange(module, request, question, sent.agent, sent.scope, origin, path)
 
 
 def _is_events(response: Any) -> bool:
     return "text/event-stream" in response.headers.get("content-type", "")
 
 
-def _reading(exchange: Exchange, answer: Answer, response: Any, base: type) -> Any:
+def _reading(exchange: ClientExchange, answer: ResponseCollector, response: Any, base: type) -> Any:
     source, events = response.stream, _is_events(response)
 
     class Reading(base):  # type: ignore[misc]
@@ -209,7 +209,7 @@ def _reading(exchange: Exchange, answer: Answer, response: Any, base: type) -> A
     return Reading()
 
 
-def _reading_async(exchange: Exchange, answer: Answer, response: Any, base: type) -> Any:
+def _reading_async(exchange: ClientExchange, answer: ResponseCollector, response: Any, base: type) -> Any:
     source, events = response.stream, _is_events(response)
 
     class Reading(base):  # type: ignore[misc]

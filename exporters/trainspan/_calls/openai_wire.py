@@ -11,13 +11,13 @@ from typing import Any
 
 from trainspan._guard import guarded
 
-__all__ = ["Answer", "Choice", "Question", "question_of"]
+__all__ = ["ChoiceParts", "GenerationRequest", "ResponseCollector", "question_of"]
 
 _TOKEN_KEYS = ("token_ids", "prompt_token_ids")
 
 
 @dataclass(slots=True)
-class Choice:
+class ChoiceParts:
     """One choice, as far as it has arrived."""
 
     ids: list[int] = field(default_factory=list)
@@ -27,7 +27,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class GenerationRequest:
     """A generation request."""
 
     request: Mapping[str, Any]
@@ -38,7 +38,7 @@ class Question:
     is_chat: bool
 
 
-def question_of(path: str, content: bytes) -> Question | None:
+def question_of(path: str, content: bytes) -> GenerationRequest | None:
     """Returns the request to send; None if the endpoint has no token ids or `content` is not a JSON object."""
     is_chat = path.rstrip("/").endswith("/chat/completions")
     if not is_chat and not path.rstrip("/").endswith("/completions"):
@@ -55,18 +55,18 @@ def question_of(path: str, content: bytes) -> Question | None:
         asked["logprobs"] = True if is_chat else 1
     hides_ids = not request.get("return_token_ids")
     asked["return_token_ids"] = True
-    return Question(request, _dump(asked), hides_logprobs, hides_ids, is_chat)
+    return GenerationRequest(request, _dump(asked), hides_logprobs, hides_ids, is_chat)
 
 
 @dataclass(slots=True)
-class Answer:
+class ResponseCollector:
     """Collects a response, whole or in pieces, and restores it to what the client expects."""
 
-    question: Question
+    question: GenerationRequest
     response_id: str | None = None
     model: str | None = None
     usage: Mapping[str, Any] = field(default_factory=dict)
-    choices: dict[int, Choice] = field(default_factory=dict)
+    choices: dict[int, ChoiceParts] = field(default_factory=dict)
     complete: bool = False
     """Whether it was read to the end."""
     _rest: bytes = b""
@@ -122,7 +122,7 @@ class Answer:
         self.model = body.get("model") or self.model
         self.usage = body.get("usage") or self.usage
         for entry in body.get("choices") or ():
-            choice = self.choices.setdefault(entry.get("index", 0), Choice())
+            choice = self.choices.setdefault(entry.get("index", 0), ChoiceParts())
             choice.prompt_ids = entry.get("prompt_token_ids") or body.get("prompt_token_ids") or choice.prompt_ids
             choice.ids += entry.get("token_ids") or ()
             choice.logprobs += _logprobs(entry.get("logprobs"))

@@ -36,14 +36,14 @@ from trainspan_schemas.artifacts.dataset import MANIFEST, dataset_dir, manifest_
 from trainspan_schemas.config.settings import DatasetSettings
 from trainspan_schemas.errors import DatasetError
 
-__all__ = ["BuiltDataset", "Request", "build_dataset"]
+__all__ = ["BuildRequest", "BuiltDataset", "build_dataset"]
 
 
 _LATE: Final = pl.lit("late_after_consumed").alias("reason")
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class BuildRequest:
     """A request to build a dataset."""
 
     stores: Sequence[str]
@@ -83,7 +83,7 @@ class BuiltDataset:
     """Whether it had already been built with the same settings and was left unchanged."""
 
 
-def build_dataset(request: Request, clock: Clock, pages: Pages | None = None) -> BuiltDataset:
+def build_dataset(request: BuildRequest, clock: Clock, pages: Pages | None = None) -> BuiltDataset:
     """Builds the dataset and publishes its folder, with `pages` next to the manifest.
 
     Raises NothingToTrainError if no call or too few calls are trainable, DatasetError if the folder is in the way or the
@@ -176,20 +176,20 @@ def _special_advice(assembly: Assembly) -> dict[str, str]:
     return special
 
 
-def _where(request: Request) -> str:
+def _where(request: BuildRequest) -> str:
     stores = " and ".join(request.stores)
     run = f"run {request.run_id} of " if request.run_id else ""
     return f"round {request.round} of {run}{stores}" if request.round is not None else f"{run}{stores}"
 
 
-def _settings_record(request: Request) -> dict[str, Any]:
+def _settings_record(request: BuildRequest) -> dict[str, Any]:
     """The settings that determine the rows, together with the stores and the ledger."""
     passing = ("out", "wait_s", "reward_concurrency")
     chosen = {key: value for key, value in asdict(request.settings).items() if key not in passing}
     return {**chosen, "run_id": request.run_id, "round": request.round}
 
 
-def _existing(target: Path, request: Request) -> BuiltDataset:
+def _existing(target: Path, request: BuildRequest) -> BuiltDataset:
     """The dataset already at `target`. A published dataset never changes: its consumers identify it by its hash."""
     there = _opened(target, was_there=True)
     if there.manifest.get("settings") != _settings_record(request):

@@ -10,12 +10,12 @@ from pathlib import Path
 import polars as pl
 
 from trainspan_processing.assembly.chunk import states_are_needed
-from trainspan_processing.assembly.rows import ROW_ORDER, Limits, limits
+from trainspan_processing.assembly.rows import ROW_ORDER, CallLimits, limits
 from trainspan_processing.assembly.settling import Moment, settle
 from trainspan_processing.assembly.spill import ChunkSummary, read_spilled, spill
 from trainspan_processing.credit.advantages import credit, with_credit
-from trainspan_processing.credit.plan import Plan, plan_for
-from trainspan_processing.dataset.ledger import Ledger
+from trainspan_processing.credit.plan import CreditPlan, plan_for
+from trainspan_processing.dataset.ledger import DatasetLedger
 from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.read.tokens import chunk_number
 from trainspan_processing.reasons.drop_reasons import judged_others
@@ -43,7 +43,7 @@ class Assembly:
     number `in_part`, and the number and `tokens` (u32) of their `sound` calls (no drop reason so far)."""
     advantages: pl.DataFrame
     """rollout, position, return, advantage and drop of the calls of compared rollouts."""
-    plan: Plan
+    plan: CreditPlan
     """How rewards became advantages, with the default baseline resolved."""
     shares: pl.DataFrame
     """rollout_id, attempt, `part`, `value`: the shares of agents and single rewards, for comparison in later datasets."""
@@ -53,7 +53,7 @@ class Assembly:
     """REASON_COUNTS of the calls without tokens."""
     examples: pl.DataFrame
     """EXAMPLES of the reasons of calls with and without tokens."""
-    limits: Limits
+    limits: CallLimits
     used: pl.DataFrame
     """rollout_id, attempt and current number of `calls` of the rollouts that an earlier dataset used."""
     evaluations: pl.DataFrame
@@ -100,7 +100,7 @@ def assemble(
     source: Source,
     selection: Selection,
     settings: DatasetSettings,
-    ledger: Ledger,
+    ledger: DatasetLedger,
     clock: Clock,
     folder: Path,
     *,
@@ -142,7 +142,7 @@ def _together(
     rollouts: pl.DataFrame,
     groups: Groups,
     settings: DatasetSettings,
-    ledger: Ledger,
+    ledger: DatasetLedger,
     folder: Path,
     moment: Moment,
     evaluations_of_used: pl.DataFrame,

@@ -14,7 +14,7 @@ import polars as pl
 from trainspan_processing.assembly.chunks import Assembly
 from trainspan_processing.assembly.distribution import distribution, group_spread
 from trainspan_processing.assembly.rows import RowCounts
-from trainspan_processing.credit.plan import Plan
+from trainspan_processing.credit.plan import CreditPlan
 from trainspan_processing.dataset.ledger import LEDGER_FILE, ledger_path
 from trainspan_processing.dataset.parquet import FileEntry
 from trainspan_processing.reasons.coverage import Coverage
@@ -108,7 +108,7 @@ def _function_digests(settings: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
-def _credit_record(plan: Plan, settings: Mapping[str, Any]) -> dict[str, Any]:
+def _credit_record(plan: CreditPlan, settings: Mapping[str, Any]) -> dict[str, Any]:
     """How advantages were computed, with the defaults resolved."""
     return {
         "credit": settings["credit"],

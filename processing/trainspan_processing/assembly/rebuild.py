@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from trainspan_processing.assembly.build import BuiltDataset, Pages, Request, build_dataset
+from trainspan_processing.assembly.build import BuildRequest, BuiltDataset, Pages, build_dataset
 from trainspan_processing.assembly.recorded import recorded
 from trainspan_processing.dataset.published import Published, open_published
 from trainspan_processing.tables import ROLLOUT_KEY
@@ -39,7 +39,7 @@ def rebuild(
     known = {item.name for item in fields(DatasetSettings)}
     settings = DatasetSettings(**{key: value for key, value in said.items() if key in known}, out=str(out))
     chosen = tuple(stores or published.stores)
-    request = Request(
+    request = BuildRequest(
         stores=chosen,
         out=out,
         settings=settings,

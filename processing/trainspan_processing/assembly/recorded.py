@@ -7,7 +7,7 @@ from pathlib import Path
 
 import polars as pl
 
-from trainspan_processing.dataset.ledger import Ledger, ledger_path, read_ledger
+from trainspan_processing.dataset.ledger import DatasetLedger, ledger_path, read_ledger
 from trainspan_processing.dataset.published import Published
 from trainspan_processing.read.inventory import take_inventory
 from trainspan_processing.read.source import Selection, Source
@@ -25,7 +25,7 @@ class Recorded:
     selection: Selection
     """The run's selection. In stores other than its own: the rollouts that it looked at, from its ledger, and the rollouts
     that earlier datasets had dropped."""
-    earlier: Ledger
+    earlier: DatasetLedger
     """The ledger of the datasets that existed."""
     watermarks: Mapping[int, int] | None
     """Store number → the last `seq` that the run saw; None in other stores, where sequence numbers differ."""

@@ -21,7 +21,7 @@ from trainspan_schemas.config.settings import DatasetSettings
 
 __all__ = [
     "ROW_ORDER",
-    "Limits",
+    "CallLimits",
     "RowCounts",
     "limits",
     "make_rows",
@@ -34,7 +34,7 @@ ROW_ORDER: Final = ["run_id", "round", "task_id", *ROLLOUT_KEY]
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class CallLimits:
     """Limits on calls that are sound without their tokens."""
 
     newest_version: int | None
@@ -71,9 +71,9 @@ class RowCounts:
     """Kept calls of each rollout."""
 
 
-def limits(settings: DatasetSettings, newest: int | None) -> Limits:
+def limits(settings: DatasetSettings, newest: int | None) -> CallLimits:
     """The limits that the settings put on calls with tokens; `newest` is the newest policy version of all calls."""
-    return Limits(
+    return CallLimits(
         newest,
         settings.max_staleness,
         settings.max_tokens,
@@ -91,7 +91,7 @@ def newest_version(calls: pl.DataFrame) -> int | None:
 def make_rows(
     source: Source,
     chunks: Iterable[tuple[pl.DataFrame, pl.DataFrame]],
-    limits: Limits,
+    limits: CallLimits,
     counts: RowCounts,
 ) -> Iterator[tuple[pl.DataFrame, pl.DataFrame]]:
     """Yields (rows with COLUMNS, the calls with their final `reason`) for each chunk of calls without a drop reason so far.
@@ -108,7 +108,7 @@ def _with_tokens(calls: pl.DataFrame, payload: pl.DataFrame) -> pl.DataFrame:
     return calls.join(payload, on=SPAN_KEY, how="left", maintain_order="left")
 
 
-def rows_of(calls: pl.DataFrame, limits: Limits, counts: RowCounts) -> tuple[pl.DataFrame, pl.DataFrame]:
+def rows_of(calls: pl.DataFrame, limits: CallLimits, counts: RowCounts) -> tuple[pl.DataFrame, pl.DataFrame]:
     """(rows, calls with `reason`) of one chunk of calls with their TOKENS. Pure except for updating `counts`."""
     is_unused = unused(calls) if limits.choices == "used" else pl.lit(value=False).alias("unused")
     reason = pl.coalesce(

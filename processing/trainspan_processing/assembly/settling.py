@@ -6,7 +6,7 @@ from typing import Final
 
 import polars as pl
 
-from trainspan_processing.dataset.ledger import Ledger
+from trainspan_processing.dataset.ledger import DatasetLedger
 from trainspan_processing.read.inventory import Inventory, take_inventory
 from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.reasons.waiting import find_groups
@@ -43,7 +43,9 @@ class Moment:
     """The index of the only chunk, if it was built already."""
 
 
-def settle(source: Source, selection: Selection, settings: DatasetSettings, ledger: Ledger, clock: Clock) -> Moment:
+def settle(
+    source: Source, selection: Selection, settings: DatasetSettings, ledger: DatasetLedger, clock: Clock
+) -> Moment:
     """The moment at which there is nothing left to wait for, or `wait_s` is over; the source is then fixed at this moment.
 
     Waits for a first new rollout, for pending training rollouts, and for groups that lack rollouts. The rest of a group
@@ -75,7 +77,7 @@ class _Known:
     served: frozenset[str] = frozenset()
 
 
-def _look(source: Source, selection: Selection, ledger: Ledger, now_ns: int) -> Moment:
+def _look(source: Source, selection: Selection, ledger: DatasetLedger, now_ns: int) -> Moment:
     inventory = take_inventory(source, selection)
     source.is_held = True
     fresh = inventory.without(ledger.used.select(ROLLOUT_KEY))
@@ -98,7 +100,7 @@ def _of_unknown_rollouts(source: Source, selection: Selection, inventory: Invent
 
 
 def _with_facts(
-    source: Source, moment: Moment, ledger: Ledger, settle_s: float, known: _Known
+    source: Source, moment: Moment, ledger: DatasetLedger, settle_s: float, known: _Known
 ) -> tuple[Moment, _Known]:
     """Indexes the only chunk. With several chunks, indexes rollouts that are new, have grown or were pending last time."""
     if len(moment.selections) == 1:
@@ -127,7 +129,7 @@ def _with_facts(
     return moment, _Known(pl.concat([*kept, *tables]), sizes, around.served)
 
 
-def _is_waited_for(facts: pl.DataFrame, ledger: Ledger, now_ns: int, group_wait_s: float) -> bool:
+def _is_waited_for(facts: pl.DataFrame, ledger: DatasetLedger, now_ns: int, group_wait_s: float) -> bool:
     if facts.is_empty():
         return True
     for_training = (pl.col("split") != "val").fill_null(value=True)

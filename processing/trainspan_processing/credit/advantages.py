@@ -13,7 +13,7 @@ import polars as pl
 
 from trainspan_processing.credit.combine import summed, whitened
 from trainspan_processing.credit.comparison import CALL, Comparison
-from trainspan_processing.credit.plan import Plan
+from trainspan_processing.credit.plan import CreditPlan
 from trainspan_processing.rewards.names import rollout_column, step_column
 from trainspan_processing.tables import ROLLOUT_KEY, Schema
 
@@ -47,7 +47,7 @@ class Credited:
     """rollout, `part`, `value`: the shares of agents and rewards, for comparison in later datasets."""
 
 
-def assign_advantages(calls: pl.DataFrame, rollouts: pl.DataFrame, history: pl.DataFrame, plan: Plan) -> Credited:
+def assign_advantages(calls: pl.DataFrame, rollouts: pl.DataFrame, history: pl.DataFrame, plan: CreditPlan) -> Credited:
     """Advantages of `calls` by `plan`.
 
     `calls` have rollout, position, agent, turn, for `gigpo` state, and per reward its `step_column` and `rollout_column` (f64,
@@ -76,7 +76,7 @@ def assign_advantages(calls: pl.DataFrame, rollouts: pl.DataFrame, history: pl.D
     return Credited(credited, scaled, pl.concat([parts for _, parts in found]))
 
 
-def credit(calls: pl.DataFrame, compared: pl.DataFrame, history: pl.DataFrame, plan: Plan) -> Credited:
+def credit(calls: pl.DataFrame, compared: pl.DataFrame, history: pl.DataFrame, plan: CreditPlan) -> Credited:
     """The advantages of `calls` of the `compared` rollouts (RewardedChunk), with HISTORY of all earlier rollouts."""
     facts = compared.select(
         "rollout",

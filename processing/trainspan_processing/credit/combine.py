@@ -4,13 +4,13 @@ import polars as pl
 
 from trainspan_processing.credit.baselines import EPSILON, are_equal
 from trainspan_processing.credit.comparison import CALL
-from trainspan_processing.credit.plan import Plan
+from trainspan_processing.credit.plan import CreditPlan
 from trainspan_processing.rewards.names import rollout_column, step_column
 
 __all__ = ["summed", "whitened"]
 
 
-def summed(calls: pl.DataFrame, plan: Plan) -> pl.DataFrame:
+def summed(calls: pl.DataFrame, plan: CreditPlan) -> pl.DataFrame:
     """Adds `step_reward` and `rollout_reward`, Σ_k w_k·r_k over the rewards present, NULL without any."""
 
     def total(columns: dict[str, float]) -> pl.Expr:

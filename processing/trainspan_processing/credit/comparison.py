@@ -5,7 +5,7 @@ from typing import Final
 
 import polars as pl
 
-from trainspan_processing.credit.plan import GIGPO, Estimator, Plan, baseline_of, credit_of
+from trainspan_processing.credit.plan import GIGPO, CreditPlan, Estimator, baseline_of, credit_of
 from trainspan_processing.credit.rules import CREDITS
 from trainspan_processing.tables import Schema
 from trainspan_schemas.errors import UsageError
@@ -28,7 +28,7 @@ class Comparison:
     rollouts: pl.DataFrame
     history: pl.DataFrame
     """HISTORY."""
-    plan: Plan
+    plan: CreditPlan
 
     def terms(self, calls: pl.DataFrame, part: str) -> tuple[pl.DataFrame, pl.DataFrame]:
         """TERMS (with `worth`) and parts of `calls` with step_reward and rollout_reward.

@@ -13,7 +13,7 @@ from trainspan_schemas.agents.functions import is_function_name, load_function
 from trainspan_schemas.config.settings import DatasetSettings
 from trainspan_schemas.errors import DatasetError, UsageError
 
-__all__ = ["Estimator", "Plan", "make_plan", "plan_for"]
+__all__ = ["CreditPlan", "Estimator", "make_plan", "plan_for"]
 
 GIGPO: Final = "gigpo"
 PER_AGENT: Final = "per_agent"
@@ -37,7 +37,7 @@ class Estimator:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class CreditPlan:
     """How the rewards of rollouts become advantages of calls."""
 
     estimator: Estimator
@@ -72,7 +72,7 @@ class Plan:
         )
 
 
-def make_plan(settings: DatasetSettings, *, has_tasks: bool) -> Plan:
+def make_plan(settings: DatasetSettings, *, has_tasks: bool) -> CreditPlan:
     """The plan that the settings ask for. The default baseline is `grpo` if any rollout has a task or calls are compared
     within groups, else `running`.
 
@@ -87,7 +87,7 @@ def make_plan(settings: DatasetSettings, *, has_tasks: bool) -> Plan:
         raise UsageError(
             f"agent_credit = {settings.agent_credit!r} needs credit = {PER_AGENT!r}, not {settings.credit!r}"
         )
-    plan = Plan(
+    plan = CreditPlan(
         estimator=by_agent.pop(ANY_AGENT, default),
         rewards=reward_names(settings.reward_name),
         per_agent=per_agent,
@@ -145,7 +145,7 @@ def _guarded(what: str, function: Callable[..., Any]) -> Callable[..., pl.DataFr
     return call
 
 
-def _check_pair(estimator: Estimator, plan: Plan) -> None:
+def _check_pair(estimator: Estimator, plan: CreditPlan) -> None:
     """Refuses combinations that could be computed but make no sense."""
     if estimator.baseline in WITH_GROUPS or is_function_name(estimator.baseline):
         return
@@ -180,7 +180,7 @@ def _one_of(key: str, value: str, known: tuple[str, ...]) -> str:
     return value
 
 
-def plan_for(settings: DatasetSettings, rewards: Sequence[RewardName], compared: pl.DataFrame) -> Plan:
+def plan_for(settings: DatasetSettings, rewards: Sequence[RewardName], compared: pl.DataFrame) -> CreditPlan:
     """The plan for these rollouts: the default baseline depends on whether any of them has a task."""
     has_tasks = compared.is_empty() or bool(compared["task_id"].is_not_null().any())
     return replace(make_plan(settings, has_tasks=has_tasks), rewards=tuple(rewards))

@@ -15,13 +15,13 @@ from trainspan_processing.dataset.published import Published
 from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY
 from trainspan_schemas.artifacts.dataset import COLUMNS
 
-__all__ = ["Change", "Difference", "Overlap", "ValueChanges", "compare_datasets"]
+__all__ = ["Difference", "ItemChange", "Overlap", "ValueChanges", "compare_datasets"]
 
 EXAMPLES: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class ItemChange:
     """One item with different values; `what` names it."""
 
     what: str
@@ -56,14 +56,14 @@ class ValueChanges:
     """Positive in one, negative in the other."""
     correlation: float | None
     """Pearson; None if either is constant."""
-    largest: list[Change]
+    largest: list[ItemChange]
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
     """All changes from A to B."""
 
-    settings: list[Change]
+    settings: list[ItemChange]
     rollouts: Overlap
     rows: Overlap
     rewards: ValueChanges
@@ -129,9 +129,9 @@ def _settings(manifest: Mapping[str, Any]) -> dict[str, Any]:
     return {**manifest["settings"], "baseline": manifest["credit"]["baseline"]}
 
 
-def _changes(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Change]:
+def _changes(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[ItemChange]:
     names = dict.fromkeys([*a, *b])
-    return [Change(name, a.get(name), b.get(name)) for name in names if a.get(name) != b.get(name)]
+    return [ItemChange(name, a.get(name), b.get(name)) for name in names if a.get(name) != b.get(name)]
 
 
 def _overlap(a: pl.DataFrame, b: pl.DataFrame, seen_a: pl.DataFrame, seen_b: pl.DataFrame, key: list[str]) -> Overlap:
@@ -171,7 +171,7 @@ def _value_changes(both: pl.DataFrame, name: str, label: pl.Expr) -> ValueChange
         max_change=pairs["change"].max() if pairs.height else None,  # type: ignore[arg-type]
         sign_flips=pairs.filter(pl.col("a") * pl.col("b") < 0).height,
         correlation=correlation if correlation is not None and math.isfinite(correlation) else None,
-        largest=[Change(*row) for row in largest.select("what", "a", "b").iter_rows()],
+        largest=[ItemChange(*row) for row in largest.select("what", "a", "b").iter_rows()],
     )
 
 

@@ -12,7 +12,7 @@ from trainspan_processing.tables import HISTORY, ROLLOUT_KEY, Schema
 from trainspan_schemas.artifacts.dataset import about_dir, dataset_dirs, round_of
 from trainspan_schemas.errors import DatasetError
 
-__all__ = ["LEDGER", "LEDGER_FILE", "Ledger", "ledger_path", "next_round", "read_ledger", "write_ledger"]
+__all__ = ["LEDGER", "LEDGER_FILE", "DatasetLedger", "ledger_path", "next_round", "read_ledger", "write_ledger"]
 
 LEDGER_FILE: Final = "rollouts.jsonl"
 
@@ -43,7 +43,7 @@ asked about the rollout.
 
 
 @dataclass(frozen=True, slots=True)
-class Ledger:
+class DatasetLedger:
     """The rollouts that the datasets under one folder have seen, one row per (rollout, attempt)."""
 
     rows: pl.DataFrame
@@ -71,11 +71,11 @@ class Ledger:
         return pl.concat([whole.select(*HISTORY), pl.DataFrame(parts, schema=HISTORY)])
 
 
-NOTHING_USED: Final = Ledger(pl.DataFrame(schema=LEDGER))
+NOTHING_USED: Final = DatasetLedger(pl.DataFrame(schema=LEDGER))
 """An empty ledger, for callers that look at all rollouts, used or not."""
 
 
-def read_ledger(out: Path, *, only: Sequence[Path] | None = None) -> Ledger:
+def read_ledger(out: Path, *, only: Sequence[Path] | None = None) -> DatasetLedger:
     """The ledger of all datasets under `out`, or of the folders `only`."""
     frames = [pl.DataFrame(schema=LEDGER)]
     folders = tuple(dataset_dirs(out) if only is None else only)
@@ -100,7 +100,7 @@ def read_ledger(out: Path, *, only: Sequence[Path] | None = None) -> Ledger:
             pl.col("parts", "function_rewards", "dropped").drop_nulls().last(),
         )
     )
-    return Ledger(rows.select(*LEDGER), folders)
+    return DatasetLedger(rows.select(*LEDGER), folders)
 
 
 def write_ledger(folder: Path, rows: pl.DataFrame) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import polars as pl
 
-from trainspan_processing.dataset.ledger import LEDGER, Ledger, ledger_path
+from trainspan_processing.dataset.ledger import LEDGER, DatasetLedger, ledger_path
 from trainspan_processing.tables import ROLLOUT_KEY, Schema
 from trainspan_schemas.artifacts.dataset import READABLE_VERSIONS, dataset_dirs, manifest_path
 from trainspan_schemas.errors import DatasetError, UsageError
@@ -38,7 +38,7 @@ class Published:
         """SEEN, sorted by rollout. Raises DatasetError if the ledger is missing or malformed."""
         return self.ledger().select(*SEEN).sort(ROLLOUT_KEY)
 
-    def returned(self, earlier: Ledger) -> pl.DataFrame | None:
+    def returned(self, earlier: DatasetLedger) -> pl.DataFrame | None:
         """rollout_id, attempt, `function_rewards` (LEDGER) of the rollouts that the reward function was asked about for this
         dataset, and in `earlier` datasets about those that it only counted again.
 

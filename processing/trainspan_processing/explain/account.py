@@ -11,7 +11,7 @@ __all__ = [
     "CreditAccount",
     "EdgeAccount",
     "ForeignAccount",
-    "Member",
+    "GroupMember",
     "RolloutAccount",
     "ToolAccount",
     "UntrainedAccount",
@@ -121,7 +121,7 @@ class EdgeAccount:
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class GroupMember:
     """A rollout of the compared group."""
 
     rollout_id: str
@@ -138,7 +138,7 @@ class CreditAccount:
     reward: float | None
     """R of the rollout, None without a reward."""
     group_id: str | None
-    members: list[Member]
+    members: list[GroupMember]
     lines: list[str]
     """The computation in numbers, one step per line."""
     greatest: float

@@ -6,7 +6,7 @@ from statistics import mean, stdev
 from typing import Final
 
 from trainspan_processing.credit.baselines import BASELINES
-from trainspan_processing.credit.plan import GIGPO, Estimator, Plan
+from trainspan_processing.credit.plan import GIGPO, CreditPlan, Estimator
 from trainspan_processing.credit.rules import CREDITS
 
 __all__ = ["CreditedCall", "RewardPart", "Term", "credit_lines", "number", "reward_line"]
@@ -60,7 +60,7 @@ def number(value: float | None) -> str:
 
 
 def credit_lines(
-    plan: Plan,
+    plan: CreditPlan,
     parts: Sequence[RewardPart],
     reward: float,
     group: Sequence[float],
@@ -94,7 +94,7 @@ def reward_line(parts: Sequence[RewardPart], reward: float, function: str | None
     return made if is_plain else f"{made} = {number(reward)}"
 
 
-def _rules(plan: Plan, agents: Sequence[str | None]) -> list[str]:
+def _rules(plan: CreditPlan, agents: Sequence[str | None]) -> list[str]:
     if not plan.per_agent:
         return _rule(plan.estimator, "")
     by_agent: Mapping[str, Estimator] = plan.by_agent

@@ -10,7 +10,7 @@ from trainspan_processing.explain.account import (
     CallAccount,
     CreditAccount,
     ForeignAccount,
-    Member,
+    GroupMember,
     RolloutAccount,
     ToolAccount,
     UntrainedAccount,
@@ -206,7 +206,7 @@ def _credit(evidence: Evidence) -> CreditAccount:
     group_id, rollout = own.select("group_id", "rollout").row(0)
     group = decided.compared.filter(pl.col("group_id") == group_id).sort("rollout")
     members = [
-        Member(row["rollout_id"], row["attempt"], row["reward"], row["n_calls"], row["rollout"] == rollout)
+        GroupMember(row["rollout_id"], row["attempt"], row["reward"], row["n_calls"], row["rollout"] == rollout)
         for row in group.iter_rows(named=True)
     ]
     advantages = decided.calls.filter(pl.col("group_id") == group_id)["advantage"].abs()

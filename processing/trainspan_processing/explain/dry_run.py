@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 import polars as pl
 
 from trainspan_processing.assembly.chunk import RewardedChunk, reward_chunk, states_are_needed
-from trainspan_processing.assembly.rows import Limits, limits, newest_version
+from trainspan_processing.assembly.rows import CallLimits, limits, newest_version
 from trainspan_processing.credit.advantages import credit, with_credit
-from trainspan_processing.credit.plan import Plan, plan_for
-from trainspan_processing.dataset.ledger import Ledger
+from trainspan_processing.credit.plan import CreditPlan, plan_for
+from trainspan_processing.dataset.ledger import DatasetLedger
 from trainspan_processing.read.source import Source
 from trainspan_processing.reasons.drop_reasons import judged_others
 from trainspan_processing.rewards.rollout_rewards import Rewarded
@@ -24,7 +24,7 @@ class DryRun:
     """The decisions that need no tokens, for rollouts in one chunk."""
 
     rewarded: Rewarded
-    plan: Plan
+    plan: CreditPlan
     """How rewards became advantages, with the default baseline resolved."""
     compared: pl.DataFrame
     """RewardedChunk.compared."""
@@ -34,7 +34,7 @@ class DryRun:
     """TERMS: each advantage in numbers, by (rollout, position)."""
     others: pl.DataFrame
     """rollout_id (NULL: no rollout), attempt, trace_id, span_id, agent and `reason` of the calls without tokens."""
-    limits: Limits
+    limits: CallLimits
 
     @property
     def sound(self) -> pl.DataFrame:
@@ -46,7 +46,7 @@ def dry_run(
     source: Source,
     traces: TraceIndex,
     settings: DatasetSettings,
-    ledger: Ledger,
+    ledger: DatasetLedger,
     held: pl.DataFrame | None = None,
     returned: pl.DataFrame | None = None,
 ) -> DryRun:

@@ -9,7 +9,7 @@ import polars as pl
 
 from trainspan_processing.assembly.recorded import Recorded, recorded
 from trainspan_processing.credit.plan import make_plan
-from trainspan_processing.dataset.ledger import NOTHING_USED, Ledger
+from trainspan_processing.dataset.ledger import NOTHING_USED, DatasetLedger
 from trainspan_processing.dataset.published import Published
 from trainspan_processing.explain.dry_run import DryRun, dry_run
 from trainspan_processing.read.source import Selection, Source
@@ -85,7 +85,7 @@ class Inquiry:
     dataset: Published | None
     is_narrow: bool
     """Whether only rollouts of its task were read."""
-    earlier: Ledger = NOTHING_USED
+    earlier: DatasetLedger = NOTHING_USED
     """The datasets that the dataset's run knew."""
     held: pl.DataFrame | None = None
     """rollout_id, attempt of rollouts that waited for their group."""

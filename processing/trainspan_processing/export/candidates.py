@@ -8,13 +8,13 @@ from typing import Any
 
 from trainspan_processing.export.conversations import RecordedCall
 
-__all__ = ["CallsOf", "Candidate", "Examples", "kept_calls", "offered_tools"]
+__all__ = ["CallsOf", "Examples", "RewardedRollout", "kept_calls", "offered_tools"]
 
 CallsOf = Callable[[tuple[str, int]], Sequence[RecordedCall]]
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class RewardedRollout:
     """A rewarded rollout."""
 
     rollout_id: str

@@ -3,17 +3,21 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainspan_processing.export.candidates import CallsOf, Candidate, Examples, kept_calls, offered_tools
+from trainspan_processing.export.candidates import CallsOf, Examples, RewardedRollout, kept_calls, offered_tools
 from trainspan_processing.export.conversations import RecordedCall
 from trainspan_processing.text.chat_messages import same_messages
 
 __all__ = ["preference_pairs"]
 
-Told = Sequence[tuple[Candidate, Sequence[RecordedCall]]]
+Told = Sequence[tuple[RewardedRollout, Sequence[RecordedCall]]]
 
 
 def preference_pairs(
-    groups: Mapping[str, Sequence[Candidate]], calls_of: CallsOf, *, min_reward: float | None, agents: frozenset[str]
+    groups: Mapping[str, Sequence[RewardedRollout]],
+    calls_of: CallsOf,
+    *,
+    min_reward: float | None,
+    agents: frozenset[str],
 ) -> Examples:
     """One pair per group: {"prompt", "chosen", "rejected"} from the point where its best and its worst rollout diverge.
 

@@ -10,9 +10,9 @@ from typing import Any, Final, Literal
 
 import polars as pl
 
-from trainspan_processing.dataset.ledger import LEDGER, Ledger
+from trainspan_processing.dataset.ledger import LEDGER, DatasetLedger
 from trainspan_processing.dataset.published import Published
-from trainspan_processing.export.candidates import Candidate, Examples
+from trainspan_processing.export.candidates import Examples, RewardedRollout
 from trainspan_processing.export.conversations import RecordedCall, read_conversations
 from trainspan_processing.export.dpo import preference_pairs
 from trainspan_processing.export.sft import supervised_examples
@@ -93,9 +93,11 @@ def export(request: ExportRequest, clock: Clock) -> Exported:
 
 
 def _made(
-    request: ExportRequest, candidates: Sequence[Candidate], said: Mapping[tuple[str, int], Sequence[RecordedCall]]
+    request: ExportRequest,
+    candidates: Sequence[RewardedRollout],
+    said: Mapping[tuple[str, int], Sequence[RecordedCall]],
 ) -> Examples:
-    groups: dict[str, list[Candidate]] = {}
+    groups: dict[str, list[RewardedRollout]] = {}
     for candidate in candidates:
         groups.setdefault(candidate.group, []).append(candidate)
     make = _MAKERS[request.kind]
@@ -110,14 +112,14 @@ def _why(examples: Examples) -> str:
     return ", ".join(f"{reason} {count}" for reason, count in examples.skipped.most_common())
 
 
-def _candidates_of(dataset: Published) -> list[Candidate]:
+def _candidates_of(dataset: Published) -> list[RewardedRollout]:
     """The rollouts that the dataset compared, including rollouts that had nothing to be compared with."""
     return _grouped(dataset.seen().filter(pl.col("reward").is_not_null()))
 
 
-def _candidates_in(source: Source, request: ExportRequest, clock: Clock) -> list[Candidate]:
+def _candidates_in(source: Source, request: ExportRequest, clock: Clock) -> list[RewardedRollout]:
     selection = Selection(request.run_id, request.round)
-    nothing_used = Ledger(pl.DataFrame(schema=LEDGER))
+    nothing_used = DatasetLedger(pl.DataFrame(schema=LEDGER))
     traces = index_traces(source, selection, nothing_used, now_ns=clock.now_ns(), settle_s=request.settings.settle_s)
     # The policy server has no calls of a vendor's model: a rollout whose own span is stored has ended.
     ended = pl.col("status").is_not_null()
@@ -126,11 +128,11 @@ def _candidates_in(source: Source, request: ExportRequest, clock: Clock) -> list
     return _grouped(rollouts.filter(pl.col("reason").is_null()).sort("rollout_id", "attempt"))
 
 
-def _grouped(rollouts: pl.DataFrame) -> list[Candidate]:
+def _grouped(rollouts: pl.DataFrame) -> list[RewardedRollout]:
     """Groups rollouts of the same task and round; a rollout without a task is its own group."""
     columns = ["rollout_id", "attempt", "run_id", "round", "task_id", "reward"]
     return [
-        Candidate(
+        RewardedRollout(
             rollout_id,
             attempt,
             json.dumps([run_id, round_, task_id] if task_id is not None else [rollout_id, attempt]),

@@ -2,13 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 
-from trainspan_processing.export.candidates import CallsOf, Candidate, Examples, kept_calls, offered_tools
+from trainspan_processing.export.candidates import CallsOf, Examples, RewardedRollout, kept_calls, offered_tools
 
 __all__ = ["supervised_examples"]
 
 
 def supervised_examples(
-    groups: Mapping[str, Sequence[Candidate]], calls_of: CallsOf, *, min_reward: float | None, agents: frozenset[str]
+    groups: Mapping[str, Sequence[RewardedRollout]],
+    calls_of: CallsOf,
+    *,
+    min_reward: float | None,
+    agents: frozenset[str],
 ) -> Examples:
     """Every whole call of the best rollout of each group: {"prompt", "completion"}, and "tools" if any were offered.
 

@@ -7,7 +7,7 @@ from typing import Final
 
 import polars as pl
 
-from trainspan_processing.dataset.ledger import LEDGER, Ledger
+from trainspan_processing.dataset.ledger import LEDGER, DatasetLedger
 from trainspan_processing.reasons.drop_reasons import GROUP_REASONS
 from trainspan_processing.reasons.reason_counts import NO_ROLLOUT
 from trainspan_processing.reasons.reason_examples import Reason
@@ -100,7 +100,7 @@ def ledger_lines(
     others: pl.DataFrame,
     rollouts: pl.DataFrame,
     parts: pl.DataFrame,
-    ledger: Ledger,
+    ledger: DatasetLedger,
     *,
     recount: bool,
 ) -> pl.DataFrame:
@@ -168,7 +168,7 @@ def _parts_as_json(parts: pl.DataFrame) -> pl.DataFrame:
     return pl.DataFrame(rows, schema={name: LEDGER[name] for name in (*ROLLOUT_KEY, "parts")}, orient="row")
 
 
-def late_calls(now: pl.DataFrame, ledger: Ledger) -> pl.DataFrame:
+def late_calls(now: pl.DataFrame, ledger: DatasetLedger) -> pl.DataFrame:
     """Used rollouts (rollout_id, attempt, current number of `calls`) with the number of `late` calls, which arrived after
     their dataset was built."""
     counted = ledger.rows.select(*ROLLOUT_KEY, pl.col("calls").alias("counted"))
@@ -180,7 +180,7 @@ def late_calls(now: pl.DataFrame, ledger: Ledger) -> pl.DataFrame:
     )
 
 
-def late_evaluations(now: pl.DataFrame, ledger: Ledger) -> pl.DataFrame:
+def late_evaluations(now: pl.DataFrame, ledger: DatasetLedger) -> pl.DataFrame:
     """rollout_id, `rewards` and the number of `late` ones, which arrived after the dataset that used the rollout was built.
 
     `now` has rollout_id and `rewards`, the current number of evaluations with the reward's names.
@@ -214,7 +214,9 @@ def measure_coverage(reason_counts: pl.DataFrame, lines: pl.DataFrame, late: pl.
     )
 
 
-def lines_to_write(lines: pl.DataFrame, late: pl.DataFrame, late_rewards: pl.DataFrame, ledger: Ledger) -> pl.DataFrame:
+def lines_to_write(
+    lines: pl.DataFrame, late: pl.DataFrame, late_rewards: pl.DataFrame, ledger: DatasetLedger
+) -> pl.DataFrame:
     """LEDGER rows of a new dataset, without pending rollouts, so that the next dataset counts those."""
     seen_again = late.select(*ROLLOUT_KEY, "late", pl.col("calls").alias("calls_now"))
     new_rewards = late_rewards.select("rollout_id", pl.col("rewards").alias("rewards_now"))

@@ -5,7 +5,7 @@ from typing import Final
 
 import polars as pl
 
-from trainspan_processing.dataset.ledger import Ledger
+from trainspan_processing.dataset.ledger import DatasetLedger
 from trainspan_processing.tables import ROLLOUT_KEY
 
 __all__ = ["Groups", "find_groups"]
@@ -25,7 +25,7 @@ class Groups:
     """Number of groups that have waited long enough and are used as they are."""
 
 
-def find_groups(rollouts: pl.DataFrame, ledger: Ledger, now_ns: int, wait_s: float) -> Groups:
+def find_groups(rollouts: pl.DataFrame, ledger: DatasetLedger, now_ns: int, wait_s: float) -> Groups:
     """Groups from rollouts with status, split, `group_size`, `pending`, end_ns and the columns of _GROUP; validation has none.
 
     A rollout has arrived if an earlier dataset used it, or if its last attempt has ended, was not a failure that is retried,

@@ -6,7 +6,7 @@ from typing import Final, TypeVar
 
 import polars as pl
 
-from trainspan_processing.dataset.ledger import Ledger
+from trainspan_processing.dataset.ledger import DatasetLedger
 from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.tables import CALLS, ROLLOUT_KEY, SPAN_KEY, TOKENS, each_once, empty
 from trainspan_processing.traces.call_matching import CallMatches, match_calls
@@ -66,7 +66,7 @@ class TraceIndex:
 def index_traces(
     source: Source,
     selection: Selection,
-    ledger: Ledger,
+    ledger: DatasetLedger,
     *,
     now_ns: int,
     settle_s: float,
@@ -188,7 +188,7 @@ def _without_used(matched: _Matched, used: pl.DataFrame) -> _Matched:
 def index_chunks(
     source: Source,
     selections: Sequence[Selection],
-    ledger: Ledger,
+    ledger: DatasetLedger,
     take: Callable[[TraceIndex, int], _Taken],
     *,
     now_ns: int,

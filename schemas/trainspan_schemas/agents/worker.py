@@ -1,7 +1,8 @@
 """Messages between the runner and the agent's process: jobs and outcomes of a worker (JSON lines), reports of a command.
 
 A worker is started as `python -m trainspan._worker --fd N TARGET` with one end of a socket pair. It sends `Ready` or
-`Refusal` once; then it gets a `Job` for each rollout and a `Cancel` for each that took too long, and answers with an `Outcome`.
+`TargetRefusal` once; then it gets a `FunctionJob` for each rollout and a `Cancel` for each that took too long, and answers
+with a `JobOutcome`.
 """
 
 import json
@@ -11,14 +12,24 @@ from typing import Any, Final
 from trainspan_schemas.errors import InvalidRecordError
 from trainspan_schemas.telemetry.identity import Identity
 
-__all__ = ["MAX_LINE_BYTES", "AgentReport", "Cancel", "Job", "Outcome", "Ready", "Refusal", "decode", "encode"]
+__all__ = [
+    "MAX_LINE_BYTES",
+    "AgentReport",
+    "Cancel",
+    "FunctionJob",
+    "JobOutcome",
+    "Ready",
+    "TargetRefusal",
+    "decode",
+    "encode",
+]
 
 MAX_LINE_BYTES: Final = 64 * 1024 * 1024
 """Maximum size of one message."""
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class FunctionJob:
     """One rollout for a function."""
 
     number: int
@@ -46,7 +57,7 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class TargetRefusal:
     """The target cannot be used."""
 
     message: str
@@ -67,7 +78,7 @@ class AgentReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class JobOutcome:
     """The result of a job."""
 
     number: int
@@ -80,8 +91,8 @@ class Outcome:
     report: AgentReport
 
 
-_KINDS: Final = {cls.__name__: cls for cls in (Job, Cancel, Ready, Refusal, Outcome)}
-Message = Job | Cancel | Ready | Refusal | Outcome
+_KINDS: Final = {cls.__name__: cls for cls in (FunctionJob, Cancel, Ready, TargetRefusal, JobOutcome)}
+Message = FunctionJob | Cancel | Ready | TargetRefusal | JobOutcome
 
 
 def encode(message: Message) -> bytes:
@@ -94,14 +105,14 @@ def decode(line: bytes) -> Message:
     try:
         fields = json.loads(line)
         cls = _KINDS[fields.pop("kind")]
-        if cls is Outcome:
+        if cls is JobOutcome:
             fields["report"] = AgentReport(**fields["report"])
         return cls(**fields)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InvalidRecordError(f"not a worker message ({error}): {line[:80]!r}") from error
 
 
-def identity_of(job: Job) -> Identity:
+def identity_of(job: FunctionJob) -> Identity:
     """The job's identity. Raises InvalidRecordError."""
     identity = Identity.from_attributes(job.identity)
     if identity is None:

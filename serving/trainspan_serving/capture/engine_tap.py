@@ -17,7 +17,7 @@ from trainspan_serving.capture.call_counter import CallCounter
 from trainspan_serving.capture.caller import Caller
 from trainspan_serving.capture.constraints import EngineConstraints
 from trainspan_serving.capture.generation import Generation, override_sampling, with_logprobs
-from trainspan_serving.checkpoints.served_policy import Policy
+from trainspan_serving.checkpoints.served_policy import ServedPolicy
 from trainspan_serving.export.call_span import CallSpan
 
 __all__ = ["EngineTap", "Exchange"]
@@ -32,7 +32,7 @@ class Exchange:
     The exchange is settled, and its spans are emitted, once the HTTP side and every generation have ended.
     """
 
-    def __init__(self, caller: Caller, endpoint: str, policy: Policy, *, internal: bool = False) -> None:
+    def __init__(self, caller: Caller, endpoint: str, policy: ServedPolicy, *, internal: bool = False) -> None:
         self.caller, self.endpoint, self.policy, self.internal = caller, endpoint, policy, internal
         self.start_ns = time.time_ns()
         self.trace_id = caller.parent.trace_id if caller.parent else secrets.token_hex(16)

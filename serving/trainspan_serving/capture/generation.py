@@ -13,9 +13,9 @@ from trainspan_schemas.telemetry import keys
 from trainspan_schemas.telemetry.constraints import Constraint
 from trainspan_schemas.telemetry.tokens import encode_ids, encode_logprobs
 from trainspan_serving.capture.constraints import EngineConstraints, is_constrained, kind_of
-from trainspan_serving.checkpoints.served_policy import Policy
+from trainspan_serving.checkpoints.served_policy import ServedPolicy
 
-__all__ = ["Choice", "Generation", "override_sampling", "with_logprobs"]
+__all__ = ["Generation", "SampledChoice", "override_sampling", "with_logprobs"]
 
 _log = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ _OPERATIONS = {"/v1/completions": keys.OPERATION_TEXT_COMPLETION}
 
 
 @dataclass(slots=True)
-class Choice:
+class SampledChoice:
     """The tokens sampled so far for one choice."""
 
     ids: list[int] = field(default_factory=list)
@@ -46,7 +46,7 @@ class Generation:
         params: Any,
         request_id: str,
         first_choice: int,
-        policy: Policy,
+        policy: ServedPolicy,
         lora_request: Any,
         options: Mapping[str, Any],
     ) -> None:
@@ -61,7 +61,7 @@ class Generation:
         self._prompt_ids: list[int] = prompt.get("prompt_token_ids") or []
         self._multimodal = prompt.get("type") not in (None, "token")
         self._delta = params.output_kind.name == "DELTA"
-        self._choices = [Choice() for _ in range(params.n)]
+        self._choices = [SampledChoice() for _ in range(params.n)]
         self._policy = policy
         self.adapter: str | None = lora_request.lora_name if lora_request else None
 
@@ -80,7 +80,7 @@ class Generation:
                 choice.finish_reason = completion.finish_reason
                 choice.versions = [(span.version, span.start, span.end) for span in completion.weight_versions or ()]
 
-    def choices(self, endpoint: str, constraints: EngineConstraints) -> Iterator[tuple[Choice, dict[str, Any]]]:
+    def choices(self, endpoint: str, constraints: EngineConstraints) -> Iterator[tuple[SampledChoice, dict[str, Any]]]:
         """Yields each choice with its span attributes."""
         params = self._params
         constraint = self._constraint(constraints)
@@ -137,7 +137,7 @@ class Generation:
         return "-beam-" in self._request_id
 
     def _constraint_attributes(
-        self, constraint: Constraint | None, choice: Choice, constraints: EngineConstraints
+        self, constraint: Constraint | None, choice: SampledChoice, constraints: EngineConstraints
     ) -> dict[str, Any]:
         if constraint is None:
             return {}
@@ -151,7 +151,7 @@ class Generation:
         record = {keys.SAMPLING_CONSTRAINT: constraint.to_json()}
         return {**record, keys.CONSTRAINT_START: start} if start else record
 
-    def _version_attributes(self, choice: Choice) -> dict[str, Any]:
+    def _version_attributes(self, choice: SampledChoice) -> dict[str, Any]:
         """Uses the engine's own labels if it reported any; they name the full weights, whichever adapter is active."""
         version = self._policy.version
         if self._policy.adapter and self.adapter is None:

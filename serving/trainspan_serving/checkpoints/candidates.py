@@ -13,7 +13,7 @@ from trainspan_schemas.errors import CheckpointError
 from trainspan_serving.checkpoints.adapters import check_adapter_fits, is_adapter, read_adapter
 from trainspan_serving.checkpoints.weights import Weights, check_fits, read_weights
 
-__all__ = ["Candidate", "CheckpointNotFoundError", "Limits", "check_prompts", "find_candidate"]
+__all__ = ["CheckpointCandidate", "CheckpointNotFoundError", "EngineLimits", "check_prompts", "find_candidate"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -23,7 +23,7 @@ class CheckpointNotFoundError(CheckpointError):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class EngineLimits:
     """The engine's limits."""
 
     vocab_size: int
@@ -36,7 +36,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class CheckpointCandidate:
     """A checkpoint that fits the served model."""
 
     version: int
@@ -48,7 +48,9 @@ class Candidate:
     """Digest of the model that training began with; None if the checkpoint does not say."""
 
 
-def find_candidate(checkpoints: Path, name: str, version: int, served: Weights, limits: Limits) -> Candidate:
+def find_candidate(
+    checkpoints: Path, name: str, version: int, served: Weights, limits: EngineLimits
+) -> CheckpointCandidate:
     """Returns checkpoint `name` as `version`. Raises CheckpointError with the first reason why it cannot be served."""
     folder = _resolve(checkpoints, name)
     meta = CheckpointMeta.read(folder)
@@ -68,7 +70,7 @@ def find_candidate(checkpoints: Path, name: str, version: int, served: Weights, 
     canary = Canary.read(folder) if (folder / CANARY_FILE).is_file() else None
     if canary:
         check_prompts(canary, vocab_size=limits.vocab_size, max_tokens=limits.max_tokens)
-    return Candidate(version, folder, weights, canary, meta.base_digest)
+    return CheckpointCandidate(version, folder, weights, canary, meta.base_digest)
 
 
 def _resolve(checkpoints: Path, name: str) -> Path:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-__all__ = ["Adapter", "Policy"]
+__all__ = ["Adapter", "ServedPolicy"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class Adapter:
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class ServedPolicy:
     """Weights that answer calls."""
 
     version: int

@@ -7,10 +7,10 @@ from trainspan_schemas.telemetry import keys
 from trainspan_serving.capture.engine_tap import Exchange
 from trainspan_serving.http.asgi import Message, Receive, Send
 
-__all__ = ["Answer"]
+__all__ = ["AnswerStream"]
 
 
-class Answer:
+class AnswerStream:
     """Sits between the application and the client of one exchange; tracks whether a complete 200 response was sent."""
 
     def __init__(

@@ -1,7 +1,7 @@
 """Loads an adapter next to the one in service, which keeps serving until the canary passes."""
 
-from trainspan_serving.checkpoints.candidates import Candidate
-from trainspan_serving.checkpoints.served_policy import Adapter, Policy
+from trainspan_serving.checkpoints.candidates import CheckpointCandidate
+from trainspan_serving.checkpoints.served_policy import Adapter, ServedPolicy
 from trainspan_serving.swap.engine import Engine
 
 __all__ = ["AdapterSwap"]
@@ -10,7 +10,7 @@ __all__ = ["AdapterSwap"]
 class AdapterSwap:
     """One swap of adapters: prepare, load, then commit or undo. `name` is the served model's name."""
 
-    def __init__(self, engine: Engine, name: str, candidate: Candidate, earlier: Policy) -> None:
+    def __init__(self, engine: Engine, name: str, candidate: CheckpointCandidate, earlier: ServedPolicy) -> None:
         self._engine, self._name = engine, name
         self._candidate, self._earlier = candidate, earlier
         self._adapter: Adapter | None = None
@@ -18,11 +18,11 @@ class AdapterSwap:
     async def prepare(self) -> None:
         """Does nothing: requests keep running while the adapter is loaded."""
 
-    async def load(self) -> Policy:
+    async def load(self) -> ServedPolicy:
         """Loads the candidate. Raises what vLLM raises."""
         version = self._candidate.version
         self._adapter = await self._engine.add_adapter(self._candidate.folder, version, self._name)
-        return Policy(version, self._earlier.weights, self._adapter, self._earlier.base)
+        return ServedPolicy(version, self._earlier.weights, self._adapter, self._earlier.base)
 
     async def commit(self) -> None:
         """Does nothing: the earlier adapter stays loaded for the requests that still use it."""

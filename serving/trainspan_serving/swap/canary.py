@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from trainspan_schemas.artifacts.checkpoint import Canary, CanaryPrompt
 from trainspan_serving.capture.caller import Caller
 from trainspan_serving.capture.engine_tap import EngineTap, Exchange
-from trainspan_serving.checkpoints.served_policy import Policy
+from trainspan_serving.checkpoints.served_policy import ServedPolicy
 
 __all__ = ["ABSENT", "CanaryReport", "Loaded", "judge", "prime", "read_through_cache", "score"]
 
@@ -78,12 +78,12 @@ class Loaded:
 ABSENT = CanaryReport("absent")
 
 
-async def prime(tap: EngineTap, canary: Canary, policy: Policy) -> None:
+async def prime(tap: EngineTap, canary: Canary, policy: ServedPolicy) -> None:
     """Computes a prompt of the canary with the weights in service, so that it is in the prefix cache."""
     await read_through_cache(tap, canary, policy)
 
 
-async def read_through_cache(tap: EngineTap, canary: Canary, policy: Policy) -> int:
+async def read_through_cache(tap: EngineTap, canary: Canary, policy: ServedPolicy) -> int:
     """Returns how many tokens of the canary's longest prompt come from the prefix cache, as in a client's request."""
     from vllm.sampling_params import RequestOutputKind, SamplingParams
 
@@ -93,12 +93,12 @@ async def read_through_cache(tap: EngineTap, canary: Canary, policy: Policy) -> 
     return int(output.num_cached_tokens or 0)
 
 
-async def score(tap: EngineTap, canary: Canary, policy: Policy) -> list[list[float]]:
+async def score(tap: EngineTap, canary: Canary, policy: ServedPolicy) -> list[list[float]]:
     """Returns one list per prompt: the completion tokens' log-probabilities under `policy` at temperature 1."""
     return list(await asyncio.gather(*(_score_prompt(tap, prompt, policy) for prompt in canary.prompts)))
 
 
-async def _score_prompt(tap: EngineTap, prompt: CanaryPrompt, policy: Policy) -> list[float]:
+async def _score_prompt(tap: EngineTap, prompt: CanaryPrompt, policy: ServedPolicy) -> list[float]:
     from vllm.sampling_params import RequestOutputKind, SamplingParams
 
     # Prompt log-probabilities are of the full distribution; temperature does not affect them.
@@ -115,7 +115,7 @@ async def _score_prompt(tap: EngineTap, prompt: CanaryPrompt, policy: Policy) ->
     return [logprobs.logprobs[start] for start in logprobs.start_indices[len(prompt.prompt_ids) :]]
 
 
-async def _generate(tap: EngineTap, tokens: list[int], params: Any, policy: Policy) -> Any:
+async def _generate(tap: EngineTap, tokens: list[int], params: Any, policy: ServedPolicy) -> Any:
     """Runs an internal generation and returns its last output."""
     from vllm.inputs.engine import tokens_input
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from trainspan_schemas.errors import one_line
-from trainspan_serving.checkpoints.candidates import Limits
-from trainspan_serving.checkpoints.served_policy import Adapter, Policy
+from trainspan_serving.checkpoints.candidates import EngineLimits
+from trainspan_serving.checkpoints.served_policy import Adapter, ServedPolicy
 
 __all__ = ["Engine"]
 
@@ -24,11 +24,11 @@ class Engine:
         self.asleep = False
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> EngineLimits:
         """The limits for a checkpoint."""
         model, lora = self._client.model_config, self._client.vllm_config.lora_config
         modules = lora.target_modules if lora else None
-        return Limits(
+        return EngineLimits(
             vocab_size=int(model.get_vocab_size()),
             max_tokens=int(model.max_model_len),
             max_lora_rank=int(lora.max_lora_rank) if lora else None,
@@ -65,7 +65,7 @@ class Engine:
         """Resumes generation."""
         await self._client.resume_generation()
 
-    async def load(self, policy: Policy) -> None:
+    async def load(self, policy: ServedPolicy) -> None:
         """Loads full weights into the paused engine and resumes it. Raises what vLLM raises."""
         await self._client.collective_rpc("trainspan_reload", args=(str(policy.weights),))
         await self._forget_prefixes()

@@ -14,8 +14,8 @@ from pathlib import Path
 from trainspan_schemas.artifacts.checkpoint import base_digest
 from trainspan_schemas.errors import CheckpointError, one_line
 from trainspan_serving.capture.engine_tap import EngineTap
-from trainspan_serving.checkpoints.candidates import Candidate, find_candidate
-from trainspan_serving.checkpoints.served_policy import Policy
+from trainspan_serving.checkpoints.candidates import CheckpointCandidate, find_candidate
+from trainspan_serving.checkpoints.served_policy import ServedPolicy
 from trainspan_serving.checkpoints.weights import Weights, read_weights
 from trainspan_serving.process.link import report
 from trainspan_serving.process.server_plan import ServerPlan
@@ -61,7 +61,7 @@ class SwapResult:
 class PolicyServer:
     """Owns the gate and swaps the weights, one change at a time."""
 
-    def __init__(self, plan: ServerPlan, engine: Engine, tap: EngineTap, policy: Policy, served: Weights) -> None:
+    def __init__(self, plan: ServerPlan, engine: Engine, tap: EngineTap, policy: ServedPolicy, served: Weights) -> None:
         self.gate = Gate()
         self.policy = policy
         self.plan = plan
@@ -86,7 +86,7 @@ class PolicyServer:
         adapter = None
         if plan.adapter:
             adapter = await engine.add_adapter(Path(plan.adapter), plan.version, plan.served_name)
-        server = cls(plan, engine, tap, Policy(plan.version, folder, adapter, base), served)
+        server = cls(plan, engine, tap, ServedPolicy(plan.version, folder, adapter, base), served)
         await server._verifier.calibrate(folder, plan.version)
         return server
 
@@ -173,7 +173,7 @@ class PolicyServer:
         async with self._changing:
             yield
 
-    def _validate(self, checkpoint: str, version: int) -> Candidate:
+    def _validate(self, checkpoint: str, version: int) -> CheckpointCandidate:
         checkpoints = Path(self.plan.checkpoints)
         candidate = find_candidate(checkpoints, checkpoint, version, self._served, self._engine.limits)
         if candidate.weights and not self._engine.can_reload:
@@ -183,7 +183,7 @@ class PolicyServer:
             )
         return candidate
 
-    async def _exchange(self, candidate: Candidate, seconds: dict[str, float]) -> CanaryReport:
+    async def _exchange(self, candidate: CheckpointCandidate, seconds: dict[str, float]) -> CanaryReport:
         """Loads and verifies the candidate, then commits it or restores the earlier policy.
 
         If the earlier weights cannot be restored, the gate stays closed and this process ends: its supervisor restarts
@@ -220,7 +220,7 @@ class PolicyServer:
             if not self._broken:
                 self.gate.open()
 
-    def _swap_of(self, candidate: Candidate) -> WeightSwap | AdapterSwap:
+    def _swap_of(self, candidate: CheckpointCandidate) -> WeightSwap | AdapterSwap:
         if candidate.weights is None:
             return AdapterSwap(self._engine, self.plan.served_name, candidate, self.policy)
         drain = self._drain(f"version {candidate.version} of the weights is being loaded")

@@ -4,8 +4,8 @@ import logging
 from pathlib import Path
 
 from trainspan_serving.capture.engine_tap import EngineTap
-from trainspan_serving.checkpoints.candidates import Candidate
-from trainspan_serving.checkpoints.served_policy import Policy
+from trainspan_serving.checkpoints.candidates import CheckpointCandidate
+from trainspan_serving.checkpoints.served_policy import ServedPolicy
 from trainspan_serving.swap.canary import ABSENT, CanaryReport, Loaded, judge, read_through_cache, score
 from trainspan_serving.swap.engine import Engine
 
@@ -28,7 +28,7 @@ class Verifier:
             self._unreadable = frozenset([*verdicts["differing"], *verdicts["unknown"]])
             _log.info("weights tensors=%d unreadable=%d", sum(map(len, verdicts.values())), len(self._unreadable))
 
-    async def verify(self, candidate: Candidate, policy: Policy) -> CanaryReport:
+    async def verify(self, candidate: CheckpointCandidate, policy: ServedPolicy) -> CanaryReport:
         """Returns the verdict on a candidate that the engine has loaded as `policy`."""
         if candidate.canary is None:
             _log.warning("no canary checkpoint=%s: cannot verify that its weights are served", candidate.folder.name)
@@ -38,7 +38,7 @@ class Verifier:
         loaded = await self._loaded(candidate, policy)
         return judge(candidate.canary, scores, cached, loaded, tolerance=self._tolerance, dtype=self._engine.dtype)
 
-    async def _loaded(self, candidate: Candidate, policy: Policy) -> Loaded | None:
+    async def _loaded(self, candidate: CheckpointCandidate, policy: ServedPolicy) -> Loaded | None:
         """Returns which of the candidate's tensors the engine computes with; None if nothing can be read."""
         if policy.adapter:
             verdicts, unreadable = await self._engine.compare_adapter(policy.adapter), frozenset[str]()

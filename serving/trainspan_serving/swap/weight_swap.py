@@ -1,8 +1,8 @@
 """Replaces the full weights in the engine while nothing runs, so that no call is answered by two policies."""
 
 from trainspan_serving.capture.engine_tap import EngineTap
-from trainspan_serving.checkpoints.candidates import Candidate
-from trainspan_serving.checkpoints.served_policy import Policy
+from trainspan_serving.checkpoints.candidates import CheckpointCandidate
+from trainspan_serving.checkpoints.served_policy import ServedPolicy
 from trainspan_serving.swap.canary import prime
 from trainspan_serving.swap.drain import Drain
 from trainspan_serving.swap.engine import Engine
@@ -17,7 +17,9 @@ class RollbackFailedError(Exception):
 class WeightSwap:
     """One swap of full weights: prepare, load, then commit or undo. After `undo`, `earlier` is in the engine."""
 
-    def __init__(self, engine: Engine, tap: EngineTap, drain: Drain, candidate: Candidate, earlier: Policy) -> None:
+    def __init__(
+        self, engine: Engine, tap: EngineTap, drain: Drain, candidate: CheckpointCandidate, earlier: ServedPolicy
+    ) -> None:
         self._engine, self._tap, self._drain = engine, tap, drain
         self._candidate, self._earlier = candidate, earlier
 
@@ -29,9 +31,9 @@ class WeightSwap:
             await prime(self._tap, self._candidate.canary, self._earlier)
         await self._drain.pause_engine()
 
-    async def load(self) -> Policy:
+    async def load(self) -> ServedPolicy:
         """Loads the candidate. Raises what vLLM raises."""
-        policy = Policy(self._candidate.version, self._candidate.folder, base=self._candidate.base)
+        policy = ServedPolicy(self._candidate.version, self._candidate.folder, base=self._candidate.base)
         await self._engine.load(policy)
         return policy
 

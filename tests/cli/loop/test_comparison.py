@@ -13,7 +13,7 @@ from trainspan_cli.loop.state.run_folder import RunFolder
 from trainspan_cli.loop.state.series import SeedSeries
 from trainspan_cli.main import run
 from trainspan_schemas.config.settings import LoopSettings, Settings
-from trainspan_schemas.intervals import Estimate
+from trainspan_schemas.intervals import RewardEstimate
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +34,7 @@ def finished_run(seed: int, rate: float, start: int, end: int, scale: float = 1.
                 "round": round_,
                 "policy_version": round_,
                 "tasks": 100,
-                **Estimate.of([[scale]] * successes + [[0.0]] * (100 - successes)).record(),
+                **RewardEstimate.of([[scale]] * successes + [[0.0]] * (100 - successes)).record(),
                 "status": {"ok": 100},
                 "seconds": 30.0,
                 "checks": [check],
@@ -150,7 +150,7 @@ def test_status_shows_a_mean_reward_with_its_interval(capsys: pytest.CaptureFixt
     assert (start["mean"], end["mean"], end["n"], end["binary"]) == (20.0, 60.0, 100, False)
 
 
-def test_a_series_goes_on_with_the_seeds_that_are_not_finished() -> None:
+def test_a_series_continues_with_the_unfinished_seeds() -> None:
     settings = Settings(loop=LoopSettings(seed=7))
     series = SeedSeries.open(settings, 2, resume=True)
     pending = series.unfinished()

@@ -37,7 +37,7 @@ def failed(checks: list) -> list[str]:  # type: ignore[type-arg]
     return [check.name for check in checks if not check.ok]
 
 
-def test_a_stage_where_all_counts_agree_holds() -> None:
+def test_a_stage_holds_if_all_counts_agree() -> None:
     assert failed(stage_checks(WHOLE)) == []
 
 

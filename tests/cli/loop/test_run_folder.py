@@ -9,7 +9,7 @@ import pytest
 
 from trainspan_cli.loop.state.run_folder import RunFolder, newest_unfinished
 from trainspan_schemas.errors import ProcessError
-from trainspan_schemas.intervals import Estimate
+from trainspan_schemas.intervals import RewardEstimate
 
 
 @pytest.fixture(autouse=True)
@@ -63,12 +63,12 @@ def test_the_best_checkpoint_outlives_pruning_and_replaces_the_earlier_one() -> 
     for name in ("policy-000001", "policy-000002"):
         (folder.checkpoints / name).mkdir(parents=True)
         (folder.checkpoints / name / "model.safetensors").write_text(name)
-        folder.keep_best(name, {"round": 1, "policy_version": 1, **Estimate(4, 0.75, 0.5, True).record()})
+        folder.keep_best(name, {"round": 1, "policy_version": 1, **RewardEstimate(4, 0.75, 0.5, True).record()})
         shutil.rmtree(folder.checkpoints / name)
     assert [path.name for path in (folder.path / "best").iterdir()] == ["policy-000002"]
     kept = folder.read("run.json")["best"]
     assert Path(kept["checkpoint"], "model.safetensors").read_text() == "policy-000002"
-    assert (kept["round"], Estimate.of_record(kept)) == (1, Estimate(4, 0.75, 0.5, True))
+    assert (kept["round"], RewardEstimate.of_record(kept)) == (1, RewardEstimate(4, 0.75, 0.5, True))
 
 
 def test_one_process_at_a_time_drives_a_run() -> None:

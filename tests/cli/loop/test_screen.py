@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from trainspan_cli.loop.processes.screen import Screen
-from trainspan_schemas.intervals import Estimate
+from trainspan_schemas.intervals import RewardEstimate
 
 OK = {"name": "every call is stored", "ok": True, "detail": "3"}
 EVAL: dict[str, Any] = {
@@ -16,7 +16,7 @@ EVAL: dict[str, Any] = {
     "name": "validation",
     "round": 0,
     "policy_version": 0,
-    **Estimate.of([[1.0]] * 20 + [[0.0]] * 80).record(),
+    **RewardEstimate.of([[1.0]] * 20 + [[0.0]] * 80).record(),
     "checks": [OK],
 }
 ROUND: dict[str, Any] = {
@@ -89,7 +89,7 @@ def test_a_narrow_terminal_shows_fewer_columns_and_cuts_no_value(width: int) -> 
     assert ("train s" in " ".join(heads)) == (width >= 120)
 
 
-def test_rollouts_that_run_ahead_are_shown_beside_training() -> None:
+def test_rollouts_that_run_ahead_are_shown_during_training() -> None:
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, width=100, color_system=None)
     with Screen(console, "run") as screen:

@@ -5,7 +5,7 @@ from typing import Any
 
 from trainspan_cli.loop.checks.stopping import best_validation, stop_reason
 from trainspan_schemas.config.settings import LoopSettings
-from trainspan_schemas.intervals import Estimate
+from trainspan_schemas.intervals import RewardEstimate
 
 SETTINGS = LoopSettings(rounds=40)
 
@@ -15,7 +15,7 @@ def validation(round_: int, successes: float, n: int = 100) -> dict[str, Any]:
         "kind": "eval",
         "name": "validation",
         "round": round_,
-        **Estimate(n, successes / n, 0.5, True).record(),
+        **RewardEstimate(n, successes / n, 0.5, True).record(),
         "seconds": 600.0,
     }
 

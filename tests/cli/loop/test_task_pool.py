@@ -52,7 +52,7 @@ def test_csv_is_drawn_from_as_well(tmp_path: Path) -> None:
     assert TaskPool(path, "val").draw(1, "0") == ['{"id": "b", "input": "two", "split": "val"}']
 
 
-def test_a_malformed_line_and_a_file_that_shrank_are_told(tasks: Path) -> None:
+def test_a_malformed_line_and_a_file_that_shrank_are_reported(tasks: Path) -> None:
     pool = TaskPool(tasks, "train")
     tasks.write_text('{"id": "a", "input": 1}\n')
     with pytest.raises(TaskFileError, match="fewer tasks than when the run began"):

@@ -148,7 +148,7 @@ def test_segments_are_numbered_after_those_that_the_store_has_loaded(tmp_path: P
     journal.close()
 
 
-def test_a_failed_write_is_told_to_the_sender_and_the_next_one_works(tmp_path: Path) -> None:
+def test_a_failed_write_is_reported_to_the_sender_and_the_next_one_works(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     journal.append(Signal.TRACES, b"before", 1)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -12,7 +12,7 @@ from tests.support.otlp.http import request
 from trainspan_collector.journal.frames import Frame, Signal
 from trainspan_collector.journal.journal import Journal
 from trainspan_collector.journal.quarantine import Quarantine
-from trainspan_collector.journal.segments import Position, Progress
+from trainspan_collector.journal.segments import LoadProgress, Position
 from trainspan_collector.journal.trust import Sender
 from trainspan_collector.load.batcher import Batcher
 from trainspan_collector.rows.batch import Batch
@@ -20,7 +20,7 @@ from trainspan_schemas.errors import InvalidRecordError
 from trainspan_schemas.telemetry import keys
 
 BROKEN = b"\xff\xff\xff\xffnot protobuf"
-START = Progress(Position(0, 0), 0)
+START = LoadProgress(Position(0, 0), 0)
 
 
 def test_a_broken_request_is_kept_whole_and_named_and_those_around_it_are_loaded(
@@ -36,7 +36,7 @@ def test_a_broken_request_is_kept_whole_and_named_and_those_around_it_are_loaded
             batcher.fill()
         batch, progress = batcher.take_batch()
         assert [row.span_id for row in batch.spans] == ["0000000000000001", "0000000000000002"]
-        assert progress == Progress(journal.end(), 2)
+        assert progress == LoadProgress(journal.end(), 2)
         assert quarantine.n_requests == 1
         [kept] = (tmp_path / "quarantine").iterdir()
         assert kept.read_bytes() == BROKEN

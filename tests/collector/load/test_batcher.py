@@ -6,13 +6,13 @@ from tests.support.collector.process import CollectorProcess, event, export, get
 from trainspan_collector.journal.frames import HEADER_BYTES, Signal
 from trainspan_collector.journal.journal import Journal
 from trainspan_collector.journal.quarantine import Quarantine
-from trainspan_collector.journal.segments import Position, Progress
+from trainspan_collector.journal.segments import LoadProgress, Position
 from trainspan_collector.load.batcher import Batcher
 from trainspan_collector.rows.batch import Batch
 from trainspan_collector.rows.tables import ROW_GROUP_ROWS
 from trainspan_schemas.telemetry import keys
 
-START = Progress(Position(0, 0), 0)
+START = LoadProgress(Position(0, 0), 0)
 REWARD = event(keys.EVALUATION_EVENT, {keys.EVALUATION_NAME: "reward", keys.EVALUATION_SCORE: 1.0})
 
 
@@ -27,7 +27,7 @@ def _journal(folder: Path, *requests: list[int]) -> tuple[Journal, list[int]]:
     return journal, ends
 
 
-def _take(batcher: Batcher) -> tuple[list[int], list[int], int, Progress]:
+def _take(batcher: Batcher) -> tuple[list[int], list[int], int, LoadProgress]:
     """Span numbers, their seqs, the number of evaluations, and the progress."""
     batcher.fill()
     batch, progress = batcher.take_batch()
@@ -39,8 +39,8 @@ def test_batches_are_whole_row_groups_and_the_rest_comes_next(tmp_path: Path) ->
     journal, ends = _journal(tmp_path, [1, 2, 3], [4, 5, 6], [7])
     batcher = Batcher(journal, START, Quarantine(tmp_path / "q"), max_bytes=10**6, n_rows=4)
     # Numbers: spans 1 to 3 have seq 1, 2, 3, the evaluation 4, span 4 has 5.
-    assert _take(batcher) == ([1, 2, 3, 4], [1, 2, 3, 5], 1, Progress(Position(1, ends[1]), 5))
-    assert _take(batcher) == ([5, 6, 7], [6, 7, 8], 0, Progress(Position(1, ends[3]), 8))
+    assert _take(batcher) == ([1, 2, 3, 4], [1, 2, 3, 5], 1, LoadProgress(Position(1, ends[1]), 5))
+    assert _take(batcher) == ([5, 6, 7], [6, 7, 8], 0, LoadProgress(Position(1, ends[3]), 8))
     assert not batcher.is_full
     assert journal.end() == Position(1, ends[3])
     journal.close()
@@ -49,8 +49,8 @@ def test_batches_are_whole_row_groups_and_the_rest_comes_next(tmp_path: Path) ->
 def test_an_evaluation_of_the_last_span_before_a_cut_comes_with_the_next_batch(tmp_path: Path) -> None:
     journal, ends = _journal(tmp_path, [1, 2], [3, 4])
     batcher = Batcher(journal, START, Quarantine(tmp_path / "q"), max_bytes=10**6, n_rows=3)
-    assert _take(batcher) == ([1, 2, 3], [1, 2, 3], 0, Progress(Position(1, ends[1]), 3))
-    assert _take(batcher) == ([4], [5], 1, Progress(Position(1, ends[2]), 5))
+    assert _take(batcher) == ([1, 2, 3], [1, 2, 3], 0, LoadProgress(Position(1, ends[1]), 3))
+    assert _take(batcher) == ([4], [5], 1, LoadProgress(Position(1, ends[2]), 5))
     journal.close()
 
 
@@ -78,7 +78,7 @@ def test_after_a_crash_within_a_request_its_rows_come_again_numbered_after_what_
     journal.close()
 
 
-def test_a_split_batch_numbers_on_from_where_it_was_cut(tmp_path: Path) -> None:
+def test_a_split_batch_continues_the_numbers_of_the_part_before_it(tmp_path: Path) -> None:
     batch = Batch(last_seq=0)
     journal, _ = _journal(tmp_path, [1, 2, 3, 4])
     [entry], _ = journal.read(START.position, 10**6)

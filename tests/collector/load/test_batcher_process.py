@@ -28,13 +28,13 @@ from tests.support.collector.process import (
 from trainspan_collector.journal.frames import Signal
 from trainspan_collector.journal.journal import Journal
 from trainspan_collector.journal.quarantine import Quarantine
-from trainspan_collector.journal.segments import Position, Progress
+from trainspan_collector.journal.segments import LoadProgress, Position
 from trainspan_collector.load.batcher import Batcher, PendingBatch, ReadyBatch
 from trainspan_collector.load.batcher_process import BatcherProcess, BatcherProcessError
 from trainspan_collector.rows.tally import Tally
 from trainspan_schemas.telemetry import keys
 
-START = Progress(Position(0, 0), 0)
+START = LoadProgress(Position(0, 0), 0)
 BROKEN = b"\xff\xff\xff\xffnot protobuf"
 REWARD = event(keys.EVALUATION_EVENT, {keys.EVALUATION_NAME: "reward", keys.EVALUATION_SCORE: 0.5})
 CALL = {keys.PROMPT_TOKEN_IDS: bytes(400), keys.COMPLETION_TOKEN_IDS: bytes(40), keys.COMPLETION_LOGPROBS: bytes(40)}
@@ -102,7 +102,7 @@ def _check_same(one: ReadyBatch, other: ReadyBatch) -> None:
         assert getattr(one.tables.tally, name) == getattr(other.tables.tally, name), name
 
 
-def test_its_end_is_told_at_the_next_request(journal: Journal, tmp_path: Path) -> None:
+def test_its_end_is_reported_at_the_next_request(journal: Journal, tmp_path: Path) -> None:
     process = BatcherProcess(journal, PendingBatch.after(START), Quarantine(tmp_path / "q"), max_bytes=12_000)
     process.fill()
     os.kill(process.pid, signal.SIGKILL)

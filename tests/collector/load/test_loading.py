@@ -215,7 +215,7 @@ def test_a_late_span_heals_the_identity_of_calls_that_came_without(collector: Co
         assert (call["task_id"], call["round"], call["split"]) == ("task", 3, "train")
 
 
-def test_a_trace_that_holds_two_rollouts_gives_its_identity_to_nobody(collector: CollectorProcess) -> None:
+def test_a_trace_that_holds_two_rollouts_gives_its_identity_to_no_span(collector: CollectorProcess) -> None:
     export(collector.address, span(15, 1, _identity("r-15a")), span(15, 2, _identity("r-15b")), span(15, 3, TOKENS))
     [call] = _trace_rows(collector, "calls", 15)
     assert call["rollout_id"] is None

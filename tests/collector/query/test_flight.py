@@ -164,7 +164,7 @@ def test_a_read_sees_all_that_was_acknowledged_before_it_at_any_load_interval(tm
         assert table.schema.metadata[b"watermark"] == str(table.num_rows).encode()
 
 
-def test_a_reader_that_goes_on_from_its_watermark_sees_every_row_exactly_once(collector: CollectorProcess) -> None:
+def test_a_reader_that_continues_from_its_watermark_sees_every_row_exactly_once(collector: CollectorProcess) -> None:
     done = threading.Event()
 
     def write(trace: int) -> None:
@@ -237,7 +237,7 @@ def test_a_query_that_takes_too_long_is_ended(small: CollectorProcess) -> None:
     assert time.monotonic() - began < 10
 
 
-def test_queries_that_exhaust_memory_fail_alone_and_loading_goes_on(small: CollectorProcess) -> None:
+def test_queries_that_exhaust_memory_fail_alone_and_loading_continues(small: CollectorProcess) -> None:
     greedy = {"sql": "SELECT list(md5(range::VARCHAR) ORDER BY range) FROM range(20000000)"}
     failures: list[str] = []
     stop = threading.Event()
@@ -259,7 +259,7 @@ def test_queries_that_exhaust_memory_fail_alone_and_loading_goes_on(small: Colle
     assert select(small.address, "SELECT count(*) FROM spans") == [(20 * 64,)]
 
 
-def test_a_stream_that_nobody_drains_blocks_neither_loading_nor_other_readers(collector: CollectorProcess) -> None:
+def test_an_undrained_stream_blocks_neither_loading_nor_other_readers(collector: CollectorProcess) -> None:
     export(collector.address, *(span(3_000, number, {"text": "x" * 20_000}) for number in range(1, 1_000)))
     with flight.connect(f"grpc://{collector.address.flight}") as client:
         undrained = client.do_get(

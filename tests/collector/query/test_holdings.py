@@ -14,7 +14,7 @@ from tests.collector.query.test_scoped_views import MEMORY_BYTES, tangle
 from tests.support.collector.filling import Filling
 from trainspan_collector.query import named_reads
 from trainspan_collector.query.named_reads import ACTIVITY, HOLDINGS, NEWEST, READS, TEXTS, TOKENS, named_read
-from trainspan_collector.query.places import Places
+from trainspan_collector.query.places import RowPlaces
 from trainspan_collector.store.database import Database
 from trainspan_schemas.errors import UsageError
 from trainspan_schemas.telemetry import keys
@@ -24,7 +24,7 @@ SELECTIONS: list[dict[str, object]] = [{}, {"run_id": "a"}, {"round": 1}, {"roun
 
 def _query(database: Database, name: str, **parameters: object) -> duckdb.DuckDBPyRelation:
     cursor = database.cursor()
-    query = named_read(name, parameters, Places(cursor))
+    query = named_read(name, parameters, RowPlaces(cursor))
     return cursor.sql(query.sql, params=query.parameters)
 
 

@@ -16,7 +16,7 @@ from tests.support.collector.process import Attribute, event, key_values, span, 
 from trainspan_collector.journal.frames import Signal
 from trainspan_collector.query import named_reads, places
 from trainspan_collector.query.named_reads import READS, named_read
-from trainspan_collector.query.places import Places
+from trainspan_collector.query.places import RowPlaces
 from trainspan_collector.store import insert
 from trainspan_collector.store.database import Database
 from trainspan_schemas.telemetry import keys
@@ -97,7 +97,7 @@ PARAMETERS: list[dict[str, object]] = [
 
 def _rows(database: Database, name: str, parameters: Mapping[str, object]) -> list[str]:
     cursor = database.cursor()
-    query = named_read(name, parameters, Places(cursor))
+    query = named_read(name, parameters, RowPlaces(cursor))
     return sorted(map(repr, cursor.sql(query.sql, params=query.parameters).fetchall()))
 
 
@@ -166,7 +166,7 @@ def _operators(node: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
 
 def most_rows(database: Database, name: str, parameters: Mapping[str, object]) -> int:
     """The greatest number of rows output by a join or grouping."""
-    query = named_read(name, parameters, Places(database.cursor()))
+    query = named_read(name, parameters, RowPlaces(database.cursor()))
     [(_, plan)] = database.cursor().execute(f"EXPLAIN (ANALYZE, FORMAT json) {query.sql}", query.parameters).fetchall()
     rows = [
         n_rows

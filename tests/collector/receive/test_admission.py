@@ -6,16 +6,16 @@ import pytest
 
 from trainspan_collector.network.access import Role
 from trainspan_collector.receive.admission import OverloadError
-from trainspan_collector.receive.memory_budget import Budget
+from trainspan_collector.receive.memory_budget import MemoryBudget
 
 
-def _take(budget: Budget, n_bytes: int) -> None:
+def _take(budget: MemoryBudget, n_bytes: int) -> None:
     with budget.share(None, n_bytes):
         pass
 
 
 def test_a_request_waits_for_room_and_is_then_taken() -> None:
-    budget = Budget(100, wait_s=5)
+    budget = MemoryBudget(100, wait_s=5)
     with budget.share(None, 90):
         waiting = threading.Thread(target=_take, args=(budget, 20))
         waiting.start()
@@ -27,7 +27,7 @@ def test_a_request_waits_for_room_and_is_then_taken() -> None:
 
 
 def test_without_room_in_time_it_is_refused() -> None:
-    budget = Budget(100, wait_s=0.1)
+    budget = MemoryBudget(100, wait_s=0.1)
     with budget.share(None, 90), pytest.raises(OverloadError, match="90 bytes of requests are in memory"):
         _take(budget, 20)
     _take(budget, 20)
@@ -35,7 +35,7 @@ def test_without_room_in_time_it_is_refused() -> None:
 
 
 def test_a_request_larger_than_the_whole_budget_goes_alone() -> None:
-    budget = Budget(100, wait_s=0.1)
+    budget = MemoryBudget(100, wait_s=0.1)
     _take(budget, 1_000)
     with budget.share(None, 1), pytest.raises(OverloadError):
         _take(budget, 1_000)
@@ -46,7 +46,7 @@ def test_a_request_larger_than_the_whole_budget_goes_alone() -> None:
 
 
 def test_what_agents_send_slowly_leaves_room_for_the_runner_and_the_policy_server() -> None:
-    budget = Budget(100, wait_s=0.1)
+    budget = MemoryBudget(100, wait_s=0.1)
     with budget.share(Role.AGENT, 70):
         with pytest.raises(OverloadError), budget.share(Role.AGENT, 20):
             pass

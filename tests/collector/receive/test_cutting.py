@@ -33,7 +33,7 @@ SPAN = field(2, field(1, b"x" * 16))
     ],
     ids=["merged resources", "merged scopes", "fields of the request", "fields of a group", "fields of a scope group"],
 )
-def test_what_stands_beside_items_is_counted_too(body: bytes) -> None:
+def test_fields_next_to_items_are_counted_too(body: bytes) -> None:
     with pytest.raises(TooLargeError):
         list(cut(TRACES, body, 200_000))
 

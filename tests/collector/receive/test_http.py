@@ -292,7 +292,7 @@ def test_want_of_disk_is_unavailable_with_the_time_to_come_back(tmp_path: Path) 
         assert select(full.address, "SELECT count(*) FROM spans") == [(0,)]
 
 
-def test_bodies_that_do_not_fit_into_memory_wait_and_are_then_told_to_come_back(tmp_path: Path) -> None:
+def test_bodies_that_do_not_fit_into_memory_wait_and_are_then_asked_to_retry(tmp_path: Path) -> None:
     import http.client
 
     with running(tmp_path / "spans.duckdb", max_inflight_bytes=MIB, overload_wait_s=0.2, http=ANY_PORT) as small:
@@ -313,7 +313,7 @@ def test_bodies_that_do_not_fit_into_memory_wait_and_are_then_told_to_come_back(
         assert _span_ids(small, 1) == [span_id(1).hex()]
 
 
-def test_a_client_that_hangs_up_half_way_leaves_nothing_and_hurts_nobody(collector: CollectorProcess) -> None:
+def test_a_client_that_hangs_up_half_way_leaves_nothing_and_disturbs_no_other(collector: CollectorProcess) -> None:
     body = _body(1060, 1)
     head = f"POST /v1/traces HTTP/1.1\r\nHost: localhost\r\nContent-Type: {PROTOBUF}\r\nContent-Length: {len(body)}\r\n\r\n"
     assert raw(collector.address, head.encode() + body[:-1]) == b""

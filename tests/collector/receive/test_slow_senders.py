@@ -16,7 +16,7 @@ from tests.support.otlp.http import PROTOBUF, request
 from trainspan_collector.journal.journal import Journal
 from trainspan_collector.network import grpc_limits
 from trainspan_collector.network.access import Access
-from trainspan_collector.network.credentials import Guard
+from trainspan_collector.network.credentials import AccessControl
 from trainspan_collector.network.grpc_timeout import MessageTimeout
 from trainspan_collector.network.ports import Address
 from trainspan_collector.receive import grpc_server, http_body, http_server
@@ -45,7 +45,7 @@ def address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StoreAd
     journal = Journal(tmp_path)
     admission = Admission(journal, tmp_path, min_free_disk_bytes=0, wait_s=0.1)
     ports = [Address.parse(option, "127.0.0.1:0", allow_remote=False) for option in ("--grpc", "--http")]
-    guard = Guard(Access({TOKEN: Role.RUNNER}, admits_agents=True), None, TOKEN)
+    guard = AccessControl(Access({TOKEN: Role.RUNNER}, admits_agents=True), None, TOKEN)
     servers = Servers(CollectorSettings(), ports[0], ports[1], guard, Metrics())
     try:
         servers.bind()
@@ -174,7 +174,7 @@ def test_a_grpc_sender_that_gives_up_is_not_counted_as_refused_and_none_without_
     assert 'refused_requests_total{reason="invalid",transport="grpc"} 1.0' in page
 
 
-def test_grpc_connections_beyond_the_most_are_told_to_come_back(address: StoreAddress) -> None:
+def test_grpc_connections_beyond_the_limit_are_asked_to_retry(address: StoreAddress) -> None:
     options = [("grpc.use_local_subchannel_pool", 1)]
     with contextlib.ExitStack() as opened:
         for _ in range(MOST):

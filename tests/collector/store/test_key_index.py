@@ -302,7 +302,7 @@ def test_a_failure_of_the_index_is_an_error_once_and_then_it_is_opened_again(sto
     assert store.send() == 30
 
 
-def test_a_damaged_block_that_is_read_later_makes_the_index_anew(store: Sent, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_block_that_is_read_later_rebuilds_the_index(store: Sent, monkeypatch: pytest.MonkeyPatch) -> None:
     store.filling.add_many(10_000)
     store.send()
     store.close()

@@ -228,7 +228,7 @@ def test_row_groups_are_bounded_and_given_back_when_their_rows_are_gone(tmp_path
         database.close()
 
 
-def test_rows_that_were_replaced_are_forgotten_beside_empty_rows(tmp_path: Path) -> None:
+def test_rows_that_were_replaced_are_forgotten_next_to_empty_rows(tmp_path: Path) -> None:
     database = Database(tmp_path / "spans.duckdb", memory_bytes=144 * MIB)
     filling = Filling(database, tmp_path / "keys")
     try:
@@ -268,7 +268,7 @@ def test_empty_rows_only_fill_large_groups_and_settings_follow_the_largest_row(
     ("largest_kib", "memory_mib", "n_threads", "is_apart"),
     [(0, 64, 1, False), (32, 144, 2, True), (32, 256, 2, False), (256, 2048, 2, False), (256, 2048, 8, True)],
 )
-def test_groups_are_kept_apart_where_2048_rows_would_not_fit_into_a_threads_memory(
+def test_groups_are_kept_apart_if_2048_rows_would_not_fit_into_a_threads_memory(
     largest_kib: int, memory_mib: int, n_threads: int, is_apart: bool
 ) -> None:
     assert bool(scan_settings(1024 * largest_kib, memory_mib * MIB, n_threads)) == is_apart

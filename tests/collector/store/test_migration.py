@@ -56,7 +56,7 @@ def _old_store(path: Path) -> None:
         connection.execute(OLD_ROWS)
 
 
-def test_a_store_of_version_1_is_migrated_with_all_its_rows_and_goes_on(tmp_path: Path) -> None:
+def test_a_store_of_version_1_is_migrated_with_all_its_rows_and_stays_usable(tmp_path: Path) -> None:
     store = tmp_path / "spans.duckdb"
     _old_store(store)
     with running(store) as collector:
@@ -111,7 +111,7 @@ def _various_spans() -> Iterator[Span]:
     yield twice
 
 
-def test_records_of_a_version_3_store_are_trusted_where_their_evaluation_is(tmp_path: Path) -> None:
+def test_records_of_a_version_3_store_are_trusted_if_their_evaluation_is(tmp_path: Path) -> None:
     store = tmp_path / "spans.duckdb"
     with running(store):
         pass

@@ -11,7 +11,7 @@ from tests.collector.query.test_scoped_views import tangle
 from tests.support.collector.filling import Store
 from tests.support.collector.process import span
 from trainspan_collector.query import places
-from trainspan_collector.query.places import NOWHERE, Places
+from trainspan_collector.query.places import NOWHERE, RowPlaces
 from trainspan_collector.store import insert
 from trainspan_collector.store.insert import lacking_places
 from trainspan_schemas.store.views import STORE_VERSION
@@ -38,7 +38,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 def _ranges_of(cursor: duckdb.DuckDBPyConnection, rollout_id: str) -> tuple[int, int]:
     """Asserts that no row of the rollout is missed; the numbers of rows looked at and of all."""
-    within = Places(cursor).of_rollouts([rollout_id])
+    within = RowPlaces(cursor).of_rollouts([rollout_id])
     own = f"SELECT trace_id FROM {ROWS} WHERE rollout_id = '{rollout_id}' AND trace_id IS NOT NULL"
     missed = f"(trace_id IN ({own}) OR rollout_id = '{rollout_id}') AND NOT {within}"
     assert cursor.execute(f"SELECT count(*) FROM {ROWS} WHERE {missed}").fetchall() == [(0,)]
@@ -96,13 +96,13 @@ def test_places_without_rows_are_dropped_with_expired_traces(store: Store) -> No
     assert cursor.execute(lacking_places()).fetchall() == [(0,)]
 
 
-def test_spans_without_a_rollout_are_searched_where_some_are(store: Store) -> None:
+def test_spans_without_a_rollout_are_searched_only_in_places_that_have_some(store: Store) -> None:
     spans = [span(1 + number, 1, {keys.ROLLOUT_ID: "r"}) for number in range(70)]
     store.filling.add_spans(spans)
-    assert Places(store.database.cursor()).without_rollout() == NOWHERE
+    assert RowPlaces(store.database.cursor()).without_rollout() == NOWHERE
     store.filling.add_spans([span(100, 1)])
-    within = Places(store.database.cursor()).without_rollout()
+    within = RowPlaces(store.database.cursor()).without_rollout()
     assert within == f"(seq BETWEEN 64 AND {2**63 - 1})"
     store.filling.add_spans([span(200 + number, 1, {keys.ROLLOUT_ID: "r"}) for number in range(40)])
-    within = Places(store.database.cursor()).without_rollout()
+    within = RowPlaces(store.database.cursor()).without_rollout()
     assert within == f"(seq BETWEEN 64 AND 79 OR seq BETWEEN 112 AND {2**63 - 1})"

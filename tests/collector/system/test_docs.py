@@ -10,7 +10,7 @@ from tests.support.otlp.http import request
 from tests.support.places import ROOT
 from trainspan_collector.network.access import Right, Role
 from trainspan_collector.receive.http_answers import _GRPC_CODES
-from trainspan_collector.runtime.metrics import Refusal
+from trainspan_collector.runtime.metrics import RefusalReason
 from trainspan_schemas.store.views import VIEWS
 
 DOCS = ROOT / "docs"
@@ -36,7 +36,7 @@ def _names(cell: str) -> list[str]:
 
 def test_every_refusal_is_in_the_document_with_its_status() -> None:
     rows = list(_rows("### Refusals and status codes"))
-    assert sorted(_names(row[2])[0] for row in rows) == sorted(Refusal)
+    assert sorted(_names(row[2])[0] for row in rows) == sorted(RefusalReason)
     assert {int(row[1]) for row in rows} == set(_GRPC_CODES)
 
 

@@ -116,7 +116,7 @@ def test_the_loaders_lag_is_seen_while_it_lags(tmp_path: Path) -> None:
         assert _figures(collector)["loader_lag_bytes",] == 0
 
 
-def test_health_is_told_over_grpc_once_and_as_it_changes(tmp_path: Path) -> None:
+def test_health_is_sent_over_grpc_once_and_at_each_change(tmp_path: Path) -> None:
     with running(tmp_path / "s.duckdb", http=ANY_PORT) as collector, channel(collector.address) as opened:
         stub = health_pb2_grpc.HealthStub(opened)
         trace_service = TRACES.split("/")[1]

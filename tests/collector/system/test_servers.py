@@ -16,7 +16,7 @@ from trainspan_collector.journal.frames import Signal
 from trainspan_collector.journal.journal import Journal
 from trainspan_collector.journal.segments import Position
 from trainspan_collector.network.access import Access
-from trainspan_collector.network.credentials import Guard
+from trainspan_collector.network.credentials import AccessControl
 from trainspan_collector.network.ports import Address
 from trainspan_collector.receive.admission import Admission
 from trainspan_collector.runtime.metrics import Metrics, StoreState
@@ -36,7 +36,7 @@ def _opened(folder: Path) -> Iterator[tuple[Servers, Journal, StoreAddress]]:
     journal = Journal(folder)
     admission = Admission(journal, folder, min_free_disk_bytes=0, wait_s=0.1)
     any_port = [Address.parse(option, "127.0.0.1:0", allow_remote=False) for option in ("--grpc", "--http")]
-    guard = Guard(Access({TOKEN: Role.RUNNER}, admits_agents=True), None, TOKEN)
+    guard = AccessControl(Access({TOKEN: Role.RUNNER}, admits_agents=True), None, TOKEN)
     servers = Servers(CollectorSettings(), any_port[0], any_port[1], guard, Metrics())
     try:
         servers.bind()
@@ -47,7 +47,7 @@ def _opened(folder: Path) -> Iterator[tuple[Servers, Journal, StoreAddress]]:
         journal.close()
 
 
-def test_while_the_store_is_opened_again_senders_are_told_when_to_come_back(tmp_path: Path) -> None:
+def test_while_the_store_is_reopened_senders_are_told_when_to_retry(tmp_path: Path) -> None:
     with _opened(tmp_path) as (servers, journal, address):
         assert send(address, TRACES, BODY) == b""
         servers.shut()
@@ -74,7 +74,7 @@ def test_while_the_store_is_opened_again_senders_are_told_when_to_come_back(tmp_
         assert [entry.frame.body for entry in entries] == [BODY]
 
 
-def test_the_same_connection_goes_on_with_the_store_that_was_opened_again(tmp_path: Path) -> None:
+def test_the_same_connection_continues_with_the_reopened_store(tmp_path: Path) -> None:
     with _opened(tmp_path / "one") as (servers, first, address):
         with grpc.insecure_channel(str(address.grpc)) as opened:
             export = opened.unary_unary(TRACES)

@@ -39,7 +39,7 @@ def is_running(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("seconds_after_the_first_round", [0.5, 3.0, 5.5])
-def test_a_killed_loop_leaves_no_process_and_goes_on_where_it_was(
+def test_a_killed_loop_leaves_no_process_and_continues_where_it_was(
     demo: DemoRun, tmp_path: Path, seconds_after_the_first_round: float
 ) -> None:
     place = make_place(tmp_path / "home")

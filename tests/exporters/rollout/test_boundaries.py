@@ -283,7 +283,7 @@ def test_concurrent_explicit_rollouts_in_tasks_and_threads_do_not_mix(
     assert calls == {**dict.fromkeys(ids, 3), None: 0}
 
 
-def test_an_explicit_block_in_a_child_of_a_process_that_nobody_made_a_rollout_is_a_rollout(
+def test_an_explicit_block_in_a_child_of_a_process_without_a_rollout_is_a_rollout(
     tmp_path: Path, recorder: OtlpRecorder, wired: dict[str, str]
 ) -> None:
     write(tmp_path, "import trainspan\nwith trainspan.rollout() as r: print(r.id, flush=True)", "child.py")

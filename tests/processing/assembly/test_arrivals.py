@@ -14,7 +14,7 @@ from tests.processing.support.traces import START_NS, TestRollout, chain
 from trainspan_collector.query.named_reads import READS
 from trainspan_processing.assembly.chunks import assemble
 from trainspan_processing.assembly.rows import RowCounts, make_rows
-from trainspan_processing.dataset.ledger import LEDGER, Ledger
+from trainspan_processing.dataset.ledger import LEDGER, DatasetLedger
 from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.tables import SPAN_KEY
 from trainspan_processing.traces.trace_index import Clock
@@ -58,7 +58,9 @@ class _Stores(Source):
 def _dataset(source: Source) -> pl.DataFrame:
     chosen, counts = DatasetSettings(credit="return_to_go", baseline="rloo", min_coverage=0.0), RowCounts()
     with TemporaryDirectory() as folder:
-        made = assemble(source, Selection(_RUN), chosen, Ledger(pl.DataFrame(schema=LEDGER)), _CLOCK, Path(folder))
+        made = assemble(
+            source, Selection(_RUN), chosen, DatasetLedger(pl.DataFrame(schema=LEDGER)), _CLOCK, Path(folder)
+        )
         return pl.concat([rows for rows, _ in make_rows(source, made.chunks(), made.limits, counts)])
 
 

@@ -26,6 +26,6 @@ def test_equal_values_are_one_bin_and_no_value_is_no_bin() -> None:
     assert (nothing["n"], nothing["mean"], nothing["counts"]) == (0, None, [])
 
 
-def test_groups_of_one_and_groups_of_equal_rewards_are_told_apart() -> None:
+def test_groups_of_one_and_groups_of_equal_rewards_are_distinguished() -> None:
     rollouts = pl.DataFrame({"group_id": ["a", "b", "b", "c", "c"], "reward": [1.0, 0.5, 0.5, 0.0, 1.0]})
     assert group_spread(rollouts) == {"seen": 3, "singleton": 1, "zero_spread": 1}

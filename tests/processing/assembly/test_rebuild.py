@@ -84,7 +84,7 @@ def test_a_baseline_that_remembers_is_made_again_with_the_memory_it_had(bench: B
         _rebuild(bench, second, tmp_path / "changed")
 
 
-def test_a_reward_that_came_since_changes_nothing_in_its_own_store_and_is_told_of_another(
+def test_a_later_reward_changes_nothing_in_its_own_store_and_is_reported_of_another(
     bench: Bench, tmp_path: Path
 ) -> None:
     _send(bench, stores=(0, 1))
@@ -107,7 +107,7 @@ def test_it_is_not_made_again_over_itself(bench: Bench) -> None:
         _rebuild(bench, bench.build(), bench.out)
 
 
-def test_stored_runs_are_filtered_and_split_anew(bench: Bench) -> None:
+def test_stored_runs_are_filtered_and_split_again(bench: Bench) -> None:
     _send(bench)
     filtered = bench.build(baseline="none", filter=f"{_MODULE}:longer_than_one", out=bench.out / "a")
     assert filtered.manifest["dropped"] == {"not_selected": 3}

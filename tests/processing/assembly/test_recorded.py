@@ -70,7 +70,7 @@ def test_later_datasets_are_no_part_of_its_history(bench: Bench, tmp_path: Path)
     assert _rebuilt(bench, second, tmp_path / "again") == []
 
 
-def test_what_came_since_is_not_told(bench: Bench, tmp_path: Path) -> None:
+def test_what_came_since_is_not_shown(bench: Bench, tmp_path: Path) -> None:
     _send(bench, {"a": 0.0, "b": 1.0}, task="t0")
     built = bench.build(baseline="dr_grpo")
     late = TestRollout(f"{bench.run_id}-a")

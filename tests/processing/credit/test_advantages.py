@@ -47,7 +47,7 @@ def test_step_compares_calls_of_the_same_turn() -> None:
     assert found == pytest.approx([1 - 4 / 3, -1.5, -4 / 3, 1.5, 3 - 4 / 3])
 
 
-def test_step_compares_calls_of_the_same_agent_where_told() -> None:
+def test_step_compares_calls_of_the_same_agent_if_set() -> None:
     rollouts = [Rollout(None, [1.0, 0.0], agents="ab"), Rollout(None, [3.0, 2.0], agents="ab")]
     rollouts[1].agents = "ba"
     # a: 1 and 2, μ = 1.5; b: 0 and 3, μ = 1.5
@@ -112,7 +112,7 @@ def test_role_conditioned_estimation_keeps_a_baseline_for_each_agent() -> None:
     assert found == pytest.approx([0.95, -0.95, 0.9025, -0.9025])
 
 
-def test_an_agents_baseline_goes_on_from_earlier_datasets() -> None:
+def test_an_agents_baseline_continues_from_earlier_datasets() -> None:
     past = [("agent:x", 2.0), ("agent:y", 9.0), ("", 7.0)]
     found = advantages([Rollout(1.0, [None], agents="x")], credit="per_agent", agent_credit="*=rae", history=past)
     # b = .05·2 = .1, then .95·.1 + .05·1 = .145
@@ -184,7 +184,7 @@ def test_step_and_rae_keep_a_baseline_for_each_turn_that_a_rollout_moves_once() 
     assert found == pytest.approx([0.875, 3.875, -0.21875, 3.78125])
 
 
-def test_step_in_a_mixed_team_goes_on_from_each_agents_own_calls() -> None:
+def test_step_in_a_mixed_team_continues_from_each_agents_own_calls() -> None:
     # names are user input: a brace is not a placeholder
     past = [("agent:{ step turn:0", 1.0), ("agent:y step turn:0", 3.0), ("agent:{", 9.0), ("step turn:0", 7.0)]
     rollouts = [Rollout(None, [2.0, 2.0], agents="{y")]

@@ -10,7 +10,7 @@ import pytest
 
 from tests.processing.conftest import Bench
 from tests.processing.support.traces import chain
-from trainspan_processing.dataset.diff import Change, compare_datasets
+from trainspan_processing.dataset.diff import ItemChange, compare_datasets
 from trainspan_processing.dataset.published import open_published
 from trainspan_schemas.errors import DatasetError, UsageError
 
@@ -43,7 +43,7 @@ def test_another_baseline_changes_advantages_and_nothing_else(bench: Bench) -> N
     _four(bench)
     a, b = bench.build(out=bench.out / "a", baseline="dr_grpo"), bench.build(out=bench.out / "b", baseline="rloo")
     difference = compare_datasets(open_published(a.path), open_published(b.path))
-    assert difference.settings == [Change("baseline", "dr_grpo", "rloo")]
+    assert difference.settings == [ItemChange("baseline", "dr_grpo", "rloo")]
     assert (difference.rows.both, difference.rows.only_a, difference.rows.only_b) == (4, 0, 0)
     assert (difference.rewards.of, difference.rewards.changed) == (4, 0)
     # R − μ = ±1/2 becomes R − the other = ±1.

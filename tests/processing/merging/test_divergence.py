@@ -49,7 +49,7 @@ def _cause(model: Path, decoder: Decoder | None, template: str, answer: str, *mo
     return divergence.cause, text(divergence.was), text(divergence.now)
 
 
-def test_a_template_that_drops_thoughts_is_told_from_other_rewriting(model: Path, decoder: Decoder) -> None:
+def test_a_template_that_drops_thoughts_is_distinguished_from_other_rewriting(model: Path, decoder: Decoder) -> None:
     answer = "<think>\nIt is easy.\n</think>\n\nFour."
     cause, was, now = _cause(
         model, decoder, trl_template("qwen3"), answer, _answered(answer), {"role": "user", "content": "Sure?"}
@@ -65,7 +65,7 @@ def test_a_template_that_drops_thoughts_is_told_from_other_rewriting(model: Path
 @pytest.mark.parametrize(
     "written", ['{"name": "add", "arguments": {"a":2,"b":2}}', '{"arguments": {"b": 2, "a": 2}, "name": "add"}']
 )
-def test_a_call_whose_json_was_written_anew_is_named(model: Path, decoder: Decoder, written: str) -> None:
+def test_a_call_whose_json_was_reformatted_is_named(model: Path, decoder: Decoder, written: str) -> None:
     parsed = _answered("", tool_calls=[_call({"a": 2, "b": 2})])
     result = {"role": "tool", "content": "4"}
     cause, was, now = _cause(

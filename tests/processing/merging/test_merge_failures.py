@@ -30,7 +30,7 @@ _ANSWER = list(range(200, 212))
         ([*_PROMPT[:12], *range(300, 330)], "other", 12),
     ],
 )
-def test_the_cause_is_told_from_where_and_how_the_tokens_part(prompt: list[int], cause: str, at: int) -> None:
+def test_the_cause_follows_from_where_and_how_the_tokens_differ(prompt: list[int], cause: str, at: int) -> None:
     before = (np.array(_PROMPT, dtype=np.int32), np.array(_ANSWER, dtype=np.int32))
     assert cause_of(before, np.array(prompt, dtype=np.int32)) == (cause, at)
 

@@ -72,7 +72,7 @@ def test_the_clients_of_calls_without_a_rollout_are_named(collector: RunningColl
     assert finding.advice.endswith("they were made by 'curl/8.5.0'")
 
 
-def test_rollouts_whose_calls_nobody_recorded_are_counted(collector: RunningCollector) -> None:
+def test_rollouts_without_recorded_calls_are_counted(collector: RunningCollector) -> None:
     recorded = TestRollout("recorded", stated_calls=1)
     recorded.span("client", 1.0, 2.0, gen_ai__request__model="vendor-large", gen_ai__operation__name="chat")
     collector.send([TestRollout("vendor", stated_calls=2), TestRollout("idle", stated_calls=0), recorded])
@@ -81,6 +81,6 @@ def test_rollouts_whose_calls_nobody_recorded_are_counted(collector: RunningColl
     assert "pip install 'trainspan[messages]'" in finding.advice
 
 
-def test_another_policy_server_is_asked_where_one_is_named() -> None:
+def test_another_policy_server_is_asked_if_one_is_named() -> None:
     (finding,) = [one for one in _processes(Settings(), "http://127.0.0.1:1/v1") if one.subject == "policy server"]
     assert finding.detail == "no answer at http://127.0.0.1:1/v1"

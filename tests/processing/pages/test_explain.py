@@ -46,7 +46,7 @@ def _group(bench: Bench) -> None:
     bench.send(rollout, *(chain(bench.rollout(name), 1).reward(0.0) for name in "bc"))
 
 
-def test_the_credit_is_told_in_numbers(bench: Bench) -> None:
+def test_the_credit_is_shown_in_numbers(bench: Bench) -> None:
     _group(bench)
     lines = _explain(bench, "a", baseline="dr_grpo").credit.lines
     assert lines[0] == "R = 0.5 (reward, call 0) + 1 (reward, rollout) = 1.5"
@@ -56,7 +56,7 @@ def test_the_credit_is_told_in_numbers(bench: Bench) -> None:
     assert lines[4:] == ["A(calls 0 to 1) = 1.5 − 0.5 = 1"]
 
 
-def test_each_call_has_its_own_line_where_values_differ(bench: Bench) -> None:
+def test_each_call_has_its_own_line_if_values_differ(bench: Bench) -> None:
     _group(bench)
     lines = _explain(bench, "a", credit="return_to_go", baseline="dr_grpo").credit.lines
     assert lines[4:] == ["A(call 0) = 1.5 − 0.5 = 1", "A(call 1) = 1 − 0.5 = 0.5"]
@@ -80,21 +80,21 @@ def test_the_summands_of_gigpo_are_shown_and_add_up(bench: Bench) -> None:
     assert account.calls[0].advantage == 1.0
 
 
-def test_a_rollout_alone_is_told_why_it_has_no_advantage(bench: Bench) -> None:
+def test_a_single_rollout_shows_why_it_has_no_advantage(bench: Bench) -> None:
     bench.send(chain(bench.rollout("a"), 2).reward(1.0))
     account = _explain(bench, "a")
     assert account.credit.lines[-1] == "A(calls 0 to 1) = 0, since its group has no other member"
     assert [call.reason for call in account.calls] == ["singleton_group", "singleton_group"]
 
 
-def test_a_rollout_without_reward_is_told_so(bench: Bench) -> None:
+def test_a_rollout_without_reward_is_named(bench: Bench) -> None:
     bench.send(chain(bench.rollout("a"), 1))
     account = _explain(bench, "a")
     assert (account.reason, account.credit.lines) == ("no_reward", ["not compared with others: no_reward"])
     assert (account.edges, account.credit.reward) == ([], None)
 
 
-def test_a_rollout_for_validation_is_told_its_reward_though_it_is_not_compared(bench: Bench) -> None:
+def test_a_validation_rollout_shows_its_reward_though_it_is_not_compared(bench: Bench) -> None:
     bench.send(chain(bench.rollout("a", split="val"), 1).reward(0.5))
     assert _explain(bench, "a").credit.lines == [
         "R = 0.5 (reward, rollout)",
@@ -124,7 +124,7 @@ def test_every_reward_edge_has_its_rule_and_what_does_not_count_its_reason(bench
     assert all(edge.why for edge in edges)
 
 
-def test_a_reward_of_the_agents_own_does_not_count_beside_a_judge(bench: Bench) -> None:
+def test_an_agents_own_reward_does_not_count_if_there_is_a_judge(bench: Bench) -> None:
     rollout = chain(bench.rollout("a", judge="judges:exact"), 1).reward(1.0)
     bench.send(rollout.reward(0.0, at=98.0, **{"trainspan.evaluation.source": "judge"}))
     edges = _explain(bench, "a").edges
@@ -189,7 +189,7 @@ def test_of_a_dataset_the_newest_is_the_last_to_end_of_those_that_gave_it_rows(b
     assert (account.rollout_id, account.agrees) == (f"{bench.run_id}-a", True)
 
 
-def test_rows_with_other_advantages_are_told(bench: Bench) -> None:
+def test_rows_with_other_advantages_are_reported(bench: Bench) -> None:
     _group(bench)
     built = bench.build(baseline="rloo")
     manifest = json.loads(manifest_path(built.path).read_text())
@@ -200,7 +200,7 @@ def test_rows_with_other_advantages_are_told(bench: Bench) -> None:
     assert "its rows hold OTHER advantages" in explanation_page(account)
 
 
-def test_the_beginning_of_an_id_is_enough_where_it_is_one_rollouts(bench: Bench) -> None:
+def test_the_beginning_of_an_id_is_enough_if_it_is_unique(bench: Bench) -> None:
     bench.send(chain(bench.rollout("xa1"), 1).reward(1.0), chain(bench.rollout("xb1"), 1).reward(0.0))
     assert _explain(bench, "xa").rollout_id == f"{bench.run_id}-xa1"
     with pytest.raises(UsageError, match="is a prefix of 2 rollout ids"):
@@ -299,7 +299,7 @@ def test_a_rollout_that_still_runs_is_found_by_its_id(bench: Bench) -> None:
     assert "own span, sent when it ends, is not stored" in account.lacks[0].what
 
 
-def test_calls_to_another_model_are_told_with_what_was_said(bench: Bench) -> None:
+def test_calls_to_another_model_are_listed_with_their_messages(bench: Bench) -> None:
     rollout = bench.rollout("a")
     rollout.call(0, [1, 2], [3], agent="planner")
     said = {

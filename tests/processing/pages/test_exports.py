@@ -14,7 +14,7 @@ from tests.processing.conftest import Bench
 from tests.processing.support.recordings import FOLDER
 from tests.processing.support.traces import TestRollout
 from tests.support.models.byte_tokenizer import encode, make_byte_tokenizer
-from trainspan_processing.export.candidates import Candidate
+from trainspan_processing.export.candidates import RewardedRollout
 from trainspan_processing.export.conversations import MessageSpan, RecordedCall, recorded_calls
 from trainspan_processing.export.dpo import preference_pairs
 from trainspan_processing.export.sft import supervised_examples
@@ -217,8 +217,8 @@ def _said(*exchanges: tuple[str, str], agent: str | None = None) -> list[Recorde
     ]
 
 
-def _candidates(**rewards: float) -> dict[str, Sequence[Candidate]]:
-    return {"g": [Candidate(name, 0, "g", reward) for name, reward in rewards.items()]}
+def _candidates(**rewards: float) -> dict[str, Sequence[RewardedRollout]]:
+    return {"g": [RewardedRollout(name, 0, "g", reward) for name, reward in rewards.items()]}
 
 
 def test_the_best_rollout_gives_its_calls_and_of_equals_the_shortest() -> None:
@@ -243,7 +243,7 @@ def test_only_the_asked_agents_calls_and_whole_answers_are_taken() -> None:
     assert dict(made.skipped) == {"not_selected": 1, "cut_off": 1}
 
 
-def test_a_pair_is_where_best_and_worst_part() -> None:
+def test_a_pair_starts_where_best_and_worst_differ() -> None:
     said = {
         "a": _said(("q", "same"), ("q2", "good")),
         "b": _said(("q", "same"), ("q2", "bad"), ("q3", "end")),
@@ -309,7 +309,7 @@ def test_a_vendors_answers_are_exported_from_the_store(bench: Bench, tmp_path: P
     assert (again.returncode, len(again.stderr.splitlines())) == (2, 1)
 
 
-def test_rollouts_whose_messages_nobody_recorded_are_told_what_to_install(bench: Bench, tmp_path: Path) -> None:
+def test_rollouts_without_recorded_messages_say_what_to_install(bench: Bench, tmp_path: Path) -> None:
     bench.send(*(bench.rollout(name, stated_calls=1).reward(float(name == "a")) for name in "ab"))
     store = bench.collectors[0].store
     for kind in ("sft", "dpo"):

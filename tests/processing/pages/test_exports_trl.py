@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.support.models.tiny_model import make_tiny_model
-from trainspan_processing.export.candidates import Candidate
+from trainspan_processing.export.candidates import RewardedRollout
 from trainspan_processing.export.conversations import RecordedCall
 from trainspan_processing.export.dpo import preference_pairs
 from trainspan_processing.export.sft import supervised_examples
@@ -62,7 +62,7 @@ def test_trl_trains_one_step_on_the_exported_form(kind: str, form: str, model: P
 
     file = tmp_path / "examples.jsonl"
     said = _said(form)
-    group = [Candidate("good", 0, "g", 1.0), Candidate("bad", 0, "g", 0.0)]
+    group = [RewardedRollout("good", 0, "g", 1.0), RewardedRollout("bad", 0, "g", 0.0)]
     made = MAKERS[kind]({"g": group}, lambda key: said[key[0]], min_reward=None, agents=frozenset())
     file.write_text("".join(json.dumps(row) + "\n" for row in made.rows))
     examples = load_dataset("json", data_files=str(file), split="train", cache_dir=str(tmp_path / "cache"))

@@ -173,7 +173,7 @@ _STATED = {"temperature": 1.0, "top_p": 1.0}
         ("no JSON", "unstated_sampling"),
     ],
 )
-def test_tokens_of_a_clients_span_are_trained_where_its_request_states_how_they_were_sampled(
+def test_tokens_of_a_clients_span_are_trained_if_its_request_states_how_they_were_sampled(
     bench: Bench, request_: Any, reason: str | None
 ) -> None:
     answer = {
@@ -300,7 +300,7 @@ def test_the_manifest_is_strict_json(bench: Bench) -> None:
     assert json.loads(text, parse_constant=pytest.fail)["calls_seen"] == 2
 
 
-def test_what_came_with_an_agents_token_where_others_are_demanded_is_untrusted() -> None:
+def test_records_with_an_agents_token_are_untrusted_if_others_are_required() -> None:
     """Tested on frames: a collector that requires tokens is tested in `test_untrusted`."""
     rollouts = pl.DataFrame(
         {

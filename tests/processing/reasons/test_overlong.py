@@ -56,7 +56,7 @@ def test_punished_calls_lower_what_their_rollouts_earned(bench: Bench) -> None:
     assert built.manifest["credit"]["rewards"] == {"reward": 1.0, "overlong": 1.0}
 
 
-def test_the_penalty_is_one_by_default_and_falls_on_the_call_alone_where_credit_tells_calls_apart(bench: Bench) -> None:
+def test_the_penalty_is_one_by_default_and_falls_on_the_call_alone_if_credit_is_per_call(bench: Bench) -> None:
     _sent(bench)
     built = bench.build(round_=0, baseline="none", overlong="punish", credit="return_to_go")
     assert [row[2] for row in _calls(built)] == [2.0, 2.0, 1.0, -1.0]
@@ -103,7 +103,7 @@ def test_answers_that_the_agent_discarded_are_not_punished(bench: Bench) -> None
     assert {row[2] for row in _calls(built)} == {2.0}
 
 
-def test_an_answer_counts_as_used_for_the_penalty_where_it_does_for_training(bench: Bench) -> None:
+def test_an_answer_counts_as_used_for_the_penalty_if_it_does_for_training(bench: Bench) -> None:
     """The call that continues the first answer is not trained, so that nothing shows which answer was used."""
     rollout = _best_of_two(bench, "a", 3.0, used=0)
     rollout.spans[-1].attributes["gen_ai.request.temperature"] = 0.0

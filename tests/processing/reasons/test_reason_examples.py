@@ -48,14 +48,14 @@ def test_all_reasons_are_listed_with_counts_examples_and_advice(bench: Bench) ->
 
 def test_requests_by_hand_do_not_lower_the_coverage_and_are_counted_apart(tmp_path: Any) -> None:
     from tests.processing.conftest import RunningCollector
-    from trainspan_processing.assembly.build import Request, build_dataset
+    from trainspan_processing.assembly.build import BuildRequest, build_dataset
     from trainspan_processing.traces.trace_index import Clock
     from trainspan_schemas.config.settings import DatasetSettings
 
     collector = RunningCollector(tmp_path).wait()
 
     def build(name: str) -> Any:
-        request = Request([str(collector.store)], tmp_path / name, DatasetSettings(baseline="none"))
+        request = BuildRequest([str(collector.store)], tmp_path / name, DatasetSettings(baseline="none"))
         return build_dataset(request, Clock(lambda: 2_000_000_000 * 1_000_000_000, lambda _: None))
 
     try:

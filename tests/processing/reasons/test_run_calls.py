@@ -27,7 +27,7 @@ def test_it_waits_a_moment_for_what_the_agents_counted_and_no_longer(bench: Benc
     assert time.monotonic() - began > 2.9
 
 
-def test_without_a_collector_nobody_is_asked(tmp_path: Path) -> None:
+def test_without_a_collector_nothing_is_asked(tmp_path: Path) -> None:
     assert stored_calls(tmp_path / "spans.duckdb", "run", 0, 0) is None
 
 

@@ -98,7 +98,7 @@ def test_the_time_a_group_waits_is_a_setting(bench: Bench) -> None:
     assert bench.build(group_wait_s=49.0).manifest["groups_incomplete"]["taken"] == 1
 
 
-def test_the_command_waits_for_the_last_rollouts_where_it_is_told_to_wait(bench: Bench) -> None:
+def test_the_command_waits_for_the_last_rollouts_with_wait(bench: Bench) -> None:
     bench.send(_member(bench, "a", 0.0), _member(bench, "b", 1.0))
     _at(bench, 150.0)
     last = [_member(bench, "c", 2.0, ends=151.0)]
@@ -110,7 +110,7 @@ def test_the_command_waits_for_the_last_rollouts_where_it_is_told_to_wait(bench:
 
 @pytest.mark.parametrize("spans", [1, 100_000])
 @pytest.mark.parametrize("others_were_used", [False, True])
-def test_it_waits_for_rollouts_that_have_not_begun_in_several_chunks_and_beside_used_ones_too(
+def test_it_waits_for_rollouts_that_have_not_begun_in_several_chunks_and_among_used_ones(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, spans: int, others_were_used: bool
 ) -> None:
     monkeypatch.setattr(inventory, "spans_per_chunk", lambda _: spans)
@@ -139,7 +139,7 @@ def test_a_group_some_of_whose_rollouts_were_used_waits_for_the_last_ones(bench:
 
 
 @pytest.mark.parametrize("spans", [1, 100_000])
-def test_it_waits_no_longer_than_it_is_told_to(bench: Bench, monkeypatch: pytest.MonkeyPatch, spans: int) -> None:
+def test_it_waits_no_longer_than_its_timeout(bench: Bench, monkeypatch: pytest.MonkeyPatch, spans: int) -> None:
     monkeypatch.setattr(inventory, "spans_per_chunk", lambda _: spans)
     bench.send(_member(bench, "a", 0.0), _member(bench, "b", 1.0), *_pair(bench))
     _at(bench, 174.0)

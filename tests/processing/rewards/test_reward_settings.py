@@ -93,7 +93,7 @@ def test_feedback_by_response_id_is_the_calls(bench: Bench, suffix: str) -> None
     assert bench.edges() == [("a", "rollout", None, 1.0), ("a", "response", 1, 0.5)]
 
 
-def test_feedback_on_a_response_that_nobody_knows_changes_nothing(bench: Bench) -> None:
+def test_feedback_on_an_unknown_response_changes_nothing(bench: Bench) -> None:
     bench.send(_feedback(chain(bench.rollout("a"), 1).reward(1.0), "resp-unknown", 0.5))
     assert bench.edges() == [("a", "rollout", None, 1.0)]
 

@@ -9,7 +9,7 @@ import pytest
 from tests.processing.conftest import Bench, rows
 from tests.processing.support.traces import START_NS, TestRollout, send
 from tests.support.collector.process import CollectorProcess, running
-from trainspan_processing.assembly.build import BuiltDataset, Request, build_dataset
+from trainspan_processing.assembly.build import BuildRequest, BuiltDataset, build_dataset
 from trainspan_processing.stored_rollout import StoredRollout
 from trainspan_processing.traces.trace_index import Clock
 from trainspan_schemas.config.settings import DatasetSettings
@@ -41,7 +41,7 @@ def _only(rollout: TestRollout, add: Callable[[TestRollout], object]) -> TestRol
 
 
 def _build(collector: CollectorProcess, out: Path, **settings: Any) -> BuiltDataset:
-    request = Request([str(collector.store)], out, DatasetSettings(**{"baseline": "dr_grpo", **settings}), round=0)
+    request = BuildRequest([str(collector.store)], out, DatasetSettings(**{"baseline": "dr_grpo", **settings}), round=0)
     return build_dataset(request, Clock(lambda: START_NS + 10**13, lambda _: None))
 
 
@@ -148,7 +148,7 @@ def test_a_reward_function_sees_no_evaluation_of_an_agent(guarded: CollectorProc
     send(address, [_only(a, lambda part: part.log_reward(100.0, at=5.0))], _token("agent"))
     send(address, [a.reward(1.0), b.reward(0.0)], _token("runner"))
     settings = DatasetSettings(baseline="dr_grpo", reward=f"{__name__}:sum_of_evaluations")
-    request = Request([str(guarded.store)], tmp_path / "dataset", settings, round=0)
+    request = BuildRequest([str(guarded.store)], tmp_path / "dataset", settings, round=0)
     built = build_dataset(request, Clock(lambda: START_NS + 10**13, lambda _: None))
     assert rows(built).select("rollout_id", "return").rows() == [("a", 1.0), ("b", 0.0)]
 
@@ -169,7 +169,7 @@ def _record(name: str, score: float, trace_id: str, **attempt: Any) -> TestRollo
 
 
 @pytest.mark.parametrize("by_function", [False, True])
-def test_an_agents_own_reward_counts_within_its_rollouts_trace_where_the_runner_left_it_to_it(
+def test_an_agents_own_reward_counts_within_its_rollouts_trace_if_the_runner_has_no_judge(
     guarded: CollectorProcess, tmp_path: Path, by_function: bool
 ) -> None:
     """For the dataset and for reward functions; agents of other rollouts or earlier attempts cannot send it."""

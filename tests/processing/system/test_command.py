@@ -74,7 +74,7 @@ def test_without_failed_merges_it_says_so(bench: Bench) -> None:
     assert "every call continues its agent's previous call, or is its first" in shown
 
 
-def test_nothing_to_train_on_is_told_in_lines_and_exit_code_3(bench: Bench) -> None:
+def test_nothing_to_train_on_gives_an_explanation_and_exit_code_3(bench: Bench) -> None:
     bench.send(chain(bench.rollout("a"), 1))
     failed = _run(bench, "--run", bench.run_id)
     assert (failed.returncode, failed.stdout) == (3, "")
@@ -97,7 +97,7 @@ def test_nothing_to_train_on_is_told_in_lines_and_exit_code_3(bench: Bench) -> N
     assert not list(bench.out.glob("round=*"))
 
 
-def test_too_few_calls_to_train_on_are_told_with_what_could_be_trained(bench: Bench) -> None:
+def test_too_few_calls_to_train_on_are_reported_with_what_could_be_trained(bench: Bench) -> None:
     bench.send(*(chain(bench.rollout(name), 1).reward(float(name == "a")) for name in "ab"))
     bench.send(*(chain(bench.rollout(name), 1) for name in "cde"))
     done = _run(bench, "--run", bench.run_id, "--round", "0", "--format", "json")

@@ -80,7 +80,7 @@ def test_choices_of_one_response_count_as_one_request(bench: Bench) -> None:
     assert bench.traces().calls["position"].to_list() == [0, 1]
 
 
-def test_the_processes_of_an_agent_state_the_number_where_the_runner_does_not(bench: Bench) -> None:
+def test_the_processes_of_an_agent_state_the_number_if_the_runner_does_not(bench: Bench) -> None:
     rollout = chain(bench.rollout("a"), 2)
     rollout.span("process1", 0.1, 9.0, trainspan__rollout__calls=1)
     rollout.span("process2", 0.1, 9.0, trainspan__rollout__calls=2)

@@ -173,7 +173,7 @@ def test_dialects_mixed_in_one_trace_count_each_call_once(bench: Bench) -> None:
     assert (built.manifest["calls_seen"], built.manifest["calls_kept"]) == (5, 5)
 
 
-def test_an_agent_that_nobody_names_is_known_by_its_system_prompt(bench: Bench) -> None:
+def test_an_unnamed_agent_is_known_by_its_system_prompt(bench: Bench) -> None:
     bench.send(_recording(bench, "a").replay("traceloop").serve())
     (agent,) = bench.traces().calls["agent"].unique().to_list()
     assert agent.startswith("prompt:")
@@ -212,7 +212,7 @@ def test_the_nearest_ancestor_names_the_agent(bench: Bench) -> None:
     assert dict(agents) == {rollout.rollout_id: ["planner", "outer", "own"] for rollout in rollouts}
 
 
-def test_a_tool_step_is_told_in_every_dialect_with_its_status(bench: Bench) -> None:
+def test_a_tool_step_is_found_in_every_dialect_with_its_status(bench: Bench) -> None:
     rollout = bench.rollout("a")
     kinds = (
         {"gen_ai.operation.name": "execute_tool"},

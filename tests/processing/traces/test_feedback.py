@@ -79,7 +79,7 @@ def test_feedback_on_a_session_and_a_carrier_of_several_links_name_no_target(ben
     assert bench.edges() == []
 
 
-def test_a_verdict_stays_the_runners_beside_a_judge(bench: Bench) -> None:
+def test_a_verdict_stays_the_runners_if_there_is_a_judge(bench: Bench) -> None:
     rollout = chain(bench.rollout("a", judge="judges:exact"), 1)
     kind = {"evaluations.0.evaluation.annotator_kind": "LLM", "openinference.span.kind": "EVALUATOR"}
     bench.send(rollout, _carrier(bench, (rollout.trace_id, rollout.root), **_feedback(**kind)))
@@ -118,7 +118,7 @@ def test_a_record_that_names_a_response_rewards_its_call_wherever_the_evaluator_
     assert bench.edges() == [("a", rule, 1, 0.75)]
 
 
-def test_the_record_of_an_evaluator_that_nobody_trusts_rewards_nothing(bench: Bench) -> None:
+def test_the_record_of_an_untrusted_evaluator_rewards_nothing(bench: Bench) -> None:
     rollout = bench.rollout("a")
     rollout.call(0, [1], [2], gen_ai__response__id=f"chatcmpl-{bench.run_id}")
     bench.send(rollout)

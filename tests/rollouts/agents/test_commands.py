@@ -15,7 +15,7 @@ from tests.support.agents.openai_server import OpenAIServer
 from tests.support.agents.programs import WITHOUT_OPENAI, environment, write
 from tests.support.otlp.recorder import OtlpRecorder
 from trainspan_cli import main
-from trainspan_rollouts import command_executor
+from trainspan_rollouts.executors import command_executor
 from trainspan_schemas.telemetry import keys
 from trainspan_schemas.telemetry.identity import TraceParent
 from trainspan_schemas.telemetry.signing import KEY_FILE, signing_key

@@ -14,7 +14,7 @@ from tests.support.agents.openai_server import OpenAIServer
 from tests.support.agents.programs import environment, write
 from tests.support.otlp.recorder import OtlpRecorder
 from trainspan_rollouts import RunSettings, run_rollouts
-from trainspan_rollouts.command_executor import agent_environment
+from trainspan_rollouts.executors.command_executor import agent_environment
 from trainspan_schemas.store.access import running_collector
 
 TRAINSPAN = [sys.executable, "-m", "trainspan_cli"]

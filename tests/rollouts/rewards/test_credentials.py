@@ -15,7 +15,7 @@ from tests.rollouts.conftest import Run
 from tests.support.agents.openai_server import OpenAIServer
 from tests.support.agents.programs import WITHOUT_OPENAI, environment, write
 from tests.support.collector.process import CollectorProcess, running, select
-from trainspan_rollouts.command_executor import agent_environment
+from trainspan_rollouts.executors.command_executor import agent_environment
 from trainspan_rollouts.rollout_spans import RolloutSpans
 from trainspan_rollouts.run_ledger import RunLedger
 from trainspan_schemas.store.roles import Role, token_of
@@ -101,7 +101,7 @@ def _rewards(collector: CollectorProcess) -> dict[str, Any]:
     return dict(select(collector.address, "SELECT task_id, reward FROM rollouts"))
 
 
-def test_an_agents_forged_verdict_does_not_count_though_nobody_configured_a_token(
+def test_an_agents_forged_verdict_does_not_count_even_without_configuration(
     run: Run, tmp_path: Path, collector: CollectorProcess
 ) -> None:
     (tmp_path / "verdicts.py").write_text("def judge(task, result):\n    return 0.0\n")
@@ -112,9 +112,7 @@ def test_an_agents_forged_verdict_does_not_count_though_nobody_configured_a_toke
     assert _rewards(collector) == {"t": 0.0}
 
 
-def test_agents_reward_their_own_rollouts_and_no_others_where_there_is_no_judge(
-    run: Run, collector: CollectorProcess
-) -> None:
+def test_agents_reward_only_their_own_rollouts_if_there_is_no_judge(run: Run, collector: CollectorProcess) -> None:
     tasks = [{"id": name, "input": name} for name in ("victim", "api", "plain", "call", "named")]
     result = run(OWN, tasks, "agent:solve", collector=_endpoint(collector), concurrency=1)
     assert (result.status, result.unacknowledged) == ({"ok": 5}, 0)

@@ -26,7 +26,7 @@ def test_the_first_token_of_a_role_is_the_header(tmp_path: Path) -> None:
         ("serving = []", "has no token for the role serving"),
     ],
 )
-def test_a_file_without_the_token_is_told(tmp_path: Path, text: str | None, message: str) -> None:
+def test_a_file_without_the_token_is_reported(tmp_path: Path, text: str | None, message: str) -> None:
     file = tmp_path / "tokens.toml"
     if text is not None:
         file.write_text(text)

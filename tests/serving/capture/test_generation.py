@@ -8,7 +8,7 @@ import pytest
 from trainspan_schemas.telemetry import keys
 from trainspan_schemas.telemetry.constraints import obstacle_of
 from trainspan_serving.capture.generation import Generation
-from trainspan_serving.checkpoints.served_policy import Policy
+from trainspan_serving.checkpoints.served_policy import ServedPolicy
 
 PARAMS: dict[str, Any] = {
     **dict.fromkeys(("presence_penalty", "frequency_penalty", "min_p", "top_k"), 0),
@@ -39,7 +39,7 @@ class Unknown:
 @pytest.mark.parametrize(("reads", "name"), [(True, "unreadable"), (False, "reasoning")])
 def test_a_call_whose_constraint_cannot_be_read_is_still_recorded(reads: bool, name: str, tmp_path: Any) -> None:
     params = SimpleNamespace(**PARAMS)
-    generation = Generation({"prompt_token_ids": [1]}, params, "id", 0, Policy(0, tmp_path), None, {})
+    generation = Generation({"prompt_token_ids": [1]}, params, "id", 0, ServedPolicy(0, tmp_path), None, {})
     generation.final = params
     constraints: Any = Unknown(reads=reads)
     ((_, attributes),) = generation.choices("/v1/chat/completions", constraints)

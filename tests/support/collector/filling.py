@@ -8,7 +8,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from tests.support.collector.process import trace_request
 from trainspan_collector.journal.frames import Frame, Signal
-from trainspan_collector.journal.segments import Position, Progress
+from trainspan_collector.journal.segments import LoadProgress, Position
 from trainspan_collector.journal.trust import Sender
 from trainspan_collector.maintenance.retention import Retention
 from trainspan_collector.maintenance.rewrite import Rewriting
@@ -43,7 +43,7 @@ class Filling:
         batch.add(Frame(signal, received_ns, body, 0, Sender.AGENT if untrusted else Sender.RUNNER))
         self.last_seq = batch.last_seq
         self.index.cover(self.cursor)
-        progress = Progress(Position(1, self.last_seq), self.last_seq)
+        progress = LoadProgress(Position(1, self.last_seq), self.last_seq)
         return load(self.cursor, self.index, self.row_groups, batch.tables(), progress)
 
     def add_spans(self, spans: Sequence[Span], *, received_ns: int = 1) -> int:

@@ -16,7 +16,7 @@ from trainspan_training.data.cuts import TreeCost, shared
 from trainspan_training.data.dataset import Call, ConstrainedCall
 from trainspan_training.data.micro_batches import WeightedRow, make_batches
 from trainspan_training.data.sequences import make_sequences
-from trainspan_training.data.token_limits import Limits
+from trainspan_training.data.token_limits import TokenLimits
 from trainspan_training.model.loading import load_model, load_tokenizer
 from trainspan_training.objective.attention import attention_of
 from trainspan_training.objective.logprobs import score
@@ -30,14 +30,14 @@ class Scorer:
         tokenizer, size = load_tokenizer(folder), int(self.model.config.vocab_size)
         self.replayer = Replayer(size, lambda: serialized_tokenizer(tokenizer, size))
 
-    def replayed(self, *spans: ReceivedSpan) -> list[Limits]:
+    def replayed(self, *spans: ReceivedSpan) -> list[TokenLimits]:
         """Returns the constraint of each call's tokens."""
         made = self.replayer.replay(_constrained(number, span) for number, span in enumerate(spans))
         assert not made.dropped, (made.dropped, [constraint(span) for span in spans])
         return [made.limits[number] for number in range(len(spans))]
 
     @torch.no_grad()
-    def logprobs(self, span: ReceivedSpan, limits: Limits | None) -> Any:
+    def logprobs(self, span: ReceivedSpan, limits: TokenLimits | None) -> Any:
         """Returns the completion's log-probabilities (C,), from the trainer's head."""
         prompt, ids = (decode_ids(span.attributes[key]) for key in (keys.PROMPT_TOKEN_IDS, keys.COMPLETION_TOKEN_IDS))
         return score(
@@ -74,7 +74,7 @@ def _constrained(number: int, span: ReceivedSpan) -> ConstrainedCall:
     return ConstrainedCall(number, text, free, ids)
 
 
-def _call(number: int, span: ReceivedSpan, limits: Limits) -> Call:
+def _call(number: int, span: ReceivedSpan, limits: TokenLimits) -> Call:
     """Returns the only call of a rollout."""
     said = span.attributes
     return Call(

@@ -10,7 +10,7 @@ import pytest
 from trainspan_schemas.artifacts.checkpoint import CheckpointMeta, read_latest
 from trainspan_schemas.errors import CheckpointError
 from trainspan_training.checkpoints.folder import Checkpoints
-from trainspan_training.checkpoints.ledger import Entry, Event, Ledger
+from trainspan_training.checkpoints.ledger import CheckpointLedger, Event, LedgerEntry
 
 DIES = """
 import os, sys
@@ -66,7 +66,7 @@ def prepare(root: Path, versions: int) -> None:
     checkpoints = Checkpoints(root)
     for version in range(1, versions + 1):
         write(checkpoints, version, "ab"[version - 1])
-        checkpoints.ledger.append(Entry("published", "ab"[version - 1], f"policy-{version:06d}"))
+        checkpoints.ledger.append(LedgerEntry("published", "ab"[version - 1], f"policy-{version:06d}"))
     checkpoints.close()
 
 
@@ -94,7 +94,7 @@ def test_a_kill_at_any_file_operation_leaves_the_old_checkpoint_or_the_new_one(t
             assert names(root) == {"policy-000001"}
             latest = write(checkpoints, 2, "b")
         else:
-            assert consumed == Entry("trained", "b", "policy-000002")
+            assert consumed == LedgerEntry("trained", "b", "policy-000002")
             assert checkpoints.pending() == latest
         assert latest.name == "policy-000002"
         assert (latest / "model.safetensors").read_text() == "2"
@@ -118,7 +118,7 @@ def test_a_kill_at_any_file_operation_of_a_refusal_is_made_up_for(tmp_path: Path
         outcomes.add((code, latest.name))
         if latest.name == "policy-000001":
             assert names(root) == {"policy-000001", "policy-000002.refused"}
-            assert checkpoints.ledger.of_dataset("b") == Entry("refused", "b", "policy-000002", "stale canary")
+            assert checkpoints.ledger.of_dataset("b") == LedgerEntry("refused", "b", "policy-000002", "stale canary")
             assert not checkpoints.state_folder("policy-000002").exists()
             assert write(checkpoints, 2, "c").name == "policy-000002"
         else:
@@ -141,7 +141,7 @@ def test_a_checkpoint_is_pending_until_a_policy_server_has_it(tmp_path: Path, ev
     checkpoints = Checkpoints(tmp_path)
     folder = write(checkpoints, 1, "a")
     assert checkpoints.pending() == folder
-    checkpoints.ledger.append(Entry(event, "a", folder.name))
+    checkpoints.ledger.append(LedgerEntry(event, "a", folder.name))
     assert checkpoints.pending() == (folder if is_pending else None)
 
 
@@ -163,7 +163,7 @@ def test_pruning_keeps_what_a_server_that_is_behind_serves(tmp_path: Path) -> No
     for version in range(1, 7):
         write(checkpoints, version, f"dataset {version}")
         event: Event = "published" if version in (1, 3) else "unpublished"
-        checkpoints.ledger.append(Entry(event, f"dataset {version}", f"policy-{version:06d}"))
+        checkpoints.ledger.append(LedgerEntry(event, f"dataset {version}", f"policy-{version:06d}"))
     checkpoints.prune(1, {"policy-000002", "another-model"})
     assert names(tmp_path) == {f"policy-{version:06d}" for version in (2, 3, 5, 6)}
     checkpoints.prune(1)
@@ -208,11 +208,14 @@ def test_a_second_trainer_on_the_same_folder_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_line_of_the_ledger_torn_by_a_kill_is_ignored_and_spoils_no_other(tmp_path: Path) -> None:
-    Ledger(tmp_path).append(Entry("trained", "a", "policy-000001"))
+    CheckpointLedger(tmp_path).append(LedgerEntry("trained", "a", "policy-000001"))
     with (tmp_path / "ledger.jsonl").open("a") as file:
         file.write('{"event": "publ')
-    Ledger(tmp_path).append(Entry("skipped", "b"))
-    assert Ledger(tmp_path).entries == [Entry("trained", "a", "policy-000001"), Entry("skipped", "b")]
+    CheckpointLedger(tmp_path).append(LedgerEntry("skipped", "b"))
+    assert CheckpointLedger(tmp_path).entries == [
+        LedgerEntry("trained", "a", "policy-000001"),
+        LedgerEntry("skipped", "b"),
+    ]
 
 
 def test_a_lost_ledger_is_made_again_from_the_checkpoints(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from tests.support.dataset_files import LoggedCall, write_dataset
 from trainspan_schemas.config.settings import TrainSettings
 from trainspan_schemas.telemetry.constraints import Constraint, Grammar
 from trainspan_training.model.loading import load_model, load_tokenizer
-from trainspan_training.rounds.result import Result
-from trainspan_training.session import Job, train
+from trainspan_training.rounds.result import RoundResult
+from trainspan_training.session import TrainJob, train
 
 SCHEMA = json.dumps(
     {
@@ -78,7 +78,7 @@ class Sampler:
         return float(answer["side"] == "down" and answer["n"] % 2 == 0)
 
 
-def learn(seed: int, model: Path, root: Path) -> tuple[list[float], list[Result]]:
+def learn(seed: int, model: Path, root: Path) -> tuple[list[float], list[RoundResult]]:
     """Mean reward by round, the last one after training, and the training results."""
     settings = TrainSettings(
         model=str(model),
@@ -102,7 +102,7 @@ def learn(seed: int, model: Path, root: Path) -> tuple[list[float], list[Result]
             for call in calls
         ]
         write_dataset(root / "dataset", logged, round_=round_)
-        job = Job(settings, root / "dataset", root / "checkpoints")
+        job = TrainJob(settings, root / "dataset", root / "checkpoints")
         train(job, lambda: None, results.append)
         folder = root / "checkpoints" / (root / "checkpoints" / "latest").read_text().strip()
     return curve, results

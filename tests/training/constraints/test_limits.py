@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from tests.training.support.memory_use import peak
 from trainspan_training.constraints.bad_words import BadWords
-from trainspan_training.data.token_limits import FREE, Limits, LimitTable, TooManyLimitsError, pack
+from trainspan_training.data.token_limits import FREE, LimitTable, TokenLimits, TooManyLimitsError, pack
 from trainspan_training.objective.head import Traced, head_scores
 from trainspan_training.objective.token_stats import TokenSums
 
@@ -25,7 +25,7 @@ def allowing(ids: list[int]) -> Any:
     return pack(np.array(ids, dtype=np.int32), VOCABULARY)
 
 
-def problem(seed: int = 0) -> tuple[Limits, Tensor, Tensor]:
+def problem(seed: int = 0) -> tuple[TokenLimits, Tensor, Tensor]:
     """(limits, allowed (N, V), biases (N, V)) of positions with few, many, or one token, with biases, and free ones."""
     rng = np.random.default_rng(seed)
     table = LimitTable(VOCABULARY)
@@ -43,7 +43,7 @@ def problem(seed: int = 0) -> tuple[Limits, Tensor, Tensor]:
         for token, bias in added:
             biases[position, token] = bias
         index.append(table.add(mask, added))
-    return Limits(table, np.array(index, dtype=np.int32)), torch.from_numpy(allowed), torch.from_numpy(biases)
+    return TokenLimits(table, np.array(index, dtype=np.int32)), torch.from_numpy(allowed), torch.from_numpy(biases)
 
 
 @pytest.mark.parametrize("chunk", [1, 5, 1000])
@@ -175,7 +175,7 @@ def test_memory_of_masks_does_not_follow_the_number_of_positions() -> None:
     rng = np.random.default_rng(0)
     table = LimitTable(vocabulary)
     masks = rng.integers(0, 2**32, (size, table.words), dtype=np.uint32) | 1
-    limits = Limits(table, np.array([table.add(mask, ((5, 1.0),)) for mask in masks], dtype=np.int32))
+    limits = TokenLimits(table, np.array([table.add(mask, ((5, 1.0),)) for mask in masks], dtype=np.int32))
     logits, temperatures = torch.ones(size, vocabulary), torch.ones(size)
     limits.take(slice(0, 16)).apply(logits[:16], temperatures[:16])
     assert peak(lambda: limits.apply(logits, temperatures)) < 40 * 2**20

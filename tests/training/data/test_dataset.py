@@ -55,7 +55,7 @@ def test_the_identity_is_the_hash_of_the_manifest(tmp_path: Path) -> None:
     assert open_dataset(folder).sha256 != before
 
 
-def test_groups_without_contrast_are_read_where_the_manifest_counts_them(tmp_path: Path) -> None:
+def test_groups_without_contrast_are_read_if_the_manifest_counts_them(tmp_path: Path) -> None:
     folder = write_dataset(tmp_path, [CALL])
     assert (open_dataset(folder).groups, open_dataset(folder).zero_spread_groups) == (None, None)
     edit_manifest(folder, lambda manifest: manifest.update(groups_spread={"seen": 5, "singleton": 1, "zero_spread": 2}))

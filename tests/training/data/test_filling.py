@@ -41,7 +41,7 @@ def test_256_lognormal_rows_need_at_most_a_fifth_more_than_the_fewest_micro_batc
     assert all(cut.size < tokens + 128 for cut in cuts)
 
 
-def test_models_that_take_padded_rows_only_pad_where_a_pass_would_cost_more() -> None:
+def test_models_that_take_padded_rows_only_pad_if_a_pass_would_cost_more() -> None:
     """The cut is the cheapest of all contiguous ones by length, found here by trying them all."""
     rng = np.random.default_rng(1)
     for _ in range(20):

@@ -182,7 +182,7 @@ def test_the_order_of_groups_follows_the_seed() -> None:
     assert order(1) != order(2)
 
 
-def test_rollouts_of_a_group_stand_in_one_step_where_the_number_of_steps_allows() -> None:
+def test_rollouts_of_a_group_are_in_one_step_if_the_number_of_steps_allows() -> None:
     calls = [call([1], [index + 2], rollout=str(index), group=str(index % 3)) for index in range(12)]
     for step in plan(calls, steps=3):
         (batch,) = step.micro_batches
@@ -231,7 +231,7 @@ def test_a_prefix_tree_holds_each_shared_token_once() -> None:
     assert plan(calls)[0].unique == 8
 
 
-def test_a_dense_tree_is_cut_where_its_mask_would_cost_more_than_it_saves() -> None:
+def test_a_dense_tree_is_cut_if_its_mask_would_cost_more_than_it_saves() -> None:
     """Two groups that share one token of twenty: 39² pairs together, 2·20² apart."""
     calls = [call([1], [10 + index] * 19, rollout=str(index)) for index in range(2)]
     rows = make_sequences(numbered(calls), merge=True)

@@ -177,7 +177,7 @@ def test_an_importance_ratio_of_two_doubles_the_unclipped_loss_and_gradient(
     assert loss < -0.5
 
 
-def test_a_token_beyond_the_clip_gives_no_gradient_where_it_would_go_further(
+def test_a_token_beyond_the_clip_gives_no_gradient_that_would_move_it_further(
     make_trainer: Callable[..., Any], double_model: Any
 ) -> None:
     call = sample_rollouts(double_model, rollouts=1, turns=1)[0]

@@ -7,7 +7,7 @@ import pytest
 
 from trainspan_schemas.config.settings import TrainSettings
 from trainspan_schemas.errors import TrainingError
-from trainspan_training.data.layout import Budget
+from trainspan_training.data.layout import TokenBudget
 from trainspan_training.devices.team import Team
 from trainspan_training.objective.memory import GIB, Memory, available, check, estimate, fit
 
@@ -29,7 +29,7 @@ def config() -> Any:
     )
 
 
-def test_full_training_takes_sixteen_bytes_a_parameter_beside_what_passes_through(config: Any) -> None:
+def test_full_training_takes_sixteen_bytes_a_parameter_plus_activations(config: Any) -> None:
     found = estimate(config, TrainSettings(), cuda=True)
     parameters = 1_720_574_976
     assert (found.weights, found.gradients, found.optimizer) == (4 * parameters, 4 * parameters, 8 * parameters)
@@ -92,10 +92,10 @@ def test_micro_batches_are_fitted_to_what_is_free_and_it_is_said(config: Any, ca
 def test_processes_choose_the_micro_batches_of_the_one_with_least_memory(config: Any) -> None:
     class Two(Team):
         def gather(self, values: Any) -> list[Any]:
-            return [values, Budget(1024, 2048)]
+            return [values, TokenBudget(1024, 2048)]
 
     budget = fit(config, TrainSettings(), Memory(80 * GIB, 80 * GIB), cuda=True, team=Two(0, 2))
-    assert budget == Budget(1024, 2048)
+    assert budget == TokenBudget(1024, 2048)
 
 
 def test_micro_batches_that_were_asked_for_and_do_not_fit_are_refused(config: Any) -> None:

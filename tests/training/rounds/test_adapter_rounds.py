@@ -21,7 +21,7 @@ def adapter_settings(model_dir: Path, **changes: Any) -> TrainSettings:
     return dataclasses.replace(GENTLE, model=str(model_dir), adapter="lora", lora_rank=4, learning_rate=1e-3, **changes)
 
 
-def test_an_adapter_is_written_as_peft_reads_it_and_goes_on_over_a_restart(
+def test_an_adapter_is_written_as_peft_reads_it_and_continues_after_a_restart(
     run: Run, tmp_path: Path, model: Any, model_dir: Path
 ) -> None:
     from peft import PeftModel

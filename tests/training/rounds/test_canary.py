@@ -16,7 +16,7 @@ def rows(lengths: list[int]) -> list[TokenSequence]:
     ]
 
 
-def test_prompts_are_longer_than_two_cache_blocks_where_the_context_allows() -> None:
+def test_prompts_are_longer_than_two_cache_blocks_if_the_context_allows() -> None:
     prompts = draw_prompts(rows([100] * 10), 4096, seed=0)
     assert [(len(prompt), len(completion)) for prompt, completion in prompts] == [(260, 64), (68, 64), (100, 64)]
     assert all(prompt[0] % 100 == 0 for prompt, _ in prompts), "sequences start where a row does"

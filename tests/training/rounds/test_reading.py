@@ -24,7 +24,7 @@ from trainspan_training.data.micro_batches import MicroBatch
 from trainspan_training.data.token_limits import FREE
 from trainspan_training.devices.team import Team
 from trainspan_training.model.starting_policy import Policy
-from trainspan_training.rounds.reading import Outline, Reading
+from trainspan_training.rounds.reading import Outline, RoundReading
 
 
 class Config:
@@ -120,7 +120,7 @@ def taken(
 ) -> tuple[list[list[MicroBatch]], Outline]:
     """The micro-batches of each of this process's steps, and its outline of the round."""
     replayer = Replayer(vocabulary, bytes)  # no grammar is compiled
-    reading = Reading(dataset, Policy(Path(), None, "base", 1, Path()), settings, team, replayer)
+    reading = RoundReading(dataset, Policy(Path(), None, "base", 1, Path()), settings, team, replayer)
     reading.replay()
     reading.read()
     outline = reading.plan(Config(), layout, find_rule(settings))

@@ -18,7 +18,7 @@ from trainspan_schemas.artifacts.checkpoint import Canary, CheckpointMeta, diges
 from trainspan_schemas.config.settings import TrainSettings
 from trainspan_schemas.errors import CheckpointError, ConfigError, DatasetError, UsageError
 from trainspan_training.model.loading import load_model
-from trainspan_training.session import Job, train
+from trainspan_training.session import TrainJob, train
 
 pytestmark = pytest.mark.usefixtures("home")
 
@@ -167,9 +167,7 @@ def test_merged_and_per_call_rows_give_the_same_weights(run: Run, tmp_path: Path
     assert all(torch.allclose(merged[name], calls[name], atol=2e-6) for name in merged)
 
 
-def test_a_dataset_that_cannot_be_used_is_skipped_by_name_and_training_goes_on(
-    run: Run, tmp_path: Path, model: Any
-) -> None:
+def test_an_unusable_dataset_is_skipped_by_name_and_training_continues(run: Run, tmp_path: Path, model: Any) -> None:
     good = sample_rollouts(model, rollouts=2)
     write_dataset(tmp_path / "dataset", [], round_=0)
     write_dataset(tmp_path / "dataset", [dataclasses.replace(good[0], prompt_ids=[1] * 600)], round_=1)
@@ -382,6 +380,6 @@ def test_what_is_missing_is_said_in_one_line(run: Run, tmp_path: Path, model_dir
     with pytest.raises(CheckpointError, match="has no tokenizer"):
         run(dataclasses.replace(GENTLE, model=str(bare)))
     with pytest.raises(UsageError, match="--rounds 2 needs --follow"):
-        train(Job(GENTLE, tmp_path, tmp_path / "c", rounds=2), lambda: None, lambda _: None)
+        train(TrainJob(GENTLE, tmp_path, tmp_path / "c", rounds=2), lambda: None, lambda _: None)
     with pytest.raises(CheckpointError, match=r"no checkpoint in .* and no model: set"):
-        train(Job(GENTLE, tmp_path, tmp_path / "c"), lambda: None, lambda _: None)
+        train(TrainJob(GENTLE, tmp_path, tmp_path / "c"), lambda: None, lambda _: None)

@@ -11,10 +11,10 @@ from trainspan_schemas.config.settings import SftSettings
 from trainspan_schemas.errors import DatasetError
 from trainspan_training.data.layout import BatchLayout
 from trainspan_training.model.loading import load_tokenizer
-from trainspan_training.sft.conversations import Conversations, hold_out, make_rows
-from trainspan_training.sft.examples import find_files, read_examples
+from trainspan_training.sft.data.conversations import Conversations, hold_out, make_rows
+from trainspan_training.sft.data.examples import find_files, read_examples
+from trainspan_training.sft.data.rendering import Renderer
 from trainspan_training.sft.plan import plan_of
-from trainspan_training.sft.rendering import Renderer
 
 Message = dict[str, Any]
 

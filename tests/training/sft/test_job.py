@@ -21,7 +21,7 @@ from trainspan_schemas.errors import CheckpointError, ConfigError, NothingToTrai
 from trainspan_training.model.loading import check_folder, load_model, load_tokenizer
 from trainspan_training.sft.job import SftJob, fine_tune
 from trainspan_training.sft.options import check, own_names
-from trainspan_training.sft.stopping import Outcome
+from trainspan_training.sft.stopping import SftOutcome
 
 SETTINGS = SftSettings(epochs=3, batch_tokens=60, learning_rate=3e-3, eval_fraction=0.1, save_every_s=0)
 
@@ -43,11 +43,11 @@ def conversations(count: int = 24) -> str:
 
 
 @pytest.fixture
-def fine_tuned(tmp_path: Path, model_dir: Path, home: None) -> Callable[..., Outcome]:
+def fine_tuned(tmp_path: Path, model_dir: Path, home: None) -> Callable[..., SftOutcome]:
     """Runs a job on tmp_path/data.jsonl; returns its outcome."""
     (tmp_path / "data.jsonl").write_text(conversations())
 
-    def run(out: str = "out", on_event: Callable[[Event], None] = lambda _: None, **settings: Any) -> Outcome:
+    def run(out: str = "out", on_event: Callable[[Event], None] = lambda _: None, **settings: Any) -> SftOutcome:
         chosen = dataclasses.replace(SETTINGS, **{"model": str(model_dir), **settings})
         return fine_tune(SftJob(chosen, tmp_path / "data.jsonl", tmp_path / out), on_event)
 
@@ -65,7 +65,7 @@ def unlike(one: Path, other: Path) -> float:
 
 
 def test_a_job_writes_a_model_that_answers_like_the_conversations(
-    fine_tuned: Callable[..., Outcome], tmp_path: Path, model_dir: Path
+    fine_tuned: Callable[..., SftOutcome], tmp_path: Path, model_dir: Path
 ) -> None:
     events: list[Event] = []
     done = fine_tuned(on_event=events.append, epochs=20, save_every_s=300)
@@ -103,7 +103,7 @@ def test_a_job_writes_a_model_that_answers_like_the_conversations(
 
 @pytest.mark.parametrize("adapter", ["none", "lora"])
 def test_a_job_that_is_stopped_or_breaks_continues_to_the_same_weights(
-    adapter: str, fine_tuned: Callable[..., Outcome], tmp_path: Path
+    adapter: str, fine_tuned: Callable[..., SftOutcome], tmp_path: Path
 ) -> None:
     whole = fine_tuned("whole", adapter=adapter)
 
@@ -131,7 +131,7 @@ def test_a_job_that_is_stopped_or_breaks_continues_to_the_same_weights(
 
 @pytest.mark.slow
 def test_a_killed_job_continues_to_the_same_weights(
-    fine_tuned: Callable[..., Outcome], tmp_path: Path, model_dir: Path
+    fine_tuned: Callable[..., SftOutcome], tmp_path: Path, model_dir: Path
 ) -> None:
     fine_tuned("whole", epochs=10)
     options = ["--epochs", "10", "--batch-tokens", "60", "--learning-rate", "3e-3", "--eval-fraction", "0.1"]
@@ -170,7 +170,7 @@ def test_a_killed_job_continues_to_the_same_weights(
 
 
 def test_an_adapter_is_merged_or_kept_with_its_base(
-    fine_tuned: Callable[..., Outcome], tmp_path: Path, model_dir: Path
+    fine_tuned: Callable[..., SftOutcome], tmp_path: Path, model_dir: Path
 ) -> None:
     from peft import PeftModel
 
@@ -190,7 +190,7 @@ def test_an_adapter_is_merged_or_kept_with_its_base(
         check_folder(tmp_path / "alone")
 
 
-def test_another_chat_template_is_trained_and_served(fine_tuned: Callable[..., Outcome], tmp_path: Path) -> None:
+def test_another_chat_template_is_trained_and_served(fine_tuned: Callable[..., SftOutcome], tmp_path: Path) -> None:
     template = CHATML.replace("'<|im_end|>' + '\n'", "'<|im_end|>'")
     assert template != CHATML
     (tmp_path / "own.jinja").write_text(template)
@@ -199,7 +199,7 @@ def test_another_chat_template_is_trained_and_served(fine_tuned: Callable[..., O
 
 
 def test_what_cannot_be_done_is_refused_with_its_reason(
-    fine_tuned: Callable[..., Outcome], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fine_tuned: Callable[..., SftOutcome], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("x")

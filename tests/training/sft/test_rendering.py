@@ -11,8 +11,8 @@ import pytest
 from tests.support.models.chat_templates import EXAMPLE, trl_template
 from tests.support.models.tiny_model import CHATML
 from trainspan_training.model.loading import load_tokenizer
-from trainspan_training.sft.examples import Example, served_message, served_tool
-from trainspan_training.sft.rendering import Call, Renderer
+from trainspan_training.sft.data.examples import Example, served_message, served_tool
+from trainspan_training.sft.data.rendering import AnswerTokens, Renderer
 
 TOOL = {
     "type": "function",
@@ -46,7 +46,7 @@ def texts(tokenizer: Any, template: str | None, shown: Example, stop: str = "<|i
     """(prompt, answer) of each answer as text, or the reason why it is not trained."""
     stops = frozenset([tokenizer.convert_tokens_to_ids(stop), tokenizer.eos_token_id])
     return [
-        (tokenizer.decode(call.prompt), tokenizer.decode(call.answer)) if isinstance(call, Call) else call
+        (tokenizer.decode(call.prompt), tokenizer.decode(call.answer)) if isinstance(call, AnswerTokens) else call
         for call in Renderer(tokenizer, stops, template).calls(shown)
     ]
 
@@ -86,7 +86,7 @@ def test_the_prompt_has_the_tokens_of_a_request(tokenizer: Any) -> None:
     )
     shown = example({"role": "user", "content": "q"}, {"role": "assistant", "content": "nswer"})
     (call,) = Renderer(tokenizer, frozenset([tokenizer.eos_token_id]), joined).calls(shown)
-    assert isinstance(call, Call)
+    assert isinstance(call, AnswerTokens)
     assert call.prompt.tolist() == tokenizer("user:q<|im_end|>assistant:a")["input_ids"]
     assert call.answer.tolist() == tokenizer("nswer<|im_end|>")["input_ids"]
 

@@ -16,10 +16,10 @@ from trainspan_training.data.layout import BatchLayout
 from trainspan_training.data.micro_batches import MicroBatch
 from trainspan_training.model.loading import load_model, load_tokenizer
 from trainspan_training.objective import attention
-from trainspan_training.sft.conversations import make_rows
-from trainspan_training.sft.examples import Example
-from trainspan_training.sft.plan import Plan
-from trainspan_training.sft.rendering import Renderer
+from trainspan_training.sft.data.conversations import make_rows
+from trainspan_training.sft.data.examples import Example
+from trainspan_training.sft.data.rendering import Renderer
+from trainspan_training.sft.plan import SftPlan
 
 # (text, whether the model wrote it), the end of a turn included: the same conversations as MESSAGES, marked by hand.
 BY_HAND = [
@@ -69,7 +69,7 @@ def step_of(tokenizer: Any, mode: str, tokens: int) -> list[MicroBatch]:
     examples = [Example(f"f:{number}", said) for number, said in enumerate(messages)]
     renderer = Renderer(tokenizer, frozenset([tokenizer.eos_token_id]), CHATML)
     rows = make_rows(examples, renderer, max_tokens=512, cut=False, loss_on_all=False).rows
-    return Plan(tuple(rows), (), BatchLayout(mode, tokens, pair=0.0, dense=True), 1, 1, 1, 0).batches(rows)
+    return SftPlan(tuple(rows), (), BatchLayout(mode, tokens, pair=0.0, dense=True), 1, 1, 1, 0).batches(rows)
 
 
 def trainer_of(model: Any, tokenizer: Any, folder: Path, **settings: Any) -> Any:

@@ -8,11 +8,11 @@ import torch
 from safetensors.torch import load_file
 
 from trainspan_schemas.config.settings import TrainSettings
-from trainspan_training.rounds.result import Result
+from trainspan_training.rounds.result import RoundResult
 
 GENTLE = TrainSettings(policy_url="none", learning_rate=1e-5)
 
-Run = Callable[..., list[Result]]
+Run = Callable[..., list[RoundResult]]
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:

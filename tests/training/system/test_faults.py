@@ -15,8 +15,8 @@ from tests.support.dataset_files import LoggedCall, sample_rollouts, write_datas
 from trainspan_cli.loop.checks.integrity import training_checks
 from trainspan_schemas.config.settings import TrainSettings
 from trainspan_training.model.loading import load_model
-from trainspan_training.rounds.result import Result
-from trainspan_training.session import Job, train
+from trainspan_training.rounds.result import RoundResult
+from trainspan_training.session import TrainJob, train
 
 FRESH = {"version": 2, "canary": {"status": "fresh", "evidence": "told"}}
 
@@ -44,9 +44,9 @@ def second_round(tmp_path: Path, model: Any, model_dir: Path, monkeypatch: pytes
     monkeypatch.setenv("TRAINSPAN_HOME", str(tmp_path / "home"))
     settings = TrainSettings(model=str(model_dir), policy_url="none", learning_rate=1e-3, dtype=dtype)
 
-    def run() -> Result:
-        results: list[Result] = []
-        job = Job(settings, tmp_path / "dataset", tmp_path / "checkpoints", follow=True, rounds=1)
+    def run() -> RoundResult:
+        results: list[RoundResult] = []
+        job = TrainJob(settings, tmp_path / "dataset", tmp_path / "checkpoints", follow=True, rounds=1)
         train(job, lambda: None, results.append)
         return results[0]
 

@@ -9,7 +9,7 @@ from trainspan_schemas.artifacts.dataset import about_dir
 from trainspan_viewer.pages.quality import QUALITY_PAGE, quality_page
 
 
-def test_a_dataset_has_its_report_beside_the_manifest(bench: Bench) -> None:
+def test_a_dataset_has_its_report_next_to_the_manifest(bench: Bench) -> None:
     bench.send(
         *(chain(bench.rollout(name), turns).reward(reward) for name, turns, reward in (("a", 1, 1.0), ("b", 3, 0.0))),
         *(chain(bench.rollout(name, task="even"), 2).reward(1.0) for name in "cd"),

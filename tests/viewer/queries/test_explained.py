@@ -21,7 +21,7 @@ from trainspan_viewer.html.document import served
 from trainspan_viewer.pages.rollout.group import render_group
 from trainspan_viewer.pages.rollout.rollout import render_rollout
 from trainspan_viewer.queries.params import Params
-from trainspan_viewer.queries.places import NotFoundError, Places
+from trainspan_viewer.queries.places import NotFoundError, ViewerPaths
 from trainspan_viewer.queries.result_cache import ResultCache, weight_of
 from trainspan_viewer.queries.rollout import raw_spans
 from trainspan_viewer.queries.rollout.group import GroupModel, load_group
@@ -38,7 +38,7 @@ def sources(bench: Bench, tmp_path: Path) -> Sources:
     folder = tmp_path / "runs" / bench.run_id
     folder.mkdir(parents=True)
     (folder / "run.json").write_text("{}")
-    return Sources(Places(store, tmp_path / "runs", tmp_path / "dataset"), StoreReader(store), Settings())
+    return Sources(ViewerPaths(store, tmp_path / "runs", tmp_path / "dataset"), StoreReader(store), Settings())
 
 
 def save_words(path: Path, words: Sequence[str]) -> None:

@@ -20,7 +20,7 @@ from trainspan_viewer.pages.rollout.rollout import render_rollout
 from trainspan_viewer.pages.rollout.spans import render_spans
 from trainspan_viewer.pages.rollout.tokens import render_tokens
 from trainspan_viewer.queries.params import Params
-from trainspan_viewer.queries.places import NotFoundError, Places
+from trainspan_viewer.queries.places import NotFoundError, ViewerPaths
 from trainspan_viewer.queries.requests import limits
 from trainspan_viewer.queries.rollout import raw_spans
 from trainspan_viewer.queries.rollout.group import GroupModel, LargeGroup, load_group
@@ -53,7 +53,7 @@ def sources(bench: Bench, tmp_path: Path) -> Sources:
     store = str(bench.collectors[0].store)
     (tmp_path / "runs" / bench.run_id).mkdir(parents=True)
     (tmp_path / "runs" / bench.run_id / "run.json").write_text("{}")
-    return Sources(Places(store, tmp_path / "runs", tmp_path / "dataset"), StoreReader(store), Settings())
+    return Sources(ViewerPaths(store, tmp_path / "runs", tmp_path / "dataset"), StoreReader(store), Settings())
 
 
 @pytest.fixture

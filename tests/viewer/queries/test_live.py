@@ -17,9 +17,9 @@ from trainspan_viewer.pages.live import render_live
 from trainspan_viewer.queries import live
 from trainspan_viewer.queries.live import LiveModel, load_live
 from trainspan_viewer.queries.params import Params
-from trainspan_viewer.queries.places import Places
+from trainspan_viewer.queries.places import ViewerPaths
 from trainspan_viewer.queries.sources import Sources
-from trainspan_viewer.queries.store import Result, StoreReader
+from trainspan_viewer.queries.store import QueryRows, StoreReader
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def test_a_rollout_runs_until_its_span_arrives_and_failures_are_named(bench: Ben
     failed.spans[-1].failed = True
     bench.send(chain(running, 3), chain(failed, 1), chain(bench.rollout("fine"), 2).reward(1.0))
     store = str(bench.collectors[0].store)
-    sources = Sources(Places(store, tmp_path / "runs", tmp_path / "dataset"), StoreReader(store), Settings())
+    sources = Sources(ViewerPaths(store, tmp_path / "runs", tmp_path / "dataset"), StoreReader(store), Settings())
     model = loaded(sources)
     mine = [one for one in model.running if one.rollout_id == running.rollout_id]
     assert [(one.calls, one.task_id) for one in mine] == [(3, "t0")]
@@ -75,7 +75,7 @@ def test_the_last_minute_is_counted_whole_however_much_is_stored_in_it(
 ) -> None:
     monkeypatch.setattr(live, "WINDOW", 3)
     store = str(bench.collectors[0].store)
-    sources = Sources(Places(store, tmp_path / "runs", tmp_path / "dataset"), StoreReader(store), Settings())
+    sources = Sources(ViewerPaths(store, tmp_path / "runs", tmp_path / "dataset"), StoreReader(store), Settings())
     before = loaded(sources)
     now_s = (time.time_ns() - START_NS) / 1e9
     bench.send(*(chain(bench.rollout(str(n), begins=now_s - 30, seconds=20.0), 2).reward(1.0) for n in range(4)))
@@ -92,14 +92,14 @@ def test_the_page_says_when_the_last_minute_is_not_loaded_and_what_its_lists_are
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = str(bench.collectors[0].store)
-    sources = Sources(Places(store, tmp_path / "runs", tmp_path / "dataset"), StoreReader(store), Settings())
+    sources = Sources(ViewerPaths(store, tmp_path / "runs", tmp_path / "dataset"), StoreReader(store), Settings())
     time.sleep(1.1)
     page = served(render_live(loaded(sources)))
     assert f"the lists below are from the newest {count(2_000)} rows of the store" in page
     assert "too low" not in page
     read = StoreReader.read
 
-    def late(reader: StoreReader, name: str, *given: Any, **more: Any) -> Result:
+    def late(reader: StoreReader, name: str, *given: Any, **more: Any) -> QueryRows:
         return replace(read(reader, name, *given, **more), is_behind=name == "activity")
 
     monkeypatch.setattr(StoreReader, "read", late)

@@ -11,7 +11,7 @@ from trainspan_schemas.errors import StoreError
 from trainspan_viewer.html.document import served
 from trainspan_viewer.pages.query import render_query
 from trainspan_viewer.queries.params import Params
-from trainspan_viewer.queries.places import Places
+from trainspan_viewer.queries.places import ViewerPaths
 from trainspan_viewer.queries.query import QueryModel, load_query
 from trainspan_viewer.queries.sources import Sources
 from trainspan_viewer.queries.store import StoreReader
@@ -20,7 +20,7 @@ from trainspan_viewer.queries.store import StoreReader
 @pytest.fixture
 def sources(bench: Bench, tmp_path: Path) -> Any:
     store = str(bench.collectors[0].store)
-    made = Sources(Places(store, tmp_path, tmp_path), StoreReader(store), Settings())
+    made = Sources(ViewerPaths(store, tmp_path, tmp_path), StoreReader(store), Settings())
     yield made
     made.store.close()
 

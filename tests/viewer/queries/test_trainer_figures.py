@@ -7,7 +7,7 @@ from tests.processing.support.traces import chain
 from tests.viewer.support.trainer_figures import ENTROPIES, write_figures
 from trainspan_schemas.config.settings import Settings
 from trainspan_viewer.queries.params import Params
-from trainspan_viewer.queries.places import Places
+from trainspan_viewer.queries.places import ViewerPaths
 from trainspan_viewer.queries.rollout.tokens import TokensModel, load_tokens
 from trainspan_viewer.queries.sources import Sources
 from trainspan_viewer.queries.store import StoreReader
@@ -15,7 +15,7 @@ from trainspan_viewer.queries.store import StoreReader
 
 def _load(bench: Bench, call: int, overlay: str, dataset: str = "round-0000") -> TokensModel:
     store = str(bench.collectors[0].store)
-    sources = Sources(Places(store, bench.out.parent / "runs", bench.out), StoreReader(store), Settings())
+    sources = Sources(ViewerPaths(store, bench.out.parent / "runs", bench.out), StoreReader(store), Settings())
     path = {"rollout": f"{bench.run_id}-a", "call": str(call)}
     return load_tokens(sources, Params("/", path, {"overlay": [overlay], "dataset": [dataset]}))
 

@@ -16,7 +16,7 @@ from trainspan_processing.explain.inquiry import Question, inquire
 from trainspan_schemas.config.settings import DatasetSettings, Settings
 from trainspan_schemas.errors import UsageError
 from trainspan_viewer.queries.params import Params
-from trainspan_viewer.queries.places import NotFoundError, Places
+from trainspan_viewer.queries.places import NotFoundError, ViewerPaths
 from trainspan_viewer.queries.rollout.group import GroupModel, load_group
 from trainspan_viewer.queries.rollout.rollout import load_rollout
 from trainspan_viewer.queries.sources import Sources
@@ -66,7 +66,7 @@ def _store(bench: Bench) -> None:
 
 def _sources(bench: Bench, settings: DatasetSettings | None = None) -> Sources:
     store = str(bench.collectors[0].store)
-    places = Places(store, bench.out.parent / "runs", bench.out)
+    places = ViewerPaths(store, bench.out.parent / "runs", bench.out)
     return Sources(places, StoreReader(store), Settings(dataset=settings or DatasetSettings()))
 
 

@@ -23,7 +23,7 @@ from trainspan_schemas.artifacts.checkpoint import CheckpointMeta, checkpoint_na
 from trainspan_schemas.artifacts.trained_tokens import tokens_dir
 from trainspan_schemas.durable import sync
 from trainspan_schemas.errors import CheckpointError
-from trainspan_training.checkpoints.ledger import Entry, Ledger
+from trainspan_training.checkpoints.ledger import CheckpointLedger, LedgerEntry
 
 __all__ = ["KEEP_OPTIMIZERS", "PROJECT", "Checkpoints", "run_name"]
 
@@ -50,7 +50,7 @@ class Checkpoints:
             raise CheckpointError(
                 f"another trainer is using {root}: stop it, or choose another --checkpoints"
             ) from error
-        self.ledger = Ledger(root)
+        self.ledger = CheckpointLedger(root)
         self._recover()
 
     def close(self) -> None:
@@ -127,7 +127,7 @@ class Checkpoints:
     def refuse(self, folder: Path, reason: str) -> Path | None:
         """Marks `latest` as refused by the policy server and reverts to its parent, which is returned, if any."""
         meta = CheckpointMeta.read(folder)
-        self.ledger.append(Entry("refused", meta.dataset_sha256, folder.name, reason))
+        self.ledger.append(LedgerEntry("refused", meta.dataset_sha256, folder.name, reason))
         self._set_aside(folder, meta)
         return self.latest()
 
@@ -193,7 +193,7 @@ class Checkpoints:
         """Enters the dataset of a complete checkpoint into the ledger, once."""
         entry = self.ledger.of_checkpoint(folder.name)
         if entry is None or entry.dataset != meta.dataset_sha256:
-            self.ledger.append(Entry("trained", meta.dataset_sha256, folder.name))
+            self.ledger.append(LedgerEntry("trained", meta.dataset_sha256, folder.name))
 
     def _set_aside(self, folder: Path, meta: CheckpointMeta) -> None:
         latest = self.root / "latest"

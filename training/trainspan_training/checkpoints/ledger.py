@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-__all__ = ["CONSUMING", "Entry", "Event", "Ledger"]
+__all__ = ["CONSUMING", "CheckpointLedger", "Event", "LedgerEntry"]
 
 LEDGER_FILE = "ledger.jsonl"
 
@@ -22,7 +22,7 @@ CONSUMING: frozenset[Event] = frozenset(("trained", "refused", "skipped", "abort
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LedgerEntry:
     """One line of the ledger."""
 
     event: Event
@@ -32,14 +32,14 @@ class Entry:
     reason: str | None = None
 
 
-class Ledger:
+class CheckpointLedger:
     """The entries of a checkpoints folder, in order."""
 
     def __init__(self, checkpoints: Path) -> None:
         self._path = checkpoints / LEDGER_FILE
         self.entries = _read(self._path)
 
-    def append(self, entry: Entry) -> None:
+    def append(self, entry: LedgerEntry) -> None:
         """Appends the entry; it is on disk on return."""
         with self._path.open("ab") as file:
             if file.tell() and not self._path.read_bytes().endswith(b"\n"):
@@ -49,11 +49,11 @@ class Ledger:
             os.fsync(file.fileno())
         self.entries.append(entry)
 
-    def of_dataset(self, sha256: str) -> Entry | None:
+    def of_dataset(self, sha256: str) -> LedgerEntry | None:
         """The newest consuming entry of a dataset."""
         return next((e for e in reversed(self.entries) if e.dataset == sha256 and e.event in CONSUMING), None)
 
-    def of_checkpoint(self, name: str) -> Entry | None:
+    def of_checkpoint(self, name: str) -> LedgerEntry | None:
         """The newest entry of a checkpoint."""
         return next((entry for entry in reversed(self.entries) if entry.checkpoint == name), None)
 
@@ -62,7 +62,7 @@ class Ledger:
         return next((entry.checkpoint for entry in reversed(self.entries) if entry.event == "published"), None)
 
 
-def _read(path: Path) -> list[Entry]:
+def _read(path: Path) -> list[LedgerEntry]:
     try:
         lines = path.read_text().splitlines()
     except FileNotFoundError:
@@ -70,7 +70,7 @@ def _read(path: Path) -> list[Entry]:
     entries = []
     for line in lines:
         try:
-            entries.append(Entry(**json.loads(line)))
+            entries.append(LedgerEntry(**json.loads(line)))
         except (json.JSONDecodeError, TypeError):
             continue  # torn by a kill mid-write: nothing had acted on it yet
     return entries

@@ -17,7 +17,7 @@ from trainspan_schemas.telemetry.constraints import CONSTRAINED, REPLAYED_LIBRAR
 from trainspan_training.constraints.bad_words import LONGEST, BadWords
 from trainspan_training.constraints.replay_process import Masks, ReplayError, ReplayProcess
 from trainspan_training.data.dataset import Call, ConstrainedCall
-from trainspan_training.data.token_limits import FREE, Limits, LimitTable, Packed, TooManyLimitsError, pack
+from trainspan_training.data.token_limits import FREE, LimitTable, Packed, TokenLimits, TooManyLimitsError, pack
 
 __all__ = ["Replay", "Replayer", "serialized_tokenizer"]
 
@@ -38,7 +38,7 @@ _MAX_MASK_BYTES = 2**29
 class Replay:
     """Replay results of a dataset, by call number."""
 
-    limits: dict[int, Limits] = field(default_factory=dict)
+    limits: dict[int, TokenLimits] = field(default_factory=dict)
     dropped: dict[int, str] = field(default_factory=dict)
     """Constrained calls that cannot be trained → reason, as `constrained:NAME`."""
 
@@ -103,7 +103,7 @@ class Replayer:
 
     def _limits_of(
         self, text: str, group: list[ConstrainedCall], table: LimitTable, time_limit: "_GrammarTimeLimit"
-    ) -> Iterable[tuple[int, Limits | ReplayError]]:
+    ) -> Iterable[tuple[int, TokenLimits | ReplayError]]:
         """Yields (number, limits) of calls with one constraint. Raises ReplayError if all remaining calls fail."""
         constraint = self._checked(text)
         maker = _LimitMaker(constraint, table)
@@ -183,7 +183,7 @@ class _LimitMaker:
         self._places: dict[tuple[int, tuple[int, ...]], int] = {}
         """(the grammar's mask or FREE, result of `BadWords.found`) → index in the table."""
 
-    def limits(self, ids: NDArray[np.int32], masks: Masks | None) -> Limits | ReplayError:
+    def limits(self, ids: NDArray[np.int32], masks: Masks | None) -> TokenLimits | ReplayError:
         """Limits of one completion (C,) with these grammar masks. Raises ReplayError if there is no room for more."""
         under = np.full(len(ids), FREE, dtype=np.int32)
         if masks is not None:
@@ -194,7 +194,7 @@ class _LimitMaker:
         for place, (limit, token) in enumerate(zip(index, ids.tolist(), strict=True)):
             if not self._table.allows(limit, token):
                 return ReplayError("not_reproduced", f"token {token} is barred at place {place}")
-        return Limits(self._table, np.array(index, dtype=np.int32))
+        return TokenLimits(self._table, np.array(index, dtype=np.int32))
 
     def _index(self, mask: int, found: tuple[int, ...]) -> int:
         if (known := self._places.get((mask, found))) is not None:

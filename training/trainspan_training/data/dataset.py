@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from trainspan_training.data.token_limits import Limits
+    from trainspan_training.data.token_limits import TokenLimits
 
 __all__ = ["Call", "ConstrainedCall", "DatasetFolder", "open_dataset", "read_calls", "read_constrained"]
 
@@ -86,7 +86,7 @@ class Call:
     advantage: float
     prefix_len: int = 0
     """Leading prompt tokens that earlier calls of its segment already hold, omitted here."""
-    limits: "Limits | None" = None
+    limits: "TokenLimits | None" = None
     """Limits on the C sampled tokens, if the call was constrained."""
 
 

@@ -14,7 +14,7 @@ from trainspan_schemas.errors import ConfigError
 from trainspan_training.data.cuts import PASS, Cut, TreeCost, packed, padded, shared, unique_tokens
 from trainspan_training.data.sequences import TokenSequence
 
-__all__ = ["DENSE_TOKENS", "MOST_TOKENS", "BatchLayout", "Budget", "batch_layout", "refusal"]
+__all__ = ["DENSE_TOKENS", "MOST_TOKENS", "BatchLayout", "TokenBudget", "batch_layout", "refusal"]
 
 _DENSE_PAIR = 4.0
 """Cost of a masked pair per floating-point operation, relative to the layers' matrix products."""
@@ -34,7 +34,7 @@ DENSE_TOKENS = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class TokenBudget:
     """The sizes that memory has room for."""
 
     tokens: int
@@ -105,7 +105,7 @@ def batch_layout(
     config: Any,
     *,
     cuda: bool,
-    budget: Budget | None = None,
+    budget: TokenBudget | None = None,
     masks: bool = True,
     processes: int = 1,
 ) -> BatchLayout:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from trainspan_training.data.cuts import BLOCK, Cut, Tree
 from trainspan_training.data.sequences import TokenSequence, overlaps
-from trainspan_training.data.token_limits import Limits
+from trainspan_training.data.token_limits import TokenLimits
 
 __all__ = ["Branches", "MicroBatch", "WeightedRow", "dummy", "make_batches"]
 
@@ -84,7 +84,7 @@ class MicroBatch:
     """Number of tokens in `tokens`, without padding."""
     n_step: int
     """Number of trained tokens in the whole step."""
-    limits: Limits | None = None
+    limits: TokenLimits | None = None
     """Limits on the N trained tokens; None if they were unconstrained."""
 
     def first(self, tokens: int) -> "MicroBatch":
@@ -187,7 +187,7 @@ def _gather(
         temperatures=np.concatenate([row.temperatures for row in rows]),
         n_tokens=n_tokens,
         n_step=n_step,
-        limits=Limits.joined([(row.limits, row.n_trained) for row in rows]),
+        limits=TokenLimits.joined([(row.limits, row.n_trained) for row in rows]),
     )
 
 

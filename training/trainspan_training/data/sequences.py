@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from trainspan_schemas.errors import DatasetError
 from trainspan_training.data.dataset import Call
-from trainspan_training.data.token_limits import Limits
+from trainspan_training.data.token_limits import TokenLimits
 
 __all__ = ["Sampled", "TokenSequence", "lexicographic", "make_sequences", "overlaps"]
 
@@ -30,7 +30,7 @@ class Sampled:
     """(C,) logged when sampled."""
     advantage: float
     temperature: float
-    limits: Limits | None = None
+    limits: TokenLimits | None = None
     """Limits on its tokens; None if they were unconstrained."""
 
 
@@ -81,9 +81,9 @@ class TokenSequence:
         return self._each([part.temperature for part in self.sampled])
 
     @property
-    def limits(self) -> Limits | None:
+    def limits(self) -> TokenLimits | None:
         """Limits on the N trained tokens; None if they were unconstrained."""
-        return Limits.joined([(part.limits, len(part.logprobs)) for part in self.sampled])
+        return TokenLimits.joined([(part.limits, len(part.logprobs)) for part in self.sampled])
 
     def weighed(self, weights: Mapping[int, float]) -> NDArray[np.float64]:
         """(N,) the weight of each token's call; `weights` is keyed by the call's index in the dataset."""

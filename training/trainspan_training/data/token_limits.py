@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["FREE", "LimitTable", "Limits", "Packed", "TooManyLimitsError", "pack"]
+__all__ = ["FREE", "LimitTable", "Packed", "TokenLimits", "TooManyLimitsError", "pack"]
 
 Packed: TypeAlias = NDArray[np.uint32]
 """A mask as bits (W,), lowest bit first; 1 means that the token is allowed."""
@@ -114,26 +114,26 @@ class LimitTable:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class TokenLimits:
     """The limits of N positions."""
 
     table: LimitTable
     index: NDArray[np.int32]
     """(N,) index in the table, or FREE."""
 
-    def take(self, which: slice | NDArray[np.bool_]) -> "Limits":
+    def take(self, which: slice | NDArray[np.bool_]) -> "TokenLimits":
         """The limits of a subset of the positions."""
-        return Limits(self.table, self.index[which])
+        return TokenLimits(self.table, self.index[which])
 
     @staticmethod
-    def joined(parts: Sequence[tuple["Limits | None", int]]) -> "Limits | None":
+    def joined(parts: Sequence[tuple["TokenLimits | None", int]]) -> "TokenLimits | None":
         """Concatenates (limits, number of positions) pairs of the same table; None if nothing is limited."""
         table = next((limits.table for limits, _ in parts if limits is not None), None)
         if table is None:
             return None
         assert all(limits is None or limits.table is table for limits, _ in parts), "all limits come from one replay"
         free = [np.full(size, FREE, dtype=np.int32) if limits is None else limits.index for limits, size in parts]
-        return Limits(table, np.concatenate(free))
+        return TokenLimits(table, np.concatenate(free))
 
     def apply(self, scaled: Tensor, temperatures: Tensor) -> None:
         """Biases logits (N, V), already divided by their temperatures (N,), and sets barred tokens to −∞, in place.

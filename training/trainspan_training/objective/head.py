@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainspan_training.data.token_limits import Limits
+from trainspan_training.data.token_limits import TokenLimits
 
 __all__ = ["BYTES", "CHUNK", "Traced", "head_scores"]
 
@@ -53,7 +53,7 @@ def head_scores(
     targets: Tensor,
     temperatures: Tensor,
     chunk: int,
-    limits: Limits | None = None,
+    limits: TokenLimits | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Log-probabilities and entropies (N,) of `targets` (N,) at `temperatures` (N,), from hidden states (N, H).
 
@@ -75,7 +75,7 @@ class _Head(torch.autograd.Function):
         ctx: Any,
         head: nn.Module,
         after: Traced,
-        limits: Limits | None,
+        limits: TokenLimits | None,
         targets: Tensor,
         temperatures: Tensor,
         chunk: int,
@@ -106,7 +106,7 @@ class _Head(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         gradient, _ = gradients
         targets, temperatures, hidden, logsumexps = ctx.saved_tensors
-        limits: Limits | None = ctx.limits
+        limits: TokenLimits | None = ctx.limits
         if limits:  # exactly 0 even if recomputed logits differ in rounding
             forced = torch.from_numpy(limits.forced()).to(gradient.device)
             gradient = gradient.masked_fill(forced, 0.0)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from trainspan_schemas.config.settings import TrainSettings
 from trainspan_training.data.micro_batches import MicroBatch
-from trainspan_training.data.token_limits import Limits
+from trainspan_training.data.token_limits import TokenLimits
 from trainspan_training.devices.team import Team
 from trainspan_training.objective.attention import attention_of
 from trainspan_training.objective.head import CHUNK, Traced, head_scores
@@ -39,7 +39,7 @@ def score(
     temperatures: Tensor,
     attention: Mapping[str, Any] | None = None,
     *,
-    limits: Limits | None = None,
+    limits: TokenLimits | None = None,
     chunk: int = CHUNK,
 ) -> Scores:
     """Scores `targets` (N,) at `temperatures` (N,), predicted at flat positions `predicting` (N,) of `tokens` (B, T).
@@ -55,7 +55,7 @@ def score(
 
 @contextmanager
 def _chunked(
-    owner: Any, positions: Tensor, targets: Tensor, temperatures: Tensor, limits: Limits | None, chunk: int
+    owner: Any, positions: Tensor, targets: Tensor, temperatures: Tensor, limits: TokenLimits | None, chunk: int
 ) -> Iterator[None]:
     """Within the block the model returns scores instead of logits.
 

@@ -16,12 +16,12 @@ import torch
 from trainspan_schemas.config.settings import DEFAULT_LORA_RANK, TrainSettings
 from trainspan_schemas.errors import TrainingError
 from trainspan_training.data.cuts import BLOCK
-from trainspan_training.data.layout import DENSE_TOKENS, MOST_TOKENS, Budget
+from trainspan_training.data.layout import DENSE_TOKENS, MOST_TOKENS, TokenBudget
 from trainspan_training.devices.team import Team
 from trainspan_training.objective.head import BYTES, CHUNK
 from trainspan_training.objective.options import compute_dtype
 
-__all__ = ["Estimate", "Memory", "available", "check", "estimate", "fit"]
+__all__ = ["Memory", "MemoryEstimate", "available", "check", "estimate", "fit"]
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ _SERVER_OVERHEAD = GIB
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class MemoryEstimate:
     """Memory by use, in bytes."""
 
     weights: int
@@ -85,7 +85,7 @@ def available(settings: TrainSettings, *, cuda: bool, processes: int = 1) -> Mem
     return Memory(known["MemTotal"], known["MemAvailable"] // processes)
 
 
-def estimate(config: Any, settings: TrainSettings, *, cuda: bool, parts: int = 1) -> Estimate:
+def estimate(config: Any, settings: TrainSettings, *, cuda: bool, parts: int = 1) -> MemoryEstimate:
     """Estimate for a model's configuration, from shapes alone; for one of the `parts` of its weights and state."""
     whole, adapter = _parameters(config, settings)
     total = -(-whole // parts)
@@ -104,7 +104,7 @@ def estimate(config: Any, settings: TrainSettings, *, cuda: bool, parts: int = 1
     checkpointing = cuda if settings.gradient_checkpointing is None else settings.gradient_checkpointing
     chunk = min(tokens, max(1, CHUNK // vocabulary))
     head = vocabulary * hidden
-    return Estimate(
+    return MemoryEstimate(
         weights=4 * total if full else frozen * total + 4 * adapter,
         gradients=4 * trained,
         optimizer=8 * trained,
@@ -122,21 +122,21 @@ def _mask_bytes(tokens: int, *, cuda: bool) -> int:
     return 16 * (-(-tokens // BLOCK)) ** 2 if cuda else 8 * tokens * min(tokens, DENSE_TOKENS)
 
 
-def fit(config: Any, settings: TrainSettings, memory: Memory, *, cuda: bool, team: Team) -> Budget:
+def fit(config: Any, settings: TrainSettings, memory: Memory, *, cuda: bool, team: Team) -> TokenBudget:
     """The sizes that fit into free memory; the same in all processes of the team, limited by the one with the least.
 
     Raises TrainingError in all of them if one has no room for the micro-batches of the settings, or for any.
     """
     parts = team.size if team.splits else 1
     try:
-        found: Budget | TrainingError = _fit(config, settings, memory, cuda=cuda, parts=parts)
+        found: TokenBudget | TrainingError = _fit(config, settings, memory, cuda=cuda, parts=parts)
     except TrainingError as error:
         found = error
     everyone = team.gather(found)
     for each in everyone:
         if isinstance(each, TrainingError):
             raise each
-    budget = Budget(min(each.tokens for each in everyone), min(each.longest for each in everyone))
+    budget = TokenBudget(min(each.tokens for each in everyone), min(each.longest for each in everyone))
     if team.leads:
         needed = estimate(config, _of(settings, budget.tokens), cuda=cuda, parts=parts)
         how = "as set" if settings.micro_batch_tokens else "fitted to the free memory"
@@ -147,7 +147,7 @@ def fit(config: Any, settings: TrainSettings, memory: Memory, *, cuda: bool, tea
     return budget
 
 
-def _fit(config: Any, settings: TrainSettings, memory: Memory, *, cuda: bool, parts: int) -> Budget:
+def _fit(config: Any, settings: TrainSettings, memory: Memory, *, cuda: bool, parts: int) -> TokenBudget:
     def fits(tokens: int, share: float = 1.0) -> bool:
         return estimate(config, _of(settings, tokens), cuda=cuda, parts=parts).total <= share * memory.free
 
@@ -162,14 +162,14 @@ def _fit(config: Any, settings: TrainSettings, memory: Memory, *, cuda: bool, pa
     while step >= BLOCK and longest < 2**24:
         longest += step if fits(longest + step) else 0
         step //= 2
-    return Budget(tokens, longest)
+    return TokenBudget(tokens, longest)
 
 
 def _of(settings: TrainSettings, tokens: int) -> TrainSettings:
     return replace(settings, micro_batch_tokens=tokens)
 
 
-def check(config: Any, settings: TrainSettings, memory: Memory, *, cuda: bool, parts: int = 1) -> Estimate:
+def check(config: Any, settings: TrainSettings, memory: Memory, *, cuda: bool, parts: int = 1) -> MemoryEstimate:
     """The estimate, for the smallest micro-batch if the settings do not name one.
 
     Raises TrainingError, with advice on what would fit, if it exceeds free memory.
@@ -188,7 +188,7 @@ def check(config: Any, settings: TrainSettings, memory: Memory, *, cuda: bool, p
 
 
 def _proposals(
-    config: Any, settings: TrainSettings, memory: Memory, needed: Estimate, *, cuda: bool, parts: int
+    config: Any, settings: TrainSettings, memory: Memory, needed: MemoryEstimate, *, cuda: bool, parts: int
 ) -> list[str]:
     """Proposals that fit, best first."""
     found = []

@@ -4,7 +4,7 @@ The same steps from the same weights and state give the same state: bit-identica
 """
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trainspan_schemas.artifacts.checkpoint import CheckpointMeta
@@ -12,6 +12,7 @@ from trainspan_schemas.artifacts.dataset import dataset_dirs
 from trainspan_schemas.errors import CheckpointError, DatasetError
 from trainspan_training.checkpoints.folder import Checkpoints
 from trainspan_training.data.dataset import DatasetFolder, open_dataset
+from trainspan_training.data.layout import BatchLayout
 from trainspan_training.model.starting_policy import Policy, named_policy
 
 __all__ = ["MissingState", "find_missing_state"]
@@ -28,6 +29,17 @@ class MissingState:
     dataset: DatasetFolder
     micro_batch_tokens: int | None
     """Micro-batch size that its steps were planned with; None if its checkpoint does not record it."""
+
+    def layout(self, layout: BatchLayout) -> BatchLayout:
+        """The layout with the round's micro-batch size: another, fitted to current memory, would round differently."""
+        tokens = self.micro_batch_tokens or layout.tokens
+        if tokens <= layout.longest:
+            return replace(layout, tokens=tokens)
+        log.warning(
+            "memory has no room for the %d tokens at a time of %s: repeating its steps with %d, equal except for rounding",
+            *(tokens, self.policy.name, layout.tokens),
+        )
+        return layout
 
 
 def find_missing_state(checkpoints: Checkpoints, policy: Policy, datasets: Path) -> MissingState | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from trainspan_schemas.artifacts.checkpoint import CheckpointMeta
 from trainspan_schemas.config.settings import TrainSettings
 from trainspan_training.checkpoints.folder import Checkpoints
-from trainspan_training.checkpoints.ledger import Entry
+from trainspan_training.checkpoints.ledger import LedgerEntry
 from trainspan_training.checkpoints.swap_request import EVENTS, Swap, publish
 from trainspan_training.data.dataset import DatasetFolder
 from trainspan_training.devices.leader import Leader
@@ -64,7 +64,7 @@ class Publication:
             return False
         if swap.error:
             log.warning("checkpoint=%s is on disk but not swapped in: %s", name, swap.error)
-        entry = Entry(EVENTS[swap.outcome], dataset.sha256, name, swap.error)
+        entry = LedgerEntry(EVENTS[swap.outcome], dataset.sha256, name, swap.error)
         self._leader.share(lambda checkpoints: checkpoints.ledger.append(entry))
         self.policy = saved
         self._files.keep_state()
@@ -82,7 +82,7 @@ class Publication:
         def note(checkpoints: Checkpoints) -> None:
             try:
                 if consume:
-                    checkpoints.ledger.append(Entry("aborted", dataset.sha256, reason=failure))
+                    checkpoints.ledger.append(LedgerEntry("aborted", dataset.sha256, reason=failure))
                 self._note(checkpoints, record)
             except OSError as error:
                 log.error("round=%d cannot be recorded: %s", dataset.round, error)
@@ -101,7 +101,7 @@ class Publication:
 
 def skip(leader: Leader[Checkpoints], dataset: DatasetFolder, reason: str) -> None:
     """Records that nothing of the dataset is trained."""
-    leader.share(lambda checkpoints: checkpoints.ledger.append(Entry("skipped", dataset.sha256, reason=reason)))
+    leader.share(lambda checkpoints: checkpoints.ledger.append(LedgerEntry("skipped", dataset.sha256, reason=reason)))
 
 
 def publish_pending(settings: TrainSettings, checkpoints: Checkpoints) -> None:
@@ -117,7 +117,7 @@ def publish_pending(settings: TrainSettings, checkpoints: Checkpoints) -> None:
         return
     event, before = EVENTS[swap.outcome], checkpoints.ledger.of_checkpoint(folder.name)
     if before is None or before.event != event:
-        checkpoints.ledger.append(Entry(event, meta.dataset_sha256, folder.name, swap.error))
+        checkpoints.ledger.append(LedgerEntry(event, meta.dataset_sha256, folder.name, swap.error))
 
 
 def _ask(settings: TrainSettings, name: str, version: int, *, was_there: bool) -> Swap:

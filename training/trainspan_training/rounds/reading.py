@@ -24,7 +24,7 @@ from trainspan_training.rounds.canary import Prompt, draw_prompts
 from trainspan_training.rounds.old_policy import Staleness, check_policy, staleness_of
 from trainspan_training.rounds.result import NO_ROWS
 
-__all__ = ["Outline", "Reading"]
+__all__ = ["Outline", "RoundReading"]
 
 _SLACK = 4.0
 """Factor by which another process may be slower than the leader at replaying the same constraints."""
@@ -55,7 +55,7 @@ class Outline:
         return f"all {causes[0]}" if len(causes) == 1 else "; ".join(causes) or NO_ROWS
 
 
-class Reading:
+class RoundReading:
     """One dataset. All processes call `replay`, `read`, `plan` and `take`, in this order, and all raise any error."""
 
     def __init__(

@@ -6,7 +6,7 @@ from typing import Any
 from trainspan_training.checkpoints.swap_request import Swap
 from trainspan_training.metrics.round_record import RoundRecord, finite
 
-__all__ = ["NO_ROWS", "Result"]
+__all__ = ["NO_ROWS", "RoundResult"]
 
 NO_ROWS = "the dataset has no rows"
 
@@ -27,7 +27,7 @@ _SHARED = (
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class RoundResult:
     """The result of one round."""
 
     round: int

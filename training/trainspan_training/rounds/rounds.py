@@ -7,8 +7,7 @@ publishes.
 
 import logging
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -19,18 +18,15 @@ from trainspan_schemas.config.settings import TrainSettings
 from trainspan_schemas.errors import DatasetError, TrainingError
 from trainspan_training.checkpoints.folder import Checkpoints
 from trainspan_training.checkpoints.swap_request import Swap, served_dtype
-from trainspan_training.constraints.replay import Replayer, serialized_tokenizer
 from trainspan_training.data.dataset import DatasetFolder
 from trainspan_training.data.layout import BatchLayout
 from trainspan_training.data.loss_weights import Rule
 from trainspan_training.data.micro_batches import MicroBatch
-from trainspan_training.data.steps import Step
 from trainspan_training.devices.leader import Leader
 from trainspan_training.metrics.alarms import raised
 from trainspan_training.metrics.movement import Movement
 from trainspan_training.metrics.round_record import RoundRecord
-from trainspan_training.metrics.token_files import TokenFile
-from trainspan_training.metrics.token_recorder import BYTES, TokenRecorder
+from trainspan_training.metrics.stage_clock import StageClock
 from trainspan_training.model.full_weights import FullWeights, load_slices
 from trainspan_training.model.lora import AdapterWeights
 from trainspan_training.model.starting_policy import Policy
@@ -38,17 +34,12 @@ from trainspan_training.objective.grpo_trainer import TransitionGRPOTrainer
 from trainspan_training.objective.token_stats import kl_fault
 from trainspan_training.rounds.canary import CanaryKeeper
 from trainspan_training.rounds.missing_state import MissingState
-from trainspan_training.rounds.old_policy import (
-    Prepared,
-    Staleness,
-    against_old,
-    sample_of,
-    with_reference,
-)
+from trainspan_training.rounds.old_policy import Prepared, sample_of
 from trainspan_training.rounds.publication import Publication, skip
-from trainspan_training.rounds.reading import Outline, Reading
+from trainspan_training.rounds.reading import Outline
 from trainspan_training.rounds.records import Trained
-from trainspan_training.rounds.result import Result
+from trainspan_training.rounds.result import RoundResult
+from trainspan_training.rounds.round_steps import RoundSteps
 from trainspan_training.rounds.saving import PolicyFiles
 
 __all__ = ["Rounds"]
@@ -70,7 +61,7 @@ class Rounds:
         leader: Leader[Checkpoints],
         policy: Policy,
         settings: TrainSettings,
-        on_result: Callable[[Result], None],
+        on_result: Callable[[RoundResult], None],
         *,
         layout: BatchLayout,
         rule: Rule,
@@ -93,14 +84,13 @@ class Rounds:
         self._missing_state = missing_state
         self._unloaded = unloaded
         self._server_dtype: str | None = None
-        self._seconds: dict[str, float] = {}
+        self._clock = StageClock()
         self.trainer: TransitionGRPOTrainer
         self._files: PolicyFiles
         self._publication: Publication
         self._canary: CanaryKeeper
         self._movement: Movement
-        self._replayer: Replayer
-        self._recorder: TokenRecorder | None = None
+        self._steps: RoundSteps
 
     @property
     def _policy(self) -> Policy:
@@ -125,15 +115,14 @@ class Rounds:
             yield from self._repeat_round(self._missing_state)
         waiting_since = time.perf_counter()
         for dataset in self._datasets:
-            self._seconds = {"wait": time.perf_counter() - waiting_since}
+            self._clock.restart(wait=time.perf_counter() - waiting_since)
             self._on_result((yield from self._round(dataset)))
             waiting_since = time.perf_counter()
         self.trainer.control.should_training_stop = True
 
     def _set_up(self) -> None:
         trainer, settings = self.trainer, self._settings
-        size, tokenizer = int(self._config().vocab_size), trainer.processing_class
-        self._replayer = Replayer(size, lambda: serialized_tokenizer(tokenizer, size))
+        self._steps = RoundSteps(trainer, settings, self._rule, self._clock, reference=self.reference)
         self._canary = CanaryKeeper(trainer.team)
         self._files = PolicyFiles(self._leader, self._weights, trainer, settings.keep_checkpoints)
         self._publication = Publication(self._started_from, self._files, self._leader, settings, trainer.report)
@@ -146,14 +135,14 @@ class Rounds:
         """Waits until all writes are done, and ends the grammar process."""
         if hasattr(self, "_files"):
             self._files.settle()
-            self._replayer.close()
+            self._steps.close()
 
     def _repeat_round(self, missing_state: MissingState) -> Iterator[list[MicroBatch]]:
         """Repeats the steps of the newest policy's round to rebuild Adam's state, lost when the trainer was killed."""
         name = missing_state.policy.name
         log.warning("no optimizer state of %s: repeating its steps from %s", name, missing_state.parent.name)
         try:
-            outline, steps = self._read(missing_state.dataset, self._batch_layout(missing_state))
+            outline, steps = self._steps.read(missing_state.dataset, self._policy, missing_state.layout(self._layout))
         except (DatasetError, TrainingError) as error:
             log.warning("the optimizer state of %s cannot be recomputed, Adam starts from zero: %s", name, error)
             self._publication.policy = missing_state.policy
@@ -161,10 +150,10 @@ class Rounds:
             return
         # The canary's dtype is the coarser of server's and trainer's, by which the old policy was chosen at the time.
         self._server_dtype = Canary.read(missing_state.policy.folder).dtype
-        prepared = self._prepare(steps, outline.staleness)
-        yield from self._steps(prepared)
+        prepared = self._steps.prepare(steps, outline.staleness, self._server_dtype)
+        yield from self._steps.make(prepared, self._policy.version)
         self.trainer.take_stats()
-        tokens = self._tokens(missing_state.dataset, prepared)
+        tokens = self._steps.token_file(missing_state.dataset, prepared)
         if not self._files.restore(missing_state.policy):
             tokens = None  # of other steps
             log.warning(
@@ -175,38 +164,38 @@ class Rounds:
         self._publication.policy = missing_state.policy
         self._files.make_state(missing_state.policy, tokens)
 
-    def _round(self, dataset: DatasetFolder) -> Generator[list[MicroBatch], None, Result]:
+    def _round(self, dataset: DatasetFolder) -> Generator[list[MicroBatch], None, RoundResult]:
         try:
-            outline, steps = self._read(dataset, self._layout)
+            outline, steps = self._steps.read(dataset, self._policy, self._layout)
         except (DatasetError, TrainingError) as error:
             if not self._keep_going:
                 raise
             return self._skip(dataset, str(error))
         if not steps:
             return self._skip(dataset, outline.why_nothing(self._settings))
-        with self._timed("canary"):
+        with self._clock.timed("canary"):
             self._ready_canary(outline)
-        with self._timed("old"):
-            prepared = self._prepare(steps, outline.staleness)
-        with self._timed("state"):
+        with self._clock.timed("old"):
+            prepared = self._steps.prepare(steps, outline.staleness, self._server_dtype)
+        with self._clock.timed("state"):
             self._files.settle()
-        with self._timed("optimizer"):
-            yield from self._steps(prepared)
+        with self._clock.timed("optimizer"):
+            yield from self._steps.make(prepared, self._policy.version)
         return self._finish(self._trained(dataset, outline, prepared))
 
-    def _finish(self, trained: Trained) -> Result:
+    def _finish(self, trained: Trained) -> RoundResult:
         """Saves and publishes the result of a round's steps, unless it failed."""
         dataset, record = trained.dataset, self._record(trained)
         if trained.failure:
             return self._abort(dataset, record, trained.failure)
         try:
-            with self._timed("save"):
+            with self._clock.timed("save"):
                 scores = self._canary.score(self.trainer.policy)
-                canary, tokens = self._canary.canary(scores), self._tokens(dataset, trained.prepared)
+                canary, tokens = self._canary.canary(scores), self._steps.token_file(dataset, trained.prepared)
                 saved = self._files.save(self._policy, dataset, canary, self._layout.tokens, tokens)
         except (OSError, SafetensorError) as error:
             return self._abort(dataset, record, f"cannot save {record.checkpoint}: {error}", consume=False)
-        with self._timed("swap"):
+        with self._clock.timed("swap"):
             swap = self._publication.offer(saved, was_there=self._server_dtype is not None)
         if self._publication.settle(dataset, saved, swap):
             self._canary.accept(scores)
@@ -216,59 +205,6 @@ class Rounds:
             record = replace(record, version=self._policy.version, checkpoint=self._policy.name, error=refusal)
         self._publication.finish(record)
         return self._result(dataset, record, swap, error=record.error)
-
-    def _steps(self, prepared: Prepared) -> Iterator[list[MicroBatch]]:
-        """Yields the optimizer steps until one fails."""
-        self.trainer.recorder = self._recorder = self._new_recorder(len(prepared.steps))
-        for index, step in enumerate(prepared.steps, start=1):
-            self.trainer.rate = self.trainer.schedule.at(self._policy.version + index / len(prepared.steps))
-            yield list(step.micro_batches)
-            if self.trainer.failure:
-                break
-
-    def _new_recorder(self, steps: int) -> TokenRecorder | None:
-        trainer, settings = self.trainer, self._settings
-        most = int(settings.token_figures_mib * 2**20 / BYTES / trainer.team.size)
-        return TokenRecorder(trainer.scorer, settings, steps=steps, most=most) if settings.token_figures_mib else None
-
-    def _tokens(self, dataset: DatasetFolder, prepared: Prepared) -> TokenFile | None:
-        """The figures of the tokens that the steps trained; None if they are not wanted."""
-        if (recorder := self._recorder) is None:
-            return None
-        steps, old_policy = len(prepared.steps), prepared.old_policy
-        return TokenFile(dataset, recorder.take(), recorder.left_out, steps, old_policy, self._settings)
-
-    def _read(self, dataset: DatasetFolder, layout: BatchLayout) -> tuple[Outline, list[Step]]:
-        """The plan for all processes, and this process's steps with their rows."""
-        reading = Reading(dataset, self._policy, self._settings, self.trainer.team, self._replayer)
-        with self._timed("replay"):
-            reading.replay()
-        with self._timed("read"):
-            reading.read()
-        with self._timed("plan"):
-            outline = reading.plan(self._config(), layout, self._rule)
-            return outline, reading.take(outline)
-
-    def _batch_layout(self, missing_state: MissingState) -> BatchLayout:
-        """The layout with the round's micro-batch size: another, fitted to current memory, would round differently."""
-        tokens = missing_state.micro_batch_tokens or self._layout.tokens
-        if tokens <= self._layout.longest:
-            return replace(self._layout, tokens=tokens)
-        log.warning(
-            "memory has no room for the %d tokens at a time of %s: repeating its steps with %d, equal except for rounding",
-            *(tokens, missing_state.policy.name, self._layout.tokens),
-        )
-        return self._layout
-
-    def _prepare(self, steps: Sequence[Step], staleness: Staleness) -> Prepared:
-        """This process's steps with the log-probabilities that they need."""
-        self.trainer.fresh = staleness.fresh
-        if self._settings.kl_coef:
-            steps = with_reference(self.trainer, steps, self.reference)
-        return against_old(self.trainer, steps, self._settings, staleness, self._server_dtype)
-
-    def _config(self) -> Any:
-        return self.trainer.policy.config.get_text_config()
 
     def _ready_canary(self, outline: Outline) -> None:
         self._server_dtype = self.trainer.team.share(lambda: served_dtype(self._settings.policy_url))
@@ -283,9 +219,10 @@ class Rounds:
     def _trained(self, dataset: DatasetFolder, outline: Outline, prepared: Prepared) -> Trained:
         """The result of the steps, and whether it is accepted."""
         stats = self.trainer.take_stats()
-        self._seconds["train"] = sum(step.seconds for step in stats)
-        self._seconds["optimizer"] -= self._seconds["train"]
-        with self._timed("check"):
+        seconds = self._clock.seconds
+        seconds["train"] = sum(step.seconds for step in stats)
+        seconds["optimizer"] -= seconds["train"]
+        with self._clock.timed("check"):
             moved = self.trainer.scorer.measure(sample_of(prepared.steps[-1]))
             failure = self.trainer.failure or kl_fault(moved, self._settings, fresh=self.trainer.fresh)
         return Trained(
@@ -296,13 +233,13 @@ class Rounds:
             stats=stats,
             kl=moved.mean("k3_old"),
             moved=self._movement.since(min(outline.versions), self._policy.version) if outline.versions else None,
-            unrecorded_tokens=sum(self.trainer.team.gather(self._recorder.left_out)) if self._recorder else 0,
+            unrecorded_tokens=self._steps.unrecorded_tokens,
             failure=failure,
             rate=self.trainer.rate,
             micro_batch_tokens=self._layout.tokens,
             trainer_dtype=self.trainer.dtype,
             server_dtype=self._server_dtype,
-            seconds=self._seconds,
+            seconds=seconds,
         )
 
     def _record(self, trained: Trained) -> RoundRecord:
@@ -313,14 +250,14 @@ class Rounds:
             log.warning("round=%d %s: %s", record.round, name, line)
         return replace(record, alarms=[name for name, _ in alarms])
 
-    def _abort(self, dataset: DatasetFolder, record: RoundRecord, failure: str, *, consume: bool = True) -> Result:
+    def _abort(self, dataset: DatasetFolder, record: RoundRecord, failure: str, *, consume: bool = True) -> RoundResult:
         log.error("round=%d aborted, policy %s stays: %s", dataset.round, self._policy.name, failure)
         record = replace(record, version=self._policy.version, checkpoint=self._policy.name, error=failure)
         self._publication.abort(dataset, record, failure, consume=consume)
         self.trainer.failure = None
         return self._result(dataset, record, Swap("off", None), error=failure)
 
-    def _skip(self, dataset: DatasetFolder, reason: str) -> Result:
+    def _skip(self, dataset: DatasetFolder, reason: str) -> RoundResult:
         log.warning("round=%d skipped: %s", dataset.round, reason)
         skip(self._leader, dataset, reason)
         return self._result(dataset, None, Swap("off", None), skipped=reason)
@@ -333,11 +270,5 @@ class Rounds:
         *,
         skipped: str | None = None,
         error: str | None = None,
-    ) -> Result:
-        return Result(dataset.round, self._policy.version, self._policy.checkpoint, record, swap, skipped, error)
-
-    @contextmanager
-    def _timed(self, stage: str) -> Iterator[None]:
-        started = time.perf_counter()
-        yield
-        self._seconds[stage] = time.perf_counter() - started
+    ) -> RoundResult:
+        return RoundResult(dataset.round, self._policy.version, self._policy.checkpoint, record, swap, skipped, error)

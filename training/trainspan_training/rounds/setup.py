@@ -9,7 +9,7 @@ import torch
 from trainspan_schemas.config.settings import TrainSettings
 from trainspan_training.checkpoints.folder import Checkpoints
 from trainspan_training.data.dataset import DatasetFolder
-from trainspan_training.data.layout import Budget, batch_layout
+from trainspan_training.data.layout import TokenBudget, batch_layout
 from trainspan_training.data.loss_weights import Rule
 from trainspan_training.devices.leader import Leader
 from trainspan_training.devices.team import Team
@@ -21,7 +21,7 @@ from trainspan_training.objective import attention, memory
 from trainspan_training.objective.grpo_trainer import TransitionGRPOTrainer
 from trainspan_training.objective.options import compute_dtype
 from trainspan_training.rounds.missing_state import MissingState
-from trainspan_training.rounds.result import Result
+from trainspan_training.rounds.result import RoundResult
 from trainspan_training.rounds.rounds import Rounds
 
 __all__ = ["set_up"]
@@ -33,7 +33,7 @@ def set_up(
     policy: Policy,
     settings: TrainSettings,
     rule: Rule,
-    on_result: Callable[[Result], None],
+    on_result: Callable[[RoundResult], None],
     team: Team,
     *,
     keep_going: bool,
@@ -71,7 +71,7 @@ def set_up(
     return rounds
 
 
-def _budget(config: Any, settings: TrainSettings, team: Team, *, cuda: bool) -> Budget:
+def _budget(config: Any, settings: TrainSettings, team: Team, *, cuda: bool) -> TokenBudget:
     """The token budget of this process, which shares memory with the other processes of its machine."""
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", team.size))
     free = memory.available(settings, cuda=cuda, processes=processes)

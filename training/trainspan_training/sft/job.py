@@ -17,10 +17,10 @@ from trainspan_training.devices.cores import share_cores, wait_passively
 from trainspan_training.model.loading import find_model
 from trainspan_training.model.starting_policy import Policy
 from trainspan_training.objective.heavy_imports import import_training
-from trainspan_training.sft.examples import Source, find_files, read_examples
+from trainspan_training.sft.data.examples import ConversationFile, find_files, read_examples
+from trainspan_training.sft.data.rendering import read_template
 from trainspan_training.sft.options import check, own_names
-from trainspan_training.sft.rendering import read_template
-from trainspan_training.sft.stopping import Outcome, Stop, Stopped
+from trainspan_training.sft.stopping import SftOutcome, Stopped, StopSignal
 from trainspan_training.sft.work_folder import ABOUT, MANIFEST, WorkFolder, is_complete, work_path
 
 __all__ = ["SftJob", "fine_tune"]
@@ -40,7 +40,7 @@ class SftJob:
     """Folder of the finished model; it must not exist, or be empty."""
 
 
-def fine_tune(job: SftJob, on_event: Callable[[dict[str, Any]], None]) -> Outcome:
+def fine_tune(job: SftJob, on_event: Callable[[dict[str, Any]], None]) -> SftOutcome:
     """Runs the job, or continues it, and calls `on_event` with its figures as they come.
 
     A signal ends it cleanly after the current step; the same job continues from there. Raises ConfigError, DatasetError,
@@ -50,19 +50,19 @@ def fine_tune(job: SftJob, on_event: Callable[[dict[str, Any]], None]) -> Outcom
     check(job.settings)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise TrainingError("WORLD_SIZE is set, and sft trains in one process: start it without a launcher, on one GPU")
-    stop = Stop()
+    stop = StopSignal()
     before = {number: signal.signal(number, stop.on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         with own_names():
             return _run(job, stop, on_event)
     except Stopped:
-        return Outcome(job.out, 0, 0, stop.signal)
+        return SftOutcome(job.out, 0, 0, stop.signal)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
-def _run(job: SftJob, stop: Stop, on_event: Callable[[dict[str, Any]], None]) -> Outcome:
+def _run(job: SftJob, stop: StopSignal, on_event: Callable[[dict[str, Any]], None]) -> SftOutcome:
     settings = job.settings
     template = read_template(settings.chat_template) if settings.chat_template else None
     if template is not None and settings.lora_result == "adapter":
@@ -74,15 +74,15 @@ def _run(job: SftJob, stop: Stop, on_event: Callable[[dict[str, Any]], None]) ->
     if is_complete(job.out, identity):
         if work_path(job.out).exists():
             WorkFolder(job.out, identity).remove()  # killed after the result was renamed
-        return Outcome(job.out, 0, 0, manifest=json.loads((job.out / ABOUT / MANIFEST).read_text()))
+        return SftOutcome(job.out, 0, 0, manifest=json.loads((job.out / ABOUT / MANIFEST).read_text()))
     import_training()
     share_cores(1)
-    from trainspan_training.sft.training import Training
+    from trainspan_training.sft.setup import set_up
 
     work = WorkFolder(job.out, identity)
     try:
         try:
-            training = Training.set_up(settings, policy, examples, work, stop, on_event, template)
+            training = set_up(settings, policy, examples, work, stop, on_event, template)
         except BaseException:
             if work.latest() is None:
                 work.remove()  # it has not begun
@@ -101,7 +101,9 @@ def _policy(settings: SftSettings) -> Policy:
     return Policy(folder, None, str(folder) if Path(model).is_dir() else model, 0, folder)
 
 
-def _identity(settings: SftSettings, sources: list[Source], policy: Policy, template: str | None) -> dict[str, Any]:
+def _identity(
+    settings: SftSettings, sources: list[ConversationFile], policy: Policy, template: str | None
+) -> dict[str, Any]:
     """What determines the result, but for rounding."""
     return {
         "model": digest_of_model(policy.folder),
@@ -111,7 +113,7 @@ def _identity(settings: SftSettings, sources: list[Source], policy: Policy, temp
     }
 
 
-def _described(data: Path, sources: list[Source]) -> dict[str, Any]:
+def _described(data: Path, sources: list[ConversationFile]) -> dict[str, Any]:
     """The files, and where `trainspan export` says that they come from."""
     files = []
     for source in sources:

@@ -10,14 +10,14 @@ from trainspan_training.data.layout import BatchLayout
 from trainspan_training.data.micro_batches import MicroBatch, WeightedRow, make_batches
 from trainspan_training.data.sequences import TokenSequence
 
-__all__ = ["Plan", "plan_of"]
+__all__ = ["SftPlan", "plan_of"]
 
 _STEPS, _LEAST, _MOST = 32, 256, 16384
 """Steps of an epoch, and limits of the tokens in a step, if `batch_tokens` is not set."""
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SftPlan:
     """The optimizer steps of a job."""
 
     rows: tuple[TokenSequence, ...]
@@ -68,10 +68,10 @@ class Plan:
 
 def plan_of(
     rows: Sequence[TokenSequence], held_out: Sequence[TokenSequence], layout: BatchLayout, settings: SftSettings
-) -> Plan:
+) -> SftPlan:
     """The plan for the rows, of which there is at least one."""
     trained = sum(row.n_trained for row in rows)
     tokens = settings.batch_tokens or min(_MOST, max(_LEAST, trained // _STEPS))
     per_epoch = max(1, min(len(rows), round(trained / tokens)))
     steps = settings.max_steps or max(1, round(settings.epochs * per_epoch))
-    return Plan(tuple(rows), tuple(held_out), layout, tokens, per_epoch, steps, settings.seed)
+    return SftPlan(tuple(rows), tuple(held_out), layout, tokens, per_epoch, steps, settings.seed)

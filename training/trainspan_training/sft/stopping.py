@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Outcome", "Stop", "Stopped"]
+__all__ = ["SftOutcome", "StopSignal", "Stopped"]
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SftOutcome:
     """How a job ended."""
 
     out: Path
@@ -24,7 +24,7 @@ class Outcome:
     """The finished model's manifest."""
 
 
-class Stop:
+class StopSignal:
     """SIGINT or SIGTERM: outside of `working` it ends the job at once, within it after the step."""
 
     def __init__(self) -> None:

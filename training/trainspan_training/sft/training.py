@@ -1,4 +1,4 @@
-"""The steps of a job: sets up model and data, continues from the newest state, measures, saves, and writes the result."""
+"""The steps of a job: continues from the newest state, measures, saves, and writes the result."""
 
 import logging
 import time
@@ -6,34 +6,26 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 
 from trainspan_schemas.config.settings import SftSettings
-from trainspan_schemas.errors import ConfigError, DatasetError, NothingToTrainError, TrainingError
-from trainspan_training.data.layout import batch_layout
+from trainspan_schemas.errors import TrainingError
 from trainspan_training.data.micro_batches import MicroBatch
-from trainspan_training.data.sequences import TokenSequence
 from trainspan_training.devices.team import Team
 from trainspan_training.model.full_weights import FullWeights
-from trainspan_training.model.loading import context_of, load_config, load_model, load_tokenizer
-from trainspan_training.model.lora import AdapterWeights, add_adapter
+from trainspan_training.model.lora import AdapterWeights
 from trainspan_training.model.optimizer_state import StateWriter, load_optimizer
 from trainspan_training.model.starting_policy import Policy
-from trainspan_training.objective import attention, memory
-from trainspan_training.objective.options import compute_dtype
 from trainspan_training.objective.schedule import Schedule, fitting_rate
-from trainspan_training.sft.conversations import Conversations, hold_out, make_rows
-from trainspan_training.sft.examples import Example
+from trainspan_training.sft.data.conversations import Conversations
 from trainspan_training.sft.options import for_training
-from trainspan_training.sft.plan import Plan, plan_of
-from trainspan_training.sft.rendering import Renderer, dropped_lines, stop_tokens
+from trainspan_training.sft.plan import SftPlan
 from trainspan_training.sft.result import merged, versions, write_result
-from trainspan_training.sft.stopping import Outcome, Stop
+from trainspan_training.sft.stopping import SftOutcome, StopSignal
 from trainspan_training.sft.trainer import ConversationTrainer
 from trainspan_training.sft.work_folder import WorkFolder
 
-__all__ = ["Training"]
+__all__ = ["OnEvent", "Training"]
 
 log = logging.getLogger(__name__)
 
@@ -52,10 +44,10 @@ class Training:
         settings: SftSettings,
         policy: Policy,
         made: Conversations,
-        plan: Plan,
+        plan: SftPlan,
         trainer: ConversationTrainer,
         work: WorkFolder,
-        stop: Stop,
+        stop: StopSignal,
         on_event: OnEvent,
         template: str | None,
     ) -> None:
@@ -75,46 +67,14 @@ class Training:
         self._done = 0
         self._held_out_loss: float | None = None
 
-    @classmethod
-    def set_up(
-        cls,
-        settings: SftSettings,
-        policy: Policy,
-        examples: Sequence[Example],
-        work: WorkFolder,
-        stop: Stop,
-        on_event: OnEvent,
-        template: str | None,
-    ) -> "Training":
-        """Renders the data and loads the model.
-
-        Raises NothingToTrainError if no answer can be trained, DatasetError, ConfigError, CheckpointError or TrainingError.
-        """
-        shared, cuda = for_training(settings), torch.cuda.is_available()
-        if cuda and (devices := torch.cuda.device_count()) > 1:
-            raise TrainingError(f"{devices} GPUs are visible, and sft trains on one: set CUDA_VISIBLE_DEVICES")
-        config, tokenizer = load_config(policy.model), load_tokenizer(policy.model)
-        made = _rows(settings, config, policy.model, tokenizer, examples, template)
-        budget = memory.fit(config, shared, memory.available(shared, cuda=cuda), cuda=cuda, team=Team())
-        _check(made.rows, int(config.get_text_config().vocab_size), budget.longest)
-        halved = compute_dtype(shared, cuda=cuda) == "bfloat16"
-        model = load_model(policy.model, frozen=settings.adapter == "lora" and halved)
-        masks = attention.prepare(model, settings.forward)
-        layout = batch_layout(shared, config, cuda=cuda, budget=budget, masks=masks)
-        plan = plan_of(*hold_out(made.rows, settings.eval_fraction, settings.seed), layout, settings)
-        if settings.adapter == "lora":
-            model = add_adapter(model, shared, policy)
-        trainer = ConversationTrainer(model, tokenizer, shared, [], str(work.path))
-        return cls(settings, policy, made, plan, trainer, work, stop, on_event, template)
-
-    def run(self, out: Path, about: Mapping[str, Any]) -> Outcome:
+    def run(self, out: Path, about: Mapping[str, Any]) -> SftOutcome:
         """Makes the steps that are left and writes the result to `out`; `about` enters its manifest."""
         self._trainer.steps = self._steps()
         with self._stop.working():
             self._trainer.train()
         steps = self._plan.steps
         if self._stop.signal is not None:
-            return Outcome(out, steps, self._done, self._stop.signal)
+            return SftOutcome(out, steps, self._done, self._stop.signal)
         manifest = {**about, **self._figures(), "versions": versions()}
         whole = self._settings.lora_result == "merged" and self._settings.adapter == "lora"
         weights = merged(self._trainer.policy, self._policy, self._shared) if whole else self._weights
@@ -123,7 +83,7 @@ class Training:
         except (OSError, SafetensorError) as error:
             raise TrainingError(f"cannot write {out}: {error}; run it again to continue") from error
         self._work.remove()
-        return Outcome(out, steps, steps, manifest=manifest)
+        return SftOutcome(out, steps, steps, manifest=manifest)
 
     def _steps(self) -> Iterator[list[MicroBatch]]:
         """Yields the steps; what follows a `yield` runs when the weights have moved."""
@@ -231,51 +191,6 @@ class Training:
             "held_out_loss": self._held_out_loss,
             "base": self._policy.base,
         }
-
-
-def _rows(
-    settings: SftSettings, config: Any, folder: Path, tokenizer: Any, examples: Sequence[Example], template: str | None
-) -> Conversations:
-    """The training rows. Raises NothingToTrainError with the reasons if there are none."""
-    if template is None and not tokenizer.chat_template and any(example.text is None for example in examples):
-        raise ConfigError(f"{folder} has no chat template: set sft.chat_template to a file")
-    stops = stop_tokens(tokenizer, config.get_text_config(), config, _generation_config(folder))
-    context = context_of(config.get_text_config())
-    made = make_rows(
-        examples,
-        Renderer(tokenizer, stops, template),
-        max_tokens=min(settings.max_tokens or context, context),
-        cut=settings.too_long == "cut",
-        loss_on_all=settings.loss_on == "all",
-    )
-    if not made.rows:
-        raise NothingToTrainError(
-            f"none of {made.examples} examples can be trained", details=list(dropped_lines(made.dropped, made.named))
-        )
-    return made
-
-
-def _generation_config(folder: Path) -> Any:
-    from transformers import GenerationConfig
-
-    try:
-        return GenerationConfig.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError):
-        return None
-
-
-def _check(rows: Sequence[TokenSequence], vocabulary: int, longest: int) -> None:
-    for row in rows:
-        if len(row.tokens) > longest:
-            raise TrainingError(
-                f"a conversation has {len(row.tokens)} tokens, memory has room for {longest}: set sft.max_tokens, "
-                'sft.gradient_checkpointing = true or sft.adapter = "lora"'
-            )
-        if int(row.tokens.max()) >= vocabulary:
-            raise DatasetError(
-                f"the tokenizer gives token {int(row.tokens.max())}, outside the model's vocabulary of {vocabulary}: "
-                "the model's folder has another model's tokenizer"
-            )
 
 
 def _schedule(settings: SftSettings, model: Any, steps: int) -> Schedule:

@@ -14,7 +14,7 @@ from trainspan_viewer.pages.difference import difference_body
 from trainspan_viewer.pages.quality import quality_body
 from trainspan_viewer.queries.datasets.dataset import DatasetModel
 from trainspan_viewer.queries.datasets.listing import DatasetRow, DatasetsModel
-from trainspan_viewer.queries.datasets.members import Group, Member
+from trainspan_viewer.queries.datasets.members import DatasetMember, Group
 from trainspan_viewer.queries.requests.explain_request import field_text
 
 __all__ = ["render_dataset", "render_datasets"]
@@ -244,7 +244,7 @@ def _diff(model: DatasetModel) -> list[Child]:
     return [form, *difference_body(model.difference, model.place.name, model.other)]
 
 
-def _rollout_address(dataset: str, member: Member) -> str:
+def _rollout_address(dataset: str, member: DatasetMember) -> str:
     return f"/rollouts/{quote(member.rollout_id, safe='')}?dataset={quote(dataset, safe=':')}&attempt={member.attempt}"
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from trainspan_processing.dataset.diff import Change, Difference, Overlap, ValueChanges
+from trainspan_processing.dataset.diff import Difference, ItemChange, Overlap, ValueChanges
 from trainspan_viewer.html.elements import Child, Element, element, table
 from trainspan_viewer.html.formats import count, number
 
@@ -47,7 +47,7 @@ def _values(values: dict[str, ValueChanges]) -> Element:
     return table(["in both", *values], rows, caption="values")
 
 
-def _changes(title: str, changes: Sequence[Change]) -> Element | None:
+def _changes(title: str, changes: Sequence[ItemChange]) -> Element | None:
     if not changes:
         return None
     return table(

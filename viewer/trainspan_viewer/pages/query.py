@@ -10,7 +10,7 @@ from trainspan_viewer.html.document import Page
 from trainspan_viewer.html.elements import Child, Element, element, link, table
 from trainspan_viewer.html.formats import count, number, seconds
 from trainspan_viewer.queries.query import EXAMPLES, QueryModel
-from trainspan_viewer.queries.store import Result
+from trainspan_viewer.queries.store import QueryRows
 
 __all__ = ["render_query"]
 
@@ -54,7 +54,7 @@ def _form(model: QueryModel) -> Element:
     )
 
 
-def _result(model: QueryModel, result: Result) -> list[Child]:
+def _result(model: QueryModel, result: QueryRows) -> list[Child]:
     said = f"{count(len(result.rows))} rows in {seconds(model.took_s)}"
     if result.is_cut:
         said = f"the first {said}; there are more"
@@ -70,7 +70,7 @@ def _result(model: QueryModel, result: Result) -> list[Child]:
     ]
 
 
-def _is_number(result: Result, place: int) -> bool:
+def _is_number(result: QueryRows, place: int) -> bool:
     return any(isinstance(row[place], int | float) for row in result.rows[:20])
 
 
@@ -86,7 +86,7 @@ def _cell(name: str, value: Any) -> Child:
     return cut
 
 
-def _chart(model: QueryModel, result: Result) -> Element | None:
+def _chart(model: QueryModel, result: QueryRows) -> Element | None:
     if model.kind == "none" or not model.y or len(result.rows) < 2:
         return None
     places = {name: place for place, name in enumerate(result.columns)}
@@ -111,7 +111,7 @@ def _chart(model: QueryModel, result: Result) -> Element | None:
     return _with_choices(model, result, drawn)
 
 
-def _with_choices(model: QueryModel, result: Result, drawn: Sequence[Element | None]) -> Element:
+def _with_choices(model: QueryModel, result: QueryRows, drawn: Sequence[Element | None]) -> Element:
     form = element(
         "form",
         element("input", type="hidden", name="sql", value=model.sql),

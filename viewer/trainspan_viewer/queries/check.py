@@ -15,7 +15,7 @@ from trainspan_viewer.queries.places import NotFoundError
 from trainspan_viewer.queries.runs import Record, read_run
 from trainspan_viewer.queries.sources import Sources
 
-__all__ = ["Evidence", "StageModel", "load_stage"]
+__all__ = ["StageEvidence", "StageModel", "load_stage"]
 
 _ROLLOUT: Final = re.compile(r"rollout ([0-9A-Za-z._-]{8,})/(\d+)")
 _LOG_BYTES: Final = 64 * 1024
@@ -56,7 +56,7 @@ _LOGS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class StageEvidence:
     """One check at one stage."""
 
     name: str
@@ -77,7 +77,7 @@ class StageModel:
     run_id: str
     title: str
     record: Record
-    checks: Sequence[Evidence]
+    checks: Sequence[StageEvidence]
     earlier: int | None
     later: int | None
     dataset: str | None
@@ -98,7 +98,7 @@ def load_stage(sources: Sources, params: Params) -> StageModel:
     dataset = wanted[0] if wanted and is_round else None
     title = f"Round {number}" if is_round else f"{str(record['name']).capitalize()} after round {number}"
     checks = [
-        Evidence(
+        StageEvidence(
             name=check["name"],
             holds=check["ok"],
             detail=check["detail"],

@@ -13,7 +13,7 @@ from trainspan_viewer.queries.runs import RunSummary, summary_of
 from trainspan_viewer.queries.sources import Sources
 from trainspan_viewer.queries.store import StoreReader
 
-__all__ = ["WINDOW", "LiveModel", "Progress", "load_live"]
+__all__ = ["WINDOW", "LiveModel", "RunningRollout", "load_live"]
 
 WINDOW: Final = 2000
 """Rows of the store that are listed from."""
@@ -33,7 +33,7 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class RunningRollout:
     """A rollout with calls, but without an end yet."""
 
     rollout_id: str
@@ -51,7 +51,7 @@ class LiveModel:
 
     run: RunSummary | None
     """The newest run, if it is in progress."""
-    running: Sequence[Progress]
+    running: Sequence[RunningRollout]
     finished: Sequence[Row]
     """The newest rollouts that ended."""
     calls: Sequence[Row]
@@ -154,7 +154,7 @@ def _is_internal(facts: str | None) -> bool:
     return bool(json.loads(facts or "{}").get(keys.CALL_INTERNAL))
 
 
-def _running(calls: Sequence[Row], rollouts: Sequence[Row]) -> list[Progress]:
+def _running(calls: Sequence[Row], rollouts: Sequence[Row]) -> list[RunningRollout]:
     """Rollouts with calls that have not ended, the last active one first."""
     ended = {(row["rollout_id"], row["attempt"] or 0) for row in rollouts}
     found: defaultdict[tuple[str, int], list[Row]] = defaultdict(list)
@@ -163,7 +163,7 @@ def _running(calls: Sequence[Row], rollouts: Sequence[Row]) -> list[Progress]:
         if row["rollout_id"] is not None and key not in ended:
             found[key].append(row)
     progress = [
-        Progress(
+        RunningRollout(
             rollout_id=rollout,
             attempt=attempt,
             task_id=rows[0]["task_id"],

@@ -10,7 +10,7 @@ from trainspan_schemas.artifacts.dataset import dataset_dirs, round_of
 from trainspan_schemas.artifacts.run_files import RunFiles
 from trainspan_schemas.errors import TrainspanError
 
-__all__ = ["DatasetPlace", "NotFoundError", "Places"]
+__all__ = ["DatasetPlace", "NotFoundError", "ViewerPaths"]
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=-]{0,254}")
 """A longer one cannot be a file's name."""
@@ -31,7 +31,7 @@ class DatasetPlace:
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class ViewerPaths:
     """The store (a path or a grpc:// address) and the folders of runs and datasets. Names never lead out of these folders."""
 
     store: str

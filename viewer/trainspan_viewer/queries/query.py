@@ -10,7 +10,7 @@ from trainspan_schemas.errors import StoreError
 from trainspan_schemas.store.views import VIEWS
 from trainspan_viewer.queries.params import Params
 from trainspan_viewer.queries.sources import Sources
-from trainspan_viewer.queries.store import Result
+from trainspan_viewer.queries.store import QueryRows
 
 __all__ = ["EXAMPLES", "QueryModel", "load_query"]
 
@@ -49,7 +49,7 @@ class QueryModel:
     """The page of a query."""
 
     sql: str
-    result: Result | None
+    result: QueryRows | None
     error: str
     note: str
     """What of the result is left out, or why the query was not run."""
@@ -90,7 +90,7 @@ def load_query(sources: Sources, params: Params) -> QueryModel:
     )
 
 
-def _axes(result: Result, params: Params) -> tuple[str, list[str]]:
+def _axes(result: QueryRows, params: Params) -> tuple[str, list[str]]:
     """The columns that were chosen, else the first one against the other numeric ones."""
     numeric = [name for place, name in enumerate(result.columns) if _is_numeric([row[place] for row in result.rows])]
     x = params.text("x")
@@ -99,7 +99,7 @@ def _axes(result: Result, params: Params) -> tuple[str, list[str]]:
     return x, (chosen or [name for name in numeric if name != x])[:_MOST_CURVES]
 
 
-def _bounded(result: Result) -> tuple[Result, str]:
+def _bounded(result: QueryRows) -> tuple[QueryRows, str]:
     """What one page shows of a result, and what it leaves out."""
     columns = result.columns[:_MOST_COLUMNS]
     rows: list[tuple[Any, ...]] = []

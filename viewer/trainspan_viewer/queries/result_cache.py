@@ -1,4 +1,4 @@
-"""Keeps the last accounts, so that the parts of a page and the next page need not compute them again."""
+"""Keeps recent results, so that the parts of a page and the next page need not compute them again."""
 
 import threading
 import time

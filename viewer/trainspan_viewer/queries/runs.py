@@ -8,7 +8,7 @@ from typing import Any
 
 from trainspan_schemas.artifacts.run_files import RunFiles
 from trainspan_schemas.errors import TrainspanError
-from trainspan_schemas.intervals import Estimate
+from trainspan_schemas.intervals import RewardEstimate
 from trainspan_viewer.queries.params import Params
 from trainspan_viewer.queries.sources import Sources
 
@@ -50,7 +50,7 @@ class RunRecords:
     def evals(self, name: str = "validation") -> "list[Validation]":
         """The evaluations of this name, in order of rounds."""
         found = [record for record in self.records if record["kind"] == "eval" and record["name"] == name]
-        estimates = [Validation(record["round"], Estimate.of_record(record)) for record in found]
+        estimates = [Validation(record["round"], RewardEstimate.of_record(record)) for record in found]
         return sorted(estimates, key=lambda one: one.round)
 
     @property
@@ -69,7 +69,7 @@ class Validation:
     """A validation after a round."""
 
     round: int
-    estimate: Estimate
+    estimate: RewardEstimate
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +195,7 @@ def _summary(run: RunRecords) -> RunSummary:
         rounds_done=len(run.rounds),
         rounds=loop.get("rounds"),
         validations=validations,
-        best=Validation(best["round"], Estimate.of_record(best)) if best else None,
+        best=Validation(best["round"], RewardEstimate.of_record(best)) if best else None,
         alarms=len(run.alarms),
     )
 

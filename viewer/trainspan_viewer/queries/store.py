@@ -11,7 +11,7 @@ from typing import Any, Final
 from trainspan_schemas.errors import StoreError
 from trainspan_schemas.store.access import open_store
 
-__all__ = ["Result", "StoreReader"]
+__all__ = ["QueryRows", "StoreReader"]
 
 _MOST_BYTES: Final = 8 * 1024 * 1024
 _IDLE_S: Final = 30.0
@@ -23,7 +23,7 @@ _WAIT_MS: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class QueryRows:
     """Rows of a SELECT."""
 
     columns: tuple[str, ...]
@@ -53,11 +53,11 @@ class StoreReader:
         self._users = 0
         self._used = 0.0
 
-    def select(self, sql: str, most: int = 1000) -> Result:
+    def select(self, sql: str, most: int = 1000) -> QueryRows:
         """The first `most` rows of one SELECT."""
         return self._get({"sql": sql}, most)
 
-    def read(self, name: str, columns: Sequence[str], most: int = 10_000, **parameters: object) -> Result:
+    def read(self, name: str, columns: Sequence[str], most: int = 10_000, **parameters: object) -> QueryRows:
         """The first `most` rows of a named read, which examines only what its parameters name."""
         return self._get({"read": name, "parameters": {**parameters, "columns": list(columns)}}, most)
 
@@ -65,7 +65,7 @@ class StoreReader:
         """The `seq` of the newest row."""
         return self.read("rollouts", ["rollout_id"], since_seq=_NEVER).watermark
 
-    def _get(self, asked: dict[str, object], most: int) -> Result:
+    def _get(self, asked: dict[str, object], most: int) -> QueryRows:
         from pyarrow import ArrowException, flight
 
         ticket = flight.Ticket(json.dumps({**asked, "wait_ms": _WAIT_MS}).encode())
@@ -130,7 +130,7 @@ class StoreReader:
             self._open = None
 
 
-def _taken(reader: Any, most: int) -> Result:
+def _taken(reader: Any, most: int) -> QueryRows:
     names = _distinct(reader.schema.names)
     metadata = reader.schema.metadata or {}
     state: dict[str, Any] = {
@@ -145,8 +145,8 @@ def _taken(reader: Any, most: int) -> Result:
         rows.extend(zip(*(_values(name, column) for name, column in columns), strict=True))
         if len(rows) > most or size > _MOST_BYTES:
             reader.cancel()
-            return Result(names, rows[:most], is_cut=True, **state)
-    return Result(names, rows, is_cut=False, **state)
+            return QueryRows(names, rows[:most], is_cut=True, **state)
+    return QueryRows(names, rows, is_cut=False, **state)
 
 
 def _values(name: str, column: Any) -> list[Any]:

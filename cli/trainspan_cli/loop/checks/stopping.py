@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainspan_schemas.config.settings import LoopSettings
-from trainspan_schemas.intervals import Estimate
+from trainspan_schemas.intervals import RewardEstimate
 
 __all__ = ["best_validation", "stop_reason"]
 
@@ -50,7 +50,7 @@ def _validations(records: Sequence[Record], last_round: int | None = None) -> li
 
 def _mean(record: Record) -> float:
     """The mean reward; NaN if no rollout had one."""
-    return Estimate.of_record(record).mean
+    return RewardEstimate.of_record(record).mean
 
 
 def _seconds(record: Record) -> float:

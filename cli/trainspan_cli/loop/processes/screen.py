@@ -12,7 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from trainspan_schemas.intervals import Estimate
+from trainspan_schemas.intervals import RewardEstimate
 
 __all__ = ["Screen"]
 
@@ -157,7 +157,7 @@ class Screen:
     @staticmethod
     def _cells(record: dict[str, Any], held_out: dict[str, Any] | None) -> list[str]:
         seconds = record["seconds"] if record["kind"] == "round" else {}
-        rate = "" if held_out is None else str(Estimate.of_record(held_out))
+        rate = "" if held_out is None else str(RewardEstimate.of_record(held_out))
         ok = "✓" if all(check["ok"] for check in record["checks"]) else "✗"
         if record["kind"] != "round":
             return ["start", str(record["policy_version"]), str(record["n"]), "", "", rate, "", "", ok, "", "", ""]
@@ -184,7 +184,7 @@ class Screen:
 
     def _line(self, record: dict[str, Any]) -> str:
         if record["kind"] == "eval":
-            estimate = Estimate.of_record(record)
+            estimate = RewardEstimate.of_record(record)
             passes = "".join(f", pass@{k} {value:.3f}" for k, value in (record.get("pass_at") or {}).items())
             where = f"{record['name']} after round {record['round']} (version {record['policy_version']})"
             return f"{where}: {estimate}{passes}"

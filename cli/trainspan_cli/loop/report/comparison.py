@@ -9,9 +9,9 @@ from typing import Any
 
 from trainspan_cli.loop.state.run_folder import RunFolder
 from trainspan_schemas.errors import UsageError
-from trainspan_schemas.intervals import Estimate, measured, t_interval
+from trainspan_schemas.intervals import RewardEstimate, measured, t_interval
 
-__all__ = ["Band", "Outcome", "Series", "group_runs", "measured_in"]
+__all__ = ["Band", "ComparedRun", "Series", "group_runs", "measured_in"]
 
 SEEDS = (("loop", "seed"), ("train", "seed"))
 """Settings in which runs of one series may differ."""
@@ -27,16 +27,16 @@ class Band:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ComparedRun:
     """Summary of a run. Estimates are over held-out tasks."""
 
     run_id: str
     seed: int
     status: str
     rounds: int
-    start: Estimate
-    end: Estimate
-    best: Estimate
+    start: RewardEstimate
+    end: RewardEstimate
+    best: RewardEstimate
     best_round: int
     seconds: float
     alarms: int
@@ -50,7 +50,7 @@ class Series:
     label: str
     runs: tuple[RunFolder, ...]
 
-    def outcomes(self) -> list[Outcome]:
+    def outcomes(self) -> list[ComparedRun]:
         return [outcome(run) for run in self.runs]
 
     def validation(self) -> list[Band]:
@@ -72,14 +72,14 @@ def measured_in(series: Sequence[Series]) -> str:
     return measured(estimate for one in series for run in one.runs for estimate in _validations(run).values())
 
 
-def outcome(run: RunFolder) -> Outcome:
+def outcome(run: RunFolder) -> ComparedRun:
     """Summarizes a run. Raises UsageError if it has no validation yet."""
     record, records, validations = run.read("run.json"), run.records(), _validations(run)
     if not validations:
         raise UsageError(f"run {run.run_id} has no validation with rewards yet: nothing to compare")
     best_round = max(validations, key=lambda round_: (validations[round_].mean, -round_))
     rounds = [one for one in records if one["kind"] == "round"]
-    return Outcome(
+    return ComparedRun(
         run_id=run.run_id,
         seed=int(record["settings"]["loop"]["seed"]),
         status=str(record.get("status")),
@@ -104,10 +104,10 @@ def group_runs(runs: Sequence[RunFolder]) -> list[Series]:
     return [Series(label or "all", tuple(found)) for label, found in members.items()]
 
 
-def _validations(run: RunFolder) -> dict[int, Estimate]:
+def _validations(run: RunFolder) -> dict[int, RewardEstimate]:
     """The last validation of each round (the final one has more tasks than intermediate ones)."""
     return {
-        int(record["round"]): Estimate.of_record(record)
+        int(record["round"]): RewardEstimate.of_record(record)
         for record in run.records()
         if record["kind"] == "eval" and record["name"] == "validation" and record["n"]
     }

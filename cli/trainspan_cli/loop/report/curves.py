@@ -7,7 +7,7 @@ from typing import Any
 
 from trainspan_cli.loop.report.comparison import Band, Series, measured_in
 from trainspan_schemas.artifacts.agreement import applied_limit
-from trainspan_schemas.intervals import Estimate, measured
+from trainspan_schemas.intervals import RewardEstimate, measured
 
 __all__ = ["draw_comparison", "draw_curves"]
 
@@ -33,12 +33,12 @@ def draw_curves(records: Sequence[Record], path: Path, title: str) -> None:
         color=GRAY,
         label="training rollouts (mean reward)",
     )
-    held_out: list[Estimate] = []
+    held_out: list[RewardEstimate] = []
     for name, color, label in (("validation", BLUE, "held-out tasks"), ("probe", ORANGE, "hard probe")):
         evals = sorted((r for r in records if r["kind"] == "eval" and r["name"] == name), key=lambda r: int(r["round"]))
         if not evals:
             continue
-        estimates = [Estimate.of_record(record) for record in evals]
+        estimates = [RewardEstimate.of_record(record) for record in evals]
         reward.errorbar(
             [record["round"] for record in evals],
             [estimate.mean for estimate in estimates],
@@ -102,7 +102,7 @@ def draw_comparison(series: Sequence[Series], path: Path) -> None:
     _finish(figure, (axis,), path)
 
 
-def _error_bars(estimates: Sequence[Estimate]) -> list[list[float]]:
+def _error_bars(estimates: Sequence[RewardEstimate]) -> list[list[float]]:
     """Lengths below and above the means; 0 if there is no interval."""
     intervals = [estimate.interval or (estimate.mean, estimate.mean) for estimate in estimates]
     means = [estimate.mean for estimate in estimates]

@@ -7,7 +7,7 @@ from typing import Any
 
 from trainspan_cli.loop.report.curves import draw_curves
 from trainspan_cli.loop.state.run_folder import RunFolder
-from trainspan_schemas.intervals import Estimate
+from trainspan_schemas.intervals import RewardEstimate
 from trainspan_viewer.html.document import standalone
 from trainspan_viewer.pages.run.report import render_report
 from trainspan_viewer.queries.runs import read_run
@@ -29,7 +29,7 @@ def write_report(run: RunFolder, title: str, verdicts: Sequence[tuple[str, bool,
 def _write_csv(path: Path, records: Sequence[Record], metrics: Mapping[int, Record]) -> None:
     """Writes one line per round: the loop's figures, the validation after it, and every number of the trainer."""
     validations = {
-        record["round"]: Estimate.of_record(record)
+        record["round"]: RewardEstimate.of_record(record)
         for record in records
         if record["kind"] == "eval" and record["name"] == "validation"
     }

@@ -93,7 +93,7 @@ def test_processes_that_make_the_file_at_the_same_time_agree_on_it(tmp_path: Pat
     assert [path.name for path in (tmp_path / "a" / "home").iterdir()] == ["tokens.toml"]
 
 
-def test_without_a_token_nobody_reads_or_does_upkeep(collector: CollectorProcess) -> None:
+def test_without_a_token_no_client_reads_or_does_upkeep(collector: CollectorProcess) -> None:
     for headers in ([], [(b"authorization", b"Bearer made-up-made-up-made-up")]):
         options = flight.FlightCallOptions(headers=headers)
         with flight.connect(f"grpc://{collector.address.flight}") as client:
@@ -212,7 +212,7 @@ def test_the_users_commands_read_and_purge_without_a_setting(
         assert done.returncode == 0, done.stderr
 
 
-def test_a_token_file_of_ones_own_lets_in_nobody_without_a_token(tmp_path: Path) -> None:
+def test_a_custom_token_file_admits_no_client_without_a_token(tmp_path: Path) -> None:
     tokens = tmp_path / "own.toml"
     tokens.write_text(f'runner = "{"r" * 20}"\n')
     tokens.chmod(0o600)

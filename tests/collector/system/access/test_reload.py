@@ -106,7 +106,7 @@ def test_a_certificate_without_its_key_changes_nothing_and_the_log_says_so(tmp_p
         assert collector.process.stderr.read().count("cannot reload") == 2
 
 
-def test_no_handshake_fails_while_certificates_are_read_anew(tmp_path: Path) -> None:
+def test_no_handshake_fails_while_certificates_are_reloaded(tmp_path: Path) -> None:
     first = make_certificate(tmp_path)
     arguments = ("--tls-cert", str(first.certificate), "--tls-key", str(first.key))
     with running(tmp_path / "spans.duckdb", *arguments, http=ANY_PORT) as collector:

@@ -64,7 +64,7 @@ def _numbers(collector: CollectorProcess) -> list[int]:
     return [int(row["span_id"], 16) for row in read(collector.address, "spans", columns=["seq", "span_id"])]
 
 
-def test_on_a_disk_without_a_byte_left_senders_come_back_and_with_room_again_all_goes_on(tmp_path: Path) -> None:
+def test_on_a_full_disk_senders_retry_and_with_room_again_everything_continues(tmp_path: Path) -> None:
     limits = {"min_free_disk_bytes": 0, "load_interval_s": 0.05, "overload_wait_s": 0.1}
     with (
         small_disk(tmp_path / "disk", size_mib=24) as disk,

@@ -76,7 +76,7 @@ def test_readers_that_hold_all_their_places_keep_neither_another_role_nor_upkeep
         assert time.monotonic() - began < 15
 
 
-def test_nobody_waits_for_the_turns_that_agents_take_and_agents_leave_room_for_others(tmp_path: Path) -> None:
+def test_agents_leave_room_for_other_senders(tmp_path: Path) -> None:
     now, frame = 0.0, HEADER_BYTES + 100
     loaded = Position(1, 0)
     journal = Journal(tmp_path)
@@ -101,7 +101,7 @@ def test_nobody_waits_for_the_turns_that_agents_take_and_agents_leave_room_for_o
     journal.close()
 
 
-def test_while_the_store_is_opened_again_nobody_else_can_take_it_and_readers_wait(tmp_path: Path) -> None:
+def test_while_the_store_is_reopened_no_other_process_can_take_it_and_readers_wait(tmp_path: Path) -> None:
     store = tmp_path / "spans.duckdb"
     with running(store, faults=reopening_loader(tmp_path / "faults"), log="ERROR", load_interval_s=0.05) as collector:
         n_taken, n_lost, stop = 0, 0, threading.Event()

@@ -43,7 +43,7 @@ from trainspan_collector.receive.admission import Admission
 from trainspan_collector.receive.cutting import SMALL_BYTES
 from trainspan_collector.receive.export_handler import ExportHandler
 from trainspan_collector.receive.http_app import HttpApp
-from trainspan_collector.receive.memory_budget import Budget
+from trainspan_collector.receive.memory_budget import MemoryBudget
 from trainspan_collector.receive.redaction import Redaction
 from trainspan_collector.rows.batch import Batch
 from trainspan_collector.runtime.metrics import Metrics
@@ -61,7 +61,7 @@ class InProcess:
         self.journal = journal
         self._read_to = Position(0, 0)
         self.batch = Batch(0)
-        exports = ExportHandler(Redaction(["text"]), Metrics(), Budget(2**30, 1), max_items=100_000)
+        exports = ExportHandler(Redaction(["text"]), Metrics(), MemoryBudget(2**30, 1), max_items=100_000)
         exports.attach(Admission(journal, folder, min_free_disk_bytes=0, wait_s=1))
         self._web = HttpApp(
             exports, access=Access({}, admits_agents=True), metrics=Metrics(), max_request_bytes=MAX_BYTES, hosts=None

@@ -212,7 +212,7 @@ def test_probes_need_no_token(guarded: CollectorProcess) -> None:
         assert next(stub.Watch(health_pb2.HealthCheckRequest(), timeout=5)).status == 1
 
 
-def test_idle_connections_to_flight_are_bounded_and_the_rest_goes_on(tmp_path: Path) -> None:
+def test_idle_connections_to_flight_are_bounded_and_others_work(tmp_path: Path) -> None:
     with running(tmp_path / "spans.duckdb") as collector:
         host, _, port = collector.address.flight.rpartition(":")
         with contextlib.ExitStack() as idle:

@@ -19,7 +19,7 @@ from tests.training.support.processes.imports import import_once
 from tests.training.support.processes.pair import FSDP
 from trainspan_schemas.config.settings import TrainSettings
 from trainspan_schemas.errors import DatasetError, TrainspanError
-from trainspan_training.session import Job, train
+from trainspan_training.session import TrainJob, train
 
 PLACES = {
     "load": "rounds.setup:load_tokenizer",
@@ -91,7 +91,7 @@ def _train(model: Path, dataset: Path, folder: Path, rank: int, place: str, *, f
     settings = TrainSettings(model=str(model), policy_url="none", old_policy="recompute", **going_back)
     code = 0
     try:
-        train(Job(settings, dataset, folder / "checkpoints"), lambda: None, lambda _: None)
+        train(TrainJob(settings, dataset, folder / "checkpoints"), lambda: None, lambda _: None)
     except TrainspanError as error:
         (folder / f"{rank}.json").write_text(json.dumps([type(error).__name__, str(error)]))
         code = 1

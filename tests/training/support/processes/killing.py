@@ -21,7 +21,7 @@ from trainspan_schemas.artifacts.checkpoint import CheckpointMeta
 from trainspan_schemas.artifacts.trained_tokens import parts
 from trainspan_schemas.config.settings import TrainSettings
 from trainspan_training.checkpoints.folder import Checkpoints
-from trainspan_training.session import Job, train
+from trainspan_training.session import TrainJob, train
 
 DATASETS = 4
 STEPS = 2
@@ -31,12 +31,12 @@ _OPERATIONS = {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "shutil
 def main(model: Path, datasets: Path, out: Path, moments: int) -> None:
     import_once()
 
-    def job(checkpoints: Path) -> Job:
+    def job(checkpoints: Path) -> TrainJob:
         checkpoints = Checkpoints(checkpoints)  # recovers from the kill, as the trainer will
         done = len({entry.dataset for entry in checkpoints.ledger.entries})
         checkpoints.close()
         settings = TrainSettings(model=str(model), policy_url="none", learning_rate=1e-4, steps_per_round=STEPS)
-        return Job(settings, datasets, checkpoints, follow=True, rounds=DATASETS - done)
+        return TrainJob(settings, datasets, checkpoints, follow=True, rounds=DATASETS - done)
 
     def go(checkpoints: Path, moment: int | None) -> int:
         """Runs a child; returns its wait status, 9 if it was killed."""

@@ -12,7 +12,7 @@ from trainspan_viewer.html.formats import count, seconds
 from trainspan_viewer.pages.rollout.conversation import advantage_legend, cut_off
 from trainspan_viewer.pages.rollout.texts import text_parts
 from trainspan_viewer.pages.rollout.what_if import what_if_part
-from trainspan_viewer.queries.rollout.alignment import Divergence, Turn
+from trainspan_viewer.queries.rollout.alignment import SiblingDivergence, Turn
 from trainspan_viewer.queries.rollout.explained import MEMBERS
 from trainspan_viewer.queries.rollout.group import Cell, GroupModel, LargeGroup, Sibling
 
@@ -98,7 +98,7 @@ def _absent_reference(model: GroupModel) -> Element | None:
     return element("p", "They are compared with ", link(address, one.rollout_id[:12]), about, class_="note")
 
 
-def _place(found: Divergence, model: GroupModel) -> list[Child]:
+def _place(found: SiblingDivergence, model: GroupModel) -> list[Child]:
     where = ", which not all of them have" if found.part == "absent" else f", token {found.token} of the {found.part}"
     return [*_named(found.turn, model), where]
 

@@ -8,7 +8,7 @@ from trainspan_viewer.pages.rollout.facts import derivation
 from trainspan_viewer.queries.params import Params
 from trainspan_viewer.queries.requests.explain_request import field_text
 from trainspan_viewer.queries.requests.links import Links
-from trainspan_viewer.queries.rollout.what_if import Change, KnobState, WhatIf
+from trainspan_viewer.queries.rollout.what_if import CallChange, KnobState, WhatIf
 
 __all__ = ["what_if_part"]
 
@@ -84,7 +84,7 @@ def _verdict(model: WhatIf) -> Element:
     return element("p", text, role="status")
 
 
-def _table(changes: Sequence[Change], links: Links) -> Element:
+def _table(changes: Sequence[CallChange], links: Links) -> Element:
     rows: list[list[Child]] = [
         [
             link(links.rollout(one.rollout_id, one.attempt), one.rollout_id[:12]),

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from trainspan_schemas.artifacts.agreement import applied_limit
-from trainspan_schemas.intervals import Estimate, measured
+from trainspan_schemas.intervals import RewardEstimate, measured
 from trainspan_viewer.html.curves import Curve, Point, chart
 from trainspan_viewer.html.elements import Child, Element
 from trainspan_viewer.queries.runs import Record, RunRecords
@@ -100,7 +100,7 @@ def _seconds(run: RunRecords) -> list[Curve]:
     return [*curves, Curve("validation", _points(evals, lambda one: one.get("seconds")), 5)]
 
 
-def _estimated(round_: int, estimate: Estimate) -> Point:
+def _estimated(round_: int, estimate: RewardEstimate) -> Point:
     low, high = estimate.interval or (None, None)
     return Point(round_, estimate.mean, low, high)
 

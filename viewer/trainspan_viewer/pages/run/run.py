@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Final
 
-from trainspan_schemas.intervals import Estimate, measured
+from trainspan_schemas.intervals import RewardEstimate, measured
 from trainspan_viewer.html.document import Page
 from trainspan_viewer.html.elements import Child, Element, element, link, table
 from trainspan_viewer.html.formats import count, number, seconds
@@ -58,7 +58,7 @@ def _facts(model: RunModel) -> Element:
         ["last validation", f"{last[0].estimate} after round {last[0].round}" if last else "–"],
         [
             "best validation",
-            f"{Estimate.of_record(best)} after round {best['round']}, {best['checkpoint']}" if best else "–",
+            f"{RewardEstimate.of_record(best)} after round {best['round']}, {best['checkpoint']}" if best else "–",
         ],
         ["alarms", element("span", f"{len(alarms)}", class_="bad") if alarms else "none"],
     ]
@@ -75,11 +75,11 @@ def _evaluations(model: RunModel) -> list[Child]:
     found = [(place, record) for place, record in enumerate(run.records) if record["kind"] == "eval"]
     if not found:
         return [element("p", "No evaluation is finished yet.", class_="note")]
-    measure = measured(Estimate.of_record(record) for _, record in found)
+    measure = measured(RewardEstimate.of_record(record) for _, record in found)
     head = ("evaluation", "after round", "version", "n", measure, "95 % interval", "pass@k", "status")
     rows: list[list[Child]] = []
     for place, record in reversed(found[-_MOST_EVALUATIONS:]):
-        estimate = Estimate.of_record(record)
+        estimate = RewardEstimate.of_record(record)
         rows.append(
             [
                 link(f"/runs/{run.run_id}/records/{place}", str(record["name"])),

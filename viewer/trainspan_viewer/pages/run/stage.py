@@ -3,11 +3,11 @@
 import json
 from urllib.parse import quote
 
-from trainspan_schemas.intervals import Estimate
+from trainspan_schemas.intervals import RewardEstimate
 from trainspan_viewer.html.document import Page
 from trainspan_viewer.html.elements import Child, Element, element, link, table
 from trainspan_viewer.html.formats import count, number, seconds
-from trainspan_viewer.queries.check import Evidence, StageModel
+from trainspan_viewer.queries.check import StageEvidence, StageModel
 
 __all__ = ["render_stage"]
 
@@ -45,7 +45,7 @@ def _facts(model: StageModel) -> Element:
         status = ", ".join(f"{name} {n}" for name, n in record["status"].items())
         rows = [
             ["policy version", record["policy_version"] if record["policy_version"] is not None else "–"],
-            ["result", str(Estimate.of_record(record))],
+            ["result", str(RewardEstimate.of_record(record))],
             ["tasks", count(record.get("tasks"))],
             ["rollouts", status],
             ["calls", count(record.get("calls"))],
@@ -54,7 +54,7 @@ def _facts(model: StageModel) -> Element:
     return table(["", ""], rows, text=frozenset({0, 1}), caption="what happened")
 
 
-def _evidence(check: Evidence) -> Element:
+def _evidence(check: StageEvidence) -> Element:
     sign, kind = ("✓", "ok") if check.holds else ("✗", "bad")
     links = [part for text, address in check.links for part in (" · ", link(address, text))][1:]
     return element(

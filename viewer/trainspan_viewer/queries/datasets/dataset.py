@@ -11,8 +11,8 @@ from trainspan_processing.dataset.published import Published, open_published
 from trainspan_viewer.queries.datasets.filters import Filters, filters_of, passing
 from trainspan_viewer.queries.datasets.listing import MOST_DATASETS
 from trainspan_viewer.queries.datasets.members import (
+    DatasetMember,
     Group,
-    Member,
     as_groups,
     as_members,
     members_of,
@@ -42,7 +42,7 @@ class DatasetModel:
     sorts: Sequence[str]
     sort: str
     groups: Sequence[Group]
-    rollouts: Sequence[Member]
+    rollouts: Sequence[DatasetMember]
     start: int
     page_size: int
     n_found: int
@@ -75,7 +75,7 @@ def load_dataset(sources: Sources, params: Params) -> DatasetModel:
     )
     start = params.integer("from", 0)
     groups: list[Group] = []
-    rollouts: list[Member] = []
+    rollouts: list[DatasetMember] = []
     found = members.height
     if view == "groups":
         # A group's figures are those of all its rollouts, whichever of them pass the filters.

@@ -15,7 +15,16 @@ from trainspan_processing.reasons.reason_counts import NO_ROLLOUT
 from trainspan_processing.tables import ROLLOUT_KEY
 from trainspan_schemas.artifacts.dataset import manifest_path
 
-__all__ = ["NO_NAME", "Group", "Member", "as_groups", "as_members", "members_of", "sorted_groups", "sorted_rollouts"]
+__all__ = [
+    "NO_NAME",
+    "DatasetMember",
+    "Group",
+    "as_groups",
+    "as_members",
+    "members_of",
+    "sorted_groups",
+    "sorted_rollouts",
+]
 
 NO_NAME: Final = "–"
 _MOST_DOTS: Final = 64
@@ -23,7 +32,7 @@ _MOST_NAMES: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class DatasetMember:
     """A rollout of the dataset."""
 
     rollout_id: str
@@ -55,7 +64,7 @@ class Group:
     """Standard deviation of the rewards."""
     kept: int
     reasons: Sequence[str]
-    members: Sequence[Member]
+    members: Sequence[DatasetMember]
     """At most 64, by reward."""
 
 
@@ -175,7 +184,9 @@ def _evenly(rows: pl.DataFrame) -> pl.DataFrame:
     return rows[[round(place * (rows.height - 1) / (_MOST_DOTS - 1)) for place in range(_MOST_DOTS)]]
 
 
-def as_members(rows: pl.DataFrame) -> list[Member]:
-    names = list(Member.__dataclass_fields__)
+def as_members(rows: pl.DataFrame) -> list[DatasetMember]:
+    names = list(DatasetMember.__dataclass_fields__)
     shown = rows.select(names).with_columns(pl.col("agents", "finish").list.head(_MOST_NAMES))
-    return [Member(**{**row, "dropped": json.loads(row["dropped"] or "{}")}) for row in shown.iter_rows(named=True)]
+    return [
+        DatasetMember(**{**row, "dropped": json.loads(row["dropped"] or "{}")}) for row in shown.iter_rows(named=True)
+    ]

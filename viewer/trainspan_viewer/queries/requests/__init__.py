@@ -1,1 +1,1 @@
-"""What a page asks about a rollout, the address of that question, and how much would have to be read for the answer."""
+"""A request to explain a rollout: from an address, to links, and within limits on what is read for it."""

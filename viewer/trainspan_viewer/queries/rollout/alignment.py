@@ -11,7 +11,7 @@ from trainspan_processing.explain.account import CallAccount
 from trainspan_processing.text.token_text import Decoder
 from trainspan_viewer.queries.rollout.conversation import ids_text
 
-__all__ = ["Divergence", "Turn", "align", "by_turn", "first_divergence"]
+__all__ = ["SiblingDivergence", "Turn", "align", "by_turn", "first_divergence"]
 
 Turn = tuple[str | None, int]
 """An agent and the number of its call, from 0."""
@@ -21,7 +21,7 @@ _BEFORE: Final = 12
 
 
 @dataclass(frozen=True, slots=True)
-class Divergence:
+class SiblingDivergence:
     """Where a rollout departs from the reference."""
 
     row: int
@@ -76,7 +76,7 @@ def first_divergence(
     reference: Sequence[CallAccount],
     calls: Sequence[CallAccount],
     decoder: Decoder | None = None,
-) -> Divergence | None:
+) -> SiblingDivergence | None:
     """Where `calls` first differ from the reference, by token ids; None if they are equal."""
     then, now = by_turn(reference), by_turn(calls)
     for row, turn in enumerate(rows):
@@ -85,14 +85,14 @@ def first_divergence(
             continue
         if one is None or other is None:
             said = ("no such call", "a call") if one is None else ("a call", "no such call")
-            return Divergence(row, turn, "absent", 0, *said)
+            return SiblingDivergence(row, turn, "absent", 0, *said)
         parts = (
             ("prompt", one.prompt_ids, other.prompt_ids),
             ("answer", one.completion_ids, other.completion_ids),
         )
         for part, was, is_ in parts:
             if (at := _differs_at(was, is_)) is not None:
-                return Divergence(row, turn, part, at, _excerpt(was, at, decoder), _excerpt(is_, at, decoder))
+                return SiblingDivergence(row, turn, part, at, _excerpt(was, at, decoder), _excerpt(is_, at, decoder))
     return None
 
 

@@ -18,7 +18,7 @@ from trainspan_viewer.queries.places import NotFoundError
 from trainspan_viewer.queries.requests.explain_request import ExplainRequest
 from trainspan_viewer.queries.requests.limits import NotDerivedError, Size
 from trainspan_viewer.queries.requests.links import Links
-from trainspan_viewer.queries.rollout.alignment import Divergence, Turn, align, by_turn, first_divergence
+from trainspan_viewer.queries.rollout.alignment import SiblingDivergence, Turn, align, by_turn, first_divergence
 from trainspan_viewer.queries.rollout.conversation import Text, ids_text, shared_lengths, text_of
 from trainspan_viewer.queries.rollout.explained import (
     MEMBERS,
@@ -68,7 +68,7 @@ class Sibling:
 
     account: RolloutAccount
     is_reference: bool
-    divergence: Divergence | None
+    divergence: SiblingDivergence | None
     """None for the reference, and if the rollouts are equal."""
     cells: list[Cell | None]
     """One per row of the page; None if it has no such turn."""
@@ -97,7 +97,7 @@ class GroupModel:
     shown: range
     """The rows on the page."""
     start: int
-    common: Divergence | None
+    common: SiblingDivergence | None
     """The first divergence of any sibling."""
     contradiction: Contradiction | None
     """A sign of a wrong judge, among the siblings on the page."""
@@ -227,7 +227,7 @@ def _sibling(
     return Sibling(one, is_reference, divergence, cells)
 
 
-def _state(divergence: Divergence | None, row: int, *, is_reference: bool) -> str:
+def _state(divergence: SiblingDivergence | None, row: int, *, is_reference: bool) -> str:
     if is_reference:
         return "reference"
     if divergence is None or row < divergence.row:

@@ -11,7 +11,7 @@ from trainspan_schemas.errors import DatasetError, UsageError
 from trainspan_viewer.queries.requests.explain_request import CREDIT_SETTINGS, ExplainRequest, Knob
 from trainspan_viewer.queries.rollout.explained import MEMBERS, changed_group_of
 
-__all__ = ["Change", "KnobState", "WhatIf", "what_if"]
+__all__ = ["CallChange", "KnobState", "WhatIf", "what_if"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class KnobState:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class CallChange:
     """One call, by the settings as they are and as they are changed."""
 
     rollout_id: str
@@ -47,7 +47,7 @@ class WhatIf:
     """The form, and the changed group if anything is changed."""
 
     knobs: list[KnobState]
-    changes: list[Change]
+    changes: list[CallChange]
     """Every call of the rollouts shown; empty if nothing is changed."""
     group: GroupAccount | None
     """The group with the changed settings; None if nothing is changed."""
@@ -98,7 +98,7 @@ def _notes() -> dict[str, str]:
     return {doc.name: doc.summary.replace("`", "") for doc in setting_docs("dataset")}
 
 
-def _changes(before: GroupAccount, now: GroupAccount) -> list[Change]:
+def _changes(before: GroupAccount, now: GroupAccount) -> list[CallChange]:
     new = {(one.rollout_id, one.attempt, call.index): call for one in now.rollouts for call in one.calls}
     found = []
     for one in before.rollouts:
@@ -106,5 +106,5 @@ def _changes(before: GroupAccount, now: GroupAccount) -> list[Change]:
             other = new.get((one.rollout_id, one.attempt, call.index))
             then = (call.value, call.advantage, call.reason)
             after = (other.value, other.advantage, other.reason) if other else (None, None, None)
-            found.append(Change(one.rollout_id, one.attempt, call.index, call.agent, then, after))
+            found.append(CallChange(one.rollout_id, one.attempt, call.index, call.agent, then, after))
     return found

@@ -15,7 +15,7 @@ from typing import Any
 
 from trainspan_schemas.errors import DatasetError
 
-__all__ = ["Example", "Message", "Source", "find_files", "read_examples", "served_message", "served_tool"]
+__all__ = ["ConversationFile", "Example", "Message", "find_files", "read_examples", "served_message", "served_tool"]
 
 Message = dict[str, Any]
 
@@ -24,7 +24,7 @@ _MESSAGE_KEYS = ("name", "tool_call_id", "reasoning", "reasoning_content")
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ConversationFile:
     """A file of conversations."""
 
     path: Path
@@ -58,7 +58,7 @@ def find_files(data: Path) -> list[Path]:
     return files
 
 
-def read_examples(files: list[Path]) -> tuple[list[Example], list[Source]]:
+def read_examples(files: list[Path]) -> tuple[list[Example], list[ConversationFile]]:
     """All examples, in order. Raises DatasetError that names the line which is not one."""
     examples: list[Example] = []
     sources = []
@@ -69,7 +69,7 @@ def read_examples(files: list[Path]) -> tuple[list[Example], list[Source]]:
             raise DatasetError(f"cannot read {path}: {error}") from error
         found = list(_parsed(path, content))
         examples += found
-        sources.append(Source(path, hashlib.sha256(content).hexdigest(), len(found)))
+        sources.append(ConversationFile(path, hashlib.sha256(content).hexdigest(), len(found)))
     return examples, sources
 
 

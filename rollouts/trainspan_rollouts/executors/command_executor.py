@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from trainspan_rollouts.executor import Ended, Execution
+from trainspan_rollouts.executors.executor import Ended, Execution
 from trainspan_rollouts.task_file import Task
 from trainspan_schemas.agents.worker import AgentReport
 from trainspan_schemas.errors import ProcessError

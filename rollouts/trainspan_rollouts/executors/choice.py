@@ -5,9 +5,9 @@ import os
 import sys
 from collections.abc import Sequence
 
-from trainspan_rollouts.command_executor import CommandExecutor, agent_environment
-from trainspan_rollouts.executor import Executor
-from trainspan_rollouts.function_executor import WorkerPool
+from trainspan_rollouts.executors.command_executor import CommandExecutor, agent_environment
+from trainspan_rollouts.executors.executor import Executor
+from trainspan_rollouts.executors.function_executor import WorkerPool
 from trainspan_rollouts.records import RunSettings
 from trainspan_schemas.agents.functions import is_function_name
 from trainspan_schemas.errors import ConfigError, UsageError

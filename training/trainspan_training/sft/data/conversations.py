@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from trainspan_training.data.sequences import Sampled, TokenSequence
-from trainspan_training.sft.examples import Example, Message
-from trainspan_training.sft.rendering import Call, Renderer
+from trainspan_training.sft.data.examples import Example, Message
+from trainspan_training.sft.data.rendering import AnswerTokens, Renderer
 
 __all__ = ["Conversations", "hold_out", "make_rows"]
 
@@ -50,7 +50,7 @@ class Conversations:
 class _Row:
     """A row that may still grow."""
 
-    call: Call
+    call: AnswerTokens
     """Its last answer."""
     starts: list[tuple[int, int]]
     """Start and length of each answer."""
@@ -96,7 +96,7 @@ def make_rows(
 
 def _fitting(
     example: Example, renderer: Renderer, made: Conversations, *, max_tokens: int, cut: bool
-) -> Iterator[Call]:
+) -> Iterator[AnswerTokens]:
     for call in renderer.calls(example):
         if isinstance(call, str):
             made.drop(call, example.name)
@@ -105,12 +105,12 @@ def _fitting(
         elif cut and len(call.prompt) < max_tokens:
             made.cut += 1
             made.name("cut", example.name)
-            yield Call(call.prompt, call.answer[: max_tokens - len(call.prompt)])
+            yield AnswerTokens(call.prompt, call.answer[: max_tokens - len(call.prompt)])
         else:
             made.drop("too_long", example.name)
 
 
-def _continues(before: Call, call: Call) -> bool:
+def _continues(before: AnswerTokens, call: AnswerTokens) -> bool:
     """Whether the call's prompt begins with the tokens of a call before it."""
     asked = len(before.prompt)
     return (

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainspan_schemas.errors import ConfigError
-from trainspan_training.sft.examples import Example, Message
+from trainspan_training.sft.data.examples import Example, Message
 
-__all__ = ["REASONS", "Call", "Renderer", "dropped_lines", "read_template", "stop_tokens"]
+__all__ = ["REASONS", "AnswerTokens", "Renderer", "dropped_lines", "read_template", "stop_tokens"]
 
 REASONS: Final = {
     "no_answer": "no message of the assistant: give one as the completion",
@@ -35,7 +35,7 @@ REASONS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class AnswerTokens:
     """One answer as tokens."""
 
     prompt: NDArray[np.int32]
@@ -56,14 +56,14 @@ class Renderer:
         self._stops = stops
         self._template = template
 
-    def calls(self, example: Example) -> list[Call | str]:
+    def calls(self, example: Example) -> list[AnswerTokens | str]:
         """The answers of an example, in order; the reason (see REASONS) in place of one that cannot be trained."""
         if example.text is not None:
             return [self._cut_at_end(*(self._encode(part) for part in example.text))]
         answers = [i for i in range(example.first, len(example.messages)) if example.messages[i]["role"] == "assistant"]
         return [self._call(example, index) for index in answers] or ["no_answer"]
 
-    def _call(self, example: Example, index: int) -> Call | str:
+    def _call(self, example: Example, index: int) -> AnswerTokens | str:
         before, answer = example.messages[:index], example.messages[index]
         if any(isinstance(call["function"]["arguments"], str) for call in answer.get("tool_calls", ())):
             return "bad_arguments"
@@ -84,7 +84,7 @@ class Renderer:
                 return "boundary"
         return self._cut_at_end(prompt, rest)
 
-    def _cut_at_end(self, prompt: NDArray[np.int32], rest: NDArray[np.int32]) -> Call | str:
+    def _cut_at_end(self, prompt: NDArray[np.int32], rest: NDArray[np.int32]) -> AnswerTokens | str:
         """Removes what the template adds after the token that ends the answer: spaces, or the end of the text."""
         if not len(prompt):
             return "no_prompt"
@@ -93,7 +93,7 @@ class Renderer:
             return "no_end"
         size = int(ends.argmax()) + 1
         added = rest[size:][~ends[size:]]
-        return "stop_inside" if self._decode(added).strip() else Call(prompt, rest[:size])
+        return "stop_inside" if self._decode(added).strip() else AnswerTokens(prompt, rest[:size])
 
     def _text(self, messages: Sequence[Message], tools: Sequence[Message], *, is_open: bool) -> str:
         text: str = self._tokenizer.apply_chat_template(

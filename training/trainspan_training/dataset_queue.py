@@ -7,7 +7,7 @@ from pathlib import Path
 
 from trainspan_schemas.artifacts.dataset import dataset_dirs, manifest_path
 from trainspan_schemas.errors import DatasetError
-from trainspan_training.checkpoints.ledger import Ledger
+from trainspan_training.checkpoints.ledger import CheckpointLedger
 from trainspan_training.data.dataset import DatasetFolder, open_dataset
 
 __all__ = ["follow", "newest"]
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 POLL_S = 0.1
 
 
-def newest(path: Path, ledger: Ledger) -> DatasetFolder:
+def newest(path: Path, ledger: CheckpointLedger) -> DatasetFolder:
     """The dataset at `path`, or the newest unconsumed one in that folder.
 
     A skipped, aborted or refused dataset is used again only if `path` is the dataset itself. Raises DatasetError if
@@ -43,7 +43,7 @@ def newest(path: Path, ledger: Ledger) -> DatasetFolder:
     )
 
 
-def follow(root: Path, ledger: Ledger, idle: Callable[[], None]) -> Iterator[DatasetFolder]:
+def follow(root: Path, ledger: CheckpointLedger, idle: Callable[[], None]) -> Iterator[DatasetFolder]:
     """Yields each unconsumed dataset under `root`, by round, forever. Calls `idle` while there is none."""
     seen: set[tuple[str, int, int]] = set()
     while True:

@@ -12,9 +12,18 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final
 
-from trainspan_rollouts.command_executor import GRACE_S, instrumented
-from trainspan_rollouts.executor import Ended, Execution
-from trainspan_schemas.agents.worker import MAX_LINE_BYTES, Cancel, Job, Outcome, Ready, Refusal, decode, encode
+from trainspan_rollouts.executors.command_executor import GRACE_S, instrumented
+from trainspan_rollouts.executors.executor import Ended, Execution
+from trainspan_schemas.agents.worker import (
+    MAX_LINE_BYTES,
+    Cancel,
+    FunctionJob,
+    JobOutcome,
+    Ready,
+    TargetRefusal,
+    decode,
+    encode,
+)
 from trainspan_schemas.errors import ProcessError, UsageError
 from trainspan_schemas.telemetry.status import RolloutStatus
 
@@ -95,7 +104,7 @@ class _Worker:
         self._writer = writer
         self._is_async = is_async
         self._numbers = itertools.count()
-        self._answers: dict[int, asyncio.Future[Outcome | Ended]] = {}
+        self._answers: dict[int, asyncio.Future[JobOutcome | Ended]] = {}
         self._listener = asyncio.create_task(self._listen(reader))
         self.is_lost = False
 
@@ -118,7 +127,7 @@ class _Worker:
             line = await asyncio.wait_for(reader.readline(), START_TIMEOUT_S)
             message = decode(line) if line else None
         except TimeoutError:
-            message = Refusal(f"importing {target} took more than {START_TIMEOUT_S:.0f} s", usage=False)
+            message = TargetRefusal(f"importing {target} took more than {START_TIMEOUT_S:.0f} s", usage=False)
         except BaseException:
             await asyncio.shield(_kill(process))
             raise
@@ -126,16 +135,16 @@ class _Worker:
             return cls(process, reader, writer, message.is_async)
         writer.close()
         await _kill(process)
-        if isinstance(message, Refusal):
+        if isinstance(message, TargetRefusal):
             raise (UsageError if message.usage else ProcessError)(message.message)
         raise ProcessError(f"the worker for {target} exited with code {process.returncode} during startup")
 
     async def execute(self, execution: Execution, timeout_s: float) -> Ended:
         number = next(self._numbers)
-        answer: asyncio.Future[Outcome | Ended] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[JobOutcome | Ended] = asyncio.get_running_loop().create_future()
         self._answers[number] = answer
         start_s = time.monotonic()
-        job = Job(number, execution.task.for_agent(), execution.identity.members(), str(execution.parent))
+        job = FunctionJob(number, execution.task.for_agent(), execution.identity.members(), str(execution.parent))
         self._writer.write(encode(job))
         try:
             done, _ = await asyncio.wait([answer], timeout=timeout_s)
@@ -177,7 +186,7 @@ class _Worker:
         with contextlib.suppress(ConnectionError, ValueError):
             while line := await reader.readline():
                 message = decode(line)
-                if not isinstance(message, Outcome):
+                if not isinstance(message, JobOutcome):
                     continue
                 answer = self._answers.pop(message.number, None)
                 if answer is not None and not answer.done():
@@ -198,7 +207,7 @@ class _Worker:
             self._writer.write(encode(message))
 
 
-def _ended(answer: Outcome | Ended) -> Ended:
+def _ended(answer: JobOutcome | Ended) -> Ended:
     if isinstance(answer, Ended):
         return answer
     if answer.cancelled:

@@ -1,0 +1,150 @@
+"""Makes the attempts at a rollout: agent, judge, verdict; an infrastructure failure is tried again."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final
+
+from trainspan_rollouts.executors.executor import Ended, Execution, Executor
+from trainspan_rollouts.judge import Judge, Result
+from trainspan_rollouts.records import RunSettings
+from trainspan_rollouts.rollout_spans import RolloutSpans
+from trainspan_rollouts.run_ledger import RunLedger
+from trainspan_rollouts.task_file import Task
+from trainspan_schemas.agents.functions import number_of
+from trainspan_schemas.telemetry.identity import Identity
+from trainspan_schemas.telemetry.keys import REWARD
+from trainspan_schemas.telemetry.signing import signing_key
+from trainspan_schemas.telemetry.status import RolloutStatus
+
+__all__ = ["Attempts", "Verdict"]
+
+RETRY_DELAY_S: Final = 0.5
+"""Delay before the first retry; doubled for each further one."""
+_MOST_WARNINGS: Final = 20
+"""Kinds of failures that are logged as warnings."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The end of an attempt."""
+
+    status: RolloutStatus
+    scores: dict[str, float]
+    source: str
+    """Whose reward it is: `judge`, `agent` or `return`."""
+    reward: float | None
+    error: str | None
+
+
+class Attempts:
+    """Makes attempts, at most `concurrency` at a time. Calls `on_calls` with the number of model calls of each one."""
+
+    def __init__(
+        self,
+        settings: RunSettings,
+        executor: Executor,
+        judge: Judge | None,
+        ledger: RunLedger,
+        spans: RolloutSpans,
+        on_calls: Callable[[int], None],
+    ) -> None:
+        self._settings = settings
+        self._executor = executor
+        self._judge = judge
+        self._ledger = ledger
+        self._spans = spans
+        self._on_calls = on_calls
+        self._agents = asyncio.Semaphore(settings.concurrency)
+        self._key = signing_key(settings.signing_key_file)
+        self._logged: set[str] = set()
+
+    async def rollout(self, task: Task, number: int, identity: Identity) -> Verdict:
+        """Makes all attempts at one rollout; returns the last verdict."""
+        failures = 0
+        while True:
+            verdict, blameless = await self._attempt(task, number, identity)
+            if verdict.status != "infra_error":
+                return verdict
+            if not blameless:
+                failures += 1
+                if failures > self._settings.retries:
+                    return verdict
+                await asyncio.sleep(RETRY_DELAY_S * 2 ** (failures - 1))
+            identity = replace(identity, attempt=identity.attempt + 1)
+
+    async def _attempt(self, task: Task, number: int, identity: Identity) -> tuple[Verdict, bool]:
+        await self._agents.acquire()
+        self._ledger.begin(identity, number)
+        span = self._spans.begin(identity, self._settings.n)
+        judge = self._judge.name if self._judge else None
+        try:
+            signed = identity.signed(self._key, span.parent)
+            token = f"{span.parent}.{signed.url_signature}"
+            try:
+                ended = await self._executor.execute(Execution(task, signed, span.parent, token))
+            finally:
+                self._agents.release()
+            verdict = await self._judged(task, identity, ended)
+        except asyncio.CancelledError:
+            self._ledger.end(identity, number, "cancelled", None)
+            span.end("cancelled", judge=judge, error="the run was stopped")
+            raise
+        calls = ended.report.calls if ended.report else None
+        self._on_calls(calls or 0)
+        self._ledger.end(identity, number, verdict.status, verdict.reward)
+        span.end(
+            verdict.status,
+            calls=calls,
+            judge=judge,
+            scores=verdict.scores,
+            source=verdict.source,
+            error=verdict.error,
+        )
+        self._log_failure(verdict, identity)
+        return verdict, ended.blameless
+
+    async def _judged(self, task: Task, identity: Identity, ended: Ended) -> Verdict:
+        """Returns the judge's reward, otherwise the agent's own, otherwise the number that the function returned."""
+        if ended.status != "ok":
+            return Verdict(ended.status, {}, "judge", None, ended.error)
+        if self._judge is not None:
+            result = Result(
+                ended.status, ended.value, ended.stdout_tail, ended.exit_code, ended.duration_s, identity.rollout_id
+            )
+            try:
+                scores = await self._judge.scores(task.for_judge(), result)
+            except Exception as error:  # noqa: BLE001 - user code: its failure becomes a status
+                text = f"judge {self._judge.name}: {type(error).__name__}: {' '.join(str(error).split())}"
+                return Verdict("judge_error", {}, "judge", None, text)
+            return Verdict("ok", scores, "judge", scores.get(REWARD), None)
+        if ended.report and ended.report.rewards:
+            return Verdict("ok", {}, "agent", sum(ended.report.rewards), None)
+        if isinstance(ended.value, (int, float)):
+            try:
+                score = number_of(ended.value, "the agent")
+            except ValueError as error:
+                self._log_failure(Verdict("ok", {}, "return", None, str(error)), identity)
+            else:
+                return Verdict("ok", {REWARD: score}, "return", score, None)
+        return Verdict("ok", {}, "return", None, None)
+
+    def _log_failure(self, verdict: Verdict, identity: Identity) -> None:
+        """Logs each kind of failure once as a warning, and every repetition at debug level."""
+        if verdict.error is None:
+            return
+        sort = f"{verdict.status}: {verdict.error}"
+        level = logging.DEBUG if sort in self._logged or len(self._logged) >= _MOST_WARNINGS else logging.WARNING
+        self._logged.add(sort)
+        _log.log(
+            level,
+            "event=rollout_failed status=%s task=%s rollout=%s attempt=%d error=%r",
+            verdict.status,
+            identity.task_id,
+            identity.rollout_id,
+            identity.attempt,
+            verdict.error,
+        )

@@ -1,0 +1,1 @@
+"""Executes the agent: one process per rollout for commands, a few worker processes for functions."""

@@ -1,0 +1,93 @@
+"""The steps of a round: reads the dataset, adds the log-probabilities that the steps need, and hands them to the trainer.
+
+A round that is repeated to rebuild Adam's state takes the same path as a new one.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from trainspan_schemas.config.settings import TrainSettings
+from trainspan_training.constraints.replay import Replayer, serialized_tokenizer
+from trainspan_training.data.dataset import DatasetFolder
+from trainspan_training.data.layout import BatchLayout
+from trainspan_training.data.loss_weights import Rule
+from trainspan_training.data.micro_batches import MicroBatch
+from trainspan_training.data.steps import Step
+from trainspan_training.metrics.stage_clock import StageClock
+from trainspan_training.metrics.token_files import TokenFile
+from trainspan_training.metrics.token_recorder import BYTES, TokenRecorder
+from trainspan_training.model.starting_policy import Policy
+from trainspan_training.objective.grpo_trainer import TransitionGRPOTrainer
+from trainspan_training.rounds.old_policy import Prepared, Staleness, against_old, with_reference
+from trainspan_training.rounds.reading import Outline, RoundReading
+
+__all__ = ["RoundSteps"]
+
+
+class RoundSteps:
+    """Call `read`, `prepare` and `make` for each round, in this order; then `token_file`.
+
+    `reference` is the model that the run started from, if `kl_coef` needs it and it is not the policy without its adapter.
+    """
+
+    def __init__(
+        self, trainer: TransitionGRPOTrainer, settings: TrainSettings, rule: Rule, clock: StageClock, *, reference: Any
+    ) -> None:
+        self._trainer = trainer
+        self._settings = settings
+        self._rule = rule
+        self._clock = clock
+        self._reference = reference
+        self._config = trainer.policy.config.get_text_config()
+        size, tokenizer = int(self._config.vocab_size), trainer.processing_class
+        self._replayer = Replayer(size, lambda: serialized_tokenizer(tokenizer, size))
+        self._recorder: TokenRecorder | None = None
+
+    def close(self) -> None:
+        """Ends the grammar process."""
+        self._replayer.close()
+
+    def read(self, dataset: DatasetFolder, policy: Policy, layout: BatchLayout) -> tuple[Outline, list[Step]]:
+        """The plan for all processes, and this process's steps with their rows. Raises DatasetError or TrainingError."""
+        reading = RoundReading(dataset, policy, self._settings, self._trainer.team, self._replayer)
+        with self._clock.timed("replay"):
+            reading.replay()
+        with self._clock.timed("read"):
+            reading.read()
+        with self._clock.timed("plan"):
+            outline = reading.plan(self._config, layout, self._rule)
+            return outline, reading.take(outline)
+
+    def prepare(self, steps: Sequence[Step], staleness: Staleness, server_dtype: str | None) -> Prepared:
+        """This process's steps with the log-probabilities that they need."""
+        self._trainer.fresh = staleness.fresh
+        if self._settings.kl_coef:
+            steps = with_reference(self._trainer, steps, self._reference)
+        return against_old(self._trainer, steps, self._settings, staleness, server_dtype)
+
+    def make(self, prepared: Prepared, version: int) -> Iterator[list[MicroBatch]]:
+        """Yields the optimizer steps after policy `version` until one fails."""
+        trainer, count = self._trainer, len(prepared.steps)
+        trainer.recorder = self._recorder = self._new_recorder(count)
+        for index, step in enumerate(prepared.steps, start=1):
+            trainer.rate = trainer.schedule.at(version + index / count)
+            yield list(step.micro_batches)
+            if trainer.failure:
+                break
+
+    def _new_recorder(self, steps: int) -> TokenRecorder | None:
+        trainer, settings = self._trainer, self._settings
+        most = int(settings.token_figures_mib * 2**20 / BYTES / trainer.team.size)
+        return TokenRecorder(trainer.scorer, settings, steps=steps, most=most) if settings.token_figures_mib else None
+
+    @property
+    def unrecorded_tokens(self) -> int:
+        """Number of trained tokens, of all processes, without figures of their own."""
+        return sum(self._trainer.team.gather(self._recorder.left_out)) if self._recorder else 0
+
+    def token_file(self, dataset: DatasetFolder, prepared: Prepared) -> TokenFile | None:
+        """The figures of the tokens that the steps trained; None if they are not wanted."""
+        if (recorder := self._recorder) is None:
+            return None
+        steps, old_policy = len(prepared.steps), prepared.old_policy
+        return TokenFile(dataset, recorder.take(), recorder.left_out, steps, old_policy, self._settings)

@@ -1,0 +1,60 @@
+"""The rows that a model can be trained on: rendered with its template and tokenizer, and checked against its limits."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from trainspan_schemas.config.settings import SftSettings
+from trainspan_schemas.errors import ConfigError, DatasetError, NothingToTrainError, TrainingError
+from trainspan_training.data.sequences import TokenSequence
+from trainspan_training.model.loading import context_of
+from trainspan_training.sft.data.conversations import Conversations, make_rows
+from trainspan_training.sft.data.examples import Example
+from trainspan_training.sft.data.rendering import Renderer, dropped_lines, stop_tokens
+
+__all__ = ["check_rows", "read_rows"]
+
+
+def read_rows(
+    settings: SftSettings, config: Any, folder: Path, tokenizer: Any, examples: Sequence[Example], template: str | None
+) -> Conversations:
+    """The training rows. Raises NothingToTrainError with the reasons if there are none."""
+    if template is None and not tokenizer.chat_template and any(example.text is None for example in examples):
+        raise ConfigError(f"{folder} has no chat template: set sft.chat_template to a file")
+    stops = stop_tokens(tokenizer, config.get_text_config(), config, _generation_config(folder))
+    context = context_of(config.get_text_config())
+    made = make_rows(
+        examples,
+        Renderer(tokenizer, stops, template),
+        max_tokens=min(settings.max_tokens or context, context),
+        cut=settings.too_long == "cut",
+        loss_on_all=settings.loss_on == "all",
+    )
+    if not made.rows:
+        raise NothingToTrainError(
+            f"none of {made.examples} examples can be trained", details=list(dropped_lines(made.dropped, made.named))
+        )
+    return made
+
+
+def _generation_config(folder: Path) -> Any:
+    from transformers import GenerationConfig
+
+    try:
+        return GenerationConfig.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError):
+        return None
+
+
+def check_rows(rows: Sequence[TokenSequence], vocabulary: int, longest: int) -> None:
+    for row in rows:
+        if len(row.tokens) > longest:
+            raise TrainingError(
+                f"a conversation has {len(row.tokens)} tokens, memory has room for {longest}: set sft.max_tokens, "
+                'sft.gradient_checkpointing = true or sft.adapter = "lora"'
+            )
+        if int(row.tokens.max()) >= vocabulary:
+            raise DatasetError(
+                f"the tokenizer gives token {int(row.tokens.max())}, outside the model's vocabulary of {vocabulary}: "
+                "the model's folder has another model's tokenizer"
+            )
