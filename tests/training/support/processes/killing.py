@@ -32,9 +32,9 @@ def main(model: Path, datasets: Path, out: Path, moments: int) -> None:
     import_once()
 
     def job(checkpoints: Path) -> TrainJob:
-        checkpoints = Checkpoints(checkpoints)  # recovers from the kill, as the trainer will
-        done = len({entry.dataset for entry in checkpoints.ledger.entries})
-        checkpoints.close()
+        opened = Checkpoints(checkpoints)  # recovers from the kill, as the trainer will
+        done = len({entry.dataset for entry in opened.ledger.entries})
+        opened.close()
         settings = TrainSettings(model=str(model), policy_url="none", learning_rate=1e-4, steps_per_round=STEPS)
         return TrainJob(settings, datasets, checkpoints, follow=True, rounds=DATASETS - done)
 
