@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 _AT_ONCE: Final = 4
 """Pages that are made at the same time; others wait."""
 _SLOW_AT_ONCE: Final = 2
-"""The same for answers whose work the reader chooses: queries, and credit that is computed anew. Other pages do not wait for them."""
+"""The same for answers whose work the reader chooses: queries, and credit that is recomputed. Other pages do not wait for them."""
 _CLOSED: Final = 499
 _MOST_BYTES: Final = 1_000_000
 """Of one page. Pages bound what they show; this holds whatever they forgot."""
@@ -53,7 +53,7 @@ _VERSION: Final = hashlib.sha256(b"".join(static_file(name) for name in _STATIC)
 _NOTES: Final = "/notes"
 _CREDIT: Final = frozenset(knob.name for knob in CREDIT_SETTINGS)
 _WORK: Final = _CREDIT | {"text"}
-"""Parameters that make a page compute credit anew or search all answers: another site's link may not start that by itself."""
+"""Parameters that make a page recompute credit or search all answers: another site's link may not start that by itself."""
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 

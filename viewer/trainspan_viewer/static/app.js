@@ -164,7 +164,7 @@ function numbersOf(pre) {
   return parsed.get(pre);
 }
 
-function tell(pre, token) {
+function describe(pre, token) {
   const { tokens, ids, logprobs, values } = numbersOf(pre);
   const place = tokens.indexOf(token);
   const say = pre.closest("section")?.querySelector(".say");
@@ -180,7 +180,7 @@ function tell(pre, token) {
 
 document.addEventListener("pointerover", (event) => {
   const token = event.target.closest?.("pre.tokens[data-ids] i");
-  if (token) tell(token.closest("pre"), token);
+  if (token) describe(token.closest("pre"), token);
 });
 
 document.addEventListener("keydown", (event) => {
@@ -190,7 +190,7 @@ document.addEventListener("keydown", (event) => {
   const { tokens } = numbersOf(pre);
   const here = tokens.indexOf(pre.querySelector("i.at"));
   const token = tokens[Math.min(Math.max(here + step, 0), tokens.length - 1)];
-  tell(pre, token);
+  describe(pre, token);
   token.scrollIntoView({ block: "nearest" });
   event.preventDefault();
 });

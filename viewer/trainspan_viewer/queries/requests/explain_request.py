@@ -93,7 +93,7 @@ def ask(
 def chosen_changes(settings: DatasetSettings, params: Params) -> dict[str, Any]:
     """The settings that the address changes, by name.
 
-    A `module:function` in an address would run code that whoever wrote the link chose: only the value that the settings
+    A `module:function` in an address would run code chosen by the author of the link: only the value that the settings
     already have is accepted.
     """
     changes: dict[str, Any] = {}
