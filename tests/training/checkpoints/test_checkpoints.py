@@ -17,7 +17,7 @@ import os, sys
 from pathlib import Path
 from trainspan_schemas.artifacts.checkpoint import CheckpointMeta
 from trainspan_training.checkpoints.folder import Checkpoints
-from trainspan_training.checkpoints.ledger import Entry
+from trainspan_training.checkpoints.ledger import LedgerEntry
 
 root, action, left = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 checkpoints = Checkpoints(root)

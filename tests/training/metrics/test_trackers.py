@@ -130,11 +130,11 @@ TWO_STARTS = """
 import dataclasses, json, sys
 from pathlib import Path
 from trainspan_schemas.config.settings import TrainSettings
-from trainspan_training.session import Job, train
+from trainspan_training.session import TrainJob, train
 root, model, reporters, rounds = sys.argv[1:]
 settings = TrainSettings(model=model, policy_url="none", learning_rate=1e-5, report_to=reporters)
 results = []
-train(Job(settings, Path(root, "dataset"), Path(root, "checkpoints"), True, int(rounds)), lambda: None, results.append)
+train(TrainJob(settings, Path(root, "dataset"), Path(root, "checkpoints"), True, int(rounds)), lambda: None, results.append)
 assert all(result.error is None for result in results)
 """
 

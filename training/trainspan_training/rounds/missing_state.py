@@ -6,14 +6,17 @@ The same steps from the same weights and state give the same state: bit-identica
 import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trainspan_schemas.artifacts.checkpoint import CheckpointMeta
 from trainspan_schemas.artifacts.dataset import dataset_dirs
 from trainspan_schemas.errors import CheckpointError, DatasetError
 from trainspan_training.checkpoints.folder import Checkpoints
 from trainspan_training.data.dataset import DatasetFolder, open_dataset
-from trainspan_training.data.layout import BatchLayout
 from trainspan_training.model.starting_policy import Policy, named_policy
+
+if TYPE_CHECKING:
+    from trainspan_training.data.layout import BatchLayout  # NumPy: a job without work imports none
 
 __all__ = ["MissingState", "find_missing_state"]
 
@@ -30,7 +33,7 @@ class MissingState:
     micro_batch_tokens: int | None
     """Micro-batch size that its steps were planned with; None if its checkpoint does not record it."""
 
-    def layout(self, layout: BatchLayout) -> BatchLayout:
+    def layout(self, layout: "BatchLayout") -> "BatchLayout":
         """The layout with the round's micro-batch size: another, fitted to current memory, would round differently."""
         tokens = self.micro_batch_tokens or layout.tokens
         if tokens <= layout.longest:
