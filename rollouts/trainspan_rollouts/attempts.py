@@ -15,7 +15,6 @@ from trainspan_rollouts.task_file import Task
 from trainspan_schemas.agents.functions import number_of
 from trainspan_schemas.telemetry.identity import Identity
 from trainspan_schemas.telemetry.keys import REWARD
-from trainspan_schemas.telemetry.signing import signing_key
 from trainspan_schemas.telemetry.status import RolloutStatus
 
 __all__ = ["Attempts", "Verdict"]
@@ -46,6 +45,7 @@ class Attempts:
     def __init__(
         self,
         settings: RunSettings,
+        key: bytes,
         executor: Executor,
         judge: Judge | None,
         ledger: RunLedger,
@@ -59,7 +59,7 @@ class Attempts:
         self._spans = spans
         self._on_calls = on_calls
         self._agents = asyncio.Semaphore(settings.concurrency)
-        self._key = signing_key(settings.signing_key_file)
+        self._key = key
         self._logged: set[str] = set()
 
     async def rollout(self, task: Task, number: int, identity: Identity) -> Verdict:

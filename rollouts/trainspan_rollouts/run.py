@@ -24,6 +24,7 @@ from trainspan_schemas.store.endpoint import headers_of
 from trainspan_schemas.store.roles import Role
 from trainspan_schemas.store.senders import sender_headers
 from trainspan_schemas.telemetry.identity import Identity
+from trainspan_schemas.telemetry.signing import signing_key
 
 __all__ = ["run_rollouts"]
 
@@ -70,6 +71,7 @@ class _Run:
         self._judge = (
             Judge(settings.judge, settings.judge_concurrency, settings.judge_timeout_s) if settings.judge else None
         )
+        key = signing_key(settings.signing_key_file)
         self._executor = choose_executor(settings)
         file = ledger_file(settings.run_id, settings.round, settings.split)
         self._ledger = RunLedger(file, settings.tasks, settings.target, resume=settings.resume)
@@ -83,7 +85,7 @@ class _Run:
                 settings.collector,
             )
         self._attempts = Attempts(
-            settings, self._executor, self._judge, self._ledger, self._spans, self._totals.add_calls
+            settings, key, self._executor, self._judge, self._ledger, self._spans, self._totals.add_calls
         )
 
     def _headers(self) -> str | None:
