@@ -33,7 +33,7 @@ def loop(
     """
     import dataclasses
 
-    from trainspan_cli.loop.sampling import check_overlap
+    from trainspan_cli.loop.sampling.choice import check_overlap
     from trainspan_cli.loop.state.run_folder import RunFolder, newest_unfinished
     from trainspan_cli.loop.state.series import SeedSeries
     from trainspan_cli.loop.state.task_pool import LoopTasks

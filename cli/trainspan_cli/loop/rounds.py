@@ -11,7 +11,7 @@ from trainspan_cli.loop.checks.stopping import stop_reason
 from trainspan_cli.loop.processes.screen import Screen
 from trainspan_cli.loop.processes.services import Services
 from trainspan_cli.loop.processes.stages import Stages
-from trainspan_cli.loop.sampling import RoundSampler
+from trainspan_cli.loop.sampling.choice import choose_sampler
 from trainspan_cli.loop.state.reward_records import read_rewards
 from trainspan_cli.loop.state.run_folder import RunFolder
 from trainspan_cli.loop.state.task_pool import LoopTasks
@@ -35,7 +35,7 @@ class Loop:
         stages = Stages(settings, self._services, folder, screen)
         self._stages = stages
         self._validation = Validations(settings, tasks, self._services, stages, folder, screen)
-        self._sampler = RoundSampler(settings, tasks.train, stages, folder, screen)
+        self._sampler = choose_sampler(settings, tasks, stages, folder, screen)
         self._recorded_at = time.monotonic()
 
     def run(self) -> dict[str, Any]:
@@ -50,7 +50,7 @@ class Loop:
             while ended is None:
                 round_ += 1
                 if round_ not in done:
-                    self._sampler.begin_up_to(min(round_ + loop.overlap, loop.rounds))
+                    self._sampler.begin(round_)
                     self._round(round_)
                 if self._sampler.is_followed_by_validation(round_):
                     self._sampler.between_rounds(self._validation.run, round_, loop.val_tasks)

@@ -1,47 +1,21 @@
 """The rollouts of rounds and their datasets, ahead of training."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
 from typing import Any, ParamSpec
 
 from trainspan_cli.loop.processes.screen import Screen
 from trainspan_cli.loop.processes.stages import Collected, Stages
+from trainspan_cli.loop.sampling.sampler import SampledRound
 from trainspan_cli.loop.state.run_folder import RunFolder
 from trainspan_cli.loop.state.task_pool import TaskPool
 from trainspan_schemas.artifacts.dataset import dataset_dir
 from trainspan_schemas.config.settings import Settings
-from trainspan_schemas.errors import ConfigError
 
-__all__ = ["RoundSampler", "SampledRound", "check_overlap"]
+__all__ = ["RoundSampler"]
 
 P = ParamSpec("P")
-
-
-def check_overlap(settings: Settings) -> None:
-    """Raises ConfigError if rollouts cannot run ahead of training as far as the settings say."""
-    if settings.loop.overlap < 0:
-        raise ConfigError(f"loop.overlap = {settings.loop.overlap}: at least 0")
-    limit = settings.train.max_staleness
-    if limit is not None and limit < settings.loop.overlap:
-        raise ConfigError(
-            f"train.max_staleness = {limit} would drop calls that loop.overlap = {settings.loop.overlap} makes: "
-            "raise the one or lower the other"
-        )
-    if settings.loop.overlap and settings.serving.sleep:
-        raise ConfigError("loop.overlap needs a server that answers during training: set serving.sleep = false")
-
-
-@dataclass(frozen=True, slots=True)
-class SampledRound:
-    """The rollouts of a round, with its dataset on disk, or `nothing` to train on and why."""
-
-    rollout: dict[str, Any] = field(default_factory=dict)
-    """The result of `trainspan rollout`; empty if it was lost with an interrupted loop."""
-    checks: Sequence[dict[str, Any]] = ()
-    seconds: Mapping[str, float] = field(default_factory=dict)
-    nothing: dict[str, Any] | None = None
 
 
 class RoundSampler:
@@ -70,10 +44,11 @@ class RoundSampler:
         loop = self._settings.loop
         return bool(loop.eval_every) and round_ % loop.eval_every == 0 and round_ < loop.rounds
 
-    def begin_up_to(self, round_: int) -> None:
-        """Queues the rollouts of all rounds up to this one, except those on record."""
+    def begin(self, round_: int) -> None:
+        """Queues the rollouts of all rounds up to `overlap` after this one, except those on record."""
+        loop = self._settings.loop
         done = {record["round"] for record in self._folder.records() if record["kind"] == "round"}
-        for next_ in range(self._newest + 1, round_ + 1):
+        for next_ in range(self._newest + 1, min(round_ + loop.overlap, loop.rounds) + 1):
             self._newest = next_
             if next_ in done:
                 continue

@@ -13,7 +13,8 @@ from rich.console import Console
 
 from trainspan_cli.loop.processes.screen import Screen
 from trainspan_cli.loop.processes.stages import Collected
-from trainspan_cli.loop.sampling import RoundSampler, check_overlap
+from trainspan_cli.loop.sampling.choice import check_overlap
+from trainspan_cli.loop.sampling.round_sampler import RoundSampler
 from trainspan_cli.loop.state.run_folder import RunFolder
 from trainspan_cli.loop.state.task_pool import TaskPool
 from trainspan_schemas.artifacts.dataset import dataset_dir
@@ -60,7 +61,7 @@ class World:
     def __init__(self, tmp_path: Path) -> None:
         tasks = tmp_path / "tasks.jsonl"
         tasks.write_text('{"id": "a", "input": "1"}\n')
-        self.settings = dataclasses.replace(Settings(), loop=LoopSettings(rounds=9, eval_every=0))
+        self.settings = dataclasses.replace(Settings(), loop=LoopSettings(rounds=9, eval_every=0, overlap=1))
         self.folder = RunFolder.create({})
         self.pool = TaskPool(tasks, "train")
         self.screen = Screen(Console(file=io.StringIO()), "run")
@@ -96,14 +97,14 @@ def until(stages: RecordedStages, event: str) -> None:
 def test_a_round_is_collected_while_the_one_before_is_trained(world: World) -> None:
     sampler, stages = world.start()
     stages.slow = {3: threading.Event()}
-    sampler.begin_up_to(2)
+    sampler.begin(1)
     first = sampler.take(1)
     assert (first.rollout, first.nothing, list(first.seconds)) == ({"total": 8}, None, ["rollouts", "dataset"])
     assert first.checks == [{"name": "counted", "ok": True, "detail": "train"}]
     until(stages, "collected 2")
     assert "collect 3" not in stages.events, "training of round 1 is not done"
     world.record(1)
-    sampler.begin_up_to(3)
+    sampler.begin(2)
     sampler.take(2)
     until(stages, "collect 3")
     assert "dataset 2" in stages.events, "a dataset does not wait for the rollouts of the next round"
@@ -112,15 +113,15 @@ def test_a_round_is_collected_while_the_one_before_is_trained(world: World) -> N
 
 
 def test_a_validation_comes_between_rounds_and_before_the_next_dataset(world: World) -> None:
-    world.settings = dataclasses.replace(world.settings, loop=LoopSettings(rounds=9, eval_every=2))
+    world.settings = dataclasses.replace(world.settings, loop=LoopSettings(rounds=9, eval_every=2, overlap=1))
     sampler, stages = world.start()
     assert [round_ for round_ in range(1, 10) if sampler.is_followed_by_validation(round_)] == [2, 4, 6, 8]
     for round_ in (1, 2):
-        sampler.begin_up_to(round_ + 1)
+        sampler.begin(round_)
         sampler.take(round_)
         world.record(round_)
     sampler.between_rounds(stages.events.append, "validation")
-    sampler.begin_up_to(4)
+    sampler.begin(3)
     sampler.take(3)
     sampler.take(4)
     events = stages.events
@@ -131,14 +132,15 @@ def test_a_validation_comes_between_rounds_and_before_the_next_dataset(world: Wo
 def test_a_round_with_nothing_to_train_says_why(world: World) -> None:
     sampler, stages = world.start()
     stages.nothing = {1}
-    sampler.begin_up_to(1)
+    sampler.begin(1)
     assert sampler.take(1).nothing == {"nothing_to_train": "equal rewards"}
 
 
 def test_a_restarted_loop_repeats_no_rollouts_that_were_collected(world: World) -> None:
+    world.settings = dataclasses.replace(world.settings, loop=LoopSettings(rounds=9, eval_every=0, overlap=2))
     sampler, stages = world.start()
     stages.slow = {3: threading.Event()}
-    sampler.begin_up_to(3)
+    sampler.begin(1)
     sampler.take(1)
     world.record(1)
     until(stages, "collect 3")
@@ -146,7 +148,7 @@ def test_a_restarted_loop_repeats_no_rollouts_that_were_collected(world: World) 
     assert sampler.stop() == [2, 3], "begun, and not trained"
 
     again, stages = world.start()
-    again.begin_up_to(3)
+    again.begin(1)
     assert again.take(2).rollout == {"total": 8}
     assert again.take(3).rollout == {"total": 8}
     assert stages.events == ["collect 3", "collected 3", "dataset 3"]
@@ -155,7 +157,7 @@ def test_a_restarted_loop_repeats_no_rollouts_that_were_collected(world: World) 
 def test_an_error_of_a_later_round_waits_until_that_round_is_taken(world: World) -> None:
     sampler, stages = world.start()
     stages.slow = {2: threading.Event()}
-    sampler.begin_up_to(2)
+    sampler.begin(1)
     sampler.take(1)
     until(stages, "collect 2")
     stages.stop()

@@ -1,0 +1,51 @@
+"""What the loop asks of a source of rollouts."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ParamSpec, Protocol
+
+__all__ = ["SampledRound", "Sampler"]
+
+P = ParamSpec("P")
+
+
+@dataclass(frozen=True, slots=True)
+class SampledRound:
+    """The rollouts of a round, with its dataset on disk, or `nothing` to train on and why."""
+
+    rollout: dict[str, Any] = field(default_factory=dict)
+    """The result of `trainspan rollout`; empty if it was lost with an interrupted loop."""
+    checks: Sequence[dict[str, Any]] = ()
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    nothing: dict[str, Any] | None = None
+
+
+class Sampler(Protocol):
+    """Collects rollouts and builds the datasets of rounds, in order. Methods raise what the stages raise."""
+
+    def is_followed_by_validation(self, round_: int) -> bool:
+        """Whether a validation comes between this round and the next."""
+        ...
+
+    def begin(self, round_: int) -> None:
+        """Starts whatever may run before this round is trained."""
+        ...
+
+    def take(self, round_: int) -> SampledRound:
+        """Waits for the round's rollouts and dataset."""
+        ...
+
+    def between_rounds(self, work: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Does `work` while no rollouts and no swap are in progress, and waits for it."""
+        ...
+
+    def stop(self) -> list[int]:
+        """Ends what is queued or in progress; returns the rounds whose rollouts began and were not taken.
+
+        No stage starts afterwards, until `Stages.resume`.
+        """
+        ...
+
+    def close(self) -> None:
+        """Ends the threads; last of all, because the kernel ends processes with the thread that started them."""
+        ...
