@@ -34,6 +34,7 @@ BY_NAME = (
     "reading",
     "sampling",
     "stored_spans",
+    "stream",
     "threads",
     "viewer",
     "viewer_ingest",

@@ -62,9 +62,11 @@ FLOORS = {
     "viewer": ("server", "pages", "queries html"),
     "rollouts": (
         "run",
-        "attempts totals",
-        "executors rollout_spans",
-        "delivery judge records run_ledger task_file",
+        "attempts plan",
+        "executors rollout_spans totals",
+        "delivery judge run_ledger",
+        "records task_stream",
+        "task_file",
     ),
     "cli": (
         "__main__",

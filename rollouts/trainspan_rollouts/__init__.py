@@ -3,7 +3,7 @@
 In reading order:
 
 - `run`: runs all rollouts; `records`: its input and output; `totals` counts.
-- `task_file`: reads tasks.
+- `plan`: the rollouts in order; `task_file` and `task_stream` read tasks.
 - `attempts`: the attempts at one rollout, from agent to verdict.
 - `executors/`: starts the agent. `choice` picks the executor for a target, `executor` is their interface.
 - `judge`: calls the user's function for the reward.

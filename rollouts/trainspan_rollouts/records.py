@@ -13,6 +13,7 @@ class RunSettings:
     """The settings of a run."""
 
     tasks: Path
+    """Task file; `-` is standard input, whose lines are tasks as they arrive, each in its own `round` if it names one."""
     target: tuple[str, ...]
     """One `module:function`, or a command and its arguments."""
     run_id: str
@@ -55,7 +56,18 @@ class Progress:
     failed: int
     """Done with a status other than `ok`."""
     total: int
+    """So far, if tasks arrive on standard input."""
     mean_reward: float | None
+    groups: int
+    """Tasks of which all rollouts are done."""
+    oldest_round: int | None
+    """The first round with a task of which some are not done; None if there is none."""
+    status: dict[str, int]
+    """Final status → rollouts."""
+    rewarded: int
+    """Rollouts with a reward."""
+    calls: int
+    """Successful model calls of all attempts, as reported by the agents."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,24 +6,21 @@ import logging
 import os
 import signal
 import time
-import uuid
-from collections.abc import Callable, Iterator
-from itertools import islice
+from collections.abc import Callable
 from typing import Final
 
 from trainspan_rollouts.attempts import Attempts
 from trainspan_rollouts.executors.choice import choose_executor
 from trainspan_rollouts.judge import Judge
+from trainspan_rollouts.plan import Plan
 from trainspan_rollouts.records import Progress, RunResult, RunSettings
 from trainspan_rollouts.rollout_spans import RolloutSpans
 from trainspan_rollouts.run_ledger import RunLedger, ledger_file
-from trainspan_rollouts.task_file import Task, count_tasks, read_tasks
 from trainspan_rollouts.totals import Totals
 from trainspan_schemas.errors import UsageError
 from trainspan_schemas.store.endpoint import headers_of
 from trainspan_schemas.store.roles import Role
 from trainspan_schemas.store.senders import sender_headers
-from trainspan_schemas.telemetry.identity import Identity
 from trainspan_schemas.telemetry.signing import signing_key
 
 __all__ = ["run_rollouts"]
@@ -66,15 +63,16 @@ class _Run:
         self._on_progress = on_progress
         if settings.limit is not None and settings.limit < 1:
             raise UsageError(f"limit = {settings.limit}: it must be at least 1 task")
-        tasks = count_tasks(settings.tasks, settings.split)
-        self._totals = Totals(settings.n * (tasks if settings.limit is None else min(tasks, settings.limit)))
+        size = Plan.size(settings)
+        self._is_streamed = size is None
+        self._totals = Totals(size or 0)
         self._judge = (
             Judge(settings.judge, settings.judge_concurrency, settings.judge_timeout_s) if settings.judge else None
         )
         key = signing_key(settings.signing_key_file)
         self._executor = choose_executor(settings)
         file = ledger_file(settings.run_id, settings.round, settings.split)
-        self._ledger = RunLedger(file, settings.tasks, settings.target, resume=settings.resume)
+        self._ledger = RunLedger(file, settings.round, settings.tasks, settings.target, resume=settings.resume)
         self._spans = RolloutSpans(settings.collector, self._headers, self._ledger)
         if self._headers() is None and "authorization" not in headers_of(
             os.environ.get("OTEL_EXPORTER_OTLP_HEADERS", "")
@@ -97,13 +95,14 @@ class _Run:
     async def execute(self) -> RunResult:
         start_s = time.monotonic()
         deliver_s = CANCELLED_DELIVERY_S
-        plan = self._plan()
+        plan = Plan(self._settings, self._ledger, self._totals)
         try:
             await self._executor.start()
             self._report_progress()
             # Rollouts at the judge come on top, so that agents keep running; more would queue up for the judge.
             judged = self._settings.judge_concurrency if self._judge else 0
-            width = max(1, min(self._settings.concurrency + judged, self._totals.total))
+            width = self._settings.concurrency + judged
+            width = width if self._is_streamed else max(1, min(width, self._totals.total))
             async with asyncio.TaskGroup() as group:
                 for _ in range(width):
                     group.create_task(self._work(plan))
@@ -139,23 +138,11 @@ class _Run:
             totals.resumed,
         )
 
-    def _plan(self) -> Iterator[tuple[Task, int, Identity]]:
-        """Yields the rollouts to run: task, number of the rollout within its task, identity."""
-        settings = self._settings
-        for task in islice(read_tasks(settings.tasks, settings.split), settings.limit):
-            split = settings.split or task.split or "train"
-            for number in range(settings.n):
-                if finished := self._ledger.finished(task.id, number):
-                    self._totals.add(finished.status, finished.reward, resumed=True)
-                    continue
-                begun = self._ledger.begun(task.id, number)
-                rollout_id, attempt = (begun.rollout_id, begun.attempt + 1) if begun else (uuid.uuid4().hex, 0)
-                yield task, number, Identity(rollout_id, settings.run_id, task.id, attempt, settings.round, split)
-
-    async def _work(self, plan: Iterator[tuple[Task, int, Identity]]) -> None:
-        for task, number, identity in plan:
-            verdict = await self._attempts.rollout(task, number, identity)
-            self._totals.add(verdict.status, verdict.reward)
+    async def _work(self, plan: Plan) -> None:
+        while (planned := await plan.next()) is not None:
+            task, identity = planned.task, planned.identity
+            verdict = await self._attempts.rollout(task, planned.number, identity)
+            self._totals.add(identity.round or 0, task.id, verdict.status, verdict.reward)
             self._report_progress()
 
     def _report_progress(self) -> None:

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final
 
+from trainspan_rollouts.task_stream import STDIN
 from trainspan_schemas.errors import UsageError
 from trainspan_schemas.home import home
 from trainspan_schemas.telemetry.identity import Identity, Split
 from trainspan_schemas.telemetry.status import RolloutStatus
 
-__all__ = ["Begun", "Finished", "RunLedger", "ledger_file", "recorded_rewards", "task_rewards"]
+__all__ = ["Begun", "Finished", "RunLedger", "ledger_file", "ledger_files", "recorded_rewards", "task_rewards"]
 
 _AGAIN: Final = frozenset({"infra_error", "cancelled"})
 """Final statuses that a resumed run retries."""
@@ -43,8 +44,16 @@ class Finished:
 
 def ledger_file(run_id: str, round_: int, split: Split | None) -> Path:
     """Returns the path of the ledger: `$TRAINSPAN_HOME/rollouts/{run}/round-NNNN[-split].jsonl`."""
-    name = f"round-{round_:04d}{f'-{split}' if split else ''}.jsonl"
-    return home() / "rollouts" / "".join(c if c.isalnum() or c in "-_." else "_" for c in run_id).lstrip(".") / name
+    return _folder(run_id) / f"round-{round_:04d}{f'-{split}' if split else ''}.jsonl"
+
+
+def ledger_files(run_id: str, split: Split) -> list[Path]:
+    """Returns the paths of all ledgers of the run and split."""
+    return sorted(_folder(run_id).glob(f"round-*-{split}.jsonl"))
+
+
+def _folder(run_id: str) -> Path:
+    return home() / "rollouts" / "".join(c if c.isalnum() or c in "-_." else "_" for c in run_id).lstrip(".")
 
 
 def recorded_rewards(file: Path) -> dict[tuple[str, int], float]:
@@ -80,18 +89,19 @@ def _records(file: Path) -> Iterator[dict[str, Any]]:
 class RunLedger:
     """Appends a line as each rollout starts and is delivered; thread-safe."""
 
-    def __init__(self, file: Path, tasks: Path, target: Iterable[str], *, resume: bool) -> None:
+    def __init__(self, file: Path, round_: int, tasks: Path, target: Iterable[str], *, resume: bool) -> None:
         """Starts a new file, or with `resume` continues the existing one.
 
         Raises UsageError if there is nothing to resume, or if the run had another task file or target.
         """
         self._lock = threading.Lock()
+        self._round = round_
         self._ended: dict[tuple[str, int], tuple[str, RolloutStatus, float | None]] = {}
         self._begun: dict[str, Begun] = {}
         self._finished: dict[str, Finished] = {}
         self._waiting: dict[tuple[str, int], dict[str, Any]] = {}
         """Spans in this file that the collector has not acknowledged."""
-        head = {"tasks": str(tasks.resolve()), "target": list(target)}
+        head = {"tasks": "-" if tasks == STDIN else str(tasks.resolve()), "target": list(target)}
         if resume:
             self._read(file, head)
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -99,22 +109,22 @@ class RunLedger:
         if not resume:
             self._write(head)
 
-    def finished(self, task_id: str, number: int) -> Finished | None:
+    def finished(self, round_: int, task_id: str, number: int) -> Finished | None:
         """Returns the outcome of a task's rollout `number` (from 0), None if it is not finished."""
-        return self._finished.get(_key(task_id, number))
+        return self._finished.get(self._key(round_, task_id, number))
 
-    def begun(self, task_id: str, number: int) -> Begun | None:
-        return self._begun.get(_key(task_id, number))
+    def begun(self, round_: int, task_id: str, number: int) -> Begun | None:
+        return self._begun.get(self._key(round_, task_id, number))
 
     def begin(self, identity: Identity, number: int) -> None:
         """Records the start of an attempt."""
-        key = _key(identity.task_id or "", number)
+        key = self._key(identity.round, identity.task_id or "", number)
         self._write({"begin": key, "rollout": identity.rollout_id, "attempt": identity.attempt})
 
     def end(self, identity: Identity, number: int, status: RolloutStatus, reward: float | None) -> None:
         """Remembers the end of an attempt; `delivered` or `waits` writes it."""
         with self._lock:
-            key = _key(identity.task_id or "", number)
+            key = self._key(identity.round, identity.task_id or "", number)
             self._ended[identity.rollout_id, identity.attempt] = (key, status, reward)
 
     def undelivered(self) -> list[dict[str, Any]]:
@@ -142,6 +152,10 @@ class RunLedger:
 
     def close(self) -> None:
         self._file.close()
+
+    def _key(self, round_: int | None, task_id: str, number: int) -> str:
+        """Names the round only if it is not the ledger's own: tasks on standard input have rounds of their own."""
+        return f"{number}:{task_id}" if round_ == self._round else f"{number}@{round_}:{task_id}"
 
     def _write(self, record: dict[str, Any]) -> None:
         self._file.write(json.dumps(record).encode() + b"\n")
@@ -172,7 +186,3 @@ class RunLedger:
         if record["status"] not in _AGAIN:
             self._finished[record["end"]] = Finished(record["status"], record["reward"])
             self._begun.pop(record["end"], None)
-
-
-def _key(task_id: str, number: int) -> str:
-    return f"{number}:{task_id}"

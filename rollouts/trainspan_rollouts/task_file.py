@@ -14,7 +14,7 @@ from typing import Any, Final, cast
 from trainspan_schemas.errors import TaskFileError
 from trainspan_schemas.telemetry.identity import Split
 
-__all__ = ["Task", "count_tasks", "read_tasks"]
+__all__ = ["Task", "count_tasks", "read_tasks", "to_task"]
 
 _FIELDS: Final = frozenset({"id", "input", "answer", "split", "meta"})
 _MAX_FIELD_CHARS: Final = 16 * 1024 * 1024
@@ -76,7 +76,7 @@ def _is_wanted(task: Task, split: Split | None) -> bool:
 
 
 def _tasks(path: Path) -> Iterator[tuple[str, Task]]:
-    return ((where, _task(where, fields)) for where, fields in _rows(path))
+    return ((where, to_task(where, fields)) for where, fields in _rows(path))
 
 
 def _check_repeated(path: Path, suspects: set[str]) -> None:
@@ -153,7 +153,7 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
         raise TaskFileError(f"{path}: not Parquet ({' '.join(str(error).split())})") from error
 
 
-def _task(where: str, fields: Mapping[str, Any]) -> Task:
+def to_task(where: str, fields: Mapping[str, Any]) -> Task:
     if unknown := sorted(set(fields) - _FIELDS):
         raise TaskFileError(f"{where}: unknown field {unknown[0]!r}; fields are id, input, answer, split, meta")
     task_id = fields.get("id")

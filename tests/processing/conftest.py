@@ -114,6 +114,8 @@ class Bench:
         *,
         stores: Sequence[int] = (0,),
         round_: int | None = None,
+        since_round: int | None = None,
+        number: int | None = None,
         out: Path | None = None,
         pages: Pages | None = None,
         **settings: Any,
@@ -124,6 +126,8 @@ class Bench:
             settings=dataclasses.replace(DatasetSettings(), **settings),
             run_id=self.run_id,
             round=round_,
+            since_round=since_round,
+            number=number,
         )
         built = build_dataset(request, self.clock, pages)
         check_drops(built)

@@ -21,6 +21,10 @@ def dataset(
     store: StoresOption = None,
     run: Annotated[str | None, typer.Option(help="Only rollouts of this run.")] = None,
     round: Annotated[int | None, typer.Option(help="Only rollouts of this round; also the dataset's number.")] = None,
+    since_round: Annotated[int | None, typer.Option(help="Only rollouts of this round or later.")] = None,
+    number: Annotated[
+        int | None, typer.Option(help="The dataset's number [default: --round, else the next free one].")
+    ] = None,
     given: Given,
     again: Annotated[
         Path | None,
@@ -47,7 +51,8 @@ def dataset(
     Example: trainspan dataset --wait-s 30 --baseline rloo
     """
     chosen = settings(config)
-    request = _request(chosen, given, store, run_id=run, round=round, allow_behind=allow_behind)
+    scope = {"run_id": run, "round": round, "since_round": since_round, "number": number}
+    request = _request(chosen, given, store, **scope, allow_behind=allow_behind)
     built = _rebuilt(again, request, store) if again is not None else _built(request, as_json=format == "json")
     if format == "json":
         print(json.dumps({"path": str(built.path), "sha256": built.sha256, **built.manifest}))

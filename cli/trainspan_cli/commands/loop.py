@@ -33,7 +33,7 @@ def loop(
     """
     import dataclasses
 
-    from trainspan_cli.loop.sampling.choice import check_overlap
+    from trainspan_cli.loop.sampling.choice import check_sampling
     from trainspan_cli.loop.state.run_folder import RunFolder, newest_unfinished
     from trainspan_cli.loop.state.series import SeedSeries
     from trainspan_cli.loop.state.task_pool import LoopTasks
@@ -43,7 +43,7 @@ def loop(
         raise UsageError(f"--seeds {seeds}: at least 1")
     chosen = settings(config)
     chosen = dataclasses.replace(chosen, loop=override(chosen.loop, **given))
-    check_overlap(chosen)
+    check_sampling(chosen)
     tasks = LoopTasks.open(chosen)
     if seeds == 1:
         values = dataclasses.asdict(chosen)

@@ -100,9 +100,10 @@ def _run(wanted: "RunSettings", loaded: "Settings", *, as_json: bool) -> "RunRes
     from trainspan_cli.views.rollout_progress import JsonProgress, ProgressBar
     from trainspan_cli.views.rollout_result import print_json, print_table
     from trainspan_rollouts import run_rollouts
+    from trainspan_rollouts.task_stream import STDIN
 
     if as_json:
-        result = run_rollouts(wanted, JsonProgress())
+        result = run_rollouts(wanted, JsonProgress(every=wanted.tasks == STDIN))
         print_json(result)
         return result
     with ProgressBar() as bar:

@@ -12,6 +12,7 @@ from trainspan_cli.loop.processes.screen import Screen
 from trainspan_cli.loop.processes.services import Services
 from trainspan_cli.loop.processes.stages import Stages
 from trainspan_cli.loop.sampling.choice import choose_sampler
+from trainspan_cli.loop.sampling.sampler import is_followed_by_validation
 from trainspan_cli.loop.state.reward_records import read_rewards
 from trainspan_cli.loop.state.run_folder import RunFolder
 from trainspan_cli.loop.state.task_pool import LoopTasks
@@ -52,7 +53,7 @@ class Loop:
                 if round_ not in done:
                     self._sampler.begin(round_)
                     self._round(round_)
-                if self._sampler.is_followed_by_validation(round_):
+                if is_followed_by_validation(loop, round_):
                     self._sampler.between_rounds(self._validation.run, round_, loop.val_tasks)
                     self._recorded_at = time.monotonic()
                 ended = stop_reason(loop, folder.records(), round_)
@@ -128,7 +129,5 @@ class Loop:
         self._screen.record(record)
 
     def _reward_checks(self, round_: int, dataset: Path) -> list[Check]:
-        from trainspan_rollouts.run_ledger import ledger_file
-
-        rewards = read_rewards(ledger_file(self._folder.run_id, round_, "train"), dataset)
+        rewards = read_rewards(self._sampler.ledgers(round_), dataset)
         return [] if rewards is None else reward_checks(rewards)

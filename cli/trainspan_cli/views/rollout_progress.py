@@ -15,15 +15,16 @@ _PROGRESS_INTERVAL_S: Final = 0.5
 
 
 class JsonProgress:
-    """Prints at most two lines per second."""
+    """Prints at most two lines per second, or with `every` a line for each rollout."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, every: bool) -> None:
+        self._interval_s = 0.0 if every else _PROGRESS_INTERVAL_S
         self._next_s = 0.0
 
     def __call__(self, progress: "Progress") -> None:
         now_s = time.monotonic()
         if now_s >= self._next_s or progress.done == progress.total:
-            self._next_s = now_s + _PROGRESS_INTERVAL_S
+            self._next_s = now_s + self._interval_s
             print(json.dumps({"event": "progress", **dataclasses.asdict(progress)}), flush=True)
 
 

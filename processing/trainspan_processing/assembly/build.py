@@ -54,6 +54,8 @@ class BuildRequest:
     run_id: str | None = None
     round: int | None = None
     """Only this round's rollouts; also the dataset's number. None: the next free number."""
+    since_round: int | None = None
+    """Only rollouts of this round or later."""
     allow_behind: bool = False
     number: int | None = None
     """The dataset's number; None: the round, else the next free one."""
@@ -95,7 +97,8 @@ def build_dataset(request: BuildRequest, clock: Clock, pages: Pages | None = Non
         return _existing(target, request)
     settings, is_round = request.settings, request.round is not None
     recorded = request.recorded
-    selection, opened = Selection(request.run_id, request.round), Source(request.stores, request.allow_behind)
+    selection = Selection(request.run_id, request.round, since_round=request.since_round)
+    opened = Source(request.stores, request.allow_behind)
     if recorded is not None:
         selection, clock = recorded.selection, recorded.clock(clock)
         opened = recorded.open(request.stores, allow_behind=request.allow_behind)
@@ -179,14 +182,17 @@ def _special_advice(assembly: Assembly) -> dict[str, str]:
 def _where(request: BuildRequest) -> str:
     stores = " and ".join(request.stores)
     run = f"run {request.run_id} of " if request.run_id else ""
-    return f"round {request.round} of {run}{stores}" if request.round is not None else f"{run}{stores}"
+    if request.round is not None:
+        return f"round {request.round} of {run}{stores}"
+    return f"{run}{stores}" if request.since_round is None else f"round {request.since_round} and later of {run}{stores}"
 
 
 def _settings_record(request: BuildRequest) -> dict[str, Any]:
     """The settings that determine the rows, together with the stores and the ledger."""
     passing = ("out", "wait_s", "reward_concurrency")
     chosen = {key: value for key, value in asdict(request.settings).items() if key not in passing}
-    return {**chosen, "run_id": request.run_id, "round": request.round}
+    since = {"since_round": request.since_round} if request.since_round is not None else {}
+    return {**chosen, "run_id": request.run_id, "round": request.round, **since}
 
 
 def _existing(target: Path, request: BuildRequest) -> BuiltDataset:

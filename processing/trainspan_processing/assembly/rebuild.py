@@ -45,6 +45,7 @@ def rebuild(
         settings=settings,
         run_id=said["run_id"],
         round=said["round"],
+        since_round=said.get("since_round"),
         number=published.manifest["round"],
         recorded=recorded(published, chosen),
     )

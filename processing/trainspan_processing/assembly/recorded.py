@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import polars as pl
@@ -45,8 +45,8 @@ class Recorded:
     def rollouts_at_hand(self, source: Source) -> Selection:
         """The selection, limited to the ids of its unused rollouts."""
         inventory = take_inventory(source, self.selection).without(self.earlier.used.select("rollout_id", "attempt"))
-        ids = inventory.holdings["rollout_id"].unique().sort().to_list()
-        return Selection(self.selection.run_id, self.selection.round, ids)
+        ids = inventory.since(self.selection.since_round).holdings["rollout_id"].unique().sort().to_list()
+        return replace(self.selection, rollout_ids=ids)
 
 
 def recorded(dataset: Published, stores: Sequence[str]) -> Recorded:
@@ -59,7 +59,8 @@ def recorded(dataset: Published, stores: Sequence[str]) -> Recorded:
     is_own = list(stores) == dataset.stores and as_of_ns is not None
     marks = {number: item["watermark"] for number, item in enumerate(dataset.manifest["inputs"])}
     ids = None if is_own else sorted({*_ids(dataset.seen()), *_ids(earlier.dropped)})
-    return Recorded(Selection(settings["run_id"], settings["round"], ids), earlier, marks if is_own else None, as_of_ns)
+    selection = Selection(settings["run_id"], settings["round"], ids, since_round=settings.get("since_round"))
+    return Recorded(selection, earlier, marks if is_own else None, as_of_ns)
 
 
 def _ids(ledger: pl.DataFrame) -> set[str]:

@@ -51,6 +51,13 @@ class Inventory:
             return self
         return self.of(others.select("rollout_id"))
 
+    def since(self, round_: int | None) -> "Inventory":
+        """Only the rollouts of this round or later, or without a round, and those that share a trace with one; None: all."""
+        if round_ is None:
+            return self
+        late = self.holdings.filter((pl.col("round") >= round_).fill_null(True))
+        return self if late.height == self.holdings.height else self.of(late.select("rollout_id"))
+
     def of(self, rollouts: pl.DataFrame) -> "Inventory":
         """Only the rollouts with these `rollout_id`s, and rollouts that share a trace with one of them."""
         related = _related(self.holdings)

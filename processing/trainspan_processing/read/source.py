@@ -32,6 +32,8 @@ class Selection:
     rollout_ids: Sequence[str] | None = None
     without_rollout: bool = False
     """Only rows without a rollout."""
+    since_round: int | None = None
+    """Only new rollouts of this round or later; reads do not depend on it."""
 
     def parameters(self) -> Iterator[dict[str, Any]]:
         """The parameters of one read, or of several for many ids."""

@@ -76,7 +76,9 @@ class RolloutsSettings:
     """`[rollouts]`: tasks in, agent executions out."""
 
     tasks: str | None = None
-    """Task file: JSON Lines, CSV or Parquet; default: none."""
+    """Task file: JSON Lines, CSV or Parquet; default: none.
+
+    `trainspan rollout --tasks -` reads JSON lines from standard input, and begins the rollouts of a task as it arrives."""
     n: int = 8
     """Rollouts per task."""
     concurrency: int = 16

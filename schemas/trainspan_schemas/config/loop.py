@@ -15,11 +15,15 @@ class LoopSettings:
     """The agent: `module:function`, `file.py:function`, or a command line; default: none, required by the loop."""
     tasks_per_round: int = 32
     """Training tasks drawn for each round; each is rolled out `[rollouts] n` times."""
+    mode: str = "rounds"
+    """`rounds` (each round has its own rollouts) or `stream` (a constant number of rollouts is in progress, and complete
+    groups are trained as soon as there are `tasks_per_round`)."""
     overlap: int = 0
     """Number of rounds by which rollouts may run ahead of training; 0: rollouts and training take turns.
 
     With 1, the agents work on the next round while the trainer learns from this one; a call is then up to 1 version
-    behind when it is trained. It cannot be combined with `[serving] sleep`."""
+    behind when it is trained. A stream pauses while so many rounds' groups wait for training; there, 0 counts as 1. It cannot be
+    combined with `[serving] sleep`."""
     eval_tasks: int = 500
     """Validation tasks before the first and after the last round; 0: none."""
     val_tasks: int = 100

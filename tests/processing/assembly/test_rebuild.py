@@ -120,3 +120,21 @@ def test_stored_runs_are_filtered_and_split_again(bench: Bench) -> None:
     assert kept == ["t2"]
     assert set(part.manifest["dropped"]) == {"validation"}
     assert rows(bench.build(split="all", out=bench.out / "d"))["task_id"].n_unique() == 4
+
+
+def test_rollouts_of_earlier_rounds_are_not_looked_at_again(bench: Bench, tmp_path: Path) -> None:
+    for round_ in (1, 2, 3):
+        for number in range(4):
+            begins = 1000.0 * round_ + 100.0 * number
+            rollout = chain(bench.rollout(f"{round_}-{number}", task=f"t{number // 2}", round=round_, begins=begins), 2)
+            # The second task of each round has equal rewards and is dropped.
+            bench.send(rollout.reward(float(number % 2 and number < 2)))
+    since = bench.build(since_round=2, number=7)
+    assert since.path.name == "round-0007"
+    assert set(rows(since)["round"]) == {2, 3}
+    assert since.manifest["calls_seen"] == 16, "two rounds of four rollouts of two calls"
+    again = _rebuild(bench, since, tmp_path / "again")
+    assert _digests(again.built) == _digests(since)
+    assert not again.differences
+    whole = bench.build(number=8)
+    assert set(rows(whole)["round"]) == {1}

@@ -140,7 +140,18 @@ def test_the_command_prints_progress_and_result_as_json_lines(
     )
     assert done.returncode == 0
     *progress, result = map(json.loads, done.stdout.splitlines())
-    assert progress[-1] == {"event": "progress", "done": 6, "failed": 0, "total": 6, "mean_reward": 2.0}
+    assert progress[-1] == {
+        "event": "progress",
+        "done": 6,
+        "failed": 0,
+        "total": 6,
+        "mean_reward": 2.0,
+        "groups": 2,
+        "oldest_round": None,
+        "status": {"ok": 6},
+        "rewarded": 6,
+        "calls": 0,
+    }
     seconds = result.pop("seconds")
     assert 0 < seconds < 60
     assert result == {

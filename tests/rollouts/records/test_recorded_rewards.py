@@ -9,7 +9,7 @@ from trainspan_schemas.telemetry.identity import Identity
 def test_rewards_come_from_delivered_attempts_with_a_reward(tmp_path: Path) -> None:
     file = tmp_path / "round-0001-train.jsonl"
     assert recorded_rewards(file) == {}
-    ledger = RunLedger(file, tmp_path / "tasks.jsonl", ["agent.py:solve"], resume=False)
+    ledger = RunLedger(file, 1, tmp_path / "tasks.jsonl", ["agent.py:solve"], resume=False)
     first = Identity("a", "run", "task", 0, 1, "train")
     again = Identity("a", "run", "task", 1, 1, "train")
     other, silent, lost = (Identity(name, "run", "task", 0, 1, "train") for name in "bcd")
@@ -32,7 +32,7 @@ def test_rewards_come_from_delivered_attempts_with_a_reward(tmp_path: Path) -> N
 def test_a_tasks_rewards_come_from_its_finished_rollouts(tmp_path: Path) -> None:
     file = tmp_path / "round-0001-val.jsonl"
     assert task_rewards(file) == {}
-    ledger = RunLedger(file, tmp_path / "tasks.jsonl", ["agent.py:solve"], resume=False)
+    ledger = RunLedger(file, 1, tmp_path / "tasks.jsonl", ["agent.py:solve"], resume=False)
     ends = [("a:b", -3.5), ("a:b", 100.0), ("c", None), ("d", 0.0)]
     for number, (task, reward) in enumerate(ends):
         identity = Identity(f"rollout-{number}", "run", task, 0, 1, "val")

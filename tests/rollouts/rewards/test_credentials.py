@@ -188,7 +188,7 @@ def test_the_users_tokens_go_to_no_other_listener(tmp_path: Path, home: Path, co
 
 def test_the_runners_trace_ids_do_not_follow_from_others(tmp_path: Path) -> None:
     """OpenTelemetry's own generator uses the interpreter's random state, which its outputs reveal."""
-    ledger = RunLedger(tmp_path / "ledger", tmp_path, (), resume=False)
+    ledger = RunLedger(tmp_path / "ledger", 0, tmp_path, (), resume=False)
     spans = RolloutSpans("http://127.0.0.1:1", lambda: None, ledger)
     parents = []
     for _ in range(2):

@@ -145,8 +145,9 @@ class Commands:
         environ: Mapping[str, str],
         log: Path,
         on_event: Callable[[dict[str, Any]], None],
+        write: Callable[[IO[str]], None] | None = None,
     ) -> tuple[int, str]:
-        """Runs a command to its end and passes each JSON line to `on_event`.
+        """Runs a command to its end and passes each JSON line to `on_event`. `write` gets its standard input, in a thread.
 
         Returns the exit code and the last line of stderr. An interrupt stops the command too. Raises ProcessError if
         commands were stopped before this one could start.
@@ -154,8 +155,10 @@ class Commands:
         log.parent.mkdir(parents=True, exist_ok=True)
         began = log.stat().st_size if log.exists() else 0
         with log.open("a") as stderr:
-            process = self._start(arguments, environ, stderr)
+            process = self._start(arguments, environ, stderr, has_input=write is not None)
         assert process.stdout is not None
+        if write is not None:
+            threading.Thread(target=write, args=(process.stdin,), daemon=True).start()
         try:
             for line in process.stdout:
                 with contextlib.suppress(json.JSONDecodeError):
@@ -185,14 +188,16 @@ class Commands:
     def resume(self) -> None:
         self._stopped = False
 
-    def _start(self, arguments: Sequence[str], environ: Mapping[str, str], stderr: IO[str]) -> "subprocess.Popen[str]":
+    def _start(
+        self, arguments: Sequence[str], environ: Mapping[str, str], stderr: IO[str], *, has_input: bool
+    ) -> "subprocess.Popen[str]":
         with self._lock:
             if self._stopped:
                 raise ProcessError(f"{arguments[0]} was not started: the loop is stopping")
             process = subprocess.Popen(
                 _trainspan(arguments),
                 env=dict(environ),
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE if has_input else subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
                 text=True,

@@ -7,8 +7,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+from trainspan_cli.clients.store import rows
 from trainspan_cli.loop.checks.integrity import stage_checks
 from trainspan_cli.loop.checks.stage_counts import StageMeter
 from trainspan_cli.loop.processes.child_processes import Commands
@@ -24,6 +25,7 @@ __all__ = ["Collected", "Stages"]
 
 NOTHING_TO_TRAIN = 3
 """Exit code of `trainspan dataset` if there is nothing to train on."""
+STORED_TIMEOUT_S = 15.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,7 @@ class Collected:
 class Stages:
     """Runs the stages of rounds against the services of a run. Every method raises ProcessError if a command fails.
 
-    Different stages may run at the same time, from different threads; only one may collect.
+    Different stages may run at the same time, from different threads; only one may collect or stream.
     """
 
     def __init__(self, settings: Settings, services: Services, folder: RunFolder, screen: Screen) -> None:
@@ -63,27 +65,44 @@ class Stages:
 
     def collect(self, tasks: Path, round_: int, split: str, n: int) -> Collected:
         """Runs the agent `n` times on each task of a file and collects the counts from all sources."""
+        if self._settings.serving.sleep:  # no swap woke it if the trainer skipped the round
+            self._services.policy.wake()
+        return self._collect(str(tasks), round_, split, n, self._screen.progress)
+
+    def stream(
+        self, round_: int, n: int, on_progress: Callable[[dict[str, Any]], None], write: Callable[[IO[str]], None]
+    ) -> Collected:
+        """Runs the agent `n` times on each training task that `write` writes to the runner, until it closes the pipe."""
+        return self._collect("-", round_, "train", n, on_progress, write)
+
+    def _collect(
+        self,
+        tasks: str,
+        round_: int,
+        split: str,
+        n: int,
+        on_progress: Callable[[dict[str, Any]], None],
+        write: Callable[[IO[str]], None] | None = None,
+    ) -> Collected:
         began = time.monotonic()
         settings, services = self._settings.rollouts, self._services
-        if self._settings.serving.sleep:  # no swap woke it if the trainer skipped the round
-            services.policy.wake()
         result: dict[str, Any] = {}
 
         def on_event(event: dict[str, Any]) -> None:
             if event.get("event") == "result":
                 result.update(event)
             elif event.get("event") == "progress":
-                self._screen.progress(event)
+                on_progress(event)
 
         meter = StageMeter(services.policy, str(services.store), self._folder.run_id)
-        arguments = ["--tasks", str(tasks), "--n", str(n), "--split", split, "--round", str(round_)]
+        arguments = ["--tasks", tasks, "--n", str(n), "--split", split, "--round", str(round_)]
         arguments += ["--run", self._folder.run_id, "--policy-url", f"{services.policy.url}/v1"]
         arguments += [*services.collector_option(), *(["--judge", settings.judge] if settings.judge else [])]
         assert self._settings.loop.target is not None
         target = self._settings.loop.target
         agent = [target] if is_function_name(target) else ["--", *shlex.split(target)]
         # Exit code 1 with a result: no rollout is ok, which fails the round but not the loop.
-        code, message = self._command("rollout", arguments, agent, on_event, admitted=(0, 1))
+        code, message = self._command("rollout", arguments, agent, on_event, admitted=(0, 1), write=write)
         if code != 0 and not result:
             raise ProcessError(f"rollout failed: {message} (log: {self._folder.logs / 'rollout.log'})")
         if result.get("unacknowledged"):  # the collector was down: it is restarted and receives the verdicts
@@ -101,20 +120,48 @@ class Stages:
         return Collected(result, checks, time.monotonic() - began, counts.stored_rollouts >= counts.rollouts)
 
     def dataset(self, round_: int, *, are_stored: bool) -> dict[str, Any] | None:
-        """Builds the round's dataset, which the trainer picks up at once.
+        """Builds the dataset of a round's rollouts, which the trainer picks up at once.
 
         Returns None, or, if there is no dataset because nothing can be trained, the reason as `nothing_to_train`, and the
         figures. The runner has ended: if all of its rollouts `are_stored`, incomplete groups do not wait.
         """
         if self._settings.serving.sleep:
             self._services.policy.sleep()
-        arguments = ["--store", str(self._services.store), "--out", str(self._folder.datasets)]
-        arguments += ["--run", self._folder.run_id, "--round", str(round_), "--wait-s", "30", "--settle-s", "20"]
-        if are_stored:
-            arguments += ["--group-wait-s", "0"]
+        arguments = ["--round", str(round_), "--wait-s", "30", "--settle-s", "20"]
+        return self._dataset([*arguments, "--group-wait-s", "0"] if are_stored else arguments)
+
+    def batch(self, round_: int, since: int, group_wait_s: float) -> dict[str, Any] | None:
+        """Builds the dataset of a round from all complete groups of draw `since` or later that no earlier one used.
+
+        Groups with rollouts in progress are left out for `group_wait_s` after the last one of them ended. Returns the same
+        as `dataset`.
+        """
+        arguments = ["--number", str(round_), "--since-round", str(since), "--group-wait-s", str(group_wait_s)]
+        return self._dataset([*arguments, "--settle-s", str(max(20.0, group_wait_s))])
+
+    def _dataset(self, arguments: list[str]) -> dict[str, Any] | None:
+        fixed = ["--store", str(self._services.store), "--out", str(self._folder.datasets)]
+        fixed += ["--run", self._folder.run_id]
         summary: dict[str, Any] = {}
-        code, message = self._command("dataset", arguments, [], summary.update, admitted=(0, NOTHING_TO_TRAIN))
+        code, message = self._command("dataset", fixed + arguments, [], summary.update, admitted=(0, NOTHING_TO_TRAIN))
         return {"nothing_to_train": message, **summary} if code == NOTHING_TO_TRAIN else None
+
+    def sampled_tokens(self) -> int:
+        """Tokens that the policy server sampled since its start."""
+        return self._services.policy.sampled_tokens()
+
+    def keep_alive(self) -> None:
+        """Restarts services that exited. Raises ProcessError after too many restarts."""
+        self._services.keep_alive()
+
+    def wait_until_stored(self, rollouts: int, began_ns: int) -> None:
+        """Waits up to 15 s until so many training rollouts that began since `began_ns` are stored with their verdicts."""
+        query = f"""
+            SELECT count(*) AS rollouts FROM rollouts
+            WHERE run_id = '{self._folder.run_id}' AND start_ns >= {began_ns} AND status IS NOT NULL"""
+        deadline = time.monotonic() + STORED_TIMEOUT_S
+        while rows(str(self._services.store), query)[0]["rollouts"] < rollouts and time.monotonic() < deadline:
+            time.sleep(0.1)
 
     def trained(self, round_: int) -> dict[str, Any]:
         """Waits for the trainer's event for the round's dataset, which the trainer finds by itself.
@@ -153,13 +200,14 @@ class Stages:
         target: Sequence[str],
         on_event: Callable[[dict[str, Any]], None],
         admitted: Sequence[int] = (0,),
+        write: Callable[[IO[str]], None] | None = None,
     ) -> tuple[int, str]:
         """Runs a command; returns its exit code, one of `admitted`, and its last message."""
         services = self._services
         services.keep_alive()
         log = self._folder.logs / f"{name}.log"
         whole = [name, *arguments, *services.config, "--format", "json", *target]
-        code, message = self._commands.run(whole, services.environ, log, on_event)
+        code, message = self._commands.run(whole, services.environ, log, on_event, write)
         message = message.removeprefix("trainspan: ")
         if code not in admitted:
             raise ProcessError(f"{name} failed: {message} (log: {log})")

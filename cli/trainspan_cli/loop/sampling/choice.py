@@ -4,27 +4,35 @@ from trainspan_cli.loop.processes.screen import Screen
 from trainspan_cli.loop.processes.stages import Stages
 from trainspan_cli.loop.sampling.round_sampler import RoundSampler
 from trainspan_cli.loop.sampling.sampler import Sampler
+from trainspan_cli.loop.sampling.stream_sampler import StreamSampler
 from trainspan_cli.loop.state.run_folder import RunFolder
 from trainspan_cli.loop.state.task_pool import LoopTasks
 from trainspan_schemas.config.settings import Settings
 from trainspan_schemas.errors import ConfigError
 
-__all__ = ["check_overlap", "choose_sampler"]
+MODES = ("rounds", "stream")
+
+__all__ = ["check_sampling", "choose_sampler"]
 
 
 def choose_sampler(settings: Settings, tasks: LoopTasks, stages: Stages, folder: RunFolder, screen: Screen) -> Sampler:
-    return RoundSampler(settings, tasks.train, stages, folder, screen)
+    chosen = StreamSampler if settings.loop.mode == "stream" else RoundSampler
+    return chosen(settings, tasks.train, stages, folder, screen)
 
 
-def check_overlap(settings: Settings) -> None:
+def check_sampling(settings: Settings) -> None:
     """Raises ConfigError if rollouts cannot run ahead of training as far as the settings say."""
-    if settings.loop.overlap < 0:
+    loop = settings.loop
+    if loop.mode not in MODES:
+        raise ConfigError(f"loop.mode = {loop.mode!r}: {' or '.join(MODES)}")
+    if loop.overlap < 0:
         raise ConfigError(f"loop.overlap = {settings.loop.overlap}: at least 0")
     limit = settings.train.max_staleness
-    if limit is not None and limit < settings.loop.overlap:
+    if limit is not None and limit < loop.overlap:
         raise ConfigError(
-            f"train.max_staleness = {limit} would drop calls that loop.overlap = {settings.loop.overlap} makes: "
+            f"train.max_staleness = {limit} would drop calls that loop.overlap = {loop.overlap} makes: "
             "raise the one or lower the other"
         )
-    if settings.loop.overlap and settings.serving.sleep:
-        raise ConfigError("loop.overlap needs a server that answers during training: set serving.sleep = false")
+    if settings.serving.sleep and (loop.overlap or loop.mode == "stream"):
+        name = "loop.overlap" if loop.overlap else 'loop.mode = "stream"'
+        raise ConfigError(f"{name} needs a server that answers during training: set serving.sleep = false")

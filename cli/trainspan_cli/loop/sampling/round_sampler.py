@@ -3,13 +3,15 @@
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, ParamSpec
 
 from trainspan_cli.loop.processes.screen import Screen
 from trainspan_cli.loop.processes.stages import Collected, Stages
-from trainspan_cli.loop.sampling.sampler import SampledRound
+from trainspan_cli.loop.sampling.sampler import SampledRound, is_followed_by_validation
 from trainspan_cli.loop.state.run_folder import RunFolder
 from trainspan_cli.loop.state.task_pool import TaskPool
+from trainspan_rollouts.run_ledger import ledger_file
 from trainspan_schemas.artifacts.dataset import dataset_dir
 from trainspan_schemas.config.settings import Settings
 
@@ -39,11 +41,6 @@ class RoundSampler:
         """Rounds whose rollouts began, in this process or an earlier one, and that were not taken yet."""
         self._newest = 0
 
-    def is_followed_by_validation(self, round_: int) -> bool:
-        """Whether a validation comes between this round and the next."""
-        loop = self._settings.loop
-        return bool(loop.eval_every) and round_ % loop.eval_every == 0 and round_ < loop.rounds
-
     def begin(self, round_: int) -> None:
         """Queues the rollouts of all rounds up to `overlap` after this one, except those on record."""
         loop = self._settings.loop
@@ -53,7 +50,7 @@ class RoundSampler:
             if next_ in done:
                 continue
             self._collected[next_] = self._collecting.submit(self._collect, next_)
-            if not self.is_followed_by_validation(next_ - 1):
+            if not is_followed_by_validation(loop, next_ - 1):
                 self._built[next_] = self._building.submit(self._build, next_)
 
     def take(self, round_: int) -> SampledRound:
@@ -62,6 +59,9 @@ class RoundSampler:
         sampled = built.result() if built else self._build(round_)
         self._begun.discard(round_)
         return sampled
+
+    def ledgers(self, round_: int) -> list[Path]:
+        return [ledger_file(self._folder.run_id, round_, "train")]
 
     def between_rounds(self, work: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
         """Does `work` after the rollouts that are queued and before any others, and waits for it."""

@@ -2,9 +2,12 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ParamSpec, Protocol
 
-__all__ = ["SampledRound", "Sampler"]
+from trainspan_schemas.config.settings import LoopSettings
+
+__all__ = ["SampledRound", "Sampler", "is_followed_by_validation"]
 
 P = ParamSpec("P")
 
@@ -20,12 +23,13 @@ class SampledRound:
     nothing: dict[str, Any] | None = None
 
 
+def is_followed_by_validation(settings: LoopSettings, round_: int) -> bool:
+    """Whether a validation comes between this round and the next."""
+    return bool(settings.eval_every) and round_ % settings.eval_every == 0 and round_ < settings.rounds
+
+
 class Sampler(Protocol):
     """Collects rollouts and builds the datasets of rounds, in order. Methods raise what the stages raise."""
-
-    def is_followed_by_validation(self, round_: int) -> bool:
-        """Whether a validation comes between this round and the next."""
-        ...
 
     def begin(self, round_: int) -> None:
         """Starts whatever may run before this round is trained."""
@@ -33,6 +37,10 @@ class Sampler(Protocol):
 
     def take(self, round_: int) -> SampledRound:
         """Waits for the round's rollouts and dataset."""
+        ...
+
+    def ledgers(self, round_: int) -> list[Path]:
+        """The files with the runner's record of the round's rollouts."""
         ...
 
     def between_rounds(self, work: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:

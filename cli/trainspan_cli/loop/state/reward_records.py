@@ -1,7 +1,7 @@
 """The rewards of a round from three sources: the runner's record, the dataset's ledger, and the training rows."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,8 @@ class RewardRecords:
     """The returns of its rows, only if the credit rule gives every call the whole reward."""
 
 
-def read_rewards(runner: Path, dataset: Path) -> RewardRecords | None:
-    """Reads the runner's ledger file and a dataset folder; None if the dataset's rewards differ on purpose.
+def read_rewards(ledgers: Sequence[Path], dataset: Path) -> RewardRecords | None:
+    """Reads the runner's ledger files and a dataset folder; None if the dataset's rewards differ on purpose.
 
     They do with `[dataset] reward`, `air`, `overlong = "punish"`, or reward names other than `reward`.
     """
@@ -42,7 +42,8 @@ def read_rewards(runner: Path, dataset: Path) -> RewardRecords | None:
     lines = (about_dir(dataset) / manifest["ledger"]["name"]).read_text().splitlines()
     used = {(line["rollout_id"], line["attempt"]): line["reward"] for line in map(json.loads, lines)}
     whole = manifest["credit"]["credit"] == "identical"
-    return RewardRecords(recorded_rewards(runner), used, _returns(dataset, manifest) if whole else {})
+    recorded = {attempt: reward for file in ledgers for attempt, reward in recorded_rewards(file).items()}
+    return RewardRecords(recorded, used, _returns(dataset, manifest) if whole else {})
 
 
 def _returns(dataset: Path, manifest: Mapping[str, Any]) -> dict[Attempt, frozenset[float]]:

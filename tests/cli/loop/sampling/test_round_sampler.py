@@ -13,8 +13,9 @@ from rich.console import Console
 
 from trainspan_cli.loop.processes.screen import Screen
 from trainspan_cli.loop.processes.stages import Collected
-from trainspan_cli.loop.sampling.choice import check_overlap
+from trainspan_cli.loop.sampling.choice import check_sampling
 from trainspan_cli.loop.sampling.round_sampler import RoundSampler
+from trainspan_cli.loop.sampling.sampler import is_followed_by_validation
 from trainspan_cli.loop.state.run_folder import RunFolder
 from trainspan_cli.loop.state.task_pool import TaskPool
 from trainspan_schemas.artifacts.dataset import dataset_dir
@@ -115,7 +116,7 @@ def test_a_round_is_collected_while_the_one_before_is_trained(world: World) -> N
 def test_a_validation_comes_between_rounds_and_before_the_next_dataset(world: World) -> None:
     world.settings = dataclasses.replace(world.settings, loop=LoopSettings(rounds=9, eval_every=2, overlap=1))
     sampler, stages = world.start()
-    assert [round_ for round_ in range(1, 10) if sampler.is_followed_by_validation(round_)] == [2, 4, 6, 8]
+    assert [round_ for round_ in range(1, 10) if is_followed_by_validation(world.settings.loop, round_)] == [2, 4, 6, 8]
     for round_ in (1, 2):
         sampler.begin(round_)
         sampler.take(round_)
@@ -167,13 +168,13 @@ def test_an_error_of_a_later_round_waits_until_that_round_is_taken(world: World)
 
 def test_settings_that_cannot_overlap_are_refused() -> None:
     settings = Settings()
-    check_overlap(settings)
+    check_sampling(settings)
     with pytest.raises(ConfigError, match=r"loop\.overlap = -1: at least 0"):
-        check_overlap(dataclasses.replace(settings, loop=LoopSettings(overlap=-1)))
+        check_sampling(dataclasses.replace(settings, loop=LoopSettings(overlap=-1)))
     asleep = dataclasses.replace(settings.serving, sleep=True)
     with pytest.raises(ConfigError, match=r"set serving\.sleep = false"):
-        check_overlap(dataclasses.replace(settings, loop=LoopSettings(overlap=1), serving=asleep))
+        check_sampling(dataclasses.replace(settings, loop=LoopSettings(overlap=1), serving=asleep))
     strict = dataclasses.replace(settings.train, max_staleness=1)
-    check_overlap(dataclasses.replace(settings, loop=LoopSettings(overlap=1), train=strict))
+    check_sampling(dataclasses.replace(settings, loop=LoopSettings(overlap=1), train=strict))
     with pytest.raises(ConfigError, match=r"train\.max_staleness = 1 would drop calls that loop\.overlap = 2 makes"):
-        check_overlap(dataclasses.replace(settings, loop=LoopSettings(overlap=2), train=strict))
+        check_sampling(dataclasses.replace(settings, loop=LoopSettings(overlap=2), train=strict))

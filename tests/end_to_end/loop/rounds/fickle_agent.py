@@ -37,6 +37,20 @@ async def solve_slowly(task: dict[str, Any]) -> float:
         return float(file.tell() % 2)
 
 
+async def solve_with_a_tail(task: dict[str, Any]) -> float:
+    """Calls twice; the first rollout of t1 takes 20 times as long as the others. Rewards as of `solve_slowly`."""
+    client = AsyncOpenAI()
+    with Path(f"{os.environ['FICKLE_COUNT']}-{task['id']}").open("ab") as file:
+        file.write(b".")
+        number = file.tell()
+    for turn in range(2):
+        await client.chat.completions.create(
+            model="policy", messages=[{"role": "user", "content": f"{task['input']} {turn}"}], max_tokens=8
+        )
+        await asyncio.sleep(10.0 if (task["id"], number) == ("t1", 1) else 0.5)
+    return float(number % 2)
+
+
 async def solve(task: dict[str, Any]) -> float | None:
     """Calls once; line r of PLAN sets the rewards of round r: `same` (1), `none`, `crash`, or `mixed` (0 and 1)."""
     with Path(os.environ["FICKLE_COUNT"]).open("ab") as file:

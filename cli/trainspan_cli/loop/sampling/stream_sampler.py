@@ -1,0 +1,135 @@
+"""Rollouts without rounds: a constant number is in progress, and complete groups are trained as soon as there are enough."""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, ParamSpec
+
+from trainspan_cli.loop.processes.screen import Screen
+from trainspan_cli.loop.processes.stages import Collected, Stages
+from trainspan_cli.loop.sampling.sampler import SampledRound, is_followed_by_validation
+from trainspan_cli.loop.sampling.task_feed import STATE, TaskFeed, drawn_tasks
+from trainspan_cli.loop.state.run_folder import RunFolder
+from trainspan_cli.loop.state.task_pool import TaskPool
+from trainspan_rollouts.run_ledger import ledger_files
+from trainspan_schemas.artifacts.dataset import dataset_dir
+from trainspan_schemas.config.settings import Settings
+
+__all__ = ["StreamSampler"]
+
+P = ParamSpec("P")
+
+_LOOK_S: Final = 0.5
+_MARGIN_S: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Segment:
+    """One `trainspan rollout --tasks -`, from one validation to the next."""
+
+    feed: TaskFeed
+    ended: Future[Collected]
+    began_ns: int
+
+
+class StreamSampler:
+    """Runs rollouts all the time, except before a validation: that round waits for all rollouts and takes what they gave.
+
+    The batch of a round is every complete group that no earlier batch had, at least `tasks_per_round` of them. Groups with a
+    slow rollout are left to a later batch.
+    """
+
+    def __init__(self, settings: Settings, tasks: TaskPool, stages: Stages, folder: RunFolder, screen: Screen) -> None:
+        self._settings = settings
+        self._tasks = tasks
+        self._stages = stages
+        self._folder = folder
+        self._screen = screen
+        self._running = ThreadPoolExecutor(1, "streaming")
+        self._segment: _Segment | None = None
+        rollouts = settings.rollouts
+        self._group_wait_s = (rollouts.timeout_s + rollouts.judge_timeout_s) * (rollouts.retries + 1) + _MARGIN_S
+        """A group of which a rollout is not stored after this time has lost it."""
+        self._oldest = deque([(time.monotonic(), int(folder.read(STATE).get("since", 1)))])
+        """Times at which batches were cut, with the first draw that had an open group."""
+        self._cut_at = time.monotonic()
+        self._sampled_tokens = 0
+
+    def begin(self, round_: int) -> None:
+        """Starts a runner unless one is in progress."""
+        if self._segment is not None:
+            return
+        self._screen.collecting("rollouts", round_)
+        feed = TaskFeed(self._settings, drawn_tasks(self._settings, self._tasks, self._folder), self._screen.progress)
+        self._cut_at, self._sampled_tokens = time.monotonic(), self._stages.sampled_tokens()
+        began_ns = time.time_ns()
+        # Its ledger has the number of its first draw, so that no ledger is written twice.
+        first = int(self._folder.read(STATE).get("draws", 0)) + 1
+        ended = self._running.submit(self._stages.stream, first, self._settings.rollouts.n, feed.progress, feed.write)
+        self._segment = _Segment(feed, ended, began_ns)
+
+    def take(self, round_: int) -> SampledRound:
+        """Waits until there are enough groups, and builds the dataset of all complete ones."""
+        if dataset_dir(self._folder.datasets, round_).exists():  # built before the loop was interrupted
+            return SampledRound()
+        segment, loop = self._segment, self._settings.loop
+        assert segment is not None, "begun"
+        while not segment.feed.wait(loop.tasks_per_round, _LOOK_S) and not segment.ended.done():
+            self._stages.keep_alive()
+        is_last = round_ == loop.rounds or is_followed_by_validation(loop, round_) or segment.ended.done()
+        collected = self._drain(segment) if is_last else None
+        figures, sampling_s = segment.feed.cut(), time.monotonic() - self._cut_at
+        self._cut_at = time.monotonic()
+        tokens, self._sampled_tokens = self._sampled_tokens, self._stages.sampled_tokens()
+        figures |= {"sampled_tokens": self._sampled_tokens - tokens, "sampling_seconds": sampling_s}
+        if collected is None:
+            self._stages.wait_until_stored(segment.feed.done, segment.began_ns)
+        began = time.monotonic()
+        nothing = self._stages.batch(round_, self._since(segment.feed), 0.0 if collected else self._group_wait_s)
+        seconds = {"rollouts": sampling_s, "dataset": time.monotonic() - began}
+        return SampledRound(figures, collected.checks if collected else (), seconds, nothing)
+
+    def ledgers(self, round_: int) -> list[Path]:
+        """The files with the runner's record of the round's rollouts."""
+        return ledger_files(self._folder.run_id, "train")
+
+    def between_rounds(self, work: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Does `work`; the rollouts ended with the round before."""
+        work(*args, **kwargs)
+
+    def stop(self) -> list[int]:
+        """Ends the rollouts in progress. No round of them has begun: complete groups that are left are not trained."""
+        segment, self._segment = self._segment, None
+        if segment is not None:
+            segment.feed.close()
+        self._stages.stop()
+        if segment is not None:
+            segment.ended.exception()
+        return []
+
+    def close(self) -> None:
+        self._running.shutdown()
+
+    def _drain(self, segment: _Segment) -> Collected:
+        """Waits for the rollouts in progress and the end of the runner. Raises what the runner raised."""
+        segment.feed.close()
+        self._segment = None
+        collected = segment.ended.result()
+        self._screen.collecting("", 0)
+        return collected
+
+    def _since(self, feed: TaskFeed) -> int:
+        """The first draw that may still have rollouts for a batch: the first that was open a group's waiting time ago.
+
+        Without it, each batch would read again all groups of the run that taught nothing.
+        """
+        draws = int(self._folder.read(STATE).get("draws", 1))
+        self._oldest.append((time.monotonic(), feed.oldest_round or draws))
+        while len(self._oldest) > 1 and self._oldest[1][0] < time.monotonic() - self._group_wait_s:
+            self._oldest.popleft()
+        since = self._oldest[0][1]
+        self._folder.write(STATE, {**self._folder.read(STATE), "since": since})
+        return since
