@@ -184,7 +184,9 @@ def _where(request: BuildRequest) -> str:
     run = f"run {request.run_id} of " if request.run_id else ""
     if request.round is not None:
         return f"round {request.round} of {run}{stores}"
-    return f"{run}{stores}" if request.since_round is None else f"round {request.since_round} and later of {run}{stores}"
+    return (
+        f"{run}{stores}" if request.since_round is None else f"round {request.since_round} and later of {run}{stores}"
+    )
 
 
 def _settings_record(request: BuildRequest) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from trainspan_cli.loop.processes.devices import Devices
 from trainspan_cli.loop.processes.screen import Screen
 from trainspan_cli.loop.state.run_folder import RunFolder
 from trainspan_schemas.artifacts.checkpoint import LATEST
+from trainspan_schemas.artifacts.dataset import dataset_dirs
 from trainspan_schemas.config.settings import Settings
 from trainspan_schemas.errors import ConfigError, ProcessError
 from trainspan_schemas.home import store_path
@@ -59,10 +60,12 @@ class Services:
             environ=devices.environ(self.environ, devices.server),
             flags=devices.server_flags(settings.loop.server_flags),
         )
-        if devices.shared:  # the trainer adapts to the memory that the server leaves
+        # The trainer adapts to the memory that the server leaves on a shared GPU. With a dataset from before an interruption
+        # it would be done before the server could swap.
+        if devices.shared or any(dataset_dirs(folder.datasets)):
             server.wait_until(self.policy.is_healthy, timeout_s)
-            if settings.serving.sleep:
-                self.policy.sleep()
+        if devices.shared and settings.serving.sleep:
+            self.policy.sleep()
         follow = ["train", "--follow", "--dataset", str(folder.datasets), "--model", model, *checkpoints]
         self._trainer = self._launch(
             "trainer",
