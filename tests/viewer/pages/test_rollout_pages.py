@@ -24,7 +24,7 @@ from trainspan_viewer.queries.rollout.alignment import align, by_turn, first_div
 from trainspan_viewer.queries.rollout.conversation import MOST_CHARACTERS, Text, shared_lengths, steps_of, text_of
 from trainspan_viewer.queries.rollout.group import find_contradiction
 from trainspan_viewer.queries.rollout.rollout import STEPS, RolloutModel
-from trainspan_viewer.queries.rollout.tokens import Overlay, TokensModel
+from trainspan_viewer.queries.rollout.tokens import MOST_TOKENS, Overlay, TokensModel
 from trainspan_viewer.queries.rollout.what_if import WhatIf
 
 PARAMS = Params("/rollouts/r", {}, {})
@@ -332,6 +332,29 @@ def test_the_next_call_keeps_the_overlay_that_was_chosen_last() -> None:
     page = render_tokens(replace(one, account=rollout(one.call, call(1, [1], [2]))))
     [section] = [part for part in page.body if isinstance(part, Element) and part.get("id") == "tokens"]
     assert [part.text for part in section.iter("a") if "/calls/1" in part.get("href", "")] == ["next call"]
+
+
+def test_the_pages_of_a_long_answer_count_from_one_and_lead_both_ways() -> None:
+    whole = tokens_model([" token"] * 40_000)
+    assert f"tokens 1 to {count(16_384)} of {count(40_000)}" in shown_part(whole, 0)
+    assert all(name not in shown_part(whole, 0) for name in ("first tokens", "previous tokens"))
+    second = shown_part(whole, 16_384)
+    assert f"tokens {count(16_385)} to {count(32_768)} of {count(40_000)}" in second
+    assert "first tokens" not in second, "the previous tokens are the first"
+    last = shown_part(whole, 32_768)
+    assert f"tokens {count(32_769)} to {count(40_000)} of {count(40_000)}" in last
+    assert "next tokens" not in last
+    assert '<a href="/rollouts/r/calls/0?start=16384">previous tokens</a>' in last
+    assert '<a href="/rollouts/r/calls/0">first tokens</a>' in last
+
+
+def shown_part(whole: TokensModel, start: int) -> str:
+    """The page of the tokens from `start`."""
+    part = slice(start, start + MOST_TOKENS)
+    assert whole.overlay
+    overlay = replace(whole.overlay, values=whole.overlay.values[part])
+    fields = {"ids": whole.ids[part], "pieces": whole.pieces[part], "logprobs": whole.logprobs[part]}
+    return served(render_tokens(replace(whole, start=start, overlay=overlay, **fields)))
 
 
 def test_a_rollout_that_still_runs_is_asked_for_again() -> None:

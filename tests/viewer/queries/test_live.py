@@ -70,6 +70,21 @@ def test_a_rollout_runs_until_its_span_arrives_and_failures_are_named(bench: Ben
     assert 'class="warn">length' not in page
 
 
+def test_a_call_is_linked_by_its_request_only_if_requests_have_one_answer_each(bench: Bench, tmp_path: Path) -> None:
+    several = bench.rollout("several", status=None)
+    several.call(0, [1], [2], gen_ai__response__id="a")
+    several.call(0, [1], [3], at=1.5, gen_ai__response__id="a")
+    several.call(1, [1, 2], [4], gen_ai__response__id="b")
+    bench.send(several, chain(bench.rollout("plain", status=None), 2))
+    store = str(bench.collectors[0].store)
+    sources = Sources(ViewerPaths(store, tmp_path / "runs", tmp_path / "dataset"), StoreReader(store), Settings())
+    time.sleep(1.1)  # those who look within a second share one reading
+    page = served(render_live(loaded(sources)))
+    assert f"/rollouts/{bench.run_id}-plain/calls/1?attempt=0" in page
+    assert f"/rollouts/{several.rollout_id}?attempt=0" in page
+    assert f"/rollouts/{several.rollout_id}/calls" not in page
+
+
 def test_the_last_minute_is_counted_whole_however_much_is_stored_in_it(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

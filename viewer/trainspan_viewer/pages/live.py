@@ -105,7 +105,7 @@ def _failures(model: LiveModel) -> list[Child]:
 def _calls(model: LiveModel) -> Child:
     rows: list[list[Child]] = [
         [
-            _rollout(row, f"/calls/{row['call_index']}" if row["call_index"] is not None else ""),
+            _rollout(row, f"/calls/{row['call_index']}" if row["has_own_index"] else ""),
             row["task_id"] or "–",
             "canary" if row["is_internal"] else row["agent"] or "–",
             count(row["call_index"]),

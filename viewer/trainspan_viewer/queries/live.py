@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -73,13 +73,23 @@ def load_live(sources: Sources, params: Params) -> LiveModel:
     now = time.time_ns()
     newest = _newest(sources.store)
     calls = [row for row in newest.spans if row["is_call"]]
+    requests = Counter((*_attempt(row), row["call_index"]) for row in calls)
+    # A page counts the choices of a request (n above 1) as calls of their own: the request's index is then not the call's.
+    several = {(rollout, attempt) for (rollout, attempt, _), choices in requests.items() if choices > 1}
     found = sources.places.all_runs()[:1]
     run = summary_of(found[0]) if found else None
     return LiveModel(
         run=run if run is not None and run.status == "running" else None,
         running=_running(calls, newest.ended)[:_SHOWN],
         finished=newest.finished,
-        calls=[{**row, "is_internal": _is_internal(row["call_facts"])} for row in calls[:_SHOWN]],
+        calls=[
+            {
+                **row,
+                "is_internal": _is_internal(row["call_facts"]),
+                "has_own_index": row["call_index"] is not None and _attempt(row) not in several,
+            }
+            for row in calls[:_SHOWN]
+        ],
         failures=[row for row in newest.ended if row["status"] != "ok"][:_SHOWN],
         errors=[row for row in newest.spans if row["status_code"] == _ERROR][:_SHOWN],
         calls_per_minute=newest.minute["calls"],
@@ -89,6 +99,10 @@ def load_live(sources: Sources, params: Params) -> LiveModel:
         is_behind=newest.is_behind,
         params=params,
     )
+
+
+def _attempt(row: Row) -> tuple[str | None, int]:
+    return row["rollout_id"], row["attempt"] or 0
 
 
 @dataclass(frozen=True, slots=True)

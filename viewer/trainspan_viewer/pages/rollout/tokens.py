@@ -8,7 +8,7 @@ from trainspan_viewer.html.formats import count, seconds
 from trainspan_viewer.pages.rollout.conversation import policy_of, verdict_on
 from trainspan_viewer.pages.rollout.marks import joined, legend, level, marks
 from trainspan_viewer.pages.rollout.texts import pre
-from trainspan_viewer.queries.rollout.tokens import OVERLAYS, Overlay, TokensModel
+from trainspan_viewer.queries.rollout.tokens import MOST_TOKENS, OVERLAYS, Overlay, TokensModel
 
 __all__ = ["render_tokens"]
 
@@ -117,10 +117,12 @@ def _pages(model: TokensModel) -> Element | None:
     total = len(model.call.completion_ids)
     if not model.start and end >= total:
         return None
+    before = max(model.start - MOST_TOKENS, 0)
     return element(
         "p",
-        link(model.params.link(start=None), "first tokens") if model.start else None,
-        f"tokens {count(model.start)} to {count(end)} of {count(total)}",
+        link(model.params.link(start=None), "first tokens") if before else None,
+        link(model.params.link(start=before or None), "previous tokens") if model.start else None,
+        f"tokens {count(model.start + 1)} to {count(end)} of {count(total)}",
         link(model.params.link(start=end), "next tokens") if end < total else None,
         class_="pages",
     )

@@ -17,10 +17,11 @@ from trainspan_viewer.queries.rollout.large import large_part
 from trainspan_viewer.queries.rollout.trainer_figures import Figures, Missing, read_figures
 from trainspan_viewer.queries.sources import Sources
 
-__all__ = ["OVERLAYS", "Overlay", "TokensModel", "load_tokens"]
+__all__ = ["MOST_TOKENS", "OVERLAYS", "Overlay", "TokensModel", "load_tokens"]
 
 OVERLAYS: Final = ("advantage", "logprob", "entropy", "mismatch", "ratio", "clip", "mask")
-_MOST_TOKENS: Final = 16_384
+MOST_TOKENS: Final = 16_384
+"""On one page."""
 _MOST_BYTES: Final = 400_000
 """Text of the tokens on one page."""
 _MOST_PROMPT: Final = 20_000
@@ -90,7 +91,7 @@ def load_tokens(sources: Sources, params: Params) -> TokensModel:
     chosen = params.choice("overlay", OVERLAYS, "advantage")
     start = min(params.integer("start", 0, most=10**9), max(len(call.completion_ids) - 1, 0))
     start = start // 256 * 256
-    some = call.completion_ids[start : start + _MOST_TOKENS]
+    some = call.completion_ids[start : start + MOST_TOKENS]
     ids, pieces = _bounded(some, decoder.pieces(some) if decoder else [f"{one} " for one in some])
     shown = slice(start, start + len(ids))
     figures = read_figures(sources, request.place, account.rollout_id, account.attempt, call.span_id)
