@@ -22,6 +22,10 @@ def dataset(
     run: Annotated[str | None, typer.Option(help="Only rollouts of this run.")] = None,
     round: Annotated[int | None, typer.Option(help="Only rollouts of this round; also the dataset's number.")] = None,
     since_round: Annotated[int | None, typer.Option(help="Only rollouts of this round or later.")] = None,
+    since_seq: Annotated[
+        int | None,
+        typer.Option(help="Only rollouts that came into the store after this place (the views' column seq)."),
+    ] = None,
     number: Annotated[
         int | None, typer.Option(help="The dataset's number [default: --round, else the next free one].")
     ] = None,
@@ -51,7 +55,7 @@ def dataset(
     Example: trainspan dataset --wait-s 30 --baseline rloo
     """
     chosen = settings(config)
-    scope = {"run_id": run, "round": round, "since_round": since_round, "number": number}
+    scope = {"run_id": run, "round": round, "since_round": since_round, "since_seq": since_seq, "number": number}
     request = _request(chosen, given, store, **scope, allow_behind=allow_behind)
     built = _rebuilt(again, request, store) if again is not None else _built(request, as_json=format == "json")
     if format == "json":

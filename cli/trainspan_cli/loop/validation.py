@@ -39,7 +39,7 @@ class Validations:
     def run(self, round_: int, count: int, *, probe: bool = False) -> None:
         """Runs the validation after `round_`, and with `probe` the hard probe, unless they are recorded already."""
         loop = self._settings.loop
-        named: list[tuple[EvalName, TaskPool]] = [("validation", self._tasks.val)]
+        named: list[tuple[EvalName, TaskPool]] = [("validation", self._tasks.val)] if self._tasks.val else []
         if probe and self._tasks.probe:
             named.append(("probe", self._tasks.probe))
         on_record = {

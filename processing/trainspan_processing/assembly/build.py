@@ -34,7 +34,7 @@ from trainspan_processing.tables import compact
 from trainspan_processing.traces.trace_index import Clock
 from trainspan_schemas.artifacts.dataset import MANIFEST, dataset_dir, manifest_path, round_of
 from trainspan_schemas.config.settings import DatasetSettings
-from trainspan_schemas.errors import DatasetError
+from trainspan_schemas.errors import DatasetError, UsageError
 
 __all__ = ["BuildRequest", "BuiltDataset", "build_dataset"]
 
@@ -56,6 +56,8 @@ class BuildRequest:
     """Only this round's rollouts; also the dataset's number. None: the next free number."""
     since_round: int | None = None
     """Only rollouts of this round or later."""
+    since_seq: int | None = None
+    """Only rollouts that came after this place (`seq`) into the store, of which there must be one."""
     allow_behind: bool = False
     number: int | None = None
     """The dataset's number; None: the round, else the next free one."""
@@ -92,12 +94,14 @@ def build_dataset(request: BuildRequest, clock: Clock, pages: Pages | None = Non
     calls come from several policies, StoreError if a store cannot be read, UsageError if a credit, baseline or function
     is unknown.
     """
+    if request.since_seq is not None and len(request.stores) > 1:
+        raise UsageError("since_seq is a place in one store: name one store")
     target = request.target
     if target.exists():
         return _existing(target, request)
     settings, is_round = request.settings, request.round is not None
     recorded = request.recorded
-    selection = Selection(request.run_id, request.round, since_round=request.since_round)
+    selection = Selection(request.run_id, request.round, since_round=request.since_round, since_seq=request.since_seq)
     opened = Source(request.stores, request.allow_behind)
     if recorded is not None:
         selection, clock = recorded.selection, recorded.clock(clock)
@@ -193,7 +197,8 @@ def _settings_record(request: BuildRequest) -> dict[str, Any]:
     """The settings that determine the rows, together with the stores and the ledger."""
     passing = ("out", "wait_s", "reward_concurrency")
     chosen = {key: value for key, value in asdict(request.settings).items() if key not in passing}
-    since = {"since_round": request.since_round} if request.since_round is not None else {}
+    since = {"since_round": request.since_round, "since_seq": request.since_seq}
+    since = {name: value for name, value in since.items() if value is not None}
     return {**chosen, "run_id": request.run_id, "round": request.round, **since}
 
 

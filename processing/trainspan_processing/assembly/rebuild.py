@@ -46,6 +46,7 @@ def rebuild(
         run_id=said["run_id"],
         round=said["round"],
         since_round=said.get("since_round"),
+        since_seq=said.get("since_seq"),
         number=published.manifest["round"],
         recorded=recorded(published, chosen),
     )

@@ -45,7 +45,7 @@ class Recorded:
     def rollouts_at_hand(self, source: Source) -> Selection:
         """The selection, limited to the ids of its unused rollouts."""
         inventory = take_inventory(source, self.selection).without(self.earlier.used.select("rollout_id", "attempt"))
-        ids = inventory.since(self.selection.since_round).holdings["rollout_id"].unique().sort().to_list()
+        ids = inventory.since(self.selection).holdings["rollout_id"].unique().sort().to_list()
         return replace(self.selection, rollout_ids=ids)
 
 
@@ -59,7 +59,8 @@ def recorded(dataset: Published, stores: Sequence[str]) -> Recorded:
     is_own = list(stores) == dataset.stores and as_of_ns is not None
     marks = {number: item["watermark"] for number, item in enumerate(dataset.manifest["inputs"])}
     ids = None if is_own else sorted({*_ids(dataset.seen()), *_ids(earlier.dropped)})
-    selection = Selection(settings["run_id"], settings["round"], ids, since_round=settings.get("since_round"))
+    since = {name: settings.get(name) for name in ("since_round", "since_seq")}
+    selection = Selection(settings["run_id"], settings["round"], ids, **since)
     return Recorded(selection, earlier, marks if is_own else None, as_of_ns)
 
 

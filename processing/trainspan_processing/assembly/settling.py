@@ -80,7 +80,7 @@ class _Known:
 def _look(source: Source, selection: Selection, ledger: DatasetLedger, now_ns: int) -> Moment:
     inventory = take_inventory(source, selection)
     source.is_held = True
-    fresh = inventory.without(ledger.used.select(ROLLOUT_KEY)).since(selection.since_round)
+    fresh = inventory.without(ledger.used.select(ROLLOUT_KEY)).since(selection)
     used = inventory.calls_of(ledger.used)
     chunks = fresh.chunks()
     if fresh is inventory and len(chunks) <= 1 and selection.rollout_ids is None:

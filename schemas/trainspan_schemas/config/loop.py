@@ -12,7 +12,16 @@ class LoopSettings:
     rounds: int = 20
     """Maximum number of rounds."""
     target: str | None = None
-    """The agent: `module:function`, `file.py:function`, or a command line; default: none, required by the loop."""
+    """The agent: `module:function`, `file.py:function`, or a command line; default: none, the loop learns from agents that
+    others run."""
+    val_target: str | None = None
+    """The agent of validations if there is no `target`; default: none, no validations."""
+    live_rewards: int = 64
+    """Without a target: number of new rewards that make a round."""
+    live_wait_s: float = 600.0
+    """Without a target: seconds after which a round takes fewer rewards, but at least one."""
+    live_feedback_s: float = 3600.0
+    """Without a target: seconds after a rollout in which its reward may arrive."""
     tasks_per_round: int = 32
     """Training tasks drawn for each round; each is rolled out `[rollouts] n` times."""
     mode: str = "rounds"

@@ -63,12 +63,23 @@ def test_a_malformed_line_and_a_file_that_shrank_are_reported(tasks: Path) -> No
 
 
 def test_settings_without_tasks_to_train_on_are_refused(tasks: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"needs \[rollouts\] tasks and \[loop\] target"):
-        LoopTasks.open(load_settings(None, {}))
+    with pytest.raises(ConfigError, match=r"\[loop\] target \(or val_target\) needs \[rollouts\] tasks"):
+        LoopTasks.open(load_settings(None, {"TRAINSPAN_LOOP__TARGET": "agent:solve"}))
     environ = {"TRAINSPAN_ROLLOUTS__TASKS": str(tasks), "TRAINSPAN_LOOP__TARGET": "agent:solve"}
     found = LoopTasks.open(load_settings(None, environ))
+    assert found.train is not None
+    assert found.val is not None
     assert (len(found.train), len(found.val), found.probe) == (50, 5, None)
     only_val = tmp_path / "val.jsonl"
     only_val.write_text('{"id": "a", "input": 1, "split": "val"}\n')
     with pytest.raises(ConfigError, match="has no task of split train"):
         LoopTasks.open(load_settings(None, {**environ, "TRAINSPAN_ROLLOUTS__TASKS": str(only_val)}))
+
+
+def test_a_loop_without_a_target_has_only_tasks_of_validations(tasks: Path) -> None:
+    assert LoopTasks.open(load_settings(None, {})) == LoopTasks(None, None, None)
+    environ = {"TRAINSPAN_ROLLOUTS__TASKS": str(tasks), "TRAINSPAN_LOOP__VAL_TARGET": "agent:solve"}
+    found = LoopTasks.open(load_settings(None, environ))
+    assert found.train is None
+    assert found.val is not None
+    assert len(found.val) == 5

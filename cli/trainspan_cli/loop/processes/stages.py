@@ -16,6 +16,7 @@ from trainspan_cli.loop.processes.child_processes import Commands
 from trainspan_cli.loop.processes.screen import Screen
 from trainspan_cli.loop.processes.services import Services
 from trainspan_cli.loop.state.run_folder import RunFolder
+from trainspan_processing.rewards.names import reward_names
 from trainspan_schemas.agents.functions import is_function_name
 from trainspan_schemas.artifacts.dataset import dataset_dir, manifest_path
 from trainspan_schemas.config.settings import Settings
@@ -98,8 +99,8 @@ class Stages:
         arguments = ["--tasks", tasks, "--n", str(n), "--split", split, "--round", str(round_)]
         arguments += ["--run", self._folder.run_id, "--policy-url", f"{services.policy.url}/v1"]
         arguments += [*services.collector_option(), *(["--judge", settings.judge] if settings.judge else [])]
-        assert self._settings.loop.target is not None
-        target = self._settings.loop.target
+        target = self._settings.loop.target or self._settings.loop.val_target
+        assert target is not None, "checked when tasks were opened"
         agent = [target] if is_function_name(target) else ["--", *shlex.split(target)]
         # Exit code 1 with a result: no rollout is ok, which fails the round but not the loop.
         code, message = self._command("rollout", arguments, agent, on_event, admitted=(0, 1), write=write)
@@ -139,9 +140,43 @@ class Stages:
         arguments = ["--number", str(round_), "--since-round", str(since), "--group-wait-s", str(group_wait_s)]
         return self._dataset([*arguments, "--settle-s", str(max(20.0, group_wait_s))])
 
-    def _dataset(self, arguments: list[str]) -> dict[str, Any] | None:
+    def live_dataset(self, round_: int, since_seq: int) -> dict[str, Any] | None:
+        """Builds the dataset of a round from all rewarded rollouts of any run that came after `since_seq` into the store.
+
+        Most users give no feedback, so that most calls may be without a reward. Returns the same as `dataset`.
+        """
+        arguments = ["--number", str(round_), "--since-seq", str(since_seq), "--min-coverage", "0"]
+        return self._dataset(arguments, of_run=False)
+
+    def last_seq(self) -> int:
+        """The place that the store has reached."""
+        return int(self._query("SELECT coalesce(max(seq), 0) AS seq FROM spans")[0]["seq"])
+
+    def new_rewards(self, since_seq: int) -> tuple[int, int]:
+        """The number of rewards that were stored after a place, and the place up to which they were counted.
+
+        If a function rewards rollouts, these are the rollouts that ended.
+        """
+        settings = self._settings.dataset
+        if settings.reward is not None:
+            table, condition = "spans", "name = 'trainspan.rollout'"
+        else:
+            names = ", ".join(
+                f"'{item.name.replace(chr(39), 2 * chr(39))}'" for item in reward_names(settings.reward_name)
+            )
+            table, condition = "evaluations", f"NOT untrusted AND name IN ({names})"
+        [found] = self._query(
+            f"SELECT count(*) FILTER ({condition}) AS rewards, coalesce(max(seq), {since_seq}) AS seq "
+            f"FROM {table} WHERE seq > {since_seq}"
+        )
+        return found["rewards"], found["seq"]
+
+    def _query(self, sql: str) -> list[dict[str, Any]]:
+        return rows(str(self._services.store), sql)
+
+    def _dataset(self, arguments: list[str], *, of_run: bool = True) -> dict[str, Any] | None:
         fixed = ["--store", str(self._services.store), "--out", str(self._folder.datasets)]
-        fixed += ["--run", self._folder.run_id]
+        fixed += ["--run", self._folder.run_id] if of_run else []
         summary: dict[str, Any] = {}
         code, message = self._command("dataset", fixed + arguments, [], summary.update, admitted=(0, NOTHING_TO_TRAIN))
         return {"nothing_to_train": message, **summary} if code == NOTHING_TO_TRAIN else None
@@ -160,7 +195,7 @@ class Stages:
             SELECT count(*) AS rollouts FROM rollouts
             WHERE run_id = '{self._folder.run_id}' AND start_ns >= {began_ns} AND status IS NOT NULL"""
         deadline = time.monotonic() + STORED_TIMEOUT_S
-        while rows(str(self._services.store), query)[0]["rollouts"] < rollouts and time.monotonic() < deadline:
+        while self._query(query)[0]["rollouts"] < rollouts and time.monotonic() < deadline:
             time.sleep(0.1)
 
     def trained(self, round_: int) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from trainspan_cli.loop.processes.screen import Screen
 from trainspan_cli.loop.processes.stages import Stages
+from trainspan_cli.loop.sampling.live_sampler import LiveSampler
 from trainspan_cli.loop.sampling.round_sampler import RoundSampler
 from trainspan_cli.loop.sampling.sampler import Sampler
 from trainspan_cli.loop.sampling.stream_sampler import StreamSampler
@@ -16,6 +17,8 @@ __all__ = ["check_sampling", "choose_sampler"]
 
 
 def choose_sampler(settings: Settings, tasks: LoopTasks, stages: Stages, folder: RunFolder, screen: Screen) -> Sampler:
+    if tasks.train is None:
+        return LiveSampler(settings, stages, folder, screen)
     chosen = StreamSampler if settings.loop.mode == "stream" else RoundSampler
     return chosen(settings, tasks.train, stages, folder, screen)
 
@@ -27,6 +30,10 @@ def check_sampling(settings: Settings) -> None:
         raise ConfigError(f"loop.mode = {loop.mode!r}: {' or '.join(MODES)}")
     if loop.overlap < 0:
         raise ConfigError(f"loop.overlap = {settings.loop.overlap}: at least 0")
+    if loop.target is None and (loop.overlap or loop.mode != "rounds"):
+        raise ConfigError(
+            "loop.overlap and loop.mode are for rollouts that the loop makes: set loop.target, or neither"
+        )
     limit = settings.train.max_staleness
     if limit is not None and limit < loop.overlap:
         raise ConfigError(

@@ -42,22 +42,29 @@ class TaskPool:
 
 @dataclass(frozen=True, slots=True)
 class LoopTasks:
-    """The tasks named by a loop's settings: for training, for validation, and for the hard probe."""
+    """The tasks named by a loop's settings: for training, for validation, and for the hard probe.
 
-    train: TaskPool
-    val: TaskPool
+    Without a target the loop runs no agent: it learns from those that others run, and only validations have tasks.
+    """
+
+    train: TaskPool | None
+    val: TaskPool | None
     probe: TaskPool | None
 
     @classmethod
     def open(cls, settings: Settings) -> "LoopTasks":
         """Opens the files and checks every task. Raises ConfigError, TaskFileError."""
         loop, named = settings.loop, settings.rollouts.tasks
-        if not named or not loop.target:
-            raise ConfigError("the loop needs [rollouts] tasks and [loop] target in trainspan.toml")
+        if not loop.target and not loop.val_target:
+            return cls(None, None, None)
+        if not named:
+            raise ConfigError(
+                "[loop] target (or val_target) needs [rollouts] tasks in trainspan.toml: the tasks of the agent"
+            )
         path = Path(named)
         count_tasks(path)
-        train = TaskPool(path, "train")
-        if not train:
+        train = TaskPool(path, "train") if loop.target else None
+        if train is not None and not train:
             raise ConfigError(f"{named} has no task of split train")
         return cls(train, TaskPool(path, "val"), TaskPool(Path(loop.probe_tasks), "val") if loop.probe_tasks else None)
 

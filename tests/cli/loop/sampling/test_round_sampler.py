@@ -169,12 +169,19 @@ def test_an_error_of_a_later_round_waits_until_that_round_is_taken(world: World)
 def test_settings_that_cannot_overlap_are_refused() -> None:
     settings = Settings()
     check_sampling(settings)
+    with pytest.raises(ConfigError, match="are for rollouts that the loop makes"):
+        check_sampling(dataclasses.replace(settings, loop=LoopSettings(mode="stream")))
+    with pytest.raises(ConfigError, match="loop\\.mode = 'waves': rounds or stream"):
+        check_sampling(dataclasses.replace(settings, loop=LoopSettings(target="a:b", mode="waves")))
     with pytest.raises(ConfigError, match=r"loop\.overlap = -1: at least 0"):
-        check_sampling(dataclasses.replace(settings, loop=LoopSettings(overlap=-1)))
+        check_sampling(dataclasses.replace(settings, loop=LoopSettings(target="a:b", overlap=-1)))
     asleep = dataclasses.replace(settings.serving, sleep=True)
     with pytest.raises(ConfigError, match=r"set serving\.sleep = false"):
-        check_sampling(dataclasses.replace(settings, loop=LoopSettings(overlap=1), serving=asleep))
+        check_sampling(dataclasses.replace(settings, loop=LoopSettings(target="a:b", overlap=1), serving=asleep))
+    with pytest.raises(ConfigError, match=r'loop\.mode = "stream" needs a server'):
+        streamed = LoopSettings(target="a:b", mode="stream")
+        check_sampling(dataclasses.replace(settings, loop=streamed, serving=asleep))
     strict = dataclasses.replace(settings.train, max_staleness=1)
-    check_sampling(dataclasses.replace(settings, loop=LoopSettings(overlap=1), train=strict))
+    check_sampling(dataclasses.replace(settings, loop=LoopSettings(target="a:b", overlap=1), train=strict))
     with pytest.raises(ConfigError, match=r"train\.max_staleness = 1 would drop calls that loop\.overlap = 2 makes"):
-        check_sampling(dataclasses.replace(settings, loop=LoopSettings(overlap=2), train=strict))
+        check_sampling(dataclasses.replace(settings, loop=LoopSettings(target="a:b", overlap=2), train=strict))

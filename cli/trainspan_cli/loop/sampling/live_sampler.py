@@ -1,0 +1,107 @@
+"""Rollouts of agents that others run: a round whenever enough of them were rewarded, or after a time."""
+
+import json
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, ParamSpec
+
+from trainspan_cli.loop.processes.screen import Screen
+from trainspan_cli.loop.processes.stages import Stages
+from trainspan_cli.loop.sampling.sampler import SampledRound
+from trainspan_cli.loop.state.run_folder import RunFolder
+from trainspan_schemas.artifacts.dataset import dataset_dir, manifest_path
+from trainspan_schemas.config.settings import Settings
+
+__all__ = ["LiveSampler"]
+
+P = ParamSpec("P")
+
+STATE = "live.json"
+_LOOK_S: Final = 1.0
+
+
+class LiveSampler:
+    """Looks for new rewards once a second; whatever the store gets from now on is for training, from any run or none.
+
+    A reward that arrives later than `live_feedback_s` after its rollout does not count: each round reads only rollouts of
+    that time. State in the run's folder: `since` is the store's place where this time, or the run, began, and `counted` the
+    place up to which rewards were counted.
+    """
+
+    def __init__(self, settings: Settings, stages: Stages, folder: RunFolder, screen: Screen) -> None:
+        self._settings = settings
+        self._stages = stages
+        self._folder = folder
+        self._screen = screen
+        self._marks: deque[tuple[float, int]] = deque()
+        """Times at which rounds were cut, and the store's place then."""
+        self._counted = 0
+        self._new = 0
+        self._began = time.monotonic()
+
+    def begin(self, round_: int) -> None:
+        """Notes where the store is when the run begins."""
+        if self._marks:
+            return
+        self._screen.note("no [loop] target: learning from the agents that others run")
+        known = self._folder.read(STATE)
+        place = self._stages.last_seq()
+        self._marks.append((time.monotonic(), int(known.get("since", place))))
+        self._counted = int(known.get("counted", place))
+        self._began = time.monotonic()
+        self._keep()
+
+    def take(self, round_: int) -> SampledRound:
+        """Waits for rewards, and builds the dataset of all rollouts that have one."""
+        if dataset_dir(self._folder.datasets, round_).exists():  # built before the loop was interrupted
+            return SampledRound()
+        self._screen.collecting("waiting for rewards", round_)
+        self._wait()
+        self._screen.collecting("", round_)
+        rewards, waited_s, place = self._new, time.monotonic() - self._began, self._stages.last_seq()
+        self._new, self._began = 0, time.monotonic()
+        self._marks.append((time.monotonic(), place))
+        while len(self._marks) > 1 and self._marks[1][0] < time.monotonic() - self._settings.loop.live_feedback_s:
+            self._marks.popleft()
+        nothing = self._stages.live_dataset(round_, self._marks[0][1])
+        self._keep()
+        seconds = {"rollouts": waited_s, "dataset": time.monotonic() - self._began}
+        figures: dict[str, Any] = {"new_rewards": rewards}
+        if nothing is None:
+            found = json.loads(manifest_path(dataset_dir(self._folder.datasets, round_)).read_bytes())["rewards"]
+            figures |= {"total": found["n"], "rewarded": found["n"], "mean_reward": found["mean"]}
+        return SampledRound(figures, (), seconds, nothing)
+
+    def ledgers(self, round_: int) -> list[Path]:
+        """None: nobody but the store has the rewards of these rollouts."""
+        return []
+
+    def between_rounds(self, work: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Does `work` beside the agents."""
+        work(*args, **kwargs)
+
+    def stop(self) -> list[int]:
+        self._stages.stop()
+        return []
+
+    def close(self) -> None:
+        """Does nothing: there is no thread."""
+
+    def _wait(self) -> None:
+        """Waits for `live_rewards` new rewards, or for one at the end of `live_wait_s`."""
+        loop = self._settings.loop
+        while True:
+            count, self._counted = self._stages.new_rewards(self._counted)
+            self._new += count
+            is_late = self._new and time.monotonic() - self._began > loop.live_wait_s
+            if self._new >= loop.live_rewards or is_late:
+                return
+            self._screen.progress({"done": self._new, "total": loop.live_rewards})
+            self._stages.keep_alive()
+            time.sleep(_LOOK_S)
+
+    def _keep(self) -> None:
+        """Called after a round's dataset is built: a loop that is killed before counts these rewards again."""
+        self._folder.write(STATE, {"since": self._marks[0][1], "counted": self._counted})
