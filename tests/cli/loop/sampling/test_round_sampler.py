@@ -178,8 +178,8 @@ def test_settings_that_cannot_overlap_are_refused() -> None:
     asleep = dataclasses.replace(settings.serving, sleep=True)
     with pytest.raises(ConfigError, match=r"set serving\.sleep = false"):
         check_sampling(dataclasses.replace(settings, loop=LoopSettings(target="a:b", overlap=1), serving=asleep))
+    streamed = LoopSettings(target="a:b", mode="stream")
     with pytest.raises(ConfigError, match=r'loop\.mode = "stream" needs a server'):
-        streamed = LoopSettings(target="a:b", mode="stream")
         check_sampling(dataclasses.replace(settings, loop=streamed, serving=asleep))
     strict = dataclasses.replace(settings.train, max_staleness=1)
     check_sampling(dataclasses.replace(settings, loop=LoopSettings(target="a:b", overlap=1), train=strict))
