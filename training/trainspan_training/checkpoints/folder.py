@@ -16,7 +16,8 @@ The figures of trained tokens are written before it, so that a checkpoint with a
 import fcntl
 import re
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from trainspan_schemas.artifacts.checkpoint import CheckpointMeta, checkpoint_name, read_latest, write_latest
@@ -25,7 +26,15 @@ from trainspan_schemas.durable import sync
 from trainspan_schemas.errors import CheckpointError
 from trainspan_training.checkpoints.ledger import CheckpointLedger, LedgerEntry
 
-__all__ = ["KEEP_OPTIMIZERS", "PROJECT", "Checkpoints", "run_name"]
+__all__ = [
+    "KEEP_OPTIMIZERS",
+    "PROJECT",
+    "Checkpoints",
+    "RolledBackError",
+    "complete_checkpoints",
+    "latest_held",
+    "run_name",
+]
 
 KEEP_OPTIMIZERS = 2
 _NAME = re.compile(r"policy-(\d{6,})")
@@ -34,6 +43,28 @@ _REFUSED = ".refused"
 
 
 PROJECT = "trainspan"
+
+
+class RolledBackError(CheckpointError):
+    """An earlier checkpoint was put back in service while this one was made."""
+
+
+@contextmanager
+def latest_held(root: Path) -> Iterator[None]:
+    """Holds `latest` and the ledger's end for one change by one process."""
+    with (root / ".latest-lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def complete_checkpoints(root: Path) -> list[Path]:
+    """Folders of complete checkpoints, oldest first."""
+    folders = [path for path in root.iterdir() if _NAME.fullmatch(path.name) and path.is_dir()]
+    return sorted(folders, key=_version)
+
+
+def _version(folder: Path) -> int:
+    return int(folder.name.removeprefix("policy-"))
 
 
 class Checkpoints:
@@ -103,18 +134,33 @@ class Checkpoints:
         temporary.mkdir()
         return temporary
 
+    def next_version(self, parent: int) -> int:
+        """The first version after that of its parent, and after those that were withdrawn."""
+        return max([parent, *map(_version, self._folders())]) + 1
+
+    def reload(self) -> None:
+        """Reads again what `trainspan swap` may have changed."""
+        self.ledger = CheckpointLedger(self.root)
+
     def commit(self, meta: CheckpointMeta) -> Path:
-        """Publishes the checkpoint on disk: the dataset is consumed, and `latest` names the returned folder."""
+        """Publishes the checkpoint on disk: the dataset is consumed, and `latest` names the returned folder.
+
+        Raises RolledBackError if `latest` is no longer its parent.
+        """
         name = checkpoint_name(meta.version)
         temporary, folder = self.root / (_TEMPORARY + name), self.root / name
         for path in temporary.rglob("*"):
             sync(path)
         sync(temporary)
-        temporary.rename(folder)
-        sync(self.root)
-        self._consume(folder, meta)
-        write_latest(self.root, name)
-        sync(self.root)
+        with latest_held(self.root):
+            latest = self.latest()
+            if latest is not None and latest.name != meta.parent:
+                raise RolledBackError(f"{latest.name} was put back in service during the round")
+            temporary.rename(folder)
+            sync(self.root)
+            self._consume(folder, meta)
+            write_latest(self.root, name)
+            sync(self.root)
         return folder
 
     def discard(self, meta: CheckpointMeta) -> None:
@@ -161,9 +207,7 @@ class Checkpoints:
         return sorted(path for path in (self.root / "optimizer").glob("policy-*") if path.is_dir())
 
     def _folders(self) -> list[Path]:
-        """Complete checkpoints, oldest first."""
-        folders = [path for path in self.root.iterdir() if _NAME.fullmatch(path.name) and path.is_dir()]
-        return sorted(folders, key=lambda path: int(path.name.removeprefix("policy-")))
+        return complete_checkpoints(self.root)
 
     def _recover(self) -> None:
         for place in (self.root, self.root / "optimizer", self.root / "tokens"):
@@ -178,6 +222,8 @@ class Checkpoints:
         for folder in self._folders():
             meta = CheckpointMeta.read(folder)
             entry = self.ledger.of_checkpoint(folder.name)
+            if self.ledger.is_withdrawn(folder.name):
+                continue
             if entry and entry.event == "refused" and entry.dataset == meta.dataset_sha256:
                 self._set_aside(folder, meta)
             else:
@@ -185,6 +231,8 @@ class Checkpoints:
         latest = self.latest()
         for folder in self._folders():
             parent = CheckpointMeta.read(folder).parent or ""
+            if self.ledger.is_withdrawn(folder.name):
+                continue
             if parent == latest.name if latest else not _NAME.fullmatch(parent):
                 write_latest(self.root, folder.name)
                 break

@@ -3,7 +3,8 @@
 One JSON object per line, synced before the trainer continues. The events of a round, in order: `trained` (the
 checkpoint is complete on disk), then one of `published`, `unpublished` (no server, or it was busy or unreachable: the
 checkpoint is swapped in when the trainer restarts, or by the next round) and `refused` (its canary failed, and the
-server kept the old policy). Instead of `trained`: `skipped` (no rows, unreadable) or `aborted` (diverged).
+server kept the old policy). Instead of `trained`: `skipped` (no rows, unreadable) or `aborted` (diverged). At any time,
+`withdrawn`: an earlier checkpoint was put back in service (`trainspan swap`).
 """
 
 import json
@@ -16,7 +17,7 @@ __all__ = ["CONSUMING", "CheckpointLedger", "Event", "LedgerEntry"]
 
 LEDGER_FILE = "ledger.jsonl"
 
-Event = Literal["trained", "published", "unpublished", "refused", "skipped", "aborted"]
+Event = Literal["trained", "published", "unpublished", "refused", "withdrawn", "skipped", "aborted"]
 CONSUMING: frozenset[Event] = frozenset(("trained", "refused", "skipped", "aborted"))
 """Events after which a dataset is not picked up again automatically."""
 
@@ -56,6 +57,11 @@ class CheckpointLedger:
     def of_checkpoint(self, name: str) -> LedgerEntry | None:
         """The newest entry of a checkpoint."""
         return next((entry for entry in reversed(self.entries) if entry.checkpoint == name), None)
+
+    def is_withdrawn(self, name: str) -> bool:
+        """Whether an earlier checkpoint was put in service instead of this one."""
+        entry = self.of_checkpoint(name)
+        return entry is not None and entry.event == "withdrawn"
 
     def last_published(self) -> str | None:
         """The last checkpoint that was swapped in."""

@@ -112,6 +112,10 @@ class CanaryKeeper:
         self._dtype = dtype
         self._scores = self.score(model)
 
+    def forget(self) -> None:
+        """The weights are others: `ready` scores them."""
+        self._dtype = ""
+
     def score(self, model: Any) -> list[list[float]]:
         """Scores under the current weights."""
         return score_prompts(model, self._prompts, self._dtype)

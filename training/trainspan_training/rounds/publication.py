@@ -17,7 +17,7 @@ from trainspan_training.devices.leader import Leader
 from trainspan_training.metrics import round_record
 from trainspan_training.metrics.round_record import RoundRecord
 from trainspan_training.metrics.trackers import figures
-from trainspan_training.model.starting_policy import Policy
+from trainspan_training.model.starting_policy import Policy, starting_policy
 
 if TYPE_CHECKING:
     from trainspan_training.rounds.saving import PolicyFiles
@@ -88,6 +88,25 @@ class Publication:
                 log.error("round=%d cannot be recorded: %s", dataset.round, error)
 
         self._leader.share(note)
+
+    def follow_rollback(self, adapter: str) -> bool:
+        """Continues from an earlier policy if it was put back in service (`trainspan swap`); returns whether it was."""
+        name = self.policy.checkpoint
+
+        def changed(checkpoints: Checkpoints) -> Policy | None:
+            latest = checkpoints.latest()
+            if latest is None or latest.name == name:
+                return None
+            checkpoints.reload()
+            return starting_policy(checkpoints, None, adapter)
+
+        policy: Policy | None = self._leader.share(changed)
+        if policy is None:
+            return False
+        log.warning("%s was put back in service: continuing from it instead of %s", policy.name, self.policy.name)
+        self.policy = policy
+        self.go_back()
+        return True
 
     def go_back(self) -> None:
         """Restores weights and optimizer to the newest good policy."""

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from trainspan_schemas.artifacts.checkpoint import Canary
 from trainspan_schemas.config.settings import TrainSettings
 from trainspan_schemas.errors import DatasetError, TrainingError
-from trainspan_training.checkpoints.folder import Checkpoints
+from trainspan_training.checkpoints.folder import Checkpoints, RolledBackError
 from trainspan_training.checkpoints.swap_request import Swap, served_dtype
 from trainspan_training.data.dataset import DatasetFolder
 from trainspan_training.data.layout import BatchLayout
@@ -165,6 +165,8 @@ class Rounds:
         self._files.make_state(missing_state.policy, tokens)
 
     def _round(self, dataset: DatasetFolder) -> Generator[list[MicroBatch], None, RoundResult]:
+        if self._publication.follow_rollback(self._settings.adapter):
+            self._canary.forget()
         try:
             outline, steps = self._steps.read(dataset, self._policy, self._layout)
         except (DatasetError, TrainingError) as error:
@@ -193,6 +195,8 @@ class Rounds:
                 scores = self._canary.score(self.trainer.policy)
                 canary, tokens = self._canary.canary(scores), self._steps.token_file(dataset, trained.prepared)
                 saved = self._files.save(self._policy, dataset, canary, self._layout.tokens, tokens)
+        except RolledBackError as error:
+            return self._abort(dataset, record, str(error))
         except (OSError, SafetensorError) as error:
             return self._abort(dataset, record, f"cannot save {record.checkpoint}: {error}", consume=False)
         with self._clock.timed("swap"):
@@ -232,7 +236,7 @@ class Rounds:
             prepared=prepared,
             stats=stats,
             kl=moved.mean("k3_old"),
-            moved=self._movement.since(min(outline.versions), self._policy.version) if outline.versions else None,
+            moved=self._moved(outline),
             unrecorded_tokens=self._steps.unrecorded_tokens,
             failure=failure,
             rate=self.trainer.rate,
@@ -241,6 +245,12 @@ class Rounds:
             server_dtype=self._server_dtype,
             seconds=seconds,
         )
+
+    def _moved(self, outline: Outline) -> float | None:
+        """How far the policy is at most from the oldest of the calls; None if unknown, as for versions that were withdrawn."""
+        if not outline.versions or max(outline.versions) > self._policy.version:
+            return None
+        return self._movement.since(min(outline.versions), self._policy.version)
 
     def _record(self, trained: Trained) -> RoundRecord:
         """The record with its alarms, which the leader logs as warnings."""

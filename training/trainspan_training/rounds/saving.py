@@ -13,7 +13,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from trainspan_schemas.artifacts.checkpoint import Canary, CheckpointMeta
-from trainspan_training.checkpoints.folder import Checkpoints
+from trainspan_training.checkpoints.folder import Checkpoints, RolledBackError
 from trainspan_training.checkpoints.swap_request import served_folders
 from trainspan_training.data.dataset import DatasetFolder
 from trainspan_training.devices.leader import Leader
@@ -56,13 +56,13 @@ class PolicyFiles:
     ) -> Policy:
         """Writes the new policy to disk; only reserves space for Adam's state. See `keep_state`, `drop_state`.
 
-        Raises OSError (and leaves nothing behind) if it cannot be written.
+        Raises OSError (and leaves nothing behind) if it cannot be written, RolledBackError if it may not be.
         """
         team, kind = self._trainer.team, self._weights.kind
         trained_on = dataset.policy or parent.trained_on
         meta = CheckpointMeta(
             kind,
-            parent.version + 1,
+            self._leader.share(lambda checkpoints: checkpoints.next_version(parent.version)),
             parent.name,
             parent.base,
             dataset.sha256,
@@ -81,7 +81,7 @@ class PolicyFiles:
             folder: Path = self._leader.share(
                 lambda checkpoints: self._commit(checkpoints, temporary, meta, parent, written, canary)
             )
-        except (OSError, SafetensorError):
+        except (OSError, SafetensorError, RolledBackError):
             self.drop_state()
             self._leader.share(lambda checkpoints: checkpoints.discard(meta))
             raise

@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,13 +94,20 @@ def until_ready(place: Place) -> str:
     raise AssertionError("the loop's services did not start")
 
 
-def wait_for_rounds(place: Place, count: int, loop: "subprocess.Popen[str]") -> list[dict[str, Any]]:
+def wait_for(
+    place: Place, is_reached: Callable[[list[dict[str, Any]]], bool], loop: "subprocess.Popen[str]"
+) -> list[dict[str, Any]]:
+    """Waits until the records of rounds are as wanted; returns them."""
     deadline = time.monotonic() + 400
-    while len(found := rounds(place)) < count:
+    while not is_reached(found := rounds(place)):
         assert time.monotonic() < deadline, found
-        assert loop.poll() is None or len(rounds(place)) >= count, loop.communicate()[1][-3000:]
+        assert loop.poll() is None or is_reached(rounds(place)), loop.communicate()[1][-3000:]
         time.sleep(0.1)
     return found
+
+
+def wait_for_rounds(place: Place, count: int, loop: "subprocess.Popen[str]") -> list[dict[str, Any]]:
+    return wait_for(place, lambda found: len(found) >= count, loop)
 
 
 @contextmanager
@@ -122,7 +129,23 @@ def test_a_loop_without_a_target_learns_from_clicks_while_no_request_fails(
 ) -> None:
     place = make_place(tmp_path / "home")
     with users_of(tmp_path, place, monkeypatch) as traffic:
-        found = wait_for_rounds(place, 3, traffic.loop)
+        wait_for_rounds(place, 3, traffic.loop)
+        swapped = subprocess.run(
+            ["trainspan", "swap", "1"], cwd=ROOT, env=place.environ, capture_output=True, text=True, check=False
+        )
+        assert swapped.returncode == 0, swapped.stderr
+        assert swapped.stdout.startswith(
+            f"policy-000001 is in service at {place.policy_url}, canary fresh\nwithdrawn: "
+        )
+        newest = max(record["policy_version"] for record in rounds(place))
+        found = wait_for(place, lambda made: made[-1]["policy_version"] > newest + 1, traffic.loop)
+    (run,) = (place.home / "runs").iterdir()
+    parents = [
+        json.loads(path.read_text())["parent"]
+        for path in sorted((run / "checkpoints").glob("policy-*/trainspan.json"))
+        if path.parent.name > f"policy-{newest:06d}"
+    ]
+    assert "policy-000001" in parents, parents
     assert traffic.crowd.failures == []
     assert max(traffic.crowd.waits_s) < 10, "much longer than a swap"
     assert failed(place) == []

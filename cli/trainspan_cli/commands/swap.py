@@ -1,0 +1,54 @@
+"""`trainspan swap`."""
+
+import json
+from typing import Annotated
+
+import typer
+
+from trainspan_cli.setting_options import Given, setting_options
+from trainspan_cli.settings import ConfigOption, FormatOption, settings
+from trainspan_schemas.artifacts.run_files import RunFiles
+from trainspan_schemas.config.load import override
+from trainspan_schemas.home import checkpoints_dir, runs_dir
+
+__all__ = ["swap"]
+
+
+@setting_options("train", "checkpoints", "policy_url", "publish_timeout_s")
+def swap(
+    *,
+    version: Annotated[int, typer.Argument(help="The policy version to put back in service.")],
+    given: Given,
+    config: ConfigOption = None,
+    format: FormatOption = "table",
+) -> None:
+    """Put an earlier version of the policy back in service; the trainer continues from it.
+
+    Newer versions are withdrawn: neither the trainer nor a restarted policy server continues from them. The same command with
+    one of their numbers takes it back. Without --checkpoints, and if a loop is running, its newest run is meant.
+
+    Example: trainspan swap 3
+    """
+    from trainspan_training.checkpoints.rollback import roll_back
+
+    loaded = settings(config)
+    chosen = override(loaded.train, **given)
+    checkpoints, policy_url = checkpoints_dir(chosen.checkpoints), chosen.policy_url
+    if chosen.checkpoints is None and (run := _running_loop()) is not None:
+        checkpoints = run.checkpoints
+        policy_url = given.get("policy_url") or f"http://{loaded.serving.host}:{loaded.serving.port}"
+    done = roll_back(checkpoints, version, policy_url, retry_for_s=chosen.publish_timeout_s)
+    canary = (done.swap.answer or {}).get("canary") or {}
+    if format == "json":
+        print(json.dumps({"checkpoint": done.checkpoint, "withdrawn": done.withdrawn, "canary": canary}))
+        return
+    where = f" at {policy_url}" if done.swap.outcome == "swapped" else ""
+    print(f"{done.checkpoint} is in service{where}" + (f", canary {canary['status']}" if canary else ""))
+    if done.withdrawn:
+        print(f"withdrawn: {', '.join(done.withdrawn)}")
+
+
+def _running_loop() -> RunFiles | None:
+    """The newest run that a loop is working on."""
+    runs = (RunFiles(path.parent) for path in sorted(runs_dir().glob("*/run.json"), reverse=True))
+    return next((run for run in runs if run.is_held()), None)

@@ -1,0 +1,138 @@
+"""`trainspan swap`: an earlier checkpoint is put back in service, and training continues from it."""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.dataset_files import sample_rollouts, write_dataset
+from tests.training.support.sessions import GENTLE, same_weights
+from tests.training.support.swap_server import policy_server
+from trainspan_schemas.artifacts.checkpoint import CheckpointMeta, read_latest
+from trainspan_schemas.errors import CheckpointError
+from trainspan_training.checkpoints.folder import Checkpoints
+from trainspan_training.checkpoints.ledger import CheckpointLedger
+from trainspan_training.checkpoints.rollback import roll_back
+from trainspan_training.rounds.result import RoundResult
+from trainspan_training.session import TrainJob, train
+
+pytestmark = pytest.mark.usefixtures("home")
+
+
+def follow(
+    tmp_path: Path,
+    model_dir: Path,
+    rounds: int,
+    *,
+    checkpoints: str = "checkpoints",
+    datasets: str = "dataset",
+    after: Callable[[RoundResult], None] = lambda _: None,
+) -> list[RoundResult]:
+    """Trains so many datasets; calls `after` after each."""
+    settings = dataclasses.replace(GENTLE, model=str(model_dir))
+    results: list[RoundResult] = []
+
+    def on_result(result: RoundResult) -> None:
+        results.append(result)
+        after(result)
+
+    job = TrainJob(settings, tmp_path / datasets, tmp_path / checkpoints, follow=True, rounds=rounds)
+    train(job, lambda: None, on_result)
+    return results
+
+
+def write(tmp_path: Path, model: Any, *rounds: int, folder: str = "dataset") -> None:
+    for round_ in rounds:
+        write_dataset(tmp_path / folder, sample_rollouts(model, rollouts=4, seed=round_), round_=round_)
+
+
+def test_a_following_trainer_continues_from_the_checkpoint_that_was_put_back(
+    tmp_path: Path, model: Any, model_dir: Path
+) -> None:
+    write(tmp_path, model, 0, 1, 2, 3)
+    root = tmp_path / "checkpoints"
+
+    def after(result: RoundResult) -> None:
+        if result.version == 2:
+            done = roll_back(root, 1, "none", retry_for_s=1)
+            assert done.withdrawn == ["policy-000002"]
+            assert read_latest(root) == root / "policy-000001"
+
+    results = follow(tmp_path, model_dir, 4, after=after)
+    assert [result.version for result in results] == [1, 2, 3, 4]
+    assert CheckpointMeta.read(root / "policy-000003").parent == "policy-000001"
+    # To the bit what the same datasets give without the withdrawn one: weights and Adam's state are those of version 1.
+    write(tmp_path, model, 0, 2, 3, folder="others")
+    follow(tmp_path, model_dir, 3, checkpoints="reference", datasets="others")
+    for version, reference in ((1, 1), (3, 2), (4, 3)):
+        own, other = root / f"policy-{version:06d}", tmp_path / "reference" / f"policy-{reference:06d}"
+        assert same_weights(own, other), version
+    assert not same_weights(root / "policy-000002", root / "policy-000003")
+
+
+def test_a_restarted_trainer_does_not_return_to_what_was_withdrawn(tmp_path: Path, model: Any, model_dir: Path) -> None:
+    write(tmp_path, model, 0, 1)
+    follow(tmp_path, model_dir, 2)
+    root = tmp_path / "checkpoints"
+    roll_back(root, 1, "none", retry_for_s=1)
+    write(tmp_path, model, 2)
+    (third,) = follow(tmp_path, model_dir, 1)
+    assert third.version == 3, "the datasets of withdrawn versions are not trained again, and no number is used twice"
+    assert CheckpointMeta.read(root / "policy-000003").parent == "policy-000001"
+    events = [(entry.event, entry.checkpoint) for entry in CheckpointLedger(root).entries]
+    assert events[4:] == [
+        ("withdrawn", "policy-000002"),
+        ("unpublished", "policy-000001"),
+        ("trained", "policy-000003"),
+        ("unpublished", "policy-000003"),
+    ]
+    # A withdrawn version can be put back, too; what came instead is then withdrawn.
+    assert roll_back(root, 2, "none", retry_for_s=1).withdrawn == ["policy-000003"]
+    assert not CheckpointLedger(root).is_withdrawn("policy-000002")
+    write(tmp_path, model, 3)
+    (fourth,) = follow(tmp_path, model_dir, 1)
+    assert (fourth.version, CheckpointMeta.read(root / "policy-000004").parent) == (4, "policy-000002")
+
+
+def test_a_round_in_progress_ends_without_a_checkpoint(
+    tmp_path: Path, model: Any, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, model, 0, 1, 2, 3)
+    root, commit = tmp_path / "checkpoints", Checkpoints.commit
+
+    def commit_too_late(checkpoints: Checkpoints, meta: CheckpointMeta) -> Path:
+        if meta.version == 3:
+            monkeypatch.setattr(Checkpoints, "commit", commit)
+            roll_back(root, 1, "none", retry_for_s=1)
+        return commit(checkpoints, meta)
+
+    monkeypatch.setattr(Checkpoints, "commit", commit_too_late)
+    *_, third, fourth = follow(tmp_path, model_dir, 4)
+    assert third.failure == "policy-000001 was put back in service during the round"
+    assert (fourth.version, CheckpointMeta.read(root / "policy-000003").parent) == (3, "policy-000001")
+    assert not list(root.glob(".tmp-*"))
+
+
+def test_nothing_changes_unless_the_server_took_the_checkpoint(tmp_path: Path, model: Any, model_dir: Path) -> None:
+    write(tmp_path, model, 0, 1)
+    follow(tmp_path, model_dir, 2)
+    root = tmp_path / "checkpoints"
+    before = (root / "ledger.jsonl").read_bytes()
+    with pytest.raises(
+        CheckpointError, match=r"has no policy-000009; its checkpoints are: policy-000001, policy-000002"
+    ):
+        roll_back(root, 9, "none", retry_for_s=1)
+    with (
+        policy_server((409, {"error": "stale", "reason": "canary_failed"})) as server,
+        pytest.raises(CheckpointError, match="did not swap to policy-000001: stale"),
+    ):
+        roll_back(root, 1, server.url, retry_for_s=1)
+    assert (root / "ledger.jsonl").read_bytes() == before
+    assert read_latest(root) == root / "policy-000002"
+    with policy_server((200, {"version": 1, "canary": {"status": "fresh"}})) as server:
+        server.state = {"checkpoint": "policy-000001"}
+        assert roll_back(root, 1, server.url, retry_for_s=1).swap.outcome == "swapped"
+    assert server.asked[0][2] == {"checkpoint": "policy-000001", "version": 1}
+    assert read_latest(root) == root / "policy-000001"

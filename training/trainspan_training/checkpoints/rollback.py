@@ -1,0 +1,57 @@
+"""Puts an earlier checkpoint back in service: at once at the policy server, and for everything that starts from `latest`.
+
+A trainer that runs meanwhile notices before its next round, or when it is about to commit: see `Checkpoints.commit`.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainspan_schemas.artifacts.checkpoint import CheckpointMeta, checkpoint_name, write_latest
+from trainspan_schemas.errors import CheckpointError
+from trainspan_training.checkpoints.folder import complete_checkpoints, latest_held
+from trainspan_training.checkpoints.ledger import CheckpointLedger, LedgerEntry
+from trainspan_training.checkpoints.swap_request import EVENTS, Swap, publish, served_folders
+
+__all__ = ["RolledBack", "roll_back"]
+
+
+@dataclass(frozen=True, slots=True)
+class RolledBack:
+    """A checkpoint that is in service again."""
+
+    checkpoint: str
+    version: int
+    withdrawn: list[str]
+    """Newer checkpoints that nothing continues from any more."""
+    swap: Swap
+
+
+def roll_back(root: Path, version: int, policy_url: str, *, retry_for_s: float) -> RolledBack:
+    """Swaps to version `version` of the folder `root` and makes it `latest`; "none" as `policy_url` only does the latter.
+
+    Raises CheckpointError if the folder does not have it, or if the server does not take it: nothing is changed then.
+    """
+    name = checkpoint_name(version)
+    folder = root / name
+    if not folder.is_dir():
+        kept = ", ".join(path.name for path in complete_checkpoints(root)) or "none"
+        raise CheckpointError(f"{root} has no {name}; its checkpoints are: {kept}")
+    meta = CheckpointMeta.read(folder)
+    withdrawn: list[str] = []
+    while True:
+        swap = publish(policy_url, name, version, retry_for_s=retry_for_s, was_there=True)
+        if swap.outcome not in ("swapped", "off"):
+            raise CheckpointError(f"the policy server did not swap to {name}: {swap.error}")
+        with latest_held(root):
+            ledger = CheckpointLedger(root)
+            for newer in complete_checkpoints(root):
+                own = CheckpointMeta.read(newer)
+                if own.version > version and not ledger.is_withdrawn(newer.name):
+                    reason = f"version {version} was put back in service"
+                    ledger.append(LedgerEntry("withdrawn", own.dataset_sha256, newer.name, reason))
+                    withdrawn.append(newer.name)
+            ledger.append(LedgerEntry(EVENTS[swap.outcome], meta.dataset_sha256, name))
+            write_latest(root, name)
+        # A trainer may have swapped to a newer one in between.
+        if swap.outcome == "off" or name in served_folders(policy_url):
+            return RolledBack(name, version, withdrawn, swap)
