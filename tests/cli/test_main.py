@@ -18,6 +18,7 @@ COMMANDS = (
     "train",
     "loop",
     "compare",
+    "swap",
     "view",
     "sql",
     "store",
