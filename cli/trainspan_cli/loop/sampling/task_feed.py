@@ -83,8 +83,9 @@ class TaskFeed:
         with self._changed:
             self._now = {**event}
             done = self._now["done"] - self._before["done"]
+            failed = sum(count for name, count in self._status().items() if name != "ok")
             self._changed.notify_all()
-        self._on_progress({**event, "done": done, "total": self._batch, **self._rewards()})
+        self._on_progress({**event, "done": done, "failed": failed, "total": self._batch, **self._rewards()})
 
     def wait(self, groups: int, timeout_s: float) -> bool:
         """Waits until so many complete groups are ready; returns whether they are. Raises TaskFileError of the task file."""
@@ -98,11 +99,10 @@ class TaskFeed:
         """Takes all complete groups as a batch; returns its figures, as in the result of `trainspan rollout`."""
         with self._changed:
             now, before = self._now, self._before
-            status = {name: count - before["status"].get(name, 0) for name, count in now["status"].items()}
             figures = {
                 "total": now["done"] - before["done"],
                 "groups": now["groups"] - before["groups"],
-                "status": {name: count for name, count in status.items() if count},
+                "status": self._status(),
                 "calls": now["calls"] - before["calls"],
                 **self._rewards(),
             }
@@ -126,6 +126,11 @@ class TaskFeed:
 
     def _has_room(self) -> bool:
         return self._given * self._n - self._now["done"] < self._max_open and self._ready() < self._max_ready
+
+    def _status(self) -> dict[str, int]:
+        """Final status → rollouts since the last batch."""
+        now, before = self._now["status"], self._before["status"]
+        return {name: more for name, count in now.items() if (more := count - before.get(name, 0))}
 
     def _rewards(self) -> dict[str, Any]:
         """Number of rewards and their mean since the last batch."""

@@ -112,6 +112,7 @@ def test_a_batch_has_the_figures_since_the_one_before() -> None:
     runner.report(7, 3, mean=2 / 7, status={"ok": 6, "timeout": 1}, oldest_round=2)
     assert runner.shown[-1] | {"status": {}} == {
         "done": 3,
+        "failed": 1,
         "total": 4,
         "groups": 3,
         "mean_reward": pytest.approx(0.0),
