@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from trainspan_cli.clients.new_rewards import last_seq, new_rewards
 from trainspan_cli.clients.store import rows
 from trainspan_cli.loop.checks.integrity import stage_checks
 from trainspan_cli.loop.checks.stage_counts import StageMeter
@@ -16,7 +17,6 @@ from trainspan_cli.loop.processes.child_processes import Commands
 from trainspan_cli.loop.processes.screen import Screen
 from trainspan_cli.loop.processes.services import Services
 from trainspan_cli.loop.state.run_folder import RunFolder
-from trainspan_processing.rewards.names import reward_names
 from trainspan_schemas.agents.functions import is_function_name
 from trainspan_schemas.artifacts.dataset import dataset_dir, manifest_path
 from trainspan_schemas.config.settings import Settings
@@ -150,29 +150,11 @@ class Stages:
 
     def last_seq(self) -> int:
         """The place that the store has reached."""
-        return int(self._query("SELECT coalesce(max(seq), 0) AS seq FROM spans")[0]["seq"])
+        return last_seq(str(self._services.store))
 
     def new_rewards(self, since_seq: int) -> tuple[int, int]:
-        """The number of rewards that were stored after a place, and the place up to which they were counted.
-
-        If a function rewards rollouts, these are the rollouts that ended.
-        """
-        settings = self._settings.dataset
-        if settings.reward is not None:
-            table, condition = "spans", "name = 'trainspan.rollout'"
-        else:
-            names = ", ".join(
-                f"'{item.name.replace(chr(39), 2 * chr(39))}'" for item in reward_names(settings.reward_name)
-            )
-            table, condition = "evaluations", f"NOT untrusted AND name IN ({names})"
-        [found] = self._query(
-            f"SELECT count(*) FILTER ({condition}) AS rewards, coalesce(max(seq), {since_seq}) AS seq "
-            f"FROM {table} WHERE seq > {since_seq}"
-        )
-        return found["rewards"], found["seq"]
-
-    def _query(self, sql: str) -> list[dict[str, Any]]:
-        return rows(str(self._services.store), sql)
+        """The number of rewards that were stored after a place, and the place up to which they were counted."""
+        return new_rewards(str(self._services.store), self._settings.dataset, since_seq)
 
     def _dataset(self, arguments: list[str], *, of_run: bool = True) -> dict[str, Any] | None:
         fixed = ["--store", str(self._services.store), "--out", str(self._folder.datasets)]
@@ -195,7 +177,7 @@ class Stages:
             SELECT count(*) AS rollouts FROM rollouts
             WHERE run_id = '{self._folder.run_id}' AND start_ns >= {began_ns} AND status IS NOT NULL"""
         deadline = time.monotonic() + STORED_TIMEOUT_S
-        while self._query(query)[0]["rollouts"] < rollouts and time.monotonic() < deadline:
+        while rows(str(self._services.store), query)[0]["rollouts"] < rollouts and time.monotonic() < deadline:
             time.sleep(0.1)
 
     def trained(self, round_: int) -> dict[str, Any]:

@@ -79,8 +79,9 @@ class LiveSampler:
         return []
 
     def between_rounds(self, work: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Does `work` beside the agents."""
+        """Does `work` beside the agents. Rewards of this time do not count towards the next round: some are those of `work`."""
         work(*args, **kwargs)
+        _, self._counted = self._stages.new_rewards(self._counted)
 
     def stop(self) -> list[int]:
         self._stages.stop()
