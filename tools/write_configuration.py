@@ -6,7 +6,7 @@ python tools/write_configuration.py [FILE]
 import sys
 from pathlib import Path
 
-from trainspan_schemas.config.load import sections, variables_of
+from trainspan_schemas.config.load import POLICIES, tables, variables_of
 from trainspan_schemas.config.setting_docs import SettingDoc, setting_docs
 
 _PAGE = Path(__file__).parents[1] / "docs" / "configuration.md"
@@ -40,19 +40,22 @@ _MIB = 1024 * 1024
 
 def page() -> str:
     """The whole page."""
-    return "\n".join([_HEAD, *(_section(name, owner) for name, owner in sections().items())])
+    return "\n".join([_HEAD, *(_section(name, owner) for name, owner in tables().items())])
 
 
 def _section(name: str, owner: type) -> str:
     _, _, topic = (owner.__doc__ or "").partition(": ")
     rows = ["| setting | type | default | meaning | environment variable |", "|---|---|---|---|---|"]
     rows += [_row(doc) for doc in setting_docs(name)]
-    return "\n".join([f"## `[{name}]`", "", topic[0].upper() + topic[1:], "", *rows, ""])
+    title = f"{name}.NAME" if name == POLICIES else name
+    return "\n".join([f"## `[{title}]`", "", topic[0].upper() + topic[1:], "", *rows, ""])
 
 
 def _row(doc: SettingDoc) -> str:
     meaning = f"{doc.summary} {doc.details}".strip()
-    variables = ", ".join(f"`{variable}`" for variable in variables_of(doc.section, doc.name))
+    variables = (
+        ", ".join(f"`{it}`" for it in variables_of(doc.section, doc.name)) if doc.section != POLICIES else "none"
+    )
     cells = (f"`{doc.name}`", _KINDS[doc.kind], doc.stated_default or _value(doc), meaning, variables)
     return "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |"
 

@@ -30,6 +30,7 @@ from trainspan_serving.process.link import report
 from trainspan_serving.process.server_plan import ServerPlan, plan_of_process
 from trainspan_serving.swap.engine import Engine
 from trainspan_serving.swap.policy_server import PolicyServer
+from trainspan_serving.swap.policy_table import model_of_body
 
 __all__ = ["PolicyMiddleware"]
 
@@ -112,10 +113,16 @@ class PolicyMiddleware:
         else:
             if caller.agent is None:
                 caller = replace(caller, agent=agent_of_body(body))
-            await self._generate(parts, caller, scope, receive, send)
+            model = model_of_body(body) if server.policies.named else None
+            await self._generate(parts, caller, model, scope, receive, send)
 
-    async def _generate(self, parts: _Parts, caller: Caller, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes a request that may use the weights to vLLM; holds it while they change."""
+    async def _generate(
+        self, parts: _Parts, caller: Caller, model: str | None, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Passes a request that may use the weights to vLLM; holds it while they change.
+
+        `model` is the one that the request names, if the server has several policies.
+        """
         server, limit_s = parts.server, parts.server.plan.swap_timeout_s
         entered = await server.gate.enter(limit_s)
         if entered is None:
@@ -124,7 +131,7 @@ class PolicyMiddleware:
                 send, 503, f"the policy server has held this request for {limit_s:g} s because {why}; try again"
             )
             return
-        exchange = Exchange(caller, scope["path"], server.policy)
+        exchange = Exchange(caller, scope["path"], server.policies.choose(model, caller.agent))
         exchange.when_settled(lambda: server.gate.leave(entered))
         answer = AnswerStream(receive, send, exchange)
         try:

@@ -3,7 +3,7 @@
 import pytest
 
 from trainspan_cli.commands.serve import _served_lora_rank
-from trainspan_schemas.config.settings import ServingSettings, Settings, TrainSettings
+from trainspan_schemas.config.settings import PolicySettings, ServingSettings, Settings, TrainSettings
 
 
 @pytest.mark.parametrize(
@@ -20,3 +20,10 @@ def test_a_server_with_a_trainer_of_adapters_loads_them(
     serving: ServingSettings, train: TrainSettings, rank: int | None
 ) -> None:
     assert _served_lora_rank(Settings(serving=serving, train=train)) == rank
+
+
+def test_the_server_admits_the_highest_rank_of_all_policies() -> None:
+    policies = {"writer": PolicySettings(lora_rank=32), "rewriter": PolicySettings()}
+    assert _served_lora_rank(Settings(train=TrainSettings(adapter="lora", lora_rank=4), policies=policies)) == 32
+    del policies["writer"]
+    assert _served_lora_rank(Settings(train=TrainSettings(adapter="lora", lora_rank=4), policies=policies)) == 4

@@ -1,5 +1,6 @@
 """`trainspan serve`: the policy server."""
 
+import dataclasses
 import json
 from typing import Annotated
 
@@ -8,7 +9,9 @@ import typer
 from trainspan_cli.setting_options import Given, help_of, setting_options
 from trainspan_cli.settings import ConfigOption, FormatOption, settings
 from trainspan_schemas.config.load import override
-from trainspan_schemas.config.settings import DEFAULT_LORA_RANK, Settings
+from trainspan_schemas.config.policies import agents_of_policies
+from trainspan_schemas.config.policy_checks import check_policies, trained_lora_rank
+from trainspan_schemas.config.settings import Settings
 
 COMMAND_OPTIONS = {"context_settings": {"allow_extra_args": True}}
 
@@ -41,6 +44,7 @@ def serve(
     loaded = settings(config)
     given["max_lora_rank"] = given["max_lora_rank"] or _served_lora_rank(loaded)
     section = override(loaded.serving, model=model, **given)
+    check_policies(dataclasses.replace(loaded, serving=section))
 
     def announce(url: str, version: int) -> None:
         if format_ == "json":
@@ -48,10 +52,10 @@ def serve(
         else:
             print(f"serving policy version {version} at {url}", flush=True)
 
-    return run(section, flags, store=loaded.collector.store, on_ready=announce)
+    policies = agents_of_policies(loaded.policies)
+    return run(section, flags, store=loaded.collector.store, policies=policies, on_ready=announce)
 
 
 def _served_lora_rank(settings: Settings) -> int | None:
-    """The rank of the adapters to serve: the setting's, or that of the trainer's adapters."""
-    trained = (settings.train.lora_rank or DEFAULT_LORA_RANK) if settings.train.adapter == "lora" else None
-    return settings.serving.max_lora_rank or trained
+    """The rank of the adapters to serve: the setting's, or the highest of those that are trained."""
+    return settings.serving.max_lora_rank or trained_lora_rank(settings)

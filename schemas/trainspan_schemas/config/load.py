@@ -12,13 +12,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
-from trainspan_schemas.config.settings import Settings
+from trainspan_schemas.config.policy_checks import check_policies
+from trainspan_schemas.config.settings import PolicySettings, Settings
 from trainspan_schemas.errors import ConfigError
 
-__all__ = ["CONFIG_FILE", "load_settings", "override", "sections", "variables_of"]
+__all__ = ["CONFIG_FILE", "POLICIES", "load_settings", "override", "sections", "tables", "variables_of"]
 
 CONFIG_FILE = "trainspan.toml"
 ENV_PREFIX = "TRAINSPAN_"
+POLICIES = "policies"
+"""The table of the file with one section for each policy."""
 
 _STANDARD_VARIABLES = {
     "OTEL_EXPORTER_OTLP_ENDPOINT": (("serving", "collector"), ("rollouts", "collector")),
@@ -33,7 +36,7 @@ def load_settings(config: Path | None, environ: Mapping[str, str]) -> Settings:
 
     Without `config`, `./trainspan.toml` is read if it exists. Raises ConfigError.
     """
-    values: dict[str, dict[str, object]] = {}
+    values: dict[str, dict[str, Any]] = {}
     path = config or Path(CONFIG_FILE)
     if config is not None or path.is_file():
         values = _read_toml(path)
@@ -46,7 +49,13 @@ def load_settings(config: Path | None, environ: Mapping[str, str]) -> Settings:
             section, _, key = name.removeprefix(ENV_PREFIX).lower().partition("__")
             _check_known(name, section, key)
             values.setdefault(section, {})[key] = text
-    return Settings(**{section: _build(section, values.get(section, {})) for section in sections()})
+    policies = {
+        name: _build(f"{POLICIES}.{name}", PolicySettings, own) for name, own in values.get(POLICIES, {}).items()
+    }
+    built = {section: _build(section, cls, values.get(section, {})) for section, cls in sections().items()}
+    settings = Settings(**built, policies=policies)
+    check_policies(settings)
+    return settings
 
 
 def override(section: _Section, **flags: object) -> _Section:
@@ -57,7 +66,13 @@ def override(section: _Section, **flags: object) -> _Section:
 
 def sections() -> dict[str, type]:
     """The sections of `trainspan.toml`, in order: name → dataclass."""
-    return get_type_hints(Settings)
+    hints: dict[str, type] = get_type_hints(Settings)
+    return {name: hint for name, hint in hints.items() if name != POLICIES}
+
+
+def tables() -> dict[str, type]:
+    """All tables of `trainspan.toml`: the sections, and that of one policy."""
+    return {**sections(), POLICIES: PolicySettings}
 
 
 def variables_of(section: str, key: str) -> list[str]:
@@ -66,7 +81,7 @@ def variables_of(section: str, key: str) -> list[str]:
     return [f"{ENV_PREFIX}{section.upper()}__{key.upper()}", *standard]
 
 
-def _read_toml(path: Path) -> dict[str, dict[str, object]]:
+def _read_toml(path: Path) -> dict[str, dict[str, Any]]:
     try:
         raw = tomllib.loads(path.read_text())
     except FileNotFoundError as error:
@@ -76,6 +91,9 @@ def _read_toml(path: Path) -> dict[str, dict[str, object]]:
     for section, table in raw.items():
         if not isinstance(table, dict):
             raise ConfigError(f"{path}: {section!r} is outside a section; sections are {', '.join(sections())}")
+        if section == POLICIES:
+            _check_policies_table(path, table)
+            continue
         if not table:
             _check_known(str(path), section, None)
         for key in table:
@@ -83,8 +101,22 @@ def _read_toml(path: Path) -> dict[str, dict[str, object]]:
     return raw
 
 
+def _check_policies_table(path: Path, policies: Mapping[str, object]) -> None:
+    known = [field.name for field in dataclasses.fields(PolicySettings)]
+    for name, policy in policies.items():
+        if not isinstance(policy, dict):
+            raise ConfigError(
+                f"{path}: {name!r} is outside a policy: write a section [{POLICIES}.NAME] for each policy"
+            )
+        for key in policy:
+            if key not in known:
+                raise ConfigError(f"{path}: unknown key {key!r} in [{POLICIES}.{name}]{_nearest(key, known)}")
+
+
 def _check_known(where: str, section: str, key: str | None) -> None:
     known_sections = sections()
+    if section == POLICIES:
+        raise ConfigError(f"{where}: policies are set in {CONFIG_FILE} only, each in a section [{POLICIES}.NAME]")
     if section not in known_sections:
         raise ConfigError(f"{where}: unknown section [{section}]{_nearest(section, known_sections)}")
     known = [field.name for field in dataclasses.fields(known_sections[section])]
@@ -97,8 +129,7 @@ def _nearest(word: str, known: "Mapping[str, object] | list[str]") -> str:
     return f"; did you mean {matches[0]!r}?" if matches else f"; known: {', '.join(known)}"
 
 
-def _build(section: str, values: Mapping[str, object]) -> Any:
-    cls = sections()[section]
+def _build(section: str, cls: type, values: Mapping[str, object]) -> Any:
     hints = get_type_hints(cls)
     return cls(**{key: _convert(f"{section}.{key}", value, hints[key]) for key, value in values.items()})
 

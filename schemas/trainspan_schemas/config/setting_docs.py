@@ -9,7 +9,7 @@ import types
 from dataclasses import dataclass
 from typing import Any, get_args, get_type_hints
 
-from trainspan_schemas.config.load import sections
+from trainspan_schemas.config.load import tables
 
 __all__ = ["SettingDoc", "setting_docs"]
 
@@ -35,8 +35,11 @@ class SettingDoc:
 
 
 def setting_docs(section: str) -> tuple[SettingDoc, ...]:
-    """The settings of a section, in order. Raises ValueError if one has no text, or the default None without another stated."""
-    owner: Any = sections()[section]
+    """The settings of a section (`policies`: those of one policy), in order.
+
+    Raises ValueError if one has no text, or the default None without another stated.
+    """
+    owner: Any = tables()[section]
     texts, hints = _texts(owner), get_type_hints(owner)
     return tuple(
         _read(section, field.name, hints[field.name], field.default, texts.get(field.name, ""))

@@ -7,12 +7,14 @@ If a default is None, the first paragraph ends with "; default: WHAT." and names
 Paths are relative to the working directory unless absolute.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from trainspan_schemas.config.agents import RolloutsSettings, ServingSettings
 from trainspan_schemas.config.collector import CollectorSettings
 from trainspan_schemas.config.dataset import DatasetSettings
 from trainspan_schemas.config.loop import LoopSettings, ViewSettings
+from trainspan_schemas.config.policies import PolicySettings
 from trainspan_schemas.config.training import DEFAULT_LORA_RANK, SftSettings, TrainSettings
 
 __all__ = [
@@ -20,6 +22,7 @@ __all__ = [
     "CollectorSettings",
     "DatasetSettings",
     "LoopSettings",
+    "PolicySettings",
     "RolloutsSettings",
     "ServingSettings",
     "Settings",
@@ -41,3 +44,4 @@ class Settings:
     train: TrainSettings = field(default_factory=TrainSettings)
     loop: LoopSettings = field(default_factory=LoopSettings)
     view: ViewSettings = field(default_factory=ViewSettings)
+    policies: Mapping[str, PolicySettings] = field(default_factory=dict)

@@ -83,14 +83,14 @@ class EngineTap:
     def __init__(
         self,
         engine: Any,
-        policy_name: str,
+        served_name: str,
         sink: Callable[[CallSpan], None],
         counter: CallCounter,
         *,
         temperatures: Mapping[str, float],
     ) -> None:
         self._generate: Callable[..., AsyncGenerator[Any, None]] = engine.generate
-        self._policy_name = policy_name
+        self._served_name = served_name
         self._sink = sink
         self._temperatures = temperatures
         self._logprobs_mode = "processed" if "processed" in str(engine.model_config.logprobs_mode) else "raw"
@@ -223,7 +223,7 @@ class EngineTap:
                 if exchange.is_cut and not choice.finished:
                     attributes[keys.GEN_AI_FINISH_REASONS] = [keys.ENDED_BY_SERVER]
                 if generation.adapter is None:
-                    attributes[keys.POLICY_NAME] = self._policy_name
+                    attributes[keys.POLICY_NAME] = exchange.policy.name
                 if exchange.policy.base:
                     attributes[keys.POLICY_BASE] = exchange.policy.base
                 operation = attributes[keys.GEN_AI_OPERATION]
@@ -232,7 +232,7 @@ class EngineTap:
                         trace_id=exchange.trace_id,
                         span_id=secrets.token_hex(8),
                         parent_span_id=exchange.caller.parent.span_id if exchange.caller.parent else None,
-                        name=f"{operation} {self._policy_name}",
+                        name=f"{operation} {self._served_name}",
                         start_ns=exchange.start_ns,
                         end_ns=end_ns,
                         attributes=attributes,
@@ -245,8 +245,8 @@ class EngineTap:
         caller = exchange.caller
         attributes: dict[str, Any] = {
             keys.GEN_AI_PROVIDER: "vllm",
-            keys.GEN_AI_REQUEST_MODEL: self._policy_name,
-            keys.GEN_AI_RESPONSE_MODEL: self._policy_name,
+            keys.GEN_AI_REQUEST_MODEL: self._served_name,
+            keys.GEN_AI_RESPONSE_MODEL: self._served_name,
             keys.LOGPROBS_MODE: self._logprobs_mode,
             keys.CALL_INDEX: exchange.call_index or 0,
             keys.CALL_SIGNED: caller.is_signed,

@@ -77,6 +77,8 @@ def _resolve(checkpoints: Path, name: str) -> Path:
     """Returns the folder `name` directly under `checkpoints`; refuses symbolic links."""
     if not _NAME.fullmatch(name):
         raise CheckpointError(f"{name[:80]!r} is not a checkpoint name: give the name of a folder in {checkpoints}")
+    if checkpoints.is_symlink():
+        raise CheckpointError(f"the folder of checkpoints {checkpoints.name!r} is a symbolic link")
     root = checkpoints.resolve()
     folder = root / name
     if not folder.is_dir():

@@ -1,4 +1,4 @@
-"""The policy in service: a version, the full weights in the engine, and the LoRA adapter on them, if any."""
+"""A policy in service: a version, the full weights in the engine, and the LoRA adapter on them, if any."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,8 @@ class Adapter:
 class ServedPolicy:
     """Weights that answer calls."""
 
+    name: str
+    """The policy's name, under which its calls are recorded."""
     version: int
     weights: Path
     """Folder of the full weights."""

@@ -15,6 +15,7 @@ from trainspan_serving.export.exporter import Exporter
 from trainspan_serving.http.asgi import Receive, Scope, Send, answer_json
 from trainspan_serving.http.body import BodyError, ClientGoneError, read_body
 from trainspan_serving.swap.policy_server import BusyError, CanaryFailedError, LoadFailedError, PolicyServer
+from trainspan_serving.swap.policy_table import PolicyRow, UnknownPolicyError
 
 __all__ = ["ADMIN_PREFIX", "handle_admin", "state_of"]
 
@@ -33,9 +34,8 @@ def state_of(server: PolicyServer, exporter: Exporter) -> dict[str, Any]:
     """Returns the body of `GET /trainspan/policy`."""
     policy = server.policy
     return {
-        "version": policy.version,
-        "checkpoint": policy.folder.name,
-        "kind": policy.kind,
+        **_outline(server.policies.base),
+        "policies": {name: _outline(row) for name, row in server.policies.named.items()},
         "base": policy.weights.name,
         "model": server.plan.served_name,
         "dtype": server.dtype,
@@ -45,10 +45,15 @@ def state_of(server: PolicyServer, exporter: Exporter) -> dict[str, Any]:
         "open": server.gate.is_open,
         "changing": server.is_changing,
         "asleep": server.asleep,
-        "canary": server.canary.as_json() if server.canary else None,
         **{f"calls_{name}": count for name, count in asdict(exporter.counts()).items()},
         "export_trouble": exporter.trouble(),
     }
+
+
+def _outline(row: PolicyRow) -> dict[str, Any]:
+    policy, canary = row.policy, row.canary
+    state = {"version": policy.version, "checkpoint": policy.folder.name, "kind": policy.kind}
+    return {**state, "canary": canary.as_json() if canary else None}
 
 
 async def handle_admin(
@@ -74,6 +79,8 @@ async def handle_admin(
         await _refuse(send, 503, str(error), "busy")
     except LoadFailedError as error:
         await _refuse(send, 500, str(error), "load_failed")
+    except UnknownPolicyError as error:
+        await _refuse(send, 400, str(error), "refused")
     except CheckpointNotFoundError as error:
         await _refuse(send, 404, str(error), "not_found")
     except CheckpointError as error:
@@ -99,9 +106,15 @@ async def _answer(server: PolicyServer, exporter: Exporter, scope: Scope, receiv
     )
     body = await read_body(scope, receive, max_bytes=_MAX_BODY_BYTES, timeout_s=plan.body_timeout_s)
     if what == "policy":
-        result = await server.swap(*_parse(body))
+        checkpoint, version, policy = _parse(body)
+        result = await server.swap(checkpoint, version, policy)
         state = {"version": result.version, "checkpoint": result.checkpoint}
-        return {**state, "canary": result.canary.as_json(), "seconds": result.seconds}
+        return {
+            **state,
+            **({} if policy is None else {"policy": policy}),
+            "canary": result.canary.as_json(),
+            "seconds": result.seconds,
+        }
     if not plan.sleep:
         raise _Refusal(409, "this server cannot sleep: start it with --sleep")
     await (server.sleep() if what == "sleep" else server.wake())
@@ -137,14 +150,15 @@ def _is_address_or_among(header: str, names: Collection[str]) -> bool:
     return True
 
 
-def _parse(body: bytes) -> tuple[str, int]:
+def _parse(body: bytes) -> tuple[str, int, str | None]:
     try:
         request = json.loads(body)
     except ValueError as error:
         raise _Refusal(400, f"the body is not JSON: {error}") from error
-    checkpoint, version = (
-        (request.get("checkpoint"), request.get("version")) if isinstance(request, dict) else (None, None)
-    )
+    given = request if isinstance(request, dict) else {}
+    checkpoint, version, policy = given.get("checkpoint"), given.get("version"), given.get("policy")
     if not isinstance(checkpoint, str) or not isinstance(version, int) or isinstance(version, bool) or version < 0:
         raise _Refusal(400, 'the body must be {"checkpoint": "policy-000001", "version": 1}')
-    return checkpoint, version
+    if policy is not None and not isinstance(policy, str):
+        raise _Refusal(400, "`policy` must be the name of a policy")
+    return checkpoint, version, policy

@@ -45,8 +45,15 @@ class PolicyMetrics:
         yield CounterMetricFamily("trainspan_requests_ended_by_server", ended, value=server.requests_ended)
         for name, value, text in (
             ("calls_spooled", counts.spooled + counts.recovered, "Calls that wait on disk for the collector."),
-            ("policy_version", server.policy.version, "Version of the policy in service."),
             ("requests_in_flight", server.gate.in_flight, "Requests in flight."),
             ("policy_open", int(server.gate.is_open), "1 if requests pass, 0 while they are held."),
         ):
             yield GaugeMetricFamily(f"trainspan_{name}", text, value=value)
+        text, named = "Version of the policy in service.", server.policies.named
+        if not named:
+            yield GaugeMetricFamily("trainspan_policy_version", text, value=server.policy.version)
+        else:
+            versions = GaugeMetricFamily("trainspan_policy_version", text, labels=["policy"])
+            for policy, row in named.items():
+                versions.add_metric([policy], row.policy.version)
+            yield versions

@@ -7,7 +7,7 @@ import importlib.util
 import os
 import re
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -17,11 +17,11 @@ from trainspan_schemas.artifacts.checkpoint import read_latest
 from trainspan_schemas.config.settings import ServingSettings
 from trainspan_schemas.errors import CheckpointError, ProcessError, UsageError
 from trainspan_schemas.home import checkpoints_dir, remember_served_model
-from trainspan_serving.checkpoints.adapters import SERVED_MODULES, is_adapter, read_adapter
-from trainspan_serving.checkpoints.weights import has_tokenizer
+from trainspan_serving.checkpoints.adapters import SERVED_MODULES, check_adapter_fits, is_adapter, read_adapter
+from trainspan_serving.checkpoints.weights import has_tokenizer, read_weights
 from trainspan_serving.export.collector_client import parse_endpoint
 from trainspan_serving.process.replicas import refuse_replicas, replicas_of
-from trainspan_serving.process.server_plan import ServerPlan, make_plan, version_of
+from trainspan_serving.process.server_plan import PolicyPlan, ServerPlan, make_plan, plan_policies, version_of
 from trainspan_serving.process.supervisor import Supervisor
 
 __all__ = ["Launch", "prepare", "serve"]
@@ -60,21 +60,27 @@ def serve(
     flags: Sequence[str] = (),
     *,
     store: str | None = None,
+    policies: Mapping[str, tuple[str, ...]] | None = None,
     on_ready: Callable[[str, int], None] = lambda url, version: None,
 ) -> int:
     """Serves until SIGTERM or SIGINT; returns 0 after a clean stop.
 
-    `flags` go to vLLM after ours, so they win; `store` is the collector's (see ServerPlan).
+    `flags` go to vLLM after ours, so they win; `store` is the collector's (see ServerPlan). `policies` are served side by
+    side as adapters, each for its agents (name → agents).
     `on_ready(base URL, policy version)` is called at each start and restart.
     Raises CheckpointError, UsageError or ProcessError before vLLM starts, ProcessError if it does not stay up.
     """
-    launch = prepare(settings, flags, os.environ, store)
+    launch = prepare(settings, flags, os.environ, store, policies)
     remember_served_model(launch.plan.model)
     return Supervisor(launch.plan, launch.host, launch.port, launch.flags, launch.environment, on_ready).run()
 
 
 def prepare(
-    settings: ServingSettings, flags: Sequence[str], environ: Mapping[str, str], store: str | None = None
+    settings: ServingSettings,
+    flags: Sequence[str],
+    environ: Mapping[str, str],
+    store: str | None = None,
+    policies: Mapping[str, tuple[str, ...]] | None = None,
 ) -> Launch:
     """Checks everything that can be checked without vLLM, and builds flags and environment.
 
@@ -85,7 +91,7 @@ def prepare(
     refuse_replicas(*replicas_of(flags, environ))
     if settings.collector != "none":
         parse_endpoint(settings.collector)
-    chosen = _choose_model(settings)
+    chosen = _choose_model(settings, policies or {})
     adapter = read_adapter(Path(chosen)) if Path(chosen).is_dir() and is_adapter(Path(chosen)) else None
     model = adapter.base if adapter else chosen
     is_local = Path(model).is_dir()
@@ -98,7 +104,10 @@ def prepare(
         _check_model(Path(model))
     version_ = version_of(adapter.folder if adapter else Path(model))
     port = _check_port(settings.host, settings.port)
-    plan = make_plan(settings, model, adapter.folder if adapter else None, version_, port, environ, store)
+    if policies and adapter:
+        raise CheckpointError(f"{adapter.folder} is an adapter: name the base model of the policies")
+    planned = plan_policies(policies or {}, checkpoints_dir(settings.checkpoints), version_)
+    plan = make_plan(settings, model, adapter.folder if adapter else None, version_, port, environ, store, planned)
     on_cpu = _is_cpu_build()
     defaults = {**_PRIVATE, **(_CPU if on_cpu else {}), "VLLM_LOGGING_LEVEL": "WARNING"}
     if on_cpu:
@@ -108,19 +117,33 @@ def prepare(
         defaults["HF_HUB_OFFLINE"] = "1"
     if not settings.strict_tools:
         defaults["VLLM_ENFORCE_STRICT_TOOL_CALLING"] = "0"
-    max_rank = settings.max_lora_rank or (adapter.rank if adapter else None)
-    our_flags = _flags(settings, port, on_cpu, max_rank)
+    ranks = _check_bases(Path(model), planned) if is_local else []
+    max_rank = settings.max_lora_rank or (adapter.rank if adapter else max(ranks, default=None))
+    our_flags = _flags(settings, port, on_cpu, max_rank, tuple(planned))
     return Launch(plan, settings.host, port, (*our_flags, *flags), {**defaults, **environ})
 
 
-def _choose_model(settings: ServingSettings) -> str:
+def _choose_model(settings: ServingSettings, policies: Iterable[str]) -> str:
     if settings.model is not None:
         return settings.model
     checkpoints = checkpoints_dir(settings.checkpoints)
+    for policy in policies:
+        if (adapter := read_latest(checkpoints / policy)) is not None:
+            return read_adapter(adapter).base
     latest = read_latest(checkpoints)
     if latest is None:
         raise UsageError(f"no model: name a MODEL_DIR; there is no checkpoint in {checkpoints} yet")
     return str(latest)
+
+
+def _check_bases(model: Path, policies: Mapping[str, PolicyPlan]) -> list[int]:
+    """Returns the ranks of the policies' adapters. Raises CheckpointError if one does not fit the model."""
+    adapters = [read_adapter(Path(policy.adapter)) for policy in policies.values() if policy.adapter]
+    served = read_weights(model.resolve()) if adapters else None
+    for adapter in adapters:
+        assert served is not None
+        check_adapter_fits(adapter, served, adapter.rank, None)
+    return [adapter.rank for adapter in adapters]
 
 
 def _check_model(folder: Path) -> None:
@@ -157,9 +180,12 @@ def _is_cpu_build() -> bool:
         return True
 
 
-def _flags(settings: ServingSettings, port: int, on_cpu: bool, max_lora_rank: int | None) -> tuple[str, ...]:
+def _flags(
+    settings: ServingSettings, port: int, on_cpu: bool, max_lora_rank: int | None, policies: Sequence[str]
+) -> tuple[str, ...]:
     dtype = settings.dtype or ("float32" if on_cpu else "bfloat16")
-    flags = ["--host", settings.host, "--port", str(port), "--served-model-name", settings.served_name]
+    flags = ["--host", settings.host, "--port", str(port), "--served-model-name"]
+    flags += [settings.served_name, *policies]
     flags += ["--dtype", dtype, "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]
     flags += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--api-server-count", "1"]
     flags += ["--middleware", "trainspan_serving.middleware.PolicyMiddleware"]
@@ -174,9 +200,11 @@ def _flags(settings: ServingSettings, port: int, on_cpu: bool, max_lora_rank: in
     if settings.max_model_len is not None:
         flags += ["--max-model-len", str(settings.max_model_len)]
     if max_lora_rank is not None:
-        # Requests in flight keep the adapter they started with: two per batch, four in memory.
+        # Requests in flight keep the adapter they started with: a batch has those of all policies and one that is swapped.
+        count = max(1, len(policies)) + 1
         flags += ["--enable-lora", "--max-lora-rank", str(_vllm_rank(max_lora_rank))]
-        flags += ["--max-loras", "2", "--max-cpu-loras", "4", "--lora-target-modules", *SERVED_MODULES]
+        flags += ["--max-loras", str(count), "--max-cpu-loras", str(2 * count)]
+        flags += ["--lora-target-modules", *SERVED_MODULES]
     return tuple(flags)
 
 

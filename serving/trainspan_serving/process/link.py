@@ -1,8 +1,8 @@
 """The socket between the supervisor and the server process it started.
 
-The server sends events as JSON lines: {"event": "ready"} and {"event": "policy", "model": folder, "adapter": folder or
-null, "version": n}. The supervisor sends nothing, but if it dies its end closes, and the server stops too instead of
-holding the port as an orphan.
+The server sends events as JSON lines: {"event": "ready"} and {"event": "policy", "policy": name or null,
+"model": folder, "adapter": folder or null, "version": n}. The supervisor sends nothing, but if it dies its end closes,
+and the server stops too instead of holding the port as an orphan.
 """
 
 import json

@@ -11,18 +11,31 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from trainspan_schemas.artifacts.checkpoint import META_FILE, CheckpointMeta
+from trainspan_schemas.artifacts.checkpoint import META_FILE, CheckpointMeta, read_latest
 from trainspan_schemas.config.load import load_settings, override
+from trainspan_schemas.config.policies import agents_of_policies
 from trainspan_schemas.config.settings import ServingSettings
-from trainspan_schemas.errors import ConfigError
+from trainspan_schemas.errors import CheckpointError, ConfigError
 from trainspan_schemas.home import checkpoints_dir, home, token
 from trainspan_schemas.store.roles import Role, token_of
 from trainspan_schemas.store.senders import sender_headers
+from trainspan_serving.checkpoints.adapters import is_adapter
 from trainspan_serving.process.replicas import refuse_replicas, replicas_of
 
-__all__ = ["PLAN_VARIABLE", "ServerPlan", "make_plan", "plan_of_process", "version_of"]
+__all__ = ["PLAN_VARIABLE", "PolicyPlan", "ServerPlan", "make_plan", "plan_of_process", "plan_policies", "version_of"]
 
 PLAN_VARIABLE = "TRAINSPAN_SERVER_PLAN"
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyPlan:
+    """One of several policies on the full weights."""
+
+    agents: tuple[str, ...]
+    """Names of the agents whose calls it answers."""
+    adapter: str | None
+    """Folder of its LoRA adapter at start; None: the full weights alone."""
+    version: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +80,17 @@ class ServerPlan:
     swap_timeout_s: float
     drain_timeout_s: float
     canary_tolerance: float | None
+    policies: dict[str, PolicyPlan]
+    """Policies that are served side by side, by name; empty: only one."""
+
+    @classmethod
+    def from_json(cls, text: str) -> "ServerPlan":
+        values = json.loads(text)
+        policies = {
+            name: PolicyPlan(tuple(own["agents"]), own["adapter"], own["version"])
+            for name, own in values.pop("policies").items()
+        }
+        return cls(**values, policies=policies)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -79,8 +103,11 @@ class ServerPlan:
         found = sender_headers(Role.SERVING, self.collector, given, token_file=self.token_file, store=self.store)
         return found or self.otlp_headers
 
-    def serving(self, model: str, adapter: str | None, version: int) -> "ServerPlan":
-        """Returns this plan with other weights."""
+    def serving(self, policy: str | None, model: str, adapter: str | None, version: int) -> "ServerPlan":
+        """Returns this plan with other weights, or with another adapter of one of its policies."""
+        if policy is not None:
+            own = replace(self.policies[policy], adapter=adapter, version=version)
+            return replace(self, policies={**self.policies, policy: own})
         return replace(self, model=model, adapter=adapter, version=version)
 
 
@@ -92,6 +119,7 @@ def make_plan(
     port: int,
     environ: Mapping[str, str],
     store: str | None = None,
+    policies: Mapping[str, PolicyPlan] | None = None,
 ) -> ServerPlan:
     """Builds the plan for the given weights; paths become absolute."""
     state = home() / "serving" / f"{quote(settings.served_name, safe='')}-{port}"
@@ -123,6 +151,7 @@ def make_plan(
         swap_timeout_s=settings.swap_timeout_s,
         drain_timeout_s=settings.drain_timeout_s,
         canary_tolerance=settings.canary_tolerance,
+        policies=dict(policies or {}),
     )
 
 
@@ -142,7 +171,7 @@ def plan_of_process(args: Any, environ: Mapping[str, str]) -> ServerPlan:
     if getattr(args, "api_server_count", 1) not in (None, 1):
         raise ConfigError("the trainspan middleware needs one API server: start vLLM with --api-server-count 1")
     if PLAN_VARIABLE in environ:
-        return ServerPlan(**json.loads(environ[PLAN_VARIABLE]))
+        return ServerPlan.from_json(environ[PLAN_VARIABLE])
     names = args.served_model_name
     name = names[0] if isinstance(names, list) and names else names or args.model
     loaded = load_settings(None, environ)
@@ -152,9 +181,24 @@ def plan_of_process(args: Any, environ: Mapping[str, str]) -> ServerPlan:
         host=args.host or "127.0.0.1",
         sleep=args.enable_sleep_mode,
     )
-    return make_plan(
-        settings, args.model, None, version_of(Path(args.model)), args.port, environ, loaded.collector.store
-    )
+    version = version_of(Path(args.model))
+    policies = plan_policies(agents_of_policies(loaded.policies), checkpoints_dir(settings.checkpoints), version)
+    return make_plan(settings, args.model, None, version, args.port, environ, loaded.collector.store, policies)
+
+
+def plan_policies(agents: Mapping[str, tuple[str, ...]], checkpoints: Path, version: int) -> dict[str, PolicyPlan]:
+    """Plans each policy (name → its agents) with its newest checkpoint, or with the full weights, which are `version`.
+
+    Raises CheckpointError.
+    """
+    plans = {}
+    for name, own in agents.items():
+        latest = read_latest(checkpoints / name)
+        if latest is not None and not is_adapter(latest):
+            raise CheckpointError(f"{latest} has full weights, but policy {name!r} is an adapter: move it away")
+        adapter = str(latest.resolve()) if latest else None
+        plans[name] = PolicyPlan(own, adapter, CheckpointMeta.read(latest).version if latest else version)
+    return plans
 
 
 def version_of(folder: Path) -> int:

@@ -102,9 +102,8 @@ class Supervisor:
             self._was_ready = True
             self._on_ready(f"http://{self._host}:{self._port}/v1", self._good.version)
         elif event["event"] == "policy":
-            adapter = event["adapter"]
-            version = int(str(event["version"]))
-            self._good = self._good.serving(str(event["model"]), None if adapter is None else str(adapter), version)
+            policy, adapter = (None if event[key] is None else str(event[key]) for key in ("policy", "adapter"))
+            self._good = self._good.serving(policy, str(event["model"]), adapter, int(str(event["version"])))
 
     def _stop(self, process: "subprocess.Popen[bytes]") -> None:
         """Sends SIGTERM, then SIGKILL to the server and its child processes."""
@@ -128,7 +127,8 @@ class Supervisor:
             self._crashes.popleft()
         if len(self._crashes) > _MAX_RESTARTS:
             raise ProcessError(f"vLLM crashed {len(self._crashes)} times within {_RESTART_WINDOW_S:g} s; giving up")
-        folders = [self._good.adapter, self._good.model if self._good.model != self._first.model else None]
+        adapters = [policy.adapter for policy in self._good.policies.values()]
+        folders = [*adapters, self._good.adapter, self._good.model if self._good.model != self._first.model else None]
         gone = [folder for folder in folders if folder and not Path(folder).is_dir()]
         if gone and self._good != self._first:
             _log.error("checkpoint gone folder=%s: restarting with %s", gone[0], self._first.model)

@@ -8,11 +8,10 @@ __all__ = ["AdapterSwap"]
 
 
 class AdapterSwap:
-    """One swap of adapters: prepare, load, then commit or undo. `name` is the served model's name."""
+    """One swap of adapters: prepare, load, then commit or undo."""
 
-    def __init__(self, engine: Engine, name: str, candidate: CheckpointCandidate, earlier: ServedPolicy) -> None:
-        self._engine, self._name = engine, name
-        self._candidate, self._earlier = candidate, earlier
+    def __init__(self, engine: Engine, candidate: CheckpointCandidate, earlier: ServedPolicy) -> None:
+        self._engine, self._candidate, self._earlier = engine, candidate, earlier
         self._adapter: Adapter | None = None
 
     async def prepare(self) -> None:
@@ -20,9 +19,9 @@ class AdapterSwap:
 
     async def load(self) -> ServedPolicy:
         """Loads the candidate. Raises what vLLM raises."""
-        version = self._candidate.version
-        self._adapter = await self._engine.add_adapter(self._candidate.folder, version, self._name)
-        return ServedPolicy(version, self._earlier.weights, self._adapter, self._earlier.base)
+        version, earlier = self._candidate.version, self._earlier
+        self._adapter = await self._engine.add_adapter(self._candidate.folder, version, earlier.name)
+        return ServedPolicy(earlier.name, version, earlier.weights, self._adapter, earlier.base)
 
     async def commit(self) -> None:
         """Does nothing: the earlier adapter stays loaded for the requests that still use it."""

@@ -1,4 +1,4 @@
-"""The policy in service, and its swap for another: validate, load, verify, then commit or undo."""
+"""The policies in service, and the swap of one for another: validate, load, verify, then commit or undo."""
 
 import asyncio
 import logging
@@ -24,6 +24,7 @@ from trainspan_serving.swap.canary import CanaryReport
 from trainspan_serving.swap.drain import Drain
 from trainspan_serving.swap.engine import Engine
 from trainspan_serving.swap.gate import Gate
+from trainspan_serving.swap.policy_table import PolicyRow, PolicyTable
 from trainspan_serving.swap.verifier import Verifier
 from trainspan_serving.swap.weight_swap import RollbackFailedError, WeightSwap
 
@@ -61,11 +62,12 @@ class SwapResult:
 class PolicyServer:
     """Owns the gate and swaps the weights, one change at a time."""
 
-    def __init__(self, plan: ServerPlan, engine: Engine, tap: EngineTap, policy: ServedPolicy, served: Weights) -> None:
+    def __init__(
+        self, plan: ServerPlan, engine: Engine, tap: EngineTap, policies: PolicyTable, served: Weights
+    ) -> None:
         self.gate = Gate()
-        self.policy = policy
+        self.policies = policies
         self.plan = plan
-        self.canary: CanaryReport | None = None
         self.swaps: Counter[str] = Counter()
         """Outcome (a canary status, `undone`, `failed`, `refused` or `busy`) → count."""
         self.swap_seconds = 0.0
@@ -78,7 +80,7 @@ class PolicyServer:
 
     @classmethod
     async def start(cls, plan: ServerPlan, engine: Engine, tap: EngineTap) -> "PolicyServer":
-        """Labels the engine's weights with their version, and loads the plan's adapter."""
+        """Labels the engine's weights with their version, and loads the plan's adapters."""
         folder = await asyncio.to_thread(_local_folder, plan.model)
         served = await asyncio.to_thread(read_weights, folder)
         base = await asyncio.to_thread(base_digest, folder)
@@ -86,9 +88,25 @@ class PolicyServer:
         adapter = None
         if plan.adapter:
             adapter = await engine.add_adapter(Path(plan.adapter), plan.version, plan.served_name)
-        server = cls(plan, engine, tap, ServedPolicy(plan.version, folder, adapter, base), served)
+        named = {}
+        for name, own in plan.policies.items():
+            loaded = await engine.add_adapter(Path(own.adapter), own.version, name) if own.adapter else None
+            named[name] = ServedPolicy(name, own.version, folder, loaded, base)
+        agents = {agent: name for name, own in plan.policies.items() for agent in own.agents}
+        policies = PolicyTable(ServedPolicy(plan.served_name, plan.version, folder, adapter, base), named, agents)
+        server = cls(plan, engine, tap, policies, served)
         await server._verifier.calibrate(folder, plan.version)
         return server
+
+    @property
+    def policy(self) -> ServedPolicy:
+        """The policy that answers calls of no other one."""
+        return self.policies.base.policy
+
+    @property
+    def canary(self) -> CanaryReport | None:
+        """Its last canary."""
+        return self.policies.base.canary
 
     @property
     def asleep(self) -> bool:
@@ -115,8 +133,8 @@ class PolicyServer:
         """Requests to the engine that the server itself has made, which vLLM's metrics count too."""
         return self._tap.internal_requests
 
-    async def swap(self, checkpoint: str, version: int) -> SwapResult:
-        """Serves `checkpoint` (a name under `--checkpoints`) as `version`.
+    async def swap(self, checkpoint: str, version: int, policy: str | None = None) -> SwapResult:
+        """Serves `checkpoint` (a name under `--checkpoints`, in the policy's folder) as `version` of `policy`.
 
         Raises CheckpointError if it does not fit, BusyError during another change (nothing was touched), and
         CanaryFailedError or LoadFailedError if the earlier policy was restored.
@@ -125,18 +143,20 @@ class PolicyServer:
         try:
             async with self._alone():
                 with _timed(seconds, "total"):
+                    row = self.policies.row(policy)
                     with _timed(seconds, "validate"):
-                        candidate = await asyncio.to_thread(self._validate, checkpoint, version)
-                    canary = await self._exchange(candidate, seconds)
+                        candidate = await asyncio.to_thread(self._validate, checkpoint, version, policy)
+                    canary = await self._exchange(row, candidate, seconds)
         except (CheckpointError, LoadFailedError, BusyError) as error:
             self.swaps[_outcome_of(error)] += 1
             raise
-        self.canary = canary
         self.swaps[canary.status] += 1
         self.swap_seconds += seconds["total"]
-        adapter = str(self.policy.adapter.folder) if self.policy.adapter else None
-        report({"event": "policy", "model": str(self.policy.weights), "adapter": adapter, "version": version})
-        _log.info("policy swapped version=%d canary=%s seconds=%.3f", version, canary.status, seconds["total"])
+        served, took_s = row.policy, seconds["total"]
+        adapter = str(served.adapter.folder) if served.adapter else None
+        state = {"model": str(served.weights), "adapter": adapter, "version": version}
+        report({"event": "policy", "policy": policy, **state})
+        _log.info("policy=%s swapped version=%d canary=%s seconds=%.3f", served.name, version, canary.status, took_s)
         return SwapResult(version, checkpoint, canary, seconds)
 
     async def sleep(self) -> None:
@@ -173,9 +193,13 @@ class PolicyServer:
         async with self._changing:
             yield
 
-    def _validate(self, checkpoint: str, version: int) -> CheckpointCandidate:
-        checkpoints = Path(self.plan.checkpoints)
+    def _validate(self, checkpoint: str, version: int, policy: str | None) -> CheckpointCandidate:
+        checkpoints = Path(self.plan.checkpoints, policy or "")
         candidate = find_candidate(checkpoints, checkpoint, version, self._served, self._engine.limits)
+        if candidate.weights and policy is not None:
+            raise CheckpointError(
+                f"{checkpoint} has full weights, but policy {policy!r} is an adapter on the base model"
+            )
         if candidate.weights and not self._engine.can_reload:
             raise CheckpointError(
                 "this server cannot swap full weights: start vLLM with "
@@ -183,14 +207,16 @@ class PolicyServer:
             )
         return candidate
 
-    async def _exchange(self, candidate: CheckpointCandidate, seconds: dict[str, float]) -> CanaryReport:
-        """Loads and verifies the candidate, then commits it or restores the earlier policy.
+    async def _exchange(
+        self, row: PolicyRow, candidate: CheckpointCandidate, seconds: dict[str, float]
+    ) -> CanaryReport:
+        """Loads and verifies the candidate, then commits it as the row's policy or restores the earlier one.
 
         If the earlier weights cannot be restored, the gate stays closed and this process ends: its supervisor restarts
         it with those weights.
         """
         name = candidate.folder.name
-        swap = self._swap_of(candidate)
+        swap = self._swap_of(candidate, row.policy)
         try:
             with _timed(seconds, "drain"):
                 await swap.prepare()
@@ -205,26 +231,26 @@ class PolicyServer:
                 raise LoadFailedError(f"loading {name} failed: {one_line(error)}") from error
             if canary.status == "stale":
                 await swap.undo()
-                self.canary = canary
+                row.canary = canary
                 what = f"the engine is not serving {name}: {canary.evidence}"
-                raise CanaryFailedError(f"{what}; version {self.policy.version} stays in service", canary)
-            self.policy, self._served = policy, candidate.weights or self._served
+                raise CanaryFailedError(f"{what}; version {row.policy.version} stays in service", canary)
+            row.policy, row.canary, self._served = policy, canary, candidate.weights or self._served
             await swap.commit()
             return canary
         except RollbackFailedError:
             self._broken = True
-            _log.exception("rollback failed version=%d: restarting", self.policy.version)
+            _log.exception("rollback failed version=%d: restarting", row.policy.version)
             os.kill(os.getpid(), signal.SIGTERM)
             raise
         finally:
             if not self._broken:
                 self.gate.open()
 
-    def _swap_of(self, candidate: CheckpointCandidate) -> WeightSwap | AdapterSwap:
+    def _swap_of(self, candidate: CheckpointCandidate, earlier: ServedPolicy) -> WeightSwap | AdapterSwap:
         if candidate.weights is None:
-            return AdapterSwap(self._engine, self.plan.served_name, candidate, self.policy)
+            return AdapterSwap(self._engine, candidate, earlier)
         drain = self._drain(f"version {candidate.version} of the weights is being loaded")
-        return WeightSwap(self._engine, self._tap, drain, candidate, self.policy)
+        return WeightSwap(self._engine, self._tap, drain, candidate, earlier)
 
     def _drain(self, why: str) -> Drain:
         return Drain(self.gate, self._tap, self._engine, self.plan.drain_timeout_s, why)

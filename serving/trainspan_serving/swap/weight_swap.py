@@ -33,7 +33,9 @@ class WeightSwap:
 
     async def load(self) -> ServedPolicy:
         """Loads the candidate. Raises what vLLM raises."""
-        policy = ServedPolicy(self._candidate.version, self._candidate.folder, base=self._candidate.base)
+        policy = ServedPolicy(
+            self._earlier.name, self._candidate.version, self._candidate.folder, base=self._candidate.base
+        )
         await self._engine.load(policy)
         return policy
 

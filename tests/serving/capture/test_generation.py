@@ -39,7 +39,7 @@ class Unknown:
 @pytest.mark.parametrize(("reads", "name"), [(True, "unreadable"), (False, "reasoning")])
 def test_a_call_whose_constraint_cannot_be_read_is_still_recorded(reads: bool, name: str, tmp_path: Any) -> None:
     params = SimpleNamespace(**PARAMS)
-    generation = Generation({"prompt_token_ids": [1]}, params, "id", 0, ServedPolicy(0, tmp_path), None, {})
+    generation = Generation({"prompt_token_ids": [1]}, params, "id", 0, ServedPolicy("policy", 0, tmp_path), None, {})
     generation.final = params
     constraints: Any = Unknown(reads=reads)
     ((_, attributes),) = generation.choices("/v1/chat/completions", constraints)

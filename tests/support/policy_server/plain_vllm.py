@@ -41,7 +41,13 @@ def plain_vllm(
     with log.open("w") as file:
         process = subprocess.Popen(
             command,
-            env={**os.environ, **CPU, "TRAINSPAN_HOME": str(home), "PYTHONPATH": str(REPOSITORY), **environ},
+            env={
+                **os.environ,
+                **CPU,
+                "TRAINSPAN_HOME": str(home),
+                "PYTHONPATH": os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")])),
+                **environ,
+            },
             stdout=file,
             stderr=file,
             text=True,

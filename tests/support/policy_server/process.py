@@ -80,7 +80,7 @@ def policy_server(
                 **os.environ,
                 "TRAINSPAN_HOME": str(home),
                 "TRAINSPAN_LOG": "INFO",
-                "PYTHONPATH": str(REPOSITORY),
+                "PYTHONPATH": os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")])),
                 **(environment or {}),
             },
             stdout=subprocess.PIPE,

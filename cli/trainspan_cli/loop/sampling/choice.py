@@ -26,6 +26,8 @@ def choose_sampler(settings: Settings, tasks: LoopTasks, stages: Stages, folder:
 def check_sampling(settings: Settings) -> None:
     """Raises ConfigError if rollouts cannot run ahead of training as far as the settings say."""
     loop = settings.loop
+    if settings.policies:
+        raise ConfigError("the loop trains one policy for all agents: remove [policies] from its settings")
     if loop.mode not in MODES:
         raise ConfigError(f"loop.mode = {loop.mode!r}: {' or '.join(MODES)}")
     if loop.overlap < 0:

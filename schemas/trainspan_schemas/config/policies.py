@@ -1,0 +1,40 @@
+"""Settings of several policies: adapters on one base model, each for the calls of its own agents."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from trainspan_schemas.errors import ConfigError
+
+__all__ = ["PolicySettings", "agents_of_policies"]
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySettings:
+    """`[policies.NAME]`: a policy of its own for some agents, as an adapter on the common base model."""
+
+    agents: str | None = None
+    """Comma-separated names of the agents whose calls this policy answers; default: NAME."""
+    lora_rank: int | None = None
+    """Greatest rank of its adapters; default: that of `[train]`."""
+
+
+def agents_of_policies(policies: Mapping[str, PolicySettings]) -> dict[str, tuple[str, ...]]:
+    """Policy → the agents whose calls it answers. Raises ConfigError if an agent is in two policies."""
+    found = {name: _agents(name, policy) for name, policy in policies.items()}
+    owners: dict[str, str] = {}
+    for name, agents in found.items():
+        for agent in agents:
+            if owners.setdefault(agent, name) != name:
+                raise ConfigError(
+                    f"agent {agent!r} is in [policies.{owners[agent]}] and in [policies.{name}]: one policy answers an agent"
+                )
+    return found
+
+
+def _agents(name: str, policy: PolicySettings) -> tuple[str, ...]:
+    if policy.agents is None:
+        return (name,)
+    agents = tuple(agent.strip() for agent in policy.agents.split(",") if agent.strip())
+    if not agents:
+        raise ConfigError(f"[policies.{name}] agents names no agent")
+    return agents
