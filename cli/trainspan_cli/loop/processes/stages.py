@@ -1,5 +1,6 @@
 """The stages of a round, each a `trainspan` command or the trainer's work: rollouts, dataset, training."""
 
+import contextlib
 import hashlib
 import queue
 import shlex
@@ -20,7 +21,7 @@ from trainspan_cli.loop.state.run_folder import RunFolder
 from trainspan_schemas.agents.functions import is_function_name
 from trainspan_schemas.artifacts.dataset import dataset_dir, manifest_path
 from trainspan_schemas.config.settings import Settings
-from trainspan_schemas.errors import ProcessError
+from trainspan_schemas.errors import ProcessError, StoreError
 
 __all__ = ["Collected", "Stages"]
 
@@ -177,8 +178,9 @@ class Stages:
             SELECT count(*) AS rollouts FROM rollouts
             WHERE run_id = '{self._folder.run_id}' AND start_ns >= {began_ns} AND status IS NOT NULL"""
         deadline = time.monotonic() + STORED_TIMEOUT_S
-        while rows(str(self._services.store), query)[0]["rollouts"] < rollouts and time.monotonic() < deadline:
-            time.sleep(0.1)
+        with contextlib.suppress(StoreError):  # the collector restarts: later batches take what this one lacks
+            while rows(str(self._services.store), query)[0]["rollouts"] < rollouts and time.monotonic() < deadline:
+                time.sleep(0.1)
 
     def trained(self, round_: int) -> dict[str, Any]:
         """Waits for the trainer's event for the round's dataset, which the trainer finds by itself.

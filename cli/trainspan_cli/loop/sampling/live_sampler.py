@@ -13,6 +13,7 @@ from trainspan_cli.loop.sampling.sampler import SampledRound
 from trainspan_cli.loop.state.run_folder import RunFolder
 from trainspan_schemas.artifacts.dataset import dataset_dir, manifest_path
 from trainspan_schemas.config.settings import Settings
+from trainspan_schemas.errors import StoreError
 
 __all__ = ["LiveSampler"]
 
@@ -39,6 +40,8 @@ class LiveSampler:
         """Times at which rounds were cut, and the store's place then."""
         self._counted = 0
         self._new = 0
+        self._is_away = False
+        """Whether the store did not answer last time."""
         self._began = time.monotonic()
 
     def begin(self, round_: int) -> None:
@@ -60,7 +63,8 @@ class LiveSampler:
         self._screen.collecting("waiting for rewards", round_)
         self._wait()
         self._screen.collecting("", round_)
-        rewards, waited_s, place = self._new, time.monotonic() - self._began, self._stages.last_seq()
+        # Later rows may be in the dataset, too: a place that is too early costs only time.
+        rewards, waited_s, place = self._new, time.monotonic() - self._began, self._counted
         self._new, self._began = 0, time.monotonic()
         self._marks.append((time.monotonic(), place))
         while len(self._marks) > 1 and self._marks[1][0] < time.monotonic() - self._settings.loop.live_feedback_s:
@@ -81,7 +85,9 @@ class LiveSampler:
     def between_rounds(self, work: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
         """Does `work` beside the agents. Rewards of this time do not count towards the next round: some are those of `work`."""
         work(*args, **kwargs)
-        _, self._counted = self._stages.new_rewards(self._counted)
+        before = self._new
+        self._count()
+        self._new = before
 
     def stop(self) -> list[int]:
         self._stages.stop()
@@ -94,14 +100,24 @@ class LiveSampler:
         """Waits for `live_rewards` new rewards, or for one at the end of `live_wait_s`."""
         loop = self._settings.loop
         while True:
-            count, self._counted = self._stages.new_rewards(self._counted)
-            self._new += count
+            self._count()
             is_late = self._new and time.monotonic() - self._began > loop.live_wait_s
             if self._new >= loop.live_rewards or is_late:
                 return
             self._screen.progress({"done": self._new, "total": loop.live_rewards})
             self._stages.keep_alive()
             time.sleep(_LOOK_S)
+
+    def _count(self) -> None:
+        try:
+            count, self._counted = self._stages.new_rewards(self._counted)
+        except StoreError as error:  # the collector restarts
+            if not self._is_away:
+                self._screen.note(f"rewards cannot be counted now: {error}")
+            self._is_away = True
+        else:
+            self._new += count
+            self._is_away = False
 
     def _keep(self) -> None:
         """Called after a round's dataset is built: a loop that is killed before counts these rewards again."""

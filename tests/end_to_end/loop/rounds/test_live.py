@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -165,11 +166,15 @@ def test_users_click_up_more_often_and_kills_train_no_rollout_twice(
 ) -> None:
     place = make_place(tmp_path / "home")
     with users_of(tmp_path, place, monkeypatch) as traffic:
-        wait_for_rounds(place, 2, traffic.loop)
+        wait_for_rounds(place, 1, traffic.loop)
+        address = running_collector(place.home / "spans.duckdb")
+        assert address is not None
+        os.kill(address.pid, signal.SIGKILL)  # the loop restarts it
+        wait_for_rounds(place, 3, traffic.loop)
         traffic.loop.kill()
         traffic.loop.wait()
     with users_of(tmp_path, place, monkeypatch) as traffic:
-        wait_for_rounds(place, 4, traffic.loop)
+        wait_for_rounds(place, 5, traffic.loop)
         time.sleep(1.5)
         traffic.loop.kill()
         traffic.loop.wait()
