@@ -180,7 +180,7 @@ def test_swapped_rewards_turn_the_panel_red(
 
     def panel(out: Path) -> Check:
         assert trainspan([*build, "--out", str(out)]) == 0, capsys.readouterr().err
-        rewards = read_rewards(runner, out / "round-0001")
+        rewards = read_rewards([runner], out / "round-0001")
         assert rewards is not None
         (check,) = reward_checks(rewards)
         return check
