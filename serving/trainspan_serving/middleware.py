@@ -169,7 +169,7 @@ class PolicyMiddleware:
         exporter = _exporter(plan, self._state.path)
         atexit.register(exporter.close, 0.5)
         tap = EngineTap(client, plan.served_name, exporter.add, counter, temperatures=plan.temperatures)
-        server = await PolicyServer.start(plan, Engine(client), tap)
+        server = await PolicyServer.start(plan, Engine(client, merges_adapters=plan.merge_adapters), tap)
         PolicyMetrics(server, exporter.counts).register()
         keys_given = app.state.args.api_key or [os.environ.get("VLLM_API_KEY")]
         api_keys = tuple(key for key in keys_given if key)

@@ -36,6 +36,12 @@ class ServingSettings:
     """Context length in tokens; default: the model's own."""
     max_lora_rank: int | None = None
     """Serve LoRA adapters up to this rank; default: the rank of `[train]` or of the served adapter, else no adapters."""
+    merge_adapters: bool | None = None
+    """Add a LoRA adapter to the full weights at each swap instead of computing it next to them; default: on a CPU with one
+    policy in float32, where it is faster.
+
+    Adapters of any rank are then served, and a swap holds requests while it loads. Not for quantized weights, and not for
+    bfloat16, where rounding loses most of a small update."""
     signing_key_file: str | None = None
     """The runner's key, which proves that an identity or URL is the runner's; default: `$TRAINSPAN_HOME/signing-key`."""
     require_signature: bool = False

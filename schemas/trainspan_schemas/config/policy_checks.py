@@ -25,6 +25,10 @@ def check_policies(settings: Settings) -> None:
             "set [serving] served_name"
         )
     agents_of_policies(policies)
+    if policies and settings.serving.merge_adapters:
+        raise ConfigError(
+            "[policies] and [serving] merge_adapters exclude each other: the policies share one base model"
+        )
     if policies and settings.train.adapter != "lora":
         raise ConfigError('[policies] needs [train] adapter = "lora": each policy is an adapter on one base model')
 

@@ -80,6 +80,8 @@ class ServerPlan:
     swap_timeout_s: float
     drain_timeout_s: float
     canary_tolerance: float | None
+    merge_adapters: bool
+    """Whether a LoRA adapter is added to the full weights instead of being computed next to them."""
     policies: dict[str, PolicyPlan]
     """Policies that are served side by side, by name; empty: only one."""
 
@@ -151,6 +153,7 @@ def make_plan(
         swap_timeout_s=settings.swap_timeout_s,
         drain_timeout_s=settings.drain_timeout_s,
         canary_tolerance=settings.canary_tolerance,
+        merge_adapters=bool(settings.merge_adapters),
         policies=dict(policies or {}),
     )
 
