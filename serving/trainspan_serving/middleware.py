@@ -133,7 +133,7 @@ class PolicyMiddleware:
             return
         exchange = Exchange(caller, scope["path"], server.policies.choose(model, caller.agent))
         exchange.when_settled(lambda: server.gate.leave(entered))
-        answer = AnswerStream(receive, send, exchange)
+        answer = AnswerStream(receive, send, exchange, is_one_of_several=bool(server.policies.named))
         try:
             with parts.tap.exchange(exchange):
                 await self._app(scope, answer.receive, answer.send)

@@ -47,7 +47,9 @@ ADVICE: Final[dict[DropReason, str]] = {
     "unused_choice": "the agent continued with another answer to the same request: --choices all also trains on these",
     "internal": "only internal requests were found: run the agent",
     "multimodal": "calls with images or audio cannot be trained",
-    "not_selected": "no selected agent or policy made these calls",
+    "not_selected": "no selected agent made these calls, or their model is not the policy",
+    "other_policy": "other policies answered these calls: check the names in [policies.NAME] agents against the agents that "
+    "`trainspan explain` shows",
     "validation": "rollouts of split val are never trained: run `trainspan rollout --split train`",
     "late_after_consumed": "these calls arrived after a dataset had used their rollouts: raise --wait-s",
     "zero_spread_group": "all rollouts of each task got the same reward: use harder or easier tasks, more rollouts per task "

@@ -33,6 +33,7 @@ EXPECTED: Final = frozenset(
             "internal",
             "no_rollout",
             "not_selected",
+            "other_policy",
             "validation",
             "late_after_consumed",
             "superseded_by_retry",

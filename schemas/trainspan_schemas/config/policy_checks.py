@@ -9,6 +9,8 @@ from trainspan_schemas.errors import ConfigError
 __all__ = ["check_policies", "trained_lora_rank"]
 
 _NAME = re.compile(r"[a-z0-9_-]{1,64}")
+_TAKEN = re.compile(r"(?:policy|round)-[0-9]+|best|latest|optimizer|tensorboard|tokens|trackio|wandb")
+"""Names that lie beside those of policies in a folder of checkpoints or datasets."""
 
 
 def check_policies(settings: Settings) -> None:
@@ -19,6 +21,8 @@ def check_policies(settings: Settings) -> None:
             raise ConfigError(
                 f"[policies.{name[:80]}]: a policy's name has 1 to 64 of the characters a-z, 0-9, _ and -"
             )
+        if _TAKEN.fullmatch(name):
+            raise ConfigError(f"[policies.{name}] has the name of a folder of checkpoints or datasets: rename it")
     if settings.serving.served_name in policies:
         raise ConfigError(
             f"[policies.{settings.serving.served_name}] has the name that clients use for the base model: rename it, or "

@@ -105,5 +105,6 @@ OPERATION_EXECUTE_TOOL: Final = "execute_tool"
 
 # HTTP between agent and policy server.
 HEADER_POLICY_VERSION: Final = "x-trainspan-policy-version"
+HEADER_POLICY: Final = "x-trainspan-policy"
 ROLLOUT_PATH_PREFIX: Final = "/rollout/"  # /rollout/{traceparent}/v1/…
 API_KEY_PREFIX: Final = "trainspan-"  # trainspan-{traceparent}[-{secret}]

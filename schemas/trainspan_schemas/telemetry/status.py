@@ -39,6 +39,7 @@ DropReason = Literal[
     "internal",
     "multimodal",
     "not_selected",
+    "other_policy",
     "validation",
     "late_after_consumed",
     "zero_spread_group",

@@ -2,6 +2,7 @@
 
 import json
 from typing import Any
+from urllib.parse import quote
 
 from trainspan_schemas.telemetry import keys
 from trainspan_serving.capture.engine_tap import Exchange
@@ -18,7 +19,11 @@ class AnswerStream:
         receive: Receive,
         send: Send,
         exchange: Exchange,
+        *,
+        is_one_of_several: bool,
     ) -> None:
+        """`is_one_of_several`: whether the response names the policy, too, because the server has several."""
+        self._is_one_of_several = is_one_of_several
         self._receive, self._send, self._exchange = receive, send, exchange
         self._good = self._gone = self._is_stream = False
         self.delivered = False
@@ -60,7 +65,10 @@ class AnswerStream:
         self._is_stream = any(
             name.lower() == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers
         )
-        headers.append((keys.HEADER_POLICY_VERSION.encode(), str(self._exchange.policy.version).encode()))
+        policy = self._exchange.policy
+        if self._is_one_of_several:
+            headers.append((keys.HEADER_POLICY.encode(), quote(policy.name).encode()))
+        headers.append((keys.HEADER_POLICY_VERSION.encode(), str(policy.version).encode()))
         if self._exchange.is_cut and message["status"] == 503:
             headers.append((b"retry-after", b"1"))
         return {**message, "headers": headers}
