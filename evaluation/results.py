@@ -14,6 +14,8 @@ from evaluation.cpu_time import cpu_at, noted
 from evaluation.plans import RESULTS, ROOT, Plan
 from evaluation.retokenized import count_retokenized
 from trainspan_cli.loop.state.run_folder import RunFolder
+from trainspan_schemas.config.load import CONFIG_FILE
+from trainspan_schemas.home import policy_dir
 from trainspan_schemas.intervals import RewardEstimate
 
 __all__ = ["evaluations", "read_results", "run_of", "settings_of", "store_result"]
@@ -49,6 +51,7 @@ def settings_of(plan: Plan) -> dict[str, Any]:
         "control": plan.control,
         "warm_steps": plan.warm_steps,
         "settings": dict(plan.settings),
+        **({} if plan.config_name == CONFIG_FILE else {"config": plan.config_name}),
     }
 
 
@@ -84,7 +87,9 @@ def store_result(plan: Plan, folder: RunFolder, preparation_cpu_s: float) -> dic
         "rounds": sum(record["kind"] == "round" for record in records),
         "rollouts": rollouts,
         "cpu_s": {"preparation": preparation_cpu_s, "run": cpu[-1][1] if cpu else None},
-        "retokenized": count_retokenized(folder.datasets, plan.start),
+        "retokenized": count_retokenized(
+            [policy_dir(folder.datasets, policy) for policy in folder.policies()], plan.start
+        ),
         "curve": curve,
         "checks": {
             "n": len(checks),
@@ -112,7 +117,7 @@ def _estimate(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _round(record: Mapping[str, Any]) -> dict[str, Any]:
-    train = record.get("train") or {}
+    policies = record.get("policies")
     return {
         "skipped": record["skipped"],
         "reward": record["rollout"].get("mean_reward"),
@@ -120,19 +125,29 @@ def _round(record: Mapping[str, Any]) -> dict[str, Any]:
         "sampled_tokens": record["rollout"].get("sampled_tokens"),
         "dropped": record["dataset"].get("dropped"),
         "seconds": record["seconds"],
-        **{key: train.get(key) for key in ("rows", "tokens", "kl", "entropy", "grad_norm", "logp_diff_max")},
+        **_trained(record.get("train") or {}),
+        **({"policies": {name: _of_policy(own) for name, own in policies.items()}} if policies else {}),
         "failed": [check["name"] for check in record["checks"] if not check["ok"]],
     }
+
+
+def _trained(train: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: train.get(key) for key in ("rows", "tokens", "kl", "entropy", "grad_norm", "logp_diff_max")}
+
+
+def _of_policy(own: Mapping[str, Any]) -> dict[str, Any]:
+    return {"version": own["policy_version"], "skipped": own["skipped"], **_trained(own["train"])}
 
 
 def _loop_settings(folder: RunFolder) -> dict[str, Any]:
     """The settings of rollouts, dataset, training and loop, without paths of this machine."""
     paths = ("tasks", "python", "model", "checkpoints", "out", "token_file", "signing_key_file")
     settings = folder.read("run.json")["settings"]
-    return {
+    sections = {
         section: {name: value for name, value in settings[section].items() if name not in paths}
         for section in ("rollouts", "dataset", "train", "loop")
     }
+    return {**sections, **({"policies": policies} if (policies := settings.get("policies")) else {})}
 
 
 def _git(*arguments: str) -> str:

@@ -1,5 +1,6 @@
 """How many trained answers would have other tokens if they were tokenized again from their text, as many trainers do."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,12 @@ from trainspan_schemas.artifacts.dataset import dataset_dirs
 __all__ = ["count_retokenized"]
 
 
-def count_retokenized(datasets: Path, model: str) -> dict[str, int]:
-    """Returns the calls in a run's datasets, and those whose sampled tokens are not those of their decoded text.
+def count_retokenized(folders: Iterable[Path], model: str) -> dict[str, int]:
+    """Returns the calls in a run's folders of datasets, and those whose sampled tokens are not those of their decoded text.
 
     `model` is the folder or id whose tokenizer is taken. End tokens are not compared.
     """
-    found, calls, differing = dataset_dirs(datasets), 0, 0
+    found, calls, differing = [one for folder in folders for one in dataset_dirs(folder)], 0, 0
     if not found:
         return {"calls": 0, "differ": 0}
     tokenizer: Any = AutoTokenizer.from_pretrained(model)

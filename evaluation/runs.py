@@ -24,7 +24,7 @@ def carry_out(plan: Plan, *, keep: bool = False) -> dict[str, object]:
     """
     if plan.result.exists():
         stored: dict[str, object] = json.loads(plan.result.read_text())
-        if differing := [key for key, value in settings_of(plan).items() if stored[key] != value]:
+        if differing := [key for key, value in settings_of(plan).items() if stored.get(key) != value]:
             raise SystemExit(
                 f"evaluation: {plan.result.name} was made with other values of {', '.join(differing)}: give --name"
             )
@@ -39,7 +39,7 @@ def carry_out(plan: Plan, *, keep: bool = False) -> dict[str, object]:
         folder = _run_loop(plan, model)
     result = store_result(plan, folder, round(preparation_s, 2))
     if not keep:
-        for checkpoint in folder.checkpoints.glob("policy-*"):
+        for checkpoint in folder.checkpoints.glob("**/policy-*"):
             shutil.rmtree(checkpoint, ignore_errors=True)
     return result
 

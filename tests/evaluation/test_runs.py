@@ -262,7 +262,7 @@ def test_answers_whose_text_has_other_tokens_are_counted(tmp_path: Path) -> None
     part = tmp_path / "datasets" / round_dir_name(1) / "part-00000.parquet"
     part.parent.mkdir(parents=True)
     pl.DataFrame({"completion_ids": [[3, 4], [1, 2, 4], [0], [0, 4]]}).write_parquet(part)
-    assert count_retokenized(tmp_path / "datasets", str(tmp_path / "model")) == {"calls": 4, "differ": 1}
+    assert count_retokenized([tmp_path / "datasets"], str(tmp_path / "model")) == {"calls": 4, "differ": 1}
 
 
 def test_a_report_without_results_says_what_to_run(tmp_path: Path) -> None:

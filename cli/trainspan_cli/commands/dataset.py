@@ -9,7 +9,7 @@ import typer
 from trainspan_cli.setting_options import Given, setting_options
 from trainspan_cli.settings import ConfigOption, FormatOption, PolicyOption, StoresOption, settings
 from trainspan_schemas.config.load import override
-from trainspan_schemas.config.policy_scope import Policy, folder_of, scoped
+from trainspan_schemas.config.policy_scope import Policy, scoped
 from trainspan_schemas.config.settings import Settings
 
 if TYPE_CHECKING:
@@ -73,12 +73,12 @@ def dataset(
 def _request(chosen: Settings, given: Given, stores: list[str] | None, policy: Policy, **scope: Any) -> "BuildRequest":
     """The request: the settings with the given options; `--out` is the dataset's destination, not one of its settings."""
     from trainspan_processing.assembly.build import BuildRequest
-    from trainspan_schemas.home import datasets_dir, store_path
+    from trainspan_schemas.home import datasets_dir, policy_dir, store_path
 
     out = given.pop("out") or chosen.dataset.out
     return BuildRequest(
         stores=tuple(stores or [str(store_path(chosen.collector.store))]),
-        out=folder_of(datasets_dir(out), policy),
+        out=policy_dir(datasets_dir(out), policy),
         settings=override(chosen.dataset, **given),
         **scope,
     )

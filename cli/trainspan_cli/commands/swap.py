@@ -9,8 +9,8 @@ from trainspan_cli.setting_options import Given, setting_options
 from trainspan_cli.settings import ConfigOption, FormatOption, PolicyOption, settings
 from trainspan_schemas.artifacts.run_files import RunFiles
 from trainspan_schemas.config.load import override
-from trainspan_schemas.config.policy_scope import folder_of, scoped
-from trainspan_schemas.home import checkpoints_dir, runs_dir
+from trainspan_schemas.config.policy_scope import scoped
+from trainspan_schemas.home import checkpoints_dir, policy_dir, runs_dir
 
 __all__ = ["swap"]
 
@@ -41,7 +41,7 @@ def swap(
         checkpoints = run.checkpoints
         policy_url = given.get("policy_url") or f"http://{loaded.serving.host}:{loaded.serving.port}"
     address = PolicyAddress(policy_url, policy)
-    done = roll_back(folder_of(checkpoints, policy), version, address, retry_for_s=chosen.publish_timeout_s)
+    done = roll_back(policy_dir(checkpoints, policy), version, address, retry_for_s=chosen.publish_timeout_s)
     canary = (done.swap.answer or {}).get("canary") or {}
     if format == "json":
         print(json.dumps({"checkpoint": done.checkpoint, "withdrawn": done.withdrawn, "canary": canary}))

@@ -10,9 +10,9 @@ from trainspan_cli.setting_options import Given, setting_options
 from trainspan_cli.settings import ConfigOption, FormatOption, PolicyOption, settings
 from trainspan_schemas.artifacts.dataset import manifest_path
 from trainspan_schemas.config.load import override
-from trainspan_schemas.config.policy_scope import Policy, folder_of, scoped
+from trainspan_schemas.config.policy_scope import Policy, scoped
 from trainspan_schemas.errors import TrainingError, UsageError
-from trainspan_schemas.home import checkpoints_dir, datasets_dir
+from trainspan_schemas.home import checkpoints_dir, datasets_dir, policy_dir
 
 __all__ = ["train"]
 
@@ -47,7 +47,7 @@ def train(
     from trainspan_training.session import TrainJob
     from trainspan_training.session import train as run
 
-    job = TrainJob(chosen, datasets, folder_of(checkpoints_dir(chosen.checkpoints), policy), follow, rounds, policy)
+    job = TrainJob(chosen, datasets, policy_dir(checkpoints_dir(chosen.checkpoints), policy), follow, rounds, policy)
     results: list[RoundResult] = []
 
     def ready() -> None:
@@ -69,4 +69,4 @@ def _datasets(given: Path | None, setting: str | None, policy: Policy) -> Path:
     """A dataset that is named itself, or the policy's folder of datasets."""
     if given is not None and manifest_path(given).exists():
         return given
-    return folder_of(given or datasets_dir(setting), policy)
+    return policy_dir(given or datasets_dir(setting), policy)

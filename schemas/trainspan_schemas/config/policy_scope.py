@@ -1,13 +1,12 @@
-"""The settings as one of several policies sees them, and the folders that are its own."""
+"""The settings as one of several policies sees them."""
 
 import dataclasses
-from pathlib import Path
 from typing import Any, TypeVar
 
 from trainspan_schemas.config.settings import Settings
 from trainspan_schemas.errors import ConfigError, UsageError
 
-__all__ = ["Policy", "folder_of", "policies_of", "scoped"]
+__all__ = ["Policy", "policies_of", "scoped"]
 
 Policy = str | None
 """The name of a policy; None: the only one."""
@@ -17,11 +16,6 @@ _Section = TypeVar("_Section")
 def policies_of(settings: Settings) -> tuple[Policy, ...]:
     """The policies that are trained, in the order of the settings."""
     return tuple(settings.policies) or (None,)
-
-
-def folder_of(root: Path, policy: Policy) -> Path:
-    """The folder of a policy's datasets or checkpoints, under that of all policies."""
-    return root / policy if policy is not None else root
 
 
 def scoped(settings: Settings, policy: Policy) -> Settings:

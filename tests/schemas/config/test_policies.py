@@ -8,9 +8,10 @@ import pytest
 from trainspan_schemas.config.load import load_settings
 from trainspan_schemas.config.policies import agents_of_policies
 from trainspan_schemas.config.policy_checks import trained_lora_rank
-from trainspan_schemas.config.policy_scope import folder_of, policies_of, scoped
+from trainspan_schemas.config.policy_scope import policies_of, scoped
 from trainspan_schemas.config.settings import DatasetSettings, PolicySettings, TrainSettings
 from trainspan_schemas.errors import ConfigError, UsageError
+from trainspan_schemas.home import policy_dir
 
 LORA = '[train]\nadapter = "lora"\n'
 BOTH = '[policies.writer]\nagents = "writer, editor"\n[policies.rewriter]\n'
@@ -107,4 +108,4 @@ def test_a_policy_must_be_named_if_there_are_some_and_exist(tmp_path: Path) -> N
 
 def test_a_policy_has_folders_of_its_own_and_a_single_one_those_of_all() -> None:
     root = Path("checkpoints")
-    assert (folder_of(root, "writer"), folder_of(root, None)) == (root / "writer", root)
+    assert (policy_dir(root, "writer"), policy_dir(root, None)) == (root / "writer", root)
