@@ -1,7 +1,7 @@
 """Where the things are that the pages show: the store, the runs and the datasets of one state folder."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -67,13 +67,18 @@ class ViewerPaths:
         """The datasets of runs, the newest run first and its newest dataset first, then those outside of runs."""
         for run in self.all_runs():
             yield from self.datasets_of(run)
-        found = self.datasets.iterdir() if self.datasets.is_dir() else ()
-        names = [path.name for path in found if path.is_dir() and _NAME.fullmatch(path.name) and dataset_dirs(path)]
-        yield from _places(None, self.datasets, (None, *sorted(names)))
+        yield from _places(None, self.datasets)
 
     def datasets_of(self, run: RunFiles) -> Iterator[DatasetPlace]:
         """The datasets of a run, the newest first."""
-        return _places(run.run_id, run.datasets, run.policies())
+        return _places(run.run_id, run.datasets)
+
+    def of_other_policies(self, place: DatasetPlace | None) -> list[DatasetPlace]:
+        """The datasets of the same round of a run that other policies have."""
+        if place is None or place.run_id is None or place.policy is None:
+            return []
+        found = self.datasets_of(self.run(place.run_id))
+        return [other for other in found if other.round == place.round and other.policy != place.policy]
 
     def dataset(self, name: str) -> DatasetPlace:
         """Raises NotFoundError."""
@@ -85,8 +90,11 @@ class ViewerPaths:
         raise NotFoundError(f"no dataset {name!r}")
 
 
-def _places(run_id: str | None, root: Path, policies: Iterable[str | None]) -> Iterator[DatasetPlace]:
-    found = [(path, policy) for policy in policies for path in dataset_dirs(policy_dir(root, policy))]
+def _places(run_id: str | None, root: Path) -> Iterator[DatasetPlace]:
+    """The datasets in a folder and in those of policies in it, the newest first."""
+    inside = root.iterdir() if root.is_dir() else ()
+    policies = sorted(path.name for path in inside if path.is_dir() and _NAME.fullmatch(path.name))
+    found = [(path, policy) for policy in (None, *policies) for path in dataset_dirs(policy_dir(root, policy))]
     for path, policy in sorted(found, key=lambda one: -(round_of(one[0].name) or 0)):
         parts = [run_id or ""] if run_id or policy else []
         yield DatasetPlace(":".join([*parts, *([policy] if policy else []), path.name]), path, run_id, policy)

@@ -165,7 +165,8 @@ def read_run(run: RunFiles) -> RunRecords:
 
 def _stamp_of(run: RunFiles) -> _Stamp:
     """Differs if a file of the run has changed, or if the loop has begun or ended."""
-    parts = [run.path / "run.json", run.path / "rounds.jsonl", *map(run.metrics_file, run.policies())]
+    metrics = (run.metrics_file(), *sorted(run.checkpoints.glob(f"*/{run.metrics_file().name}")))
+    parts = [run.path / "run.json", run.path / "rounds.jsonl", *metrics]
     return (*(part for path in parts for part in _stamp(path)), int(run.is_held()))
 
 
