@@ -50,6 +50,8 @@ class ServingSettings:
     """Let a trainer on the same GPU put the server to sleep and use its memory in the meantime."""
     spool_max_bytes: int = 1024 * 1024 * 1024
     """Maximum size on disk of the call spans that wait for the collector; beyond it the newest are dropped."""
+    max_prefix_bytes: int = 256 * 1024 * 1024
+    """Maximum memory for the stored calls that branches of rollouts repeat ([branches](credit-assignment.md#branches))."""
     train_sampling: bool = False
     """Sample training rollouts at temperature 1 without truncation, whatever the client asks for.
 

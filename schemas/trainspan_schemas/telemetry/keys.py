@@ -45,6 +45,7 @@ CALL_INDEX: Final = "trainspan.call.index"  # int, counter per rollout and serve
 CALL_SIGNED: Final = "trainspan.call.signed"  # bool: the identity or URL that the caller used was the runner's
 CALL_SERVER: Final = "trainspan.call.server"  # 32 hex digits: the server that counted the index
 CALL_DELIVERED: Final = "trainspan.call.delivered"  # bool: the client received the whole answer
+CALL_FORCED: Final = "trainspan.call.forced"  # bool: answered with stored tokens, as the branch of another rollout
 CALL_INTERNAL: Final = "trainspan.call.internal"  # bool: canary and other requests by trainspan itself
 CALL_RECORDED_BY: Final = "trainspan.call.recorded_by"  # "client": by the agent's side, from another server
 CALL_LACKS: Final = "trainspan.call.lacks"  # str[] of "token_ids", "logprobs": missing in that server's answer

@@ -55,7 +55,8 @@ class AnswerStream:
             return False
         if not self._is_ended:
             self._is_ended = True
-            text = _error_event(self._exchange.endpoint, str(self._exchange.ended_because))
+            exchange = self._exchange
+            text = _error_event(exchange.endpoint, str(exchange.ended_because), exchange.ended_status)
             await self._send({"type": "http.response.body", "body": text.encode()})
         return True
 
@@ -71,16 +72,21 @@ class AnswerStream:
         headers.append((keys.HEADER_POLICY_VERSION.encode(), str(policy.version).encode()))
         if self._exchange.is_cut and message["status"] == 503:
             headers.append((b"retry-after", b"1"))
+        elif self._exchange.is_cut:
+            headers.append((b"x-should-retry", b"false"))  # read by the clients of OpenAI and Anthropic
         return {**message, "headers": headers}
 
 
-def _error_event(endpoint: str, why: str) -> str:
+def _error_event(endpoint: str, why: str, status: int) -> str:
     """Returns the last event of a stream, as OpenAI's and Anthropic's clients expect it."""
+    is_ours = status == 503
     if endpoint == "/v1/messages":
-        error: dict[str, Any] = {"type": "overloaded_error", "message": why}
+        error: dict[str, Any] = {"type": "overloaded_error" if is_ours else "invalid_request_error", "message": why}
         return f"event: error\ndata: {json.dumps({'type': 'error', 'error': error})}\n\n"
     if endpoint == "/v1/responses":
-        event = {"type": "error", "code": "server_error", "message": why, "param": None, "sequence_number": 0}
+        code = "server_error" if is_ours else "invalid_prompt"
+        event = {"type": "error", "code": code, "message": why, "param": None, "sequence_number": 0}
         return f"event: error\ndata: {json.dumps(event)}\n\n"
-    error = {"message": why, "type": "ServiceUnavailableError", "param": None, "code": 503}
+    type_ = "ServiceUnavailableError" if is_ours else "UnprocessableEntityError"
+    error = {"message": why, "type": type_, "param": None, "code": status}
     return f"data: {json.dumps({'error': error})}\n\ndata: [DONE]\n\n"

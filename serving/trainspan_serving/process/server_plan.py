@@ -75,6 +75,7 @@ class ServerPlan:
     sleep: bool
     """Whether the server may be put to sleep."""
     spool_max_bytes: int
+    max_prefix_bytes: int
     body_timeout_s: float
     max_body_bytes: int
     swap_timeout_s: float
@@ -148,6 +149,7 @@ def make_plan(
         require_signature=settings.require_signature,
         sleep=settings.sleep,
         spool_max_bytes=settings.spool_max_bytes,
+        max_prefix_bytes=settings.max_prefix_bytes,
         body_timeout_s=settings.body_timeout_s,
         max_body_bytes=settings.max_body_bytes,
         swap_timeout_s=settings.swap_timeout_s,

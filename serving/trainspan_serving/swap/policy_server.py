@@ -138,6 +138,11 @@ class PolicyServer:
         """Requests to the engine that the server itself has made, which vLLM's metrics count too."""
         return self._tap.internal_requests
 
+    @property
+    def forced_requests(self) -> int:
+        """Generations that were answered with stored tokens, which vLLM's metrics do not count."""
+        return self._tap.forced_requests
+
     async def swap(self, checkpoint: str, version: int, policy: str | None = None) -> SwapResult:
         """Serves `checkpoint` (a name under `--checkpoints`, in the policy's folder) as `version` of `policy`.
 
