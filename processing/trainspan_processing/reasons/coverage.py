@@ -31,6 +31,7 @@ EXPECTED: Final = frozenset(
     {
         *(
             "internal",
+            "forced",
             "no_rollout",
             "not_selected",
             "other_policy",

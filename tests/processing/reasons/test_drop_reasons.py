@@ -33,6 +33,7 @@ _CALLS: dict[str, list[dict[str, Any]]] = {
     ],
     "not_delivered": [{"trainspan.call.delivered": False}],
     "attributes_dropped": [{"dropped_attributes": 1}],
+    "forced": [{"trainspan.call.forced": True}],
     "multimodal": [{"trainspan.call.multimodal": True}],
     "constrained": [
         {"trainspan.sampling.constrained": True},
@@ -219,7 +220,7 @@ def test_sound_calls_are_all_kept(bench: Bench) -> None:
 
 
 def test_a_failed_rollout_is_dropped_by_its_status_and_does_not_count_as_reward_zero(bench: Bench) -> None:
-    statuses = ("agent_error", "timeout", "cancelled", "infra_error", "judge_error")
+    statuses = ("agent_error", "timeout", "cancelled", "infra_error", "judge_error", "diverged")
     bench.send(
         chain(bench.rollout("a"), 1).reward(1.0),
         chain(bench.rollout("b"), 1).reward(0.5),
