@@ -19,7 +19,16 @@ from trainspan_schemas.home import home
 from trainspan_schemas.telemetry.identity import Identity, Split
 from trainspan_schemas.telemetry.status import RolloutStatus
 
-__all__ = ["Begun", "Finished", "RunLedger", "ledger_file", "ledger_files", "recorded_rewards", "task_rewards"]
+__all__ = [
+    "Begun",
+    "Finished",
+    "RunLedger",
+    "ledger_file",
+    "ledger_files",
+    "recorded_rewards",
+    "run_folder",
+    "task_rewards",
+]
 
 _AGAIN: Final = frozenset({"infra_error", "cancelled"})
 """Final statuses that a resumed run retries."""
@@ -42,17 +51,19 @@ class Finished:
     reward: float | None
 
 
-def ledger_file(run_id: str, round_: int, split: Split | None) -> Path:
-    """Returns the path of the ledger: `$TRAINSPAN_HOME/rollouts/{run}/round-NNNN[-split].jsonl`."""
-    return _folder(run_id) / f"round-{round_:04d}{f'-{split}' if split else ''}.jsonl"
+def ledger_file(run_id: str, round_: int, split: Split | None, *, of_branches: bool = False) -> Path:
+    """Returns the path of the ledger: `$TRAINSPAN_HOME/rollouts/{run}/[branches-]round-NNNN[-split].jsonl`."""
+    prefix = "branches-" if of_branches else ""
+    return run_folder(run_id) / f"{prefix}round-{round_:04d}{f'-{split}' if split else ''}.jsonl"
 
 
 def ledger_files(run_id: str, split: Split) -> list[Path]:
     """Returns the paths of all ledgers of the run and split."""
-    return sorted(_folder(run_id).glob(f"round-*-{split}.jsonl"))
+    return sorted(run_folder(run_id).glob(f"round-*-{split}.jsonl"))
 
 
-def _folder(run_id: str) -> Path:
+def run_folder(run_id: str) -> Path:
+    """Returns the folder of a run's ledgers."""
     return home() / "rollouts" / "".join(c if c.isalnum() or c in "-_." else "_" for c in run_id).lstrip(".")
 
 
@@ -116,15 +127,15 @@ class RunLedger:
     def begun(self, round_: int, task_id: str, number: int) -> Begun | None:
         return self._begun.get(self._key(round_, task_id, number))
 
-    def begin(self, identity: Identity, number: int) -> None:
-        """Records the start of an attempt."""
-        key = self._key(identity.round, identity.task_id or "", number)
+    def begin(self, identity: Identity, name: str, number: int) -> None:
+        """Records the start of an attempt at rollout `number` of a task, by its id, or of a branch point."""
+        key = self._key(identity.round, name, number)
         self._write({"begin": key, "rollout": identity.rollout_id, "attempt": identity.attempt})
 
-    def end(self, identity: Identity, number: int, status: RolloutStatus, reward: float | None) -> None:
+    def end(self, identity: Identity, name: str, number: int, status: RolloutStatus, reward: float | None) -> None:
         """Remembers the end of an attempt; `delivered` or `waits` writes it."""
         with self._lock:
-            key = self._key(identity.round, identity.task_id or "", number)
+            key = self._key(identity.round, name, number)
             self._ended[identity.rollout_id, identity.attempt] = (key, status, reward)
 
     def undelivered(self) -> list[dict[str, Any]]:

@@ -180,7 +180,9 @@ class PolicyMiddleware:
         tap = EngineTap(client, plan.served_name, exporter.add, counter, temperatures=plan.temperatures)
         server = await PolicyServer.start(plan, Engine(client, merges_adapters=plan.merge_adapters), tap)
         branches = BranchRegistry(
-            client.model_config.get_vocab_size(), plan.max_prefix_bytes, lambda token: client.get_tokenizer().decode([token])
+            client.model_config.get_vocab_size(),
+            plan.max_prefix_bytes,
+            lambda token: client.get_tokenizer().decode([token]),
         )
         PolicyMetrics(server, exporter.counts, branches).register()
         keys_given = app.state.args.api_key or [os.environ.get("VLLM_API_KEY")]

@@ -25,6 +25,11 @@ ROLLOUT_OWN_REWARD: Final = (
     "trainspan.rollout.own_reward"  # true: the runner has no judge, the agent's own rewards count
 )
 GROUP_SIZE: Final = "trainspan.group.size"  # int: the runner's rollouts of this task in this round
+BRANCH_OF: Final = "trainspan.branch.of"  # id of the rollout that this one branches from
+BRANCH_ATTEMPT: Final = "trainspan.branch.attempt"  # int: its attempt
+BRANCH_CALL: Final = (
+    "trainspan.branch.call"  # int: position of the call that is sampled anew; those before are repeated
+)
 ROLLOUT_SPAN_NAME: Final = "trainspan.rollout"
 
 # A call, emitted by the policy server as span `chat {model}` of kind SERVER.

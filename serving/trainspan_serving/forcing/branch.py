@@ -77,4 +77,6 @@ def _check_answerable(call: ForcedCall, left: int, params: Any) -> None:
     if params.prompt_logprobs is not None:
         raise DivergedError(f"call {call.index}: log-probabilities of prompts are not stored")
     if params.logprobs:
-        raise DivergedError(f"call {call.index}: log-probabilities of other tokens than the sampled ones are not stored")
+        raise DivergedError(
+            f"call {call.index}: log-probabilities of other tokens than the sampled ones are not stored"
+        )

@@ -13,9 +13,7 @@ class DivergedError(Exception):
     """The agent made another call than in the stored rollout: this branch says nothing about it."""
 
 
-def describe_difference(
-    calls: Iterable[ForcedCall], prompt_ids: Sequence[int], text_of: Callable[[int], str]
-) -> str:
+def describe_difference(calls: Iterable[ForcedCall], prompt_ids: Sequence[int], text_of: Callable[[int], str]) -> str:
     """Compares a prompt with the most similar of the stored calls: which call, and the first token that differs."""
     places = ((_first_difference(decode_ids(call.prompt), prompt_ids), call) for call in calls)
     place, call = max(places, key=lambda pair: pair[0])

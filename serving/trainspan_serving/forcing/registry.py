@@ -51,7 +51,9 @@ class BranchRegistry:
         if known is not None and known.prefix == prefix:
             return
         if known is not None or prefix.trace_id in self._by_trace:
-            raise RegistryError(409, f"attempt {prefix.attempt} of rollout {prefix.rollout_id[:80]!r} has a prefix already")
+            raise RegistryError(
+                409, f"attempt {prefix.attempt} of rollout {prefix.rollout_id[:80]!r} has a prefix already"
+            )
         _check_ids(prefix, self._vocab_size)
         if prefix.lives_s > _MAX_LIFE_S:
             raise RegistryError(400, f"lives_s = {prefix.lives_s:g}: at most {_MAX_LIFE_S:g}")
@@ -60,7 +62,8 @@ class BranchRegistry:
             raise RegistryError(413, f"a prefix of {size} bytes exceeds [serving] max_prefix_bytes = {self._max_bytes}")
         if len(self._branches) >= _MAX_BRANCHES or self._bytes + size > self._max_bytes:
             raise RegistryError(
-                503, f"{len(self._branches)} prefixes with {self._bytes} bytes are registered; there is no room for more"
+                503,
+                f"{len(self._branches)} prefixes with {self._bytes} bytes are registered; there is no room for more",
             )
         branch = Branch(prefix, self._text_of)
         self._branches[key] = self._by_trace[prefix.trace_id] = branch

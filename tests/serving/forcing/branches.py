@@ -42,7 +42,9 @@ class Rollout:
     def send(self, path: str, body: bytes, headers: dict[str, str]) -> tuple[int, str, Any]:
         url, content = self.stack.server.url + path, {"Content-Type": "application/json"}
         try:
-            with urllib.request.urlopen(urllib.request.Request(url, body, {**content, **headers}), timeout=60) as answer:
+            with urllib.request.urlopen(
+                urllib.request.Request(url, body, {**content, **headers}), timeout=60
+            ) as answer:
                 return answer.status, answer.read().decode(), answer.headers
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode(), error.headers

@@ -11,7 +11,7 @@ from tests.serving.forcing.branches import Rollout, calls_of, prefix_of
 from tests.serving.support.servers import Stack
 from trainspan_schemas.telemetry import keys
 from trainspan_schemas.telemetry.identity import Identity
-from trainspan_schemas.telemetry.prefix import PREFIX_PATH, ForcedCall, ForcedPrefix, signed_request
+from trainspan_schemas.telemetry.prefix import PREFIX_PATH, ForcedCall, signed_request
 from trainspan_schemas.telemetry.tokens import encode_ids
 
 pytestmark = pytest.mark.usefixtures("base_policy")
@@ -72,7 +72,10 @@ def test_what_does_not_fit_the_model_or_the_format_is_refused(branch: Rollout, c
         bad = dataclasses.replace(choice, ids=encode_ids(ids), logprobs=choice.logprobs[:4])
         wrong = dataclasses.replace(prefix, calls=(dataclasses.replace(call, choices=(bad,)),))
         status, answer = branch.request(PREFIX_PATH, wrong.to_json())
-        assert (status, answer["error"].partition(" of ")[0]) == (400, f"call 0: token {ids[0]} is not in the vocabulary")
+        assert (status, answer["error"].partition(" of ")[0]) == (
+            400,
+            f"call 0: token {ids[0]} is not in the vocabulary",
+        )
     endless = dataclasses.replace(prefix, lives_s=1e9)
     assert branch.request(PREFIX_PATH, endless.to_json())[0] == 400
     record = json.loads(prefix.to_json())
@@ -83,7 +86,9 @@ def test_what_does_not_fit_the_model_or_the_format_is_refused(branch: Rollout, c
         json.dumps({**record, "lives_s": "x"}).encode(),
         json.dumps({**record, "calls": [{**record["calls"][0], "prompt": "AAA="}]}).encode(),
         json.dumps({**record, "calls": [{**record["calls"][0], "choices": [["AAAAAA==", "", "stop"]]}]}).encode(),
-        json.dumps({**record, "calls": [{**record["calls"][0], "choices": [["AAAAAA==", "AAAAAA==", "abort"]]}]}).encode(),
+        json.dumps(
+            {**record, "calls": [{**record["calls"][0], "choices": [["AAAAAA==", "AAAAAA==", "abort"]]}]}
+        ).encode(),
         b"[" * 100_000,
     ):
         status, answer = branch.request(PREFIX_PATH, broken)
@@ -107,9 +112,7 @@ def test_another_rollout_is_not_answered_with_the_stored_calls(branch: Rollout, 
     spans = branch.stack.sink.wait(
         3, lambda span: span.trace_id == branch.parent.trace_id or span.attributes.get(keys.ROLLOUT_ID) is not None
     )
-    assert not any(
-        keys.CALL_FORCED in span.attributes for span in spans if span.trace_id == branch.parent.trace_id
-    )
+    assert not any(keys.CALL_FORCED in span.attributes for span in spans if span.trace_id == branch.parent.trace_id)
 
 
 def test_a_prefix_expires(branch: Rollout, calls: list[ForcedCall]) -> None:
@@ -120,5 +123,3 @@ def test_a_prefix_expires(branch: Rollout, calls: list[ForcedCall]) -> None:
     assert branch.request(f"{PREFIX_PATH}/end", body)[0] == 404
     (span,) = branch.spans(1)
     assert keys.CALL_FORCED not in span.attributes
-
-

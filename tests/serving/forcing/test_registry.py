@@ -49,7 +49,7 @@ def test_choices_of_equal_prompts_are_given_in_their_order_also_if_they_are_aske
 
 def test_the_first_token_that_differs_is_named_in_the_most_similar_call() -> None:
     branch = branch_of(prefix(call(0, [1, 2, 3], [10]), call(1, [1, 2, 4, 5], [11])))
-    with pytest.raises(DivergedError, match="call 1: .* at token 3 of 4: the end instead of 5 \\('<5>'\\)"):
+    with pytest.raises(DivergedError, match=r"call 1: .* at token 3 of 4: the end instead of 5 \('<5>'\)"):
         branch.take([1, 2, 4], params())
     with pytest.raises(DivergedError, match="call 1"):
         branch.take([1, 2, 3], params())
