@@ -82,9 +82,9 @@ class Attempts:
             planned = replace(planned, identity=identity)
 
     async def _attempt(self, planned: PlannedRollout) -> tuple[Verdict, bool]:
-        identity, name, number = planned.identity, planned.name, planned.number
+        identity, number = planned.identity, planned.number
         await self._agents.acquire()
-        self._ledger.begin(identity, name, number)
+        self._ledger.begin(identity, number)
         span = self._spans.begin(identity, self._settings.n, planned.point)
         judge = self._judge.name if self._judge else None
         try:
@@ -100,12 +100,12 @@ class Attempts:
                 self._agents.release()
             verdict = await self._judged(planned.task, identity, ended)
         except asyncio.CancelledError:
-            self._ledger.end(identity, name, number, "cancelled", None)
+            self._ledger.end(identity, number, "cancelled", None)
             span.end("cancelled", judge=judge, error="the run was stopped")
             raise
         calls = ended.report.calls if ended.report else None
         self._on_calls(calls or 0)
-        self._ledger.end(identity, name, number, verdict.status, verdict.reward)
+        self._ledger.end(identity, number, verdict.status, verdict.reward)
         span.end(
             verdict.status,
             calls=calls,

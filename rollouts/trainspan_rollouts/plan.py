@@ -27,12 +27,7 @@ class PlannedRollout:
     """Of the rollout within its group, from 0."""
     identity: Identity
     point: BranchPoint | None = None
-    """Where it branches from a stored rollout."""
-
-    @property
-    def name(self) -> str:
-        """Of its group within the run and round: the task's id, or the branch point's name."""
-        return self.point.name if self.point else self.task.id
+    """Where it branches from a stored rollout; the id of the identity's task then names the point too."""
 
 
 class Plan:
@@ -57,7 +52,9 @@ class Plan:
         if settings.tasks == STDIN:
             return None
         is_branched = settings.branches is not None
-        tasks = sum(1 for _ in read_points(settings.tasks)) if is_branched else count_tasks(settings.tasks, settings.split)
+        tasks = (
+            sum(1 for _ in read_points(settings.tasks)) if is_branched else count_tasks(settings.tasks, settings.split)
+        )
         return settings.n * (tasks if settings.limit is None else min(tasks, settings.limit))
 
     async def next(self) -> PlannedRollout | None:
@@ -84,15 +81,15 @@ class Plan:
     def _rollouts(self, task: Task, round_: int, point: BranchPoint | None) -> Iterator[PlannedRollout]:
         settings = self._settings
         split = settings.split or task.split or "train"
-        name = point.name if point else task.id
-        self._totals.begin_group(round_, name, settings.n, is_new=self._stream is not None)
+        task_id = point.task_id if point else task.id
+        self._totals.begin_group(round_, task_id, settings.n, is_new=self._stream is not None)
         for number in range(settings.n):
-            if finished := self._ledger.finished(round_, name, number):
-                self._totals.add(round_, name, finished.status, finished.reward, resumed=True)
+            if finished := self._ledger.finished(round_, task_id, number):
+                self._totals.add(round_, task_id, finished.status, finished.reward, resumed=True)
                 continue
-            begun = self._ledger.begun(round_, name, number)
+            begun = self._ledger.begun(round_, task_id, number)
             rollout_id, attempt = (begun.rollout_id, begun.attempt + 1) if begun else (uuid.uuid4().hex, 0)
-            identity = Identity(rollout_id, settings.run_id, task.id, attempt, round_, split)
+            identity = Identity(rollout_id, settings.run_id, task_id, attempt, round_, split)
             yield PlannedRollout(task, number, identity, point)
 
 

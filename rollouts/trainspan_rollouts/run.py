@@ -152,8 +152,9 @@ class _Run:
 
     async def _work(self, plan: Plan) -> None:
         while (planned := await plan.next()) is not None:
+            identity = planned.identity
             verdict = await self._attempts.rollout(planned)
-            self._totals.add(planned.identity.round or 0, planned.name, verdict.status, verdict.reward)
+            self._totals.add(identity.round or 0, identity.task_id or "", verdict.status, verdict.reward)
             self._report_progress()
 
     def _report_progress(self) -> None:

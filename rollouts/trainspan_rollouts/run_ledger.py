@@ -127,15 +127,15 @@ class RunLedger:
     def begun(self, round_: int, task_id: str, number: int) -> Begun | None:
         return self._begun.get(self._key(round_, task_id, number))
 
-    def begin(self, identity: Identity, name: str, number: int) -> None:
-        """Records the start of an attempt at rollout `number` of a task, by its id, or of a branch point."""
-        key = self._key(identity.round, name, number)
+    def begin(self, identity: Identity, number: int) -> None:
+        """Records the start of an attempt."""
+        key = self._key(identity.round, identity.task_id or "", number)
         self._write({"begin": key, "rollout": identity.rollout_id, "attempt": identity.attempt})
 
-    def end(self, identity: Identity, name: str, number: int, status: RolloutStatus, reward: float | None) -> None:
+    def end(self, identity: Identity, number: int, status: RolloutStatus, reward: float | None) -> None:
         """Remembers the end of an attempt; `delivered` or `waits` writes it."""
         with self._lock:
-            key = self._key(identity.round, name, number)
+            key = self._key(identity.round, identity.task_id or "", number)
             self._ended[identity.rollout_id, identity.attempt] = (key, status, reward)
 
     def undelivered(self) -> list[dict[str, Any]]:

@@ -23,19 +23,19 @@ class Totals:
     """Tasks of which all rollouts are done."""
     _reward_sum: float = 0.0
     _open: dict[tuple[int, str], int] = field(default_factory=dict)
-    """(round, name of a group: a task's id or a branch point's name) → rollouts that are not done."""
+    """(round, task id) → rollouts that are not done."""
 
-    def begin_group(self, round_: int, name: str, n: int, *, is_new: bool) -> None:
+    def begin_group(self, round_: int, task_id: str, n: int, *, is_new: bool) -> None:
         """Counts the `n` rollouts of a task as open; a task that `is_new` adds to the total."""
-        self._open[round_, name] = n
+        self._open[round_, task_id] = n
         self.total += n if is_new else 0
 
     def add(
-        self, round_: int, name: str, status: RolloutStatus, reward: float | None, *, resumed: bool = False
+        self, round_: int, task_id: str, status: RolloutStatus, reward: float | None, *, resumed: bool = False
     ) -> None:
-        self._open[round_, name] -= 1
-        if not self._open[round_, name]:
-            del self._open[round_, name]
+        self._open[round_, task_id] -= 1
+        if not self._open[round_, task_id]:
+            del self._open[round_, task_id]
             self.groups += 1
         self.status[status] += 1
         self.resumed += resumed

@@ -10,7 +10,7 @@ from trainspan_schemas.durable import sync
 from trainspan_schemas.errors import InvalidRecordError
 from trainspan_schemas.telemetry.prefix import ForcedCall
 
-__all__ = ["BranchPoint", "BranchSource", "StoredCalls", "read_points", "write_points"]
+__all__ = ["BranchPoint", "BranchSource", "StoredCalls", "branch_task_id", "read_points", "write_points"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +27,9 @@ class BranchPoint:
     """The fields of the rollout's task, as in a task file."""
 
     @property
-    def name(self) -> str:
-        """Identifies the point within a run."""
-        return f"{self.rollout_id}.{self.attempt}@{self.call}"
+    def task_id(self) -> str:
+        """The task id of the branches: those of one point are one group, apart from the rollouts of the task itself."""
+        return branch_task_id(str(self.task["id"]), self.rollout_id, self.attempt, self.call)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,11 @@ class BranchSource(Protocol):
     def calls(self, point: BranchPoint) -> StoredCalls:
         """May be called from several threads. Raises TrainspanError."""
         ...
+
+
+def branch_task_id(task_id: str, rollout_id: str, attempt: int, call: int) -> str:
+    """The task id of the branches before a call of a rollout of `task_id`."""
+    return f"{task_id}@{rollout_id}.{attempt}@{call}"
 
 
 def write_points(file: Path, points: Iterable[BranchPoint]) -> None:

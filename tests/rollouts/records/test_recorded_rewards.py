@@ -14,12 +14,12 @@ def test_rewards_come_from_delivered_attempts_with_a_reward(tmp_path: Path) -> N
     again = Identity("a", "run", "task", 1, 1, "train")
     other, silent, lost = (Identity(name, "run", "task", 0, 1, "train") for name in "bcd")
     for number, identity in ((0, first), (0, again), (1, other), (2, silent), (3, lost)):
-        ledger.begin(identity, identity.task_id or "", number)
-    ledger.end(first, "task", 0, "infra_error", None)
-    ledger.end(again, "task", 0, "ok", 0.25)
-    ledger.end(other, "task", 1, "ok", 1.0)
-    ledger.end(silent, "task", 2, "ok", None)
-    ledger.end(lost, "task", 3, "ok", 0.5)
+        ledger.begin(identity, number)
+    ledger.end(first, 0, "infra_error", None)
+    ledger.end(again, 0, "ok", 0.25)
+    ledger.end(other, 1, "ok", 1.0)
+    ledger.end(silent, 2, "ok", None)
+    ledger.end(lost, 3, "ok", 0.5)
     for identity in (other, first, again, silent):
         ledger.delivered(identity.rollout_id, identity.attempt)
     ledger.close()
@@ -36,8 +36,8 @@ def test_a_tasks_rewards_come_from_its_finished_rollouts(tmp_path: Path) -> None
     ends = [("a:b", -3.5), ("a:b", 100.0), ("c", None), ("d", 0.0)]
     for number, (task, reward) in enumerate(ends):
         identity = Identity(f"rollout-{number}", "run", task, 0, 1, "val")
-        ledger.begin(identity, identity.task_id or "", number)
-        ledger.end(identity, task, number, "ok", reward)
+        ledger.begin(identity, number)
+        ledger.end(identity, number, "ok", reward)
         ledger.delivered(identity.rollout_id, identity.attempt)
     ledger.close()
     assert task_rewards(file) == {"a:b": [-3.5, 100.0], "d": [0.0]}
