@@ -12,7 +12,7 @@ __all__ = ["PolicyOutcome", "round_record"]
 _OF_MANIFEST: Final = ("rows", "rollouts", "groups", "calls_seen", "calls_kept", "dropped", "rewards")
 _SUMMED: Final = ("rows", "calls_kept")
 _OTHER: Final = "other_policy"
-_BEFORE_POLICY: Final = ("internal", "no_boundary", "no_rollout", "not_selected")
+_BEFORE_POLICY: Final = ("internal", "forced", "no_boundary", "no_rollout", "not_selected")
 """Reasons that come before the policy of a call, so that every policy counts the same calls."""
 
 
