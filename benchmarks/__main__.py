@@ -37,6 +37,7 @@ BY_NAME = (
     "stored_spans",
     "stream",
     "threads",
+    "trials",
     "viewer",
     "viewer_ingest",
     "viewer_crawl",

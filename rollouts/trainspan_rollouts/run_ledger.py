@@ -27,6 +27,7 @@ __all__ = [
     "ledger_files",
     "recorded_rewards",
     "run_folder",
+    "task_outcomes",
     "task_rewards",
 ]
 
@@ -86,6 +87,16 @@ def task_rewards(file: Path) -> dict[str, list[float]]:
         if "end" in record and record["reward"] is not None:
             _, _, task_id = record["end"].partition(":")
             found.setdefault(task_id, []).append(record["reward"])
+    return found
+
+
+def task_outcomes(file: Path) -> dict[str, list[Finished]]:
+    """Returns task id → outcomes of its finished rollouts in a ledger, of each the last attempt's; empty without a file."""
+    last = {record["end"]: Finished(record["status"], record["reward"]) for record in _records(file) if "end" in record}
+    found: dict[str, list[Finished]] = {}
+    for key, outcome in last.items():
+        _, _, task_id = key.partition(":")
+        found.setdefault(task_id, []).append(outcome)
     return found
 
 

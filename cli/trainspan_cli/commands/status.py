@@ -41,6 +41,8 @@ def _show_run(run: dict[str, Any]) -> None:
         print("           ", f"validation after round {validation['round']}: {estimate}, n {estimate.n}")
     if best := run["best"]:
         print("           ", f"best after round {best['round']}: {best['checkpoint']}")
+    if refused := run["refused"]:
+        print("           ", f"{len(refused)} versions refused, the last in {refused[-1]}")
     for alarm in run["alarms"][-3:]:
         print("           ", f"ALARM {alarm}")
 

@@ -71,6 +71,7 @@ def _newest_run() -> dict[str, Any] | None:
             for one in (validations[:1] + validations[-1:] if len(validations) > 1 else validations)
         ],
         "best": run.get("best"),
+        "refused": [f"round {record['round']}: {record['refused']}" for record in rounds if record.get("refused")],
         "alarms": [
             f"round {record['round']}: {check['name']}: {check['detail']}"
             for record in records

@@ -59,6 +59,14 @@ class LoopSettings:
     """Train the policies of `[policies.NAME]` one after the other instead of at the same time; always with `[serving] sleep`.
 
     It takes less memory at a time."""
+    trial_tasks: str | None = None
+    """Task file (split `val`) on which each new version is compared with the one before, right after its swap; default: none.
+
+    A version that is worse is refused: the one before goes back in service. The tasks are never trained on."""
+    trial_n: int = 1
+    """Rollouts of each trial task under each version."""
+    trial_level: float = 0.05
+    """Greatest probability of refusing a version that is as good as the one before."""
     server_devices: str | None = None
     """GPUs of the policy server, such as `0` or `0,1`; default: the first.
 

@@ -213,6 +213,10 @@ class TrainSettings:
     """Number of newest checkpoints kept on disk.
 
     `latest`, its parent and the served checkpoint are always kept."""
+    keep_start: bool = False
+    """Also write the model that the run starts from as a checkpoint, so that it can be put back in service.
+
+    The loop sets it with `[loop] trial_tasks`."""
     token_figures_mib: float = 64.0
     """Maximum MiB of per-token figures that a round writes (17 bytes a token, before compression); 0: none are written.
 

@@ -1,26 +1,45 @@
 """Counts of one collection stage from four sources: vLLM's metric, the agents' side, the policy server's exporter, the store."""
 
+import threading
 import time
 from typing import Any
 
 from trainspan_cli.clients.policy_server import PolicyClient
 from trainspan_cli.clients.store import rows
-from trainspan_cli.loop.checks.integrity import StageCounts
+from trainspan_cli.loop.checks.integrity import StageCounts, StoredCounts
 
-__all__ = ["StageMeter"]
+__all__ = ["Beside", "StageMeter", "wait_for_stored"]
 
 SETTLE_TIMEOUT_S = 15.0
 SWAP_TIMEOUT_S = 180.0
 
 
-class StageMeter:
-    """Counts between its creation and `stop`.
+class Beside:
+    """Totals of the rollouts that ran beside a stage: counts of the server are compared without them.
 
-    The policy server must have no other load during the stage, except swaps: their canaries are calls of its own.
+    Whoever holds `quiet` may read the server's counts: none of these rollouts is in progress.
     """
 
-    def __init__(self, policy: PolicyClient, store: str, run_id: str) -> None:
-        self._policy, self._store, self._run_id = policy, store, run_id
+    def __init__(self) -> None:
+        self.quiet = threading.Lock()
+        self.requests = self.calls = self.tokens = 0
+
+    def add(self, counts: StoredCounts) -> None:
+        self.requests += counts.requests
+        self.calls += counts.calls
+        self.tokens += counts.tokens
+
+
+class StageMeter:
+    """Counts between its creation and `stop`, for which the caller holds `beside.quiet`.
+
+    The policy server must have no other load during the stage, except swaps, whose canaries are calls of its own, and
+    rollouts `beside` it.
+    """
+
+    def __init__(self, policy: PolicyClient, store: str, run_id: str, beside: Beside) -> None:
+        self._policy, self._store, self._run_id, self._beside = policy, store, run_id, beside
+        self._beside_before = beside.requests, beside.calls, beside.tokens
         self._began_ns = time.time_ns()
         self._sampled = policy.sampled_tokens()
         before, requests = self._between_swaps()
@@ -43,24 +62,26 @@ class StageMeter:
 
     def sampled_tokens(self) -> int:
         """Tokens that the server sampled since the start of the stage, including abandoned and failed answers."""
-        return self._policy.sampled_tokens() - self._sampled
+        return self._policy.sampled_tokens() - self._sampled - (self._beside.tokens - self._beside_before[2])
 
     def _read(self, rollouts: int, client_calls: int) -> StageCounts:
         now, requests = self._between_swaps()
         internal = now["internal_requests"]
         # Order matters: calls exported before the query must be in the store.
-        stored = self._stored()
+        stored = stored_counts(self._store, self._run_id, self._began_ns)
+        other_requests = self._beside.requests - self._beside_before[0]
+        other_calls = self._beside.calls - self._beside_before[1]
         return StageCounts(
-            server_requests=requests - internal - self._requests,
+            server_requests=requests - internal - self._requests - other_requests,
             client_calls=client_calls,
             # An internal request is one call, which may still be on its way.
-            exported_calls=now["calls_exported"] - self._exported - (internal - self._internal),
+            exported_calls=now["calls_exported"] - self._exported - (internal - self._internal) - other_calls,
             dropped_calls=now["calls_dropped"] + now["calls_refused"] - self._dropped,
-            stored_requests=stored["requests"],
-            stored_calls=stored["calls"],
-            ragged_calls=stored["ragged"],
+            stored_requests=stored.requests,
+            stored_calls=stored.calls,
+            ragged_calls=stored.ragged,
             rollouts=rollouts,
-            stored_rollouts=stored["rollouts"],
+            stored_rollouts=stored.rollouts,
         )
 
     def _between_swaps(self) -> tuple[dict[str, Any], int]:
@@ -75,12 +96,26 @@ class StageMeter:
             time.sleep(0.1)
             before = after
 
-    def _stored(self) -> dict[str, Any]:
-        window = f"run_id = '{self._run_id}' AND start_ns >= {self._began_ns}"
-        response_id = """json_extract_string(s.attributes, '$."gen_ai.response.id"')"""
-        calls = f"""
-            SELECT count(*) AS calls, count(DISTINCT {response_id}) AS requests,
-                   count(*) FILTER (len(c.completion_ids) IS DISTINCT FROM len(c.logprobs)) AS ragged
-            FROM (SELECT * FROM calls WHERE {window}) c JOIN spans s USING (trace_id, span_id)"""
-        rollouts = f"SELECT count(*) AS rollouts FROM rollouts WHERE {window}"
-        return {**rows(self._store, calls)[0], **rows(self._store, rollouts)[0]}
+
+def stored_counts(store: str, run_id: str, began_ns: int) -> StoredCounts:
+    """Counts the calls and rollouts of a run that began since a time. Raises StoreError."""
+    window = f"run_id = '{run_id}' AND start_ns >= {began_ns}"
+    response_id = """json_extract_string(s.attributes, '$."gen_ai.response.id"')"""
+    calls = f"""
+        SELECT count(*) AS calls, count(DISTINCT {response_id}) AS requests,
+               coalesce(sum(len(c.completion_ids)), 0) AS tokens,
+               count(*) FILTER (len(c.completion_ids) IS DISTINCT FROM len(c.logprobs)) AS ragged
+        FROM (SELECT * FROM calls WHERE {window}) c JOIN spans s USING (trace_id, span_id)"""
+    rollouts = f"SELECT count(*) AS rollouts FROM rollouts WHERE {window}"
+    found = {**rows(store, calls)[0], **rows(store, rollouts)[0]}
+    return StoredCounts(**{name: int(value) for name, value in found.items()})
+
+
+def wait_for_stored(store: str, run_id: str, began_ns: int, *, rollouts: int, requests: int) -> StoredCounts:
+    """The counts once so many rollouts and requests are stored; waits up to 15 s for them. Raises StoreError."""
+    deadline = time.monotonic() + SETTLE_TIMEOUT_S
+    while True:
+        counts = stored_counts(store, run_id, began_ns)
+        if (counts.rollouts >= rollouts and counts.requests >= requests) or time.monotonic() > deadline:
+            return counts
+        time.sleep(0.2)

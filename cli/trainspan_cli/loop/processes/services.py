@@ -73,6 +73,7 @@ class Services:
             self.policy.sleep()
         follow = ["train", "--follow", "--dataset", str(folder.datasets), "--model", model, *checkpoints]
         follow += ["--policy-url", self.policy.url, "--format", "json"]
+        follow += ["--keep-start"] if settings.loop.trial_tasks else []
         for policy, own in zip(policies, devices.trainers, strict=True):
             share = own.share * settings.train.memory_share
             self._trainers[policy] = self._launch(
