@@ -73,6 +73,11 @@ class ServingSettings:
 
     Their clients get 503, or an error event in a stream.
     Raise it together with `swap_timeout_s` if answers take longer."""
+    swap_in_flight: bool = False
+    """Let requests in progress go on across a swap of full weights instead of waiting for them, for long answers.
+
+    They stop after a token, and continue with the new weights once these are loaded. Each call's span says which tokens are
+    of which version. Requests with a LoRA adapter that is not merged keep it until they end, with or without this."""
     canary_tolerance: float | None = None
     """Maximum mean |Δ log-probability| between server and trainer at a swap; default: 1e-4 in float32, else 0.2.
 

@@ -80,6 +80,8 @@ class ServerPlan:
     max_body_bytes: int
     swap_timeout_s: float
     drain_timeout_s: float
+    swap_in_flight: bool
+    """Whether requests go on across a swap of full weights."""
     canary_tolerance: float | None
     merge_adapters: bool
     """Whether a LoRA adapter is added to the full weights instead of being computed next to them."""
@@ -154,6 +156,7 @@ def make_plan(
         max_body_bytes=settings.max_body_bytes,
         swap_timeout_s=settings.swap_timeout_s,
         drain_timeout_s=settings.drain_timeout_s,
+        swap_in_flight=settings.swap_in_flight,
         canary_tolerance=settings.canary_tolerance,
         merge_adapters=bool(settings.merge_adapters),
         policies=dict(policies or {}),

@@ -22,7 +22,7 @@ from trainspan_serving.process.link import report
 from trainspan_serving.process.server_plan import ServerPlan
 from trainspan_serving.swap.adapter_swap import AdapterSwap
 from trainspan_serving.swap.canary import CanaryReport
-from trainspan_serving.swap.drain import Drain
+from trainspan_serving.swap.drain import Drain, Freeze
 from trainspan_serving.swap.engine import Engine
 from trainspan_serving.swap.gate import Gate
 from trainspan_serving.swap.policy_table import PolicyRow, PolicyTable
@@ -232,7 +232,7 @@ class PolicyServer:
         swap = self._swap_of(candidate, row.policy)
         try:
             with _timed(seconds, "drain"):
-                await swap.prepare()
+                await self._prepare(swap)
             try:
                 await self._engine.wake()
                 with _timed(seconds, "reload"):
@@ -259,11 +259,20 @@ class PolicyServer:
             if not self._broken:
                 self.gate.open()
 
+    async def _prepare(self, swap: WeightSwap | AdapterSwap) -> None:
+        try:
+            await swap.prepare()
+        except TimeoutError as error:
+            raise BusyError(f"the engine did not pause within {self.plan.drain_timeout_s:g} s; try again") from error
+
     def _swap_of(self, candidate: CheckpointCandidate, earlier: ServedPolicy) -> WeightSwap | AdapterSwap:
         if candidate.weights is None and not self._engine.merges_adapters:
             return AdapterSwap(self._engine, candidate, earlier)
-        drain = self._drain(f"version {candidate.version} of the weights is being loaded")
-        return WeightSwap(self._engine, self._tap, drain, candidate, earlier)
+        pause: Drain | Freeze = self._drain(f"version {candidate.version} of the weights is being loaded")
+        if self.plan.swap_in_flight and earlier.adapter is None and not self.policies.named:
+            # Requests with an adapter cannot go on: it belongs to the earlier weights.
+            pause = Freeze(self.gate, self._engine, self.plan.drain_timeout_s)
+        return WeightSwap(self._engine, self._tap, pause, candidate, earlier)
 
     def _drain(self, why: str) -> Drain:
         return Drain(self.gate, self._tap, self._engine, self.plan.drain_timeout_s, why)
