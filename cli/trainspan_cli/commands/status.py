@@ -21,6 +21,8 @@ def status(config: ConfigOption = None, format: FormatOption = "table") -> None:
     print("collector  ", f"pid {collector['pid']}, OTLP {collector['grpc']}" if collector else "not running")
     print("policy     ", f"{_versions(policy)}, {policy['in_flight']} in flight" if policy else "not running")
     print("store      ", found["store"] or "none yet")
+    for one in found["stores"]:
+        print("store      ", one["store"], f"{one['rollouts']} rollouts" if "rollouts" in one else one["error"])
     for checkpoint in found["latest_checkpoints"].values() or [found["latest_checkpoint"]]:
         print("checkpoint ", checkpoint or "none yet")
     print("datasets   ", found["datasets"])

@@ -17,9 +17,9 @@ from trainspan_schemas.artifacts.checkpoint import read_latest
 from trainspan_schemas.config.settings import ServingSettings
 from trainspan_schemas.errors import CheckpointError, ProcessError, UsageError
 from trainspan_schemas.home import checkpoints_dir, remember_served_model
+from trainspan_schemas.store.collectors import Collectors
 from trainspan_serving.checkpoints.adapters import SERVED_MODULES, check_adapter_fits, is_adapter, read_adapter
 from trainspan_serving.checkpoints.weights import has_tokenizer, read_weights
-from trainspan_serving.export.collector_client import parse_endpoint
 from trainspan_serving.process.replicas import refuse_replicas, replicas_of
 from trainspan_serving.process.server_plan import PolicyPlan, ServerPlan, make_plan, plan_policies, version_of
 from trainspan_serving.process.supervisor import Supervisor
@@ -90,7 +90,7 @@ def prepare(
         raise ProcessError("serve needs vLLM: pip install 'trainspan[serve-cpu]', or 'trainspan[serve]' on a GPU")
     refuse_replicas(*replicas_of(flags, environ))
     if settings.collector != "none":
-        parse_endpoint(settings.collector)
+        Collectors.of(settings.collector)
     chosen = _choose_model(settings, policies or {})
     adapter = read_adapter(Path(chosen)) if Path(chosen).is_dir() and is_adapter(Path(chosen)) else None
     model = adapter.base if adapter else chosen
