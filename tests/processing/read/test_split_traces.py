@@ -7,6 +7,7 @@ import pytest
 
 from tests.processing.conftest import Bench, rows
 from tests.processing.support.traces import TestRollout, chain
+from trainspan_cli.clients.new_rewards import last_places
 from trainspan_processing.assembly.build import BuildRequest, BuiltDataset, build_dataset
 from trainspan_schemas.config.settings import DatasetSettings
 from trainspan_schemas.errors import UsageError
@@ -44,7 +45,7 @@ def test_a_trace_in_two_stores_is_counted_and_named_and_its_identified_calls_are
 
 def test_calls_that_name_no_rollout_and_are_in_another_store_are_dropped_with_a_reason(bench: Bench) -> None:
     """Nothing in their store says whose they are: the count of split traces says where to look."""
-    rollout = chain(bench.rollout("a", run=None), 2).reward(1.0)
+    rollout = chain(TestRollout(f"{bench.run_id}-a", run=None), 2).reward(1.0)
     for call in rollout.spans[1:]:
         call.attributes = {
             key: value for key, value in call.attributes.items() if not key.startswith("trainspan.rollout")
@@ -52,13 +53,8 @@ def test_calls_that_name_no_rollout_and_are_in_another_store_are_dropped_with_a_
         call.attributes.pop("trainspan.run.id", None)
     for store, part in enumerate(parts(rollout)):
         bench.send(part, store=store)
-    request = BuildRequest(
-        [str(collector.store) for collector in bench.collectors[:2]],
-        bench.out,
-        dataclasses.replace(DatasetSettings(), **PLAIN),
-        round=0,
-    )
-    built = build_dataset(dataclasses.replace(request, round=None), bench.clock)
+    stores = [str(collector.store) for collector in bench.collectors[:2]]
+    built = build_dataset(BuildRequest(stores, bench.out, dataclasses.replace(DatasetSettings(), **PLAIN)), bench.clock)
     split = built.manifest["split_traces"]
     assert rollout.trace_id in [example["trace_id"] for example in split["examples"]] or split["traces"] > 5
     assert built.manifest["dropped"]["no_rollout"] >= 2
@@ -72,10 +68,9 @@ def test_a_place_in_each_store_leaves_out_what_came_before(bench: Bench) -> None
             dataclasses.replace(DatasetSettings(), **PLAIN),
             run_id=bench.run_id,
             since_seq=since,
+            number=1,
         )
         return build_dataset(request, bench.clock)
-
-    from trainspan_cli.clients.new_rewards import last_places
 
     stores = [str(collector.store) for collector in bench.collectors[:2]]
     for store in (0, 1):
