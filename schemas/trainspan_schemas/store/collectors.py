@@ -5,6 +5,7 @@ a key is the first 8 bytes of SHA-256 of `HOST:PORT key`, as a big-endian number
 further collector takes its share of the keys from all others, and no key moves between those.
 """
 
+import functools
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -47,6 +48,7 @@ class Collectors:
         return ",".join(self.urls)
 
 
+@functools.lru_cache(maxsize=256)
 def address_of(url: str) -> str:
     """`HOST:PORT` of a URL in lower case; the port is 4317 if none is given. Raises ConfigError if it is not a URL."""
     parts = urlsplit(url if "//" in url else f"//{url}")
