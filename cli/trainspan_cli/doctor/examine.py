@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from trainspan_cli.clients.policy_server import policy_at
+from trainspan_cli.clients.policy_server import policy_at, versions_in
 from trainspan_cli.doctor.capture_checks import stored_findings
 from trainspan_cli.doctor.chat_template import merge_ratios, model_template, prefix_keeping_template
 from trainspan_cli.doctor.finding import Finding
@@ -113,7 +113,7 @@ def _collector_finding(url: str) -> Finding:
 
 def _policy_finding(policy: Mapping[str, Any]) -> Finding:
     counts = ", ".join(f"{policy[f'calls_{name}']} {name}" for name in ("dropped", "refused", "spooled"))
-    detail = f"version {policy['version']}, {policy['calls_captured']} calls captured, {counts}"
+    detail = f"{versions_in(policy)}, {policy['calls_captured']} calls captured, {counts}"
     if trouble := policy["export_trouble"]:
         advice = f"calls wait on disk: {trouble}"
     elif policy["calls_refused"]:
