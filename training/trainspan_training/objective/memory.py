@@ -180,9 +180,10 @@ def check(config: Any, settings: TrainSettings, memory: Memory, *, cuda: bool, p
         return needed
     total, _ = _parameters(config, settings)
     what = "an adapter" if settings.adapter == "lora" else "all weights"
+    share = "" if settings.memory_share == 1 else f" (train.memory_share is {settings.memory_share:g})"
     raise TrainingError(
         f"training {what} of {total / 1e9:.2f} billion parameters, {asked.micro_batch_tokens} tokens at a time, takes about "
-        f"{_gib(needed.total)} GiB ({needed}), but only {_gib(memory.free)} GiB are free: "
+        f"{_gib(needed.total)} GiB ({needed}), but only {_gib(memory.free)} GiB are free{share}: "
         f"{'; or '.join(_proposals(config, settings, memory, needed, cuda=cuda, parts=parts))}"
     )
 
