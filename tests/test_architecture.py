@@ -25,7 +25,14 @@ PACKAGES = {
 }
 SOURCES = (*PACKAGES, "tests", "benchmarks", "evaluation", "examples", "tools")
 FLOORS = {
-    "schemas": ("agents", "artifacts config store", "telemetry", "home", "durable intervals secret_files", "errors"),
+    "schemas": (
+        "agents",
+        "artifacts config store",
+        "telemetry",
+        "home",
+        "durable intervals resources secret_files",
+        "errors",
+    ),
     "collector": (
         "process",
         "session",

@@ -17,6 +17,7 @@ from trainspan_schemas.artifacts.checkpoint import read_latest
 from trainspan_schemas.config.settings import ServingSettings
 from trainspan_schemas.errors import CheckpointError, ProcessError, UsageError
 from trainspan_schemas.home import checkpoints_dir, remember_served_model
+from trainspan_schemas.resources import available_cores
 from trainspan_schemas.store.collectors import Collectors
 from trainspan_serving.checkpoints.adapters import SERVED_MODULES, check_adapter_fits, is_adapter, read_adapter
 from trainspan_serving.checkpoints.weights import has_tokenizer, read_weights
@@ -114,7 +115,7 @@ def prepare(
     defaults = {**_PRIVATE, **(_CPU if on_cpu else {}), "VLLM_LOGGING_LEVEL": "WARNING"}
     if on_cpu:
         small = is_local and _weight_bytes(Path(model)) < _SMALL_MODEL_BYTES
-        defaults["OMP_NUM_THREADS"] = "1" if small else str(len(os.sched_getaffinity(0)))
+        defaults["OMP_NUM_THREADS"] = "1" if small else str(available_cores())
     if is_local:
         defaults["HF_HUB_OFFLINE"] = "1"
     if not settings.strict_tools:
