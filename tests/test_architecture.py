@@ -23,7 +23,7 @@ PACKAGES = {
     "training": "trainspan_training",
     "cli": "trainspan_cli",
 }
-SOURCES = (*PACKAGES, "tests", "benchmarks", "evaluation", "examples", "tools")
+SOURCES = (*PACKAGES, "tests", "benchmarks", "deploy", "evaluation", "examples", "tools")
 FLOORS = {
     "schemas": (
         "agents",
