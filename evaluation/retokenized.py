@@ -1,5 +1,6 @@
-"""How many trained answers would have other tokens if they were tokenized again from their text, as many trainers do."""
+"""What is different if trained answers are tokenized again from their text, as many trainers do."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,24 +9,54 @@ from transformers import AutoTokenizer
 
 from trainspan_schemas.artifacts.dataset import dataset_dirs
 
-__all__ = ["count_retokenized"]
+__all__ = ["Retokenizer", "count_retokenized"]
+
+
+class Retokenizer:
+    """Tokenizes sampled answers again. `model` is the folder or id whose tokenizer is taken."""
+
+    def __init__(self, model: str) -> None:
+        self._tokenizer: Any = AutoTokenizer.from_pretrained(model)
+        self._special = set(self._tokenizer.all_special_ids)
+
+    def ids_of_text(self, ids: Sequence[int]) -> list[int]:
+        """Returns the tokens of the decoded text of `ids` (C,); special tokens at the end, such as the end of a turn, stay."""
+        end = len(ids)
+        while end and ids[end - 1] in self._special:
+            end -= 1
+        text = self._tokenizer.decode(ids[:end])
+        return [*self._tokenizer.encode(text, add_special_tokens=False), *ids[end:]]
+
+    def rewrite(self, part: Path) -> None:
+        """Replaces the `completion_ids` in a Parquet file of a dataset by those of the text.
+
+        The server never sampled the new tokens, so they have no logged log-probabilities: each gets the mean of the sum
+        of the sampled ones. Train with `old_policy = "recompute"` and `correction = "none"`, which do not use them.
+        """
+        table = pl.read_parquet(part)
+        ids, logprobs = [], []
+        for old, logged in zip(table["completion_ids"].to_list(), table["logprobs"].to_list(), strict=True):
+            new = self.ids_of_text(old)
+            ids.append(new)
+            logprobs.append(logged if new == old else [sum(logged) / len(new)] * len(new))
+        kinds = table.schema
+        table.with_columns(
+            pl.Series("completion_ids", ids, dtype=kinds["completion_ids"]),
+            pl.Series("logprobs", logprobs, dtype=kinds["logprobs"]),
+        ).write_parquet(part)
 
 
 def count_retokenized(datasets: Path, model: str) -> dict[str, int]:
     """Returns the calls in a run's datasets, and those whose sampled tokens are not those of their decoded text.
 
-    `model` is the folder or id whose tokenizer is taken. End tokens are not compared.
+    End tokens are not compared.
     """
     found, calls, differing = dataset_dirs(datasets), 0, 0
     if not found:
         return {"calls": 0, "differ": 0}
-    tokenizer: Any = AutoTokenizer.from_pretrained(model)
-    special = set(tokenizer.all_special_ids)
+    retokenizer = Retokenizer(model)
     for dataset in found:
         for ids in pl.read_parquet(dataset / "*.parquet", columns=["completion_ids"])["completion_ids"].to_list():
-            end = len(ids)
-            while end and ids[end - 1] in special:
-                end -= 1
             calls += 1
-            differing += tokenizer.encode(tokenizer.decode(ids[:end]), add_special_tokens=False) != ids[:end]
+            differing += retokenizer.ids_of_text(ids) != ids
     return {"calls": calls, "differ": differing}
