@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from evaluation.plans import CONTROLS, RESULTS, SCRATCH, TASKS, Plan, default_model, folder_of
+from evaluation.plans import CONTROLS, FROM_SCRATCH, RESULTS, TASKS, Plan, default_model, policy_program
 
 
 def parser() -> argparse.ArgumentParser:
@@ -15,7 +15,9 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("task", choices=TASKS)
     run.add_argument("--seeds", type=int, default=3, help="number of seeds (default: 3)")
     run.add_argument("--first-seed", type=int, default=0)
-    run.add_argument("--model", help="folder, Hugging Face id or `scratch` (default: SmolLM2-135M-Instruct)")
+    run.add_argument(
+        "--model", help=f"folder, Hugging Face id, {' or '.join(FROM_SCRATCH)} (default: SmolLM2-135M-Instruct)"
+    )
     run.add_argument("--control", choices=CONTROLS, help="a control instead of the loop itself")
     run.add_argument("--warm-start", type=int, default=0, metavar="STEPS", help="supervised steps before the run")
     run.add_argument("--rounds", type=int, help="rounds instead of the configured number")
@@ -31,8 +33,10 @@ def parser() -> argparse.ArgumentParser:
 def plans(options: argparse.Namespace) -> list[Plan]:
     """Returns a plan for each seed. Raises SystemExit if an option makes no sense."""
     model = options.model or str(default_model())
-    if model == SCRATCH and not (folder_of(options.task) / "policy.py").exists():
-        raise SystemExit(f"evaluation: {options.task} has no policy.py that makes a small model: give another --model")
+    if model in FROM_SCRATCH and not (program := policy_program(options.task, model)).exists():
+        raise SystemExit(
+            f"evaluation: {options.task} has no {program.name} that makes a small model: give another --model"
+        )
     if Path(model).is_dir():
         model = str(Path(model).resolve())
     if options.control == "warm" and not options.warm_start:

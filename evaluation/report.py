@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from evaluation.plans import SCRATCH
+from evaluation.plans import FROM_SCRATCH
 from evaluation.results import read_results
 from trainspan_schemas.intervals import t_interval
 
@@ -70,11 +70,11 @@ def write_report(folder: Path) -> Path:
 
 
 def section_of(result: Result) -> str:
-    """Returns the task, with the file of its tasks and the model from scratch if these were chosen: `game-short-scratch`."""
+    """Returns the task, with the file of its tasks and a model from scratch if these were chosen: `game-short-scratch`."""
     parts = [result["task"]]
     if name := result["settings"].get("rollouts.tasks"):
         parts.append(Path(name).stem)
-    return "-".join([*parts, SCRATCH] if result["model"] == SCRATCH else parts)
+    return "-".join([*parts, result["model"]] if result["model"] in FROM_SCRATCH else parts)
 
 
 def runs_table(results: Iterable[Result]) -> list[str]:

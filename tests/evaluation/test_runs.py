@@ -138,7 +138,7 @@ def test_a_small_model_from_scratch_is_made_once_by_the_tasks_own_program(
     assert plan.environ(plan.start)["TRAINSPAN_TRAIN__MODEL"] == str(plan.workspace / "scratch-model")
     program = tmp_path / "policy.py"
     program.write_text("import pathlib, sys\npathlib.Path(sys.argv[1]).mkdir(parents=True)\nprint(sys.argv[2])\n")
-    monkeypatch.setattr(models, "folder_of", lambda _: tmp_path)
+    monkeypatch.setattr(models, "policy_program", lambda *_: program)
     make_untrained(plan)
     program.unlink()
     make_untrained(plan)
