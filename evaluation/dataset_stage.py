@@ -10,11 +10,13 @@ each dataset into it, held back or with other token ids. The loop, its checks an
 import argparse
 import hashlib
 import json
+import os
 import runpy
 import shutil
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -39,10 +41,14 @@ class Stage:
         self.staged.mkdir(exist_ok=True)
 
     def run(self) -> None:
-        """Copies forever."""
-        while True:
-            self.step()
-            time.sleep(POLL_S)
+        """Copies forever; an error ends the process, because the trainer would wait forever for its next dataset."""
+        try:
+            while True:
+                self.step()
+                time.sleep(POLL_S)
+        finally:
+            traceback.print_exc()
+            os._exit(1)
 
     def step(self) -> None:
         """Copies each dataset that is complete, not copied yet, and not to be held any longer."""

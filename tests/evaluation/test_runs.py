@@ -10,9 +10,6 @@ from typing import Any
 
 import polars as pl
 import pytest
-from tokenizers import Tokenizer, decoders, pre_tokenizers
-from tokenizers import models as token_models
-from transformers import PreTrainedTokenizerFast
 
 from evaluation import models
 from evaluation.__main__ import main, parser, plans
@@ -21,11 +18,9 @@ from evaluation.models import continued, make_untrained, rejection_sampled, step
 from evaluation.plans import CONTROLS, EXAMPLES, ROOT, SCRATCH, TASKS, Plan, folder_of, pins_of
 from evaluation.report import draw_training, is_separate, points, section_of, smoothed_rewards, write_report
 from evaluation.results import evaluations, read_results, store_result
-from evaluation.retokenized import count_retokenized
 from evaluation.runs import carry_out
 from trainspan_cli.loop.state.run_folder import RunFolder
 from trainspan_schemas.agents.functions import is_function_name
-from trainspan_schemas.artifacts.dataset import round_dir_name
 from trainspan_schemas.config.load import load_settings
 from trainspan_schemas.intervals import RewardEstimate
 
@@ -251,18 +246,6 @@ def test_training_is_drawn_as_a_mean_over_seeds_and_ablations_have_a_section_of_
     assert section_of(seeds[0]) == "game-scratch"
     assert section_of({**seeds[0], "settings": {"rollouts.tasks": "short.jsonl"}}) == "game-short-scratch"
     assert section_of({**seeds[0], "model": "m"}) == "game"
-
-
-def test_answers_whose_text_has_other_tokens_are_counted(tmp_path: Path) -> None:
-    words = token_models.WordLevel({"take": 0, "a": 1, "b": 2, "ab": 3, "<end>": 4}, unk_token="take")
-    tokenizer = Tokenizer(words)
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.decoder = decoders.Fuse()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>").save_pretrained(tmp_path / "model")
-    part = tmp_path / "datasets" / round_dir_name(1) / "part-00000.parquet"
-    part.parent.mkdir(parents=True)
-    pl.DataFrame({"completion_ids": [[3, 4], [1, 2, 4], [0], [0, 4]]}).write_parquet(part)
-    assert count_retokenized(tmp_path / "datasets", str(tmp_path / "model")) == {"calls": 4, "differ": 1}
 
 
 def test_a_report_without_results_says_what_to_run(tmp_path: Path) -> None:
