@@ -248,6 +248,20 @@ def test_training_is_drawn_as_a_mean_over_seeds_and_ablations_have_a_section_of_
     assert section_of({**seeds[0], "model": "m"}) == "game"
 
 
+def test_the_age_of_trained_calls_is_read_from_the_trainers_metrics_and_reported(folders: Path) -> None:
+    plan = Plan("math", 0, "m")
+    folder = finished(plan, validation(0, 0, 1), trained(1), trained(2), trained(3), validation(3, 1, 1))
+    figures = [
+        {"round": 1, "staleness_mean": 0.0, "staleness_max": 0, "effective_sample_share": 1.0, "bounded": 0.0},
+        {"round": 2, "staleness_mean": 1.5, "staleness_max": 2, "effective_sample_share": 0.5, "bounded": 0.25},
+    ]
+    folder.checkpoints.mkdir()
+    (folder.checkpoints / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in figures))
+    stored = store_result(plan, folder, 0.0)
+    assert [point["staleness_max"] for point in stored["curve"] if point["kind"] == "round"] == [0, 2, None]
+    assert "| rl | 0.75 | 2 | .750 | .500 | .125 |" in write_report(folders).read_text()
+
+
 def test_a_report_without_results_says_what_to_run(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="python -m evaluation run"):
         main(["report", "--results", str(tmp_path)])
