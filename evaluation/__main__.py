@@ -1,10 +1,11 @@
-"""`python -m evaluation run TASK` and `python -m evaluation report`; docs/evaluation.md describes both."""
+"""`python -m evaluation run TASK`, `… ablate ABLATION` and `… report`; docs/evaluation.md describes them."""
 
 import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from evaluation.ablations import ABLATIONS, ablate
 from evaluation.plans import CONTROLS, FROM_SCRATCH, RESULTS, TASKS, Plan, default_model, policy_program
 
 
@@ -25,6 +26,11 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--set", action="append", default=[], metavar="SECTION.NAME=VALUE", help="change a setting")
     run.add_argument("--name", help="name of the variant in the results")
     run.add_argument("--keep", action="store_true", help="keep the checkpoints of finished runs")
+    ablate = commands.add_parser("ablate", help="compare ways to train the calculator, in one process")
+    ablate.add_argument("ablation", choices=ABLATIONS)
+    ablate.add_argument("--seeds", type=int, default=5, help="number of seeds (default: 5)")
+    ablate.add_argument("--first-seed", type=int, default=0)
+    ablate.add_argument("--rounds", type=int, default=20)
     report = commands.add_parser("report", help="tables and pictures from the stored results")
     report.add_argument("--results", type=Path, default=RESULTS, help="folder of the results")
     return found
@@ -65,6 +71,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(write_report(options.results))
         return 0
     from evaluation.report import line_of
+
+    if options.command == "ablate":
+        seeds = range(options.first_seed, options.first_seed + options.seeds)
+        for result in ablate(options.ablation, seeds, options.rounds):
+            print(line_of(result), flush=True)
+        return 0
     from evaluation.runs import carry_out
 
     failed = 0

@@ -71,6 +71,8 @@ def write_report(folder: Path) -> Path:
 
 def section_of(result: Result) -> str:
     """Returns the task, with the file of its tasks and a model from scratch if these were chosen: `game-short-scratch`."""
+    if section := result.get("section"):
+        return str(section)
     parts = [result["task"]]
     if name := result["settings"].get("rollouts.tasks"):
         parts.append(Path(name).stem)

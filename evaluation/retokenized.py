@@ -27,18 +27,20 @@ class Retokenizer:
         text = self._tokenizer.decode(ids[:end])
         return [*self._tokenizer.encode(text, add_special_tokens=False), *ids[end:]]
 
-    def rewrite(self, part: Path) -> None:
-        """Replaces the `completion_ids` in a Parquet file of a dataset by those of the text.
+    def call_of_text(self, ids: list[int], logprobs: list[float]) -> tuple[list[int], list[float]]:
+        """Returns the tokens of the text of `ids`, with log-probabilities.
 
-        The server never sampled the new tokens, so they have no logged log-probabilities: each gets the mean of the sum
-        of the sampled ones. Train with `old_policy = "recompute"` and `correction = "none"`, which do not use them.
+        The server never sampled new tokens, so they have no logged log-probabilities: each gets the mean of the sum of
+        the sampled ones. Train with `old_policy = "recompute"` and `correction = "none"`, which do not use them.
         """
+        new = self.ids_of_text(ids)
+        return (ids, logprobs) if new == ids else (new, [sum(logprobs) / len(new)] * len(new))
+
+    def rewrite(self, part: Path) -> None:
+        """Replaces the sampled tokens in a Parquet file of a dataset by those of the text, as `call_of_text` does."""
         table = pl.read_parquet(part)
-        ids, logprobs = [], []
-        for old, logged in zip(table["completion_ids"].to_list(), table["logprobs"].to_list(), strict=True):
-            new = self.ids_of_text(old)
-            ids.append(new)
-            logprobs.append(logged if new == old else [sum(logged) / len(new)] * len(new))
+        sampled = zip(table["completion_ids"].to_list(), table["logprobs"].to_list(), strict=True)
+        ids, logprobs = zip(*(self.call_of_text(*call) for call in sampled), strict=True)
         kinds = table.schema
         table.with_columns(
             pl.Series("completion_ids", ids, dtype=kinds["completion_ids"]),
