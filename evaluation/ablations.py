@@ -13,6 +13,8 @@ from trainspan_schemas.intervals import RewardEstimate
 __all__ = ["ABLATIONS", "ablate"]
 
 HELD_OUT = 300
+TASKS = 16
+"""Problems of a round."""
 RECOMPUTED = {"old_policy": "recompute", "correction": "none"}
 TRUNCATED = {"old_policy": "recompute", "correction": "truncate"}
 ABLATIONS: dict[str, tuple[dict[str, Any], ...]] = {
@@ -50,7 +52,7 @@ def _run(plan: Plan, fields: dict[str, Any], rounds: int) -> dict[str, Any]:
     make_untrained(plan)
     arm = Arm(**fields)
     began_s = time.process_time()
-    loop = MemoryLoop(arm, plan.seed, plan.untrained)
+    loop = MemoryLoop(arm, plan.seed, plan.untrained, tasks=TASKS)
     curve = [_evaluation(loop.evaluate(HELD_OUT), 0, 0, began_s)]
     rollouts = 0
     for round_ in range(1, rounds + 1):

@@ -100,6 +100,8 @@ def split_command(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[st
 
 def main(arguments: Sequence[str]) -> None:
     options, command = split_command(arguments)
+    # As the trainer does it: too late once PyTorch is imported, and spinning threads slow down a busy machine.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     place = command.index("--dataset") + 1
     retokenizer = Retokenizer(command[command.index("--model") + 1]) if options.retokenize else None
     stage = Stage(Path(command[place]), hold=options.hold, retokenizer=retokenizer)

@@ -61,9 +61,9 @@ class Episode:
 
 
 class MemoryLoop:
-    """One run of an arm with a seed, from the small model in the folder `model`."""
+    """One run of an arm with a seed, from the small model in the folder `model`; `tasks` problems a round."""
 
-    def __init__(self, arm: Arm, seed: int, model: str, *, tasks: int = 16) -> None:
+    def __init__(self, arm: Arm, seed: int, model: str, *, tasks: int) -> None:
         import_training()
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
-from transformers import AutoTokenizer
 
 from trainspan_schemas.artifacts.dataset import dataset_dirs
 
@@ -16,6 +15,8 @@ class Retokenizer:
     """Tokenizes sampled answers again. `model` is the folder or id whose tokenizer is taken."""
 
     def __init__(self, model: str) -> None:
+        from transformers import AutoTokenizer  # takes seconds, and imports PyTorch
+
         self._tokenizer: Any = AutoTokenizer.from_pretrained(model)
         self._special = set(self._tokenizer.all_special_ids)
 
