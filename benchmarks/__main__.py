@@ -26,6 +26,7 @@ MODULES = (
     "offpolicy",
 )
 BY_NAME = (
+    "adapters",
     "canary",
     "checkpointing",
     "filling",

@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.support.cpu_time import tree_cpu_s
 from tests.support.policy_server.process import RunningServer, policy_server
 
-__all__ = ["measure"]
+__all__ = ["measure", "rounds", "run_round"]
 
 _SHOP = Path(__file__).parents[1] / "examples" / "shop"
 _PROBLEMS, _ROLLOUTS = 16, 8
@@ -39,10 +39,10 @@ def measure() -> dict[str, Any]:
             tempfile.TemporaryDirectory() as scratch,
             policy_server(model, Path(scratch), "--collector", "none", flags=flags) as server,
         ):
-            rounds = _rounds()
-            _run(server, next(rounds), max(_CONCURRENCIES))
+            asked = rounds()
+            run_round(server, next(asked), max(_CONCURRENCIES))
             passes = [
-                (concurrency, _run(server, next(rounds), concurrency))
+                (concurrency, run_round(server, next(asked), concurrency))
                 for _ in range(_PASSES)
                 for concurrency in _CONCURRENCIES
             ]
@@ -53,7 +53,7 @@ def measure() -> dict[str, Any]:
     return found
 
 
-def _rounds() -> Any:
+def rounds() -> Any:
     """Yields lists of conversations: the first request, and the second one after a calculation."""
     sys.path.insert(0, str(_SHOP))
     from agent import conversation  # type: ignore[import-not-found]
@@ -76,7 +76,7 @@ def _message(role: str, content: str) -> dict[str, str]:
     return {"role": role, "content": content}
 
 
-def _run(server: RunningServer, conversations: list[Any], concurrency: int) -> dict[str, float]:
+def run_round(server: RunningServer, conversations: list[Any], concurrency: int) -> dict[str, float]:
     def rollout(both: Any) -> None:
         for messages, tokens in zip(both, (16, 4), strict=True):
             body = {"model": "policy", "messages": messages, "max_tokens": tokens, "ignore_eos": True}

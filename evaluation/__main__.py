@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from evaluation.ablations import ABLATIONS, ablate
-from evaluation.plans import CONTROLS, FROM_SCRATCH, RESULTS, TASKS, Plan, default_model, policy_program
+from evaluation.plans import CONTROLS, FROM_SCRATCH, RESULTS, TASKS, Plan, default_model, folder_of, policy_program
+from trainspan_schemas.config.load import CONFIG_FILE
 
 
 def parser() -> argparse.ArgumentParser:
@@ -24,6 +25,7 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--rounds", type=int, help="rounds instead of the configured number")
     run.add_argument("--eval-n", type=int, default=1, help="rollouts per held-out task; 8 gives pass@1 to pass@8")
     run.add_argument("--set", action="append", default=[], metavar="SECTION.NAME=VALUE", help="change a setting")
+    run.add_argument("--config", metavar="FILE", default=CONFIG_FILE, help="settings file in the task's folder")
     run.add_argument("--name", help="name of the variant in the results")
     run.add_argument("--keep", action="store_true", help="keep the checkpoints of finished runs")
     ablate = commands.add_parser("ablate", help="compare ways to train the calculator, in one process")
@@ -57,10 +59,11 @@ def plans(options: argparse.Namespace) -> list[Plan]:
         settings["loop.rounds"] = str(options.rounds)
     if options.eval_n != 1:
         settings["loop.eval_n"] = str(options.eval_n)
+    if not (folder_of(options.task) / options.config).is_file():
+        raise SystemExit(f"evaluation: {folder_of(options.task)} has no {options.config}")
     seeds = range(options.first_seed, options.first_seed + options.seeds)
-    return [
-        Plan(options.task, seed, model, options.control, options.warm_start, settings, options.name) for seed in seeds
-    ]
+    named = (options.control, options.warm_start, settings, options.name, options.config)
+    return [Plan(options.task, seed, model, *named) for seed in seeds]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

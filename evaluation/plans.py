@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trainspan_schemas.config.load import load_settings
+from trainspan_schemas.config.load import CONFIG_FILE, load_settings
 from trainspan_schemas.config.settings import Settings
 from trainspan_schemas.home import home
 
@@ -80,6 +80,8 @@ class Plan:
     """`section.name` → value, for `trainspan loop`; `rollouts.tasks` names a file that the task's `tasks.py` writes."""
     name: str | None = None
     """Name of the variant in results; default: made from the fields above."""
+    config_name: str = CONFIG_FILE
+    """Settings file in the task's folder."""
 
     @property
     def variant(self) -> str:
@@ -88,6 +90,7 @@ class Plan:
         parts = [self.model] if self.model in FROM_SCRATCH else []
         parts += [f"warm{self.warm_steps}"] if self.warm_steps else []
         parts.append(self.control or "rl")
+        parts += [Path(self.config_name).stem] if self.config_name != CONFIG_FILE else []
         parts += [f"{key.rpartition('.')[2]}={value}" for key, value in sorted(self.settings.items())]
         return re.sub(r"[^\w.=+-]+", "_", "-".join(parts))
 
@@ -107,7 +110,7 @@ class Plan:
 
     @property
     def config(self) -> Path:
-        return folder_of(self.task) / "trainspan.toml"
+        return folder_of(self.task) / self.config_name
 
     @property
     def python(self) -> Path:
@@ -141,7 +144,7 @@ class Plan:
     @property
     def trained_from(self) -> "Plan":
         """The finished run of the loop that the controls `sft` and `rejection` refer to."""
-        return Plan(self.task, self.seed, self.model, None, self.warm_steps, self.settings)
+        return Plan(self.task, self.seed, self.model, None, self.warm_steps, self.settings, None, self.config_name)
 
     def loaded(self) -> Settings:
         """Returns the settings of the task's file, without those of the variant."""

@@ -11,6 +11,8 @@ from evaluation.provenance import provenance
 from evaluation.retokenized import count_retokenized
 from trainspan_cli.loop.state.run_folder import RunFolder
 from trainspan_schemas.artifacts.run_files import json_lines
+from trainspan_schemas.config.load import CONFIG_FILE
+from trainspan_schemas.home import policy_dir
 from trainspan_schemas.intervals import RewardEstimate
 
 __all__ = ["evaluations", "read_result", "read_results", "run_of", "settings_of", "store_result", "write_result"]
@@ -47,6 +49,7 @@ def settings_of(plan: Plan) -> dict[str, Any]:
         "control": plan.control,
         "warm_steps": plan.warm_steps,
         "settings": dict(plan.settings),
+        **({} if plan.config_name == CONFIG_FILE else {"config": plan.config_name}),
     }
 
 
@@ -77,7 +80,9 @@ def store_result(plan: Plan, folder: RunFolder, preparation_cpu_s: float) -> dic
         "rounds": sum(record["kind"] == "round" for record in records),
         "rollouts": rollouts,
         "cpu_s": {"preparation": preparation_cpu_s, "run": cpu[-1][1] if cpu else None},
-        "retokenized": count_retokenized(folder.datasets, plan.start),
+        "retokenized": count_retokenized(
+            [policy_dir(folder.datasets, policy) for policy in folder.policies()], plan.start
+        ),
         "curve": curve,
         "checks": {
             "n": len(checks),
@@ -103,7 +108,7 @@ def read_result(plan: Plan) -> dict[str, Any] | None:
     if not plan.result.exists():
         return None
     stored: dict[str, Any] = json.loads(plan.result.read_text())
-    if differing := [key for key, value in settings_of(plan).items() if stored[key] != value]:
+    if differing := [key for key, value in settings_of(plan).items() if stored.get(key) != value]:
         raise SystemExit(
             f"evaluation: {plan.result.name} was made with other values of {', '.join(differing)}: give --name"
         )
@@ -124,7 +129,7 @@ def _estimate(record: Mapping[str, Any]) -> dict[str, Any]:
 
 def _round(record: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict[str, Any]:
     """A round's figures; those of `OFF_POLICY` are in the trainer's `metrics` only."""
-    train = record.get("train") or {}
+    policies = record.get("policies")
     return {
         "skipped": record["skipped"],
         "reward": record["rollout"].get("mean_reward"),
@@ -132,17 +137,27 @@ def _round(record: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict[str, A
         "sampled_tokens": record["rollout"].get("sampled_tokens"),
         "dropped": record["dataset"].get("dropped"),
         "seconds": record["seconds"],
-        **{key: train.get(key) for key in ("rows", "tokens", "kl", "entropy", "grad_norm", "logp_diff_max")},
+        **_trained(record.get("train") or {}),
         **{key: metrics.get(key) for key in OFF_POLICY},
+        **({"policies": {name: _of_policy(own) for name, own in policies.items()}} if policies else {}),
         "failed": [check["name"] for check in record["checks"] if not check["ok"]],
     }
+
+
+def _trained(train: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: train.get(key) for key in ("rows", "tokens", "kl", "entropy", "grad_norm", "logp_diff_max")}
+
+
+def _of_policy(own: Mapping[str, Any]) -> dict[str, Any]:
+    return {"version": own["policy_version"], "skipped": own["skipped"], **_trained(own["train"])}
 
 
 def _loop_settings(folder: RunFolder) -> dict[str, Any]:
     """The settings of rollouts, dataset, training and loop, without paths of this machine."""
     paths = ("tasks", "python", "model", "checkpoints", "out", "token_file", "signing_key_file")
     settings = folder.read("run.json")["settings"]
-    return {
+    sections = {
         section: {name: value for name, value in settings[section].items() if name not in paths}
         for section in ("rollouts", "dataset", "train", "loop")
     }
+    return {**sections, **({"policies": policies} if (policies := settings.get("policies")) else {})}

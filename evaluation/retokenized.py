@@ -1,6 +1,6 @@
 """What is different if trained answers are tokenized again from their text, as many trainers do."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,12 +49,12 @@ class Retokenizer:
         ).write_parquet(part)
 
 
-def count_retokenized(datasets: Path, model: str) -> dict[str, int]:
-    """Returns the calls in a run's datasets, and those whose sampled tokens are not those of their decoded text.
+def count_retokenized(folders: Iterable[Path], model: str) -> dict[str, int]:
+    """Returns the calls in a run's folders of datasets, and those whose sampled tokens are not those of their decoded text.
 
     End tokens are not compared.
     """
-    found, calls, differing = dataset_dirs(datasets), 0, 0
+    found, calls, differing = [one for folder in folders for one in dataset_dirs(folder)], 0, 0
     if not found:
         return {"calls": 0, "differ": 0}
     retokenizer = Retokenizer(model)

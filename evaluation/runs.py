@@ -33,7 +33,7 @@ def carry_out(plan: Plan, *, keep: bool = False) -> dict[str, object]:
         folder = _run_loop(plan, model)
     result = store_result(plan, folder, round(preparation_s, 2))
     if not keep:
-        for checkpoint in folder.checkpoints.glob("policy-*"):
+        for checkpoint in folder.checkpoints.glob("**/policy-*"):
             shutil.rmtree(checkpoint, ignore_errors=True)
     return result
 

@@ -62,8 +62,9 @@ FLOORS = {
     "viewer": ("server", "pages", "queries html"),
     "rollouts": (
         "run",
-        "attempts plan",
-        "executors rollout_spans totals",
+        "attempts",
+        "executors plan",
+        "rollout_spans totals",
         "delivery judge run_ledger",
         "records task_stream",
         "task_file",
@@ -75,7 +76,7 @@ FLOORS = {
         "loop",
         "clients export_options extras setting_options settings views",
     ),
-    "serving": ("middleware worker", "http", "swap", "capture process", "export checkpoints"),
+    "serving": ("middleware worker", "http", "swap", "capture process", "export checkpoints forcing"),
     "exporters": (
         "_hook",
         "_process _pytest _jobs",

@@ -9,12 +9,15 @@ import typer
 from trainspan_schemas.config.load import load_settings
 from trainspan_schemas.config.settings import Settings
 
-__all__ = ["ConfigOption", "FormatOption", "StoreOption", "StoresOption", "TokenizerOption", "settings"]
+__all__ = ["ConfigOption", "FormatOption", "PolicyOption", "StoreOption", "StoresOption", "TokenizerOption", "settings"]
 
 ConfigOption = Annotated[
     Path | None, typer.Option("--config", help="Settings file [default: ./trainspan.toml if it exists].")
 ]
 FormatOption = Annotated[str, typer.Option("--format", help="table or json.")]
+PolicyOption = Annotated[
+    str | None, typer.Option("--policy", help="One of several policies: NAME of [policies.NAME] in the settings.")
+]
 StoreOption = Annotated[
     str | None,
     typer.Option("--store", help="Path of the store or grpc://HOST:PORT [default: .trainspan/spans.duckdb]."),

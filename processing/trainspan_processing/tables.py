@@ -70,6 +70,7 @@ CALLS: Final[Schema] = {
     "obstacle": pl.String,
     "sampling_unstated": pl.Boolean,
     "internal": pl.Boolean,
+    "forced": pl.Boolean,
     "multimodal": pl.Boolean,
     "no_boundary": pl.Boolean,
     "state_key": pl.String,

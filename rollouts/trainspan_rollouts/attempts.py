@@ -6,8 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
+from trainspan_rollouts.executors.branching import Branching
 from trainspan_rollouts.executors.executor import Ended, Execution, Executor
 from trainspan_rollouts.judge import Judge, Result
+from trainspan_rollouts.plan import PlannedRollout
 from trainspan_rollouts.records import RunSettings
 from trainspan_rollouts.rollout_spans import RolloutSpans
 from trainspan_rollouts.run_ledger import RunLedger
@@ -51,6 +53,7 @@ class Attempts:
         ledger: RunLedger,
         spans: RolloutSpans,
         on_calls: Callable[[int], None],
+        branching: Branching | None = None,
     ) -> None:
         self._settings = settings
         self._executor = executor
@@ -58,15 +61,16 @@ class Attempts:
         self._ledger = ledger
         self._spans = spans
         self._on_calls = on_calls
+        self._branching = branching
         self._agents = asyncio.Semaphore(settings.concurrency)
         self._key = key
         self._logged: set[str] = set()
 
-    async def rollout(self, task: Task, number: int, identity: Identity) -> Verdict:
+    async def rollout(self, planned: PlannedRollout) -> Verdict:
         """Makes all attempts at one rollout; returns the last verdict."""
         failures = 0
         while True:
-            verdict, blameless = await self._attempt(task, number, identity)
+            verdict, blameless = await self._attempt(planned)
             if verdict.status != "infra_error":
                 return verdict
             if not blameless:
@@ -74,21 +78,27 @@ class Attempts:
                 if failures > self._settings.retries:
                     return verdict
                 await asyncio.sleep(RETRY_DELAY_S * 2 ** (failures - 1))
-            identity = replace(identity, attempt=identity.attempt + 1)
+            identity = replace(planned.identity, attempt=planned.identity.attempt + 1)
+            planned = replace(planned, identity=identity)
 
-    async def _attempt(self, task: Task, number: int, identity: Identity) -> tuple[Verdict, bool]:
+    async def _attempt(self, planned: PlannedRollout) -> tuple[Verdict, bool]:
+        identity, number = planned.identity, planned.number
         await self._agents.acquire()
         self._ledger.begin(identity, number)
-        span = self._spans.begin(identity, self._settings.n)
+        span = self._spans.begin(identity, self._settings.n, planned.point)
         judge = self._judge.name if self._judge else None
         try:
             signed = identity.signed(self._key, span.parent)
             token = f"{span.parent}.{signed.url_signature}"
+            execution = Execution(planned.task, signed, span.parent, token)
             try:
-                ended = await self._executor.execute(Execution(task, signed, span.parent, token))
+                if self._branching is None or planned.point is None:
+                    ended = await self._executor.execute(execution)
+                else:
+                    ended = await self._branching.execute(planned.point, execution, self._executor)
             finally:
                 self._agents.release()
-            verdict = await self._judged(task, identity, ended)
+            verdict = await self._judged(planned.task, identity, ended)
         except asyncio.CancelledError:
             self._ledger.end(identity, number, "cancelled", None)
             span.end("cancelled", judge=judge, error="the run was stopped")

@@ -5,12 +5,14 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
+from typing import TypeAlias
 
 from trainspan_rollouts.records import RunSettings
 from trainspan_rollouts.run_ledger import RunLedger
-from trainspan_rollouts.task_file import Task, count_tasks, read_tasks
+from trainspan_rollouts.task_file import Task, count_tasks, read_tasks, to_task
 from trainspan_rollouts.task_stream import STDIN, TaskStream
 from trainspan_rollouts.totals import Totals
+from trainspan_schemas.artifacts.branches import BranchPoint, read_points
 from trainspan_schemas.telemetry.identity import Identity
 
 __all__ = ["Plan", "PlannedRollout"]
@@ -24,6 +26,8 @@ class PlannedRollout:
     number: int
     """Of the rollout within its group, from 0."""
     identity: Identity
+    point: BranchPoint | None = None
+    """Where it branches from a stored rollout; the id of the identity's task then names the point too."""
 
 
 class Plan:
@@ -39,7 +43,7 @@ class Plan:
         self._turn = asyncio.Lock()
         self._group: Iterator[PlannedRollout] = iter(())
         self._stream = TaskStream() if settings.tasks == STDIN else None
-        self._file = iter(()) if self._stream else islice(read_tasks(settings.tasks, settings.split), settings.limit)
+        self._file = iter(()) if self._stream else islice(_drawn(settings), settings.limit)
         self._streamed = 0
 
     @staticmethod
@@ -47,7 +51,10 @@ class Plan:
         """The number of rollouts; None if tasks arrive on standard input. Checks the whole file."""
         if settings.tasks == STDIN:
             return None
-        tasks = count_tasks(settings.tasks, settings.split)
+        is_branched = settings.branches is not None
+        tasks = (
+            sum(1 for _ in read_points(settings.tasks)) if is_branched else count_tasks(settings.tasks, settings.split)
+        )
         return settings.n * (tasks if settings.limit is None else min(tasks, settings.limit))
 
     async def next(self) -> PlannedRollout | None:
@@ -59,28 +66,39 @@ class Plan:
                 self._group = self._rollouts(*drawn)
             return planned
 
-    async def _next_task(self) -> tuple[Task, int] | None:
+    async def _next_task(self) -> "_Drawn | None":
         settings = self._settings
         if self._stream is None:
-            task = next(self._file, None)
-            return None if task is None else (task, settings.round)
+            return next(self._file, None)
         while settings.limit is None or self._streamed < settings.limit:
             if (drawn := await self._stream.next(settings.round)) is None:
                 break
             if settings.split is None or drawn[0].split in (None, settings.split):
                 self._streamed += 1
-                return drawn
+                return *drawn, None
         return None
 
-    def _rollouts(self, task: Task, round_: int) -> Iterator[PlannedRollout]:
+    def _rollouts(self, task: Task, round_: int, point: BranchPoint | None) -> Iterator[PlannedRollout]:
         settings = self._settings
         split = settings.split or task.split or "train"
-        self._totals.begin_group(round_, task.id, settings.n, is_new=self._stream is not None)
+        task_id = point.task_id if point else task.id
+        self._totals.begin_group(round_, task_id, settings.n, is_new=self._stream is not None)
         for number in range(settings.n):
-            if finished := self._ledger.finished(round_, task.id, number):
-                self._totals.add(round_, task.id, finished.status, finished.reward, resumed=True)
+            if finished := self._ledger.finished(round_, task_id, number):
+                self._totals.add(round_, task_id, finished.status, finished.reward, resumed=True)
                 continue
-            begun = self._ledger.begun(round_, task.id, number)
+            begun = self._ledger.begun(round_, task_id, number)
             rollout_id, attempt = (begun.rollout_id, begun.attempt + 1) if begun else (uuid.uuid4().hex, 0)
-            identity = Identity(rollout_id, settings.run_id, task.id, attempt, round_, split)
-            yield PlannedRollout(task, number, identity)
+            identity = Identity(rollout_id, settings.run_id, task_id, attempt, round_, split)
+            yield PlannedRollout(task, number, identity, point)
+
+
+_Drawn: TypeAlias = tuple[Task, int, BranchPoint | None]
+"""A task, its round, and where its rollouts begin."""
+
+
+def _drawn(settings: RunSettings) -> Iterator[_Drawn]:
+    if settings.branches:
+        points = enumerate(read_points(settings.tasks), 1)
+        return ((to_task(f"{settings.tasks}:{line}", point.task), point.round, point) for line, point in points)
+    return ((task, settings.round, None) for task in read_tasks(settings.tasks, settings.split))

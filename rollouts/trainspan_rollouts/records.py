@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainspan_schemas.artifacts.branches import BranchSource
 from trainspan_schemas.telemetry.identity import Split
 
 __all__ = ["Progress", "RunResult", "RunSettings"]
@@ -46,6 +47,8 @@ class RunSettings:
     """Key that signs identities and URLs; None: `$TRAINSPAN_HOME/signing-key`."""
     resume: bool = False
     """Resume this run and round: finished rollouts are not repeated."""
+    branches: BranchSource | None = None
+    """The rollouts are branches of stored ones: `tasks` is a file of branch points (artifacts/branches.py)."""
 
 
 @dataclass(frozen=True, slots=True)

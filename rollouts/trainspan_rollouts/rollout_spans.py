@@ -14,6 +14,7 @@ from opentelemetry.trace import Span, SpanContext, SpanKind, Status, StatusCode,
 
 from trainspan_rollouts.delivery import VerdictSender
 from trainspan_rollouts.run_ledger import RunLedger
+from trainspan_schemas.artifacts.branches import BranchPoint
 from trainspan_schemas.telemetry import keys
 from trainspan_schemas.telemetry.identity import Identity, TraceParent
 from trainspan_schemas.telemetry.status import RolloutStatus
@@ -41,9 +42,15 @@ class RolloutSpans:
         self._provider.add_span_processor(self._sender)
         self._tracer = self._provider.get_tracer("trainspan_rollouts")
 
-    def begin(self, identity: Identity, group_size: int) -> "RolloutSpan":
-        """Starts the span of one attempt at one of `group_size` rollouts of its task, as the root of a new trace."""
+    def begin(self, identity: Identity, group_size: int, point: BranchPoint | None = None) -> "RolloutSpan":
+        """Starts the span of one attempt at one of `group_size` rollouts of its task, or branches at `point`.
+
+        It is the root of a new trace.
+        """
         attributes = {**identity.attributes(), keys.GROUP_SIZE: group_size, keys.ROLLOUT_SIGNED: True}
+        if point is not None:
+            place = {keys.BRANCH_ATTEMPT: point.attempt, keys.BRANCH_CALL: point.call}
+            attributes |= {keys.BRANCH_OF: point.rollout_id, **place}
         return RolloutSpan(self._tracer.start_span(keys.ROLLOUT_SPAN_NAME, Context(), attributes=attributes), identity)
 
     def close(self, timeout_s: float) -> int:

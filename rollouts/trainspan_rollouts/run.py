@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 from trainspan_rollouts.attempts import Attempts
+from trainspan_rollouts.executors.branching import Branching
 from trainspan_rollouts.executors.choice import choose_executor
 from trainspan_rollouts.judge import Judge
 from trainspan_rollouts.plan import Plan
@@ -71,7 +72,8 @@ class _Run:
         )
         key = signing_key(settings.signing_key_file)
         self._executor = choose_executor(settings)
-        file = ledger_file(settings.run_id, settings.round, settings.split)
+        of_branches = settings.branches is not None
+        file = ledger_file(settings.run_id, settings.round, settings.split, of_branches=of_branches)
         self._ledger = RunLedger(file, settings.round, settings.tasks, settings.target, resume=settings.resume)
         self._spans = RolloutSpans(settings.collector, self._headers, self._ledger)
         if self._headers() is None and "authorization" not in headers_of(
@@ -82,8 +84,18 @@ class _Run:
                 "give --token-file",
                 settings.collector,
             )
+        branching = None
+        if settings.branches is not None:
+            branching = Branching(settings.branches, [settings.policy_url], key, settings.timeout_s)
         self._attempts = Attempts(
-            settings, key, self._executor, self._judge, self._ledger, self._spans, self._totals.add_calls
+            settings,
+            key,
+            self._executor,
+            self._judge,
+            self._ledger,
+            self._spans,
+            self._totals.add_calls,
+            branching,
         )
 
     def _headers(self) -> str | None:
@@ -140,9 +152,9 @@ class _Run:
 
     async def _work(self, plan: Plan) -> None:
         while (planned := await plan.next()) is not None:
-            task, identity = planned.task, planned.identity
-            verdict = await self._attempts.rollout(task, planned.number, identity)
-            self._totals.add(identity.round or 0, task.id, verdict.status, verdict.reward)
+            identity = planned.identity
+            verdict = await self._attempts.rollout(planned)
+            self._totals.add(identity.round or 0, identity.task_id or "", verdict.status, verdict.reward)
             self._report_progress()
 
     def _report_progress(self) -> None:

@@ -19,7 +19,16 @@ from trainspan_schemas.home import home
 from trainspan_schemas.telemetry.identity import Identity, Split
 from trainspan_schemas.telemetry.status import RolloutStatus
 
-__all__ = ["Begun", "Finished", "RunLedger", "ledger_file", "ledger_files", "recorded_rewards", "task_rewards"]
+__all__ = [
+    "Begun",
+    "Finished",
+    "RunLedger",
+    "ledger_file",
+    "ledger_files",
+    "recorded_rewards",
+    "run_folder",
+    "task_rewards",
+]
 
 _AGAIN: Final = frozenset({"infra_error", "cancelled"})
 """Final statuses that a resumed run retries."""
@@ -42,17 +51,19 @@ class Finished:
     reward: float | None
 
 
-def ledger_file(run_id: str, round_: int, split: Split | None) -> Path:
-    """Returns the path of the ledger: `$TRAINSPAN_HOME/rollouts/{run}/round-NNNN[-split].jsonl`."""
-    return _folder(run_id) / f"round-{round_:04d}{f'-{split}' if split else ''}.jsonl"
+def ledger_file(run_id: str, round_: int, split: Split | None, *, of_branches: bool = False) -> Path:
+    """Returns the path of the ledger: `$TRAINSPAN_HOME/rollouts/{run}/[branches-]round-NNNN[-split].jsonl`."""
+    prefix = "branches-" if of_branches else ""
+    return run_folder(run_id) / f"{prefix}round-{round_:04d}{f'-{split}' if split else ''}.jsonl"
 
 
 def ledger_files(run_id: str, split: Split) -> list[Path]:
     """Returns the paths of all ledgers of the run and split."""
-    return sorted(_folder(run_id).glob(f"round-*-{split}.jsonl"))
+    return sorted(run_folder(run_id).glob(f"round-*-{split}.jsonl"))
 
 
-def _folder(run_id: str) -> Path:
+def run_folder(run_id: str) -> Path:
+    """Returns the folder of a run's ledgers."""
     return home() / "rollouts" / "".join(c if c.isalnum() or c in "-_." else "_" for c in run_id).lstrip(".")
 
 

@@ -11,6 +11,7 @@ __all__ = [
     "datasets_dir",
     "home",
     "make_home",
+    "policy_dir",
     "remember_served_model",
     "runs_dir",
     "served_model",
@@ -41,6 +42,11 @@ def datasets_dir(setting: str | None = None) -> Path:
 
 def checkpoints_dir(setting: str | None = None) -> Path:
     return Path(setting) if setting else home() / "checkpoints"
+
+
+def policy_dir(root: Path, policy: str | None) -> Path:
+    """The folder of a policy's datasets or checkpoints, under that of all policies; `root` if it is the only one."""
+    return root if policy is None else root / policy
 
 
 def runs_dir() -> Path:

@@ -21,11 +21,13 @@ from trainspan_serving.export.collector_client import CollectorClient
 from trainspan_serving.export.exporter import Exporter
 from trainspan_serving.export.spool import Spool
 from trainspan_serving.export.state_folder import StateFolder, claim_state
+from trainspan_serving.forcing.registry import BranchRegistry
 from trainspan_serving.http.admin import ADMIN_PREFIX, handle_admin
 from trainspan_serving.http.answer import AnswerStream
 from trainspan_serving.http.asgi import App, Message, Receive, Scope, Send, answer_error, answer_json
 from trainspan_serving.http.body import BodyError, ClientGoneError, read_body, replayed
 from trainspan_serving.http.metrics import PolicyMetrics
+from trainspan_serving.http.prefixes import PREFIX_PATHS, handle_prefix
 from trainspan_serving.process.link import report
 from trainspan_serving.process.server_plan import ServerPlan, plan_of_process
 from trainspan_serving.swap.engine import Engine
@@ -61,6 +63,7 @@ class _Parts:
     server: PolicyServer
     api_keys: tuple[str, ...]
     signing_key: bytes
+    branches: BranchRegistry
 
 
 class PolicyMiddleware:
@@ -77,8 +80,12 @@ class PolicyMiddleware:
             await self._live(scope, receive, send)
         elif scope["type"] != "http" or self._parts is None:
             await self._app(scope, receive, send)
+        elif scope["path"] in PREFIX_PATHS:
+            timeout_s = self._parts.server.plan.body_timeout_s
+            await handle_prefix(self._parts.branches, self._parts.signing_key, timeout_s, scope, receive, send)
         elif scope["path"].startswith(ADMIN_PREFIX):
-            await handle_admin(self._parts.server, self._parts.exporter, scope, receive, send)
+            parts = self._parts
+            await handle_admin(parts.server, parts.exporter, parts.branches, scope, receive, send)
         else:
             await self._serve(self._parts, scope, receive, send)
 
@@ -131,9 +138,11 @@ class PolicyMiddleware:
                 send, 503, f"the policy server has held this request for {limit_s:g} s because {why}; try again"
             )
             return
-        exchange = Exchange(caller, scope["path"], server.policies.choose(model, caller.agent))
+        policy = server.policies.choose(model, caller.agent)
+        branch = parts.branches.find(caller.attempt, caller.trace_id) if caller.is_signed else None
+        exchange = Exchange(caller, scope["path"], policy, branch=branch)
         exchange.when_settled(lambda: server.gate.leave(entered))
-        answer = AnswerStream(receive, send, exchange)
+        answer = AnswerStream(receive, send, exchange, is_one_of_several=bool(server.policies.named))
         try:
             with parts.tap.exchange(exchange):
                 await self._app(scope, answer.receive, answer.send)
@@ -169,11 +178,17 @@ class PolicyMiddleware:
         exporter = _exporter(plan, self._state.path)
         atexit.register(exporter.close, 0.5)
         tap = EngineTap(client, plan.served_name, exporter.add, counter, temperatures=plan.temperatures)
-        server = await PolicyServer.start(plan, Engine(client), tap)
-        PolicyMetrics(server, exporter.counts).register()
+        server = await PolicyServer.start(plan, Engine(client, merges_adapters=plan.merge_adapters), tap)
+        branches = BranchRegistry(
+            client.model_config.get_vocab_size(),
+            plan.max_prefix_bytes,
+            lambda token: client.get_tokenizer().decode([token]),
+        )
+        PolicyMetrics(server, exporter.counts, branches).register()
         keys_given = app.state.args.api_key or [os.environ.get("VLLM_API_KEY")]
         api_keys = tuple(key for key in keys_given if key)
-        self._parts = _Parts(exporter, tap, server, api_keys, signing_key(plan.signing_key_file))
+        key = signing_key(plan.signing_key_file)
+        self._parts = _Parts(exporter, tap, server, api_keys, key, branches)
         self._ready = asyncio.create_task(_report_when_listening(app))
 
     async def _stop(self) -> None:

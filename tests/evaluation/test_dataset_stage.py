@@ -81,7 +81,7 @@ def test_a_dataset_that_is_not_held_is_copied_unchanged(tmp_path: Path) -> None:
 def test_answers_get_the_tokens_of_their_text_and_keep_their_total_logprob(tmp_path: Path, tokenizer: str) -> None:
     run = run_of(tmp_path, rounds=1)
     sample(run, 1, [[0, 1, 4], [3, 4], [2], [0, 2, 0, 1]])
-    assert count_retokenized(run / "dataset", tokenizer) == {"calls": 4, "differ": 2}
+    assert count_retokenized([run / "dataset"], tokenizer) == {"calls": 4, "differ": 2}
     stage = Stage(run / "dataset", retokenizer=Retokenizer(tokenizer))
     assert staged(stage) == ["round-0001"]
     (copy,) = dataset_dirs(stage.staged)
@@ -93,7 +93,7 @@ def test_answers_get_the_tokens_of_their_text_and_keep_their_total_logprob(tmp_p
     assert table["logprobs"].list.len().to_list() == [2, 2, 1, 3]
     assert table["logprobs"].explode().to_list() == pytest.approx([-0.75] * 2 + [-0.5] * 3 + [-2 / 3] * 3)
     assert table.schema["completion_ids"] == pl.List(pl.Int32)
-    assert count_retokenized(stage.staged, tokenizer) == {"calls": 4, "differ": 0}
+    assert count_retokenized([stage.staged], tokenizer) == {"calls": 4, "differ": 0}
 
 
 def test_the_trainers_command_follows_the_options() -> None:

@@ -5,7 +5,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from trainspan_schemas.config.settings import TrainSettings
 from trainspan_schemas.errors import UsageError
 from trainspan_schemas.home import served_model
 from trainspan_training.checkpoints.folder import Checkpoints
-from trainspan_training.checkpoints.swap_request import Swap
+from trainspan_training.checkpoints.swap_request import PolicyAddress, Swap
 from trainspan_training.data.dataset import DatasetFolder
 from trainspan_training.data.loss_weights import Rule, find_rule
 from trainspan_training.dataset_queue import follow, newest
@@ -47,6 +47,12 @@ class TrainJob:
     """Keep running and train each new dataset."""
     rounds: int | None = None
     """Number of datasets after which `follow` ends; None means never."""
+    policy: str | None = None
+    """Which of several policies on the server it trains."""
+
+    @property
+    def address(self) -> PolicyAddress:
+        return PolicyAddress(self.settings.policy_url, self.policy)
 
 
 class _Stopped(BaseException):
@@ -122,7 +128,7 @@ class _Session:
 
     def run(self) -> None:
         settings = self._job.settings
-        policy = self._leader.share(lambda checkpoints: _start(checkpoints, settings))
+        policy = self._leader.share(lambda checkpoints: _start(checkpoints, self._job))
         missing_state = self._leader.share(
             lambda checkpoints: find_missing_state(checkpoints, policy, self._job.datasets)
         )
@@ -142,6 +148,7 @@ class _Session:
                 self._rule,
                 self._report,
                 self._team,
+                address=self._job.address,
                 keep_going=self._job.follow,
                 missing_state=missing_state,
             )
@@ -177,9 +184,11 @@ class _Session:
             self._on_result(result)
 
 
-def _start(checkpoints: Checkpoints, settings: TrainSettings) -> Policy:
-    publish_pending(settings, checkpoints)
-    return starting_policy(checkpoints, settings.model or served_model(), settings.adapter)
+def _start(checkpoints: Checkpoints, job: TrainJob) -> Policy:
+    settings = job.settings
+    publish_pending(job.address, checkpoints, settings.publish_timeout_s)
+    policy = starting_policy(checkpoints, settings.model or served_model(), settings.adapter)
+    return replace(policy, trained_on=policy.trained_on or job.policy)
 
 
 class _Picture:

@@ -10,7 +10,7 @@ from typing import Any
 from trainspan_schemas.errors import PolicyServerError, TrainspanError
 from trainspan_schemas.home import token
 
-__all__ = ["PolicyClient", "policy_at"]
+__all__ = ["PolicyClient", "policy_at", "served"]
 
 _ORDER_TIMEOUT_S = 180.0
 """Covers running requests, moving the weights, and another change that the server is busy with."""
@@ -91,6 +91,12 @@ class PolicyClient:
         except (urllib.error.URLError, OSError) as error:
             raise PolicyServerError(f"no answer from the policy server at {self.url}{path}: {error}") from error
         return body
+
+
+def served(state: dict[str, Any], policy: str | None) -> dict[str, Any]:
+    """Version, checkpoint and canary of a policy, from the state of its server; None: the only one."""
+    own: dict[str, Any] = state if policy is None else state["policies"][policy]
+    return own
 
 
 def policy_at(url: str) -> dict[str, Any] | None:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trainspan_cli.setting_options import Given, setting_options
-from trainspan_cli.settings import ConfigOption, FormatOption, StoresOption, settings
+from trainspan_cli.settings import ConfigOption, FormatOption, PolicyOption, StoresOption, settings
 from trainspan_schemas.config.load import override
+from trainspan_schemas.config.policy_scope import Policy, scoped
 from trainspan_schemas.config.settings import Settings
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ def dataset(
     number: Annotated[
         int | None, typer.Option(help="The dataset's number [default: --round, else the next free one].")
     ] = None,
+    policy: PolicyOption = None,
     given: Given,
     again: Annotated[
         Path | None,
@@ -52,11 +54,13 @@ def dataset(
 ) -> None:
     """Build the next dataset from all complete rollouts that no earlier dataset used.
 
+    With --policy it has only the calls of that policy, and lies in the folder of its name under --out.
+
     Example: trainspan dataset --wait-s 30 --baseline rloo
     """
-    chosen = settings(config)
+    chosen = settings(config) if again is not None else scoped(settings(config), policy)
     scope = {"run_id": run, "round": round, "since_round": since_round, "since_seq": since_seq, "number": number}
-    request = _request(chosen, given, store, **scope, allow_behind=allow_behind)
+    request = _request(chosen, given, store, policy, **scope, allow_behind=allow_behind)
     built = _rebuilt(again, request, store) if again is not None else _built(request, as_json=format == "json")
     if format == "json":
         print(json.dumps({"path": str(built.path), "sha256": built.sha256, **built.manifest}))
@@ -66,15 +70,15 @@ def dataset(
         _print_merge_failures(built, chosen, model)
 
 
-def _request(chosen: Settings, given: Given, stores: list[str] | None, **scope: Any) -> "BuildRequest":
+def _request(chosen: Settings, given: Given, stores: list[str] | None, policy: Policy, **scope: Any) -> "BuildRequest":
     """The request: the settings with the given options; `--out` is the dataset's destination, not one of its settings."""
     from trainspan_processing.assembly.build import BuildRequest
-    from trainspan_schemas.home import datasets_dir, store_path
+    from trainspan_schemas.home import datasets_dir, policy_dir, store_path
 
     out = given.pop("out") or chosen.dataset.out
     return BuildRequest(
         stores=tuple(stores or [str(store_path(chosen.collector.store))]),
-        out=datasets_dir(out),
+        out=policy_dir(datasets_dir(out), policy),
         settings=override(chosen.dataset, **given),
         **scope,
     )

@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from trainspan_cli.setting_options import Given, setting_options
-from trainspan_cli.settings import ConfigOption, FormatOption, StoresOption, TokenizerOption, settings
+from trainspan_cli.settings import ConfigOption, FormatOption, PolicyOption, StoresOption, TokenizerOption, settings
+from trainspan_schemas.config.policy_scope import scoped
 
 
 @setting_options("dataset", "credit", "baseline", "reward", "reward_name", "gamma")
@@ -21,6 +22,7 @@ def explain(
         Path | None, typer.Option(help="Explain the credit in this dataset, e.g. .trainspan/dataset/round-0003.")
     ] = None,
     attempt: Annotated[int | None, typer.Option(help="Number of the attempt [default: the last].")] = None,
+    policy: PolicyOption = None,
     given: Given,
     model: TokenizerOption = None,
     html: Annotated[Path | None, typer.Option(help="Also write a page to this file.")] = None,
@@ -30,7 +32,8 @@ def explain(
 ) -> None:
     """Explain one rollout: its calls, its rewards with their binding rules, its credit in numbers, tokens by advantage.
 
-    The credit is the one that `trainspan dataset` computes with the same settings over the rollouts of that round.
+    The credit is the one that `trainspan dataset` computes with the same settings over the rollouts of that round; with
+    --policy it is that of one of several policies.
 
     Example: trainspan explain 0c6c60ab --html rollout.html
     """
@@ -46,7 +49,7 @@ def explain(
     from trainspan_schemas.home import store_path
     from trainspan_viewer.pages.rollout.rollout import explanation_page
 
-    chosen = settings(config)
+    chosen = scoped(settings(config), policy) if policy else settings(config)
     published = open_published(dataset) if dataset else None
     account = explain_rollout(
         Question(

@@ -19,7 +19,7 @@ COMMAND_OPTIONS = {"context_settings": {"allow_extra_args": True}}
 @setting_options(
     "serving",
     *("checkpoints", "host", "port", "collector", "served_name", "dtype", "max_model_len", "max_lora_rank"),
-    *("sleep", "train_sampling", "val_temperature"),
+    *("merge_adapters", "sleep", "train_sampling", "val_temperature"),
 )
 def serve(
     *,

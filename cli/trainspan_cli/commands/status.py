@@ -19,9 +19,10 @@ def status(config: ConfigOption = None, format: FormatOption = "table") -> None:
         return
     collector, policy = found["collector"], found["policy"]
     print("collector  ", f"pid {collector['pid']}, OTLP {collector['grpc']}" if collector else "not running")
-    print("policy     ", f"version {policy['version']}, {policy['in_flight']} in flight" if policy else "not running")
+    print("policy     ", f"{_versions(policy)}, {policy['in_flight']} in flight" if policy else "not running")
     print("store      ", found["store"] or "none yet")
-    print("checkpoint ", found["latest_checkpoint"] or "none yet")
+    for checkpoint in found["latest_checkpoints"].values() or [found["latest_checkpoint"]]:
+        print("checkpoint ", checkpoint or "none yet")
     print("datasets   ", found["datasets"])
     print("runs       ", len(found["runs"]), f"(newest {found['runs'][-1]})" if found["runs"] else "")
     if run := found["run"]:
@@ -33,6 +34,8 @@ def _show_run(run: dict[str, Any]) -> None:
 
     state = run["ended"] or f"{run['status']}, last record {run['seconds_since_last_record']:.0f} s ago"
     print("newest run ", f"round {run['round']} of {run['rounds']}; {state}")
+    for name, own in run["policies"].items():
+        print("           ", f"policy {name} version {own['version']}{_progress(own)}")
     for validation in run["validations"]:
         estimate = RewardEstimate.of_record(validation)
         print("           ", f"validation after round {validation['round']}: {estimate}, n {estimate.n}")
@@ -40,3 +43,17 @@ def _show_run(run: dict[str, Any]) -> None:
         print("           ", f"best after round {best['round']}: {best['checkpoint']}")
     for alarm in run["alarms"][-3:]:
         print("           ", f"ALARM {alarm}")
+
+
+def _versions(state: dict[str, Any]) -> str:
+    """The versions that the policy server reports."""
+    named = [f"{name} version {own['version']}" for name, own in (state.get("policies") or {}).items()]
+    return ", ".join(named) or f"version {state['version']}"
+
+
+def _progress(policy: dict[str, Any]) -> str:
+    parts = [] if policy["kl"] is None else [f"KL {policy['kl']:.2g}"]
+    parts += [f"{policy['skipped_rounds']} rounds skipped"] if policy["skipped_rounds"] else []
+    parts += [f"last round skipped: {policy['skipped']}"] if policy["skipped"] else []
+    parts += [f"{policy['alarms']} alarms"] if policy["alarms"] else []
+    return "".join(f", {part}" for part in parts)

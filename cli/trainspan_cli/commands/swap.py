@@ -6,10 +6,11 @@ from typing import Annotated
 import typer
 
 from trainspan_cli.setting_options import Given, setting_options
-from trainspan_cli.settings import ConfigOption, FormatOption, settings
+from trainspan_cli.settings import ConfigOption, FormatOption, PolicyOption, settings
 from trainspan_schemas.artifacts.run_files import RunFiles
 from trainspan_schemas.config.load import override
-from trainspan_schemas.home import checkpoints_dir, runs_dir
+from trainspan_schemas.config.policy_scope import scoped
+from trainspan_schemas.home import checkpoints_dir, policy_dir, runs_dir
 
 __all__ = ["swap"]
 
@@ -18,6 +19,7 @@ __all__ = ["swap"]
 def swap(
     *,
     version: Annotated[int, typer.Argument(help="The policy version to put back in service.")],
+    policy: PolicyOption = None,
     given: Given,
     config: ConfigOption = None,
     format: FormatOption = "table",
@@ -30,20 +32,23 @@ def swap(
     Example: trainspan swap 3
     """
     from trainspan_training.checkpoints.rollback import roll_back
+    from trainspan_training.checkpoints.swap_request import PolicyAddress
 
-    loaded = settings(config)
+    loaded = scoped(settings(config), policy)
     chosen = override(loaded.train, **given)
     checkpoints, policy_url = checkpoints_dir(chosen.checkpoints), chosen.policy_url
     if chosen.checkpoints is None and (run := _running_loop()) is not None:
         checkpoints = run.checkpoints
         policy_url = given.get("policy_url") or f"http://{loaded.serving.host}:{loaded.serving.port}"
-    done = roll_back(checkpoints, version, policy_url, retry_for_s=chosen.publish_timeout_s)
+    address = PolicyAddress(policy_url, policy)
+    done = roll_back(policy_dir(checkpoints, policy), version, address, retry_for_s=chosen.publish_timeout_s)
     canary = (done.swap.answer or {}).get("canary") or {}
     if format == "json":
         print(json.dumps({"checkpoint": done.checkpoint, "withdrawn": done.withdrawn, "canary": canary}))
         return
     where = f" at {policy_url}" if done.swap.outcome == "swapped" else ""
-    print(f"{done.checkpoint} is in service{where}" + (f", canary {canary['status']}" if canary else ""))
+    whose = f" as policy {policy}" if policy else ""
+    print(f"{done.checkpoint} is in service{whose}{where}" + (f", canary {canary['status']}" if canary else ""))
     if done.withdrawn:
         print(f"withdrawn: {', '.join(done.withdrawn)}")
 

@@ -7,20 +7,23 @@ from typing import Annotated
 import typer
 
 from trainspan_cli.setting_options import Given, setting_options
-from trainspan_cli.settings import ConfigOption, FormatOption, settings
+from trainspan_cli.settings import ConfigOption, FormatOption, PolicyOption, settings
+from trainspan_schemas.artifacts.dataset import manifest_path
 from trainspan_schemas.config.load import override
+from trainspan_schemas.config.policy_scope import Policy, scoped
 from trainspan_schemas.errors import TrainingError, UsageError
-from trainspan_schemas.home import checkpoints_dir, datasets_dir
+from trainspan_schemas.home import checkpoints_dir, datasets_dir, policy_dir
 
 __all__ = ["train"]
 
 
-@setting_options("train", "model", "checkpoints", "policy_url", "learning_rate", "report_to", "seed")
+@setting_options("train", "model", "checkpoints", "policy_url", "learning_rate", "report_to", "seed", "memory_share")
 def train(
     *,
     dataset: Annotated[
         Path | None, typer.Option(help="A dataset, or a folder of datasets [default: $TRAINSPAN_HOME/dataset].")
     ] = None,
+    policy: PolicyOption = None,
     given: Given,
     follow: Annotated[bool, typer.Option("--follow", help="Keep training each dataset that appears.")] = False,
     rounds: Annotated[int | None, typer.Option(help="With --follow: stop after this number of datasets.")] = None,
@@ -30,19 +33,21 @@ def train(
     """Train on the newest unused dataset, write a checkpoint and swap it into the policy server.
 
     Training starts from the newest checkpoint, or from the model if there is none.
+    With --policy, datasets and checkpoints lie in the folder of its name under --dataset and --checkpoints.
 
     Example: trainspan train --model Qwen/Qwen3-0.6B --policy-url http://127.0.0.1:8000
     """
     if format not in ("table", "json"):
         raise UsageError(f"--format {format!r} is unknown: use table or json")
-    chosen = override(settings(config).train, **given)
-    datasets = dataset or datasets_dir(settings(config).dataset.out)
+    scope = scoped(settings(config), policy)
+    chosen = override(scope.train, **given)
+    datasets = _datasets(dataset, scope.dataset.out, policy)
 
     from trainspan_training.rounds.result import RoundResult
     from trainspan_training.session import TrainJob
     from trainspan_training.session import train as run
 
-    job = TrainJob(chosen, datasets, checkpoints_dir(chosen.checkpoints), follow, rounds)
+    job = TrainJob(chosen, datasets, policy_dir(checkpoints_dir(chosen.checkpoints), policy), follow, rounds, policy)
     results: list[RoundResult] = []
 
     def ready() -> None:
@@ -58,3 +63,10 @@ def train(
     run(job, ready, on_result)
     if not follow and results and (failure := results[0].failure):
         raise TrainingError(failure)
+
+
+def _datasets(given: Path | None, setting: str | None, policy: Policy) -> Path:
+    """A dataset that is named itself, or the policy's folder of datasets."""
+    if given is not None and manifest_path(given).exists():
+        return given
+    return policy_dir(given or datasets_dir(setting), policy)

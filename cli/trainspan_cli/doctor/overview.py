@@ -2,15 +2,18 @@
 
 import time
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from trainspan_cli.clients.policy_server import policy_at
 from trainspan_cli.loop.state.run_folder import RunFolder
 from trainspan_schemas.artifacts.checkpoint import CheckpointMeta, read_latest
 from trainspan_schemas.artifacts.dataset import dataset_dirs
+from trainspan_schemas.artifacts.run_files import record_of
+from trainspan_schemas.config.policy_scope import policies_of
 from trainspan_schemas.config.settings import Settings
 from trainspan_schemas.errors import TrainspanError
-from trainspan_schemas.home import checkpoints_dir, datasets_dir, runs_dir, store_path
+from trainspan_schemas.home import checkpoints_dir, datasets_dir, policy_dir, runs_dir, store_path
 from trainspan_schemas.intervals import RewardEstimate
 from trainspan_schemas.store.access import running_collector
 
@@ -22,20 +25,26 @@ def overview(settings: Settings) -> dict[str, Any]:
     store = store_path(settings.collector.store)
     collector = running_collector(store)
     checkpoints, datasets = checkpoints_dir(settings.train.checkpoints), datasets_dir(settings.dataset.out)
-    try:
-        latest = read_latest(checkpoints)
-    except TrainspanError:
-        latest = None
+    latest = {policy: _latest(policy_dir(checkpoints, policy)) for policy in policies_of(settings)}
+    newest = latest.get(None)
     return {
         "store": str(store) if store.exists() else None,
         "collector": asdict(collector) if collector else None,
         "policy": policy_at(f"http://{settings.serving.host}:{settings.serving.port}"),
-        "latest_checkpoint": str(latest) if latest else None,
-        "latest_version": CheckpointMeta.read(latest).version if latest else None,
-        "datasets": len(dataset_dirs(datasets)),
+        "latest_checkpoint": str(newest) if newest else None,
+        "latest_version": CheckpointMeta.read(newest).version if newest else None,
+        "latest_checkpoints": {policy: str(folder) if folder else None for policy, folder in latest.items() if policy},
+        "datasets": sum(len(dataset_dirs(policy_dir(datasets, policy))) for policy in policies_of(settings)),
         "runs": sorted(path.parent.name for path in runs_dir().glob("*/run.json")),
         "run": _newest_run(),
     }
+
+
+def _latest(checkpoints: Path) -> Path | None:
+    try:
+        return read_latest(checkpoints)
+    except TrainspanError:
+        return None
 
 
 def _newest_run() -> dict[str, Any] | None:
@@ -55,6 +64,7 @@ def _newest_run() -> dict[str, Any] | None:
         "round": rounds[-1]["round"] if rounds else 0,
         "rounds": run["settings"]["loop"]["rounds"],
         "policy_version": rounds[-1]["policy_version"] if rounds else None,
+        "policies": {policy: _policy(rounds, policy) for policy in folder.policies() if policy and rounds},
         "reward_mean": rounds[-1]["rollout"].get("mean_reward") if rounds else None,
         "validations": [
             {"round": one["round"], **RewardEstimate.of_record(one).record()}
@@ -68,4 +78,17 @@ def _newest_run() -> dict[str, Any] | None:
             if not check["ok"]
         ],
         "seconds_since_last_record": time.time() - last.stat().st_mtime,
+    }
+
+
+def _policy(rounds: list[dict[str, Any]], policy: str) -> dict[str, Any]:
+    """The state of one of several policies after the last round."""
+    seen = [record_of(record, policy) for record in rounds]
+    trained = [record for record in seen if not record["skipped"]]
+    return {
+        "version": seen[-1]["policy_version"],
+        "skipped": seen[-1]["skipped"],
+        "skipped_rounds": len(seen) - len(trained),
+        "kl": trained[-1]["train"].get("kl") if trained else None,
+        "alarms": sum(not check["ok"] for record in seen for check in record["checks"]),
     }

@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,17 @@ from trainspan_cli.loop.processes.screen import Screen
 from trainspan_cli.loop.processes.services import Services
 from trainspan_cli.loop.processes.stages import Stages
 from trainspan_cli.loop.sampling.choice import choose_sampler
-from trainspan_cli.loop.sampling.sampler import is_followed_by_validation
+from trainspan_cli.loop.sampling.sampler import SampledRound, is_followed_by_validation
 from trainspan_cli.loop.state.reward_records import read_rewards
+from trainspan_cli.loop.state.round_record import PolicyOutcome, round_record
 from trainspan_cli.loop.state.run_folder import RunFolder
 from trainspan_cli.loop.state.task_pool import LoopTasks
 from trainspan_cli.loop.validation import Validations
 from trainspan_schemas.artifacts.dataset import dataset_dir, manifest_path
+from trainspan_schemas.artifacts.run_files import record_of
+from trainspan_schemas.config.policy_scope import Policy
 from trainspan_schemas.config.settings import Settings
+from trainspan_schemas.home import policy_dir
 
 __all__ = ["Loop"]
 
@@ -75,58 +80,51 @@ class Loop:
         return {"run_id": folder.run_id, "folder": str(folder.path), "records": folder.records()}
 
     def _round(self, round_: int) -> None:
-        """Trains a round whose rollouts have begun, and records it."""
-        self._screen.round(round_, self._settings.loop.rounds)
-        sampled = self._sampler.take(round_)
-        rollout, checks, seconds = sampled.rollout, list(sampled.checks), dict(sampled.seconds)
-        if sampled.nothing is not None:
-            version = self._services.policy.policy()["version"]
-            self._end_round(round_, version, rollout, sampled.nothing, {}, seconds, checks)
-            return
-        dataset = dataset_dir(self._folder.datasets, round_)
-        manifest = json.loads(manifest_path(dataset).read_bytes())
-        checks += [check.record() for check in dataset_checks(manifest)]
-        checks += [check.record() for check in self._reward_checks(round_, dataset)]
-        self._screen.stage("training")
-        trained_from = time.monotonic()
-        event = self._stages.trained(round_)
-        seconds["train"] = time.monotonic() - trained_from
-        self._screen.stage("")
-        checks += [check.record() for check in training_checks(event)]
-        self._end_round(round_, event.get("version"), rollout, manifest, event, seconds, checks)
-
-    def _end_round(
-        self,
-        round_: int,
-        version: int | None,
-        rollout: dict[str, Any],
-        manifest: dict[str, Any],
-        event: dict[str, Any],
-        seconds: dict[str, float],
-        checks: list[dict[str, Any]],
-    ) -> None:
-        """Records the round, from its manifest (or its substitute) and the trainer's event, if there was one.
+        """Trains a round whose rollouts have begun, and records it.
 
         Its `total` seconds are those since the record before, so that they add up to the run's time, overlapped or not.
         """
-        skipped = skip_reason(manifest, event)
-        checks = [*checks, skip_check(self._folder.records(), skipped).record()]
-        keys = ("rows", "rollouts", "groups", "calls_seen", "calls_kept", "dropped", "rewards")
+        self._screen.round(round_, self._settings.loop.rounds)
+        sampled = self._sampler.take(round_)
+        outcomes = {policy: self._outcome(round_, policy, sampled) for policy in self._stages.policies}
+        seconds: defaultdict[str, float] = defaultdict(float, sampled.seconds)
+        for outcome in outcomes.values():
+            for stage, spent in outcome.seconds.items():
+                seconds[stage] += spent
         recorded_at = time.monotonic()
-        record = {
-            "kind": "round",
-            "round": round_,
-            "policy_version": version,
-            "skipped": skipped,
-            "rollout": rollout,
-            "dataset": {key: manifest.get(key) for key in keys},
-            "train": event,
-            "seconds": {**seconds, "total": recorded_at - self._recorded_at},
-            "checks": checks,
-        }
+        seconds["total"] = recorded_at - self._recorded_at
+        record = round_record(round_, sampled.rollout, outcomes, sampled.checks, seconds)
         self._recorded_at = recorded_at
         self._folder.append(record)
         self._screen.record(record)
+
+    def _outcome(self, round_: int, policy: Policy, sampled: SampledRound) -> PolicyOutcome:
+        """Waits until the policy's dataset of the round is trained, if there is one."""
+        nothing, seconds = dict(sampled.nothing), {}
+        if self._stages.take_turns and policy != self._stages.policies[0]:
+            began = time.monotonic()
+            nothing |= self._stages.dataset(round_, are_stored=sampled.are_stored, policies=[policy])
+            seconds["dataset"] = time.monotonic() - began
+        if policy in nothing:
+            skipped = skip_reason(nothing[policy], {})
+            checks = [skip_check(self._records(policy), skipped).record()]
+            return PolicyOutcome(self._stages.version(policy), nothing[policy], {}, skipped, checks, seconds)
+        dataset = dataset_dir(policy_dir(self._folder.datasets, policy), round_)
+        manifest = json.loads(manifest_path(dataset).read_bytes())
+        checks = [check.record() for check in [*dataset_checks(manifest), *self._reward_checks(round_, dataset)]]
+        self._screen.stage("training" if policy is None else f"training {policy}")
+        began = time.monotonic()
+        event = self._stages.trained(round_, policy)
+        seconds["train"] = time.monotonic() - began
+        self._screen.stage("")
+        skipped = skip_reason(manifest, event)
+        found = [*training_checks(event), skip_check(self._records(policy), skipped)]
+        checks += [check.record() for check in found]
+        return PolicyOutcome(event.get("version"), manifest, event, skipped, checks, seconds)
+
+    def _records(self, policy: Policy) -> list[dict[str, Any]]:
+        """The records of rounds as the policy sees them."""
+        return [record_of(record, policy) for record in self._folder.records() if record["kind"] == "round"]
 
     def _reward_checks(self, round_: int, dataset: Path) -> list[Check]:
         rewards = read_rewards(self._sampler.ledgers(round_), dataset)

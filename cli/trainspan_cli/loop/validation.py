@@ -2,6 +2,7 @@
 
 from typing import Any, Literal
 
+from trainspan_cli.clients.policy_server import served
 from trainspan_cli.loop.checks.pass_at import pass_at
 from trainspan_cli.loop.checks.stopping import best_validation
 from trainspan_cli.loop.processes.screen import Screen
@@ -10,6 +11,7 @@ from trainspan_cli.loop.processes.stages import Stages
 from trainspan_cli.loop.state.run_folder import RunFolder
 from trainspan_cli.loop.state.task_pool import LoopTasks, TaskPool
 from trainspan_schemas.config.settings import Settings
+from trainspan_schemas.home import policy_dir
 from trainspan_schemas.intervals import RewardEstimate
 
 __all__ = ["Validations"]
@@ -55,12 +57,12 @@ class Validations:
             tasks = self._folder.draw_tasks(f"{name}-{round_:04d}-{drawn}", pool, count, f"{loop.seed}-{name}-{count}")
             collected = self._stages.collect(tasks, round_, "val", loop.eval_n)
             self._screen.collecting("", round_)
-            served = self._services.policy.policy()
+            state = self._services.policy.policy()
             record = {
                 "kind": "eval",
                 "name": name,
                 "round": round_,
-                "policy_version": served["version"],
+                **self._versions(state),
                 "tasks": drawn,
                 **self._measured(round_),
                 "status": collected.result["status"],
@@ -71,12 +73,25 @@ class Validations:
             self._folder.append(record)
             self._screen.record(record)
             *_, last = records = self._folder.records()
-            if (
-                best_validation(records) is last
-                and loop.keep_best
-                and (self._folder.checkpoints / served["checkpoint"]).is_dir()
-            ):
-                self._folder.keep_best(served["checkpoint"], record)
+            if best_validation(records) is last and loop.keep_best:
+                self._keep_best(state, record)
+
+    def _versions(self, state: dict[str, Any]) -> dict[str, Any]:
+        """The versions in service."""
+        found = {policy: {"policy_version": served(state, policy)["version"]} for policy in self._stages.policies}
+        alone = found.get(None)
+        return alone or {"policy_version": None, "policies": found}
+
+    def _keep_best(self, state: dict[str, Any], record: dict[str, Any]) -> None:
+        """Keeps the checkpoints in service, of which a policy that was never trained has none."""
+        names = {policy: served(state, policy)["checkpoint"] for policy in self._stages.policies}
+        kept = {
+            policy: name
+            for policy, name in names.items()
+            if (policy_dir(self._folder.checkpoints, policy) / name).is_dir()
+        }
+        if kept:
+            self._folder.keep_best(kept, record)
 
     def _measured(self, round_: int) -> dict[str, Any]:
         """The estimate of the last validation, and pass@k if each task was rolled out several times.

@@ -130,7 +130,7 @@ def _calls(account: "RolloutAccount") -> Table:
         table.add_row(
             str(call.index),
             _plain(_cut(call.agent or "–")),
-            "–" if call.policy_version is None else str(call.policy_version),
+            _plain(_version(call)),
             str(len(call.prompt_ids)),
             str(len(call.prompt_ids) - call.prefix_len),
             str(len(call.completion_ids)),
@@ -142,6 +142,12 @@ def _calls(account: "RolloutAccount") -> Table:
             _plain(call.reason, "red") if call.reason else Text("yes"),
         )
     return table
+
+
+def _version(call: "CallAccount") -> str:
+    """The version, after the policy's name if it has one of its own."""
+    version = "–" if call.policy_version is None else str(call.policy_version)
+    return version if call.policy_name in (None, "policy") else f"{_cut(call.policy_name)} {version}"
 
 
 def _cut(name: str, most: int = 18) -> str:

@@ -54,7 +54,8 @@ TEXTS: Final = ("seq", "trace_id", "span_id", "name", "service_name", "scope_nam
 
 NEWEST: Final = {
     **dict.fromkeys(("seq", "trace_id", "rollout_id", "attempt", "run_id", "round", "split"), ""),
-    **dict.fromkeys(("task_id", "agent", "name", "service_name", "status_message", "finish_reason"), "left({}, 300)"),
+    **dict.fromkeys(("task_id", "agent", "policy_name", "name", "service_name"), "left({}, 300)"),
+    **dict.fromkeys(("status_message", "finish_reason"), "left({}, 300)"),
     **dict.fromkeys(("is_call", "call_index", "policy_version", "delivered", "call_facts", "status_code"), ""),
     **dict.fromkeys(("start_ns", "end_ns", "rollout_status", "rollout_calls"), ""),
     "n_tokens": "coalesce(len(prompt_ids), 0) + coalesce(len(completion_ids), 0)",

@@ -83,8 +83,8 @@ def limits(settings: DatasetSettings, newest: int | None) -> CallLimits:
 
 
 def newest_version(calls: pl.DataFrame) -> int | None:
-    """The highest policy version among `calls`."""
-    newest = calls["policy_version"].max()
+    """The highest version among `calls` of the selected policies."""
+    newest = calls.filter(~pl.col("other_policy"))["policy_version"].max()
     return newest if isinstance(newest, int) else None
 
 

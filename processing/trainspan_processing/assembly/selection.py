@@ -27,12 +27,15 @@ def load_filter(name: str) -> Callable[..., Any]:
 
 
 def select(source: Source, traces: TraceIndex, settings: DatasetSettings) -> TraceIndex:
-    """The index with `selected` on calls and rollouts, `split` per the settings, and the rewards that they admit.
+    """The index with `selected` on calls and rollouts, `other_policy` on calls, `split` per the settings, and the rewards that they admit.
 
     Raises UsageError for malformed settings, DatasetError if the filter raises.
     """
     rollouts = _with_split(traces.rollouts, settings.split)
-    calls = traces.calls.with_columns(_is_named("agent", settings.agents) & _is_named("policy_name", settings.policies))
+    calls = traces.calls.with_columns(
+        _is_named("agent", settings.agents).alias("selected"),
+        ~_is_named("policy_name", settings.policies).alias("other_policy"),
+    )
     chosen = replace(traces, rollouts=rollouts, calls=calls)
     if UNTRUSTED_REWARD in admitted_reasons(settings.admit):
         chosen = replace(chosen, evaluations=with_admitted_rewards(traces.evaluations, rollouts))
@@ -41,9 +44,9 @@ def select(source: Source, traces: TraceIndex, settings: DatasetSettings) -> Tra
 
 def _is_named(column: str, names: str | None) -> pl.Expr:
     if names is None:
-        return pl.lit(True).alias("selected")
+        return pl.lit(True)
     wanted = [name.strip() for name in names.split(",")]
-    return pl.col(column).is_in(wanted).fill_null(False).alias("selected")
+    return pl.col(column).is_in(wanted).fill_null(False)
 
 
 def _with_split(rollouts: pl.DataFrame, split: str) -> pl.DataFrame:

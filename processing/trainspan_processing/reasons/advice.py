@@ -17,6 +17,8 @@ ADVICE: Final[dict[DropReason, str]] = {
     "cancelled": "the rollouts were cancelled: run them again",
     "infra_error": "the policy server or another service failed: run the rollouts again",
     "judge_error": "the judge or reward function raised an error: run it by hand on one of these rollouts",
+    "diverged": "branches did not repeat the calls of the rollout that they branch from: the agent depends on the clock, on "
+    "chance or on the outer world; `trainspan branch` shows the first token that differed",
     "no_reward": "call trainspan.reward(…) in the agent, or pass --judge to `trainspan rollout`, or --reward module:function here",
     "incomplete": "answers were cut off before a finish reason: see the policy server's log",
     "overlong": "calls reached their length limit, and [dataset] overlong masks them: raise the agent's max_tokens, or set overlong = keep",
@@ -46,8 +48,11 @@ ADVICE: Final[dict[DropReason, str]] = {
     "too_long": "calls are longer than --max-tokens: raise it, or shorten the agent's prompts",
     "unused_choice": "the agent continued with another answer to the same request: --choices all also trains on these",
     "internal": "only internal requests were found: run the agent",
+    "forced": "branches repeat these calls of other rollouts, which are trained there",
     "multimodal": "calls with images or audio cannot be trained",
-    "not_selected": "no selected agent or policy made these calls",
+    "not_selected": "no selected agent made these calls, or their model is not the policy",
+    "other_policy": "other policies answered these calls: check the names in [policies.NAME] agents against the agents that "
+    "`trainspan explain` shows",
     "validation": "rollouts of split val are never trained: run `trainspan rollout --split train`",
     "late_after_consumed": "these calls arrived after a dataset had used their rollouts: raise --wait-s",
     "zero_spread_group": "all rollouts of each task got the same reward: use harder or easier tasks, more rollouts per task "

@@ -31,8 +31,10 @@ EXPECTED: Final = frozenset(
     {
         *(
             "internal",
+            "forced",
             "no_rollout",
             "not_selected",
+            "other_policy",
             "validation",
             "late_after_consumed",
             "superseded_by_retry",

@@ -1,9 +1,9 @@
 """Why a call is not trained: exactly one reason per dropped call, the first of this order that applies.
 
-1. `internal` (not an agent's call), `no_boundary` (its agent could not determine its rollout), `no_rollout` (its caller named no
-   rollout, as in a request by hand), `not_selected` (not of the chosen agents and policies), `untrusted` (sent with an agent's
-   token instead of the policy server's), `unsigned` (its caller named a rollout without the signature of the runner that
-   began it)
+1. `internal` (not an agent's call), `forced` (a stored answer, repeated in a branch), `no_boundary` (its agent could not
+   determine its rollout), `no_rollout` (its caller named no rollout, as in a request by hand), `not_selected` (not of the chosen
+   agents), `other_policy` (not of the chosen policies), `untrusted` (sent with an agent's token instead of the policy server's),
+   `unsigned` (its caller named a rollout without the signature of the runner that began it)
 2. `not_selected`, `validation`, `superseded_by_retry`, `unfinished`, the rollout's status if it is not ok and has no reward,
    `judge_error`, `untrusted_reward` (its only rewards are untrusted), `no_reward`
 3. `redacted`, `ended_by_server`, `incomplete`, `overlong` (if such calls are masked), `not_delivered`,
@@ -88,7 +88,7 @@ def admitted_reasons(text: str | None) -> frozenset[str]:
 
 
 def call_reason(admitted: frozenset[str] = frozenset(), *, mask_overlong: bool = False) -> pl.Expr:
-    """Reason of a call (CALLS with `rollout_reason`, `rollout_is_signed` and `selected`), if it can be found without tokens."""
+    """Reason of a call (CALLS with `rollout_reason`, `rollout_is_signed`, `selected`, `other_policy`), if found without tokens."""
     temperature = pl.col("temperature")
     truncated = (
         (pl.col("top_p") < 1)
@@ -100,9 +100,11 @@ def call_reason(admitted: frozenset[str] = frozenset(), *, mask_overlong: bool =
     )
     whose: list[_Rule] = [
         ("internal", pl.col("internal")),
+        ("forced", pl.col("forced")),
         ("no_boundary", pl.col("no_boundary")),
         ("no_rollout", pl.col("rollout_id").is_null()),
         ("not_selected", ~pl.col("selected")),
+        ("other_policy", pl.col("other_policy")),
         ("untrusted", pl.col("untrusted")),
         ("unsigned", pl.col("rollout_is_signed") & ~pl.col("is_signed")),
     ]

@@ -36,6 +36,7 @@ _NUMBERS: Final = {
 _BOOLEANS: Final = {
     "constrained": keys.SAMPLING_CONSTRAINED,
     "internal": keys.CALL_INTERNAL,
+    "forced": keys.CALL_FORCED,
     "multimodal": keys.CALL_MULTIMODAL,
     "no_boundary": keys.NO_BOUNDARY,
     "is_signed": keys.CALL_SIGNED,

@@ -28,6 +28,7 @@ __all__ = ["Clock", "TraceIndex", "index_chunks", "index_traces"]
 _Taken = TypeVar("_Taken")
 
 _ALL_SELECTED: Final = pl.lit(True).alias("selected")
+_OF_ANY_POLICY: Final = pl.lit(False).alias("other_policy")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,8 @@ class TraceIndex:
     """Everything known without the tokens."""
 
     calls: pl.DataFrame
-    """CALLS, ordered, with `position`, `turn`, `next_index`, `agent` resolved, and `selected` (all, before assembly/selection.py)."""
+    """CALLS, ordered, with `position`, `turn`, `next_index`, `agent` resolved, and `selected` and `other_policy` (all and
+    none, before assembly/selection.py)."""
     spans: pl.DataFrame
     """SPANS."""
     evaluations: pl.DataFrame
@@ -257,7 +259,7 @@ def _with_agents(
             pl.coalesce("agent", "ancestor_agent", pl.format("prompt:{}", "system_hash"), "service_name").alias("agent")
         )
         .drop("ancestor_agent", "system_hash", "service_name")
-        .with_columns(_ALL_SELECTED)
+        .with_columns(_ALL_SELECTED, _OF_ANY_POLICY)
         .with_columns(
             (first_choice.cast(pl.Int32).cum_sum().over(of_agent) - 1).clip(0).alias("turn"),
             pl.col("call_index").shift(-1).over(of_agent).alias("next_index"),

@@ -1,16 +1,23 @@
 """The files of a run of the loop, `$TRAINSPAN_HOME/runs/<run>/`, as readers see them; the loop writes them (run_folder.py).
 
 `run.json` has the settings and the status, `rounds.jsonl` a line per round and evaluation, `checkpoints/metrics.jsonl` the
-trainer's line per round, `dataset/` the datasets. JSON files are replaced atomically, lines are appended whole.
+trainer's line per round, `dataset/` the datasets; with several policies each has its own folder in `checkpoints/` and in
+`dataset/`. JSON files are replaced atomically, lines are appended whole.
+
+A record has the figures of a single policy itself. With several it has those of each in `policies` (name → figures), and its
+checks of a policy begin with the policy's name; see `record_of`.
 """
 
 import fcntl
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["RunFiles", "json_lines"]
+from trainspan_schemas.home import policy_dir
+
+__all__ = ["RunFiles", "check_name", "json_lines", "record_of", "versions"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +61,46 @@ class RunFiles:
         """All complete records of `rounds.jsonl`; a line cut off by a kill is skipped."""
         return json_lines(self.path / "rounds.jsonl")
 
-    def metrics(self) -> dict[int, dict[str, Any]]:
-        """The trainer's lines of `metrics.jsonl` by round; the later one for a round that was tried twice."""
-        return {line["round"]: line for line in json_lines(self.checkpoints / "metrics.jsonl")}
+    def policies(self) -> tuple[str | None, ...]:
+        """The policies that the run trains."""
+        return tuple(self.read("run.json").get("settings", {}).get("policies") or {}) or (None,)
+
+    def metrics_file(self, policy: str | None = None) -> Path:
+        return policy_dir(self.checkpoints, policy) / "metrics.jsonl"
+
+    def metrics(self, policy: str | None = None) -> dict[int, dict[str, Any]]:
+        """The lines of a policy's trainer by round; the later one for a round that was tried twice."""
+        return {line["round"]: line for line in json_lines(self.metrics_file(policy))}
+
+
+def check_name(policy: str | None, name: str) -> str:
+    """The name of a check in a record."""
+    return name if policy is None else f"{policy}: {name}"
+
+
+def record_of(record: Mapping[str, Any], policy: str | None) -> dict[str, Any]:
+    """The record as if its only policy were this one: with its figures and its checks."""
+    if policy is None:
+        return dict(record)
+    prefix = check_name(policy, "")
+    checks = [
+        {**check, "name": check["name"].removeprefix(prefix)}
+        for check in record["checks"]
+        if check["name"].startswith(prefix)
+    ]
+    return {**record, **record["policies"].get(policy, {}), "checks": checks}
+
+
+def versions(record: Mapping[str, Any]) -> str:
+    """The versions after a record as text, such as `3`, or `writer 3, rewriter skipped`; `–` if unknown."""
+    named = record.get("policies") or {}
+    parts = [f"{name} {_version(own)}" for name, own in named.items()]
+    return ", ".join(parts) if named else _version(record)
+
+
+def _version(record: Mapping[str, Any]) -> str:
+    version = "skipped" if record.get("skipped") else record["policy_version"]
+    return "–" if version is None else str(version)
 
 
 def json_lines(path: Path) -> list[dict[str, Any]]:

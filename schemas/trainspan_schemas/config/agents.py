@@ -36,6 +36,12 @@ class ServingSettings:
     """Context length in tokens; default: the model's own."""
     max_lora_rank: int | None = None
     """Serve LoRA adapters up to this rank; default: the rank of `[train]` or of the served adapter, else no adapters."""
+    merge_adapters: bool | None = None
+    """Add a LoRA adapter to the full weights at each swap instead of computing it next to them; default: on a CPU with one
+    policy in float32, where it is faster.
+
+    Adapters of any rank are then served, and a swap holds requests while it loads. Not for quantized weights, and not for
+    bfloat16, where rounding loses most of a small update."""
     signing_key_file: str | None = None
     """The runner's key, which proves that an identity or URL is the runner's; default: `$TRAINSPAN_HOME/signing-key`."""
     require_signature: bool = False
@@ -44,6 +50,8 @@ class ServingSettings:
     """Let a trainer on the same GPU put the server to sleep and use its memory in the meantime."""
     spool_max_bytes: int = 1024 * 1024 * 1024
     """Maximum size on disk of the call spans that wait for the collector; beyond it the newest are dropped."""
+    max_prefix_bytes: int = 256 * 1024 * 1024
+    """Maximum memory for the stored calls that branches of rollouts repeat ([branches](credit-assignment.md#branches))."""
     train_sampling: bool = False
     """Sample training rollouts at temperature 1 without truncation, whatever the client asks for.
 

@@ -55,6 +55,10 @@ class LoopSettings:
     """Task file of a hard probe, rolled out before and after and reported under its own name; default: none.
 
     It is never trained on."""
+    policies_in_turn: bool = False
+    """Train the policies of `[policies.NAME]` one after the other instead of at the same time; always with `[serving] sleep`.
+
+    It takes less memory at a time."""
     server_devices: str | None = None
     """GPUs of the policy server, such as `0` or `0,1`; default: the first.
 

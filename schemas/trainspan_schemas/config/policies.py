@@ -14,8 +14,30 @@ class PolicySettings:
 
     agents: str | None = None
     """Comma-separated names of the agents whose calls this policy answers; default: NAME."""
+    credit: str | None = None
+    """How a rollout's rewards are assigned to its calls; default: that of `[dataset]`."""
+    baseline: str | None = None
+    """Advantage baseline; default: that of `[dataset]`."""
+    gamma: float | None = None
+    """Discount per call; default: that of `[dataset]`."""
+    group_over: str | None = None
+    """What a call is compared with; default: that of `[dataset]`."""
+    reward: str | None = None
+    """Function that rewards each stored rollout; default: that of `[dataset]`."""
+    reward_name: str | None = None
+    """Evaluation that is the reward; default: that of `[dataset]`."""
+    air: str | None = None
+    """Rewards of single calls from signals of the trace; default: that of `[dataset]`."""
+    learning_rate: float | None = None
+    """Learning rate of AdamW; default: that of `[train]`."""
+    steps_per_round: int | None = None
+    """Optimizer steps per round; default: that of `[train]`."""
+    kl_coef: float | None = None
+    """Coefficient of the KL divergence to the base model in the loss; default: that of `[train]`."""
     lora_rank: int | None = None
-    """Greatest rank of its adapters; default: that of `[train]`."""
+    """Rank of its adapter; default: that of `[train]`."""
+    lora_alpha: float | None = None
+    """The adapter's output is scaled by alpha / rank; default: that of `[train]`."""
 
 
 def agents_of_policies(policies: Mapping[str, PolicySettings]) -> dict[str, tuple[str, ...]]:

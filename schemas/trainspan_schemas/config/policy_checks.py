@@ -8,7 +8,9 @@ from trainspan_schemas.errors import ConfigError
 
 __all__ = ["check_policies", "trained_lora_rank"]
 
-_NAME = re.compile(r"[a-z0-9_-]{1,64}")
+_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
+_TAKEN = re.compile(r"(?:policy|round)-[0-9]+|best|latest|optimizer|tensorboard|tokens|trackio|wandb")
+"""Names that lie beside those of policies in a folder of checkpoints or datasets."""
 
 
 def check_policies(settings: Settings) -> None:
@@ -17,14 +19,21 @@ def check_policies(settings: Settings) -> None:
     for name in policies:
         if not _NAME.fullmatch(name):
             raise ConfigError(
-                f"[policies.{name[:80]}]: a policy's name has 1 to 64 of the characters a-z, 0-9, _ and -"
+                f"[policies.{name[:80]}]: a policy's name has 1 to 64 of the characters a-z, 0-9, _ and -, and begins with a "
+                "letter or a digit"
             )
+        if _TAKEN.fullmatch(name):
+            raise ConfigError(f"[policies.{name}] has the name of a folder of checkpoints or datasets: rename it")
     if settings.serving.served_name in policies:
         raise ConfigError(
             f"[policies.{settings.serving.served_name}] has the name that clients use for the base model: rename it, or "
             "set [serving] served_name"
         )
     agents_of_policies(policies)
+    if policies and settings.serving.merge_adapters:
+        raise ConfigError(
+            "[policies] and [serving] merge_adapters exclude each other: the policies share one base model"
+        )
     if policies and settings.train.adapter != "lora":
         raise ConfigError('[policies] needs [train] adapter = "lora": each policy is an adapter on one base model')
 

@@ -185,6 +185,10 @@ class TrainSettings:
     """Memory that the trainer may use on its device; default: the memory that is free at its start.
 
     The memory estimate is compared with it before anything is loaded."""
+    memory_share: float = 1.0
+    """Share of that free memory, for trainers that start on the same device at the same time.
+
+    The loop divides the memory among the trainers of several policies."""
     micro_batch_tokens: int | None = None
     """Maximum number of tokens in one forward pass, padding included; default: 16384, or as many as fit into memory.
 

@@ -25,6 +25,11 @@ ROLLOUT_OWN_REWARD: Final = (
     "trainspan.rollout.own_reward"  # true: the runner has no judge, the agent's own rewards count
 )
 GROUP_SIZE: Final = "trainspan.group.size"  # int: the runner's rollouts of this task in this round
+BRANCH_OF: Final = "trainspan.branch.of"  # id of the rollout that this one branches from
+BRANCH_ATTEMPT: Final = "trainspan.branch.attempt"  # int: its attempt
+BRANCH_CALL: Final = (
+    "trainspan.branch.call"  # int: position of the call that is sampled anew; those before are repeated
+)
 ROLLOUT_SPAN_NAME: Final = "trainspan.rollout"
 
 # A call, emitted by the policy server as span `chat {model}` of kind SERVER.
@@ -45,6 +50,7 @@ CALL_INDEX: Final = "trainspan.call.index"  # int, counter per rollout and serve
 CALL_SIGNED: Final = "trainspan.call.signed"  # bool: the identity or URL that the caller used was the runner's
 CALL_SERVER: Final = "trainspan.call.server"  # 32 hex digits: the server that counted the index
 CALL_DELIVERED: Final = "trainspan.call.delivered"  # bool: the client received the whole answer
+CALL_FORCED: Final = "trainspan.call.forced"  # bool: answered with stored tokens, as the branch of another rollout
 CALL_INTERNAL: Final = "trainspan.call.internal"  # bool: canary and other requests by trainspan itself
 CALL_RECORDED_BY: Final = "trainspan.call.recorded_by"  # "client": by the agent's side, from another server
 CALL_LACKS: Final = "trainspan.call.lacks"  # str[] of "token_ids", "logprobs": missing in that server's answer
@@ -105,5 +111,6 @@ OPERATION_EXECUTE_TOOL: Final = "execute_tool"
 
 # HTTP between agent and policy server.
 HEADER_POLICY_VERSION: Final = "x-trainspan-policy-version"
+HEADER_POLICY: Final = "x-trainspan-policy"
 ROLLOUT_PATH_PREFIX: Final = "/rollout/"  # /rollout/{traceparent}/v1/…
 API_KEY_PREFIX: Final = "trainspan-"  # trainspan-{traceparent}[-{secret}]

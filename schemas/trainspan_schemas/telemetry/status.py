@@ -4,7 +4,7 @@ from typing import Final, Literal, get_args
 
 __all__ = ["DROP_REASONS", "ROLLOUT_STATUSES", "DropReason", "RolloutStatus", "without_detail"]
 
-RolloutStatus = Literal["ok", "agent_error", "timeout", "cancelled", "infra_error", "judge_error"]
+RolloutStatus = Literal["ok", "agent_error", "timeout", "cancelled", "infra_error", "judge_error", "diverged"]
 ROLLOUT_STATUSES: Final[tuple[str, ...]] = get_args(RolloutStatus)
 
 DropReason = Literal[
@@ -15,6 +15,7 @@ DropReason = Literal[
     "cancelled",
     "infra_error",
     "judge_error",
+    "diverged",
     "no_reward",
     "incomplete",
     "overlong",
@@ -37,8 +38,10 @@ DropReason = Literal[
     "too_long",
     "unused_choice",
     "internal",
+    "forced",
     "multimodal",
     "not_selected",
+    "other_policy",
     "validation",
     "late_after_consumed",
     "zero_spread_group",

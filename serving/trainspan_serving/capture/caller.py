@@ -49,6 +49,15 @@ class Caller:
         """The key that calls are counted under: the attempt of a rollout, otherwise the trace."""
         if self.identity:
             return f"{self.identity.rollout_id}/{self.identity.attempt}"
+        return self.trace_id
+
+    @property
+    def attempt(self) -> tuple[str, int] | None:
+        """Rollout id and attempt, if the caller has an identity."""
+        return (self.identity.rollout_id, self.identity.attempt) if self.identity else None
+
+    @property
+    def trace_id(self) -> str | None:
         return self.parent.trace_id if self.parent else None
 
 

@@ -10,6 +10,7 @@ import contextvars
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from http import HTTPStatus
 from typing import Any
 
 from trainspan_schemas.telemetry import keys
@@ -19,6 +20,9 @@ from trainspan_serving.capture.constraints import EngineConstraints
 from trainspan_serving.capture.generation import Generation, override_sampling, with_logprobs
 from trainspan_serving.checkpoints.served_policy import ServedPolicy
 from trainspan_serving.export.call_span import CallSpan
+from trainspan_serving.forcing.branch import Branch
+from trainspan_serving.forcing.divergence import DivergedError
+from trainspan_serving.forcing.replay import Replayer
 
 __all__ = ["EngineTap", "Exchange"]
 
@@ -32,8 +36,18 @@ class Exchange:
     The exchange is settled, and its spans are emitted, once the HTTP side and every generation have ended.
     """
 
-    def __init__(self, caller: Caller, endpoint: str, policy: ServedPolicy, *, internal: bool = False) -> None:
+    def __init__(
+        self,
+        caller: Caller,
+        endpoint: str,
+        policy: ServedPolicy,
+        *,
+        internal: bool = False,
+        branch: Branch | None = None,
+    ) -> None:
         self.caller, self.endpoint, self.policy, self.internal = caller, endpoint, policy, internal
+        self.branch = branch
+        """The stored calls that answer it first, if the caller's rollout is a branch of another one."""
         self.start_ns = time.time_ns()
         self.trace_id = caller.parent.trace_id if caller.parent else secrets.token_hex(16)
         self.call_index: int | None = None
@@ -43,6 +57,8 @@ class Exchange:
         self.generations: list[Generation] = []
         self.ended_because: str | None = None
         """Why the server stops its generations; the client gets this text."""
+        self.ended_status = 503
+        """The status that goes with it: 503, or 422 if the rollout's branch has diverged."""
         self.is_cut = False
         """Whether a generation was stopped or rejected for that reason."""
         self._running = 0
@@ -100,6 +116,9 @@ class EngineTap:
         self.cut_requests = 0
         """Client requests that `end_all` stopped."""
         self._canary_requests = 0
+        self.forced_requests = 0
+        """Generations that were answered with stored tokens."""
+        self._replayer = Replayer(engine)
         self._constraints = EngineConstraints(engine, self._generate)
         self._under_way: dict[int, Generation] = {}
         """`id()` of the parameters given to the engine → generation."""
@@ -165,8 +184,34 @@ class EngineTap:
             prompt, sampling_params, request_id, exchange.choices, exchange.policy, adapter, options
         )
         exchange.choices += sampling_params.n
-        outputs = self._generate(prompt, sampling_params, request_id, **options)
-        return self._observe(exchange, generation, sampling_params, self._settled(sampling_params, outputs))
+        outputs = self._stored(exchange, generation, prompt, sampling_params, request_id, options)
+        if outputs is None:
+            made = self._generate(prompt, sampling_params, request_id, **options)
+            outputs = self._settled(sampling_params, made)
+        return self._observe(exchange, generation, sampling_params, outputs)
+
+    def _stored(
+        self,
+        exchange: Exchange,
+        generation: Generation,
+        prompt: Any,
+        params: Any,
+        request_id: str,
+        options: Mapping[str, Any],
+    ) -> AsyncGenerator[Any, None] | None:
+        """Returns the outputs of a stored call, None if the engine is to be asked. Raises vLLM's error for a 422."""
+        if exchange.branch is None:
+            return None
+        ids = prompt.get("prompt_token_ids") if prompt.get("type") == "token" else None
+        try:
+            generation.forced = exchange.branch.take(ids, params)
+        except DivergedError as error:
+            exchange.ended_because, exchange.ended_status, exchange.is_cut = str(error), 422, True
+            raise _unprocessable(str(error)) from None
+        if generation.forced is None:
+            return None
+        self.forced_requests += 1
+        return self._replayer.outputs(generation.forced, prompt, params, request_id, options.get("lora_request"))
 
     async def _settled(self, params: Any, outputs: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
         """Yields the outputs of a generation; one with a grammar starts once the engine's grammar library is known."""
@@ -220,7 +265,7 @@ class EngineTap:
             for choice, attributes in generation.choices(exchange.endpoint, self._constraints):
                 attributes.update(self._attributes_of(exchange))
                 attributes[keys.CALL_DELIVERED] = exchange.delivered and choice.finished and not exchange.is_cut
-                if exchange.is_cut and not choice.finished:
+                if exchange.is_cut and not choice.finished and exchange.ended_status == 503:
                     attributes[keys.GEN_AI_FINISH_REASONS] = [keys.ENDED_BY_SERVER]
                 if generation.adapter is None:
                     attributes[keys.POLICY_NAME] = exchange.policy.name
@@ -263,3 +308,10 @@ class EngineTap:
         if exchange.internal:
             attributes[keys.CALL_INTERNAL] = True
         return attributes
+
+
+def _unprocessable(why: str) -> Exception:
+    """Returns the error that vLLM answers with 422, which clients do not send again."""
+    from vllm.exceptions import GracefulHTTPError
+
+    return GracefulHTTPError(why, HTTPStatus.UNPROCESSABLE_ENTITY)

@@ -14,6 +14,7 @@ from trainspan_schemas.telemetry.constraints import Constraint
 from trainspan_schemas.telemetry.tokens import encode_ids, encode_logprobs
 from trainspan_serving.capture.constraints import EngineConstraints, is_constrained, kind_of
 from trainspan_serving.checkpoints.served_policy import ServedPolicy
+from trainspan_serving.forcing.branch import ForcedAnswer
 
 __all__ = ["Generation", "SampledChoice", "override_sampling", "with_logprobs"]
 
@@ -56,6 +57,8 @@ class Generation:
         self._options = options
         self.final: Any = None
         """The parameters as they entered the engine; None until then."""
+        self.forced: ForcedAnswer | None = None
+        """The stored choices that answer it instead of the engine."""
         self._request_id = request_id
         self._first_choice = first_choice
         self._prompt_ids: list[int] = prompt.get("prompt_token_ids") or []
@@ -102,6 +105,8 @@ class Generation:
             shared[keys.GEN_AI_SEED] = int(params.seed)
         if params.max_tokens is not None:
             shared[keys.GEN_AI_MAX_TOKENS] = int(params.max_tokens)
+        if self.forced is not None:
+            shared[keys.CALL_FORCED] = True
         if self._multimodal:
             shared[keys.CALL_MULTIMODAL] = True
         if self.adapter is not None:
@@ -154,6 +159,8 @@ class Generation:
     def _version_attributes(self, choice: SampledChoice) -> dict[str, Any]:
         """Uses the engine's own labels if it reported any; they name the full weights, whichever adapter is active."""
         version = self._policy.version
+        if self.forced is not None:
+            return {} if self.forced.version is None else {keys.POLICY_VERSION: self.forced.version}
         if self._policy.adapter and self.adapter is None:
             return {keys.POLICY_VERSION: version}
         spans = [(int(label) if label.isdigit() else version, start, end) for label, start, end in choice.versions]

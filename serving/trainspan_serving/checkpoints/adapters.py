@@ -103,7 +103,7 @@ def check_adapter_fits(
     name = adapter.folder.name
     if max_rank is None:
         raise CheckpointError(
-            f"{name} is a LoRA adapter: start the server with --max-lora-rank {adapter.rank} to serve it"
+            f"{name} is a LoRA adapter: start the server with --max-lora-rank {adapter.rank} or --merge-adapters to serve it"
         )
     if adapter.rank > max_rank:
         raise CheckpointError(

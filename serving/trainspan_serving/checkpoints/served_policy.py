@@ -1,4 +1,4 @@
-"""A policy in service: a version, the full weights in the engine, and the LoRA adapter on them, if any."""
+"""A policy in service: a version, the full weights in the engine, and the LoRA adapter on or in them, if any."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,14 +26,21 @@ class ServedPolicy:
     weights: Path
     """Folder of the full weights."""
     adapter: Adapter | None = None
+    merged: Path | None = None
+    """Folder of the adapter that the engine's full weights contain."""
     base: str | None = None
     """Digest of the model that training began with; None if the weights do not say."""
 
     @property
     def folder(self) -> Path:
         """The checkpoint: the adapter's folder, otherwise that of the full weights."""
-        return self.adapter.folder if self.adapter else self.weights
+        return self.adapter_folder or self.weights
+
+    @property
+    def adapter_folder(self) -> Path | None:
+        """The adapter's folder, whether it is merged or not."""
+        return self.adapter.folder if self.adapter else self.merged
 
     @property
     def kind(self) -> Literal["full", "lora"]:
-        return "lora" if self.adapter else "full"
+        return "lora" if self.adapter_folder else "full"

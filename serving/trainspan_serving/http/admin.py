@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from trainspan_schemas.errors import CheckpointError
 from trainspan_serving.checkpoints.candidates import CheckpointNotFoundError
 from trainspan_serving.export.exporter import Exporter
+from trainspan_serving.forcing.registry import BranchRegistry
 from trainspan_serving.http.asgi import Receive, Scope, Send, answer_json
 from trainspan_serving.http.body import BodyError, ClientGoneError, read_body
 from trainspan_serving.swap.policy_server import BusyError, CanaryFailedError, LoadFailedError, PolicyServer
@@ -30,7 +31,7 @@ class _Refusal(Exception):
         self.status, self.reason = status, reason
 
 
-def state_of(server: PolicyServer, exporter: Exporter) -> dict[str, Any]:
+def state_of(server: PolicyServer, exporter: Exporter, branches: BranchRegistry) -> dict[str, Any]:
     """Returns the body of `GET /trainspan/policy`."""
     policy = server.policy
     return {
@@ -42,6 +43,9 @@ def state_of(server: PolicyServer, exporter: Exporter) -> dict[str, Any]:
         "in_flight": server.gate.in_flight,
         "requests_ended": server.requests_ended,
         "internal_requests": server.internal_requests,
+        "forced_requests": server.forced_requests,
+        "branches": len(branches),
+        "branches_diverged": branches.diverged,
         "open": server.gate.is_open,
         "changing": server.is_changing,
         "asleep": server.asleep,
@@ -59,6 +63,7 @@ def _outline(row: PolicyRow) -> dict[str, Any]:
 async def handle_admin(
     server: PolicyServer,
     exporter: Exporter,
+    branches: BranchRegistry,
     scope: Scope,
     receive: Receive,
     send: Send,
@@ -68,7 +73,7 @@ async def handle_admin(
     `canary_failed` (409) is a verdict on the checkpoint; `busy` (503) and `load_failed` (500) are not.
     """
     try:
-        await answer_json(send, 200, await _answer(server, exporter, scope, receive))
+        await answer_json(send, 200, await _answer(server, exporter, branches, scope, receive))
     except ClientGoneError:
         return
     except (_Refusal, BodyError) as refusal:
@@ -91,12 +96,14 @@ async def _refuse(send: Send, status: int, error: str, reason: str, **further: o
     await answer_json(send, status, {"error": error, "reason": reason, **further})
 
 
-async def _answer(server: PolicyServer, exporter: Exporter, scope: Scope, receive: Receive) -> dict[str, Any]:
+async def _answer(
+    server: PolicyServer, exporter: Exporter, branches: BranchRegistry, scope: Scope, receive: Receive
+) -> dict[str, Any]:
     method, what = scope["method"], scope["path"].removeprefix(ADMIN_PREFIX)
     if what not in ("policy", "sleep", "wake"):
         raise _Refusal(404, f"nothing at {scope['path'][:80]}: use {ADMIN_PREFIX}policy, sleep or wake")
     if (method, what) == ("GET", "policy"):
-        return state_of(server, exporter)
+        return state_of(server, exporter, branches)
     if method != "POST":
         raise _Refusal(405, f"{method} is not allowed here: {'GET or POST' if what == 'policy' else 'POST'}")
     headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}

@@ -2,6 +2,7 @@
 
 import json
 from typing import Any
+from urllib.parse import quote
 
 from trainspan_schemas.telemetry import keys
 from trainspan_serving.capture.engine_tap import Exchange
@@ -18,7 +19,11 @@ class AnswerStream:
         receive: Receive,
         send: Send,
         exchange: Exchange,
+        *,
+        is_one_of_several: bool,
     ) -> None:
+        """`is_one_of_several`: whether the response names the policy, too, because the server has several."""
+        self._is_one_of_several = is_one_of_several
         self._receive, self._send, self._exchange = receive, send, exchange
         self._good = self._gone = self._is_stream = False
         self.delivered = False
@@ -50,7 +55,8 @@ class AnswerStream:
             return False
         if not self._is_ended:
             self._is_ended = True
-            text = _error_event(self._exchange.endpoint, str(self._exchange.ended_because))
+            exchange = self._exchange
+            text = _error_event(exchange.endpoint, str(exchange.ended_because), exchange.ended_status)
             await self._send({"type": "http.response.body", "body": text.encode()})
         return True
 
@@ -60,19 +66,27 @@ class AnswerStream:
         self._is_stream = any(
             name.lower() == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers
         )
-        headers.append((keys.HEADER_POLICY_VERSION.encode(), str(self._exchange.policy.version).encode()))
+        policy = self._exchange.policy
+        if self._is_one_of_several:
+            headers.append((keys.HEADER_POLICY.encode(), quote(policy.name).encode()))
+        headers.append((keys.HEADER_POLICY_VERSION.encode(), str(policy.version).encode()))
         if self._exchange.is_cut and message["status"] == 503:
             headers.append((b"retry-after", b"1"))
+        elif self._exchange.is_cut:
+            headers.append((b"x-should-retry", b"false"))  # read by the clients of OpenAI and Anthropic
         return {**message, "headers": headers}
 
 
-def _error_event(endpoint: str, why: str) -> str:
+def _error_event(endpoint: str, why: str, status: int) -> str:
     """Returns the last event of a stream, as OpenAI's and Anthropic's clients expect it."""
+    is_ours = status == 503
     if endpoint == "/v1/messages":
-        error: dict[str, Any] = {"type": "overloaded_error", "message": why}
+        error: dict[str, Any] = {"type": "overloaded_error" if is_ours else "invalid_request_error", "message": why}
         return f"event: error\ndata: {json.dumps({'type': 'error', 'error': error})}\n\n"
     if endpoint == "/v1/responses":
-        event = {"type": "error", "code": "server_error", "message": why, "param": None, "sequence_number": 0}
+        code = "server_error" if is_ours else "invalid_prompt"
+        event = {"type": "error", "code": code, "message": why, "param": None, "sequence_number": 0}
         return f"event: error\ndata: {json.dumps(event)}\n\n"
-    error = {"message": why, "type": "ServiceUnavailableError", "param": None, "code": 503}
+    type_ = "ServiceUnavailableError" if is_ours else "UnprocessableEntityError"
+    error = {"message": why, "type": type_, "param": None, "code": status}
     return f"data: {json.dumps({'error': error})}\n\ndata: [DONE]\n\n"

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from trainspan_serving.export.exporter import Counts
+from trainspan_serving.forcing.registry import BranchRegistry
 from trainspan_serving.swap.policy_server import PolicyServer
 
 __all__ = ["PolicyMetrics"]
@@ -12,8 +13,8 @@ __all__ = ["PolicyMetrics"]
 class PolicyMetrics:
     """A collector for prometheus_client, read at each scrape of `/metrics`."""
 
-    def __init__(self, server: PolicyServer, counts: Callable[[], Counts]) -> None:
-        self._server, self._counts = server, counts
+    def __init__(self, server: PolicyServer, counts: Callable[[], Counts], branches: BranchRegistry) -> None:
+        self._server, self._counts, self._branches = server, counts, branches
 
     def register(self) -> None:
         """Adds these metrics to the registry behind vLLM's endpoint."""
@@ -43,7 +44,12 @@ class PolicyMetrics:
         yield CounterMetricFamily("trainspan_requests_held_too_long", held, value=server.gate.refused)
         ended = "Requests ended because they outlasted the drain timeout of a swap or a sleep request."
         yield CounterMetricFamily("trainspan_requests_ended_by_server", ended, value=server.requests_ended)
+        forced = "Generations answered with stored tokens of another rollout."
+        yield CounterMetricFamily("trainspan_forced_requests", forced, value=server.forced_requests)
+        diverged = "Branches that stopped following the stored rollout."
+        yield CounterMetricFamily("trainspan_branches_diverged", diverged, value=self._branches.diverged)
         for name, value, text in (
+            ("branches", len(self._branches), "Registered branches of rollouts."),
             ("calls_spooled", counts.spooled + counts.recovered, "Calls that wait on disk for the collector."),
             ("requests_in_flight", server.gate.in_flight, "Requests in flight."),
             ("policy_open", int(server.gate.is_open), "1 if requests pass, 0 while they are held."),

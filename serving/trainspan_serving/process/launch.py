@@ -9,7 +9,7 @@ import re
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -107,8 +107,10 @@ def prepare(
     if policies and adapter:
         raise CheckpointError(f"{adapter.folder} is an adapter: name the base model of the policies")
     planned = plan_policies(policies or {}, checkpoints_dir(settings.checkpoints), version_)
-    plan = make_plan(settings, model, adapter.folder if adapter else None, version_, port, environ, store, planned)
     on_cpu = _is_cpu_build()
+    merges = _merges_adapters(settings, on_cpu, flags, planned)
+    settings = replace(settings, merge_adapters=merges)
+    plan = make_plan(settings, model, adapter.folder if adapter else None, version_, port, environ, store, planned)
     defaults = {**_PRIVATE, **(_CPU if on_cpu else {}), "VLLM_LOGGING_LEVEL": "WARNING"}
     if on_cpu:
         small = is_local and _weight_bytes(Path(model)) < _SMALL_MODEL_BYTES
@@ -119,8 +121,21 @@ def prepare(
         defaults["VLLM_ENFORCE_STRICT_TOOL_CALLING"] = "0"
     ranks = _check_bases(Path(model), planned) if is_local else []
     max_rank = settings.max_lora_rank or (adapter.rank if adapter else max(ranks, default=None))
-    our_flags = _flags(settings, port, on_cpu, max_rank, tuple(planned))
+    our_flags = _flags(settings, port, on_cpu, None if merges else max_rank, tuple(planned))
     return Launch(plan, settings.host, port, (*our_flags, *flags), {**defaults, **environ})
+
+
+def _merges_adapters(
+    settings: ServingSettings, on_cpu: bool, flags: Sequence[str], policies: Mapping[str, PolicyPlan]
+) -> bool:
+    """Whether adapters are merged into the full weights: as set, else if that is faster and exact."""
+    if settings.merge_adapters is not None:
+        return settings.merge_adapters
+    return on_cpu and _dtype(settings, on_cpu) == "float32" and not policies and "--enable-lora" not in flags
+
+
+def _dtype(settings: ServingSettings, on_cpu: bool) -> str:
+    return settings.dtype or ("float32" if on_cpu else "bfloat16")
 
 
 def _choose_model(settings: ServingSettings, policies: Iterable[str]) -> str:
@@ -183,10 +198,16 @@ def _is_cpu_build() -> bool:
 def _flags(
     settings: ServingSettings, port: int, on_cpu: bool, max_lora_rank: int | None, policies: Sequence[str]
 ) -> tuple[str, ...]:
-    dtype = settings.dtype or ("float32" if on_cpu else "bfloat16")
     flags = ["--host", settings.host, "--port", str(port), "--served-model-name"]
     flags += [settings.served_name, *policies]
-    flags += ["--dtype", dtype, "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]
+    flags += [
+        "--dtype",
+        _dtype(settings, on_cpu),
+        "--logprobs-mode",
+        "processed_logprobs",
+        "--generation-config",
+        "vllm",
+    ]
     flags += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--api-server-count", "1"]
     flags += ["--middleware", "trainspan_serving.middleware.PolicyMiddleware"]
     flags += ["--worker-extension-cls", "trainspan_serving.worker.PolicyWorker"]

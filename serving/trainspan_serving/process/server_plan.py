@@ -75,11 +75,14 @@ class ServerPlan:
     sleep: bool
     """Whether the server may be put to sleep."""
     spool_max_bytes: int
+    max_prefix_bytes: int
     body_timeout_s: float
     max_body_bytes: int
     swap_timeout_s: float
     drain_timeout_s: float
     canary_tolerance: float | None
+    merge_adapters: bool
+    """Whether a LoRA adapter is added to the full weights instead of being computed next to them."""
     policies: dict[str, PolicyPlan]
     """Policies that are served side by side, by name; empty: only one."""
 
@@ -146,11 +149,13 @@ def make_plan(
         require_signature=settings.require_signature,
         sleep=settings.sleep,
         spool_max_bytes=settings.spool_max_bytes,
+        max_prefix_bytes=settings.max_prefix_bytes,
         body_timeout_s=settings.body_timeout_s,
         max_body_bytes=settings.max_body_bytes,
         swap_timeout_s=settings.swap_timeout_s,
         drain_timeout_s=settings.drain_timeout_s,
         canary_tolerance=settings.canary_tolerance,
+        merge_adapters=bool(settings.merge_adapters),
         policies=dict(policies or {}),
     )
 

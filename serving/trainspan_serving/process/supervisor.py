@@ -12,6 +12,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from trainspan_schemas.errors import ProcessError
@@ -127,10 +128,26 @@ class Supervisor:
             self._crashes.popleft()
         if len(self._crashes) > _MAX_RESTARTS:
             raise ProcessError(f"vLLM crashed {len(self._crashes)} times within {_RESTART_WINDOW_S:g} s; giving up")
-        adapters = [policy.adapter for policy in self._good.policies.values()]
-        folders = [*adapters, self._good.adapter, self._good.model if self._good.model != self._first.model else None]
-        gone = [folder for folder in folders if folder and not Path(folder).is_dir()]
-        if gone and self._good != self._first:
-            _log.error("checkpoint gone folder=%s: restarting with %s", gone[0], self._first.model)
-            self._good = self._first
+        self._leave_gone_checkpoints()
         _log.error("server crashed code=%d: restarting version=%d", code, self._good.version)
+
+    def _leave_gone_checkpoints(self) -> None:
+        """Goes back to the first weights, or a policy's first adapter, if those in service are no longer on disk."""
+        first = self._first
+        folders = [self._good.adapter, self._good.model if self._good.model != first.model else None]
+        gone = [folder for folder in folders if _is_gone(folder)]
+        if gone and self._good != first:
+            _log.error("checkpoint gone folder=%s: restarting with %s", gone[0], first.model)
+            self._good = replace(first, policies=self._good.policies)
+        for name, policy in self._good.policies.items():
+            if not _is_gone(policy.adapter):
+                continue
+            adapter, version = first.policies[name].adapter, first.policies[name].version
+            if _is_gone(adapter):
+                adapter, version = None, first.version
+            _log.error("checkpoint gone policy=%s folder=%s: restarting with version=%d", name, policy.adapter, version)
+            self._good = self._good.serving(name, self._good.model, adapter, version)
+
+
+def _is_gone(folder: str | None) -> bool:
+    return folder is not None and not Path(folder).is_dir()

@@ -3,10 +3,12 @@
 import asyncio
 import itertools
 import logging
+import sys
 from pathlib import Path
 from typing import Any
 
 from trainspan_schemas.errors import one_line
+from trainspan_serving.checkpoints.adapters import SERVED_MODULES
 from trainspan_serving.checkpoints.candidates import EngineLimits
 from trainspan_serving.checkpoints.served_policy import Adapter, ServedPolicy
 
@@ -18,8 +20,10 @@ _log = logging.getLogger(__name__)
 class Engine:
     """Controls the engine client of one vLLM server."""
 
-    def __init__(self, client: Any) -> None:
+    def __init__(self, client: Any, *, merges_adapters: bool) -> None:
         self._client = client
+        self.merges_adapters = merges_adapters
+        """Whether a LoRA adapter is added to the full weights instead of being computed next to them."""
         self._adapter_ids = itertools.count(1)
         self.asleep = False
 
@@ -31,8 +35,8 @@ class Engine:
         return EngineLimits(
             vocab_size=int(model.get_vocab_size()),
             max_tokens=int(model.max_model_len),
-            max_lora_rank=int(lora.max_lora_rank) if lora else None,
-            lora_modules=tuple(modules) if modules else None,
+            max_lora_rank=sys.maxsize if self.merges_adapters else int(lora.max_lora_rank) if lora else None,
+            lora_modules=SERVED_MODULES if self.merges_adapters else tuple(modules) if modules else None,
         )
 
     @property
@@ -67,17 +71,19 @@ class Engine:
 
     async def load(self, policy: ServedPolicy) -> None:
         """Loads full weights into the paused engine and resumes it. Raises what vLLM raises."""
-        await self._client.collective_rpc("trainspan_reload", args=(str(policy.weights),))
+        adapter = str(policy.merged) if policy.merged else None
+        await self._client.collective_rpc("trainspan_reload", args=(str(policy.weights), adapter))
         await self._forget_prefixes()
         await self.label(policy.version)
         await self.resume()
 
-    async def compare(self, folder: Path, seed: int) -> dict[str, list[str]] | None:
-        """Returns which tensors of a folder the engine computes with (see `proof.compare`); None if that is unknown.
+    async def compare(self, policy: ServedPolicy) -> dict[str, list[str]] | None:
+        """Returns which tensors of the full weights the engine computes with (see `proof.compare`); None if unknown.
 
         It is unknown if the model is split over several workers, or without our worker extension.
         """
-        return await self._ask_worker("trainspan_compare", str(folder), seed)
+        adapter = str(policy.merged) if policy.merged else None
+        return await self._ask_worker("trainspan_compare", str(policy.weights), adapter, policy.version)
 
     async def compare_adapter(self, adapter: Adapter) -> dict[str, list[str]] | None:
         """Does the same for an adapter that has answered a request; see `proof.compare_adapter`."""

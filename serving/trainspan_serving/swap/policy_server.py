@@ -8,13 +8,14 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trainspan_schemas.artifacts.checkpoint import base_digest
 from trainspan_schemas.errors import CheckpointError, one_line
 from trainspan_serving.capture.engine_tap import EngineTap
 from trainspan_serving.checkpoints.candidates import CheckpointCandidate, find_candidate
+from trainspan_serving.checkpoints.merged import check_can_merge
 from trainspan_serving.checkpoints.served_policy import ServedPolicy
 from trainspan_serving.checkpoints.weights import Weights, read_weights
 from trainspan_serving.process.link import report
@@ -86,16 +87,20 @@ class PolicyServer:
         base = await asyncio.to_thread(base_digest, folder)
         await engine.label(plan.version)
         adapter = None
-        if plan.adapter:
+        merged = Path(plan.adapter) if plan.adapter and plan.merge_adapters else None
+        if plan.adapter and not merged:
             adapter = await engine.add_adapter(Path(plan.adapter), plan.version, plan.served_name)
         named = {}
         for name, own in plan.policies.items():
             loaded = await engine.add_adapter(Path(own.adapter), own.version, name) if own.adapter else None
-            named[name] = ServedPolicy(name, own.version, folder, loaded, base)
+            named[name] = ServedPolicy(name, own.version, folder, loaded, base=base)
         agents = {agent: name for name, own in plan.policies.items() for agent in own.agents}
-        policies = PolicyTable(ServedPolicy(plan.served_name, plan.version, folder, adapter, base), named, agents)
-        server = cls(plan, engine, tap, policies, served)
-        await server._verifier.calibrate(folder, plan.version)
+        first = ServedPolicy(plan.served_name, plan.version, folder, adapter, merged, base)
+        server = cls(plan, engine, tap, PolicyTable(first, named, agents), served)
+        await server._verifier.calibrate(replace(first, merged=None))
+        if merged:
+            await asyncio.to_thread(check_can_merge, merged, served)
+            await engine.load(first)
         return server
 
     @property
@@ -133,6 +138,11 @@ class PolicyServer:
         """Requests to the engine that the server itself has made, which vLLM's metrics count too."""
         return self._tap.internal_requests
 
+    @property
+    def forced_requests(self) -> int:
+        """Generations that were answered with stored tokens, which vLLM's metrics do not count."""
+        return self._tap.forced_requests
+
     async def swap(self, checkpoint: str, version: int, policy: str | None = None) -> SwapResult:
         """Serves `checkpoint` (a name under `--checkpoints`, in the policy's folder) as `version` of `policy`.
 
@@ -153,7 +163,7 @@ class PolicyServer:
         self.swaps[canary.status] += 1
         self.swap_seconds += seconds["total"]
         served, took_s = row.policy, seconds["total"]
-        adapter = str(served.adapter.folder) if served.adapter else None
+        adapter = str(served.adapter_folder) if served.adapter_folder else None
         state = {"model": str(served.weights), "adapter": adapter, "version": version}
         report({"event": "policy", "policy": policy, **state})
         _log.info("policy=%s swapped version=%d canary=%s seconds=%.3f", served.name, version, canary.status, took_s)
@@ -200,7 +210,10 @@ class PolicyServer:
             raise CheckpointError(
                 f"{checkpoint} has full weights, but policy {policy!r} is an adapter on the base model"
             )
-        if candidate.weights and not self._engine.can_reload:
+        is_merged = candidate.weights is None and self._engine.merges_adapters
+        if is_merged:
+            check_can_merge(candidate.folder, self._served)
+        if (candidate.weights or is_merged) and not self._engine.can_reload:
             raise CheckpointError(
                 "this server cannot swap full weights: start vLLM with "
                 "--worker-extension-cls trainspan_serving.worker.PolicyWorker"
@@ -247,7 +260,7 @@ class PolicyServer:
                 self.gate.open()
 
     def _swap_of(self, candidate: CheckpointCandidate, earlier: ServedPolicy) -> WeightSwap | AdapterSwap:
-        if candidate.weights is None:
+        if candidate.weights is None and not self._engine.merges_adapters:
             return AdapterSwap(self._engine, candidate, earlier)
         drain = self._drain(f"version {candidate.version} of the weights is being loaded")
         return WeightSwap(self._engine, self._tap, drain, candidate, earlier)

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from trainspan_serving.checkpoints.adapters import CONFIG_FILE, TENSORS_FILE, split_name
-from trainspan_serving.checkpoints.weights import read_json, weight_files
+from trainspan_serving.checkpoints.merged import MergedWeights
+from trainspan_serving.checkpoints.weights import read_json
 
 __all__ = ["compare", "compare_adapter"]
 
@@ -24,24 +25,21 @@ _LOOKUPS = 1024
 """Rows compared in an embedding."""
 
 
-def compare(model: Any, folder: Path, seed: int) -> dict[str, list[str]]:
-    """Returns the names of the folder's tensors by verdict: `equal`, `differing` or `unknown`.
+def compare(model: Any, weights: MergedWeights, seed: int) -> dict[str, list[str]]:
+    """Returns the names of the weights' tensors by verdict: `equal`, `differing` or `unknown`.
 
     `unknown` tensors cannot be compared: they are quantized, or used by something other than a linear layer, a norm or
     an embedding. `seed` selects the columns. `model` is a vLLM model that is not split over several workers.
     """
     import torch
-    from safetensors import safe_open
 
     verdicts: dict[str, list[str]] = {"equal": [], "differing": [], "unknown": []}
     with torch.inference_mode():
-        for path in weight_files(folder):
-            with safe_open(path, framework="pt") as file:
-                for name in file.keys():  # noqa: SIM118  # not a mapping
-                    place = zlib.crc32(f"{seed} {name}".encode())
-                    found = [_equals(part, file.get_slice(name), place) for part in _find(model, name)]
-                    verdict = "differing" if False in found else "equal" if found and None not in found else "unknown"
-                    verdicts[verdict].append(name)
+        for name, saved in weights:
+            place = zlib.crc32(f"{seed} {name}".encode())
+            found = [_equals(part, saved, place) for part in _find(model, name)]
+            verdict = "differing" if False in found else "equal" if found and None not in found else "unknown"
+            verdicts[verdict].append(name)
     return verdicts
 
 

@@ -1,7 +1,6 @@
 """Verifies that the engine computes with a checkpoint: its log-probabilities, its prefix cache and its kernels."""
 
 import logging
-from pathlib import Path
 
 from trainspan_serving.capture.engine_tap import EngineTap
 from trainspan_serving.checkpoints.candidates import CheckpointCandidate
@@ -22,9 +21,9 @@ class Verifier:
         self._unreadable: frozenset[str] | None = None
         """Tensors that read differently from the file right after vLLM loaded it; None: nothing can be read."""
 
-    async def calibrate(self, folder: Path, version: int) -> None:
-        """Finds the tensors that cannot be compared, given that the engine computes with the weights in `folder`."""
-        if verdicts := await self._engine.compare(folder, version):
+    async def calibrate(self, policy: ServedPolicy) -> None:
+        """Finds the tensors that cannot be compared, given that the engine computes with the policy's full weights."""
+        if verdicts := await self._engine.compare(policy):
             self._unreadable = frozenset([*verdicts["differing"], *verdicts["unknown"]])
             _log.info("weights tensors=%d unreadable=%d", sum(map(len, verdicts.values())), len(self._unreadable))
 
@@ -35,17 +34,17 @@ class Verifier:
             return ABSENT
         cached = await read_through_cache(self._tap, candidate.canary, policy)
         scores = await score(self._tap, candidate.canary, policy)
-        loaded = await self._loaded(candidate, policy)
+        loaded = await self._loaded(policy)
         return judge(candidate.canary, scores, cached, loaded, tolerance=self._tolerance, dtype=self._engine.dtype)
 
-    async def _loaded(self, candidate: CheckpointCandidate, policy: ServedPolicy) -> Loaded | None:
-        """Returns which of the candidate's tensors the engine computes with; None if nothing can be read."""
+    async def _loaded(self, policy: ServedPolicy) -> Loaded | None:
+        """Returns which of the policy's tensors the engine computes with; None if nothing can be read."""
         if policy.adapter:
             verdicts, unreadable = await self._engine.compare_adapter(policy.adapter), frozenset[str]()
         elif self._unreadable is None:
             return None
         else:
-            verdicts, unreadable = await self._engine.compare(candidate.folder, candidate.version), self._unreadable
+            verdicts, unreadable = await self._engine.compare(policy), self._unreadable
         if verdicts is None:
             return None
         equal, differing = (set(verdicts[name]) - unreadable for name in ("equal", "differing"))

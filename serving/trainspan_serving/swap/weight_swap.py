@@ -1,4 +1,7 @@
-"""Replaces the full weights in the engine while nothing runs, so that no call is answered by two policies."""
+"""Replaces the full weights in the engine while nothing runs, so that no call is answered by two policies.
+
+An adapter that is merged replaces them too.
+"""
 
 from trainspan_serving.capture.engine_tap import EngineTap
 from trainspan_serving.checkpoints.candidates import CheckpointCandidate
@@ -33,9 +36,13 @@ class WeightSwap:
 
     async def load(self) -> ServedPolicy:
         """Loads the candidate. Raises what vLLM raises."""
-        policy = ServedPolicy(
-            self._earlier.name, self._candidate.version, self._candidate.folder, base=self._candidate.base
-        )
+        candidate, earlier = self._candidate, self._earlier
+        if candidate.weights is None:
+            policy = ServedPolicy(
+                earlier.name, candidate.version, earlier.weights, merged=candidate.folder, base=earlier.base
+            )
+        else:
+            policy = ServedPolicy(earlier.name, candidate.version, candidate.folder, base=candidate.base)
         await self._engine.load(policy)
         return policy
 

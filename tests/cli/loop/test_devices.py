@@ -42,7 +42,7 @@ def test_by_default_the_server_has_the_first_gpu_and_the_trainer_the_others(
     for name in ("nvidiactl", "nvidia-uvm", *(f"nvidia{index}" for index in range(gpus))):
         (tmp_path / name).touch()
     devices = Devices.of(LoopSettings(), environ, tmp_path)
-    assert (devices.server, devices.trainer, devices.launcher) == (server, trainer, launcher)
+    assert (devices.server, devices.trainer, devices.trainers[0].launcher) == (server, trainer, launcher)
     assert devices.shared == (gpus == 1)
 
 
@@ -80,7 +80,7 @@ def test_devices_that_cannot_be_meant_are_refused(settings: dict[str, Any], reas
 
 def test_the_launch_command_is_run_by_this_python() -> None:
     def launcher(**settings: Any) -> tuple[str, ...]:
-        return Devices.of(LoopSettings(**settings), {"CUDA_VISIBLE_DEVICES": ""}).launcher
+        return Devices.of(LoopSettings(**settings), {"CUDA_VISIBLE_DEVICES": ""}).trainers[0].launcher
 
     accelerate = (sys.executable, "-m", "accelerate.commands.launch", "--config_file", "my fsdp.yaml")
     assert launcher(trainer_launch='accelerate launch --config_file "my fsdp.yaml"') == accelerate
@@ -162,3 +162,19 @@ def test_on_a_shared_gpu_the_trainer_starts_when_the_server_has_its_memory_or_sl
     seen = {name: devices for _, name, _, devices in placements}
     assert seen == {"serve": visible[0], "train": visible[-1]}
     assert os.environ["CUDA_VISIBLE_DEVICES"] == visible
+
+
+@pytest.mark.parametrize(
+    ("visible", "trainers", "parts"),
+    [
+        ("", 2, [((), 0.5), ((), 0.5)]),
+        ("0", 2, [(("0",), 0.5), (("0",), 0.5)]),
+        ("0,1,2", 2, [(("1",), 1.0), (("2",), 1.0)]),
+        ("0,1,2,3,4", 2, [(("1", "2"), 1.0), (("3", "4"), 1.0)]),
+        ("0,1,2,3", 2, [(("1", "2", "3"), 0.5)] * 2),
+        ("0,1", 3, [(("1",), 1 / 3)] * 3),
+    ],
+)
+def test_several_trainers_have_gpus_of_their_own_or_share_memory(visible: str, trainers: int, parts: Any) -> None:
+    devices = Devices.of(LoopSettings(), {"CUDA_VISIBLE_DEVICES": visible}, trainers=trainers)
+    assert [(one.devices, one.share) for one in devices.trainers] == parts

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from trainspan_cli.loop.state.run_folder import RunFolder, newest_unfinished
+from trainspan_schemas.artifacts.checkpoint import read_latest
 from trainspan_schemas.errors import ProcessError
 from trainspan_schemas.intervals import RewardEstimate
 
@@ -63,7 +64,7 @@ def test_the_best_checkpoint_outlives_pruning_and_replaces_the_earlier_one() -> 
     for name in ("policy-000001", "policy-000002"):
         (folder.checkpoints / name).mkdir(parents=True)
         (folder.checkpoints / name / "model.safetensors").write_text(name)
-        folder.keep_best(name, {"round": 1, "policy_version": 1, **RewardEstimate(4, 0.75, 0.5, True).record()})
+        folder.keep_best({None: name}, {"round": 1, "policy_version": 1, **RewardEstimate(4, 0.75, 0.5, True).record()})
         shutil.rmtree(folder.checkpoints / name)
     assert [path.name for path in (folder.path / "best").iterdir()] == ["policy-000002"]
     kept = folder.read("run.json")["best"]
@@ -84,3 +85,20 @@ def test_one_process_at_a_time_drives_a_run() -> None:
         with pytest.raises(ProcessError, match=f"run {folder.run_id} is in progress in another"), folder.held():
             pytest.fail("two processes hold the lock")
     assert not folder.is_held()
+
+
+def test_the_best_checkpoints_of_several_policies_are_a_folder_to_serve_from() -> None:
+    folder = RunFolder.create({})
+    for policy, name in (("writer", "policy-000002"), ("rewriter", "policy-000001")):
+        (folder.checkpoints / policy / name).mkdir(parents=True)
+        (folder.checkpoints / policy / name / "adapter_model.safetensors").write_text(f"{policy} {name}")
+    figures = {"policy_version": None, **RewardEstimate(4, 0.75, 0.5, True).record()}
+    folder.keep_best({"writer": "policy-000002"}, {"round": 1, **figures})
+    folder.keep_best({"writer": "policy-000002", "rewriter": "policy-000001"}, {"round": 2, **figures})
+    best = Path(folder.read("run.json")["best"]["checkpoint"])
+    assert best == folder.path / "best" / "round-0002"
+    assert [path.name for path in best.parent.iterdir()] == ["round-0002"]
+    for policy, name in (("writer", "policy-000002"), ("rewriter", "policy-000001")):
+        latest = read_latest(best / policy)
+        assert latest is not None
+        assert (latest / "adapter_model.safetensors").read_text() == f"{policy} {name}"

@@ -33,6 +33,7 @@ _CALLS: dict[str, list[dict[str, Any]]] = {
     ],
     "not_delivered": [{"trainspan.call.delivered": False}],
     "attributes_dropped": [{"dropped_attributes": 1}],
+    "forced": [{"trainspan.call.forced": True}],
     "multimodal": [{"trainspan.call.multimodal": True}],
     "constrained": [
         {"trainspan.sampling.constrained": True},
@@ -219,7 +220,7 @@ def test_sound_calls_are_all_kept(bench: Bench) -> None:
 
 
 def test_a_failed_rollout_is_dropped_by_its_status_and_does_not_count_as_reward_zero(bench: Bench) -> None:
-    statuses = ("agent_error", "timeout", "cancelled", "infra_error", "judge_error")
+    statuses = ("agent_error", "timeout", "cancelled", "infra_error", "judge_error", "diverged")
     bench.send(
         chain(bench.rollout("a"), 1).reward(1.0),
         chain(bench.rollout("b"), 1).reward(0.5),
@@ -319,16 +320,16 @@ def test_records_with_an_agents_token_are_untrusted_if_others_are_required() -> 
 
 
 @pytest.mark.parametrize(
-    ("settings", "kept"),
+    ("settings", "kept", "reason"),
     [
-        ({"agents": "planner"}, [0]),
-        ({"agents": "planner, coder"}, [0, 1]),
-        ({"policies": "other"}, [2]),
-        ({"policies": "policy"}, [0, 1]),
+        ({"agents": "planner"}, [0], "not_selected"),
+        ({"agents": "planner, coder"}, [0, 1], "not_selected"),
+        ({"policies": "other"}, [2], "other_policy"),
+        ({"policies": "policy"}, [0, 1], "other_policy"),
     ],
 )
 def test_only_the_agents_and_policies_asked_for_are_trained(
-    bench: Bench, settings: dict[str, str], kept: list[int]
+    bench: Bench, settings: dict[str, str], kept: list[int], reason: str
 ) -> None:
     rollout = bench.rollout("a")
     for index, (agent, policy) in enumerate([("planner", "policy"), ("coder", "policy"), ("critic", "other")]):
@@ -336,8 +337,20 @@ def test_only_the_agents_and_policies_asked_for_are_trained(
     bench.send(rollout.reward(1.0))
     built = bench.build(round_=0, baseline="none", **settings)
     assert rows(built)["call_index"].to_list() == kept
-    assert built.manifest["dropped"] == {"not_selected": 3 - len(kept)}
+    assert built.manifest["dropped"] == {reason: 3 - len(kept)}
     assert built.manifest["coverage"] == 1.0
+
+
+def test_staleness_counts_from_the_newest_version_of_the_same_policy(bench: Bench) -> None:
+    for name, reward in (("a", 0.0), ("b", 1.0)):
+        rollout = bench.rollout(name)
+        for index, (policy, version) in enumerate([("writer", 1), ("writer", 3), ("rewriter", 9)]):
+            more = {"trainspan__policy__name": policy, "trainspan__policy__version": version}
+            rollout.call(index, [1, index], [2], **more)
+        bench.send(rollout.reward(reward))
+    built = bench.build(round_=0, policies="writer", max_staleness=1)
+    assert rows(built)["policy_version"].to_list() == [3, 3]
+    assert built.manifest["dropped"] == {"stale": 2, "other_policy": 2}
 
 
 def test_calls_of_several_policies_are_no_dataset_until_one_is_named(bench: Bench) -> None:

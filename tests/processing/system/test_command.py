@@ -135,3 +135,36 @@ def test_the_command_loads_neither_the_collector_nor_the_trainer_nor_pandas(benc
         [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_each_policy_has_a_dataset_of_its_own_calls_with_its_own_credit(bench: Bench, tmp_path: Path) -> None:
+    """A rollout is used once by each policy; the calls of the others are counted by name."""
+    config = tmp_path / "trainspan.toml"
+    config.write_text(
+        '[train]\nadapter = "lora"\n[policies.writer]\n[policies.rewriter]\ncredit = "return_to_go"\ngamma = 0.5\n'
+    )
+    for name, reward in (("a", 1.0), ("b", 0.0)):
+        rollout = bench.rollout(name, round=1)
+        for index, policy in enumerate(["writer", "rewriter", "rewriter"]):
+            rollout.call(index, [1, index], [2], trainspan__policy__name=policy)
+        bench.send(rollout.reward(reward))
+    options = ("--config", str(config), "--run", bench.run_id, "--round", "1", "--format", "json")
+    found = {}
+    for policy in ("writer", "rewriter"):
+        built = _run(bench, *options, "--policy", policy)
+        assert built.returncode == 0, built.stderr
+        found[policy] = json.loads(built.stdout)
+        assert Path(found[policy]["path"]) == bench.out / policy / "round-0001"
+    assert [one["policy"] for one in found.values()] == ["writer", "rewriter"]
+    assert [one["dropped"] for one in found.values()] == [{"other_policy": 4}, {"other_policy": 2}]
+    returns = {
+        policy: duckdb.execute(
+            f"SELECT call_index, \"return\" FROM '{bench.out}/{policy}/round-0001/*.parquet' WHERE reward IS NULL "
+            "AND rollout_reward = 1 ORDER BY call_index"
+        ).fetchall()
+        for policy in found
+    }
+    assert returns == {"writer": [(0, 1.0)], "rewriter": [(1, 0.5), (2, 1.0)]}
+    unnamed = _run(bench, "--config", str(config))
+    assert unnamed.returncode == 2
+    assert unnamed.stderr == "trainspan: name one of the policies with --policy: writer, rewriter\n"

@@ -63,17 +63,31 @@ def test_flags_and_environment_are_those_of_the_design(home: Path, models: Model
 def test_an_adapter_is_served_on_the_model_that_it_names(home: Path, models: Models) -> None:
     folder = home / "policy-000004"
     make_adapter(models.base, folder, 4, seed=1, rank=5)
-    launch = launch_of(home, model=str(folder))
+    launch = launch_of(home, model=str(folder), merge_adapters=False)
     plan = launch.plan
     assert (plan.model, plan.adapter, plan.version) == (str(models.base), str(folder), 4)
     assert "--enable-lora --max-lora-rank 8 --max-loras 2" in " ".join(launch.flags)
-    assert "--max-lora-rank 16" in " ".join(launch_of(home, model=str(folder), max_lora_rank=9).flags)
+    larger = launch_of(home, model=str(folder), merge_adapters=False, max_lora_rank=9)
+    assert "--max-lora-rank 16" in " ".join(larger.flags)
     CheckpointMeta("lora", 4, None, str(home / "gone"), None).write(folder)
     with pytest.raises(CheckpointError, match=r"no model directory .*gone, the base of adapter .*policy-000004"):
         launch_of(home, model=str(folder))
     with pytest.raises(UsageError, match="LoRA rank 1000 exceeds vLLM's maximum, 512"):
-        launch_of(home, model=str(models.base), max_lora_rank=1000)
-    assert "--enable-lora" not in launch_of(home, model=str(models.base)).flags
+        launch_of(home, model=str(models.base), merge_adapters=False, max_lora_rank=1000)
+    assert "--enable-lora" not in launch_of(home, model=str(models.base), merge_adapters=False).flags
+
+
+def test_adapters_are_merged_where_that_is_faster_and_exact(home: Path, models: Models) -> None:
+    folder = home / "policy-000004"
+    make_adapter(models.base, folder, 4, seed=1)
+    launch = launch_of(home, model=str(folder), max_lora_rank=8)
+    assert launch.plan.merge_adapters
+    assert "--enable-lora" not in launch.flags
+    assert not launch_of(home, model=str(folder), dtype="bfloat16").plan.merge_adapters
+    assert not launch_of(home, "--enable-lora", model=str(folder)).plan.merge_adapters
+    assert launch_of(home, model=str(folder), dtype="bfloat16", merge_adapters=True).plan.merge_adapters
+    policies = prepare(ServingSettings(model=str(models.base), port=0), (), {}, policies={"writer": ("writer",)})
+    assert not policies.plan.merge_adapters
 
 
 def test_a_hugging_face_id_is_left_to_vllm_to_fetch(home: Path) -> None:

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +29,16 @@ agents = "writer, editor"
 
 
 def ask(server: RunningServer, agent: str | None = None, model: str = "policy") -> tuple[list[int], str, str]:
-    """Returns greedy tokens, the version in the response's header, and the response's id."""
+    """Returns greedy tokens, policy and version in the response's headers, and the response's id."""
     body = {"model": model, "prompt": LONG_PROMPT, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
     headers = {"baggage": f"{keys.GEN_AI_AGENT_NAME}={agent}"} if agent else {}
     status, reply, answered = server.post("/v1/completions", {**body, "return_token_ids": True}, headers)
     assert status == 200, reply
-    return reply["choices"][0]["token_ids"], answered[keys.HEADER_POLICY_VERSION], reply["id"]
+    return (
+        reply["choices"][0]["token_ids"],
+        f"{answered[keys.HEADER_POLICY]} {answered[keys.HEADER_POLICY_VERSION]}",
+        reply["id"],
+    )
 
 
 def swap(server: RunningServer, **body: object) -> tuple[int, dict[str, Any]]:
@@ -44,6 +49,14 @@ def swap(server: RunningServer, **body: object) -> tuple[int, dict[str, Any]]:
 
 def versions(server: RunningServer) -> dict[str, int]:
     return {name: state["version"] for name, state in server.policy()["policies"].items()}
+
+
+def crash(server: RunningServer) -> None:
+    """Kills vLLM and waits until its supervisor has restarted it."""
+    (child,) = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
+    os.kill(int(child), signal.SIGKILL)
+    assert server.process.stdout is not None
+    assert "ready" in server.process.stdout.readline()
 
 
 def spoil_canary(folder: Path) -> None:
@@ -68,16 +81,16 @@ def test_policies_are_served_side_by_side_and_swapped_alone(models: Models, tmp_
             # A policy begins with its newest checkpoint, or without one as the base.
             assert versions(server) == {"writer": 0, "rewriter": 1}
             base = ask(server)
-            assert ask(server, "writer")[:2] == base[:2]
+            assert (base[1], ask(server, "writer")[:2]) == ("policy 0", (base[0], "writer 0"))
             rewriter = ask(server, "rewriter")
-            assert (rewriter[1], rewriter[0] != base[0]) == ("1", True)
+            assert (rewriter[1], rewriter[0] != base[0]) == ("rewriter 1", True)
 
             status, answer = swap(server, policy="writer", checkpoint="policy-000002", version=2)
             assert (status, answer["policy"], answer["canary"]["status"]) == (200, "writer", "fresh"), answer
             assert (answer["canary"]["tensors_differing"], answer["canary"]["tensors_unknown"]) == (0, 0)
             assert versions(server) == {"writer": 2, "rewriter": 1}
             writer = ask(server, "writer")
-            assert writer[1] == "2"
+            assert writer[1] == "writer 2"
             assert len({tuple(ids) for ids, *_ in (base, rewriter, writer)}) == 3
 
             # The model's name comes before the agent's, and an agent of no policy is answered by the base.
@@ -103,13 +116,32 @@ def test_policies_are_served_side_by_side_and_swapped_alone(models: Models, tmp_
             assert versions(server) == {"writer": 2, "rewriter": 1}
             assert [ask(server, "writer")[:2], ask(server, "rewriter")[:2]] == [writer[:2], rewriter[:2]]
 
+            # A name that a client invents is no policy: vLLM refuses it, and as an agent's name it is the base.
+            for name in ("writer@2.3", "../writer", "writer ", "WRITER", "policy-000002"):
+                body = {"model": name, "prompt": "x", "max_tokens": 1}
+                assert server.post("/v1/completions", body)[0] == 404, name
+                assert ask(server, name.replace(" ", "%20"))[:2] == base[:2]
+
+            # Of two swaps at the same time one is refused as busy, and changes nothing.
+            wanted = ({"policy": "writer", "version": 1}, {"policy": "rewriter", "version": 1})
+            with ThreadPoolExecutor(2) as pool:
+                answers = list(pool.map(lambda one: swap(server, checkpoint="policy-000001", **one), wanted))
+            for (status, answer), one in zip(answers, wanted, strict=True):
+                assert (status, answer.get("reason", "")) in ((200, ""), (503, "busy")), answer
+                assert status == 503 or versions(server)[one["policy"]] == 1
+            status, answer = swap(server, policy="writer", checkpoint="policy-000002", version=2)
+            assert (status, versions(server)) == (200, {"writer": 2, "rewriter": 1})
+
             # A crash brings all of them back.
-            (child,) = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
-            os.kill(int(child), signal.SIGKILL)
-            assert server.process.stdout is not None
-            assert "ready" in server.process.stdout.readline()
+            crash(server)
             assert versions(server) == {"writer": 2, "rewriter": 1}
             assert [ask(server, "writer")[:2], ask(server, "rewriter")[:2]] == [writer[:2], rewriter[:2]]
+
+            # One whose checkpoint is gone goes back to where it began, and the other stays.
+            shutil.rmtree(checkpoints / "writer/policy-000002")
+            crash(server)
+            assert versions(server) == {"writer": 0, "rewriter": 1}
+            assert (ask(server, "writer")[0], ask(server, "rewriter")[:2]) == (base[0], rewriter[:2])
 
 
 REFUSED, UNFIT, MISSING = (400, "refused"), (400, "unfit"), (404, "not_found")

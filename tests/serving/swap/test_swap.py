@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file
 
-from tests.serving.support.servers import Models, Stack
+from tests.serving.support.servers import Models, Stack, publish_base
 from tests.serving.support.traffic import LONG_PROMPT, check_calls, greedy, load
+from tests.support.models.adapters import adapter_logprobs, make_adapter
 from tests.support.models.canary import greedy_ids, logprobs_of
 from trainspan_schemas.artifacts.checkpoint import CANARY_FILE, META_FILE, Canary, CheckpointMeta
 from trainspan_schemas.telemetry import keys
-from trainspan_schemas.telemetry.tokens import decode_ids
+from trainspan_schemas.telemetry.tokens import decode_ids, decode_logprobs
 
 pytestmark = pytest.mark.usefixtures("base_policy")
 
@@ -46,6 +48,62 @@ def test_the_canary_is_marked_internal(stack: Stack) -> None:
     # One prompt before and one after the load, for the prefix cache, and the three scored ones.
     spans = stack.sink.wait(5, lambda span: span.start_ns > start_ns)
     assert [(_internal(span), keys.ROLLOUT_ID in span.attributes) for span in spans] == [(True, False)] * 5
+
+
+def _republish_base(stack: Stack, models: Models) -> Path:
+    """Swaps in the checkpoint of version 0, whose folder adapters then name as their base."""
+    publish_base(models, models.checkpoints)
+    status, answer = stack.server.swap("policy-000000", 0)
+    assert status == 200, answer
+    return models.checkpoints / "policy-000000"
+
+
+def test_an_adapter_is_merged_into_the_weights_and_full_weights_replace_it(stack: Stack, models: Models) -> None:
+    base, folder = _republish_base(stack, models), models.checkpoints / "policy-000021"
+    tuned = make_adapter(base, folder, 21, seed=3)
+    status, answer = stack.server.swap(folder.name, 21)
+    assert status == 200, answer
+    assert answer["canary"]["status"] == "fresh"
+    names = load_file(base / "model.safetensors").keys()
+    n_buffers = sum(name.endswith("inv_freq") for name in names)
+    figures = [answer["canary"][f"tensors_{name}"] for name in ("equal", "differing", "unknown")]
+    assert figures == [len(names) - n_buffers, 0, n_buffers]
+    state = stack.server.policy()
+    assert (state["version"], state["kind"], state["checkpoint"], state["base"]) == (
+        21,
+        "lora",
+        folder.name,
+        "policy-000000",
+    )
+
+    start_ns = time.time_ns()
+    ids, version = greedy(stack.server)
+    assert version == "21"
+    (span,) = stack.sink.wait(1, lambda span: span.start_ns > start_ns and not _internal(span))
+    assert (span.attributes[keys.POLICY_VERSION], decode_ids(span.attributes[keys.COMPLETION_TOKEN_IDS])) == (21, ids)
+    sampled = decode_logprobs(span.attributes[keys.COMPLETION_LOGPROBS])
+    assert sampled == pytest.approx(adapter_logprobs(tuned, LONG_PROMPT, ids), abs=1e-4)
+
+    assert stack.server.swap("policy-000001", 1)[0] == 200
+    assert greedy(stack.server) == (greedy_ids(models.folder(1), LONG_PROMPT, 12), "1")
+    status, answer = stack.server.swap(folder.name, 21)
+    assert (status, "was trained on" in answer["error"]) == (400, True)
+    shutil.rmtree(folder)
+
+
+def test_a_merged_adapter_that_the_trainer_scored_differently_restores_the_old_weights(
+    stack: Stack, models: Models
+) -> None:
+    folder = models.checkpoints / "policy-000022"
+    make_adapter(_republish_base(stack, models), folder, 22, seed=4)
+    canary = Canary.read(folder)
+    canary.prompts[0].logprobs_new[0] += 0.01
+    canary.write(folder)
+    status, answer = stack.server.swap(folder.name, 22)
+    assert (status, answer["canary"]["status"]) == (409, "stale")
+    assert greedy(stack.server) == (greedy_ids(models.base, LONG_PROMPT, 12), "0")
+    assert stack.server.policy()["kind"] == "full"
+    shutil.rmtree(folder)
 
 
 def test_swaps_under_load_fail_no_request_and_mix_no_call(stack: Stack, models: Models) -> None:

@@ -14,7 +14,7 @@ from tests.support.ports import free_port
 from tests.training.support.sessions import GENTLE, Run
 from tests.training.support.swap_server import policy_server
 from trainspan_schemas.artifacts.checkpoint import CheckpointMeta, read_latest
-from trainspan_training.checkpoints.swap_request import Swap, publish
+from trainspan_training.checkpoints.swap_request import PolicyAddress, Swap, publish, served_folders
 
 pytestmark = pytest.mark.usefixtures("home")
 
@@ -23,7 +23,7 @@ SWAPPED = (200, {"version": 1, "canary": {"status": "fresh"}})
 
 
 def ask(url: str, *, retry_for_s: float = 20, was_there: bool = True) -> Swap:
-    return publish(url, "policy-000001", 1, retry_for_s=retry_for_s, was_there=was_there)
+    return publish(PolicyAddress(url), "policy-000001", 1, retry_for_s=retry_for_s, was_there=was_there)
 
 
 def test_a_busy_server_is_asked_again_until_it_takes_the_checkpoint() -> None:
@@ -115,3 +115,18 @@ def test_the_steps_that_are_owed_are_made_again_with_the_micro_batches_that_they
     assert "did not reproduce its weights" not in caplog.text
     assert state.read_bytes() == before
     assert CheckpointMeta.read(checkpoints / "policy-000003").micro_batch_tokens == 4096
+
+
+def test_a_policy_keeps_its_own_served_checkpoint_and_the_base() -> None:
+    state = {
+        "checkpoint": "base",
+        "base": "base",
+        "policies": {"writer": {"checkpoint": "policy-000003"}, "rewriter": {"checkpoint": "policy-000001"}},
+    }
+    with policy_server() as server:
+        server.state = state
+        assert served_folders(PolicyAddress(server.url, "writer")) == {"policy-000003", "base"}
+        assert served_folders(PolicyAddress(server.url, "rewriter")) == {"policy-000001", "base"}
+        assert served_folders(PolicyAddress(server.url, "unknown")) == {"base"}
+        server.state = {"policies": ["writer"], "checkpoint": 1}
+        assert served_folders(PolicyAddress(server.url, "writer")) == frozenset()

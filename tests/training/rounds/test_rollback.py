@@ -15,6 +15,7 @@ from trainspan_schemas.errors import CheckpointError
 from trainspan_training.checkpoints.folder import Checkpoints
 from trainspan_training.checkpoints.ledger import CheckpointLedger
 from trainspan_training.checkpoints.rollback import roll_back
+from trainspan_training.checkpoints.swap_request import PolicyAddress
 from trainspan_training.rounds.result import RoundResult
 from trainspan_training.session import TrainJob, train
 
@@ -56,7 +57,7 @@ def test_a_following_trainer_continues_from_the_checkpoint_that_was_put_back(
 
     def after(result: RoundResult) -> None:
         if result.version == 2:
-            done = roll_back(root, 1, "none", retry_for_s=1)
+            done = roll_back(root, 1, PolicyAddress("none"), retry_for_s=1)
             assert done.withdrawn == ["policy-000002"]
             assert read_latest(root) == root / "policy-000001"
 
@@ -76,7 +77,7 @@ def test_a_restarted_trainer_does_not_return_to_what_was_withdrawn(tmp_path: Pat
     write(tmp_path, model, 0, 1)
     follow(tmp_path, model_dir, 2)
     root = tmp_path / "checkpoints"
-    roll_back(root, 1, "none", retry_for_s=1)
+    roll_back(root, 1, PolicyAddress("none"), retry_for_s=1)
     write(tmp_path, model, 2)
     (third,) = follow(tmp_path, model_dir, 1)
     assert third.version == 3, "the datasets of withdrawn versions are not trained again, and no number is used twice"
@@ -89,7 +90,7 @@ def test_a_restarted_trainer_does_not_return_to_what_was_withdrawn(tmp_path: Pat
         ("unpublished", "policy-000003"),
     ]
     # A withdrawn version can be put back, too; what came instead is then withdrawn.
-    assert roll_back(root, 2, "none", retry_for_s=1).withdrawn == ["policy-000003"]
+    assert roll_back(root, 2, PolicyAddress("none"), retry_for_s=1).withdrawn == ["policy-000003"]
     assert not CheckpointLedger(root).is_withdrawn("policy-000002")
     write(tmp_path, model, 3)
     (fourth,) = follow(tmp_path, model_dir, 1)
@@ -105,7 +106,7 @@ def test_a_round_in_progress_ends_without_a_checkpoint(
     def commit_too_late(checkpoints: Checkpoints, meta: CheckpointMeta) -> Path:
         if meta.version == 3:
             monkeypatch.setattr(Checkpoints, "commit", commit)
-            roll_back(root, 1, "none", retry_for_s=1)
+            roll_back(root, 1, PolicyAddress("none"), retry_for_s=1)
         return commit(checkpoints, meta)
 
     monkeypatch.setattr(Checkpoints, "commit", commit_too_late)
@@ -123,16 +124,16 @@ def test_nothing_changes_unless_the_server_took_the_checkpoint(tmp_path: Path, m
     with pytest.raises(
         CheckpointError, match=r"has no policy-000009; its checkpoints are: policy-000001, policy-000002"
     ):
-        roll_back(root, 9, "none", retry_for_s=1)
+        roll_back(root, 9, PolicyAddress("none"), retry_for_s=1)
     with (
         policy_server((409, {"error": "stale", "reason": "canary_failed"})) as server,
         pytest.raises(CheckpointError, match="did not swap to policy-000001: stale"),
     ):
-        roll_back(root, 1, server.url, retry_for_s=1)
+        roll_back(root, 1, PolicyAddress(server.url), retry_for_s=1)
     assert (root / "ledger.jsonl").read_bytes() == before
     assert read_latest(root) == root / "policy-000002"
     with policy_server((200, {"version": 1, "canary": {"status": "fresh"}})) as server:
         server.state = {"checkpoint": "policy-000001"}
-        assert roll_back(root, 1, server.url, retry_for_s=1).swap.outcome == "swapped"
+        assert roll_back(root, 1, PolicyAddress(server.url), retry_for_s=1).swap.outcome == "swapped"
     assert server.asked[0][2] == {"checkpoint": "policy-000001", "version": 1}
     assert read_latest(root) == root / "policy-000001"

@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.dataset_files import sample_rollouts, write_dataset
 from tests.training.support.processes.forks import forked
+from tests.training.support.swap_server import policy_server
 from trainspan_cli.main import run
 from trainspan_schemas.artifacts.checkpoint import CheckpointMeta, digest_of_model
 
@@ -111,3 +112,38 @@ def test_a_trainer_that_is_killed_trains_each_dataset_once(tmp_path: Path, model
     assert len({meta.dataset_sha256 for meta in metas}) == 3
     assert [meta.parent for meta in metas] == [str(model_dir), "policy-000001", "policy-000002"]
     assert (tmp_path / "checkpoints/latest").read_text() == "policy-000003\n"
+
+
+def test_each_policy_is_trained_from_its_own_datasets_into_its_own_checkpoints(
+    tmp_path: Path, model: Any, model_dir: Path
+) -> None:
+    """With its own learning rate and rank; the swap request names it, and another policy's dataset is refused."""
+    (tmp_path / "trainspan.toml").write_text(
+        '[train]\nadapter = "lora"\nlora_rank = 4\nlearning_rate = 1e-5\n'
+        "[policies.writer]\nlearning_rate = 2e-5\nlora_rank = 2\n[policies.rewriter]\n"
+    )
+    base = digest_of_model(model_dir)
+    for round_, policy in ((1, "writer"), (2, "rewriter")):
+        calls = sample_rollouts(model, rollouts=4, seed=round_)
+        write_dataset(tmp_path / "dataset" / policy, calls, round_=round_, base=base, policy=policy)
+    write_dataset(tmp_path / "wrong", sample_rollouts(model, rollouts=4), round_=3, base=base, policy="rewriter")
+    answer = {"version": 1, "canary": {"status": "fresh"}}
+    with policy_server((200, answer)) as server:
+        server.state = {"policies": {"writer": {"checkpoint": "policy-000001"}}, "base": "base", "dtype": "float32"}
+        options = ("--model", str(model_dir), "--policy-url", server.url, "--format", "json")
+        for policy, rate, rank in (("writer", 2e-5, 2), ("rewriter", 1e-5, 4)):
+            done = trainspan_train(tmp_path, *options, "--policy", policy)
+            assert done.returncode == 0, done.stderr
+            event = json.loads(done.stdout.splitlines()[-1])
+            assert (event["version"], event["learning_rate"]) == (1, rate)
+            folder = tmp_path / "checkpoints" / policy / "policy-000001"
+            assert CheckpointMeta.read(folder).policy == policy
+            assert json.loads((folder / "adapter_config.json").read_text())["r"] == rank
+    assert [body for _, _, body in server.asked] == [
+        {"policy": "writer", "checkpoint": "policy-000001", "version": 1},
+        {"policy": "rewriter", "checkpoint": "policy-000001", "version": 1},
+    ]
+    assert not (tmp_path / "checkpoints" / "latest").exists()
+    wrong = trainspan_train(tmp_path, *options, "--policy", "writer", "--dataset", str(tmp_path / "wrong/round-0003"))
+    assert wrong.returncode == 1
+    assert "has calls of policy 'rewriter'" in wrong.stderr

@@ -10,7 +10,7 @@ from trainspan_schemas.artifacts.checkpoint import CheckpointMeta, checkpoint_na
 from trainspan_schemas.errors import CheckpointError
 from trainspan_training.checkpoints.folder import complete_checkpoints, latest_held
 from trainspan_training.checkpoints.ledger import CheckpointLedger, LedgerEntry
-from trainspan_training.checkpoints.swap_request import EVENTS, Swap, publish, served_folders
+from trainspan_training.checkpoints.swap_request import EVENTS, PolicyAddress, Swap, publish, served_folders
 
 __all__ = ["RolledBack", "roll_back"]
 
@@ -26,8 +26,8 @@ class RolledBack:
     swap: Swap
 
 
-def roll_back(root: Path, version: int, policy_url: str, *, retry_for_s: float) -> RolledBack:
-    """Swaps to version `version` of the folder `root` and makes it `latest`; "none" as `policy_url` only does the latter.
+def roll_back(root: Path, version: int, address: PolicyAddress, *, retry_for_s: float) -> RolledBack:
+    """Swaps to version `version` of the folder `root` and makes it `latest`; without a server it only does the latter.
 
     Raises CheckpointError if the folder does not have it, or if the server does not take it: nothing is changed then.
     """
@@ -39,7 +39,7 @@ def roll_back(root: Path, version: int, policy_url: str, *, retry_for_s: float) 
     meta = CheckpointMeta.read(folder)
     withdrawn: list[str] = []
     while True:
-        swap = publish(policy_url, name, version, retry_for_s=retry_for_s, was_there=True)
+        swap = publish(address, name, version, retry_for_s=retry_for_s, was_there=True)
         if swap.outcome not in ("swapped", "off"):
             raise CheckpointError(f"the policy server did not swap to {name}: {swap.error}")
         with latest_held(root):
@@ -53,5 +53,5 @@ def roll_back(root: Path, version: int, policy_url: str, *, retry_for_s: float) 
             ledger.append(LedgerEntry(EVENTS[swap.outcome], meta.dataset_sha256, name))
             write_latest(root, name)
         # A trainer may have swapped to a newer one in between.
-        if swap.outcome == "off" or name in served_folders(policy_url):
+        if swap.outcome == "off" or name in served_folders(address):
             return RolledBack(name, version, withdrawn, swap)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from trainspan_schemas.home import token
 from trainspan_training.checkpoints.ledger import Event
 
-__all__ = ["EVENTS", "Outcome", "Swap", "publish", "served_dtype", "served_folders"]
+__all__ = ["EVENTS", "Outcome", "PolicyAddress", "Swap", "publish", "served_dtype", "served_folders"]
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +36,20 @@ _LONGEST_WAIT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
+class PolicyAddress:
+    """A policy in service."""
+
+    url: str
+    """The server's base address (a trailing `/v1` is ignored); "none": no server."""
+    policy: str | None = None
+    """Its name, on a server with several."""
+
+    @property
+    def base(self) -> str:
+        return self.url.rstrip("/").removesuffix("/v1")
+
+
+@dataclass(frozen=True, slots=True)
 class Swap:
     """The result of a swap request."""
 
@@ -48,19 +62,18 @@ class Swap:
         return None if self.answer is None else self.answer.get("error")
 
 
-def publish(url: str, checkpoint: str, version: int, *, retry_for_s: float, was_there: bool) -> Swap:
-    """POST /trainspan/policy at `url`, the server's base address (a trailing `/v1` is ignored); "none": does nothing.
+def publish(address: PolicyAddress, checkpoint: str, version: int, *, retry_for_s: float, was_there: bool) -> Swap:
+    """POST /trainspan/policy; does nothing if the address has no server.
 
     Retries for up to `retry_for_s` while the server is busy (503) and, if it `was_there` a moment ago, while it is
     unreachable: its supervisor restarts it after a crash.
     """
-    if url == "none":
+    if address.url == "none":
         return Swap("off", None)
-    base = url.rstrip("/").removesuffix("/v1")
     deadline = time.monotonic() + retry_for_s
     is_reported = False
     while True:
-        swap, wait_s = _try(base, checkpoint, version, max(_LEAST_TRY_S, deadline - time.monotonic()))
+        swap, wait_s = _try(address, checkpoint, version, max(_LEAST_TRY_S, deadline - time.monotonic()))
         may_pass = swap.outcome == "busy" or (swap.outcome == "unreachable" and was_there)
         if not may_pass or time.monotonic() + wait_s >= deadline:
             return swap
@@ -81,17 +94,21 @@ def served_dtype(url: str) -> str | None:
     return dtype if isinstance(dtype, str) else None
 
 
-def served_folders(url: str) -> frozenset[str]:
-    """Names of the folders that the server at `url` serves, including an adapter's base; empty without an answer."""
-    state = _state(url)
-    return frozenset(name for name in (state.get("checkpoint"), state.get("base")) if isinstance(name, str))
+def served_folders(address: PolicyAddress) -> frozenset[str]:
+    """Names of the folders that the policy is served from, including an adapter's base; empty without an answer."""
+    state = _state(address.url)
+    policies = state.get("policies")
+    own = policies.get(address.policy) if isinstance(policies, dict) and address.policy else state
+    checkpoint = own.get("checkpoint") if isinstance(own, dict) else None
+    return frozenset(name for name in (checkpoint, state.get("base")) if isinstance(name, str))
 
 
-def _try(base: str, checkpoint: str, version: int, timeout_s: float) -> tuple[Swap, float]:
+def _try(address: PolicyAddress, checkpoint: str, version: int, timeout_s: float) -> tuple[Swap, float]:
     """Makes one request; returns its result and the seconds to wait before a retry."""
+    base, named = address.base, {} if address.policy is None else {"policy": address.policy}
     request = urllib.request.Request(
         f"{base}/trainspan/policy",
-        data=json.dumps({"checkpoint": checkpoint, "version": version}).encode(),
+        data=json.dumps({**named, "checkpoint": checkpoint, "version": version}).encode(),
         headers={"Content-Type": "application/json", "Authorization": f"Bearer {token()}"},
     )
     try:
@@ -122,9 +139,8 @@ def _state(url: str) -> dict[str, Any]:
     """`GET /trainspan/policy`; empty if the server does not answer."""
     if url == "none":
         return {}
-    base = url.rstrip("/").removesuffix("/v1")
     try:
-        with _opener().open(f"{base}/trainspan/policy", timeout=_ASK_TIMEOUT_S) as response:
+        with _opener().open(f"{PolicyAddress(url).base}/trainspan/policy", timeout=_ASK_TIMEOUT_S) as response:
             return _parsed(response.read())
     except (OSError, http.client.HTTPException):
         return {}

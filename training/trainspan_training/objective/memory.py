@@ -76,13 +76,13 @@ def available(settings: TrainSettings, *, cuda: bool, processes: int = 1) -> Mem
         return Memory(allowed, allowed)
     if cuda:
         free, total = torch.cuda.mem_get_info()
-        return Memory(total, free)
+        return Memory(total, int(free * settings.memory_share))
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:  # not Linux: unknown, so nothing is refused
         return Memory(2**62, 2**62)
     known = {name: int(rest.split()[0]) * 1024 for name, rest in (line.split(":", 1) for line in lines)}
-    return Memory(known["MemTotal"], known["MemAvailable"] // processes)
+    return Memory(known["MemTotal"], int(known["MemAvailable"] * settings.memory_share) // processes)
 
 
 def estimate(config: Any, settings: TrainSettings, *, cuda: bool, parts: int = 1) -> MemoryEstimate:

@@ -54,6 +54,7 @@ _POSITIVE = (
     "lora_rank",
     "lora_alpha",
     "memory_gib",
+    "memory_share",
     "engine_mismatch",
 )
 _ABOVE_ONE = ("correction_cap", "reject_ratio", "max_ratio")
@@ -75,6 +76,8 @@ def check(settings: TrainSettings) -> None:
         raise ConfigError(
             f'train.policy_url = {settings.policy_url!r} is neither "none" nor starts with http:// or https://'
         )
+    if settings.memory_share > 1:
+        raise ConfigError(f"train.memory_share = {settings.memory_share:g} must be at most 1")
     low, high = clip_range(settings)
     if not 0 <= low <= 1 <= high:
         raise ConfigError(

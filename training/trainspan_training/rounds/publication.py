@@ -11,7 +11,7 @@ from trainspan_schemas.artifacts.checkpoint import CheckpointMeta
 from trainspan_schemas.config.settings import TrainSettings
 from trainspan_training.checkpoints.folder import Checkpoints
 from trainspan_training.checkpoints.ledger import LedgerEntry
-from trainspan_training.checkpoints.swap_request import EVENTS, Swap, publish
+from trainspan_training.checkpoints.swap_request import EVENTS, PolicyAddress, Swap, publish
 from trainspan_training.data.dataset import DatasetFolder
 from trainspan_training.devices.leader import Leader
 from trainspan_training.metrics import round_record
@@ -39,18 +39,22 @@ class Publication:
         files: "PolicyFiles",
         leader: Leader[Checkpoints],
         settings: TrainSettings,
+        address: PolicyAddress,
         report: Callable[[int, dict[str, float]], None],
     ) -> None:
         self.policy = policy
         self._files = files
         self._leader = leader
         self._settings = settings
+        self._address = address
         self._report = report
 
     def offer(self, saved: Policy, *, was_there: bool) -> Swap:
         """Asks the policy server to swap. `was_there`: whether it answered earlier in this round."""
-        name = saved.folder.name
-        swap: Swap = self._leader.share(lambda _: _ask(self._settings, name, saved.version, was_there=was_there))
+        name, wait_s = saved.folder.name, self._settings.publish_timeout_s
+        swap: Swap = self._leader.share(
+            lambda _: publish(self._address, name, saved.version, retry_for_s=wait_s, was_there=was_there)
+        )
         return swap
 
     def settle(self, dataset: DatasetFolder, saved: Policy, swap: Swap) -> bool:
@@ -72,7 +76,7 @@ class Publication:
 
     def finish(self, record: RoundRecord) -> None:
         """Deletes old checkpoints and records the round."""
-        self._files.prune(self._settings.policy_url)
+        self._files.prune(self._address)
         self._leader.share(lambda checkpoints: self._note(checkpoints, record))
 
     def abort(self, dataset: DatasetFolder, record: RoundRecord, failure: str, *, consume: bool) -> None:
@@ -123,13 +127,13 @@ def skip(leader: Leader[Checkpoints], dataset: DatasetFolder, reason: str) -> No
     leader.share(lambda checkpoints: checkpoints.ledger.append(LedgerEntry("skipped", dataset.sha256, reason=reason)))
 
 
-def publish_pending(settings: TrainSettings, checkpoints: Checkpoints) -> None:
+def publish_pending(address: PolicyAddress, checkpoints: Checkpoints, retry_for_s: float) -> None:
     """Swaps in `latest` if an earlier trainer was stopped first, or the server was busy or unreachable."""
     folder = checkpoints.pending()
-    if folder is None or settings.policy_url == "none":
+    if folder is None or address.url == "none":
         return
     meta = CheckpointMeta.read(folder)
-    swap = _ask(settings, folder.name, meta.version, was_there=False)
+    swap = publish(address, folder.name, meta.version, retry_for_s=retry_for_s, was_there=False)
     log.warning("checkpoint=%s had not been swapped in: now %s", folder.name, swap.outcome)
     if swap.outcome == "refused":
         checkpoints.refuse(folder, str(swap.error))
@@ -137,8 +141,3 @@ def publish_pending(settings: TrainSettings, checkpoints: Checkpoints) -> None:
     event, before = EVENTS[swap.outcome], checkpoints.ledger.of_checkpoint(folder.name)
     if before is None or before.event != event:
         checkpoints.ledger.append(LedgerEntry(event, meta.dataset_sha256, folder.name, swap.error))
-
-
-def _ask(settings: TrainSettings, name: str, version: int, *, was_there: bool) -> Swap:
-    retry_for_s = settings.publish_timeout_s
-    return publish(settings.policy_url, name, version, retry_for_s=retry_for_s, was_there=was_there)

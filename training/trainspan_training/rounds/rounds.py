@@ -17,7 +17,7 @@ from trainspan_schemas.artifacts.checkpoint import Canary
 from trainspan_schemas.config.settings import TrainSettings
 from trainspan_schemas.errors import DatasetError, TrainingError
 from trainspan_training.checkpoints.folder import Checkpoints, RolledBackError
-from trainspan_training.checkpoints.swap_request import Swap, served_dtype
+from trainspan_training.checkpoints.swap_request import PolicyAddress, Swap, served_dtype
 from trainspan_training.data.dataset import DatasetFolder
 from trainspan_training.data.layout import BatchLayout
 from trainspan_training.data.loss_weights import Rule
@@ -63,6 +63,7 @@ class Rounds:
         settings: TrainSettings,
         on_result: Callable[[RoundResult], None],
         *,
+        address: PolicyAddress,
         layout: BatchLayout,
         rule: Rule,
         weights: FullWeights | AdapterWeights,
@@ -75,6 +76,7 @@ class Rounds:
         self._started_from = policy
         self._settings = settings
         self._on_result = on_result
+        self._address = address
         self._layout = layout
         self._rule = rule
         self._weights = weights
@@ -125,7 +127,9 @@ class Rounds:
         self._steps = RoundSteps(trainer, settings, self._rule, self._clock, reference=self.reference)
         self._canary = CanaryKeeper(trainer.team)
         self._files = PolicyFiles(self._leader, self._weights, trainer, settings.keep_checkpoints)
-        self._publication = Publication(self._started_from, self._files, self._leader, settings, trainer.report)
+        self._publication = Publication(
+            self._started_from, self._files, self._leader, settings, self._address, trainer.report
+        )
         self._movement = self._leader.share(lambda checkpoints: Movement.of(checkpoints.root))
         if self._unloaded:
             load_slices(trainer.policy, self._policy.model)
@@ -211,7 +215,7 @@ class Rounds:
         return self._result(dataset, record, swap, error=record.error)
 
     def _ready_canary(self, outline: Outline) -> None:
-        self._server_dtype = self.trainer.team.share(lambda: served_dtype(self._settings.policy_url))
+        self._server_dtype = self.trainer.team.share(lambda: served_dtype(self._address.url))
         self._canary.ready(
             self.trainer.policy,
             self._policy,

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 
 from trainspan_schemas.artifacts.checkpoint import Canary, CheckpointMeta
 from trainspan_training.checkpoints.folder import Checkpoints, RolledBackError
-from trainspan_training.checkpoints.swap_request import served_folders
+from trainspan_training.checkpoints.swap_request import PolicyAddress, served_folders
 from trainspan_training.data.dataset import DatasetFolder
 from trainspan_training.devices.leader import Leader
 from trainspan_training.metrics.token_files import TokenFile
@@ -102,12 +102,12 @@ class PolicyFiles:
         replace(meta, weights_sha256=hash_of(written)).write(temporary)
         return checkpoints.commit(meta)
 
-    def prune(self, policy_url: str) -> None:
-        """Deletes old checkpoints, except those that the policy server at this address reports as served."""
+    def prune(self, address: PolicyAddress) -> None:
+        """Deletes old checkpoints, except those that the policy server reports as served."""
 
         def delete(checkpoints: Checkpoints) -> None:
             try:
-                checkpoints.prune(self._keep, served_folders(policy_url))
+                checkpoints.prune(self._keep, served_folders(address))
             except OSError as error:
                 log.warning("old checkpoints cannot be deleted: %s", error)
 

@@ -8,6 +8,7 @@ import torch
 
 from trainspan_schemas.config.settings import TrainSettings
 from trainspan_training.checkpoints.folder import Checkpoints
+from trainspan_training.checkpoints.swap_request import PolicyAddress
 from trainspan_training.data.dataset import DatasetFolder
 from trainspan_training.data.layout import TokenBudget, batch_layout
 from trainspan_training.data.loss_weights import Rule
@@ -36,6 +37,7 @@ def set_up(
     on_result: Callable[[RoundResult], None],
     team: Team,
     *,
+    address: PolicyAddress,
     keep_going: bool,
     missing_state: MissingState | None = None,
 ) -> Rounds:
@@ -57,6 +59,7 @@ def set_up(
         policy,
         settings,
         on_result,
+        address=address,
         layout=layout,
         rule=rule,
         weights=AdapterWeights(model) if adapted else FullWeights(model),

@@ -109,7 +109,7 @@ def _calls(model: LiveModel) -> Child:
             row["task_id"] or "–",
             "canary" if row["is_internal"] else row["agent"] or "–",
             count(row["call_index"]),
-            count(row["policy_version"]),
+            _version(row),
             count(row["n_tokens"]),
             element("span", row["finish_reason"] or "–", class_="warn" if _is_cut(row) else None),
             "yes" if row["delivered"] else element("span", "no", class_="bad"),
@@ -157,3 +157,9 @@ def _rollout(row: Row, below: str = "") -> Child:
 
 def _ago(model: LiveModel, row: Row) -> str:
     return age((model.now_ns - row["end_ns"]) / 1e9) if row["end_ns"] else "–"
+
+
+def _version(row: Row) -> str:
+    """The policy's version, after its name if it is one of several."""
+    name = "" if row["policy_name"] in (None, "policy") else f"{row['policy_name']} "
+    return f"{name}{count(row['policy_version'])}"

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote, urlencode
 
-from trainspan_schemas.artifacts.dataset import round_of
-from trainspan_schemas.artifacts.run_files import RunFiles, json_lines
+from trainspan_schemas.artifacts.run_files import RunFiles, check_name, json_lines, record_of
 from trainspan_viewer.queries.params import Params
 from trainspan_viewer.queries.places import NotFoundError
 from trainspan_viewer.queries.runs import Record, read_run
@@ -80,7 +79,8 @@ class StageModel:
     checks: Sequence[StageEvidence]
     earlier: int | None
     later: int | None
-    dataset: str | None
+    datasets: Sequence[str]
+    """Names of those of a round."""
     params: Params
 
 
@@ -94,19 +94,23 @@ def load_stage(sources: Sources, params: Params) -> StageModel:
     record = records[place]
     is_round = record["kind"] == "round"
     number = record["round"]
-    wanted = [item.name for item in sources.places.datasets_of(files) if round_of(item.path.name) == number]
-    dataset = wanted[0] if wanted and is_round else None
+    found = sources.places.datasets_of(files) if is_round else ()
+    datasets = {item.policy: item.name for item in found if item.round == number}
     title = f"Round {number}" if is_round else f"{str(record['name']).capitalize()} after round {number}"
+    named = [(None, check) for check in record["checks"] if not _is_of(record, check)]
+    named += [
+        (policy, check) for policy in record.get("policies") or {} for check in record_of(record, policy)["checks"]
+    ]
     checks = [
         StageEvidence(
-            name=check["name"],
+            name=check_name(policy, check["name"]),
             holds=check["ok"],
             detail=check["detail"],
-            links=_links(check, files, record, dataset),
-            figures=_figures(check["name"], record),
-            log="" if check["ok"] else _log_end(files.path / "logs" / f"{_LOGS.get(check['name'], 'trainer')}.log"),
+            links=_links(check, files, record, datasets.get(policy)),
+            figures=_figures(check["name"], record_of(record, policy)),
+            log="" if check["ok"] else _log_end(files.path / "logs" / _log_of(check["name"], policy)),
         )
-        for check in record["checks"]
+        for policy, check in named
     ]
     return StageModel(
         run_id=files.run_id,
@@ -115,9 +119,19 @@ def load_stage(sources: Sources, params: Params) -> StageModel:
         checks=sorted(checks, key=lambda one: one.holds),
         earlier=place - 1 if place > 0 else None,
         later=place + 1 if place + 1 < len(records) else None,
-        dataset=dataset,
+        datasets=sorted(datasets.values()),
         params=params,
     )
+
+
+def _is_of(record: Record, check: Mapping[str, Any]) -> bool:
+    """Whether the check is of one of several policies."""
+    return any(check["name"].startswith(check_name(policy, "")) for policy in record.get("policies") or {})
+
+
+def _log_of(name: str, policy: str | None) -> str:
+    log = _LOGS.get(name, "trainer")
+    return f"{log}-{policy}.log" if policy and log == "trainer" else f"{log}.log"
 
 
 def _links(check: Mapping[str, Any], files: RunFiles, record: Record, dataset: str | None) -> list[tuple[str, str]]:

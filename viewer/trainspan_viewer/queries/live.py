@@ -21,7 +21,17 @@ _SHOWN: Final = 30
 _MINUTE_NS: Final = 60 * 10**9
 _COLUMNS: Final = (
     *("seq", "trace_id", "rollout_id", "attempt", "task_id", "round", "split", "agent", "is_call", "call_index"),
-    *("policy_version", "finish_reason", "delivered", "start_ns", "end_ns", "n_tokens", "call_facts", "rollout_status"),
+    *(
+        "policy_name",
+        "policy_version",
+        "finish_reason",
+        "delivered",
+        "start_ns",
+        "end_ns",
+        "n_tokens",
+        "call_facts",
+        "rollout_status",
+    ),
     *("status_code", "name", "service_name", "status_message"),
 )
 _ROLLOUTS: Final = ("rollout_id", "attempt", "status", "reward", "n_calls", "task_id", "round", "split", "end_ns")

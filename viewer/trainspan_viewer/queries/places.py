@@ -9,6 +9,7 @@ from typing import Final
 from trainspan_schemas.artifacts.dataset import dataset_dirs, round_of
 from trainspan_schemas.artifacts.run_files import RunFiles
 from trainspan_schemas.errors import TrainspanError
+from trainspan_schemas.home import policy_dir
 
 __all__ = ["DatasetPlace", "NotFoundError", "ViewerPaths"]
 
@@ -25,9 +26,15 @@ class DatasetPlace:
     """One dataset on disk."""
 
     name: str
-    """Its name in addresses: `RUN:round-0003`, or `round-0003` for one that was built outside of runs."""
+    """Its name in addresses: `RUN:round-0003`, or `round-0003` for one that was built outside of runs; of one of several
+    policies `RUN:POLICY:round-0003` or `:POLICY:round-0003`."""
     path: Path
     run_id: str | None
+    policy: str | None = None
+
+    @property
+    def round(self) -> int:
+        return round_of(self.path.name) or 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +67,41 @@ class ViewerPaths:
         """The datasets of runs, the newest run first and its newest dataset first, then those outside of runs."""
         for run in self.all_runs():
             yield from self.datasets_of(run)
-        for path in reversed(dataset_dirs(self.datasets)):
-            yield DatasetPlace(path.name, path, None)
+        yield from _places(None, self.datasets)
 
     def datasets_of(self, run: RunFiles) -> Iterator[DatasetPlace]:
-        for path in reversed(dataset_dirs(run.datasets)):
-            yield DatasetPlace(f"{run.run_id}:{path.name}", path, run.run_id)
+        """The datasets of a run, the newest first."""
+        return _places(run.run_id, run.datasets)
+
+    def of_other_policies(self, place: DatasetPlace | None) -> list[DatasetPlace]:
+        """The datasets of the same round of a run that other policies have."""
+        if place is None or place.run_id is None or place.policy is None:
+            return []
+        found = self.datasets_of(self.run(place.run_id))
+        return [other for other in found if other.round == place.round and other.policy != place.policy]
 
     def dataset(self, name: str) -> DatasetPlace:
         """Raises NotFoundError."""
-        run_id, colon, folder = name.rpartition(":")
-        root = self.run(run_id).datasets if colon else self.datasets
-        if _NAME.fullmatch(folder) and round_of(folder) is not None and (root / folder).is_dir():
-            return DatasetPlace(name, root / folder, run_id or None)
+        run_id, policy, folder = _parts(name)
+        root = policy_dir(self.run(run_id).datasets if run_id else self.datasets, policy)
+        is_name = policy is None or _NAME.fullmatch(policy)
+        if is_name and _NAME.fullmatch(folder) and round_of(folder) is not None and (root / folder).is_dir():
+            return DatasetPlace(name, root / folder, run_id, policy)
         raise NotFoundError(f"no dataset {name!r}")
+
+
+def _places(run_id: str | None, root: Path) -> Iterator[DatasetPlace]:
+    """The datasets in a folder and in those of policies in it, the newest first."""
+    inside = root.iterdir() if root.is_dir() else ()
+    policies = sorted(path.name for path in inside if path.is_dir() and _NAME.fullmatch(path.name))
+    found = [(path, policy) for policy in (None, *policies) for path in dataset_dirs(policy_dir(root, policy))]
+    for path, policy in sorted(found, key=lambda one: -(round_of(one[0].name) or 0)):
+        parts = [run_id or ""] if run_id or policy else []
+        yield DatasetPlace(":".join([*parts, *([policy] if policy else []), path.name]), path, run_id, policy)
+
+
+def _parts(name: str) -> tuple[str | None, str | None, str]:
+    """Run, policy and folder of a dataset's name."""
+    *where, folder = name.rsplit(":", 2)
+    run_id, policy = where if len(where) > 1 else (where[0] if where else None, None)
+    return run_id or None, policy, folder

@@ -1,11 +1,11 @@
 """One run: its figures by round, the integrity checks, the configuration and how it differs from another run's."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainspan_schemas.artifacts.dataset import round_of
+from trainspan_schemas.config.load import POLICIES
 from trainspan_schemas.config.settings import Settings
 from trainspan_viewer.queries.params import Params
 from trainspan_viewer.queries.places import NotFoundError
@@ -70,8 +70,8 @@ class RunModel:
     n_rounds: int
     page_size: int
     settings: Sequence[SettingRow]
-    datasets: Mapping[int, str]
-    """Round → name of its dataset, for the rounds of this page."""
+    datasets: Mapping[tuple[int, str | None], str]
+    """Round and policy → name of the dataset, for the rounds of this page."""
     others: Sequence[str]
     """Other runs, newest first."""
     params: Params
@@ -95,10 +95,10 @@ def load_run(sources: Sources, params: Params) -> RunModel:
     files = places.run(params.text("run"))
     model = _model(read_run(files), params, page_size=_PAGE)
     numbers = {record["round"] for _, record in model.rounds}
-    datasets = {round_of(place.path.name): place.name for place in places.datasets_of(files)}
+    datasets = {(place.round, place.policy): place.name for place in places.datasets_of(files)}
     return dataclasses.replace(
         model,
-        datasets={number: name for number, name in datasets.items() if number is not None and number in numbers},
+        datasets={key: name for key, name in datasets.items() if key[0] in numbers},
         others=[run.run_id for run in places.all_runs()[:200] if run.run_id != model.records.run_id],
     )
 
@@ -168,10 +168,19 @@ def _settings(stored: Mapping[str, Mapping[str, Any]]) -> list[SettingRow]:
     defaults = dataclasses.asdict(Settings())
     return [
         SettingRow(section, name, value, defaults.get(section, {}).get(name))
-        for section, values in stored.items()
+        for section, values in _sections(stored)
         for name, value in values.items()
     ]
 
 
 def _flat(stored: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    return {f"[{section}] {name}": value for section, values in stored.items() for name, value in values.items()}
+    return {f"[{section}] {name}": value for section, values in _sections(stored) for name, value in values.items()}
+
+
+def _sections(stored: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The sections as in `trainspan.toml`, where each policy has its own."""
+    for section, values in stored.items():
+        if section == POLICIES:
+            yield from ((f"{section}.{name}", own) for name, own in values.items())
+        else:
+            yield section, values

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainspan_schemas.artifacts.run_files import RunFiles
+from trainspan_schemas.artifacts.run_files import RunFiles, record_of
 from trainspan_schemas.errors import TrainspanError
 from trainspan_schemas.intervals import RewardEstimate
 from trainspan_viewer.queries.params import Params
@@ -33,8 +33,8 @@ class RunRecords:
     """run.json"""
     records: Sequence[Record]
     """rounds.jsonl"""
-    metrics: Mapping[int, Record]
-    """Round → the trainer's line."""
+    metrics: Mapping[str | None, Mapping[int, Record]]
+    """Policy → round → the line of its trainer; a single policy is None."""
     is_held: bool
     """Whether a loop is running it now."""
 
@@ -42,6 +42,15 @@ class RunRecords:
     def status(self) -> str:
         status = str(self.run.get("status", "unknown"))
         return "interrupted" if status == "running" and not self.is_held else status
+
+    @property
+    def policies(self) -> tuple[str | None, ...]:
+        """Those that the run trains."""
+        return tuple(self.metrics)
+
+    def rounds_of(self, policy: str | None) -> list[Record]:
+        """The rounds as a policy sees them."""
+        return [record_of(record, policy) for record in self.rounds]
 
     @property
     def rounds(self) -> list[Record]:
@@ -156,13 +165,15 @@ def read_run(run: RunFiles) -> RunRecords:
 
 def _stamp_of(run: RunFiles) -> _Stamp:
     """Differs if a file of the run has changed, or if the loop has begun or ended."""
-    parts = [run.path / "run.json", run.path / "rounds.jsonl", run.checkpoints / "metrics.jsonl"]
+    metrics = (run.metrics_file(), *sorted(run.checkpoints.glob(f"*/{run.metrics_file().name}")))
+    parts = [run.path / "run.json", run.path / "rounds.jsonl", *metrics]
     return (*(part for path in parts for part in _stamp(path)), int(run.is_held()))
 
 
 def _parsed(run: RunFiles, stamp: _Stamp) -> RunRecords:
     try:
-        parsed = RunRecords(run.run_id, run.read("run.json"), run.records(), run.metrics(), bool(stamp[-1]))
+        metrics = {policy: run.metrics(policy) for policy in run.policies()}
+        parsed = RunRecords(run.run_id, run.read("run.json"), run.records(), metrics, bool(stamp[-1]))
         _check(parsed)
     except (OSError, LookupError, ValueError, TypeError, AttributeError) as error:
         raise RunError(f"run {run.run_id} cannot be read: {error!r}"[:300]) from error

@@ -1,4 +1,4 @@
-"""The devices of a run's policy server and trainer, and the launcher of a trainer on several devices."""
+"""The devices of a run's policy server and trainers, and the launcher of a trainer on several devices."""
 
 import re
 import shlex
@@ -10,7 +10,7 @@ from pathlib import Path
 from trainspan_schemas.config.settings import LoopSettings
 from trainspan_schemas.errors import ConfigError
 
-__all__ = ["Devices"]
+__all__ = ["Devices", "TrainerDevices"]
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"  # PyTorch and vLLM use it on AMD GPUs too
 _AMD = "HIP_VISIBLE_DEVICES"  # must have the same value if it is set
@@ -21,17 +21,32 @@ _MODULES = {"accelerate launch": "accelerate.commands.launch", "torchrun": "torc
 
 
 @dataclass(frozen=True, slots=True)
+class TrainerDevices:
+    """Those of one of several trainers."""
+
+    devices: tuple[str, ...]
+    launcher: tuple[str, ...]
+    """The command that runs the trainer's module, without `-m` and what follows."""
+    share: float
+    """Its share of their free memory."""
+
+
+@dataclass(frozen=True, slots=True)
 class Devices:
     """Names of GPUs as in CUDA_VISIBLE_DEVICES; empty on a machine without GPUs."""
 
     server: tuple[str, ...]
     trainer: tuple[str, ...]
-    launcher: tuple[str, ...]
-    """The command that runs the trainer's module, without `-m` and what follows."""
+    """Those of all trainers."""
+    trainers: tuple[TrainerDevices, ...]
 
     @classmethod
-    def of(cls, settings: LoopSettings, environ: Mapping[str, str], dev: Path = Path("/dev")) -> "Devices":
-        """The devices by the settings; by default the server has the first GPU, the trainer the others or the same one.
+    def of(
+        cls, settings: LoopSettings, environ: Mapping[str, str], dev: Path = Path("/dev"), *, trainers: int = 1
+    ) -> "Devices":
+        """The devices by the settings; by default the server has the first GPU, the trainers the others or the same one.
+
+        Each of several trainers gets as many GPUs as the others; if that does not work out, all of them share all.
 
         Raises ConfigError if a device does not exist or the launch settings contradict each other.
         """
@@ -42,7 +57,7 @@ class Devices:
             server = tuple(name for name in visible if name not in (trainer or ()))[:1] or visible[:1]
         if trainer is None:
             trainer = tuple(name for name in visible if name not in server) or visible[:1]
-        return cls(server, trainer, _launcher(settings, len(trainer)))
+        return cls(server, trainer, _divided(settings, trainer, trainers))
 
     @property
     def shared(self) -> bool:
@@ -92,6 +107,15 @@ def _chosen(setting: str, text: str | None, visible: tuple[str, ...]) -> tuple[s
             f"loop.{setting} = {text!r} names GPU {missing[0]}, and {known if visible else 'no GPU is visible'}"
         )
     return tuple(visible[int(place)] for place in places)
+
+
+def _divided(settings: LoopSettings, devices: tuple[str, ...], trainers: int) -> tuple[TrainerDevices, ...]:
+    each, left = divmod(len(devices), trainers)
+    if not each or left:
+        whole = TrainerDevices(devices, _launcher(settings, len(devices)), 1 / trainers)
+        return (whole,) * trainers
+    parts = [devices[place * each : (place + 1) * each] for place in range(trainers)]
+    return tuple(TrainerDevices(part, _launcher(settings, each), 1.0) for part in parts)
 
 
 def _launcher(settings: LoopSettings, devices: int) -> tuple[str, ...]:

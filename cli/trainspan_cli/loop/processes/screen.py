@@ -12,6 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from trainspan_schemas.artifacts.run_files import versions
 from trainspan_schemas.intervals import RewardEstimate
 
 __all__ = ["Screen"]
@@ -40,7 +41,7 @@ class Screen:
         self._stage = "starting"
         self._collecting, self._collecting_round, self._collecting_began = "", 0, self._began
         self._round, self._round_text = 0, ""
-        self._version: int | None = None
+        self._versions: dict[str | None, int] = {}
         self._progress: dict[str, Any] = {}
         self._rounds: list[dict[str, Any]] = []
         self._evals: list[dict[str, Any]] = []
@@ -82,8 +83,9 @@ class Screen:
     def round(self, round_: int, rounds: int) -> None:
         self._round, self._round_text = round_, f"round {round_} of {rounds}"
 
-    def policy(self, version: int | None) -> None:
-        self._version = version if version is not None else self._version
+    def policy(self, version: int | None, policy: str | None = None) -> None:
+        if version is not None:
+            self._versions[policy] = version
 
     def progress(self, event: dict[str, Any]) -> None:
         self._progress = event
@@ -112,7 +114,7 @@ class Screen:
         head.add_column()
         head.add_column(justify="right")
         where = " · ".join(part for part in (self._round_text, self._stage, self._rollouts()) if part)
-        version = "" if self._version is None else f"policy version {self._version}"
+        version = ", ".join(f"{name or 'policy version'} {number}" for name, number in self._versions.items())
         head.add_row(Text(where, style="bold"), Text(f"{version}   {self._clock()}"))
         parts: list[Any] = [head]
         if self._progress:
@@ -160,22 +162,22 @@ class Screen:
         rate = "" if held_out is None else str(RewardEstimate.of_record(held_out))
         ok = "✓" if all(check["ok"] for check in record["checks"]) else "✗"
         if record["kind"] != "round":
-            return ["start", str(record["policy_version"]), str(record["n"]), "", "", rate, "", "", ok, "", "", ""]
+            return ["start", versions(record), str(record["n"]), "", "", rate, "", "", ok, "", "", ""]
         train, rollout = record["train"], record["rollout"]
         reward = rollout.get("mean_reward")
         status = rollout.get("status") or {}
-        version = "skipped" if record.get("skipped") else record["policy_version"]
         sampled, sampling_s = rollout.get("sampled_tokens"), rollout.get("sampling_seconds")
-        difference = train.get("logp_diff_mean")
+        policies = (record.get("policies") or {}).values()
+        differences = [one["train"].get("logp_diff_mean") for one in policies] or [train.get("logp_diff_mean")]
         return [
             str(record["round"]),
-            str(version if version is not None else "–"),
+            versions(record),
             str(rollout.get("total", "–")),
             str(sum(count for name, count in status.items() if name != "ok")),
             "–" if reward is None else f"{reward:.3f}",
             rate,
             f"{sampled / sampling_s:.0f}" if sampled is not None and sampling_s else "–",
-            "–" if difference is None else f"{difference:.0e}",
+            ", ".join("–" if difference is None else f"{difference:.0e}" for difference in differences),
             ok,
             f"{seconds.get('rollouts', 0):.1f}",
             f"{seconds.get('dataset', 0):.1f}",
@@ -186,7 +188,7 @@ class Screen:
         if record["kind"] == "eval":
             estimate = RewardEstimate.of_record(record)
             passes = "".join(f", pass@{k} {value:.3f}" for k, value in (record.get("pass_at") or {}).items())
-            where = f"{record['name']} after round {record['round']} (version {record['policy_version']})"
+            where = f"{record['name']} after round {record['round']} (version {versions(record)})"
             return f"{where}: {estimate}{passes}"
         round_, version, rollouts, failed, train, _, speed, difference, ok, *seconds = self._cells(record, None)
         stages = ", ".join(
@@ -196,9 +198,11 @@ class Screen:
             return (
                 f"round {round_}: skipped, {rollouts} rollouts ({failed} failed), reward {train}: {record['skipped']}"
             )
+        named = record.get("policies") or {}
+        why = "".join(f"; {name} skipped: {own['skipped']}" for name, own in named.items() if own["skipped"])
         return (
             f"round {round_}: version {version}, {rollouts} rollouts ({failed} failed), reward {train}, {speed} sampled tok/s, "
-            f"mean |Δlogp| {difference}, checks {ok} ({stages})"
+            f"mean |Δlogp| {difference}, checks {ok} ({stages}){why}"
         )
 
     def _clock(self) -> str:

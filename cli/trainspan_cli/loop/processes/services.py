@@ -1,21 +1,23 @@
-"""The long-lived processes of a run: collector, policy server and trainer, started, watched and stopped together."""
+"""The long-lived processes of a run: collector, policy server and trainers, started, watched and stopped together."""
 
 import os
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
-from trainspan_cli.clients.policy_server import PolicyClient
+from trainspan_cli.clients.policy_server import PolicyClient, served
 from trainspan_cli.loop.processes.child_processes import Service
 from trainspan_cli.loop.processes.devices import Devices
 from trainspan_cli.loop.processes.screen import Screen
 from trainspan_cli.loop.state.run_folder import RunFolder
 from trainspan_schemas.artifacts.checkpoint import LATEST
 from trainspan_schemas.artifacts.dataset import dataset_dirs
+from trainspan_schemas.config.policy_scope import Policy, policies_of
 from trainspan_schemas.config.settings import Settings
 from trainspan_schemas.errors import ConfigError, ProcessError
-from trainspan_schemas.home import store_path
+from trainspan_schemas.home import policy_dir, store_path
 from trainspan_schemas.store.access import running_collector
 
 __all__ = ["Services"]
@@ -30,9 +32,10 @@ class Services:
         self._screen = screen
         self._running: list[Service] = []
         self._restarting = threading.Lock()
-        self._trainer: Service | None = None
+        self._trainers: dict[Policy, Service] = {}
         self.config = ["--config", str(config)] if config else []
-        self.devices = Devices.of(settings.loop, os.environ)
+        self._policies = policies_of(settings)
+        self.devices = Devices.of(settings.loop, os.environ, trainers=len(self._policies))
         self.environ = {**os.environ, "PYTHONUNBUFFERED": "1"}
         self.policy = PolicyClient(f"http://{settings.serving.host}:{settings.serving.port}")
         self.store = store_path(settings.collector.store)
@@ -52,6 +55,7 @@ class Services:
             collector.wait_until(lambda: running_collector(self.store) is not None, timeout_s)
         self._screen.stage("starting the policy server and the trainer")
         checkpoints = ["--checkpoints", str(folder.checkpoints)]
+        # The model is the base of several policies, whose adapters the server finds by itself.
         start = [] if (folder.checkpoints / LATEST).exists() else [model]
         devices = self.devices
         server = self._launch(
@@ -62,25 +66,30 @@ class Services:
         )
         # The trainer adapts to the memory that the server leaves on a shared GPU. With a dataset from before an interruption
         # it would be done before the server could swap.
-        if devices.shared or any(dataset_dirs(folder.datasets)):
+        policies = self._policies
+        if devices.shared or any(dataset_dirs(policy_dir(folder.datasets, policy)) for policy in policies):
             server.wait_until(self.policy.is_healthy, timeout_s)
         if devices.shared and settings.serving.sleep:
             self.policy.sleep()
         follow = ["train", "--follow", "--dataset", str(folder.datasets), "--model", model, *checkpoints]
-        self._trainer = self._launch(
-            "trainer",
-            [*follow, "--policy-url", self.policy.url, "--format", "json"],
-            environ=devices.environ(self.environ, devices.trainer),
-            launcher=devices.launcher,
-        )
+        follow += ["--policy-url", self.policy.url, "--format", "json"]
+        for policy, own in zip(policies, devices.trainers, strict=True):
+            share = own.share * settings.train.memory_share
+            self._trainers[policy] = self._launch(
+                "trainer" if policy is None else f"trainer {policy}",
+                [*follow, *([] if policy is None else ["--policy", policy, "--memory-share", f"{share:g}"])],
+                environ=devices.environ(self.environ, own.devices),
+                launcher=own.launcher,
+            )
         server.wait_until(self.policy.is_healthy, timeout_s)
-        self._trainer.wait_until(lambda: not self.trainer.events.empty(), timeout_s)
-        self._screen.policy(self.policy.policy()["version"])
+        for trainer in self._trainers.values():
+            trainer.wait_until(partial(_has_spoken, trainer), timeout_s)
+        state = self.policy.policy()
+        for policy in policies:
+            self._screen.policy(served(state, policy)["version"], policy)
 
-    @property
-    def trainer(self) -> Service:
-        assert self._trainer is not None, "started"
-        return self._trainer
+    def trainer(self, policy: Policy) -> Service:
+        return self._trainers[policy]
 
     def collector_option(self) -> list[str]:
         """The option that names the running collector for senders of spans."""
@@ -119,3 +128,7 @@ class Services:
         self._running.append(service)
         service.start()
         return service
+
+
+def _has_spoken(service: Service) -> bool:
+    return not service.events.empty()

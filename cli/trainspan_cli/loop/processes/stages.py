@@ -5,12 +5,13 @@ import hashlib
 import queue
 import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeAlias
 
 from trainspan_cli.clients.new_rewards import last_seq, new_rewards
+from trainspan_cli.clients.policy_server import served
 from trainspan_cli.clients.store import rows
 from trainspan_cli.loop.checks.integrity import stage_checks
 from trainspan_cli.loop.checks.stage_counts import StageMeter
@@ -20,10 +21,15 @@ from trainspan_cli.loop.processes.services import Services
 from trainspan_cli.loop.state.run_folder import RunFolder
 from trainspan_schemas.agents.functions import is_function_name
 from trainspan_schemas.artifacts.dataset import dataset_dir, manifest_path
+from trainspan_schemas.config.policy_scope import Policy, policies_of
 from trainspan_schemas.config.settings import Settings
 from trainspan_schemas.errors import ProcessError, StoreError
+from trainspan_schemas.home import policy_dir
 
-__all__ = ["Collected", "Stages"]
+__all__ = ["Collected", "Nothing", "Stages"]
+
+Nothing: TypeAlias = Mapping[Policy, dict[str, Any]]
+"""The policies without a dataset, because nothing can be trained → the reason as `nothing_to_train`, and the figures."""
 
 NOTHING_TO_TRAIN = 3
 """Exit code of `trainspan dataset` if there is nothing to train on."""
@@ -57,6 +63,9 @@ class Stages:
         self._folder = folder
         self._screen = screen
         self._commands = Commands()
+        self.policies = policies_of(settings)
+        self.take_turns = settings.loop.policies_in_turn or settings.serving.sleep
+        """Whether a policy's dataset is built only after the one before it is trained."""
 
     def stop(self) -> None:
         """Ends the commands in progress, and lets none start until `resume`."""
@@ -121,33 +130,33 @@ class Stages:
         checks = [check.record() for check in stage_checks(counts)]
         return Collected(result, checks, time.monotonic() - began, counts.stored_rollouts >= counts.rollouts)
 
-    def dataset(self, round_: int, *, are_stored: bool) -> dict[str, Any] | None:
-        """Builds the dataset of a round's rollouts, which the trainer picks up at once.
+    def dataset(self, round_: int, *, are_stored: bool, policies: Sequence[Policy] | None = None) -> Nothing:
+        """Builds the datasets of a round's rollouts, which the trainers pick up at once; only those of `policies`, if given.
 
-        Returns None, or, if there is no dataset because nothing can be trained, the reason as `nothing_to_train`, and the
-        figures. The runner has ended: if all of its rollouts `are_stored`, incomplete groups do not wait.
+        The runner has ended: if all of its rollouts `are_stored`, incomplete groups do not wait.
         """
-        if self._settings.serving.sleep:
-            self._services.policy.sleep()
         arguments = ["--round", str(round_), "--wait-s", "30", "--settle-s", "20"]
-        return self._dataset([*arguments, "--group-wait-s", "0"] if are_stored else arguments)
+        return self._datasets(round_, [*arguments, "--group-wait-s", "0"] if are_stored else arguments, policies)
 
-    def batch(self, round_: int, since: int, group_wait_s: float) -> dict[str, Any] | None:
-        """Builds the dataset of a round from all complete groups of draw `since` or later that no earlier one used.
+    def batch(self, round_: int, since: int, group_wait_s: float) -> Nothing:
+        """Builds the datasets of a round from all complete groups of draw `since` or later that no earlier one used.
 
-        Groups with rollouts in progress are left out for `group_wait_s` after the last one of them ended. Returns the same
-        as `dataset`.
+        Groups with rollouts in progress are left out for `group_wait_s` after the last one of them ended.
         """
         arguments = ["--number", str(round_), "--since-round", str(since), "--group-wait-s", str(group_wait_s)]
-        return self._dataset([*arguments, "--settle-s", str(max(20.0, group_wait_s))])
+        return self._datasets(round_, [*arguments, "--settle-s", str(max(20.0, group_wait_s))])
 
-    def live_dataset(self, round_: int, since_seq: int) -> dict[str, Any] | None:
-        """Builds the dataset of a round from all rewarded rollouts of any run that came after `since_seq` into the store.
+    def live_dataset(self, round_: int, since_seq: int) -> Nothing:
+        """Builds the datasets of a round from all rewarded rollouts of any run that came after `since_seq` into the store.
 
-        Most users give no feedback, so that most calls may be without a reward. Returns the same as `dataset`.
+        Most users give no feedback, so that most calls may be without a reward.
         """
         arguments = ["--number", str(round_), "--since-seq", str(since_seq), "--min-coverage", "0"]
-        return self._dataset(arguments, of_run=False)
+        return self._datasets(round_, arguments, of_run=False)
+
+    def has_dataset(self, round_: int) -> bool:
+        """Whether a dataset of the round was built, also before the loop was interrupted."""
+        return any(self._dataset_dir(round_, policy).exists() for policy in self.policies)
 
     def last_seq(self) -> int:
         """The place that the store has reached."""
@@ -157,12 +166,28 @@ class Stages:
         """The number of rewards that were stored after a place, and the place up to which they were counted."""
         return new_rewards(str(self._services.store), self._settings.dataset, since_seq)
 
-    def _dataset(self, arguments: list[str], *, of_run: bool = True) -> dict[str, Any] | None:
-        fixed = ["--store", str(self._services.store), "--out", str(self._folder.datasets)]
-        fixed += ["--run", self._folder.run_id] if of_run else []
-        summary: dict[str, Any] = {}
-        code, message = self._command("dataset", fixed + arguments, [], summary.update, admitted=(0, NOTHING_TO_TRAIN))
-        return {"nothing_to_train": message, **summary} if code == NOTHING_TO_TRAIN else None
+    def _datasets(
+        self, round_: int, arguments: list[str], policies: Sequence[Policy] | None = None, *, of_run: bool = True
+    ) -> Nothing:
+        """Builds the datasets of the policies that have none yet: by default all, or the first if they take turns."""
+        nothing: dict[Policy, dict[str, Any]] = {}
+        for policy in policies or (self.policies[:1] if self.take_turns else self.policies):
+            if self._dataset_dir(round_, policy).exists():
+                continue
+            if self._settings.serving.sleep:
+                self._services.policy.sleep()
+            fixed = ["--store", str(self._services.store), "--out", str(self._folder.datasets)]
+            fixed += ["--run", self._folder.run_id] if of_run else []
+            fixed += [] if policy is None else ["--policy", policy]
+            summary: dict[str, Any] = {}
+            admitted = (0, NOTHING_TO_TRAIN)
+            code, message = self._command("dataset", fixed + arguments, [], summary.update, admitted=admitted)
+            if code == NOTHING_TO_TRAIN:
+                nothing[policy] = {"nothing_to_train": message, **summary}
+        return nothing
+
+    def _dataset_dir(self, round_: int, policy: Policy) -> Path:
+        return dataset_dir(policy_dir(self._folder.datasets, policy), round_)
 
     def sampled_tokens(self) -> int:
         """Tokens that the policy server sampled since its start."""
@@ -182,33 +207,38 @@ class Stages:
             while rows(str(self._services.store), query)[0]["rollouts"] < rollouts and time.monotonic() < deadline:
                 time.sleep(0.1)
 
-    def trained(self, round_: int) -> dict[str, Any]:
-        """Waits for the trainer's event for the round's dataset, which the trainer finds by itself.
+    def trained(self, round_: int, policy: Policy) -> dict[str, Any]:
+        """Waits for the event of the policy's trainer for the round's dataset, which the trainer finds by itself.
 
         If the trainer used it before the loop (or the trainer) was killed, there is no event: the result then comes from
         its metrics or its ledger.
         """
-        manifest = manifest_path(dataset_dir(self._folder.datasets, round_))
+        manifest = manifest_path(self._dataset_dir(round_, policy))
         sha256 = hashlib.sha256(manifest.read_bytes()).hexdigest()
         while True:
-            earlier = self._folder.trained_before(sha256)
+            earlier = self._folder.trained_before(sha256, policy)
             try:
-                event = self._services.trainer.events.get(timeout=0.5)
+                event = self._services.trainer(policy).events.get(timeout=0.5)
             except queue.Empty:
                 if earlier is not None:
-                    return self._recovered(earlier)
+                    return self._recovered(earlier, policy)
                 self._services.keep_alive()
                 continue
             if event.get("event") == "round" and event.get("round") == round_:
-                self._screen.policy(event.get("version"))
+                self._screen.policy(event.get("version"), policy)
                 return event
 
-    def _recovered(self, known: dict[str, Any]) -> dict[str, Any]:
+    def version(self, policy: Policy) -> int:
+        """The version of the policy in service."""
+        version: int = served(self._services.policy.policy(), policy)["version"]
+        return version
+
+    def _recovered(self, known: dict[str, Any], policy: Policy) -> dict[str, Any]:
         """Reconstructs an event from the trainer's files and the policy server's last swap."""
-        served = self._services.policy.policy()
-        self._screen.policy(served["version"])
+        now = served(self._services.policy.policy(), policy)
+        self._screen.policy(now["version"], policy)
         tokens = {"trained": known.get("trained_tokens"), "forwarded": known.get("forwarded_tokens")}
-        swap = {"version": served["version"], "canary": served["canary"]}
+        swap = {"version": now["version"], "canary": now["canary"]}
         skipped = known.get("skipped")
         return {**known, "event": "round", "recovered": True, "tokens": tokens, "swap": swap, "skipped": skipped}
 

@@ -7,7 +7,9 @@ from typing import Any
 
 from trainspan_cli.loop.report.comparison import Band, Series, measured_in
 from trainspan_schemas.artifacts.agreement import applied_limit
+from trainspan_schemas.artifacts.run_files import record_of
 from trainspan_schemas.intervals import RewardEstimate, measured
+from trainspan_viewer.pages.run.curves import sampled_after
 
 __all__ = ["draw_comparison", "draw_curves"]
 
@@ -27,7 +29,7 @@ def draw_curves(records: Sequence[Record], path: Path, title: str) -> None:
     # A round's rollouts come from the policy before its update, or from earlier ones if they ran ahead of training: they are
     # plotted at that policy's validation.
     reward.plot(
-        [record["round"] - 1 - (record["train"].get("staleness_mean") or 0) for record in shown],
+        [sampled_after(record) for record in shown],
         [record["rollout"]["mean_reward"] for record in shown],
         ".-",
         color=GRAY,
@@ -55,22 +57,24 @@ def draw_curves(records: Sequence[Record], path: Path, title: str) -> None:
         reward.set_ylim(0, 1)
     reward.legend(loc="upper left", fontsize=8)
     reward.set_title(title, fontsize=10)
-    agreed = [record for record in rounds if record["train"].get("agreement")]
-    difference.semilogy(
-        [record["round"] - 1 for record in agreed],
-        [record["train"]["agreement"]["mean"] or math.nan for record in agreed],
-        ".-",
-        color=GREEN,
-    )
-    difference.semilogy(
-        [record["round"] - 1 for record in agreed],
-        [applied_limit(record["train"]["agreement"]) or math.nan for record in agreed],
-        "_--",
-        color=RED,
-        linewidth=0.8,
-    )
+    policies = list(dict.fromkeys(policy for record in rounds for policy in record.get("policies") or (None,)))
+    for number, policy in enumerate(policies):
+        _draw_agreement(difference, [record_of(record, policy) for record in rounds], policy, number)
     difference.set_ylabel("mean |Δlogp|\nserver − trainer", fontsize=8)
     _finish(figure, (reward, difference), path)
+
+
+def _draw_agreement(axis: Any, rounds: Sequence[Record], policy: str | None, number: int) -> None:
+    """The mean difference of one policy by round, and its limit."""
+    agreed = [record for record in rounds if record["train"].get("agreement")]
+    updates = [record["round"] - 1 for record in agreed]
+    color = GREEN if policy is None else f"C{number}"
+    means = [record["train"]["agreement"]["mean"] or math.nan for record in agreed]
+    axis.semilogy(updates, means, ".-", color=color, label=policy)
+    limits = [applied_limit(record["train"]["agreement"]) or math.nan for record in agreed]
+    axis.semilogy(updates, limits, "_--", color=RED, linewidth=0.8)
+    if policy is not None:
+        axis.legend(loc="upper left", fontsize=7)
 
 
 def draw_comparison(series: Sequence[Series], path: Path) -> None:

@@ -7,10 +7,11 @@ from typing import Any
 
 from trainspan_cli.loop.report.curves import draw_curves
 from trainspan_cli.loop.state.run_folder import RunFolder
+from trainspan_schemas.artifacts.run_files import record_of
 from trainspan_schemas.intervals import RewardEstimate
 from trainspan_viewer.html.document import standalone
 from trainspan_viewer.pages.run.report import render_report
-from trainspan_viewer.queries.runs import read_run
+from trainspan_viewer.queries.runs import RunRecords, read_run
 
 __all__ = ["write_report"]
 
@@ -21,47 +22,51 @@ def write_report(run: RunFolder, title: str, verdicts: Sequence[tuple[str, bool,
     """Writes `curves.png`, `rounds.csv` and `report.html` into the run's folder; returns the page's path."""
     records, page = read_run(run), run.path / "report.html"
     draw_curves(records.records, run.path / "curves.png", title)
-    _write_csv(run.path / "rounds.csv", records.records, records.metrics)
+    _write_csv(run.path / "rounds.csv", records)
     page.write_text(standalone(render_report(records, title, verdicts)), encoding="utf-8")
     return page
 
 
-def _write_csv(path: Path, records: Sequence[Record], metrics: Mapping[int, Record]) -> None:
-    """Writes one line per round: the loop's figures, the validation after it, and every number of the trainer."""
+def _write_csv(path: Path, run: RunRecords) -> None:
+    """Writes one line per round, of several policies one for each: the figures of loop and trainer, and the validation after it."""
     validations = {
         record["round"]: RewardEstimate.of_record(record)
-        for record in records
+        for record in run.records
         if record["kind"] == "eval" and record["name"] == "validation"
     }
-    lines = []
-    for record in records:
-        if record["kind"] != "round":
-            continue
-        number = record["round"]
-        trainer = {
-            f"train_{name}": value
-            for name, value in metrics.get(number, {}).items()
-            if isinstance(value, int | float) and not isinstance(value, bool) and name not in ("round", "version")
-        }
-        validation = validations.get(number)
-        lines.append(
-            {
-                "round": number,
-                "policy_version": record["policy_version"],
-                "skipped": record.get("skipped"),
-                "rollouts": record["rollout"].get("total"),
-                "reward_mean": record["rollout"].get("mean_reward"),
-                "sampled_tokens": record["rollout"].get("sampled_tokens"),
-                "validation": validation.mean if validation and validation.n else None,
-                "validation_n": validation.n if validation else None,
-                "calls_seen": record["dataset"].get("calls_seen"),
-                "calls_kept": record["dataset"].get("calls_kept"),
-                **{f"seconds_{stage}": seconds for stage, seconds in record["seconds"].items()},
-                **trainer,
-            }
-        )
+    lines = [
+        _line(record_of(record, policy), policy, run.metrics[policy], validations.get(record["round"]))
+        for record in run.records
+        if record["kind"] == "round"
+        for policy in run.policies
+    ]
     columns = list(dict.fromkeys(name for line in lines for name in line))
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, columns)
         writer.writeheader()
         writer.writerows(lines)
+
+
+def _line(
+    record: Record, policy: str | None, metrics: Mapping[int, Record], validation: RewardEstimate | None
+) -> dict[str, Any]:
+    trainer = {
+        f"train_{name}": value
+        for name, value in metrics.get(record["round"], {}).items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and name not in ("round", "version")
+    }
+    return {
+        "round": record["round"],
+        **({} if policy is None else {"policy": policy}),
+        "policy_version": record["policy_version"],
+        "skipped": record.get("skipped"),
+        "rollouts": record["rollout"].get("total"),
+        "reward_mean": record["rollout"].get("mean_reward"),
+        "sampled_tokens": record["rollout"].get("sampled_tokens"),
+        "validation": validation.mean if validation and validation.n else None,
+        "validation_n": validation.n if validation else None,
+        "calls_seen": record["dataset"].get("calls_seen"),
+        "calls_kept": record["dataset"].get("calls_kept"),
+        **{f"seconds_{stage}": seconds for stage, seconds in record["seconds"].items()},
+        **trainer,
+    }

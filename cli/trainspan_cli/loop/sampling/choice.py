@@ -26,8 +26,6 @@ def choose_sampler(settings: Settings, tasks: LoopTasks, stages: Stages, folder:
 def check_sampling(settings: Settings) -> None:
     """Raises ConfigError if rollouts cannot run ahead of training as far as the settings say."""
     loop = settings.loop
-    if settings.policies:
-        raise ConfigError("the loop trains one policy for all agents: remove [policies] from its settings")
     if loop.mode not in MODES:
         raise ConfigError(f"loop.mode = {loop.mode!r}: {' or '.join(MODES)}")
     if loop.overlap < 0:
@@ -36,6 +34,9 @@ def check_sampling(settings: Settings) -> None:
         raise ConfigError(
             "loop.overlap and loop.mode are for rollouts that the loop makes: set loop.target, or neither"
         )
+    if loop.policies_in_turn and (loop.overlap or loop.mode == "stream"):
+        name = "loop.overlap" if loop.overlap else 'loop.mode = "stream"'
+        raise ConfigError(f"{name} trains all policies at the same time: set loop.policies_in_turn = false")
     limit = settings.train.max_staleness
     if limit is not None and limit < loop.overlap:
         raise ConfigError(

@@ -14,6 +14,7 @@ from trainspan_cli.loop.state.run_folder import RunFolder
 from trainspan_schemas.artifacts.dataset import dataset_dir, manifest_path
 from trainspan_schemas.config.settings import Settings
 from trainspan_schemas.errors import StoreError
+from trainspan_schemas.home import policy_dir
 
 __all__ = ["LiveSampler"]
 
@@ -58,8 +59,8 @@ class LiveSampler:
 
     def take(self, round_: int) -> SampledRound:
         """Waits for rewards, and builds the dataset of all rollouts that have one."""
-        if dataset_dir(self._folder.datasets, round_).exists():  # built before the loop was interrupted
-            return SampledRound()
+        if self._stages.has_dataset(round_):  # built before the loop was interrupted
+            return SampledRound(nothing=self._stages.live_dataset(round_, self._marks[0][1]))
         self._screen.collecting("waiting for rewards", round_)
         self._wait()
         self._screen.collecting("", round_)
@@ -73,8 +74,7 @@ class LiveSampler:
         self._keep()
         seconds = {"rollouts": waited_s, "dataset": time.monotonic() - self._began}
         figures: dict[str, Any] = {"new_rewards": rewards}
-        if nothing is None:
-            found = json.loads(manifest_path(dataset_dir(self._folder.datasets, round_)).read_bytes())["rewards"]
+        if (found := self._rewards(round_)) is not None:
             figures |= {"total": found["n"], "rewarded": found["n"], "mean_reward": found["mean"]}
         return SampledRound(figures, (), seconds, nothing)
 
@@ -95,6 +95,15 @@ class LiveSampler:
 
     def close(self) -> None:
         """Does nothing: there is no thread."""
+
+    def _rewards(self, round_: int) -> dict[str, Any] | None:
+        """The rewards of the rollouts in the round's first dataset, which are the same in all."""
+        for policy in self._stages.policies:
+            manifest = manifest_path(dataset_dir(policy_dir(self._folder.datasets, policy), round_))
+            if manifest.exists():
+                rewards: dict[str, Any] = json.loads(manifest.read_bytes())["rewards"]
+                return rewards
+        return None
 
     def _wait(self) -> None:
         """Waits for `live_rewards` new rewards, or for one at the end of `live_wait_s`."""

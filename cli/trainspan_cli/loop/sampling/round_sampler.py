@@ -12,7 +12,6 @@ from trainspan_cli.loop.sampling.sampler import SampledRound, is_followed_by_val
 from trainspan_cli.loop.state.run_folder import RunFolder
 from trainspan_cli.loop.state.task_pool import TaskPool
 from trainspan_rollouts.run_ledger import ledger_file
-from trainspan_schemas.artifacts.dataset import dataset_dir
 from trainspan_schemas.config.settings import Settings
 
 __all__ = ["RoundSampler"]
@@ -93,7 +92,7 @@ class RoundSampler:
         self._begun.add(round_)
         if (known := self._folder.sampled(round_)) is not None:
             return Collected(**known)
-        if dataset_dir(self._folder.datasets, round_).exists():
+        if self._stages.has_dataset(round_):
             return None
         loop = self._settings.loop
         self._screen.collecting("rollouts", round_)
@@ -106,10 +105,10 @@ class RoundSampler:
 
     def _build(self, round_: int) -> SampledRound:
         collected = self._collected.pop(round_).result()
+        began = time.monotonic()
+        are_stored = collected is not None and collected.is_stored
+        nothing = self._stages.dataset(round_, are_stored=are_stored)
         if collected is None:
-            return SampledRound()
-        began, nothing = time.monotonic(), None
-        if not dataset_dir(self._folder.datasets, round_).exists():
-            nothing = self._stages.dataset(round_, are_stored=collected.is_stored)
+            return SampledRound(nothing=nothing)
         seconds = {"rollouts": collected.seconds, "dataset": time.monotonic() - began}
-        return SampledRound(collected.result, collected.checks, seconds, nothing)
+        return SampledRound(collected.result, collected.checks, seconds, nothing, are_stored)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ParamSpec, Protocol
 
+from trainspan_cli.loop.processes.stages import Nothing
 from trainspan_schemas.config.settings import LoopSettings
 
 __all__ = ["SampledRound", "Sampler", "is_followed_by_validation"]
@@ -14,13 +15,15 @@ P = ParamSpec("P")
 
 @dataclass(frozen=True, slots=True)
 class SampledRound:
-    """The rollouts of a round, with its dataset on disk, or `nothing` to train on and why."""
+    """The rollouts of a round, with its datasets on disk."""
 
     rollout: dict[str, Any] = field(default_factory=dict)
     """The result of `trainspan rollout`; empty if it was lost with an interrupted loop."""
     checks: Sequence[dict[str, Any]] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
-    nothing: dict[str, Any] | None = None
+    nothing: Nothing = field(default_factory=dict)
+    are_stored: bool = False
+    """Whether the collector is known to have all of its rollouts."""
 
 
 def is_followed_by_validation(settings: LoopSettings, round_: int) -> bool:
@@ -29,7 +32,10 @@ def is_followed_by_validation(settings: LoopSettings, round_: int) -> bool:
 
 
 class Sampler(Protocol):
-    """Collects rollouts and builds the datasets of rounds, in order. Methods raise what the stages raise."""
+    """Collects rollouts and builds the datasets of rounds, in order: of all policies, or of the first if they take turns.
+
+    Methods raise what the stages raise.
+    """
 
     def begin(self, round_: int) -> None:
         """Starts whatever may run before this round is trained."""

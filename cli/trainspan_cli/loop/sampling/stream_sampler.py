@@ -15,7 +15,6 @@ from trainspan_cli.loop.sampling.task_feed import STATE, TaskFeed, drawn_tasks
 from trainspan_cli.loop.state.run_folder import RunFolder
 from trainspan_cli.loop.state.task_pool import TaskPool
 from trainspan_rollouts.run_ledger import ledger_files
-from trainspan_schemas.artifacts.dataset import dataset_dir
 from trainspan_schemas.config.settings import Settings
 
 __all__ = ["StreamSampler"]
@@ -73,8 +72,8 @@ class StreamSampler:
 
     def take(self, round_: int) -> SampledRound:
         """Waits until there are enough groups, and builds the dataset of all complete ones."""
-        if dataset_dir(self._folder.datasets, round_).exists():  # built before the loop was interrupted
-            return SampledRound()
+        if self._stages.has_dataset(round_):  # built before the loop was interrupted
+            return SampledRound(nothing=self._stages.batch(round_, self._oldest[0][1], self._group_wait_s))
         segment, loop = self._segment, self._settings.loop
         assert segment is not None, "begun"
         while not segment.feed.wait(loop.tasks_per_round, _LOOK_S) and not segment.ended.done():

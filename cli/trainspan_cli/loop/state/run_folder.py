@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from trainspan_cli.loop.state.task_pool import TaskPool
+from trainspan_schemas.artifacts.checkpoint import write_latest
 from trainspan_schemas.artifacts.run_files import RunFiles, json_lines
 from trainspan_schemas.errors import ProcessError
-from trainspan_schemas.home import make_home, runs_dir
+from trainspan_schemas.home import make_home, policy_dir, runs_dir
 
 __all__ = ["RunFolder", "newest_unfinished"]
 
@@ -69,15 +70,15 @@ class RunFolder(RunFiles):
         with path.open("a") as file:
             file.write(("\n" if torn else "") + json.dumps(record, default=str) + "\n")
 
-    def trained_before(self, dataset_sha256: str) -> dict[str, Any] | None:
-        """The trainer's record of a finished dataset: from its metrics, else from its ledger.
+    def trained_before(self, dataset_sha256: str, policy: str | None = None) -> dict[str, Any] | None:
+        """The record of a policy's trainer of a finished dataset: from its metrics, else from its ledger.
 
         The ledger is written first. It is used without metrics only after 20 s without a write: the trainer was then killed.
         """
-        for line in json_lines(self.checkpoints / "metrics.jsonl"):
+        for line in json_lines(self.metrics_file(policy)):
             if line.get("dataset") == dataset_sha256:
                 return line
-        ledger = self.checkpoints / "ledger.jsonl"
+        ledger = policy_dir(self.checkpoints, policy) / "ledger.jsonl"
         if not ledger.exists() or time.time() - ledger.stat().st_mtime < LEDGER_REST_S:
             return None
         for entry in json_lines(ledger):
@@ -100,15 +101,23 @@ class RunFolder(RunFiles):
         """What `keep_sampled` kept."""
         return self.read(_sampled_name(round_)) or None
 
-    def keep_best(self, checkpoint: str, record: Mapping[str, Any]) -> None:
-        """Keeps a checkpoint as `best/<name>` (as hard links, which survive pruning) in place of the earlier best."""
+    def keep_best(self, checkpoints: Mapping[str | None, str], record: Mapping[str, Any]) -> None:
+        """Keeps checkpoints (policy → name) in `best/` in place of the earlier best, as hard links, which survive pruning.
+
+        A single policy's is `best/<name>`. Several are a folder of checkpoints to serve from, `best/round-<number>`.
+        """
         best = self.path / "best"
-        target = best / checkpoint
+        alone = checkpoints.get(None)
+        target = best / (alone or f"round-{record['round']:04d}")
         best.mkdir(exist_ok=True)
         if not target.exists():
-            temporary = best / f".{checkpoint}"
+            temporary = best / f".{target.name}"
             shutil.rmtree(temporary, ignore_errors=True)
-            shutil.copytree(self.checkpoints / checkpoint, temporary, copy_function=os.link)
+            for policy, name in checkpoints.items():
+                own = temporary / policy / name if policy is not None else temporary
+                shutil.copytree(policy_dir(self.checkpoints, policy) / name, own, copy_function=os.link)
+                if policy is not None:
+                    write_latest(own.parent, name)
             temporary.rename(target)
         for other in best.iterdir():
             if other != target:

@@ -44,13 +44,18 @@ class RecordedStages:
         self.events.append(f"collected {round_}")
         return Collected({"total": n}, [{"name": "counted", "ok": True, "detail": split}], 1.0, is_stored=True)
 
-    def dataset(self, round_: int, *, are_stored: bool) -> dict[str, Any] | None:
+    def has_dataset(self, round_: int) -> bool:
+        return dataset_dir(self._folder.datasets, round_).exists()
+
+    def dataset(self, round_: int, *, are_stored: bool) -> dict[str | None, Any]:
+        if self.has_dataset(round_):
+            return {}
         assert are_stored
         self.events.append(f"dataset {round_}")
         if round_ in self.nothing:
-            return {"nothing_to_train": "equal rewards"}
+            return {None: {"nothing_to_train": "equal rewards"}}
         dataset_dir(self._folder.datasets, round_).mkdir(parents=True)
-        return None
+        return {}
 
     def stop(self) -> None:
         self._stopped.set()
@@ -100,7 +105,7 @@ def test_a_round_is_collected_while_the_one_before_is_trained(world: World) -> N
     stages.slow = {3: threading.Event()}
     sampler.begin(1)
     first = sampler.take(1)
-    assert (first.rollout, first.nothing, list(first.seconds)) == ({"total": 8}, None, ["rollouts", "dataset"])
+    assert (first.rollout, first.nothing, list(first.seconds)) == ({"total": 8}, {}, ["rollouts", "dataset"])
     assert first.checks == [{"name": "counted", "ok": True, "detail": "train"}]
     until(stages, "collected 2")
     assert "collect 3" not in stages.events, "training of round 1 is not done"
@@ -134,7 +139,7 @@ def test_a_round_with_nothing_to_train_says_why(world: World) -> None:
     sampler, stages = world.start()
     stages.nothing = {1}
     sampler.begin(1)
-    assert sampler.take(1).nothing == {"nothing_to_train": "equal rewards"}
+    assert sampler.take(1).nothing == {None: {"nothing_to_train": "equal rewards"}}
 
 
 def test_a_restarted_loop_repeats_no_rollouts_that_were_collected(world: World) -> None:

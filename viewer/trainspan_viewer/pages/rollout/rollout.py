@@ -35,6 +35,10 @@ def render_rollout(model: RolloutModel) -> Page:
             if model.part is None
             else None,
             link(links.spans(*key), "raw spans"),
+            *(
+                link(links.rollout(*key, dataset=other.name), f"explained by policy {other.policy}")
+                for other in model.of_policies
+            ),
             class_="pages",
         ),
         *(

@@ -25,7 +25,9 @@ def render_compare(model: CompareModel) -> Page:
         chart("held-out tasks (95 %)", [_validation(run) for run in model.runs]),
         chart("mean reward of training rollouts", [_rewards(run) for run in model.runs]),
         *(
-            chart(caption, [_metric(run, name) for run in model.runs], is_log=name == "logp_diff_mean")
+            chart(
+                caption, [curve for run in model.runs for curve in _metric(run, name)], is_log=name == "logp_diff_mean"
+            )
             for name, caption in _METRICS.items()
         ),
     ]
@@ -82,10 +84,15 @@ def _rewards(run: RunRecords) -> Curve:
     return Curve(run.run_id, [Point(x, y) for x, y in found if y is not None])
 
 
-def _metric(run: RunRecords, name: str) -> Curve:
-    return Curve(
-        run.run_id, [Point(x, line[name]) for x, line in sorted(run.metrics.items()) if line.get(name) is not None]
-    )
+def _metric(run: RunRecords, name: str) -> list[Curve]:
+    """One curve, or one for each of several policies."""
+    return [
+        Curve(
+            run.run_id if policy is None else f"{run.run_id} {policy}",
+            [Point(x, line[name]) for x, line in sorted(metrics.items()) if line.get(name) is not None],
+        )
+        for policy, metrics in run.metrics.items()
+    ]
 
 
 def _plain(value: object) -> str:

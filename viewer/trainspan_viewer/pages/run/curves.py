@@ -17,24 +17,31 @@ _MOST_REASONS: Final = 4
 
 
 def run_curves(run: RunRecords) -> list[Child]:
-    """All charts of a run that have values."""
-    rounds, metrics = run.rounds, run.metrics
+    """All charts of a run that have values. Several policies have a curve each."""
+    rounds, policies = run.rounds, run.policies
     charts = [
         _success_chart(run),
         _trained_chart(rounds),
-        _metric_chart("KL (nats per token)", metrics, {"k3": "k3 to the sampler", "kl": "after the last step"}),
-        _metric_chart("entropy (nats)", metrics, {"entropy": "entropy"}),
+        _metric_chart("KL (nats per token)", run, {"k3": "k3 to the sampler", "kl": "after the last step"}),
+        _metric_chart("entropy (nats)", run, {"entropy": "entropy"}),
         chart(
             "mean |Δ log-probability|, server and trainer",
             [
-                Curve("mean", _points(rounds, lambda one: (one["train"].get("agreement") or {}).get("mean")), 2),
-                Curve("limit", _points(rounds, _limit), 1),
+                Curve(_label(policy, name), _points(run.rounds_of(policy), value), color if policy is None else None)
+                for policy in policies
+                for name, value, color in (("mean", _difference, 2), ("limit", _limit, 1))
             ],
             is_log=True,
         ),
-        _metric_chart("clipped share of tokens", metrics, {"clip_low": "low", "clip_high": "high"}),
-        _metric_chart("gradient norm", metrics, {"grad_norm": "mean", "grad_norm_max": "largest step"}),
-        chart("oldest call that is trained (versions behind)", [Curve("staleness", _staleness(metrics), 4)]),
+        _metric_chart("clipped share of tokens", run, {"clip_low": "low", "clip_high": "high"}),
+        _metric_chart("gradient norm", run, {"grad_norm": "mean", "grad_norm_max": "largest step"}),
+        chart(
+            "oldest call that is trained (versions behind)",
+            [
+                Curve(_label(policy, "staleness"), _staleness(metrics), 4 if policy is None else None)
+                for policy, metrics in run.metrics.items()
+            ],
+        ),
         chart("seconds of a round", _seconds(run)),
         chart(
             "tokens sampled per second",
@@ -107,7 +114,9 @@ def _estimated(round_: int, estimate: RewardEstimate) -> Point:
 
 def sampled_after(record: Record) -> float:
     """The round after which the policy of a round's rollouts was made, on average over their trained tokens."""
-    return float(record["round"] - 1 - (record["train"].get("staleness_mean") or 0))
+    policies = (record.get("policies") or {}).values()
+    behind = [one["train"].get("staleness_mean") or 0 for one in (policies or [record])]
+    return float(record["round"] - 1 - sum(behind) / len(behind))
 
 
 def _points(rounds: Sequence[Record], value: Callable[[Record], float | None]) -> list[Point]:
@@ -115,12 +124,25 @@ def _points(rounds: Sequence[Record], value: Callable[[Record], float | None]) -
     return [Point(x, y) for x, y in found if y is not None]
 
 
-def _metric_chart(caption: str, metrics: Mapping[int, Record], names: Mapping[str, str]) -> Element | None:
+def _metric_chart(caption: str, run: RunRecords, names: Mapping[str, str]) -> Element | None:
     curves = [
-        Curve(label, [Point(x, line[name]) for x, line in sorted(metrics.items()) if line.get(name) is not None])
+        Curve(
+            _label(policy, label),
+            [Point(x, line[name]) for x, line in sorted(metrics.items()) if line.get(name) is not None],
+        )
+        for policy, metrics in run.metrics.items()
         for name, label in names.items()
     ]
     return chart(caption, curves)
+
+
+def _label(policy: str | None, name: str) -> str:
+    return name if policy is None else f"{policy}: {name}"
+
+
+def _difference(record: Record) -> float | None:
+    difference: float | None = (record["train"].get("agreement") or {}).get("mean")
+    return difference
 
 
 def _limit(record: Record) -> float | None:

@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 from typing import Any, Final
+from urllib.parse import quote
 
+from trainspan_schemas.artifacts.run_files import record_of, versions
 from trainspan_schemas.intervals import RewardEstimate, measured
 from trainspan_viewer.html.document import Page
 from trainspan_viewer.html.elements import Child, Element, element, link, table
@@ -84,7 +86,7 @@ def _evaluations(model: RunModel) -> list[Child]:
             [
                 link(f"/runs/{run.run_id}/records/{place}", str(record["name"])),
                 record["round"],
-                count(record.get("policy_version")),
+                versions(record),
                 count(estimate.n),
                 f"{estimate.mean:.3f}" if estimate.n else "–",
                 f"{estimate.interval[0]:.3f} to {estimate.interval[1]:.3f}" if estimate.interval else "–",
@@ -100,8 +102,11 @@ def _evaluations(model: RunModel) -> list[Child]:
 
 
 def _rounds(model: RunModel) -> list[Child]:
+    """One row per round, of several policies one for each."""
+    several = model.records.policies != (None,)
     head = (
         "round",
+        *(("policy",) if several else ()),
         "version",
         "rollouts",
         "failed",
@@ -109,28 +114,35 @@ def _rounds(model: RunModel) -> list[Child]:
         "calls",
         "trained",
         "dropped",
+        *(("KL",) if several else ()),
         "mean |Δlogp|",
         "canary",
         "ok",
         "time",
     )
-    rows = [_round_row(model, place, record) for place, record in model.rounds]
+    rows = [
+        _round_row(model, place, record, policy) for place, record in model.rounds for policy in model.records.policies
+    ]
     if not rows:
         return [element("p", "No round is finished yet.", class_="note")]
+    texts = frozenset({1, 8}) if several else frozenset({7})
     return [
-        table(head, rows, text=frozenset({7}), caption="rounds, newest first"),
+        table(head, rows, text=texts, caption="rounds, newest first"),
         paging(model.params.link, model.start, model.page_size, model.n_rounds, "rounds"),
     ]
 
 
-def _round_row(model: RunModel, place: int, record: Record) -> list[Child]:
+def _round_row(model: RunModel, place: int, whole: Record, policy: str | None) -> list[Child]:
+    record = record_of(whole, policy)
     rollout, train, data = record["rollout"], record["train"], record["dataset"]
     status = rollout.get("status") or {}
-    name = model.datasets.get(record["round"])
+    name = model.datasets.get((record["round"], policy))
     dropped = ", ".join(f"{reason} {calls}" for reason, calls in sorted((data.get("dropped") or {}).items()))
     holds = all(check["ok"] for check in record["checks"])
+    whose = f"round {record['round']}" + ("" if policy is None else f", policy {policy}")
     return [
-        link(f"/datasets/{name}", record["round"]) if name else record["round"],
+        link(f"/datasets/{quote(name, safe=':')}", record["round"]) if name else record["round"],
+        *([] if policy is None else [policy]),
         "skipped" if record.get("skipped") else record["policy_version"],
         count(rollout.get("total")),
         sum(value for key, value in status.items() if key != "ok"),
@@ -138,15 +150,16 @@ def _round_row(model: RunModel, place: int, record: Record) -> list[Child]:
         count(data.get("calls_seen")),
         count(data.get("calls_kept")),
         str(record["skipped"]) if record.get("skipped") else dropped or "–",
+        *([] if policy is None else [number(train.get("kl"), 2)]),
         number(train.get("logp_diff_mean"), 2),
         ((train.get("swap") or {}).get("canary") or {}).get("status", "–"),
         link(
             f"/runs/{model.records.run_id}/records/{place}",
             "✓" if holds else "✗",
             class_="ok" if holds else "bad",
-            aria_label=f"checks of round {record['round']}: {'all hold' if holds else 'some do not hold'}",
+            aria_label=f"checks of {whose}: {'all hold' if holds else 'some do not hold'}",
         ),
-        seconds(record["seconds"].get("total")),
+        seconds(record["seconds"].get("total" if policy is None else "train")),
     ]
 
 

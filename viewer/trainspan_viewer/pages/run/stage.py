@@ -1,8 +1,11 @@
 """The evidence of one round or evaluation: every check with its figures, its stored rows, and the log if it failed."""
 
 import json
+from collections.abc import Mapping
+from typing import Any
 from urllib.parse import quote
 
+from trainspan_schemas.artifacts.run_files import versions
 from trainspan_schemas.intervals import RewardEstimate
 from trainspan_viewer.html.document import Page
 from trainspan_viewer.html.elements import Child, Element, element, link, table
@@ -18,7 +21,7 @@ def render_stage(model: StageModel) -> Page:
         "p",
         link(f"{run}/records/{model.earlier}", "← earlier", rel="prev") if model.earlier is not None else None,
         link(f"{run}/records/{model.later}", "later →", rel="next") if model.later is not None else None,
-        link(f"/datasets/{quote(model.dataset, safe=':')}", "its dataset") if model.dataset else None,
+        *(link(f"/datasets/{quote(name, safe=':')}", _dataset_text(name)) for name in model.datasets),
         class_="pages",
     )
     body: list[Child] = [around, _facts(model), element("h2", "Checks"), *map(_evidence, model.checks)]
@@ -27,24 +30,31 @@ def render_stage(model: StageModel) -> Page:
     return Page(model.title, body, section="runs", crumbs=[("runs", "/"), (model.run_id, run)])
 
 
+def _dataset_text(name: str) -> str:
+    parts = name.split(":")
+    return f"the dataset of {parts[1]}" if len(parts) > 2 else "its dataset"
+
+
 def _facts(model: StageModel) -> Element:
     record = model.record
     if record["kind"] == "round":
         rollout, data = record["rollout"], record["dataset"]
         status = ", ".join(f"{name} {n}" for name, n in (rollout.get("status") or {}).items())
         rows: list[list[Child]] = [
-            ["policy version after it", record["policy_version"] if record["policy_version"] is not None else "–"],
+            ["policy version after it", versions(record)],
             ["rollouts", f"{count(rollout.get('total'))} ({status or '–'})"],
             ["mean reward", number(rollout.get("mean_reward"))],
             ["calls seen, trained", f"{count(data.get('calls_seen'))}, {count(data.get('calls_kept'))}"],
             ["time", ", ".join(f"{name} {seconds(spent)}" for name, spent in record["seconds"].items())],
         ]
+        for name, own in (record.get("policies") or {}).items():
+            rows.append([f"policy {name}", _policy(own)])
         if record.get("skipped"):
             rows.append(["skipped because", str(record["skipped"])])
     else:
         status = ", ".join(f"{name} {n}" for name, n in record["status"].items())
         rows = [
-            ["policy version", record["policy_version"] if record["policy_version"] is not None else "–"],
+            ["policy version", versions(record)],
             ["result", str(RewardEstimate.of_record(record))],
             ["tasks", count(record.get("tasks"))],
             ["rollouts", status],
@@ -52,6 +62,16 @@ def _facts(model: StageModel) -> Element:
             ["time", seconds(record.get("seconds"))],
         ]
     return table(["", ""], rows, text=frozenset({0, 1}), caption="what happened")
+
+
+def _policy(own: Mapping[str, Any]) -> str:
+    if own.get("skipped"):
+        return f"skipped: {own['skipped']}"
+    train, data = own["train"], own["dataset"]
+    return (
+        f"version {own['policy_version']}, {count(data.get('calls_kept'))} of {count(data.get('calls_seen'))} calls trained, "
+        f"KL {number(train.get('kl'), 2)}"
+    )
 
 
 def _evidence(check: StageEvidence) -> Element:

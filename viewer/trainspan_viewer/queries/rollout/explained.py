@@ -20,7 +20,7 @@ from trainspan_processing.explain.inquiry import UnknownRolloutError
 from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.text.token_text import Decoder, find_decoder
 from trainspan_processing.traces.trace_index import Clock
-from trainspan_schemas.artifacts.dataset import dataset_dir, manifest_path, round_dir_name
+from trainspan_schemas.artifacts.dataset import manifest_path, round_dir_name
 from trainspan_viewer.queries.params import Params
 from trainspan_viewer.queries.places import DatasetPlace, NotFoundError
 from trainspan_viewer.queries.requests.explain_request import ExplainRequest, ask
@@ -85,11 +85,10 @@ def _dataset_with(
             continue
         with contextlib.suppress(NotFoundError):
             run = sources.places.run(run_id)
-            path = dataset_dir(run.datasets, round_)
-            place = DatasetPlace(f"{run.run_id}:{path.name}", path, run.run_id)
-            is_there = path.name == round_dir_name(round_) and manifest_path(path).is_file()
-            if is_there and _covers(place, rollout, attempt):
-                return place
+            for place in sources.places.datasets_of(run):
+                is_there = place.path.name == round_dir_name(round_) and manifest_path(place.path).is_file()
+                if is_there and _covers(place, rollout, attempt):
+                    return place
     return None
 
 

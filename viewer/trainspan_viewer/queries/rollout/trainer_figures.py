@@ -13,6 +13,7 @@ import polars as pl
 
 from trainspan_schemas.artifacts.dataset import manifest_path
 from trainspan_schemas.artifacts.trained_tokens import METADATA, VERSION, parts
+from trainspan_schemas.home import policy_dir
 from trainspan_viewer.queries.places import DatasetPlace, NotFoundError
 from trainspan_viewer.queries.sources import Sources
 
@@ -106,9 +107,9 @@ def _checkpoint_of(sources: Sources, place: DatasetPlace) -> tuple[Path, str] | 
     folders = []
     if place.run_id is not None:
         with contextlib.suppress(NotFoundError):
-            folders.append(sources.places.run(place.run_id).checkpoints)
+            folders.append(policy_dir(sources.places.run(place.run_id).checkpoints, place.policy))
     else:
-        folders.append(sources.places.datasets.parent / "checkpoints")
+        folders.append(policy_dir(sources.places.datasets.parent / "checkpoints", place.policy))
     for checkpoints in folders:
         for about in sorted(checkpoints.glob("policy-*/trainspan.json"), reverse=True):
             if _dataset_of(about, about.stat().st_mtime_ns) == digest:

@@ -1,0 +1,136 @@
+"""Executes branches: the policy server repeats the stored calls to the agent, then says whether the agent followed them."""
+
+import asyncio
+import json
+import logging
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from trainspan_rollouts.executors.executor import Ended, Execution, Executor
+from trainspan_schemas.artifacts.branches import BranchPoint, BranchSource
+from trainspan_schemas.errors import InvalidRecordError, PolicyServerError, ProcessError
+from trainspan_schemas.telemetry.identity import Identity
+from trainspan_schemas.telemetry.prefix import PREFIX_PATH, Branched, ForcedPrefix, signed_request
+
+__all__ = ["Branching"]
+
+_MARGIN_S: Final = 300.0
+"""How long the server keeps a prefix beyond the agent's timeout."""
+_ANSWER_S: Final = 30.0
+
+_log = logging.getLogger(__name__)
+
+
+class Branching:
+    """Registers each attempt at a branch before its agent starts, and ends it afterwards.
+
+    With several servers the prefix is registered at each; all calls of one rollout must reach the same one.
+    """
+
+    def __init__(self, source: BranchSource, policy_urls: Sequence[str], key: bytes, timeout_s: float) -> None:
+        """`key` signs the requests; `timeout_s` is the agents'."""
+        self._source, self._key = source, key
+        self._servers = [url.rstrip("/").removesuffix("/v1") for url in policy_urls]
+        self._lives_s = timeout_s + _MARGIN_S
+
+    async def execute(self, point: BranchPoint, execution: Execution, executor: Executor) -> Ended:
+        """Executes the agent from `point`; status `diverged` if it did not repeat the stored calls.
+
+        Raises ProcessError if no branch can work: the server is not ours, or has another key.
+        """
+        if not point.call:
+            return await executor.execute(execution)
+        identity = execution.identity
+        stored = await asyncio.to_thread(self._source.calls, point)
+        prefix = ForcedPrefix(
+            identity.rollout_id,
+            identity.attempt,
+            execution.parent.trace_id,
+            stored.repeated,
+            stored.later,
+            self._lives_s,
+        )
+        try:
+            await asyncio.to_thread(self._register, prefix)
+            try:
+                ended = await executor.execute(execution)
+            except asyncio.CancelledError:
+                await asyncio.shield(self._forget(identity))
+                raise
+            branched = await asyncio.to_thread(self._end, identity)
+        except PolicyServerError as error:
+            return Ended("infra_error", 0.0, error=str(error))
+        return _judged(ended, point, branched)
+
+    def _register(self, prefix: ForcedPrefix) -> None:
+        body = prefix.to_json()
+        for server in self._servers:
+            self._post(server, PREFIX_PATH, body)
+
+    def _end(self, identity: Identity) -> Branched:
+        """Returns what became of the branch, summed over the servers, of which one has seen the calls."""
+        body = json.dumps({"rollout": identity.rollout_id, "attempt": identity.attempt}).encode()
+        ends = []
+        for server in self._servers:
+            try:
+                ends.append(Branched.from_json(self._post(server, f"{PREFIX_PATH}/end", body)))
+            except InvalidRecordError as error:
+                raise PolicyServerError(f"{server} answered {error}") from error
+        return Branched(
+            forced=sum(end.forced for end in ends),
+            missing=min(end.missing for end in ends),
+            sampled=sum(end.sampled for end in ends),
+            diverged=next((end.diverged for end in ends if end.diverged), None),
+        )
+
+    async def _forget(self, identity: Identity) -> None:
+        try:
+            await asyncio.to_thread(self._end, identity)
+        except (PolicyServerError, ProcessError) as error:
+            _log.debug("event=branch_not_ended rollout=%s error=%r: it expires", identity.rollout_id, str(error))
+
+    def _post(self, server: str, path: str, body: bytes) -> bytes:
+        """Raises PolicyServerError if it may work the next time, ProcessError if it never will."""
+        headers = {"Content-Type": "application/json", **signed_request(self._key, path, body)}
+        try:
+            with urllib.request.urlopen(
+                urllib.request.Request(server + path, body, headers), timeout=_ANSWER_S
+            ) as answer:
+                return bytes(answer.read())
+        except urllib.error.HTTPError as error:
+            reason = _reason(error)
+            if error.code == 401:
+                raise ProcessError(
+                    f"the policy server at {server} refuses to branch rollouts: {reason}; give it the runner's key "
+                    "([serving] signing_key_file)"
+                ) from error
+            if path == PREFIX_PATH and error.code in (404, 405):
+                raise ProcessError(
+                    f"{server} cannot branch rollouts: serve the policy with `trainspan serve`"
+                ) from error
+            raise PolicyServerError(f"the policy server at {server} answered {error.code}: {reason}") from error
+        except OSError as error:
+            raise PolicyServerError(f"the policy server at {server} cannot be reached: {error}") from error
+
+
+def _judged(ended: Ended, point: BranchPoint, branched: Branched) -> Ended:
+    """The end of an agent that was to repeat the stored calls and then to make the call at `point`."""
+    if ended.status not in ("ok", "agent_error", "timeout"):
+        return ended
+    why = branched.diverged
+    if why is None and ended.status != "timeout":
+        if branched.missing:
+            why = f"the agent ended before {branched.missing} of the stored answers were asked for"
+        elif not branched.sampled:
+            why = f"the agent ended without call {point.call}"
+    return ended if why is None else replace(ended, status="diverged", error=why)
+
+
+def _reason(error: urllib.error.HTTPError) -> str:
+    try:
+        return str(json.loads(error.read())["error"])
+    except (ValueError, KeyError, TypeError, OSError):
+        return error.reason

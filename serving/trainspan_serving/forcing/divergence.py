@@ -1,0 +1,32 @@
+"""How a branch stopped following the stored rollout."""
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import zip_longest
+
+from trainspan_schemas.telemetry.prefix import ForcedCall
+from trainspan_schemas.telemetry.tokens import decode_ids
+
+__all__ = ["DivergedError", "describe_difference"]
+
+
+class DivergedError(Exception):
+    """The agent made another call than in the stored rollout: this branch says nothing about it."""
+
+
+def describe_difference(calls: Iterable[ForcedCall], prompt_ids: Sequence[int], text_of: Callable[[int], str]) -> str:
+    """Compares a prompt with the most similar of the stored calls: which call, and the first token that differs."""
+    places = ((_first_difference(decode_ids(call.prompt), prompt_ids), call) for call in calls)
+    place, call = max(places, key=lambda pair: pair[0])
+    stored = decode_ids(call.prompt)
+
+    def token(ids: Sequence[int]) -> str:
+        return f"{ids[place]} ({text_of(ids[place])!r})" if place < len(ids) else "the end"
+
+    return (
+        f"call {call.index}: the prompt differs from the stored one at token {place} of {len(stored)}: "
+        f"{token(prompt_ids)} instead of {token(stored)}"
+    )
+
+
+def _first_difference(one: Sequence[int], other: Sequence[int]) -> int:
+    return next((place for place, (a, b) in enumerate(zip_longest(one, other)) if a != b), len(one))
