@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from evaluation.ablations import ABLATIONS, ablate
+from evaluation.ablations.arms import ABLATIONS, ablate
 from evaluation.plans import CONTROLS, FROM_SCRATCH, RESULTS, TASKS, Plan, default_model, folder_of, policy_program
 from trainspan_schemas.config.load import CONFIG_FILE
 

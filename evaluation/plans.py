@@ -56,7 +56,7 @@ def pins_of(task: str) -> Path | None:
 def policy_program(task: str, model: str) -> Path:
     """The program that makes a small model from scratch; it does not exist for every task."""
     if model == SPLITS:
-        return (FOLDER if task == "calculator" else folder_of(task)) / "split_policy.py"
+        return (FOLDER / "ablations" if task == "calculator" else folder_of(task)) / "split_policy.py"
     return folder_of(task) / "policy.py"
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from evaluation import ablations
 from evaluation.__main__ import main
-from evaluation.ablations import ABLATIONS
-from evaluation.in_memory import Arm, MemoryLoop
+from evaluation.ablations import arms
+from evaluation.ablations.arms import ABLATIONS
+from evaluation.ablations.in_memory import Arm, MemoryLoop
 from evaluation.plans import FROM_SCRATCH, ROOT
 from evaluation.report import section_of
 from evaluation.results import read_results
@@ -68,9 +68,9 @@ def test_tokens_of_the_text_are_not_those_that_were_sampled(model: str, monkeypa
 
 @pytest.mark.parametrize("name", ABLATIONS)
 def test_the_arms_of_an_ablation_differ_only_in_known_settings(name: str) -> None:
-    arms = [Arm(**fields) for fields in ABLATIONS[name]]
-    assert len({arm.name for arm in arms}) == len(arms) > 1
-    for arm in arms:
+    found = [Arm(**fields) for fields in ABLATIONS[name]]
+    assert len({arm.name for arm in found}) == len(found) > 1
+    for arm in found:
         assert arm.model in FROM_SCRATCH
         TrainSettings(**arm.train)
 
@@ -81,11 +81,11 @@ def test_an_ablation_is_stored_run_by_run_and_not_repeated(
     monkeypatch.setenv("TRAINSPAN_HOME", str(tmp_path / "home"))
     for module in ("plans", "results"):
         monkeypatch.setattr(f"evaluation.{module}.RESULTS", tmp_path / "results")
-    monkeypatch.setattr(ablations, "HELD_OUT", 4)
-    monkeypatch.setattr(ablations, "TASKS", 1)
+    monkeypatch.setattr(arms, "HELD_OUT", 4)
+    monkeypatch.setattr(arms, "TASKS", 1)
     (tmp_path / "home/evaluation/calculator").mkdir(parents=True)
     (tmp_path / "home/evaluation/calculator/scratch-splits-model").symlink_to(model)
-    monkeypatch.setattr(ablations, "prepare", lambda plan: None)
+    monkeypatch.setattr(arms, "prepare", lambda plan: None)
     assert main(["ablate", "ids", "--seeds", "1", "--rounds", "1"]) == 0
     first = capsys.readouterr().out
     assert main(["ablate", "ids", "--seeds", "1", "--rounds", "1"]) == 0

@@ -12,7 +12,7 @@ from random import Random
 
 from transformers import PreTrainedTokenizerFast
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "examples" / "calculator"), str(ROOT / "examples")]
 
 from policy import BATCH, STEPS, corpus  # noqa: E402

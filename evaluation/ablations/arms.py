@@ -28,7 +28,7 @@ ABLATIONS: dict[str, tuple[dict[str, Any], ...]] = {
         {"name": "age-6-truncate", "model": SCRATCH, "age": 6, "train": TRUNCATED},
     ),
 }
-"""Arms by ablation, as fields of `in_memory.Arm`."""
+"""Arms by ablation, as fields of `Arm`."""
 
 
 def ablate(name: str, seeds: range, rounds: int) -> Iterator[dict[str, Any]]:
@@ -43,7 +43,7 @@ def ablate(name: str, seeds: range, rounds: int) -> Iterator[dict[str, Any]]:
 
 
 def _run(plan: Plan, fields: dict[str, Any], rounds: int) -> dict[str, Any]:
-    from evaluation.in_memory import Arm, MemoryLoop
+    from evaluation.ablations.in_memory import Arm, MemoryLoop
 
     prepare(plan)
     make_untrained(plan)
