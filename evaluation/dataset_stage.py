@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from evaluation.retokenized import Retokenizer
+from evaluation.ablations.retokenized import Retokenizer
 from trainspan_schemas.artifacts.dataset import MANIFEST, about_dir, dataset_dirs, manifest_path, round_of
 
 __all__ = ["Stage", "split_command"]

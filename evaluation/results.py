@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from evaluation.ablations.retokenized import count_retokenized
 from evaluation.cpu_time import cpu_at, noted
 from evaluation.plans import RESULTS, Plan
 from evaluation.provenance import provenance
-from evaluation.retokenized import count_retokenized
 from trainspan_cli.loop.state.run_folder import RunFolder
 from trainspan_schemas.artifacts.run_files import json_lines
 from trainspan_schemas.config.load import CONFIG_FILE

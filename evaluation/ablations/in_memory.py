@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from evaluation.ablations.retokenized import Retokenizer
 from evaluation.plans import folder_of
-from evaluation.retokenized import Retokenizer
 from trainspan_schemas.config.settings import TrainSettings
 from trainspan_training.objective.heavy_imports import import_training
 

@@ -10,8 +10,8 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers import models as token_models
 from transformers import PreTrainedTokenizerFast
 
+from evaluation.ablations.retokenized import Retokenizer, count_retokenized
 from evaluation.dataset_stage import Stage, split_command
-from evaluation.retokenized import Retokenizer, count_retokenized
 from trainspan_schemas.artifacts.dataset import dataset_dirs, manifest_path, round_dir_name
 from trainspan_training.data.dataset import open_dataset
 
