@@ -42,7 +42,7 @@ def test_a_command_is_found_in_lists_scripts_and_after_a_wrapper() -> None:
     found = set(commands())
     assert Command("Dockerfile", "train", ("--follow",)) in found
     assert Command("StatefulSet policy: policy", "serve", ("--config",)) in found
-    assert Command("CronJob dataset: dataset", "dataset", ("--config", "--store")) in found
+    assert Command("CronJob dataset: dataset", "dataset", ("--config",)) in found
     assert Command("deploy/slurm/trainer.sbatch", "train", ("--follow", "--dataset", "--model")) in found
 
 
@@ -56,9 +56,10 @@ def test_settings_are_valid_and_name_the_defaults_ports(file: str) -> None:
     assert settings.serving.port == default.serving.port
     assert settings.rollouts.policy_url.endswith(":8000/v1")
     assert settings.train.policy_url.endswith(f":{default.serving.port}")
-    for url in (settings.serving.collector, settings.rollouts.collector):
-        assert url.startswith("https://")
-        assert url.endswith(":4317")
+    collector = settings.collector
+    hosts = [re.fullmatch(r"https://(.+):4317", url) for url in collector.endpoints]
+    assert collector.stores == tuple(f"grpc+tls://{found and found[1]}:4319" for found in hosts)
+    assert settings.serving.collector == settings.rollouts.collector == ",".join(collector.endpoints)
 
 
 @pytest.mark.parametrize("file", ["compose.trainspan.toml", "kubernetes/trainspan.toml"])

@@ -157,9 +157,10 @@ def test_names_in_the_settings_are_those_of_services_and_pods() -> None:
     settings = load_settings(DEPLOY / "kubernetes" / "trainspan.toml", {})
     hosts = set(re.findall(r"([\w.-]+)\.trainspan\.svc", (DEPLOY / "kubernetes" / "trainspan.toml").read_text()))
     pods = {
-        f"{each['metadata']['name']}-0.{each['spec']['serviceName']}"
+        f"{each['metadata']['name']}-{number}.{each['spec']['serviceName']}"
         for each in OBJECTS
         if each["kind"] == "StatefulSet"
+        for number in range(each["spec"]["replicas"])
     }
     services = {each["metadata"]["name"] for each in OBJECTS if each["kind"] == "Service"}
     assert hosts <= pods | services
