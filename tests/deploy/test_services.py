@@ -1,4 +1,4 @@
-"""A collector with the files and settings of the manifests, its health check, and a reader with a token from a file."""
+"""A collector with the files and settings of the manifests, its health check, a sender, and a reader with a token from a file."""
 
 import subprocess
 import sys
@@ -23,7 +23,7 @@ def run(*command: object, **environ: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
-def test_a_collector_of_the_manifests_is_ready_and_its_store_is_read_over_tls(tmp_path: Path) -> None:
+def test_a_collector_of_the_manifests_is_ready_and_takes_and_gives_data_over_tls(tmp_path: Path) -> None:
     secrets, home = tmp_path / "secrets", tmp_path / "home"
     assert run(DEPLOY / "make_secrets.sh", secrets, "localhost").returncode == 0
     ports = {4317: free_port(), 4318: free_port(), 4319: free_port()}
@@ -44,13 +44,19 @@ def test_a_collector_of_the_manifests_is_ready_and_its_store_is_read_over_tls(tm
             assert time.monotonic() < deadline
             time.sleep(0.2)
         store = f"grpc+tls://localhost:{ports[4319]}"
-        read = ("trainspan", "sql", "--store", store, "--format", "csv", "SELECT count(*) AS spans FROM spans")
-        environ = {"OTEL_EXPORTER_OTLP_CERTIFICATE": str(secrets / "trainer" / "ca.crt")}
+        read = ("trainspan", "sql", "--store", store, "--format", "csv", "SELECT count(*) AS rewards FROM evaluations")
+        trusted = {"OTEL_EXPORTER_OTLP_CERTIFICATE": str(secrets / "trainer" / "ca.crt")}
+        elsewhere = {"TRAINSPAN_HOME": str(tmp_path / "elsewhere")}
+        collector_url = f"https://localhost:{ports[4317]}"
+        reward = ("trainspan", "reward", "--rollout", "r1", "--value", "1", "--collector", collector_url)
+        given = (*reward, "--token-file", secrets / "runner" / "tokens.toml")
+        assert run(*given, **elsewhere, **trusted).returncode == 0
+        assert "UNAVAILABLE" in run(*given, **elsewhere).stderr
         reader = DEPLOY / "containers" / "with_token.sh"
-        elsewhere = {"TRAINSPAN_HOME": str(tmp_path / "elsewhere"), **environ}
-        done = run(reader, secrets / "trainer" / "reader-token", *read, **elsewhere)
-        assert (done.returncode, done.stdout.split()) == (0, ["spans", "0"]), done.stderr
-        assert run(reader, secrets / "authority" / "token-agent", *read, **elsewhere).returncode == 1
+        done = run(reader, secrets / "trainer" / "reader-token", *read, **elsewhere, **trusted)
+        assert (done.returncode, done.stdout.split()) == (0, ["rewards", "1"]), done.stderr
+        denied = run(reader, secrets / "authority" / "token-agent", *read, **elsewhere, **trusted)
+        assert (denied.returncode, denied.stdout) == (1, "")
     finally:
         collector.terminate()
         assert collector.wait(60) == 0

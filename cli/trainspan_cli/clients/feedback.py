@@ -3,10 +3,11 @@
 import time
 import uuid
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
-from trainspan_schemas.errors import StoreError
+from trainspan_schemas.errors import ConfigError, StoreError
 from trainspan_schemas.telemetry import keys
 
 __all__ = ["FeedbackScore", "send_feedback"]
@@ -39,10 +40,11 @@ class FeedbackScore:
         return {key: value for key, value in pairs.items() if value is not None}
 
 
-def send_feedback(feedback: FeedbackScore, collector: str, headers: str | None) -> str:
-    """Sends it to the collector's OTLP/gRPC URL and returns the evaluation's id. Raises StoreError if it is not accepted.
+def send_feedback(feedback: FeedbackScore, collector: str, headers: str | None, certificate: str | None = None) -> str:
+    """Sends it to the collector's OTLP/gRPC URL and returns the evaluation's id.
 
-    `headers` have the form of OTEL_EXPORTER_OTLP_HEADERS.
+    `headers` have the form of OTEL_EXPORTER_OTLP_HEADERS; `certificate` is a PEM file of trusted roots for `https://`, by
+    default the system's. Raises StoreError if it is not accepted, ConfigError if the certificate cannot be read.
     """
     import grpc
     from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
@@ -65,10 +67,10 @@ def send_feedback(feedback: FeedbackScore, collector: str, headers: str | None) 
     request = ExportLogsServiceRequest(resource_logs=[ResourceLogs(scope_logs=[ScopeLogs(log_records=[record])])])
     url = urlsplit(collector if "//" in collector else f"//{collector}")
     metadata = [tuple(map(unquote, pair.split("=", 1))) for pair in (headers or "").split(",") if "=" in pair]
-    secure = url.scheme == "https"
-    channel = (
-        grpc.secure_channel(url.netloc, grpc.ssl_channel_credentials()) if secure else grpc.insecure_channel(url.netloc)
-    )
+    if url.scheme == "https":
+        channel = grpc.secure_channel(url.netloc, grpc.ssl_channel_credentials(_read_roots(certificate)))
+    else:
+        channel = grpc.insecure_channel(url.netloc)
     with channel:
         stub: Any = LogsServiceStub(channel)  # type: ignore[no-untyped-call]
         try:
@@ -83,3 +85,10 @@ def send_feedback(feedback: FeedbackScore, collector: str, headers: str | None) 
     if rejected := answer.partial_success.rejected_log_records:
         raise StoreError(f"the collector refused {rejected} record: {answer.partial_success.error_message}")
     return str(attributes[keys.EVALUATION_ID])
+
+
+def _read_roots(certificate: str | None) -> bytes | None:
+    try:
+        return Path(certificate).read_bytes() if certificate else None
+    except OSError as error:
+        raise ConfigError(f"cannot read the collector's certificate {certificate}: {error.strerror}") from error
