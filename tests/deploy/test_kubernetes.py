@@ -33,7 +33,7 @@ def test_an_object_is_valid_for_the_api(kind: dict[str, Any]) -> None:
 def test_the_pods_of_the_ray_cluster_are_valid_for_the_api() -> None:
     """The API's schemas do not have RayCluster itself."""
     cluster = named("RayCluster", "agents")
-    assert set(cluster["spec"]) == {"headGroupSpec", "workerGroupSpecs"}
+    assert set(cluster["spec"]) == {"rayVersion", "headGroupSpec", "workerGroupSpecs"}
     for template in pod_templates(cluster):
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "ray", **template["metadata"]}}
         kubernetes_validate.validate({**pod, "spec": template["spec"]}, API, strict=True)

@@ -20,7 +20,8 @@ def test_the_trainer_swaps_and_agents_call_over_tls(
     flags = ["--ssl-certfile", str(files.certificate), "--ssl-keyfile", str(files.key)]
     arguments = ("--checkpoints", str(models.checkpoints), "--collector", "none")
     with policy_server(models.base, tmp_path / "home", *arguments, flags=flags) as server:
-        url = server.url.replace("http://", "https://")
+        url = server.url
+        assert url.startswith("https://127.0.0.1:")
         monkeypatch.setenv("TRAINSPAN_HOME", str(server.home))
         untrusting = publish(url, models.folder(1).name, 1, retry_for_s=1, was_there=False)
         assert untrusting.outcome == "unreachable"
