@@ -25,8 +25,9 @@ __all__ = [
     "RunLedger",
     "ledger_file",
     "ledger_files",
+    "points_file",
     "recorded_rewards",
-    "run_folder",
+    "recorded_target",
     "task_rewards",
 ]
 
@@ -54,17 +55,31 @@ class Finished:
 def ledger_file(run_id: str, round_: int, split: Split | None, *, of_branches: bool = False) -> Path:
     """Returns the path of the ledger: `$TRAINSPAN_HOME/rollouts/{run}/[branches-]round-NNNN[-split].jsonl`."""
     prefix = "branches-" if of_branches else ""
-    return run_folder(run_id) / f"{prefix}round-{round_:04d}{f'-{split}' if split else ''}.jsonl"
+    return _folder(run_id) / f"{prefix}round-{round_:04d}{f'-{split}' if split else ''}.jsonl"
 
 
 def ledger_files(run_id: str, split: Split) -> list[Path]:
     """Returns the paths of all ledgers of the run and split."""
-    return sorted(run_folder(run_id).glob(f"round-*-{split}.jsonl"))
+    return sorted(_folder(run_id).glob(f"round-*-{split}.jsonl"))
 
 
-def run_folder(run_id: str) -> Path:
-    """Returns the folder of a run's ledgers."""
+def _folder(run_id: str) -> Path:
     return home() / "rollouts" / "".join(c if c.isalnum() or c in "-_." else "_" for c in run_id).lstrip(".")
+
+
+def points_file(run_id: str, round_: int) -> Path:
+    """Returns the path of a run's branch points: `$TRAINSPAN_HOME/rollouts/{run}/branch-points-NNNN.jsonl`."""
+    return _folder(run_id) / f"branch-points-{round_:04d}.jsonl"
+
+
+def recorded_target(run_id: str, round_: int, split: Split | None) -> tuple[str, tuple[str, ...]] | None:
+    """Returns task file (`-`: standard input) and target of a run's rollouts of a round; None if they are not recorded."""
+    for file in (ledger_file(run_id, round_, split), ledger_file(run_id, round_, None)):
+        if file.is_file():
+            with file.open("rb") as lines:
+                head = json.loads(lines.readline() or b"null")
+            return None if head is None else (head["tasks"], tuple(head["target"]))
+    return None
 
 
 def recorded_rewards(file: Path) -> dict[tuple[str, int], float]:

@@ -11,6 +11,7 @@ from trainspan_processing.explain.arithmetic import RewardPart
 from trainspan_processing.explain.evidence import Evidence, seconds
 from trainspan_processing.rewards.status_rewards import STATUS_RULE
 from trainspan_processing.tables import SPAN_KEY
+from trainspan_schemas.telemetry import keys
 
 __all__ = ["RULES", "describe_edges", "reward_parts"]
 
@@ -28,6 +29,12 @@ RULES: Final[Mapping[str, str]] = {
     "air:repeated_call": "this call requested a tool with the same input as an earlier call of the rollout",
 }
 """Binding rule → its meaning in words."""
+
+
+_MEASURED: Final[Mapping[str, str]] = {
+    keys.STATE_VALUE: "the value of the state before this call",
+    keys.CALL_ADVANTAGE: "the advantage of this call",
+}
 
 
 def describe_edges(evidence: Evidence, start_ns: int) -> list[EdgeAccount]:
@@ -66,13 +73,15 @@ def describe_edges(evidence: Evidence, start_ns: int) -> list[EdgeAccount]:
                 on=span.name if span else None,
                 rule=None,
                 why=_why_not(evidence, row["name"], row["score"], untrusted=bool(row["untrusted"])),
-                call=None,
+                call=index.get((row["trace_id"], row["span_id"])) if row["name"] in _MEASURED else None,
             )
         )
     return edges
 
 
 def _why_not(evidence: Evidence, name: str, score: float | None, *, untrusted: bool) -> str:
+    if name in _MEASURED:
+        return f"it is no reward: branches measured {_MEASURED[name]} (`trainspan branch`), which credit vine uses"
     if evidence.settings.reward is not None:
         return f"rewards come from {evidence.settings.reward} instead"
     names = [reward.name for reward in evidence.decided.plan.rewards]

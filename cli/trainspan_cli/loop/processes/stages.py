@@ -19,6 +19,7 @@ from trainspan_cli.loop.processes.child_processes import Commands
 from trainspan_cli.loop.processes.screen import Screen
 from trainspan_cli.loop.processes.services import Services
 from trainspan_cli.loop.state.run_folder import RunFolder
+from trainspan_rollouts.run_ledger import points_file
 from trainspan_schemas.agents.functions import is_function_name
 from trainspan_schemas.artifacts.dataset import dataset_dir, manifest_path
 from trainspan_schemas.config.policy_scope import Policy, policies_of
@@ -129,6 +130,34 @@ class Stages:
         result |= {"sampled_tokens": meter.sampled_tokens(), "sampling_seconds": sampling_s}
         checks = [check.record() for check in stage_checks(found)]
         return Collected(result, checks, time.monotonic() - began, found.stored_rollouts >= found.rollouts)
+
+    def branch(self, round_: int) -> dict[str, Any]:
+        """Branches the round's rollouts; returns the command's result without the values, which are stored.
+
+        Branches of an interrupted loop are resumed. No values are measured if no state can be branched.
+        """
+        settings, loop, services = self._settings.rollouts, self._settings.loop, self._services
+        run_id, target = self._folder.run_id, self._settings.loop.target
+        assert target is not None, "checked with the settings"
+        arguments = ["--of-run", run_id, "--of-round", str(round_), "--run", run_id]
+        arguments += [word for store in services.stores for word in ("--store", store)]
+        arguments += ["--calls", loop.branch_calls, "--n", str(loop.branches), "--limit", str(loop.branch_rollouts)]
+        arguments += ["--policy-url", f"{services.policy.url}/v1", *services.collector_option()]
+        arguments += ["--judge", settings.judge] if settings.judge else []
+        arguments += ["--resume"] if points_file(run_id, round_).exists() else []
+        agent = [target] if is_function_name(target) else ["--", *shlex.split(target)]
+        result: dict[str, Any] = {}
+
+        def on_event(event: dict[str, Any]) -> None:
+            if event.get("event") == "result":
+                result.update({name: value for name, value in event.items() if name not in ("event", "rollouts")})
+            elif event.get("event") == "progress":
+                self._screen.progress(event)
+
+        code, message = self._command("branch", arguments, agent, on_event, admitted=(0, 1, 2))
+        if code == 2:
+            self._screen.note(f"round {round_} has no branches: {message}")
+        return result
 
     def dataset(self, round_: int, *, are_stored: bool, policies: Sequence[Policy] | None = None) -> Nothing:
         """Builds the datasets of a round's rollouts, which the trainers pick up at once; only those of `policies`, if given.

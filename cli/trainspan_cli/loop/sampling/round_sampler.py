@@ -90,10 +90,18 @@ class RoundSampler:
     def _collect(self, round_: int) -> Collected | None:
         """The round's rollouts, also of an interrupted loop; None if only their dataset is left."""
         self._begun.add(round_)
-        if (known := self._folder.sampled(round_)) is not None:
-            return Collected(**known)
-        if self._stages.has_dataset(round_):
+        known = self._folder.sampled(round_)
+        is_built = self._stages.has_dataset(round_)
+        if known is None and is_built:
             return None
+        collected = Collected(**known) if known is not None else self._rollouts(round_)
+        if self._settings.loop.branches and not is_built:
+            self._screen.collecting("branches", round_)
+            collected.result["branches"] = self._stages.branch(round_)
+            self._screen.collecting("", round_)
+        return collected
+
+    def _rollouts(self, round_: int) -> Collected:
         loop = self._settings.loop
         self._screen.collecting("rollouts", round_)
         name, seed = f"round-{round_:04d}", f"{loop.seed}-{round_}"
