@@ -1,12 +1,11 @@
-"""Runs planned branches with the ordinary runner, measures the values and makes evaluations of them."""
+"""Runs planned branches with the ordinary runner and measures the values of their states."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 from trainspan_cli.branching.planning import BranchPlan
-from trainspan_cli.clients.feedback import FeedbackScore
 from trainspan_processing.branches.candidates import measure
 from trainspan_processing.branches.stored_calls import StoredCallReader
 from trainspan_processing.branches.values import BranchedRollout
@@ -16,7 +15,7 @@ from trainspan_schemas.artifacts.branches import BRANCH_TASK
 from trainspan_schemas.config.settings import DatasetSettings
 from trainspan_schemas.telemetry import keys
 
-__all__ = ["BranchReport", "branch_rollouts", "scores_of"]
+__all__ = ["BranchReport", "branch_rollouts"]
 
 _STABLE_S: Final = 0.5
 _PATIENCE_S: Final = 5.0
@@ -85,20 +84,3 @@ def _sampled_tokens(source: Source, run_id: str) -> int:
             return now
         seen = now
         time.sleep(_STABLE_S)
-
-
-def scores_of(rollouts: Sequence[BranchedRollout]) -> Iterator[FeedbackScore]:
-    """The values that branches measured, and the advantages of calls, as evaluations on the spans of the calls."""
-    for rollout in rollouts:
-        for call in rollout.calls:
-            span = (call.trace_id, call.span_id)
-            if call.value is not None and call.value.by == "branches":
-                said = f"mean reward of {call.value.n} branches from the state before this call"
-                yield FeedbackScore(
-                    call.value.mean, keys.STATE_VALUE, "branches", rollout.rollout_id, explanation=said, span=span
-                )
-            if call.advantage is not None:
-                said = "value of the state after this call less that of the state before it"
-                yield FeedbackScore(
-                    call.advantage, keys.CALL_ADVANTAGE, "branches", rollout.rollout_id, explanation=said, span=span
-                )

@@ -110,10 +110,11 @@ def _run(
     as_json: bool,
 ) -> "BranchReport":
     """Plans, runs, measures, sends and prints."""
-    from trainspan_cli.branching.branch_run import branch_rollouts, scores_of
+    from trainspan_cli.branching.branch_run import branch_rollouts
     from trainspan_cli.branching.planning import plan_branches
+    from trainspan_cli.branching.report_table import print_branches, print_branches_json
+    from trainspan_cli.branching.scores import scores_of
     from trainspan_cli.clients.feedback import send_scores
-    from trainspan_cli.views.branches import print_branches, print_branches_json
     from trainspan_cli.views.rollout_progress import JsonProgress, ProgressBar
     from trainspan_processing.read.source import Source
     from trainspan_schemas.store.senders import sender_headers
