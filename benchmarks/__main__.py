@@ -28,6 +28,7 @@ MODULES = (
 )
 BY_NAME = (
     "adapters",
+    "branches",
     "canary",
     "checkpointing",
     "filling",

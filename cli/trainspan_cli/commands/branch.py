@@ -113,11 +113,8 @@ def _run(
     from trainspan_cli.branching.branch_run import branch_rollouts
     from trainspan_cli.branching.planning import plan_branches
     from trainspan_cli.branching.report_table import print_branches, print_branches_json
-    from trainspan_cli.branching.scores import scores_of
-    from trainspan_cli.clients.feedback import send_scores
     from trainspan_cli.views.rollout_progress import JsonProgress, ProgressBar
     from trainspan_processing.read.source import Source
-    from trainspan_schemas.store.senders import sender_headers
 
     places = stores or [str(store_path(loaded.collector.store))]
     dataset, judge = loaded.dataset, given.get("judge")
@@ -138,10 +135,22 @@ def _run(
         else:
             with ProgressBar() as bar:
                 report = branch_rollouts(source, plan, wanted, dataset, bar)
-    headers = sender_headers(
-        "runner", wanted.collector, os.environ, token_file=wanted.token_file, store=loaded.collector.store
-    )
-    headers = headers or os.environ.get("OTEL_EXPORTER_OTLP_HEADERS")
-    send_scores(list(scores_of(report.rollouts)), wanted.collector, headers)
+    _send(report, wanted)
     (print_branches_json if as_json else print_branches)(report)
     return report
+
+
+def _send(report: "BranchReport", wanted: "RunSettings") -> None:
+    """Sends the values to the collectors of their rollouts. Raises StoreError."""
+    from trainspan_cli.branching.scores import scores_of
+    from trainspan_cli.clients.feedback import send_scores
+    from trainspan_schemas.store.collectors import Collectors
+    from trainspan_schemas.store.senders import sender_headers
+
+    collectors = Collectors.of(wanted.collector)
+    scores = list(scores_of(report.rollouts))
+    for url in collectors.urls:
+        own = [score for score in scores if collectors.url_for(score.rollout_id or "") == url]
+        headers = sender_headers("runner", url, os.environ, token_file=wanted.token_file, store=wanted.store)
+        if own:
+            send_scores(own, url, headers or os.environ.get("OTEL_EXPORTER_OTLP_HEADERS"))

@@ -6,18 +6,18 @@ from collections import Counter
 
 import pytest
 
-from tests.end_to_end.branches.conftest import World
+from tests.support.agents.letters import TOKENS, LettersWorld
 from tests.support.collector.process import select
 
 
-def letters(world: World, rollout_id: str) -> str:
+def letters(world: LettersWorld, rollout_id: str) -> str:
     """The letters of a rollout, from the sampled tokens in the store."""
     sql = f"SELECT completion_ids FROM calls WHERE rollout_id = '{rollout_id}' ORDER BY call_index"
     found = select(world.collector.address, sql)
-    return "".join({67: "a", 68: "b"}[ids[0]] for (ids,) in found)
+    return "".join(TOKENS[ids[0]] for (ids,) in found)
 
 
-def test_every_call_of_a_round_gets_its_value_and_advantage(world: World) -> None:
+def test_every_call_of_a_round_gets_its_value_and_advantage(world: LettersWorld) -> None:
     world.rollouts("base", 6, "letters")
     report = world.run("branch", "--of-run", "base", "--n", "4", "--run", "branches")
     assert report["status"] == {"ok": 6 * 2 * 4}
@@ -40,7 +40,7 @@ def test_every_call_of_a_round_gets_its_value_and_advantage(world: World) -> Non
         assert all(call["interval"][0] <= call["advantage"] <= call["interval"][1] for call in (second, last))
 
 
-def test_branches_repeat_the_stored_calls_and_form_a_group_of_their_own(world: World) -> None:
+def test_branches_repeat_the_stored_calls_and_form_a_group_of_their_own(world: LettersWorld) -> None:
     sql = """SELECT r.rollout_id, r.task_id, json_extract_string(s.attributes, '$."trainspan.branch.of"') AS origin,
             CAST(json_extract(s.attributes, '$."trainspan.branch.call"') AS INTEGER) AS call
         FROM rollouts r JOIN spans s ON s.trace_id = r.trace_id AND s.name = 'trainspan.rollout'
@@ -53,7 +53,7 @@ def test_branches_repeat_the_stored_calls_and_form_a_group_of_their_own(world: W
         assert letters(world, rollout_id)[:call] == letters(world, origin)[:call]
 
 
-def test_values_are_evaluations_on_the_spans_of_the_calls(world: World) -> None:
+def test_values_are_evaluations_on_the_spans_of_the_calls(world: LettersWorld) -> None:
     sql = """SELECT e.name, e.score, e.source, c.call_index, c.rollout_id FROM evaluations e
         JOIN calls c USING (trace_id, span_id) WHERE c.run_id = 'base' ORDER BY ALL"""
     found = select(world.collector.address, sql)
@@ -62,7 +62,7 @@ def test_values_are_evaluations_on_the_spans_of_the_calls(world: World) -> None:
     assert {source for _, _, source, _, _ in found} == {"branches"}
 
 
-def test_only_the_most_uncertain_calls_are_measured(world: World) -> None:
+def test_only_the_most_uncertain_calls_are_measured(world: LettersWorld) -> None:
     report = world.run("branch", "--of-run", "base", "--calls", "entropy:1", "--limit", "2", "--n", "1")
     assert len(report["rollouts"]) == 2
     for rollout in report["rollouts"]:
@@ -71,7 +71,7 @@ def test_only_the_most_uncertain_calls_are_measured(world: World) -> None:
         assert calls[wanted]["advantage"] is not None
 
 
-def test_an_agent_that_reads_the_clock_diverges_by_name(world: World) -> None:
+def test_an_agent_that_reads_the_clock_diverges_by_name(world: LettersWorld) -> None:
     world.rollouts("clocked", 2, "clock")
     process = world.start("branch", "--of-run", "clocked", "--n", "1", "--run", "diverging")
     out, err = process.communicate(timeout=120)
@@ -82,7 +82,7 @@ def test_an_agent_that_reads_the_clock_diverges_by_name(world: World) -> None:
     assert '"diverged": 0.5' in out
 
 
-def test_branches_resume_after_a_stop(world: World) -> None:
+def test_branches_resume_after_a_stop(world: LettersWorld) -> None:
     world.rollouts("stopped", 4, "letters")
     arguments = ("branch", "--of-run", "stopped", "--n", "6", "--run", "resumed", "--concurrency", "1")
     process = world.start(*arguments)
