@@ -32,8 +32,8 @@ RULES: Final[Mapping[str, str]] = {
 
 
 _MEASURED: Final[Mapping[str, str]] = {
-    keys.STATE_VALUE: "the value of the state before this call",
-    keys.CALL_ADVANTAGE: "the advantage of this call",
+    keys.STATE_VALUE: "the value of the state before call",
+    keys.CALL_ADVANTAGE: "the advantage of call",
 }
 
 
@@ -64,6 +64,7 @@ def describe_edges(evidence: Evidence, start_ns: int) -> list[EdgeAccount]:
         )
     for row in stored.join(bound, on=same, how="anti", nulls_equal=True).sort("time_ns", "name").iter_rows(named=True):
         span = evidence.texts.get((row["trace_id"], row["span_id"]))
+        call = index.get((row["trace_id"], row["span_id"])) if row["name"] in _MEASURED else None
         edges.append(
             EdgeAccount(
                 name=row["name"],
@@ -72,16 +73,16 @@ def describe_edges(evidence: Evidence, start_ns: int) -> list[EdgeAccount]:
                 at_s=seconds(start_ns, row["time_ns"]),
                 on=span.name if span else None,
                 rule=None,
-                why=_why_not(evidence, row["name"], row["score"], untrusted=bool(row["untrusted"])),
-                call=index.get((row["trace_id"], row["span_id"])) if row["name"] in _MEASURED else None,
+                why=_why_not(evidence, row["name"], row["score"], call, untrusted=bool(row["untrusted"])),
+                call=call,
             )
         )
     return edges
 
 
-def _why_not(evidence: Evidence, name: str, score: float | None, *, untrusted: bool) -> str:
+def _why_not(evidence: Evidence, name: str, score: float | None, call: int | None, *, untrusted: bool) -> str:
     if name in _MEASURED:
-        return f"it is no reward: branches measured {_MEASURED[name]} (`trainspan branch`), which credit vine uses"
+        return f"it is {_MEASURED[name]} {call}, which branches measured (`trainspan branch`), and no reward"
     if evidence.settings.reward is not None:
         return f"rewards come from {evidence.settings.reward} instead"
     names = [reward.name for reward in evidence.decided.plan.rewards]

@@ -36,7 +36,9 @@ def test_a_dataset_with_credit_vine_uses_the_latest_measured_values(bench: Bench
         (keys.STATE_VALUE, 0.75, 1, None),
         (keys.CALL_ADVANTAGE, 0.25, 1, None),
     ]
-    assert "branches measured the value of the state before this call" in account.edges[1].why
+    assert [edge.why for edge in account.edges if edge.name == keys.CALL_ADVANTAGE] == [
+        "it is the advantage of call 1, which branches measured (`trainspan branch`), and no reward"
+    ]
 
 
 def test_branches_of_one_state_are_a_group_and_their_repeated_calls_are_dropped(bench: Bench) -> None:
