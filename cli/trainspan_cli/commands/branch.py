@@ -147,10 +147,10 @@ def _send(report: "BranchReport", wanted: "RunSettings") -> None:
     from trainspan_schemas.store.collectors import Collectors
     from trainspan_schemas.store.senders import sender_headers
 
-    collectors = Collectors.of(wanted.collector)
+    collectors, certificate = Collectors.of(wanted.collector), os.environ.get("OTEL_EXPORTER_OTLP_CERTIFICATE")
     scores = list(scores_of(report.rollouts))
     for url in collectors.urls:
         own = [score for score in scores if collectors.url_for(score.rollout_id or "") == url]
         headers = sender_headers("runner", url, os.environ, token_file=wanted.token_file, store=wanted.store)
         if own:
-            send_scores(own, url, headers or os.environ.get("OTEL_EXPORTER_OTLP_HEADERS"))
+            send_scores(own, url, headers or os.environ.get("OTEL_EXPORTER_OTLP_HEADERS"), certificate)
