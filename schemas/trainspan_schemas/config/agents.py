@@ -91,8 +91,12 @@ class RolloutsSettings:
     """Rollouts per task."""
     concurrency: int = 16
     """Maximum number of rollouts in progress."""
-    workers: int = 1
-    """Worker processes for a `module:function` target."""
+    engine: str = "local"
+    """Where agents run: `local`, on this machine, or `ray`, on the nodes of a Ray cluster (see `[ray]`)."""
+    workers: int | None = None
+    """Worker processes for a `module:function` target; default: 1, with the engine `ray` one per CPU of the cluster.
+
+    With the engine `ray` they are Ray actors, which run commands too; each takes an equal part of `concurrency`."""
     python: str | None = None
     """Python of these processes, such as `agent-env/bin/python`; default: the runner's own.
 

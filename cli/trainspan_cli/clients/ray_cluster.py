@@ -1,0 +1,69 @@
+"""The connection to a Ray cluster."""
+
+import contextlib
+import json
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from trainspan_schemas.config.cluster import RaySettings
+from trainspan_schemas.errors import ConfigError, ProcessError
+from trainspan_schemas.home import home
+
+__all__ = ["ray_cluster", "runtime_env"]
+
+_NEVER_COPIED: Final = (".git", ".venv", "__pycache__")
+
+
+@contextlib.contextmanager
+def ray_cluster(settings: RaySettings, secrets: Sequence[str | None] = ()) -> Iterator[None]:
+    """Connects this process to the cluster, with the runtime environment of the settings.
+
+    `secrets` are files that are not copied to the nodes. Raises ConfigError, or ProcessError if there is no cluster.
+    """
+    try:
+        import ray
+    except ModuleNotFoundError as error:
+        raise ConfigError("the engine ray needs ray: pip install 'trainspan[ray]', on each node as well") from error
+    environment = runtime_env(settings, secrets)
+    address = settings.address or os.environ.get("RAY_ADDRESS") or "auto"
+    try:
+        ray.init(address, runtime_env=environment, logging_level=logging.WARNING)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ProcessError(
+            f"no connection to the Ray cluster {address}: {first}; start a node of it here with ray start, or set [ray] address"
+        ) from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def runtime_env(settings: RaySettings, secrets: Sequence[str | None] = ()) -> dict[str, Any]:
+    """Ray's runtime environment for the settings. Raises ConfigError if the file or the folder is missing or invalid."""
+    found: dict[str, Any] = {}
+    if settings.runtime_env:
+        try:
+            found = json.loads(Path(settings.runtime_env).read_text())
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"[ray] runtime_env = {settings.runtime_env!r}: {error}") from error
+        if not isinstance(found, dict):
+            raise ConfigError(f"[ray] runtime_env = {settings.runtime_env!r}: not a JSON object")
+    if settings.working_dir:
+        folder = Path(settings.working_dir).resolve()
+        if not folder.is_dir():
+            raise ConfigError(f"[ray] working_dir = {settings.working_dir!r}: no such folder")
+        found["working_dir"] = str(folder)
+        found["excludes"] = [*found.get("excludes", ()), *_NEVER_COPIED, *_within(folder, secrets)]
+    return found
+
+
+def _within(folder: Path, secrets: Sequence[str | None]) -> list[str]:
+    """The state folder and the given files as patterns like those of `.gitignore`, if they are in the folder."""
+    paths = [home(), *(Path(name) for name in secrets if name)]
+    return [
+        f"/{path.resolve().relative_to(folder).as_posix()}" for path in paths if path.resolve().is_relative_to(folder)
+    ]
