@@ -44,8 +44,7 @@ class Plan:
         self._group: Iterator[PlannedRollout] = iter(())
         self._stream = TaskStream() if settings.tasks == STDIN else None
         shard = settings.shard
-        own = islice(_drawn(settings), shard.index, settings.limit, shard.count)
-        self._file = iter(()) if self._stream else own
+        self._file = iter(()) if self._stream else islice(_drawn(settings), shard.index, settings.limit, shard.count)
         self._streamed = 0
 
     @staticmethod

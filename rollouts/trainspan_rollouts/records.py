@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from trainspan_schemas.artifacts.branches import BranchSource
-from trainspan_schemas.config.cluster import RaySettings
+from trainspan_schemas.config.agents import RaySettings
 from trainspan_schemas.errors import UsageError
 from trainspan_schemas.telemetry.identity import Split
 

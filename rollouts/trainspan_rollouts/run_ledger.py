@@ -29,6 +29,7 @@ __all__ = [
     "RunLedger",
     "ledger_file",
     "ledger_files",
+    "newest_ledgers",
     "open_ledger",
     "recorded_rewards",
     "run_folder",
@@ -73,6 +74,15 @@ def ledger_files(run_id: str, round_: int | None, split: Split | None, *, of_bra
     """Returns the paths of the existing ledgers of a run, round (None: all) and split: one, or one for each shard."""
     stem = _stem("*" if round_ is None else f"{round_:04d}", split, of_branches=of_branches)
     return sorted(path for end in (".jsonl", ".shard-*.jsonl") for path in run_folder(run_id).glob(stem + end))
+
+
+def newest_ledgers() -> list[Path]:
+    """Returns the ledgers of the run, round and split that was written last, one for each shard; empty if there is none."""
+    newest = max((home() / "rollouts").glob("*/*.jsonl"), key=lambda file: file.stat().st_mtime, default=None)
+    if newest is None:
+        return []
+    stem = _SHARD.sub("", newest.stem)
+    return sorted(file for file in newest.parent.glob(f"{stem}*.jsonl") if _SHARD.sub("", file.stem) == stem)
 
 
 def shard_of(file: Path) -> Shard:

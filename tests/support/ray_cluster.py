@@ -27,7 +27,12 @@ class RayCluster:
         """`cpus` are those of the head."""
         self.folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # paths of Unix sockets must be short
         # Workers start when they are needed, and a dead node is noticed soon.
-        tuned = {"RAY_enable_worker_prestart": "0", "RAY_health_check_period_ms": "1000"}
+        tuned = {
+            "RAY_enable_worker_prestart": "0",
+            "RAY_health_check_period_ms": "1000",
+            "RAY_health_check_failure_threshold": "2",
+            "RAY_worker_niceness": "0",
+        }
         self._environ = {**os.environ, **tuned, "RAY_USAGE_STATS_ENABLED": "0"}
         port, client_port, dashboard_port = free_ports(3)
         self.address = f"127.0.0.1:{port}"

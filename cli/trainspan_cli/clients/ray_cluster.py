@@ -4,16 +4,18 @@ import contextlib
 import json
 import logging
 import os
+import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from trainspan_schemas.config.cluster import RaySettings
+from trainspan_schemas.config.agents import RaySettings
 from trainspan_schemas.errors import ConfigError, ProcessError
 from trainspan_schemas.home import home
 
 __all__ = ["ray_cluster", "runtime_env"]
 
+CONNECT_TIMEOUT_S: Final = 10.0
 _NEVER_COPIED: Final = (".git", ".venv", "__pycache__")
 
 
@@ -29,17 +31,35 @@ def ray_cluster(settings: RaySettings, secrets: Sequence[str | None] = ()) -> It
         raise ConfigError("the engine ray needs ray: pip install 'trainspan[ray]', on each node as well") from error
     environment = runtime_env(settings, secrets)
     address = settings.address or os.environ.get("RAY_ADDRESS") or "auto"
+    _check_answers(address)
     try:
         ray.init(address, runtime_env=environment, logging_level=logging.WARNING)
     except (ConnectionError, RuntimeError, ValueError) as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ProcessError(
-            f"no connection to the Ray cluster {address}: {first}; start a node of it here with ray start, or set [ray] address"
-        ) from error
+        raise _no_connection(address, error) from error
     try:
         yield
     finally:
         ray.shutdown()
+
+
+def _check_answers(address: str) -> None:
+    """Raises ConfigError for another form than HOST:PORT, ProcessError if nobody listens there: Ray would wait for minutes."""
+    if address == "auto":
+        return
+    host, separator, port = address.rpartition(":")
+    if not separator or not port.isdigit() or "/" in host:
+        raise ConfigError(f"[ray] address = {address!r}: write HOST:PORT, and run the command on a node of the cluster")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
+    except OSError as error:
+        raise _no_connection(address, error) from error
+
+
+def _no_connection(address: str, error: Exception) -> ProcessError:
+    first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return ProcessError(
+        f"no connection to the Ray cluster {address}: {first}; start a node of it here with ray start, or set [ray] address"
+    )
 
 
 def runtime_env(settings: RaySettings, secrets: Sequence[str | None] = ()) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from trainspan_rollouts.executors.executor import AgentSpec, Ended, Execution
 from trainspan_rollouts.executors.orphans import GRACE_S
 from trainspan_rollouts.executors.ray_worker import RayWorker
 from trainspan_rollouts.task_file import Task
-from trainspan_schemas.config.cluster import RaySettings
+from trainspan_schemas.config.agents import RaySettings
 from trainspan_schemas.errors import ConfigError, ProcessError, TrainspanError, one_line
 
 __all__ = ["RayExecutor"]
@@ -65,15 +65,18 @@ class RayExecutor:
         self._slots = math.ceil(self._concurrency / count)
         first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._keepers = [asyncio.create_task(self._keep(first)) for _ in range(count)]
-        done, _ = await asyncio.wait([first], timeout=self._settings.start_timeout_s)
-        if not done:
+        started, _ = await asyncio.wait(
+            [first, *self._keepers], timeout=self._settings.start_timeout_s, return_when=asyncio.FIRST_COMPLETED
+        )
+        if not started:
             first.cancel()
             raise ProcessError(
                 f"no worker started on the Ray cluster within {self._settings.start_timeout_s:g} s: each reserves "
                 f"{self._settings.worker_cpus:g} CPUs, and the cluster has {cpus:g} ([ray] worker_cpus; ray status). "
                 f"Last: {self._last_error}"
             )
-        first.result()
+        for ended in started:
+            ended.result()
 
     async def execute(self, execution: Execution) -> Ended:
         """Executes the agent once, on the worker that has waited longest."""
@@ -90,7 +93,9 @@ class RayExecutor:
         """Ends all workers."""
         for keeper in self._keepers:
             keeper.cancel()
-        await asyncio.gather(*self._keepers, return_exceptions=True)
+        for ended in await asyncio.gather(*self._keepers, return_exceptions=True):
+            if isinstance(ended, Exception) and not isinstance(ended, TrainspanError):
+                _log.error("event=ray_keeper_failed error=%s: its worker was not replaced", one_line(ended))
         await asyncio.gather(*(worker.close() for worker in self._live))
         if self._lost:
             _log.warning(
@@ -112,7 +117,10 @@ class RayExecutor:
                 return worker
 
     async def _keep(self, first: "asyncio.Future[None]") -> None:
-        """Keeps one worker in the cluster, for as long as the run lasts. `first` learns how the first one started."""
+        """Keeps one worker in the cluster, for as long as the run lasts. `first` is set by the first that is ready.
+
+        Before that, raises UsageError or ProcessError if it cannot start.
+        """
         delay_s = RESTART_DELAY_S
         while True:
             worker = _Worker(self._spec, self._slots, self._settings)
@@ -122,8 +130,7 @@ class RayExecutor:
             except TrainspanError as error:
                 self._last_error = one_line(error)
                 if not first.done() and not isinstance(error, _LostAtStart):
-                    first.set_exception(error)
-                    return
+                    raise
                 _log.warning("event=ray_worker_not_started error=%s", one_line(error))
                 delay_s = min(2 * delay_s, MAX_RESTART_DELAY_S)
             await asyncio.sleep(delay_s)
@@ -198,8 +205,8 @@ class _Worker:
         except RayTaskError as error:
             if isinstance(error.cause, TrainspanError):
                 hint = "; [ray] working_dir copies the agent's folder to the nodes"
-                raise type(error.cause)(f"on the node {error.ip}: {error.cause}{hint}") from None
-            raise ProcessError(f"a worker on the node {error.ip} failed: {error.cause!r}") from None
+                raise type(error.cause)(f"on a node of the cluster: {error.cause}{hint}") from None
+            raise ProcessError(f"a worker on the Ray cluster failed: {_last_line(error)}") from None
         except RayActorError as error:
             kind = ProcessError if error.actor_init_failed else _LostAtStart
             raise kind(f"a worker on the Ray cluster was lost while it started: {_last_line(error)}") from None

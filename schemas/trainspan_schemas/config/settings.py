@@ -10,8 +10,7 @@ Paths are relative to the working directory unless absolute.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from trainspan_schemas.config.agents import RolloutsSettings, ServingSettings
-from trainspan_schemas.config.cluster import RaySettings
+from trainspan_schemas.config.agents import RaySettings, RolloutsSettings, ServingSettings
 from trainspan_schemas.config.collector import CollectorSettings
 from trainspan_schemas.config.dataset import DatasetSettings
 from trainspan_schemas.config.loop import LoopSettings, ViewSettings

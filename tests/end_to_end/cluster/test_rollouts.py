@@ -6,6 +6,8 @@ from collections import Counter
 from itertools import chain
 from pathlib import Path
 
+import pytest
+
 from tests.end_to_end.cluster.conftest import Site, wait_for
 from tests.support.agents.openai_server import OpenAIServer
 from tests.support.ray_cluster import RayCluster
@@ -57,7 +59,7 @@ def test_functions_run_on_all_nodes_as_they_do_here_and_see_no_answer_or_secret(
     """
     site.write(source, "call", "raise", "hang")
     (site.folder / "judges.py").write_text("\n".join(line[4:] for line in judge.splitlines()))
-    options = ("--n", "4", "--timeout-s", "5", "--judge", "judges:judge", "--token-file", "tokens")
+    options = ("--n", "4", "--timeout-s", "8", "--workers", "2", "--judge", "judges:judge", "--token-file", "tokens")
     result = site.run(*options, "agent.py:solve")
     assert result["status"] == {"agent_error": 4, "ok": 4, "timeout": 4}
     assert (result["mean_reward"], result["rewarded"], result["calls"]) == (1.0, 4, 4)
@@ -94,21 +96,22 @@ def test_a_lost_nodes_rollouts_are_tried_again_on_another_and_its_agents_end(sit
 
 def test_agents_end_with_a_killed_driver_and_the_run_is_resumed(site: Site) -> None:
     site.write(WAITING, "a", "b")
-    process = site.start("--n", "1", *COMMAND)
+    process = site.start("--n", "1", "--workers", "2", *COMMAND)
     wait_for(lambda: len(site.ran) == 2, "two agents run")
     process.send_signal(signal.SIGKILL)
     process.communicate(timeout=20)
     pids = [pid for _, *both in site.ran for pid in both]
     wait_for(lambda: not any(map(is_alive, pids)), "the agents have ended", 30)
     (site.folder / "go").touch()
-    result = site.run("--n", "1", "--resume", *COMMAND)
+    result = site.run("--n", "1", "--workers", "2", "--resume", *COMMAND)
     assert (result["status"], result["total"]) == ({"ok": 2}, 2)
     assert sorted(attempt for _, _, attempt in site.attempts) == [1, 1]
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_agents_and_marks_their_rollouts(site: Site) -> None:
     site.write(WAITING, "a", "b")
-    process = site.start("--n", "1", *COMMAND)
+    process = site.start("--n", "1", "--workers", "2", *COMMAND)
     wait_for(lambda: len(site.ran) == 2, "two agents run")
     os.kill(process.pid, signal.SIGINT)
     process.communicate(timeout=60)
@@ -117,6 +120,7 @@ def test_ctrl_c_ends_the_agents_and_marks_their_rollouts(site: Site) -> None:
     assert [span.attributes[keys.ROLLOUT_STATUS] for span in site.attempts.values()] == ["cancelled"] * 2
 
 
+@pytest.mark.slow
 def test_a_loopback_address_is_refused_if_the_cluster_has_other_machines(site: Site, cluster: RayCluster) -> None:
     node = cluster.add_node(2, "--node-ip-address=127.0.0.2", "--resources", '{"elsewhere": 1}')
     site.write("def solve(task): pass", "a")
@@ -130,7 +134,7 @@ def test_a_loopback_address_is_refused_if_the_cluster_has_other_machines(site: S
 
 def test_a_missing_agent_and_a_missing_cluster_are_one_line(site: Site) -> None:
     site.write("def solve(task): pass", "a")
-    process = site.start("other.py:solve")
+    process = site.start("--workers", "1", "other.py:solve")
     process.communicate(timeout=150)
     assert process.returncode == 2, site.stderr
     assert "; [ray] working_dir copies the agent's folder" in site.stderr.splitlines()[-1]
