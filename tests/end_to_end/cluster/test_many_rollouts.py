@@ -40,10 +40,16 @@ def test_every_rollout_ends_once_in_ledger_and_store_although_a_node_is_killed(
     site.write(AGENT, *range(COUNT))
     site.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = f"http://{collector.address.grpc}"
     site.environ["TRAINSPAN_COLLECTOR__STORE"] = str(collector.store)
+    site.environ["TRAINSPAN_ROLLOUTS__DELIVER_TIMEOUT_S"] = "300"
     node = cluster.add_node(2)
     name = f"node-{len(cluster.nodes) - 1}"
-    process = site.start("--n", "1", "--concurrency", "48", "--deliver-timeout-s", "300", "agent.py:solve")
-    wait_for(lambda: len(site.ran) > COUNT // 3 and name in {node for node, _ in site.ran}, "a third has run", 600)
+    process = site.start("--n", "1", "--concurrency", "48", "agent.py:solve")
+
+    def is_in_the_middle() -> bool:
+        return len(site.ran) > COUNT // 3 and name in {node for node, _ in site.ran}
+
+    wait_for(lambda: process.poll() is not None or is_in_the_middle(), "a third has run", 600)
+    assert process.poll() is None, site.stderr
     cluster.kill(node)
     output, _ = process.communicate(timeout=900)
     result = json.loads(output.splitlines()[-1])
