@@ -59,7 +59,7 @@ def test_functions_run_on_all_nodes_as_they_do_here_and_see_no_answer_or_secret(
     """
     site.write(source, "call", "raise", "hang")
     (site.folder / "judges.py").write_text("\n".join(line[4:] for line in judge.splitlines()))
-    options = ("--n", "4", "--timeout-s", "8", "--workers", "2", "--judge", "judges:judge", "--token-file", "tokens")
+    options = ("--n", "4", "--timeout-s", "5", "--workers", "2", "--judge", "judges:judge", "--token-file", "tokens")
     result = site.run(*options, "agent.py:solve")
     assert result["status"] == {"agent_error": 4, "ok": 4, "timeout": 4}
     assert (result["mean_reward"], result["rewarded"], result["calls"]) == (1.0, 4, 4)
