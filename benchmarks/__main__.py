@@ -34,6 +34,7 @@ BY_NAME = (
     "filling",
     "fitting",
     "overlap",
+    "ray_rollouts",
     "reading",
     "sampling",
     "stored_spans",

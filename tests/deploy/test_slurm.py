@@ -54,16 +54,11 @@ def run(script: str, *arguments: object, **environ: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_a_part_of_the_array_runs_its_shard_and_resumes_when_it_is_requeued(
-    cluster: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_part_of_the_array_begins_its_shard_or_resumes_it(cluster: dict[str, str], tmp_path: Path) -> None:
     (Path(cluster["SHARED"]) / "services" / "host").write_text("node7\n")
     array = {**cluster, "SLURM_ARRAY_TASK_ID": "2", "SLURM_ARRAY_TASK_COUNT": "4"}
     options = f"--token-file {cluster['SHARED']}/secrets/runner/tokens.toml --run run-1"
     task = "--shard 2/4 --tasks tasks.jsonl --judge judge.py:score agent.py:solve"
-    run("rollouts.sbatch", tmp_path / "agent", **array)
-    assert calls(cluster)[-1] == f"trainspan rollout {options} {task}"
-    (Path(cluster["SHARED"]) / "runners" / "2" / "rollouts" / "run-1").mkdir(parents=True)
     run("rollouts.sbatch", tmp_path / "agent", **array)
     assert calls(cluster)[-1] == f"trainspan rollout {options} --resume {task}"
 

@@ -1,8 +1,8 @@
-"""Settings of what agents run on: the policy server and the runner."""
+"""Settings of what agents run on: the policy server, the runner, and a cluster."""
 
 from dataclasses import dataclass
 
-__all__ = ["RolloutsSettings", "ServingSettings"]
+__all__ = ["RaySettings", "RolloutsSettings", "ServingSettings"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +91,12 @@ class RolloutsSettings:
     """Rollouts per task."""
     concurrency: int = 16
     """Maximum number of rollouts in progress."""
-    workers: int = 1
-    """Worker processes for a `module:function` target."""
+    engine: str = "local"
+    """Where agents run: `local`, on this machine, or `ray`, on the nodes of a Ray cluster (see `[ray]`)."""
+    workers: int | None = None
+    """Worker processes for a `module:function` target; default: 1, with the engine `ray` one per CPU of the cluster.
+
+    With the engine `ray` they are Ray actors, which run commands too; each takes an equal part of `concurrency`."""
     python: str | None = None
     """Python of these processes, such as `agent-env/bin/python`; default: the runner's own.
 
@@ -126,3 +130,27 @@ class RolloutsSettings:
 
     The runner sends the token of the role runner, and its agents get that of the role agent.
     If there is no collector on this machine, the headers in OTEL_EXPORTER_OTLP_HEADERS are sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class RaySettings:
+    """`[ray]`: the Ray cluster of commands that run with the engine `ray`."""
+
+    address: str | None = None
+    """HOST:PORT of the cluster's head; default: RAY_ADDRESS, otherwise the cluster that this machine is a node of.
+
+    The command itself runs on a node of the cluster."""
+    working_dir: str | None = None
+    """Folder with the agent's code, copied to the nodes, where agents run in it; default: the nodes have the code.
+
+    The state folder, the files of keys and tokens, and the task file are not copied."""
+    runtime_env: str | None = None
+    """JSON file with further fields of Ray's runtime environment, such as `pip` or `env_vars`; default: none.
+
+    Ray shows these fields in its dashboard and logs: they are no place for secrets."""
+    worker_cpus: float = 1.0
+    """CPUs that each worker reserves on its node."""
+    worker_resource: str | None = None
+    """Custom resource of the nodes that may run agents, as in `ray start --resources`; default: any node."""
+    start_timeout_s: float = 120.0
+    """How long the run waits for a worker if the cluster has room for none."""

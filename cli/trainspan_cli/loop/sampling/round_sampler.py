@@ -11,7 +11,7 @@ from trainspan_cli.loop.processes.stages import Collected, Stages
 from trainspan_cli.loop.sampling.sampler import SampledRound, is_followed_by_validation
 from trainspan_cli.loop.state.run_folder import RunFolder
 from trainspan_cli.loop.state.task_pool import TaskPool
-from trainspan_rollouts.run_ledger import ledger_file
+from trainspan_rollouts.run_ledger import ledger_files
 from trainspan_schemas.config.settings import Settings
 
 __all__ = ["RoundSampler"]
@@ -60,7 +60,7 @@ class RoundSampler:
         return sampled
 
     def ledgers(self, round_: int) -> list[Path]:
-        return [ledger_file(self._folder.run_id, round_, "train")]
+        return ledger_files(self._folder.run_id, round_, "train")
 
     def between_rounds(self, work: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
         """Does `work` after the rollouts that are queued and before any others, and waits for it."""
