@@ -159,7 +159,7 @@ def test_names_in_the_settings_are_those_of_services_and_pods() -> None:
     pods = {
         f"{each['metadata']['name']}-{number}.{each['spec']['serviceName']}"
         for each in OBJECTS
-        if each["kind"] == "StatefulSet"
+        if each["kind"] == "StatefulSet" and each["metadata"]["name"] != "trainer"  # nobody connects to it
         for number in range(each["spec"]["replicas"])
     }
     services = {each["metadata"]["name"] for each in OBJECTS if each["kind"] == "Service"}
@@ -184,6 +184,15 @@ def test_the_number_of_shards_is_the_number_of_pods() -> None:
     assert (spec["completionMode"], spec["completions"]) == ("Indexed", spec["parallelism"])
     script = spec["template"]["spec"]["containers"][0]["args"][2]
     assert f'--shard "$JOB_COMPLETION_INDEX/{spec["completions"]}"' in script
+
+
+def test_a_runner_that_is_replaced_finds_its_progress_and_sees_no_other_folder() -> None:
+    folders = {"rollouts": "runs/$(RUN)/$(JOB_COMPLETION_INDEX)", "rollouts-on-ray": "runs/$(RUN)"}
+    for name, folder in folders.items():
+        pod = named("Job", name)["spec"]["template"]["spec"]
+        home = [each for each in pod["containers"][0]["volumeMounts"] if each["mountPath"] == "/var/lib/trainspan"]
+        assert home == [{"name": "training", "mountPath": "/var/lib/trainspan", "subPathExpr": folder}]
+        assert {"name": "training", "persistentVolumeClaim": {"claimName": "training"}} in pod["volumes"]
 
 
 def test_the_kustomization_has_all_files_but_the_jobs_that_are_applied_by_hand() -> None:

@@ -11,7 +11,7 @@ from tests.support.policy_server.process import policy_server
 from tests.support.tls import make_certificate
 from trainspan_cli.main import run
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def test_a_swap_and_an_agents_call_go_over_tls(
