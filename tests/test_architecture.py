@@ -23,9 +23,16 @@ PACKAGES = {
     "training": "trainspan_training",
     "cli": "trainspan_cli",
 }
-SOURCES = (*PACKAGES, "tests", "benchmarks", "evaluation", "examples", "tools")
+SOURCES = (*PACKAGES, "tests", "benchmarks", "deploy", "evaluation", "examples", "tools")
 FLOORS = {
-    "schemas": ("agents", "artifacts config store", "telemetry", "home", "durable intervals secret_files", "errors"),
+    "schemas": (
+        "agents",
+        "artifacts config store",
+        "telemetry",
+        "home",
+        "durable intervals resources secret_files",
+        "errors",
+    ),
     "collector": (
         "process",
         "session",

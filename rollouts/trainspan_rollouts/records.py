@@ -38,6 +38,7 @@ class RunSettings:
     judge_timeout_s: float = 120.0
     policy_url: str = "http://127.0.0.1:8000/v1"
     collector: str = "http://127.0.0.1:4317"
+    """One URL, or several with commas."""
     token_file: str | None = None
     """The collector's role tokens; None: those of the collector on this machine, otherwise the runner sends
     OTEL_EXPORTER_OTLP_HEADERS."""

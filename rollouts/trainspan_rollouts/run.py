@@ -19,6 +19,7 @@ from trainspan_rollouts.rollout_spans import RolloutSpans
 from trainspan_rollouts.run_ledger import RunLedger, ledger_file
 from trainspan_rollouts.totals import Totals
 from trainspan_schemas.errors import UsageError
+from trainspan_schemas.store.collectors import Collectors
 from trainspan_schemas.store.endpoint import headers_of
 from trainspan_schemas.store.roles import Role
 from trainspan_schemas.store.senders import sender_headers
@@ -75,15 +76,16 @@ class _Run:
         of_branches = settings.branches is not None
         file = ledger_file(settings.run_id, settings.round, settings.split, of_branches=of_branches)
         self._ledger = RunLedger(file, settings.round, settings.tasks, settings.target, resume=settings.resume)
-        self._spans = RolloutSpans(settings.collector, self._headers, self._ledger)
-        if self._headers() is None and "authorization" not in headers_of(
-            os.environ.get("OTEL_EXPORTER_OTLP_HEADERS", "")
-        ):
-            _log.warning(
-                "event=runner_without_token collector=%s: a trainspan collector treats its verdicts as an agent's; "
-                "give --token-file",
-                settings.collector,
-            )
+        collectors = Collectors.of(settings.collector)
+        self._spans = RolloutSpans(collectors, self._headers, self._ledger)
+        if "authorization" not in headers_of(os.environ.get("OTEL_EXPORTER_OTLP_HEADERS", "")):
+            for url in collectors.urls:
+                if self._headers(url) is None:
+                    _log.warning(
+                        "event=runner_without_token collector=%s: a trainspan collector treats its verdicts as an agent's; "
+                        "give --token-file",
+                        url,
+                    )
         branching = None
         if settings.branches is not None:
             branching = Branching(settings.branches, [settings.policy_url], key, settings.timeout_s)
@@ -98,11 +100,9 @@ class _Run:
             branching,
         )
 
-    def _headers(self) -> str | None:
+    def _headers(self, collector: str) -> str | None:
         settings = self._settings
-        return sender_headers(
-            Role.RUNNER, settings.collector, os.environ, token_file=settings.token_file, store=settings.store
-        )
+        return sender_headers(Role.RUNNER, collector, os.environ, token_file=settings.token_file, store=settings.store)
 
     async def execute(self) -> RunResult:
         start_s = time.monotonic()

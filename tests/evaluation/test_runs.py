@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from evaluation.runs import carry_out
 from trainspan_cli.loop.state.run_folder import RunFolder
 from trainspan_schemas.agents.functions import is_function_name
 from trainspan_schemas.config.load import load_settings
+from trainspan_schemas.config.policies import agents_of_policies
 from trainspan_schemas.intervals import RewardEstimate
 
 
@@ -123,6 +125,27 @@ def test_the_loop_reads_the_settings_of_a_plan() -> None:
     assert load_settings(known.config, known.environ("start")).rollouts.tasks == str(known.tasks.parent / "long.jsonl")
     warm = Plan("game", 7, "m", "warm", settings={"loop.rounds": "3"})
     assert load_settings(warm.config, warm.environ("start")).loop.rounds == 0
+
+
+def test_a_variant_may_have_another_settings_file_and_its_result_the_figures_of_each_policy(folders: Path) -> None:
+    (plan,) = plans(parser().parse_args(["run", "sql", "--seeds", "1", "--config", "two_policies.toml"]))
+    assert (plan.variant, plan.config.name) == ("rl-two_policies", "two_policies.toml")
+    both, shared = plan.loaded(), replace(plan, config_name="one_policy.toml").loaded()
+    assert agents_of_policies(both.policies) == {"writer": ("writer",), "rewriter": ("rewriter",)}
+    assert agents_of_policies(shared.policies) == {"team": ("writer", "rewriter")}
+    assert replace(both, policies={}) == replace(shared, policies={})
+    with pytest.raises(SystemExit, match=r"has no other\.toml"):
+        plans(parser().parse_args(["run", "sql", "--config", "other.toml"]))
+    own = {"policy_version": 2, "skipped": None, "train": {"rows": 12, "kl": 0.01}}
+    record = {**trained(1), "train": {}, "policies": {"writer": own, "rewriter": {**own, "policy_version": 1}}}
+    folder = finished(plan, validation(0, 0.0, 1.0), record, validation(1, 1.0, 1.0))
+    result = store_result(plan, folder, 0.0)
+    assert result["config"] == "two_policies.toml"
+    figures = result["curve"][1]["policies"]
+    assert [(name, one["version"], one["kl"]) for name, one in figures.items()] == [
+        ("writer", 2, 0.01),
+        ("rewriter", 1, 0.01),
+    ]
 
 
 def test_a_small_model_from_scratch_is_made_once_by_the_tasks_own_program(

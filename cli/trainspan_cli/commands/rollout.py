@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trainspan_cli.setting_options import Given, setting_options
-from trainspan_cli.settings import ConfigOption, FormatOption, settings
+from trainspan_cli.settings import ConfigOption, FormatOption, settings, stores_of
 from trainspan_schemas.config.load import override
 from trainspan_schemas.errors import UsageError
-from trainspan_schemas.home import store_path
 
 if TYPE_CHECKING:
     from trainspan_rollouts import RunResult, RunSettings
@@ -109,5 +108,5 @@ def _run(wanted: "RunSettings", loaded: "Settings", *, as_json: bool) -> "RunRes
     with ProgressBar() as bar:
         result = run_rollouts(wanted, bar)
     counted = 0 if result.resumed else result.calls
-    print_table(result, stored_calls(store_path(loaded.collector.store), result.run_id, result.round, counted))
+    print_table(result, stored_calls(stores_of(loaded), result.run_id, result.round, counted))
     return result

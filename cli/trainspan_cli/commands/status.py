@@ -11,6 +11,7 @@ def status(config: ConfigOption = None, format: FormatOption = "table") -> None:
 
     Example: trainspan status --format json
     """
+    from trainspan_cli.clients.policy_server import versions_in
     from trainspan_cli.doctor.overview import overview
 
     found = overview(settings(config))
@@ -19,8 +20,10 @@ def status(config: ConfigOption = None, format: FormatOption = "table") -> None:
         return
     collector, policy = found["collector"], found["policy"]
     print("collector  ", f"pid {collector['pid']}, OTLP {collector['grpc']}" if collector else "not running")
-    print("policy     ", f"{_versions(policy)}, {policy['in_flight']} in flight" if policy else "not running")
+    print("policy     ", f"{versions_in(policy)}, {policy['in_flight']} in flight" if policy else "not running")
     print("store      ", found["store"] or "none yet")
+    for one in found["stores"]:
+        print("store      ", one["store"], f"{one['rollouts']} rollouts" if "rollouts" in one else one["error"])
     for checkpoint in found["latest_checkpoints"].values() or [found["latest_checkpoint"]]:
         print("checkpoint ", checkpoint or "none yet")
     print("datasets   ", found["datasets"])
@@ -43,12 +46,6 @@ def _show_run(run: dict[str, Any]) -> None:
         print("           ", f"best after round {best['round']}: {best['checkpoint']}")
     for alarm in run["alarms"][-3:]:
         print("           ", f"ALARM {alarm}")
-
-
-def _versions(state: dict[str, Any]) -> str:
-    """The versions that the policy server reports."""
-    named = [f"{name} version {own['version']}" for name, own in (state.get("policies") or {}).items()]
-    return ", ".join(named) or f"version {state['version']}"
 
 
 def _progress(policy: dict[str, Any]) -> str:

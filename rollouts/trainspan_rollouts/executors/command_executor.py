@@ -19,6 +19,7 @@ from trainspan_rollouts.executors.executor import Ended, Execution
 from trainspan_rollouts.task_file import Task
 from trainspan_schemas.agents.worker import AgentReport
 from trainspan_schemas.errors import ProcessError
+from trainspan_schemas.store.collectors import ENV_COLLECTORS, Collectors
 from trainspan_schemas.store.senders import without_credentials
 from trainspan_schemas.telemetry.identity import (
     ENV_BAGGAGE,
@@ -79,6 +80,7 @@ def agent_environment(
         ENV_TASK,
         ENV_TASK_FILE,
         ENV_REPORT,
+        ENV_COLLECTORS,
         "TRAINSPAN_BOUNDARY",
     }
     kept = without_credentials(environ).items()
@@ -103,9 +105,17 @@ class CommandExecutor:
     The task is passed as JSON on stdin, in a file, and in an environment variable if it fits.
     """
 
-    def __init__(self, command: Sequence[str], policy_url: str, timeout_s: float, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        policy_url: str,
+        collectors: Collectors,
+        timeout_s: float,
+        environ: Mapping[str, str],
+    ) -> None:
         self._arguments = list(command)
         self._policy_url = policy_url
+        self._collectors = collectors
         self._timeout_s = timeout_s
         self._environ = environ
         self._folder = tempfile.TemporaryDirectory(prefix="trainspan-")
@@ -173,6 +183,7 @@ class CommandExecutor:
             ENV_TASK_FILE: str(task_file),
             ENV_REPORT: str(reports),
             "OPENAI_BASE_URL": f"{base}{ROLLOUT_PATH_PREFIX}{execution.url_token}/v1",
+            "OTEL_EXPORTER_OTLP_ENDPOINT": self._collectors.url_for(execution.identity.rollout_id),
         }
         if len(f"{ENV_TASK}=") + len(task) + 1 <= MAX_STRING_BYTES:
             environment[ENV_TASK] = task.decode()

@@ -24,7 +24,7 @@ class ServingSettings:
     served_name: str = "policy"
     """Model name that clients use."""
     collector: str = "http://127.0.0.1:4317"
-    """OTLP/gRPC endpoint for call spans; `none` turns off their export."""
+    """OTLP/gRPC endpoint for call spans, or several with commas; `none` turns off their export; default: `[collector] endpoints`."""
     token_file: str | None = None
     """Role tokens of the collector; default: those of the collector on this machine.
 
@@ -49,7 +49,7 @@ class ServingSettings:
     sleep: bool = False
     """Let a trainer on the same GPU put the server to sleep and use its memory in the meantime."""
     spool_max_bytes: int = 1024 * 1024 * 1024
-    """Maximum size on disk of the call spans that wait for the collector; beyond it the newest are dropped."""
+    """Maximum size on disk of the call spans that wait for one collector; beyond it the newest are dropped."""
     max_prefix_bytes: int = 256 * 1024 * 1024
     """Maximum memory for the stored calls that branches of rollouts repeat ([branches](credit-assignment.md#branches))."""
     train_sampling: bool = False
@@ -116,7 +116,7 @@ class RolloutsSettings:
     policy_url: str = "http://127.0.0.1:8000/v1"
     """Base URL of the policy, passed to agents as OPENAI_BASE_URL."""
     collector: str = "http://127.0.0.1:4317"
-    """OTLP/gRPC endpoint for the spans of the runner and its agents."""
+    """OTLP/gRPC endpoint for the spans of the runner and its agents, or several with commas; default: `[collector] endpoints`."""
     signing_key_file: str | None = None
     """Key that signs identities and URLs; default: `$TRAINSPAN_HOME/signing-key`.
 

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from trainspan_schemas.errors import CheckpointError
 from trainspan_serving.checkpoints.candidates import CheckpointNotFoundError
-from trainspan_serving.export.exporter import Exporter
+from trainspan_serving.export.call_export import CallExport
 from trainspan_serving.forcing.registry import BranchRegistry
 from trainspan_serving.http.asgi import Receive, Scope, Send, answer_json
 from trainspan_serving.http.body import BodyError, ClientGoneError, read_body
@@ -31,7 +31,7 @@ class _Refusal(Exception):
         self.status, self.reason = status, reason
 
 
-def state_of(server: PolicyServer, exporter: Exporter, branches: BranchRegistry) -> dict[str, Any]:
+def state_of(server: PolicyServer, exporter: CallExport, branches: BranchRegistry) -> dict[str, Any]:
     """Returns the body of `GET /trainspan/policy`."""
     policy = server.policy
     return {
@@ -62,7 +62,7 @@ def _outline(row: PolicyRow) -> dict[str, Any]:
 
 async def handle_admin(
     server: PolicyServer,
-    exporter: Exporter,
+    exporter: CallExport,
     branches: BranchRegistry,
     scope: Scope,
     receive: Receive,
@@ -97,7 +97,7 @@ async def _refuse(send: Send, status: int, error: str, reason: str, **further: o
 
 
 async def _answer(
-    server: PolicyServer, exporter: Exporter, branches: BranchRegistry, scope: Scope, receive: Receive
+    server: PolicyServer, exporter: CallExport, branches: BranchRegistry, scope: Scope, receive: Receive
 ) -> dict[str, Any]:
     method, what = scope["method"], scope["path"].removeprefix(ADMIN_PREFIX)
     if what not in ("policy", "sleep", "wake"):

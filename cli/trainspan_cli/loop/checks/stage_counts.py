@@ -1,10 +1,11 @@
 """Counts of one collection stage from four sources: vLLM's metric, the agents' side, the policy server's exporter, the store."""
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from trainspan_cli.clients.policy_server import PolicyClient
-from trainspan_cli.clients.store import rows
+from trainspan_cli.clients.store import counts
 from trainspan_cli.loop.checks.integrity import StageCounts
 
 __all__ = ["StageMeter"]
@@ -19,8 +20,8 @@ class StageMeter:
     The policy server must have no other load during the stage, except swaps: their canaries are calls of its own.
     """
 
-    def __init__(self, policy: PolicyClient, store: str, run_id: str) -> None:
-        self._policy, self._store, self._run_id = policy, store, run_id
+    def __init__(self, policy: PolicyClient, stores: Sequence[str], run_id: str) -> None:
+        self._policy, self._stores, self._run_id = policy, stores, run_id
         self._began_ns = time.time_ns()
         self._sampled = policy.sampled_tokens()
         before, requests = self._between_swaps()
@@ -75,7 +76,7 @@ class StageMeter:
             time.sleep(0.1)
             before = after
 
-    def _stored(self) -> dict[str, Any]:
+    def _stored(self) -> dict[str, int]:
         window = f"run_id = '{self._run_id}' AND start_ns >= {self._began_ns}"
         response_id = """json_extract_string(s.attributes, '$."gen_ai.response.id"')"""
         calls = f"""
@@ -83,4 +84,4 @@ class StageMeter:
                    count(*) FILTER (len(c.completion_ids) IS DISTINCT FROM len(c.logprobs)) AS ragged
             FROM (SELECT * FROM calls WHERE {window}) c JOIN spans s USING (trace_id, span_id)"""
         rollouts = f"SELECT count(*) AS rollouts FROM rollouts WHERE {window}"
-        return {**rows(self._store, calls)[0], **rows(self._store, rollouts)[0]}
+        return {**counts(self._stores, calls), **counts(self._stores, rollouts)}

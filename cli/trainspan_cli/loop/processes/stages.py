@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
-from trainspan_cli.clients.new_rewards import last_seq, new_rewards
+from trainspan_cli.clients.new_rewards import Places, last_places, new_rewards
 from trainspan_cli.clients.policy_server import served
-from trainspan_cli.clients.store import rows
+from trainspan_cli.clients.store import counts
 from trainspan_cli.loop.checks.integrity import stage_checks
 from trainspan_cli.loop.checks.stage_counts import StageMeter
 from trainspan_cli.loop.processes.child_processes import Commands
@@ -105,7 +105,7 @@ class Stages:
             elif event.get("event") == "progress":
                 on_progress(event)
 
-        meter = StageMeter(services.policy, str(services.store), self._folder.run_id)
+        meter = StageMeter(services.policy, services.stores, self._folder.run_id)
         arguments = ["--tasks", tasks, "--n", str(n), "--split", split, "--round", str(round_)]
         arguments += ["--run", self._folder.run_id, "--policy-url", f"{services.policy.url}/v1"]
         arguments += [*services.collector_option(), *(["--judge", settings.judge] if settings.judge else [])]
@@ -125,10 +125,10 @@ class Stages:
                 )
             result["unacknowledged"] = 0
         sampling_s = time.monotonic() - began
-        counts = meter.stop(result["total"], result["calls"])
+        found = meter.stop(result["total"], result["calls"])
         result |= {"sampled_tokens": meter.sampled_tokens(), "sampling_seconds": sampling_s}
-        checks = [check.record() for check in stage_checks(counts)]
-        return Collected(result, checks, time.monotonic() - began, counts.stored_rollouts >= counts.rollouts)
+        checks = [check.record() for check in stage_checks(found)]
+        return Collected(result, checks, time.monotonic() - began, found.stored_rollouts >= found.rollouts)
 
     def dataset(self, round_: int, *, are_stored: bool, policies: Sequence[Policy] | None = None) -> Nothing:
         """Builds the datasets of a round's rollouts, which the trainers pick up at once; only those of `policies`, if given.
@@ -146,25 +146,30 @@ class Stages:
         arguments = ["--number", str(round_), "--since-round", str(since), "--group-wait-s", str(group_wait_s)]
         return self._datasets(round_, [*arguments, "--settle-s", str(max(20.0, group_wait_s))])
 
-    def live_dataset(self, round_: int, since_seq: int) -> Nothing:
-        """Builds the datasets of a round from all rewarded rollouts of any run that came after `since_seq` into the store.
+    def live_dataset(self, round_: int, since: Places) -> Nothing:
+        """Builds the datasets of a round from all rewarded rollouts of any run that came after these places into the stores.
 
         Most users give no feedback, so that most calls may be without a reward.
         """
-        arguments = ["--number", str(round_), "--since-seq", str(since_seq), "--min-coverage", "0"]
+        arguments = ["--number", str(round_), "--min-coverage", "0"]
+        arguments += [word for place in since for word in ("--since-seq", str(place))]
         return self._datasets(round_, arguments, of_run=False)
 
     def has_dataset(self, round_: int) -> bool:
         """Whether a dataset of the round was built, also before the loop was interrupted."""
         return any(self._dataset_dir(round_, policy).exists() for policy in self.policies)
 
-    def last_seq(self) -> int:
-        """The place that the store has reached."""
-        return last_seq(str(self._services.store))
+    @property
+    def stores(self) -> tuple[str, ...]:
+        return self._services.stores
 
-    def new_rewards(self, since_seq: int) -> tuple[int, int]:
-        """The number of rewards that were stored after a place, and the place up to which they were counted."""
-        return new_rewards(str(self._services.store), self._settings.dataset, since_seq)
+    def last_places(self) -> Places:
+        """The places that the stores have reached."""
+        return last_places(self._services.stores)
+
+    def new_rewards(self, since: Places) -> tuple[int, Places]:
+        """The number of rewards that were stored after these places, and the places up to which they were counted."""
+        return new_rewards(self._services.stores, self._settings.dataset, since)
 
     def _datasets(
         self, round_: int, arguments: list[str], policies: Sequence[Policy] | None = None, *, of_run: bool = True
@@ -176,7 +181,8 @@ class Stages:
                 continue
             if self._settings.serving.sleep:
                 self._services.policy.sleep()
-            fixed = ["--store", str(self._services.store), "--out", str(self._folder.datasets)]
+            fixed = [word for store in self._services.stores for word in ("--store", store)]
+            fixed += ["--out", str(self._folder.datasets)]
             fixed += ["--run", self._folder.run_id] if of_run else []
             fixed += [] if policy is None else ["--policy", policy]
             summary: dict[str, Any] = {}
@@ -204,7 +210,7 @@ class Stages:
             WHERE run_id = '{self._folder.run_id}' AND start_ns >= {began_ns} AND status IS NOT NULL"""
         deadline = time.monotonic() + STORED_TIMEOUT_S
         with contextlib.suppress(StoreError):  # the collector restarts: later batches take what this one lacks
-            while rows(str(self._services.store), query)[0]["rollouts"] < rollouts and time.monotonic() < deadline:
+            while counts(self._services.stores, query)["rollouts"] < rollouts and time.monotonic() < deadline:
                 time.sleep(0.1)
 
     def trained(self, round_: int, policy: Policy) -> dict[str, Any]:

@@ -24,7 +24,7 @@ lora_rank = 2
 """
 
 
-def _prepare(tmp_path: Path, plan: str, **loop: object) -> tuple[Place, list[str]]:
+def _prepare(tmp_path: Path, plan: str, *, sleep: bool = False) -> tuple[Place, list[str]]:
     """A folder with two tasks and a tiny model, and the command of a loop in it."""
     place = make_place(tmp_path / "home")
     inputs = tmp_path / "inputs"
@@ -37,6 +37,7 @@ def _prepare(tmp_path: Path, plan: str, **loop: object) -> tuple[Place, list[str
     write_loop_config(
         config,
         inputs,
+        serving={"sleep": sleep},
         rollouts={"n": 4, "judge": ""},
         train={"adapter": "lora", "lora_rank": 4, "learning_rate": 1e-3, "steps_per_round": 1},
         loop={
@@ -46,7 +47,6 @@ def _prepare(tmp_path: Path, plan: str, **loop: object) -> tuple[Place, list[str
             "eval_tasks": 0,
             "val_tasks": 0,
             "eval_every": 0,
-            **loop,
         },
     )
     config.write_text(config.read_text().replace('judge = ""\n', "") + POLICIES)
@@ -137,9 +137,10 @@ def test_each_agent_is_answered_by_its_own_policy_which_is_trained_swapped_and_s
 
 
 @pytest.mark.slow
-def test_a_loop_with_policies_that_is_killed_trains_each_dataset_once(tmp_path: Path) -> None:
-    """Killed as soon as the first policy of round 2 has a new checkpoint."""
-    place, command = _prepare(tmp_path, "writer+rewriter writer+rewriter writer+rewriter")
+@pytest.mark.parametrize("sleep", [False, True])
+def test_a_loop_with_policies_that_is_killed_trains_each_dataset_once(tmp_path: Path, sleep: bool) -> None:
+    """Killed as soon as the first policy of round 2 has a new checkpoint. If the server sleeps, the policies take turns."""
+    place, command = _prepare(tmp_path, "writer+rewriter writer+rewriter writer+rewriter", sleep=sleep)
     killed = subprocess.Popen(
         command, cwd=ROOT, env=place.environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
@@ -165,3 +166,7 @@ def test_a_loop_with_policies_that_is_killed_trains_each_dataset_once(tmp_path: 
         assert len({meta["dataset_sha256"] for meta in metas}) == 3
         assert [meta["policy"] for meta in metas] == [policy] * 3
     assert len((tmp_path / "count").read_bytes()) == 24, "no rollout was repeated"
+    for round_ in (1, 3) if sleep else ():
+        trained = (run / f"checkpoints/writer/policy-{round_:06d}").stat().st_mtime_ns
+        built = (run / f"dataset/rewriter/round-{round_:04d}").stat().st_mtime_ns
+        assert built > trained, "the second policy waits for the first one"

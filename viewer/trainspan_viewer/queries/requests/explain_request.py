@@ -132,12 +132,12 @@ def field_text(value: Any) -> str:
 
 
 def _stores(sources: Sources, of_dataset: list[str]) -> list[str]:
-    """The stores that the dataset was built from if the viewer's own is one of them, else only that.
+    """The stores that the dataset was built from if they are the viewer's own or one of its own is among them, else its own.
 
     A state folder may have been copied from elsewhere, with the old paths in its datasets.
     """
-    own = sources.places.store
-    return of_dataset if _resolved(own) in map(_resolved, of_dataset) else [own]
+    own = list(sources.store.stores)
+    return of_dataset if set(map(_resolved, own)) & set(map(_resolved, of_dataset)) else own
 
 
 def _resolved(store: str) -> str:
