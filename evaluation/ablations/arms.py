@@ -17,15 +17,17 @@ TASKS = 16
 """Problems of a round."""
 RECOMPUTED = {"old_policy": "recompute", "correction": "none"}
 TRUNCATED = {"old_policy": "recompute", "correction": "truncate"}
+FAST = {"learning_rate": 3e-4}
+"""A policy that moves much in six rounds."""
 ABLATIONS: dict[str, tuple[dict[str, Any], ...]] = {
     "ids": (
         {"name": "captured", "model": SPLITS},
         {"name": "retokenized", "model": SPLITS, "retokenize": True, "train": RECOMPUTED},
     ),
     "staleness": (
-        {"name": "age-0", "model": SCRATCH},
-        {"name": "age-6-none", "model": SCRATCH, "age": 6, "train": RECOMPUTED},
-        {"name": "age-6-truncate", "model": SCRATCH, "age": 6, "train": TRUNCATED},
+        {"name": "age-0", "model": SCRATCH, "train": FAST},
+        {"name": "age-6-none", "model": SCRATCH, "age": 6, "train": FAST | RECOMPUTED},
+        {"name": "age-6-truncate", "model": SCRATCH, "age": 6, "train": FAST | TRUNCATED},
     ),
 }
 """Arms by ablation, as fields of `Arm`."""
@@ -35,7 +37,7 @@ def ablate(name: str, seeds: range, rounds: int) -> Iterator[dict[str, Any]]:
     """Yields the results of all arms of an ablation, seed by seed: stored ones, and those of runs."""
     for seed in seeds:
         for arm in ABLATIONS[name]:
-            settings = {f"train.{key}": value for key, value in arm.get("train", {}).items()}
+            settings = {f"train.{key}": str(value) for key, value in arm.get("train", {}).items()}
             settings |= {"ablation": name, "loop.rounds": str(rounds)}
             plan = Plan("calculator", seed, arm["model"], settings=settings, name=f"memory-{name}-{arm['name']}")
             stored = read_result(plan)

@@ -70,7 +70,6 @@ class MemoryLoop:
 
         from trainspan_training.objective.grpo_trainer import TransitionGRPOTrainer
 
-        torch.manual_seed(seed)
         self._arm, self._tasks = arm, tasks
         self._tokenizer: Any = AutoTokenizer.from_pretrained(model)
         self._retokenizer = Retokenizer(model)
@@ -80,10 +79,11 @@ class MemoryLoop:
             loaded
         ).eval()  # a separate model: TRL binds the forward pass of a copy to the original
         self._versions = [copy.deepcopy(loaded.state_dict())]
-        self._settings = TrainSettings(**{**LIMITS, "learning_rate": 1e-4, **arm.train})
+        self._settings = TrainSettings(**{**LIMITS, "learning_rate": 1e-4, "seed": seed, **arm.train})
         self._folder = tempfile.TemporaryDirectory()
         self._trainer: Any = TransitionGRPOTrainer(loaded, self._tokenizer, self._settings, [], self._folder.name)
         self._trainer.create_optimizer()
+        torch.manual_seed(seed)
         self._seed = seed
         self.answers = 0
         """Trained answers so far."""
