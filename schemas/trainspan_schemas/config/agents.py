@@ -13,6 +13,10 @@ class ServingSettings:
     """Model directory or Hugging Face id; default: the newest checkpoint."""
     checkpoints: str | None = None
     """Folder of checkpoints that may be swapped in; default: `$TRAINSPAN_HOME/checkpoints`."""
+    weights_url: str | None = None
+    """URL of `trainspan weights` on the trainer's machine, from which checkpoints are copied; default: `checkpoints` is shared.
+
+    The server then swaps to the newest checkpoint before it listens."""
     host: str = "127.0.0.1"
     """Address to listen on."""
     port: int = 8000
