@@ -24,6 +24,7 @@ COMMANDS = {
     "train": "Train on the newest dataset, publish the checkpoint and swap it in.",
     "loop": "Run rollouts, dataset and training for many rounds, supervised.",
     "compare": "Compare runs of the loop over their seeds and settings.",
+    "weights": "Serve the trainer's checkpoints to policy servers on other machines.",
     "swap": "Put an earlier version of the policy back in service.",
     "view": "Show runs, datasets, groups and rollouts in a browser.",
     "sql": "Query the store.",

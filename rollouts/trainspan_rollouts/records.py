@@ -72,6 +72,8 @@ class RunSettings:
     """Concurrent verdicts, in addition to the `concurrency` agents."""
     judge_timeout_s: float = 120.0
     policy_url: str = "http://127.0.0.1:8000/v1"
+    policy_servers: tuple[str, ...] = ()
+    """The servers behind `policy_url`, if that is a balancer."""
     collector: str = "http://127.0.0.1:4317"
     """One URL, or several with commas."""
     token_file: str | None = None

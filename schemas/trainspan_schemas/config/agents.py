@@ -13,6 +13,10 @@ class ServingSettings:
     """Model directory or Hugging Face id; default: the newest checkpoint."""
     checkpoints: str | None = None
     """Folder of checkpoints that may be swapped in; default: `$TRAINSPAN_HOME/checkpoints`."""
+    weights_url: str | None = None
+    """URL of `trainspan weights` on the trainer's machine, from which checkpoints are copied; default: `checkpoints` is shared.
+
+    The server then swaps to the newest checkpoint before it listens."""
     host: str = "127.0.0.1"
     """Address to listen on."""
     port: int = 8000
@@ -119,6 +123,8 @@ class RolloutsSettings:
     """Seconds after which a verdict is abandoned and its rollout gets status `judge_error`."""
     policy_url: str = "http://127.0.0.1:8000/v1"
     """Base URL of the policy, passed to agents as OPENAI_BASE_URL."""
+    policy_servers: tuple[str, ...] = ()
+    """URLs of the policy servers behind `policy_url`, if that is a balancer: branches are registered at each of them."""
     collector: str = "http://127.0.0.1:4317"
     """OTLP/gRPC endpoint for the spans of the runner and its agents, or several with commas; default: `[collector] endpoints`."""
     signing_key_file: str | None = None

@@ -50,6 +50,8 @@ class ServerPlan:
     version: int
     served_name: str
     checkpoints: str
+    weights_url: str | None
+    """Where checkpoints are copied from; None: the folder is shared with the trainer."""
     host: str
     allowed_hosts: tuple[str, ...]
     """Additional names accepted in the Host header of a swap."""
@@ -138,6 +140,7 @@ def make_plan(
         version=version,
         served_name=settings.served_name,
         checkpoints=str(checkpoints_dir(settings.checkpoints).resolve()),
+        weights_url=settings.weights_url,
         host=settings.host,
         allowed_hosts=tuple(name.strip().lower() for name in settings.allowed_hosts.split(",") if name.strip()),
         state=str(state.resolve()),
