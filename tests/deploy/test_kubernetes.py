@@ -168,7 +168,8 @@ def test_names_in_the_settings_are_those_of_services_and_pods() -> None:
     assert pods <= hosts
     for pod in pods:
         assert named("Service", pod.partition(".")[2])["spec"]["clusterIP"] == "None"
-    assert settings.serving.allowed_hosts == "policy-0.policy-servers.trainspan.svc"
+    servers = [f"policy-{number}.policy-servers.trainspan.svc" for number in range(2)]
+    assert settings.serving.allowed_hosts.split(",") == servers
 
 
 def test_each_replica_has_a_volume_of_its_own_and_a_disruption_budget() -> None:
