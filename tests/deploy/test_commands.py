@@ -49,7 +49,10 @@ def test_settings_are_valid_and_name_the_defaults_ports(file: str) -> None:
         assert listener == getattr(default.collector, name).replace("127.0.0.1", "0.0.0.0")
     assert settings.serving.port == default.serving.port
     assert settings.rollouts.policy_url.endswith(":8000/v1")
-    assert settings.train.policy_url.endswith(f":{default.serving.port}")
+    servers = [
+        re.fullmatch(rf"https://(.+):{default.serving.port}", url) for url in settings.train.policy_url.split(",")
+    ]
+    assert [found and found[1] for found in servers] == settings.serving.allowed_hosts.split(",")
     collector = settings.collector
     hosts = [re.fullmatch(r"https://(.+):4317", url) for url in collector.endpoints]
     assert collector.stores == tuple(f"grpc+tls://{found and found[1]}:4319" for found in hosts)

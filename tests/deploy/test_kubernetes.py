@@ -8,7 +8,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from tests.deploy.manifests import DEPLOY, Container, kubernetes_containers, kubernetes_objects, pod_templates
+from tests.deploy.manifests import DEPLOY, ROOT, Container, kubernetes_containers, kubernetes_objects, pod_templates
 from trainspan_schemas.config.load import load_settings
 
 API = "1.37"
@@ -34,6 +34,7 @@ def test_the_pods_of_the_ray_cluster_are_valid_for_the_api() -> None:
     """The API's schemas do not have RayCluster itself."""
     cluster = named("RayCluster", "agents")
     assert set(cluster["spec"]) == {"rayVersion", "headGroupSpec", "workerGroupSpecs"}
+    assert f"ray=={cluster['spec']['rayVersion']}" in (ROOT / "constraints" / "gpu.txt").read_text().splitlines()
     for template in pod_templates(cluster):
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "ray", **template["metadata"]}}
         kubernetes_validate.validate({**pod, "spec": template["spec"]}, API, strict=True)
@@ -167,7 +168,8 @@ def test_names_in_the_settings_are_those_of_services_and_pods() -> None:
     assert pods <= hosts
     for pod in pods:
         assert named("Service", pod.partition(".")[2])["spec"]["clusterIP"] == "None"
-    assert settings.serving.allowed_hosts == "policy-0.policy-servers.trainspan.svc"
+    servers = [f"policy-{number}.policy-servers.trainspan.svc" for number in range(2)]
+    assert settings.serving.allowed_hosts.split(",") == servers
 
 
 def test_each_replica_has_a_volume_of_its_own_and_a_disruption_budget() -> None:
