@@ -89,7 +89,9 @@ class _Run:
                     )
         branching = None
         if settings.branches is not None:
-            branching = Branching(settings.branches, settings.policy_servers or [settings.policy_url], key, settings.timeout_s)
+            branching = Branching(
+                settings.branches, settings.policy_servers or [settings.policy_url], key, settings.timeout_s
+            )
         self._attempts = Attempts(
             settings,
             key,

@@ -2,18 +2,21 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-import polars as pl
+from typing import TYPE_CHECKING, Any
 
 from trainspan_rollouts.run_ledger import recorded_target
 from trainspan_rollouts.task_file import read_tasks
 from trainspan_schemas.errors import UsageError
 
+if TYPE_CHECKING:
+    import polars as pl
+
 __all__ = ["only_judge", "recorded_or_given", "tasks_by_id"]
 
 
-def recorded_or_given(rollouts: pl.DataFrame, target: Sequence[str], tasks: str | None) -> tuple[tuple[str, ...], Path]:
+def recorded_or_given(
+    rollouts: "pl.DataFrame", target: Sequence[str], tasks: str | None
+) -> tuple[tuple[str, ...], Path]:
     """Target and task file: as given, otherwise as the runner recorded them for the rollouts' runs, rounds and splits.
 
     Raises UsageError if they are not known.
