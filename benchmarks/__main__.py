@@ -5,7 +5,6 @@ Each runs in a separate process, so that children's peak memory, imports and thr
 
 import argparse
 import json
-import os
 import platform
 import subprocess
 import sys
@@ -13,6 +12,8 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+from trainspan_schemas.resources import available_cores, available_memory_bytes
 
 MODULES = (
     "collector",
@@ -27,11 +28,13 @@ MODULES = (
 )
 BY_NAME = (
     "adapters",
+    "branches",
     "canary",
     "checkpointing",
     "filling",
     "fitting",
     "overlap",
+    "ray_rollouts",
     "reading",
     "sampling",
     "stored_spans",
@@ -56,10 +59,10 @@ def machine() -> dict[str, Any]:
         ),
         platform.processor(),
     )
-    memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    memory_gib = available_memory_bytes() / 2**30
     return {
         "cpu": model,
-        "cores": os.cpu_count(),
+        "cores": available_cores(),
         "memory_gib": round(memory_gib, 1),
         "python": platform.python_version(),
     }

@@ -1,11 +1,12 @@
-"""`python -m evaluation run TASK` and `python -m evaluation report`; docs/evaluation.md describes both."""
+"""`python -m evaluation run TASK`, `… ablate ABLATION` and `… report`; docs/evaluation.md describes them."""
 
 import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from evaluation.plans import CONTROLS, RESULTS, SCRATCH, TASKS, Plan, default_model, folder_of
+from evaluation.ablations.arms import ABLATIONS, ablate
+from evaluation.plans import CONTROLS, FROM_SCRATCH, RESULTS, TASKS, Plan, default_model, folder_of, policy_program
 from trainspan_schemas.config.load import CONFIG_FILE
 
 
@@ -16,7 +17,9 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("task", choices=TASKS)
     run.add_argument("--seeds", type=int, default=3, help="number of seeds (default: 3)")
     run.add_argument("--first-seed", type=int, default=0)
-    run.add_argument("--model", help="folder, Hugging Face id or `scratch` (default: SmolLM2-135M-Instruct)")
+    run.add_argument(
+        "--model", help=f"folder, Hugging Face id, {' or '.join(FROM_SCRATCH)} (default: SmolLM2-135M-Instruct)"
+    )
     run.add_argument("--control", choices=CONTROLS, help="a control instead of the loop itself")
     run.add_argument("--warm-start", type=int, default=0, metavar="STEPS", help="supervised steps before the run")
     run.add_argument("--rounds", type=int, help="rounds instead of the configured number")
@@ -25,6 +28,11 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--config", metavar="FILE", default=CONFIG_FILE, help="settings file in the task's folder")
     run.add_argument("--name", help="name of the variant in the results")
     run.add_argument("--keep", action="store_true", help="keep the checkpoints of finished runs")
+    ablate = commands.add_parser("ablate", help="compare ways to train the calculator, in one process")
+    ablate.add_argument("ablation", choices=ABLATIONS)
+    ablate.add_argument("--seeds", type=int, default=5, help="number of seeds (default: 5)")
+    ablate.add_argument("--first-seed", type=int, default=0)
+    ablate.add_argument("--rounds", type=int, default=20)
     report = commands.add_parser("report", help="tables and pictures from the stored results")
     report.add_argument("--results", type=Path, default=RESULTS, help="folder of the results")
     return found
@@ -33,8 +41,10 @@ def parser() -> argparse.ArgumentParser:
 def plans(options: argparse.Namespace) -> list[Plan]:
     """Returns a plan for each seed. Raises SystemExit if an option makes no sense."""
     model = options.model or str(default_model())
-    if model == SCRATCH and not (folder_of(options.task) / "policy.py").exists():
-        raise SystemExit(f"evaluation: {options.task} has no policy.py that makes a small model: give another --model")
+    if model in FROM_SCRATCH and not (program := policy_program(options.task, model)).exists():
+        raise SystemExit(
+            f"evaluation: {options.task} has no {program.name} that makes a small model: give another --model"
+        )
     if Path(model).is_dir():
         model = str(Path(model).resolve())
     if options.control == "warm" and not options.warm_start:
@@ -64,6 +74,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(write_report(options.results))
         return 0
     from evaluation.report import line_of
+
+    if options.command == "ablate":
+        seeds = range(options.first_seed, options.first_seed + options.seeds)
+        for result in ablate(options.ablation, seeds, options.rounds):
+            print(line_of(result), flush=True)
+        return 0
     from evaluation.runs import carry_out
 
     failed = 0

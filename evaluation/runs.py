@@ -1,6 +1,5 @@
 """Carries out a plan: prepares it, runs `trainspan loop`, stores the result."""
 
-import json
 import os
 import resource
 import shutil
@@ -11,7 +10,7 @@ from evaluation.cpu_time import CpuMeter
 from evaluation.environments import prepare
 from evaluation.models import continued, make_untrained, rejection_sampled, warm_started
 from evaluation.plans import ROOT, Plan
-from evaluation.results import run_of, settings_of, store_result
+from evaluation.results import read_result, run_of, store_result
 from trainspan_cli.loop.state.run_folder import RunFolder
 
 __all__ = ["carry_out"]
@@ -22,12 +21,7 @@ def carry_out(plan: Plan, *, keep: bool = False) -> dict[str, object]:
 
     The run's checkpoints are removed at the end unless `keep`. Raises SystemExit if a stage fails.
     """
-    if plan.result.exists():
-        stored: dict[str, object] = json.loads(plan.result.read_text())
-        if differing := [key for key, value in settings_of(plan).items() if stored.get(key) != value]:
-            raise SystemExit(
-                f"evaluation: {plan.result.name} was made with other values of {', '.join(differing)}: give --name"
-            )
+    if (stored := read_result(plan)) is not None:
         return stored
     prepare(plan)
     make_untrained(plan)

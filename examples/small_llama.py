@@ -21,11 +21,11 @@ CHAT_TEMPLATE = (
 )
 
 
-def make_tokenizer(corpus: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
-    """Trains a byte-level BPE tokenizer with single digits and `CHAT_TEMPLATE`."""
+def make_tokenizer(corpus: Iterable[str], vocab_size: int, *, single_digits: bool = True) -> PreTrainedTokenizerFast:
+    """Trains a byte-level BPE tokenizer with `CHAT_TEMPLATE`; its numbers are single digits, or merged like other text."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        [pre_tokenizers.Digits(individual_digits=single_digits), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(

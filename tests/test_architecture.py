@@ -23,9 +23,16 @@ PACKAGES = {
     "training": "trainspan_training",
     "cli": "trainspan_cli",
 }
-SOURCES = (*PACKAGES, "tests", "benchmarks", "evaluation", "examples", "tools")
+SOURCES = (*PACKAGES, "tests", "benchmarks", "deploy", "evaluation", "examples", "tools")
 FLOORS = {
-    "schemas": ("agents", "artifacts config store", "telemetry", "home", "durable intervals secret_files", "errors"),
+    "schemas": (
+        "agents",
+        "artifacts config store",
+        "telemetry",
+        "home",
+        "durable intervals resources secret_files",
+        "errors",
+    ),
     "collector": (
         "process",
         "session",
@@ -39,7 +46,7 @@ FLOORS = {
         "otlp network runtime",
     ),
     "processing": (
-        "explain",
+        "branches explain",
         "assembly",
         "credit export merging",
         "rewards",
@@ -72,7 +79,7 @@ FLOORS = {
     "cli": (
         "__main__",
         "commands main",
-        "doctor",
+        "branching doctor",
         "loop",
         "clients export_options extras setting_options settings views",
     ),

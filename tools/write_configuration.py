@@ -3,6 +3,7 @@
 python tools/write_configuration.py [FILE]
 """
 
+import json
 import sys
 from pathlib import Path
 
@@ -32,9 +33,10 @@ If a setting has two variables, the first one wins.
 An option has the name of its setting with hyphens: `--learning-rate` is `learning_rate`.
 An unknown section or key is an error that names the nearest known one.
 The state folder `$TRAINSPAN_HOME` is `.trainspan/` unless that variable is set.
+A list is written with commas in an environment variable.
 Relative paths are relative to the working directory, sizes are in bytes, and names that end in `_s` are in seconds.
 """
-_KINDS = {str: "string", int: "integer", float: "float", bool: "boolean"}
+_KINDS = {str: "string", int: "integer", float: "float", bool: "boolean", tuple: "list of strings"}
 _MIB = 1024 * 1024
 
 
@@ -67,6 +69,8 @@ def _value(doc: SettingDoc) -> str:
             return f"`{str(value).lower()}`"
         case str(value):
             return f'`"{value}"`'
+        case tuple(values):
+            return f"`{json.dumps(values)}`"
         case int(value) if doc.name.endswith("_bytes"):
             return f"`{value}` ({value // _MIB} MiB)"
         case value:

@@ -40,7 +40,8 @@ def export_request(
 ) -> "ExportRequest":
     """The request for an export of `source`: the folder of a dataset, or a store (path or grpc:// address).
 
-    Without `source`, the rollouts are those of the `stores`. Raises UsageError.
+    The `stores` hold the messages of a dataset's rollouts, or are exported together with a `source` that is a store. Without
+    `source`, the rollouts are those of the `stores`. Raises UsageError.
     """
     from trainspan_processing.dataset.published import open_published
     from trainspan_processing.export.export import ExportRequest
@@ -53,7 +54,7 @@ def export_request(
     return ExportRequest(
         kind=kind,
         out=out,
-        stores=tuple(stores or (published.stores if published else named)),
+        stores=tuple(dict.fromkeys((*named, *stores))) or (tuple(published.stores) if published else ()),
         dataset=published,
         settings=settings.dataset,
         run_id=run,

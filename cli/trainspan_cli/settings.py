@@ -1,6 +1,7 @@
 """The options that several commands share, and the settings from file and environment."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -8,8 +9,18 @@ import typer
 
 from trainspan_schemas.config.load import load_settings
 from trainspan_schemas.config.settings import Settings
+from trainspan_schemas.home import store_path
 
-__all__ = ["ConfigOption", "FormatOption", "PolicyOption", "StoreOption", "StoresOption", "TokenizerOption", "settings"]
+__all__ = [
+    "ConfigOption",
+    "FormatOption",
+    "PolicyOption",
+    "StoreOption",
+    "StoresOption",
+    "TokenizerOption",
+    "settings",
+    "stores_of",
+]
 
 ConfigOption = Annotated[
     Path | None, typer.Option("--config", help="Settings file [default: ./trainspan.toml if it exists].")
@@ -23,7 +34,12 @@ StoreOption = Annotated[
     typer.Option("--store", help="Path of the store or grpc://HOST:PORT [default: .trainspan/spans.duckdb]."),
 ]
 StoresOption = Annotated[
-    list[str] | None, typer.Option("--store", help="Path of a store or grpc://HOST:PORT; may be repeated.")
+    list[str] | None,
+    typer.Option(
+        "--store",
+        help="Path of a store or grpc://HOST:PORT; may be repeated "
+        "[default: [collector] stores, else .trainspan/spans.duckdb].",
+    ),
 ]
 TokenizerOption = Annotated[
     str | None, typer.Option("--model", help="Model whose tokenizer decodes [default: the one served].")
@@ -33,3 +49,8 @@ TokenizerOption = Annotated[
 def settings(config: Path | None) -> Settings:
     """Reads the settings without flags; a command applies its flags with `override`."""
     return load_settings(config, os.environ)
+
+
+def stores_of(chosen: Settings, named: Sequence[str] | None = None) -> tuple[str, ...]:
+    """The stores that a command reads: those named by its option, else those of the settings."""
+    return tuple(named or chosen.collector.stores or (str(store_path(chosen.collector.store)),))

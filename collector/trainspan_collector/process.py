@@ -15,12 +15,7 @@ from pathlib import Path
 from trainspan_collector.network.access import Access
 from trainspan_collector.network.credentials import AccessControl
 from trainspan_collector.network.ports import Address, Tls
-from trainspan_collector.runtime.memory import (
-    available_memory_bytes,
-    bound_freed_memory,
-    collect_rarely,
-    keep_pandas_out,
-)
+from trainspan_collector.runtime.memory import bound_freed_memory, collect_rarely, keep_pandas_out
 from trainspan_collector.runtime.metrics import Metrics
 from trainspan_collector.runtime.shutdown import SignalAction, stop_signal
 from trainspan_collector.servers import Servers
@@ -30,6 +25,7 @@ from trainspan_collector.store.lock import StoreLock
 from trainspan_schemas.config.settings import CollectorSettings
 from trainspan_schemas.errors import ConfigError, StoreError
 from trainspan_schemas.home import store_path
+from trainspan_schemas.resources import available_memory_bytes
 from trainspan_schemas.store.access import StoreAddress, address_file, is_last_reader, readers_file, write_address
 from trainspan_schemas.store.roles import Role, make_home_token_file
 

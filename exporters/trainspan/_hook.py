@@ -16,7 +16,7 @@ from opentelemetry.instrumentation import auto_instrumentation
 from trainspan import _instrumentors, _jobs, _pytest
 from trainspan._calls import agent_name, http_clients
 from trainspan._guard import guarded
-from trainspan._process import delivery, exits, gevent_threads, process_span
+from trainspan._process import collectors, delivery, exits, gevent_threads, process_span
 from trainspan._rollout import boundary, span_processor, threads
 from trainspan._switch import is_disabled
 
@@ -37,6 +37,7 @@ def install() -> None:
     steps: tuple[Callable[[], object], ...] = (
         delivery.watch_exporters,
         _stamp_spans,
+        collectors.divide_rollouts,
         _begin_process,
         threads.watch_threads,
         boundary.watch_servers,

@@ -13,7 +13,7 @@ from opentelemetry import context, trace
 from opentelemetry._logs import SeverityNumber, get_logger
 from opentelemetry.sdk import _logs as sdk_logs
 
-__all__ = ["bound_retries", "emit_event", "failure_result"]
+__all__ = ["bound_retries", "emit_event", "failure_result", "hand_record"]
 
 _EXPORT_RESULTS: Final = ("SpanExportResult", "LogRecordExportResult", "LogExportResult")
 """The last one became the second in 1.39."""
@@ -42,6 +42,11 @@ def emit_event(name: str, attributes: Mapping[str, str | int | float], span: tra
         parent = span.get_span_context()
         record.trace_id, record.span_id, record.trace_flags = parent.trace_id, parent.span_id, parent.trace_flags
         logger.emit(record)
+
+
+def hand_record(processor: Any, record: Any) -> None:
+    """Hands a log record from one processor to another."""
+    (processor.on_emit if hasattr(processor, "on_emit") else processor.emit)(record)
 
 
 def failure_result(exporters: ModuleType) -> Any:

@@ -1,9 +1,10 @@
-"""Sends verdicts to the collector until it acknowledges them.
+"""Sends verdicts to their collectors until these acknowledge them.
 
-A verdict is the span of a finished attempt, with its scores as events. While the collector is unreachable, it waits in
+A verdict is the span of a finished attempt, with its scores as events. While its collector is unreachable, it waits in
 memory, and `on_waiting` records it on disk, so that a run that ends first can be resumed.
 """
 
+import functools
 import logging
 import threading
 import time
@@ -15,7 +16,10 @@ from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExport
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 from opentelemetry.sdk.trace.export import SpanExportResult
 
-__all__ = ["VerdictSender"]
+from trainspan_schemas.store.collectors import Collectors
+from trainspan_schemas.telemetry import keys
+
+__all__ = ["VerdictSender", "VerdictSenders"]
 
 EXPORT_TIMEOUT_S: Final = 5.0
 LATE_S: Final = 0.5
@@ -28,8 +32,52 @@ MAX_BACKOFF_S: Final = 2.0
 _log = logging.getLogger(__name__)
 
 
-class VerdictSender(SpanProcessor):
-    """A queue, and the thread that drains it in order. Nothing is dropped.
+class VerdictSenders(SpanProcessor):
+    """A sender for each collector, so that one that is down delays no verdict of the others.
+
+    Arguments as for `VerdictSender`; `headers` gets the collector's URL.
+    """
+
+    def __init__(
+        self,
+        collectors: Collectors,
+        headers: Callable[[str], str | None],
+        on_delivered: Callable[[ReadableSpan], None],
+        on_waiting: Callable[[ReadableSpan], None],
+    ) -> None:
+        self._collectors = collectors
+        self._senders = {
+            url: VerdictSender(url, functools.partial(headers, url), on_delivered, on_waiting)
+            for url in collectors.urls
+        }
+
+    def on_end(self, span: ReadableSpan) -> None:
+        """Queues a span for the collector of its rollout; never blocks."""
+        self._senders[self._url_of(span)].on_end(span)
+
+    def resend(self, spans: Sequence[ReadableSpan]) -> None:
+        """Queues spans that an earlier process of the run could not deliver; they are on disk already."""
+        for url, sender in self._senders.items():
+            sender.resend([span for span in spans if self._url_of(span) == url])
+
+    def close(self, timeout_s: float) -> int:
+        """Sends the rest for up to about `timeout_s`; returns the number of verdicts that were not acknowledged."""
+        for sender in self._senders.values():
+            sender.end_within(timeout_s)
+        return sum(sender.close() for sender in self._senders.values())
+
+    def shutdown(self) -> None:
+        """Called by the provider; `close` does the work."""
+
+    def force_flush(self, timeout_millis: int = 30000) -> bool:
+        return True
+
+    def _url_of(self, span: ReadableSpan) -> str:
+        return self._collectors.url_for(str((span.attributes or {})[keys.ROLLOUT_ID]))
+
+
+class VerdictSender:
+    """A queue for one collector, and the thread that drains it in order. Nothing is dropped.
 
     `headers()` is called before each connection and returns a value as in OTEL_EXPORTER_OTLP_HEADERS; None: that
     variable. `on_delivered` and `on_waiting` are called in the thread, the latter once per span that was not delivered
@@ -68,21 +116,18 @@ class VerdictSender(SpanProcessor):
             self._noted += len(spans)
             self._changed.notify()
 
-    def close(self, timeout_s: float) -> int:
-        """Sends the rest for up to about `timeout_s`; returns the number of verdicts that were not acknowledged."""
+    def end_within(self, timeout_s: float) -> None:
+        """Has the thread end once all is sent, or after about `timeout_s`."""
         with self._changed:
             if self._deadline is None:
                 self._deadline = time.monotonic() + timeout_s
             self._changed.notify()
+
+    def close(self) -> int:
+        """Waits for the thread to end; returns the number of verdicts that were not acknowledged."""
         self._thread.join()
         self._disconnect()
         return len(self._queue)
-
-    def shutdown(self) -> None:
-        """Called by the provider; `close` does the work."""
-
-    def force_flush(self, timeout_millis: int = 30000) -> bool:
-        return True
 
     def _run(self) -> None:
         backoff_s, away_since = DELAY_S, 0.0

@@ -12,9 +12,10 @@ from opentelemetry.sdk.trace.id_generator import IdGenerator
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from opentelemetry.trace import Span, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
-from trainspan_rollouts.delivery import VerdictSender
+from trainspan_rollouts.delivery import VerdictSenders
 from trainspan_rollouts.run_ledger import RunLedger
 from trainspan_schemas.artifacts.branches import BranchPoint
+from trainspan_schemas.store.collectors import Collectors
 from trainspan_schemas.telemetry import keys
 from trainspan_schemas.telemetry.identity import Identity, TraceParent
 from trainspan_schemas.telemetry.status import RolloutStatus
@@ -27,17 +28,18 @@ _RESOURCE: Final = Resource.create({"service.name": "trainspan-rollout"})
 class RolloutSpans:
     """Starts rollout spans and delivers them over OTLP/gRPC, undelivered ones of earlier processes of the run first."""
 
-    def __init__(self, collector: str, headers: Callable[[], str | None], ledger: RunLedger) -> None:
-        """`headers()` returns a value as in OTEL_EXPORTER_OTLP_HEADERS; None: that variable."""
-        self._sender = VerdictSender(
-            collector,
+    def __init__(self, collectors: Collectors, headers: Callable[[str], str | None], ledger: RunLedger) -> None:
+        """`headers(url)` returns a value as in OTEL_EXPORTER_OTLP_HEADERS; None: that variable."""
+        self._sender = VerdictSenders(
+            collectors,
             headers,
             on_delivered=lambda span: ledger.delivered(*_attempt(span)),
             on_waiting=lambda span: ledger.waits(*_attempt(span), _to_record(span)),
         )
         self._sender.resend([_from_record(record) for record in ledger.undelivered()])
+        self._ids = _SecretIds(collectors)
         self._provider = TracerProvider(
-            sampler=ALWAYS_ON, resource=_RESOURCE, shutdown_on_exit=False, id_generator=_SecretIds()
+            sampler=ALWAYS_ON, resource=_RESOURCE, shutdown_on_exit=False, id_generator=self._ids
         )
         self._provider.add_span_processor(self._sender)
         self._tracer = self._provider.get_tracer("trainspan_rollouts")
@@ -51,6 +53,7 @@ class RolloutSpans:
         if point is not None:
             place = {keys.BRANCH_ATTEMPT: point.attempt, keys.BRANCH_CALL: point.call}
             attributes |= {keys.BRANCH_OF: point.rollout_id, **place}
+        self._ids.rollout_id = identity.rollout_id
         return RolloutSpan(self._tracer.start_span(keys.ROLLOUT_SPAN_NAME, Context(), attributes=attributes), identity)
 
     def close(self, timeout_s: float) -> int:
@@ -59,10 +62,23 @@ class RolloutSpans:
 
 
 class _SecretIds(IdGenerator):
-    """Generates unguessable ids, even from known ones: only a holder of a rollout's trace can send rewards in it."""
+    """Generates unguessable ids, even from known ones: only a holder of a rollout's trace can send rewards in it.
+
+    A trace id belongs to the same collector as `rollout_id`, for senders that know only the trace, such as the policy
+    server for an agent that has its rollout in a URL.
+    """
+
+    def __init__(self, collectors: Collectors) -> None:
+        self._collectors = collectors
+        self.rollout_id = ""
+        """The rollout of the next trace."""
 
     def generate_trace_id(self) -> int:
-        return secrets.randbits(128) or 1
+        wanted = self._collectors.url_for(self.rollout_id)
+        while True:
+            trace_id = secrets.randbits(128) or 1
+            if self._collectors.url_for(f"{trace_id:032x}") == wanted:
+                return trace_id
 
     def generate_span_id(self) -> int:
         return secrets.randbits(64) or 1

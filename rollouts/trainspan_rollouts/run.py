@@ -16,9 +16,11 @@ from trainspan_rollouts.judge import Judge
 from trainspan_rollouts.plan import Plan
 from trainspan_rollouts.records import Progress, RunResult, RunSettings
 from trainspan_rollouts.rollout_spans import RolloutSpans
-from trainspan_rollouts.run_ledger import RunLedger, ledger_file
+from trainspan_rollouts.run_ledger import open_ledger
+from trainspan_rollouts.task_stream import STDIN
 from trainspan_rollouts.totals import Totals
 from trainspan_schemas.errors import UsageError
+from trainspan_schemas.store.collectors import Collectors
 from trainspan_schemas.store.endpoint import headers_of
 from trainspan_schemas.store.roles import Role
 from trainspan_schemas.store.senders import sender_headers
@@ -64,6 +66,8 @@ class _Run:
         self._on_progress = on_progress
         if settings.limit is not None and settings.limit < 1:
             raise UsageError(f"limit = {settings.limit}: it must be at least 1 task")
+        if settings.shard.count > 1 and settings.tasks == STDIN:
+            raise UsageError("--shard divides a task file; give each process its own tasks on standard input")
         size = Plan.size(settings)
         self._is_streamed = size is None
         self._totals = Totals(size or 0)
@@ -72,21 +76,22 @@ class _Run:
         )
         key = signing_key(settings.signing_key_file)
         self._executor = choose_executor(settings)
-        of_branches = settings.branches is not None
-        file = ledger_file(settings.run_id, settings.round, settings.split, of_branches=of_branches)
-        self._ledger = RunLedger(file, settings.round, settings.tasks, settings.target, resume=settings.resume)
-        self._spans = RolloutSpans(settings.collector, self._headers, self._ledger)
-        if self._headers() is None and "authorization" not in headers_of(
-            os.environ.get("OTEL_EXPORTER_OTLP_HEADERS", "")
-        ):
-            _log.warning(
-                "event=runner_without_token collector=%s: a trainspan collector treats its verdicts as an agent's; "
-                "give --token-file",
-                settings.collector,
-            )
+        self._ledger = open_ledger(settings)
+        collectors = Collectors.of(settings.collector)
+        self._spans = RolloutSpans(collectors, self._headers, self._ledger)
+        if "authorization" not in headers_of(os.environ.get("OTEL_EXPORTER_OTLP_HEADERS", "")):
+            for url in collectors.urls:
+                if self._headers(url) is None:
+                    _log.warning(
+                        "event=runner_without_token collector=%s: a trainspan collector treats its verdicts as an agent's; "
+                        "give --token-file",
+                        url,
+                    )
         branching = None
         if settings.branches is not None:
-            branching = Branching(settings.branches, [settings.policy_url], key, settings.timeout_s)
+            branching = Branching(
+                settings.branches, settings.policy_servers or [settings.policy_url], key, settings.timeout_s
+            )
         self._attempts = Attempts(
             settings,
             key,
@@ -98,11 +103,9 @@ class _Run:
             branching,
         )
 
-    def _headers(self) -> str | None:
+    def _headers(self, collector: str) -> str | None:
         settings = self._settings
-        return sender_headers(
-            Role.RUNNER, settings.collector, os.environ, token_file=settings.token_file, store=settings.store
-        )
+        return sender_headers(Role.RUNNER, collector, os.environ, token_file=settings.token_file, store=settings.store)
 
     async def execute(self) -> RunResult:
         start_s = time.monotonic()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from trainspan_schemas.errors import ConfigError
 
-__all__ = ["check_is_private", "make_secret_file"]
+__all__ = ["check_is_private", "is_private", "make_secret_file"]
 
 
 def make_secret_file(path: Path, text: str) -> None:
@@ -37,5 +37,16 @@ def make_secret_file(path: Path, text: str) -> None:
 
 def check_is_private(path: Path, what: str) -> None:
     """Raises ConfigError if other users can read the file, OSError if it does not exist."""
-    if path.stat().st_mode & 0o077:
+    state = path.stat()
+    if not is_private(state.st_mode, state.st_uid, os.geteuid()):
         raise ConfigError(f"{what} {path} can be read by others: chmod 600 {path}")
+
+
+def is_private(mode: int, owner: int, reader: int) -> bool:
+    """Whether a file of this mode and owner is private to the user id `reader`.
+
+    The group may read a file of root's, as in a Secret that Kubernetes mounts for another user: only root decides who is in
+    that group. PostgreSQL has the same rule for its key.
+    """
+    others = 0o037 if owner == 0 and reader != 0 else 0o077
+    return not mode & others

@@ -17,9 +17,10 @@ from trainspan_schemas.telemetry.signing import signing_key
 from trainspan_serving.capture.call_counter import CallCounter
 from trainspan_serving.capture.caller import Caller, identify
 from trainspan_serving.capture.engine_tap import EngineTap, Exchange
+from trainspan_serving.export.call_export import CallExport
 from trainspan_serving.export.collector_client import CollectorClient
 from trainspan_serving.export.exporter import Exporter
-from trainspan_serving.export.spool import Spool
+from trainspan_serving.export.spools import open_spools
 from trainspan_serving.export.state_folder import StateFolder, claim_state
 from trainspan_serving.forcing.registry import BranchRegistry
 from trainspan_serving.http.admin import ADMIN_PREFIX, handle_admin
@@ -30,6 +31,7 @@ from trainspan_serving.http.metrics import PolicyMetrics
 from trainspan_serving.http.prefixes import PREFIX_PATHS, handle_prefix
 from trainspan_serving.process.link import report
 from trainspan_serving.process.server_plan import ServerPlan, plan_of_process
+from trainspan_serving.swap.catching_up import catch_up
 from trainspan_serving.swap.engine import Engine
 from trainspan_serving.swap.policy_server import PolicyServer
 from trainspan_serving.swap.policy_table import model_of_body
@@ -58,7 +60,7 @@ _WITHOUT_WEIGHTS = frozenset(
 class _Parts:
     """The objects created when the server starts."""
 
-    exporter: Exporter
+    exporter: CallExport
     tap: EngineTap
     server: PolicyServer
     api_keys: tuple[str, ...]
@@ -175,7 +177,7 @@ class PolicyMiddleware:
         plan, client = plan_of_process(app.state.args, os.environ), app.state.engine_client
         self._state = await asyncio.to_thread(claim_state, Path(plan.state))
         counter = CallCounter(self._state.path / "calls.sqlite")
-        exporter = _exporter(plan, self._state.path)
+        exporter = _open_export(plan, self._state.path)
         atexit.register(exporter.close, 0.5)
         tap = EngineTap(client, plan.served_name, exporter.add, counter, temperatures=plan.temperatures)
         server = await PolicyServer.start(plan, Engine(client, merges_adapters=plan.merge_adapters), tap)
@@ -189,7 +191,8 @@ class PolicyMiddleware:
         api_keys = tuple(key for key in keys_given if key)
         key = signing_key(plan.signing_key_file)
         self._parts = _Parts(exporter, tap, server, api_keys, key, branches)
-        self._ready = asyncio.create_task(_report_when_listening(app))
+        await catch_up(server)  # before it listens: a balancer takes it back with the version of the others
+        self._ready = asyncio.create_task(_report_when_listening(app, server))
 
     async def _stop(self) -> None:
         if self._parts is not None:
@@ -205,13 +208,16 @@ class PolicyMiddleware:
             )
 
 
-def _exporter(plan: ServerPlan, state: Path) -> Exporter:
-    if plan.collector is None:
-        return Exporter(None, None)
-    client = CollectorClient(
-        plan.collector, lambda: tuple(headers_of(plan.current_headers()).items()), plan.otlp_certificate
-    )
-    return Exporter(client, Spool(state / "spool", plan.spool_max_bytes))
+def _open_export(plan: ServerPlan, state: Path) -> CallExport:
+    collectors = plan.collectors
+    if collectors is None:
+        return CallExport(None, {})
+
+    def client(url: str) -> CollectorClient:
+        return CollectorClient(url, lambda: tuple(headers_of(plan.headers_for(url)).items()), plan.otlp_certificate)
+
+    spools = open_spools(state / "spool", collectors, plan.spool_max_bytes)
+    return CallExport(collectors, {url: Exporter(client(url), spool) for url, spool in spools.items()})
 
 
 def _lacks_key(scope: Scope, api_keys: Sequence[str]) -> bool:
@@ -223,7 +229,8 @@ def _lacks_key(scope: Scope, api_keys: Sequence[str]) -> bool:
     return scheme.lower() != b"bearer" or not any(hmac.compare_digest(key, known.encode()) for known in api_keys)
 
 
-async def _report_when_listening(app: Any) -> None:
+async def _report_when_listening(app: Any, server: PolicyServer) -> None:
     while not app.state.server.started:
         await asyncio.sleep(0.01)
     report({"event": "ready"})
+    await catch_up(server)  # with what was published in between, when nobody could reach this server

@@ -9,6 +9,7 @@ COMMANDS = (
     "collector",
     "serve",
     "rollout",
+    "branch",
     "reward",
     "dataset",
     "explain",

@@ -5,14 +5,12 @@ import json
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
-from tokenizers import Tokenizer, decoders, pre_tokenizers
-from tokenizers import models as token_models
-from transformers import PreTrainedTokenizerFast
 
 from evaluation import models
 from evaluation.__main__ import main, parser, plans
@@ -21,12 +19,11 @@ from evaluation.models import continued, make_untrained, rejection_sampled, step
 from evaluation.plans import CONTROLS, EXAMPLES, ROOT, SCRATCH, TASKS, Plan, folder_of, pins_of
 from evaluation.report import draw_training, is_separate, points, section_of, smoothed_rewards, write_report
 from evaluation.results import evaluations, read_results, store_result
-from evaluation.retokenized import count_retokenized
 from evaluation.runs import carry_out
 from trainspan_cli.loop.state.run_folder import RunFolder
 from trainspan_schemas.agents.functions import is_function_name
-from trainspan_schemas.artifacts.dataset import round_dir_name
 from trainspan_schemas.config.load import load_settings
+from trainspan_schemas.config.policies import agents_of_policies
 from trainspan_schemas.intervals import RewardEstimate
 
 
@@ -130,6 +127,27 @@ def test_the_loop_reads_the_settings_of_a_plan() -> None:
     assert load_settings(warm.config, warm.environ("start")).loop.rounds == 0
 
 
+def test_a_variant_may_have_another_settings_file_and_its_result_the_figures_of_each_policy(folders: Path) -> None:
+    (plan,) = plans(parser().parse_args(["run", "sql", "--seeds", "1", "--config", "two_policies.toml"]))
+    assert (plan.variant, plan.config.name) == ("rl-two_policies", "two_policies.toml")
+    both, shared = plan.loaded(), replace(plan, config_name="one_policy.toml").loaded()
+    assert agents_of_policies(both.policies) == {"writer": ("writer",), "rewriter": ("rewriter",)}
+    assert agents_of_policies(shared.policies) == {"team": ("writer", "rewriter")}
+    assert replace(both, policies={}) == replace(shared, policies={})
+    with pytest.raises(SystemExit, match=r"has no other\.toml"):
+        plans(parser().parse_args(["run", "sql", "--config", "other.toml"]))
+    own = {"policy_version": 2, "skipped": None, "train": {"rows": 12, "kl": 0.01}}
+    record = {**trained(1), "train": {}, "policies": {"writer": own, "rewriter": {**own, "policy_version": 1}}}
+    folder = finished(plan, validation(0, 0.0, 1.0), record, validation(1, 1.0, 1.0))
+    result = store_result(plan, folder, 0.0)
+    assert result["config"] == "two_policies.toml"
+    figures = result["curve"][1]["policies"]
+    assert [(name, one["version"], one["kl"]) for name, one in figures.items()] == [
+        ("writer", 2, 0.01),
+        ("rewriter", 1, 0.01),
+    ]
+
+
 def test_a_small_model_from_scratch_is_made_once_by_the_tasks_own_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,7 +156,7 @@ def test_a_small_model_from_scratch_is_made_once_by_the_tasks_own_program(
     assert plan.environ(plan.start)["TRAINSPAN_TRAIN__MODEL"] == str(plan.workspace / "scratch-model")
     program = tmp_path / "policy.py"
     program.write_text("import pathlib, sys\npathlib.Path(sys.argv[1]).mkdir(parents=True)\nprint(sys.argv[2])\n")
-    monkeypatch.setattr(models, "folder_of", lambda _: tmp_path)
+    monkeypatch.setattr(models, "policy_program", lambda *_: program)
     make_untrained(plan)
     program.unlink()
     make_untrained(plan)
@@ -253,16 +271,18 @@ def test_training_is_drawn_as_a_mean_over_seeds_and_ablations_have_a_section_of_
     assert section_of({**seeds[0], "model": "m"}) == "game"
 
 
-def test_answers_whose_text_has_other_tokens_are_counted(tmp_path: Path) -> None:
-    words = token_models.WordLevel({"take": 0, "a": 1, "b": 2, "ab": 3, "<end>": 4}, unk_token="take")
-    tokenizer = Tokenizer(words)
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.decoder = decoders.Fuse()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>").save_pretrained(tmp_path / "model")
-    part = tmp_path / "datasets" / round_dir_name(1) / "part-00000.parquet"
-    part.parent.mkdir(parents=True)
-    pl.DataFrame({"completion_ids": [[3, 4], [1, 2, 4], [0], [0, 4]]}).write_parquet(part)
-    assert count_retokenized([tmp_path / "datasets"], str(tmp_path / "model")) == {"calls": 4, "differ": 1}
+def test_the_age_of_trained_calls_is_read_from_the_trainers_metrics_and_reported(folders: Path) -> None:
+    plan = Plan("math", 0, "m")
+    folder = finished(plan, validation(0, 0, 1), trained(1), trained(2), trained(3), validation(3, 1, 1))
+    figures = [
+        {"round": 1, "staleness_mean": 0.0, "staleness_max": 0, "effective_sample_share": 1.0, "bounded": 0.0},
+        {"round": 2, "staleness_mean": 1.5, "staleness_max": 2, "effective_sample_share": 0.5, "bounded": 0.25},
+    ]
+    folder.checkpoints.mkdir()
+    (folder.checkpoints / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in figures))
+    stored = store_result(plan, folder, 0.0)
+    assert [point["staleness_max"] for point in stored["curve"] if point["kind"] == "round"] == [0, 2, None]
+    assert "| rl | 0.75 | 2 | .750 | .500 | .125 |" in write_report(folders).read_text()
 
 
 def test_a_report_without_results_says_what_to_run(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
-"""How many rewards the store got since a place (`seq`): the cost depends on what came since, not on the store's size."""
+"""How many rewards the stores got since a place (`seq`): the cost depends on what came since, not on the stores' size."""
 
+from collections.abc import Sequence
 from typing import Final
 
 from trainspan_cli.clients.store import rows
@@ -7,33 +8,37 @@ from trainspan_processing.rewards.names import reward_names
 from trainspan_schemas.config.settings import DatasetSettings
 from trainspan_schemas.telemetry import keys
 
-__all__ = ["last_seq", "new_rewards", "validation_rewards"]
+__all__ = ["Places", "last_places", "new_rewards", "validation_rewards"]
+
+Places = tuple[int, ...]
+"""A place (`seq`) in each store, in their order."""
 
 _IS_ROLLOUT: Final = f"""json_extract_string(attributes, '$."{keys.ROLLOUT_STATUS}"') IS NOT NULL"""
 
 
-def last_seq(store: str) -> int:
-    """The place that the store has reached. Raises StoreError."""
-    return int(rows(store, "SELECT coalesce(max(seq), 0) AS seq FROM spans")[0]["seq"])
+def last_places(stores: Sequence[str]) -> Places:
+    """The places that the stores have reached. Raises StoreError."""
+    return tuple(int(rows(store, "SELECT coalesce(max(seq), 0) AS seq FROM spans")[0]["seq"]) for store in stores)
 
 
-def new_rewards(store: str, settings: DatasetSettings, since_seq: int) -> tuple[int, int]:
-    """The number of trusted rewards after a place, and the place up to which they were counted.
+def new_rewards(stores: Sequence[str], settings: DatasetSettings, since: Places) -> tuple[int, Places]:
+    """The number of trusted rewards after these places, and the places up to which they were counted.
 
     If a function rewards rollouts, these are the rollouts that ended. Raises StoreError.
     """
     table, condition = _rewards(settings)
-    query = f"SELECT count(*) FILTER ({condition}) AS rewards, max(seq) AS seq FROM {table} WHERE seq > {since_seq}"
-    [found] = rows(store, query)
-    return found["rewards"], since_seq if found["seq"] is None else found["seq"]
+    query = f"SELECT count(*) FILTER ({condition}) AS rewards, max(seq) AS seq FROM {table} WHERE seq > "
+    found = [rows(store, f"{query}{place}")[0] for store, place in zip(stores, since, strict=True)]
+    reached = (place if one["seq"] is None else one["seq"] for one, place in zip(found, since, strict=True))
+    return sum(one["rewards"] for one in found), tuple(reached)
 
 
-def validation_rewards(store: str, settings: DatasetSettings, since_seq: int) -> int:
+def validation_rewards(stores: Sequence[str], settings: DatasetSettings, since: Places) -> int:
     """How many of these rewards are of validation rollouts. Raises StoreError."""
     table, condition = _rewards(settings)
     of_validation = "rollout_id IN (SELECT rollout_id FROM rollouts WHERE split = 'val')"
-    query = f"SELECT count(*) AS rewards FROM {table} WHERE seq > {since_seq} AND {condition} AND {of_validation}"
-    return int(rows(store, query)[0]["rewards"])
+    query = f"SELECT count(*) AS rewards FROM {table} WHERE {condition} AND {of_validation} AND seq > "
+    return sum(int(rows(store, f"{query}{place}")[0]["rewards"]) for store, place in zip(stores, since, strict=True))
 
 
 def _rewards(settings: DatasetSettings) -> tuple[str, str]:

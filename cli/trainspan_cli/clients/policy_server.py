@@ -5,12 +5,13 @@ import re
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from typing import Any
 
 from trainspan_schemas.errors import PolicyServerError, TrainspanError
 from trainspan_schemas.home import token
 
-__all__ = ["PolicyClient", "policy_at", "served"]
+__all__ = ["PolicyClient", "policy_at", "served", "versions_in"]
 
 _ORDER_TIMEOUT_S = 180.0
 """Covers running requests, moving the weights, and another change that the server is busy with."""
@@ -106,3 +107,9 @@ def policy_at(url: str) -> dict[str, Any] | None:
         return client.policy()
     except (TrainspanError, ValueError):
         return None
+
+
+def versions_in(state: Mapping[str, Any]) -> str:
+    """The versions in service, such as `version 3`, or `writer version 3, rewriter version 1`."""
+    named = [f"{name} version {own['version']}" for name, own in (state.get("policies") or {}).items()]
+    return ", ".join(named) or f"version {state['version']}"

@@ -1,12 +1,13 @@
 """Reads of the store for commands: one SELECT over Arrow Flight, as rows."""
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from trainspan_schemas.errors import StoreError
 from trainspan_schemas.store.access import open_store
 
-__all__ = ["backlog", "rows", "server_message"]
+__all__ = ["backlog", "counts", "rows", "server_message"]
 
 
 def rows(store: str, sql: str, wait_ms: int = 10_000) -> list[dict[str, Any]]:
@@ -24,6 +25,12 @@ def rows(store: str, sql: str, wait_ms: int = 10_000) -> list[dict[str, Any]]:
         finally:
             client.close()
     return found
+
+
+def counts(stores: Sequence[str], sql: str) -> dict[str, int]:
+    """The sums over all stores of the columns of `sql`, which gives one row of counts. Raises StoreError."""
+    found = [rows(store, sql)[0] for store in stores]
+    return {name: sum(int(one[name]) for one in found) for name in found[0]}
 
 
 def backlog(store: str) -> tuple[int, float | None]:

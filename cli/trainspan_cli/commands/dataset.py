@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trainspan_cli.setting_options import Given, setting_options
-from trainspan_cli.settings import ConfigOption, FormatOption, PolicyOption, StoresOption, settings
+from trainspan_cli.settings import ConfigOption, FormatOption, PolicyOption, StoresOption, settings, stores_of
 from trainspan_schemas.config.load import override
 from trainspan_schemas.config.policy_scope import Policy, scoped
 from trainspan_schemas.config.settings import Settings
@@ -24,8 +24,11 @@ def dataset(
     round: Annotated[int | None, typer.Option(help="Only rollouts of this round; also the dataset's number.")] = None,
     since_round: Annotated[int | None, typer.Option(help="Only rollouts of this round or later.")] = None,
     since_seq: Annotated[
-        int | None,
-        typer.Option(help="Only rollouts that came into the store after this place (the views' column seq)."),
+        list[int] | None,
+        typer.Option(
+            help="Only rollouts that came into the store after this place (the views' column seq); "
+            "with several stores, one for each, in their order."
+        ),
     ] = None,
     number: Annotated[
         int | None, typer.Option(help="The dataset's number [default: --round, else the next free one].")
@@ -59,7 +62,13 @@ def dataset(
     Example: trainspan dataset --wait-s 30 --baseline rloo
     """
     chosen = settings(config) if again is not None else scoped(settings(config), policy)
-    scope = {"run_id": run, "round": round, "since_round": since_round, "since_seq": since_seq, "number": number}
+    scope = {
+        "run_id": run,
+        "round": round,
+        "since_round": since_round,
+        "since_seq": tuple(since_seq or ()) or None,
+        "number": number,
+    }
     request = _request(chosen, given, store, policy, **scope, allow_behind=allow_behind)
     built = _rebuilt(again, request, store) if again is not None else _built(request, as_json=format == "json")
     if format == "json":
@@ -73,11 +82,11 @@ def dataset(
 def _request(chosen: Settings, given: Given, stores: list[str] | None, policy: Policy, **scope: Any) -> "BuildRequest":
     """The request: the settings with the given options; `--out` is the dataset's destination, not one of its settings."""
     from trainspan_processing.assembly.build import BuildRequest
-    from trainspan_schemas.home import datasets_dir, policy_dir, store_path
+    from trainspan_schemas.home import datasets_dir, policy_dir
 
     out = given.pop("out") or chosen.dataset.out
     return BuildRequest(
-        stores=tuple(stores or [str(store_path(chosen.collector.store))]),
+        stores=stores_of(chosen, stores),
         out=policy_dir(datasets_dir(out), policy),
         settings=override(chosen.dataset, **given),
         **scope,

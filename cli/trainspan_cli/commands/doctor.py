@@ -5,11 +5,11 @@ from typing import Annotated
 
 import typer
 
-from trainspan_cli.settings import ConfigOption, FormatOption, settings
+from trainspan_cli.settings import ConfigOption, FormatOption, StoresOption, settings, stores_of
 
 
 def doctor(
-    store: Annotated[str | None, typer.Option(help="Store path or grpc:// address [default: the collector's].")] = None,
+    store: StoresOption = None,
     policy_url: Annotated[
         str | None, typer.Option(help="Policy server [default: http://HOST:PORT of [serving]].")
     ] = None,
@@ -25,7 +25,8 @@ def doctor(
     """
     from trainspan_cli.doctor.examine import examine
 
-    findings = examine(settings(config), store, policy_url)
+    chosen = settings(config)
+    findings = examine(chosen, stores_of(chosen, store), policy_url)
     if format == "json":
         print(json.dumps([finding.record() for finding in findings]))
     else:

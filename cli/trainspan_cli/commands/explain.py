@@ -7,7 +7,15 @@ from typing import Annotated
 import typer
 
 from trainspan_cli.setting_options import Given, setting_options
-from trainspan_cli.settings import ConfigOption, FormatOption, PolicyOption, StoresOption, TokenizerOption, settings
+from trainspan_cli.settings import (
+    ConfigOption,
+    FormatOption,
+    PolicyOption,
+    StoresOption,
+    TokenizerOption,
+    settings,
+    stores_of,
+)
 from trainspan_schemas.config.policy_scope import scoped
 
 
@@ -46,14 +54,13 @@ def explain(
     from trainspan_processing.traces.trace_index import Clock
     from trainspan_schemas.config.load import override
     from trainspan_schemas.errors import UsageError
-    from trainspan_schemas.home import store_path
     from trainspan_viewer.pages.rollout.rollout import explanation_page
 
     chosen = scoped(settings(config), policy) if policy else settings(config)
     published = open_published(dataset) if dataset else None
     account = explain_rollout(
         Question(
-            stores=tuple(store or (published.stores if published else [str(store_path(chosen.collector.store))])),
+            stores=stores_of(chosen, store or (published.stores if published else None)),
             rollout=rollout,
             attempt=attempt,
             settings=override(chosen.dataset, **given),

@@ -29,7 +29,9 @@ def export(
     out: Annotated[Path, typer.Argument(help="JSON lines file to write.")],
     store: Annotated[
         list[str] | None,
-        typer.Option(help="Store with the messages; may be repeated [default: the stores of the dataset]."),
+        typer.Option(
+            help="Store with the messages, or a further store to export; may be repeated [default: those of the dataset]."
+        ),
     ] = None,
     run: RunOption = None,
     round: RoundOption = None,

@@ -34,6 +34,7 @@ def reward(
     from trainspan_cli.clients.feedback import FeedbackScore, send_feedback
     from trainspan_schemas.config.load import override
     from trainspan_schemas.errors import UsageError
+    from trainspan_schemas.store.collectors import Collectors
     from trainspan_schemas.store.senders import sender_headers
 
     if (rollout is None) == (response is None):
@@ -42,12 +43,15 @@ def reward(
         raise UsageError(f"--value {value}: a reward must be a finite number")
     chosen = settings(config)
     sender = override(chosen.rollouts, **given)
+    # A dataset finds the reward of a response in any store: this one is the same for each reward of the response.
+    collector = Collectors.of(sender.collector).url_for(rollout or response or "")
     headers = sender_headers(
-        "runner", sender.collector, os.environ, token_file=sender.token_file, store=chosen.collector.store
+        "runner", collector, os.environ, token_file=sender.token_file, store=chosen.collector.store
     )
     headers = headers or os.environ.get("OTEL_EXPORTER_OTLP_HEADERS")
     feedback = FeedbackScore(value, name, source, rollout, response, explanation)
-    evaluation_id = send_feedback(feedback, sender.collector, headers)
+    certificate = os.environ.get("OTEL_EXPORTER_OTLP_CERTIFICATE")
+    evaluation_id = send_feedback(feedback, collector, headers, certificate)
     if format == "json":
         print(json.dumps({"evaluation_id": evaluation_id, "rollout": rollout, "response": response, "value": value}))
     else:

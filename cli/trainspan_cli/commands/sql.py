@@ -1,18 +1,18 @@
 """`trainspan sql`: one SELECT against the store, as a table, JSON lines or CSV."""
 
+import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from trainspan_cli.clients.store import server_message
-from trainspan_cli.settings import ConfigOption, StoreOption, settings
+from trainspan_cli.settings import ConfigOption, StoresOption, settings, stores_of
 from trainspan_cli.views.query_result import PRINTERS
 from trainspan_schemas.errors import StoreError, UsageError
-from trainspan_schemas.home import store_path
 from trainspan_schemas.store.access import open_store
 from trainspan_schemas.store.endpoint import StoreEndpoint
 
@@ -26,7 +26,7 @@ _TABLE_ROWS = 100
 
 def sql(
     query: Annotated[str, typer.Argument(help="One SELECT; the views are spans, logs, calls, evaluations, rollouts.")],
-    store: StoreOption = None,
+    store: StoresOption = None,
     format_: Annotated[str, typer.Option("--format", help="table, json (one object per line) or csv.")] = "table",
     max_rows: Annotated[
         int | None, typer.Option(min=0, help="Rows to print, 0 for all [default: 100 as a table, else all].")
@@ -35,18 +35,33 @@ def sql(
 ) -> None:
     """Query the store with SQL; the result includes everything acknowledged before.
 
+    Several stores are queried one after the other, and their rows have a first column store: sums are then per store.
+
     Example: trainspan sql "SELECT rollout_id, status, reward FROM rollouts ORDER BY start_ns"
     """
     if format_ not in PRINTERS:
         raise UsageError(f"--format {format_!r} is not one of {', '.join(PRINTERS)}")
     limit = max_rows if max_rows is not None else _TABLE_ROWS if format_ == "table" else 0
-    with open_store(store or str(store_path(settings(config).collector.store))) as endpoint:
-        names, rows = _select(endpoint, query)
+    stores = stores_of(settings(config), store)
+    with contextlib.ExitStack() as opened:
+        endpoints = {name: opened.enter_context(open_store(name)) for name in stores}
+        names, rows = _of_all(endpoints, query)
         try:
             PRINTERS[format_](names, rows, limit or None)
             sys.stdout.flush()
         except BrokenPipeError:  # the reader of the output closed it
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _of_all(endpoints: Mapping[str, StoreEndpoint], query: str) -> tuple[list[str], Iterator[tuple[Any, ...]]]:
+    """Column names and rows of all stores, with the store's name first if there are several. Raises StoreError."""
+    (names, first), *others = [_select(endpoint, query) for endpoint in endpoints.values()]
+    if not others:
+        return names, first
+    if any(more != names for more, _ in others):
+        raise StoreError("the stores give different columns for this query: ask one of them with --store")
+    results = zip(endpoints, (first, *(rows for _, rows in others)), strict=True)
+    return ["store", *names], ((name, *row) for name, rows in results for row in rows)
 
 
 def _select(endpoint: StoreEndpoint, query: str) -> tuple[list[str], Iterator[tuple[Any, ...]]]:

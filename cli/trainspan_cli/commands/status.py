@@ -11,6 +11,7 @@ def status(config: ConfigOption = None, format: FormatOption = "table") -> None:
 
     Example: trainspan status --format json
     """
+    from trainspan_cli.clients.policy_server import versions_in
     from trainspan_cli.doctor.overview import overview
 
     found = overview(settings(config))
@@ -19,14 +20,30 @@ def status(config: ConfigOption = None, format: FormatOption = "table") -> None:
         return
     collector, policy = found["collector"], found["policy"]
     print("collector  ", f"pid {collector['pid']}, OTLP {collector['grpc']}" if collector else "not running")
-    print("policy     ", f"{_versions(policy)}, {policy['in_flight']} in flight" if policy else "not running")
+    print("policy     ", f"{versions_in(policy)}, {policy['in_flight']} in flight" if policy else "not running")
     print("store      ", found["store"] or "none yet")
+    for one in found["stores"]:
+        print("store      ", one["store"], f"{one['rollouts']} rollouts" if "rollouts" in one else one["error"])
     for checkpoint in found["latest_checkpoints"].values() or [found["latest_checkpoint"]]:
         print("checkpoint ", checkpoint or "none yet")
     print("datasets   ", found["datasets"])
+    if rollouts := found["rollouts"]:
+        print("rollouts   ", _rollouts_line(rollouts))
     print("runs       ", len(found["runs"]), f"(newest {found['runs'][-1]})" if found["runs"] else "")
     if run := found["run"]:
         _show_run(run)
+
+
+def _rollouts_line(rollouts: dict[str, Any]) -> str:
+    parts = [
+        f"{rollouts['run_id']}/{rollouts['part']}: {rollouts['ended']} of {rollouts['begun']} begun have ended",
+        ", ".join(f"{status} {count}" for status, count in rollouts["status"].items()) or "none ended",
+        "no rewards" if rollouts["mean_reward"] is None else f"mean reward {rollouts['mean_reward']:.3f}",
+    ]
+    if rollouts["shards"] > 1:
+        missing = ", ".join(map(str, rollouts["missing_shards"])) or "none"
+        parts.append(f"{rollouts['shards']} shards, missing: {missing}")
+    return f"{'; '.join(parts)}; last record {rollouts['seconds_since_last_record']:.0f} s ago"
 
 
 def _show_run(run: dict[str, Any]) -> None:
@@ -45,12 +62,6 @@ def _show_run(run: dict[str, Any]) -> None:
         print("           ", f"{len(refused)} versions refused, the last in {refused[-1]}")
     for alarm in run["alarms"][-3:]:
         print("           ", f"ALARM {alarm}")
-
-
-def _versions(state: dict[str, Any]) -> str:
-    """The versions that the policy server reports."""
-    named = [f"{name} version {own['version']}" for name, own in (state.get("policies") or {}).items()]
-    return ", ".join(named) or f"version {state['version']}"
 
 
 def _progress(policy: dict[str, Any]) -> str:

@@ -5,14 +5,14 @@ from typing import Annotated
 import typer
 
 from trainspan_cli.setting_options import Given, setting_options
-from trainspan_cli.settings import ConfigOption, StoreOption, settings
+from trainspan_cli.settings import ConfigOption, StoresOption, settings, stores_of
 
 
 @setting_options("view", "host", "port", "read_only")
 def view(
     *,
     given: Given,
-    store: StoreOption = None,
+    store: StoresOption = None,
     run: Annotated[str | None, typer.Option(help="Begin with the page of this run; newest: the newest run.")] = None,
     open_: Annotated[bool, typer.Option("--open", help="Open the pages in a browser.")] = False,
     config: ConfigOption = None,
@@ -23,15 +23,14 @@ def view(
     """
     from trainspan_schemas.config.load import override
     from trainspan_schemas.errors import UsageError
-    from trainspan_schemas.home import datasets_dir, runs_dir, store_path
+    from trainspan_schemas.home import datasets_dir, runs_dir
     from trainspan_viewer.queries.places import NotFoundError, ViewerPaths
     from trainspan_viewer.queries.sources import Sources
     from trainspan_viewer.queries.store import StoreReader
     from trainspan_viewer.server.process import Listening, serve
 
     chosen = settings(config)
-    where = store or str(store_path(chosen.collector.store))
-    places = ViewerPaths(where, runs_dir(), datasets_dir(chosen.dataset.out))
+    places = ViewerPaths(runs_dir(), datasets_dir(chosen.dataset.out))
     try:
         path = "/" if run is None else f"/runs/{places.run_named(run).run_id}"
     except NotFoundError as error:
@@ -47,4 +46,4 @@ def view(
             address = server.address(path, once=True)
             threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
 
-    serve(override(chosen.view, **given), Sources(places, StoreReader(where), chosen), say)
+    serve(override(chosen.view, **given), Sources(places, StoreReader(*stores_of(chosen, store)), chosen), say)

@@ -4,32 +4,35 @@ import importlib.util
 import os
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from trainspan_cli.clients.policy_server import policy_at
+from trainspan_cli.clients.policy_server import policy_at, versions_in
 from trainspan_cli.doctor.capture_checks import stored_findings
 from trainspan_cli.doctor.chat_template import merge_ratios, model_template, prefix_keeping_template
 from trainspan_cli.doctor.finding import Finding
 from trainspan_cli.extras import PARTS, ImportCheck
 from trainspan_schemas.config.settings import Settings
-from trainspan_schemas.home import served_model, store_path
+from trainspan_schemas.home import served_model
 
 __all__ = ["examine", "template_findings"]
 
 
-def examine(settings: Settings, store: str | None = None, policy_url: str | None = None) -> list[Finding]:
-    """All findings: installation, processes, then the store's capture.
+def examine(settings: Settings, stores: Sequence[str], policy_url: str | None = None) -> list[Finding]:
+    """All findings: installation, processes, then the capture of each store (a path or a grpc:// address).
 
-    `store` (a path or a grpc:// address) and `policy_url` (with or without /v1) override the settings.
+    `policy_url` (with or without /v1) overrides the settings.
     """
     # The imports take longest and run during all other checks.
     imports = ImportCheck([part for part in PARTS if importlib.util.find_spec(part.mark)])
     running = [*_processes(settings, policy_url), *template_findings(settings.serving.model or served_model())]
-    running += stored_findings(store or str(store_path(settings.collector.store)), settings)
+    for store in stores:
+        found = stored_findings(store, settings)
+        running += found if len(stores) == 1 else [replace(one, subject=f"{one.subject} of {store}") for one in found]
     return [*_installation(imports), *running]
 
 
@@ -90,12 +93,7 @@ def _ratios(ratios: dict[str, float]) -> str:
 
 def _processes(settings: Settings, policy_url: str | None) -> list[Finding]:
     findings = []
-    endpoint = urlsplit(settings.serving.collector)
-    if _listens(endpoint.hostname or "127.0.0.1", endpoint.port or 4317):
-        findings.append(Finding("ok", "collector", f"listens at {settings.serving.collector}"))
-    else:
-        detail = f"nothing listens at {settings.serving.collector}; agents still run, but their spans are lost"
-        findings.append(Finding("problem", "collector", detail, "start `trainspan collector`"))
+    findings += [_collector_finding(url) for url in settings.collector.endpoints]
     url = policy_url or f"http://{settings.serving.host}:{settings.serving.port}"
     policy = policy_at(url)
     if policy is None:
@@ -105,9 +103,17 @@ def _processes(settings: Settings, policy_url: str | None) -> list[Finding]:
     return findings
 
 
+def _collector_finding(url: str) -> Finding:
+    endpoint = urlsplit(url if "//" in url else f"//{url}")
+    if _listens(endpoint.hostname or "127.0.0.1", endpoint.port or 4317):
+        return Finding("ok", "collector", f"listens at {url}")
+    detail = f"nothing listens at {url}; agents still run, but their spans are lost"
+    return Finding("problem", "collector", detail, "start `trainspan collector`")
+
+
 def _policy_finding(policy: Mapping[str, Any]) -> Finding:
     counts = ", ".join(f"{policy[f'calls_{name}']} {name}" for name in ("dropped", "refused", "spooled"))
-    detail = f"version {policy['version']}, {policy['calls_captured']} calls captured, {counts}"
+    detail = f"{versions_in(policy)}, {policy['calls_captured']} calls captured, {counts}"
     if trouble := policy["export_trouble"]:
         advice = f"calls wait on disk: {trouble}"
     elif policy["calls_refused"]:

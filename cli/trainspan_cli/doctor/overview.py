@@ -6,13 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from trainspan_cli.clients.policy_server import policy_at
+from trainspan_cli.clients.store import counts
+from trainspan_cli.doctor.rollouts_overview import rollouts_overview
 from trainspan_cli.loop.state.run_folder import RunFolder
 from trainspan_schemas.artifacts.checkpoint import CheckpointMeta, read_latest
 from trainspan_schemas.artifacts.dataset import dataset_dirs
 from trainspan_schemas.artifacts.run_files import record_of
 from trainspan_schemas.config.policy_scope import policies_of
 from trainspan_schemas.config.settings import Settings
-from trainspan_schemas.errors import TrainspanError
+from trainspan_schemas.errors import TrainspanError, one_line
 from trainspan_schemas.home import checkpoints_dir, datasets_dir, policy_dir, runs_dir, store_path
 from trainspan_schemas.intervals import RewardEstimate
 from trainspan_schemas.store.access import running_collector
@@ -24,12 +26,14 @@ def overview(settings: Settings) -> dict[str, Any]:
     """The status as plain values."""
     store = store_path(settings.collector.store)
     collector = running_collector(store)
+    stores = [_store_figures(name) for name in settings.collector.stores]
     checkpoints, datasets = checkpoints_dir(settings.train.checkpoints), datasets_dir(settings.dataset.out)
     latest = {policy: _latest(policy_dir(checkpoints, policy)) for policy in policies_of(settings)}
     newest = latest.get(None)
     return {
         "store": str(store) if store.exists() else None,
         "collector": asdict(collector) if collector else None,
+        "stores": stores,
         "policy": policy_at(f"http://{settings.serving.host}:{settings.serving.port}"),
         "latest_checkpoint": str(newest) if newest else None,
         "latest_version": CheckpointMeta.read(newest).version if newest else None,
@@ -37,6 +41,7 @@ def overview(settings: Settings) -> dict[str, Any]:
         "datasets": sum(len(dataset_dirs(policy_dir(datasets, policy))) for policy in policies_of(settings)),
         "runs": sorted(path.parent.name for path in runs_dir().glob("*/run.json")),
         "run": _newest_run(),
+        "rollouts": rollouts_overview(),
     }
 
 
@@ -45,6 +50,14 @@ def _latest(checkpoints: Path) -> Path | None:
         return read_latest(checkpoints)
     except TrainspanError:
         return None
+
+
+def _store_figures(store: str) -> dict[str, Any]:
+    """The number of rollouts in one of several stores, or why it cannot be read."""
+    try:
+        return {"store": store, **counts([store], "SELECT count(*) AS rollouts FROM rollouts")}
+    except (TrainspanError, ModuleNotFoundError) as error:
+        return {"store": store, "error": one_line(error)}
 
 
 def _newest_run() -> dict[str, Any] | None:

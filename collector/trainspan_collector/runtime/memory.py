@@ -1,22 +1,20 @@
 """Memory of a process that handles megabytes per second: little freed memory is kept, and garbage is rarely collected.
 
-Also keeps pandas out, and finds how much memory is available.
+Also keeps pandas out.
 """
 
 import atexit
 import ctypes
 import gc
-import os
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
-from pathlib import Path
 from types import ModuleType
 from typing import Final
 
 import pyarrow as pa
 
-__all__ = ["available_memory_bytes", "bound_freed_memory", "collect_rarely", "keep_pandas_out"]
+__all__ = ["bound_freed_memory", "collect_rarely", "keep_pandas_out"]
 
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
@@ -64,33 +62,3 @@ def keep_pandas_out() -> None:
         pa.array([None])  # pyarrow looks for it once
     finally:
         sys.meta_path.remove(_NoPandas)
-
-
-def available_memory_bytes(groups: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> int:
-    """Memory of the machine, or of this process's control group, if that or one above it has less.
-
-    `membership` has lines `number:controllers:/path`; version 2 has one, with no controllers.
-    """
-    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    try:
-        lines = membership.read_text().splitlines()
-    except OSError:  # no control groups here
-        return limits[0]
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers not in ("", "memory"):
-            continue
-        root, name = (groups, "memory.max") if not controllers else (groups / "memory", "memory.limit_in_bytes")
-        folder = root / path.lstrip("/")
-        for each in (folder, *folder.parents):
-            limits += _limit(each / name)
-            if each == root:
-                break
-    return min(limits)
-
-
-def _limit(file: Path) -> list[int]:
-    try:
-        return [int(file.read_text())]
-    except (OSError, ValueError):  # a container may see its own group as the root; "max": no limit
-        return []

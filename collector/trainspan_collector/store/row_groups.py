@@ -10,7 +10,6 @@ may be collected (`scan_settings`).
 """
 
 import contextlib
-import os
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -21,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trainspan_collector.rows.tables import ROW_GROUP_ROWS
+from trainspan_schemas.resources import available_cores
 
 __all__ = [
     "BATCH_BYTES",
@@ -57,7 +57,7 @@ _LARGEST: Final = "largest_row_bytes"
 
 def threads_within(memory_bytes: int) -> int:
     """The number of threads that a DuckDB with this memory limit may use: each holds a row group."""
-    return max(1, min(os.cpu_count() or 1, memory_bytes // _THREAD_BYTES))
+    return max(1, min(available_cores(), memory_bytes // _THREAD_BYTES))
 
 
 def scan_settings(largest_bytes: int, memory_bytes: int, n_threads: int) -> Mapping[str, str]:

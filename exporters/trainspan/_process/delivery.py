@@ -10,7 +10,7 @@ import os
 import re
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from logging import LogRecord, getLogger
 from types import ModuleType
@@ -22,6 +22,7 @@ from opentelemetry import trace
 from opentelemetry._logs import get_logger_provider
 
 from trainspan._guard import guarded, logger
+from trainspan._process import collectors
 from trainspan._releases import bound_retries, failure_result
 
 __all__ = ["after_fork_in_parent", "before_fork", "flush", "forget", "report_loss", "resume", "watch_exporters"]
@@ -63,14 +64,15 @@ _NOISE: Final = ("Transient error", "Failed to export", "Shutdown in progress", 
 class _Losses:
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.exporting = threading.Lock()
-        """Held during an export to delay forks; exports wait for each other only briefly."""
-        self.held = False
+        self.exporting: dict[str, threading.Lock] = defaultdict(threading.Lock)
+        """HOST:PORT of a collector → a lock held during an export to delay forks; exports wait for each other only briefly."""
+        self.held: list[threading.Lock] = []
         self.fork_wait_s = FORK_WAIT_S
         self.lost: Counter[str] = Counter()
-        self.endpoint = ""
+        self.endpoints: set[str] = set()
         self.first_failure_s: float | None = None
-        self.last_failed = False
+        self.failing: set[str] = set()
+        """The collectors of which the last export failed."""
         self.reported = False
         self.exit_deadline_s: float | None = None
 
@@ -81,17 +83,18 @@ _thread = threading.local()
 
 
 def before_fork() -> None:
-    """Waits briefly for a running export: gRPC does not survive a fork in the middle of a call."""
-    began_s = time.monotonic()
-    _losses.held = _losses.exporting.acquire(timeout=_losses.fork_wait_s)
-    _losses.fork_wait_s = max(0.0, _losses.fork_wait_s - (time.monotonic() - began_s))
+    """Waits briefly for running exports: gRPC does not survive a fork in the middle of a call."""
+    for lock in list(_losses.exporting.values()):
+        began_s = time.monotonic()
+        if lock.acquire(timeout=_losses.fork_wait_s):
+            _losses.held.append(lock)
+        _losses.fork_wait_s = max(0.0, _losses.fork_wait_s - (time.monotonic() - began_s))
 
 
 def after_fork_in_parent() -> None:
     """Lets exports continue."""
-    if _losses.held:
-        _losses.held = False
-        _losses.exporting.release()
+    while _losses.held:
+        _losses.held.pop().release()
 
 
 def forget() -> None:
@@ -119,24 +122,32 @@ def _is_exporting() -> bool:
 def _watcher(name: str, what: str) -> Callable[[ModuleType], None]:
     def watch(module: ModuleType) -> None:
         failure = failure_result(module)
+        success = type(failure).SUCCESS
 
         def export(wrapped: Callable[..., Any], exporter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            if not _sends_to_collector(exporter):
+            if not args or not _sends_to_collector(exporter):
                 return wrapped(*args, **kwargs)
-            held = _losses.exporting.acquire(timeout=LOCK_PATIENCE_S)
+            address = _host_and_port(str(exporter._endpoint))
+            items = collectors.belonging(address, args[0])
+            if items is None:  # our failure
+                items = args[0]
+            elif not items:
+                return success
+            lock = _losses.exporting[address]
+            held = lock.acquire(timeout=LOCK_PATIENCE_S)
             _thread.exporting = True
             try:
-                if _has_no_time(exporter):
-                    _note(exporter, what, args, delivered=False)
+                if _has_no_time(exporter, address):
+                    _note(address, what, len(items), delivered=False)
                     return failure
-                result = wrapped(*args, **kwargs)
+                result = wrapped(items, *args[1:], **kwargs)
             except Exception:  # up to 1.34, the HTTP exporters raise what others log
                 result = failure
             finally:
                 _thread.exporting = False
                 if held:
-                    _losses.exporting.release()
-            _note(exporter, what, args, delivered=getattr(result, "name", "SUCCESS") == "SUCCESS")
+                    lock.release()
+            _note(address, what, len(items), delivered=getattr(result, "name", "SUCCESS") == "SUCCESS")
             return result
 
         wrapt.wrap_function_wrapper(getattr(module, name), "export", export)
@@ -152,8 +163,8 @@ def _is_no_noise(record: LogRecord) -> bool:
 @guarded
 def _sends_to_collector(exporter: Any) -> bool:
     """Whether it sends to a host and port named in the environment, as the SDK's own exporters do."""
-    collectors = {_host_and_port(os.environ[name]) for name in _ENDPOINT_VARIABLES if name in os.environ}
-    return _host_and_port(str(exporter._endpoint)) in collectors
+    named = {_host_and_port(os.environ[name]) for name in _ENDPOINT_VARIABLES if name in os.environ}
+    return _host_and_port(str(exporter._endpoint)) in named | collectors.addresses()
 
 
 def _host_and_port(endpoint: str) -> str:
@@ -161,7 +172,7 @@ def _host_and_port(endpoint: str) -> str:
 
 
 @guarded
-def _has_no_time(exporter: Any) -> bool:
+def _has_no_time(exporter: Any, address: str) -> bool:
     """Bounds the time of the next export; returns True if no time is left."""
     holder = exporter if hasattr(exporter, "_timeout") else exporter._client  # gRPC and HTTP differ
     if holder._timeout == _SDK_TIMEOUT_S and not any(map(_TIMEOUT_VARIABLE.fullmatch, os.environ)):
@@ -169,7 +180,7 @@ def _has_no_time(exporter: Any) -> bool:
     left_s = math.inf
     if _losses.exit_deadline_s is not None:
         left_s = _losses.exit_deadline_s - time.monotonic()
-        if _losses.last_failed:
+        if address in _losses.failing:
             left_s = min(left_s, RETRY_AT_EXIT_S)
     if left_s > 0:
         holder._timeout = min(holder._timeout, left_s)
@@ -178,13 +189,14 @@ def _has_no_time(exporter: Any) -> bool:
 
 
 @guarded
-def _note(exporter: Any, what: str, args: tuple[Any, ...], *, delivered: bool) -> None:
+def _note(address: str, what: str, count: int, *, delivered: bool) -> None:
     with _losses.lock:
-        _losses.last_failed = not delivered
         if delivered:
+            _losses.failing.discard(address)
             return
-        _losses.lost[what] += len(args[0]) if args else 0
-        _losses.endpoint = str(getattr(exporter, "_endpoint", ""))
+        _losses.failing.add(address)
+        _losses.lost[what] += count
+        _losses.endpoints.add(address)
         now_s = time.monotonic()
         _losses.first_failure_s = _losses.first_failure_s or now_s
         late = now_s - _losses.first_failure_s > LATE_REPORT_S
@@ -198,8 +210,10 @@ def flush(budget_s: float = EXIT_BUDGET_S) -> None:
     Called when the process ends: later exports get no time beyond the budget.
     """
     _losses.exit_deadline_s = time.monotonic() + budget_s
+    guarded(collectors.begin_flush)()
     for provider in (trace.get_tracer_provider(), get_logger_provider()):
         _flush_provider(provider)
+    guarded(collectors.end_flush)(_losses.exit_deadline_s)
 
 
 def resume() -> None:
@@ -224,5 +238,5 @@ def report_loss() -> None:
     logger.warning(
         "event=telemetry_lost lost=%r endpoint=%s; the agent is not affected, start `trainspan collector` there",
         lost,
-        _losses.endpoint,
+        ",".join(sorted(_losses.endpoints)),
     )

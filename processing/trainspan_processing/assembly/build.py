@@ -18,6 +18,7 @@ from trainspan_processing.credit.group_advice import group_advice
 from trainspan_processing.dataset.ledger import next_round, read_ledger, write_ledger
 from trainspan_processing.dataset.parquet import DatasetWriter, FileEntry, publish, scratch_folder, write_manifest
 from trainspan_processing.read.source import Selection, Source
+from trainspan_processing.read.split_traces import split_traces
 from trainspan_processing.reasons.coverage import (
     EXPECTED,
     check_outcome,
@@ -56,8 +57,8 @@ class BuildRequest:
     """Only this round's rollouts; also the dataset's number. None: the next free number."""
     since_round: int | None = None
     """Only rollouts of this round or later."""
-    since_seq: int | None = None
-    """Only rollouts that came after this place (`seq`) into the store, of which there must be one."""
+    since_seq: Sequence[int] | None = None
+    """Only rollouts that came after this place (`seq`) into the store: one for each store, in their order."""
     allow_behind: bool = False
     number: int | None = None
     """The dataset's number; None: the round, else the next free one."""
@@ -94,8 +95,10 @@ def build_dataset(request: BuildRequest, clock: Clock, pages: Pages | None = Non
     calls come from several policies, StoreError if a store cannot be read, UsageError if a credit, baseline or function
     is unknown.
     """
-    if request.since_seq is not None and len(request.stores) > 1:
-        raise UsageError("since_seq is a place in one store: name one store")
+    if request.since_seq is not None and len(request.since_seq) != len(request.stores):
+        raise UsageError(
+            f"{len(request.since_seq)} places since_seq for {len(request.stores)} stores: name one for each"
+        )
     target = request.target
     if target.exists():
         return _existing(target, request)
@@ -147,6 +150,7 @@ def build_dataset(request: BuildRequest, clock: Clock, pages: Pages | None = Non
                 {"store": store, "watermark": source.watermarks.get(number, 0)}
                 for number, store in enumerate(request.stores)
             ],
+            split=split_traces(source, selection),
             earlier=ledger.folders,
         )
         write_manifest(scratch.about / MANIFEST, manifest)
@@ -197,7 +201,7 @@ def _settings_record(request: BuildRequest) -> dict[str, Any]:
     """The settings that determine the rows, together with the stores and the ledger."""
     passing = ("out", "wait_s", "reward_concurrency")
     chosen = {key: value for key, value in asdict(request.settings).items() if key not in passing}
-    since = {"since_round": request.since_round, "since_seq": request.since_seq}
+    since = {"since_round": request.since_round, "since_seq": request.since_seq and list(request.since_seq)}
     since = {name: value for name, value in since.items() if value is not None}
     return {**chosen, "run_id": request.run_id, "round": request.round, **since}
 

@@ -35,9 +35,13 @@ def make_manifest(
     folder: Path,
     settings: Mapping[str, Any],
     inputs: Sequence[Mapping[str, Any]],
+    split: Mapping[str, Any],
     earlier: Sequence[Path],
 ) -> dict[str, Any]:
-    """The manifest of a dataset whose ledger file is already in `folder`; `earlier`: the datasets before it."""
+    """The manifest of a dataset whose ledger file is already in `folder`.
+
+    `split`: its traces in several stores (read/split_traces.py); `earlier`: the datasets before it.
+    """
     compared = assembly.compared
     runs = assembly.rollouts["run_id"].drop_nulls().unique().to_list()
     merges = counts.rows - counts.first_calls
@@ -64,6 +68,7 @@ def make_manifest(
         "rewards_late": rewards_late,
         "ignored_self_rewards": assembly.ignored_self_rewards,
         "rewards_unmatched": assembly.unmatched,
+        "split_traces": dict(split),
         "merge_ratio": (counts.rows - counts.segments) / merges if merges else None,
         "segments": counts.segments,
         "merge_failures": {

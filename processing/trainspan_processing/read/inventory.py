@@ -37,8 +37,8 @@ class Inventory:
     """The rollouts of a selection, with their sizes."""
 
     holdings: pl.DataFrame
-    """rollout_id, attempt, trace_id, run_id, round, task_id, `calls` and other `spans` (u32), `first_seq`: one row per trace and
-    identity."""
+    """rollout_id, attempt, trace_id, run_id, round, task_id, `calls` and other `spans` (u32), `is_late` (whether all of it came after
+    the selection's places): one row per trace and identity."""
 
     def calls_of(self, rollouts: pl.DataFrame) -> pl.DataFrame:
         """rollout_id, attempt and the number of `calls` (u32) of each of `rollouts`."""
@@ -55,13 +55,13 @@ class Inventory:
     def since(self, selection: Selection) -> "Inventory":
         """Only the rollouts since the round and the place of a selection, and those that share a trace with one.
 
-        A rollout without a round is of any round; it came when its first span was stored.
+        A rollout without a round is of any round; it came when its first span was stored in any store.
         """
         late = self.holdings
         if selection.since_round is not None:
             late = late.filter((pl.col("round") >= selection.since_round).fill_null(True))
         if selection.since_seq is not None:
-            late = late.filter(pl.col("first_seq").min().over(ROLLOUT_KEY) > selection.since_seq)
+            late = late.filter(pl.col("is_late").all().over(ROLLOUT_KEY))
         return self if late.height == self.holdings.height else self.of(late.select("rollout_id"))
 
     def of(self, rollouts: pl.DataFrame) -> "Inventory":
@@ -107,7 +107,11 @@ def take_inventory(source: Source, selection: Selection) -> Inventory:
     ]
     rows = pl.concat(held) if held else empty({"store": pl.UInt8, **_READ})
     shown = rows.filter(pl.col("is_selected") & source.is_within("first_seq"))
-    counted = shown.group_by(_KEY, maintain_order=True).agg(pl.col("calls", "spans").sum(), pl.col("first_seq").min())
+    place = pl.col("store").replace_strict(dict(enumerate(selection.since_seq or ())), default=0, return_dtype=pl.Int64)
+    counted = shown.group_by(_KEY, maintain_order=True).agg(
+        pl.col("calls", "spans").sum(),
+        (pl.col("first_seq") > place).all().alias("is_late"),
+    )
     return Inventory(compact(counted))
 
 

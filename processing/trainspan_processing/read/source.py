@@ -34,8 +34,8 @@ class Selection:
     """Only rows without a rollout."""
     since_round: int | None = None
     """Only new rollouts of this round or later; reads do not depend on it."""
-    since_seq: int | None = None
-    """The same for rollouts that came after this place into the store."""
+    since_seq: Sequence[int] | None = None
+    """The same for rollouts that came after this place into the store: one for each store."""
 
     def parameters(self) -> Iterator[dict[str, Any]]:
         """The parameters of one read, or of several for many ids."""

@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Final
 
 from trainspan_rollouts.executors.executor import Ended, Execution
+from trainspan_rollouts.executors.orphans import GRACE_S, OrphanGuard
 from trainspan_rollouts.task_file import Task
 from trainspan_schemas.agents.worker import AgentReport
 from trainspan_schemas.errors import ProcessError
+from trainspan_schemas.store.collectors import ENV_COLLECTORS, Collectors
 from trainspan_schemas.store.senders import without_credentials
 from trainspan_schemas.telemetry.identity import (
     ENV_BAGGAGE,
@@ -34,8 +36,6 @@ from trainspan_schemas.telemetry.status import RolloutStatus
 __all__ = ["CommandExecutor", "agent_environment", "instrumented"]
 
 TAIL_BYTES: Final = 64 * 1024
-GRACE_S: Final = 3.0
-"""Time between SIGTERM and SIGKILL, in which an instrumented agent sends its spans."""
 TEMPORARY_FAILURE: Final = 75
 """Exit code `EX_TEMPFAIL` of sysexits.h: the agent asks for a retry."""
 MAX_STRING_BYTES: Final = 32 * 4096
@@ -79,6 +79,7 @@ def agent_environment(
         ENV_TASK,
         ENV_TASK_FILE,
         ENV_REPORT,
+        ENV_COLLECTORS,
         "TRAINSPAN_BOUNDARY",
     }
     kept = without_credentials(environ).items()
@@ -103,17 +104,27 @@ class CommandExecutor:
     The task is passed as JSON on stdin, in a file, and in an environment variable if it fits.
     """
 
-    def __init__(self, command: Sequence[str], policy_url: str, timeout_s: float, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        policy_url: str,
+        collectors: Collectors,
+        timeout_s: float,
+        environ: Mapping[str, str],
+    ) -> None:
         self._arguments = list(command)
         self._policy_url = policy_url
+        self._collectors = collectors
         self._timeout_s = timeout_s
-        self._environ = environ
+        self._guard = OrphanGuard()
+        self._environ = {**environ, **self._guard.mark}
         self._folder = tempfile.TemporaryDirectory(prefix="trainspan-")
         self._command: list[str] = []
 
     async def start(self) -> None:
         """Finds the command. Raises ProcessError."""
         self._command = instrumented(self._arguments, self._environ)
+        await asyncio.to_thread(self._guard.start)
 
     async def execute(self, execution: Execution) -> Ended:
         """Runs one process; then kills whatever it left running in its process group."""
@@ -143,6 +154,7 @@ class CommandExecutor:
 
     async def close(self) -> None:
         """Removes the folders; every process has already ended with its `execute`."""
+        await asyncio.to_thread(self._guard.close)
         self._folder.cleanup()
 
     async def _start(self, execution: Execution, task: bytes, folder: Path) -> asyncio.subprocess.Process:
@@ -173,6 +185,7 @@ class CommandExecutor:
             ENV_TASK_FILE: str(task_file),
             ENV_REPORT: str(reports),
             "OPENAI_BASE_URL": f"{base}{ROLLOUT_PATH_PREFIX}{execution.url_token}/v1",
+            "OTEL_EXPORTER_OTLP_ENDPOINT": self._collectors.url_for(execution.identity.rollout_id),
         }
         if len(f"{ENV_TASK}=") + len(task) + 1 <= MAX_STRING_BYTES:
             environment[ENV_TASK] = task.decode()

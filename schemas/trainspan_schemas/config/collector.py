@@ -11,6 +11,15 @@ class CollectorSettings:
 
     store: str | None = None
     """DuckDB file of the store; default: `$TRAINSPAN_HOME/spans.duckdb`."""
+    endpoints: tuple[str, ...] = ("http://127.0.0.1:4317",)
+    """OTLP/gRPC URLs of all collectors, to which the policy server, the runner and its agents send.
+
+    Each rollout goes to one of them, chosen by its id and the URLs' hosts and ports: write them the same way on all machines.
+    If the file lists several, `OTEL_EXPORTER_OTLP_ENDPOINT`, which can name only one, is ignored."""
+    stores: tuple[str, ...] = ()
+    """Stores of all collectors, as paths or `grpc://HOST:PORT`, which commands read together; default: that of `store`.
+
+    The loop starts a collector only if this list is empty."""
     grpc: str = "127.0.0.1:4317"
     """OTLP/gRPC listener: HOST:PORT, or `off`."""
     http: str = "127.0.0.1:4318"

@@ -10,7 +10,7 @@ import tomllib
 import types
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from trainspan_schemas.config.policy_checks import check_policies
 from trainspan_schemas.config.settings import PolicySettings, Settings
@@ -24,7 +24,7 @@ POLICIES = "policies"
 """The table of the file with one section for each policy."""
 
 _STANDARD_VARIABLES = {
-    "OTEL_EXPORTER_OTLP_ENDPOINT": (("serving", "collector"), ("rollouts", "collector")),
+    "OTEL_EXPORTER_OTLP_ENDPOINT": (("collector", "endpoints"),),
     "OPENAI_BASE_URL": (("rollouts", "policy_url"),),
 }
 
@@ -43,7 +43,9 @@ def load_settings(config: Path | None, environ: Mapping[str, str]) -> Settings:
     for name, targets in _STANDARD_VARIABLES.items():
         if text := environ.get(name):
             for section, key in targets:
-                values.setdefault(section, {})[key] = text
+                named = values.setdefault(section, {}).get(key)
+                if not isinstance(named, list) or len(named) < 2:  # one name cannot stand for several
+                    values[section][key] = text
     for name, text in sorted(environ.items()):
         if name.startswith(ENV_PREFIX) and "__" in name:
             section, _, key = name.removeprefix(ENV_PREFIX).lower().partition("__")
@@ -53,6 +55,9 @@ def load_settings(config: Path | None, environ: Mapping[str, str]) -> Settings:
         name: _build(f"{POLICIES}.{name}", PolicySettings, own) for name, own in values.get(POLICIES, {}).items()
     }
     built = {section: _build(section, cls, values.get(section, {})) for section, cls in sections().items()}
+    for sender in ("serving", "rollouts"):
+        if "collector" not in values.get(sender, {}):
+            built[sender] = override(built[sender], collector=",".join(built["collector"].endpoints))
     settings = Settings(**built, policies=policies)
     check_policies(settings)
     return settings
@@ -141,6 +146,11 @@ def _convert(name: str, value: object, hint: object) -> object:
     kind = kinds[0]
     if optional and value in ("", "none") and kind is not str:
         return None
+    if get_origin(kind) is tuple:
+        words = value.split(",") if isinstance(value, str) else value
+        if isinstance(words, list) and all(isinstance(word, str) for word in words):
+            return tuple(word.strip() for word in words if word.strip())
+        raise ConfigError(f"{name} = {value!r} is not a list of strings")
     if kind is bool:
         if isinstance(value, bool):
             return value

@@ -7,7 +7,7 @@ import itertools
 import re
 import types
 from dataclasses import dataclass
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from trainspan_schemas.config.load import tables
 
@@ -23,7 +23,7 @@ class SettingDoc:
     section: str
     name: str
     kind: type
-    """str, int, float or bool."""
+    """str, int, float, bool, or tuple for a list of strings."""
     default: object
     """None if another value replaces it; `stated_default` then describes that value."""
     summary: str
@@ -58,7 +58,7 @@ def _read(section: str, name: str, hint: Any, default: object, text: str) -> Set
     return SettingDoc(
         section=section,
         name=name,
-        kind=kind,
+        kind=get_origin(kind) or kind,
         default=default,
         summary=f"{stated[1]}." if stated else summary,
         stated_default=stated[2] if stated else None,

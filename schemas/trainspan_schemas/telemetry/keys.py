@@ -102,6 +102,9 @@ EVALUATION_ID: Final = "trainspan.evaluation.id"
 EVALUATION_SOURCE: Final = "trainspan.evaluation.source"  # "judge" | "return" | "agent" | "human"
 EVALUATION_OF: Final = "trainspan.evaluation.of"  # "rollout" | "call"
 
+STATE_VALUE: Final = "trainspan.value"  # evaluation of a call: mean reward of branches from the state before it
+CALL_ADVANTAGE: Final = "trainspan.advantage"  # evaluation of a call: how much its branches' mean rewards rise with it
+
 REWARD: Final = "reward"  # the evaluation name that is the reward by default
 
 ENDED_BY_SERVER: Final = (

@@ -14,8 +14,9 @@ import grpc
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
 from trainspan_schemas.errors import ConfigError
+from trainspan_schemas.store.collectors import address_of
 
-__all__ = ["CollectorClient", "Delivery", "Metadata", "parse_endpoint"]
+__all__ = ["CollectorClient", "Delivery", "Metadata"]
 
 _METHOD = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 _TOKEN_CODES = frozenset({grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED})
@@ -95,26 +96,14 @@ def _asks_for_another_try(error: grpc.RpcError) -> bool:
     )
 
 
-def parse_endpoint(endpoint: str) -> tuple[str, bool]:
-    """Returns `HOST:PORT` of a collector's URL, and whether it uses TLS. Raises ConfigError if the URL is invalid."""
-    url = urlsplit(endpoint if "//" in endpoint else f"//{endpoint}")
-    try:
-        host, port = url.hostname, url.port or 4317
-    except ValueError:
-        host, port = None, 0
-    if not host or url.scheme not in ("", "http", "https", "grpc"):
-        raise ConfigError(f'serving.collector = {endpoint!r} is not a URL: write http://HOST:PORT, or "none"')
-    return f"{host}:{port}", url.scheme == "https"
-
-
 def _open_channel(endpoint: str, certificate: str | None) -> grpc.Channel:
-    target, wants_tls = parse_endpoint(endpoint)
+    target = address_of(endpoint)
     options = [
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.min_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", 2000),
     ]
-    if not wants_tls:
+    if urlsplit(endpoint).scheme != "https":
         return grpc.insecure_channel(target, options)
     try:
         roots = Path(certificate).read_bytes() if certificate else None

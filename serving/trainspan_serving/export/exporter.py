@@ -99,12 +99,16 @@ class Exporter:
         """Returns why calls are waiting; None if they are not."""
         return self._trouble
 
-    def close(self, timeout_s: float) -> None:
-        """Sends waiting calls for up to `timeout_s`; the rest stays on disk. Idempotent."""
+    def end_within(self, timeout_s: float) -> None:
+        """Has the thread end once all is sent, or after `timeout_s`; takes no more calls."""
         with self._counting:
             self._queue.close()  # before there is a deadline, at which the thread may end
             if self._deadline is None:
                 self._deadline = time.monotonic() + timeout_s
+
+    def close(self, timeout_s: float) -> None:
+        """Sends waiting calls for up to `timeout_s`; the rest stays on disk. Idempotent."""
+        self.end_within(timeout_s)
         if self._thread is not None and self._client is not None:
             self._thread.join(timeout_s + 1.0)
             self._client.close()

@@ -1,4 +1,4 @@
-"""The endpoints `/trainspan/…`: state (`GET policy`), swap (`POST policy`), `sleep` and `wake`."""
+"""The endpoints `/trainspan/…`: state (`GET policy`), swap (`POST policy`), `stage`, `sleep` and `wake`."""
 
 import hmac
 import ipaddress
@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from trainspan_schemas.errors import CheckpointError
 from trainspan_serving.checkpoints.candidates import CheckpointNotFoundError
-from trainspan_serving.export.exporter import Exporter
+from trainspan_serving.export.call_export import CallExport
 from trainspan_serving.forcing.registry import BranchRegistry
 from trainspan_serving.http.asgi import Receive, Scope, Send, answer_json
 from trainspan_serving.http.body import BodyError, ClientGoneError, read_body
@@ -31,7 +31,7 @@ class _Refusal(Exception):
         self.status, self.reason = status, reason
 
 
-def state_of(server: PolicyServer, exporter: Exporter, branches: BranchRegistry) -> dict[str, Any]:
+def state_of(server: PolicyServer, exporter: CallExport, branches: BranchRegistry) -> dict[str, Any]:
     """Returns the body of `GET /trainspan/policy`."""
     policy = server.policy
     return {
@@ -62,7 +62,7 @@ def _outline(row: PolicyRow) -> dict[str, Any]:
 
 async def handle_admin(
     server: PolicyServer,
-    exporter: Exporter,
+    exporter: CallExport,
     branches: BranchRegistry,
     scope: Scope,
     receive: Receive,
@@ -97,11 +97,11 @@ async def _refuse(send: Send, status: int, error: str, reason: str, **further: o
 
 
 async def _answer(
-    server: PolicyServer, exporter: Exporter, branches: BranchRegistry, scope: Scope, receive: Receive
+    server: PolicyServer, exporter: CallExport, branches: BranchRegistry, scope: Scope, receive: Receive
 ) -> dict[str, Any]:
     method, what = scope["method"], scope["path"].removeprefix(ADMIN_PREFIX)
-    if what not in ("policy", "sleep", "wake"):
-        raise _Refusal(404, f"nothing at {scope['path'][:80]}: use {ADMIN_PREFIX}policy, sleep or wake")
+    if what not in ("policy", "stage", "sleep", "wake"):
+        raise _Refusal(404, f"nothing at {scope['path'][:80]}: use {ADMIN_PREFIX}policy, stage, sleep or wake")
     if (method, what) == ("GET", "policy"):
         return state_of(server, exporter, branches)
     if method != "POST":
@@ -122,6 +122,10 @@ async def _answer(
             "canary": result.canary.as_json(),
             "seconds": result.seconds,
         }
+    if what == "stage":
+        checkpoint, version, policy = _parse(body)
+        await server.stage(checkpoint, version, policy)
+        return {"staged": checkpoint, "version": version}
     if not plan.sleep:
         raise _Refusal(409, "this server cannot sleep: start it with --sleep")
     await (server.sleep() if what == "sleep" else server.wake())

@@ -17,9 +17,10 @@ from trainspan_schemas.artifacts.checkpoint import read_latest
 from trainspan_schemas.config.settings import ServingSettings
 from trainspan_schemas.errors import CheckpointError, ProcessError, UsageError
 from trainspan_schemas.home import checkpoints_dir, remember_served_model
+from trainspan_schemas.resources import available_cores
+from trainspan_schemas.store.collectors import Collectors
 from trainspan_serving.checkpoints.adapters import SERVED_MODULES, check_adapter_fits, is_adapter, read_adapter
 from trainspan_serving.checkpoints.weights import has_tokenizer, read_weights
-from trainspan_serving.export.collector_client import parse_endpoint
 from trainspan_serving.process.replicas import refuse_replicas, replicas_of
 from trainspan_serving.process.server_plan import PolicyPlan, ServerPlan, make_plan, plan_policies, version_of
 from trainspan_serving.process.supervisor import Supervisor
@@ -90,7 +91,7 @@ def prepare(
         raise ProcessError("serve needs vLLM: pip install 'trainspan[serve-cpu]', or 'trainspan[serve]' on a GPU")
     refuse_replicas(*replicas_of(flags, environ))
     if settings.collector != "none":
-        parse_endpoint(settings.collector)
+        Collectors.of(settings.collector)
     chosen = _choose_model(settings, policies or {})
     adapter = read_adapter(Path(chosen)) if Path(chosen).is_dir() and is_adapter(Path(chosen)) else None
     model = adapter.base if adapter else chosen
@@ -114,7 +115,7 @@ def prepare(
     defaults = {**_PRIVATE, **(_CPU if on_cpu else {}), "VLLM_LOGGING_LEVEL": "WARNING"}
     if on_cpu:
         small = is_local and _weight_bytes(Path(model)) < _SMALL_MODEL_BYTES
-        defaults["OMP_NUM_THREADS"] = "1" if small else str(len(os.sched_getaffinity(0)))
+        defaults["OMP_NUM_THREADS"] = "1" if small else str(available_cores())
     if is_local:
         defaults["HF_HUB_OFFLINE"] = "1"
     if not settings.strict_tools:

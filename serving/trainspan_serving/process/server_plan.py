@@ -17,6 +17,7 @@ from trainspan_schemas.config.policies import agents_of_policies
 from trainspan_schemas.config.settings import ServingSettings
 from trainspan_schemas.errors import CheckpointError, ConfigError
 from trainspan_schemas.home import checkpoints_dir, home, token
+from trainspan_schemas.store.collectors import Collectors
 from trainspan_schemas.store.roles import Role, token_of
 from trainspan_schemas.store.senders import sender_headers
 from trainspan_serving.checkpoints.adapters import is_adapter
@@ -49,13 +50,15 @@ class ServerPlan:
     version: int
     served_name: str
     checkpoints: str
+    weights_url: str | None
+    """Where checkpoints are copied from; None: the folder is shared with the trainer."""
     host: str
     allowed_hosts: tuple[str, ...]
     """Additional names accepted in the Host header of a swap."""
     state: str
     """Folder for state that outlives the process: spool and call numbers."""
     collector: str | None
-    """OTLP/gRPC URL; None: calls are counted, not sent."""
+    """OTLP/gRPC URL, or several with commas; None: calls are counted, not sent."""
     otlp_headers: str
     """As in OTEL_EXPORTER_OTLP_HEADERS; used if no token is found."""
     token_file: str | None
@@ -100,12 +103,14 @@ class ServerPlan:
     def to_json(self) -> str:
         return json.dumps(asdict(self))
 
-    def current_headers(self) -> str:
+    @property
+    def collectors(self) -> Collectors | None:
+        return None if self.collector is None else Collectors.of(self.collector)
+
+    def headers_for(self, collector: str) -> str:
         """Returns headers as in OTEL_EXPORTER_OTLP_HEADERS, with the token now in the file. Raises ConfigError."""
-        if self.collector is None:
-            return ""
         given = {"OTEL_EXPORTER_OTLP_HEADERS": self.otlp_headers}
-        found = sender_headers(Role.SERVING, self.collector, given, token_file=self.token_file, store=self.store)
+        found = sender_headers(Role.SERVING, collector, given, token_file=self.token_file, store=self.store)
         return found or self.otlp_headers
 
     def serving(self, policy: str | None, model: str, adapter: str | None, version: int) -> "ServerPlan":
@@ -137,6 +142,7 @@ def make_plan(
         version=version,
         served_name=settings.served_name,
         checkpoints=str(checkpoints_dir(settings.checkpoints).resolve()),
+        weights_url=settings.weights_url,
         host=settings.host,
         allowed_hosts=tuple(name.strip().lower() for name in settings.allowed_hosts.split(",") if name.strip()),
         state=str(state.resolve()),

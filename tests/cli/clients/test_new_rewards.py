@@ -4,13 +4,13 @@ import dataclasses
 
 from tests.processing.conftest import Bench, bench, collectors, run_id  # noqa: F401 - fixtures
 from tests.processing.support.traces import chain
-from trainspan_cli.clients.new_rewards import last_seq, new_rewards
+from trainspan_cli.clients.new_rewards import last_places, new_rewards
 from trainspan_schemas.config.settings import DatasetSettings
 
 
 def test_rewards_are_counted_once_by_name_and_only_if_they_count(bench: Bench) -> None:  # noqa: F811
-    store, settings = str(bench.collectors[0].store), DatasetSettings()
-    begin = last_seq(store)
+    store, settings = [str(bench.collectors[0].store)], DatasetSettings()
+    begin = last_places(store)
     assert new_rewards(store, settings, begin) == (0, begin)
     bench.send(chain(bench.rollout("a"), 2).reward(1.0), chain(bench.rollout("b", status=None), 1))
     count, place = new_rewards(store, settings, begin)
@@ -23,3 +23,14 @@ def test_rewards_are_counted_once_by_name_and_only_if_they_count(bench: Bench) -
     assert new_rewards(store, quoted, begin)[0] == 2
     judged = dataclasses.replace(settings, reward="judge:score")
     assert new_rewards(store, judged, begin)[0] == 2, "rollouts that ended: a and c"
+
+
+def test_rewards_in_several_stores_are_added_up_and_each_store_has_its_own_place(bench: Bench) -> None:  # noqa: F811
+    stores, settings = [str(collector.store) for collector in bench.collectors[:2]], DatasetSettings()
+    begin = last_places(stores)
+    bench.send(chain(bench.rollout("a"), 1).reward(1.0), store=0)
+    bench.send(chain(bench.rollout("b"), 1).reward(1.0), chain(bench.rollout("c"), 1).reward(0.0), store=1)
+    count, places = new_rewards(stores, settings, begin)
+    assert count == 3
+    assert new_rewards(stores, settings, places) == (0, places)
+    assert new_rewards(stores, settings, (begin[0], places[1]))[0] == 1

@@ -18,7 +18,7 @@ from trainspan_cli.loop.processes.devices import Devices
 from trainspan_cli.loop.processes.screen import Screen
 from trainspan_cli.loop.processes.services import Services
 from trainspan_cli.loop.state.run_folder import RunFolder
-from trainspan_schemas.config.settings import LoopSettings, ServingSettings, Settings, TrainSettings
+from trainspan_schemas.config.settings import LoopSettings, PolicySettings, ServingSettings, Settings, TrainSettings
 from trainspan_schemas.errors import ConfigError
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node")
@@ -102,7 +102,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def answer(self):
         self.send_response(200)
         self.end_headers()
-        self.wfile.write(b'{"version": 0}')
+        self.wfile.write(b'{"version": 0, "policies": {"writer": {"version": 0}, "rewriter": {"version": 0}}}')
     do_GET = answer
     def do_POST(self):
         note(self.path)
@@ -178,3 +178,55 @@ def test_on_a_shared_gpu_the_trainer_starts_when_the_server_has_its_memory_or_sl
 def test_several_trainers_have_gpus_of_their_own_or_share_memory(visible: str, trainers: int, parts: Any) -> None:
     devices = Devices.of(LoopSettings(), {"CUDA_VISIBLE_DEVICES": visible}, trainers=trainers)
     assert [(one.devices, one.share) for one in devices.trainers] == parts
+
+
+@pytest.mark.parametrize(("visible", "gpus", "share"), [("5,6,7", ["6", "7"], "0.8"), ("5", ["5", "5"], "0.4")])
+def test_each_policy_has_a_trainer_with_a_gpu_or_its_share_of_memory(
+    visible: str, gpus: list[str], share: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (port,) = free_ports(1)
+    log, trainers = tmp_path / "log", []
+
+    def command(arguments: list[str], _: object) -> list[str]:
+        if arguments[0] == "train":
+            trainers.append(arguments)
+        return [
+            sys.executable,
+            "-c",
+            CHILD,
+            arguments[0],
+            str(log),
+            str(port),
+            "alone" if visible == "5" else "together",
+        ]
+
+    monkeypatch.setattr(child_processes, "_trainspan", command)
+    monkeypatch.setattr(services, "running_collector", lambda _: SimpleNamespace(grpc="127.0.0.1:1"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setenv("TRAINSPAN_HOME", str(tmp_path))
+    settings = Settings(
+        serving=ServingSettings(port=port),
+        train=TrainSettings(model="model", adapter="lora", memory_share=0.8),
+        loop=LoopSettings(ready_timeout_s=30),
+        policies={"writer": PolicySettings(), "rewriter": PolicySettings()},
+    )
+    folder = RunFolder.create({})
+    running = Services(settings, None, folder, Screen(Console(file=io.StringIO()), "run"))
+    try:
+        running.start()
+        assert [running.trainer(policy).name for policy in ("writer", "rewriter")] == [
+            "trainer writer",
+            "trainer rewriter",
+        ]
+    finally:
+        running.stop()
+    for arguments, policy in zip(trainers, ("writer", "rewriter"), strict=True):
+        assert arguments[-4:] == ["--policy", policy, "--memory-share", share]
+        assert arguments[arguments.index("--checkpoints") + 1] == str(folder.checkpoints)
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    assert sorted(gpu for _, name, what, gpu in lines if (name, what) == ("train", "starts")) == gpus
+    assert sorted(path.name for path in folder.logs.iterdir()) == [
+        "policy-server.log",
+        "trainer-rewriter.log",
+        "trainer-writer.log",
+    ]

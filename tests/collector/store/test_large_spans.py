@@ -42,6 +42,7 @@ from tests.support.collector.process import send as post
 from tests.support.otlp.http import request as ask
 from trainspan_collector.store.database import Database
 from trainspan_collector.store.row_groups import largest_row_bytes, rows_at_once, scan_settings
+from trainspan_schemas.resources import available_cores
 from trainspan_schemas.telemetry import keys
 
 MIB = 2**20
@@ -278,7 +279,7 @@ def test_groups_are_kept_apart_if_2048_rows_would_not_fit_into_a_threads_memory(
 def test_the_number_of_threads_follows_the_memory(tmp_path: Path, memory_mib: int, most: int) -> None:
     with closing(Database(tmp_path / "spans.duckdb", memory_bytes=memory_mib * MIB)) as database:
         [(n_threads,)] = database.cursor().execute("SELECT current_setting('threads')").fetchall()
-    assert n_threads == min(most, os.cpu_count() or 1)
+    assert n_threads == min(most, available_cores())
 
 
 def select_all(filling: Filling, sql: str) -> list[tuple[Any, ...]]:

@@ -14,7 +14,7 @@ def test_requests_of_the_run_and_round_are_counted_once_whatever_their_choices(b
     for choice in (0, 1):
         rollout.call(2, [1], [2], at=50.0, gen_ai__response__id="two", trainspan__choice__index=choice)
     bench.send(rollout, chain(bench.rollout("b", round=2, attempt=1), 1), chain(bench.rollout("c", round=3), 4))
-    store = bench.collectors[0].store
+    store = [str(bench.collectors[0].store)]
     assert stored_calls(store, bench.run_id, 2, 0) == 4
     assert stored_calls(store, bench.run_id, 3, 4) == 4
     assert stored_calls(store, bench.run_id, 4, 0) == 0
@@ -23,12 +23,12 @@ def test_requests_of_the_run_and_round_are_counted_once_whatever_their_choices(b
 def test_it_waits_a_moment_for_what_the_agents_counted_and_no_longer(bench: Bench) -> None:
     bench.send(chain(bench.rollout("a"), 2))
     began = time.monotonic()
-    assert stored_calls(bench.collectors[0].store, bench.run_id, 0, 3) == 2
+    assert stored_calls([str(bench.collectors[0].store)], bench.run_id, 0, 3) == 2
     assert time.monotonic() - began > 2.9
 
 
 def test_without_a_collector_nothing_is_asked(tmp_path: Path) -> None:
-    assert stored_calls(tmp_path / "spans.duckdb", "run", 0, 0) is None
+    assert stored_calls([str(tmp_path / "spans.duckdb")], "run", 0, 0) is None
 
 
 def test_the_table_says_who_counted() -> None:

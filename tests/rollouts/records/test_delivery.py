@@ -17,9 +17,10 @@ from tests.rollouts.conftest import Run, write_tasks
 from tests.support.agents.programs import WITHOUT_OPENAI, environment, write
 from tests.support.otlp.sink import OtlpSink, ReceivedSpan, otlp_sink
 from tests.support.ports import free_port
-from trainspan_rollouts.delivery import VerdictSender
+from trainspan_rollouts.delivery import VerdictSenders
 from trainspan_rollouts.rollout_spans import RolloutSpan
 from trainspan_schemas.errors import ConfigError
+from trainspan_schemas.store.collectors import Collectors
 from trainspan_schemas.telemetry import keys
 from trainspan_schemas.telemetry.identity import Identity
 
@@ -86,18 +87,20 @@ def test_no_error_in_sending_ends_the_sender(monkeypatch: pytest.MonkeyPatch) ->
     delivered: list[ReadableSpan] = []
     waiting: list[ReadableSpan] = []
 
-    def headers() -> str | None:
+    def headers(_url: str) -> str | None:
         if isinstance(fault := given.pop(0) if given else None, Exception):
             raise fault
         return None
 
     with otlp_sink() as (sink, url):
-        sender = VerdictSender(url, headers, delivered.append, waiting.append)
+        sender = VerdictSenders(Collectors.of(url), headers, delivered.append, waiting.append)
         provider = TracerProvider()
         provider.add_span_processor(sender)
         tracer = provider.get_tracer("test")
-        tracer.start_span("first").end()
-        RolloutSpan(tracer.start_span("second"), Identity("r")).end("agent_error", error="\ud800")
+        tracer.start_span("first", attributes=Identity("r").attributes()).end()
+        RolloutSpan(tracer.start_span("second", attributes=Identity("r").attributes()), Identity("r")).end(
+            "agent_error", error="\ud800"
+        )
         assert sender.close(20.0) == 0
         assert [span.name for span in sink.spans()] == ["first", "second"]
     assert ([span.name for span in delivered], len(waiting)) == (["first", "second"], 2)

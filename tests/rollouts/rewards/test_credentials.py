@@ -18,6 +18,7 @@ from tests.support.collector.process import CollectorProcess, running, select
 from trainspan_rollouts.executors.command_executor import agent_environment
 from trainspan_rollouts.rollout_spans import RolloutSpans
 from trainspan_rollouts.run_ledger import RunLedger
+from trainspan_schemas.store.collectors import Collectors
 from trainspan_schemas.store.roles import Role, token_of
 from trainspan_schemas.telemetry.identity import Identity
 
@@ -189,7 +190,7 @@ def test_the_users_tokens_go_to_no_other_listener(tmp_path: Path, home: Path, co
 def test_the_runners_trace_ids_do_not_follow_from_others(tmp_path: Path) -> None:
     """OpenTelemetry's own generator uses the interpreter's random state, which its outputs reveal."""
     ledger = RunLedger(tmp_path / "ledger", 0, tmp_path, (), resume=False)
-    spans = RolloutSpans("http://127.0.0.1:1", lambda: None, ledger)
+    spans = RolloutSpans(Collectors.of("http://127.0.0.1:1"), lambda _url: None, ledger)
     parents = []
     for _ in range(2):
         random.seed(1)

@@ -28,9 +28,21 @@ def test_standard_variables_are_read_and_ours_win_over_them() -> None:
     assert load_settings(None, {**environ, "TRAINSPAN_ROLLOUTS__POLICY_URL": "u"}).rollouts.policy_url == "u"
 
 
+def test_several_collectors_are_those_of_the_policy_server_and_the_runner(tmp_path: Path) -> None:
+    config = written(tmp_path, "[collector]\nendpoints = ['http://a:4317', 'http://b:4317']\n")
+    settings = load_settings(config, {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://a:4317"})
+    assert settings.collector.endpoints == ("http://a:4317", "http://b:4317"), "one name cannot stand for two"
+    assert settings.serving.collector == settings.rollouts.collector == "http://a:4317,http://b:4317"
+    settings = load_settings(config, {"TRAINSPAN_COLLECTOR__ENDPOINTS": "http://c:1, http://d:1"})
+    assert settings.rollouts.collector == "http://c:1,http://d:1"
+    own = load_settings(config, {"TRAINSPAN_SERVING__COLLECTOR": "none"})
+    assert (own.serving.collector, own.rollouts.collector) == ("none", "http://a:4317,http://b:4317")
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ("[collector]\nstores = [1]\n", "collector.stores = [1] is not a list of strings"),
         ("[train]\nlearningrate = 1\n", "unknown key 'learningrate' in [train]; did you mean 'learning_rate'?"),
         ("[trian]\nseed = 1\n", "unknown section [trian]; did you mean 'train'?"),
         ("[train]\nseed = 'x'\n", "train.seed = 'x' is not of type int"),

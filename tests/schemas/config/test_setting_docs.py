@@ -39,7 +39,8 @@ def test_a_setting_without_text_or_default_is_refused(default: object, text: str
 @pytest.mark.parametrize("section", sections())
 def test_each_documented_variable_sets_its_setting(section: str) -> None:
     for doc in setting_docs(section):
-        text = {str: "text", int: "7", float: "0.5", bool: str(not doc.default)}[doc.kind]
+        text = {str: "text", int: "7", float: "0.5", bool: str(not doc.default), tuple: "a, b"}[doc.kind]
         for variable in variables_of(section, doc.name):
             changed = getattr(getattr(load_settings(None, {variable: text}), section), doc.name)
-            assert changed == (not doc.default if doc.kind is bool else doc.kind(text)), variable
+            expected = {bool: not doc.default, tuple: ("a", "b")}
+            assert changed == (expected[doc.kind] if doc.kind in expected else doc.kind(text)), variable

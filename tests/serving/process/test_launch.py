@@ -18,8 +18,9 @@ from tests.support.ports import free_port
 from trainspan_schemas.artifacts.checkpoint import CheckpointMeta, write_latest
 from trainspan_schemas.config.settings import ServingSettings
 from trainspan_schemas.errors import CheckpointError, ConfigError, UsageError
+from trainspan_schemas.resources import available_cores
 from trainspan_serving.process.launch import Launch, prepare
-from trainspan_serving.process.server_plan import plan_of_process
+from trainspan_serving.process.server_plan import ServerPlan, plan_of_process
 
 
 def launch_of(home: Path, *flags: str, **settings: object) -> Launch:
@@ -98,6 +99,11 @@ def test_a_hugging_face_id_is_left_to_vllm_to_fetch(home: Path) -> None:
         launch_of(home, model="tiny")
 
 
+def headers_of_plan(plan: ServerPlan) -> str:
+    assert plan.collector is not None
+    return plan.headers_for(plan.collector)
+
+
 def test_the_collectors_token_of_the_role_serving_wins_over_the_environments_headers(
     home: Path, models: Models
 ) -> None:
@@ -105,12 +111,12 @@ def test_the_collectors_token_of_the_role_serving_wins_over_the_environments_hea
     settings = ServingSettings(model=str(models.base), port=0, checkpoints=str(home))
     environ = {"OTEL_EXPORTER_OTLP_HEADERS": "x=1"}
     remote = replace(settings, collector="http://collector.example:4317")
-    assert prepare(remote, (), environ).plan.current_headers() == "x=1"
-    assert prepare(settings, (), environ).plan.current_headers() == "x=1,authorization=Bearer%20serving-token"
+    assert headers_of_plan(prepare(remote, (), environ).plan) == "x=1"
+    assert headers_of_plan(prepare(settings, (), environ).plan) == "x=1,authorization=Bearer%20serving-token"
     given = {"OTEL_EXPORTER_OTLP_HEADERS": "authorization=Bearer%20mine"}
-    assert prepare(settings, (), given).plan.current_headers() == "authorization=Bearer%20mine"
+    assert headers_of_plan(prepare(settings, (), given).plan) == "authorization=Bearer%20mine"
     with_file = replace(settings, token_file=str(home / "tokens.toml"))
-    assert prepare(with_file, (), environ).plan.current_headers() == "authorization=Bearer%20serving-token"
+    assert headers_of_plan(prepare(with_file, (), environ).plan) == "authorization=Bearer%20serving-token"
 
 
 def test_several_api_servers_are_refused_because_each_would_see_only_part_of_the_requests() -> None:
@@ -205,7 +211,7 @@ def test_a_large_model_uses_every_core_on_a_cpu(home: Path, models: Models) -> N
     large = home / "large"
     shutil.copytree(models.base, large)
     os.truncate(large / "model.safetensors", 64 * 2**20)  # sparse
-    assert launch_of(home, model=str(large)).environment["OMP_NUM_THREADS"] == str(len(os.sched_getaffinity(0)))
+    assert launch_of(home, model=str(large)).environment["OMP_NUM_THREADS"] == str(available_cores())
 
 
 def test_without_a_model_the_newest_checkpoint_is_served_with_its_version(home: Path, models: Models) -> None:
@@ -293,7 +299,7 @@ def test_a_signal_during_start_ends_it_at_once(home: Path, models: Models) -> No
 
 @pytest.mark.parametrize("url", ["ftp://x", "http://", "http://host:port"])
 def test_a_collector_that_is_not_a_url_is_refused(home: Path, models: Models, url: str) -> None:
-    with pytest.raises(ConfigError, match=r"serving\.collector = .* is not a URL"):
+    with pytest.raises(ConfigError, match=r"collector .* is not a URL: write http://HOST:PORT"):
         launch_of(home, model=str(models.base), collector=url)
 
 

@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from trainspan_schemas.resources import available_cores
+
 PROGRAM = """
 import os
 from trainspan_training.devices.cores import share_cores, wait_passively
@@ -14,7 +16,7 @@ share_cores({processes})
 import torch
 print(torch.get_num_threads(), os.environ["OMP_WAIT_POLICY"])
 """
-CORES = len(os.sched_getaffinity(0))
+CORES = available_cores()
 
 
 @pytest.mark.parametrize(

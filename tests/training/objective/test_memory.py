@@ -110,3 +110,13 @@ def test_what_may_be_used_is_a_setting_or_what_is_free() -> None:
     assert available(TrainSettings(memory_gib=1.5), cuda=False) == Memory(3 * GIB // 2, 3 * GIB // 2)
     found = available(TrainSettings(), cuda=False)
     assert 0 < found.free <= found.total
+    quarter = available(TrainSettings(memory_share=0.25), cuda=False)
+    assert quarter.total == found.total
+    assert 0 < quarter.free < found.free / 2
+
+
+def test_a_refusal_names_the_share_of_the_memory(config: Any) -> None:
+    needed = estimate(config, TrainSettings(micro_batch_tokens=4096), cuda=True).total
+    settings = TrainSettings(micro_batch_tokens=8192, memory_share=0.5)
+    with pytest.raises(TrainingError, match=r"GiB are free \(train.memory_share is 0.5\): "):
+        fit(config, settings, Memory(2 * needed, needed), cuda=True, team=Team())

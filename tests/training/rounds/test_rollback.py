@@ -12,7 +12,8 @@ from safetensors.torch import load_file
 from tests.support.dataset_files import sample_rollouts, write_dataset
 from tests.training.support.sessions import GENTLE, same_weights
 from tests.training.support.swap_server import policy_server
-from trainspan_schemas.artifacts.checkpoint import CheckpointMeta, read_latest
+from trainspan_cli.main import run
+from trainspan_schemas.artifacts.checkpoint import CheckpointMeta, read_latest, write_latest
 from trainspan_schemas.errors import CheckpointError
 from trainspan_training.checkpoints.folder import Checkpoints
 from trainspan_training.checkpoints.ledger import CheckpointLedger
@@ -197,3 +198,32 @@ def test_a_trainer_restarted_before_the_first_version_starts_from_the_same_model
     assert "cannot be recomputed" not in caplog.text
     follow(tmp_path, model_dir, 1, checkpoints="reference")
     assert same_weights(root / "policy-000001", tmp_path / "reference" / "policy-000001")
+
+
+def test_one_of_several_policies_is_put_back_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("trainspan.toml").write_text('[train]\nadapter = "lora"\n[policies.writer]\n[policies.rewriter]\n')
+    for policy in ("writer", "rewriter"):
+        for version in (1, 2):
+            folder = Path("checkpoints", policy, f"policy-{version:06d}")
+            folder.mkdir(parents=True)
+            CheckpointMeta("lora", version, None, "base", None, policy=policy).write(folder)
+        write_latest(Path("checkpoints", policy), "policy-000002")
+    with policy_server((200, {"version": 1, "canary": {"status": "fresh"}})) as server:
+        server.state = {"policies": {"writer": {"checkpoint": "policy-000001"}}}
+        options = ["--checkpoints", "checkpoints", "--policy-url", server.url]
+        assert run(["swap", "1", "--policy", "writer", *options]) == 0
+        assert run(["swap", "1", *options]) == 2
+        assert run(["swap", "1", "--policy", "editor", *options]) == 2
+    assert [body for _, _, body in server.asked] == [{"policy": "writer", "checkpoint": "policy-000001", "version": 1}]
+    latest = {policy: Path("checkpoints", policy, "latest").read_text() for policy in ("writer", "rewriter")}
+    assert latest == {"writer": "policy-000001\n", "rewriter": "policy-000002\n"}
+    captured = capsys.readouterr()
+    assert "policy-000001 is in service as policy writer" in captured.out
+    assert "withdrawn: policy-000002" in captured.out
+    assert captured.err == (
+        "trainspan: name one of the policies with --policy: writer, rewriter\n"
+        "trainspan: no [policies.editor] in the settings: the policies are writer, rewriter\n"
+    )

@@ -30,7 +30,7 @@ def test_the_linked_rows_are_those_that_the_check_counted(bench: Bench, tmp_path
     records = [{**of_round, **about}, {"kind": "eval", "name": "validation", "status": {}, **about}]
     (run / "rounds.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     store = str(bench.collectors[0].store)
-    sources = Sources(ViewerPaths(store, tmp_path, tmp_path), StoreReader(store), Settings())
+    sources = Sources(ViewerPaths(tmp_path, tmp_path), StoreReader(store), Settings())
     found = {}
     deadline = time.monotonic() + 60
     while sources.store.select("SELECT 1").is_behind:
@@ -62,7 +62,7 @@ def test_a_validation_and_a_probe_after_the_same_round_lead_to_their_own_rows(be
     for name, task in zip(names, (easy.task, hard.task), strict=True):
         (run / "tasks" / f"{name}-{easy.round:04d}-1.jsonl").write_text(json.dumps({"id": task}) + "\n")
     store = str(bench.collectors[0].store)
-    sources = Sources(ViewerPaths(store, tmp_path, tmp_path), StoreReader(store), Settings())
+    sources = Sources(ViewerPaths(tmp_path, tmp_path), StoreReader(store), Settings())
     deadline = time.monotonic() + 60
     while sources.store.select("SELECT 1").is_behind:
         assert time.monotonic() < deadline

@@ -26,7 +26,7 @@ from trainspan_viewer.queries.store import StoreReader
 
 @pytest.fixture(scope="session")
 def sources(world: World) -> Sources:
-    places = ViewerPaths(world.store, world.home / "runs", world.home / "dataset")
+    places = ViewerPaths(world.home / "runs", world.home / "dataset")
     return Sources(places, StoreReader(world.store), Settings())
 
 
@@ -94,7 +94,7 @@ def altered(sources: Sources, world: World, tmp_path: Path) -> Callable[..., Dat
         manifest = json.loads(manifest_path(copy).read_text())
         manifest_path(copy).write_text(json.dumps({**manifest, "dropped": {**manifest["dropped"], **(dropped or {})}}))
         given = {name: [value] for name, value in query.items()}
-        places = ViewerPaths(world.store, tmp_path / "runs", tmp_path)
+        places = ViewerPaths(tmp_path / "runs", tmp_path)
         return load_dataset(Sources(places, sources.store, Settings()), Params("/x", {"dataset": copy.name}, given))
 
     return make
@@ -155,7 +155,7 @@ def test_a_status_that_an_agent_chose_is_one_reason_and_damages_no_other(bench: 
     )
     bench.build(round_=0, out=run / "dataset", min_coverage=0.0)
     store = str(bench.collectors[0].store)
-    asked = Sources(ViewerPaths(store, tmp_path / "runs", tmp_path / "none"), StoreReader(store), Settings())
+    asked = Sources(ViewerPaths(tmp_path / "runs", tmp_path / "none"), StoreReader(store), Settings())
     for reason, name in (("no_reward", "none"), *((text, f"e{place}") for place, text in enumerate(evil))):
         path = {"dataset": f"{bench.run_id}:round-0000"}
         model = load_dataset(asked, Params("/x", path, {"view": ["rollouts"], "reason": [reason]}))
@@ -175,7 +175,7 @@ def test_a_dropped_rollout_is_found_by_the_agents_and_finish_reasons_of_its_call
     (run / "run.json").write_text("{}")
     bench.build(round_=0, out=run / "dataset")
     store = str(bench.collectors[0].store)
-    asked = Sources(ViewerPaths(store, tmp_path / "runs", tmp_path / "none"), StoreReader(store), Settings())
+    asked = Sources(ViewerPaths(tmp_path / "runs", tmp_path / "none"), StoreReader(store), Settings())
 
     def found(**query: str) -> list[str]:
         path = {"dataset": f"{bench.run_id}:round-0000"}

@@ -38,7 +38,7 @@ def sources(bench: Bench, tmp_path: Path) -> Sources:
     folder = tmp_path / "runs" / bench.run_id
     folder.mkdir(parents=True)
     (folder / "run.json").write_text("{}")
-    return Sources(ViewerPaths(store, tmp_path / "runs", tmp_path / "dataset"), StoreReader(store), Settings())
+    return Sources(ViewerPaths(tmp_path / "runs", tmp_path / "dataset"), StoreReader(store), Settings())
 
 
 def save_words(path: Path, words: Sequence[str]) -> None:

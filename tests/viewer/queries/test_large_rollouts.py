@@ -53,7 +53,7 @@ def sources(bench: Bench, tmp_path: Path) -> Sources:
     store = str(bench.collectors[0].store)
     (tmp_path / "runs" / bench.run_id).mkdir(parents=True)
     (tmp_path / "runs" / bench.run_id / "run.json").write_text("{}")
-    return Sources(ViewerPaths(store, tmp_path / "runs", tmp_path / "dataset"), StoreReader(store), Settings())
+    return Sources(ViewerPaths(tmp_path / "runs", tmp_path / "dataset"), StoreReader(store), Settings())
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.processing.conftest import Bench, RunningCollector
-from tests.processing.support.traces import START_NS, chain
+from tests.processing.support.traces import START_NS, TestRollout, chain
 from trainspan_schemas.config.settings import Settings
 from trainspan_viewer.html.document import served
 from trainspan_viewer.html.formats import count
@@ -18,6 +18,7 @@ from trainspan_viewer.queries import live
 from trainspan_viewer.queries.live import LiveModel, load_live
 from trainspan_viewer.queries.params import Params
 from trainspan_viewer.queries.places import ViewerPaths
+from trainspan_viewer.queries.query import load_query
 from trainspan_viewer.queries.sources import Sources
 from trainspan_viewer.queries.store import QueryRows, StoreReader
 
@@ -46,7 +47,7 @@ def test_a_rollout_runs_until_its_span_arrives_and_failures_are_named(bench: Ben
     failed.spans[-1].failed = True
     bench.send(chain(running, 3), chain(failed, 1), chain(bench.rollout("fine"), 2).reward(1.0))
     store = str(bench.collectors[0].store)
-    sources = Sources(ViewerPaths(store, tmp_path / "runs", tmp_path / "dataset"), StoreReader(store), Settings())
+    sources = Sources(ViewerPaths(tmp_path / "runs", tmp_path / "dataset"), StoreReader(store), Settings())
     model = loaded(sources)
     mine = [one for one in model.running if one.rollout_id == running.rollout_id]
     assert [(one.calls, one.task_id) for one in mine] == [(3, "t0")]
@@ -77,7 +78,7 @@ def test_a_call_is_linked_by_its_request_only_if_requests_have_one_answer_each(b
     several.call(1, [1, 2], [4], gen_ai__response__id="b")
     bench.send(several, chain(bench.rollout("plain", status=None), 2))
     store = str(bench.collectors[0].store)
-    sources = Sources(ViewerPaths(store, tmp_path / "runs", tmp_path / "dataset"), StoreReader(store), Settings())
+    sources = Sources(ViewerPaths(tmp_path / "runs", tmp_path / "dataset"), StoreReader(store), Settings())
     time.sleep(1.1)  # those who look within a second share one reading
     page = served(render_live(loaded(sources)))
     assert f"/rollouts/{bench.run_id}-plain/calls/1?attempt=0" in page
@@ -90,7 +91,7 @@ def test_the_last_minute_is_counted_whole_however_much_is_stored_in_it(
 ) -> None:
     monkeypatch.setattr(live, "WINDOW", 3)
     store = str(bench.collectors[0].store)
-    sources = Sources(ViewerPaths(store, tmp_path / "runs", tmp_path / "dataset"), StoreReader(store), Settings())
+    sources = Sources(ViewerPaths(tmp_path / "runs", tmp_path / "dataset"), StoreReader(store), Settings())
     before = loaded(sources)
     now_s = (time.time_ns() - START_NS) / 1e9
     bench.send(*(chain(bench.rollout(str(n), begins=now_s - 30, seconds=20.0), 2).reward(1.0) for n in range(4)))
@@ -107,7 +108,7 @@ def test_the_page_says_when_the_last_minute_is_not_loaded_and_what_its_lists_are
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = str(bench.collectors[0].store)
-    sources = Sources(ViewerPaths(store, tmp_path / "runs", tmp_path / "dataset"), StoreReader(store), Settings())
+    sources = Sources(ViewerPaths(tmp_path / "runs", tmp_path / "dataset"), StoreReader(store), Settings())
     time.sleep(1.1)
     page = served(render_live(loaded(sources)))
     assert f"the lists below are from the newest {count(2_000)} rows of the store" in page
@@ -132,3 +133,27 @@ def test_rows_and_bytes_of_a_select_are_bounded(bench: Bench) -> None:
     whole = reader.select("SELECT 1 AS a, 2 AS a")
     assert (whole.columns, whole.rows, whole.is_cut) == (("a", "a_1"), [(1, 2)], False)
     reader.close()
+
+
+def test_several_stores_are_one_page_with_the_newest_spans_first(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folders = [tmp_path_factory.mktemp("several") for _ in range(2)]
+    running = [RunningCollector(folder) for folder in folders]
+    try:
+        for number, collector in enumerate(running):
+            rollout = TestRollout(f"r{number}", begins=1000.0 * number)
+            collector.wait().send([chain(rollout, 2 + number).reward(1.0)])
+        reader = StoreReader(*(str(collector.store) for collector in running))
+        sources = Sources(ViewerPaths(tmp_path_factory.getbasetemp() / "none", folders[0]), reader, Settings())
+        model = loaded(sources)
+        asked = load_query(sources, Params("/query", {}, {"sql": ["SELECT count(*) AS n FROM calls"]}))
+        cut = reader.select("SELECT range AS n FROM range(6)", most=8)
+        reader.close()
+    finally:
+        for collector in running:
+            collector.stop()
+    assert [row["rollout_id"] for row in model.finished] == ["r1", "r0"]
+    assert [row["rollout_id"] for row in model.calls] == ["r1"] * 3 + ["r0"] * 2
+    assert asked.result is not None
+    assert asked.result.columns == ("store", "n")
+    assert asked.result.rows == [(str(collector.store), 2 + number) for number, collector in enumerate(running)]
+    assert (cut.columns, [n for (n,) in cut.rows], cut.is_cut) == (("n",), [0, 1, 2, 3, 4, 5, 0, 1], True)

@@ -69,7 +69,7 @@ def sources(tmp_path: Path) -> Sources:
     (run / "rounds.jsonl").write_text(json.dumps(record) + "\n")
     for folder in ("writer/round-0002", "round-0009", "elsewhere"):
         (tmp_path / "dataset" / folder).mkdir(parents=True)
-    return Sources(ViewerPaths("none", tmp_path / "runs", tmp_path / "dataset"), StoreReader("none"), Settings())
+    return Sources(ViewerPaths(tmp_path / "runs", tmp_path / "dataset"), StoreReader("none"), Settings())
 
 
 def text_of(page: str) -> str:

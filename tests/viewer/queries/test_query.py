@@ -20,7 +20,7 @@ from trainspan_viewer.queries.store import StoreReader
 @pytest.fixture
 def sources(bench: Bench, tmp_path: Path) -> Any:
     store = str(bench.collectors[0].store)
-    made = Sources(ViewerPaths(store, tmp_path, tmp_path), StoreReader(store), Settings())
+    made = Sources(ViewerPaths(tmp_path, tmp_path), StoreReader(store), Settings())
     yield made
     made.store.close()
 
@@ -80,8 +80,9 @@ def test_columns_and_bytes_of_the_page_are_bounded(sources: Sources) -> None:
 
 def test_a_wrong_query_keeps_the_connection(sources: Sources) -> None:
     store = sources.store
+    (connection,) = store._connections
     store.select("SELECT 1")
-    before = store._open
+    before = connection._open
     with pytest.raises(StoreError, match="nothing"):
         store.select("SELECT nothing")
-    assert store._open is before is not None
+    assert connection._open is before is not None

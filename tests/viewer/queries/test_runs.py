@@ -57,7 +57,7 @@ def test_a_damaged_run_or_dataset_is_named_and_the_others_are_shown(tmp_path: Pa
         dataset = tmp_path / "dataset" / name
         dataset.mkdir(parents=True)
         (dataset / "manifest.json").write_text(manifest)
-    sources = Sources(ViewerPaths("none", tmp_path / "runs", tmp_path / "dataset"), StoreReader("none"), Settings())
+    sources = Sources(ViewerPaths(tmp_path / "runs", tmp_path / "dataset"), StoreReader("none"), Settings())
     params = Params("/", {}, {})
     model = load_runs(sources, params)
     assert [run.run_id for run in model.runs if run.error] == ["8-array", "7-file", "4-list", "3-bare", "2-half"]
@@ -87,7 +87,7 @@ def test_records_are_kept_for_few_runs_only(tmp_path: Path) -> None:
     for number in range(30):
         (tmp_path / f"r{number:02d}").mkdir()
         (tmp_path / f"r{number:02d}" / "run.json").write_text("{}")
-    places = ViewerPaths("none", tmp_path, tmp_path)
+    places = ViewerPaths(tmp_path, tmp_path)
     load_runs(Sources(places, StoreReader("none"), Settings()), Params("/", {}, {}))
     for run in places.all_runs():
         read_run(run)
@@ -102,7 +102,7 @@ def test_every_check_of_a_long_run_is_on_one_page_and_each_alarm_leads_to_its_re
     checks = [[{"name": "swap", "ok": place not in (3, 260), "detail": f"<i>{place}"}] for place in range(300)]
     lines = [{**FINE, "binary": True, "round": place, "checks": one} for place, one in enumerate(checks)]
     (folder / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    sources = Sources(ViewerPaths("none", tmp_path, tmp_path), StoreReader("none"), Settings())
+    sources = Sources(ViewerPaths(tmp_path, tmp_path), StoreReader("none"), Settings())
 
     def page(**query: str) -> tuple[list[int], str]:
         model = load_run(sources, Params("/runs/long", {"run": "long"}, {name: [one] for name, one in query.items()}))

@@ -15,7 +15,7 @@ from trainspan_viewer.queries.store import StoreReader
 
 def _load(bench: Bench, call: int, overlay: str, dataset: str = "round-0000") -> TokensModel:
     store = str(bench.collectors[0].store)
-    sources = Sources(ViewerPaths(store, bench.out.parent / "runs", bench.out), StoreReader(store), Settings())
+    sources = Sources(ViewerPaths(bench.out.parent / "runs", bench.out), StoreReader(store), Settings())
     path = {"rollout": f"{bench.run_id}-a", "call": str(call)}
     return load_tokens(sources, Params("/", path, {"overlay": [overlay], "dataset": [dataset]}))
 

@@ -66,7 +66,7 @@ def _store(bench: Bench) -> None:
 
 def _sources(bench: Bench, settings: DatasetSettings | None = None) -> Sources:
     store = str(bench.collectors[0].store)
-    places = ViewerPaths(store, bench.out.parent / "runs", bench.out)
+    places = ViewerPaths(bench.out.parent / "runs", bench.out)
     return Sources(places, StoreReader(store), Settings(dataset=settings or DatasetSettings()))
 
 

@@ -186,7 +186,7 @@ def test_with_tls_pages_and_cookie_are_only_for_tls(world: World, tmp_path: Path
 def test_settings_that_would_open_the_pages_to_others_are_refused(
     settings: ViewSettings, said: str, tmp_path: Path
 ) -> None:
-    sources = Sources(ViewerPaths("none", tmp_path, tmp_path), StoreReader("none"), Settings())
+    sources = Sources(ViewerPaths(tmp_path, tmp_path), StoreReader("none"), Settings())
     with pytest.raises((ConfigError, UsageError), match=said):
         serve(settings, sources, lambda server: pytest.fail(f"it serves at {server.url}"))
 
@@ -197,6 +197,6 @@ def test_ipv6_and_a_name_are_judged_by_what_they_resolve_to(world: World, monkey
         assert running.get("/").status == 200
     lan = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("192.0.2.1", 0))]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: lan)
-    sources = Sources(ViewerPaths("none", world.home, world.home), StoreReader("none"), Settings())
+    sources = Sources(ViewerPaths(world.home, world.home), StoreReader("none"), Settings())
     with pytest.raises(ConfigError, match="can be reached by other machines"):
         serve(ViewSettings(host=socket.gethostname(), port=0), sources, lambda _: pytest.fail("it serves"))

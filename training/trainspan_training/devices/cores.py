@@ -2,6 +2,8 @@
 
 import os
 
+from trainspan_schemas.resources import available_cores
+
 __all__ = ["share_cores", "wait_passively"]
 
 
@@ -18,9 +20,4 @@ def share_cores(processes: int) -> None:
     import torch
 
     if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, _cores() // processes))
-
-
-def _cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        torch.set_num_threads(max(1, available_cores() // processes))

@@ -8,13 +8,13 @@ import functools
 import json
 import logging
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from trainspan_schemas.config.settings import DEFAULT_LORA_RANK, TrainSettings
 from trainspan_schemas.errors import TrainingError
+from trainspan_schemas.resources import available_memory_bytes, free_memory_bytes
 from trainspan_training.data.cuts import BLOCK
 from trainspan_training.data.layout import DENSE_TOKENS, MOST_TOKENS, TokenBudget
 from trainspan_training.devices.team import Team
@@ -77,12 +77,10 @@ def available(settings: TrainSettings, *, cuda: bool, processes: int = 1) -> Mem
     if cuda:
         free, total = torch.cuda.mem_get_info()
         return Memory(total, int(free * settings.memory_share))
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:  # not Linux: unknown, so nothing is refused
+    free_bytes = free_memory_bytes()
+    if free_bytes is None:  # not Linux: unknown, so nothing is refused
         return Memory(2**62, 2**62)
-    known = {name: int(rest.split()[0]) * 1024 for name, rest in (line.split(":", 1) for line in lines)}
-    return Memory(known["MemTotal"], int(known["MemAvailable"] * settings.memory_share) // processes)
+    return Memory(available_memory_bytes(), int(free_bytes * settings.memory_share) // processes)
 
 
 def estimate(config: Any, settings: TrainSettings, *, cuda: bool, parts: int = 1) -> MemoryEstimate:
@@ -180,9 +178,10 @@ def check(config: Any, settings: TrainSettings, memory: Memory, *, cuda: bool, p
         return needed
     total, _ = _parameters(config, settings)
     what = "an adapter" if settings.adapter == "lora" else "all weights"
+    share = "" if settings.memory_share == 1 else f" (train.memory_share is {settings.memory_share:g})"
     raise TrainingError(
         f"training {what} of {total / 1e9:.2f} billion parameters, {asked.micro_batch_tokens} tokens at a time, takes about "
-        f"{_gib(needed.total)} GiB ({needed}), but only {_gib(memory.free)} GiB are free: "
+        f"{_gib(needed.total)} GiB ({needed}), but only {_gib(memory.free)} GiB are free{share}: "
         f"{'; or '.join(_proposals(config, settings, memory, needed, cuda=cuda, parts=parts))}"
     )
 

@@ -13,7 +13,8 @@ from trainspan_schemas.artifacts.checkpoint import Canary, CheckpointMeta
 from trainspan_schemas.config.settings import TrainSettings
 from trainspan_training.checkpoints.folder import Checkpoints
 from trainspan_training.checkpoints.ledger import LedgerEntry
-from trainspan_training.checkpoints.swap_request import EVENTS, PolicyAddress, Swap, publish
+from trainspan_training.checkpoints.replica_swap import publish
+from trainspan_training.checkpoints.swap_request import EVENTS, PolicyAddress, Swap
 from trainspan_training.data.dataset import DatasetFolder
 from trainspan_training.devices.leader import Leader
 from trainspan_training.metrics import round_record

@@ -14,7 +14,8 @@ from safetensors import SafetensorError
 
 from trainspan_schemas.artifacts.checkpoint import Canary, CheckpointMeta, checkpoint_name
 from trainspan_training.checkpoints.folder import Checkpoints, RolledBackError
-from trainspan_training.checkpoints.swap_request import PolicyAddress, served_folders
+from trainspan_training.checkpoints.replica_swap import served_folders
+from trainspan_training.checkpoints.swap_request import PolicyAddress
 from trainspan_training.data.dataset import DatasetFolder
 from trainspan_training.devices.leader import Leader
 from trainspan_training.metrics.token_files import TokenFile

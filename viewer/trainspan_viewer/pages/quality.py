@@ -78,6 +78,7 @@ def _facts(manifest: Mapping[str, Any]) -> Element:
         ("policy versions", f"{manifest['min_policy_version']} to {manifest['max_policy_version']}"),
         ("rollouts whose own rewards were ignored", str(manifest["ignored_self_rewards"])),
         ("rewards that match no rollout", str(manifest["rewards_unmatched"])),
+        ("traces in several stores", str(manifest.get("split_traces", {}).get("traces", 0))),
         ("rewards that arrived after their rollout was used", str(manifest["rewards_late"])),
         ("groups waiting for their last rollouts", str(manifest["groups_incomplete"]["waiting"])),
         ("groups taken without their last rollouts", str(manifest["groups_incomplete"]["taken"])),

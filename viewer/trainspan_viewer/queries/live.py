@@ -132,16 +132,18 @@ class _Newest:
     """How long it may be shown, on the monotonic clock."""
 
 
-_kept: dict[str, _Newest] = {}
+_kept: dict[tuple[str, ...], _Newest] = {}
 
 
 def _newest(store: StoreReader) -> _Newest:
     """The newest rows; concurrent requests share one read."""
-    held = _kept.get(store.store)
+    held = _kept.get(store.stores)
     if held is not None and time.monotonic() < held.until_s and not held.is_behind:
         return held
     read = store.read("newest", _COLUMNS, rows=WINDOW)
     rows = read.records()
+    if len(store.stores) > 1:
+        rows.sort(key=lambda row: -int(row["end_ns"] or row["start_ns"]))
     rollouts: dict[str, dict[tuple[str, int], dict[str, Any]]] = {}
     for row in rows:
         if row["rollout_id"] is not None:
@@ -164,12 +166,12 @@ def _newest(store: StoreReader) -> _Newest:
         spans=rows,
         ended=ended,
         finished=stored[:_SHOWN],
-        minute=activity.records()[0],
+        minute={name: sum(record[name] for record in activity.records()) for name in _ACTIVITY},
         is_behind=read.is_behind or activity.is_behind,
         until_s=time.monotonic() + _SHARED_S,
     )
     _kept.clear()
-    _kept[store.store] = made
+    _kept[store.stores] = made
     return made
 
 

@@ -39,9 +39,8 @@ class DatasetPlace:
 
 @dataclass(frozen=True, slots=True)
 class ViewerPaths:
-    """The store (a path or a grpc:// address) and the folders of runs and datasets. Names never lead out of these folders."""
+    """The folders of runs and datasets. Names never lead out of these folders."""
 
-    store: str
     runs: Path
     datasets: Path
 

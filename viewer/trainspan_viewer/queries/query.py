@@ -71,7 +71,7 @@ def load_query(sources: Sources, params: Params) -> QueryModel:
         note = "Another site led here, so the query was not run. Read it, then press run."
     elif sql:
         try:
-            result, note = _bounded(sources.store.select(sql, most=_MOST_ROWS))
+            result, note = _bounded(sources.store.select(sql, most=_MOST_ROWS, names_store=True))
         except StoreError as refused:
             error = str(refused)
     x, y = _axes(result, params) if result else ("", [])

@@ -1,4 +1,4 @@
-"""What every loader of a model gets: where things are, a reader of the store, and the settings."""
+"""What every loader of a model gets: where things are, a reader of the stores, and the settings."""
 
 from dataclasses import dataclass
 

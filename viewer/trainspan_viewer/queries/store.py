@@ -16,8 +16,6 @@ __all__ = ["QueryRows", "StoreReader"]
 _MOST_BYTES: Final = 8 * 1024 * 1024
 _IDLE_S: Final = 30.0
 """After this time without a page, the connection is closed: a collector that was started only for readers then ends."""
-_NEVER: Final = 2**62
-"""A `seq` that no row has."""
 _WAIT_MS: Final = 500
 """How long a read waits for the loader. A page shows what is loaded, and says so if that is not everything."""
 
@@ -32,8 +30,6 @@ class QueryRows:
     """Whether there are more rows than were asked for or fit."""
     is_behind: bool
     """Whether the store has acknowledged spans that are not loaded yet."""
-    watermark: int = 0
-    """The `seq` of the newest row that was loaded."""
 
     def records(self) -> list[dict[str, Any]]:
         return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
@@ -44,7 +40,59 @@ class _LostError(StoreError):
 
 
 class StoreReader:
-    """The store at a path or address; safe for threads. Raises StoreError if it cannot be read."""
+    """The stores at paths or addresses; safe for threads. Raises StoreError if one of them cannot be read."""
+
+    def __init__(self, *stores: str) -> None:
+        self.stores = stores
+        self._connections = [_StoreConnection(store) for store in stores]
+
+    def select(self, sql: str, most: int = 1000, *, names_store: bool = False) -> QueryRows:
+        """The first `most` rows of one SELECT on each store, one store after the other.
+
+        `names_store`: if there are several, the first column is the store.
+        """
+        return self._joined([one.get({"sql": sql}, most) for one in self._connections], most, names_store=names_store)
+
+    def read(self, name: str, columns: Sequence[str], most: int = 10_000, **parameters: object) -> QueryRows:
+        """The first `most` rows of a named read, which examines only what its parameters name, as for `select`."""
+        asked: dict[str, object] = {"read": name, "parameters": {**parameters, "columns": list(columns)}}
+        return self._joined([one.get(asked, most) for one in self._connections], most)
+
+    def hold(self) -> None:
+        """Opens the connections unless they are open: a collector that was started only for readers then stays for a while."""
+        for one in self._connections:
+            one.hold()
+
+    def close_if_idle(self) -> None:
+        """Closes the connections that have not been used for a while."""
+        for one in self._connections:
+            one.close_if_idle()
+
+    def close(self) -> None:
+        for one in self._connections:
+            one.close()
+
+    def _joined(self, results: Sequence[QueryRows], most: int, *, names_store: bool = False) -> QueryRows:
+        first = results[0]
+        if len(results) == 1:
+            return first
+        if any(result.columns != first.columns for result in results):
+            raise StoreError("the stores give different columns for this query")
+        rows = [
+            (store, *row) if names_store else row
+            for store, result in zip(self.stores, results, strict=True)
+            for row in result.rows
+        ]
+        return QueryRows(
+            columns=("store", *first.columns) if names_store else first.columns,
+            rows=rows[:most],
+            is_cut=len(rows) > most or any(result.is_cut for result in results),
+            is_behind=any(result.is_behind for result in results),
+        )
+
+
+class _StoreConnection:
+    """A connection to one store, opened when it is needed."""
 
     def __init__(self, store: str) -> None:
         self.store = store
@@ -53,19 +101,7 @@ class StoreReader:
         self._users = 0
         self._used = 0.0
 
-    def select(self, sql: str, most: int = 1000) -> QueryRows:
-        """The first `most` rows of one SELECT."""
-        return self._get({"sql": sql}, most)
-
-    def read(self, name: str, columns: Sequence[str], most: int = 10_000, **parameters: object) -> QueryRows:
-        """The first `most` rows of a named read, which examines only what its parameters name."""
-        return self._get({"read": name, "parameters": {**parameters, "columns": list(columns)}}, most)
-
-    def last_seq(self) -> int:
-        """The `seq` of the newest row."""
-        return self.read("rollouts", ["rollout_id"], since_seq=_NEVER).watermark
-
-    def _get(self, asked: dict[str, object], most: int) -> QueryRows:
+    def get(self, asked: dict[str, object], most: int) -> QueryRows:
         from pyarrow import ArrowException, flight
 
         ticket = flight.Ticket(json.dumps({**asked, "wait_ms": _WAIT_MS}).encode())
@@ -133,10 +169,7 @@ class StoreReader:
 def _taken(reader: Any, most: int) -> QueryRows:
     names = _distinct(reader.schema.names)
     metadata = reader.schema.metadata or {}
-    state: dict[str, Any] = {
-        "is_behind": metadata.get(b"behind") == b"true",
-        "watermark": int(metadata.get(b"watermark", b"0")),
-    }
+    is_behind = metadata.get(b"behind") == b"true"
     rows: list[tuple[Any, ...]] = []
     size = 0
     for chunk in reader:
@@ -145,8 +178,8 @@ def _taken(reader: Any, most: int) -> QueryRows:
         rows.extend(zip(*(_values(name, column) for name, column in columns), strict=True))
         if len(rows) > most or size > _MOST_BYTES:
             reader.cancel()
-            return QueryRows(names, rows[:most], is_cut=True, **state)
-    return QueryRows(names, rows, is_cut=False, **state)
+            return QueryRows(names, rows[:most], is_cut=True, is_behind=is_behind)
+    return QueryRows(names, rows, is_cut=False, is_behind=is_behind)
 
 
 def _values(name: str, column: Any) -> list[Any]:

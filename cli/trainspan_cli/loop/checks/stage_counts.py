@@ -2,10 +2,11 @@
 
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from trainspan_cli.clients.policy_server import PolicyClient
-from trainspan_cli.clients.store import rows
+from trainspan_cli.clients.store import counts
 from trainspan_cli.loop.checks.integrity import StageCounts, StoredCounts
 
 __all__ = ["Beside", "StageMeter", "wait_for_stored"]
@@ -24,10 +25,10 @@ class Beside:
         self.quiet = threading.Lock()
         self.requests = self.calls = self.tokens = 0
 
-    def add(self, counts: StoredCounts) -> None:
-        self.requests += counts.requests
-        self.calls += counts.calls
-        self.tokens += counts.tokens
+    def add(self, stored: StoredCounts) -> None:
+        self.requests += stored.requests
+        self.calls += stored.calls
+        self.tokens += stored.tokens
 
 
 class StageMeter:
@@ -37,8 +38,8 @@ class StageMeter:
     rollouts `beside` it.
     """
 
-    def __init__(self, policy: PolicyClient, store: str, run_id: str, beside: Beside) -> None:
-        self._policy, self._store, self._run_id, self._beside = policy, store, run_id, beside
+    def __init__(self, policy: PolicyClient, stores: Sequence[str], run_id: str, beside: Beside) -> None:
+        self._policy, self._stores, self._run_id, self._beside = policy, stores, run_id, beside
         self._beside_before = beside.requests, beside.calls, beside.tokens
         self._began_ns = time.time_ns()
         self._sampled = policy.sampled_tokens()
@@ -51,14 +52,14 @@ class StageMeter:
 
     def stop(self, rollouts: int, client_calls: int) -> StageCounts:
         """The counts; waits up to 15 s for spans that are still in transit."""
-        counts = self._read(rollouts, client_calls)
+        found = self._read(rollouts, client_calls)
         deadline = time.monotonic() + SETTLE_TIMEOUT_S
         while True:
-            settled = counts.stored_requests >= counts.server_requests and counts.exported_calls >= counts.stored_calls
-            if (settled and counts.stored_rollouts >= rollouts) or time.monotonic() > deadline:
-                return counts
+            settled = found.stored_requests >= found.server_requests and found.exported_calls >= found.stored_calls
+            if (settled and found.stored_rollouts >= rollouts) or time.monotonic() > deadline:
+                return found
             time.sleep(0.2)
-            counts = self._read(rollouts, client_calls)
+            found = self._read(rollouts, client_calls)
 
     def sampled_tokens(self) -> int:
         """Tokens that the server sampled since the start of the stage, including abandoned and failed answers."""
@@ -68,7 +69,7 @@ class StageMeter:
         now, requests = self._between_swaps()
         internal = now["internal_requests"]
         # Order matters: calls exported before the query must be in the store.
-        stored = stored_counts(self._store, self._run_id, self._began_ns)
+        stored = stored_counts(self._stores, self._run_id, self._began_ns)
         other_requests = self._beside.requests - self._beside_before[0]
         other_calls = self._beside.calls - self._beside_before[1]
         return StageCounts(
@@ -97,7 +98,7 @@ class StageMeter:
             before = after
 
 
-def stored_counts(store: str, run_id: str, began_ns: int) -> StoredCounts:
+def stored_counts(stores: Sequence[str], run_id: str, began_ns: int) -> StoredCounts:
     """Counts the calls and rollouts of a run that began since a time. Raises StoreError."""
     window = f"run_id = '{run_id}' AND start_ns >= {began_ns}"
     response_id = """json_extract_string(s.attributes, '$."gen_ai.response.id"')"""
@@ -107,15 +108,14 @@ def stored_counts(store: str, run_id: str, began_ns: int) -> StoredCounts:
                count(*) FILTER (len(c.completion_ids) IS DISTINCT FROM len(c.logprobs)) AS ragged
         FROM (SELECT * FROM calls WHERE {window}) c JOIN spans s USING (trace_id, span_id)"""
     rollouts = f"SELECT count(*) AS rollouts FROM rollouts WHERE {window}"
-    found = {**rows(store, calls)[0], **rows(store, rollouts)[0]}
-    return StoredCounts(**{name: int(value) for name, value in found.items()})
+    return StoredCounts(**counts(stores, calls), **counts(stores, rollouts))
 
 
-def wait_for_stored(store: str, run_id: str, began_ns: int, *, rollouts: int, requests: int) -> StoredCounts:
+def wait_for_stored(stores: Sequence[str], run_id: str, began_ns: int, *, rollouts: int, requests: int) -> StoredCounts:
     """The counts once so many rollouts and requests are stored; waits up to 15 s for them. Raises StoreError."""
     deadline = time.monotonic() + SETTLE_TIMEOUT_S
     while True:
-        counts = stored_counts(store, run_id, began_ns)
-        if (counts.rollouts >= rollouts and counts.requests >= requests) or time.monotonic() > deadline:
-            return counts
+        stored = stored_counts(stores, run_id, began_ns)
+        if (stored.rollouts >= rollouts and stored.requests >= requests) or time.monotonic() > deadline:
+            return stored
         time.sleep(0.2)

@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+from trainspan_cli.clients.new_rewards import last_places
 from trainspan_cli.clients.policy_server import PolicyClient, served
 from trainspan_cli.loop.processes.child_processes import Service
 from trainspan_cli.loop.processes.devices import Devices
 from trainspan_cli.loop.processes.screen import Screen
 from trainspan_cli.loop.state.run_folder import RunFolder
+from trainspan_cli.settings import stores_of
 from trainspan_schemas.artifacts.checkpoint import LATEST
 from trainspan_schemas.artifacts.dataset import dataset_dirs
 from trainspan_schemas.config.policy_scope import Policy, policies_of
@@ -24,7 +26,7 @@ __all__ = ["Services"]
 
 
 class Services:
-    """`config` is passed to every child command. A collector that already runs for the store is used and not stopped."""
+    """`config` is passed to every child command. Collectors that already run are used and not stopped."""
 
     def __init__(self, settings: Settings, config: Path | None, folder: RunFolder, screen: Screen) -> None:
         self._settings = settings
@@ -38,7 +40,8 @@ class Services:
         self.devices = Devices.of(settings.loop, os.environ, trainers=len(self._policies))
         self.environ = {**os.environ, "PYTHONUNBUFFERED": "1"}
         self.policy = PolicyClient(f"http://{settings.serving.host}:{settings.serving.port}")
-        self.store = store_path(settings.collector.store)
+        self._own_store = store_path(settings.collector.store)
+        self.stores = stores_of(settings)
 
     def start(self) -> None:
         """Starts all services and returns when they are ready. Raises ConfigError, ProcessError."""
@@ -49,10 +52,7 @@ class Services:
         folder.checkpoints.mkdir(exist_ok=True)
         folder.datasets.mkdir(exist_ok=True)
         timeout_s = settings.loop.ready_timeout_s
-        if running_collector(self.store) is None:
-            self._screen.stage("starting the collector")
-            collector = self._launch("collector", ["collector", "--store", str(self.store)])
-            collector.wait_until(lambda: running_collector(self.store) is not None, timeout_s)
+        self._start_collector(timeout_s)
         self._screen.stage("starting the policy server and the trainer")
         checkpoints = ["--checkpoints", str(folder.checkpoints)]
         # The model is the base of several policies, whose adapters the server finds by itself.
@@ -64,40 +64,62 @@ class Services:
             environ=devices.environ(self.environ, devices.server),
             flags=devices.server_flags(settings.loop.server_flags),
         )
-        # The trainer adapts to the memory that the server leaves on a shared GPU. With a dataset from before an interruption
+        # A trainer adapts to the memory that the server leaves on a shared GPU. With a dataset from before an interruption
         # it would be done before the server could swap.
-        policies = self._policies
-        if devices.shared or any(dataset_dirs(policy_dir(folder.datasets, policy)) for policy in policies):
+        are_built = any(dataset_dirs(policy_dir(folder.datasets, policy)) for policy in self._policies)
+        if devices.shared or are_built:
             server.wait_until(self.policy.is_healthy, timeout_s)
         if devices.shared and settings.serving.sleep:
             self.policy.sleep()
         follow = ["train", "--follow", "--dataset", str(folder.datasets), "--model", model, *checkpoints]
         follow += ["--policy-url", self.policy.url, "--format", "json"]
-        follow += ["--keep-start"] if settings.loop.trial_tasks else []
-        for policy, own in zip(policies, devices.trainers, strict=True):
-            share = own.share * settings.train.memory_share
-            self._trainers[policy] = self._launch(
-                "trainer" if policy is None else f"trainer {policy}",
-                [*follow, *([] if policy is None else ["--policy", policy, "--memory-share", f"{share:g}"])],
-                environ=devices.environ(self.environ, own.devices),
-                launcher=own.launcher,
-            )
+        self._launch_trainers([*follow, *(["--keep-start"] if settings.loop.trial_tasks else [])])
         server.wait_until(self.policy.is_healthy, timeout_s)
         for trainer in self._trainers.values():
             trainer.wait_until(partial(_has_spoken, trainer), timeout_s)
         state = self.policy.policy()
-        for policy in policies:
+        for policy in self._policies:
             self._screen.policy(served(state, policy)["version"], policy)
+
+    def _launch_trainers(self, command: list[str]) -> None:
+        """Starts a trainer for each policy, on devices of its own or with its share of their memory."""
+        for policy, own in zip(self._policies, self.devices.trainers, strict=True):
+            share = own.share * self._settings.train.memory_share
+            scope = [] if policy is None else ["--policy", policy, "--memory-share", f"{share:g}"]
+            self._trainers[policy] = self._launch(
+                "trainer" if policy is None else f"trainer {policy}",
+                [*command, *scope],
+                environ=self.devices.environ(self.environ, own.devices),
+                launcher=own.launcher,
+            )
 
     def trainer(self, policy: Policy) -> Service:
         return self._trainers[policy]
 
     def collector_option(self) -> list[str]:
-        """The option that names the running collector for senders of spans."""
-        address = running_collector(self.store)
+        """The option that names the running collectors for senders of spans."""
+        collector = self._settings.collector
+        if collector.stores:
+            return ["--collector", ",".join(collector.endpoints)]
+        address = running_collector(self._own_store)
         if address is None or address.grpc is None:
-            raise ProcessError(f"no collector with an OTLP listener runs for {self.store}")
+            raise ProcessError(f"no collector with an OTLP listener runs for {self._own_store}")
         return ["--collector", f"http://{address.grpc}"]
+
+    def _start_collector(self, timeout_s: float) -> None:
+        """Starts one unless the settings name the stores of others, which must answer. Raises StoreError."""
+        collector = self._settings.collector
+        if len(collector.endpoints) > 1 and len(collector.stores) != len(collector.endpoints):
+            raise ConfigError(
+                f"[collector] has {len(collector.endpoints)} endpoints and {len(collector.stores)} stores: name the store "
+                "of each collector, so that the loop can read all of them"
+            )
+        if collector.stores:
+            last_places(self.stores)
+        elif running_collector(self._own_store) is None:
+            self._screen.stage("starting the collector")
+            started = self._launch("collector", ["collector", "--store", str(self._own_store)])
+            started.wait_until(lambda: running_collector(self._own_store) is not None, timeout_s)
 
     def keep_alive(self) -> None:
         """Restarts services that exited. Raises ProcessError after too many restarts."""

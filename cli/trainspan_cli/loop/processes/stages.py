@@ -10,15 +10,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
-from trainspan_cli.clients.new_rewards import last_seq, new_rewards, validation_rewards
+from trainspan_cli.clients.new_rewards import Places, last_places, new_rewards, validation_rewards
 from trainspan_cli.clients.policy_server import served
-from trainspan_cli.clients.store import rows
+from trainspan_cli.clients.store import counts
 from trainspan_cli.loop.checks.integrity import stage_checks, stored_checks
 from trainspan_cli.loop.checks.stage_counts import Beside, StageMeter, wait_for_stored
 from trainspan_cli.loop.processes.child_processes import Commands
 from trainspan_cli.loop.processes.screen import Screen
 from trainspan_cli.loop.processes.services import Services
 from trainspan_cli.loop.state.run_folder import RunFolder
+from trainspan_rollouts.run_ledger import points_file
 from trainspan_schemas.agents.functions import is_function_name
 from trainspan_schemas.artifacts.dataset import dataset_dir, manifest_path
 from trainspan_schemas.config.policy_scope import Policy, policies_of
@@ -95,11 +96,11 @@ class Stages:
         with self._beside.quiet:
             began, began_ns = time.monotonic(), time.time_ns()
             result = self._roll_out(run_id, str(tasks), round_, "val", n, lambda _: None)
-            total, calls, store = result["total"], result["calls"], str(self._services.store)
-            counts = wait_for_stored(store, run_id, began_ns, rollouts=total, requests=calls)
-            self._beside.add(counts)
-        checks = [check.record() for check in stored_checks(counts, total, calls)]
-        return Collected(result, checks, time.monotonic() - began, counts.rollouts >= total)
+            total, calls = result["total"], result["calls"]
+            stored = wait_for_stored(self.stores, run_id, began_ns, rollouts=total, requests=calls)
+            self._beside.add(stored)
+        checks = [check.record() for check in stored_checks(stored, total, calls)]
+        return Collected(result, checks, time.monotonic() - began, stored.rollouts >= total)
 
     def _wake(self) -> None:
         if self._settings.serving.sleep:  # no swap woke it if the trainer skipped the round
@@ -116,14 +117,14 @@ class Stages:
     ) -> Collected:
         began, services = time.monotonic(), self._services
         with self._beside.quiet:
-            meter = StageMeter(services.policy, str(services.store), self._folder.run_id, self._beside)
+            meter = StageMeter(services.policy, services.stores, self._folder.run_id, self._beside)
         result = self._roll_out(self._folder.run_id, tasks, round_, split, n, on_progress, write)
         sampling_s = time.monotonic() - began
         with self._beside.quiet:
-            counts = meter.stop(result["total"], result["calls"])
+            found = meter.stop(result["total"], result["calls"])
             result |= {"sampled_tokens": meter.sampled_tokens(), "sampling_seconds": sampling_s}
-        checks = [check.record() for check in stage_checks(counts)]
-        return Collected(result, checks, time.monotonic() - began, counts.stored_rollouts >= counts.rollouts)
+        checks = [check.record() for check in stage_checks(found)]
+        return Collected(result, checks, time.monotonic() - began, found.stored_rollouts >= found.rollouts)
 
     def _roll_out(
         self,
@@ -165,6 +166,34 @@ class Stages:
             result["unacknowledged"] = 0
         return result
 
+    def branch(self, round_: int) -> dict[str, Any]:
+        """Branches the round's rollouts; returns the command's result without the values, which are stored.
+
+        Branches of an interrupted loop are resumed. No values are measured if no state can be branched.
+        """
+        settings, loop, services = self._settings.rollouts, self._settings.loop, self._services
+        run_id, target = self._folder.run_id, self._settings.loop.target
+        assert target is not None, "checked with the settings"
+        arguments = ["--of-run", run_id, "--of-round", str(round_), "--run", run_id]
+        arguments += [word for store in services.stores for word in ("--store", store)]
+        arguments += ["--calls", loop.branch_calls, "--n", str(loop.branches), "--limit", str(loop.branch_rollouts)]
+        arguments += ["--policy-url", f"{services.policy.url}/v1", *services.collector_option()]
+        arguments += ["--judge", settings.judge] if settings.judge else []
+        arguments += ["--resume"] if points_file(run_id, round_).exists() else []
+        agent = [target] if is_function_name(target) else ["--", *shlex.split(target)]
+        result: dict[str, Any] = {}
+
+        def on_event(event: dict[str, Any]) -> None:
+            if event.get("event") == "result":
+                result.update({name: value for name, value in event.items() if name not in ("event", "rollouts")})
+            elif event.get("event") == "progress":
+                self._screen.progress(event)
+
+        code, message = self._command("branch", arguments, agent, on_event, admitted=(0, 1, 2))
+        if code == 2:
+            self._screen.note(f"round {round_} has no branches: {message}")
+        return result
+
     def dataset(self, round_: int, *, are_stored: bool, policies: Sequence[Policy] | None = None) -> Nothing:
         """Builds the datasets of a round's rollouts, which the trainers pick up at once; only those of `policies`, if given.
 
@@ -181,29 +210,34 @@ class Stages:
         arguments = ["--number", str(round_), "--since-round", str(since), "--group-wait-s", str(group_wait_s)]
         return self._datasets(round_, [*arguments, "--settle-s", str(max(20.0, group_wait_s))])
 
-    def live_dataset(self, round_: int, since_seq: int) -> Nothing:
-        """Builds the datasets of a round from all rewarded rollouts of any run that came after `since_seq` into the store.
+    def live_dataset(self, round_: int, since: Places) -> Nothing:
+        """Builds the datasets of a round from all rewarded rollouts of any run that came after these places into the stores.
 
         Most users give no feedback, so that most calls may be without a reward.
         """
-        arguments = ["--number", str(round_), "--since-seq", str(since_seq), "--min-coverage", "0"]
+        arguments = ["--number", str(round_), "--min-coverage", "0"]
+        arguments += [word for place in since for word in ("--since-seq", str(place))]
         return self._datasets(round_, arguments, of_run=False)
 
     def has_dataset(self, round_: int) -> bool:
         """Whether a dataset of the round was built, also before the loop was interrupted."""
         return any(self._dataset_dir(round_, policy).exists() for policy in self.policies)
 
-    def last_seq(self) -> int:
-        """The place that the store has reached."""
-        return last_seq(str(self._services.store))
+    @property
+    def stores(self) -> tuple[str, ...]:
+        return self._services.stores
 
-    def new_rewards(self, since_seq: int) -> tuple[int, int]:
-        """The number of rewards that were stored after a place, and the place up to which they were counted."""
-        return new_rewards(str(self._services.store), self._settings.dataset, since_seq)
+    def last_places(self) -> Places:
+        """The places that the stores have reached."""
+        return last_places(self._services.stores)
 
-    def validation_rewards(self, since_seq: int) -> int:
+    def new_rewards(self, since: Places) -> tuple[int, Places]:
+        """The number of rewards that were stored after these places, and the places up to which they were counted."""
+        return new_rewards(self._services.stores, self._settings.dataset, since)
+
+    def validation_rewards(self, since: Places) -> int:
         """How many of these rewards are of validation rollouts."""
-        return validation_rewards(str(self._services.store), self._settings.dataset, since_seq)
+        return validation_rewards(self._services.stores, self._settings.dataset, since)
 
     def _datasets(
         self, round_: int, arguments: list[str], policies: Sequence[Policy] | None = None, *, of_run: bool = True
@@ -215,7 +249,8 @@ class Stages:
                 continue
             if self._settings.serving.sleep:
                 self._services.policy.sleep()
-            fixed = ["--store", str(self._services.store), "--out", str(self._folder.datasets)]
+            fixed = [word for store in self._services.stores for word in ("--store", store)]
+            fixed += ["--out", str(self._folder.datasets)]
             fixed += ["--run", self._folder.run_id] if of_run else []
             fixed += [] if policy is None else ["--policy", policy]
             summary: dict[str, Any] = {}
@@ -243,7 +278,7 @@ class Stages:
             WHERE run_id = '{self._folder.run_id}' AND start_ns >= {began_ns} AND status IS NOT NULL"""
         deadline = time.monotonic() + STORED_TIMEOUT_S
         with contextlib.suppress(StoreError):  # the collector restarts: later batches take what this one lacks
-            while rows(str(self._services.store), query)[0]["rollouts"] < rollouts and time.monotonic() < deadline:
+            while counts(self._services.stores, query)["rollouts"] < rollouts and time.monotonic() < deadline:
                 time.sleep(0.1)
 
     def trained(self, round_: int, policy: Policy) -> dict[str, Any]:

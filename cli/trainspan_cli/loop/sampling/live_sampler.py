@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, ParamSpec, TypeVar
 
+from trainspan_cli.clients.new_rewards import Places
 from trainspan_cli.loop.processes.screen import Screen
 from trainspan_cli.loop.processes.stages import Stages
 from trainspan_cli.loop.sampling.sampler import SampledRound
@@ -30,7 +31,7 @@ class LiveSampler:
     """Looks for new rewards once a second; whatever the store gets from now on is for training, from any run or none.
 
     A reward that arrives later than `live_feedback_s` after its rollout does not count: each round reads only rollouts of
-    that time. State in the run's folder: `since` is the store's place where this time, or the run, began, and `counted` the
+    that time. State in the run's folder, by store: `since` is the place where this time, or the run, began, and `counted` the
     place up to which rewards were counted.
     """
 
@@ -39,23 +40,24 @@ class LiveSampler:
         self._stages = stages
         self._folder = folder
         self._screen = screen
-        self._marks: deque[tuple[float, int]] = deque()
-        """Times at which rounds were cut, and the store's place then."""
-        self._counted = 0
+        self._marks: deque[tuple[float, Places]] = deque()
+        """Times at which rounds were cut, and the stores' places then."""
+        self._counted: Places = ()
         self._new = 0
         self._is_away = False
-        """Whether the store did not answer last time."""
+        """Whether a store did not answer last time."""
         self._began = time.monotonic()
 
     def begin(self, round_: int) -> None:
-        """Notes where the store is when the run begins."""
+        """Notes where the stores are when the run begins."""
         if self._marks:
             return
         self._screen.note("no [loop] target: learning from the agents that others run")
         known = self._folder.read(STATE)
-        place = self._stages.last_seq()
-        self._marks.append((time.monotonic(), int(known.get("since", place))))
-        self._counted = int(known.get("counted", place))
+        now = dict(zip(self._stages.stores, self._stages.last_places(), strict=True))
+        since, counted = ({**now, **known.get(name, {})} for name in ("since", "counted"))
+        self._marks.append((time.monotonic(), tuple(since[store] for store in now)))
+        self._counted = tuple(counted[store] for store in now)
         self._began = time.monotonic()
         self._keep()
 
@@ -139,4 +141,6 @@ class LiveSampler:
 
     def _keep(self) -> None:
         """Called after a round's dataset is built: a loop that is killed before counts these rewards again."""
-        self._folder.write(STATE, {"since": self._marks[0][1], "counted": self._counted})
+        places = {"since": self._marks[0][1], "counted": self._counted}
+        stores = self._stages.stores
+        self._folder.write(STATE, {name: dict(zip(stores, one, strict=True)) for name, one in places.items()})

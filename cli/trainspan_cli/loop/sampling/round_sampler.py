@@ -11,7 +11,7 @@ from trainspan_cli.loop.processes.stages import Collected, Stages
 from trainspan_cli.loop.sampling.sampler import SampledRound, is_built_early
 from trainspan_cli.loop.state.run_folder import RunFolder
 from trainspan_cli.loop.state.task_pool import TaskPool
-from trainspan_rollouts.run_ledger import ledger_file
+from trainspan_rollouts.run_ledger import ledger_files
 from trainspan_schemas.config.settings import Settings
 
 __all__ = ["RoundSampler"]
@@ -61,7 +61,7 @@ class RoundSampler:
         return sampled
 
     def ledgers(self, round_: int) -> list[Path]:
-        return [ledger_file(self._folder.run_id, round_, "train")]
+        return ledger_files(self._folder.run_id, round_, "train")
 
     def between_rounds(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Does `work` after the rollouts that are queued and before any others, and waits for it."""
@@ -95,10 +95,18 @@ class RoundSampler:
     def _collect(self, round_: int) -> Collected | None:
         """The round's rollouts, also of an interrupted loop; None if only their dataset is left."""
         self._begun.add(round_)
-        if (known := self._folder.sampled(round_)) is not None:
-            return Collected(**known)
-        if self._stages.has_dataset(round_):
+        known = self._folder.sampled(round_)
+        is_built = self._stages.has_dataset(round_)
+        if known is None and is_built:
             return None
+        collected = Collected(**known) if known is not None else self._rollouts(round_)
+        if self._settings.loop.branches and not is_built:
+            self._screen.collecting("branches", round_)
+            collected.result["branches"] = self._stages.branch(round_)
+            self._screen.collecting("", round_)
+        return collected
+
+    def _rollouts(self, round_: int) -> Collected:
         loop = self._settings.loop
         self._screen.collecting("rollouts", round_)
         name, seed = f"round-{round_:04d}", f"{loop.seed}-{round_}"

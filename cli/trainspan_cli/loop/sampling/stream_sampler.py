@@ -94,7 +94,7 @@ class StreamSampler:
 
     def ledgers(self, round_: int) -> list[Path]:
         """The files with the runner's record of the round's rollouts."""
-        return ledger_files(self._folder.run_id, "train")
+        return ledger_files(self._folder.run_id, None, "train")
 
     def between_rounds(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Does `work`; the rollouts ended with the round before."""

@@ -20,6 +20,7 @@ from trainspan_cli.loop.trials.comparison import smallest_p
 from trainspan_cli.loop.trials.evidence import TRIALS, EvidenceFiles, read_outcomes
 from trainspan_cli.loop.trials.lineage import ancestors, is_in_service, is_withdrawn, version_trained_on
 from trainspan_cli.loop.trials.verdict import Verdict, judge, verdict_checks
+from trainspan_rollouts.records import Shard
 from trainspan_rollouts.run_ledger import ledger_file
 from trainspan_schemas.artifacts.checkpoint import CheckpointMeta, checkpoint_name
 from trainspan_schemas.artifacts.dataset import dataset_dir, manifest_path
@@ -165,7 +166,7 @@ class Trials:
         tasks = self._folder.draw_tasks("trial", self._pool, len(self._pool), "trial")
         run_id = f"{self._folder.run_id}-trial"
         self._stages.collect_beside(run_id, tasks, round_, loop.trial_n)
-        self._evidence.keep(round_, version, read_outcomes(ledger_file(run_id, round_, "val")))
+        self._evidence.keep(round_, version, read_outcomes(ledger_file(run_id, round_, "val", Shard(0, 1))))
         self._screen.stage("")
 
     def _put_back(self, round_: int, verdict: Verdict) -> str | None:

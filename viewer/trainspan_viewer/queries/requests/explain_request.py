@@ -8,6 +8,7 @@ from typing import Any, Final
 from trainspan_processing.credit.baselines import BASELINES
 from trainspan_processing.credit.plan import COMBINATIONS, GIGPO, GROUP_OVER, PER_AGENT, STEP_BY
 from trainspan_processing.credit.rules import CREDITS
+from trainspan_processing.credit.vine import VINE
 from trainspan_processing.dataset.published import open_published
 from trainspan_processing.explain.inquiry import Question
 from trainspan_processing.reasons.overlong import MODES
@@ -37,7 +38,7 @@ class Knob:
 
 
 CREDIT_SETTINGS: Final = (
-    Knob("credit", (*CREDITS, GIGPO, PER_AGENT)),
+    Knob("credit", (*CREDITS, GIGPO, VINE, PER_AGENT)),
     Knob("baseline", tuple(BASELINES), may_be_absent=True),
     Knob("gamma", is_number=True),
     Knob("air", may_be_absent=True),
@@ -132,12 +133,12 @@ def field_text(value: Any) -> str:
 
 
 def _stores(sources: Sources, of_dataset: list[str]) -> list[str]:
-    """The stores that the dataset was built from if the viewer's own is one of them, else only that.
+    """The stores that the dataset was built from if they are the viewer's own or one of its own is among them, else its own.
 
     A state folder may have been copied from elsewhere, with the old paths in its datasets.
     """
-    own = sources.places.store
-    return of_dataset if _resolved(own) in map(_resolved, of_dataset) else [own]
+    own = list(sources.store.stores)
+    return of_dataset if set(map(_resolved, own)) & set(map(_resolved, of_dataset)) else own
 
 
 def _resolved(store: str) -> str:

@@ -63,7 +63,7 @@ def request_of(sources: Sources, params: Params, rollout: str, dataset: str = ""
 def _stored(sources: Sources, rollout: str) -> list[tuple[int, str | None, int | None]]:
     """(attempt, run, round) of the rollout's attempts, the last one first."""
     columns = ["rollout_id", "attempt", "run_id", "round"]
-    with Source([sources.places.store], allow_behind=True) as source:
+    with Source(sources.store.stores, allow_behind=True) as source:
         # A rollout that still runs has spans, but not its own, which ends it. Its traces may hold other rollouts, too.
         reads = (source.read(name, Selection(rollout_ids=[rollout]), columns) for name in ("rollouts", "holdings"))
         found = {

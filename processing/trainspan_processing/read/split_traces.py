@@ -1,0 +1,40 @@
+"""Traces with spans in several stores.
+
+Senders that choose a collector by the rollout leave none. Others may: a rollout whose spans lack its id is known only in the
+store of its other spans.
+"""
+
+from dataclasses import replace
+from typing import Any, Final
+
+import polars as pl
+
+from trainspan_processing.read.source import Selection, Source
+
+__all__ = ["split_traces"]
+
+_EXAMPLES: Final = 5
+
+
+def split_traces(source: Source, selection: Selection) -> dict[str, Any]:
+    """The number of `traces` with spans in several stores, and as `examples` up to five with their stores, for a manifest.
+
+    Counts the traces of selected rollouts, and those of spans without a rollout.
+    """
+    if len(source.stores) < 2:
+        return {"traces": 0, "examples": []}
+    held = [
+        batch.filter(pl.col("is_selected") & source.is_within("first_seq")).select("trace_id", "store").unique()
+        for batch in source.read("holdings", selection, ["trace_id", "first_seq", "is_selected"])
+    ]
+    alone = replace(selection, rollout_ids=None, without_rollout=True)
+    held += [batch.select("trace_id", "store").unique() for batch in source.read("spans", alone, ["trace_id"])]
+    if not held:
+        return {"traces": 0, "examples": []}
+    stores = pl.concat(held).group_by("trace_id").agg(pl.col("store").unique().sort()).sort("trace_id")
+    split = stores.filter(pl.col("store").list.len() > 1)
+    examples = [
+        {"trace_id": trace_id, "stores": [source.stores[number] for number in numbers]}
+        for trace_id, numbers in split.head(_EXAMPLES).iter_rows()
+    ]
+    return {"traces": split.height, "examples": examples}

@@ -1,0 +1,65 @@
+"""Several collectors: all data of a rollout goes to one of them, and every sender chooses the same.
+
+Rendezvous hashing (Thaler and Ravishankar 1998, "Using name-based mappings to increase hit rates"): a collector's weight for
+a key is the first 8 bytes of SHA-256 of `HOST:PORT key`, as a big-endian number, and the heaviest collector gets the key. A
+further collector takes its share of the keys from all others, and no key moves between those.
+"""
+
+import functools
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from trainspan_schemas.errors import ConfigError
+
+__all__ = ["ENV_COLLECTORS", "Collectors", "address_of"]
+
+ENV_COLLECTORS = "TRAINSPAN_COLLECTORS"
+"""The variable that lists the collectors for an agent's process with several rollouts."""
+_OTLP_PORT = 4317
+
+
+@dataclass(frozen=True, slots=True)
+class Collectors:
+    """The OTLP/gRPC URLs of all collectors. The order does not matter."""
+
+    urls: tuple[str, ...]
+
+    @classmethod
+    def of(cls, urls: str | Iterable[str]) -> "Collectors":
+        """Several URLs, or one text with commas. Raises ConfigError if one is not a URL, or is there twice."""
+        words = urls.split(",") if isinstance(urls, str) else urls
+        named = tuple(word.strip() for word in words if word.strip())
+        addresses = [address_of(url) for url in named]
+        if not named:
+            raise ConfigError("no collector is named: set [collector] endpoints")
+        if len(set(addresses)) < len(named):
+            raise ConfigError(f"a collector is named twice: {', '.join(named)}")
+        return cls(named)
+
+    def url_for(self, key: str) -> str:
+        """The collector of a rollout id, or of the trace id of data without a rollout."""
+        if len(self.urls) == 1:
+            return self.urls[0]
+        return max(self.urls, key=lambda url: (_weight(address_of(url), key), url))
+
+    def __str__(self) -> str:
+        return ",".join(self.urls)
+
+
+@functools.lru_cache(maxsize=256)
+def address_of(url: str) -> str:
+    """`HOST:PORT` of a URL in lower case; the port is 4317 if none is given. Raises ConfigError if it is not a URL."""
+    parts = urlsplit(url if "//" in url else f"//{url}")
+    try:
+        host, port = parts.hostname, parts.port or _OTLP_PORT
+    except ValueError:
+        host, port = None, 0
+    if not host or parts.scheme not in ("", "http", "https", "grpc"):
+        raise ConfigError(f"collector {url!r} is not a URL: write http://HOST:PORT")
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _weight(address: str, key: str) -> int:
+    return int.from_bytes(hashlib.sha256(f"{address} {key}".encode(errors="replace")).digest()[:8])
