@@ -19,6 +19,7 @@ COMMANDS = (
     "train",
     "loop",
     "compare",
+    "weights",
     "swap",
     "view",
     "sql",

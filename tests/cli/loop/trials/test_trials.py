@@ -19,6 +19,7 @@ from trainspan_cli.loop.state.run_folder import RunFolder
 from trainspan_cli.loop.state.task_pool import LoopTasks, TaskPool
 from trainspan_cli.loop.trials import evidence, trials
 from trainspan_cli.loop.trials.trials import Trial, Trials, check_trials
+from trainspan_rollouts.records import Shard
 from trainspan_rollouts.run_ledger import ledger_file
 from trainspan_schemas.artifacts.checkpoint import CheckpointMeta, checkpoint_name, read_latest, write_latest
 from trainspan_schemas.artifacts.dataset import dataset_dir, manifest_path
@@ -67,7 +68,7 @@ class World:
             {"end": f"{one}:{name}", "rollout": "r", "attempt": 0, "status": "ok"} for name in names for one in range(n)
         ]
         lines = [{"tasks": "", "target": []}, *({**end, "reward": self.rewards[self.version()]} for end in ends)]
-        path = ledger_file(run_id, round_, "val")
+        path = ledger_file(run_id, round_, "val", Shard(0, 1))
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
