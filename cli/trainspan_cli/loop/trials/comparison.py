@@ -11,10 +11,11 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import comb
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 __all__ = ["SHUFFLES", "Comparison", "compare", "smallest_p"]
 
@@ -44,6 +45,8 @@ def compare(before: Outcomes, after: Outcomes, seed: int, *, shuffles: int = SHU
 
     `shuffles` is a multiple of 500: the test is exact for any number, and p less random with more.
     """
+    import numpy as np
+
     tasks = sorted(task for task in before.keys() & after.keys() if before[task] and after[task])
     if not tasks:
         return Comparison(0, None, None, 1.0)
@@ -61,8 +64,10 @@ def compare(before: Outcomes, after: Outcomes, seed: int, *, shuffles: int = SHU
     return Comparison(len(tasks), float(np.mean(old)), float(np.mean(new)), (extreme + 1) / (shuffles + 1))
 
 
-def _shuffled(tasks: Sequence[Sequence[float]], n_new: int, rng: np.random.Generator) -> NDArray[np.float64]:
+def _shuffled(tasks: Sequence[Sequence[float]], n_new: int, rng: "np.random.Generator") -> "NDArray[np.float64]":
     """Σ over tasks of (mean of the first `n_new` outcomes − mean of the others), for `_AT_A_TIME` shuffles within tasks."""
+    import numpy as np
+
     values = np.broadcast_to(np.asarray(tasks, dtype=np.float64), (_AT_A_TIME, len(tasks), len(tasks[0])))
     mixed = rng.permuted(values, axis=2)
     differences = mixed[..., :n_new].mean(axis=2) - mixed[..., n_new:].mean(axis=2)
