@@ -11,7 +11,7 @@ from tests.support.agents.programs import environment
 from tests.support.collector.process import CollectorProcess
 from tests.support.policy_server.process import RunningServer
 
-__all__ = ["TOKENS", "LettersWorld"]
+__all__ = ["AGENT", "JUDGE", "TOKENS", "LettersWorld"]
 
 TOKENS = {67: "a", 68: "b"}
 """The ids of the two letters in the vocabulary of tiny_model.py."""
