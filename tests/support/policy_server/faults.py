@@ -25,13 +25,13 @@ def fault() -> str:
 class FaultyWorker(PolicyWorker):
     """For `--worker-extension-cls`."""
 
-    def trainspan_reload(self: Any, weights_path: str) -> None:
-        if fault() == "broken load" and not weights_path.endswith(("base", "policy-000000")):
+    def trainspan_reload(self: Any, folder: str, adapter: str | None = None) -> None:
+        if fault() == "broken load" and not folder.endswith(("base", "policy-000000")):
             raise OSError("planted")
         if fault() == "unpacked":
-            self.reload_weights(weights_path=weights_path)
+            self.reload_weights(weights_path=folder)
         elif fault() != "frozen":
-            PolicyWorker.trainspan_reload(self, weights_path)
+            PolicyWorker.trainspan_reload(self, folder, adapter)
 
 
 class FaultyEngine:

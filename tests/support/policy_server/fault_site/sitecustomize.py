@@ -18,9 +18,9 @@ def _fault() -> str:
     return file.read_text() if file.exists() else ""
 
 
-def _load_or_not(self: Any, weights_path: str) -> None:
+def _load_or_not(self: Any, folder: str, adapter: str | None = None) -> None:
     if not _fault():
-        _load(self, weights_path)
+        _load(self, folder, adapter)
 
 
 def _judge_or_not(*arguments: Any, **options: Any) -> Any:
