@@ -46,7 +46,7 @@ FLOORS = {
         "otlp network runtime",
     ),
     "processing": (
-        "explain",
+        "branches explain",
         "assembly",
         "credit export merging",
         "rewards",
@@ -79,7 +79,7 @@ FLOORS = {
     "cli": (
         "__main__",
         "commands main",
-        "doctor",
+        "branching doctor",
         "loop",
         "clients export_options extras setting_options settings views",
     ),

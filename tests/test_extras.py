@@ -32,9 +32,12 @@ EXTRAS = {
 
 OPTIONAL = {
     ("rollouts", "pyarrow"): "task files in Parquet only",
+    ("rollouts", "ray"): "the engine ray only",
+    ("cli", "ray"): "the engine ray only",
     ("processing", "tokenizers"): "text next to token ids, if there is a tokenizer",
     ("processing", "huggingface-hub"): "text next to token ids, for downloaded models",
     ("serving", "torch"): "inside vLLM's worker, which comes with its own torch",
+    ("cli", "numpy"): "trials of new versions",
     ("cli", "pyarrow"): "commands that read the store or a dataset",
     ("cli", "matplotlib"): "pictures of runs",
     ("cli", "transformers"): "the findings of `doctor` on chat templates",

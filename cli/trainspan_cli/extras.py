@@ -29,10 +29,10 @@ class Part:
 
 PARTS: Final = (
     Part("trainspan_collector", ("collector",), "duckdb", ("collector", "sql", "store")),
-    Part("trainspan_processing", ("processing",), "polars", ("dataset", "explain", "diff", "export")),
+    Part("trainspan_processing", ("processing",), "polars", ("branch", "dataset", "explain", "diff", "export")),
     Part("trainspan_viewer", ("viewer",), "starlette", ("view",)),
     Part(
-        *("trainspan_training", ("training",), "trl", ("sft", "train", "loop", "compare")),
+        *("trainspan_training", ("training",), "trl", ("sft", "train", "loop", "compare", "weights")),
         loader="trainspan_training.objective.heavy_imports:import_training",  # keeps TRL from importing vLLM, which takes half of the time
     ),
     Part("trainspan_serving", ("serve", "serve-cpu"), "vllm", ("serve",)),

@@ -17,6 +17,7 @@ use_services() {
     until [ -s "$SHARED/services/host" ]; do sleep 5; done
     SERVICES=$(cat "$SHARED/services/host")
     export SERVICES SSL_CERT_FILE=$SHARED/secrets/runner/trust.pem
-    export TRAINSPAN_ROLLOUTS__COLLECTOR=https://$SERVICES:4317 TRAINSPAN_ROLLOUTS__POLICY_URL=https://$SERVICES:8000/v1
+    export TRAINSPAN_COLLECTOR__ENDPOINTS=https://$SERVICES:4317 TRAINSPAN_COLLECTOR__STORES=grpc+tls://$SERVICES:4319
+    export TRAINSPAN_ROLLOUTS__POLICY_URL=https://$SERVICES:8000/v1
     export TRAINSPAN_TRAIN__POLICY_URL=https://$SERVICES:8000
 }

@@ -43,7 +43,8 @@ class Plan:
         self._turn = asyncio.Lock()
         self._group: Iterator[PlannedRollout] = iter(())
         self._stream = TaskStream() if settings.tasks == STDIN else None
-        self._file = iter(()) if self._stream else islice(_drawn(settings), settings.limit)
+        shard = settings.shard
+        self._file = iter(()) if self._stream else islice(_drawn(settings), shard.index, settings.limit, shard.count)
         self._streamed = 0
 
     @staticmethod
@@ -55,7 +56,7 @@ class Plan:
         tasks = (
             sum(1 for _ in read_points(settings.tasks)) if is_branched else count_tasks(settings.tasks, settings.split)
         )
-        return settings.n * (tasks if settings.limit is None else min(tasks, settings.limit))
+        return settings.n * settings.shard.size(tasks if settings.limit is None else min(tasks, settings.limit))
 
     async def next(self) -> PlannedRollout | None:
         """The next rollout, as soon as its task is there; None at the end."""

@@ -1,12 +1,41 @@
 """The input and output of a run: settings, progress and result."""
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from trainspan_schemas.artifacts.branches import BranchSource
+from trainspan_schemas.config.agents import RaySettings
+from trainspan_schemas.errors import UsageError
 from trainspan_schemas.telemetry.identity import Split
 
-__all__ = ["Progress", "RunResult", "RunSettings"]
+__all__ = ["Progress", "RunResult", "RunSettings", "Shard"]
+
+_SHARD = re.compile(r"(\d{1,6})/(\d{1,6})", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One of `count` equal parts of a run's tasks: those at the positions `index`, `index + count` and so on."""
+
+    index: int
+    """From 0."""
+    count: int
+
+    @classmethod
+    def parse(cls, text: str) -> "Shard":
+        """Parses `i/n`. Raises UsageError."""
+        match = _SHARD.fullmatch(text.strip())
+        if match is None or not int(match[1]) < int(match[2]):
+            raise UsageError(f"--shard {text}: it must be i/n, with i from 0 to n-1, such as 0/8")
+        return cls(int(match[1]), int(match[2]))
+
+    def size(self, tasks: int) -> int:
+        """The number of tasks of this shard, of all `tasks`."""
+        return len(range(self.index, tasks, self.count))
+
+    def __str__(self) -> str:
+        return f"{self.index}/{self.count}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +52,15 @@ class RunSettings:
     """Label of the rollouts; tasks marked for the other split are skipped. None: each task's own, otherwise train."""
     limit: int | None = None
     """Maximum number of these tasks, from the first; None: all."""
+    shard: Shard = Shard(0, 1)
+    """The part of these tasks that this process runs, with all rollouts of each."""
     round: int = 0
     concurrency: int = 16
-    workers: int = 1
+    engine: str = "local"
+    """`local` or `ray`."""
+    ray: RaySettings = field(default_factory=RaySettings)
+    workers: int | None = None
+    """None: 1, or one per CPU of the Ray cluster."""
     python: str | None = None
     """Python of the workers; None: this one."""
     timeout_s: float = 120.0
@@ -37,6 +72,8 @@ class RunSettings:
     """Concurrent verdicts, in addition to the `concurrency` agents."""
     judge_timeout_s: float = 120.0
     policy_url: str = "http://127.0.0.1:8000/v1"
+    policy_servers: tuple[str, ...] = ()
+    """The servers behind `policy_url`, if that is a balancer."""
     collector: str = "http://127.0.0.1:4317"
     """One URL, or several with commas."""
     token_file: str | None = None

@@ -16,7 +16,8 @@ from trainspan_rollouts.judge import Judge
 from trainspan_rollouts.plan import Plan
 from trainspan_rollouts.records import Progress, RunResult, RunSettings
 from trainspan_rollouts.rollout_spans import RolloutSpans
-from trainspan_rollouts.run_ledger import RunLedger, ledger_file
+from trainspan_rollouts.run_ledger import open_ledger
+from trainspan_rollouts.task_stream import STDIN
 from trainspan_rollouts.totals import Totals
 from trainspan_schemas.errors import UsageError
 from trainspan_schemas.store.collectors import Collectors
@@ -65,6 +66,8 @@ class _Run:
         self._on_progress = on_progress
         if settings.limit is not None and settings.limit < 1:
             raise UsageError(f"limit = {settings.limit}: it must be at least 1 task")
+        if settings.shard.count > 1 and settings.tasks == STDIN:
+            raise UsageError("--shard divides a task file; give each process its own tasks on standard input")
         size = Plan.size(settings)
         self._is_streamed = size is None
         self._totals = Totals(size or 0)
@@ -73,9 +76,7 @@ class _Run:
         )
         key = signing_key(settings.signing_key_file)
         self._executor = choose_executor(settings)
-        of_branches = settings.branches is not None
-        file = ledger_file(settings.run_id, settings.round, settings.split, of_branches=of_branches)
-        self._ledger = RunLedger(file, settings.round, settings.tasks, settings.target, resume=settings.resume)
+        self._ledger = open_ledger(settings)
         collectors = Collectors.of(settings.collector)
         self._spans = RolloutSpans(collectors, self._headers, self._ledger)
         if "authorization" not in headers_of(os.environ.get("OTEL_EXPORTER_OTLP_HEADERS", "")):
@@ -88,7 +89,9 @@ class _Run:
                     )
         branching = None
         if settings.branches is not None:
-            branching = Branching(settings.branches, [settings.policy_url], key, settings.timeout_s)
+            branching = Branching(
+                settings.branches, settings.policy_servers or [settings.policy_url], key, settings.timeout_s
+            )
         self._attempts = Attempts(
             settings,
             key,

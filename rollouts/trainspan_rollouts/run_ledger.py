@@ -1,18 +1,22 @@
-"""Records the progress of a run, one file of JSON lines per run, round and split, to resume an interrupted run.
+"""Records the progress of a run, one file of JSON lines per run, round, split and shard, to resume an interrupted run.
 
 A rollout counts as finished once the collector has acknowledged its span, or, while the collector is unreachable, once
 the span is written here. A resumed run sends such spans, and repeats only rollouts for which neither happened before a
 kill. An unfinished rollout continues with its next attempt.
 """
 
+import fcntl
 import json
 import os
+import re
 import threading
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final
 
+from trainspan_rollouts.records import RunSettings, Shard
 from trainspan_rollouts.task_stream import STDIN
 from trainspan_schemas.errors import UsageError
 from trainspan_schemas.home import home
@@ -25,10 +29,19 @@ __all__ = [
     "RunLedger",
     "ledger_file",
     "ledger_files",
+    "newest_ledgers",
+    "open_ledger",
+    "points_file",
     "recorded_rewards",
+    "recorded_target",
     "run_folder",
+    "shard_of",
+    "statuses",
+    "task_outcomes",
     "task_rewards",
 ]
+
+_SHARD: Final = re.compile(r"\.shard-(\d+)-of-(\d+)$")
 
 _AGAIN: Final = frozenset({"infra_error", "cancelled"})
 """Final statuses that a resumed run retries."""
@@ -51,20 +64,76 @@ class Finished:
     reward: float | None
 
 
-def ledger_file(run_id: str, round_: int, split: Split | None, *, of_branches: bool = False) -> Path:
-    """Returns the path of the ledger: `$TRAINSPAN_HOME/rollouts/{run}/[branches-]round-NNNN[-split].jsonl`."""
-    prefix = "branches-" if of_branches else ""
-    return run_folder(run_id) / f"{prefix}round-{round_:04d}{f'-{split}' if split else ''}.jsonl"
+def ledger_file(run_id: str, round_: int, split: Split | None, shard: Shard, *, of_branches: bool = False) -> Path:
+    """Returns the path of the ledger.
+
+    It is `$TRAINSPAN_HOME/rollouts/{run}/[branches-]round-NNNN[-split][.shard-iiii-of-nnnn].jsonl`.
+    """
+    part = f".shard-{shard.index:04d}-of-{shard.count:04d}" if shard.count > 1 else ""
+    return run_folder(run_id) / f"{_stem(f'{round_:04d}', split, of_branches=of_branches)}{part}.jsonl"
 
 
-def ledger_files(run_id: str, split: Split) -> list[Path]:
-    """Returns the paths of all ledgers of the run and split."""
-    return sorted(run_folder(run_id).glob(f"round-*-{split}.jsonl"))
+def ledger_files(run_id: str, round_: int | None, split: Split | None, *, of_branches: bool = False) -> list[Path]:
+    """Returns the paths of the existing ledgers of a run, round (None: all) and split: one, or one for each shard."""
+    stem = _stem("*" if round_ is None else f"{round_:04d}", split, of_branches=of_branches)
+    return sorted(path for end in (".jsonl", ".shard-*.jsonl") for path in run_folder(run_id).glob(stem + end))
+
+
+def newest_ledgers() -> list[Path]:
+    """Returns the ledgers of the run, round and split that was written last, one for each shard; empty if there is none."""
+    ledgers = (file for prefix in ("", "branches-") for file in (home() / "rollouts").glob(f"*/{prefix}round-*.jsonl"))
+    newest = max(ledgers, key=lambda file: file.stat().st_mtime, default=None)
+    if newest is None:
+        return []
+    stem = _SHARD.sub("", newest.stem)
+    return sorted(file for file in newest.parent.glob(f"{stem}*.jsonl") if _SHARD.sub("", file.stem) == stem)
+
+
+def shard_of(file: Path) -> Shard:
+    """Returns the shard of a ledger."""
+    match = _SHARD.search(file.stem)
+    return Shard(int(match[1]), int(match[2])) if match else Shard(0, 1)
+
+
+def open_ledger(settings: RunSettings) -> "RunLedger":
+    """Opens the ledger of a run's process. A shard that has not begun is resumed from nothing.
+
+    Raises UsageError as `RunLedger` does, and if the round was begun with another number of shards.
+    """
+    run_id, round_, split, shard = settings.run_id, settings.round, settings.split, settings.shard
+    of_branches = settings.branches is not None
+    for other in ledger_files(run_id, round_, split, of_branches=of_branches):
+        if (count := shard_of(other).count) != shard.count:
+            raise UsageError(
+                f"run {run_id}, round {round_} was begun with {count} shards, not {shard.count}: each task belongs to "
+                f"one shard; choose another --run, or delete {other.parent}"
+            )
+    file = ledger_file(run_id, round_, split, shard, of_branches=of_branches)
+    resume = settings.resume and (shard.count == 1 or file.exists())
+    return RunLedger(file, round_, settings.tasks, settings.target, resume=resume)
+
+
+def _stem(round_: str, split: Split | None, *, of_branches: bool) -> str:
+    return f"{'branches-' if of_branches else ''}round-{round_}{f'-{split}' if split else ''}"
 
 
 def run_folder(run_id: str) -> Path:
     """Returns the folder of a run's ledgers."""
     return home() / "rollouts" / "".join(c if c.isalnum() or c in "-_." else "_" for c in run_id).lstrip(".")
+
+
+def points_file(run_id: str, round_: int) -> Path:
+    """Returns the path of a run's branch points: `$TRAINSPAN_HOME/rollouts/{run}/branch-points-NNNN.jsonl`."""
+    return run_folder(run_id) / f"branch-points-{round_:04d}.jsonl"
+
+
+def recorded_target(run_id: str, round_: int, split: Split | None) -> tuple[str, tuple[str, ...]] | None:
+    """Returns task file (`-`: standard input) and target of a run's rollouts of a round; None if they are not recorded."""
+    for file in (*ledger_files(run_id, round_, split), *ledger_files(run_id, round_, None)):
+        with file.open("rb") as lines:
+            head = json.loads(lines.readline() or b"null")
+        return None if head is None else (head["tasks"], tuple(head["target"]))
+    return None
 
 
 def recorded_rewards(file: Path) -> dict[tuple[str, int], float]:
@@ -89,6 +158,30 @@ def task_rewards(file: Path) -> dict[str, list[float]]:
     return found
 
 
+def task_outcomes(file: Path) -> dict[str, list[Finished]]:
+    """Returns task id → outcomes of its finished rollouts in a ledger, of each the last attempt's; empty without a file."""
+    last = {record["end"]: Finished(record["status"], record["reward"]) for record in _records(file) if "end" in record}
+    found: dict[str, list[Finished]] = {}
+    for key, outcome in last.items():
+        _, _, task_id = key.partition(":")
+        found.setdefault(task_id, []).append(outcome)
+    return found
+
+
+def statuses(file: Path) -> tuple[int, Counter[str], list[float]]:
+    """Returns the number of rollouts that have begun, final status → finished rollouts, and the rewards of these."""
+    begun: set[str] = set()
+    ended: dict[str, tuple[str, float | None]] = {}
+    for record in _records(file):
+        if "begin" in record:
+            begun.add(record["begin"])
+            ended.pop(record["begin"], None)  # another attempt
+        elif "end" in record:
+            ended[record["end"]] = record["status"], record["reward"]
+    rewards = [reward for _, reward in ended.values() if reward is not None]
+    return len(begun), Counter(status for status, _ in ended.values()), rewards
+
+
 def _records(file: Path) -> Iterator[dict[str, Any]]:
     """Yields the complete lines of a ledger file after the first."""
     for line in file.read_bytes().splitlines(keepends=True)[1:] if file.exists() else []:
@@ -103,7 +196,8 @@ class RunLedger:
     def __init__(self, file: Path, round_: int, tasks: Path, target: Iterable[str], *, resume: bool) -> None:
         """Starts a new file, or with `resume` continues the existing one.
 
-        Raises UsageError if there is nothing to resume, or if the run had another task file or target.
+        Raises UsageError if there is nothing to resume, if the run had another task file or target, or if another
+        process has the ledger open.
         """
         self._lock = threading.Lock()
         self._round = round_
@@ -113,11 +207,15 @@ class RunLedger:
         self._waiting: dict[tuple[str, int], dict[str, Any]] = {}
         """Spans in this file that the collector has not acknowledged."""
         head = {"tasks": "-" if tasks == STDIN else str(tasks.resolve()), "target": list(target)}
+        if resume and not file.exists():
+            raise UsageError(f"nothing to resume: {file} does not exist; run without --resume first")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        self._file: IO[bytes] = file.open("ab", buffering=0)
+        self._hold(file)
         if resume:
             self._read(file, head)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        self._file: IO[bytes] = file.open("ab" if resume else "wb", buffering=0)
-        if not resume:
+        else:
+            self._file.truncate(0)
             self._write(head)
 
     def finished(self, round_: int, task_id: str, number: int) -> Finished | None:
@@ -171,11 +269,17 @@ class RunLedger:
     def _write(self, record: dict[str, Any]) -> None:
         self._file.write(json.dumps(record).encode() + b"\n")
 
-    def _read(self, file: Path, head: dict[str, Any]) -> None:
+    def _hold(self, file: Path) -> None:
+        """Locks the file until it is closed. Raises UsageError if another process has locked it."""
         try:
-            data = file.read_bytes()
-        except FileNotFoundError as error:
-            raise UsageError(f"nothing to resume: {file} does not exist; run without --resume first") from error
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UsageError(f"{file} is in use: another process runs these rollouts; end it first") from error
+        except OSError:  # a file system without locks
+            return
+
+    def _read(self, file: Path, head: dict[str, Any]) -> None:
+        data = file.read_bytes()
         whole = data.rfind(b"\n") + 1
         if whole != len(data):  # a line cut off by a kill
             os.truncate(file, whole)

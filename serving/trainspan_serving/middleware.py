@@ -31,6 +31,7 @@ from trainspan_serving.http.metrics import PolicyMetrics
 from trainspan_serving.http.prefixes import PREFIX_PATHS, handle_prefix
 from trainspan_serving.process.link import report
 from trainspan_serving.process.server_plan import ServerPlan, plan_of_process
+from trainspan_serving.swap.catching_up import catch_up
 from trainspan_serving.swap.engine import Engine
 from trainspan_serving.swap.policy_server import PolicyServer
 from trainspan_serving.swap.policy_table import model_of_body
@@ -190,7 +191,8 @@ class PolicyMiddleware:
         api_keys = tuple(key for key in keys_given if key)
         key = signing_key(plan.signing_key_file)
         self._parts = _Parts(exporter, tap, server, api_keys, key, branches)
-        self._ready = asyncio.create_task(_report_when_listening(app))
+        await catch_up(server)  # before it listens: a balancer takes it back with the version of the others
+        self._ready = asyncio.create_task(_report_when_listening(app, server))
 
     async def _stop(self) -> None:
         if self._parts is not None:
@@ -227,7 +229,8 @@ def _lacks_key(scope: Scope, api_keys: Sequence[str]) -> bool:
     return scheme.lower() != b"bearer" or not any(hmac.compare_digest(key, known.encode()) for known in api_keys)
 
 
-async def _report_when_listening(app: Any) -> None:
+async def _report_when_listening(app: Any, server: PolicyServer) -> None:
     while not app.state.server.started:
         await asyncio.sleep(0.01)
     report({"event": "ready"})
+    await catch_up(server)  # with what was published in between, when nobody could reach this server

@@ -12,9 +12,6 @@ from tests.deploy.manifests import DEPLOY, Command, commands
 from trainspan_cli.main import COMMANDS, run
 from trainspan_schemas.config.load import load_settings
 
-AWAITED = {"rollout": {"--shard", "--engine"}}
-"""Options of rollouts on several machines."""
-
 
 def options_of(name: str) -> set[str]:
     """The options in `trainspan NAME --help`."""
@@ -30,10 +27,7 @@ def test_each_command_exists_and_has_the_options_that_it_is_given() -> None:
     assert {each.name for each in found} <= set(COMMANDS)
     known = {name: options_of(name) for name in {each.name for each in found}}
     wrong = [
-        (each.where, each.name, option)
-        for each in found
-        for option in each.options
-        if option not in known[each.name] | AWAITED.get(each.name, set())
+        (each.where, each.name, option) for each in found for option in each.options if option not in known[each.name]
     ]
     assert wrong == []
 
@@ -42,7 +36,7 @@ def test_a_command_is_found_in_lists_scripts_and_after_a_wrapper() -> None:
     found = set(commands())
     assert Command("Dockerfile", "train", ("--follow",)) in found
     assert Command("StatefulSet policy: policy", "serve", ("--config",)) in found
-    assert Command("CronJob dataset: dataset", "dataset", ("--config", "--store")) in found
+    assert Command("CronJob dataset: dataset", "dataset", ("--config",)) in found
     assert Command("deploy/slurm/trainer.sbatch", "train", ("--follow", "--dataset", "--model")) in found
 
 
@@ -55,10 +49,14 @@ def test_settings_are_valid_and_name_the_defaults_ports(file: str) -> None:
         assert listener == getattr(default.collector, name).replace("127.0.0.1", "0.0.0.0")
     assert settings.serving.port == default.serving.port
     assert settings.rollouts.policy_url.endswith(":8000/v1")
-    assert settings.train.policy_url.endswith(f":{default.serving.port}")
-    for url in (settings.serving.collector, settings.rollouts.collector):
-        assert url.startswith("https://")
-        assert url.endswith(":4317")
+    servers = [
+        re.fullmatch(rf"https://(.+):{default.serving.port}", url) for url in settings.train.policy_url.split(",")
+    ]
+    assert [found and found[1] for found in servers] == settings.serving.allowed_hosts.split(",")
+    collector = settings.collector
+    hosts = [re.fullmatch(r"https://(.+):4317", url) for url in collector.endpoints]
+    assert collector.stores == tuple(f"grpc+tls://{found and found[1]}:4319" for found in hosts)
+    assert settings.serving.collector == settings.rollouts.collector == ",".join(collector.endpoints)
 
 
 @pytest.mark.parametrize("file", ["compose.trainspan.toml", "kubernetes/trainspan.toml"])

@@ -8,7 +8,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from tests.deploy.manifests import DEPLOY, Container, kubernetes_containers, kubernetes_objects, pod_templates
+from tests.deploy.manifests import DEPLOY, ROOT, Container, kubernetes_containers, kubernetes_objects, pod_templates
 from trainspan_schemas.config.load import load_settings
 
 API = "1.37"
@@ -33,7 +33,8 @@ def test_an_object_is_valid_for_the_api(kind: dict[str, Any]) -> None:
 def test_the_pods_of_the_ray_cluster_are_valid_for_the_api() -> None:
     """The API's schemas do not have RayCluster itself."""
     cluster = named("RayCluster", "agents")
-    assert set(cluster["spec"]) == {"headGroupSpec", "workerGroupSpecs"}
+    assert set(cluster["spec"]) == {"rayVersion", "headGroupSpec", "workerGroupSpecs"}
+    assert f"ray=={cluster['spec']['rayVersion']}" in (ROOT / "constraints" / "gpu.txt").read_text().splitlines()
     for template in pod_templates(cluster):
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "ray", **template["metadata"]}}
         kubernetes_validate.validate({**pod, "spec": template["spec"]}, API, strict=True)
@@ -157,16 +158,18 @@ def test_names_in_the_settings_are_those_of_services_and_pods() -> None:
     settings = load_settings(DEPLOY / "kubernetes" / "trainspan.toml", {})
     hosts = set(re.findall(r"([\w.-]+)\.trainspan\.svc", (DEPLOY / "kubernetes" / "trainspan.toml").read_text()))
     pods = {
-        f"{each['metadata']['name']}-0.{each['spec']['serviceName']}"
+        f"{each['metadata']['name']}-{number}.{each['spec']['serviceName']}"
         for each in OBJECTS
-        if each["kind"] == "StatefulSet"
+        if each["kind"] == "StatefulSet" and each["metadata"]["name"] != "trainer"  # nobody connects to it
+        for number in range(each["spec"]["replicas"])
     }
     services = {each["metadata"]["name"] for each in OBJECTS if each["kind"] == "Service"}
     assert hosts <= pods | services
     assert pods <= hosts
     for pod in pods:
         assert named("Service", pod.partition(".")[2])["spec"]["clusterIP"] == "None"
-    assert settings.serving.allowed_hosts == "policy-0.policy-servers.trainspan.svc"
+    servers = [f"policy-{number}.policy-servers.trainspan.svc" for number in range(2)]
+    assert settings.serving.allowed_hosts.split(",") == servers
 
 
 def test_each_replica_has_a_volume_of_its_own_and_a_disruption_budget() -> None:
@@ -183,6 +186,15 @@ def test_the_number_of_shards_is_the_number_of_pods() -> None:
     assert (spec["completionMode"], spec["completions"]) == ("Indexed", spec["parallelism"])
     script = spec["template"]["spec"]["containers"][0]["args"][2]
     assert f'--shard "$JOB_COMPLETION_INDEX/{spec["completions"]}"' in script
+
+
+def test_a_runner_that_is_replaced_finds_its_progress_and_sees_no_other_folder() -> None:
+    folders = {"rollouts": "runs/$(RUN)/$(JOB_COMPLETION_INDEX)", "rollouts-on-ray": "runs/$(RUN)"}
+    for name, folder in folders.items():
+        pod = named("Job", name)["spec"]["template"]["spec"]
+        home = [each for each in pod["containers"][0]["volumeMounts"] if each["mountPath"] == "/var/lib/trainspan"]
+        assert home == [{"name": "training", "mountPath": "/var/lib/trainspan", "subPathExpr": folder}]
+        assert {"name": "training", "persistentVolumeClaim": {"claimName": "training"}} in pod["volumes"]
 
 
 def test_the_kustomization_has_all_files_but_the_jobs_that_are_applied_by_hand() -> None:

@@ -137,9 +137,13 @@ class Bench:
     def clock(self) -> Clock:
         return Clock(lambda: self.now, self._sleep)
 
+    def source(self) -> Source:
+        """The first store."""
+        return Source([str(self.collectors[0].store)])
+
     def traces(self) -> TraceIndex:
         """The first pass's view of the run in the first store."""
-        with Source([str(self.collectors[0].store)]) as source:
+        with self.source() as source:
             ledger = read_ledger(self.out)
             return index_traces(source, Selection(self.run_id), ledger, now_ns=self.now, settle_s=60.0)
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.serving.support.servers import LAUNCHES, Faulty, Models, Plain, Stack, publish_base
+from tests.serving.support.servers import LAUNCHES, Faulty, Flying, Models, Plain, Stack, publish_base
 from tests.support.models.canary import write_checkpoint_files
 from tests.support.models.tiny_model import make_tiny_model
 from tests.support.policy_server.process import RunningServer
@@ -69,6 +69,12 @@ def bare(servers: Servers) -> str:
 def faulty(servers: Servers) -> Faulty:
     faulty: Faulty = servers["faulty"].result()
     return faulty
+
+
+@pytest.fixture(scope="session")
+def flying(servers: Servers) -> Flying:
+    flying: Flying = servers["flying"].result()
+    return flying
 
 
 @pytest.fixture(scope="session")

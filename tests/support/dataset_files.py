@@ -27,6 +27,7 @@ class LoggedCall:
     prefix_len: int = 0
     temperature: float = 1.0
     policy_version: int = 0
+    policy_version_spans: str | None = None
     attempt: int = 0
     reward: float = 0.0
     constraint: str | None = None

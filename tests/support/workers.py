@@ -6,7 +6,13 @@ from xdist.scheduler import LoadScopeScheduling
 
 __all__ = ["ScopeScheduler", "order_of", "scope_of"]
 
-_FOLDERS: Final = ("tests/end_to_end/loop", "tests/serving", "tests/end_to_end/agents", "tests/training")
+_FOLDERS: Final = (
+    "tests/end_to_end/loop",
+    "tests/serving",
+    "tests/end_to_end/agents",
+    "tests/training",
+    "tests/end_to_end/cluster",
+)
 """Folders that one worker runs as a whole, slowest first."""
 
 

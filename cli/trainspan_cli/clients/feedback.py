@@ -1,17 +1,20 @@
-"""Feedback on a finished rollout or response, sent as one evaluation record over OTLP/gRPC."""
+"""Feedback on finished rollouts, responses and calls, sent as evaluation records over OTLP/gRPC."""
 
 import time
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
-from trainspan_schemas.errors import StoreError
+from trainspan_schemas.errors import ConfigError, StoreError
 from trainspan_schemas.telemetry import keys
 
-__all__ = ["FeedbackScore", "send_feedback"]
+__all__ = ["FeedbackScore", "send_feedback", "send_scores"]
 
 _TIMEOUT_S: Final = 10.0
+_RECORDS_PER_REQUEST: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +27,8 @@ class FeedbackScore:
     rollout_id: str | None = None
     response_id: str | None = None
     explanation: str | None = None
+    span: tuple[str, str] | None = None
+    """Trace and span id of the call that it is about, in the rollout."""
 
     def attributes(self) -> dict[str, str | float]:
         """The record's attributes: a new evaluation id, and the fields that are set."""
@@ -35,24 +40,71 @@ class FeedbackScore:
             keys.EVALUATION_ID: uuid.uuid4().hex,
             keys.ROLLOUT_ID: self.rollout_id,
             keys.GEN_AI_RESPONSE_ID: self.response_id,
+            keys.EVALUATION_OF: "call" if self.span else None,
         }
         return {key: value for key, value in pairs.items() if value is not None}
 
 
-def send_feedback(feedback: FeedbackScore, collector: str, headers: str | None) -> str:
-    """Sends it to the collector's OTLP/gRPC URL and returns the evaluation's id. Raises StoreError if it is not accepted.
+def send_feedback(feedback: FeedbackScore, collector: str, headers: str | None, certificate: str | None = None) -> str:
+    """Sends one score and returns its evaluation's id; otherwise as `send_scores`."""
+    (evaluation_id,) = send_scores([feedback], collector, headers, certificate)
+    return evaluation_id
 
-    `headers` have the form of OTEL_EXPORTER_OTLP_HEADERS.
+
+def send_scores(
+    scores: Sequence[FeedbackScore], collector: str, headers: str | None, certificate: str | None = None
+) -> list[str]:
+    """Sends scores to the collector's OTLP/gRPC URL and returns their evaluations' ids.
+
+    `headers` have the form of OTEL_EXPORTER_OTLP_HEADERS; `certificate` is a PEM file of trusted roots for `https://`, by
+    default the system's. Raises StoreError if any is not accepted, ConfigError if the certificate cannot be read.
     """
     import grpc
     from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
     from opentelemetry.proto.collector.logs.v1.logs_service_pb2_grpc import LogsServiceStub
+    from opentelemetry.proto.logs.v1.logs_pb2 import ResourceLogs, ScopeLogs
+
+    url = urlsplit(collector if "//" in collector else f"//{collector}")
+    metadata = [tuple(map(unquote, pair.split("=", 1))) for pair in (headers or "").split(",") if "=" in pair]
+    if url.scheme == "https":
+        channel = grpc.secure_channel(url.netloc, grpc.ssl_channel_credentials(_read_roots(certificate)))
+    else:
+        channel = grpc.insecure_channel(url.netloc)
+    ids = []
+    with channel:
+        stub: Any = LogsServiceStub(channel)  # type: ignore[no-untyped-call]
+        for start in range(0, len(scores), _RECORDS_PER_REQUEST):
+            made = [_record(score) for score in scores[start : start + _RECORDS_PER_REQUEST]]
+            ids += [evaluation_id for _, evaluation_id in made]
+            records = [record for record, _ in made]
+            request = ExportLogsServiceRequest(
+                resource_logs=[ResourceLogs(scope_logs=[ScopeLogs(log_records=records)])]
+            )
+            try:
+                answer = stub.Export(
+                    request, timeout=_TIMEOUT_S, metadata=[(key.strip().lower(), value) for key, value in metadata]
+                )
+            except grpc.RpcError as error:
+                reason = f"{error.code().name}: {error.details()}" if isinstance(error, grpc.Call) else str(error)
+                raise StoreError(
+                    f"the collector at {collector} did not accept the reward ({reason}): is it running?"
+                ) from error
+            if rejected := answer.partial_success.rejected_log_records:
+                raise StoreError(f"the collector refused {rejected} record: {answer.partial_success.error_message}")
+    return ids
+
+
+def _record(feedback: FeedbackScore) -> tuple[Any, str]:
+    """An OTLP log record and the id of its evaluation."""
     from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
-    from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord, ResourceLogs, ScopeLogs
+    from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 
     attributes = feedback.attributes()
+    trace_id, span_id = feedback.span or ("", "")
     record = LogRecord(
         time_unix_nano=time.time_ns(),
+        trace_id=bytes.fromhex(trace_id),
+        span_id=bytes.fromhex(span_id),
         attributes=[
             KeyValue(
                 key=key,
@@ -62,24 +114,11 @@ def send_feedback(feedback: FeedbackScore, collector: str, headers: str | None) 
             for key, value in {**attributes, "event.name": keys.EVALUATION_EVENT}.items()
         ],
     )
-    request = ExportLogsServiceRequest(resource_logs=[ResourceLogs(scope_logs=[ScopeLogs(log_records=[record])])])
-    url = urlsplit(collector if "//" in collector else f"//{collector}")
-    metadata = [tuple(map(unquote, pair.split("=", 1))) for pair in (headers or "").split(",") if "=" in pair]
-    secure = url.scheme == "https"
-    channel = (
-        grpc.secure_channel(url.netloc, grpc.ssl_channel_credentials()) if secure else grpc.insecure_channel(url.netloc)
-    )
-    with channel:
-        stub: Any = LogsServiceStub(channel)  # type: ignore[no-untyped-call]
-        try:
-            answer = stub.Export(
-                request, timeout=_TIMEOUT_S, metadata=[(key.strip().lower(), value) for key, value in metadata]
-            )
-        except grpc.RpcError as error:
-            reason = f"{error.code().name}: {error.details()}" if isinstance(error, grpc.Call) else str(error)
-            raise StoreError(
-                f"the collector at {collector} did not accept the reward ({reason}): is it running?"
-            ) from error
-    if rejected := answer.partial_success.rejected_log_records:
-        raise StoreError(f"the collector refused {rejected} record: {answer.partial_success.error_message}")
-    return str(attributes[keys.EVALUATION_ID])
+    return record, str(attributes[keys.EVALUATION_ID])
+
+
+def _read_roots(certificate: str | None) -> bytes | None:
+    try:
+        return Path(certificate).read_bytes() if certificate else None
+    except OSError as error:
+        raise ConfigError(f"cannot read the collector's certificate {certificate}: {error.strerror}") from error

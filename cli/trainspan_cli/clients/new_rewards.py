@@ -8,7 +8,7 @@ from trainspan_processing.rewards.names import reward_names
 from trainspan_schemas.config.settings import DatasetSettings
 from trainspan_schemas.telemetry import keys
 
-__all__ = ["Places", "last_places", "new_rewards"]
+__all__ = ["Places", "last_places", "new_rewards", "validation_rewards"]
 
 Places = tuple[int, ...]
 """A place (`seq`) in each store, in their order."""
@@ -26,12 +26,24 @@ def new_rewards(stores: Sequence[str], settings: DatasetSettings, since: Places)
 
     If a function rewards rollouts, these are the rollouts that ended. Raises StoreError.
     """
-    if settings.reward is not None:
-        table, condition = "spans", _IS_ROLLOUT
-    else:
-        names = ", ".join("'" + item.name.replace("'", "''") + "'" for item in reward_names(settings.reward_name))
-        table, condition = "evaluations", f"NOT coalesce(untrusted, false) AND name IN ({names})"
+    table, condition = _rewards(settings)
     query = f"SELECT count(*) FILTER ({condition}) AS rewards, max(seq) AS seq FROM {table} WHERE seq > "
     found = [rows(store, f"{query}{place}")[0] for store, place in zip(stores, since, strict=True)]
     reached = (place if one["seq"] is None else one["seq"] for one, place in zip(found, since, strict=True))
     return sum(one["rewards"] for one in found), tuple(reached)
+
+
+def validation_rewards(stores: Sequence[str], settings: DatasetSettings, since: Places) -> int:
+    """How many of these rewards are of validation rollouts. Raises StoreError."""
+    table, condition = _rewards(settings)
+    of_validation = "rollout_id IN (SELECT rollout_id FROM rollouts WHERE split = 'val')"
+    query = f"SELECT count(*) AS rewards FROM {table} WHERE {condition} AND {of_validation} AND seq > "
+    return sum(int(rows(store, f"{query}{place}")[0]["rewards"]) for store, place in zip(stores, since, strict=True))
+
+
+def _rewards(settings: DatasetSettings) -> tuple[str, str]:
+    """The table that has a row for each reward, and the condition for these rows."""
+    if settings.reward is not None:
+        return "spans", _IS_ROLLOUT
+    names = ", ".join("'" + item.name.replace("'", "''") + "'" for item in reward_names(settings.reward_name))
+    return "evaluations", f"NOT coalesce(untrusted, false) AND name IN ({names})"

@@ -37,6 +37,7 @@ def loop(
     from trainspan_cli.loop.state.run_folder import RunFolder, newest_unfinished
     from trainspan_cli.loop.state.series import SeedSeries
     from trainspan_cli.loop.state.task_pool import LoopTasks
+    from trainspan_cli.loop.trials.trials import check_trials
     from trainspan_schemas.config.load import override
 
     if seeds < 1:
@@ -45,6 +46,7 @@ def loop(
     chosen = dataclasses.replace(chosen, loop=override(chosen.loop, **given))
     check_sampling(chosen)
     tasks = LoopTasks.open(chosen)
+    check_trials(chosen, tasks.trial)
     if seeds == 1:
         values = dataclasses.asdict(chosen)
         folder = (newest_unfinished(values) if resume else None) or RunFolder.create(values)
@@ -72,6 +74,7 @@ def _run(
     from trainspan_cli.loop.processes.screen import Screen
     from trainspan_cli.loop.report.run_report import write_report
     from trainspan_cli.loop.rounds import Loop
+    from trainspan_cli.loop.trials.verdict import refused_rounds
 
     console = Console(stderr=format == "json")
     try:
@@ -91,6 +94,7 @@ def _run(
         "folder": str(folder.path),
         "report": str(page),
         "skipped_rounds": len(skipped_rounds(result["records"])),
+        "refused_rounds": len(refused_rounds(result["records"])),
         "integrity": all_hold(checks),
     }
 

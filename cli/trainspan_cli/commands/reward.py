@@ -50,7 +50,8 @@ def reward(
     )
     headers = headers or os.environ.get("OTEL_EXPORTER_OTLP_HEADERS")
     feedback = FeedbackScore(value, name, source, rollout, response, explanation)
-    evaluation_id = send_feedback(feedback, collector, headers)
+    certificate = os.environ.get("OTEL_EXPORTER_OTLP_CERTIFICATE")
+    evaluation_id = send_feedback(feedback, collector, headers, certificate)
     if format == "json":
         print(json.dumps({"evaluation_id": evaluation_id, "rollout": rollout, "response": response, "value": value}))
     else:

@@ -4,6 +4,7 @@ import dataclasses
 import os
 import sys
 import uuid
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
         "tasks",
         "n",
         "concurrency",
+        "engine",
         "workers",
         "python",
         "timeout_s",
@@ -45,6 +47,9 @@ def rollout(
     split: Annotated[
         str | None, typer.Option(help="train or val: label of the rollouts; tasks of the other split are skipped.")
     ] = None,
+    shard: Annotated[
+        str, typer.Option(metavar="i/n", help="Run only part i (from 0) of n of the tasks, with all their rollouts.")
+    ] = "0/1",
     round: Annotated[int, typer.Option(help="Round of the rollouts.")] = 0,
     run: Annotated[str | None, typer.Option(help="Run of the rollouts [default: a new one].")] = None,
     resume: Annotated[
@@ -64,20 +69,30 @@ def rollout(
     if split not in (None, "train", "val"):
         raise UsageError(f"--split {split}: must be train or val")
     loaded = settings(config)
-    wanted = _run_settings(loaded, given, target, run, round=round, split=split, limit=limit, resume=resume)
+    wanted = _run_settings(
+        loaded, given, target, run, shard=shard, round=round, split=split, limit=limit, resume=resume
+    )
     os.environ.setdefault("OPENAI_API_KEY", "trainspan")  # the judge's module may create a client
     try:
-        result = _run(wanted, loaded, as_json=format == "json")
+        with _engine(wanted):
+            result = _run(wanted, loaded, as_json=format == "json")
     except KeyboardInterrupt:
         print(f"interrupted; to resume: the same command with --run {wanted.run_id} --resume", file=sys.stderr)
         raise
-    return 0 if result.status.get("ok") and not result.unacknowledged else 1
+    is_empty = wanted.shard.count > 1 and not result.total
+    return 0 if (result.status.get("ok") or is_empty) and not result.unacknowledged else 1
 
 
-def _run_settings(loaded: "Settings", given: Given, target: list[str], run: str | None, **scope: Any) -> "RunSettings":
-    """The settings of the run. Raises UsageError if there is no task file, or no run to resume."""
+def _run_settings(
+    loaded: "Settings", given: Given, target: list[str], run: str | None, shard: str, **scope: Any
+) -> "RunSettings":
+    """The settings of the run. Raises UsageError if there is no task file, or no run to resume or to share."""
     from trainspan_rollouts import RunSettings
+    from trainspan_rollouts.records import Shard
 
+    part = Shard.parse(shard)
+    if part.count > 1 and run is None:
+        raise UsageError(f"--shard {shard} is a part of a run: give all parts the same --run")
     chosen = override(loaded.rollouts, **given)
     if scope["resume"] and run is None:
         raise UsageError("--resume continues a run: name it with --run (and --round)")
@@ -87,10 +102,21 @@ def _run_settings(loaded: "Settings", given: Given, target: list[str], run: str 
     return RunSettings(
         target=tuple(target),
         run_id=run or uuid.uuid4().hex,
+        shard=part,
         store=loaded.collector.store,
+        ray=loaded.ray,
         **scope,
         **settings_of_run,
     )
+
+
+def _engine(wanted: "RunSettings") -> AbstractContextManager[None]:
+    """The connection to what executes the agents."""
+    from trainspan_cli.clients.ray_cluster import ray_cluster
+
+    if wanted.engine != "ray":
+        return nullcontext()
+    return ray_cluster(wanted.ray, (str(wanted.tasks), wanted.token_file, wanted.signing_key_file))
 
 
 def _run(wanted: "RunSettings", loaded: "Settings", *, as_json: bool) -> "RunResult":

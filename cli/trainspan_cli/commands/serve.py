@@ -18,7 +18,17 @@ COMMAND_OPTIONS = {"context_settings": {"allow_extra_args": True}}
 
 @setting_options(
     "serving",
-    *("checkpoints", "host", "port", "collector", "served_name", "dtype", "max_model_len", "max_lora_rank"),
+    *(
+        "checkpoints",
+        "weights_url",
+        "host",
+        "port",
+        "collector",
+        "served_name",
+        "dtype",
+        "max_model_len",
+        "max_lora_rank",
+    ),
     *("merge_adapters", "sleep", "train_sampling", "val_temperature"),
 )
 def serve(

@@ -27,9 +27,23 @@ def status(config: ConfigOption = None, format: FormatOption = "table") -> None:
     for checkpoint in found["latest_checkpoints"].values() or [found["latest_checkpoint"]]:
         print("checkpoint ", checkpoint or "none yet")
     print("datasets   ", found["datasets"])
+    if rollouts := found["rollouts"]:
+        print("rollouts   ", _rollouts_line(rollouts))
     print("runs       ", len(found["runs"]), f"(newest {found['runs'][-1]})" if found["runs"] else "")
     if run := found["run"]:
         _show_run(run)
+
+
+def _rollouts_line(rollouts: dict[str, Any]) -> str:
+    parts = [
+        f"{rollouts['run_id']}/{rollouts['part']}: {rollouts['ended']} of {rollouts['begun']} begun have ended",
+        ", ".join(f"{status} {count}" for status, count in rollouts["status"].items()) or "none ended",
+        "no rewards" if rollouts["mean_reward"] is None else f"mean reward {rollouts['mean_reward']:.3f}",
+    ]
+    if rollouts["shards"] > 1:
+        missing = ", ".join(map(str, rollouts["missing_shards"])) or "none"
+        parts.append(f"{rollouts['shards']} shards, missing: {missing}")
+    return f"{'; '.join(parts)}; last record {rollouts['seconds_since_last_record']:.0f} s ago"
 
 
 def _show_run(run: dict[str, Any]) -> None:
@@ -44,6 +58,8 @@ def _show_run(run: dict[str, Any]) -> None:
         print("           ", f"validation after round {validation['round']}: {estimate}, n {estimate.n}")
     if best := run["best"]:
         print("           ", f"best after round {best['round']}: {best['checkpoint']}")
+    if refused := run["refused"]:
+        print("           ", f"{len(refused)} versions refused, the last in {refused[-1]}")
     for alarm in run["alarms"][-3:]:
         print("           ", f"ALARM {alarm}")
 

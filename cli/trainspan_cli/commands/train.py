@@ -17,7 +17,9 @@ from trainspan_schemas.home import checkpoints_dir, datasets_dir, policy_dir
 __all__ = ["train"]
 
 
-@setting_options("train", "model", "checkpoints", "policy_url", "learning_rate", "report_to", "seed", "memory_share")
+@setting_options(
+    "train", "model", "checkpoints", "policy_url", "learning_rate", "keep_start", "report_to", "seed", "memory_share"
+)
 def train(
     *,
     dataset: Annotated[

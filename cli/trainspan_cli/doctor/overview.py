@@ -7,6 +7,7 @@ from typing import Any
 
 from trainspan_cli.clients.policy_server import policy_at
 from trainspan_cli.clients.store import counts
+from trainspan_cli.doctor.rollouts_overview import rollouts_overview
 from trainspan_cli.loop.state.run_folder import RunFolder
 from trainspan_schemas.artifacts.checkpoint import CheckpointMeta, read_latest
 from trainspan_schemas.artifacts.dataset import dataset_dirs
@@ -40,6 +41,7 @@ def overview(settings: Settings) -> dict[str, Any]:
         "datasets": sum(len(dataset_dirs(policy_dir(datasets, policy))) for policy in policies_of(settings)),
         "runs": sorted(path.parent.name for path in runs_dir().glob("*/run.json")),
         "run": _newest_run(),
+        "rollouts": rollouts_overview(),
     }
 
 
@@ -82,6 +84,7 @@ def _newest_run() -> dict[str, Any] | None:
             for one in (validations[:1] + validations[-1:] if len(validations) > 1 else validations)
         ],
         "best": run.get("best"),
+        "refused": [f"round {record['round']}: {record['refused']}" for record in rounds if record.get("refused")],
         "alarms": [
             f"round {record['round']}: {check['name']}: {check['detail']}"
             for record in records

@@ -18,6 +18,8 @@ from trainspan_cli.loop.state.reward_records import read_rewards
 from trainspan_cli.loop.state.round_record import PolicyOutcome, round_record
 from trainspan_cli.loop.state.run_folder import RunFolder
 from trainspan_cli.loop.state.task_pool import LoopTasks
+from trainspan_cli.loop.trials.trials import Trials
+from trainspan_cli.loop.trials.verdict import refused_rounds
 from trainspan_cli.loop.validation import Validations
 from trainspan_schemas.artifacts.dataset import dataset_dir, manifest_path
 from trainspan_schemas.artifacts.run_files import record_of
@@ -41,6 +43,7 @@ class Loop:
         stages = Stages(settings, self._services, folder, screen)
         self._stages = stages
         self._validation = Validations(settings, tasks, self._services, stages, folder, screen)
+        self._trials = Trials(settings, tasks.trial, self._services, stages, folder, screen)
         self._sampler = choose_sampler(settings, tasks, stages, folder, screen)
         self._recorded_at = time.monotonic()
 
@@ -51,6 +54,7 @@ class Loop:
             self._services.start()
             done = {record["round"] for record in folder.records() if record["kind"] == "round"}
             self._validation.run(0, loop.eval_tasks, probe=True)
+            self._trials.begin()
             self._recorded_at = time.monotonic()
             round_, ended = 0, stop_reason(loop, folder.records(), 0)
             while ended is None:
@@ -70,6 +74,10 @@ class Loop:
             if skipped := skipped_rounds(folder.records()):
                 self._screen.note(
                     f"{len(skipped)} of {round_} rounds were skipped, the last one: {skipped[-1]['skipped']}"
+                )
+            if refused := refused_rounds(folder.records()):
+                self._screen.note(
+                    f"{len(refused)} of {round_} new versions were refused, the last one: {refused[-1]['refused']}"
                 )
             self._validation.run(round_, loop.eval_tasks, probe=True)
         finally:
@@ -118,9 +126,14 @@ class Loop:
         seconds["train"] = time.monotonic() - began
         self._screen.stage("")
         skipped = skip_reason(manifest, event)
-        found = [*training_checks(event), skip_check(self._records(policy), skipped)]
+        trial = self._sampler.beside(self._trials.judge, round_)
+        found = [*training_checks(event), skip_check(self._records(policy), skipped), *self._trials.checks(trial)]
         checks += [check.record() for check in found]
-        return PolicyOutcome(event.get("version"), manifest, event, skipped, checks, seconds)
+        if trial is None:
+            return PolicyOutcome(event.get("version"), manifest, event, skipped, checks, seconds)
+        seconds["trial"] = trial.seconds
+        told = trial.refused, trial.verdict.record()
+        return PolicyOutcome(trial.in_service, manifest, event, skipped, checks, seconds, *told)
 
     def _records(self, policy: Policy) -> list[dict[str, Any]]:
         """The records of rounds as the policy sees them."""

@@ -98,9 +98,10 @@ class Validations:
 
         It is computed from the runner's ledger, so that it includes no rewards from outside the validation.
         """
-        from trainspan_rollouts.run_ledger import ledger_file, task_rewards
+        from trainspan_rollouts.run_ledger import ledger_files, task_rewards
 
-        rewards = task_rewards(ledger_file(self._folder.run_id, round_, "val")).values()
+        ledgers = ledger_files(self._folder.run_id, round_, "val")
+        rewards = [values for file in ledgers for values in task_rewards(file).values()]
         record = RewardEstimate.of(rewards).record()
         if self._settings.loop.eval_n > 1:
             solved = self._settings.loop.success_reward

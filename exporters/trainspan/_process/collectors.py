@@ -179,5 +179,6 @@ def _key(item: Any) -> str:
     rollout_id = (item.attributes or {}).get(keys.ROLLOUT_ID)
     if rollout_id:
         return str(rollout_id)
-    trace_id = item.context.trace_id if isinstance(item, ReadableSpan) else item.trace_id
+    context = item.context if isinstance(item, ReadableSpan) else item
+    trace_id = context.trace_id if context else 0
     return f"{trace_id or 0:032x}"

@@ -9,6 +9,7 @@ import polars as pl
 from trainspan_processing.assembly.selection import load_filter, select
 from trainspan_processing.credit.groups import first_calls, hash_prompts, with_groups, with_states
 from trainspan_processing.credit.plan import make_plan
+from trainspan_processing.credit.vine import state_values
 from trainspan_processing.read.source import Source
 from trainspan_processing.read.tokens import chunks_of_rollouts, read_tokens
 from trainspan_processing.reasons.choices import check_choices
@@ -37,7 +38,7 @@ class RewardedChunk:
     without tokens) and `reward` (the weighted sum of the call's own rewards)."""
     credited: pl.DataFrame
     """Calls of compared rollouts with the columns for credit: rollout, position, agent, turn, a `step_column` and a
-    `rollout_column` per reward, and `state` if calls are compared by it."""
+    `rollout_column` per reward, `state` if calls are compared by it, and `state_value` if measured values are used."""
     others: pl.DataFrame
     """OTHERS with `rollout_reason`."""
 
@@ -67,8 +68,11 @@ def reward_chunk(
     calls = _with_rewards(traces.calls, rewarded, compared)
     if with_state:
         calls = _with_states(source, traces.answers, calls)
+    extra = ["state"] if with_state else []
+    if make_plan(settings, has_tasks=True).needs_values:
+        calls = state_values(calls, traces.evaluations)
+        extra.append("state_value")
     names = [column(reward.name) for reward in rewarded.rewards for column in (step_column, rollout_column)]
-    states = ["state"] if with_state else []
     reasons = rewarded.rollouts.select(*ROLLOUT_KEY, pl.col("reason").alias("rollout_reason"))
     return RewardedChunk(
         rewarded,
@@ -78,8 +82,8 @@ def reward_chunk(
                 "reason"
             ),
             _own_reward(rewarded.rewards),
-        ).drop(names, states),
-        calls.filter(pl.col("rollout").is_not_null()).select(*_CREDITED, *states, *names),
+        ).drop(names, extra),
+        calls.filter(pl.col("rollout").is_not_null()).select(*_CREDITED, *extra, *names),
         traces.others.join(reasons, on=ROLLOUT_KEY, how="left"),
     )
 

@@ -7,6 +7,7 @@ import polars as pl
 
 from trainspan_processing.credit.plan import GIGPO, CreditPlan, Estimator, baseline_of, credit_of
 from trainspan_processing.credit.rules import CREDITS
+from trainspan_processing.credit.vine import VINE, vine_terms
 from trainspan_processing.tables import Schema
 from trainspan_schemas.errors import UsageError
 
@@ -60,6 +61,10 @@ class Comparison:
                 _labeled(states, "state", plan.state_weight).with_columns(pl.lit(0.0).alias("worth")),
             ]
             return pl.concat(pair), parts
+        if estimator.credit == VINE:
+            terms, parts = self._over_rollouts(CREDITS["identical"](calls, plan.gamma), estimator, part)
+            between = vine_terms(terms.join(calls.select(*CALL, "state_value"), on=CALL, maintain_order="left"))
+            return _labeled(between.with_columns(pl.col("value").alias("return")), "state"), parts
         credited = credit_of(estimator)(calls, plan.gamma)
         _check_credit(estimator.credit, credited, calls)
         if estimator.credit == "step":

@@ -8,6 +8,7 @@ import polars as pl
 
 from trainspan_processing.credit.baselines import BASELINES, WITH_GROUPS, WITH_HISTORY, Baseline
 from trainspan_processing.credit.rules import CREDITS, Credit
+from trainspan_processing.credit.vine import VINE, check_vine
 from trainspan_processing.rewards.names import RewardName, reward_names
 from trainspan_schemas.agents.functions import is_function_name, load_function
 from trainspan_schemas.config.settings import DatasetSettings
@@ -28,7 +29,7 @@ class Estimator:
     """Credit × baseline, by name."""
 
     credit: str
-    """A name of CREDITS, `gigpo`, or `module:function`."""
+    """A name of CREDITS, `gigpo`, `vine`, or `module:function`."""
     baseline: str
     """A name of BASELINES, or `module:function`."""
 
@@ -65,6 +66,11 @@ class CreditPlan:
         return any(estimator.credit == GIGPO for estimator in self.estimators)
 
     @property
+    def needs_values(self) -> bool:
+        """Whether measured values of states are used."""
+        return any(estimator.credit == VINE for estimator in self.estimators)
+
+    @property
     def needs_history(self) -> bool:
         """Whether advantages depend on earlier datasets."""
         return any(
@@ -80,7 +86,8 @@ def make_plan(settings: DatasetSettings, *, has_tasks: bool) -> CreditPlan:
     """
     per_agent = settings.credit == PER_AGENT
     in_groups = has_tasks or settings.credit == GIGPO or settings.group_over != "rollouts"
-    baseline = settings.baseline or ("grpo" if in_groups else "running")
+    of_group = "dr_grpo" if settings.credit == VINE else "grpo"
+    baseline = settings.baseline or (of_group if in_groups else "running")
     default = Estimator("identical" if per_agent else settings.credit, baseline)
     by_agent = _by_agent(settings.agent_credit or "", default)
     if by_agent and not per_agent:
@@ -101,7 +108,7 @@ def make_plan(settings: DatasetSettings, *, has_tasks: bool) -> CreditPlan:
     )
     for estimator in plan.estimators:
         baseline_of(estimator)
-        if estimator.credit != GIGPO:
+        if estimator.credit not in (GIGPO, VINE):
             credit_of(estimator)
         _check_pair(estimator, plan)
     return plan
@@ -113,7 +120,7 @@ def credit_of(estimator: Estimator) -> Credit:
     if is_function_name(name):
         return _guarded(f"credit {name!r}", load_function(name, "calls", "gamma"))
     if name not in CREDITS:
-        known = ", ".join((*CREDITS, GIGPO, PER_AGENT))
+        known = ", ".join((*CREDITS, GIGPO, VINE, PER_AGENT))
         raise UsageError(f"unknown credit {name!r}: use one of {known} or module:function")
     return CREDITS[name]
 
@@ -147,6 +154,10 @@ def _guarded(what: str, function: Callable[..., Any]) -> Callable[..., pl.DataFr
 
 def _check_pair(estimator: Estimator, plan: CreditPlan) -> None:
     """Refuses combinations that could be computed but make no sense."""
+    if estimator.credit == VINE:
+        per_agent = plan.per_agent or bool(plan.by_agent)
+        check_vine(estimator.baseline, combine=plan.combine, group_over=plan.group_over, per_agent=per_agent)
+        return
     if estimator.baseline in WITH_GROUPS or is_function_name(estimator.baseline):
         return
     known = f"{', '.join(WITH_GROUPS[:-1])} or {WITH_GROUPS[-1]}"

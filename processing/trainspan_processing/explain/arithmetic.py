@@ -8,12 +8,17 @@ from typing import Final
 from trainspan_processing.credit.baselines import BASELINES
 from trainspan_processing.credit.plan import GIGPO, CreditPlan, Estimator
 from trainspan_processing.credit.rules import CREDITS
+from trainspan_processing.credit.vine import VINE
 
 __all__ = ["CreditedCall", "RewardPart", "Term", "credit_lines", "number", "reward_line"]
 
 _GIGPO: Final = (
     "episode weight × norm(R) among the group + state weight × norm(G) among the group's calls in the same state. "
     "arXiv 2505.10978."
+)
+_VINE: Final = (
+    "value of the state after the call − value of the state before it, from branches; calls without a value between them "
+    "count as one. arXiv 2410.01679."
 )
 _NOTHING_SAID: Final = {
     "singleton_group": "its group has no other member",
@@ -102,7 +107,8 @@ def _rules(plan: CreditPlan, agents: Sequence[str | None]) -> list[str]:
 
 
 def _rule(estimator: Estimator, whose: str) -> list[str]:
-    credit = _GIGPO if estimator.credit == GIGPO else _first_line(CREDITS.get(estimator.credit))
+    of_states = {GIGPO: _GIGPO, VINE: _VINE}
+    credit = of_states.get(estimator.credit) or _first_line(CREDITS.get(estimator.credit))
     baseline = _first_line(BASELINES.get(estimator.baseline))
     return [f"{whose}credit {estimator.credit}: {credit}", f"{whose}baseline {estimator.baseline}: {baseline}"]
 

@@ -11,6 +11,7 @@ from trainspan_processing.explain.arithmetic import RewardPart
 from trainspan_processing.explain.evidence import Evidence, seconds
 from trainspan_processing.rewards.status_rewards import STATUS_RULE
 from trainspan_processing.tables import SPAN_KEY
+from trainspan_schemas.telemetry import keys
 
 __all__ = ["RULES", "describe_edges", "reward_parts"]
 
@@ -28,6 +29,12 @@ RULES: Final[Mapping[str, str]] = {
     "air:repeated_call": "this call requested a tool with the same input as an earlier call of the rollout",
 }
 """Binding rule → its meaning in words."""
+
+
+_MEASURED: Final[Mapping[str, str]] = {
+    keys.STATE_VALUE: "the value of the state before call",
+    keys.CALL_ADVANTAGE: "the advantage of call",
+}
 
 
 def describe_edges(evidence: Evidence, start_ns: int) -> list[EdgeAccount]:
@@ -57,6 +64,7 @@ def describe_edges(evidence: Evidence, start_ns: int) -> list[EdgeAccount]:
         )
     for row in stored.join(bound, on=same, how="anti", nulls_equal=True).sort("time_ns", "name").iter_rows(named=True):
         span = evidence.texts.get((row["trace_id"], row["span_id"]))
+        call = index.get((row["trace_id"], row["span_id"])) if row["name"] in _MEASURED else None
         edges.append(
             EdgeAccount(
                 name=row["name"],
@@ -65,14 +73,16 @@ def describe_edges(evidence: Evidence, start_ns: int) -> list[EdgeAccount]:
                 at_s=seconds(start_ns, row["time_ns"]),
                 on=span.name if span else None,
                 rule=None,
-                why=_why_not(evidence, row["name"], row["score"], untrusted=bool(row["untrusted"])),
-                call=None,
+                why=_why_not(evidence, row["name"], row["score"], call, untrusted=bool(row["untrusted"])),
+                call=call,
             )
         )
     return edges
 
 
-def _why_not(evidence: Evidence, name: str, score: float | None, *, untrusted: bool) -> str:
+def _why_not(evidence: Evidence, name: str, score: float | None, call: int | None, *, untrusted: bool) -> str:
+    if name in _MEASURED:
+        return f"it is {_MEASURED[name]} {call}, which branches measured (`trainspan branch`), and no reward"
     if evidence.settings.reward is not None:
         return f"rewards come from {evidence.settings.reward} instead"
     names = [reward.name for reward in evidence.decided.plan.rewards]

@@ -35,7 +35,7 @@ ADVICE: Final[dict[DropReason, str]] = {
     "temperature=1 and top_p=1, or pass --admit unstated_sampling if these are the server's defaults",
     "constrained": "the constraint was not recorded, or cannot be replayed: serve the policy with `trainspan serve` and vLLM's "
     "xgrammar, and avoid the feature named after the colon",
-    "mixed_versions": "calls span weight swaps without exact boundaries: let the server drain before it swaps",
+    "mixed_versions": "calls span weight swaps without exact boundaries: serve them with `trainspan serve`, which records these",
     "attributes_dropped": "span attributes were cut: raise OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT and unset length limits",
     "redacted": "redaction removed what training needs: narrow the blocked keys",
     "untrusted": "these calls were sent without the policy server's token: serve with the collector's $TRAINSPAN_HOME, or set "

@@ -1,8 +1,8 @@
 """Executes branches: the policy server repeats the stored calls to the agent, then says whether the agent followed them."""
 
 import asyncio
+import contextlib
 import json
-import logging
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
@@ -20,8 +20,8 @@ __all__ = ["Branching"]
 _MARGIN_S: Final = 300.0
 """How long the server keeps a prefix beyond the agent's timeout."""
 _ANSWER_S: Final = 30.0
-
-_log = logging.getLogger(__name__)
+_FORGET_S: Final = 3.0
+"""How long an interrupted run waits for the server to forget a branch."""
 
 
 class Branching:
@@ -53,16 +53,16 @@ class Branching:
             stored.later,
             self._lives_s,
         )
+        registering = asyncio.create_task(asyncio.to_thread(self._register, prefix))
         try:
-            await asyncio.to_thread(self._register, prefix)
-            try:
-                ended = await executor.execute(execution)
-            except asyncio.CancelledError:
-                await asyncio.shield(self._forget(identity))
-                raise
+            await asyncio.shield(registering)
+            ended = await executor.execute(execution)
             branched = await asyncio.to_thread(self._end, identity)
         except PolicyServerError as error:
             return Ended("infra_error", 0.0, error=str(error))
+        except asyncio.CancelledError:
+            await self._forget(identity, registering)
+            raise
         return _judged(ended, point, branched)
 
     def _register(self, prefix: ForcedPrefix) -> None:
@@ -86,11 +86,12 @@ class Branching:
             diverged=next((end.diverged for end in ends if end.diverged), None),
         )
 
-    async def _forget(self, identity: Identity) -> None:
-        try:
-            await asyncio.to_thread(self._end, identity)
-        except (PolicyServerError, ProcessError) as error:
-            _log.debug("event=branch_not_ended rollout=%s error=%r: it expires", identity.rollout_id, str(error))
+    async def _forget(self, identity: Identity, registering: asyncio.Task[None]) -> None:
+        """Ends the branch of an agent that was stopped; otherwise it expires."""
+        with contextlib.suppress(PolicyServerError, ProcessError, TimeoutError):
+            async with asyncio.timeout(_FORGET_S):
+                await asyncio.shield(registering)
+                await asyncio.to_thread(self._end, identity)
 
     def _post(self, server: str, path: str, body: bytes) -> bytes:
         """Raises PolicyServerError if it may work the next time, ProcessError if it never will."""

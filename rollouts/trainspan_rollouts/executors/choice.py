@@ -1,17 +1,14 @@
-"""Chooses the executor for a target."""
+"""Chooses the executor of a run."""
 
 import logging
 import os
-import sys
-from collections.abc import Sequence
 
-from trainspan_rollouts.executors.command_executor import CommandExecutor, agent_environment
-from trainspan_rollouts.executors.executor import Executor
-from trainspan_rollouts.executors.function_executor import WorkerPool
+from trainspan_rollouts.executors.executor import AgentSpec, Executor
+from trainspan_rollouts.executors.local import local_executor
+from trainspan_rollouts.executors.ray_executor import RayExecutor
 from trainspan_rollouts.records import RunSettings
-from trainspan_schemas.agents.functions import is_function_name
 from trainspan_schemas.errors import ConfigError, UsageError
-from trainspan_schemas.store.collectors import ENV_COLLECTORS, Collectors
+from trainspan_schemas.store.collectors import Collectors
 from trainspan_schemas.store.endpoint import headers_of
 from trainspan_schemas.store.roles import Role
 from trainspan_schemas.store.senders import sender_headers
@@ -22,27 +19,32 @@ _log = logging.getLogger(__name__)
 
 
 def choose_executor(settings: RunSettings) -> Executor:
-    """Returns the executor for the target. Raises UsageError if a setting is invalid."""
+    """Returns the executor for engine and target. Raises UsageError if a setting is invalid."""
+    _check(settings)
+    collectors = Collectors.of(settings.collector)
+    headers = {_agent_headers(settings, url) for url in collectors.urls}
+    if len(headers) > 1:
+        raise ConfigError(f"an agent has one token for all collectors ({collectors}): give --token-file")
+    workers = 1 if settings.engine == "ray" else min(settings.workers or 1, settings.concurrency)
+    spec = AgentSpec(settings.target, settings.policy_url, collectors, settings.timeout_s, workers, settings.python)
+    if settings.engine == "ray":
+        return RayExecutor(spec, headers.pop(), settings.concurrency, settings.workers, settings.ray)
+    return local_executor(spec, os.environ, headers.pop())
+
+
+def _check(settings: RunSettings) -> None:
+    if not settings.target:
+        raise UsageError("no agent to run: name module:function, or a command after --")
+    if settings.engine not in ("local", "ray"):
+        raise UsageError(f"engine = {settings.engine!r}: it must be 'local' or 'ray'")
     for name in ("n", "concurrency", "workers", "judge_concurrency"):
-        if getattr(settings, name) < 1:
-            raise UsageError(f"{name} = {getattr(settings, name)}: it must be at least 1")
+        if (value := getattr(settings, name)) is not None and value < 1:
+            raise UsageError(f"{name} = {value}: it must be at least 1")
     for name in ("timeout_s", "judge_timeout_s"):
         if not getattr(settings, name) > 0:
             raise UsageError(f"{name} = {getattr(settings, name):g}: it must be positive")
     if settings.retries < 0:
         raise UsageError(f"retries = {settings.retries}: it must not be negative")
-    collectors = Collectors.of(settings.collector)
-    headers = {url: _agent_headers(settings, url) for url in collectors.urls}
-    if len(set(headers.values())) > 1:
-        raise ConfigError(f"an agent has one token for all collectors ({collectors}): give --token-file")
-    environ = agent_environment(os.environ, settings.policy_url, collectors.urls[0], headers[collectors.urls[0]])
-    if _is_function(settings.target):
-        workers = min(settings.workers, settings.concurrency)
-        python = settings.python or sys.executable
-        if len(collectors.urls) > 1:  # for a process of many rollouts
-            environ[ENV_COLLECTORS] = str(collectors)
-        return WorkerPool(settings.target[0], workers, settings.timeout_s, environ, python)
-    return CommandExecutor(settings.target, settings.policy_url, collectors, settings.timeout_s, environ)
 
 
 def _agent_headers(settings: RunSettings, collector: str) -> str:
@@ -63,10 +65,3 @@ def _agent_headers(settings: RunSettings, collector: str) -> str:
             collector,
         )
     return headers or ""
-
-
-def _is_function(target: Sequence[str]) -> bool:
-    """Whether the target is `module:function`, not a command. Raises UsageError if it is empty."""
-    if not target:
-        raise UsageError("no agent to run: name module:function, or a command after --")
-    return len(target) == 1 and is_function_name(target[0])

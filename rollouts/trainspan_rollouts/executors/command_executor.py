@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from trainspan_rollouts.executors.executor import Ended, Execution
+from trainspan_rollouts.executors.orphans import GRACE_S, OrphanGuard
 from trainspan_rollouts.task_file import Task
 from trainspan_schemas.agents.worker import AgentReport
 from trainspan_schemas.errors import ProcessError
@@ -35,8 +36,6 @@ from trainspan_schemas.telemetry.status import RolloutStatus
 __all__ = ["CommandExecutor", "agent_environment", "instrumented"]
 
 TAIL_BYTES: Final = 64 * 1024
-GRACE_S: Final = 3.0
-"""Time between SIGTERM and SIGKILL, in which an instrumented agent sends its spans."""
 TEMPORARY_FAILURE: Final = 75
 """Exit code `EX_TEMPFAIL` of sysexits.h: the agent asks for a retry."""
 MAX_STRING_BYTES: Final = 32 * 4096
@@ -117,13 +116,15 @@ class CommandExecutor:
         self._policy_url = policy_url
         self._collectors = collectors
         self._timeout_s = timeout_s
-        self._environ = environ
+        self._guard = OrphanGuard()
+        self._environ = {**environ, **self._guard.mark}
         self._folder = tempfile.TemporaryDirectory(prefix="trainspan-")
         self._command: list[str] = []
 
     async def start(self) -> None:
         """Finds the command. Raises ProcessError."""
         self._command = instrumented(self._arguments, self._environ)
+        await asyncio.to_thread(self._guard.start)
 
     async def execute(self, execution: Execution) -> Ended:
         """Runs one process; then kills whatever it left running in its process group."""
@@ -153,6 +154,7 @@ class CommandExecutor:
 
     async def close(self) -> None:
         """Removes the folders; every process has already ended with its `execute`."""
+        await asyncio.to_thread(self._guard.close)
         self._folder.cleanup()
 
     async def _start(self, execution: Execution, task: bytes, folder: Path) -> asyncio.subprocess.Process:

@@ -5,10 +5,26 @@ from typing import Any, Protocol
 
 from trainspan_rollouts.task_file import Task
 from trainspan_schemas.agents.worker import AgentReport
+from trainspan_schemas.store.collectors import Collectors
 from trainspan_schemas.telemetry.identity import Identity, TraceParent
 from trainspan_schemas.telemetry.status import RolloutStatus
 
-__all__ = ["Ended", "Execution", "Executor"]
+__all__ = ["AgentSpec", "Ended", "Execution", "Executor"]
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSpec:
+    """What an executor runs, the same on each machine."""
+
+    target: tuple[str, ...]
+    """One `module:function`, or a command and its arguments."""
+    policy_url: str
+    collectors: Collectors
+    timeout_s: float
+    workers: int
+    """Processes for a function."""
+    python: str | None
+    """Python of these processes; None: the executor's own."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,9 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final
 
-from trainspan_rollouts.executors.command_executor import GRACE_S, instrumented
+from trainspan_rollouts.executors.command_executor import instrumented
 from trainspan_rollouts.executors.executor import Ended, Execution
+from trainspan_rollouts.executors.orphans import GRACE_S, OrphanGuard
 from trainspan_schemas.agents.worker import (
     MAX_LINE_BYTES,
     Cancel,
@@ -57,13 +58,15 @@ class WorkerPool:
         self._python = python
         self._count = workers
         self._timeout_s = timeout_s
-        self._environ = {**environ, "TRAINSPAN_BOUNDARY": "explicit"}
+        self._guard = OrphanGuard()
+        self._environ = {**environ, **self._guard.mark, "TRAINSPAN_BOUNDARY": "explicit"}
         self._slots = [asyncio.Lock() for _ in range(workers)]
         self._workers: list[_Worker | None] = [None] * workers
         self._waiting = [0] * workers
 
     async def start(self) -> None:
         """Starts all workers. Raises UsageError or ProcessError if the target cannot be used."""
+        await asyncio.to_thread(self._guard.start)
         await asyncio.gather(*(self._worker(slot) for slot in range(self._count)))
 
     async def execute(self, execution: Execution) -> Ended:
@@ -80,6 +83,7 @@ class WorkerPool:
         """Lets the workers flush and exit; kills those that do not."""
         live = [worker for worker in self._workers if worker is not None]
         await asyncio.gather(*(worker.close() for worker in live))
+        await asyncio.to_thread(self._guard.close)
 
     async def _worker(self, slot: int) -> "_Worker":
         async with self._slots[slot]:

@@ -4,13 +4,16 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from trainspan_schemas.durable import sync
 from trainspan_schemas.errors import InvalidRecordError
 from trainspan_schemas.telemetry.prefix import ForcedCall
 
-__all__ = ["BranchPoint", "BranchSource", "StoredCalls", "branch_task_id", "read_points", "write_points"]
+__all__ = ["BRANCH_TASK", "BranchPoint", "BranchSource", "StoredCalls", "branch_task_id", "read_points", "write_points"]
+
+BRANCH_TASK: Final = r"@[^@]+[.][0-9]+@[0-9]+$"
+"""Regular expression for the task ids of branches, also in DuckDB and Polars."""
 
 
 @dataclass(frozen=True, slots=True)

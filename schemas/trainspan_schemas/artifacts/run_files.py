@@ -99,7 +99,7 @@ def versions(record: Mapping[str, Any]) -> str:
 
 
 def _version(record: Mapping[str, Any]) -> str:
-    version = "skipped" if record.get("skipped") else record["policy_version"]
+    version = "skipped" if record.get("skipped") else "refused" if record.get("refused") else record["policy_version"]
     return "–" if version is None else str(version)
 
 

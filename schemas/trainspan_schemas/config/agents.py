@@ -1,8 +1,8 @@
-"""Settings of what agents run on: the policy server and the runner."""
+"""Settings of what agents run on: the policy server, the runner, and a cluster."""
 
 from dataclasses import dataclass
 
-__all__ = ["RolloutsSettings", "ServingSettings"]
+__all__ = ["RaySettings", "RolloutsSettings", "ServingSettings"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,6 +13,10 @@ class ServingSettings:
     """Model directory or Hugging Face id; default: the newest checkpoint."""
     checkpoints: str | None = None
     """Folder of checkpoints that may be swapped in; default: `$TRAINSPAN_HOME/checkpoints`."""
+    weights_url: str | None = None
+    """URL of `trainspan weights` on the trainer's machine, from which checkpoints are copied; default: `checkpoints` is shared.
+
+    The server then swaps to the newest checkpoint before it listens."""
     host: str = "127.0.0.1"
     """Address to listen on."""
     port: int = 8000
@@ -73,6 +77,11 @@ class ServingSettings:
 
     Their clients get 503, or an error event in a stream.
     Raise it together with `swap_timeout_s` if answers take longer."""
+    swap_in_flight: bool = False
+    """Let requests in progress go on across a swap of full weights instead of waiting for them, for long answers.
+
+    They stop after a token, and continue with the new weights once these are loaded. Each call's span says which tokens are
+    of which version. Requests with a LoRA adapter that is not merged keep it until they end, with or without this."""
     canary_tolerance: float | None = None
     """Maximum mean |Δ log-probability| between server and trainer at a swap; default: 1e-4 in float32, else 0.2.
 
@@ -91,8 +100,12 @@ class RolloutsSettings:
     """Rollouts per task."""
     concurrency: int = 16
     """Maximum number of rollouts in progress."""
-    workers: int = 1
-    """Worker processes for a `module:function` target."""
+    engine: str = "local"
+    """Where agents run: `local`, on this machine, or `ray`, on the nodes of a Ray cluster (see `[ray]`)."""
+    workers: int | None = None
+    """Worker processes for a `module:function` target; default: 1, with the engine `ray` one per CPU of the cluster.
+
+    With the engine `ray` they are Ray actors, which run commands too; each takes an equal part of `concurrency`."""
     python: str | None = None
     """Python of these processes, such as `agent-env/bin/python`; default: the runner's own.
 
@@ -115,6 +128,8 @@ class RolloutsSettings:
     """Seconds after which a verdict is abandoned and its rollout gets status `judge_error`."""
     policy_url: str = "http://127.0.0.1:8000/v1"
     """Base URL of the policy, passed to agents as OPENAI_BASE_URL."""
+    policy_servers: tuple[str, ...] = ()
+    """URLs of the policy servers behind `policy_url`, if that is a balancer: branches are registered at each of them."""
     collector: str = "http://127.0.0.1:4317"
     """OTLP/gRPC endpoint for the spans of the runner and its agents, or several with commas; default: `[collector] endpoints`."""
     signing_key_file: str | None = None
@@ -126,3 +141,27 @@ class RolloutsSettings:
 
     The runner sends the token of the role runner, and its agents get that of the role agent.
     If there is no collector on this machine, the headers in OTEL_EXPORTER_OTLP_HEADERS are sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class RaySettings:
+    """`[ray]`: the Ray cluster of commands that run with the engine `ray`."""
+
+    address: str | None = None
+    """HOST:PORT of the cluster's head; default: RAY_ADDRESS, otherwise the cluster that this machine is a node of.
+
+    The command itself runs on a node of the cluster."""
+    working_dir: str | None = None
+    """Folder with the agent's code, copied to the nodes, where agents run in it; default: the nodes have the code.
+
+    The state folder, the files of keys and tokens, and the task file are not copied."""
+    runtime_env: str | None = None
+    """JSON file with further fields of Ray's runtime environment, such as `pip` or `env_vars`; default: none.
+
+    Ray shows these fields in its dashboard and logs: they are no place for secrets."""
+    worker_cpus: float = 1.0
+    """CPUs that each worker reserves on its node."""
+    worker_resource: str | None = None
+    """Custom resource of the nodes that may run agents, as in `ray start --resources`; default: any node."""
+    start_timeout_s: float = 120.0
+    """How long the run waits for a worker if the cluster has room for none."""

@@ -12,11 +12,13 @@ class DatasetSettings:
     out: str | None = None
     """Folder of datasets; default: `$TRAINSPAN_HOME/dataset`."""
     credit: str = "identical"
-    """How a rollout's rewards are assigned to its calls: `identical`, `return_to_go`, `step`, `gigpo`, `per_agent`, or
-    `module:function`."""
+    """How a rollout's rewards are assigned to its calls: `identical`, `return_to_go`, `step`, `gigpo`, `vine`, `per_agent`,
+    or `module:function`.
+
+    `vine` uses the values that `trainspan branch` measured."""
     baseline: str | None = None
     """Advantage baseline: `grpo`, `dr_grpo`, `rloo`, `batch`, `global`, `running`, `rae`, `none`, or `module:function`;
-    default: `grpo`, or `running` if no rollout has a task id."""
+    default: `grpo` (`dr_grpo` with `vine`), or `running` if no rollout has a task id."""
     reward: str | None = None
     """`module:function` or `file.py:function` that rewards each stored rollout; default: the stored rewards count.
 

@@ -33,6 +33,14 @@ class LoopSettings:
     With 1, the agents work on the next round while the trainer learns from this one; a call is then up to 1 version
     behind when it is trained. A stream pauses while so many rounds' groups wait for training; there, 0 counts as 1. It cannot be
     combined with `[serving] sleep`."""
+    branches: int = 0
+    """Branches from each chosen state of a round's rollouts ([branches](credit-assignment.md#branches)); 0: none.
+
+    They are trained too, as groups of their own. `[dataset] credit = "vine"` uses the values that they measure."""
+    branch_calls: str = "entropy:2"
+    """Calls of each rollout to measure, as in `trainspan branch --calls`."""
+    branch_rollouts: int = 16
+    """Number of rollouts of a round that are branched, chosen by a hash."""
     eval_tasks: int = 500
     """Validation tasks before the first and after the last round; 0: none."""
     val_tasks: int = 100
@@ -59,6 +67,14 @@ class LoopSettings:
     """Train the policies of `[policies.NAME]` one after the other instead of at the same time; always with `[serving] sleep`.
 
     It takes less memory at a time."""
+    trial_tasks: str | None = None
+    """Task file (split `val`) on which each new version is compared with the one before, right after its swap; default: none.
+
+    A version that is worse is refused: the one before goes back in service. The tasks are never trained on."""
+    trial_n: int = 1
+    """Rollouts of each trial task under each version."""
+    trial_level: float = 0.05
+    """Greatest probability of refusing a version that is as good as the one before."""
     server_devices: str | None = None
     """GPUs of the policy server, such as `0` or `0,1`; default: the first.
 

@@ -10,7 +10,7 @@ Paths are relative to the working directory unless absolute.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from trainspan_schemas.config.agents import RolloutsSettings, ServingSettings
+from trainspan_schemas.config.agents import RaySettings, RolloutsSettings, ServingSettings
 from trainspan_schemas.config.collector import CollectorSettings
 from trainspan_schemas.config.dataset import DatasetSettings
 from trainspan_schemas.config.loop import LoopSettings, ViewSettings
@@ -23,6 +23,7 @@ __all__ = [
     "DatasetSettings",
     "LoopSettings",
     "PolicySettings",
+    "RaySettings",
     "RolloutsSettings",
     "ServingSettings",
     "Settings",
@@ -39,6 +40,7 @@ class Settings:
     collector: CollectorSettings = field(default_factory=CollectorSettings)
     serving: ServingSettings = field(default_factory=ServingSettings)
     rollouts: RolloutsSettings = field(default_factory=RolloutsSettings)
+    ray: RaySettings = field(default_factory=RaySettings)
     dataset: DatasetSettings = field(default_factory=DatasetSettings)
     sft: SftSettings = field(default_factory=SftSettings)
     train: TrainSettings = field(default_factory=TrainSettings)

@@ -92,7 +92,11 @@ class TrainSettings:
 
     The policy server must see the same folder."""
     policy_url: str = "http://127.0.0.1:8000"
-    """Policy server to swap after each round; `none` only writes checkpoints."""
+    """Policy server to swap after each round, or several with commas; `none` only writes checkpoints."""
+    weights_host: str = "127.0.0.1"
+    """Address on which `trainspan weights` serves checkpoints to policy servers on other machines."""
+    weights_port: int = 8090
+    """Port of `trainspan weights`; 0: any free one."""
     publish_timeout_s: float = 300.0
     """How long a swap is retried while the server is busy, or unavailable after it was reached in the same round."""
     learning_rate: float | None = None
@@ -213,6 +217,10 @@ class TrainSettings:
     """Number of newest checkpoints kept on disk.
 
     `latest`, its parent and the served checkpoint are always kept."""
+    keep_start: bool = False
+    """Also write the model that the run starts from as a checkpoint, so that it can be put back in service.
+
+    The loop sets it with `[loop] trial_tasks`."""
     token_figures_mib: float = 64.0
     """Maximum MiB of per-token figures that a round writes (17 bytes a token, before compression); 0: none are written.
 

@@ -44,8 +44,12 @@ CONSTRAINT_START: Final = (
 )
 POLICY_NAME: Final = "trainspan.policy.name"
 POLICY_BASE: Final = "trainspan.policy.base"  # hex digest of the model that training began with (checkpoint.py)
-POLICY_VERSION: Final = "trainspan.policy.version"  # int
+POLICY_VERSION: Final = "trainspan.policy.version"  # int; the oldest one of a call with tokens of several
 POLICY_VERSION_SPANS: Final = "trainspan.policy.version_spans"  # JSON [[version, first token, end token], …]
+POLICY_SWAP_CACHE: Final = (
+    "trainspan.policy.swap_cache"  # "recomputed": at a swap, keys and values of earlier tokens were computed again
+)
+CACHE_RECOMPUTED: Final = "recomputed"
 CALL_INDEX: Final = "trainspan.call.index"  # int, counter per rollout and server, given at request start
 CALL_SIGNED: Final = "trainspan.call.signed"  # bool: the identity or URL that the caller used was the runner's
 CALL_SERVER: Final = "trainspan.call.server"  # 32 hex digits: the server that counted the index
@@ -97,6 +101,9 @@ EVALUATION_EXPLANATION: Final = "gen_ai.evaluation.explanation"
 EVALUATION_ID: Final = "trainspan.evaluation.id"
 EVALUATION_SOURCE: Final = "trainspan.evaluation.source"  # "judge" | "return" | "agent" | "human"
 EVALUATION_OF: Final = "trainspan.evaluation.of"  # "rollout" | "call"
+
+STATE_VALUE: Final = "trainspan.value"  # evaluation of a call: mean reward of branches from the state before it
+CALL_ADVANTAGE: Final = "trainspan.advantage"  # evaluation of a call: how much its branches' mean rewards rise with it
 
 REWARD: Final = "reward"  # the evaluation name that is the reward by default
 

@@ -158,8 +158,8 @@ class Branched:
         try:
             record = json.loads(body)
             diverged = record["diverged"]
-            numbers = (int(record[name]) for name in ("forced", "missing", "sampled"))
-            return cls(*numbers, diverged=None if diverged is None else str(diverged))
+            forced, missing, sampled = (int(record[name]) for name in ("forced", "missing", "sampled"))
+            return cls(forced, missing, sampled, None if diverged is None else str(diverged))
         except (ValueError, KeyError, TypeError) as error:
             raise InvalidRecordError(f"not the end of a prefix: {body[:100]!r}") from error
 

@@ -157,16 +157,20 @@ class Generation:
         return {**record, keys.CONSTRAINT_START: start} if start else record
 
     def _version_attributes(self, choice: SampledChoice) -> dict[str, Any]:
-        """Uses the engine's own labels if it reported any; they name the full weights, whichever adapter is active."""
+        """Uses the engine's own labels if it reported any; they name the full weights, whichever adapter is active.
+
+        The version of a call with tokens of several ones is the oldest of them.
+        """
         version = self._policy.version
         if self.forced is not None:
             return {} if self.forced.version is None else {keys.POLICY_VERSION: self.forced.version}
         if self._policy.adapter and self.adapter is None:
             return {keys.POLICY_VERSION: version}
         spans = [(int(label) if label.isdigit() else version, start, end) for label, start, end in choice.versions]
-        attributes: dict[str, Any] = {keys.POLICY_VERSION: spans[-1][0] if spans else version}
+        attributes: dict[str, Any] = {keys.POLICY_VERSION: min((one for one, _, _ in spans), default=version)}
         if len({label for label, _, _ in spans}) > 1:
             attributes[keys.POLICY_VERSION_SPANS] = json.dumps(spans)
+            attributes[keys.POLICY_SWAP_CACHE] = keys.CACHE_RECOMPUTED
         return attributes
 
 

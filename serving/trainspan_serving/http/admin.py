@@ -1,4 +1,4 @@
-"""The endpoints `/trainspan/…`: state (`GET policy`), swap (`POST policy`), `sleep` and `wake`."""
+"""The endpoints `/trainspan/…`: state (`GET policy`), swap (`POST policy`), `stage`, `sleep` and `wake`."""
 
 import hmac
 import ipaddress
@@ -100,8 +100,8 @@ async def _answer(
     server: PolicyServer, exporter: CallExport, branches: BranchRegistry, scope: Scope, receive: Receive
 ) -> dict[str, Any]:
     method, what = scope["method"], scope["path"].removeprefix(ADMIN_PREFIX)
-    if what not in ("policy", "sleep", "wake"):
-        raise _Refusal(404, f"nothing at {scope['path'][:80]}: use {ADMIN_PREFIX}policy, sleep or wake")
+    if what not in ("policy", "stage", "sleep", "wake"):
+        raise _Refusal(404, f"nothing at {scope['path'][:80]}: use {ADMIN_PREFIX}policy, stage, sleep or wake")
     if (method, what) == ("GET", "policy"):
         return state_of(server, exporter, branches)
     if method != "POST":
@@ -122,6 +122,10 @@ async def _answer(
             "canary": result.canary.as_json(),
             "seconds": result.seconds,
         }
+    if what == "stage":
+        checkpoint, version, policy = _parse(body)
+        await server.stage(checkpoint, version, policy)
+        return {"staged": checkpoint, "version": version}
     if not plan.sleep:
         raise _Refusal(409, "this server cannot sleep: start it with --sleep")
     await (server.sleep() if what == "sleep" else server.wake())

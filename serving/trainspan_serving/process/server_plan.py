@@ -50,6 +50,8 @@ class ServerPlan:
     version: int
     served_name: str
     checkpoints: str
+    weights_url: str | None
+    """Where checkpoints are copied from; None: the folder is shared with the trainer."""
     host: str
     allowed_hosts: tuple[str, ...]
     """Additional names accepted in the Host header of a swap."""
@@ -81,6 +83,8 @@ class ServerPlan:
     max_body_bytes: int
     swap_timeout_s: float
     drain_timeout_s: float
+    swap_in_flight: bool
+    """Whether requests go on across a swap of full weights."""
     canary_tolerance: float | None
     merge_adapters: bool
     """Whether a LoRA adapter is added to the full weights instead of being computed next to them."""
@@ -138,6 +142,7 @@ def make_plan(
         version=version,
         served_name=settings.served_name,
         checkpoints=str(checkpoints_dir(settings.checkpoints).resolve()),
+        weights_url=settings.weights_url,
         host=settings.host,
         allowed_hosts=tuple(name.strip().lower() for name in settings.allowed_hosts.split(",") if name.strip()),
         state=str(state.resolve()),
@@ -157,6 +162,7 @@ def make_plan(
         max_body_bytes=settings.max_body_bytes,
         swap_timeout_s=settings.swap_timeout_s,
         drain_timeout_s=settings.drain_timeout_s,
+        swap_in_flight=settings.swap_in_flight,
         canary_tolerance=settings.canary_tolerance,
         merge_adapters=bool(settings.merge_adapters),
         policies=dict(policies or {}),

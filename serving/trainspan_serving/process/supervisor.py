@@ -101,7 +101,8 @@ class Supervisor:
     def _take(self, event: Mapping[str, object]) -> None:
         if event["event"] == "ready":
             self._was_ready = True
-            self._on_ready(f"http://{self._host}:{self._port}/v1", self._good.version)
+            is_tls = any(flag.partition("=")[0] == "--ssl-certfile" for flag in self._flags)
+            self._on_ready(f"http{'s' if is_tls else ''}://{self._host}:{self._port}/v1", self._good.version)
         elif event["event"] == "policy":
             policy, adapter = (None if event[key] is None else str(event[key]) for key in ("policy", "adapter"))
             self._good = self._good.serving(policy, str(event["model"]), adapter, int(str(event["version"])))

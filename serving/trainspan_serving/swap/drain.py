@@ -1,4 +1,8 @@
-"""Drains the engine before its weights change: holds new requests, waits for those in flight, then ends them."""
+"""Gets the engine ready for a change of its weights: drains it of requests, or freezes them where they are.
+
+A drain holds new requests, waits for those in flight, then ends them. A freeze holds new requests, too, and stops those in
+flight after their current token; they go on once the engine is resumed, with the new weights.
+"""
 
 import logging
 import time
@@ -7,7 +11,7 @@ from trainspan_serving.capture.engine_tap import EngineTap
 from trainspan_serving.swap.engine import Engine
 from trainspan_serving.swap.gate import Gate
 
-__all__ = ["Drain"]
+__all__ = ["Drain", "Freeze"]
 
 _log = logging.getLogger(__name__)
 
@@ -35,6 +39,10 @@ class Drain:
         if not await self._engine.pause(max(_LEAST_PAUSE_S, self._left_s())):
             await self._end_all()
 
+    async def pause_again(self) -> None:
+        """Pauses the engine once more, in which only requests of the server itself can run: they are aborted."""
+        await self._engine.abort()
+
     async def _end_all(self) -> None:
         message = (
             f"the policy server ended this request after waiting {self._limit_s:g} s for it, because {self._why}; "
@@ -46,3 +54,23 @@ class Drain:
 
     def _left_s(self) -> float:
         return max(0.0, self._deadline - time.monotonic())
+
+
+class Freeze:
+    """One freeze; `limit_s` is only a limit for the engine to finish its current step."""
+
+    def __init__(self, gate: Gate, engine: Engine, limit_s: float) -> None:
+        self._gate, self._engine, self._limit_s = gate, engine, limit_s
+
+    async def close_gate(self) -> None:
+        """Closes the gate, which then holds new requests; those inside go on."""
+        self._gate.hold()
+
+    async def pause_engine(self) -> None:
+        """Stops all requests after their current token. Raises TimeoutError, and resumes them, if the engine does not stop."""
+        await self._engine.freeze(max(_LEAST_PAUSE_S, self._limit_s))
+        _log.info("requests frozen in_flight=%d", self._gate.in_flight)
+
+    async def pause_again(self) -> None:
+        """Stops them again, with other weights in the engine."""
+        await self.pause_engine()

@@ -61,6 +61,18 @@ class Engine:
             return False
         return True
 
+    async def freeze(self, limit_s: float) -> None:
+        """Stops running generations after their current token until `resume`, and forgets what was computed for them.
+
+        When they go on, the engine computes their keys and values again, with the weights that it then has: the next token is
+        exactly one of these weights, given all tokens so far. Raises TimeoutError, and resumes, if that takes over `limit_s`.
+        """
+        try:
+            await asyncio.wait_for(self._client.pause_generation(mode="keep", clear_cache=True), limit_s)
+        except TimeoutError:
+            await self.resume()
+            raise
+
     async def abort(self) -> None:
         """Aborts running generations and blocks new ones."""
         await self._client.pause_generation(mode="abort")

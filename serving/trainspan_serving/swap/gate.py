@@ -56,9 +56,13 @@ class Gate:
         self._inside.clear()
         self._idle.set()
 
+    def hold(self) -> None:
+        """Holds new requests, whatever those in flight do."""
+        self._opened.clear()
+
     async def close(self, drain_s: float) -> bool:
         """Holds new requests and waits for those in flight; False (and still closed) if they outlast `drain_s`."""
-        self._opened.clear()
+        self.hold()
         if self._idle.is_set():
             return True
         try:

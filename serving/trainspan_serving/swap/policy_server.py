@@ -16,13 +16,14 @@ from trainspan_schemas.errors import CheckpointError, one_line
 from trainspan_serving.capture.engine_tap import EngineTap
 from trainspan_serving.checkpoints.candidates import CheckpointCandidate, find_candidate
 from trainspan_serving.checkpoints.merged import check_can_merge
+from trainspan_serving.checkpoints.pull import CheckpointSource, prune_pulled
 from trainspan_serving.checkpoints.served_policy import ServedPolicy
 from trainspan_serving.checkpoints.weights import Weights, read_weights
 from trainspan_serving.process.link import report
 from trainspan_serving.process.server_plan import ServerPlan
 from trainspan_serving.swap.adapter_swap import AdapterSwap
 from trainspan_serving.swap.canary import CanaryReport
-from trainspan_serving.swap.drain import Drain
+from trainspan_serving.swap.drain import Drain, Freeze
 from trainspan_serving.swap.engine import Engine
 from trainspan_serving.swap.gate import Gate
 from trainspan_serving.swap.policy_table import PolicyRow, PolicyTable
@@ -76,6 +77,9 @@ class PolicyServer:
         self._engine, self._tap = engine, tap
         self._verifier = Verifier(engine, tap, plan.canary_tolerance)
         self._served = served
+        self.source = CheckpointSource(plan.weights_url, plan.token) if plan.weights_url else None
+        """Where checkpoints are copied from; None: they are in the folder."""
+        self._copying = asyncio.Lock()
         self._changing = asyncio.Lock()
         self._broken = False
 
@@ -155,7 +159,7 @@ class PolicyServer:
                 with _timed(seconds, "total"):
                     row = self.policies.row(policy)
                     with _timed(seconds, "validate"):
-                        candidate = await asyncio.to_thread(self._validate, checkpoint, version, policy)
+                        candidate = await self._staged(checkpoint, version, policy)
                     canary = await self._exchange(row, candidate, seconds)
         except (CheckpointError, LoadFailedError, BusyError) as error:
             self.swaps[_outcome_of(error)] += 1
@@ -168,6 +172,17 @@ class PolicyServer:
         report({"event": "policy", "policy": policy, **state})
         _log.info("policy=%s swapped version=%d canary=%s seconds=%.3f", served.name, version, canary.status, took_s)
         return SwapResult(version, checkpoint, canary, seconds)
+
+    async def stage(self, checkpoint: str, version: int, policy: str | None = None) -> None:
+        """Copies a checkpoint from the trainer's machine, if one is set, and validates it, while requests go on.
+
+        Its files are then in the page cache, so that a swap reads no disk. Raises CheckpointError if it does not fit,
+        BusyError if the server is restarting.
+        """
+        if self._broken:
+            raise BusyError("the server is restarting; try again")
+        self.policies.row(policy)
+        await self._staged(checkpoint, version, policy)
 
     async def sleep(self) -> None:
         """Holds new requests, waits for those in flight, and frees the accelerator's memory until `wake` or a swap.
@@ -203,6 +218,13 @@ class PolicyServer:
         async with self._changing:
             yield
 
+    async def _staged(self, checkpoint: str, version: int, policy: str | None) -> CheckpointCandidate:
+        async with self._copying:
+            if self.source is not None:
+                folder = Path(self.plan.checkpoints, policy or "")
+                await asyncio.to_thread(self.source.pull, checkpoint, policy, folder)
+            return await asyncio.to_thread(self._validate, checkpoint, version, policy)
+
     def _validate(self, checkpoint: str, version: int, policy: str | None) -> CheckpointCandidate:
         checkpoints = Path(self.plan.checkpoints, policy or "")
         candidate = find_candidate(checkpoints, checkpoint, version, self._served, self._engine.limits)
@@ -232,7 +254,7 @@ class PolicyServer:
         swap = self._swap_of(candidate, row.policy)
         try:
             with _timed(seconds, "drain"):
-                await swap.prepare()
+                await self._prepare(swap)
             try:
                 await self._engine.wake()
                 with _timed(seconds, "reload"):
@@ -249,6 +271,7 @@ class PolicyServer:
                 raise CanaryFailedError(f"{what}; version {row.policy.version} stays in service", canary)
             row.policy, row.canary, self._served = policy, canary, candidate.weights or self._served
             await swap.commit()
+            prune_pulled(candidate.folder.parent, self._folders_in_use())
             return canary
         except RollbackFailedError:
             self._broken = True
@@ -259,11 +282,25 @@ class PolicyServer:
             if not self._broken:
                 self.gate.open()
 
+    async def _prepare(self, swap: WeightSwap | AdapterSwap) -> None:
+        try:
+            await swap.prepare()
+        except TimeoutError as error:
+            raise BusyError(f"the engine did not pause within {self.plan.drain_timeout_s:g} s; try again") from error
+
+    def _folders_in_use(self) -> set[str]:
+        rows = (self.policies.base, *self.policies.named.values())
+        folders = ((row.policy.folder, row.policy.weights) for row in rows)
+        return {folder.name for pair in folders for folder in pair}
+
     def _swap_of(self, candidate: CheckpointCandidate, earlier: ServedPolicy) -> WeightSwap | AdapterSwap:
         if candidate.weights is None and not self._engine.merges_adapters:
             return AdapterSwap(self._engine, candidate, earlier)
-        drain = self._drain(f"version {candidate.version} of the weights is being loaded")
-        return WeightSwap(self._engine, self._tap, drain, candidate, earlier)
+        pause: Drain | Freeze = self._drain(f"version {candidate.version} of the weights is being loaded")
+        if self.plan.swap_in_flight and earlier.adapter is None and not self.policies.named:
+            # Requests with an adapter cannot go on: it belongs to the earlier weights.
+            pause = Freeze(self.gate, self._engine, self.plan.drain_timeout_s)
+        return WeightSwap(self._engine, self._tap, pause, candidate, earlier)
 
     def _drain(self, why: str) -> Drain:
         return Drain(self.gate, self._tap, self._engine, self.plan.drain_timeout_s, why)

@@ -1,4 +1,4 @@
-"""Replaces the full weights in the engine while nothing runs, so that no call is answered by two policies.
+"""Replaces the full weights in the engine, while nothing runs or in the middle of generations that are frozen meanwhile.
 
 An adapter that is merged replaces them too.
 """
@@ -7,7 +7,7 @@ from trainspan_serving.capture.engine_tap import EngineTap
 from trainspan_serving.checkpoints.candidates import CheckpointCandidate
 from trainspan_serving.checkpoints.served_policy import ServedPolicy
 from trainspan_serving.swap.canary import prime
-from trainspan_serving.swap.drain import Drain
+from trainspan_serving.swap.drain import Drain, Freeze
 from trainspan_serving.swap.engine import Engine
 
 __all__ = ["RollbackFailedError", "WeightSwap"]
@@ -21,18 +21,23 @@ class WeightSwap:
     """One swap of full weights: prepare, load, then commit or undo. After `undo`, `earlier` is in the engine."""
 
     def __init__(
-        self, engine: Engine, tap: EngineTap, drain: Drain, candidate: CheckpointCandidate, earlier: ServedPolicy
+        self,
+        engine: Engine,
+        tap: EngineTap,
+        pause: Drain | Freeze,
+        candidate: CheckpointCandidate,
+        earlier: ServedPolicy,
     ) -> None:
-        self._engine, self._tap, self._drain = engine, tap, drain
+        self._engine, self._tap, self._pause = engine, tap, pause
         self._candidate, self._earlier = candidate, earlier
 
     async def prepare(self) -> None:
-        """Drains the engine, and primes the prefix cache so that the canary would notice if it were kept."""
-        await self._drain.close_gate()
+        """Pauses the engine, and primes the prefix cache before so that the canary would notice if it were kept."""
+        await self._pause.close_gate()
         await self._engine.wake()
         if self._candidate.canary:
             await prime(self._tap, self._candidate.canary, self._earlier)
-        await self._drain.pause_engine()
+        await self._pause.pause_engine()
 
     async def load(self) -> ServedPolicy:
         """Loads the candidate. Raises what vLLM raises."""
@@ -54,7 +59,7 @@ class WeightSwap:
     async def undo(self) -> None:
         """Loads the earlier weights again. Raises RollbackFailedError if that fails too."""
         try:
-            await self._engine.abort()
+            await self._pause.pause_again()
             await self._engine.load(self._earlier)
         except Exception as error:
             raise RollbackFailedError(f"cannot load version {self._earlier.version} again") from error

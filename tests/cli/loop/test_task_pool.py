@@ -77,7 +77,7 @@ def test_settings_without_tasks_to_train_on_are_refused(tasks: Path, tmp_path: P
 
 
 def test_a_loop_without_a_target_has_only_tasks_of_validations(tasks: Path) -> None:
-    assert LoopTasks.open(load_settings(None, {})) == LoopTasks(None, None, None)
+    assert LoopTasks.open(load_settings(None, {})) == LoopTasks(None, None, None, None)
     environ = {"TRAINSPAN_ROLLOUTS__TASKS": str(tasks), "TRAINSPAN_LOOP__VAL_TARGET": "agent:solve"}
     found = LoopTasks.open(load_settings(None, environ))
     assert found.train is None

@@ -26,6 +26,8 @@ class Rollout:
     states: str = ""
     group: int = 0
     more: dict[str, Rewards] = field(default_factory=dict)
+    values: Sequence[float | None] = ()
+    """Measured values of the states before its calls; without any, none is known."""
 
 
 def estimate(
@@ -40,12 +42,13 @@ def estimate(
         for position, agent in enumerate(agents):
             row: dict[str, Any] = {"rollout": number, "position": position, "agent": agent}
             row |= {"turn": agents[:position].count(agent), "state": (rollout.states or "s" * 99)[position]}
+            row["state_value"] = rollout.values[position] if rollout.values else None
             for name in (reward.name for reward in plan.rewards):
                 whole, steps = rewards.get(name, (None, [None] * len(agents)))
                 row |= {step_column(name): steps[position], rollout_column(name): whole}
             rows.append(row)
     columns = {column(reward.name): pl.Float64 for reward in plan.rewards for column in (step_column, rollout_column)}
-    types = {"rollout": pl.UInt32, "position": pl.UInt32, "turn": pl.Int32, **columns}
+    types = {"rollout": pl.UInt32, "position": pl.UInt32, "turn": pl.Int32, "state_value": pl.Float64, **columns}
     calls = pl.DataFrame(rows, schema_overrides=types)
     count = len(rollouts)
     facts = pl.DataFrame(

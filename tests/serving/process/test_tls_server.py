@@ -1,5 +1,6 @@
 """A policy server over TLS: vLLM's flags, and `SSL_CERT_FILE` for its clients."""
 
+import shutil
 from pathlib import Path
 
 import openai
@@ -8,26 +9,30 @@ import pytest
 from tests.serving.support.servers import Models
 from tests.support.policy_server.process import policy_server
 from tests.support.tls import make_certificate
-from trainspan_training.checkpoints.swap_request import publish, served_folders
+from trainspan_cli.main import run
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-def test_the_trainer_swaps_and_agents_call_over_tls(
-    models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_swap_and_an_agents_call_go_over_tls(
+    models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    files = make_certificate(tmp_path)
+    files, checkpoints = make_certificate(tmp_path), tmp_path / "checkpoints"
+    shutil.copytree(models.checkpoints, checkpoints)
     flags = ["--ssl-certfile", str(files.certificate), "--ssl-keyfile", str(files.key)]
-    arguments = ("--checkpoints", str(models.checkpoints), "--collector", "none")
+    arguments = ("--checkpoints", str(checkpoints), "--collector", "none")
     with policy_server(models.base, tmp_path / "home", *arguments, flags=flags) as server:
-        url = server.url.replace("http://", "https://")
+        url = server.url
+        assert url.startswith("https://127.0.0.1:")
         monkeypatch.setenv("TRAINSPAN_HOME", str(server.home))
-        untrusting = publish(url, models.folder(1).name, 1, retry_for_s=1, was_there=False)
-        assert untrusting.outcome == "unreachable"
-        assert "CERTIFICATE_VERIFY_FAILED" in str(untrusting.error)
+        swap = ["swap", "1", "--checkpoints", str(checkpoints), "--policy-url", url, "--publish-timeout-s"]
+        assert run([*swap, "1"]) == 1
+        assert "CERTIFICATE_VERIFY_FAILED" in capsys.readouterr().err
         monkeypatch.setenv("SSL_CERT_FILE", str(files.certificate))
-        assert publish(url, models.folder(1).name, 1, retry_for_s=60, was_there=True).outcome == "swapped"
-        assert models.folder(1).name in served_folders(url)
+        assert run([*swap, "60"]) == 0
+        assert f"policy-000001 is in service at {url}, canary fresh" in capsys.readouterr().out
         agent = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
-        answer = agent.chat.completions.create(model="policy", messages=[{"role": "user", "content": "hello"}])
-        assert answer.choices[0].message.content is not None
+        answer = agent.chat.completions.with_raw_response.create(
+            model="policy", messages=[{"role": "user", "content": "hello"}]
+        )
+        assert answer.headers["x-trainspan-policy-version"] == "1"

@@ -23,7 +23,7 @@ from trainspan_schemas.artifacts.checkpoint import CANARY_FILE, CheckpointMeta
 from trainspan_schemas.config.settings import ServingSettings
 from trainspan_serving.process.launch import prepare
 
-__all__ = ["HUB_ID", "LAUNCHES", "Faulty", "Models", "Plain", "Stack", "publish_base"]
+__all__ = ["HUB_ID", "LAUNCHES", "Faulty", "Flying", "Models", "Plain", "Stack", "publish_base"]
 
 FLAGS = ("--structured-outputs-config", '{"backend": "xgrammar", "disable_any_whitespace": true}')
 """Random weights would fill JSON text with whitespace forever."""
@@ -66,6 +66,10 @@ class Stack:
         self._collector.close()
 
 
+Flying = tuple[RunningServer, OtlpSink]
+"""A server whose requests go on across swaps, and its spans."""
+
+
 @contextlib.contextmanager
 def _stack(models: Models, root: Path) -> Iterator[Stack]:
     stack = Stack()
@@ -73,6 +77,16 @@ def _stack(models: Models, root: Path) -> Iterator[Stack]:
     with policy_server(models.base, root, *arguments, flags=FLAGS) as stack.server:
         yield stack
     stack.stop_collector()
+
+
+@contextlib.contextmanager
+def _flying(models: Models, root: Path) -> Iterator[Flying]:
+    """Starts a server whose requests go on across swaps."""
+    with otlp_sink() as (sink, url):
+        arguments = ("--collector", url, "--checkpoints", str(models.checkpoints))
+        environment = {"TRAINSPAN_SERVING__SWAP_IN_FLIGHT": "true"}
+        with policy_server(models.base, root, *arguments, flags=FLAGS, environment=environment) as server:
+            yield server, sink
 
 
 def _bare(models: Models, root: Path) -> AbstractContextManager[RunningServer]:
@@ -190,6 +204,7 @@ def _plain(models: Models, root: Path) -> Iterator[Plain]:
 LAUNCHES: Mapping[str, Callable[[Models, Path], AbstractContextManager[Any]]] = {
     "stack": _stack,
     "bare": _bare,
+    "flying": _flying,
     "faulty": _faulty,
     "plain": _plain,
 }

@@ -14,7 +14,8 @@ from tests.support.ports import free_port
 from tests.training.support.sessions import GENTLE, Run
 from tests.training.support.swap_server import policy_server
 from trainspan_schemas.artifacts.checkpoint import CheckpointMeta, read_latest
-from trainspan_training.checkpoints.swap_request import PolicyAddress, Swap, publish, served_folders
+from trainspan_training.checkpoints.replica_swap import publish, served_folders
+from trainspan_training.checkpoints.swap_request import PolicyAddress, Swap
 
 pytestmark = pytest.mark.usefixtures("home")
 

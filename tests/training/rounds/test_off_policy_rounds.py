@@ -6,9 +6,13 @@ from typing import Any
 
 import pytest
 
-from tests.support.dataset_files import sample_rollouts, write_dataset
+from tests.support.dataset_files import logprobs_of, sample_rollouts, write_dataset
 from tests.training.support.sessions import GENTLE, Run, weights
+from trainspan_schemas.artifacts.dataset import dataset_dir
+from trainspan_training.data.dataset import open_dataset, read_calls
+from trainspan_training.model.loading import load_model
 from trainspan_training.objective import attention
+from trainspan_training.rounds.old_policy import staleness_of
 
 
 def test_data_of_older_policies_are_weighted_and_counted(run: Run, tmp_path: Path, model: Any) -> None:
@@ -38,6 +42,44 @@ def test_data_of_older_policies_are_weighted_and_counted(run: Run, tmp_path: Pat
     assert stale.record.effective_sample_share == pytest.approx(share, rel=0.02)
     assert {"many_bounded_weights", "many_rejected_calls"} <= set(stale.record.alarms)
     assert fresh.record.alarms == []
+
+
+def test_a_call_that_went_on_across_a_swap_is_weighted_and_counted_token_by_token(
+    run: Run, tmp_path: Path, model: Any
+) -> None:
+    """The first 2 tokens of each call are from version 0, off by e^0.9, the others from version 1."""
+    write_dataset(tmp_path / "dataset", sample_rollouts(model, rollouts=4, seed=0), round_=0)
+    gentle = dataclasses.replace(GENTLE, learning_rate=1e-3, max_kl=5.0)
+    (first,) = run(gentle, rounds=1)
+    assert first.checkpoint is not None
+    newer = load_model(tmp_path / "checkpoints" / first.checkpoint).eval()
+    calls = [
+        dataclasses.replace(
+            call,
+            logprobs=[value - 0.9 for value in call.logprobs[:2]]
+            + logprobs_of(newer, call.prompt_ids, call.completion_ids)[2:],
+            policy_version_spans=f"[[0, 0, 2], [1, 2, {len(call.completion_ids)}]]",
+        )
+        for call in sample_rollouts(newer, rollouts=4, seed=1)
+    ]
+    write_dataset(tmp_path / "dataset", calls, round_=1)
+    (mixed,) = run(gentle, rounds=1)
+    assert mixed.record is not None
+    assert mixed.record.old_policy == "recompute"
+    assert (mixed.record.staleness_max, mixed.record.policy_versions) == (1, [0, 1])
+    tokens = sum(len(call.completion_ids) for call in calls)
+    assert mixed.record.staleness_mean == pytest.approx(2 * len(calls) / tokens)
+    # Tokens of the current version have a weight of exactly 1; only the others are bounded by the cap of 2.
+    assert mixed.record.bounded == pytest.approx(2 * len(calls) / tokens)
+    weights = [2.4596] * 2 * len(calls) + [1.0] * (tokens - 2 * len(calls))
+    share = sum(weights) ** 2 / sum(w * w for w in weights) / len(weights)
+    assert mixed.record.effective_sample_share == pytest.approx(share, rel=1e-3)
+    assert not mixed.record.agreement.fresh
+    # After a rollback the newest version of a call can be one that was withdrawn: such a call is never fresh.
+    (call,) = read_calls(open_dataset(dataset_dir(tmp_path / "dataset", 1)))[0][:1]
+    withdrawn = dataclasses.replace(call, policy_version=1, version_spans=((1, 0, 2), (2, 2, 4), (1, 4, 6)))
+    assert not staleness_of([withdrawn], 1, 0).fresh
+    assert staleness_of([dataclasses.replace(call, policy_version=1, version_spans=())], 1, 0).fresh
 
 
 def test_calls_beyond_the_staleness_limit_are_left_out_and_counted(run: Run, tmp_path: Path, model: Any) -> None:

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from tests.support.dataset_files import sample_rollouts, write_dataset
 from tests.training.support.sessions import GENTLE, same_weights
@@ -31,9 +33,10 @@ def follow(
     checkpoints: str = "checkpoints",
     datasets: str = "dataset",
     after: Callable[[RoundResult], None] = lambda _: None,
+    **changes: Any,
 ) -> list[RoundResult]:
     """Trains so many datasets; calls `after` after each."""
-    settings = dataclasses.replace(GENTLE, model=str(model_dir))
+    settings = dataclasses.replace(GENTLE, model=str(model_dir), **changes)
     results: list[RoundResult] = []
 
     def on_result(result: RoundResult) -> None:
@@ -138,6 +141,63 @@ def test_nothing_changes_unless_the_server_took_the_checkpoint(tmp_path: Path, m
         assert roll_back(root, 1, PolicyAddress(server.url), retry_for_s=1).swap.outcome == "swapped"
     assert server.asked[0][2] == {"checkpoint": "policy-000001", "version": 1}
     assert read_latest(root) == root / "policy-000001"
+
+
+@pytest.mark.parametrize("adapter", ["none", "lora"])
+def test_the_model_that_the_run_starts_from_can_be_put_back_too(
+    tmp_path: Path, model: Any, model_dir: Path, adapter: str
+) -> None:
+    write(tmp_path, model, 0, 1, 2)
+    root = tmp_path / "checkpoints"
+
+    def after(result: RoundResult) -> None:
+        if result.version == 1:
+            assert roll_back(root, 0, PolicyAddress("none"), retry_for_s=1).withdrawn == ["policy-000001"]
+
+    results = follow(tmp_path, model_dir, 2, after=after, keep_start=True, adapter=adapter)
+    assert [result.version for result in results] == [1, 2]
+    meta = CheckpointMeta.read(root / "policy-000000")
+    assert (meta.version, meta.parent, meta.dataset_sha256) == (0, str(model_dir.resolve()), None)
+    assert CheckpointMeta.read(root / "policy-000001").parent == "policy-000000"
+    assert CheckpointMeta.read(root / "policy-000002").parent == "policy-000000"
+    # To the bit what the second dataset alone gives.
+    write(tmp_path, model, 1, folder="others")
+    follow(tmp_path, model_dir, 1, checkpoints="reference", datasets="others", adapter=adapter)
+    file = "model.safetensors" if adapter == "none" else "adapter_model.safetensors"
+    one, other = (load_file(path / file) for path in (root / "policy-000002", tmp_path / "reference/policy-000001"))
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    if adapter == "none":
+        start, model_file = load_file(root / "policy-000000" / file), load_file(model_dir / file)
+        assert all(torch.equal(start[name], model_file[name].float()) for name in start)
+    else:
+        start = load_file(root / "policy-000000" / file)
+        assert not any(tensor.any() for name, tensor in start.items() if ".lora_B." in name), "it changes nothing"
+
+
+def test_a_trainer_restarted_before_the_first_version_starts_from_the_same_model(
+    tmp_path: Path, model: Any, model_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(tmp_path, model, 0)
+    root, commit = tmp_path / "checkpoints", Checkpoints.commit
+
+    def stop_before_the_first(checkpoints: Checkpoints, meta: CheckpointMeta) -> Path:
+        if meta.version == 1:
+            raise KeyboardInterrupt
+        return commit(checkpoints, meta)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, "commit", stop_before_the_first)
+        with pytest.raises(KeyboardInterrupt):
+            follow(tmp_path, model_dir, 1, keep_start=True)
+    assert read_latest(root) == root / "policy-000000"
+    caplog.clear()
+    (first,) = follow(tmp_path, model_dir, 1, keep_start=True)
+    assert (first.version, first.failure) == (1, None)
+    assert "had not been swapped in" not in caplog.text
+    assert "cannot be recomputed" not in caplog.text
+    follow(tmp_path, model_dir, 1, checkpoints="reference")
+    assert same_weights(root / "policy-000001", tmp_path / "reference" / "policy-000001")
 
 
 def test_one_of_several_policies_is_put_back_by_name(

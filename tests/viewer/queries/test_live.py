@@ -18,6 +18,7 @@ from trainspan_viewer.queries import live
 from trainspan_viewer.queries.live import LiveModel, load_live
 from trainspan_viewer.queries.params import Params
 from trainspan_viewer.queries.places import ViewerPaths
+from trainspan_viewer.queries.query import load_query
 from trainspan_viewer.queries.sources import Sources
 from trainspan_viewer.queries.store import QueryRows, StoreReader
 
@@ -142,10 +143,17 @@ def test_several_stores_are_one_page_with_the_newest_spans_first(tmp_path_factor
             rollout = TestRollout(f"r{number}", begins=1000.0 * number)
             collector.wait().send([chain(rollout, 2 + number).reward(1.0)])
         reader = StoreReader(*(str(collector.store) for collector in running))
-        model = loaded(Sources(ViewerPaths(tmp_path_factory.getbasetemp() / "none", folders[0]), reader, Settings()))
+        sources = Sources(ViewerPaths(tmp_path_factory.getbasetemp() / "none", folders[0]), reader, Settings())
+        model = loaded(sources)
+        asked = load_query(sources, Params("/query", {}, {"sql": ["SELECT count(*) AS n FROM calls"]}))
+        cut = reader.select("SELECT range AS n FROM range(6)", most=8)
         reader.close()
     finally:
         for collector in running:
             collector.stop()
     assert [row["rollout_id"] for row in model.finished] == ["r1", "r0"]
     assert [row["rollout_id"] for row in model.calls] == ["r1"] * 3 + ["r0"] * 2
+    assert asked.result is not None
+    assert asked.result.columns == ("store", "n")
+    assert asked.result.rows == [(str(collector.store), 2 + number) for number, collector in enumerate(running)]
+    assert (cut.columns, [n for (n,) in cut.rows], cut.is_cut) == (("n",), [0, 1, 2, 3, 4, 5, 0, 1], True)

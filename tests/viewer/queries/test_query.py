@@ -80,21 +80,9 @@ def test_columns_and_bytes_of_the_page_are_bounded(sources: Sources) -> None:
 
 def test_a_wrong_query_keeps_the_connection(sources: Sources) -> None:
     store = sources.store
+    (connection,) = store._connections
     store.select("SELECT 1")
-    before = store._open
+    before = connection._open
     with pytest.raises(StoreError, match="nothing"):
         store.select("SELECT nothing")
-    assert store._open is before is not None
-
-
-def test_several_stores_are_queried_one_after_the_other_and_the_page_names_them(bench: Bench, tmp_path: Path) -> None:
-    stores = [str(collector.store) for collector in bench.collectors[:2]]
-    reader = StoreReader(*stores)
-    model, page = ask(Sources(ViewerPaths(tmp_path, tmp_path), reader, Settings()), "SELECT 7 AS n")
-    assert model.result is not None
-    assert model.result.columns == ("store", "n")
-    assert model.result.rows == [(stores[0], 7), (stores[1], 7)]
-    assert stores[1] in page
-    cut = reader.select("SELECT range AS n FROM range(6)", most=8)
-    assert (cut.columns, [n for (n,) in cut.rows], cut.is_cut) == (("n",), [0, 1, 2, 3, 4, 5, 0, 1], True)
-    reader.close()
+    assert connection._open is before is not None

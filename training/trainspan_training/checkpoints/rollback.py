@@ -10,7 +10,8 @@ from trainspan_schemas.artifacts.checkpoint import CheckpointMeta, checkpoint_na
 from trainspan_schemas.errors import CheckpointError
 from trainspan_training.checkpoints.folder import complete_checkpoints, latest_held
 from trainspan_training.checkpoints.ledger import CheckpointLedger, LedgerEntry
-from trainspan_training.checkpoints.swap_request import EVENTS, PolicyAddress, Swap, publish, served_folders
+from trainspan_training.checkpoints.replica_swap import publish, served_folders
+from trainspan_training.checkpoints.swap_request import EVENTS, PolicyAddress, Swap
 
 __all__ = ["RolledBack", "roll_back"]
 

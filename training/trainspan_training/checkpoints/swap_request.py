@@ -12,7 +12,17 @@ from typing import Any, Literal
 from trainspan_schemas.home import token
 from trainspan_training.checkpoints.ledger import Event
 
-__all__ = ["EVENTS", "Outcome", "PolicyAddress", "Swap", "publish", "served_dtype", "served_folders"]
+__all__ = [
+    "EVENTS",
+    "Outcome",
+    "PolicyAddress",
+    "Swap",
+    "in_service",
+    "publish_to_one",
+    "served_dtype",
+    "served_names",
+    "stage",
+]
 
 log = logging.getLogger(__name__)
 
@@ -37,12 +47,17 @@ _LONGEST_WAIT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class PolicyAddress:
-    """A policy in service."""
+    """A policy in service, at one server or at several."""
 
     url: str
-    """The server's base address (a trailing `/v1` is ignored); "none": no server."""
+    """The server's base address (a trailing `/v1` is ignored), or several with commas; "none": no server."""
     policy: str | None = None
     """Its name, on a server with several."""
+
+    @property
+    def servers(self) -> tuple["PolicyAddress", ...]:
+        """The address at each server."""
+        return tuple(PolicyAddress(url.strip(), self.policy) for url in self.url.split(",") if url.strip())
 
     @property
     def base(self) -> str:
@@ -62,7 +77,9 @@ class Swap:
         return None if self.answer is None else self.answer.get("error")
 
 
-def publish(address: PolicyAddress, checkpoint: str, version: int, *, retry_for_s: float, was_there: bool) -> Swap:
+def publish_to_one(
+    address: PolicyAddress, checkpoint: str, version: int, *, retry_for_s: float, was_there: bool
+) -> Swap:
     """POST /trainspan/policy; does nothing if the address has no server.
 
     Retries for up to `retry_for_s` while the server is busy (503) and, if it `was_there` a moment ago, while it is
@@ -70,10 +87,21 @@ def publish(address: PolicyAddress, checkpoint: str, version: int, *, retry_for_
     """
     if address.url == "none":
         return Swap("off", None)
+    return _retried(address, "policy", checkpoint, version, retry_for_s, was_there=was_there)
+
+
+def stage(address: PolicyAddress, checkpoint: str, version: int, retry_for_s: float) -> Swap:
+    """POST /trainspan/stage: the server gets and validates the checkpoint; `swapped` if it can be swapped in."""
+    return _retried(address, "stage", checkpoint, version, retry_for_s, was_there=True)
+
+
+def _retried(
+    address: PolicyAddress, what: str, checkpoint: str, version: int, retry_for_s: float, *, was_there: bool
+) -> Swap:
     deadline = time.monotonic() + retry_for_s
     is_reported = False
     while True:
-        swap, wait_s = _try(address, checkpoint, version, max(_LEAST_TRY_S, deadline - time.monotonic()))
+        swap, wait_s = _try(address, what, checkpoint, version, max(_LEAST_TRY_S, deadline - time.monotonic()))
         may_pass = swap.outcome == "busy" or (swap.outcome == "unreachable" and was_there)
         if not may_pass or time.monotonic() + wait_s >= deadline:
             return swap
@@ -89,25 +117,32 @@ def publish(address: PolicyAddress, checkpoint: str, version: int, *, retry_for_
 
 
 def served_dtype(url: str) -> str | None:
-    """The dtype that the policy server at `url` computes in, e.g. "bfloat16"; None if it does not answer."""
-    dtype = _state(url).get("dtype")
+    """The dtype that the first policy server that answers at `url` computes in, e.g. "bfloat16"; None without one."""
+    states = (_state(server.url) for server in PolicyAddress(url).servers)
+    dtype = next((state.get("dtype") for state in states if state), None)
     return dtype if isinstance(dtype, str) else None
 
 
-def served_folders(address: PolicyAddress) -> frozenset[str]:
-    """Names of the folders that the policy is served from, including an adapter's base; empty without an answer."""
+def in_service(address: PolicyAddress) -> dict[str, Any]:
+    """What one server says of the policy: `checkpoint`, `version` and more, and the full weights as `base`; empty without
+    an answer."""
     state = _state(address.url)
     policies = state.get("policies")
     own = policies.get(address.policy) if isinstance(policies, dict) and address.policy else state
-    checkpoint = own.get("checkpoint") if isinstance(own, dict) else None
-    return frozenset(name for name in (checkpoint, state.get("base")) if isinstance(name, str))
+    return {**(own if isinstance(own, dict) else {}), "base": state.get("base")}
 
 
-def _try(address: PolicyAddress, checkpoint: str, version: int, timeout_s: float) -> tuple[Swap, float]:
+def served_names(address: PolicyAddress) -> frozenset[str]:
+    """Names of the folders that one server serves the policy from, including an adapter's base; empty without an answer."""
+    own = in_service(address)
+    return frozenset(name for name in (own.get("checkpoint"), own.get("base")) if isinstance(name, str))
+
+
+def _try(address: PolicyAddress, what: str, checkpoint: str, version: int, timeout_s: float) -> tuple[Swap, float]:
     """Makes one request; returns its result and the seconds to wait before a retry."""
     base, named = address.base, {} if address.policy is None else {"policy": address.policy}
     request = urllib.request.Request(
-        f"{base}/trainspan/policy",
+        f"{base}/trainspan/{what}",
         data=json.dumps({**named, "checkpoint": checkpoint, "version": version}).encode(),
         headers={"Content-Type": "application/json", "Authorization": f"Bearer {token()}"},
     )

@@ -24,6 +24,7 @@ _COLUMNS = (
     "attempt",
     "group_id",
     "policy_version",
+    "policy_version_spans",
     "call_index",
     "segment_id",
     "segment_pos",
@@ -33,6 +34,7 @@ _COLUMNS = (
     "temperature",
     "advantage",
 )
+_NULLABLE = ("policy_version", "policy_version_spans", "group_id")
 _OF_CONSTRAINT = ("constraint", "constraint_start")
 """Columns added in dataset version 3."""
 
@@ -76,6 +78,7 @@ class Call:
     group: str
     """Group of rollouts it was compared with; its own rollout if it has no group."""
     policy_version: int | None
+    """The oldest, if the call went on across a swap of weights."""
     prompt_ids: "NDArray[np.int32]"
     """(P − prefix_len,) the prompt from position `prefix_len` on."""
     completion_ids: "NDArray[np.int32]"
@@ -88,6 +91,13 @@ class Call:
     """Leading prompt tokens that earlier calls of its segment already hold, omitted here."""
     limits: "TokenLimits | None" = None
     """Limits on the C sampled tokens, if the call was constrained."""
+    version_spans: tuple[tuple[int, int, int], ...] = ()
+    """(version, first token, end token) over the C sampled tokens; empty if all of them are of `policy_version`."""
+
+    def tokens_by_version(self) -> list[tuple[int | None, int]]:
+        """Each version that sampled tokens of the call, None if it is unknown, with their number."""
+        spans = [(version, end - first) for version, first, end in self.version_spans]
+        return [*spans] or [(self.policy_version, len(self.completion_ids))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +241,7 @@ class _Segments:
 
 def _calls(table: Any, numbers: Sequence[int], path: Path) -> list[Call]:
     for name in _COLUMNS:
-        if name not in ("policy_version", "group_id") and table.column(name).null_count:
+        if name not in _NULLABLE and table.column(name).null_count:
             raise DatasetError(f"{path} has a row without {name}: build the dataset again")
     prompts, completions, logprobs = (lists_of(table, name) for name in ("prompt_ids", "completion_ids", "logprobs"))
     scalars = table.select([name for name in _COLUMNS if name not in ("prompt_ids", "completion_ids", "logprobs")])
@@ -249,6 +259,7 @@ def _calls(table: Any, numbers: Sequence[int], path: Path) -> list[Call]:
             logprobs=logprob,
             temperature=row["temperature"],
             advantage=row["advantage"],
+            version_spans=_spans(row["policy_version_spans"], path),
         )
         for number, row, prompt, completion, logprob in zip(
             numbers, scalars.to_pylist(), prompts, completions, logprobs, strict=True
@@ -258,6 +269,13 @@ def _calls(table: Any, numbers: Sequence[int], path: Path) -> list[Call]:
         if fault := _fault(call):
             raise DatasetError(f"{path}: call {call.index} of rollout {call.rollout} {fault}")
     return calls
+
+
+def _spans(text: str | None, path: Path) -> tuple[tuple[int, int, int], ...]:
+    try:
+        return tuple((int(version), int(first), int(end)) for version, first, end in json.loads(text or "[]"))
+    except (ValueError, TypeError) as error:
+        raise DatasetError(f"{path} has policy_version_spans {str(text)[:80]!r}: build the dataset again") from error
 
 
 def _fault(call: Call) -> str | None:

@@ -112,6 +112,11 @@ class CanaryKeeper:
         self._dtype = dtype
         self._scores = self.score(model)
 
+    @property
+    def scores(self) -> list[list[float]]:
+        """Scores of the newest good weights."""
+        return self._scores
+
     def forget(self) -> None:
         """The weights are others: `ready` scores them."""
         self._dtype = ""

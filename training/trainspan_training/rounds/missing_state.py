@@ -50,6 +50,8 @@ def find_missing_state(checkpoints: Checkpoints, policy: Policy, datasets: Path)
     if policy.checkpoint is None or checkpoints.state_files(policy.checkpoint):
         return None
     meta = CheckpointMeta.read(policy.folder)
+    if meta.dataset_sha256 is None:  # the model that the run starts from, written as a checkpoint
+        return None
     try:
         parent = named_policy(checkpoints, meta)
     except CheckpointError as error:

@@ -80,15 +80,18 @@ def check_policy(dataset: DatasetFolder, policy: Policy) -> None:
 
 
 def staleness_of(calls: Sequence[Call], version: int, dropped: int) -> Staleness:
-    """Staleness of the calls relative to `version`; calls of unknown version count as current."""
-    behind = [max(0, version - (version if call.policy_version is None else call.policy_version)) for call in calls]
-    tokens = sum(len(call.completion_ids) for call in calls)
-    aged = sum(len(call.completion_ids) * age for call, age in zip(calls, behind, strict=True))
+    """Staleness of the calls relative to `version`; calls of unknown version count as current.
+
+    A call that went on across a swap counts token by token in the mean, and by its oldest tokens in the greatest.
+    """
+    found = [(own, count) for call in calls for own, count in call.tokens_by_version()]
+    behind = [(max(0, version - (version if own is None else own)), count) for own, count in found]
+    tokens = sum(count for _, count in behind)
     return Staleness(
-        mean=aged / tokens if tokens else 0.0,
-        greatest=max(behind, default=0),
+        mean=sum(age * count for age, count in behind) / tokens if tokens else 0.0,
+        greatest=max((age for age, _ in behind), default=0),
         dropped=dropped,
-        fresh={call.policy_version for call in calls} == {version},
+        fresh={own for own, _ in found} == {version},
     )
 
 

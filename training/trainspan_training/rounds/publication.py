@@ -7,11 +7,14 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from trainspan_schemas.artifacts.checkpoint import CheckpointMeta
+from safetensors import SafetensorError
+
+from trainspan_schemas.artifacts.checkpoint import Canary, CheckpointMeta
 from trainspan_schemas.config.settings import TrainSettings
 from trainspan_training.checkpoints.folder import Checkpoints
 from trainspan_training.checkpoints.ledger import LedgerEntry
-from trainspan_training.checkpoints.swap_request import EVENTS, PolicyAddress, Swap, publish
+from trainspan_training.checkpoints.replica_swap import publish
+from trainspan_training.checkpoints.swap_request import EVENTS, PolicyAddress, Swap
 from trainspan_training.data.dataset import DatasetFolder
 from trainspan_training.devices.leader import Leader
 from trainspan_training.metrics import round_record
@@ -73,6 +76,17 @@ class Publication:
         self.policy = saved
         self._files.keep_state()
         return True
+
+    def keep_start(self, canary: Canary) -> None:
+        """Makes the model that the run starts from a checkpoint, so that it can be put back in service."""
+        try:
+            saved = self._files.save_start(self.policy, canary)
+        except (OSError, SafetensorError) as error:
+            log.error("the model that the run starts from cannot be put back in service: %s", error)
+            return
+        entry = LedgerEntry("published", None, saved.folder.name, "the model that the run starts from")
+        self._leader.share(lambda checkpoints: checkpoints.ledger.append(entry))
+        self.policy = saved
 
     def finish(self, record: RoundRecord) -> None:
         """Deletes old checkpoints and records the round."""

@@ -108,7 +108,7 @@ class RoundReading:
         _check(self._rows, int(config.vocab_size), context_of(config), layout.longest)
         rng = np.random.default_rng([settings.seed, int(self._dataset.sha256[:16], 16)])
         steps = plan_steps(self._rows, calls, steps=settings.steps_per_round, rule=rule, layout=layout, rng=rng)
-        known = [call.policy_version for call in calls if call.policy_version is not None]
+        known = [version for call in calls for version, _ in call.tokens_by_version() if version is not None]
         replay, self._calls, self._replay = self._replay, [], Replay()
         return Outline(
             steps=tuple(steps),

@@ -223,6 +223,8 @@ class Rounds:
             trainer_dtype=self.trainer.dtype,
             server_dtype=self._server_dtype,
         )
+        if self._settings.keep_start and self._policy.checkpoint is None:
+            self._publication.keep_start(self._canary.canary(self._canary.scores))
 
     def _trained(self, dataset: DatasetFolder, outline: Outline, prepared: Prepared) -> Trained:
         """The result of the steps, and whether it is accepted."""

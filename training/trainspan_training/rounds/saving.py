@@ -12,9 +12,10 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from trainspan_schemas.artifacts.checkpoint import Canary, CheckpointMeta
+from trainspan_schemas.artifacts.checkpoint import Canary, CheckpointMeta, checkpoint_name
 from trainspan_training.checkpoints.folder import Checkpoints, RolledBackError
-from trainspan_training.checkpoints.swap_request import PolicyAddress, served_folders
+from trainspan_training.checkpoints.replica_swap import served_folders
+from trainspan_training.checkpoints.swap_request import PolicyAddress
 from trainspan_training.data.dataset import DatasetFolder
 from trainspan_training.devices.leader import Leader
 from trainspan_training.metrics.token_files import TokenFile
@@ -58,10 +59,9 @@ class PolicyFiles:
 
         Raises OSError (and leaves nothing behind) if it cannot be written, RolledBackError if it may not be.
         """
-        team, kind = self._trainer.team, self._weights.kind
         trained_on = dataset.policy or parent.trained_on
         meta = CheckpointMeta(
-            kind,
+            self._weights.kind,
             self._leader.share(lambda checkpoints: checkpoints.next_version(parent.version)),
             parent.name,
             parent.base,
@@ -70,9 +70,26 @@ class PolicyFiles:
             base_digest=parent.base_digest,
             micro_batch_tokens=micro_batch_tokens,
         )
+        return self._write(meta, parent, canary, lambda: self._reserve(checkpoint_name(meta.version), tokens))
+
+    def save_start(self, policy: Policy, canary: Canary) -> Policy:
+        """Writes the model that the run starts from as a checkpoint, without Adam's state. Raises OSError."""
+        meta = CheckpointMeta(
+            self._weights.kind,
+            policy.version,
+            policy.name,
+            policy.base,
+            None,
+            policy=policy.trained_on,
+            base_digest=policy.base_digest,
+        )
+        return self._write(meta, policy, canary, _nothing)
+
+    def _write(self, meta: CheckpointMeta, parent: Policy, canary: Canary, reserve: Callable[[], None]) -> Policy:
+        team = self._trainer.team
         temporary: Path = self._leader.share(lambda checkpoints: checkpoints.begin(meta))
         try:
-            self._reserve(temporary.name.removeprefix(".tmp-"), tokens)
+            reserve()
             written = {
                 name: file
                 for files in team.every(lambda: self._weights.write(temporary, team), (OSError, SafetensorError))
@@ -85,8 +102,8 @@ class PolicyFiles:
             self.drop_state()
             self._leader.share(lambda checkpoints: checkpoints.discard(meta))
             raise
-        model = parent.model if kind == "lora" else folder
-        return Policy(folder, folder.name, parent.base, meta.version, model, trained_on, parent.base_digest)
+        model = parent.model if meta.kind == "lora" else folder
+        return Policy(folder, folder.name, parent.base, meta.version, model, meta.policy, parent.base_digest)
 
     def _commit(
         self,

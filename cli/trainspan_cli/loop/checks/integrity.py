@@ -9,7 +9,17 @@ from trainspan_cli.loop.state.reward_records import RewardRecords
 from trainspan_schemas.artifacts.agreement import Agreement
 from trainspan_schemas.telemetry.status import DROP_REASONS, without_detail
 
-__all__ = ["Check", "StageCounts", "all_hold", "dataset_checks", "reward_checks", "stage_checks", "training_checks"]
+__all__ = [
+    "Check",
+    "StageCounts",
+    "StoredCounts",
+    "all_hold",
+    "dataset_checks",
+    "reward_checks",
+    "stage_checks",
+    "stored_checks",
+    "training_checks",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +32,20 @@ class Check:
 
     def record(self) -> dict[str, Any]:
         return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCounts:
+    """What the store has of a run since a time."""
+
+    requests: int
+    calls: int
+    """One per choice."""
+    ragged: int
+    """Calls whose ids and logprobs differ in length, or are missing."""
+    tokens: int
+    """Sampled tokens."""
+    rollouts: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +87,29 @@ def stage_checks(counts: StageCounts) -> list[Check]:
             f"call spans {counts.exported_calls} acknowledged, {counts.stored_calls} stored, {counts.dropped_calls} dropped; "
             f"rollouts {counts.rollouts} made, {counts.stored_rollouts} stored",
         ),
-        Check(
-            "ids and logprobs have equal length",
-            counts.ragged_calls == 0,
-            f"{counts.ragged_calls} of {counts.stored_calls} calls differ",
-        ),
+        _ragged_check(counts.ragged_calls, counts.stored_calls),
     ]
+
+
+def stored_checks(counts: StoredCounts, rollouts: int, client_calls: int) -> list[Check]:
+    """The same, of rollouts beside which the policy server answered other calls: its own counts say nothing about them."""
+    return [
+        Check(
+            "every call is stored",
+            client_calls == counts.requests > 0,
+            f"clients {client_calls}, store {counts.requests}; the server answered others, too",
+        ),
+        Check(
+            "no acknowledged span is missing",
+            rollouts == counts.rollouts,
+            f"rollouts {rollouts} made, {counts.rollouts} stored",
+        ),
+        _ragged_check(counts.ragged, counts.calls),
+    ]
+
+
+def _ragged_check(ragged: int, calls: int) -> Check:
+    return Check("ids and logprobs have equal length", ragged == 0, f"{ragged} of {calls} calls differ")
 
 
 def dataset_checks(manifest: Mapping[str, Any]) -> list[Check]:
@@ -135,11 +176,10 @@ def training_checks(event: Mapping[str, Any]) -> list[Check]:
     canary = swap.get("canary") or {}
     if event.get("recovered") and not canary:
         # The server was started from the checkpoint after an interruption: nothing was swapped.
-        detail = f"version {swap.get('version')} of {event.get('version')}"
-        return [
-            *checks,
-            Check("the server has the round's policy", swap.get("version") == event.get("version"), detail),
-        ]
+        served = swap.get("version") == event.get("version") or bool(event.get("withdrawn"))
+        why = "; an earlier version was put back in service" if event.get("withdrawn") else ""
+        detail = f"version {swap.get('version')} of {event.get('version')}{why}"
+        return [*checks, Check("the server has the round's policy", served, detail)]
     fresh = canary.get("status") == "fresh" and swap.get("version") == event.get("version")
     detail = (
         swap.get("error")

@@ -200,8 +200,9 @@ class Screen:
             )
         named = record.get("policies") or {}
         why = "".join(f"; {name} skipped: {own['skipped']}" for name, own in named.items() if own["skipped"])
+        outcome = f"refused ({record['refused']})" if record.get("refused") else f"version {version}"
         return (
-            f"round {round_}: version {version}, {rollouts} rollouts ({failed} failed), reward {train}, {speed} sampled tok/s, "
+            f"round {round_}: {outcome}, {rollouts} rollouts ({failed} failed), reward {train}, {speed} sampled tok/s, "
             f"mean |Δlogp| {difference}, checks {ok} ({stages}){why}"
         )
 

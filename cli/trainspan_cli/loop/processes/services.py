@@ -64,29 +64,34 @@ class Services:
             environ=devices.environ(self.environ, devices.server),
             flags=devices.server_flags(settings.loop.server_flags),
         )
-        # The trainer adapts to the memory that the server leaves on a shared GPU. With a dataset from before an interruption
+        # A trainer adapts to the memory that the server leaves on a shared GPU. With a dataset from before an interruption
         # it would be done before the server could swap.
-        policies = self._policies
-        if devices.shared or any(dataset_dirs(policy_dir(folder.datasets, policy)) for policy in policies):
+        are_built = any(dataset_dirs(policy_dir(folder.datasets, policy)) for policy in self._policies)
+        if devices.shared or are_built:
             server.wait_until(self.policy.is_healthy, timeout_s)
         if devices.shared and settings.serving.sleep:
             self.policy.sleep()
         follow = ["train", "--follow", "--dataset", str(folder.datasets), "--model", model, *checkpoints]
         follow += ["--policy-url", self.policy.url, "--format", "json"]
-        for policy, own in zip(policies, devices.trainers, strict=True):
-            share = own.share * settings.train.memory_share
-            self._trainers[policy] = self._launch(
-                "trainer" if policy is None else f"trainer {policy}",
-                [*follow, *([] if policy is None else ["--policy", policy, "--memory-share", f"{share:g}"])],
-                environ=devices.environ(self.environ, own.devices),
-                launcher=own.launcher,
-            )
+        self._launch_trainers([*follow, *(["--keep-start"] if settings.loop.trial_tasks else [])])
         server.wait_until(self.policy.is_healthy, timeout_s)
         for trainer in self._trainers.values():
             trainer.wait_until(partial(_has_spoken, trainer), timeout_s)
         state = self.policy.policy()
-        for policy in policies:
+        for policy in self._policies:
             self._screen.policy(served(state, policy)["version"], policy)
+
+    def _launch_trainers(self, command: list[str]) -> None:
+        """Starts a trainer for each policy, on devices of its own or with its share of their memory."""
+        for policy, own in zip(self._policies, self.devices.trainers, strict=True):
+            share = own.share * self._settings.train.memory_share
+            scope = [] if policy is None else ["--policy", policy, "--memory-share", f"{share:g}"]
+            self._trainers[policy] = self._launch(
+                "trainer" if policy is None else f"trainer {policy}",
+                [*command, *scope],
+                environ=self.devices.environ(self.environ, own.devices),
+                launcher=own.launcher,
+            )
 
     def trainer(self, policy: Policy) -> Service:
         return self._trainers[policy]

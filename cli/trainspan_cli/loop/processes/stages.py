@@ -10,15 +10,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
-from trainspan_cli.clients.new_rewards import Places, last_places, new_rewards
+from trainspan_cli.clients.new_rewards import Places, last_places, new_rewards, validation_rewards
 from trainspan_cli.clients.policy_server import served
 from trainspan_cli.clients.store import counts
-from trainspan_cli.loop.checks.integrity import stage_checks
-from trainspan_cli.loop.checks.stage_counts import StageMeter
+from trainspan_cli.loop.checks.integrity import stage_checks, stored_checks
+from trainspan_cli.loop.checks.stage_counts import Beside, StageMeter, wait_for_stored
 from trainspan_cli.loop.processes.child_processes import Commands
 from trainspan_cli.loop.processes.screen import Screen
 from trainspan_cli.loop.processes.services import Services
 from trainspan_cli.loop.state.run_folder import RunFolder
+from trainspan_rollouts.run_ledger import points_file
 from trainspan_schemas.agents.functions import is_function_name
 from trainspan_schemas.artifacts.dataset import dataset_dir, manifest_path
 from trainspan_schemas.config.policy_scope import Policy, policies_of
@@ -54,7 +55,8 @@ class Collected:
 class Stages:
     """Runs the stages of rounds against the services of a run. Every method raises ProcessError if a command fails.
 
-    Different stages may run at the same time, from different threads; only one may collect or stream.
+    Different stages may run at the same time, from different threads; only one may collect or stream, and one collect
+    beside it.
     """
 
     def __init__(self, settings: Settings, services: Services, folder: RunFolder, screen: Screen) -> None:
@@ -66,6 +68,7 @@ class Stages:
         self.policies = policies_of(settings)
         self.take_turns = settings.loop.policies_in_turn or settings.serving.sleep
         """Whether a policy's dataset is built only after the one before it is trained."""
+        self._beside = Beside()
 
     def stop(self) -> None:
         """Ends the commands in progress, and lets none start until `resume`."""
@@ -76,8 +79,9 @@ class Stages:
 
     def collect(self, tasks: Path, round_: int, split: str, n: int) -> Collected:
         """Runs the agent `n` times on each task of a file and collects the counts from all sources."""
-        if self._settings.serving.sleep:  # no swap woke it if the trainer skipped the round
-            self._services.policy.wake()
+        if self._settings.loop.target is None:  # others use the server meanwhile
+            return self.collect_beside(self._folder.run_id, tasks, round_, n)
+        self._wake()
         return self._collect(str(tasks), round_, split, n, self._screen.progress)
 
     def stream(
@@ -85,6 +89,22 @@ class Stages:
     ) -> Collected:
         """Runs the agent `n` times on each training task that `write` writes to the runner, until it closes the pipe."""
         return self._collect("-", round_, "train", n, on_progress, write)
+
+    def collect_beside(self, run_id: str, tasks: Path, round_: int, n: int) -> Collected:
+        """Runs the agent `n` times on each validation task of a file while other rollouts, or users, may go on."""
+        self._wake()
+        with self._beside.quiet:
+            began, began_ns = time.monotonic(), time.time_ns()
+            result = self._roll_out(run_id, str(tasks), round_, "val", n, lambda _: None)
+            total, calls = result["total"], result["calls"]
+            stored = wait_for_stored(self.stores, run_id, began_ns, rollouts=total, requests=calls)
+            self._beside.add(stored)
+        checks = [check.record() for check in stored_checks(stored, total, calls)]
+        return Collected(result, checks, time.monotonic() - began, stored.rollouts >= total)
+
+    def _wake(self) -> None:
+        if self._settings.serving.sleep:  # no swap woke it if the trainer skipped the round
+            self._services.policy.wake()
 
     def _collect(
         self,
@@ -95,7 +115,28 @@ class Stages:
         on_progress: Callable[[dict[str, Any]], None],
         write: Callable[[IO[str]], None] | None = None,
     ) -> Collected:
-        began = time.monotonic()
+        began, services = time.monotonic(), self._services
+        with self._beside.quiet:
+            meter = StageMeter(services.policy, services.stores, self._folder.run_id, self._beside)
+        result = self._roll_out(self._folder.run_id, tasks, round_, split, n, on_progress, write)
+        sampling_s = time.monotonic() - began
+        with self._beside.quiet:
+            found = meter.stop(result["total"], result["calls"])
+            result |= {"sampled_tokens": meter.sampled_tokens(), "sampling_seconds": sampling_s}
+        checks = [check.record() for check in stage_checks(found)]
+        return Collected(result, checks, time.monotonic() - began, found.stored_rollouts >= found.rollouts)
+
+    def _roll_out(
+        self,
+        run_id: str,
+        tasks: str,
+        round_: int,
+        split: str,
+        n: int,
+        on_progress: Callable[[dict[str, Any]], None],
+        write: Callable[[IO[str]], None] | None = None,
+    ) -> dict[str, Any]:
+        """Runs `trainspan rollout` and returns its result, once the collector has every verdict."""
         settings, services = self._settings.rollouts, self._services
         result: dict[str, Any] = {}
 
@@ -105,9 +146,8 @@ class Stages:
             elif event.get("event") == "progress":
                 on_progress(event)
 
-        meter = StageMeter(services.policy, services.stores, self._folder.run_id)
         arguments = ["--tasks", tasks, "--n", str(n), "--split", split, "--round", str(round_)]
-        arguments += ["--run", self._folder.run_id, "--policy-url", f"{services.policy.url}/v1"]
+        arguments += ["--run", run_id, "--policy-url", f"{services.policy.url}/v1"]
         arguments += [*services.collector_option(), *(["--judge", settings.judge] if settings.judge else [])]
         target = self._settings.loop.target or self._settings.loop.val_target
         assert target is not None, "checked when tasks were opened"
@@ -124,11 +164,35 @@ class Stages:
                     f"the collector has not acknowledged {left} verdicts (log: {self._folder.logs / 'rollout.log'})"
                 )
             result["unacknowledged"] = 0
-        sampling_s = time.monotonic() - began
-        found = meter.stop(result["total"], result["calls"])
-        result |= {"sampled_tokens": meter.sampled_tokens(), "sampling_seconds": sampling_s}
-        checks = [check.record() for check in stage_checks(found)]
-        return Collected(result, checks, time.monotonic() - began, found.stored_rollouts >= found.rollouts)
+        return result
+
+    def branch(self, round_: int) -> dict[str, Any]:
+        """Branches the round's rollouts; returns the command's result without the values, which are stored.
+
+        Branches of an interrupted loop are resumed. No values are measured if no state can be branched.
+        """
+        settings, loop, services = self._settings.rollouts, self._settings.loop, self._services
+        run_id, target = self._folder.run_id, self._settings.loop.target
+        assert target is not None, "checked with the settings"
+        arguments = ["--of-run", run_id, "--of-round", str(round_), "--run", run_id]
+        arguments += [word for store in services.stores for word in ("--store", store)]
+        arguments += ["--calls", loop.branch_calls, "--n", str(loop.branches), "--limit", str(loop.branch_rollouts)]
+        arguments += ["--policy-url", f"{services.policy.url}/v1", *services.collector_option()]
+        arguments += ["--judge", settings.judge] if settings.judge else []
+        arguments += ["--resume"] if points_file(run_id, round_).exists() else []
+        agent = [target] if is_function_name(target) else ["--", *shlex.split(target)]
+        result: dict[str, Any] = {}
+
+        def on_event(event: dict[str, Any]) -> None:
+            if event.get("event") == "result":
+                result.update({name: value for name, value in event.items() if name not in ("event", "rollouts")})
+            elif event.get("event") == "progress":
+                self._screen.progress(event)
+
+        code, message = self._command("branch", arguments, agent, on_event, admitted=(0, 1, 2))
+        if code == 2:
+            self._screen.note(f"round {round_} has no branches: {message}")
+        return result
 
     def dataset(self, round_: int, *, are_stored: bool, policies: Sequence[Policy] | None = None) -> Nothing:
         """Builds the datasets of a round's rollouts, which the trainers pick up at once; only those of `policies`, if given.
@@ -171,6 +235,10 @@ class Stages:
         """The number of rewards that were stored after these places, and the places up to which they were counted."""
         return new_rewards(self._services.stores, self._settings.dataset, since)
 
+    def validation_rewards(self, since: Places) -> int:
+        """How many of these rewards are of validation rollouts."""
+        return validation_rewards(self._services.stores, self._settings.dataset, since)
+
     def _datasets(
         self, round_: int, arguments: list[str], policies: Sequence[Policy] | None = None, *, of_run: bool = True
     ) -> Nothing:
@@ -196,8 +264,8 @@ class Stages:
         return dataset_dir(policy_dir(self._folder.datasets, policy), round_)
 
     def sampled_tokens(self) -> int:
-        """Tokens that the policy server sampled since its start."""
-        return self._services.policy.sampled_tokens()
+        """Tokens that the policy server sampled since its start, without those of rollouts beside the others."""
+        return self._services.policy.sampled_tokens() - self._beside.tokens
 
     def keep_alive(self) -> None:
         """Restarts services that exited. Raises ProcessError after too many restarts."""
@@ -245,8 +313,15 @@ class Stages:
         self._screen.policy(now["version"], policy)
         tokens = {"trained": known.get("trained_tokens"), "forwarded": known.get("forwarded_tokens")}
         swap = {"version": now["version"], "canary": now["canary"]}
-        skipped = known.get("skipped")
-        return {**known, "event": "round", "recovered": True, "tokens": tokens, "swap": swap, "skipped": skipped}
+        return {
+            **known,
+            "event": "round",
+            "recovered": True,
+            "tokens": tokens,
+            "swap": swap,
+            "skipped": known.get("skipped"),
+            "withdrawn": self._folder.is_withdrawn(known.get("checkpoint"), policy),
+        }
 
     def _command(
         self,

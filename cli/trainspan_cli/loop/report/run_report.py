@@ -55,11 +55,14 @@ def _line(
         for name, value in metrics.get(record["round"], {}).items()
         if isinstance(value, int | float) and not isinstance(value, bool) and name not in ("round", "version")
     }
+    trial = (record.get("trial") or {}).get("reward") or {}
     return {
         "round": record["round"],
         **({} if policy is None else {"policy": policy}),
         "policy_version": record["policy_version"],
         "skipped": record.get("skipped"),
+        "refused": record.get("refused"),
+        **{f"trial_{name}": trial.get(name) for name in ("before", "after", "p")},
         "rollouts": record["rollout"].get("total"),
         "reward_mean": record["rollout"].get("mean_reward"),
         "sampled_tokens": record["rollout"].get("sampled_tokens"),

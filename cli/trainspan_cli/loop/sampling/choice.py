@@ -37,6 +37,14 @@ def check_sampling(settings: Settings) -> None:
     if loop.policies_in_turn and (loop.overlap or loop.mode == "stream"):
         name = "loop.overlap" if loop.overlap else 'loop.mode = "stream"'
         raise ConfigError(f"{name} trains all policies at the same time: set loop.policies_in_turn = false")
+    if loop.branches and (loop.target is None or loop.mode != "rounds"):
+        raise ConfigError(
+            'loop.branches needs rollouts that the loop makes in rounds: set loop.target and mode = "rounds"'
+        )
+    if loop.branches < 0 or loop.branch_rollouts < 1:
+        raise ConfigError(
+            f"loop.branches = {loop.branches}, loop.branch_rollouts = {loop.branch_rollouts}: at least 0, and at least 1"
+        )
     limit = settings.train.max_staleness
     if limit is not None and limit < loop.overlap:
         raise ConfigError(

@@ -1,11 +1,12 @@
 """Rollouts of agents that others run: a round whenever enough of them were rewarded, or after a time."""
 
+import contextlib
 import json
 import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, ParamSpec
+from typing import Any, Final, ParamSpec, TypeVar
 
 from trainspan_cli.clients.new_rewards import Places
 from trainspan_cli.loop.processes.screen import Screen
@@ -20,6 +21,7 @@ from trainspan_schemas.home import policy_dir
 __all__ = ["LiveSampler"]
 
 P = ParamSpec("P")
+R = TypeVar("R")
 
 STATE = "live.json"
 _LOOK_S: Final = 1.0
@@ -84,12 +86,19 @@ class LiveSampler:
         """None: nobody but the store has the rewards of these rollouts."""
         return []
 
-    def between_rounds(self, work: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Does `work` beside the agents. Rewards of this time do not count towards the next round: some are those of `work`."""
-        work(*args, **kwargs)
-        before = self._new
+    def between_rounds(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Does `work` beside the agents."""
+        return self.beside(work, *args, **kwargs)
+
+    def beside(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Does `work`, whose rewards do not count towards the next round."""
         self._count()
-        self._new = before
+        place = self._counted
+        result = work(*args, **kwargs)
+        self._count()
+        with contextlib.suppress(StoreError):
+            self._new = max(0, self._new - self._stages.validation_rewards(place))
+        return result
 
     def stop(self) -> list[int]:
         self._stages.stop()

@@ -4,26 +4,27 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, ParamSpec
+from typing import Any, ParamSpec, TypeVar
 
 from trainspan_cli.loop.processes.screen import Screen
 from trainspan_cli.loop.processes.stages import Collected, Stages
-from trainspan_cli.loop.sampling.sampler import SampledRound, is_followed_by_validation
+from trainspan_cli.loop.sampling.sampler import SampledRound, is_built_early
 from trainspan_cli.loop.state.run_folder import RunFolder
 from trainspan_cli.loop.state.task_pool import TaskPool
-from trainspan_rollouts.run_ledger import ledger_file
+from trainspan_rollouts.run_ledger import ledger_files
 from trainspan_schemas.config.settings import Settings
 
 __all__ = ["RoundSampler"]
 
 P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class RoundSampler:
     """Collects the rollouts of rounds in order, one round at a time, and builds their datasets meanwhile.
 
-    The trainer takes a dataset as soon as it is there. A validation needs the policy of its round, so the dataset of the
-    round after it is built only once the validation is done: until then, the trainer has nothing to swap in.
+    The trainer takes a dataset as soon as it is there. A validation or a trial needs the policy of its round, so the dataset
+    of the round after it is built only once that is done: until then, the trainer has nothing to swap in.
     """
 
     def __init__(self, settings: Settings, tasks: TaskPool, stages: Stages, folder: RunFolder, screen: Screen) -> None:
@@ -49,7 +50,7 @@ class RoundSampler:
             if next_ in done:
                 continue
             self._collected[next_] = self._collecting.submit(self._collect, next_)
-            if not is_followed_by_validation(loop, next_ - 1):
+            if is_built_early(loop, next_):
                 self._built[next_] = self._building.submit(self._build, next_)
 
     def take(self, round_: int) -> SampledRound:
@@ -60,11 +61,15 @@ class RoundSampler:
         return sampled
 
     def ledgers(self, round_: int) -> list[Path]:
-        return [ledger_file(self._folder.run_id, round_, "train")]
+        return ledger_files(self._folder.run_id, round_, "train")
 
-    def between_rounds(self, work: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+    def between_rounds(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Does `work` after the rollouts that are queued and before any others, and waits for it."""
-        self._collecting.submit(work, *args, **kwargs).result()
+        return self._collecting.submit(work, *args, **kwargs).result()
+
+    def beside(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Does `work` while the rollouts of later rounds go on."""
+        return work(*args, **kwargs)
 
     def stop(self) -> list[int]:
         """Ends what is queued or in progress; returns the rounds whose rollouts began and were not taken.
@@ -90,10 +95,18 @@ class RoundSampler:
     def _collect(self, round_: int) -> Collected | None:
         """The round's rollouts, also of an interrupted loop; None if only their dataset is left."""
         self._begun.add(round_)
-        if (known := self._folder.sampled(round_)) is not None:
-            return Collected(**known)
-        if self._stages.has_dataset(round_):
+        known = self._folder.sampled(round_)
+        is_built = self._stages.has_dataset(round_)
+        if known is None and is_built:
             return None
+        collected = Collected(**known) if known is not None else self._rollouts(round_)
+        if self._settings.loop.branches and not is_built:
+            self._screen.collecting("branches", round_)
+            collected.result["branches"] = self._stages.branch(round_)
+            self._screen.collecting("", round_)
+        return collected
+
+    def _rollouts(self, round_: int) -> Collected:
         loop = self._settings.loop
         self._screen.collecting("rollouts", round_)
         name, seed = f"round-{round_:04d}", f"{loop.seed}-{round_}"

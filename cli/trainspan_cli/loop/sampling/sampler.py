@@ -3,14 +3,15 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ParamSpec, Protocol
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 from trainspan_cli.loop.processes.stages import Nothing
 from trainspan_schemas.config.settings import LoopSettings
 
-__all__ = ["SampledRound", "Sampler", "is_followed_by_validation"]
+__all__ = ["SampledRound", "Sampler", "is_built_early", "is_followed_by_validation"]
 
 P = ParamSpec("P")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,14 @@ def is_followed_by_validation(settings: LoopSettings, round_: int) -> bool:
     return bool(settings.eval_every) and round_ % settings.eval_every == 0 and round_ < settings.rounds
 
 
+def is_built_early(settings: LoopSettings, round_: int) -> bool:
+    """Whether the trainer may have a round's dataset before the round before it is on record.
+
+    It may not if a validation or a trial comes in between: both need the version that is then in service.
+    """
+    return settings.trial_tasks is None and not is_followed_by_validation(settings, round_ - 1)
+
+
 class Sampler(Protocol):
     """Collects rollouts and builds the datasets of rounds, in order: of all policies, or of the first if they take turns.
 
@@ -49,8 +58,12 @@ class Sampler(Protocol):
         """The files with the runner's record of the round's rollouts."""
         ...
 
-    def between_rounds(self, work: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+    def between_rounds(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Does `work` while no rollouts and no swap are in progress, and waits for it."""
+        ...
+
+    def beside(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Does `work`, which makes rollouts of its own, while those for training go on."""
         ...
 
     def stop(self) -> list[int]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, ParamSpec
+from typing import Final, ParamSpec, TypeVar
 
 from trainspan_cli.loop.processes.screen import Screen
 from trainspan_cli.loop.processes.stages import Collected, Stages
@@ -20,6 +20,7 @@ from trainspan_schemas.config.settings import Settings
 __all__ = ["StreamSampler"]
 
 P = ParamSpec("P")
+R = TypeVar("R")
 
 _LOOK_S: Final = 0.5
 _MARGIN_S: Final = 60.0
@@ -93,11 +94,15 @@ class StreamSampler:
 
     def ledgers(self, round_: int) -> list[Path]:
         """The files with the runner's record of the round's rollouts."""
-        return ledger_files(self._folder.run_id, "train")
+        return ledger_files(self._folder.run_id, None, "train")
 
-    def between_rounds(self, work: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+    def between_rounds(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Does `work`; the rollouts ended with the round before."""
-        work(*args, **kwargs)
+        return work(*args, **kwargs)
+
+    def beside(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Does `work` while rollouts go on."""
+        return work(*args, **kwargs)
 
     def stop(self) -> list[int]:
         """Ends the rollouts in progress. No round of them has begun: complete groups that are left are not trained."""

@@ -30,11 +30,17 @@ class PolicyOutcome:
     """Why it was not trained."""
     checks: Sequence[Mapping[str, Any]] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
+    refused: str | None = None
+    """Why its new version is not in service any more."""
+    trial: Mapping[str, Any] | None = None
+    """The verdict on its new version (trials/verdict.py); None without one."""
 
     def figures(self) -> dict[str, Any]:
         return {
             "policy_version": self.version,
             "skipped": self.skipped,
+            "refused": self.refused,
+            "trial": self.trial,
             "dataset": {key: self.manifest.get(key) for key in _OF_MANIFEST},
             "train": self.event,
         }

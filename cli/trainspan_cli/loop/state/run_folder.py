@@ -92,6 +92,12 @@ class RunFolder(RunFiles):
                 return {"error": reason}
         return None
 
+    def is_withdrawn(self, checkpoint: str | None, policy: str | None = None) -> bool:
+        """Whether an earlier checkpoint of a policy was put back in service instead of this one."""
+        entries = json_lines(policy_dir(self.checkpoints, policy) / "ledger.jsonl")
+        last = [entry["event"] for entry in entries if checkpoint and entry.get("checkpoint") == checkpoint][-1:]
+        return last == ["withdrawn"]
+
     def keep_sampled(self, round_: int, collected: Mapping[str, Any]) -> None:
         """Keeps the figures of a round's rollouts, so that a loop that was killed does not repeat them."""
         (self.path / "sampled").mkdir(exist_ok=True)

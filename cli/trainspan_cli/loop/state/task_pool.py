@@ -50,13 +50,15 @@ class LoopTasks:
     train: TaskPool | None
     val: TaskPool | None
     probe: TaskPool | None
+    trial: TaskPool | None
+    """The tasks on which each new version is compared with the one before."""
 
     @classmethod
     def open(cls, settings: Settings) -> "LoopTasks":
         """Opens the files and checks every task. Raises ConfigError, TaskFileError."""
         loop, named = settings.loop, settings.rollouts.tasks
         if not loop.target and not loop.val_target:
-            return cls(None, None, None)
+            return cls(None, None, None, None)
         if not named:
             raise ConfigError(
                 "[loop] target (or val_target) needs [rollouts] tasks in trainspan.toml: the tasks of the agent"
@@ -66,7 +68,9 @@ class LoopTasks:
         train = TaskPool(path, "train") if loop.target else None
         if train is not None and not train:
             raise ConfigError(f"{named} has no task of split train")
-        return cls(train, TaskPool(path, "val"), TaskPool(Path(loop.probe_tasks), "val") if loop.probe_tasks else None)
+        probe = TaskPool(Path(loop.probe_tasks), "val") if loop.probe_tasks else None
+        trial = TaskPool(Path(loop.trial_tasks), "val") if loop.trial_tasks else None
+        return cls(train, TaskPool(path, "val"), probe, trial)
 
 
 def _line(task: Task) -> str:

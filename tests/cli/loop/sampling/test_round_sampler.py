@@ -44,6 +44,10 @@ class RecordedStages:
         self.events.append(f"collected {round_}")
         return Collected({"total": n}, [{"name": "counted", "ok": True, "detail": split}], 1.0, is_stored=True)
 
+    def branch(self, round_: int) -> dict[str, Any]:
+        self.events.append(f"branch {round_}")
+        return {"states": 2}
+
     def has_dataset(self, round_: int) -> bool:
         return dataset_dir(self._folder.datasets, round_).exists()
 
@@ -190,3 +194,30 @@ def test_settings_that_cannot_overlap_are_refused() -> None:
     check_sampling(dataclasses.replace(settings, loop=LoopSettings(target="a:b", overlap=1), train=strict))
     with pytest.raises(ConfigError, match=r"train\.max_staleness = 1 would drop calls that loop\.overlap = 2 makes"):
         check_sampling(dataclasses.replace(settings, loop=LoopSettings(target="a:b", overlap=2), train=strict))
+
+
+def test_a_rounds_branches_are_made_after_its_rollouts_and_before_those_of_the_next_round(world: World) -> None:
+    loop = dataclasses.replace(world.settings.loop, branches=4, target="agent:solve")
+    world.settings = dataclasses.replace(world.settings, loop=loop)
+    sampler, stages = world.start()
+    sampler.begin(1)
+    assert sampler.take(1).rollout == {"total": 8, "branches": {"states": 2}}
+    until(stages, "branch 2")
+    made = [event for event in stages.events if not event.startswith("dataset")]
+    assert made == ["collect 1", "collected 1", "branch 1", "collect 2", "collected 2", "branch 2"]
+
+
+def test_an_interrupted_loop_resumes_its_branches_with_the_recorded_rollouts(world: World) -> None:
+    world.settings = dataclasses.replace(world.settings, loop=LoopSettings(rounds=1, branches=4, target="agent:solve"))
+    world.folder.keep_sampled(1, Collected({"total": 8}, [], 1.0, is_stored=True).record())
+    sampler, stages = world.start()
+    sampler.begin(1)
+    assert sampler.take(1).rollout == {"total": 8, "branches": {"states": 2}}
+    assert stages.events == ["branch 1", "dataset 1"]
+
+
+def test_branches_need_rollouts_that_the_loop_makes_in_rounds() -> None:
+    for changed in ({"target": None}, {"mode": "stream"}):
+        loop = dataclasses.replace(LoopSettings(target="agent:solve", branches=4), **changed)
+        with pytest.raises(ConfigError, match=r"loop\.branches needs rollouts that the loop makes in rounds"):
+            check_sampling(dataclasses.replace(Settings(), loop=loop))

@@ -31,6 +31,7 @@ def _prepare(tmp_path: Path, plan: str, *, sleep: bool = False) -> tuple[Place, 
     inputs.mkdir()
     make_tiny_model(inputs / "model")
     tasks = [json.dumps({"id": f"t{number}", "input": f"1 + {number}"}) for number in range(2)]
+    tasks.append(json.dumps({"id": "held-out", "input": "2 + 2", "split": "val"}))
     (inputs / "tasks.jsonl").write_text("\n".join(tasks) + "\n")
     (tmp_path / "plan").write_text(plan)
     config = tmp_path / "trainspan.toml"
@@ -44,7 +45,7 @@ def _prepare(tmp_path: Path, plan: str, *, sleep: bool = False) -> tuple[Place, 
             "target": "tests/end_to_end/loop/policies/team_agent.py:solve",
             "rounds": len(plan.split()),
             "tasks_per_round": 2,
-            "eval_tasks": 0,
+            "eval_tasks": 1,
             "val_tasks": 0,
             "eval_every": 0,
         },
@@ -54,9 +55,9 @@ def _prepare(tmp_path: Path, plan: str, *, sleep: bool = False) -> tuple[Place, 
     return place, ["trainspan", "loop", "--config", str(config), "--resume", "--format", "json"]
 
 
-def _records(place: Place) -> list[dict[str, Any]]:
+def _records(place: Place, kind: str = "round") -> list[dict[str, Any]]:
     found = [path.read_text().splitlines() for path in (place.home / "runs").glob("*/rounds.jsonl")]
-    return [record for lines in found for record in map(json.loads, lines) if record["kind"] == "round"]
+    return [record for lines in found for record in map(json.loads, lines) if record["kind"] == kind]
 
 
 def _run(place: Place, *command: str) -> "subprocess.CompletedProcess[str]":
@@ -99,7 +100,7 @@ def test_each_agent_is_answered_by_its_own_policy_which_is_trained_swapped_and_s
     # The editor names the rewriter's policy as its model.
     calls = _sql(
         place,
-        "SELECT round, agent, policy_name, policy_version, count(*) FROM calls WHERE run_id IS NOT NULL GROUP BY ALL ORDER BY ALL",
+        "SELECT round, agent, policy_name, policy_version, count(*) FROM calls WHERE split = 'train' GROUP BY ALL ORDER BY ALL",
     )
     assert calls == [
         [1, "rewriter", "rewriter", 0, 8],
@@ -108,6 +109,17 @@ def test_each_agent_is_answered_by_its_own_policy_which_is_trained_swapped_and_s
         [2, "writer", "writer", 1, 8],
         [3, "editor", "rewriter", 1, 8],
         [3, "writer", "writer", 2, 8],
+    ]
+
+    # A validation has the versions of both, and the best one is kept as a folder to serve from.
+    before, after = _records(place, "eval")
+    assert [one["policy_version"] for one in before["policies"].values()] == [0, 0]
+    assert [one["policy_version"] for one in after["policies"].values()] == [3, 2]
+    assert (before["mean"], after["mean"], _failed([before, after])) == (0.0, 1.0, [])
+    (best,) = (place.home / "runs").glob("*/best/*")
+    assert [(best / policy / "latest").read_text() for policy in ("writer", "rewriter")] == [
+        "policy-000003\n",
+        "policy-000002\n",
     ]
 
     # Checks, files and figures name the policy.

@@ -58,10 +58,13 @@ def web_service(place: Place) -> Iterator[str]:
 
 
 @contextmanager
-def live_loop(tmp_path: Path, place: Place, **loop: object) -> Iterator["subprocess.Popen[str]"]:
+def live_loop(
+    tmp_path: Path, place: Place, tasks: Path | None = None, **loop: object
+) -> Iterator["subprocess.Popen[str]"]:
     if not (tmp_path / "model").exists():
         make_tiny_model(tmp_path / "model")
-        settings = {
+        settings: dict[str, dict[str, object]] = {
+            "rollouts": {"tasks": str(tasks)} if tasks else {},
             "train": {"model": str(tmp_path / "model"), "learning_rate": 5e-4, "steps_per_round": 2},
             "loop": {"live_rewards": 64, "live_wait_s": 60.0, **loop},
         }
@@ -112,10 +115,12 @@ def wait_for_rounds(place: Place, count: int, loop: "subprocess.Popen[str]") -> 
 
 
 @contextmanager
-def users_of(tmp_path: Path, place: Place, monkeypatch: pytest.MonkeyPatch, **loop: object) -> Iterator[Traffic]:
+def users_of(
+    tmp_path: Path, place: Place, monkeypatch: pytest.MonkeyPatch, tasks: Path | None = None, **loop: object
+) -> Iterator[Traffic]:
     """A live loop, the web service, and eight users who like answers with an `e`."""
     monkeypatch.setenv("TRAINSPAN_HOME", str(place.home))  # where the users' service finds the runner's token
-    with live_loop(tmp_path, place, **loop) as process:
+    with live_loop(tmp_path, place, tasks, **loop) as process:
         collector = until_ready(place)
         with web_service(place) as service, Crowd(service, collector, has_an_e) as crowd:
             yield Traffic(process, crowd)

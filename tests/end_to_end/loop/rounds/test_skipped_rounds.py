@@ -81,12 +81,12 @@ def test_rounds_without_contrast_rewards_or_success_never_end_the_loop(tmp_path:
     assert same["skipped"] == "no contrast: none of 8 calls is trained (zero_spread_group 8)"
     assert none["skipped"].startswith("none of 8 calls in round 2")
     assert "no_reward (8)" in none["skipped"]
-    assert crash["skipped"].startswith("no call in round 3")
+    assert crash["skipped"].startswith("no call was recorded of the 8 rollouts in round 3")
     assert crash["rollout"]["status"] == {"agent_error": 8}
     assert mixed["skipped"] is None
     assert [record["policy_version"] for record in records] == [0, 0, 0, 1]
     alarms = {check["name"]: check["detail"] for check in crash["checks"] if not check["ok"]}
-    assert alarms["rounds train the policy"].startswith("skipped, 3 in a row: no call in round 3")
+    assert alarms["rounds train the policy"].startswith("skipped, 3 in a row: no call was recorded of the 8")
     assert not [check for record in (same, none, mixed) for check in record["checks"] if not check["ok"]]
     summary = json.loads(done.stdout.strip().splitlines()[-1])
     assert (summary["skipped_rounds"], summary["integrity"], done.returncode) == (3, False, 1)

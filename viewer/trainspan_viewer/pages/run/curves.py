@@ -21,6 +21,7 @@ def run_curves(run: RunRecords) -> list[Child]:
     rounds, policies = run.rounds, run.policies
     charts = [
         _success_chart(run),
+        _trial_chart(rounds),
         _trained_chart(rounds),
         _metric_chart("KL (nats per token)", run, {"k3": "k3 to the sampler", "kl": "after the last step"}),
         _metric_chart("entropy (nats)", run, {"entropy": "entropy"}),
@@ -67,6 +68,19 @@ def _success_chart(run: RunRecords) -> Element | None:
         [*shown, Curve("training rollouts", training, 7)],
         limits=(0.0, 1.0) if within else None,
     )
+
+
+def _trial_chart(rounds: Sequence[Record]) -> Element | None:
+    """Mean reward of the trial tasks under each new version, and under the version that it is compared with."""
+
+    def reward(which: str) -> Callable[[Record], float | None]:
+        return lambda one: ((one.get("trial") or {}).get("reward") or {}).get(which)
+
+    curves = [
+        Curve("version before", _points(rounds, reward("before")), 7),
+        Curve("new version", _points(rounds, reward("after")), 0),
+    ]
+    return chart("mean reward of the trial tasks", curves)
 
 
 def _trained_chart(rounds: Sequence[Record]) -> Element | None:

@@ -66,6 +66,8 @@ def _facts(model: RunModel) -> Element:
     ]
     if skipped := sum(1 for record in run.rounds if record.get("skipped")):
         rows.append(["skipped rounds", f"{skipped} of {len(run.rounds)}"])
+    if refused := sum(1 for record in run.rounds if record.get("refused")):
+        rows.append(["refused versions", element("span", f"{refused} of {len(run.rounds)}", class_="bad")])
     if ended := run.run.get("ended"):
         rows.append(["ended because", str(ended)])
     return table(["", ""], rows, text=frozenset({0, 1}), caption="the run")
@@ -143,13 +145,13 @@ def _round_row(model: RunModel, place: int, whole: Record, policy: str | None) -
     return [
         link(f"/datasets/{quote(name, safe=':')}", record["round"]) if name else record["round"],
         *([] if policy is None else [policy]),
-        "skipped" if record.get("skipped") else record["policy_version"],
+        _version(record),
         count(rollout.get("total")),
         sum(value for key, value in status.items() if key != "ok"),
         number(rollout.get("mean_reward")),
         count(data.get("calls_seen")),
         count(data.get("calls_kept")),
-        str(record["skipped"]) if record.get("skipped") else dropped or "–",
+        str(record.get("skipped") or record.get("refused") or dropped or "–"),
         *([] if policy is None else [number(train.get("kl"), 2)]),
         number(train.get("logp_diff_mean"), 2),
         ((train.get("swap") or {}).get("canary") or {}).get("status", "–"),
@@ -161,6 +163,15 @@ def _round_row(model: RunModel, place: int, whole: Record, policy: str | None) -
         ),
         seconds(record["seconds"].get("total" if policy is None else "train")),
     ]
+
+
+def _version(record: Record) -> Child:
+    if record.get("skipped"):
+        return "skipped"
+    if record.get("refused"):
+        return element("span", f"refused, {record['policy_version']}", class_="bad")
+    version: int | None = record["policy_version"]
+    return version
 
 
 def _configuration(model: RunModel) -> list[Child]:

@@ -51,6 +51,13 @@ def _facts(model: StageModel) -> Element:
             rows.append([f"policy {name}", _policy(own)])
         if record.get("skipped"):
             rows.append(["skipped because", str(record["skipped"])])
+        if record.get("refused"):
+            rows.append(["refused because", str(record["refused"])])
+        if compared := (record.get("trial") or {}).get("reward"):
+            shown = f"{number(compared['before'])} before, {number(compared['after'])} after"
+            rows.append(
+                ["reward of trial tasks", f"{shown} on {count(compared['tasks'])} tasks, p = {number(compared['p'])}"]
+            )
     else:
         status = ", ".join(f"{name} {n}" for name, n in record["status"].items())
         rows = [

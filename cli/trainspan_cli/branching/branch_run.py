@@ -1,0 +1,86 @@
+"""Runs planned branches with the ordinary runner and measures the values of their states."""
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final
+
+from trainspan_cli.branching.planning import BranchPlan
+from trainspan_processing.branches.candidates import measure
+from trainspan_processing.branches.stored_calls import StoredCallReader
+from trainspan_processing.branches.values import BranchedRollout
+from trainspan_processing.read.source import Source
+from trainspan_rollouts import Progress, RunResult, RunSettings, run_rollouts
+from trainspan_schemas.artifacts.branches import BRANCH_TASK
+from trainspan_schemas.config.settings import DatasetSettings
+from trainspan_schemas.telemetry import keys
+
+__all__ = ["BranchReport", "branch_rollouts"]
+
+_STABLE_S: Final = 0.5
+_PATIENCE_S: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class BranchReport:
+    """The result of a run of branches."""
+
+    run: RunResult
+    rollouts: tuple[BranchedRollout, ...]
+    states: int
+    """States that branches began at."""
+    unreachable: int
+    skipped: dict[str, int]
+    sampled_tokens: int
+    """Tokens that the server sampled for the branches; repeated answers cost none."""
+
+    @property
+    def diverged(self) -> float:
+        """Share of the branches that did not follow their rollout."""
+        return self.run.status.get("diverged", 0) / self.run.total if self.run.total else 0.0
+
+    def record(self) -> dict[str, Any]:
+        return {
+            **asdict(self.run),
+            "rollouts": [rollout.record() for rollout in self.rollouts],
+            "states": self.states,
+            "unreachable": self.unreachable,
+            "skipped": self.skipped,
+            "diverged": self.diverged,
+            "sampled_tokens": self.sampled_tokens,
+        }
+
+
+def branch_rollouts(
+    source: Source,
+    plan: BranchPlan,
+    settings: RunSettings,
+    dataset: DatasetSettings,
+    on_progress: Callable[[Progress], None],
+) -> BranchReport:
+    """Runs the branches; `settings` are the runner's, whose tasks are the plan's points."""
+    reader = StoredCallReader(source, plan.candidates.calls)
+    result = run_rollouts(_with_reader(settings, plan, reader), on_progress)
+    sampled = _sampled_tokens(source, settings.run_id)
+    rollouts = measure(source, settings.run_id, plan.points, plan.candidates, dataset, now_ns=time.time_ns())
+    return BranchReport(result, tuple(rollouts), len(plan.points), plan.unreachable, dict(plan.skipped), sampled)
+
+
+def _with_reader(settings: RunSettings, plan: BranchPlan, reader: StoredCallReader) -> RunSettings:
+    return replace(settings, tasks=plan.file, target=plan.target, judge=plan.judge, branches=reader)
+
+
+def _sampled_tokens(source: Source, run_id: str) -> int:
+    """Waits a moment for the last calls: the policy server exports them a tenth of a second after their end."""
+    quoted = run_id.replace("'", "''")
+    sql = f"""SELECT coalesce(sum(len(c.completion_ids)), 0)::BIGINT AS tokens
+        FROM calls c JOIN spans s USING (trace_id, span_id) JOIN rollouts r USING (rollout_id, attempt)
+        WHERE r.run_id = '{quoted}' AND regexp_matches(r.task_id, '{BRANCH_TASK}')
+        AND s.attributes NOT LIKE '%"{keys.CALL_FORCED}":true%'"""
+    deadline, seen = time.monotonic() + _PATIENCE_S, -1
+    while True:
+        now = sum(int(batch["tokens"][0]) for batch in source.query(sql))
+        if now == seen or time.monotonic() > deadline:
+            return now
+        seen = now
+        time.sleep(_STABLE_S)

@@ -1,0 +1,119 @@
+"""The branches of a run: which rollouts, from which states, with which task."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainspan_cli.branching.recorded_runs import only_judge, recorded_or_given, tasks_by_id
+from trainspan_processing.branches.candidates import Candidates, find_candidates, newest_round, rounds_of
+from trainspan_processing.branches.choice import CallChoice, branch_points
+from trainspan_processing.read.source import Selection, Source
+from trainspan_rollouts.run_ledger import points_file
+from trainspan_schemas.artifacts.branches import BranchPoint, read_points, write_points
+from trainspan_schemas.config.settings import DatasetSettings
+from trainspan_schemas.errors import UsageError
+
+__all__ = ["BranchPlan", "BranchScope", "plan_branches"]
+
+
+@dataclass(frozen=True, slots=True)
+class BranchScope:
+    """Which rollouts and calls to branch."""
+
+    choice: CallChoice
+    rollout_ids: tuple[str, ...] | None = None
+    of_run: str | None = None
+    of_round: int | None = None
+    """With the run; None: all its rounds. Without ids and run: the newest round."""
+    limit: int | None = None
+    """Rollouts."""
+
+
+@dataclass(frozen=True, slots=True)
+class BranchPlan:
+    """The branches of a run, on disk and in memory."""
+
+    file: Path
+    points: tuple[BranchPoint, ...]
+    candidates: Candidates
+    target: tuple[str, ...]
+    judge: str | None
+    unreachable: int
+    """States that cannot be reached again: a call before them was cut off, not delivered, or has images."""
+    skipped: Counter[str]
+    """Reason → rollouts that cannot be branched."""
+
+
+def plan_branches(
+    source: Source,
+    scope: BranchScope,
+    settings: DatasetSettings,
+    run_id: str,
+    target: Sequence[str],
+    tasks: str | None,
+    judge: str | None,
+    *,
+    resume: bool,
+    now_ns: int,
+) -> BranchPlan:
+    """Plans a run's branches and writes their points, or with `resume` reads them again. Raises UsageError."""
+    file = points_file(run_id, scope.of_round or 0)
+    points = _resumed(file) if resume else None
+    ids = tuple(dict.fromkeys(point.rollout_id for point in points)) if points else scope.rollout_ids
+    candidates = find_candidates(source, _selections(source, scope, ids), settings, ids, now_ns=now_ns)
+    candidates = candidates.sample(None if resume else scope.limit)
+    skipped = Counter(candidates.skipped)
+    if candidates.rollouts.is_empty():
+        raise UsageError(f"no rollout can be branched{_why(skipped)}; choose others with --rollout or --of-run")
+    rollouts = candidates.rollouts
+    chosen_target, task_file = recorded_or_given(rollouts, target, tasks)
+    chosen_judge = only_judge(rollouts["judge"].to_list(), judge)
+    unreachable = 0
+    if points is None:
+        points, unreachable = _points(candidates, scope.choice, task_file, skipped)
+        if not points:
+            raise UsageError(
+                f"no state can be branched{_why(skipped)}: the rollouts have one call, or are not repeatable"
+            )
+        write_points(file, points)
+    return BranchPlan(file, tuple(points), candidates, chosen_target, chosen_judge, unreachable, skipped)
+
+
+def _resumed(file: Path) -> list[BranchPoint]:
+    if not file.is_file():
+        raise UsageError(f"nothing to resume: {file} does not exist; run without --resume first")
+    return list(read_points(file))
+
+
+def _selections(source: Source, scope: BranchScope, ids: tuple[str, ...] | None) -> list[Selection]:
+    if ids is not None:
+        return rounds_of(source, ids)
+    if scope.of_run is not None:
+        return [Selection(scope.of_run, scope.of_round)]
+    newest = newest_round(source)
+    return [newest] if newest else []
+
+
+def _points(
+    candidates: Candidates, choice: CallChoice, task_file: Path, skipped: Counter[str]
+) -> tuple[list[BranchPoint], int]:
+    chosen, unreachable = branch_points(candidates.states, choice, candidates.with_known_start)
+    facts = {(row["rollout_id"], row["attempt"]): row for row in candidates.rollouts.iter_rows(named=True)}
+    tasks = tasks_by_id(task_file, {row["task_id"] for row in facts.values()})
+    points, without_task = [], set()
+    for rollout_id, attempt, call in chosen.iter_rows():
+        row = facts[rollout_id, attempt]
+        if (task := tasks.get(row["task_id"])) is None:
+            without_task.add((rollout_id, attempt))
+            continue
+        split = {"split": row["split"]} if row["split"] else {}
+        given = {key: value for key, value in task.items() if value is not None}
+        points.append(BranchPoint(rollout_id, attempt, call, row["round"] or 0, {**given, **split}))
+    if without_task:
+        skipped[f"task not in {task_file.name}"] += len(without_task)
+    return points, unreachable
+
+
+def _why(skipped: Counter[str]) -> str:
+    return f" ({', '.join(f'{count} {reason}' for reason, count in skipped.most_common())})" if skipped else ""

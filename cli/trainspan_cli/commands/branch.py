@@ -1,0 +1,156 @@
+"""`trainspan branch`."""
+
+import dataclasses
+import os
+import sys
+import time
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trainspan_cli.setting_options import Given, setting_options
+from trainspan_cli.settings import ConfigOption, FormatOption, StoresOption, settings
+from trainspan_schemas.config.load import override
+from trainspan_schemas.errors import UsageError
+from trainspan_schemas.home import store_path
+
+if TYPE_CHECKING:
+    from trainspan_cli.branching.branch_run import BranchReport
+    from trainspan_cli.branching.planning import BranchScope
+    from trainspan_rollouts import RunSettings
+    from trainspan_schemas.config.settings import Settings
+
+
+@setting_options(
+    "rollouts",
+    *("tasks", "concurrency", "workers", "python", "timeout_s", "retries"),
+    *("judge", "judge_concurrency", "judge_timeout_s"),
+    *("policy_url", "collector", "token_file"),
+)
+def branch(
+    *,
+    target: Annotated[
+        list[str] | None, typer.Argument(metavar="TARGET", help="The agent [default: as recorded for the rollouts].")
+    ] = None,
+    given: Given,
+    rollout: Annotated[
+        list[str] | None, typer.Option(help="Id of a rollout; may be repeated [default: the newest round].")
+    ] = None,
+    of_run: Annotated[str | None, typer.Option(help="Rollouts of this run.")] = None,
+    of_round: Annotated[int | None, typer.Option(help="And of this round [default: all rounds of the run].")] = None,
+    filter: Annotated[
+        str | None, typer.Option(help="module:function(StoredRollout) -> bool that selects rollouts [default: all].")
+    ] = None,
+    calls: Annotated[
+        str, typer.Option(help="Calls to measure: all, entropy:K (the K most uncertain), agent:NAME, or both.")
+    ] = "all",
+    n: Annotated[int, typer.Option(help="Branches from each state.")] = 4,
+    limit: Annotated[int | None, typer.Option(help="Number of rollouts, chosen by a hash [default: all].")] = None,
+    store: StoresOption = None,
+    run: Annotated[str | None, typer.Option(help="Run of the branches [default: a new one].")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume --run: finished branches are not repeated.")] = False,
+    config: ConfigOption = None,
+    format: FormatOption = "table",
+) -> int:
+    """Measure which calls of stored rollouts mattered: run the agent again from each state and compare the rewards.
+
+    The agent is answered with the stored tokens up to the state, then samples freely. Value and advantage of each call are
+    printed, and stored as evaluations on its span.
+
+    Example: trainspan branch --calls entropy:2 --n 8
+
+    Example: trainspan branch --rollout 0b8e4c7a --tasks tasks.jsonl --judge judges:exact my_agent.py:solve
+    """
+    from trainspan_cli.branching.planning import BranchScope
+    from trainspan_processing.branches.choice import CallChoice
+
+    if format not in ("table", "json"):
+        raise UsageError(f"--format {format}: must be table or json")
+    if resume and run is None:
+        raise UsageError("--resume continues a run: name it with --run")
+    if n < 1 or (limit is not None and limit < 1):
+        raise UsageError(f"--n {n}, --limit {limit}: must be at least 1")
+    if rollout and of_run is not None:
+        raise UsageError("--rollout and --of-run: give one of them")
+    loaded = _with_filter(settings(config), filter)
+    scope = BranchScope(CallChoice.parse(calls), tuple(rollout) if rollout else None, of_run, of_round, limit)
+    wanted = _run_settings(loaded, given, run or uuid.uuid4().hex, n, round_=of_round or 0, resume=resume)
+    os.environ.setdefault("OPENAI_API_KEY", "trainspan")  # the judge's module may create a client
+    try:
+        report = _run(wanted, loaded, scope, target or [], given, store, as_json=format == "json")
+    except KeyboardInterrupt:
+        print(f"interrupted; to resume: the same command with --run {wanted.run_id} --resume", file=sys.stderr)
+        raise
+    return 0 if report.run.status.get("ok") and not report.run.unacknowledged else 1
+
+
+def _with_filter(loaded: "Settings", name: str | None) -> "Settings":
+    return loaded if name is None else dataclasses.replace(loaded, dataset=override(loaded.dataset, filter=name))
+
+
+def _run_settings(loaded: "Settings", given: Given, run_id: str, n: int, *, round_: int, resume: bool) -> "RunSettings":
+    """The runner's settings; the plan names tasks, target and judge."""
+    from trainspan_rollouts import RunSettings
+
+    chosen = dataclasses.asdict(override(loaded.rollouts, **given))
+    settings_of_run = {**chosen, "tasks": Path(), "n": n, "round": round_, "resume": resume}
+    return RunSettings(target=(), run_id=run_id, store=loaded.collector.store, **settings_of_run)
+
+
+def _run(
+    wanted: "RunSettings",
+    loaded: "Settings",
+    scope: "BranchScope",
+    target: list[str],
+    given: Given,
+    stores: list[str] | None,
+    *,
+    as_json: bool,
+) -> "BranchReport":
+    """Plans, runs, measures, sends and prints."""
+    from trainspan_cli.branching.branch_run import branch_rollouts
+    from trainspan_cli.branching.planning import plan_branches
+    from trainspan_cli.branching.report_table import print_branches, print_branches_json
+    from trainspan_cli.views.rollout_progress import JsonProgress, ProgressBar
+    from trainspan_processing.read.source import Source
+
+    places = stores or [str(store_path(loaded.collector.store))]
+    dataset, judge = loaded.dataset, given.get("judge")
+    with Source(places) as source:
+        plan = plan_branches(
+            source,
+            scope,
+            dataset,
+            wanted.run_id,
+            target,
+            given.get("tasks"),
+            judge,
+            resume=wanted.resume,
+            now_ns=time.time_ns(),
+        )
+        if as_json:
+            report = branch_rollouts(source, plan, wanted, dataset, JsonProgress(every=False))
+        else:
+            with ProgressBar() as bar:
+                report = branch_rollouts(source, plan, wanted, dataset, bar)
+    _send(report, wanted)
+    (print_branches_json if as_json else print_branches)(report)
+    return report
+
+
+def _send(report: "BranchReport", wanted: "RunSettings") -> None:
+    """Sends the values to the collectors of their rollouts. Raises StoreError."""
+    from trainspan_cli.branching.scores import scores_of
+    from trainspan_cli.clients.feedback import send_scores
+    from trainspan_schemas.store.collectors import Collectors
+    from trainspan_schemas.store.senders import sender_headers
+
+    collectors, certificate = Collectors.of(wanted.collector), os.environ.get("OTEL_EXPORTER_OTLP_CERTIFICATE")
+    scores = list(scores_of(report.rollouts))
+    for url in collectors.urls:
+        own = [score for score in scores if collectors.url_for(score.rollout_id or "") == url]
+        headers = sender_headers("runner", url, os.environ, token_file=wanted.token_file, store=wanted.store)
+        if own:
+            send_scores(own, url, headers or os.environ.get("OTEL_EXPORTER_OTLP_HEADERS"), certificate)

@@ -1,0 +1,33 @@
+"""The state of the newest rollouts, from the runner's ledgers of all shards."""
+
+import time
+from collections import Counter
+from statistics import fmean
+from typing import Any
+
+__all__ = ["rollouts_overview"]
+
+
+def rollouts_overview() -> dict[str, Any] | None:
+    """The run, round and split whose ledgers were written last, as plain values; None if there is none."""
+    from trainspan_rollouts.run_ledger import newest_ledgers, shard_of, statuses
+
+    files = newest_ledgers()
+    if not files:
+        return None
+    shards = [shard_of(file) for file in files]
+    count = shards[0].count
+    found = [statuses(file) for file in files]
+    rewards = [reward for _, _, own in found for reward in own]
+    status = sum((own for _, own, _ in found), Counter[str]())
+    return {
+        "run_id": files[0].parent.name,
+        "part": files[0].stem.partition(".")[0],
+        "begun": sum(begun for begun, _, _ in found),
+        "ended": status.total(),
+        "status": dict(sorted(status.items())),
+        "mean_reward": fmean(rewards) if rewards else None,
+        "shards": count,
+        "missing_shards": sorted(set(range(count)) - {shard.index for shard in shards}),
+        "seconds_since_last_record": time.time() - max(file.stat().st_mtime for file in files),
+    }

@@ -1,0 +1,179 @@
+"""The stored rollouts that can be branched, and the rewards of their branches."""
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import polars as pl
+
+from trainspan_processing.assembly.chunk import reward_chunk
+from trainspan_processing.branches.states import STATES, states_of
+from trainspan_processing.branches.values import BranchedRollout, measure_rollout
+from trainspan_processing.dataset.ledger import NOTHING_USED
+from trainspan_processing.read.source import Selection, Source
+from trainspan_processing.tables import CALLS, ROLLOUT_KEY
+from trainspan_processing.traces.trace_index import index_traces
+from trainspan_schemas.artifacts.branches import BRANCH_TASK, BranchPoint
+from trainspan_schemas.config.settings import DatasetSettings
+
+__all__ = ["Candidates", "find_candidates", "measure", "newest_round", "rounds_of"]
+
+_FACTS: Final = [*ROLLOUT_KEY, "run_id", "round", "task_id", "split", "judge", "end_ns", "reward"]
+_GROUP: Final = ["run_id", "round", "task_id"]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """Rollouts that can be branched."""
+
+    rollouts: pl.DataFrame
+    """rollout_id, attempt, run_id, round, task_id, split, judge, end_ns and reward, in the order in which they ended."""
+    calls: pl.DataFrame
+    """Their CALLS, in order."""
+    states: pl.DataFrame
+    """Their STATES."""
+    group_rewards: pl.DataFrame
+    """run_id, round, task_id and `rewards`: of every group of theirs, all rollouts included."""
+    skipped: Counter[str]
+    """Reason → rollouts that cannot be branched."""
+
+    def sample(self, limit: int | None) -> "Candidates":
+        """At most `limit` rollouts, chosen by a hash of their ids: the first ones to end would be the short ones."""
+        if limit is None or self.rollouts.height <= limit:
+            return self
+        place = pl.col("rollout_id").map_elements(_place, return_dtype=pl.String)
+        kept = self.rollouts.with_columns(place.alias("_place")).sort("_place", *ROLLOUT_KEY).head(limit)
+        kept = kept.drop("_place").sort("end_ns", *ROLLOUT_KEY)
+        calls, states = (
+            frame.join(kept.select(ROLLOUT_KEY), on=ROLLOUT_KEY, how="semi", maintain_order="left")
+            for frame in (self.calls, self.states)
+        )
+        return Candidates(kept, calls, states, self.group_rewards, self.skipped)
+
+    @property
+    def with_known_start(self) -> pl.DataFrame:
+        """The rollouts whose group estimates the value of their first state."""
+        several = self.group_rewards.filter(pl.col("rewards").list.len() > 1)
+        return self.rollouts.join(several, on=_GROUP, how="semi", nulls_equal=True)
+
+
+def _place(rollout_id: str) -> str:
+    return hashlib.blake2b(rollout_id.encode(), digest_size=8).hexdigest()
+
+
+def newest_round(source: Source) -> Selection | None:
+    """The round of the rollout that ended last and is no branch; None without one."""
+    sql = f"""SELECT run_id, round FROM rollouts
+        WHERE run_id IS NOT NULL AND status IS NOT NULL AND NOT regexp_matches(coalesce(task_id, ''), '{BRANCH_TASK}')
+        ORDER BY end_ns DESC LIMIT 1"""
+    rows = [row for batch in source.query(sql) for row in batch.select("run_id", "round").iter_rows()]
+    return Selection(*rows[0]) if rows else None
+
+
+def rounds_of(source: Source, rollout_ids: Sequence[str]) -> list[Selection]:
+    """The rounds in which these rollouts are; those of no run by their ids."""
+    wanted = ", ".join("'" + name.replace("'", "''") + "'" for name in rollout_ids)
+    sql = f"SELECT DISTINCT rollout_id, run_id, round FROM rollouts WHERE rollout_id IN ({wanted}) ORDER BY ALL"
+    frames = [batch.select("rollout_id", "run_id", "round") for batch in source.query(sql)]
+    rows = [row for frame in frames for row in frame.iter_rows()]
+    of_runs = dict.fromkeys((run_id, round_) for _, run_id, round_ in rows if run_id is not None)
+    alone = [name for name, run_id, _ in rows if run_id is None]
+    return [*(Selection(*pair) for pair in of_runs), *([Selection(rollout_ids=alone)] if alone else [])]
+
+
+def find_candidates(
+    source: Source,
+    selections: Iterable[Selection],
+    settings: DatasetSettings,
+    rollout_ids: Sequence[str] | None,
+    *,
+    now_ns: int,
+) -> Candidates:
+    """The rollouts of the selections, or those with these ids, that can be branched; rewarded as in a dataset."""
+    found = [_of_selection(source, selection, settings, rollout_ids, now_ns) for selection in selections]
+    if not found:
+        return Candidates(pl.DataFrame(), pl.DataFrame(), pl.DataFrame(), pl.DataFrame(), Counter())
+    return Candidates(
+        pl.concat(one.rollouts for one in found),
+        pl.concat(one.calls for one in found),
+        pl.concat(one.states for one in found),
+        pl.concat(one.group_rewards for one in found),
+        sum((one.skipped for one in found), Counter()),
+    )
+
+
+def _of_selection(
+    source: Source, selection: Selection, settings: DatasetSettings, rollout_ids: Sequence[str] | None, now_ns: int
+) -> Candidates:
+    traces = index_traces(source, selection, NOTHING_USED, now_ns=now_ns, settle_s=settings.settle_s)
+    rollouts = reward_chunk(source, traces, settings, with_state=False).rewarded.rollouts
+    named = rollouts if rollout_ids is None else rollouts.filter(pl.col("rollout_id").is_in(list(rollout_ids)))
+    judged = named.with_columns(_obstacle().alias("obstacle"))
+    kept = judged.filter(pl.col("obstacle").is_null()).sort("end_ns", *ROLLOUT_KEY).select(_FACTS)
+    calls = traces.calls.join(kept.select(ROLLOUT_KEY), on=ROLLOUT_KEY, how="semi", maintain_order="left")
+    groups = (
+        rollouts.filter(pl.col("reward").is_not_null() & pl.col("teaches") & ~pl.col("superseded"))
+        .group_by(_GROUP)
+        .agg(pl.col("reward").alias("rewards"))
+    )
+    skipped = Counter(dict(judged["obstacle"].drop_nulls().value_counts().iter_rows()))
+    return Candidates(
+        kept,
+        calls.select(*CALLS, "position"),
+        states_of(source, calls, traces.answers),
+        groups.join(kept, on=_GROUP, how="semi", nulls_equal=True),
+        skipped,
+    )
+
+
+def _obstacle() -> pl.Expr:
+    """Why a rollout cannot be branched, else NULL."""
+    rules = {
+        "a branch itself": pl.col("task_id").str.contains(BRANCH_TASK),
+        "not selected": ~pl.col("selected"),
+        "retried": pl.col("superseded"),
+        "unfinished": ~pl.col("complete"),
+        "no reward": pl.col("reward").is_null(),
+        "failed": ~pl.col("teaches"),
+        "no task": pl.col("task_id").is_null(),
+        "no calls": pl.col("n_calls") == 0,
+    }
+    return pl.coalesce([pl.when(rule.fill_null(False)).then(pl.lit(name)) for name, rule in rules.items()])
+
+
+def measure(
+    source: Source,
+    run_id: str,
+    points: Sequence[BranchPoint],
+    candidates: Candidates,
+    settings: DatasetSettings,
+    *,
+    now_ns: int,
+) -> list[BranchedRollout]:
+    """The values of the candidates' states, from the branches of `run_id` at these points, rewarded as in a dataset."""
+    of_round: dict[int, dict[str, BranchPoint]] = {}
+    for point in points:
+        of_round.setdefault(point.round, {})[point.task_id] = point
+    found: dict[tuple[str, int], dict[int, tuple[list[float], int]]] = {}
+    for round_, named in of_round.items():
+        traces = index_traces(
+            source, Selection(run_id, round_), NOTHING_USED, now_ns=now_ns, settle_s=settings.settle_s
+        )
+        rollouts = reward_chunk(source, traces, settings, with_state=False).rewarded.rollouts
+        last = rollouts.filter(~pl.col("superseded")).select("task_id", "status", "reward", "teaches")
+        for (task_id,), ends in last.partition_by("task_id", as_dict=True).items():
+            if (began := named.get(str(task_id))) is not None:
+                rewards = ends.filter("teaches")["reward"].drop_nulls().to_list()
+                diverged = ends.filter(pl.col("status") == "diverged").height
+                found.setdefault((began.rollout_id, began.attempt), {})[began.call] = (rewards, diverged)
+    groups = {tuple(row[:3]): row[3] for row in candidates.group_rewards.iter_rows()}
+    states = candidates.states.partition_by(ROLLOUT_KEY, as_dict=True)
+    measured = []
+    for row in candidates.rollouts.iter_rows(named=True):
+        key = (row["rollout_id"], row["attempt"])
+        own = states.get(key, pl.DataFrame(schema=STATES))
+        group = groups.get((row["run_id"], row["round"], row["task_id"]), ())
+        measured.append(measure_rollout(row, own, group, found.get(key, {})))
+    return measured

@@ -1,0 +1,74 @@
+"""The states of stored rollouts: one before each request of the agent, with what decides whether branches can begin there.
+
+State `call` is the one before request `call`, from 0; a rollout of K requests ends in state K.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+import polars as pl
+
+from trainspan_processing.read.source import Source
+from trainspan_processing.read.tokens import chunks_of_rollouts, read_tokens
+from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY, Schema
+from trainspan_schemas.telemetry.prefix import FINISH_REASONS
+
+__all__ = ["STATES", "states_of"]
+
+STATES: Final[Schema] = {
+    "rollout_id": pl.String,
+    "attempt": pl.Int32,
+    "call": pl.Int32,
+    "trace_id": pl.String,
+    "span_id": pl.String,
+    "agent": pl.String,
+    "policy_version": pl.Int32,
+    "entropy": pl.Float64,
+    "n_tokens": pl.Int64,
+    "can_repeat": pl.Boolean,
+}
+"""One row per request, in order. trace_id and span_id are those of its first choice. `entropy` estimates the mean entropy per
+sampled token, in nats, by the mean of −log p of the tokens that were sampled; `n_tokens` counts these tokens. `can_repeat`:
+the server can repeat its answers."""
+
+
+def states_of(source: Source, calls: pl.DataFrame, answers: pl.DataFrame) -> pl.DataFrame:
+    """STATES of the rollouts of `calls` (CALLS of a trace index, in its order)."""
+    request = pl.struct("server", "call_index", pl.when(pl.col("call_index").is_null()).then("span_id"))
+    numbered = calls.with_columns((request.rle_id()).over(ROLLOUT_KEY).cast(pl.Int32).alias("call"))
+    scored = [
+        part.join(_surprisals(tokens), on=SPAN_KEY, how="left", maintain_order="left")
+        for part, tokens in _with_tokens(source, numbered, answers)
+    ]
+    nothing = pl.DataFrame(schema={**numbered.schema, "surprisal": pl.Float64, "sampled": pl.UInt32})
+    return (
+        pl.concat([nothing, *scored])
+        .group_by(*ROLLOUT_KEY, "call", maintain_order=True)
+        .agg(
+            pl.col("trace_id", "span_id", "agent", "policy_version").first(),
+            (pl.col("surprisal").sum() / pl.col("sampled").sum()).alias("entropy"),
+            pl.col("sampled").sum().alias("n_tokens"),
+            _can_repeat().all().alias("can_repeat"),
+        )
+        .select(pl.col(name).cast(kind) for name, kind in STATES.items())
+    )
+
+
+def _with_tokens(
+    source: Source, calls: pl.DataFrame, answers: pl.DataFrame
+) -> Iterator[tuple[pl.DataFrame, pl.DataFrame]]:
+    for part in chunks_of_rollouts(calls):
+        yield part, read_tokens(source, part, (*SPAN_KEY, "logprobs"), answers)
+
+
+def _surprisals(tokens: pl.DataFrame) -> pl.DataFrame:
+    """trace_id, span_id, `surprisal` (the sum of −log p) and `sampled` (the number of tokens)."""
+    logprobs = pl.col("logprobs").cast(pl.List(pl.Float64))
+    return tokens.select(*SPAN_KEY, (-logprobs.list.sum()).alias("surprisal"), logprobs.list.len().alias("sampled"))
+
+
+def _can_repeat() -> pl.Expr:
+    """Whether an answer is whole, was delivered, and depends on nothing but the ids of its prompt."""
+    is_whole = pl.col("finish_reason").is_in(list(FINISH_REASONS)) & pl.col("delivered").fill_null(False)
+    is_text = ~pl.col("multimodal").fill_null(False)
+    return (is_whole & is_text & (pl.col("tokens_source") == "engine") & (pl.col("sampled") > 0)).fill_null(False)

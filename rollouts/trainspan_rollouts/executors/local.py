@@ -1,0 +1,22 @@
+"""Makes the executor for a target on this machine."""
+
+import sys
+from collections.abc import Mapping
+
+from trainspan_rollouts.executors.command_executor import CommandExecutor, agent_environment
+from trainspan_rollouts.executors.executor import AgentSpec, Executor
+from trainspan_rollouts.executors.function_executor import WorkerPool
+from trainspan_schemas.agents.functions import is_function_name
+from trainspan_schemas.store.collectors import ENV_COLLECTORS
+
+__all__ = ["local_executor"]
+
+
+def local_executor(spec: AgentSpec, environ: Mapping[str, str], otlp_headers: str) -> Executor:
+    """Returns the executor; its agents get `environ` without the runner's settings, and send with `otlp_headers`."""
+    prepared = agent_environment(environ, spec.policy_url, spec.collectors.urls[0], otlp_headers)
+    if len(spec.target) == 1 and is_function_name(spec.target[0]):
+        if len(spec.collectors.urls) > 1:  # for a process of many rollouts
+            prepared[ENV_COLLECTORS] = str(spec.collectors)
+        return WorkerPool(spec.target[0], spec.workers, spec.timeout_s, prepared, spec.python or sys.executable)
+    return CommandExecutor(spec.target, spec.policy_url, spec.collectors, spec.timeout_s, prepared)

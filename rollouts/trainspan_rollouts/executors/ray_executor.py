@@ -1,0 +1,293 @@
+"""Executes agents on the nodes of a Ray cluster, in actors that Ray places."""
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from trainspan_rollouts.executors.executor import AgentSpec, Ended, Execution
+from trainspan_rollouts.executors.orphans import GRACE_S
+from trainspan_rollouts.executors.ray_worker import RayWorker
+from trainspan_rollouts.task_file import Task
+from trainspan_schemas.config.agents import RaySettings
+from trainspan_schemas.errors import ConfigError, ProcessError, TrainspanError, one_line
+
+__all__ = ["RayExecutor"]
+
+MARGIN_S: Final = 180.0
+"""How much later than the agent's timeout an answer may come, including the import of the agent's module."""
+END_S: Final = GRACE_S + 5.0
+"""How long a worker may take to end its agents."""
+RESTART_DELAY_S: Final = 1.0
+MAX_RESTART_DELAY_S: Final = 60.0
+
+_log = logging.getLogger(__name__)
+
+
+class RayExecutor:
+    """Distributes executions over workers; a worker that is lost, with its node or alone, is replaced.
+
+    Its executions end as `infra_error`, to be tried again on another worker. At most `concurrency` executions are with
+    Ray at any time, an equal part at each worker. The process must be connected to the cluster.
+    """
+
+    def __init__(
+        self, spec: AgentSpec, otlp_headers: str, concurrency: int, workers: int | None, settings: RaySettings
+    ) -> None:
+        self._spec = spec
+        self._otlp_headers = otlp_headers
+        self._concurrency = concurrency
+        self._workers = workers
+        self._settings = settings
+        self._slots = 1
+        self._free: asyncio.Queue[_Worker] = asyncio.Queue()
+        """A worker once for each execution that it has room for."""
+        self._live: set[_Worker] = set()
+        self._keepers: list[asyncio.Task[None]] = []
+        self._unreachable: set[str] = set()
+        self._last_error = "there was no room"
+        self._lost: list[_Worker] = []
+
+    async def start(self) -> None:
+        """Starts the workers; returns as soon as there is one.
+
+        Raises ConfigError if nodes cannot reach an address, UsageError or ProcessError if the target cannot be used.
+        """
+        nodes = await asyncio.to_thread(_nodes, self._settings.worker_resource)
+        cpus = sum(node["Resources"].get("CPU", 0.0) for node in nodes)
+        wanted = self._workers or int(cpus // (self._settings.worker_cpus or 1.0))
+        count = max(1, min(wanted, self._concurrency))
+        self._slots = math.ceil(self._concurrency / count)
+        first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._keepers = [asyncio.create_task(self._keep(first)) for _ in range(count)]
+        started, _ = await asyncio.wait(
+            [first, *self._keepers], timeout=self._settings.start_timeout_s, return_when=asyncio.FIRST_COMPLETED
+        )
+        if not started:
+            first.cancel()
+            raise ProcessError(
+                f"no worker started on the Ray cluster within {self._settings.start_timeout_s:g} s: each reserves "
+                f"{self._settings.worker_cpus:g} CPUs, and the cluster has {cpus:g} ([ray] worker_cpus; ray status). "
+                f"Last: {self._last_error}"
+            )
+        for ended in started:
+            ended.result()
+
+    async def execute(self, execution: Execution) -> Ended:
+        """Executes the agent once, on the worker that has waited longest."""
+        worker = await self._next_worker()
+        if worker is None:
+            return Ended("infra_error", 0.0, error="no worker is left on the Ray cluster")
+        try:
+            return await worker.execute(execution, self._spec.timeout_s + MARGIN_S)
+        finally:
+            if worker.lost is None:
+                self._free.put_nowait(worker)
+
+    async def close(self) -> None:
+        """Ends all workers."""
+        for keeper in self._keepers:
+            keeper.cancel()
+        for ended in await asyncio.gather(*self._keepers, return_exceptions=True):
+            if isinstance(ended, Exception) and not isinstance(ended, TrainspanError):
+                _log.error("event=ray_keeper_failed error=%s: its worker was not replaced", one_line(ended))
+        await asyncio.gather(*(worker.close() for worker in self._live))
+        if self._lost:
+            _log.warning(
+                "event=ray_workers_lost workers=%d executions=%d: these ended as infra_error, to be tried again",
+                len(self._lost),
+                sum(worker.n_lost for worker in self._lost),
+            )
+
+    async def _next_worker(self) -> "_Worker | None":
+        """The next worker with room; None if all are lost and none has come back for a while."""
+        while True:
+            try:
+                worker = await asyncio.wait_for(self._free.get(), self._settings.start_timeout_s)
+            except TimeoutError:
+                if not self._live:
+                    return None
+                continue
+            if worker.lost is None:
+                return worker
+
+    async def _keep(self, first: "asyncio.Future[None]") -> None:
+        """Keeps one worker in the cluster, for as long as the run lasts. `first` is set by the first that is ready.
+
+        Before that, raises UsageError or ProcessError if it cannot start.
+        """
+        delay_s = RESTART_DELAY_S
+        while True:
+            worker = _Worker(self._spec, self._slots, self._settings)
+            try:
+                await self._watch(worker, first)
+                delay_s = RESTART_DELAY_S
+            except TrainspanError as error:
+                self._last_error = one_line(error)
+                if not first.done() and not isinstance(error, _LostAtStart):
+                    raise
+                _log.warning("event=ray_worker_not_started error=%s", one_line(error))
+                delay_s = min(2 * delay_s, MAX_RESTART_DELAY_S)
+            await asyncio.sleep(delay_s)
+
+    async def _watch(self, worker: "_Worker", first: "asyncio.Future[None]") -> None:
+        """Starts a worker, offers it, and returns once it is lost. Raises UsageError or ProcessError if it cannot start."""
+        try:
+            for url in await worker.start(self._otlp_headers, self._check_address):
+                if url not in self._unreachable:
+                    self._unreachable.add(url)
+                    _log.warning("event=unreachable url=%s node=%s: agents there cannot use it", url, worker.node)
+        except BaseException:
+            worker.kill()
+            raise
+        self._live.add(worker)
+        if not first.done():
+            first.set_result(None)
+        for _ in range(self._slots):
+            self._free.put_nowait(worker)
+        await worker.stay()
+        self._live.discard(worker)
+        self._lost.append(worker)
+        _log.warning("event=ray_worker_lost node=%s error=%s", worker.node, worker.lost)
+        worker.kill()
+
+    def _check_address(self, node: str) -> None:
+        """Raises ConfigError if agents on the node would look for our processes on their own machine."""
+        from ray.util import get_node_ip_address
+
+        addresses = [("policy_url", self._spec.policy_url), *(("collector", url) for url in self._spec.collectors.urls)]
+        for name, url in addresses:
+            if node != get_node_ip_address() and _is_loopback(url):
+                raise ConfigError(
+                    f"{name} = {url}: agents on the node {node} cannot reach this machine's loopback address; let the "
+                    f"process listen on an address of the network, and give that"
+                )
+
+
+class _LostAtStart(ProcessError):
+    """A worker was lost before it was ready, for example with its node: another may start."""
+
+
+class _Worker:
+    """One actor."""
+
+    def __init__(self, spec: AgentSpec, slots: int, settings: RaySettings) -> None:
+        import ray
+
+        # The actor has a method call for each slot, and those of its life.
+        options: dict[str, Any] = {"num_cpus": settings.worker_cpus, "max_concurrency": slots + 4}
+        if settings.worker_resource:
+            options["resources"] = {settings.worker_resource: 0.001}
+        actor_class: Any = ray.remote(RayWorker)
+        self._actor = actor_class.options(scheduling_strategy="SPREAD", **options).remote(spec)
+        self.node = "?"
+        self.lost: str | None = None
+        """Why it can no longer be used."""
+        self.n_lost = 0
+        """Executions that ended because it was lost."""
+
+    async def start(self, otlp_headers: str, check: Callable[[str], None]) -> list[str]:
+        """Waits until Ray has found a place and the target is ready there; returns the URLs that do not answer there.
+
+        Raises _LostAtStart, UsageError or ProcessError if the target cannot be used, and what `check(node)` raises.
+        """
+        from ray.exceptions import RayActorError, RayError, RayTaskError
+
+        try:
+            self.node, unreachable = await self._actor.start.remote(otlp_headers)
+            check(self.node)
+            return list(unreachable)
+        except RayTaskError as error:
+            if isinstance(error.cause, TrainspanError):
+                hint = "; [ray] working_dir copies the agent's folder to the nodes"
+                raise type(error.cause)(f"on a node of the cluster: {error.cause}{hint}") from None
+            raise ProcessError(f"a worker on the Ray cluster failed: {_last_line(error)}") from None
+        except RayActorError as error:
+            kind = ProcessError if error.actor_init_failed else _LostAtStart
+            raise kind(f"a worker on the Ray cluster was lost while it started: {_last_line(error)}") from None
+        except RayError as error:
+            raise ProcessError(f"a worker on the Ray cluster did not start: {_last_line(error)}") from None
+
+    async def execute(self, execution: Execution, limit_s: float) -> Ended:
+        from ray.exceptions import RayError, RayTaskError
+
+        task = Task(execution.task.id, execution.task.input)  # the rest is for the judge
+        call = self._actor.execute.remote(replace(execution, task=task))
+        answer = asyncio.wrap_future(call.future())
+        try:
+            done, _ = await asyncio.wait([answer], timeout=limit_s)
+            if not done:
+                raise TimeoutError(f"no answer within {limit_s:g} s")
+            return answer.result()  # type: ignore[no-any-return]
+        except asyncio.CancelledError:
+            await asyncio.shield(_cancel(call, answer))
+            raise
+        except RayTaskError as error:
+            if isinstance(error.cause, TrainspanError):
+                raise error.cause from None
+            raise
+        except (RayError, TimeoutError) as error:
+            self.lost = self.lost or _first_line(error)
+            self.n_lost += 1
+            self.kill()
+            return Ended("infra_error", 0.0, error=f"the worker on node {self.node} was lost: {self.lost}")
+
+    async def stay(self) -> None:
+        """Returns once the worker is lost."""
+        from ray.exceptions import RayError
+
+        try:
+            await self._actor.stay.remote()
+        except RayError as error:
+            self.lost = self.lost or _first_line(error)
+
+    async def close(self) -> None:
+        """Lets the agents' processes send their spans and end; then ends the actor."""
+        from ray.exceptions import RayError
+
+        with contextlib.suppress(RayError, TimeoutError):
+            await asyncio.wait_for(asyncio.wrap_future(self._actor.close.remote().future()), END_S)
+        self.kill()
+
+    def kill(self) -> None:
+        """Ends the actor's process; its guard ends the agents."""
+        import ray
+
+        ray.kill(self._actor)
+
+
+async def _cancel(call: Any, answer: "asyncio.Future[Any]") -> None:
+    """Ends the agent of a call, and waits for that."""
+    import ray
+
+    ray.cancel(call)
+    await asyncio.wait([answer], timeout=END_S)
+
+
+def _nodes(resource: str | None) -> list[dict[str, Any]]:
+    """The live nodes of the cluster, with `resource`: only those that have it."""
+    import ray
+
+    return [node for node in ray.nodes() if node["Alive"] and (resource is None or resource in node["Resources"])]
+
+
+def _is_loopback(url: str) -> bool:
+    host = urlsplit(url if "//" in url else f"//{url}").hostname or ""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _last_line(error: Exception) -> str:
+    """The cause in Ray's text for an error."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].strip()

@@ -1,0 +1,98 @@
+"""The batch jobs, run by bash with programs in place of Slurm's and of trainspan that write down how they are called."""
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.deploy.manifests import DEPLOY
+
+RECORDER = """#!/bin/bash
+trap 'echo "$1 ends" >>"$CALLS"; exit 0' TERM
+echo "$(basename "$0") $*" >>"$CALLS"
+case $(basename "$0") in
+sbatch) echo "$(wc -l <"$CALLS")" ;;
+srun) exec "$@" ;;
+esac
+if [[ $1 = collector || $1 = serve ]]; then
+    while true; do sleep 0.1; done
+fi
+"""
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> dict[str, str]:
+    """An environment in which `trainspan`, `srun`, `sbatch` and `python` write their calls to $CALLS."""
+    programs = tmp_path / "shared" / "venv" / "bin"
+    programs.mkdir(parents=True)
+    for name in ("trainspan", "srun", "sbatch", "python"):
+        (programs / name).write_text(RECORDER)
+        (programs / name).chmod(0o755)
+    (tmp_path / "shared" / "services").mkdir()
+    (tmp_path / "agent").mkdir()
+    return {
+        "PATH": f"{programs}:/usr/bin:/bin",
+        "SHARED": str(tmp_path / "shared"),
+        "MODEL": "/models/tiny",
+        "DEPLOY": str(DEPLOY),
+        "CALLS": str(tmp_path / "calls"),
+    }
+
+
+def calls(cluster: dict[str, str]) -> list[str]:
+    file = Path(cluster["CALLS"])
+    return file.read_text().splitlines() if file.exists() else []
+
+
+def run(script: str, *arguments: object, **environ: str) -> None:
+    command = ["bash", DEPLOY / "slurm" / script, *map(str, arguments)]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_part_of_the_array_begins_its_shard_or_resumes_it(cluster: dict[str, str], tmp_path: Path) -> None:
+    (Path(cluster["SHARED"]) / "services" / "host").write_text("node7\n")
+    array = {**cluster, "SLURM_ARRAY_TASK_ID": "2", "SLURM_ARRAY_TASK_COUNT": "4"}
+    options = f"--token-file {cluster['SHARED']}/secrets/runner/tokens.toml --run run-1"
+    task = "--shard 2/4 --tasks tasks.jsonl --judge judge.py:score agent.py:solve"
+    run("rollouts.sbatch", tmp_path / "agent", **array)
+    assert calls(cluster)[-1] == f"trainspan rollout {options} --resume {task}"
+
+
+def test_the_trainer_and_the_rollouts_wait_for_the_services(cluster: dict[str, str], tmp_path: Path) -> None:
+    run("submit.sh", tmp_path / "agent", 5, **cluster)
+    slurm = DEPLOY / "slurm"
+    assert calls(cluster) == [
+        f"sbatch --parsable {slurm}/services.sbatch",
+        f"sbatch --parsable --dependency=after:1 {slurm}/trainer.sbatch",
+        f"sbatch --parsable --dependency=after:1 --array=0-4 {slurm}/rollouts.sbatch {tmp_path}/agent",
+    ]
+
+
+def test_the_services_name_their_host_when_they_are_ready_and_end_in_order(cluster: dict[str, str]) -> None:
+    shared = Path(cluster["SHARED"])
+    job = subprocess.Popen(["bash", DEPLOY / "slurm" / "services.sbatch"], env=cluster, start_new_session=True)
+    try:
+        deadline = time.monotonic() + 60
+        while not (shared / "services" / "host").exists():
+            assert job.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert (shared / "services" / "host").read_text().strip().partition(".")[0] == socket.gethostname().partition(
+            "."
+        )[0]
+        job.terminate()  # Slurm's signal reaches only the script
+        assert job.wait(30) == 0
+    finally:
+        if job.poll() is None:
+            os.killpg(job.pid, signal.SIGKILL)
+    assert not (shared / "services" / "host").exists()
+    assert (shared / "state" / "token").read_text() == (shared / "secrets" / "trainer" / "token").read_text()
+    found = calls(cluster)
+    assert any(line.startswith("trainspan collector --store") and "--tls-cert" in line for line in found)
+    assert any(line.startswith("trainspan serve /models/tiny --host 0.0.0.0 -- --ssl-certfile") for line in found)
+    assert found[-2:] == ["serve ends", "collector ends"]

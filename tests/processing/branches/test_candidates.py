@@ -1,0 +1,148 @@
+"""Which rollouts and states can be branched, what the server is given to repeat, and what the branches measured."""
+
+from collections import Counter
+
+import pytest
+
+from tests.processing.conftest import Bench
+from tests.processing.support.traces import TestRollout, chain
+from trainspan_processing.branches.candidates import Candidates, find_candidates, measure, newest_round, rounds_of
+from trainspan_processing.branches.choice import CallChoice, branch_points
+from trainspan_processing.branches.stored_calls import StoredCallReader
+from trainspan_processing.read.source import Selection
+from trainspan_schemas.artifacts.branches import BranchPoint, branch_task_id
+from trainspan_schemas.config.settings import DatasetSettings
+from trainspan_schemas.errors import InvalidRecordError, UsageError
+from trainspan_schemas.telemetry.prefix import prompt_digest
+from trainspan_schemas.telemetry.tokens import encode_ids, encode_logprobs
+
+
+def found(bench: Bench, *ids: str) -> Candidates:
+    with bench.source() as source:
+        selections = rounds_of(source, ids) if ids else [Selection(bench.run_id)]
+        return find_candidates(source, selections, DatasetSettings(), ids or None, now_ns=bench.now)
+
+
+def point(rollout: TestRollout, call: int) -> BranchPoint:
+    return BranchPoint(rollout.rollout_id, 0, call, 0, {"id": rollout.task})
+
+
+def branch(
+    bench: Bench, of: TestRollout, call: int, number: int, reward: float | None, status: str = "ok"
+) -> TestRollout:
+    task = branch_task_id(str(of.task), of.rollout_id, 0, call)
+    made = TestRollout(f"{of.rollout_id}-{call}-{number}", run=f"{bench.run_id}-branches", task=task, status=status)
+    chain(made, 2)
+    return made if reward is None else made.reward(reward)
+
+
+def test_rollouts_that_cannot_be_branched_are_counted_by_reason(bench: Bench) -> None:
+    good = chain(bench.rollout("good"), 2).reward(1.0)
+    retried = chain(bench.rollout("again"), 1).reward(1.0), chain(bench.rollout("again", attempt=1), 1).reward(0.0)
+    bench.send(
+        good,
+        *retried,
+        chain(bench.rollout("silent"), 1),
+        chain(bench.rollout("crashed", status="agent_error"), 1),
+        chain(bench.rollout("open", status=None), 1),
+        bench.rollout("mute").reward(1.0),
+        chain(bench.rollout("loose", task=None), 1).reward(1.0),
+        chain(bench.rollout("branch", task="t@r.0@1"), 1).reward(1.0),
+    )
+    candidates = found(bench)
+    kept = candidates.rollouts.select("rollout_id", "attempt").rows()
+    assert sorted(kept) == [(f"{bench.run_id}-again", 1), (good.rollout_id, 0)]
+    reasons = {"retried": 1, "no reward": 2, "unfinished": 1, "no calls": 1, "no task": 1, "a branch itself": 1}
+    assert candidates.skipped == Counter(reasons)
+    assert found(bench, good.rollout_id).rollouts["rollout_id"].to_list() == [good.rollout_id]
+
+
+def test_states_have_entropies_and_count_requests_not_choices(bench: Bench) -> None:
+    rollout = bench.rollout("a").reward(1.0)
+    for choice in (0, 1):
+        more = {"trainspan.choice.index": choice, "gen_ai.response.id": "same"}
+        rollout.call(0, [1], [2, 3], logprobs=[-1.0, -2.0 - choice], at=1.0, agent="x", **more)
+    rollout.call(1, [1, 2], [4], logprobs=[-0.5], agent="y")
+    rollout.call(2, [1, 2, 3], [5], logprobs=[-9.0], agent="x", **{"trainspan.call.delivered": False})
+    rollout.call(3, [1, 2, 3, 4], [5], logprobs=[-0.25], agent="y")
+    bench.send(rollout)
+    states = found(bench).states
+    assert states["call"].to_list() == [0, 1, 2, 3]
+    assert states["entropy"].to_list() == [(1 + 2 + 1 + 3) / 4, 0.5, 9.0, 0.25]
+    assert states["can_repeat"].to_list() == [True, True, False, True]
+
+    def points(text: str) -> tuple[list[int], int]:
+        chosen, unreachable = branch_points(states, CallChoice.parse(text), states.clear())
+        return chosen["call"].to_list(), unreachable
+
+    # State 3 is after a call that its client did not get. Nothing is known of state 0: the rollout has no group.
+    assert points("all") == ([0, 1, 2], 1)
+    assert points("agent:x") == ([0, 1, 2], 1)
+    assert points("entropy:2") == ([0, 1, 2], 1)  # calls 2 (9) and 0 (1.75)
+    assert points("agent:y,entropy:1") == ([1, 2], 0)
+    for text in ("entropy:0", "entropy:x", "agent:", "some"):
+        with pytest.raises(UsageError, match="use all, entropy:2, agent:NAME"):
+            CallChoice.parse(text)
+
+
+def test_the_server_gets_the_calls_before_the_point_and_the_digests_of_those_after(bench: Bench) -> None:
+    rollout = bench.rollout("a").reward(1.0)
+    for choice in (0, 1):
+        more = {"trainspan.choice.index": choice, "gen_ai.response.id": "same"}
+        rollout.call(0, [1], [10 + choice], at=1.0, version=3, logprobs=[-0.5], **more)
+    rollout.call(1, [1, 2], [12, 13], logprobs=[-1.0, -2.0], **{"gen_ai.response.finish_reasons": ["length"]})
+    rollout.call(2, [1, 2, 3], [14])
+    bench.send(rollout)
+    candidates = found(bench)
+    with bench.source() as source:
+        reader = StoredCallReader(source, candidates.calls)
+        stored = reader.calls(point(rollout, 2))
+        with pytest.raises(InvalidRecordError, match="has 3 calls, no call 3"):
+            reader.calls(point(rollout, 3))
+        assert reader.calls(point(rollout, 0)).repeated == ()
+    first, second = stored.repeated
+    assert (first.index, first.prompt, first.version) == (0, encode_ids([1]), 3)
+    assert [choice.ids for choice in first.choices] == [encode_ids([10]), encode_ids([11])]
+    assert second.choices[0].logprobs == encode_logprobs([-1.0, -2.0])
+    assert [choice.finish_reason for choice in (*first.choices, *second.choices)] == ["stop", "stop", "length"]
+    assert stored.later == (prompt_digest(encode_ids([1, 2, 3])),)
+
+
+def test_values_and_advantages_come_from_rewarded_branches_and_the_group(bench: Bench) -> None:
+    one, other = chain(bench.rollout("a"), 3).reward(1.0), chain(bench.rollout("b"), 2).reward(0.0)
+    branches = [branch(bench, one, 1, number, reward) for number, reward in enumerate([1.0, 1.0, 1.0, 0.0])]
+    branches += [branch(bench, one, 2, number, reward) for number, reward in enumerate([0.0, 1.0])]
+    branches += [branch(bench, one, 2, number, None, "diverged") for number in (2, 3)]
+    bench.send(one, other, *branches)
+    candidates = found(bench)
+    points = [point(one, 1), point(one, 2)]
+    with bench.source() as source:
+        measured = measure(source, f"{bench.run_id}-branches", points, candidates, DatasetSettings(), now_ns=bench.now)
+    first, second = measured
+    values = [(call.value.mean, call.value.n, call.value.by) for call in first.calls if call.value]
+    assert values == [(0.5, 2, "group"), (0.75, 4, "branches"), (0.5, 2, "branches")]
+    assert [call.advantage for call in first.calls] == [0.25, -0.25, 0.5]
+    assert [call.diverged for call in first.calls] == [0, 0, 2]
+    # Wilson's intervals: of 1 of 2 successes .0945 to .9055, of 3 of 4 .3006 to .9544; the difference by Newcombe.
+    low, high = first.calls[0].interval or (0.0, 0.0)
+    assert low == pytest.approx(0.25 - ((0.75 - 0.3006) ** 2 + (0.9055 - 0.5) ** 2) ** 0.5, abs=1e-3)
+    assert high == pytest.approx(0.25 + ((0.9544 - 0.75) ** 2 + (0.5 - 0.0945) ** 2) ** 0.5, abs=1e-3)
+    # The other rollout has no branches: only its first state is known.
+    assert [call.advantage for call in second.calls] == [None, None]
+
+
+def test_a_sample_of_rollouts_does_not_depend_on_their_order(bench: Bench) -> None:
+    bench.send(*(chain(bench.rollout(name), 1).reward(1.0) for name in "abcdefgh"))
+    candidates = found(bench)
+    sampled = candidates.sample(3)
+    assert sampled.rollouts.height == 3
+    assert sampled.states["rollout_id"].n_unique() == sampled.calls["rollout_id"].n_unique() == 3
+    assert candidates.sample(3).rollouts.equals(sampled.rollouts)
+    assert candidates.sample(None) is candidates.sample(8) is candidates
+
+
+def test_the_newest_round_is_never_one_of_branches(bench: Bench) -> None:
+    rollout = chain(bench.rollout("a", round=7, begins=1e6), 1).reward(1.0)
+    bench.send(rollout, chain(TestRollout("later", run="other", task="t@r.0@1", begins=2e6), 1).reward(1.0))
+    with bench.source() as source:
+        assert newest_round(source) == Selection(bench.run_id, 7)

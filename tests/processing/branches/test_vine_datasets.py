@@ -1,0 +1,60 @@
+"""Datasets and explanations with values that branches measured."""
+
+import pytest
+
+from tests.processing.conftest import Bench, rows
+from tests.processing.support.traces import chain
+from trainspan_processing.explain.explain import explain_rollout
+from trainspan_processing.explain.inquiry import Question
+from trainspan_schemas.config.settings import DatasetSettings
+from trainspan_schemas.telemetry import keys
+
+
+def test_a_dataset_with_credit_vine_uses_the_latest_measured_values(bench: Bench) -> None:
+    one, other = bench.rollout("a"), chain(bench.rollout("b"), 1).reward(0.0)
+    spans = [one.call(index, [1, index], [2]) for index in range(3)]
+    one.reward(1.0)
+    for at, value in ((200.0, 0.1), (201.0, 0.75)):
+        one.log_reward(value, span_id=spans[1], at=at, **{keys.EVALUATION_NAME: keys.STATE_VALUE})
+    one.log_reward(0.25, span_id=spans[1], at=202.0, **{keys.EVALUATION_NAME: keys.CALL_ADVANTAGE})
+    bench.send(one, other)
+    built = bench.build(round_=0, credit="vine")
+    made = rows(built).sort("rollout_id", "call_index")
+    # V(s_0) = .5 from the group, V(s_1) = .75; nothing is known of state 2, so calls 1 and 2 share 1 − .75.
+    assert made["advantage"].to_list() == pytest.approx([0.25, 0.25, 0.25, -0.5])
+    assert made["reward"].to_list() == rows(bench.build(round_=0, out=bench.out / "plain"))["reward"].to_list()
+    account = explain_rollout(
+        Question((str(bench.collectors[0].store),), one.rollout_id, DatasetSettings(credit="vine")),
+        bench.clock,
+    )
+    lines = "\n".join(account.credit.lines)
+    assert "A(call 0) = 0.75 − 0.5 = 0.25" in lines
+    assert "A(calls 1 to 2) = 1 − 0.75 = 0.25" in lines
+    said = [(edge.name, edge.score, edge.call, edge.rule) for edge in account.edges if edge.name != "reward"]
+    assert said == [
+        (keys.STATE_VALUE, 0.1, 1, None),
+        (keys.STATE_VALUE, 0.75, 1, None),
+        (keys.CALL_ADVANTAGE, 0.25, 1, None),
+    ]
+    assert [edge.why for edge in account.edges if edge.name == keys.CALL_ADVANTAGE] == [
+        "it is the advantage of call 1, which branches measured (`trainspan branch`), and no reward"
+    ]
+
+
+def test_branches_of_one_state_are_a_group_and_their_repeated_calls_are_dropped(bench: Bench) -> None:
+    for name, reward in (("a", 1.0), ("b", 0.0)):
+        rollout = bench.rollout(name, task="t@origin.0@1").reward(reward)
+        rollout.call(0, [1], [2], **{"trainspan.call.forced": True})
+        rollout.call(1, [1, 2, 3], [4])
+        bench.send(rollout)
+    bench.send(chain(bench.rollout("c", task="t"), 1).reward(5.0), chain(bench.rollout("d", task="t"), 1).reward(3.0))
+    built = bench.build(round_=0, baseline="dr_grpo")
+    assert built.manifest["dropped"] == {"forced": 2}
+    assert built.manifest["coverage"] == 1.0
+    made = rows(built).sort("rollout_id")
+    assert made.select("task_id", "call_index", "advantage").rows() == [
+        ("t@origin.0@1", 1, 0.5),
+        ("t@origin.0@1", 1, -0.5),
+        ("t", 0, 1.0),
+        ("t", 0, -1.0),
+    ]

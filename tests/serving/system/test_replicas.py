@@ -1,0 +1,141 @@
+"""Two policy servers behind nginx, under load: swaps reach both, and one that is killed catches up before it is used."""
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tests.serving.support.servers import Models
+from tests.support.models.canary import write_checkpoint_files
+from tests.support.otlp.sink import otlp_sink
+from tests.support.policy_server.balancer import balancer
+from tests.support.policy_server.process import RunningServer, policy_server
+from tests.support.policy_server.weights import weights_server
+from tests.support.ports import free_ports
+from trainspan_schemas.artifacts.checkpoint import write_latest
+from trainspan_schemas.telemetry import keys
+from trainspan_training.checkpoints.replica_swap import publish
+from trainspan_training.checkpoints.swap_request import PolicyAddress
+
+CLIENTS = 6
+CALLS_PER_ROLLOUT = 4
+
+
+@dataclass
+class Load:
+    """Clients that run rollouts of a few requests each through the balancer until told to stop."""
+
+    url: str
+    stop: threading.Event = field(default_factory=threading.Event)
+    statuses: list[int] = field(default_factory=list)
+    versions: set[str] = field(default_factory=set)
+
+    def work(self, client: int) -> None:
+        server, number = RunningServer(self.url, Path(), None, Path()), 0  # type: ignore[arg-type]
+        while not self.stop.is_set():
+            identity = {"baggage": f"{keys.ROLLOUT_ID}=r{client}-{number}"}
+            for call in range(CALLS_PER_ROLLOUT):
+                body = {"model": "policy", "prompt": [20 + client, 30 + call, 40], "max_tokens": 4}
+                status, _, headers = server.post("/v1/completions", body, identity)
+                self.statuses.append(status)
+                self.versions.add(headers.get(keys.HEADER_POLICY_VERSION, ""))
+            number += 1
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator["Load"]:
+        clients = [threading.Thread(target=self.work, args=(number,)) for number in range(CLIENTS)]
+        for client in clients:
+            client.start()
+        try:
+            yield self
+        finally:
+            self.stop.set()
+            for client in clients:
+                client.join(120)
+
+
+def make_versions(models: Models, root: Path, count: int) -> Path:
+    """Checkpoints 1 to `count` on the trainer's machine: the weights of version 1 and 2 by turns."""
+    root.mkdir()
+    for version in range(1, count + 1):
+        folder = root / f"policy-{version:06d}"
+        folder.mkdir()
+        for file in models.folder(2 - version % 2).iterdir():
+            os.link(file, folder / file.name)
+        for name in ("trainspan.json", "canary.json"):
+            (folder / name).unlink()
+        earlier = models.base if version == 1 else models.folder(1 + version % 2)
+        write_checkpoint_files(folder, version, earlier)
+    return root
+
+
+def kill(server: RunningServer) -> None:
+    """The server with its supervisor, as if its machine lost power."""
+    children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
+    server.process.kill()
+    for pid in children:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(pid), signal.SIGKILL)
+    server.process.wait(20)
+
+
+@pytest.mark.parametrize("swaps", [3, pytest.param(20, marks=pytest.mark.slow)])
+def test_no_request_fails_over_swaps_and_the_death_of_a_server(
+    models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, swaps: int
+) -> None:
+    monkeypatch.setenv("TRAINSPAN_HOME", str(tmp_path / "trainer"))
+    (tmp_path / "trainer").mkdir()
+    checkpoints = make_versions(models, tmp_path / "checkpoints", swaps)
+    for home in ("trainer", "one", "two"):
+        (tmp_path / home).mkdir(exist_ok=True)
+        (tmp_path / home / "token").write_text("the token of swaps\n")
+    ports = free_ports(2)
+    urls = [f"http://127.0.0.1:{port}" for port in ports]
+    address = PolicyAddress(",".join(urls))
+    with contextlib.ExitStack() as stack:
+        sink, collector = stack.enter_context(otlp_sink())
+        weights = stack.enter_context(weights_server(checkpoints, tmp_path / "trainer"))
+
+        def start(number: int) -> RunningServer:
+            arguments = ("--port", str(ports[number]), "--collector", collector, "--weights-url", weights)
+            home = tmp_path / ("one", "two")[number]
+            return stack.enter_context(policy_server(models.base, home, *arguments, "--checkpoints", str(home / "own")))
+
+        def swap(version: int) -> dict[str, str]:
+            write_latest(checkpoints, f"policy-{version:06d}")
+            done = publish(address, f"policy-{version:06d}", version, retry_for_s=60, was_there=True)
+            assert done.outcome == "swapped", done
+            assert done.answer is not None
+            return {url: str(one["outcome"]) for url, one in done.answer["servers"].items()}
+
+        with ThreadPoolExecutor(2) as pool:
+            one, two = pool.map(start, (0, 1))
+        front = stack.enter_context(balancer(tmp_path, *urls))
+        with Load(front).running() as load:
+            assert set(swap(1).values()) == {"swapped"}
+            kill(two)
+            assert swap(2) == {urls[0]: "swapped", urls[1]: "unreachable"}
+            two = start(1)
+            assert two.policy()["version"] == 2, "it has caught up before it answers anybody"
+            for version in range(3, swaps + 1):
+                assert set(swap(version).values()) == {"swapped"}
+            time.sleep(1)
+        assert set(load.statuses) == {200}, load.statuses
+        assert load.versions >= {"1", str(swaps)}
+        assert [server.policy()["version"] for server in (one, two)] == [swaps, swaps]
+        assert sorted(path.name for path in (tmp_path / "two" / "own").glob("policy-*"))[-1] == f"policy-{swaps:06d}"
+        calls = [span for span in sink.spans() if span.attributes.get(keys.ROLLOUT_ID)]
+    served = {
+        server: {str(call.attributes[keys.ROLLOUT_ID]) for call in calls if call.attributes[keys.CALL_SERVER] == server}
+        for server in {call.attributes[keys.CALL_SERVER] for call in calls}
+    }
+    assert len(served) >= 2, "both servers answered"
+    shared = set.intersection(*served.values()) if len(served) == 2 else set()
+    assert len(shared) <= 2 * CLIENTS, "only the rollouts at the time of the kill and of the return had to move"

@@ -1,0 +1,99 @@
+"""A swap at several policy servers: at all of them, or at none; whoever does not answer is left out."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.support.ports import free_port
+from tests.training.support.swap_server import PolicyServer, policy_server
+from trainspan_training.checkpoints.replica_swap import publish, served_folders
+from trainspan_training.checkpoints.swap_request import PolicyAddress, Swap
+
+pytestmark = pytest.mark.usefixtures("home")
+
+STAGED = (200, {"staged": "policy-000002", "version": 2})
+SWAPPED = (200, {"version": 2, "canary": {"status": "fresh"}})
+REFUSED = (409, {"error": "the engine is not serving it", "reason": "canary_failed"})
+UNFIT = (400, {"error": "tensor 'x' is missing", "reason": "unfit"})
+BACK = (200, {"version": 1, "canary": {"status": "fresh"}})
+BEFORE = {"checkpoint": "policy-000001", "version": 1, "base": "base"}
+
+
+@contextlib.contextmanager
+def replicas(*answers: tuple[tuple[int, dict[str, Any]], ...]) -> Iterator[list[PolicyServer]]:
+    """Servers with these answers to POST requests, in turn, and version 1 in service."""
+    with contextlib.ExitStack() as running:
+        servers = [running.enter_context(policy_server(*own)) for own in answers]
+        for server in servers:
+            server.state = BEFORE
+        yield servers
+
+
+def ask(*urls: str) -> Swap:
+    return publish(PolicyAddress(",".join(urls)), "policy-000002", 2, retry_for_s=2.0, was_there=True)
+
+
+def requests_of(server: PolicyServer) -> list[tuple[str, str]]:
+    return [(path.removeprefix("/trainspan/"), body["checkpoint"]) for path, _, body in server.asked]
+
+
+STAGE, SWAP, UNDO = ("stage", "policy-000002"), ("policy", "policy-000002"), ("policy", "policy-000001")
+
+
+def test_all_servers_stage_the_checkpoint_before_one_swaps() -> None:
+    with replicas((STAGED, SWAPPED), (STAGED, SWAPPED)) as servers:
+        swap = ask(*(server.url for server in servers))
+    assert swap.outcome == "swapped"
+    assert swap.answer is not None
+    assert swap.answer["canary"] == {"status": "fresh"}
+    assert swap.answer["servers"] == {server.url: {"outcome": "swapped", "error": None} for server in servers}
+    assert [requests_of(server) for server in servers] == [[STAGE, SWAP]] * 2
+    assert all(authorization for server in servers for _, authorization, _ in server.asked)
+
+
+def test_a_checkpoint_that_does_not_fit_one_server_touches_none() -> None:
+    with replicas((STAGED, SWAPPED), (UNFIT,)) as servers:
+        swap = ask(*(server.url for server in servers))
+    assert (swap.outcome, swap.error) == ("failed", "tensor 'x' is missing")
+    assert [requests_of(server) for server in servers] == [[STAGE], [STAGE]]
+
+
+def test_a_checkpoint_that_the_first_canary_refuses_reaches_no_other_server() -> None:
+    with replicas((STAGED, REFUSED), (STAGED, SWAPPED)) as servers:
+        swap = ask(*(server.url for server in servers))
+    assert swap.outcome == "refused"
+    assert [requests_of(server) for server in servers] == [[STAGE, SWAP], [STAGE]]
+
+
+def test_a_checkpoint_that_a_later_canary_refuses_is_taken_out_everywhere() -> None:
+    with replicas((STAGED, SWAPPED, BACK), (STAGED, SWAPPED, BACK), (STAGED, REFUSED)) as servers:
+        swap = ask(*(server.url for server in servers))
+    assert (swap.outcome, swap.error) == ("refused", "the engine is not serving it")
+    assert [requests_of(server) for server in servers] == [[STAGE, SWAP, UNDO]] * 2 + [[STAGE, SWAP]]
+    assert [body["version"] for _, _, body in servers[0].asked] == [2, 2, 1]
+
+
+def test_a_server_that_does_not_answer_is_left_out_and_named(caplog: pytest.LogCaptureFixture) -> None:
+    away = f"http://127.0.0.1:{free_port()}"
+    with replicas((STAGED, SWAPPED)) as servers:
+        swap = ask(away, servers[0].url)
+        assert served_folders(PolicyAddress(f"{away},{servers[0].url}")) == {"policy-000001", "base"}
+    assert swap.outcome == "swapped"
+    assert swap.answer is not None
+    assert swap.answer["servers"][away]["outcome"] == "unreachable"
+    assert f"server={away} outcome=unreachable" in caplog.text
+
+
+def test_if_no_server_answers_the_checkpoint_is_not_in_service() -> None:
+    swap = ask(*(f"http://127.0.0.1:{free_port()}" for _ in range(2)))
+    assert swap.outcome == "unreachable"
+
+
+def test_a_first_server_that_fails_does_not_keep_the_others_from_swapping() -> None:
+    with replicas((STAGED, (500, {"error": "out of memory", "reason": "load_failed"})), (STAGED, SWAPPED)) as servers:
+        swap = ask(*(server.url for server in servers))
+    assert swap.outcome == "swapped"
+    assert swap.answer is not None
+    assert [one["outcome"] for one in swap.answer["servers"].values()] == ["failed", "swapped"]
