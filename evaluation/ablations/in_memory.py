@@ -23,6 +23,11 @@ sys.path.insert(0, str(folder_of("calculator")))
 from agent import MAX_CALLS, calculate
 from problems import Problem, problems
 
+# Names such as `agent` are those of every agent's folder: other programs in this process must find their own.
+sys.path.remove(str(folder_of("calculator")))
+for _name in ("agent", "judge", "problems"):
+    sys.modules.pop(_name, None)
+
 __all__ = ["Arm", "MemoryLoop"]
 
 GROUP = 8
