@@ -25,7 +25,7 @@ from problems import Problem, problems
 
 # Names such as `agent` are those of every agent's folder: other programs in this process must find their own.
 sys.path.remove(str(folder_of("calculator")))
-for _name in ("agent", "judge", "problems"):
+for _name in ("agent", "problems"):
     sys.modules.pop(_name, None)
 
 __all__ = ["Arm", "MemoryLoop"]

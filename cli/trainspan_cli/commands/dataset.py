@@ -57,7 +57,7 @@ def dataset(
 ) -> None:
     """Build the next dataset from all complete rollouts that no earlier dataset used.
 
-    With --policy it has only the calls of that policy, and lies in the folder of its name under --out.
+    With --policy it has only the calls of that policy and is written to the policy's folder under --out.
 
     Example: trainspan dataset --wait-s 30 --baseline rloo
     """

@@ -35,7 +35,7 @@ def train(
     """Train on the newest unused dataset, write a checkpoint and swap it into the policy server.
 
     Training starts from the newest checkpoint, or from the model if there is none.
-    With --policy, datasets and checkpoints lie in the folder of its name under --dataset and --checkpoints.
+    With --policy, datasets and checkpoints are those of the policy's folder under --dataset and --checkpoints.
 
     Example: trainspan train --model Qwen/Qwen3-0.6B --policy-url http://127.0.0.1:8000
     """

@@ -126,7 +126,7 @@ class Loop:
         seconds["train"] = time.monotonic() - began
         self._screen.stage("")
         skipped = skip_reason(manifest, event)
-        trial = self._sampler.beside(self._trials.judge, round_)
+        trial = self._sampler.alongside(self._trials.judge, round_)
         found = [*training_checks(event), skip_check(self._records(policy), skipped), *self._trials.checks(trial)]
         checks += [check.record() for check in found]
         if trial is None:

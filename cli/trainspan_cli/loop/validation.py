@@ -20,7 +20,7 @@ EvalName = Literal["validation", "probe"]
 
 
 class Validations:
-    """The validations of one run, each recorded once. No other rollouts and no swap may happen meanwhile."""
+    """The validations of one run, each recorded once. No swap and no training rollouts may happen meanwhile; users of a live loop may."""
 
     def __init__(
         self,

@@ -92,7 +92,7 @@ def stage_checks(counts: StageCounts) -> list[Check]:
 
 
 def stored_checks(counts: StoredCounts, rollouts: int, client_calls: int) -> list[Check]:
-    """The same, of rollouts beside which the policy server answered other calls: its own counts say nothing about them."""
+    """The same for rollouts during which the policy server answered other calls, so that its own counts say nothing about them."""
     return [
         Check(
             "every call is stored",

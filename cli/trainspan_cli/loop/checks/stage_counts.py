@@ -9,14 +9,14 @@ from trainspan_cli.clients.policy_server import PolicyClient
 from trainspan_cli.clients.store import counts
 from trainspan_cli.loop.checks.integrity import StageCounts, StoredCounts
 
-__all__ = ["Beside", "StageMeter", "wait_for_stored"]
+__all__ = ["OtherRollouts", "StageMeter", "wait_for_stored"]
 
 SETTLE_TIMEOUT_S = 15.0
 SWAP_TIMEOUT_S = 180.0
 
 
-class Beside:
-    """Totals of the rollouts that ran beside a stage: counts of the server are compared without them.
+class OtherRollouts:
+    """Totals of the rollouts that ran at the same time as a stage: the server's counts are compared without them.
 
     Whoever holds `quiet` may read the server's counts: none of these rollouts is in progress.
     """
@@ -32,15 +32,15 @@ class Beside:
 
 
 class StageMeter:
-    """Counts between its creation and `stop`, for which the caller holds `beside.quiet`.
+    """Counts between its creation and `stop`, for which the caller holds `others.quiet`.
 
     The policy server must have no other load during the stage, except swaps, whose canaries are calls of its own, and
-    rollouts `beside` it.
+    the `others` that run at the same time.
     """
 
-    def __init__(self, policy: PolicyClient, stores: Sequence[str], run_id: str, beside: Beside) -> None:
-        self._policy, self._stores, self._run_id, self._beside = policy, stores, run_id, beside
-        self._beside_before = beside.requests, beside.calls, beside.tokens
+    def __init__(self, policy: PolicyClient, stores: Sequence[str], run_id: str, others: OtherRollouts) -> None:
+        self._policy, self._stores, self._run_id, self._others = policy, stores, run_id, others
+        self._others_before = others.requests, others.calls, others.tokens
         self._began_ns = time.time_ns()
         self._sampled = policy.sampled_tokens()
         before, requests = self._between_swaps()
@@ -63,15 +63,15 @@ class StageMeter:
 
     def sampled_tokens(self) -> int:
         """Tokens that the server sampled since the start of the stage, including abandoned and failed answers."""
-        return self._policy.sampled_tokens() - self._sampled - (self._beside.tokens - self._beside_before[2])
+        return self._policy.sampled_tokens() - self._sampled - (self._others.tokens - self._others_before[2])
 
     def _read(self, rollouts: int, client_calls: int) -> StageCounts:
         now, requests = self._between_swaps()
         internal = now["internal_requests"]
         # Order matters: calls exported before the query must be in the store.
         stored = stored_counts(self._stores, self._run_id, self._began_ns)
-        other_requests = self._beside.requests - self._beside_before[0]
-        other_calls = self._beside.calls - self._beside_before[1]
+        other_requests = self._others.requests - self._others_before[0]
+        other_calls = self._others.calls - self._others_before[1]
         return StageCounts(
             server_requests=requests - internal - self._requests - other_requests,
             client_calls=client_calls,

@@ -14,7 +14,7 @@ from trainspan_cli.clients.new_rewards import Places, last_places, new_rewards, 
 from trainspan_cli.clients.policy_server import served
 from trainspan_cli.clients.store import counts
 from trainspan_cli.loop.checks.integrity import stage_checks, stored_checks
-from trainspan_cli.loop.checks.stage_counts import Beside, StageMeter, wait_for_stored
+from trainspan_cli.loop.checks.stage_counts import OtherRollouts, StageMeter, wait_for_stored
 from trainspan_cli.loop.processes.child_processes import Commands
 from trainspan_cli.loop.processes.screen import Screen
 from trainspan_cli.loop.processes.services import Services
@@ -55,8 +55,8 @@ class Collected:
 class Stages:
     """Runs the stages of rounds against the services of a run. Every method raises ProcessError if a command fails.
 
-    Different stages may run at the same time, from different threads; only one may collect or stream, and one collect
-    beside it.
+    Different stages may run at the same time, from different threads; only one may collect or stream, and one
+    more may `collect_alongside`.
     """
 
     def __init__(self, settings: Settings, services: Services, folder: RunFolder, screen: Screen) -> None:
@@ -68,7 +68,7 @@ class Stages:
         self.policies = policies_of(settings)
         self.take_turns = settings.loop.policies_in_turn or settings.serving.sleep
         """Whether a policy's dataset is built only after the one before it is trained."""
-        self._beside = Beside()
+        self._others = OtherRollouts()
 
     def stop(self) -> None:
         """Ends the commands in progress, and lets none start until `resume`."""
@@ -80,7 +80,7 @@ class Stages:
     def collect(self, tasks: Path, round_: int, split: str, n: int) -> Collected:
         """Runs the agent `n` times on each task of a file and collects the counts from all sources."""
         if self._settings.loop.target is None:  # others use the server meanwhile
-            return self.collect_beside(self._folder.run_id, tasks, round_, n)
+            return self.collect_alongside(self._folder.run_id, tasks, round_, n)
         self._wake()
         return self._collect(str(tasks), round_, split, n, self._screen.progress)
 
@@ -90,15 +90,15 @@ class Stages:
         """Runs the agent `n` times on each training task that `write` writes to the runner, until it closes the pipe."""
         return self._collect("-", round_, "train", n, on_progress, write)
 
-    def collect_beside(self, run_id: str, tasks: Path, round_: int, n: int) -> Collected:
+    def collect_alongside(self, run_id: str, tasks: Path, round_: int, n: int) -> Collected:
         """Runs the agent `n` times on each validation task of a file while other rollouts, or users, may go on."""
         self._wake()
-        with self._beside.quiet:
+        with self._others.quiet:
             began, began_ns = time.monotonic(), time.time_ns()
             result = self._roll_out(run_id, str(tasks), round_, "val", n, lambda _: None)
             total, calls = result["total"], result["calls"]
             stored = wait_for_stored(self.stores, run_id, began_ns, rollouts=total, requests=calls)
-            self._beside.add(stored)
+            self._others.add(stored)
         checks = [check.record() for check in stored_checks(stored, total, calls)]
         return Collected(result, checks, time.monotonic() - began, stored.rollouts >= total)
 
@@ -116,11 +116,11 @@ class Stages:
         write: Callable[[IO[str]], None] | None = None,
     ) -> Collected:
         began, services = time.monotonic(), self._services
-        with self._beside.quiet:
-            meter = StageMeter(services.policy, services.stores, self._folder.run_id, self._beside)
+        with self._others.quiet:
+            meter = StageMeter(services.policy, services.stores, self._folder.run_id, self._others)
         result = self._roll_out(self._folder.run_id, tasks, round_, split, n, on_progress, write)
         sampling_s = time.monotonic() - began
-        with self._beside.quiet:
+        with self._others.quiet:
             found = meter.stop(result["total"], result["calls"])
             result |= {"sampled_tokens": meter.sampled_tokens(), "sampling_seconds": sampling_s}
         checks = [check.record() for check in stage_checks(found)]
@@ -264,8 +264,8 @@ class Stages:
         return dataset_dir(policy_dir(self._folder.datasets, policy), round_)
 
     def sampled_tokens(self) -> int:
-        """Tokens that the policy server sampled since its start, without those of rollouts beside the others."""
-        return self._services.policy.sampled_tokens() - self._beside.tokens
+        """Tokens that the policy server sampled since its start, without those that ran at the same time as a stage."""
+        return self._services.policy.sampled_tokens() - self._others.tokens
 
     def keep_alive(self) -> None:
         """Restarts services that exited. Raises ProcessError after too many restarts."""

@@ -87,10 +87,10 @@ class LiveSampler:
         return []
 
     def between_rounds(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Does `work` beside the agents."""
-        return self.beside(work, *args, **kwargs)
+        """Does `work` while the agents run."""
+        return self.alongside(work, *args, **kwargs)
 
-    def beside(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    def alongside(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Does `work`, whose rewards do not count towards the next round."""
         self._count()
         place = self._counted

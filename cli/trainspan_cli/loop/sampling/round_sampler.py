@@ -67,7 +67,7 @@ class RoundSampler:
         """Does `work` after the rollouts that are queued and before any others, and waits for it."""
         return self._collecting.submit(work, *args, **kwargs).result()
 
-    def beside(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    def alongside(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Does `work` while the rollouts of later rounds go on."""
         return work(*args, **kwargs)
 

@@ -62,7 +62,7 @@ class Sampler(Protocol):
         """Does `work` while no rollouts and no swap are in progress, and waits for it."""
         ...
 
-    def beside(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    def alongside(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Does `work`, which makes rollouts of its own, while those for training go on."""
         ...
 

@@ -100,7 +100,7 @@ class StreamSampler:
         """Does `work`; the rollouts ended with the round before."""
         return work(*args, **kwargs)
 
-    def beside(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    def alongside(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Does `work` while rollouts go on."""
         return work(*args, **kwargs)
 

@@ -165,7 +165,7 @@ class Trials:
         self._screen.stage(f"trial of version {version}")
         tasks = self._folder.draw_tasks("trial", self._pool, len(self._pool), "trial")
         run_id = f"{self._folder.run_id}-trial"
-        self._stages.collect_beside(run_id, tasks, round_, loop.trial_n)
+        self._stages.collect_alongside(run_id, tasks, round_, loop.trial_n)
         self._evidence.keep(round_, version, read_outcomes(ledger_file(run_id, round_, "val", Shard(0, 1))))
         self._screen.stage("")
 

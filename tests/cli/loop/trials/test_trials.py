@@ -61,7 +61,7 @@ class World:
     def keep_alive(self) -> None:
         self.restarts += 1
 
-    def collect_beside(self, run_id: str, tasks: Path, round_: int, n: int) -> None:
+    def collect_alongside(self, run_id: str, tasks: Path, round_: int, n: int) -> None:
         self.rolled_out.append((round_, self.version()))
         names = [json.loads(line)["id"] for line in tasks.read_text().splitlines()]
         ends = [
@@ -179,14 +179,14 @@ def test_a_worse_version_is_refused_and_the_one_before_is_tried_again(world: Wor
 @pytest.mark.parametrize(
     ("owner", "name", "turn"),
     [
-        (World, "collect_beside", 1),  # in the trial's rollouts
+        (World, "collect_alongside", 1),  # in the trial's rollouts
         (evidence.EvidenceFiles, "keep", 1),  # after them
         (trials, "judge", 1),
         (trials, "roll_back", 1),  # with the verdict on file
         (CheckpointLedger, "append", 1),  # after the server has swapped back
         (CheckpointLedger, "append", 2),
         (rollback, "write_latest", 1),
-        (World, "collect_beside", 2),  # in the rollouts of the version before, back in service
+        (World, "collect_alongside", 2),  # in the rollouts of the version before, back in service
         (evidence.EvidenceFiles, "keep", 2),
     ],
 )
