@@ -3,6 +3,7 @@
 import json
 import threading
 import time
+import urllib.request
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -12,6 +13,7 @@ from tests.serving.support.servers import Flying, Models, publish_base
 from tests.serving.support.traffic import LONG_PROMPT, greedy
 from tests.support.models.canary import greedy_ids, logprobs_of
 from tests.support.otlp.sink import OtlpSink
+from tests.support.policy_server.process import RunningServer
 from trainspan_schemas.artifacts.checkpoint import Canary
 from trainspan_schemas.telemetry import keys
 from trainspan_schemas.telemetry.tokens import decode_ids, decode_logprobs
@@ -30,14 +32,26 @@ def base(flying: Flying, models: Models) -> None:
 
 
 def begin(flying: Flying, pool: ThreadPoolExecutor, prompt: list[int], **more: Any) -> "Future[Answer]":
-    """Begins a long generation and waits until it is under way."""
+    """Begins a long generation and waits until it has tokens."""
     server, _ = flying
     body = {"model": "policy", "prompt": prompt, "max_tokens": TOKENS, "ignore_eos": True, **more}
-    before = server.policy()["in_flight"]
+    before = generated_tokens(server)
     answer = pool.submit(server.post, "/v1/completions", {**body, "return_token_ids": True})
-    while server.policy()["in_flight"] == before:
-        time.sleep(0.005)
+    wait_for_tokens(server, before + 5)
     return answer
+
+
+def generated_tokens(server: RunningServer) -> float:
+    with urllib.request.urlopen(server.url + "/metrics", timeout=30) as answer:
+        lines = answer.read().decode().splitlines()
+    return sum(float(line.split(" ")[1]) for line in lines if line.startswith("vllm:generation_tokens_total"))
+
+
+def wait_for_tokens(server: RunningServer, total: float) -> None:
+    deadline = time.monotonic() + 30
+    while generated_tokens(server) < total:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
 
 
 def call_of(sink: OtlpSink, response: dict[str, Any]) -> Any:
@@ -73,7 +87,7 @@ def test_a_generation_across_two_swaps_is_of_three_versions_token_by_token(flyin
         # One is sampled at temperature 1, one is greedy and has a seed: both go on where they stopped.
         answers = [begin(flying, pool, LONG_PROMPT[:20]), begin(flying, pool, LONG_PROMPT[:50], temperature=0, seed=3)]
         for version in (1, 2):
-            time.sleep(0.2)
+            wait_for_tokens(server, generated_tokens(server) + 100)
             status, swapped = server.swap(f"policy-{version:06d}", version)
             assert (status, swapped["canary"]["status"]) == (200, "fresh"), swapped
             assert server.policy()["in_flight"] == 2, "they ended before the swap: make them longer"
@@ -113,7 +127,6 @@ def test_requests_that_come_during_the_swap_are_held_and_answered_by_the_new_ver
     with ThreadPoolExecutor(3) as pool:
         answer = begin(flying, pool, LONG_PROMPT[:30])
         others = [pool.submit(ask) for _ in range(2)]
-        time.sleep(0.1)
         status, swapped = server.swap("policy-000001", 1)
         assert status == 200, swapped
         assert greedy(server) == (greedy_ids(models.folder(1), LONG_PROMPT, 12), "1")
@@ -134,7 +147,6 @@ def test_a_swap_that_is_undone_leaves_generations_with_the_earlier_weights(flyin
     try:
         with ThreadPoolExecutor(1) as pool:
             answer = begin(flying, pool, LONG_PROMPT[:20])
-            time.sleep(0.1)
             status, refused = server.swap("policy-000001", 1)
             assert (status, refused["canary"]["status"]) == (409, "stale")
             assert answer.result(120)[0] == 200
