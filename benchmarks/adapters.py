@@ -15,6 +15,8 @@ from tests.support.policy_server.process import policy_server
 __all__ = ["measure"]
 
 _RANK = 16
+_SCALE = 0.02
+"""Of the adapter's random weights: small, so that answers stay as long as the model's own."""
 _CONCURRENCY = 128
 _PASSES = 2
 """Measured passes, of different problems; the first pass after the start is left out."""
@@ -26,7 +28,7 @@ def measure() -> dict[str, Any]:
     found: dict[str, Any] = {"rank": _RANK}
     with tempfile.TemporaryDirectory() as scratch:
         checkpoints = Path(scratch, "checkpoints")
-        make_adapter(model, checkpoints / "policy-000001", 1, seed=1, rank=_RANK)
+        make_adapter(model, checkpoints / "policy-000001", 1, seed=1, rank=_RANK, scale=_SCALE)
         for way, merge in (("none", "true"), ("merged", "true"), ("live", "false")):
             arguments = ["--collector", "none", "--checkpoints", str(checkpoints), "--max-lora-rank", str(_RANK)]
             flags = ["--max-num-seqs", str(_CONCURRENCY), "--max-model-len", "1024"]

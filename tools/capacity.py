@@ -45,7 +45,7 @@ PLACES = {
     ),
     "dataset_bytes_per_token": ("bench-processing.json", "processing", "parquet_bytes_per_token"),
     "command_start_cpu_ms": ("bench-rollouts.json", "rollouts", "process_start_cpu_ms: all over bare python"),
-    "function_rollout_cpu_ms": ("bench.json", "rollouts", "in_process_cpu_ms_per_rollout (synchronous)"),
+    "function_rollout_cpu_ms": ("bench-rollouts.json", "rollouts", "in_process_cpu_ms_per_rollout (synchronous)"),
 }
 """Field of Costs → file in benchmarks/results, and the keys in it."""
 

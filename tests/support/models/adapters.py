@@ -10,9 +10,11 @@ TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 
 
 def make_adapter(
-    base: Path, folder: Path, version: int, *, seed: int, rank: int = 4, parent: Path | None = None
+    base: Path, folder: Path, version: int, *, seed: int, rank: int = 4, parent: Path | None = None, scale: float = 1.0
 ) -> Any:
     """Writes an adapter with random weights and its canary; returns the peft model for `adapter_logprobs`.
+
+    `scale` multiplies what it adds to each layer's output.
 
     The canary's parent log-probabilities are those of `base`, or of the adapter in `parent`.
     """
@@ -22,6 +24,10 @@ def make_adapter(
     torch.manual_seed(seed)
     config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=list(TARGETS), init_lora_weights=False)
     model = get_peft_model(_load(base), config)
+    with torch.no_grad():
+        for name, weights in model.named_parameters():
+            if "lora_B" in name:
+                weights.mul_(scale)
     model.save_pretrained(str(folder))
     (folder / "README.md").unlink(missing_ok=True)
     CheckpointMeta("lora", version, base.name, str(base), None).write(folder)
