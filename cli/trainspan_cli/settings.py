@@ -18,6 +18,7 @@ __all__ = [
     "StoreOption",
     "StoresOption",
     "TokenizerOption",
+    "policy_servers_of",
     "settings",
     "stores_of",
 ]
@@ -49,6 +50,11 @@ TokenizerOption = Annotated[
 def settings(config: Path | None) -> Settings:
     """Reads the settings without flags; a command applies its flags with `override`."""
     return load_settings(config, os.environ)
+
+
+def policy_servers_of(chosen: Settings) -> tuple[str, ...]:
+    """The URLs of the policy servers: those behind a balancer, otherwise that of `[serving]`."""
+    return chosen.rollouts.policy_servers or (f"http://{chosen.serving.host}:{chosen.serving.port}",)
 
 
 def stores_of(chosen: Settings, named: Sequence[str] | None = None) -> tuple[str, ...]:

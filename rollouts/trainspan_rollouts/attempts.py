@@ -42,7 +42,10 @@ class Verdict:
 
 
 class Attempts:
-    """Makes attempts, at most `concurrency` at a time. Calls `on_calls` with the number of model calls of each one."""
+    """Makes attempts, at most `concurrency` at a time.
+
+    Calls `on_calls` with the number of model calls of each one; None if its agent ended before it could report it.
+    """
 
     def __init__(
         self,
@@ -52,7 +55,7 @@ class Attempts:
         judge: Judge | None,
         ledger: RunLedger,
         spans: RolloutSpans,
-        on_calls: Callable[[int], None],
+        on_calls: Callable[[int | None], None],
         branching: Branching | None = None,
     ) -> None:
         self._settings = settings
@@ -104,7 +107,7 @@ class Attempts:
             span.end("cancelled", judge=judge, error="the run was stopped")
             raise
         calls = ended.report.calls if ended.report else None
-        self._on_calls(calls or 0)
+        self._on_calls(calls)
         self._ledger.end(identity, number, verdict.status, verdict.reward)
         span.end(
             verdict.status,

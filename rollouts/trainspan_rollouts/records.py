@@ -131,3 +131,5 @@ class RunResult:
     """Rollouts with a verdict that the collector has not acknowledged; resume the run to send them."""
     resumed: int = 0
     """Rollouts that an earlier process of the run had finished, included in the total."""
+    uncounted: int = 0
+    """Attempts whose agents ended before they could report their calls."""

@@ -151,6 +151,7 @@ class _Run:
             time.monotonic() - start_s,
             unacknowledged,
             totals.resumed,
+            totals.uncounted,
         )
 
     async def _work(self, plan: Plan) -> None:

@@ -19,6 +19,8 @@ class Totals:
     resumed: int = 0
     """Done by an earlier process of the run."""
     calls: int = 0
+    uncounted: int = 0
+    """Attempts whose agents ended before they could report their calls."""
     groups: int = 0
     """Tasks of which all rollouts are done."""
     _reward_sum: float = 0.0
@@ -43,8 +45,10 @@ class Totals:
             self.rewarded += 1
             self._reward_sum += reward
 
-    def add_calls(self, calls: int) -> None:
-        self.calls += calls
+    def add_calls(self, calls: int | None) -> None:
+        """Counts an attempt's model calls; None: its agent ended before it could report them."""
+        self.calls += calls or 0
+        self.uncounted += calls is None
 
     @property
     def mean_reward(self) -> float | None:

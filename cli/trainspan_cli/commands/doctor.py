@@ -11,7 +11,8 @@ from trainspan_cli.settings import ConfigOption, FormatOption, StoresOption, set
 def doctor(
     store: StoresOption = None,
     policy_url: Annotated[
-        str | None, typer.Option(help="Policy server [default: http://HOST:PORT of [serving]].")
+        str | None,
+        typer.Option(help="Policy server [default: those of [rollouts] policy_servers, or that of [serving]]."),
     ] = None,
     config: ConfigOption = None,
     format: FormatOption = "table",

@@ -18,9 +18,12 @@ def status(config: ConfigOption = None, format: FormatOption = "table") -> None:
     if format == "json":
         print(json.dumps(found))
         return
-    collector, policy = found["collector"], found["policy"]
+    collector = found["collector"]
     print("collector  ", f"pid {collector['pid']}, OTLP {collector['grpc']}" if collector else "not running")
-    print("policy     ", f"{versions_in(policy)}, {policy['in_flight']} in flight" if policy else "not running")
+    for server in found["policy_servers"]:
+        policy, place = server["state"], f" at {server['url']}" if len(found["policy_servers"]) > 1 else ""
+        state = f"{versions_in(policy)}, {policy['in_flight']} in flight" if policy else "not running"
+        print("policy     ", f"{state}{place}")
     print("store      ", found["store"] or "none yet")
     for one in found["stores"]:
         print("store      ", one["store"], f"{one['rollouts']} rollouts" if "rollouts" in one else one["error"])

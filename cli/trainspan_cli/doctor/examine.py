@@ -16,6 +16,7 @@ from trainspan_cli.doctor.capture_checks import stored_findings
 from trainspan_cli.doctor.chat_template import merge_ratios, model_template, prefix_keeping_template
 from trainspan_cli.doctor.finding import Finding
 from trainspan_cli.extras import PARTS, ImportCheck
+from trainspan_cli.settings import policy_servers_of
 from trainspan_schemas.config.settings import Settings
 from trainspan_schemas.home import served_model
 
@@ -25,7 +26,7 @@ __all__ = ["examine", "template_findings"]
 def examine(settings: Settings, stores: Sequence[str], policy_url: str | None = None) -> list[Finding]:
     """All findings: installation, processes, then the capture of each store (a path or a grpc:// address).
 
-    `policy_url` (with or without /v1) overrides the settings.
+    `policy_url` (with or without /v1) replaces the policy servers of the settings.
     """
     # The imports take longest and run during all other checks.
     imports = ImportCheck([part for part in PARTS if importlib.util.find_spec(part.mark)])
@@ -94,12 +95,20 @@ def _ratios(ratios: dict[str, float]) -> str:
 def _processes(settings: Settings, policy_url: str | None) -> list[Finding]:
     findings = []
     findings += [_collector_finding(url) for url in settings.collector.endpoints]
-    url = policy_url or f"http://{settings.serving.host}:{settings.serving.port}"
-    policy = policy_at(url)
-    if policy is None:
-        findings.append(Finding("problem", "policy server", f"no answer at {url}", "start `trainspan serve MODEL_DIR`"))
-    else:
-        findings.append(_policy_finding(policy))
+    urls = (policy_url,) if policy_url else policy_servers_of(settings)
+    states = {url: policy_at(url) for url in urls}
+    for url, policy in states.items():
+        if policy is None:
+            findings.append(
+                Finding("problem", "policy server", f"no answer at {url}", "start `trainspan serve MODEL_DIR`")
+            )
+        else:
+            found = _policy_finding(policy)
+            findings.append(found if len(urls) == 1 else replace(found, detail=f"{found.detail}, at {url}"))
+    if len(served := {versions_in(policy) for policy in states.values() if policy}) > 1:
+        detail = f"the policy servers serve different versions: {'; '.join(sorted(served))}"
+        advice = "restart those that are behind: with `weights_url` they catch up"
+        findings.append(Finding("problem", "policy server", detail, advice))
     return findings
 
 

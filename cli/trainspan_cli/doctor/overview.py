@@ -9,6 +9,7 @@ from trainspan_cli.clients.policy_server import policy_at
 from trainspan_cli.clients.store import counts
 from trainspan_cli.doctor.rollouts_overview import rollouts_overview
 from trainspan_cli.loop.state.run_folder import RunFolder
+from trainspan_cli.settings import policy_servers_of
 from trainspan_schemas.artifacts.checkpoint import CheckpointMeta, read_latest
 from trainspan_schemas.artifacts.dataset import dataset_dirs
 from trainspan_schemas.artifacts.run_files import record_of
@@ -34,7 +35,7 @@ def overview(settings: Settings) -> dict[str, Any]:
         "store": str(store) if store.exists() else None,
         "collector": asdict(collector) if collector else None,
         "stores": stores,
-        "policy": policy_at(f"http://{settings.serving.host}:{settings.serving.port}"),
+        "policy_servers": [{"url": url, "state": policy_at(url)} for url in policy_servers_of(settings)],
         "latest_checkpoint": str(newest) if newest else None,
         "latest_version": CheckpointMeta.read(newest).version if newest else None,
         "latest_checkpoints": {policy: str(folder) if folder else None for policy, folder in latest.items() if policy},

@@ -129,7 +129,9 @@ class RolloutsSettings:
     policy_url: str = "http://127.0.0.1:8000/v1"
     """Base URL of the policy, passed to agents as OPENAI_BASE_URL."""
     policy_servers: tuple[str, ...] = ()
-    """URLs of the policy servers behind `policy_url`, if that is a balancer: branches are registered at each of them."""
+    """URLs of the policy servers behind `policy_url`, if that is a balancer, or of one on another machine.
+
+    Branches are registered at each of them; the loop swaps all of them and starts none itself."""
     collector: str = "http://127.0.0.1:4317"
     """OTLP/gRPC endpoint for the spans of the runner and its agents, or several with commas; default: `[collector] endpoints`."""
     signing_key_file: str | None = None

@@ -40,6 +40,7 @@ def state_of(server: PolicyServer, exporter: CallExport, branches: BranchRegistr
         "base": policy.weights.name,
         "model": server.plan.served_name,
         "dtype": server.dtype,
+        "started_ns": server.started_ns,
         "in_flight": server.gate.in_flight,
         "requests_ended": server.requests_ended,
         "internal_requests": server.internal_requests,

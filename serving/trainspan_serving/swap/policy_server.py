@@ -70,6 +70,8 @@ class PolicyServer:
         self.gate = Gate()
         self.policies = policies
         self.plan = plan
+        self.started_ns = time.time_ns()
+        """Since then the counts of this process are counted."""
         self.swaps: Counter[str] = Counter()
         """Outcome (a canary status, `undone`, `failed`, `refused` or `busy`) → count."""
         self.swap_seconds = 0.0

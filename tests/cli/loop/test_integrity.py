@@ -18,6 +18,7 @@ from trainspan_schemas.artifacts.agreement import Agreement
 WHOLE = StageCounts(
     server_requests=30,
     client_calls=30,
+    uncounted_attempts=0,
     exported_calls=30,
     dropped_calls=0,
     stored_requests=30,
@@ -25,6 +26,8 @@ WHOLE = StageCounts(
     ragged_calls=0,
     rollouts=10,
     stored_rollouts=10,
+    servers_changed=0,
+    sampled_tokens=300,
 )
 TRAINED: dict[str, Any] = {
     "version": 3,
@@ -38,7 +41,7 @@ def failed(checks: list) -> list[str]:  # type: ignore[type-arg]
 
 
 def test_a_stage_holds_if_all_counts_agree() -> None:
-    assert failed(stage_checks(WHOLE)) == []
+    assert failed(stage_checks(WHOLE, 16)) == []
 
 
 @pytest.mark.parametrize(
@@ -54,7 +57,44 @@ def test_a_stage_holds_if_all_counts_agree() -> None:
     ],
 )
 def test_each_count_that_is_off_raises_its_own_alarm(change: dict[str, int], alarm: str) -> None:
-    assert failed(stage_checks(dataclasses.replace(WHOLE, **change))) == [alarm]
+    assert failed(stage_checks(dataclasses.replace(WHOLE, **change), 16)) == [alarm]
+
+
+@pytest.mark.parametrize(
+    ("change", "alarms"),
+    [
+        ({"client_calls": 27}, []),  # the agent of the other three was killed with its machine
+        ({"client_calls": 31}, ["every call is stored"]),
+        ({"client_calls": 27, "server_requests": 31}, ["every call is stored"]),
+    ],
+)
+def test_attempts_that_could_not_report_explain_calls_that_no_agent_counted(
+    change: dict[str, int], alarms: list[str]
+) -> None:
+    checks = stage_checks(dataclasses.replace(WHOLE, uncounted_attempts=1, **change), 16)
+    assert failed(checks) == alarms
+    assert "clients 27 (without 1 attempt that did not report)" in checks[0].detail or change["client_calls"] == 31
+
+
+@pytest.mark.parametrize(
+    ("change", "alarms"),
+    [
+        ({"server_requests": -14, "exported_calls": -20}, []),
+        ({"stored_requests": 26}, []),
+        ({"stored_requests": 34}, []),
+        ({"stored_requests": 25}, ["every call is stored"]),
+        ({"stored_requests": 35}, ["every call is stored"]),
+        ({"stored_requests": 0, "client_calls": 3}, ["every call is stored"]),
+        ({"stored_rollouts": 9}, ["no acknowledged span is missing"]),
+        ({"ragged_calls": 1}, ["ids and logprobs have equal length"]),
+    ],
+)
+def test_a_server_that_ended_explains_a_call_of_each_rollout_in_progress(
+    change: dict[str, int], alarms: list[str]
+) -> None:
+    checks = stage_checks(dataclasses.replace(WHOLE, servers_changed=1, **change), 4)
+    assert failed(checks) == alarms
+    assert "1 policy server ended or came back" in checks[0].detail
 
 
 def test_a_drop_without_a_known_reason_is_an_alarm() -> None:

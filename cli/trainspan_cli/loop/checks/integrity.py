@@ -56,6 +56,8 @@ class StageCounts:
     """Successful requests by vLLM's metric, without the policy server's own."""
     client_calls: int
     """Successful calls counted by the agents' side."""
+    uncounted_attempts: int
+    """Attempts whose agents ended before they could report their calls."""
     exported_calls: int
     """Call spans that the collector acknowledged to the policy server."""
     dropped_calls: int
@@ -69,17 +71,28 @@ class StageCounts:
     rollouts: int
     """Rollouts that the runner reported."""
     stored_rollouts: int
+    servers_changed: int
+    """Policy servers that ended, came back or did not answer: the servers' counts do not cover the stage."""
+    sampled_tokens: int
+    """Including abandoned and failed answers; without a server's counts, those that are stored."""
 
 
-def stage_checks(counts: StageCounts) -> list[Check]:
-    """Checks that nothing is lost between agents, server and store."""
-    agree = counts.server_requests == counts.client_calls == counts.stored_requests > 0
+def stage_checks(counts: StageCounts, in_progress: int) -> list[Check]:
+    """Checks that nothing is lost between agents, server and store.
+
+    A server that ends takes its counts with it, and calls that the collector does not have yet: at most about one for each
+    of the `in_progress` rollouts, which the dataset drops as incomplete.
+    """
+    if counts.servers_changed:
+        return _checks_without_servers(counts, counts.servers_changed * in_progress)
+    of_clients = _compared(counts.client_calls, counts.stored_requests, counts.uncounted_attempts)
+    agree = counts.server_requests == counts.stored_requests > 0 and of_clients == 0
     exported = counts.exported_calls == counts.stored_calls and not counts.dropped_calls
     return [
         Check(
             "every call is stored",
             agree,
-            f"server {counts.server_requests}, clients {counts.client_calls}, store {counts.stored_requests}",
+            f"server {counts.server_requests}, {_clients(counts)}, store {counts.stored_requests}",
         ),
         Check(
             "no acknowledged span is missing",
@@ -91,12 +104,43 @@ def stage_checks(counts: StageCounts) -> list[Check]:
     ]
 
 
-def stored_checks(counts: StoredCounts, rollouts: int, client_calls: int) -> list[Check]:
+def _checks_without_servers(counts: StageCounts, limit: int) -> list[Check]:
+    lost = _compared(counts.client_calls, counts.stored_requests, counts.uncounted_attempts)
+    servers = f"{counts.servers_changed} policy server{'' if counts.servers_changed == 1 else 's'} ended or came back"
+    return [
+        Check(
+            "every call is stored",
+            counts.stored_requests > 0 and abs(lost) <= limit,
+            f"{_clients(counts)}, store {counts.stored_requests} (limit of the difference {limit}: {servers}, whose counts are "
+            "incomplete)",
+        ),
+        Check(
+            "no acknowledged span is missing",
+            counts.rollouts == counts.stored_rollouts,
+            f"rollouts {counts.rollouts} made, {counts.stored_rollouts} stored; {servers}",
+        ),
+        _ragged_check(counts.ragged_calls, counts.stored_calls),
+    ]
+
+
+def _compared(client_calls: int, stored: int, uncounted_attempts: int) -> int:
+    """How many calls the store lacks; negative if it has more than the agents made, which `uncounted_attempts` explain."""
+    lost = client_calls - stored
+    return max(0, lost) if uncounted_attempts else lost
+
+
+def _clients(counts: StageCounts) -> str:
+    uncounted = counts.uncounted_attempts
+    more = f" (without {uncounted} attempt{'' if uncounted == 1 else 's'} that did not report)" if uncounted else ""
+    return f"clients {counts.client_calls}{more}"
+
+
+def stored_checks(counts: StoredCounts, rollouts: int, client_calls: int, uncounted: int) -> list[Check]:
     """The same for rollouts during which the policy server answered other calls, so that its own counts say nothing about them."""
     return [
         Check(
             "every call is stored",
-            client_calls == counts.requests > 0,
+            counts.requests > 0 and _compared(client_calls, counts.requests, uncounted) == 0,
             f"clients {client_calls}, store {counts.requests}; the server answered others, too",
         ),
         Check(

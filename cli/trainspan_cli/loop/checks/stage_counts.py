@@ -3,9 +3,8 @@
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any
 
-from trainspan_cli.clients.policy_server import PolicyClient
+from trainspan_cli.clients.policy_servers import PolicyServers, ServerCounts
 from trainspan_cli.clients.store import counts
 from trainspan_cli.loop.checks.integrity import StageCounts, StoredCounts
 
@@ -38,62 +37,68 @@ class StageMeter:
     the `others` that run at the same time.
     """
 
-    def __init__(self, policy: PolicyClient, stores: Sequence[str], run_id: str, others: OtherRollouts) -> None:
-        self._policy, self._stores, self._run_id, self._others = policy, stores, run_id, others
+    def __init__(self, servers: PolicyServers, stores: Sequence[str], run_id: str, others: OtherRollouts) -> None:
+        self._servers, self._stores, self._run_id, self._others = servers, stores, run_id, others
         self._others_before = others.requests, others.calls, others.tokens
         self._began_ns = time.time_ns()
-        self._sampled = policy.sampled_tokens()
-        before, requests = self._between_swaps()
-        self._internal = before["internal_requests"]
-        self._requests = requests - self._internal
-        self._dropped = before["calls_dropped"] + before["calls_refused"]
-        # Calls captured before the stage (a swap's canary) may be exported during it.
-        self._exported = before["calls_captured"] - self._dropped
+        self._before = self._between_swaps()
 
-    def stop(self, rollouts: int, client_calls: int) -> StageCounts:
-        """The counts; waits up to 15 s for spans that are still in transit."""
-        found = self._read(rollouts, client_calls)
+    def stop(self, rollouts: int, client_calls: int, *, uncounted: int) -> StageCounts:
+        """The counts; waits up to 15 s for spans that are still in transit.
+
+        `client_calls` lacks those of `uncounted` attempts, whose agents ended before they could report them.
+        """
+        found = self._read(rollouts, client_calls, uncounted)
         deadline = time.monotonic() + SETTLE_TIMEOUT_S
         while True:
-            settled = found.stored_requests >= found.server_requests and found.exported_calls >= found.stored_calls
+            if found.servers_changed:
+                settled = found.stored_requests >= client_calls
+            else:
+                settled = found.stored_requests >= found.server_requests and found.exported_calls >= found.stored_calls
             if (settled and found.stored_rollouts >= rollouts) or time.monotonic() > deadline:
                 return found
             time.sleep(0.2)
-            found = self._read(rollouts, client_calls)
+            found = self._read(rollouts, client_calls, uncounted)
 
-    def sampled_tokens(self) -> int:
-        """Tokens that the server sampled since the start of the stage, including abandoned and failed answers."""
-        return self._policy.sampled_tokens() - self._sampled - (self._others.tokens - self._others_before[2])
-
-    def _read(self, rollouts: int, client_calls: int) -> StageCounts:
-        now, requests = self._between_swaps()
-        internal = now["internal_requests"]
+    def _read(self, rollouts: int, client_calls: int, uncounted: int) -> StageCounts:
+        before, now = self._before, self._between_swaps()
         # Order matters: calls exported before the query must be in the store.
         stored = stored_counts(self._stores, self._run_id, self._began_ns)
-        other_requests = self._others.requests - self._others_before[0]
-        other_calls = self._others.calls - self._others_before[1]
+        requests, calls, tokens = (
+            own - earlier
+            for own, earlier in zip(
+                (self._others.requests, self._others.calls, self._others.tokens), self._others_before, strict=True
+            )
+        )
+        # Calls captured before the stage (a swap's canary) may be exported during it. An internal request is one call,
+        # which may still be on its way.
+        exported = now.exported - (before.captured - before.dropped)
+        changed = {url for url, _ in before.processes ^ now.processes}
+        sampled = now.sampled_tokens - before.sampled_tokens - tokens
         return StageCounts(
-            server_requests=requests - internal - self._requests - other_requests,
+            server_requests=now.requests - before.requests - requests,
             client_calls=client_calls,
-            # An internal request is one call, which may still be on its way.
-            exported_calls=now["calls_exported"] - self._exported - (internal - self._internal) - other_calls,
-            dropped_calls=now["calls_dropped"] + now["calls_refused"] - self._dropped,
+            uncounted_attempts=uncounted,
+            exported_calls=exported - (now.internal_requests - before.internal_requests) - calls,
+            dropped_calls=now.dropped - before.dropped,
             stored_requests=stored.requests,
             stored_calls=stored.calls,
             ragged_calls=stored.ragged,
             rollouts=rollouts,
             stored_rollouts=stored.rollouts,
+            servers_changed=len(changed),
+            sampled_tokens=stored.tokens if changed else sampled,
         )
 
-    def _between_swaps(self) -> tuple[dict[str, Any], int]:
-        """The server's state and vLLM's count of requests, at a moment when no canary runs."""
+    def _between_swaps(self) -> ServerCounts:
+        """The servers' counts, at a moment when no canary runs."""
         deadline = time.monotonic() + SWAP_TIMEOUT_S
-        before = self._policy.policy()
+        before = self._servers.counts()
         while True:
-            requests, after = self._policy.successful_requests(), self._policy.policy()
-            is_steady = before["internal_requests"] == after["internal_requests"]
-            if (is_steady and not before["changing"] and not after["changing"]) or time.monotonic() > deadline:
-                return after, requests
+            after = self._servers.counts()
+            is_steady = before.internal_requests == after.internal_requests
+            if (is_steady and not before.is_changing and not after.is_changing) or time.monotonic() > deadline:
+                return after
             time.sleep(0.1)
             before = after
 

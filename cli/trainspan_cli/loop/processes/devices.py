@@ -42,16 +42,24 @@ class Devices:
 
     @classmethod
     def of(
-        cls, settings: LoopSettings, environ: Mapping[str, str], dev: Path = Path("/dev"), *, trainers: int = 1
+        cls,
+        settings: LoopSettings,
+        environ: Mapping[str, str],
+        dev: Path = Path("/dev"),
+        *,
+        trainers: int = 1,
+        has_server: bool = True,
     ) -> "Devices":
         """The devices by the settings; by default the server has the first GPU, the trainers the others or the same one.
+
+        If the loop has no server of its own, the trainers have all.
 
         Each of several trainers gets as many GPUs as the others; if that does not work out, all of them share all.
 
         Raises ConfigError if a device does not exist or the launch settings contradict each other.
         """
         visible = _visible(environ, dev)
-        server = _chosen("server_devices", settings.server_devices, visible)
+        server = _chosen("server_devices", settings.server_devices, visible) if has_server else ()
         trainer = _chosen("trainer_devices", settings.trainer_devices, visible)
         if server is None:
             server = tuple(name for name in visible if name not in (trainer or ()))[:1] or visible[:1]

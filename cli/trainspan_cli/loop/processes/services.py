@@ -8,12 +8,14 @@ from functools import partial
 from pathlib import Path
 
 from trainspan_cli.clients.new_rewards import last_places
-from trainspan_cli.clients.policy_server import PolicyClient, served
+from trainspan_cli.clients.policy_server import served
+from trainspan_cli.clients.policy_servers import PolicyServers
 from trainspan_cli.loop.processes.child_processes import Service
 from trainspan_cli.loop.processes.devices import Devices
+from trainspan_cli.loop.processes.external_servers import bring_up_to_date, check_external, wait_for_servers
 from trainspan_cli.loop.processes.screen import Screen
 from trainspan_cli.loop.state.run_folder import RunFolder
-from trainspan_cli.settings import stores_of
+from trainspan_cli.settings import policy_servers_of, stores_of
 from trainspan_schemas.artifacts.checkpoint import LATEST
 from trainspan_schemas.artifacts.dataset import dataset_dirs
 from trainspan_schemas.config.policy_scope import Policy, policies_of
@@ -26,7 +28,7 @@ __all__ = ["Services"]
 
 
 class Services:
-    """`config` is passed to every child command. Collectors that already run are used and not stopped."""
+    """`config` is passed to every child command. Collectors and policy servers of others are used and not stopped."""
 
     def __init__(self, settings: Settings, config: Path | None, folder: RunFolder, screen: Screen) -> None:
         self._settings = settings
@@ -37,9 +39,18 @@ class Services:
         self._trainers: dict[Policy, Service] = {}
         self.config = ["--config", str(config)] if config else []
         self._policies = policies_of(settings)
-        self.devices = Devices.of(settings.loop, os.environ, trainers=len(self._policies))
+        check_external(settings)
+        self.devices = Devices.of(
+            settings.loop,
+            os.environ,
+            trainers=len(self._policies),
+            has_server=not settings.rollouts.policy_servers,
+        )
         self.environ = {**os.environ, "PYTHONUNBUFFERED": "1"}
-        self.policy = PolicyClient(f"http://{settings.serving.host}:{settings.serving.port}")
+        self.policy = PolicyServers(policy_servers_of(settings))
+        self._are_external = bool(settings.rollouts.policy_servers)
+        """Whether others started the policy servers."""
+        self.agents_url = settings.rollouts.policy_url if self._are_external else f"{self.policy.url}/v1"
         self._own_store = store_path(settings.collector.store)
         self.stores = stores_of(settings)
 
@@ -55,9 +66,29 @@ class Services:
         self._start_collector(timeout_s)
         self._screen.stage("starting the policy server and the trainer")
         checkpoints = ["--checkpoints", str(folder.checkpoints)]
+        if self._are_external:
+            self._start_weights(checkpoints)
+            wait_for_servers(self.policy, timeout_s)
+            bring_up_to_date(self.policy, folder.checkpoints, self._policies, timeout_s)
+            server = None
+        else:
+            server = self._start_server(model, checkpoints, timeout_s)
+        follow = ["train", "--follow", "--dataset", str(folder.datasets), "--model", model, *checkpoints]
+        follow += ["--policy-url", self.policy.url, "--format", "json"]
+        self._launch_trainers([*follow, *(["--keep-start"] if settings.loop.trial_tasks else [])])
+        if server is not None:
+            server.wait_until(self.policy.is_healthy, timeout_s)
+        for trainer in self._trainers.values():
+            trainer.wait_until(partial(_has_spoken, trainer), timeout_s)
+        state = self.policy.policy()
+        for policy in self._policies:
+            self._screen.policy(served(state, policy)["version"], policy)
+
+    def _start_server(self, model: str, checkpoints: list[str], timeout_s: float) -> Service:
+        """Starts the loop's own policy server, and waits for it if the trainer needs it at once."""
+        settings, folder, devices = self._settings, self._folder, self.devices
         # The model is the base of several policies, whose adapters the server finds by itself.
         start = [] if (folder.checkpoints / LATEST).exists() else [model]
-        devices = self.devices
         server = self._launch(
             "policy server",
             ["serve", *start, *checkpoints, *self.collector_option()],
@@ -71,15 +102,12 @@ class Services:
             server.wait_until(self.policy.is_healthy, timeout_s)
         if devices.shared and settings.serving.sleep:
             self.policy.sleep()
-        follow = ["train", "--follow", "--dataset", str(folder.datasets), "--model", model, *checkpoints]
-        follow += ["--policy-url", self.policy.url, "--format", "json"]
-        self._launch_trainers([*follow, *(["--keep-start"] if settings.loop.trial_tasks else [])])
-        server.wait_until(self.policy.is_healthy, timeout_s)
-        for trainer in self._trainers.values():
-            trainer.wait_until(partial(_has_spoken, trainer), timeout_s)
-        state = self.policy.policy()
-        for policy in self._policies:
-            self._screen.policy(served(state, policy)["version"], policy)
+        return server
+
+    def _start_weights(self, checkpoints: list[str]) -> None:
+        """Serves the run's checkpoints to policy servers on other machines, which name it as `weights_url`."""
+        weights = self._launch("weights", ["weights", *checkpoints, "--format", "json"])
+        weights.wait_until(partial(_has_spoken, weights), self._settings.loop.ready_timeout_s)
 
     def _launch_trainers(self, command: list[str]) -> None:
         """Starts a trainer for each policy, on devices of its own or with its share of their memory."""

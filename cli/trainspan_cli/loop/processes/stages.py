@@ -99,7 +99,7 @@ class Stages:
             total, calls = result["total"], result["calls"]
             stored = wait_for_stored(self.stores, run_id, began_ns, rollouts=total, requests=calls)
             self._others.add(stored)
-        checks = [check.record() for check in stored_checks(stored, total, calls)]
+        checks = [check.record() for check in stored_checks(stored, total, calls, result["uncounted"])]
         return Collected(result, checks, time.monotonic() - began, stored.rollouts >= total)
 
     def _wake(self) -> None:
@@ -121,9 +121,9 @@ class Stages:
         result = self._roll_out(self._folder.run_id, tasks, round_, split, n, on_progress, write)
         sampling_s = time.monotonic() - began
         with self._others.quiet:
-            found = meter.stop(result["total"], result["calls"])
-            result |= {"sampled_tokens": meter.sampled_tokens(), "sampling_seconds": sampling_s}
-        checks = [check.record() for check in stage_checks(found)]
+            found = meter.stop(result["total"], result["calls"], uncounted=result["uncounted"])
+            result |= {"sampled_tokens": found.sampled_tokens, "sampling_seconds": sampling_s}
+        checks = [check.record() for check in stage_checks(found, self._settings.rollouts.concurrency)]
         return Collected(result, checks, time.monotonic() - began, found.stored_rollouts >= found.rollouts)
 
     def _roll_out(
@@ -147,7 +147,7 @@ class Stages:
                 on_progress(event)
 
         arguments = ["--tasks", tasks, "--n", str(n), "--split", split, "--round", str(round_)]
-        arguments += ["--run", run_id, "--policy-url", f"{services.policy.url}/v1"]
+        arguments += ["--run", run_id, "--policy-url", services.agents_url]
         arguments += [*services.collector_option(), *(["--judge", settings.judge] if settings.judge else [])]
         target = self._settings.loop.target or self._settings.loop.val_target
         assert target is not None, "checked when tasks were opened"
@@ -177,7 +177,7 @@ class Stages:
         arguments = ["--of-run", run_id, "--of-round", str(round_), "--run", run_id]
         arguments += [word for store in services.stores for word in ("--store", store)]
         arguments += ["--calls", loop.branch_calls, "--n", str(loop.branches), "--limit", str(loop.branch_rollouts)]
-        arguments += ["--policy-url", f"{services.policy.url}/v1", *services.collector_option()]
+        arguments += ["--policy-url", services.agents_url, *services.collector_option()]
         arguments += ["--judge", settings.judge] if settings.judge else []
         arguments += ["--resume"] if points_file(run_id, round_).exists() else []
         agent = [target] if is_function_name(target) else ["--", *shlex.split(target)]
@@ -264,8 +264,8 @@ class Stages:
         return dataset_dir(policy_dir(self._folder.datasets, policy), round_)
 
     def sampled_tokens(self) -> int:
-        """Tokens that the policy server sampled since its start, without those that ran at the same time as a stage."""
-        return self._services.policy.sampled_tokens() - self._others.tokens
+        """Tokens that the policy servers sampled since their start, without those that ran at the same time as a stage."""
+        return self._services.policy.counts().sampled_tokens - self._others.tokens
 
     def keep_alive(self) -> None:
         """Restarts services that exited. Raises ProcessError after too many restarts."""
