@@ -72,6 +72,9 @@ class PolicyMiddleware:
     """Wraps the application; connects to the engine when the server starts."""
 
     def __init__(self, app: App) -> None:
+        # A package that vLLM imports sets the root logger to ERROR, so that no line of ours would be written.
+        level = os.environ.get("TRAINSPAN_LOG", "WARNING").upper()
+        logging.getLogger("trainspan_serving").setLevel(level)
         self._app = app
         self._parts: _Parts | None = None
         self._ready: asyncio.Task[None] | None = None

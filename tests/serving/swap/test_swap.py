@@ -32,6 +32,7 @@ def test_after_a_swap_the_new_weights_answer_and_everything_says_so(stack: Stack
     assert canary["status"] == "fresh"
     assert canary["max_abs_diff"] <= canary["tolerance"] == 1e-4
     assert canary["max_abs_change"] > 0.1
+    assert "policy=policy swapped version=1 canary=fresh" in stack.server.log.read_text()
 
     # The prompt was cached with the old weights: if the cache were not cleared, this would differ.
     assert greedy(stack.server) == (greedy_ids(models.folder(1), LONG_PROMPT, 12), "1")
