@@ -110,7 +110,7 @@ def bake_off(options: argparse.Namespace, command: str) -> str:
         sizes = AgentBakeoff(options.tasks, options.n, options.branched, options.m, options.calls)
         plan = Plan(options.where, 0, _model(options), None, options.warm_start, _settings(options.set))
         result = run_agent(plan, sizes)
-        store(options.where, command, result)
+        store(f"{plan.task}-{plan.variant}", command, result)
         return table_of_agent(result)
     from evaluation.bakeoff.chain_results import run_chain
 
