@@ -9,7 +9,7 @@ from trainspan_processing.branches.air_search import LEAST_ROLLOUTS
 from trainspan_processing.credit.vine import latest_scores
 from trainspan_processing.dataset.ledger import NOTHING_USED
 from trainspan_processing.read.source import Selection, Source
-from trainspan_processing.rewards.air import signals
+from trainspan_processing.rewards.air import RULES, signals
 from trainspan_processing.rewards.tool_outputs import OUTPUT, tool_outputs
 from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY
 from trainspan_processing.traces.trace_index import TraceIndex, index_traces
@@ -43,7 +43,7 @@ def measured_signals(
         measured = latest_scores(traces.evaluations, keys.CALL_ADVANTAGE).rename({"score": "advantage"})
         own = traces.calls.join(measured, on=SPAN_KEY)
         calls.append(own.select(pl.col(name).cast(kind) for name, kind in _CALLS.items()))
-        found = signals(traces.calls, traces.spans, traces.matches, _words(source, traces, own))
+        found = signals(RULES, traces.calls, traces.spans, traces.matches, _words(source, traces, own))
         at_call = {"call_trace_id": "trace_id", "call_span_id": "span_id"}
         occurrences.append(found.select("rule", *at_call).rename(at_call))
     return pl.concat(calls), pl.concat(occurrences)

@@ -5,14 +5,14 @@ A rule `output:PATTERN` occurs if a tool's output matches the regular expression
 The reward goes to the latest call that finished under the same parent before the step began: the call that requested it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
 import polars as pl
 
 from trainspan_processing.rewards.binding import latest_finished
 from trainspan_processing.rewards.tool_outputs import OUTPUT, check_pattern
-from trainspan_processing.tables import EDGES, ROLLOUT_KEY, SPAN_KEY, Schema
+from trainspan_processing.tables import EDGES, ROLLOUT_KEY, SPAN_KEY, Schema, empty
 from trainspan_processing.traces.call_matching import CallMatches
 from trainspan_schemas.errors import UsageError
 
@@ -62,7 +62,9 @@ def air_edges(
 
     `outputs` are the tool calls whose output matches a pattern (`matching_outputs`).
     """
-    found = signals(calls, spans, matches, outputs)
+    if not rules:
+        return empty(EDGES)
+    found = signals(rules, calls, spans, matches, outputs)
     scores = pl.DataFrame({"rule": list(rules), "score": list(rules.values())}, schema=_SCORES)
     edges = scores.with_row_index("order").join(found, on="rule", maintain_order="left_right")
     edges = edges.with_columns(
@@ -71,15 +73,18 @@ def air_edges(
     return edges.select(pl.col(column).cast(kind) for column, kind in EDGES.items())
 
 
-def signals(calls: pl.DataFrame, spans: pl.DataFrame, matches: CallMatches, outputs: pl.DataFrame) -> pl.DataFrame:
-    """`rule`, rollout_id, attempt, call_trace_id, call_span_id and time_ns of each occurrence of every rule, by its time.
+def signals(
+    names: Collection[str], calls: pl.DataFrame, spans: pl.DataFrame, matches: CallMatches, outputs: pl.DataFrame
+) -> pl.DataFrame:
+    """`rule`, rollout_id, attempt, call_trace_id, call_span_id and time_ns of each occurrence of a rule, by its time.
 
-    `outputs` have `rule` and SPAN_KEY of tool calls.
+    Rules are those of RULES with these names, and those of `outputs` (`rule` and SPAN_KEY of tool calls).
     """
+    plain = {name: condition for name, condition in RULES.items() if name in names}
     steps = spans.filter(pl.col("rollout_id").is_not_null() & ~pl.col("is_client_call") & pl.col("status").is_null())
     steps = steps.with_columns(pl.col("attempt").fill_null(0)).sort("start_ns", "trace_id", "span_id")
-    steps = steps.with_columns(condition.alias(name) for name, condition in RULES.items()).with_row_index("row")
-    named = [steps.filter(name).select("row", pl.lit(name).alias("rule")) for name in RULES]
+    steps = steps.with_columns(condition.alias(name) for name, condition in plain.items()).with_row_index("row")
+    named = [steps.filter(name).select("row", pl.lit(name).alias("rule")) for name in plain]
     matched = steps.select("row", *SPAN_KEY).join(outputs, on=SPAN_KEY).select("row", "rule")
     occurrences = pl.concat([*named, matched])
     rows = steps.join(occurrences, on="row", how="semi").with_columns(
