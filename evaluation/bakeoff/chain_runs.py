@@ -40,10 +40,10 @@ def score(chain: Chain, name: str, preference: float, seed: int) -> Agreement:
     return agreement(found["advantage"], _exact(chain, policy, found), found["dropped"])
 
 
-def learn(chain: Chain, name: str, rate: float, seed: int, budget: int) -> list[tuple[int, float]]:
+def learn(chain: Chain, name: str, rate: float, groups: int, seed: int, budget: int) -> list[tuple[int, float]]:
     """Trains the uniform policy with an estimator; (sampled tokens, exact success) before and after each round.
 
-    Rounds have a group of each task. Adam at `rate` on the mean of advantage · ∇ log π over the calls that are not dropped;
+    Rounds have `groups` groups, of the tasks in turn. Adam at `rate` on the mean of advantage · ∇ log π over the calls that are not dropped;
     branches are data, as in the loop. Ends when a round would begin with `budget` tokens sampled.
     """
     rng = np.random.default_rng((seed, 2))
@@ -52,7 +52,7 @@ def learn(chain: Chain, name: str, rate: float, seed: int, budget: int) -> list[
     tokens, curve = 0, [(0, chain.success(_softmax(logits)))]
     while tokens < budget:
         policy = _softmax(logits)
-        calls, sampled = _round(chain, policy, estimate, len(chain.goals), rng, estimate.vine)
+        calls, sampled = _round(chain, policy, estimate, groups, rng, estimate.vine, (len(curve) - 1) * groups)
         tokens += sampled
         if name == EXACT:
             calls = calls.with_columns(pl.Series("advantage", _exact(chain, policy, calls)), dropped=False)
@@ -67,12 +67,18 @@ def learn(chain: Chain, name: str, rate: float, seed: int, budget: int) -> list[
 
 
 def _round(
-    chain: Chain, policy: Floats, estimate: Estimate, groups: int, rng: np.random.Generator, vine: Vine | None
+    chain: Chain,
+    policy: Floats,
+    estimate: Estimate,
+    groups: int,
+    rng: np.random.Generator,
+    vine: Vine | None,
+    first_task: int = 0,
 ) -> tuple[pl.DataFrame, int]:
     """Calls with `advantage`, `dropped` and `original` (not of a branch), and the number of sampled tokens."""
     group = np.repeat(np.arange(groups), GROUP)
     nothing = np.zeros(len(group), int)
-    played = chain.play(policy, group % len(chain.goals), rng, nothing, nothing)
+    played = chain.play(policy, (first_task + group) % len(chain.goals), rng, nothing, nothing)
     values, sampled = np.full(played.actions.shape, np.nan), played.sampled
     branched = None
     if vine is not None:

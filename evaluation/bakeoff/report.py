@@ -44,8 +44,7 @@ def tables_of_chain(result: Mapping[str, Any]) -> str:
                 for kind in ("sign", "correlation")
             ]
             tokens = learned["tokens_to_0.9"]["mean"]
-            reached = tokens is not None and tokens <= chain["tokens"][-1]  # the last round may end beyond the budget
-            cells += [_cell(learned["area"]), f"{tokens:,.0f}" if reached else "–", f"{learned['rounds']:.0f}"]
+            cells += [_cell(learned["area"]), "–" if tokens is None else f"{tokens:,.0f}", f"{learned['rounds']:.0f}"]
             lines.append(f"| {estimator} | {' | '.join(cells)} |")
         lines.append("")
     return "\n".join(lines)

@@ -45,7 +45,7 @@ def test_every_estimator_scores_the_same_calls() -> None:
 
 def test_policies_learn_from_advantages_at_their_price_in_tokens() -> None:
     chain = Chain()
-    plain, exact, vine = (learn(chain, name, 1.0, 0, 5_000) for name in ("identical", EXACT, "vine m 4"))
+    plain, exact, vine = (learn(chain, name, 1.0, 4, 0, 5_000) for name in ("identical", EXACT, "vine m 4"))
     assert plain[0] == exact[0] == (0, chain.success(policy_of(chain, 0.0)))
     # Four groups of eight rollouts of eight calls; with m = 4 also 4 · (7 + … + 1) = 112 tokens of branches per rollout.
     assert plain[1][0] == 256
