@@ -43,8 +43,8 @@ def score(chain: Chain, name: str, preference: float, seed: int) -> Agreement:
 def learn(chain: Chain, name: str, rate: float, groups: int, seed: int, budget: int) -> list[tuple[int, float]]:
     """Trains the uniform policy with an estimator; (sampled tokens, exact success) before and after each round.
 
-    Rounds have `groups` groups, of the tasks in turn. Adam at `rate` on the mean of advantage · ∇ log π over the calls that are not dropped;
-    branches are data, as in the loop. Ends when a round would begin with `budget` tokens sampled.
+    Rounds have `groups` groups, of the tasks in turn. Adam at `rate` on the mean of advantage · ∇ log π over the calls that
+    are not dropped; branches are data, as in the loop. Ends when a round would begin with `budget` tokens sampled.
     """
     rng = np.random.default_rng((seed, 2))
     estimate = ESTIMATORS["identical" if name == EXACT else name]
