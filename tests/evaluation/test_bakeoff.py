@@ -1,9 +1,15 @@
 """The bake-off: exact values worked by hand, simulated rollouts that have them, and scores that tell estimators apart."""
 
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 
-from evaluation.bakeoff.agent_runs import scores_of
+from evaluation.bakeoff import air_runs, chain_results, report
+from evaluation.bakeoff.agent_runs import _stage, scores_of
 from evaluation.bakeoff.chain import Chain
 from evaluation.bakeoff.chain_results import area, tokens_to
 from evaluation.bakeoff.chain_runs import EXACT, learn, policy_of, score
@@ -90,3 +96,37 @@ def test_only_calls_whose_state_was_measured_by_branches_are_scored() -> None:
     assert found["agreement"]["good"]["sign"]["mean"] == 0.75
     assert found["agreement"]["good"]["certain_sign"]["mean"] == 1.0
     assert found["agreement"]["good"]["dropped"] == 0.5
+
+
+def test_a_small_bake_off_is_stored_tabulated_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chain_results, "CHAINS", {"small": SMALL})
+    monkeypatch.setattr(chain_results, "BUDGETS", {"small": 300})
+    monkeypatch.setattr(chain_results, "RATES", (1.0,))
+    monkeypatch.setattr(report, "FOLDER", tmp_path)
+    result = chain_results.run_chain(range(2))
+    chain = result["chains"]["small"]
+    assert chain["agreement"]["untrained"]["identical"]["sign"]["gain"]["mean"] == 0.0
+    # 2 calls and 4 branches of 1 call per rollout: 48 tokens for a group of 8, 4 groups at a time or one.
+    assert chain["learning"]["vine m 4"]["rounds"] in (300 // 48 + 1, 300 // 192 + 1)
+    stored = json.loads(report.store("small", "the command", result).read_text())
+    assert (stored["command"], stored["seeds"]) == ("the command", [0, 1])
+    assert len(stored["commit"]) == 40
+    lines = report.tables_of_chain(stored).splitlines()
+    assert lines[0] == "small chain, 2 calls:"
+    assert [line.split(" | ")[0].removeprefix("| ") for line in lines[4:]] == [*ESTIMATORS, EXACT]
+    report.draw_chain(stored, tmp_path / "chain.png")
+    assert (tmp_path / "chain.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_searches_on_the_chain_find_the_tool_that_fails_after_bad_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(air_runs, "SIZES", (256,))
+    monkeypatch.setattr(air_runs, "NOISE_RULES", 4)
+    with_signal, without = air_runs.run_air(4)["found"]
+    assert (with_signal["true"], without["true"]) == (1.0, 0.0)
+    assert without["nothing"] >= 0.75
+
+
+def test_a_finished_stage_is_not_repeated(tmp_path: Path) -> None:
+    world: Any = SimpleNamespace(folder=tmp_path)
+    made = [_stage(world, "few", lambda: {"number": 1}), _stage(world, "few", lambda: {"number": 2})]
+    assert [stage["number"] for stage in made] == [1, 1]
