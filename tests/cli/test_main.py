@@ -10,6 +10,7 @@ COMMANDS = (
     "serve",
     "rollout",
     "branch",
+    "air",
     "reward",
     "dataset",
     "explain",

@@ -16,7 +16,7 @@ from trainspan_processing.tables import SPAN_KEY
 from trainspan_schemas.errors import UsageError
 from trainspan_schemas.telemetry import keys
 
-__all__ = ["VINE", "check_vine", "state_values", "vine_terms"]
+__all__ = ["VINE", "check_vine", "latest_scores", "state_values", "vine_terms"]
 
 VINE: Final = "vine"
 _UNSCALED: Final = ("dr_grpo", "rloo", "running", "rae")
@@ -24,19 +24,24 @@ _UNSCALED: Final = ("dr_grpo", "rloo", "running", "rae")
 
 
 def state_values(calls: pl.DataFrame, evaluations: pl.DataFrame) -> pl.DataFrame:
-    """CALLS with `state_value` (f64): the measured value of the state before each, the latest one; NULL if there is none.
+    """CALLS with `state_value` (f64): the measured value of the state before each; NULL if there is none."""
+    measured = latest_scores(evaluations, keys.STATE_VALUE).rename({"score": "state_value"})
+    return calls.join(measured, on=SPAN_KEY, how="left", maintain_order="left")
+
+
+def latest_scores(evaluations: pl.DataFrame, name: str) -> pl.DataFrame:
+    """trace_id, span_id and `score`: the latest finite evaluation of this name on each span.
 
     `evaluations` are EVALUATIONS; those of senders that may not reward the rollout do not count.
     """
     trusted = ~pl.col("untrusted").fill_null(False)
-    measured = (
-        evaluations.filter((pl.col("name") == keys.STATE_VALUE) & pl.col("score").is_finite() & trusted)
+    return (
+        evaluations.filter((pl.col("name") == name) & pl.col("score").is_finite() & trusted)
         .drop_nulls(SPAN_KEY)
         .sort("time_ns", "score")
         .unique(SPAN_KEY, keep="last", maintain_order=True)
-        .select(*SPAN_KEY, pl.col("score").alias("state_value"))
+        .select(*SPAN_KEY, "score")
     )
-    return calls.join(measured, on=SPAN_KEY, how="left", maintain_order="left")
 
 
 def vine_terms(calls: pl.DataFrame) -> pl.DataFrame:

@@ -1,24 +1,27 @@
 """Automatic intermediate rewarding: signals in the trace as rewards of single calls. LightningRL, arXiv 2508.03680, sec. 3.
 
 Off unless rules are given, each with the score of one occurrence: `tool_error=-0.1,parse_error=-0.05,repeated_call=-0.05`.
+A rule `output:PATTERN` occurs if a tool's output matches the regular expression.
 The reward goes to the latest call that finished under the same parent before the step began: the call that requested it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
 import polars as pl
 
 from trainspan_processing.rewards.binding import latest_finished
-from trainspan_processing.tables import EDGES, ROLLOUT_KEY, empty
+from trainspan_processing.rewards.tool_outputs import OUTPUT, check_pattern
+from trainspan_processing.tables import EDGES, ROLLOUT_KEY, SPAN_KEY, Schema, empty
 from trainspan_processing.traces.call_matching import CallMatches
 from trainspan_schemas.errors import UsageError
 
-__all__ = ["AIR", "RULES", "air_edges", "air_rules"]
+__all__ = ["AIR", "RULES", "air_edges", "air_rules", "signals"]
 
 AIR: Final = "air"
 """The name of these rewards."""
 
+_SCORES: Final[Schema] = {"rule": pl.String, "score": pl.Float64}
 _PARSING: Final = r"(?i)json|pars|validat|decod"
 
 RULES: Final[Mapping[str, pl.Expr]] = {
@@ -36,9 +39,11 @@ def air_rules(text: str | None) -> dict[str, float]:
     """The rules of the setting `air`. Raises UsageError if a rule is unknown or has no number."""
     rules: dict[str, float] = {}
     for item in filter(None, (part.strip() for part in (text or "").split(","))):
-        name, _, score = item.partition("=")
-        if name not in RULES:
-            raise UsageError(f"air = {text!r}: unknown rule {name!r}; rules are {', '.join(RULES)}")
+        name, _, score = item.rpartition("=") if "=" in item else (item, "", "")
+        if name.startswith(OUTPUT):
+            check_pattern(name)
+        elif name not in RULES:
+            raise UsageError(f"air = {text!r}: unknown rule {name!r}; rules are {', '.join(RULES)} and {OUTPUT}PATTERN")
         try:
             rules[name] = float(score)
         except ValueError:
@@ -47,27 +52,53 @@ def air_rules(text: str | None) -> dict[str, float]:
 
 
 def air_edges(
-    rules: Mapping[str, float], calls: pl.DataFrame, spans: pl.DataFrame, matches: CallMatches
+    rules: Mapping[str, float],
+    calls: pl.DataFrame,
+    spans: pl.DataFrame,
+    matches: CallMatches,
+    outputs: pl.DataFrame,
 ) -> pl.DataFrame:
-    """EDGES with name `air` and rule `air:NAME`, one per occurrence; a signal before any call is ignored."""
+    """EDGES with name `air` and rule `air:NAME`, one per occurrence; a signal before any call is ignored.
+
+    `outputs` are the tool calls whose output matches a pattern (`matching_outputs`).
+    """
+    if not rules:
+        return empty(EDGES)
+    found = signals(rules, calls, spans, matches, outputs)
+    scores = pl.DataFrame({"rule": list(rules), "score": list(rules.values())}, schema=_SCORES)
+    edges = scores.with_row_index("order").join(found, on="rule", maintain_order="left_right")
+    edges = edges.with_columns(
+        pl.format("air:{}", "rule").alias("rule"), pl.lit(AIR).alias("name"), pl.lit("trace").alias("source")
+    )
+    return edges.select(pl.col(column).cast(kind) for column, kind in EDGES.items())
+
+
+def signals(
+    names: Collection[str], calls: pl.DataFrame, spans: pl.DataFrame, matches: CallMatches, outputs: pl.DataFrame
+) -> pl.DataFrame:
+    """`rule`, rollout_id, attempt, call_trace_id, call_span_id and time_ns of each occurrence of a rule, by its time.
+
+    Rules are those of RULES with these names, and those of `outputs` (`rule` and SPAN_KEY of tool calls).
+    """
+    plain = {name: condition for name, condition in RULES.items() if name in names}
     steps = spans.filter(pl.col("rollout_id").is_not_null() & ~pl.col("is_client_call") & pl.col("status").is_null())
     steps = steps.with_columns(pl.col("attempt").fill_null(0)).sort("start_ns", "trace_id", "span_id")
-    found = [empty(EDGES)]
-    for name, score in rules.items():
-        rows = (
-            steps.filter(RULES[name])
-            .with_row_index("row")
-            .with_columns(pl.col("start_ns").alias("finished_ns"), pl.col("end_ns").alias("span_end_ns"))
-        )
-        edges = rows.join(latest_finished(rows, calls, matches), on="row", how="inner").select(
+    steps = steps.with_columns(condition.alias(name) for name, condition in plain.items()).with_row_index("row")
+    named = [steps.filter(name).select("row", pl.lit(name).alias("rule")) for name in plain]
+    matched = steps.select("row", *SPAN_KEY).join(outputs, on=SPAN_KEY).select("row", "rule")
+    occurrences = pl.concat([*named, matched])
+    rows = steps.join(occurrences, on="row", how="semi").with_columns(
+        pl.col("start_ns").alias("finished_ns"), pl.col("end_ns").alias("span_end_ns")
+    )
+    return (
+        rows.join(latest_finished(rows, calls, matches), on="row", how="inner")
+        .join(occurrences, on="row")
+        .sort("row", "rule")
+        .select(
+            "rule",
             *ROLLOUT_KEY,
-            pl.lit(f"air:{name}").alias("rule"),
             pl.col("step_call_trace").alias("call_trace_id"),
             pl.col("step_call_span").alias("call_span_id"),
-            pl.lit(AIR).alias("name"),
-            pl.lit(score).alias("score"),
-            pl.lit("trace").alias("source"),
             pl.col("start_ns").alias("time_ns"),
         )
-        found.append(edges.select(pl.col(column).cast(kind) for column, kind in EDGES.items()))
-    return pl.concat(found)
+    )

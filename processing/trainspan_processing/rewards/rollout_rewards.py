@@ -21,6 +21,7 @@ from trainspan_processing.rewards.status_rewards import (
     status_rewards,
     with_status_edges,
 )
+from trainspan_processing.rewards.tool_outputs import matching_outputs
 from trainspan_processing.tables import EDGES, ROLLOUT_KEY, SPAN_KEY, empty
 from trainspan_processing.traces.rollout_reader import stored_rollouts
 from trainspan_processing.traces.trace_index import TraceIndex
@@ -67,7 +68,8 @@ def reward_rollouts(
     """
     names, rules = reward_names(settings.reward_name), air_rules(settings.air)
     rewards = (*names, RewardName(AIR, may_be_missing=True)) if rules else names
-    signals = air_edges(rules, traces.calls, traces.spans, traces.matches)
+    outputs = matching_outputs(source, traces.spans, list(rules))
+    signals = air_edges(rules, traces.calls, traces.spans, traces.matches, outputs)
     if (penalty := overlong_penalty(settings)) is not None:
         rewards = (*rewards, RewardName(OVERLONG, may_be_missing=True))
         charged = traces.calls

@@ -155,3 +155,28 @@ def test_a_setting_that_cannot_be_meant_is_named(bench: Bench, settings: dict[st
     bench.send(chain(bench.rollout("a"), 1).reward(1.0))
     with pytest.raises(UsageError, match=message.replace("?", r"\?")):
         bench.build(round_=0, **settings)
+
+
+def test_outputs_of_tools_that_match_a_pattern_are_signals(bench: Bench) -> None:
+    rollout = bench.rollout("a").reward(1.0)
+    for index, said in enumerate(("0 rows: nothing found", "3 rows", "nothing FOUND")):
+        at = 10.0 * index
+        client = rollout.span(f"client{index}", at + 1, at + 2, **{"gen_ai.operation.name": "chat"})
+        rollout.call(index, [1, index], [2], at=at + 1.1, parent=client)
+        tool = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": "query"}
+        rollout.span(f"tool{index}", at + 3, at + 4, **tool, **{"gen_ai.tool.call.result": said})
+    bench.send(rollout, chain(bench.rollout("b"), 1).reward(0.0))
+    built = bench.build(round_=0, air=r"output:(?i)\bfound\b=-0.5,output:^3=0.25", baseline="none")
+    assert rows(built)["reward"].to_list() == [-0.5, 0.25, -0.5, None]
+
+
+def test_patterns_that_cannot_be_used_are_refused(bench: Bench) -> None:
+    bench.send(chain(bench.rollout("a"), 1).reward(1.0))
+    for air, message in {
+        "output:=-0.1": "without a pattern",
+        "output:(=-0.1": "no regular expression",
+        "output:found": "has no score",
+        "tool_eror=-1": "unknown rule 'tool_eror'; rules are tool_error, parse_error, repeated_call and output:PATTERN",
+    }.items():
+        with pytest.raises(UsageError, match=message):
+            bench.build(round_=0, air=air)

@@ -1,0 +1,85 @@
+"""`trainspan air`."""
+
+import json
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trainspan_cli.settings import ConfigOption, FormatOption, StoresOption, settings
+from trainspan_schemas.errors import UsageError
+from trainspan_schemas.home import store_path
+
+if TYPE_CHECKING:
+    from trainspan_processing.branches.air_search import RuleSearch
+
+
+def air(
+    *,
+    run: Annotated[
+        list[str] | None, typer.Option(help="Run of branched rollouts; may be repeated [default: the newest round].")
+    ] = None,
+    round: Annotated[int | None, typer.Option(help="Only this round of the runs [default: all rounds].")] = None,
+    seed: Annotated[int, typer.Option(help="Draws the halves.")] = 0,
+    store: StoresOption = None,
+    config: ConfigOption = None,
+    format: FormatOption = "table",
+) -> int:
+    """Search for rules of intermediate rewards (`[dataset] air`) that agree with measured advantages.
+
+    Looks at calls whose advantages `trainspan branch` has measured: failed tools, parsing errors, repeated calls, and words in
+    tool outputs. A rule is chosen on one half of the tasks and tested on the other; on data without any signal, at most one
+    search of twenty finds a rule.
+
+    Example: trainspan air --run my-run
+    """
+    from trainspan_processing.branches.air_search import search_rules
+    from trainspan_processing.branches.air_signals import measured_signals
+    from trainspan_processing.branches.candidates import newest_round
+    from trainspan_processing.read.source import Selection, Source
+
+    if format not in ("table", "json"):
+        raise UsageError(f"--format {format}: must be table or json")
+    if round is not None and not run:
+        raise UsageError(f"--round {round}: name its run with --run")
+    loaded = settings(config)
+    with Source(store or [str(store_path(loaded.collector.store))]) as source:
+        newest = None if run else newest_round(source)
+        selections = [Selection(name, round) for name in run or ()] + ([newest] if newest else [])
+        calls, occurrences = measured_signals(
+            source, selections, now_ns=time.time_ns(), settle_s=loaded.dataset.settle_s
+        )
+    if calls.is_empty():
+        raise UsageError("no call has a measured advantage: branch rollouts first, with trainspan branch")
+    found = search_rules(calls, occurrences, seed=seed)
+    if format == "json":
+        print(json.dumps(found.record()))
+    else:
+        _print(found)
+    return 0
+
+
+def _print(found: "RuleSearch") -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console()
+    console.print(
+        f"{found.calls} measured calls of {found.rollouts} rollouts: {found.rules} rules occur often enough, "
+        f"{found.tested} of them were tested on the held-out half",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
+    if not found.proposals:
+        console.print("no rule agrees with the measured advantages", markup=False)
+        return
+    table = Table(box=None, pad_edge=False)
+    for name in ("rule", "calls", "effect", "correlation", "p"):
+        table.add_column(name, justify="left" if name == "rule" else "right", overflow="fold")
+    for one in found.proposals:
+        numbers = (str(one.calls), f"{one.effect:+.3f}", f"{one.correlation:+.3f}", f"{one.p:.4f}")
+        table.add_row(Text(one.rule), *numbers)
+    console.print(table)
+    console.print(f"--air '{found.setting}'", markup=False, highlight=False, soft_wrap=True)

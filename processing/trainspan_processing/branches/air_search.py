@@ -1,0 +1,176 @@
+"""Searches rules of automatic intermediate rewarding whose occurrences agree with measured advantages. Frames in, frame out.
+
+A rule is chosen on one half of the rollouts and tested on the other. The test flips the signs of rollouts' contributions to
+the covariance of occurrences and advantages (the wild cluster bootstrap of scores, Kline and Santos 2012), because calls of one
+rollout are not independent; Holm's (1979) correction bounds the chance of any false rule in a search by `LEVEL`.
+"""
+
+import hashlib
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY
+
+__all__ = ["LEVEL", "Proposal", "RuleSearch", "search_rules"]
+
+LEVEL: Final = 0.05
+"""Chance that a search on data without signal proposes a rule, at most."""
+LEAST_ROLLOUTS: Final = 8
+"""Rollouts of each half in which a rule must occur, and not occur in some call."""
+PROMISING: Final = 0.1
+"""Greatest p-value in the first half of a rule that is tested in the second."""
+MOST_TESTED: Final = 10
+"""Rules that are tested in the second half, those of the least p-values in the first."""
+SAME: Final = 0.5
+"""Share of common calls, of the calls of either, from which on the weaker of two rules says nothing new."""
+FLIPS: Final = 9999
+_Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A rule, and how it agrees with the advantages of the held-out half."""
+
+    rule: str
+    calls: int
+    """Calls of both halves at which it occurs."""
+    effect: float
+    """Mean advantage of the held-out calls at which it occurs, less that of the others."""
+    p: float
+    """Of the held-out half, corrected for the number of rules that were tested there."""
+    correlation: float
+    """Of occurrences and advantages, in the held-out half."""
+
+    def record(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class RuleSearch:
+    """The result of a search."""
+
+    proposals: tuple[Proposal, ...]
+    """By correlation, the strongest first."""
+    rules: int
+    """Rules that occur often enough to be examined."""
+    tested: int
+    """Rules that the first half suggested."""
+    calls: int
+    rollouts: int
+
+    @property
+    def setting(self) -> str | None:
+        """The proposals as `--air`; None without any."""
+        return ",".join(f"{one.rule}={one.effect:.2g}" for one in self.proposals) or None
+
+    def record(self) -> dict[str, Any]:
+        return {**asdict(self), "air": self.setting}
+
+
+def search_rules(calls: pl.DataFrame, occurrences: pl.DataFrame, *, seed: int = 0) -> RuleSearch:
+    """The rules that agree with `advantage`.
+
+    `calls` have rollout_id, attempt, trace_id, span_id, task_id and a measured `advantage`; `occurrences` have `rule`,
+    trace_id and span_id of the call. Halves are drawn by a hash of tasks, or of rollouts if there are fewer than four tasks.
+    """
+    ordered = calls.sort(*ROLLOUT_KEY, *SPAN_KEY).with_columns(_half(calls, seed).alias("held_out"))
+    halves = [_Half.of(ordered.filter(held_out), seed) for held_out in (pl.col("held_out").not_(), pl.col("held_out"))]
+    found = occurrences.unique(["rule", *SPAN_KEY]).join(ordered.select(SPAN_KEY), on=SPAN_KEY, how="semi")
+    rules = {str(rule): own for (rule,), own in sorted(found.partition_by("rule", as_dict=True).items())}
+    marks = {rule: [half.mark(own) for half in halves] for rule, own in rules.items()}
+    examined = {rule: pair for rule, pair in marks.items() if all(map(_Half.is_enough, halves, pair))}
+    first_p = {rule: halves[0].p_value(pair[0]) for rule, pair in examined.items()}
+    ranked = sorted((p, rule) for rule, p in first_p.items() if p <= PROMISING)
+    promising = {rule: examined[rule] for _, rule in ranked[:MOST_TESTED]}
+    p_values = {rule: halves[1].p_value(pair[1]) for rule, pair in promising.items()}
+    proposals = []
+    for rule, p in _holm(p_values).items():
+        first, second = (half.effect(mark) for half, mark in zip(halves, promising[rule], strict=True))
+        if p <= LEVEL and first * second > 0:
+            correlation = halves[1].correlation(promising[rule][1])
+            proposals.append(Proposal(rule, rules[rule].height, second, p, correlation))
+    proposals.sort(key=lambda one: (-abs(one.correlation), one.rule))
+    rollouts = ordered.select(ROLLOUT_KEY).n_unique() if ordered.height else 0
+    proposals = _different(proposals, {rule: np.concatenate(pair) for rule, pair in promising.items()})
+    return RuleSearch(tuple(proposals), len(examined), len(promising), ordered.height, rollouts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Half:
+    """One half of the rollouts: C calls of R rollouts."""
+
+    calls: pl.DataFrame
+    advantages: _Floats
+    """(C,)"""
+    rollout: NDArray[np.int64]
+    """(C,): the number of each call's rollout."""
+    signs: NDArray[np.int8]
+    """(FLIPS, R): random signs."""
+
+    @classmethod
+    def of(cls, calls: pl.DataFrame, seed: int) -> "_Half":
+        rollout = calls.select(pl.struct(ROLLOUT_KEY).rank("dense").cast(pl.Int64) - 1).to_series().to_numpy()
+        count = int(rollout.max()) + 1 if len(rollout) else 0
+        signs = np.random.default_rng(seed).integers(0, 2, (FLIPS, count), np.int8) * 2 - 1
+        return cls(calls, calls["advantage"].cast(pl.Float64).to_numpy(), rollout, signs.astype(np.int8))
+
+    def mark(self, occurrences: pl.DataFrame) -> NDArray[np.bool_]:
+        """(C,): whether a rule occurs at each call."""
+        marked = self.calls.join(
+            occurrences.select(*SPAN_KEY, pl.lit(value=True).alias("_occurs")),
+            on=SPAN_KEY,
+            how="left",
+            maintain_order="left",
+        )
+        return np.asarray(marked["_occurs"].fill_null(value=False).to_numpy())
+
+    def is_enough(self, mark: NDArray[np.bool_]) -> bool:
+        return min(len(np.unique(self.rollout[mark])), len(np.unique(self.rollout[~mark]))) >= LEAST_ROLLOUTS
+
+    def effect(self, mark: NDArray[np.bool_]) -> float:
+        return float(self.advantages[mark].mean() - self.advantages[~mark].mean())
+
+    def correlation(self, mark: NDArray[np.bool_]) -> float:
+        return float(np.corrcoef(mark, self.advantages)[0, 1]) if np.ptp(self.advantages) > 0 else 0.0
+
+    def p_value(self, mark: NDArray[np.bool_]) -> float:
+        """Two-sided; the share of sign flips whose covariance is at least as great, the data itself among them."""
+        parts = (mark - mark.mean()) * (self.advantages - self.advantages.mean())
+        scores = np.bincount(self.rollout, parts, self.signs.shape[1])
+        least = abs(scores.sum()) * (1 - 1e-12)
+        return float((1 + (np.abs(self.signs @ scores) >= least).sum()) / (1 + FLIPS))
+
+
+def _half(calls: pl.DataFrame, seed: int) -> pl.Expr:
+    """Whether a call is held out: half of the tasks or rollouts, by the order of their hashes."""
+    by_task = calls["task_id"].drop_nulls().n_unique() >= 4 and calls["task_id"].null_count() == 0
+    name = pl.col("task_id") if by_task else pl.format("{}/{}", *ROLLOUT_KEY)
+    names = sorted(
+        calls.select(name.alias("name"))["name"].unique().to_list(),
+        key=lambda each: hashlib.blake2b(f"{seed} {each}".encode(), digest_size=8).digest(),
+    )
+    return name.is_in(names[len(names) // 2 :])
+
+
+def _different(proposals: list[Proposal], marks: dict[str, NDArray[np.bool_]]) -> list[Proposal]:
+    """The proposals without those that occur at the same calls as a stronger one; both would count one thing twice."""
+    kept: list[Proposal] = []
+    for one in proposals:
+        own = marks[one.rule]
+        shares = [(own & marks[other.rule]).sum() / (own | marks[other.rule]).sum() for other in kept]
+        if max(shares, default=0.0) < SAME:
+            kept.append(one)
+    return kept
+
+
+def _holm(p_values: dict[str, float]) -> dict[str, float]:
+    """Holm's corrected p-values."""
+    corrected, greatest = {}, 0.0
+    for rank, (rule, p) in enumerate(sorted(p_values.items(), key=lambda item: (item[1], item[0]))):
+        greatest = max(greatest, min(1.0, p * (len(p_values) - rank)))
+        corrected[rule] = greatest
+    return corrected

@@ -1,0 +1,73 @@
+"""The calls with measured advantages, and the signals of the trace at which a rule could reward them."""
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import polars as pl
+
+from trainspan_processing.branches.air_search import LEAST_ROLLOUTS
+from trainspan_processing.credit.vine import latest_scores
+from trainspan_processing.dataset.ledger import NOTHING_USED
+from trainspan_processing.read.source import Selection, Source
+from trainspan_processing.rewards.air import RULES, signals
+from trainspan_processing.rewards.tool_outputs import OUTPUT, tool_outputs
+from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY
+from trainspan_processing.traces.trace_index import TraceIndex, index_traces
+from trainspan_schemas.telemetry import keys
+
+__all__ = ["measured_signals"]
+
+MOST_WORDS: Final = 300
+"""Words that are examined: the most frequent ones."""
+_WORD: Final = r"\p{L}{3,40}"
+_SEARCHED: Final = 20_000
+"""Characters of an output that are searched for words."""
+_CALLS: Final = {
+    **dict.fromkeys(("rollout_id", *SPAN_KEY, "task_id"), pl.String),
+    "attempt": pl.Int32,
+    "advantage": pl.Float64,
+}
+_OCCURRENCES: Final = dict.fromkeys(("rule", *SPAN_KEY), pl.String)
+
+
+def measured_signals(
+    source: Source, selections: Sequence[Selection], *, now_ns: int, settle_s: float
+) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Calls and occurrences, as `search_rules` takes them.
+
+    Rules are those of AIR, and a pattern for each frequent word of tool outputs.
+    """
+    calls, occurrences = [pl.DataFrame(schema=_CALLS)], [pl.DataFrame(schema=_OCCURRENCES)]
+    for selection in selections:
+        traces = index_traces(source, selection, NOTHING_USED, now_ns=now_ns, settle_s=settle_s)
+        measured = latest_scores(traces.evaluations, keys.CALL_ADVANTAGE).rename({"score": "advantage"})
+        own = traces.calls.join(measured, on=SPAN_KEY)
+        calls.append(own.select(pl.col(name).cast(kind) for name, kind in _CALLS.items()))
+        found = signals(RULES, traces.calls, traces.spans, traces.matches, _words(source, traces, own))
+        at_call = {"call_trace_id": "trace_id", "call_span_id": "span_id"}
+        occurrences.append(found.select("rule", *at_call).rename(at_call))
+    return pl.concat(calls), pl.concat(occurrences)
+
+
+def _words(source: Source, traces: TraceIndex, measured: pl.DataFrame) -> pl.DataFrame:
+    """`rule`, trace_id and span_id of the tool calls, in rollouts with measured calls, whose output has a frequent word."""
+    tools = traces.spans.filter("is_tool").with_columns(pl.col("attempt").fill_null(0))
+    tools = tools.join(measured.select(ROLLOUT_KEY), on=ROLLOUT_KEY, how="semi")
+    nothing = pl.DataFrame(schema={**dict.fromkeys(SPAN_KEY, pl.String), "word": pl.String})
+    found = pl.concat([nothing, *_words_of(tool_outputs(source, tools))]).unique()
+    frequent = (
+        found.join(tools.select(*SPAN_KEY, *ROLLOUT_KEY), on=SPAN_KEY)
+        .group_by("word")
+        .agg(pl.struct(ROLLOUT_KEY).n_unique().alias("rollouts"))
+        .filter(pl.col("rollouts") >= 2 * LEAST_ROLLOUTS)
+        .sort("rollouts", "word", descending=[True, False])
+        .head(MOST_WORDS)
+    )
+    rule = pl.format(OUTPUT + r"(?i)\b{}\b", "word").alias("rule")
+    return found.join(frequent, on="word", how="semi").select(rule, *SPAN_KEY)
+
+
+def _words_of(outputs: Iterator[pl.DataFrame]) -> Iterator[pl.DataFrame]:
+    for batch in outputs:
+        words = pl.col("output").str.slice(0, _SEARCHED).str.to_lowercase().str.extract_all(_WORD).list.unique()
+        yield batch.select(*SPAN_KEY, words.alias("word")).explode("word").drop_nulls("word")

@@ -1,0 +1,132 @@
+"""The bake-off: exact values worked by hand, simulated rollouts that have them, and scores that tell estimators apart."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from evaluation.bakeoff import air_runs, chain_results, report
+from evaluation.bakeoff.agent_runs import _stage, scores_of
+from evaluation.bakeoff.chain import Chain
+from evaluation.bakeoff.chain_results import area, tokens_to
+from evaluation.bakeoff.chain_runs import EXACT, learn, policy_of, score
+from evaluation.bakeoff.estimators import ESTIMATORS
+from evaluation.bakeoff.scores import agreement
+
+SMALL = Chain(calls=2, goals=(1, 2))
+
+
+def test_values_of_the_chain_are_those_worked_by_hand() -> None:
+    q, v = SMALL.action_values(policy_of(SMALL, 0.0))
+    # Goal 1: one of two steps forward; a step back from place 0 stays there. Goal 2: both steps forward.
+    assert v[:, 0, 0].tolist() == pytest.approx([1 / 3 + 2 / 3 * 1 / 3, 1 / 9])
+    assert q[0, 0, 0].tolist() == pytest.approx([1, 1 / 3, 1 / 3])
+    assert q[1, 1, 1].tolist() == [1.0, 0.0, 0.0]
+    assert (q[0, 1, 1] == 1.0).all(), "who is at the goal stays there"
+
+
+def test_simulated_rollouts_have_the_exact_value() -> None:
+    chain, rng = Chain(), np.random.default_rng(0)
+    policy = policy_of(chain, 0.5)
+    task = np.arange(20_000) % len(chain.goals)
+    nothing = np.zeros_like(task)
+    rewards = chain.play(policy, task, rng, nothing, nothing).rewards
+    assert rewards.mean() == pytest.approx(chain.success(policy), abs=4 * rewards.std() / np.sqrt(len(task)))
+
+
+def test_branches_agree_better_with_the_truth_than_rewards_of_whole_rollouts() -> None:
+    chain = Chain()
+    found = {name: score(chain, name, 1.0, 3) for name in ("identical", "vine m 4")}
+    assert found["vine m 4"].correlation > found["identical"].correlation + 0.1
+    assert found["vine m 4"].sign > found["identical"].sign
+
+
+def test_every_estimator_scores_the_same_calls() -> None:
+    found = {score(SMALL, name, 0.0, 0).calls for name in ESTIMATORS}
+    assert found == {40 * 8 * 2}
+
+
+def test_policies_learn_from_advantages_at_their_price_in_tokens() -> None:
+    chain = Chain()
+    plain, exact, vine = (learn(chain, name, 1.0, 4, 0, 5_000) for name in ("identical", EXACT, "vine m 4"))
+    assert plain[0] == exact[0] == (0, chain.success(policy_of(chain, 0.0)))
+    # Four groups of eight rollouts of eight calls; with m = 4 also 4 · (7 + … + 1) = 112 tokens of branches per rollout.
+    assert plain[1][0] == 256
+    assert vine[1][0] == 256 + 32 * 112
+    assert plain[-1][1] > 0.9
+    assert area(exact, 5_000) > area(plain, 5_000)
+    reached = tokens_to(exact, 0.9)
+    assert reached is not None
+    assert reached < 5_000
+    assert tokens_to(exact, 1.1) is None
+
+
+def test_agreement_counts_signs_and_says_what_is_missing() -> None:
+    found = agreement([2.0, -1.0, 0.0, 5.0], [1.0, 1.0, -1.0, 0.0], [False, False, True, False])
+    # Right, wrong, half; the last call does not matter.
+    assert found.sign == pytest.approx(0.5)
+    assert (found.dropped, found.calls) == (0.25, 4)
+    assert agreement([0.0, 0.0], [1.0, -1.0], [True, True]).correlation == 0.0
+    assert np.isnan(agreement([1.0], [0.0], [False]).sign)
+
+
+def test_only_calls_whose_state_was_measured_by_branches_are_scored() -> None:
+    def call(number: int, advantage: float | None, by: str, interval: tuple[float, float] | None) -> dict[str, object]:
+        key = {"trace_id": "t", "span_id": str(number)}
+        return {**key, "advantage": advantage, "interval": interval, "value": {"by": by} if by else None}
+
+    truth = [
+        {
+            "rollout_id": "r",
+            "calls": [
+                call(0, 0.5, "group", (0.1, 0.9)),
+                call(1, 0.5, "branches", (0.1, 0.9)),
+                call(2, -0.5, "branches", (-0.9, 0.1)),
+                call(3, None, "branches", None),
+            ],
+        }
+    ]
+    estimates = {"good": [{"trace_id": "t", "span_id": "1", "advantage": 2.0}]}
+    found = scores_of(truth, estimates)
+    assert (found["calls"], found["certain"], found["rollouts"]) == (2, 1, 1)
+    # Call 1 is right; call 2 has no estimate, which counts half.
+    assert found["agreement"]["good"]["sign"]["mean"] == 0.75
+    assert found["agreement"]["good"]["certain_sign"]["mean"] == 1.0
+    assert found["agreement"]["good"]["dropped"] == 0.5
+
+
+def test_a_small_bake_off_is_stored_tabulated_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chain_results, "CHAINS", {"small": SMALL})
+    monkeypatch.setattr(chain_results, "BUDGETS", {"small": 300})
+    monkeypatch.setattr(chain_results, "RATES", (1.0,))
+    monkeypatch.setattr(report, "FOLDER", tmp_path)
+    result = chain_results.run_chain(range(2))
+    chain = result["chains"]["small"]
+    assert chain["agreement"]["untrained"]["identical"]["sign"]["gain"]["mean"] == 0.0
+    # 2 calls and 4 branches of 1 call per rollout: 48 tokens for a group of 8, 4 groups at a time or one.
+    assert chain["learning"]["vine m 4"]["rounds"] in (300 // 48 + 1, 300 // 192 + 1)
+    stored = json.loads(report.store("small", "the command", result).read_text())
+    assert (stored["command"], stored["seeds"]) == ("the command", [0, 1])
+    assert len(stored["commit"]) == 40
+    lines = report.tables_of_chain(stored).splitlines()
+    assert lines[0] == "small chain, 2 calls:"
+    assert [line.split(" | ")[0].removeprefix("| ") for line in lines[4:]] == [*ESTIMATORS, EXACT]
+    report.draw_chain(stored, tmp_path / "chain.png")
+    assert (tmp_path / "chain.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_searches_on_the_chain_find_the_tool_that_fails_after_bad_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(air_runs, "SIZES", (256,))
+    monkeypatch.setattr(air_runs, "NOISE_RULES", 4)
+    with_signal, without = air_runs.run_air(4)["found"]
+    assert (with_signal["true"], without["true"]) == (1.0, 0.0)
+    assert without["nothing"] >= 0.75
+
+
+def test_a_finished_stage_is_not_repeated(tmp_path: Path) -> None:
+    world: Any = SimpleNamespace(folder=tmp_path)
+    made = [_stage(world, "few", lambda: {"number": 1}), _stage(world, "few", lambda: {"number": 2})]
+    assert [stage["number"] for stage in made] == [1, 1]

@@ -1,0 +1,82 @@
+"""The search for AIR rules: it finds what was planted, in the trace and in frames, and seldom anything in noise."""
+
+import numpy as np
+import polars as pl
+import pytest
+
+from trainspan_processing.branches.air_search import LEVEL, search_rules
+
+
+def calls_of(rollouts: int, rng: np.random.Generator, marks: np.ndarray, effect: float) -> pl.DataFrame:
+    """Five calls per rollout in groups of four; advantages share a deviation per rollout."""
+    number = np.repeat(np.arange(rollouts), 5)
+    noise = rng.normal(0, 0.3, len(number)) + np.repeat(rng.normal(0, 0.2, rollouts), 5)
+    return pl.DataFrame(
+        {
+            "rollout_id": [f"r{each}" for each in number],
+            "attempt": np.zeros(len(number), np.int32),
+            "trace_id": [f"t{each}" for each in number],
+            "span_id": [f"{each}" for each in range(len(number))],
+            "task_id": [f"task{each // 4}" for each in number],
+            "advantage": noise + effect * marks,
+        }
+    )
+
+
+def occurrences(calls: pl.DataFrame, **marks: np.ndarray) -> pl.DataFrame:
+    found = [
+        calls.filter(pl.Series(mark)).select(pl.lit(rule).alias("rule"), "trace_id", "span_id")
+        for rule, mark in marks.items()
+    ]
+    return pl.concat(found)
+
+
+def test_a_planted_rule_is_found_with_its_effect_and_noise_is_not() -> None:
+    rng = np.random.default_rng(0)
+    planted, other = (rng.random(600) < 0.3 for _ in range(2))
+    calls = calls_of(120, rng, planted, -0.4)
+    found = search_rules(calls, occurrences(calls, tool_error=planted, repeated_call=other))
+    (proposal,) = found.proposals
+    assert (proposal.rule, found.rules, found.calls, found.rollouts) == ("tool_error", 2, 600, 120)
+    assert proposal.effect == pytest.approx(-0.4, abs=0.1)
+    assert proposal.p <= LEVEL
+    assert proposal.correlation < -0.3
+    assert found.setting == f"tool_error={proposal.effect:.2g}"
+
+
+def test_two_rules_at_the_same_calls_are_proposed_once() -> None:
+    rng = np.random.default_rng(1)
+    planted = rng.random(600) < 0.3
+    nearly = planted & (rng.random(600) < 0.9)
+    calls = calls_of(120, rng, planted, -0.5)
+    found = search_rules(calls, occurrences(calls, tool_error=planted, parse_error=nearly))
+    assert [one.rule for one in found.proposals] == ["tool_error"]
+
+
+def test_noise_yields_a_rule_in_at_most_one_search_of_twenty() -> None:
+    rng, false = np.random.default_rng(2), 0
+    for _ in range(120):
+        marks = {f"rule{number}": rng.random(200) < 0.3 for number in range(20)}
+        calls = calls_of(40, rng, np.zeros(200), 0.0)
+        false += bool(search_rules(calls, occurrences(calls, **marks)).proposals)
+    assert false <= 12  # at most 6 are expected; more than 12 have a chance below .01
+
+
+def test_marks_that_follow_whole_rollouts_are_no_signal_either() -> None:
+    """A rule that occurs at all calls of some rollouts sees their common deviation five times."""
+    rng, false = np.random.default_rng(3), 0
+    for _ in range(120):
+        marks = {f"rule{number}": np.repeat(rng.random(40) < 0.5, 5) for number in range(5)}
+        calls = calls_of(40, rng, np.zeros(200), 0.0)
+        false += bool(search_rules(calls, occurrences(calls, **marks)).proposals)
+    assert false <= 12
+
+
+def test_too_few_rollouts_or_none_are_no_evidence() -> None:
+    rng = np.random.default_rng(4)
+    planted = np.arange(60) % 5 == 0
+    calls = calls_of(12, rng, planted, -2.0)
+    found = search_rules(calls, occurrences(calls, tool_error=planted))
+    assert (found.proposals, found.rules, found.setting) == ((), 0, None)
+    nothing = search_rules(calls.clear(), occurrences(calls.clear(), tool_error=np.zeros(0, bool)))
+    assert (nothing.calls, nothing.rollouts, nothing.record()["air"]) == (0, 0, None)

@@ -1,0 +1,81 @@
+"""`trainspan air` on stored spans: tools whose outputs tell good calls from bad ones, and tools that say nothing."""
+
+import json
+import random
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.processing.conftest import Bench, rows
+from tests.processing.support.traces import TestRollout, chain
+from trainspan_schemas.telemetry import keys
+
+_CALLS = 3
+_TOOL = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": "query"}
+
+
+def measured(bench: Bench, number: int, said: list[str], failed: list[bool], advantages: list[float]) -> TestRollout:
+    """A rollout whose calls are each followed by a tool, with measured advantages."""
+    rollout = bench.rollout(f"r{number:03d}", task=f"t{number // 4}")
+    for index in range(_CALLS):
+        at = 10.0 * index
+        client = rollout.span(f"client{index}", at + 1, at + 2, **{"gen_ai.operation.name": "chat"})
+        call = rollout.call(index, [1, number, index], [2], at=at + 1.1, parent=client)
+        result = {"gen_ai.tool.call.arguments": str(index), "gen_ai.tool.call.result": said[index]}
+        rollout.span(f"tool{index}", at + 3, at + 4, **_TOOL, **result)
+        rollout.spans[-1].failed = failed[index]
+        name = {keys.EVALUATION_NAME: keys.CALL_ADVANTAGE}
+        rollout.log_reward(advantages[index], span_id=call, at=200.0 + index, **name)
+    return rollout.reward(float(number % 2))
+
+
+def air(bench: Bench, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    store = str(bench.collectors[0].store)
+    command = [sys.executable, "-m", "trainspan_cli", "air", "--store", store, "--run", bench.run_id, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def searched(bench: Bench, *, signal: float) -> dict[str, Any]:
+    generator = random.Random(5)
+    for number in range(64):
+        words = [generator.choice(("empty", "rows")) for _ in range(_CALLS)]
+        failed = [generator.random() < 0.3 for _ in range(_CALLS)]
+        advantages = [generator.gauss(0, 0.2) - signal * (word == "empty") for word in words]
+        bench.send(measured(bench, number, [f"the result is {word}" for word in words], failed, advantages))
+    answer = air(bench, "--format", "json")
+    assert answer.returncode == 0, answer.stderr
+    found: dict[str, Any] = json.loads(answer.stdout)
+    return found
+
+
+def test_a_word_that_tells_calls_apart_becomes_a_setting_that_a_dataset_takes(bench: Bench) -> None:
+    found = searched(bench, signal=0.5)
+    assert (found["calls"], found["rollouts"]) == (192, 64)
+    # "rows" says the same as "empty" with the other sign; either is the strongest, and both may be proposed.
+    assert {one["rule"] for one in found["proposals"]} <= {r"output:(?i)\bempty\b", r"output:(?i)\brows\b"}
+    assert abs(found["proposals"][0]["effect"]) == pytest.approx(0.5, abs=0.1)
+    assert found["proposals"][0]["p"] < 0.01
+    assert "the" not in str(found["air"])
+    table = air(bench)
+    assert f"--air '{found['air']}'" in table.stdout
+    built = bench.build(round_=0, air=found["air"], baseline="none")
+    assert built.manifest["credit"]["air"] == found["air"]
+    assert rows(built)["reward"].drop_nulls().len() > 60
+
+
+def test_outputs_without_meaning_propose_nothing(bench: Bench) -> None:
+    found = searched(bench, signal=0.0)
+    assert (found["proposals"], found["air"]) == ([], None)
+    assert found["rules"] >= 3
+    assert "no rule agrees with the measured advantages" in air(bench).stdout
+
+
+def test_without_measured_advantages_the_command_says_what_to_do(bench: Bench) -> None:
+    bench.send(chain(bench.rollout("a"), 1).reward(1.0))
+    answer = air(bench)
+    assert answer.returncode == 2
+    assert answer.stderr.strip().endswith(
+        "no call has a measured advantage: branch rollouts first, with trainspan branch"
+    )
