@@ -14,6 +14,7 @@ RETRIES: Final = 3
 """How often Ray repeats a task whose worker was lost."""
 _AHEAD: Final = 2
 """Tasks with Ray per task that runs, so that no worker waits for the driver."""
+_END_S: Final = 10.0
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -35,13 +36,18 @@ class RayEngine:
         self._slots = self._slots or self._start()
         shared = ray.put((source.unopened(), work))  # once, not with each task
         task = self._task(_apply)
-        waiting, left = deque[Any](), iter(items)
-        for item in left:
-            waiting.append(task.remote(shared, item))
-            if len(waiting) >= _AHEAD * self._slots:
-                yield _result(waiting.popleft())
-        while waiting:
-            yield _result(waiting.popleft())
+        waiting = deque[Any]()
+        try:
+            for item in items:
+                waiting.append(task.remote(shared, item))
+                if len(waiting) >= _AHEAD * self._slots:
+                    yield _result(waiting[0])
+                    waiting.popleft()
+            while waiting:
+                yield _result(waiting[0])
+                waiting.popleft()
+        finally:
+            _end(waiting)
 
     def _task(self, function: Callable[..., Any]) -> Any:
         import ray
@@ -67,6 +73,17 @@ class RayEngine:
             ) from None
         cpus = ray.cluster_resources().get("CPU", 1.0)
         return max(1, int(cpus // (self._settings.worker_cpus or 1.0)))
+
+
+def _end(tasks: Iterable[Any]) -> None:
+    """Ends tasks whose results nobody wants, so that none still writes when the dataset's unfinished files are removed."""
+    import ray
+
+    left = list(tasks)
+    for task in left:
+        ray.cancel(task, force=True)
+    if left:
+        ray.wait(left, num_returns=len(left), timeout=_END_S)
 
 
 def _apply(shared: tuple[Source, Callable[[Source, Any], Any]], item: Any) -> Any:

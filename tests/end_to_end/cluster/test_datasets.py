@@ -153,6 +153,20 @@ def test_a_killed_worker_changes_nothing(command: _Command) -> None:
     assert _without_time(ray) == _without_time(one)
 
 
+@pytest.mark.slow
+def test_an_interrupted_command_ends_its_tasks_and_leaves_nothing(command: _Command) -> None:
+    (command.folder / "slow").touch()
+    process = command.start("ray", "--engine", "ray", "--reward", "rewarding:reward")
+    wait_for(lambda: bool(list(command.folder.glob("pid-*"))), "no task has begun")
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "Traceback" not in errors
+    assert not list((command.folder / "ray").iterdir())
+    pids = [path.name.removeprefix("pid-") for path in command.folder.glob("pid-*")]
+    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), "a task still runs", 20.0)
+
+
 def test_an_unknown_engine_is_refused(command: _Command) -> None:
     process = command.start("none", "--engine", "spark")
     _, errors = process.communicate(timeout=100)
