@@ -34,6 +34,7 @@ BY_NAME = (
     "filling",
     "fitting",
     "overlap",
+    "ray_dataset",
     "ray_rollouts",
     "reading",
     "sampling",

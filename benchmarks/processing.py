@@ -26,6 +26,7 @@ from trainspan_processing.assembly.chunks import assemble
 from trainspan_processing.assembly.rows import RowCounts, make_rows
 from trainspan_processing.dataset.ledger import read_ledger
 from trainspan_processing.merging.lineage import trace_lineage
+from trainspan_processing.read.engine import OneProcess
 from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.read.tokens import Tokens
 from trainspan_processing.traces.trace_index import Clock
@@ -214,8 +215,10 @@ def _measure_frames(store: Path, out: Path) -> dict[str, Any]:
 
 def _frames(source: Source, clock: Clock, out: Path) -> int:
     with tempfile.TemporaryDirectory() as folder:
-        assembly = assemble(source, Selection("bench"), DatasetSettings(), read_ledger(out), clock, Path(folder))
-        made = make_rows(source, assembly.chunks(), assembly.limits, RowCounts())
+        ledger = read_ledger(out)
+        assembly = assemble(OneProcess(), source, Selection("bench"), DatasetSettings(), ledger, clock, Path(folder))
+        chunks = (chunk for file in assembly.files() for chunk in file.chunks(assembly.folder))
+        made = make_rows(source, chunks, assembly.limits, RowCounts())
         return sum(rows.height for rows, _ in made)
 
 

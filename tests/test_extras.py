@@ -33,6 +33,7 @@ EXTRAS = {
 OPTIONAL = {
     ("rollouts", "pyarrow"): "task files in Parquet only",
     ("rollouts", "ray"): "the engine ray only",
+    ("processing", "ray"): "the engine ray only",
     ("cli", "ray"): "the engine ray only",
     ("processing", "tokenizers"): "text next to token ids, if there is a tokenizer",
     ("processing", "huggingface-hub"): "text next to token ids, for downloaded models",

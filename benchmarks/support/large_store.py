@@ -91,8 +91,11 @@ class Shape:
     long_round: int
 
 
-def fill(store: Path, run_id: str, shape: Shape) -> int:
-    """Creates the store; the number of its calls. Rollouts that still run are among the last rows."""
+def fill(store: Path, run_id: str, shape: Shape, before: int = 0) -> int:
+    """Creates the store; the number of its calls. Rollouts that still run are among the last rows.
+
+    `before`: the number of copies in other stores; the copies here are then others.
+    """
     store.parent.mkdir(parents=True, exist_ok=True)
     Path(f"{store}.journal").mkdir(mode=0o700)
     database = Database(store, memory_bytes=_MEMORY_BYTES)
@@ -104,7 +107,7 @@ def fill(store: Path, run_id: str, shape: Shape) -> int:
         width = filling.last_seq
         for name, table in _STATED.items():
             cursor.execute(f"INSERT INTO one_{name} SELECT * FROM {table} WHERE seq IS NOT NULL ORDER BY seq")
-        copy = 0
+        copy = before
         for round_ in range(shape.rounds):
             if round_ == shape.long_round:
                 _add(filling, list(_long_group(run_id, round_, shape.long_tokens)))

@@ -1,6 +1,8 @@
 """`trainspan dataset`."""
 
+import contextlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,9 +13,11 @@ from trainspan_cli.settings import ConfigOption, FormatOption, PolicyOption, Sto
 from trainspan_schemas.config.load import override
 from trainspan_schemas.config.policy_scope import Policy, scoped
 from trainspan_schemas.config.settings import Settings
+from trainspan_schemas.errors import UsageError
 
 if TYPE_CHECKING:
     from trainspan_processing.assembly.build import BuildRequest, BuiltDataset
+    from trainspan_processing.read.engine import Engine
 
 
 @setting_options("dataset")
@@ -70,7 +74,9 @@ def dataset(
         "number": number,
     }
     request = _request(chosen, given, store, policy, **scope, allow_behind=allow_behind)
-    built = _rebuilt(again, request, store) if again is not None else _built(request, as_json=format == "json")
+    with _engine(request.settings.engine, chosen) as engine:
+        as_json = format == "json"
+        built = _rebuilt(again, request, store, engine) if again else _built(request, engine, as_json=as_json)
     if format == "json":
         print(json.dumps({"path": str(built.path), "sha256": built.sha256, **built.manifest}))
         return
@@ -93,7 +99,25 @@ def _request(chosen: Settings, given: Given, stores: list[str] | None, policy: P
     )
 
 
-def _built(request: "BuildRequest", *, as_json: bool) -> "BuiltDataset":
+@contextlib.contextmanager
+def _engine(name: str, chosen: Settings) -> "Iterator[Engine]":
+    """Where the dataset is computed. Raises UsageError for an unknown engine, and what connecting to Ray raises."""
+    from trainspan_processing.read.engine import OneProcess
+    from trainspan_processing.read.ray_engine import RayEngine
+
+    if name == "local":
+        yield OneProcess()
+    elif name == "ray":
+        from trainspan_cli.clients.ray_cluster import ray_cluster
+
+        secrets = (chosen.rollouts.tasks, chosen.rollouts.token_file, chosen.rollouts.signing_key_file)
+        with ray_cluster(chosen.ray, secrets):
+            yield RayEngine(chosen.ray)
+    else:
+        raise UsageError(f"engine = {name!r}: it must be 'local' or 'ray'")
+
+
+def _built(request: "BuildRequest", engine: "Engine", *, as_json: bool) -> "BuiltDataset":
     """Builds the next dataset. If there is none, `as_json` prints the reason as JSON."""
     import time
 
@@ -103,14 +127,14 @@ def _built(request: "BuildRequest", *, as_json: bool) -> "BuiltDataset":
     from trainspan_viewer.pages.quality import QUALITY_PAGE, quality_page
 
     try:
-        return build_dataset(request, Clock(time.time_ns, time.sleep), {QUALITY_PAGE: quality_page})
+        return build_dataset(request, Clock(time.time_ns, time.sleep), {QUALITY_PAGE: quality_page}, engine)
     except NothingToTrainError as error:
         if as_json:
             print(json.dumps({"nothing_to_train": str(error), **error.figures}))
         raise
 
 
-def _rebuilt(original: Path, request: "BuildRequest", stores: list[str] | None) -> "BuiltDataset":
+def _rebuilt(original: Path, request: "BuildRequest", stores: list[str] | None, engine: "Engine") -> "BuiltDataset":
     """Rebuilds the dataset `original`. Raises DatasetError if a byte differs."""
     import time
 
@@ -119,7 +143,8 @@ def _rebuilt(original: Path, request: "BuildRequest", stores: list[str] | None) 
     from trainspan_schemas.errors import DatasetError
     from trainspan_viewer.pages.quality import QUALITY_PAGE, quality_page
 
-    rebuilt = rebuild(original, request.out, stores, Clock(time.time_ns, time.sleep), {QUALITY_PAGE: quality_page})
+    clock, pages = Clock(time.time_ns, time.sleep), {QUALITY_PAGE: quality_page}
+    rebuilt = rebuild(original, request.out, stores, clock, pages, engine)
     if rebuilt.differences:
         differences = "; ".join(rebuilt.differences)
         raise DatasetError(f"{original} differs from its rebuild at {rebuilt.built.path}: {differences}")

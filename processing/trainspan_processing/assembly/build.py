@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,11 +11,13 @@ import polars as pl
 
 from trainspan_processing.assembly.chunks import Assembly, assemble
 from trainspan_processing.assembly.manifest import make_manifest
+from trainspan_processing.assembly.parts import WritePart
 from trainspan_processing.assembly.recorded import Recorded
-from trainspan_processing.assembly.rows import RowCounts, make_rows
+from trainspan_processing.assembly.rows import RowCounts, add_counts
 from trainspan_processing.credit.group_advice import group_advice
 from trainspan_processing.dataset.ledger import next_round, read_ledger, write_ledger
-from trainspan_processing.dataset.parquet import DatasetWriter, FileEntry, publish, scratch_folder, write_manifest
+from trainspan_processing.dataset.parquet import FileEntry, Scratch, publish, scratch_folder, write_manifest
+from trainspan_processing.read.engine import Engine, OneProcess
 from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.read.split_traces import split_traces
 from trainspan_processing.reasons.coverage import (
@@ -29,9 +30,7 @@ from trainspan_processing.reasons.coverage import (
     lines_to_write,
     measure_coverage,
 )
-from trainspan_processing.reasons.reason_counts import count_reasons
 from trainspan_processing.reasons.reason_examples import Reason, describe_reasons, first_examples
-from trainspan_processing.tables import compact
 from trainspan_processing.traces.trace_index import Clock
 from trainspan_schemas.artifacts.dataset import MANIFEST, dataset_dir, manifest_path, round_of
 from trainspan_schemas.config.settings import DatasetSettings
@@ -88,8 +87,12 @@ class BuiltDataset:
     """Whether it had already been built with the same settings and was left unchanged."""
 
 
-def build_dataset(request: BuildRequest, clock: Clock, pages: Pages | None = None) -> BuiltDataset:
+def build_dataset(
+    request: BuildRequest, clock: Clock, pages: Pages | None = None, engine: Engine | None = None
+) -> BuiltDataset:
     """Builds the dataset and publishes its folder, with `pages` next to the manifest.
+
+    `engine` computes chunks and files, by default this process; the bytes do not depend on it.
 
     Raises NothingToTrainError if no call or too few calls are trainable, DatasetError if the folder is in the way or the
     calls come from several policies, StoreError if a store cannot be read, UsageError if a credit, baseline or function
@@ -99,6 +102,7 @@ def build_dataset(request: BuildRequest, clock: Clock, pages: Pages | None = Non
         raise UsageError(
             f"{len(request.since_seq)} places since_seq for {len(request.stores)} stores: name one for each"
         )
+    engine = engine or OneProcess()
     target = request.target
     if target.exists():
         return _existing(target, request)
@@ -111,10 +115,11 @@ def build_dataset(request: BuildRequest, clock: Clock, pages: Pages | None = Non
         opened = recorded.open(request.stores, allow_behind=request.allow_behind)
     ledger = read_ledger(request.out) if recorded is None else recorded.earlier
     with opened as source, scratch_folder(target) as scratch:
-        with tempfile.TemporaryDirectory(dir=scratch.root) as calls:
-            # A round has no later dataset that could take rollouts left out of this one.
-            assembly = assemble(source, selection, settings, ledger, clock, Path(calls), may_leave_groups=not is_round)
-            files, counts, reason_counts, examples = _write_rows(source, assembly, scratch.rows)
+        # A round has no later dataset that could take rollouts left out of this one.
+        assembly = assemble(
+            engine, source, selection, settings, ledger, clock, scratch.calls, may_leave_groups=not is_round
+        )
+        files, counts, reason_counts, examples = _write_rows(engine, source, assembly, scratch)
         shares = assembly.shares if assembly.plan.needs_history else assembly.shares.clear()
         lines = ledger_lines(reason_counts, assembly.others, assembly.rollouts, shares, ledger, recount=is_round)
         late = late_calls(assembly.used, ledger)
@@ -161,21 +166,17 @@ def build_dataset(request: BuildRequest, clock: Clock, pages: Pages | None = Non
 
 
 def _write_rows(
-    source: Source, assembly: Assembly, folder: Path
+    engine: Engine, source: Source, assembly: Assembly, scratch: Scratch
 ) -> tuple[list[FileEntry], RowCounts, pl.DataFrame, pl.DataFrame]:
     """Writes the rows. Returns their files and counts, REASON_COUNTS of all calls with tokens, and EXAMPLES of this pass."""
-    counts, writer, reason_counts, examples = (
-        RowCounts(),
-        DatasetWriter(folder),
-        [assembly.reason_counts],
-        first_examples(),
-    )
-    for rows, judged in make_rows(source, assembly.chunks(), assembly.limits, counts):
-        writer.append(rows)
-        reason_counts.append(compact(count_reasons(judged)))
-        examples = first_examples(examples, judged)
-        del rows, judged  # before the next chunk is made
-    return writer.finish(), counts, pl.concat(reason_counts), examples
+    counts, files, reason_counts = RowCounts(), [], [assembly.reason_counts]
+    examples = first_examples()
+    for part in engine.map(source, WritePart(assembly.limits, scratch.calls, scratch.rows), assembly.files()):
+        files.append(part.file)
+        add_counts(counts, part.counts)
+        reason_counts.append(part.reason_counts)
+        examples = first_examples(examples, part.examples)
+    return files, counts, pl.concat(reason_counts), examples
 
 
 def _special_advice(assembly: Assembly) -> dict[str, str]:
@@ -199,7 +200,7 @@ def _where(request: BuildRequest) -> str:
 
 def _settings_record(request: BuildRequest) -> dict[str, Any]:
     """The settings that determine the rows, together with the stores and the ledger."""
-    passing = ("out", "wait_s", "reward_concurrency")
+    passing = ("out", "wait_s", "reward_concurrency", "engine")
     chosen = {key: value for key, value in asdict(request.settings).items() if key not in passing}
     since = {"since_round": request.since_round, "since_seq": request.since_seq and list(request.since_seq)}
     since = {name: value for name, value in since.items() if value is not None}

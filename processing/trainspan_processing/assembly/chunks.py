@@ -10,21 +10,22 @@ from pathlib import Path
 import polars as pl
 
 from trainspan_processing.assembly.chunk import states_are_needed
-from trainspan_processing.assembly.rows import ROW_ORDER, CallLimits, limits
+from trainspan_processing.assembly.parts import PartPlan, plan_parts
+from trainspan_processing.assembly.rows import CallLimits, limits
 from trainspan_processing.assembly.settling import Moment, settle
-from trainspan_processing.assembly.spill import ChunkSummary, read_spilled, spill
-from trainspan_processing.credit.advantages import credit, with_credit
+from trainspan_processing.assembly.spill import ChunkSummary, Spill
+from trainspan_processing.credit.advantages import credit
 from trainspan_processing.credit.plan import CreditPlan, plan_for
 from trainspan_processing.dataset.ledger import DatasetLedger
+from trainspan_processing.read.engine import Engine
 from trainspan_processing.read.source import Selection, Source
-from trainspan_processing.read.tokens import chunk_number
 from trainspan_processing.reasons.drop_reasons import judged_others
 from trainspan_processing.reasons.reason_counts import count_reasons
 from trainspan_processing.reasons.reason_examples import first_examples
 from trainspan_processing.reasons.waiting import Groups, find_groups
 from trainspan_processing.tables import ROLLOUT_KEY, empty
 from trainspan_processing.traces.evaluations import COUNTED, EVALUATION_COLUMNS, collect_evaluations, count_evaluations
-from trainspan_processing.traces.trace_index import Clock, TraceIndex, index_chunks
+from trainspan_processing.traces.trace_index import Clock, index_chunks
 from trainspan_schemas.config.settings import DatasetSettings
 
 __all__ = ["Assembly", "assemble"]
@@ -66,37 +67,13 @@ class Assembly:
     as_of_ns: int
     """The time as of which rollouts are pending and groups are waiting."""
 
-    def chunks(self) -> Iterator[tuple[pl.DataFrame, pl.DataFrame]]:
-        """Yields the sound calls with their credit, in the order of datasets, and TOKENS of client-only calls.
-
-        Each chunk holds whole rollouts and is bounded by calls and by tokens.
-        """
-        ordered = self.compared.filter(pl.col("sound") > 0).sort(*ROW_ORDER)
-        numbered = ordered.select(
-            *("rollout", "in_part", "part"),
-            pl.col("reward").alias("rollout_reward"),
-            chunk_number(ordered["sound"], ordered["tokens"]),
-        )
-        numbered = numbered.with_row_index("place")
-        parts: dict[int, tuple[pl.DataFrame, pl.DataFrame]] = {}
-        for chunk in numbered.partition_by("chunk", maintain_order=True):
-            needed = chunk["part"].unique(maintain_order=True).to_list()
-            parts = {part: held for part, held in parts.items() if part in needed}  # before more are read
-            for part in needed:
-                parts[part] = parts.get(part) or read_spilled(self.folder, part)
-            calls = [
-                parts[part][0].join(chunk.filter(pl.col("part") == part).drop("part", "chunk"), on="in_part")
-                for part in needed
-            ]
-            advantages = self.advantages.join(chunk.select("rollout"), on="rollout", how="semi")
-            credited = with_credit(pl.concat(calls).drop("in_part"), advantages)
-            yield (
-                credited.sort("place", "position").drop("place"),
-                pl.concat(parts[part][1] for part in needed),
-            )
+    def files(self) -> Iterator[PartPlan]:
+        """The files of the dataset (parts.py), in order."""
+        return plan_parts(self.compared, self.advantages)
 
 
 def assemble(
+    engine: Engine,
     source: Source,
     selection: Selection,
     settings: DatasetSettings,
@@ -113,15 +90,13 @@ def assemble(
     return something invalid.
     """
     with_state = states_are_needed(settings)
-    moment = settle(source, selection, settings, ledger, clock)
-
-    def take(traces: TraceIndex, number: int) -> ChunkSummary:
-        return spill(source, traces, settings, folder, number, with_state=with_state)
-
+    moment = settle(engine, source, selection, settings, ledger, clock)
+    take = Spill(settings, folder, with_state)
     if moment.traces is not None:
-        parts = [take(moment.traces, 0)]
+        parts = [take(source, moment.traces, 0)]
     else:
         parts, _ = index_chunks(
+            engine,
             source,
             moment.selections,
             ledger,

@@ -12,8 +12,8 @@ from typing import Any
 import polars as pl
 
 from trainspan_processing.assembly.chunks import Assembly
-from trainspan_processing.assembly.distribution import distribution, group_spread
 from trainspan_processing.assembly.rows import RowCounts
+from trainspan_processing.credit.distribution import distribution, group_spread
 from trainspan_processing.credit.plan import CreditPlan
 from trainspan_processing.dataset.ledger import LEDGER_FILE, ledger_path
 from trainspan_processing.dataset.parquet import FileEntry

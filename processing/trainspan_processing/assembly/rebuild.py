@@ -7,6 +7,7 @@ from pathlib import Path
 from trainspan_processing.assembly.build import BuildRequest, BuiltDataset, Pages, build_dataset
 from trainspan_processing.assembly.recorded import recorded
 from trainspan_processing.dataset.published import Published, open_published
+from trainspan_processing.read.engine import Engine
 from trainspan_processing.tables import ROLLOUT_KEY
 from trainspan_processing.traces.trace_index import Clock
 from trainspan_schemas.config.settings import DatasetSettings
@@ -25,7 +26,12 @@ class Rebuilt:
 
 
 def rebuild(
-    original: Path, out: Path, stores: Sequence[str] | None, clock: Clock, pages: Pages | None = None
+    original: Path,
+    out: Path,
+    stores: Sequence[str] | None,
+    clock: Clock,
+    pages: Pages | None = None,
+    engine: Engine | None = None,
 ) -> Rebuilt:
     """Rebuilds the dataset `original` in the folder `out`, from its own stores or from `stores` that hold its rollouts.
 
@@ -50,7 +56,7 @@ def rebuild(
         number=published.manifest["round"],
         recorded=recorded(published, chosen),
     )
-    built = build_dataset(request, clock, pages)
+    built = build_dataset(request, clock, pages, engine)
     return Rebuilt(built, _differences(published, open_published(built.path)))
 
 

@@ -23,6 +23,7 @@ __all__ = [
     "ROW_ORDER",
     "CallLimits",
     "RowCounts",
+    "add_counts",
     "limits",
     "make_rows",
     "newest_version",
@@ -69,6 +70,19 @@ class RowCounts:
     """`prompt_tokens`, `completion_tokens` (u32) and `advantage` of each kept row."""
     calls_per_rollout: list[pl.Series] = field(default_factory=list)
     """Kept calls of each rollout."""
+
+
+def add_counts(counts: RowCounts, more: RowCounts) -> None:
+    """Adds to `counts` those of later rows."""
+    for name in ("rows", "segments", "first_calls", "prompt_tokens", "environment_tokens", "completion_tokens"):
+        setattr(counts, name, getattr(counts, name) + getattr(more, name))
+    counts.versions = sorted({*counts.versions, *more.versions})
+    counts.policies.update(more.policies)
+    counts.bases.update(more.bases)
+    counts.groups |= more.groups
+    counts.merge_failures.include(more.merge_failures)
+    counts.shapes += more.shapes
+    counts.calls_per_rollout += more.calls_per_rollout
 
 
 def limits(settings: DatasetSettings, newest: int | None) -> CallLimits:

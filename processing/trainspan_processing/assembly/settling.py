@@ -7,6 +7,7 @@ from typing import Final
 import polars as pl
 
 from trainspan_processing.dataset.ledger import DatasetLedger
+from trainspan_processing.read.engine import Engine
 from trainspan_processing.read.inventory import Inventory, take_inventory
 from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.reasons.waiting import find_groups
@@ -44,7 +45,7 @@ class Moment:
 
 
 def settle(
-    source: Source, selection: Selection, settings: DatasetSettings, ledger: DatasetLedger, clock: Clock
+    engine: Engine, source: Source, selection: Selection, settings: DatasetSettings, ledger: DatasetLedger, clock: Clock
 ) -> Moment:
     """The moment at which there is nothing left to wait for, or `wait_s` is over; the source is then fixed at this moment.
 
@@ -58,7 +59,7 @@ def settle(
         left_s = (deadline_ns - moment.now_ns) / 1e9
         if left_s <= 0:
             return moment
-        moment, known = _with_facts(source, moment, ledger, settings.settle_s, known)
+        moment, known = _with_facts(engine, source, moment, ledger, settings.settle_s, known)
         if not _is_waited_for(known.facts, ledger, moment.now_ns, settings.group_wait_s):
             return moment
         clock.sleep(min(pause_s, left_s))
@@ -100,7 +101,7 @@ def _of_unknown_rollouts(source: Source, selection: Selection, inventory: Invent
 
 
 def _with_facts(
-    source: Source, moment: Moment, ledger: DatasetLedger, settle_s: float, known: _Known
+    engine: Engine, source: Source, moment: Moment, ledger: DatasetLedger, settle_s: float, known: _Known
 ) -> tuple[Moment, _Known]:
     """Indexes the only chunk. With several chunks, indexes rollouts that are new, have grown or were pending last time."""
     if len(moment.selections) == 1:
@@ -114,19 +115,24 @@ def _with_facts(
         changed = sizes.join(known.sizes, on=["rollout_id", "items"], how="anti").select("rollout_id")
         looked_at = looked_at.of(pl.concat([changed, known.facts.filter("pending").select("rollout_id")]).unique())
     tables, around = index_chunks(
+        engine,
         source,
         [replace(moment.selections[0], rollout_ids=chunk) for chunk in looked_at.chunks()],
         ledger,
-        lambda traces, _: traces.rollouts.select(_FACTS),
+        _facts,
         now_ns=moment.now_ns,
         settle_s=settle_s,
         around=replace(moment.around, served=known.served),
     )
     if known.sizes is not None and around.served - known.served:
-        return _with_facts(source, moment, ledger, settle_s, _Known(served=around.served))
+        return _with_facts(engine, source, moment, ledger, settle_s, _Known(served=around.served))
     seen = looked_at.holdings.select("rollout_id").unique()
     kept = [known.facts.join(seen, on="rollout_id", how="anti")] if known.sizes is not None else []
     return moment, _Known(pl.concat([*kept, *tables]), sizes, around.served)
+
+
+def _facts(source: Source, traces: TraceIndex, number: int) -> pl.DataFrame:
+    return traces.rollouts.select(_FACTS)
 
 
 def _is_waited_for(facts: pl.DataFrame, ledger: DatasetLedger, now_ns: int, group_wait_s: float) -> bool:

@@ -9,6 +9,7 @@ import polars as pl
 
 from trainspan_processing.assembly.chunk import reward_chunk
 from trainspan_processing.assembly.rows import newest_version
+from trainspan_processing.dataset.parquet import folder_not_shared, shared_file
 from trainspan_processing.read.source import Source
 from trainspan_processing.reasons.reason_counts import count_reasons
 from trainspan_processing.reasons.reason_examples import first_examples
@@ -18,7 +19,7 @@ from trainspan_processing.traces.evaluations import count_evaluations
 from trainspan_processing.traces.trace_index import TraceIndex
 from trainspan_schemas.config.settings import DatasetSettings
 
-__all__ = ["ChunkSummary", "read_spilled", "spill"]
+__all__ = ["ChunkSummary", "Spill", "read_spilled"]
 
 _OF_ROLLOUT: Final = [*ROLLOUT_KEY, "run_id", "round", "task_id", "reward", "end_ns"]
 _OF_CALL: Final = [
@@ -49,15 +50,27 @@ class ChunkSummary:
     function_error: str | None
 
 
-def spill(
+@dataclass(frozen=True, slots=True)
+class Spill:
+    """Rewards the rollouts of one chunk, and writes their sound calls to a folder under the number of the chunk."""
+
+    settings: DatasetSettings
+    folder: Path
+    with_state: bool
+
+    def __call__(self, source: Source, traces: TraceIndex, number: int) -> ChunkSummary:
+        return _spill(source, traces, self.settings, self.folder, number, with_state=self.with_state)
+
+
+def _spill(
     source: Source, traces: TraceIndex, settings: DatasetSettings, folder: Path, number: int, *, with_state: bool
 ) -> ChunkSummary:
-    """Rewards the indexed rollouts, and writes their sound calls to the folder under the number of the chunk."""
     chunk = reward_chunk(source, traces, settings, with_state=with_state)
     is_sound = pl.col("reason").is_null()
     sound = chunk.calls.filter(is_sound).select(_OF_CALL).rename({"rollout": "in_part"})
     for frame, path in zip((sound, traces.answers), _paths(folder, number), strict=True):
-        frame.write_ipc(path, compression="lz4")
+        with shared_file(path) as unfinished:
+            frame.write_ipc(unfinished, compression="lz4")
     counted = sound.group_by(pl.col("in_part").alias("rollout")).agg(
         pl.len().cast(pl.UInt32).alias("sound"), pl.col("n_tokens").sum().alias("tokens")
     )
@@ -92,9 +105,12 @@ def spill(
 
 
 def read_spilled(folder: Path, part: int) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """The sound calls of a chunk, and TOKENS of its client-only calls."""
+    """The sound calls of a chunk, and TOKENS of its client-only calls. Raises DatasetError if they are not there."""
     calls, answers = _paths(folder, part)
-    return pl.read_ipc(calls), pl.read_ipc(answers)
+    try:
+        return pl.read_ipc(calls), pl.read_ipc(answers)
+    except FileNotFoundError as error:
+        raise folder_not_shared(folder) from error
 
 
 def _paths(folder: Path, part: int) -> tuple[Path, Path]:

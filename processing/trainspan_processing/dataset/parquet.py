@@ -5,9 +5,11 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+import socket
+import uuid
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,9 +20,16 @@ import pyarrow.parquet as pq
 from trainspan_schemas.artifacts.dataset import ABOUT, COLUMNS
 from trainspan_schemas.errors import DatasetError
 
-__all__ = ["DatasetWriter", "FileEntry", "Scratch", "publish", "scratch_folder", "write_manifest"]
-
-ROWS_PER_FILE: Final = 262_144
+__all__ = [
+    "FileEntry",
+    "Scratch",
+    "folder_not_shared",
+    "publish",
+    "scratch_folder",
+    "shared_file",
+    "write_manifest",
+    "write_part",
+]
 
 _DICTIONARY_BYTES: Final = 2**24
 """Limit of distinct texts per column and row group: constraints are long and repeat, and each should be stored once."""
@@ -45,56 +54,51 @@ class FileEntry:
     rows: int
 
 
-@dataclass(slots=True)
-class DatasetWriter:
-    """Appends frames of rows, in their final order, to `part-*.parquet` of a folder; one row group per frame."""
+def write_part(folder: Path, unfinished: Path, number: int, frames: Iterable[pl.DataFrame]) -> FileEntry:
+    """Writes frames with COLUMNS to the part of this number, one row group per frame, and returns it once it is complete.
 
-    folder: Path
-    files: list[FileEntry] = field(default_factory=list)
-    rows: int = 0
-    _writer: Any = None
-    _rows_in_file: int = 0
-
-    def append(self, frame: pl.DataFrame) -> None:
-        """Appends `frame`, which has COLUMNS in order; its rows come after all rows appended before."""
-        if self._writer is None:
-            self._writer = self._open()
-        table = pa.Table.from_arrays([_column(frame[name], SCHEMA.field(name).type) for name in COLUMNS], schema=SCHEMA)
-        self._writer.write_table(table, row_group_size=max(1, table.num_rows))
-        self.rows += table.num_rows
-        self._rows_in_file += table.num_rows
-        if self._rows_in_file >= ROWS_PER_FILE:
-            self._close_file()
-
-    def finish(self) -> list[FileEntry]:
-        """Closes the last file; a dataset without rows has one file without rows."""
-        if self._writer is None and not self.files:
-            self._writer = self._open()
-        self._close_file()
-        return self.files
-
-    @property
-    def _name(self) -> str:
-        return f"part-{len(self.files):05d}.parquet"
-
-    def _open(self) -> Any:
-        options: dict[str, Any] = {
-            "compression": "zstd",
-            "use_dictionary": [name for name, kind in COLUMNS.items() if kind == "string"],
-            "column_encoding": {f"{name}.list.element": "BYTE_STREAM_SPLIT" for name in _LISTS},
-            "write_statistics": [name for name in COLUMNS if name not in (*_LISTS, "constraint")],
-            "dictionary_pagesize_limit": _DICTIONARY_BYTES,
-        }
-        return pq.ParquetWriter(self.folder / self._name, SCHEMA, **options)
-
-    def _close_file(self) -> None:
-        if self._writer is None:
-            return
-        self._writer.close()
-        with (self.folder / self._name).open("rb") as file:
+    Until then the file is in the folder `unfinished`, so writing it twice, even at once, leaves one complete file.
+    """
+    name, rows = f"part-{number:05d}.parquet", 0
+    options: dict[str, Any] = {
+        "compression": "zstd",
+        "use_dictionary": [name for name, kind in COLUMNS.items() if kind == "string"],
+        "column_encoding": {f"{name}.list.element": "BYTE_STREAM_SPLIT" for name in _LISTS},
+        "write_statistics": [name for name in COLUMNS if name not in (*_LISTS, "constraint")],
+        "dictionary_pagesize_limit": _DICTIONARY_BYTES,
+    }
+    with shared_file(folder / name, unfinished) as path:
+        with pq.ParquetWriter(path, SCHEMA, **options) as writer:
+            for frame in frames:
+                columns = [_column(frame[name], SCHEMA.field(name).type) for name in COLUMNS]
+                table = pa.Table.from_arrays(columns, schema=SCHEMA)
+                writer.write_table(table, row_group_size=max(1, table.num_rows))
+                rows += table.num_rows
+                del frame, columns, table  # before the next frame is made
+        with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-        self.files.append(FileEntry(self._name, digest, self._rows_in_file))
-        self._writer, self._rows_in_file = None, 0
+    return FileEntry(name, digest, rows)
+
+
+@contextmanager
+def shared_file(path: Path, unfinished: Path | None = None) -> Iterator[Path]:
+    """A file in `unfinished` (default: the same folder) to write, which then becomes `path`. Raises DatasetError if there is no folder."""
+    temporary = (unfinished or path.parent) / f".{path.name}.{uuid.uuid4().hex}"
+    if not path.parent.is_dir():
+        raise folder_not_shared(path.parent)
+    try:
+        yield temporary
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def folder_not_shared(folder: Path) -> DatasetError:
+    """The error of a node that lacks files of the dataset."""
+    return DatasetError(
+        f"{folder} or its files are not on node {socket.gethostname()}: with engine = 'ray', --out must be in a folder "
+        "that all nodes share, under the same path"
+    )
 
 
 def _column(values: pl.Series, kind: Any) -> Any:
@@ -114,6 +118,11 @@ class Scratch:
         return self.root / "rows"
 
     @property
+    def calls(self) -> Path:
+        """The folder of spilled calls and unfinished parts, which is not published."""
+        return self.root / "calls"
+
+    @property
     def about(self) -> Path:
         """The folder of its manifest, ledger and reports."""
         return self.root / "about"
@@ -123,9 +132,9 @@ class Scratch:
 def scratch_folder(target: Path) -> Iterator[Scratch]:
     """A hidden folder next to `target` to fill and `publish`; unpublished content is removed."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Scratch(target.with_name(f".{target.name}.{os.getpid()}"))
+    scratch = Scratch(target.absolute().with_name(f".{target.name}.{os.getpid()}"))
     shutil.rmtree(scratch.root, ignore_errors=True)
-    for folder in (scratch.root, scratch.rows, scratch.about):
+    for folder in (scratch.root, scratch.rows, scratch.calls, scratch.about):
         folder.mkdir()
     try:
         yield scratch

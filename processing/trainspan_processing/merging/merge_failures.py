@@ -49,6 +49,12 @@ class MergeFailures:
                 "prompt": prompt[at : at + SHOWN].tolist(),
             }
 
+    def include(self, later: "MergeFailures") -> None:
+        """Adds those of later calls."""
+        for cause, count in later.counts.items():
+            self.counts[cause] = self.counts.get(cause, 0) + count
+            self.examples.setdefault(cause, later.examples[cause])
+
 
 def cause_of(before: tuple[Ids, Ids], prompt: Ids) -> tuple[str, int]:
     """(cause, position of the first difference), for a prompt that does not continue the earlier sequence."""

@@ -12,6 +12,7 @@ import polars as pl
 from trainspan_processing.tables import SPAN_KEY
 from trainspan_schemas.errors import StoreError
 from trainspan_schemas.store.access import open_store
+from trainspan_schemas.store.endpoint import StoreEndpoint
 
 __all__ = ["Selection", "Source"]
 
@@ -65,6 +66,8 @@ class Source:
     """Store number → highest `seq` that a read has seen; fixed while `is_held`."""
     is_held: bool = False
     """Whether reads leave out rows after the watermarks, so that all reads show the stores at one moment."""
+    endpoints: Sequence[StoreEndpoint] | None = None
+    """Where collectors of the stores answer; None until the stores are open, unless another process has opened them."""
     _clients: list[Any] = field(default_factory=list)
     _options: list[Any] = field(default_factory=list)
     _exit: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
@@ -73,8 +76,9 @@ class Source:
         from pyarrow import flight
 
         with contextlib.ExitStack() as stack:
-            for store in self.stores:
-                endpoint = stack.enter_context(open_store(store))
+            if self.endpoints is None:
+                self.endpoints = [stack.enter_context(open_store(store)) for store in self.stores]
+            for endpoint in self.endpoints:
                 client = flight.connect(endpoint.location, **endpoint.connect_options)
                 self._options.append(flight.FlightCallOptions(headers=endpoint.call_headers))
                 stack.callback(client.close)
@@ -86,6 +90,10 @@ class Source:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._exit.close()
+
+    def unopened(self) -> "Source":
+        """The same view of the stores, for another process to open while they are open here."""
+        return Source(self.stores, self.allow_behind, dict(self.watermarks), self.is_held, self.endpoints)
 
     def read(
         self, name: str, selection: Selection, columns: Sequence[str], *, store: int | None = None, **more: object

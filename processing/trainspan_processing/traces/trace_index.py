@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, TypeVar
+from typing import Final, Generic, TypeVar
 
 import polars as pl
 
 from trainspan_processing.dataset.ledger import DatasetLedger
+from trainspan_processing.read.engine import Engine
 from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.tables import CALLS, ROLLOUT_KEY, SPAN_KEY, TOKENS, each_once, empty
 from trainspan_processing.traces.call_matching import CallMatches, match_calls
@@ -187,37 +188,91 @@ def _without_used(matched: _Matched, used: pl.DataFrame) -> _Matched:
     return replace(matched, calls=calls, others=others)
 
 
+@dataclass(frozen=True, slots=True)
+class _Indexed(Generic[_Taken]):
+    """What one chunk says about the others."""
+
+    taken: _Taken
+    served: frozenset[str]
+    covered: pl.DataFrame
+    """The keys of the context's spans that its calls cover."""
+    uncovered: pl.DataFrame
+    """The keys of the context's spans in its traces that describe a call, which no known call covers."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Indexing(Generic[_Taken]):
+    """Indexes one chunk, given by its number and selection."""
+
+    take: Callable[[Source, TraceIndex, int], _Taken]
+    ledger: DatasetLedger
+    now_ns: int
+    settle_s: float
+    around: ChunkContext
+
+    def __call__(self, source: Source, item: tuple[int, Selection]) -> _Indexed[_Taken]:
+        number, selection = item
+        traces = index_traces(
+            source, selection, self.ledger, now_ns=self.now_ns, settle_s=self.settle_s, around=self.around
+        )
+        context = self.around.spans
+        own = context.filter(
+            pl.col("is_client_call")
+            & pl.col("trace_id").is_in(pl.concat([traces.calls["trace_id"], traces.spans["trace_id"]]).implode())
+        )
+        return _Indexed(
+            self.take(source, traces, number),
+            traces.served,
+            traces.matches.links.join(context, on=SPAN_KEY, how="semi").select(SPAN_KEY),
+            own.join(traces.covered, on=SPAN_KEY, how="anti").select(SPAN_KEY),
+        )
+
+
 def index_chunks(
+    engine: Engine,
     source: Source,
     selections: Sequence[Selection],
     ledger: DatasetLedger,
-    take: Callable[[TraceIndex, int], _Taken],
+    take: Callable[[Source, TraceIndex, int], _Taken],
     *,
     now_ns: int,
     settle_s: float,
     around: ChunkContext,
 ) -> tuple[list[_Taken], ChunkContext]:
-    """The results of `take` for the index and number of each selection, and the chunk context after the last one.
+    """The results of `take` for the index and number of each selection, and the chunk context after all of them.
 
-    The served models affect calls of earlier chunks too: if a chunk names a new model, all chunks are indexed again.
+    The chunks do not depend on each other, except for the last one, which counts the context's calls and comes after the
+    others. A chunk is indexed again if another chunk names a served model, or covers a span of its traces, that it did not
+    know of.
     """
-    taken: list[_Taken] = []
-    while len(taken) < len(selections):
-        around = replace(around, are_counted=len(taken) == len(selections) - 1)
-        traces = index_traces(source, selections[len(taken)], ledger, now_ns=now_ns, settle_s=settle_s, around=around)
-        news = traces.served - around.served
-        around = replace(around, served=traces.served, covered=_covered(around, traces))
-        if taken and news:
-            taken = []
-            continue
-        taken.append(take(traces, len(taken)))
-    return taken, around
+    work = _Indexing(take, ledger, now_ns, settle_s, replace(around, are_counted=False))
+    items = list(enumerate(selections))
+    done = list(engine.map(source, work, items[:-1]))
+    for item in items[-1:]:
+        last = replace(work, around=replace(_after(around, done), are_counted=True))
+        done += engine.map(source, last, [item])
+    around = _after(around, done)
+    behind = [item for item, found in zip(items[:-1], done, strict=False) if _lacks(found, around)]
+    again = engine.map(source, replace(work, around=replace(around, are_counted=False)), behind)
+    for (number, _), found in zip(behind, again, strict=True):
+        done[number] = found
+    return [found.taken for found in done], around
 
 
-def _covered(around: ChunkContext, traces: TraceIndex) -> pl.DataFrame:
-    """The keys of the context's spans covered by the calls indexed so far."""
-    found = traces.matches.links.join(around.spans, on=SPAN_KEY, how="semi").select(SPAN_KEY)
-    return pl.concat([around.covered, found])
+def _after(around: ChunkContext, done: Sequence[_Indexed[_Taken]]) -> ChunkContext:
+    """The context that includes what these chunks say."""
+    return replace(
+        around,
+        served=around.served.union(*(found.served for found in done)),
+        covered=pl.concat([around.covered, *(found.covered for found in done)]),
+    )
+
+
+def _lacks(found: _Indexed[_Taken], around: ChunkContext) -> bool:
+    """Whether a chunk was indexed without something that others say about it."""
+    if found.served != around.served:
+        return True
+    return found.uncovered.join(around.covered, on=SPAN_KEY, how="semi").height > 0
 
 
 def _with(own: pl.DataFrame, more: pl.DataFrame) -> pl.DataFrame:

@@ -154,7 +154,7 @@ class RaySettings:
 
     The command itself runs on a node of the cluster."""
     working_dir: str | None = None
-    """Folder with the agent's code, copied to the nodes, where agents run in it; default: the nodes have the code.
+    """Folder with the code of agents, reward functions and filters, copied to the nodes; default: the nodes have the code.
 
     The state folder, the files of keys and tokens, and the task file are not copied."""
     runtime_env: str | None = None
@@ -162,8 +162,8 @@ class RaySettings:
 
     Ray shows these fields in its dashboard and logs: they are no place for secrets."""
     worker_cpus: float = 1.0
-    """CPUs that each worker reserves on its node."""
+    """CPUs that each worker, or each task of a dataset, reserves on its node."""
     worker_resource: str | None = None
-    """Custom resource of the nodes that may run agents, as in `ray start --resources`; default: any node."""
+    """Custom resource of the nodes that may be used, as in `ray start --resources`; default: any node."""
     start_timeout_s: float = 120.0
-    """How long the run waits for a worker if the cluster has room for none."""
+    """How long the command waits for a worker if the cluster has room for none."""

@@ -11,6 +11,11 @@ class DatasetSettings:
 
     out: str | None = None
     """Folder of datasets; default: `$TRAINSPAN_HOME/dataset`."""
+    engine: str = "local"
+    """Where the dataset is computed: `local`, in this process, or `ray`, as tasks on the nodes of a Ray cluster (see `[ray]`).
+
+    The bytes are the same. With `ray`, `out` must be in a folder that all nodes share, and the stores must be at addresses
+    that all nodes reach."""
     credit: str = "identical"
     """How a rollout's rewards are assigned to its calls: `identical`, `return_to_go`, `step`, `gigpo`, `vine`, `per_agent`,
     or `module:function`.

@@ -15,6 +15,7 @@ from trainspan_collector.query.named_reads import READS
 from trainspan_processing.assembly.chunks import assemble
 from trainspan_processing.assembly.rows import RowCounts, make_rows
 from trainspan_processing.dataset.ledger import LEDGER, DatasetLedger
+from trainspan_processing.read.engine import OneProcess
 from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.tables import SPAN_KEY
 from trainspan_processing.traces.trace_index import Clock
@@ -59,9 +60,16 @@ def _dataset(source: Source) -> pl.DataFrame:
     chosen, counts = DatasetSettings(credit="return_to_go", baseline="rloo", min_coverage=0.0), RowCounts()
     with TemporaryDirectory() as folder:
         made = assemble(
-            source, Selection(_RUN), chosen, DatasetLedger(pl.DataFrame(schema=LEDGER)), _CLOCK, Path(folder)
+            OneProcess(),
+            source,
+            Selection(_RUN),
+            chosen,
+            DatasetLedger(pl.DataFrame(schema=LEDGER)),
+            _CLOCK,
+            Path(folder),
         )
-        return pl.concat([rows for rows, _ in make_rows(source, made.chunks(), made.limits, counts)])
+        chunks = (chunk for file in made.files() for chunk in file.chunks(made.folder))
+        return pl.concat([rows for rows, _ in make_rows(source, chunks, made.limits, counts)])
 
 
 def _workload() -> list[TestRollout]:

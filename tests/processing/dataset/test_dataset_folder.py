@@ -13,6 +13,7 @@ import pytest
 from tests.processing.conftest import Bench, rows
 from tests.processing.support.traces import chain
 from tests.support.dataset_files import as_version_1
+from trainspan_processing.assembly import parts
 from trainspan_processing.assembly.rebuild import rebuild
 from trainspan_processing.dataset import parquet
 from trainspan_processing.dataset.diff import compare_datasets
@@ -54,7 +55,7 @@ def test_one_line_of_every_reader_opens_the_folder(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setattr(parquet, "ROWS_PER_FILE", 1)
+    monkeypatch.setattr(parts, "CALLS_PER_FILE", 1)
     monkeypatch.setattr("trainspan_processing.read.tokens.CALLS_PER_CHUNK", 1)
     _pair(bench, "ab", round=49)
     built = bench.build(round_=49)

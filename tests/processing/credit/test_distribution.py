@@ -2,7 +2,7 @@
 
 import polars as pl
 
-from trainspan_processing.assembly.distribution import distribution, group_spread
+from trainspan_processing.credit.distribution import distribution, group_spread
 
 
 def test_a_distribution_has_order_statistics_that_occur_and_counts_every_value_once() -> None:

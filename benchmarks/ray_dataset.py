@@ -1,0 +1,173 @@
+"""A dataset from four stores, in one process and on Ray with one and two workers: seconds, CPU time and peak memory of each process.
+
+The stores hold copies of the same 256 rollouts (support/large_store.py) with about 500 prompt and 100 completion tokens per
+call. Collectors, driver, workers and Ray's own processes share this machine's cores. TRAINSPAN_BENCH_CALLS sets the number of
+calls.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.support.large_store import CALLS_PER_COPY, Shape, fill
+from tests.support.agents.programs import environment
+from tests.support.ray_cluster import RayCluster
+from trainspan_schemas.store.access import running_collector
+
+__all__ = ["measure"]
+
+_STORES = 4
+_RUN = "bench"
+_TICKS = os.sysconf("SC_CLK_TCK")
+_EVERY_S = 0.2
+_LIMIT_S = 1_500.0
+
+
+def measure() -> dict[str, Any]:
+    """Figures of the three runs, whose bytes must be equal."""
+    calls = int(os.environ.get("TRAINSPAN_BENCH_CALLS", "10000000"))
+    copies = max(1, round(calls / CALLS_PER_COPY / _STORES))
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        stores = [root / str(number) / "spans.duckdb" for number in range(_STORES)]
+        for number, store in enumerate(stores):
+            fill(store, _RUN, Shape(1, copies, 8, 0), number * copies)
+        with _collectors(stores) as collectors:
+            runs = {"one_process": _run(root, stores, collectors, "one", None)}
+            for workers in (1, 2):
+                with RayCluster(cpus=workers) as cluster:
+                    runs[f"ray_{workers}"] = _run(root, stores, collectors, f"ray-{workers}", cluster)
+    digests = {name: figures.pop("digest") for name, figures in runs.items()}
+    if len(set(digests.values())) != 1:
+        raise RuntimeError(f"the bytes differ: {digests}")
+    return {
+        "stores": _STORES,
+        **{f"{name}_{key}": value for name, figures in runs.items() for key, value in figures.items()},
+        "speedup_of_2_workers": round(runs["ray_1"]["s"] / runs["ray_2"]["s"], 2),
+        "load_average": os.getloadavg()[0],
+    }
+
+
+@contextlib.contextmanager
+def _collectors(stores: list[Path]) -> Iterator[list[int]]:
+    """Collectors of the stores, so that their start is not measured; their process ids."""
+    running = [
+        subprocess.Popen(
+            [
+                *(sys.executable, "-m", "trainspan_cli", "collector", "--store", str(store)),
+                *("--grpc", "127.0.0.1:0", "--http", "off", "--flight", "127.0.0.1:0"),
+            ],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        for store in stores
+    ]
+    try:
+        deadline = time.monotonic() + 120
+        while any(running_collector(store) is None for store in stores):
+            if time.monotonic() > deadline:
+                raise RuntimeError("a collector did not start")
+            time.sleep(0.1)
+        yield [process.pid for process in running]
+    finally:
+        for process in running:
+            process.terminate()
+        for process in running:
+            process.wait(120)
+
+
+def _run(
+    root: Path, stores: list[Path], collectors: list[int], name: str, cluster: RayCluster | None
+) -> dict[str, Any]:
+    """One run of the command, on the cluster if there is one."""
+    named = [option for store in stores for option in ("--store", str(store))]
+    command = [sys.executable, "-m", "trainspan_cli", "dataset", *named, "--out", str(root / name), "--run", _RUN]
+    own = {"TRAINSPAN_HOME": str(root / "home")}
+    if cluster is not None:
+        command += ["--engine", "ray"]
+        own |= {"TRAINSPAN_RAY__ADDRESS": cluster.address}
+    reads_before_s = sum(_cpu_s(pid) for collector in collectors for pid in _tree(collector))
+    began_s = time.monotonic()
+    process = subprocess.Popen(
+        [*command, "--format", "json"],
+        env=environment(own),
+        cwd=root,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    watch = _Watch(process.pid)
+    output, errors = process.communicate(timeout=_LIMIT_S)
+    wall_s = time.monotonic() - began_s
+    watch.stop()
+    if process.returncode != 0:
+        raise RuntimeError(f"the command failed: {errors[-2000:]}")
+    manifest = json.loads(output.splitlines()[-1])
+    reads_s = sum(_cpu_s(pid) for collector in collectors for pid in _tree(collector)) - reads_before_s
+    tokens = manifest["tokens"]["prompt"] + manifest["tokens"]["completion"]
+    return {
+        "digest": hashlib.sha256(json.dumps(manifest["files"]).encode()).hexdigest(),
+        "s": round(wall_s, 1),
+        "calls_kept": manifest["calls_kept"],
+        "tokens_per_call": round(tokens / manifest["calls_kept"]),
+        "files": len(manifest["files"]),
+        "command_cpu_s": round(watch.command_cpu_s, 1),
+        "command_peak_mib": round(watch.command_peak_mib),
+        "workers_cpu_s": round(sum(watch.worker_cpu_s.values()), 1),
+        "workers_peak_mib": [round(peak) for peak in sorted(watch.worker_peak_mib.values())],
+        "collectors_cpu_s": round(reads_s, 1),
+    }
+
+
+class _Watch:
+    """Samples the command and Ray's workers that run its tasks, until it is stopped."""
+
+    def __init__(self, command: int) -> None:
+        self.command_cpu_s, self.command_peak_mib = 0.0, 0.0
+        self.worker_cpu_s: dict[int, float] = {}
+        self.worker_peak_mib: dict[int, float] = {}
+        self._command, self._ended = command, threading.Event()
+        self._thread = threading.Thread(target=self._sample, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _sample(self) -> None:
+        while not self._ended.wait(_EVERY_S):
+            with contextlib.suppress(OSError):
+                self.command_cpu_s, self.command_peak_mib = _cpu_s(self._command), _peak_mib(self._command)
+            for folder in Path("/proc").iterdir():
+                with contextlib.suppress(OSError):
+                    if folder.name.isdigit() and (folder / "cmdline").read_bytes().startswith(b"ray::_apply"):
+                        pid = int(folder.name)
+                        self.worker_cpu_s[pid], self.worker_peak_mib[pid] = _cpu_s(pid), _peak_mib(pid)
+
+
+def _cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS
+
+
+def _peak_mib(pid: int) -> float:
+    """The largest resident memory, with pages of Ray's object store that the process has touched."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) / 1024
+
+
+def _tree(pid: int) -> list[int]:
+    """The process and its descendants."""
+    children = [
+        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
+    ]
+    return [pid, *(found for child in children for found in _tree(child))]

@@ -1,0 +1,125 @@
+"""The files of a dataset: which rows each has, known before any token is read, and how one is written."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import polars as pl
+
+from trainspan_processing.assembly.rows import ROW_ORDER, CallLimits, RowCounts, make_rows
+from trainspan_processing.assembly.spill import read_spilled
+from trainspan_processing.credit.advantages import with_credit
+from trainspan_processing.dataset.parquet import FileEntry, write_part
+from trainspan_processing.read.source import Source
+from trainspan_processing.read.tokens import chunk_number
+from trainspan_processing.reasons.reason_counts import REASON_COUNTS, count_reasons
+from trainspan_processing.reasons.reason_examples import first_examples
+from trainspan_processing.tables import compact, empty
+
+__all__ = ["PartPlan", "WritePart", "WrittenPart", "plan_parts"]
+
+CALLS_PER_FILE: Final = 262_144
+
+
+@dataclass(frozen=True, slots=True)
+class PartPlan:
+    """One file: chunks of whole rollouts, each bounded by calls and by tokens."""
+
+    number: int
+    rollouts: pl.DataFrame
+    """rollout, in_part, part, rollout_reward, `chunk` and `place` of its rollouts, in order."""
+    advantages: pl.DataFrame
+    """rollout, position, return, advantage and drop of their calls."""
+
+    def chunks(self, folder: Path) -> Iterator[tuple[pl.DataFrame, pl.DataFrame]]:
+        """Yields the sound calls with their credit, in the order of datasets, and TOKENS of client-only calls.
+
+        `folder` has the spilled calls of each part. Raises DatasetError if they are not there.
+        """
+        parts: dict[int, tuple[pl.DataFrame, pl.DataFrame]] = {}
+        for chunk in self.rollouts.partition_by("chunk", maintain_order=True):
+            needed = chunk["part"].unique(maintain_order=True).to_list()
+            parts = {part: held for part, held in parts.items() if part in needed}  # before more are read
+            for part in needed:
+                parts[part] = parts.get(part) or read_spilled(folder, part)
+            calls = [
+                parts[part][0].join(chunk.filter(pl.col("part") == part).drop("part", "chunk"), on="in_part")
+                for part in needed
+            ]
+            advantages = self.advantages.join(chunk.select("rollout"), on="rollout", how="semi")
+            credited = with_credit(pl.concat(calls).drop("in_part"), advantages)
+            yield (
+                credited.sort("place", "position").drop("place"),
+                pl.concat(parts[part][1] for part in needed),
+            )
+
+
+def plan_parts(compared: pl.DataFrame, advantages: pl.DataFrame) -> Iterator[PartPlan]:
+    """The files of a dataset with these rollouts and advantages (see Assembly); one empty file if there are none.
+
+    A file ends with the chunk in which it reaches CALLS_PER_FILE sound calls. It may get fewer rows, since some calls are
+    dropped for their tokens, so that the files can be written without each other.
+    """
+    ordered = compared.filter(pl.col("sound") > 0).sort(*ROW_ORDER)
+    chunks = chunk_number(ordered["sound"], ordered["tokens"])
+    numbered = ordered.select(
+        *("rollout", "in_part", "part"),
+        pl.col("reward").alias("rollout_reward"),
+        chunks,
+        _files_of(chunks, ordered["sound"]),
+    ).with_row_index("place")
+    if numbered.is_empty():
+        yield PartPlan(0, numbered.drop("file"), advantages.clear())
+        return
+    for number, rollouts in enumerate(numbered.partition_by("file", maintain_order=True, include_key=False)):
+        yield PartPlan(number, rollouts, advantages.join(rollouts.select("rollout"), on="rollout", how="semi"))
+
+
+def _files_of(chunks: pl.Series, sound: pl.Series) -> pl.Series:
+    """`file` (u32) of each rollout: whole chunks, until there are CALLS_PER_FILE calls."""
+    calls = np.bincount(chunks.to_numpy(), weights=sound.to_numpy()) if len(chunks) else np.empty(0)
+    files, file, held = np.zeros(len(calls), dtype=np.uint32), 0, 0.0
+    for chunk, count in enumerate(calls.tolist()):
+        files[chunk], held = file, held + count
+        if held >= CALLS_PER_FILE:
+            file, held = file + 1, 0.0
+    return pl.Series("file", files[chunks.to_numpy()])
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenPart:
+    """A file, and all that is known of its rows."""
+
+    file: FileEntry
+    counts: RowCounts
+    reason_counts: pl.DataFrame
+    """REASON_COUNTS of its calls."""
+    examples: pl.DataFrame
+    """EXAMPLES of the reasons of its calls."""
+
+
+@dataclass(frozen=True, slots=True)
+class WritePart:
+    """Reads the tokens of one file chunk by chunk, and writes it."""
+
+    limits: CallLimits
+    calls: Path
+    """Folder with the spilled calls, and of the unfinished file."""
+    rows: Path
+    """Folder of the file."""
+
+    def __call__(self, source: Source, plan: PartPlan) -> WrittenPart:
+        counts, reason_counts, examples = RowCounts(), [empty(REASON_COUNTS)], [first_examples()]
+
+        def frames() -> Iterator[pl.DataFrame]:
+            for rows, judged in make_rows(source, plan.chunks(self.calls), self.limits, counts):
+                reason_counts.append(compact(count_reasons(judged)))
+                examples[0] = first_examples(examples[0], judged)
+                del judged
+                yield rows
+                del rows  # before the next chunk is made
+
+        file = write_part(self.rows, self.calls, plan.number, frames())
+        return WrittenPart(file, counts, pl.concat(reason_counts), examples[0])
