@@ -26,7 +26,7 @@ from tests.support.policy_server.process import RunningServer, policy_server
 from tests.support.ports import free_ports
 from tests.support.ray_cluster import RayCluster
 from trainspan_cli.clients.store import rows
-from trainspan_schemas.artifacts.dataset import dataset_dirs
+from trainspan_schemas.artifacts.dataset import dataset_dirs, manifest_path
 from trainspan_schemas.telemetry import keys
 
 pytestmark = pytest.mark.timeout(1800)
@@ -258,7 +258,7 @@ def _check_dataset_is_that_of_one_process(site: Site) -> None:
     """The last round's dataset again, from the two stores by one process."""
     (run,) = (site.home / "runs").iterdir()
     folder = dataset_dirs(run / "dataset")[-1]
-    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest = json.loads(manifest_path(folder).read_bytes())
     stores = [word for store in site.stores for word in ("--store", store)]
     out = site.folder / "again"
     done = subprocess.run(
@@ -282,5 +282,5 @@ def _check_dataset_is_that_of_one_process(site: Site) -> None:
     )
     assert done.returncode == 0, done.stderr[-2000:]
     (again,) = dataset_dirs(out)
-    assert json.loads((again / "manifest.json").read_text())["dropped"] == manifest["dropped"]
+    assert json.loads(manifest_path(again).read_bytes())["dropped"] == manifest["dropped"]
     assert pl.read_parquet(again / "*.parquet").equals(pl.read_parquet(folder / "*.parquet"))
