@@ -4,6 +4,7 @@ import os
 import secrets
 from pathlib import Path
 
+from trainspan_schemas.errors import UsageError
 from trainspan_schemas.secret_files import make_secret_file
 
 __all__ = [
@@ -37,6 +38,9 @@ def store_path(setting: str | None = None) -> Path:
 
 
 def datasets_dir(setting: str | None = None) -> Path:
+    """The folder of datasets. Raises UsageError for a URL, which would otherwise become a local folder of that name."""
+    if setting and "://" in setting:
+        raise UsageError(f"datasets are in folders, and {setting!r} is a URL: name a folder, such as a mounted bucket")
     return Path(setting) if setting else home() / "dataset"
 
 

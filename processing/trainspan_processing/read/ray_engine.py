@@ -62,10 +62,11 @@ class RayEngine:
     def _start(self) -> int:
         """The number of tasks that the cluster can run at once, after a first one has run."""
         import ray
+        from ray.exceptions import GetTimeoutError
 
         try:
             _result(self._task(_nothing).remote(), self._settings.start_timeout_s)
-        except ray.exceptions.GetTimeoutError:
+        except GetTimeoutError:
             raise ProcessError(
                 f"no task started on the Ray cluster within {self._settings.start_timeout_s:g} s: each reserves "
                 f"{self._settings.worker_cpus:g} CPUs, and the cluster has "

@@ -136,6 +136,18 @@ def test_an_error_of_a_task_is_one_line(command: _Command) -> None:
     assert not list((command.folder / "bad").iterdir())
 
 
+def test_a_cluster_without_room_is_one_line(command: _Command) -> None:
+    command.environ |= {"TRAINSPAN_RAY__WORKER_CPUS": "64", "TRAINSPAN_RAY__START_TIMEOUT_S": "3"}
+    process = command.start("none", "--engine", "ray")
+    _, errors = process.communicate(timeout=100)
+    assert process.returncode == 1
+    [line] = errors.strip().splitlines()
+    assert line.startswith(
+        "trainspan: no task started on the Ray cluster within 3 s: each reserves 64 CPUs, and the cluster has 4 "
+    )
+    assert not list((command.folder / "none").iterdir())
+
+
 @pytest.mark.slow
 def test_a_killed_worker_changes_nothing(command: _Command) -> None:
     rewarded = ("--reward", "rewarding:reward")

@@ -117,6 +117,15 @@ def test_an_unknown_baseline_is_a_usage_error(bench: Bench) -> None:
     assert _run(bench, "--baseline", "grp").returncode == 2
 
 
+def test_a_url_is_not_taken_for_a_folder(bench: Bench) -> None:
+    """The last --out counts."""
+    done = _run(bench, "--out", "s3://bucket/datasets")
+    assert done.returncode == 2
+    assert done.stderr.strip() == (
+        "trainspan: datasets are in folders, and 's3://bucket/datasets' is a URL: name a folder, such as a mounted bucket"
+    )
+
+
 def test_a_store_that_is_not_there_is_named(bench: Bench) -> None:
     missing = _run(bench, "--store", "/nowhere/spans.duckdb")
     assert missing.returncode == 1
