@@ -112,7 +112,7 @@ def stored_counts(stores: Sequence[str], run_id: str, began_ns: int) -> StoredCo
                coalesce(sum(len(c.completion_ids)), 0) AS tokens,
                count(*) FILTER (len(c.completion_ids) IS DISTINCT FROM len(c.logprobs)) AS ragged
         FROM (SELECT * FROM calls WHERE {window}) c JOIN spans s USING (trace_id, span_id)"""
-    rollouts = f"SELECT count(*) AS rollouts FROM rollouts WHERE {window}"
+    rollouts = f"SELECT count(DISTINCT rollout_id) AS rollouts FROM rollouts WHERE {window}"  # not their attempts
     return StoredCounts(**counts(stores, calls), **counts(stores, rollouts))
 
 

@@ -274,7 +274,7 @@ class Stages:
     def wait_until_stored(self, rollouts: int, began_ns: int) -> None:
         """Waits up to 15 s until so many training rollouts that began since `began_ns` are stored with their verdicts."""
         query = f"""
-            SELECT count(*) AS rollouts FROM rollouts
+            SELECT count(DISTINCT rollout_id) AS rollouts FROM rollouts
             WHERE run_id = '{self._folder.run_id}' AND start_ns >= {began_ns} AND status IS NOT NULL"""
         deadline = time.monotonic() + STORED_TIMEOUT_S
         with contextlib.suppress(StoreError):  # the collector restarts: later batches take what this one lacks
