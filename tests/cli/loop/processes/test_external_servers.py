@@ -60,6 +60,6 @@ def test_servers_that_never_answer_are_named() -> None:
 )
 def test_settings_of_a_server_that_the_loop_would_start_are_refused(variable: str, value: str, name: str) -> None:
     check_external(load_settings(None, {variable: value}))
-    external = {"TRAINSPAN_ROLLOUTS__POLICY_SERVERS": '["http://127.0.0.1:1"]', variable: value}
+    external = {"TRAINSPAN_ROLLOUTS__POLICY_SERVERS": "http://127.0.0.1:1", variable: value}
     with pytest.raises(ConfigError, match=f"{name} has no effect with"):
         check_external(load_settings(None, external))
