@@ -20,7 +20,7 @@ import pytest
 
 from tests.support.collector.process import CollectorProcess
 from tests.support.models.tiny_model import make_tiny_model
-from tests.support.places import ROOT, make_place, write_loop_config
+from tests.support.places import make_place, write_loop_config
 from tests.support.policy_server.balancer import balancer
 from tests.support.policy_server.process import RunningServer, policy_server
 from tests.support.ports import free_ports
@@ -124,13 +124,13 @@ def site(tmp_path: Path) -> Iterator[Site]:
     ]
     (inputs / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
     (tmp_path / "code").mkdir()
-    shutil.copy(ROOT / "tests/end_to_end/loop/rounds/fickle_agent.py", tmp_path / "code" / "agent.py")
+    shutil.copy(Path(__file__).with_name("agent.py"), tmp_path / "code")
     with contextlib.ExitStack() as stack:
-        site = Site(tmp_path, {**place.environ, "FICKLE_COUNT": str(tmp_path / "count")}, stack)
+        site = Site(tmp_path, {**place.environ, "REWARD_COUNT": str(tmp_path / "count")}, stack)
         for number in range(2):
             site.collectors.append(site.start_collector(number))
-        for number in range(2):
-            site.servers.append(site.start_server(number))
+        with ThreadPoolExecutor(2) as pool:
+            site.servers.extend(pool.map(site.start_server, range(2)))
         front = stack.enter_context(balancer(tmp_path, *site.urls))
         site.environ |= {
             "TRAINSPAN_ROLLOUTS__POLICY_URL": f"{front}/v1",
@@ -155,7 +155,7 @@ def command(site: Site, *, loop: dict[str, object], rollouts: dict[str, object])
         },
         collector={"endpoints": site.endpoints, "stores": site.stores},
         train={"steps_per_round": 1},
-        loop={"target": "agent.py:solve_slowly", "tasks_per_round": 2, "eval_tasks": 0, "val_tasks": 2, **loop},
+        loop={"tasks_per_round": 2, "eval_tasks": 0, "val_tasks": 2, **loop},
     )
     config.write_text(config.read_text().replace('judge = ""\n', ""))
     return [sys.executable, "-m", "trainspan_cli", "loop", "--config", str(config), "--resume", "--format", "json"]
@@ -169,7 +169,7 @@ def call_servers(site: Site) -> set[str]:
 
 
 def test_a_loop_swaps_all_servers_behind_a_balancer_and_reads_all_stores(site: Site) -> None:
-    line = command(site, loop={"rounds": 2, "eval_every": 2}, rollouts={})
+    line = command(site, loop={"target": "agent.py:solve", "rounds": 2, "eval_every": 2}, rollouts={})
     done = subprocess.run(
         line, cwd=site.folder / "code", env=site.environ, capture_output=True, text=True, timeout=600, check=False
     )
@@ -195,14 +195,18 @@ def test_a_node_a_collector_and_a_policy_server_are_killed_in_three_rounds(site:
     with RayCluster(cpus=2) as cluster:
         nodes = [cluster.add_node(2), cluster.add_node(2)]
         (site.folder / "runtime-env.json").write_text(
-            json.dumps({"env_vars": {"FICKLE_COUNT": str(site.folder / "count")}})
+            json.dumps({"env_vars": {"REWARD_COUNT": str(site.folder / "count")}})
         )
         site.environ |= {
             "TRAINSPAN_RAY__ADDRESS": cluster.address,
             "TRAINSPAN_RAY__WORKING_DIR": str(site.folder / "code"),
             "TRAINSPAN_RAY__RUNTIME_ENV": str(site.folder / "runtime-env.json"),
         }
-        line = command(site, loop={"rounds": ROUNDS, "eval_every": ROUNDS, "overlap": 1}, rollouts={"engine": "ray"})
+        line = command(
+            site,
+            loop={"target": "agent.py:solve_slowly", "rounds": ROUNDS, "eval_every": ROUNDS, "overlap": 1},
+            rollouts={"engine": "ray"},
+        )
         with (site.folder / "loop.err").open("w") as errors:
             loop = subprocess.Popen(
                 line, cwd=site.folder / "code", env=site.environ, stdout=subprocess.DEVNULL, stderr=errors, text=True
