@@ -5,7 +5,6 @@ import json
 import os
 import random
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -79,16 +78,6 @@ class Site:
         settings = {"TRAINSPAN_SERVING__TOKEN_FILE": str(self.folder / "tokens.toml"), "OMP_NUM_THREADS": "1"}
         model = self.folder / "inputs" / "model"
         return self.stack.enter_context(policy_server(model, home, *arguments, environment=settings))
-
-    def kill_server(self, number: int) -> None:
-        """The server with its supervisor, as if its machine lost power."""
-        process = self.servers[number].process
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        process.kill()
-        for pid in children:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(int(pid), signal.SIGKILL)
-        process.wait(20)
 
     @property
     def home(self) -> Path:
@@ -215,7 +204,7 @@ def test_a_node_a_collector_and_a_policy_server_are_killed_in_three_rounds(site:
             with ThreadPoolExecutor(1) as operator:
                 _wait_for_rollouts(site, loop, 1)
                 time.sleep(chance.uniform(0, 6))
-                site.kill_server(1)
+                site.servers[1].kill()
                 back = operator.submit(site.start_server, 1)  # takes as long as some rounds
                 _wait_for_rollouts(site, loop, 9)
                 time.sleep(chance.uniform(0, 6))

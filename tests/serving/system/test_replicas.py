@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -76,16 +75,6 @@ def make_versions(models: Models, root: Path, count: int) -> Path:
     return root
 
 
-def kill(server: RunningServer) -> None:
-    """The server with its supervisor, as if its machine lost power."""
-    children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
-    server.process.kill()
-    for pid in children:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(int(pid), signal.SIGKILL)
-    server.process.wait(20)
-
-
 @pytest.mark.parametrize("swaps", [3, pytest.param(20, marks=pytest.mark.slow)])
 def test_no_request_fails_over_swaps_and_the_death_of_a_server(
     models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, swaps: int
@@ -120,7 +109,7 @@ def test_no_request_fails_over_swaps_and_the_death_of_a_server(
         front = stack.enter_context(balancer(tmp_path, *urls))
         with Load(front).running() as load:
             assert set(swap(1).values()) == {"swapped"}
-            kill(two)
+            two.kill()
             assert swap(2) == {urls[0]: "swapped", urls[1]: "unreachable"}
             two = start(1)
             assert two.policy()["version"] == 2, "it has caught up before it answers anybody"
