@@ -21,7 +21,7 @@ class RewardRecords:
     recorded: Mapping[Attempt, float]
     """The judge's (or the agent's own) reward, as the runner recorded it on receipt."""
     used: Mapping[Attempt, float | None]
-    """The reward that the dataset read from the store, for each attempt that it saw."""
+    """The reward that the dataset read from the store, for each attempt that it saw whole."""
     trained: Mapping[Attempt, frozenset[float]]
     """The returns of its rows, only if the credit rule gives every call the whole reward."""
 
@@ -40,7 +40,9 @@ def read_rewards(ledgers: Sequence[Path], dataset: Path) -> RewardRecords | None
     if settings.get("overlong") == "punish":
         return None
     lines = (about_dir(dataset) / manifest["ledger"]["name"]).read_text().splitlines()
-    used = {(line["rollout_id"], line["attempt"]): line["reward"] for line in map(json.loads, lines)}
+    # A rollout that lacks calls, such as those of a server that was killed, is dropped before its reward is read.
+    whole_ones = (line for line in map(json.loads, lines) if line["reason"] != "unfinished")
+    used = {(line["rollout_id"], line["attempt"]): line["reward"] for line in whole_ones}
     whole = manifest["credit"]["credit"] == "identical"
     recorded = {attempt: reward for file in ledgers for attempt, reward in recorded_rewards(file).items()}
     return RewardRecords(recorded, used, _returns(dataset, manifest) if whole else {})
