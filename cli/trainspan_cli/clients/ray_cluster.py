@@ -43,7 +43,10 @@ def ray_cluster(settings: RaySettings, secrets: Sequence[str | None] = ()) -> It
 
 
 def _check_answers(address: str) -> None:
-    """Raises ConfigError if it is not HOST:PORT, ProcessError if nothing listens there, for which Ray would wait for minutes."""
+    """Raises ConfigError if the address is not HOST:PORT, ProcessError if nothing listens there.
+
+    Ray itself would wait for minutes.
+    """
     if address == "auto":
         return
     host, separator, port = address.rpartition(":")

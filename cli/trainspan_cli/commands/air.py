@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trainspan_cli.settings import ConfigOption, FormatOption, StoresOption, settings
+from trainspan_cli.settings import ConfigOption, FormatOption, StoresOption, settings, stores_of
 from trainspan_schemas.errors import UsageError
-from trainspan_schemas.home import store_path
 
 if TYPE_CHECKING:
     from trainspan_processing.branches.air_search import RuleSearch
@@ -43,7 +42,7 @@ def air(
     if round is not None and not run:
         raise UsageError(f"--round {round}: name its run with --run")
     loaded = settings(config)
-    with Source(store or [str(store_path(loaded.collector.store))]) as source:
+    with Source(stores_of(loaded, store)) as source:
         newest = None if run else newest_round(source)
         selections = [Selection(name, round) for name in run or ()] + ([newest] if newest else [])
         calls, occurrences = measured_signals(
