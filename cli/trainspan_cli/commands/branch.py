@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trainspan_cli.setting_options import Given, setting_options
-from trainspan_cli.settings import ConfigOption, FormatOption, StoresOption, settings
+from trainspan_cli.settings import ConfigOption, FormatOption, StoresOption, settings, stores_of
 from trainspan_schemas.config.load import override
 from trainspan_schemas.errors import UsageError
-from trainspan_schemas.home import store_path
 
 if TYPE_CHECKING:
     from trainspan_cli.branching.branch_run import BranchReport
@@ -116,7 +115,7 @@ def _run(
     from trainspan_cli.views.rollout_progress import JsonProgress, ProgressBar
     from trainspan_processing.read.source import Source
 
-    places = stores or [str(store_path(loaded.collector.store))]
+    places = stores_of(loaded, stores)
     dataset, judge = loaded.dataset, given.get("judge")
     with Source(places) as source:
         plan = plan_branches(
