@@ -4,6 +4,7 @@ import asyncio
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import cycle, islice
 from typing import Any, Literal
 
 import numpy as np
@@ -13,8 +14,9 @@ from trainspan_schemas.artifacts.checkpoint import Canary, CanaryPrompt
 from trainspan_serving.capture.caller import Caller
 from trainspan_serving.capture.engine_tap import EngineTap, Exchange
 from trainspan_serving.checkpoints.served_policy import ServedPolicy
+from trainspan_serving.swap.engine import Engine
 
-__all__ = ["ABSENT", "CanaryReport", "Loaded", "judge", "prime", "read_through_cache", "score"]
+__all__ = ["ABSENT", "CanaryReport", "Loaded", "cache_prompt", "judge", "prime", "read_through_cache", "score"]
 
 FloatArray = NDArray[np.float64]
 
@@ -78,18 +80,27 @@ class Loaded:
 ABSENT = CanaryReport("absent")
 
 
-async def prime(tap: EngineTap, canary: Canary, policy: ServedPolicy) -> None:
-    """Computes a prompt of the canary with the weights in service, so that it is in the prefix cache."""
-    await read_through_cache(tap, canary, policy)
+def cache_prompt(canary: Canary, engine: Engine) -> list[int]:
+    """A prompt that fills one block of the prefix cache, if the context allows it.
+
+    It has the canary's tokens backwards, so that it shares no prefix with a scored sequence, and again from the start if
+    they are too few.
+    """
+    tokens = [token for prompt in canary.prompts for token in (*prompt.prompt_ids, *prompt.completion_ids)]
+    return list(islice(cycle(reversed(tokens)), min(engine.cache_block_tokens + 1, engine.limits.max_tokens - 1)))
 
 
-async def read_through_cache(tap: EngineTap, canary: Canary, policy: ServedPolicy) -> int:
-    """Returns how many tokens of the canary's longest prompt come from the prefix cache, as in a client's request."""
+async def prime(tap: EngineTap, prompt: list[int], policy: ServedPolicy) -> None:
+    """Computes a prompt with the weights in service, so that it is in the prefix cache."""
+    await read_through_cache(tap, prompt, policy)
+
+
+async def read_through_cache(tap: EngineTap, prompt: list[int], policy: ServedPolicy) -> int:
+    """Returns how many tokens of the prompt come from the prefix cache, as in a client's request."""
     from vllm.sampling_params import RequestOutputKind, SamplingParams
 
     params = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY)
-    prompt = max(canary.prompts, key=lambda one: len(one.prompt_ids))
-    output = await _generate(tap, prompt.prompt_ids, params, policy)
+    output = await _generate(tap, prompt, params, policy)
     return int(output.num_cached_tokens or 0)
 
 

@@ -40,6 +40,11 @@ class Engine:
         )
 
     @property
+    def cache_block_tokens(self) -> int:
+        """Length of a block of the prefix cache, which holds whole blocks."""
+        return int(self._client.vllm_config.cache_config.block_size)
+
+    @property
     def dtype(self) -> str:
         """The dtype of the weights, e.g. "float32"."""
         return str(self._client.model_config.dtype).removeprefix("torch.")

@@ -1,11 +1,12 @@
 """Verifies that the engine computes with a checkpoint: its log-probabilities, its prefix cache and its kernels."""
 
+import asyncio
 import logging
 
 from trainspan_serving.capture.engine_tap import EngineTap
 from trainspan_serving.checkpoints.candidates import CheckpointCandidate
 from trainspan_serving.checkpoints.served_policy import ServedPolicy
-from trainspan_serving.swap.canary import ABSENT, CanaryReport, Loaded, judge, read_through_cache, score
+from trainspan_serving.swap.canary import ABSENT, CanaryReport, Loaded, cache_prompt, judge, read_through_cache, score
 from trainspan_serving.swap.engine import Engine
 
 __all__ = ["Verifier"]
@@ -32,8 +33,10 @@ class Verifier:
         if candidate.canary is None:
             _log.warning("no canary checkpoint=%s: cannot verify that its weights are served", candidate.folder.name)
             return ABSENT
-        cached = await read_through_cache(self._tap, candidate.canary, policy)
-        scores = await score(self._tap, candidate.canary, policy)
+        prompt = cache_prompt(candidate.canary, self._engine)
+        cached, scores = await asyncio.gather(
+            read_through_cache(self._tap, prompt, policy), score(self._tap, candidate.canary, policy)
+        )
         loaded = await self._loaded(policy)
         return judge(candidate.canary, scores, cached, loaded, tolerance=self._tolerance, dtype=self._engine.dtype)
 

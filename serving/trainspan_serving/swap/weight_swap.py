@@ -6,7 +6,7 @@ An adapter that is merged replaces them too.
 from trainspan_serving.capture.engine_tap import EngineTap
 from trainspan_serving.checkpoints.candidates import CheckpointCandidate
 from trainspan_serving.checkpoints.served_policy import ServedPolicy
-from trainspan_serving.swap.canary import prime
+from trainspan_serving.swap.canary import cache_prompt, prime
 from trainspan_serving.swap.drain import Drain, Freeze
 from trainspan_serving.swap.engine import Engine
 
@@ -36,7 +36,7 @@ class WeightSwap:
         await self._pause.close_gate()
         await self._engine.wake()
         if self._candidate.canary:
-            await prime(self._tap, self._candidate.canary, self._earlier)
+            await prime(self._tap, cache_prompt(self._candidate.canary, self._engine), self._earlier)
         await self._pause.pause_engine()
 
     async def load(self) -> ServedPolicy:

@@ -1,12 +1,14 @@
 """The verdict on a swap, from log-probabilities, the prefix cache and the kernels' contents."""
 
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from trainspan_schemas.artifacts.checkpoint import Canary, CanaryPrompt
-from trainspan_serving.swap.canary import CanaryReport, Loaded, judge
+from trainspan_serving.swap.canary import CanaryReport, Loaded, cache_prompt, judge
 
 RNG = np.random.default_rng(0)
 PARENT = (-RNG.exponential(3.0, 192)).tolist()
@@ -114,3 +116,14 @@ def test_the_users_limit_applies_to_the_mean_in_every_dtype() -> None:
 def test_a_prompt_from_the_earlier_weights_cache_is_stale_however_well_the_scores_agree() -> None:
     report = verdict(canary([-1.0], [-3.0]), [-1.0], 128, Loaded(272, (), 0))
     assert (report.status, report.max_abs_diff, report.cached_tokens) == ("stale", 0.0, 128)
+
+
+def engine(block: int, context: int) -> Any:
+    return SimpleNamespace(cache_block_tokens=block, limits=SimpleNamespace(max_tokens=context))
+
+
+def test_the_prompt_for_the_cache_fills_one_block_and_begins_unlike_the_scored_sequences() -> None:
+    sequences = Canary("float32", [CanaryPrompt([1, 2], [3], [0.0], [0.0]), CanaryPrompt([1, 4], [5], [0.0], [0.0])])
+    assert cache_prompt(sequences, engine(4, 100)) == [5, 4, 1, 3, 2]
+    assert cache_prompt(sequences, engine(8, 100)) == [5, 4, 1, 3, 2, 1, 5, 4, 1], "few tokens are repeated"
+    assert cache_prompt(sequences, engine(8, 5)) == [5, 4, 1, 3], "the context has room for one more token"

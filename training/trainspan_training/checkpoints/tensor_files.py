@@ -1,4 +1,4 @@
-"""safetensors files, written tensor by tensor and hashed on the fly, and read in parts.
+"""safetensors files, written tensor by tensor, hashed at the same time if wanted, and read in parts.
 
 A tensor split by rows (its first dimension) is stored in several files under one name; the metadata of each file say
 which rows it holds. Format: https://huggingface.co/docs/safetensors/index#format
@@ -6,11 +6,11 @@ which rows it holds. Format: https://huggingface.co/docs/safetensors/index#forma
 
 import contextlib
 import errno
-import hashlib
 import json
 import os
 import struct
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,11 +50,21 @@ Layout = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
 class TensorFile:
     """A new file for tensors of this layout. Reserves its disk space up front: raises OSError if there is too little.
 
-    `rows`: for a split tensor, the first row in this file and the number of rows in all files.
+    `rows`: for a split tensor, the first row in this file and the number of rows in all files. `digest` (of hashlib) is
+    updated with the file's contents.
     """
 
-    def __init__(self, path: Path, layout: Layout, rows: Mapping[str, tuple[int, int]] | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        layout: Layout,
+        rows: Mapping[str, tuple[int, int]] | None = None,
+        *,
+        digest: Any = None,
+    ) -> None:
         self.path = path
+        self._digest = digest
+        self._hashing = ThreadPoolExecutor(1, "hash")
         self._left = list(layout.items())
         metadata = {"format": "pt", **({_ROWS: json.dumps(rows)} if rows else {})}
         header: dict[str, Any] = {"__metadata__": metadata}
@@ -64,7 +74,6 @@ class TensorFile:
             header[name] = {"dtype": _DTYPES[dtype], "shape": list(shape), "data_offsets": [begin, end]}
         text = json.dumps(header).encode()
         text += b" " * (-len(text) % 8)
-        self._digest = hashlib.sha256()
         self._file = path.open("wb")
         try:
             _allocate(self._file.fileno(), 8 + len(text) + end)
@@ -79,23 +88,28 @@ class TensorFile:
         assert (name, tensor.dtype, tuple(tensor.shape)) == (expected, dtype, shape), name
         self._put(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
-    def close(self) -> str:
-        """Flushes the file to disk and returns its sha256. Raises OSError."""
+    def close(self) -> None:
+        """Flushes the file to disk. Raises OSError."""
         assert not self._left, "every tensor is written"
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
-        return self._digest.hexdigest()
+        self._hashing.shutdown()
 
     def discard(self) -> None:
         """Deletes the file."""
         with contextlib.suppress(OSError):  # disk full: buffered data cannot be flushed, and need not be
             self._file.close()
+        self._hashing.shutdown()
         self.path.unlink(missing_ok=True)
 
     def _put(self, content: bytes | memoryview) -> None:
-        self._file.write(content)
-        self._digest.update(content)
+        hashed = self._hashing.submit(self._digest.update, content) if self._digest else None
+        try:
+            self._file.write(content)
+        finally:
+            if hashed:
+                hashed.result()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """Writes and reads weights as safetensors; never pickle. Several processes write one file each, concurrently."""
 
+import hashlib
 import json
 import shutil
 from collections.abc import Callable, Collection, Mapping
@@ -120,10 +121,12 @@ def write_tensors(folder: Path, stem: str, tensors: Mapping[str, Tensor], team: 
     mine = {name: one for name, one in tensors.items() if writers[name] == team.rank}
     name = f"{stem}.safetensors" if count == 1 else f"{stem}-{team.rank + 1:05d}-of-{count:05d}.safetensors"
     file: TensorFile | None = None
+    digest = hashlib.sha256()
     failure: OSError | None = None
     try:
         if mine:
-            file = TensorFile(folder / name, {key: (one.dtype, tuple(one.shape)) for key, one in mine.items()})
+            layout = {key: (one.dtype, tuple(one.shape)) for key, one in mine.items()}
+            file = TensorFile(folder / name, layout, digest=digest)
     except OSError as error:
         failure = error
     for key, tensor in tensors.items():
@@ -135,7 +138,10 @@ def write_tensors(folder: Path, stem: str, tensors: Mapping[str, Tensor], team: 
                 failure = error
     if failure is not None:
         raise failure
-    return {} if file is None else {name: (file.close(), list(mine))}
+    if file is None:
+        return {}
+    file.close()
+    return {name: (digest.hexdigest(), list(mine))}
 
 
 def _assign(tensors: Mapping[str, Tensor], size: int) -> tuple[dict[str, int], int]:

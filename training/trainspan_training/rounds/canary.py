@@ -1,8 +1,7 @@
 """The canary: fixed sequences with log-probabilities that distinguish these weights from their parent's.
 
 After a swap, a policy server uses it to verify that it really serves the new weights (no stale prefix cache, no old
-output head). Prompts are longer than two blocks of a prefix cache if the context allows: one of them for the longest blocks in
-use, vLLM's 128 tokens on a CPU, the others for blocks of up to 32 tokens. Requests wait while they are computed.
+output head). Requests wait while the server computes the sequences, so they are short.
 """
 
 from collections.abc import Sequence
@@ -20,8 +19,9 @@ from trainspan_training.objective.logprobs import score
 
 __all__ = ["CanaryKeeper", "Prompt", "draw_prompts", "make_canary", "score_prompts"]
 
-PROMPT_TOKENS = (2 * 128 + 4, 2 * 32 + 4, 2 * 32 + 36)
-COMPLETION = 64
+SEQUENCES = 3
+PROMPT_TOKENS = 24
+COMPLETION_TOKENS = 64
 
 Prompt = tuple[list[int], list[int]]
 """Prompt ids (P,) and completion ids (C,)."""
@@ -33,10 +33,10 @@ def draw_prompts(rows: Sequence[TokenSequence], context: int, seed: int) -> list
     A server scores a sequence by generating one more token, so P + C < context.
     """
     rng = np.random.default_rng(seed)
-    completion = max(1, min(COMPLETION, (context - 1) // 4))
+    completion = max(1, min(COMPLETION_TOKENS, (context - 1) // 2))
+    length = min(PROMPT_TOKENS, context - 1 - completion)
     prompts = []
-    for wanted in PROMPT_TOKENS:
-        length = min(wanted, context - 1 - completion)
+    for _ in range(SEQUENCES):
         order = rng.permutation(len(rows))
         pieces: list[int] = []
         while len(pieces) < length + completion:
