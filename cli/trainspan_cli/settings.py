@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from trainspan_schemas.config.agents import RolloutsSettings
 from trainspan_schemas.config.load import load_settings
 from trainspan_schemas.config.settings import Settings
 from trainspan_schemas.home import store_path
@@ -18,6 +19,7 @@ __all__ = [
     "StoreOption",
     "StoresOption",
     "TokenizerOption",
+    "agents_url_of",
     "policy_servers_of",
     "settings",
     "stores_of",
@@ -53,8 +55,18 @@ def settings(config: Path | None) -> Settings:
 
 
 def policy_servers_of(chosen: Settings) -> tuple[str, ...]:
-    """The URLs of the policy servers: those behind a balancer, otherwise that of `[serving]`."""
-    return chosen.rollouts.policy_servers or (f"http://{chosen.serving.host}:{chosen.serving.port}",)
+    """The roots of the policy servers: those behind a balancer, otherwise that of `[serving]`."""
+    named = chosen.rollouts.policy_servers or (f"http://{chosen.serving.host}:{chosen.serving.port}",)
+    return tuple(url.rstrip("/").removesuffix("/v1") for url in named)
+
+
+def agents_url_of(chosen: Settings) -> str:
+    """The URL that the loop gives to agents: `policy_url` if that was set for several servers, otherwise the only server's."""
+    servers = policy_servers_of(chosen)
+    is_set = chosen.rollouts.policy_url != RolloutsSettings().policy_url
+    if chosen.rollouts.policy_servers and (is_set or len(servers) > 1):
+        return chosen.rollouts.policy_url
+    return f"{servers[0]}/v1"
 
 
 def stores_of(chosen: Settings, named: Sequence[str] | None = None) -> tuple[str, ...]:

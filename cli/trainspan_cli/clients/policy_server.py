@@ -6,6 +6,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
+from http.client import HTTPException
 from typing import Any
 
 from trainspan_schemas.errors import PolicyServerError, TrainspanError
@@ -39,7 +40,13 @@ class PolicyClient:
 
     def policy(self) -> dict[str, Any]:
         """`GET /trainspan/policy`: version, checkpoint, counts of captured, exported and dropped calls."""
-        answer: dict[str, Any] = json.loads(self._get("/trainspan/policy"))
+        text = self._get("/trainspan/policy")
+        try:
+            answer: dict[str, Any] = json.loads(text)
+        except ValueError as error:
+            raise PolicyServerError(
+                f"{self.url}/trainspan/policy does not answer as a policy server: {text[:80]!r}"
+            ) from error
         return answer
 
     def sleep(self) -> None:
@@ -89,7 +96,7 @@ class PolicyClient:
             said = error.read(500).decode(errors="replace")
             kind = _BusyError if error.code == 503 else PolicyServerError
             raise kind(f"the policy server answered {path} with {error.code}: {said}") from error
-        except (urllib.error.URLError, OSError) as error:
+        except (OSError, HTTPException, UnicodeDecodeError) as error:
             raise PolicyServerError(f"no answer from the policy server at {self.url}{path}: {error}") from error
         return body
 

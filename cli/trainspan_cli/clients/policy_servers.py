@@ -1,42 +1,72 @@
 """The policy servers of a loop, as one: its own server, or several behind a balancer, of which some may be away."""
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from dataclasses import astuple, dataclass
+from typing import Any, Final, TypeVar
 
 from trainspan_cli.clients.policy_server import PolicyClient
 from trainspan_schemas.errors import PolicyServerError
 
-__all__ = ["PolicyServers", "ServerCounts"]
+__all__ = ["PolicyServers", "Readings", "ServerCounts"]
 
+_RETRY_S: Final = 0.5
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
 class ServerCounts:
-    """What the servers that answer counted since they started, summed."""
+    """What one server, or several together, counted since they started or between two readings."""
 
-    processes: frozenset[tuple[str, int]]
-    """URL and start of each: counts are comparable only between equal processes."""
-    requests: int
+    requests: int = 0
     """Successful requests by vLLM's metric, without the server's own."""
-    internal_requests: int
+    internal_requests: int = 0
     """The server's own, such as canaries."""
-    captured: int
-    exported: int
-    dropped: int
+    captured: int = 0
+    exported: int = 0
+    dropped: int = 0
     """Calls that a server dropped or the collector refused."""
-    sampled_tokens: int
-    is_changing: bool
+    sampled_tokens: int = 0
+
+    def __add__(self, other: "ServerCounts") -> "ServerCounts":
+        return ServerCounts(*(own + more for own, more in zip(astuple(self), astuple(other), strict=True)))
+
+    def __sub__(self, other: "ServerCounts") -> "ServerCounts":
+        return ServerCounts(*(own - less for own, less in zip(astuple(self), astuple(other), strict=True)))
+
+
+@dataclass(frozen=True, slots=True)
+class Readings:
+    """The counts of the servers that answered, at one time."""
+
+    servers: int
+    """Number of servers, with those that did not answer."""
+    counts: Mapping[tuple[str, int], ServerCounts]
+    """By URL and start of the server: counts are comparable only between equal processes."""
+    is_changing: bool = False
     """Whether one of them swaps at the moment."""
+    behind_ns: int = 0
+    """How far the slowest of their clocks is behind the one here, by which calls of now seem to have begun earlier."""
+
+    @property
+    def total(self) -> ServerCounts:
+        return sum(self.counts.values(), ServerCounts())
+
+    def both(self, earlier: "Readings") -> tuple[ServerCounts, ServerCounts, int]:
+        """Earlier and later counts of the servers that ran from one reading to the other, and the number of the others."""
+        common = self.counts.keys() & earlier.counts.keys()
+        before = sum((earlier.counts[one] for one in common), ServerCounts())
+        now = sum((self.counts[one] for one in common), ServerCounts())
+        return before, now, self.servers - len(common)
 
 
 class PolicyServers:
-    """`urls` are the servers' roots, e.g. http://127.0.0.1:8000."""
+    """`urls` are the servers' roots, e.g. http://127.0.0.1:8000. If none of them answers, they are asked for `retry_for_s`."""
 
-    def __init__(self, urls: Sequence[str], timeout_s: float = 10.0) -> None:
+    def __init__(self, urls: Sequence[str], timeout_s: float = 10.0, *, retry_for_s: float = 0.0) -> None:
         self._clients = [PolicyClient(url, timeout_s) for url in urls]
+        self._retry_for_s = retry_for_s
 
     @property
     def url(self) -> str:
@@ -55,18 +85,14 @@ class PolicyServers:
         """URL → state of each server that answers. Raises PolicyServerError if none does."""
         return dict(self._answers(lambda client: (client.url, client.policy())))
 
-    def counts(self) -> ServerCounts:
+    def counts(self) -> Readings:
         """Raises PolicyServerError if no server answers."""
         found = self._answers(_counts)
-        return ServerCounts(
-            frozenset().union(*(one.processes for one in found)),
-            sum(one.requests for one in found),
-            sum(one.internal_requests for one in found),
-            sum(one.captured for one in found),
-            sum(one.exported for one in found),
-            sum(one.dropped for one in found),
-            sum(one.sampled_tokens for one in found),
-            any(one.is_changing for one in found),
+        return Readings(
+            len(self._clients),
+            {(url, started_ns): counts for url, started_ns, counts, *_ in found},
+            any(is_changing for *_, is_changing, _ in found),
+            max(behind_ns for *_, behind_ns in found),
         )
 
     def sleep(self) -> None:
@@ -86,30 +112,35 @@ class PolicyServers:
             except PolicyServerError as error:
                 return error
 
-        found = self._each(answer)
-        answers = [one for one in found if not isinstance(one, PolicyServerError)]
-        if not answers:
-            raise next(one for one in found if isinstance(one, PolicyServerError))
-        return answers
+        deadline = time.monotonic() + self._retry_for_s
+        while True:
+            found = self._each(answer)
+            answers = [one for one in found if not isinstance(one, PolicyServerError)]
+            if answers:
+                return answers
+            if time.monotonic() >= deadline:
+                raise next(one for one in found if isinstance(one, PolicyServerError))
+            time.sleep(_RETRY_S)
 
     def _each(self, ask: Callable[[PolicyClient], _T]) -> list[_T]:
         with ThreadPoolExecutor(len(self._clients)) as pool:
             return list(pool.map(ask, self._clients))
 
 
-def _counts(client: PolicyClient) -> ServerCounts:
-    requests, tokens, state = client.successful_requests(), client.sampled_tokens(), client.policy()
+def _counts(client: PolicyClient) -> tuple[str, int, ServerCounts, bool, int]:
+    """URL, start, counts, whether the server swaps at the moment, and how far its clock is behind."""
+    requests, tokens, asked_ns = client.successful_requests(), client.sampled_tokens(), time.time_ns()
+    state = client.policy()
     internal = state["internal_requests"]
-    return ServerCounts(
-        frozenset({(client.url, state["started_ns"])}),
+    counts = ServerCounts(
         requests - internal,
         internal,
         state["calls_captured"],
         state["calls_exported"],
         state["calls_dropped"] + state["calls_refused"],
         tokens,
-        state["changing"],
     )
+    return client.url, state["started_ns"], counts, state["changing"], max(0, asked_ns - state["now_ns"])
 
 
 def _versions(state: dict[str, Any]) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from trainspan_cli.setting_options import Given, setting_options
-from trainspan_cli.settings import ConfigOption, FormatOption, PolicyOption, settings
+from trainspan_cli.settings import ConfigOption, FormatOption, PolicyOption, policy_servers_of, settings
 from trainspan_schemas.artifacts.run_files import RunFiles
 from trainspan_schemas.config.load import override
 from trainspan_schemas.config.policy_scope import scoped
@@ -39,7 +39,7 @@ def swap(
     checkpoints, policy_url = checkpoints_dir(chosen.checkpoints), chosen.policy_url
     if chosen.checkpoints is None and (run := _running_loop()) is not None:
         checkpoints = run.checkpoints
-        policy_url = given.get("policy_url") or f"http://{loaded.serving.host}:{loaded.serving.port}"
+        policy_url = given.get("policy_url") or ",".join(policy_servers_of(loaded))
     address = PolicyAddress(policy_url, policy)
     done = roll_back(policy_dir(checkpoints, policy), version, address, retry_for_s=chosen.publish_timeout_s)
     canary = (done.swap.answer or {}).get("canary") or {}

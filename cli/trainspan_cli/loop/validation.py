@@ -3,6 +3,7 @@
 from typing import Any, Literal
 
 from trainspan_cli.clients.policy_server import served
+from trainspan_cli.loop.checks.integrity import version_check
 from trainspan_cli.loop.checks.pass_at import pass_at
 from trainspan_cli.loop.checks.stopping import best_validation
 from trainspan_cli.loop.processes.screen import Screen
@@ -55,9 +56,12 @@ class Validations:
                 continue
             self._screen.collecting("validation" if name == "validation" else "hard probe", round_)
             tasks = self._folder.draw_tasks(f"{name}-{round_:04d}-{drawn}", pool, count, f"{loop.seed}-{name}-{count}")
+            self._services.level_servers()
             collected = self._stages.collect(tasks, round_, "val", loop.eval_n)
             self._screen.collecting("", round_)
             state = self._services.policy.policy()
+            in_service = {policy: served(state, policy)["version"] for policy in self._stages.policies}
+            checks = [*collected.checks, version_check(collected.versions, in_service).record()]
             record = {
                 "kind": "eval",
                 "name": name,
@@ -68,7 +72,7 @@ class Validations:
                 "status": collected.result["status"],
                 "calls": collected.result["calls"],
                 "seconds": collected.seconds,
-                "checks": collected.checks,
+                "checks": checks,
             }
             self._folder.append(record)
             self._screen.record(record)

@@ -131,7 +131,8 @@ class RolloutsSettings:
     policy_servers: tuple[str, ...] = ()
     """URLs of the policy servers behind `policy_url`, if that is a balancer, or of one on another machine.
 
-    Branches are registered at each of them; the loop swaps all of them and starts none itself."""
+    Branches are registered at each of them; the loop swaps all of them and starts none itself. With one, agents of the loop
+    use it unless `policy_url` is set."""
     collector: str = "http://127.0.0.1:4317"
     """OTLP/gRPC endpoint for the spans of the runner and its agents, or several with commas; default: `[collector] endpoints`."""
     signing_key_file: str | None = None

@@ -4,6 +4,7 @@ import hmac
 import ipaddress
 import json
 import socket
+import time
 from collections.abc import Collection
 from dataclasses import asdict
 from typing import Any, Final
@@ -41,6 +42,7 @@ def state_of(server: PolicyServer, exporter: CallExport, branches: BranchRegistr
         "model": server.plan.served_name,
         "dtype": server.dtype,
         "started_ns": server.started_ns,
+        "now_ns": time.time_ns(),
         "in_flight": server.gate.in_flight,
         "requests_ended": server.requests_ended,
         "internal_requests": server.internal_requests,
@@ -58,7 +60,7 @@ def state_of(server: PolicyServer, exporter: CallExport, branches: BranchRegistr
 def _outline(row: PolicyRow) -> dict[str, Any]:
     policy, canary = row.policy, row.canary
     state = {"version": policy.version, "checkpoint": policy.folder.name, "kind": policy.kind}
-    return {**state, "canary": canary.as_json() if canary else None}
+    return {**state, "base_digest": policy.base, "canary": canary.as_json() if canary else None}
 
 
 async def handle_admin(

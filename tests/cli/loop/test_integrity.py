@@ -11,6 +11,7 @@ from trainspan_cli.loop.checks.integrity import (
     reward_checks,
     stage_checks,
     training_checks,
+    version_check,
 )
 from trainspan_cli.loop.state.reward_records import RewardRecords
 from trainspan_schemas.artifacts.agreement import Agreement
@@ -79,12 +80,15 @@ def test_attempts_that_could_not_report_explain_calls_that_no_agent_counted(
 @pytest.mark.parametrize(
     ("change", "alarms"),
     [
-        ({"server_requests": -14, "exported_calls": -20}, []),
+        ({}, []),
         ({"stored_requests": 26}, []),
         ({"stored_requests": 34}, []),
         ({"stored_requests": 25}, ["every call is stored"]),
         ({"stored_requests": 35}, ["every call is stored"]),
-        ({"stored_requests": 0, "client_calls": 3}, ["every call is stored"]),
+        ({"stored_requests": 28, "server_requests": 29}, ["every call is stored"]),  # of the others
+        ({"stored_requests": 0, "server_requests": 0, "client_calls": 3}, ["every call is stored"]),
+        ({"exported_calls": 31}, ["no acknowledged span is missing"]),
+        ({"dropped_calls": 1}, ["no acknowledged span is missing"]),
         ({"stored_rollouts": 9}, ["no acknowledged span is missing"]),
         ({"ragged_calls": 1}, ["ids and logprobs have equal length"]),
     ],
@@ -92,9 +96,33 @@ def test_attempts_that_could_not_report_explain_calls_that_no_agent_counted(
 def test_a_server_that_ended_explains_a_call_of_each_rollout_in_progress(
     change: dict[str, int], alarms: list[str]
 ) -> None:
-    checks = stage_checks(dataclasses.replace(WHOLE, servers_changed=1, **change), 4)
+    of_others = {"server_requests": 14, "exported_calls": 14}
+    checks = stage_checks(dataclasses.replace(WHOLE, servers_changed=1, **{**of_others, **change}), 4)
     assert failed(checks) == alarms
     assert "1 policy server ended or came back" in checks[0].detail
+
+
+@pytest.mark.parametrize(
+    ("answered", "in_service", "holds"),
+    [
+        ({"policy": [3]}, {None: 3}, True),
+        ({"policy": [2, 3]}, {None: 3}, False),
+        ({"policy": [2]}, {None: 3}, False),
+        ({}, {None: 3}, False),
+        (
+            {"policy": [0], "writer": [3]},
+            {"writer": 3, "critic": 1},
+            True,
+        ),  # calls of no agent with a policy of its own
+        ({"writer": [3], "critic": [1, 2]}, {"writer": 3, "critic": 2}, False),
+    ],
+)
+def test_one_version_of_each_policy_answers_a_validation(
+    answered: dict[str, list[int]], in_service: dict[str | None, int], holds: bool
+) -> None:
+    check = version_check(answered, in_service)
+    assert check.ok is holds
+    assert check.name == "one version answered"
 
 
 def test_a_drop_without_a_known_reason_is_an_alarm() -> None:

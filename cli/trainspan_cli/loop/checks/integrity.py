@@ -19,6 +19,7 @@ __all__ = [
     "stage_checks",
     "stored_checks",
     "training_checks",
+    "version_check",
 ]
 
 
@@ -72,7 +73,7 @@ class StageCounts:
     """Rollouts that the runner reported."""
     stored_rollouts: int
     servers_changed: int
-    """Policy servers that ended, came back or did not answer: the servers' counts do not cover the stage."""
+    """Policy servers that ended, came back or did not answer: the servers' counts are those of the others."""
     sampled_tokens: int
     """Including abandoned and failed answers; without a server's counts, those that are stored."""
 
@@ -105,19 +106,23 @@ def stage_checks(counts: StageCounts, in_progress: int) -> list[Check]:
 
 
 def _checks_without_servers(counts: StageCounts, limit: int) -> list[Check]:
+    """The servers' counts are those of the others, which answered from start to end: at least these must be stored."""
     lost = _compared(counts.client_calls, counts.stored_requests, counts.uncounted_attempts)
     servers = f"{counts.servers_changed} policy server{'' if counts.servers_changed == 1 else 's'} ended or came back"
+    others = f"the others acknowledged {counts.exported_calls} call spans of {counts.stored_calls} stored, {counts.dropped_calls} dropped"
     return [
         Check(
             "every call is stored",
-            counts.stored_requests > 0 and abs(lost) <= limit,
-            f"{_clients(counts)}, store {counts.stored_requests} (limit of the difference {limit}: {servers}, whose counts are "
-            "incomplete)",
+            counts.stored_requests > 0 and abs(lost) <= limit and counts.server_requests <= counts.stored_requests,
+            f"{_clients(counts)}, store {counts.stored_requests} (limit of the difference {limit}: {servers}; the others "
+            f"counted {counts.server_requests})",
         ),
         Check(
             "no acknowledged span is missing",
-            counts.rollouts == counts.stored_rollouts,
-            f"rollouts {counts.rollouts} made, {counts.stored_rollouts} stored; {servers}",
+            counts.rollouts == counts.stored_rollouts
+            and counts.exported_calls <= counts.stored_calls
+            and not counts.dropped_calls,
+            f"rollouts {counts.rollouts} made, {counts.stored_rollouts} stored; {servers}; {others}",
         ),
         _ragged_check(counts.ragged_calls, counts.stored_calls),
     ]
@@ -150,6 +155,22 @@ def stored_checks(counts: StoredCounts, rollouts: int, client_calls: int, uncoun
         ),
         _ragged_check(counts.ragged, counts.calls),
     ]
+
+
+def version_check(answered: Mapping[str, Sequence[int]], in_service: Mapping[str | None, int]) -> Check:
+    """Checks that one version of each policy answered: the one in service. `in_service[None]` is that of the only policy."""
+    expected = {name: in_service.get(name, in_service.get(None)) for name in answered}
+    wrong = {
+        name: found
+        for name, found in answered.items()
+        if list(found) != [expected[name]] and expected[name] is not None
+    }
+    named = "; ".join(
+        f"{name}: version {', '.join(map(str, found))}"
+        + (f", and version {expected[name]} is in service" if name in wrong else "")
+        for name, found in answered.items()
+    )
+    return Check("one version answered", bool(answered) and not wrong, named or "no call is stored")
 
 
 def _ragged_check(ragged: int, calls: int) -> Check:

@@ -3,12 +3,13 @@
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from trainspan_cli.clients.policy_servers import PolicyServers, ServerCounts
-from trainspan_cli.clients.store import counts
+from trainspan_cli.clients.policy_servers import PolicyServers, Readings
+from trainspan_cli.clients.store import counts, rows
 from trainspan_cli.loop.checks.integrity import StageCounts, StoredCounts
 
-__all__ = ["OtherRollouts", "StageMeter", "wait_for_stored"]
+__all__ = ["OtherRollouts", "StageMeter", "StageScope", "stored_versions", "wait_for_stored"]
 
 SETTLE_TIMEOUT_S = 15.0
 SWAP_TIMEOUT_S = 180.0
@@ -30,6 +31,21 @@ class OtherRollouts:
         self.tokens += stored.tokens
 
 
+@dataclass(frozen=True, slots=True)
+class StageScope:
+    """Whose calls and rollouts belong to a stage."""
+
+    run_id: str
+    split: str
+    round: int | None = None
+    """None: those of any round."""
+
+    def since(self, began_ns: int) -> str:
+        """The condition for calls and rollouts of the stage that began since a time."""
+        of_round = "" if self.round is None else f" AND round = {self.round}"
+        return f"run_id = '{self.run_id}' AND split = '{self.split}'{of_round} AND start_ns >= {began_ns}"
+
+
 class StageMeter:
     """Counts between its creation and `stop`, for which the caller holds `others.quiet`.
 
@@ -37,11 +53,12 @@ class StageMeter:
     the `others` that run at the same time.
     """
 
-    def __init__(self, servers: PolicyServers, stores: Sequence[str], run_id: str, others: OtherRollouts) -> None:
-        self._servers, self._stores, self._run_id, self._others = servers, stores, run_id, others
+    def __init__(self, servers: PolicyServers, stores: Sequence[str], scope: StageScope, others: OtherRollouts) -> None:
+        self._servers, self._stores, self._scope, self._others = servers, stores, scope, others
         self._others_before = others.requests, others.calls, others.tokens
-        self._began_ns = time.time_ns()
+        began_ns = time.time_ns()
         self._before = self._between_swaps()
+        self._began_ns = began_ns - self._before.behind_ns
 
     def stop(self, rollouts: int, client_calls: int, *, uncounted: int) -> StageCounts:
         """The counts; waits up to 15 s for spans that are still in transit.
@@ -60,10 +77,15 @@ class StageMeter:
             time.sleep(0.2)
             found = self._read(rollouts, client_calls, uncounted)
 
+    def versions(self) -> dict[str, list[int]]:
+        """Name of each policy → its versions that answered the stage's calls, as far as they are stored."""
+        return stored_versions(self._stores, self._scope, self._began_ns)
+
     def _read(self, rollouts: int, client_calls: int, uncounted: int) -> StageCounts:
-        before, now = self._before, self._between_swaps()
+        readings = self._between_swaps()
+        before, now, changed = readings.both(self._before)
         # Order matters: calls exported before the query must be in the store.
-        stored = stored_counts(self._stores, self._run_id, self._began_ns)
+        stored = stored_counts(self._stores, self._scope, self._began_ns)
         requests, calls, tokens = (
             own - earlier
             for own, earlier in zip(
@@ -73,7 +95,6 @@ class StageMeter:
         # Calls captured before the stage (a swap's canary) may be exported during it. An internal request is one call,
         # which may still be on its way.
         exported = now.exported - (before.captured - before.dropped)
-        changed = {url for url, _ in before.processes ^ now.processes}
         sampled = now.sampled_tokens - before.sampled_tokens - tokens
         return StageCounts(
             server_requests=now.requests - before.requests - requests,
@@ -86,26 +107,26 @@ class StageMeter:
             ragged_calls=stored.ragged,
             rollouts=rollouts,
             stored_rollouts=stored.rollouts,
-            servers_changed=len(changed),
+            servers_changed=changed,
             sampled_tokens=stored.tokens if changed else sampled,
         )
 
-    def _between_swaps(self) -> ServerCounts:
+    def _between_swaps(self) -> Readings:
         """The servers' counts, at a moment when no canary runs."""
         deadline = time.monotonic() + SWAP_TIMEOUT_S
         before = self._servers.counts()
         while True:
             after = self._servers.counts()
-            is_steady = before.internal_requests == after.internal_requests
+            is_steady = before.total.internal_requests == after.total.internal_requests
             if (is_steady and not before.is_changing and not after.is_changing) or time.monotonic() > deadline:
                 return after
             time.sleep(0.1)
             before = after
 
 
-def stored_counts(stores: Sequence[str], run_id: str, began_ns: int) -> StoredCounts:
-    """Counts the calls and rollouts of a run that began since a time. Raises StoreError."""
-    window = f"run_id = '{run_id}' AND start_ns >= {began_ns}"
+def stored_counts(stores: Sequence[str], scope: StageScope, began_ns: int) -> StoredCounts:
+    """Counts the calls and rollouts that began since a time. Raises StoreError."""
+    window = scope.since(began_ns)
     response_id = """json_extract_string(s.attributes, '$."gen_ai.response.id"')"""
     calls = f"""
         SELECT count(*) AS calls, count(DISTINCT {response_id}) AS requests,
@@ -116,11 +137,22 @@ def stored_counts(stores: Sequence[str], run_id: str, began_ns: int) -> StoredCo
     return StoredCounts(**counts(stores, calls), **counts(stores, rollouts))
 
 
-def wait_for_stored(stores: Sequence[str], run_id: str, began_ns: int, *, rollouts: int, requests: int) -> StoredCounts:
+def stored_versions(stores: Sequence[str], scope: StageScope, began_ns: int) -> dict[str, list[int]]:
+    """Name of each policy → its versions that answered calls which began since a time. Raises StoreError."""
+    query = f"SELECT DISTINCT policy_name, policy_version FROM calls WHERE {scope.since(began_ns)}"
+    found: dict[str, set[int]] = {}
+    for row in (row for store in stores for row in rows(store, query)):
+        found.setdefault(row["policy_name"], set()).add(row["policy_version"])
+    return {name: sorted(versions) for name, versions in sorted(found.items())}
+
+
+def wait_for_stored(
+    stores: Sequence[str], scope: StageScope, began_ns: int, *, rollouts: int, requests: int
+) -> StoredCounts:
     """The counts once so many rollouts and requests are stored; waits up to 15 s for them. Raises StoreError."""
     deadline = time.monotonic() + SETTLE_TIMEOUT_S
     while True:
-        stored = stored_counts(stores, run_id, began_ns)
+        stored = stored_counts(stores, scope, began_ns)
         if (stored.rollouts >= rollouts and stored.requests >= requests) or time.monotonic() > deadline:
             return stored
         time.sleep(0.2)

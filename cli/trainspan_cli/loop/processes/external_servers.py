@@ -3,17 +3,18 @@
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from trainspan_cli.clients.policy_server import served
 from trainspan_cli.clients.policy_servers import PolicyServers
-from trainspan_schemas.artifacts.checkpoint import CheckpointMeta, read_latest
+from trainspan_schemas.artifacts.checkpoint import META_FILE, CheckpointMeta, base_digest, read_latest
 from trainspan_schemas.config.policy_scope import Policy
 from trainspan_schemas.config.settings import Settings
 from trainspan_schemas.errors import ConfigError, ProcessError
 from trainspan_schemas.home import policy_dir
 from trainspan_training.checkpoints.swap_request import PolicyAddress, publish_to_one
 
-__all__ = ["bring_up_to_date", "check_external", "wait_for_servers"]
+__all__ = ["bring_up_to_date", "check_external", "level", "wait_for_servers"]
 
 
 def check_external(settings: Settings) -> None:
@@ -41,25 +42,78 @@ def wait_for_servers(servers: PolicyServers, timeout_s: float) -> None:
         time.sleep(0.5)
 
 
-def bring_up_to_date(servers: PolicyServers, checkpoints: Path, policies: Sequence[Policy], timeout_s: float) -> None:
-    """Swaps the run's newest checkpoints in at each server that answers, unless it serves them already.
+def bring_up_to_date(
+    servers: PolicyServers, checkpoints: Path, model: str, policies: Sequence[Policy], timeout_s: float
+) -> list[str]:
+    """Swaps the run's newest checkpoints in at each server that answers; returns what did not work.
 
-    Raises ConfigError if the run has none yet and a server serves a checkpoint of another run, ProcessError if a swap fails.
+    Raises ConfigError if a server has another model than the run, whose first is `model`, and ProcessError if no server
+    takes a checkpoint. One that its canary refuses is left to the trainer, which sets it aside.
     """
-    for url, state in servers.states().items():
-        for policy in policies:
-            version = served(state, policy)["version"]
-            latest = read_latest(policy_dir(checkpoints, policy))
+    troubles: list[str] = []
+    states = servers.states()
+    for policy in policies:
+        latest = read_latest(policy_dir(checkpoints, policy))
+        version, digest = _identity(latest or Path(model))
+        took = 0
+        for url, state in states.items():
+            own = _served(url, state, policy)
+            if digest and own.get("base_digest") not in (None, digest):
+                raise ConfigError(
+                    f"the policy server at {url} has another model than the run: restart it with {model} "
+                    f"(digest {digest}, not {own['base_digest']})"
+                )
             if latest is None:
-                if version:
+                if own["version"] != version:
                     raise ConfigError(
-                        f"the policy server at {url} serves version {version} of another run: restart it with the model that "
-                        "this run starts from"
+                        f"the policy server at {url} serves version {own['version']}, which is not of this run: restart it "
+                        f"with the model that the run starts from, version {version}"
                     )
                 continue
-            newest = CheckpointMeta.read(latest).version
-            if version != newest:
+            # Another run's checkpoint of the same name would have the same version: only a swap shows whose it is.
+            swap = publish_to_one(
+                PolicyAddress(url, policy), latest.name, version, retry_for_s=timeout_s, was_there=True
+            )
+            took += swap.outcome in ("swapped", "refused")
+            if swap.outcome != "swapped":
+                troubles.append(f"the policy server at {url} does not take {latest.name}: {swap.error}")
+        if latest is not None and not took:
+            raise ProcessError("; ".join(troubles))
+    return troubles
+
+
+def level(servers: PolicyServers, checkpoints: Path, policies: Sequence[Policy], timeout_s: float) -> list[str]:
+    """Swaps the newest checkpoints in at servers with another version, such as one that was away during a swap.
+
+    Returns what did not work. Raises PolicyServerError if no server answers.
+    """
+    troubles: list[str] = []
+    for policy in policies:
+        latest = read_latest(policy_dir(checkpoints, policy))
+        if latest is None:
+            continue
+        version = CheckpointMeta.read(latest).version
+        for url, state in servers.states().items():
+            if _served(url, state, policy)["version"] != version:
                 address = PolicyAddress(url, policy)
-                swap = publish_to_one(address, latest.name, newest, retry_for_s=timeout_s, was_there=True)
+                swap = publish_to_one(address, latest.name, version, retry_for_s=timeout_s, was_there=True)
                 if swap.outcome != "swapped":
-                    raise ProcessError(f"the policy server at {url} does not take {latest.name}: {swap.error}")
+                    troubles.append(f"the policy server at {url} does not take {latest.name}: {swap.error}")
+    return troubles
+
+
+def _identity(folder: Path) -> tuple[int, str | None]:
+    """Version of a model or checkpoint, and the digest of the model that training began with; None if it is not here."""
+    if not folder.is_dir():
+        return 0, None
+    version = CheckpointMeta.read(folder).version if (folder / META_FILE).is_file() else 0
+    return version, base_digest(folder)
+
+
+def _served(url: str, state: dict[str, Any], policy: Policy) -> dict[str, Any]:
+    try:
+        return served(state, policy)
+    except KeyError:
+        raise ConfigError(
+            f"the policy server at {url} has no policy {policy}: start it with the same [policies] as the loop"
+        ) from None

@@ -12,10 +12,10 @@ from trainspan_cli.clients.policy_server import served
 from trainspan_cli.clients.policy_servers import PolicyServers
 from trainspan_cli.loop.processes.child_processes import Service
 from trainspan_cli.loop.processes.devices import Devices
-from trainspan_cli.loop.processes.external_servers import bring_up_to_date, check_external, wait_for_servers
+from trainspan_cli.loop.processes.external_servers import bring_up_to_date, check_external, level, wait_for_servers
 from trainspan_cli.loop.processes.screen import Screen
 from trainspan_cli.loop.state.run_folder import RunFolder
-from trainspan_cli.settings import policy_servers_of, stores_of
+from trainspan_cli.settings import agents_url_of, policy_servers_of, stores_of
 from trainspan_schemas.artifacts.checkpoint import LATEST
 from trainspan_schemas.artifacts.dataset import dataset_dirs
 from trainspan_schemas.config.policy_scope import Policy, policies_of
@@ -47,10 +47,12 @@ class Services:
             has_server=not settings.rollouts.policy_servers,
         )
         self.environ = {**os.environ, "PYTHONUNBUFFERED": "1"}
-        self.policy = PolicyServers(policy_servers_of(settings))
         self._are_external = bool(settings.rollouts.policy_servers)
         """Whether others started the policy servers."""
-        self.agents_url = settings.rollouts.policy_url if self._are_external else f"{self.policy.url}/v1"
+        # Those of others may be restarting; the loop's own is restarted by the loop.
+        patience_s = settings.loop.ready_timeout_s if self._are_external else 0.0
+        self.policy = PolicyServers(policy_servers_of(settings), retry_for_s=patience_s)
+        self.agents_url = agents_url_of(settings)
         self._own_store = store_path(settings.collector.store)
         self.stores = stores_of(settings)
 
@@ -69,7 +71,8 @@ class Services:
         if self._are_external:
             self._start_weights(checkpoints)
             wait_for_servers(self.policy, timeout_s)
-            bring_up_to_date(self.policy, folder.checkpoints, self._policies, timeout_s)
+            for trouble in bring_up_to_date(self.policy, folder.checkpoints, model, self._policies, timeout_s):
+                self._screen.note(trouble)
             server = None
         else:
             server = self._start_server(model, checkpoints, timeout_s)
@@ -157,6 +160,13 @@ class Services:
                     self._screen.note(f"{service.name} exited unexpectedly and was restarted")
                     if service.name == "policy server":
                         service.wait_until(self.policy.is_healthy, self._settings.loop.ready_timeout_s)
+
+    def level_servers(self) -> None:
+        """Makes servers of others that missed a swap serve the newest versions, before rollouts that need one version."""
+        if self._are_external:
+            patience_s = self._settings.train.publish_timeout_s
+            for trouble in level(self.policy, self._folder.checkpoints, self._policies, patience_s):
+                self._screen.note(trouble)
 
     def stop(self) -> None:
         """Stops all services, the last started first."""

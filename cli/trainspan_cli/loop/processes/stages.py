@@ -6,7 +6,7 @@ import queue
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
@@ -14,7 +14,13 @@ from trainspan_cli.clients.new_rewards import Places, last_places, new_rewards, 
 from trainspan_cli.clients.policy_server import served
 from trainspan_cli.clients.store import counts
 from trainspan_cli.loop.checks.integrity import stage_checks, stored_checks
-from trainspan_cli.loop.checks.stage_counts import OtherRollouts, StageMeter, wait_for_stored
+from trainspan_cli.loop.checks.stage_counts import (
+    OtherRollouts,
+    StageMeter,
+    StageScope,
+    stored_versions,
+    wait_for_stored,
+)
 from trainspan_cli.loop.processes.child_processes import Commands
 from trainspan_cli.loop.processes.screen import Screen
 from trainspan_cli.loop.processes.services import Services
@@ -47,6 +53,8 @@ class Collected:
     seconds: float
     is_stored: bool
     """Whether the collector has every rollout."""
+    versions: dict[str, list[int]] = field(default_factory=dict)
+    """Of rollouts of split val: name of each policy → its versions that answered."""
 
     def record(self) -> dict[str, Any]:
         return asdict(self)
@@ -97,10 +105,13 @@ class Stages:
             began, began_ns = time.monotonic(), time.time_ns()
             result = self._roll_out(run_id, str(tasks), round_, "val", n, lambda _: None)
             total, calls = result["total"], result["calls"]
-            stored = wait_for_stored(self.stores, run_id, began_ns, rollouts=total, requests=calls)
+            began_ns -= self._services.policy.counts().behind_ns
+            scope = StageScope(run_id, "val", round_)
+            stored = wait_for_stored(self.stores, scope, began_ns, rollouts=total, requests=calls)
+            versions = stored_versions(self.stores, scope, began_ns)
             self._others.add(stored)
         checks = [check.record() for check in stored_checks(stored, total, calls, result["uncounted"])]
-        return Collected(result, checks, time.monotonic() - began, stored.rollouts >= total)
+        return Collected(result, checks, time.monotonic() - began, stored.rollouts >= total, versions)
 
     def _wake(self) -> None:
         if self._settings.serving.sleep:  # no swap woke it if the trainer skipped the round
@@ -116,15 +127,17 @@ class Stages:
         write: Callable[[IO[str]], None] | None = None,
     ) -> Collected:
         began, services = time.monotonic(), self._services
+        scope = StageScope(self._folder.run_id, split, None if write else round_)  # a stream's tasks name their rounds
         with self._others.quiet:
-            meter = StageMeter(services.policy, services.stores, self._folder.run_id, self._others)
+            meter = StageMeter(services.policy, services.stores, scope, self._others)
         result = self._roll_out(self._folder.run_id, tasks, round_, split, n, on_progress, write)
         sampling_s = time.monotonic() - began
         with self._others.quiet:
             found = meter.stop(result["total"], result["calls"], uncounted=result["uncounted"])
             result |= {"sampled_tokens": found.sampled_tokens, "sampling_seconds": sampling_s}
+            versions = meter.versions() if split == "val" else {}
         checks = [check.record() for check in stage_checks(found, self._settings.rollouts.concurrency)]
-        return Collected(result, checks, time.monotonic() - began, found.stored_rollouts >= found.rollouts)
+        return Collected(result, checks, time.monotonic() - began, found.stored_rollouts >= found.rollouts, versions)
 
     def _roll_out(
         self,
@@ -265,7 +278,7 @@ class Stages:
 
     def sampled_tokens(self) -> int:
         """Tokens that the policy servers sampled since their start, without those that ran at the same time as a stage."""
-        return self._services.policy.counts().sampled_tokens - self._others.tokens
+        return self._services.policy.counts().total.sampled_tokens - self._others.tokens
 
     def keep_alive(self) -> None:
         """Restarts services that exited. Raises ProcessError after too many restarts."""

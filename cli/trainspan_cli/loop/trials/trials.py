@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 from typing import Final
 
-from trainspan_cli.loop.checks.integrity import Check
+from trainspan_cli.loop.checks.integrity import Check, version_check
 from trainspan_cli.loop.processes.screen import Screen
 from trainspan_cli.loop.processes.services import Services
 from trainspan_cli.loop.processes.stages import Stages
@@ -139,9 +139,8 @@ class Trials:
         found = ((meta.version, self._evidence.of_version(meta.version)) for meta in self._ancestors(made))
         before, earlier = next(((number, known) for number, known in found if known is not None), (None, None))
         if (why := self._why_not(made)) is None:
-            if not self._evidence.has(round_, version):
-                self._roll_out(round_, version)
-            why = self._why_not(made)
+            mixed = None if self._evidence.has(round_, version) else self._roll_out(round_, version)
+            why = mixed or self._why_not(made)
         later = self._evidence.of_version(version)
         if before is None or earlier is None:
             why = why or f"no version before version {version} has rolled out the trial tasks"
@@ -159,15 +158,20 @@ class Trials:
         served = self._stages.version(None)
         return None if served == made.version else f"the policy server has version {served}, not {made.version}"
 
-    def _roll_out(self, round_: int, version: int) -> None:
+    def _roll_out(self, round_: int, version: int) -> str | None:
+        """Returns why the outcomes are not those of the version; they are kept otherwise."""
         assert self._pool is not None, "asked for"
         loop = self._settings.loop
         self._screen.stage(f"trial of version {version}")
         tasks = self._folder.draw_tasks("trial", self._pool, len(self._pool), "trial")
         run_id = f"{self._folder.run_id}-trial"
-        self._stages.collect_alongside(run_id, tasks, round_, loop.trial_n)
-        self._evidence.keep(round_, version, read_outcomes(ledger_file(run_id, round_, "val", Shard(0, 1))))
+        self._services.level_servers()
+        collected = self._stages.collect_alongside(run_id, tasks, round_, loop.trial_n)
         self._screen.stage("")
+        if not (check := version_check(collected.versions, {None: version})).ok:
+            return f"other versions answered its trial tasks: {check.detail}"
+        self._evidence.keep(round_, version, read_outcomes(ledger_file(run_id, round_, "val", Shard(0, 1))))
+        return None
 
     def _put_back(self, round_: int, verdict: Verdict) -> str | None:
         """Puts the version before in service, and rolls out the tasks under it once more; returns why it could not.

@@ -14,7 +14,7 @@ from tests.training.support.swap_server import PolicyServer, policy_server
 from trainspan_cli.clients.policy_server import PolicyClient
 from trainspan_cli.loop.processes.screen import Screen
 from trainspan_cli.loop.processes.services import Services
-from trainspan_cli.loop.processes.stages import Stages
+from trainspan_cli.loop.processes.stages import Collected, Stages
 from trainspan_cli.loop.state.run_folder import RunFolder
 from trainspan_cli.loop.state.task_pool import LoopTasks, TaskPool
 from trainspan_cli.loop.trials import evidence, trials
@@ -46,6 +46,8 @@ class World:
     rolled_out: list[tuple[int, int]] = field(default_factory=list)
     """(round, version) of each time the trial tasks were rolled out."""
     restarts: int = 0
+    others: list[int] = field(default_factory=list)
+    """Further versions that answer trial tasks, of servers that missed a swap."""
 
     @property
     def url(self) -> str:
@@ -61,7 +63,9 @@ class World:
     def keep_alive(self) -> None:
         self.restarts += 1
 
-    def collect_alongside(self, run_id: str, tasks: Path, round_: int, n: int) -> None:
+    def level_servers(self) -> None: ...
+
+    def collect_alongside(self, run_id: str, tasks: Path, round_: int, n: int) -> Collected:
         self.rolled_out.append((round_, self.version()))
         names = [json.loads(line)["id"] for line in tasks.read_text().splitlines()]
         ends = [
@@ -71,6 +75,7 @@ class World:
         path = ledger_file(run_id, round_, "val", Shard(0, 1))
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return Collected({}, [], 1.0, is_stored=True, versions={"policy": [self.version(), *self.others]})
 
     def trials(self) -> Trials:
         """Those of a loop that starts: its server serves `latest`."""
@@ -174,6 +179,17 @@ def test_a_worse_version_is_refused_and_the_one_before_is_tried_again(world: Wor
     accepted = world.trials().judge(3)
     assert accepted is not None
     assert (accepted.verdict.before, accepted.refused, accepted.in_service) == (1, None, 3)
+
+
+def test_a_version_of_which_another_one_answered_trial_tasks_is_not_judged(world: World) -> None:
+    world.train(2, 2, checkpoint_name(1))
+    world.others = [1]
+    mixed = world.trials().judge(2)
+    assert mixed is not None
+    assert mixed.refused is None
+    assert mixed.verdict.unjudged == (
+        "other versions answered its trial tasks: policy: version 2, 1, and version 2 is in service"
+    )
 
 
 @pytest.mark.parametrize(
