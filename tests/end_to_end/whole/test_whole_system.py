@@ -175,7 +175,7 @@ def test_a_loop_swaps_all_servers_behind_a_balancer_and_reads_all_stores(site: S
         line, cwd=site.folder / "code", env=site.environ, capture_output=True, text=True, timeout=120, check=False
     )
     assert again.returncode == 2, again.stderr[-3000:]
-    assert "serves version 2 of another run: restart it" in again.stderr
+    assert "serves version 2, which is not of this run: restart it" in again.stderr
 
 
 @pytest.mark.slow
