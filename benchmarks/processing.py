@@ -24,6 +24,7 @@ from benchmarks.peers.agentlightning_intake import PEER_PYTHON
 from benchmarks.support.cpu_time import cpu_s as cpu_s_of
 from trainspan_processing.assembly.chunks import assemble
 from trainspan_processing.assembly.rows import RowCounts, make_rows
+from trainspan_processing.dataset.files import LocalFiles
 from trainspan_processing.dataset.ledger import read_ledger
 from trainspan_processing.merging.lineage import trace_lineage
 from trainspan_processing.read.engine import OneProcess
@@ -216,7 +217,8 @@ def _measure_frames(store: Path, out: Path) -> dict[str, Any]:
 def _frames(source: Source, clock: Clock, out: Path) -> int:
     with tempfile.TemporaryDirectory() as folder:
         ledger = read_ledger(out)
-        assembly = assemble(OneProcess(), source, Selection("bench"), DatasetSettings(), ledger, clock, Path(folder))
+        files = LocalFiles(Path(folder))
+        assembly = assemble(OneProcess(), source, Selection("bench"), DatasetSettings(), ledger, clock, files)
         chunks = (chunk for file in assembly.files() for chunk in file.chunks(assembly.folder))
         made = make_rows(source, chunks, assembly.limits, RowCounts())
         return sum(rows.height for rows, _ in made)

@@ -38,18 +38,19 @@ def export_request(
     form: str,
     model: str | None,
 ) -> "ExportRequest":
-    """The request for an export of `source`: the folder of a dataset, or a store (path or grpc:// address).
+    """The request for an export of `source`: the folder or URL of a dataset, or a store (path or grpc:// address).
 
     The `stores` hold the messages of a dataset's rollouts, or are exported together with a `source` that is a store. Without
     `source`, the rollouts are those of the `stores`. Raises UsageError.
     """
+    from trainspan_processing.dataset.mirror import local_dataset
     from trainspan_processing.dataset.published import open_published
     from trainspan_processing.export.export import ExportRequest
 
     if form not in ("chat", "text"):
         raise UsageError(f"no form {form!r}: use chat or text")
     is_store = source is None or source.startswith("grpc") or Path(source).is_file()
-    published = None if source is None or is_store else open_published(Path(source))
+    published = None if source is None or is_store else open_published(local_dataset(source))
     named = [source] if source is not None and is_store else []
     return ExportRequest(
         kind=kind,

@@ -1,19 +1,22 @@
 """The state folder and the paths in it: `$TRAINSPAN_HOME`, default `./.trainspan`."""
 
+import hashlib
 import os
+import re
 import secrets
 from pathlib import Path
 
-from trainspan_schemas.errors import UsageError
 from trainspan_schemas.secret_files import make_secret_file
 
 __all__ = [
     "checkpoints_dir",
     "datasets_dir",
     "home",
+    "is_url",
     "make_home",
     "policy_dir",
     "remember_served_model",
+    "remote_dir",
     "runs_dir",
     "served_model",
     "store_path",
@@ -38,10 +41,22 @@ def store_path(setting: str | None = None) -> Path:
 
 
 def datasets_dir(setting: str | None = None) -> Path:
-    """The folder of datasets. Raises UsageError for a URL, which would otherwise become a local folder of that name."""
-    if setting and "://" in setting:
-        raise UsageError(f"datasets are in folders, and {setting!r} is a URL: name a folder, such as a mounted bucket")
+    """The folder of datasets; of a URL, the folder of those that this machine has read from it."""
+    if setting and is_url(setting):
+        return remote_dir(setting) / "datasets"
     return Path(setting) if setting else home() / "dataset"
+
+
+def is_url(place: str) -> bool:
+    """Whether a place of datasets is under a URL, such as `s3://bucket/prefix`, and not a folder."""
+    return "://" in place
+
+
+def remote_dir(url: str) -> Path:
+    """The folder of what this machine knows and has read of the datasets under a URL."""
+    url = url.rstrip("/")
+    name = re.sub(r"[^A-Za-z0-9]+", "-", url).strip("-")[:40]
+    return home() / "remote" / f"{name}-{hashlib.sha256(url.encode()).hexdigest()[:12]}"
 
 
 def checkpoints_dir(setting: str | None = None) -> Path:

@@ -4,17 +4,36 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Protocol
 
 from trainspan_schemas.artifacts.dataset import dataset_dirs, manifest_path
 from trainspan_schemas.errors import DatasetError
 from trainspan_training.checkpoints.ledger import CheckpointLedger
 from trainspan_training.data.dataset import DatasetFolder, open_dataset
 
-__all__ = ["follow", "newest"]
+__all__ = ["Upstream", "fetched", "follow", "newest"]
 
 log = logging.getLogger(__name__)
 
 POLL_S = 0.1
+REFRESH_S = 5.0
+
+
+class Upstream(Protocol):
+    """A store of datasets whose manifests are in a local folder, without the rows."""
+
+    def refresh(self) -> None:
+        """Updates the manifests in the folder. Raises DatasetError if the store cannot be read."""
+        ...
+
+    def fetch(self, known: Path) -> Path:
+        """The dataset of a folder with a manifest, with its rows. Raises DatasetError if they cannot be read."""
+        ...
+
+
+def fetched(dataset: DatasetFolder, upstream: Upstream | None) -> DatasetFolder:
+    """The dataset with its rows on this machine. Raises DatasetError if they cannot be read."""
+    return dataset if upstream is None else open_dataset(upstream.fetch(dataset.path))
 
 
 def newest(path: Path, ledger: CheckpointLedger) -> DatasetFolder:
@@ -43,9 +62,16 @@ def newest(path: Path, ledger: CheckpointLedger) -> DatasetFolder:
     )
 
 
-def follow(root: Path, ledger: CheckpointLedger, idle: Callable[[], None]) -> Iterator[DatasetFolder]:
-    """Yields each unconsumed dataset under `root`, by round, forever. Calls `idle` while there is none."""
+def follow(
+    root: Path, ledger: CheckpointLedger, idle: Callable[[], None], upstream: Upstream | None = None
+) -> Iterator[DatasetFolder]:
+    """Yields each unconsumed dataset under `root`, by round, forever. Calls `idle` while there is none.
+
+    With `upstream`, `root` is updated every REFRESH_S while there is none; a store that does not answer is logged, but
+    rows that cannot be read raise DatasetError.
+    """
     seen: set[tuple[str, int, int]] = set()
+    refresh_at = time.monotonic() + REFRESH_S
     while True:
         for folder in dataset_dirs(root):
             if (version := _version(folder)) in seen:
@@ -57,11 +83,21 @@ def follow(root: Path, ledger: CheckpointLedger, idle: Callable[[], None]) -> It
                 log.error("dataset=%s left out: %s", folder, error)
                 continue
             if ledger.of_dataset(dataset.sha256) is None:
-                yield dataset
+                yield fetched(dataset, upstream)
                 break  # rescan: an earlier round may have appeared meanwhile
         else:
             idle()
             time.sleep(POLL_S)
+            if upstream is not None and time.monotonic() > refresh_at:
+                _refresh(upstream)
+                refresh_at = time.monotonic() + REFRESH_S
+
+
+def _refresh(upstream: Upstream) -> None:
+    try:
+        upstream.refresh()
+    except DatasetError as error:
+        log.warning("no new datasets are seen until the store answers: %s", error)
 
 
 def _version(folder: Path) -> tuple[str, int, int]:

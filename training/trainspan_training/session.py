@@ -16,7 +16,7 @@ from trainspan_training.checkpoints.folder import Checkpoints
 from trainspan_training.checkpoints.swap_request import PolicyAddress, Swap
 from trainspan_training.data.dataset import DatasetFolder
 from trainspan_training.data.loss_weights import Rule, find_rule
-from trainspan_training.dataset_queue import follow, newest
+from trainspan_training.dataset_queue import Upstream, fetched, follow, newest
 from trainspan_training.devices.cores import share_cores, wait_passively
 from trainspan_training.devices.leader import Leader
 from trainspan_training.devices.team import Team
@@ -24,7 +24,7 @@ from trainspan_training.metrics.trackers import places
 from trainspan_training.model.starting_policy import Policy, starting_policy
 from trainspan_training.objective.heavy_imports import import_training
 from trainspan_training.objective.options import check, reporters
-from trainspan_training.rounds.missing_state import find_missing_state
+from trainspan_training.rounds.missing_state import MissingState, find_missing_state
 from trainspan_training.rounds.publication import publish_pending, skip
 from trainspan_training.rounds.result import NO_ROWS, RoundResult
 
@@ -49,6 +49,8 @@ class TrainJob:
     """Number of datasets after which `follow` ends; None means never."""
     policy: str | None = None
     """Which of several policies on the server it trains."""
+    upstream: Upstream | None = None
+    """The store whose manifests are in `datasets`; rows are fetched from it."""
 
     @property
     def address(self) -> PolicyAddress:
@@ -129,9 +131,7 @@ class _Session:
     def run(self) -> None:
         settings = self._job.settings
         policy = self._leader.share(lambda checkpoints: _start(checkpoints, self._job))
-        missing_state = self._leader.share(
-            lambda checkpoints: find_missing_state(checkpoints, policy, self._job.datasets)
-        )
+        missing_state = self._leader.share(lambda checkpoints: _missing_state(checkpoints, policy, self._job))
         datasets = self._datasets(policy)
         if datasets is None:
             return
@@ -165,7 +165,9 @@ class _Session:
         job = self._job
         if job.follow:
             return self._team.each(lambda: islice(self._appearing(), job.rounds))
-        dataset: DatasetFolder = self._leader.share(lambda checkpoints: newest(job.datasets, checkpoints.ledger))
+        dataset: DatasetFolder = self._leader.share(
+            lambda checkpoints: fetched(newest(job.datasets, checkpoints.ledger), job.upstream)
+        )
         if dataset.rows:
             return iter([dataset])
         skip(self._leader, dataset, NO_ROWS)
@@ -176,7 +178,7 @@ class _Session:
 
     def _appearing(self) -> Iterator[DatasetFolder]:
         assert self._leader.held is not None, "the leader holds the checkpoints folder"
-        return follow(self._job.datasets, self._leader.held.ledger, self._picture.draw_if_due)
+        return follow(self._job.datasets, self._leader.held.ledger, self._picture.draw_if_due, self._job.upstream)
 
     def _report(self, result: RoundResult) -> None:
         if self._team.leads:
@@ -189,6 +191,11 @@ def _start(checkpoints: Checkpoints, job: TrainJob) -> Policy:
     publish_pending(job.address, checkpoints, settings.publish_timeout_s)
     policy = starting_policy(checkpoints, settings.model or served_model(), settings.adapter)
     return replace(policy, trained_on=policy.trained_on or job.policy)
+
+
+def _missing_state(checkpoints: Checkpoints, policy: Policy, job: TrainJob) -> MissingState | None:
+    missing = find_missing_state(checkpoints, policy, job.datasets)
+    return missing and replace(missing, dataset=fetched(missing.dataset, job.upstream))
 
 
 class _Picture:

@@ -40,7 +40,7 @@ def dataset(
     policy: PolicyOption = None,
     given: Given,
     again: Annotated[
-        Path | None,
+        str | None,
         typer.Option(help="Rebuild this dataset under --out, from its manifest alone, and compare the bytes."),
     ] = None,
     allow_behind: Annotated[
@@ -78,7 +78,8 @@ def dataset(
         as_json = format == "json"
         built = _rebuilt(again, request, store, engine) if again else _built(request, engine, as_json=as_json)
     if format == "json":
-        print(json.dumps({"path": str(built.path), "sha256": built.sha256, **built.manifest}))
+        rows = {} if request.mirror is None else {"rows_url": request.mirror.rows_url(built.path)}
+        print(json.dumps({"path": built.place, **rows, "sha256": built.sha256, **built.manifest}))
         return
     _print(built)
     if show_merge_failures:
@@ -88,12 +89,15 @@ def dataset(
 def _request(chosen: Settings, given: Given, stores: list[str] | None, policy: Policy, **scope: Any) -> "BuildRequest":
     """The request: the settings with the given options; `--out` is the dataset's destination, not one of its settings."""
     from trainspan_processing.assembly.build import BuildRequest
-    from trainspan_schemas.home import datasets_dir, policy_dir
+    from trainspan_processing.dataset.mirror import Mirror
+    from trainspan_schemas.home import datasets_dir, is_url, policy_dir
 
     out = given.pop("out") or chosen.dataset.out
+    mirror = Mirror.of(f"{out.rstrip('/')}/{policy}" if policy else out) if out and is_url(out) else None
     return BuildRequest(
         stores=stores_of(chosen, stores),
-        out=policy_dir(datasets_dir(out), policy),
+        out=mirror.known if mirror else policy_dir(datasets_dir(out), policy),
+        mirror=mirror,
         settings=override(chosen.dataset, **given),
         **scope,
     )
@@ -134,20 +138,23 @@ def _built(request: "BuildRequest", engine: "Engine", *, as_json: bool) -> "Buil
         raise
 
 
-def _rebuilt(original: Path, request: "BuildRequest", stores: list[str] | None, engine: "Engine") -> "BuiltDataset":
+def _rebuilt(original: str, request: "BuildRequest", stores: list[str] | None, engine: "Engine") -> "BuiltDataset":
     """Rebuilds the dataset `original`. Raises DatasetError if a byte differs."""
     import time
 
     from trainspan_processing.assembly.rebuild import rebuild
+    from trainspan_processing.dataset.mirror import known_dataset
     from trainspan_processing.traces.trace_index import Clock
     from trainspan_schemas.errors import DatasetError
+    from trainspan_schemas.home import is_url
     from trainspan_viewer.pages.quality import QUALITY_PAGE, quality_page
 
     clock, pages = Clock(time.time_ns, time.sleep), {QUALITY_PAGE: quality_page}
-    rebuilt = rebuild(original, request.out, stores, clock, pages, engine)
+    folder = known_dataset(original, with_earlier=True)[1] if is_url(original) else Path(original)
+    rebuilt = rebuild(folder, request.out, stores, clock, pages, engine, request.mirror)
     if rebuilt.differences:
         differences = "; ".join(rebuilt.differences)
-        raise DatasetError(f"{original} differs from its rebuild at {rebuilt.built.path}: {differences}")
+        raise DatasetError(f"{original} differs from its rebuild at {rebuilt.built.place}: {differences}")
     return rebuilt.built
 
 
@@ -157,16 +164,17 @@ def _print(built: "BuiltDataset") -> None:
     from trainspan_viewer.pages.quality import QUALITY_PAGE
 
     report = about_dir(built.path) / QUALITY_PAGE
-    print_quality(built.manifest, built.path, was_there=built.was_there, page=report if report.exists() else None)
+    print_quality(built.manifest, built.place, was_there=built.was_there, page=report if report.exists() else None)
 
 
 def _print_merge_failures(built: "BuiltDataset", chosen: Settings, model: str | None) -> None:
     from trainspan_cli.views.dataset_quality import print_merge_failures
+    from trainspan_processing.dataset.mirror import local_dataset
     from trainspan_processing.dataset.published import Published
     from trainspan_processing.merging.unmerged import first_of_each, unmerged_rows
     from trainspan_processing.text.token_text import find_decoder
     from trainspan_processing.text.tokenizer_places import tokenizer_places
 
     decoder = find_decoder(tokenizer_places(model, chosen))
-    published = Published(built.path, built.manifest)
-    print_merge_failures(first_of_each(unmerged_rows(published, decoder)), built.path, decoder)
+    published = Published(local_dataset(built.place), built.manifest)
+    print_merge_failures(first_of_each(unmerged_rows(published, decoder)), built.place, decoder)

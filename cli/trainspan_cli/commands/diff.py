@@ -1,7 +1,6 @@
 """`trainspan diff`."""
 
 import json
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,8 +9,10 @@ from trainspan_cli.settings import FormatOption
 
 
 def diff(
-    dataset_a: Annotated[Path, typer.Argument(help="Folder of a dataset, such as .trainspan/dataset/round-0003.")],
-    dataset_b: Annotated[Path, typer.Argument(help="Folder of another dataset.")],
+    dataset_a: Annotated[
+        str, typer.Argument(help="Folder or URL of a dataset, such as .trainspan/dataset/round-0003.")
+    ],
+    dataset_b: Annotated[str, typer.Argument(help="Folder or URL of another dataset.")],
     format: FormatOption = "table",
 ) -> int:
     """Show the differences between two datasets: settings, rollouts, rows, rewards, advantages.
@@ -22,15 +23,17 @@ def diff(
     """
     from trainspan_cli.views.dataset_diff import print_difference
     from trainspan_processing.dataset.diff import compare_datasets
+    from trainspan_processing.dataset.mirror import local_dataset
     from trainspan_processing.dataset.published import open_published
     from trainspan_schemas.errors import DatasetError, UsageError
 
     try:
-        difference = compare_datasets(open_published(dataset_a), open_published(dataset_b))
+        a, b = (open_published(local_dataset(place)) for place in (dataset_a, dataset_b))
+        difference = compare_datasets(a, b)
     except DatasetError as error:
         raise UsageError(str(error)) from error
     if format == "json":
         print(json.dumps(difference.record()))
     else:
-        print_difference(difference, str(dataset_a), str(dataset_b))
+        print_difference(difference, dataset_a, dataset_b)
     return 0 if difference.is_empty else 1

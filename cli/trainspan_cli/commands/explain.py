@@ -27,7 +27,8 @@ def explain(
     ] = "newest",
     store: StoresOption = None,
     dataset: Annotated[
-        Path | None, typer.Option(help="Explain the credit in this dataset, e.g. .trainspan/dataset/round-0003.")
+        str | None,
+        typer.Option(help="Explain the credit in this dataset (folder or URL), e.g. .trainspan/dataset/round-0003."),
     ] = None,
     attempt: Annotated[int | None, typer.Option(help="Number of the attempt [default: the last].")] = None,
     policy: PolicyOption = None,
@@ -47,6 +48,7 @@ def explain(
     """
     import time
 
+    from trainspan_processing.dataset.mirror import local_dataset
     from trainspan_processing.dataset.published import open_published
     from trainspan_processing.explain.explain import explain_rollout
     from trainspan_processing.explain.inquiry import Question
@@ -57,7 +59,7 @@ def explain(
     from trainspan_viewer.pages.rollout.rollout import explanation_page
 
     chosen = scoped(settings(config), policy) if policy else settings(config)
-    published = open_published(dataset) if dataset else None
+    published = open_published(local_dataset(dataset)) if dataset else None
     account = explain_rollout(
         Question(
             stores=stores_of(chosen, store or (published.stores if published else None)),

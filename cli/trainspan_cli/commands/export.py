@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 def export(
     kind: Annotated[str, typer.Argument(help="sft: the best rollout of each group; dpo: its best and its worst.")],
     dataset: Annotated[
-        str, typer.Argument(help="Folder of a dataset, or a store if no dataset can be built (a vendor's model).")
+        str,
+        typer.Argument(help="Folder or URL of a dataset, or a store if no dataset can be built (a vendor's model)."),
     ],
     out: Annotated[Path, typer.Argument(help="JSON lines file to write.")],
     store: Annotated[

@@ -8,7 +8,8 @@ import typer
 
 from trainspan_cli.setting_options import Given, setting_options
 from trainspan_cli.settings import ConfigOption, FormatOption, settings
-from trainspan_schemas.errors import UsageError
+from trainspan_schemas.errors import ConfigError, UsageError
+from trainspan_schemas.home import is_url
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,6 +45,8 @@ def loop(
         raise UsageError(f"--seeds {seeds}: at least 1")
     chosen = settings(config)
     chosen = dataclasses.replace(chosen, loop=override(chosen.loop, **given))
+    if chosen.dataset.out and is_url(chosen.dataset.out):
+        raise ConfigError("dataset.out is a URL, and the datasets of a loop are in its run folder: remove the setting")
     check_sampling(chosen)
     tasks = LoopTasks.open(chosen)
     check_trials(chosen, tasks.trial)

@@ -42,7 +42,7 @@ def sft(
     store: Annotated[
         list[str] | None, typer.Option(help="Instead: a store, as a path or grpc:// address; may be repeated.")
     ] = None,
-    dataset: Annotated[str | None, typer.Option(help="Instead: the folder of a dataset.")] = None,
+    dataset: Annotated[str | None, typer.Option(help="Instead: the folder or URL of a dataset.")] = None,
     run: RunOption = None,
     round: RoundOption = None,
     min_reward: MinRewardOption = None,

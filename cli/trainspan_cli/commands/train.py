@@ -2,17 +2,20 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from trainspan_cli.setting_options import Given, setting_options
 from trainspan_cli.settings import ConfigOption, FormatOption, PolicyOption, settings
-from trainspan_schemas.artifacts.dataset import manifest_path
+from trainspan_schemas.artifacts.dataset import manifest_path, round_of
 from trainspan_schemas.config.load import override
 from trainspan_schemas.config.policy_scope import Policy, scoped
 from trainspan_schemas.errors import TrainingError, UsageError
-from trainspan_schemas.home import checkpoints_dir, datasets_dir, policy_dir
+from trainspan_schemas.home import checkpoints_dir, datasets_dir, is_url, policy_dir
+
+if TYPE_CHECKING:
+    from trainspan_processing.dataset.mirror import Mirror
 
 __all__ = ["train"]
 
@@ -23,7 +26,8 @@ __all__ = ["train"]
 def train(
     *,
     dataset: Annotated[
-        Path | None, typer.Option(help="A dataset, or a folder of datasets [default: $TRAINSPAN_HOME/dataset].")
+        str | None,
+        typer.Option(help="A dataset, or a folder of datasets; also a URL [default: $TRAINSPAN_HOME/dataset]."),
     ] = None,
     policy: PolicyOption = None,
     given: Given,
@@ -43,13 +47,14 @@ def train(
         raise UsageError(f"--format {format!r} is unknown: use table or json")
     scope = scoped(settings(config), policy)
     chosen = override(scope.train, **given)
-    datasets = _datasets(dataset, scope.dataset.out, policy)
+    datasets, mirror = _datasets(dataset, scope.dataset.out, policy)
 
     from trainspan_training.rounds.result import RoundResult
     from trainspan_training.session import TrainJob
     from trainspan_training.session import train as run
 
-    job = TrainJob(chosen, datasets, policy_dir(checkpoints_dir(chosen.checkpoints), policy), follow, rounds, policy)
+    checkpoints = policy_dir(checkpoints_dir(chosen.checkpoints), policy)
+    job = TrainJob(chosen, datasets, checkpoints, follow, rounds, policy, mirror)
     results: list[RoundResult] = []
 
     def ready() -> None:
@@ -67,8 +72,18 @@ def train(
         raise TrainingError(failure)
 
 
-def _datasets(given: Path | None, setting: str | None, policy: Policy) -> Path:
-    """A dataset that is named itself, or the policy's folder of datasets."""
-    if given is not None and manifest_path(given).exists():
-        return given
-    return policy_dir(given or datasets_dir(setting), policy)
+def _datasets(given: str | None, setting: str | None, policy: Policy) -> "tuple[Path, Mirror | None]":
+    """A dataset that is named itself, or the policy's folder of datasets; of a URL, the folder with their manifests."""
+    place = given or setting
+    if place is not None and is_url(place):
+        from trainspan_processing.dataset.mirror import Mirror, known_dataset
+
+        if round_of(place.rstrip("/").rpartition("/")[2]) is not None:
+            mirror, known = known_dataset(place)
+            return known, mirror
+        mirror = Mirror.of(f"{place.rstrip('/')}/{policy}" if policy else place)
+        mirror.refresh()
+        return mirror.known, mirror
+    if given is not None and manifest_path(Path(given)).exists():
+        return Path(given), None
+    return policy_dir(datasets_dir(place), policy), None

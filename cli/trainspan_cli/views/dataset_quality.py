@@ -25,10 +25,10 @@ _TITLES = {
 }
 
 
-def print_quality(manifest: Mapping[str, Any], path: Path, *, was_there: bool, page: Path | None) -> None:
-    """Prints the manifest of the dataset at `path`; `page` is its report as HTML."""
+def print_quality(manifest: Mapping[str, Any], place: str, *, was_there: bool, page: Path | None) -> None:
+    """Prints the manifest of the dataset at `place`, a folder or URL; `page` is its report as HTML."""
     console = Console(markup=False, highlight=False, emoji=False)
-    console.print(Text(f"{path}{' (was there already)' if was_there else ''}", style="italic"))
+    console.print(Text(f"{place}{' (was there already)' if was_there else ''}", style="italic"))
     console.print(_facts(manifest))
     if distributions := manifest.get("distributions"):
         console.print(_distributions(distributions))
@@ -36,8 +36,8 @@ def print_quality(manifest: Mapping[str, Any], path: Path, *, was_there: bool, p
         console.print(Text(f"report: {page}", style="dim"))
 
 
-def print_merge_failures(found: "Sequence[tuple[int, Unmerged]]", path: Path, decoder: "Decoder | None") -> None:
-    """Prints the count of each cause in the dataset at `path` and its first example: the tokens as ids and as text."""
+def print_merge_failures(found: "Sequence[tuple[int, Unmerged]]", place: str, decoder: "Decoder | None") -> None:
+    """Prints the count of each cause in the dataset at `place` and its first example: the tokens as ids and as text."""
     from trainspan_processing.merging.divergence import EXPLANATIONS
     from trainspan_processing.text.safe_text import visible
 
@@ -57,7 +57,7 @@ def print_merge_failures(found: "Sequence[tuple[int, Unmerged]]", path: Path, de
         console.print(Text(f"{explanation.what} → {explanation.advice}"), soft_wrap=True)
         agent = f" of agent {one.agent}" if one.agent else ""
         where = f"rollout {one.rollout_id}: call {one.call_index}{agent} departs from call {one.after} at token {divergence.at}"
-        shown = visible(f"{where}; see: trainspan explain {one.rollout_id} --dataset {path}")
+        shown = visible(f"{where}; see: trainspan explain {one.rollout_id} --dataset {place}")
         console.print(Text(shown), soft_wrap=True)
         sides = {
             "both": divergence.shared,

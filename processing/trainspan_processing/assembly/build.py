@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -16,7 +17,9 @@ from trainspan_processing.assembly.recorded import Recorded
 from trainspan_processing.assembly.rows import RowCounts, add_counts
 from trainspan_processing.credit.group_advice import group_advice
 from trainspan_processing.dataset.ledger import next_round, read_ledger, write_ledger
-from trainspan_processing.dataset.parquet import FileEntry, Scratch, publish, scratch_folder, write_manifest
+from trainspan_processing.dataset.mirror import Mirror
+from trainspan_processing.dataset.parquet import FileEntry, write_manifest
+from trainspan_processing.dataset.scratch import Scratch, local_scratch, remote_scratch
 from trainspan_processing.read.engine import Engine, OneProcess
 from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.read.split_traces import split_traces
@@ -49,7 +52,7 @@ class BuildRequest:
     stores: Sequence[str]
     """Paths or grpc:// addresses."""
     out: Path
-    """Folder of datasets."""
+    """Folder of datasets; with `mirror`, its folder `known`."""
     settings: DatasetSettings
     run_id: str | None = None
     round: int | None = None
@@ -61,6 +64,8 @@ class BuildRequest:
     allow_behind: bool = False
     number: int | None = None
     """The dataset's number; None: the round, else the next free one."""
+    mirror: Mirror | None = None
+    """Publish under this URL."""
     recorded: Recorded | None = None
     """Build from this earlier view of the stores. None: everything in the stores now that no dataset in `out` used."""
 
@@ -80,9 +85,12 @@ class BuiltDataset:
     """A published dataset."""
 
     path: Path
+    """Its folder; if it is under a URL, the folder in `known`, without rows."""
     manifest: dict[str, Any]
     sha256: str
     """Hash of the manifest file: the dataset's identity."""
+    place: str
+    """The folder, or the URL under which it was published."""
     was_there: bool
     """Whether it had already been built with the same settings and was left unchanged."""
 
@@ -103,6 +111,8 @@ def build_dataset(
             f"{len(request.since_seq)} places since_seq for {len(request.stores)} stores: name one for each"
         )
     engine = engine or OneProcess()
+    if request.mirror is not None:
+        request.mirror.refresh(with_ledgers=True)
     target = request.target
     if target.exists():
         return _existing(target, request)
@@ -114,7 +124,7 @@ def build_dataset(
         selection, clock = recorded.selection, recorded.clock(clock)
         opened = recorded.open(request.stores, allow_behind=request.allow_behind)
     ledger = read_ledger(request.out) if recorded is None else recorded.earlier
-    with opened as source, scratch_folder(target) as scratch:
+    with opened as source, _scratch(request, target, engine) as scratch:
         # A round has no later dataset that could take rollouts left out of this one.
         assembly = assemble(
             engine, source, selection, settings, ledger, clock, scratch.calls, may_leave_groups=not is_round
@@ -161,8 +171,14 @@ def build_dataset(
         write_manifest(scratch.about / MANIFEST, manifest)
         for name, write in (pages or {}).items():
             (scratch.about / name).write_text(write(manifest), encoding="utf-8")
-        publish(scratch, target)
-    return _opened(target, was_there=False)
+        scratch.publish()
+    return _opened(target, request, was_there=False)
+
+
+def _scratch(request: BuildRequest, target: Path, engine: Engine) -> AbstractContextManager[Scratch]:
+    if request.mirror is None:
+        return local_scratch(target)
+    return remote_scratch(request.mirror, target, is_spread=engine.is_spread)
 
 
 def _write_rows(
@@ -209,16 +225,17 @@ def _settings_record(request: BuildRequest) -> dict[str, Any]:
 
 def _existing(target: Path, request: BuildRequest) -> BuiltDataset:
     """The dataset already at `target`. A published dataset never changes: its consumers identify it by its hash."""
-    there = _opened(target, was_there=True)
+    there = _opened(target, request, was_there=True)
     if there.manifest.get("settings") != _settings_record(request):
-        raise DatasetError(f"{target} was built with other settings: choose another --out, or move it away")
+        raise DatasetError(f"{there.place} was built with other settings: choose another --out, or move it away")
     return there
 
 
-def _opened(target: Path, *, was_there: bool) -> BuiltDataset:
+def _opened(target: Path, request: BuildRequest, *, was_there: bool) -> BuiltDataset:
     try:
         content = manifest_path(target).read_bytes()
         manifest: dict[str, Any] = json.loads(content)
     except (OSError, ValueError) as error:
         raise DatasetError(f"{target} exists but is not a dataset ({error}): move it away") from error
-    return BuiltDataset(target, manifest, hashlib.sha256(content).hexdigest(), was_there)
+    place = str(target) if request.mirror is None else f"{request.mirror.url}/{target.name}"
+    return BuiltDataset(target, manifest, hashlib.sha256(content).hexdigest(), place, was_there)

@@ -5,7 +5,6 @@ All rollouts are compared with each other, so a few numbers per rollout and call
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import polars as pl
 
@@ -16,6 +15,7 @@ from trainspan_processing.assembly.settling import Moment, settle
 from trainspan_processing.assembly.spill import ChunkSummary, Spill
 from trainspan_processing.credit.advantages import credit
 from trainspan_processing.credit.plan import CreditPlan, plan_for
+from trainspan_processing.dataset.files import Files
 from trainspan_processing.dataset.ledger import DatasetLedger
 from trainspan_processing.read.engine import Engine
 from trainspan_processing.read.source import Selection, Source
@@ -62,7 +62,7 @@ class Assembly:
     ignored_self_rewards: int
     unmatched: int
     function_error: str | None
-    folder: Path
+    folder: Files
     """Folder with the sound calls of each part."""
     as_of_ns: int
     """The time as of which rollouts are pending and groups are waiting."""
@@ -79,7 +79,7 @@ def assemble(
     settings: DatasetSettings,
     ledger: DatasetLedger,
     clock: Clock,
-    folder: Path,
+    folder: Files,
     *,
     may_leave_groups: bool = True,
 ) -> Assembly:
@@ -118,7 +118,7 @@ def _together(
     groups: Groups,
     settings: DatasetSettings,
     ledger: DatasetLedger,
-    folder: Path,
+    folder: Files,
     moment: Moment,
     evaluations_of_used: pl.DataFrame,
 ) -> Assembly:

@@ -15,11 +15,11 @@ from trainspan_processing.assembly.chunks import Assembly
 from trainspan_processing.assembly.rows import RowCounts
 from trainspan_processing.credit.distribution import distribution, group_spread
 from trainspan_processing.credit.plan import CreditPlan
-from trainspan_processing.dataset.ledger import LEDGER_FILE, ledger_path
+from trainspan_processing.dataset.ledger import ledger_path
 from trainspan_processing.dataset.parquet import FileEntry
 from trainspan_processing.reasons.coverage import Coverage
 from trainspan_schemas.agents.functions import is_function_name, load_function
-from trainspan_schemas.artifacts.dataset import DATASET_VERSION
+from trainspan_schemas.artifacts.dataset import DATASET_VERSION, LEDGER_FILE
 
 __all__ = ["make_manifest"]
 

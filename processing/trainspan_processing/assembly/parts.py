@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -11,6 +10,7 @@ import polars as pl
 from trainspan_processing.assembly.rows import ROW_ORDER, CallLimits, RowCounts, make_rows
 from trainspan_processing.assembly.spill import read_spilled
 from trainspan_processing.credit.advantages import with_credit
+from trainspan_processing.dataset.files import Files
 from trainspan_processing.dataset.parquet import FileEntry, write_part
 from trainspan_processing.read.source import Source
 from trainspan_processing.read.tokens import chunk_number
@@ -33,7 +33,7 @@ class PartPlan:
     advantages: pl.DataFrame
     """rollout, position, return, advantage and drop of their calls."""
 
-    def chunks(self, folder: Path) -> Iterator[tuple[pl.DataFrame, pl.DataFrame]]:
+    def chunks(self, folder: Files) -> Iterator[tuple[pl.DataFrame, pl.DataFrame]]:
         """Yields the sound calls with their credit, in the order of datasets, and TOKENS of client-only calls.
 
         `folder` has the spilled calls of each part. Raises DatasetError if they are not there.
@@ -105,9 +105,9 @@ class WritePart:
     """Reads the tokens of one file chunk by chunk, and writes it."""
 
     limits: CallLimits
-    calls: Path
-    """Folder with the spilled calls, and of the unfinished file."""
-    rows: Path
+    calls: Files
+    """The spilled calls."""
+    rows: Files
     """Folder of the file."""
 
     def __call__(self, source: Source, plan: PartPlan) -> WrittenPart:
@@ -121,5 +121,5 @@ class WritePart:
                 yield rows
                 del rows  # before the next chunk is made
 
-        file = write_part(self.rows, self.calls, plan.number, frames())
+        file = write_part(self.rows, plan.number, frames())
         return WrittenPart(file, counts, pl.concat(reason_counts), examples[0])

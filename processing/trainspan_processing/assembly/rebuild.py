@@ -6,6 +6,7 @@ from pathlib import Path
 
 from trainspan_processing.assembly.build import BuildRequest, BuiltDataset, Pages, build_dataset
 from trainspan_processing.assembly.recorded import recorded
+from trainspan_processing.dataset.mirror import Mirror
 from trainspan_processing.dataset.published import Published, open_published
 from trainspan_processing.read.engine import Engine
 from trainspan_processing.tables import ROLLOUT_KEY
@@ -32,8 +33,9 @@ def rebuild(
     clock: Clock,
     pages: Pages | None = None,
     engine: Engine | None = None,
+    mirror: Mirror | None = None,
 ) -> Rebuilt:
-    """Rebuilds the dataset `original` in the folder `out`, from its own stores or from `stores` that hold its rollouts.
+    """Rebuilds the dataset `original` in the folder `out` (see BuildRequest), from its own stores or from `stores` that hold its rollouts.
 
     Raises DatasetError if `out` is the original's own folder, or if an earlier dataset that it depends on is gone or
     changed.
@@ -54,6 +56,7 @@ def rebuild(
         since_round=said.get("since_round"),
         since_seq=said.get("since_seq"),
         number=published.manifest["round"],
+        mirror=mirror,
         recorded=recorded(published, chosen),
     )
     built = build_dataset(request, clock, pages, engine)

@@ -2,14 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 import polars as pl
 
 from trainspan_processing.assembly.chunk import reward_chunk
 from trainspan_processing.assembly.rows import newest_version
-from trainspan_processing.dataset.parquet import folder_not_shared, shared_file
+from trainspan_processing.dataset.files import Files
 from trainspan_processing.read.source import Source
 from trainspan_processing.reasons.reason_counts import count_reasons
 from trainspan_processing.reasons.reason_examples import first_examples
@@ -55,7 +54,7 @@ class Spill:
     """Rewards the rollouts of one chunk, and writes their sound calls to a folder under the number of the chunk."""
 
     settings: DatasetSettings
-    folder: Path
+    folder: Files
     with_state: bool
 
     def __call__(self, source: Source, traces: TraceIndex, number: int) -> ChunkSummary:
@@ -63,13 +62,13 @@ class Spill:
 
 
 def _spill(
-    source: Source, traces: TraceIndex, settings: DatasetSettings, folder: Path, number: int, *, with_state: bool
+    source: Source, traces: TraceIndex, settings: DatasetSettings, folder: Files, number: int, *, with_state: bool
 ) -> ChunkSummary:
     chunk = reward_chunk(source, traces, settings, with_state=with_state)
     is_sound = pl.col("reason").is_null()
     sound = chunk.calls.filter(is_sound).select(_OF_CALL).rename({"rollout": "in_part"})
-    for frame, path in zip((sound, traces.answers), _paths(folder, number), strict=True):
-        with shared_file(path) as unfinished:
+    for frame, name in zip((sound, traces.answers), _names(number), strict=True):
+        with folder.filling(name) as unfinished:
             frame.write_ipc(unfinished, compression="lz4")
     counted = sound.group_by(pl.col("in_part").alias("rollout")).agg(
         pl.len().cast(pl.UInt32).alias("sound"), pl.col("n_tokens").sum().alias("tokens")
@@ -104,14 +103,12 @@ def _spill(
     )
 
 
-def read_spilled(folder: Path, part: int) -> tuple[pl.DataFrame, pl.DataFrame]:
+def read_spilled(folder: Files, part: int) -> tuple[pl.DataFrame, pl.DataFrame]:
     """The sound calls of a chunk, and TOKENS of its client-only calls. Raises DatasetError if they are not there."""
-    calls, answers = _paths(folder, part)
-    try:
-        return pl.read_ipc(calls), pl.read_ipc(answers)
-    except FileNotFoundError as error:
-        raise folder_not_shared(folder) from error
+    calls, answers = _names(part)
+    with folder.reading(calls) as calls_path, folder.reading(answers) as answers_path:
+        return pl.read_ipc(calls_path), pl.read_ipc(answers_path)
 
 
-def _paths(folder: Path, part: int) -> tuple[Path, Path]:
-    return folder / f"calls-{part:05d}.arrow", folder / f"answers-{part:05d}.arrow"
+def _names(part: int) -> tuple[str, str]:
+    return f"calls-{part:05d}.arrow", f"answers-{part:05d}.arrow"

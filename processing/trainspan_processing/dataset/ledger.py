@@ -9,12 +9,10 @@ from typing import Final
 import polars as pl
 
 from trainspan_processing.tables import HISTORY, ROLLOUT_KEY, Schema
-from trainspan_schemas.artifacts.dataset import about_dir, dataset_dirs, round_of
+from trainspan_schemas.artifacts.dataset import LEDGER_FILE, about_dir, dataset_dirs, round_of
 from trainspan_schemas.errors import DatasetError
 
-__all__ = ["LEDGER", "LEDGER_FILE", "DatasetLedger", "ledger_path", "next_round", "read_ledger", "write_ledger"]
-
-LEDGER_FILE: Final = "rollouts.jsonl"
+__all__ = ["LEDGER", "DatasetLedger", "ledger_path", "next_round", "read_ledger", "write_ledger"]
 
 LEDGER: Final[Schema] = {
     "rollout_id": pl.String,

@@ -14,6 +14,11 @@ _Result = TypeVar("_Result")
 class Engine(Protocol):
     """Applies work to items that do not depend on each other."""
 
+    @property
+    def is_spread(self) -> bool:
+        """Whether other machines than this one do the work."""
+        ...
+
     def map(
         self, source: Source, work: Callable[[Source, _Item], _Result], items: Iterable[_Item]
     ) -> Iterator[_Result]:
@@ -26,6 +31,8 @@ class Engine(Protocol):
 
 class OneProcess:
     """Works in this process, one item after another."""
+
+    is_spread = False
 
     def map(
         self, source: Source, work: Callable[[Source, _Item], _Result], items: Iterable[_Item]

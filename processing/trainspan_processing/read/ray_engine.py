@@ -23,6 +23,8 @@ _Result = TypeVar("_Result")
 class RayEngine:
     """Each item is a Ray task; Ray chooses its node, and repeats it if its worker is lost."""
 
+    is_spread = True
+
     def __init__(self, settings: RaySettings) -> None:
         self._settings = settings
         self._slots = 0

@@ -19,6 +19,7 @@ __all__ = [
     "ABOUT",
     "COLUMNS",
     "DATASET_VERSION",
+    "LEDGER_FILE",
     "MANIFEST",
     "READABLE_VERSIONS",
     "about_dir",
@@ -32,6 +33,7 @@ __all__ = [
 DATASET_VERSION: Final = 3
 READABLE_VERSIONS: Final = (1, 2, 3)
 MANIFEST: Final = "manifest.json"
+LEDGER_FILE: Final = "rollouts.jsonl"
 ABOUT: Final = ".about"
 """Suffix of the folder that describes a dataset."""
 

@@ -14,6 +14,7 @@ from tests.processing.support.traces import START_NS, TestRollout, chain
 from trainspan_collector.query.named_reads import READS
 from trainspan_processing.assembly.chunks import assemble
 from trainspan_processing.assembly.rows import RowCounts, make_rows
+from trainspan_processing.dataset.files import LocalFiles
 from trainspan_processing.dataset.ledger import LEDGER, DatasetLedger
 from trainspan_processing.read.engine import OneProcess
 from trainspan_processing.read.source import Selection, Source
@@ -66,7 +67,7 @@ def _dataset(source: Source) -> pl.DataFrame:
             chosen,
             DatasetLedger(pl.DataFrame(schema=LEDGER)),
             _CLOCK,
-            Path(folder),
+            LocalFiles(Path(folder)),
         )
         chunks = (chunk for file in made.files() for chunk in file.chunks(made.folder))
         return pl.concat([rows for rows, _ in make_rows(source, chunks, made.limits, counts)])

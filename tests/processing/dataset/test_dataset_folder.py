@@ -15,9 +15,9 @@ from tests.processing.support.traces import chain
 from tests.support.dataset_files import as_version_1
 from trainspan_processing.assembly import parts
 from trainspan_processing.assembly.rebuild import rebuild
-from trainspan_processing.dataset import parquet
 from trainspan_processing.dataset.diff import compare_datasets
 from trainspan_processing.dataset.published import open_published
+from trainspan_processing.dataset.scratch import local_scratch
 from trainspan_processing.explain.explain import explain_rollout
 from trainspan_processing.explain.inquiry import Question
 from trainspan_schemas.artifacts.dataset import COLUMNS, about_dir, dataset_dirs
@@ -125,9 +125,10 @@ def test_a_command_that_was_killed_while_it_published_leaves_no_dataset_and_is_r
 
 def test_two_commands_cannot_make_the_same_dataset(tmp_path: Path) -> None:
     target = tmp_path / "round-0001"
-    with parquet.scratch_folder(target) as scratch:
-        (scratch.rows / "part-00000.parquet").touch()
+    with local_scratch(target) as scratch:
+        with scratch.rows.filling("part-00000.parquet") as path:
+            path.touch()
         target.mkdir()
         with pytest.raises(DatasetError, match="another command created"):
-            parquet.publish(scratch, target)
+            scratch.publish()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["round-0001"]

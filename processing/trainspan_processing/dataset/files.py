@@ -1,0 +1,91 @@
+"""Folders of files that tasks write and read while a dataset is made: on this machine, shared by nodes, or under a URL."""
+
+import socket
+import tempfile
+import uuid
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from trainspan_processing.dataset.objects import Objects
+from trainspan_schemas.errors import DatasetError
+
+__all__ = ["Files", "LocalFiles", "RemoteFiles"]
+
+
+class Files(Protocol):
+    """Named files. It can be pickled."""
+
+    def filling(self, name: str) -> AbstractContextManager[Path]:
+        """A local file to write; the file `name` exists once the block is left without an error."""
+        ...
+
+    def reading(self, name: str) -> AbstractContextManager[Path]:
+        """The file as a local one, for the block. Raises DatasetError if it is not there."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LocalFiles:
+    """A folder on this machine, or that all nodes share under the same path."""
+
+    folder: Path
+    unfinished: Path | None = None
+    """Folder of files that are being written; default: the same."""
+
+    @contextmanager
+    def filling(self, name: str) -> Iterator[Path]:
+        """See Files. Writing a file twice, even at once, leaves one complete file."""
+        temporary = (self.unfinished or self.folder) / f".{name}.{uuid.uuid4().hex}"
+        if not self.folder.is_dir():
+            raise self._not_shared()
+        try:
+            yield temporary
+            temporary.replace(self.folder / name)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    @contextmanager
+    def reading(self, name: str) -> Iterator[Path]:
+        """See Files."""
+        path = self.folder / name
+        if not path.is_file():
+            raise self._not_shared()
+        yield path
+
+    def _not_shared(self) -> DatasetError:
+        """The error of a node that lacks files of the dataset."""
+        return DatasetError(
+            f"{self.folder} or its files are not on node {socket.gethostname()}: with engine = 'ray', --out must be a URL, "
+            "or a folder that all nodes share under the same path"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFiles:
+    """The objects under a URL; each is a local file while it is written or read."""
+
+    objects: Objects
+    local: Path | None = None
+    """Folder of these local files; default: the node's folder of temporary files (TMPDIR)."""
+
+    @contextmanager
+    def filling(self, name: str) -> Iterator[Path]:
+        """See Files."""
+        with self._temporary(name) as path:
+            yield path
+            self.objects.upload(name, path)
+
+    @contextmanager
+    def reading(self, name: str) -> Iterator[Path]:
+        """See Files."""
+        with self._temporary(name) as path:
+            self.objects.download(name, path)
+            yield path
+
+    @contextmanager
+    def _temporary(self, name: str) -> Iterator[Path]:
+        with tempfile.TemporaryDirectory(prefix="trainspan-", dir=self.local) as folder:
+            yield Path(folder) / name

@@ -1,0 +1,173 @@
+"""Datasets under a URL: a folder with a name of its own for each build, and one small object that publishes it.
+
+```
+round-0007.json                        {"folder": "round-0007.5f0c…", hashes}: the dataset exists once this object does
+round-0007.5f0c…/part-00000.parquet    its rows, and nothing else
+round-0007.5f0c….about/manifest.json   and its ledger and report
+round-0007.5f0c….calls/                spilled calls of a build that runs on several machines
+round-0007.5f0c….unfinished            which process is building; removed at its end
+```
+
+Stores have no rename, and a build never writes where another one does. The last object is written only if there is none, so of
+two builds with one number one fails, and no reader ever sees files of both.
+"""
+
+import json
+import os
+import re
+import socket
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+from trainspan_processing.dataset.objects import Objects
+from trainspan_schemas.artifacts.dataset import ABOUT, round_of
+from trainspan_schemas.errors import DatasetError
+
+__all__ = ["CALLS", "Pointer", "RemoteDatasets", "new_folder", "read_all"]
+
+UNFINISHED: Final = ".unfinished"
+CALLS: Final = ".calls"
+_POINTER: Final = ".json"
+_AT_ONCE: Final = 64
+"""Small objects that are read together."""
+_FOLDER: Final = re.compile(r"(round-\d{4,})\.[0-9a-f]{12}")
+_SHA256: Final = re.compile(r"[0-9a-f]{64}")
+_LEFT_S: Final = 7 * 86_400.0
+"""Age after which an unfinished build of another machine counts as dead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pointer:
+    """The object that publishes a dataset."""
+
+    folder: str
+    manifest_sha256: str
+    ledger_sha256: str
+
+    def to_json(self) -> bytes:
+        return (json.dumps({"version": 1, **asdict(self)}, indent=2) + "\n").encode()
+
+    @classmethod
+    def from_json(cls, name: str, content: bytes) -> "Pointer":
+        """The pointer of the dataset `name`. Raises ValueError if it is malformed, or names anything but a build of it."""
+        found = json.loads(content)
+        if not isinstance(found, dict) or found.get("version") != 1:
+            raise ValueError("unknown version")
+        pointer = cls(*(str(found.get(key)) for key in ("folder", "manifest_sha256", "ledger_sha256")))
+        match = _FOLDER.fullmatch(pointer.folder)
+        if match is None or match[1] != name:
+            raise ValueError(f"folder {pointer.folder[:80]!r}")
+        if not _SHA256.fullmatch(pointer.manifest_sha256) or not _SHA256.fullmatch(pointer.ledger_sha256):
+            raise ValueError("no sha256")
+        return pointer
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """A process that builds a dataset."""
+
+    host: str
+    space: str
+    """The pids that its own is one of: the boot and pid namespace."""
+    pid: int
+    started: float
+    """Unix time."""
+
+    @classmethod
+    def this(cls) -> "Writer":
+        return cls(socket.gethostname(), _pid_space(), os.getpid(), time.time())
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the process has certainly ended, or began long ago."""
+        if self.space and self.space == _pid_space():
+            return not Path(f"/proc/{self.pid}").exists()
+        return time.time() - self.started > _LEFT_S
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteDatasets:
+    """The datasets under a URL. Methods raise DatasetError as those of Objects do."""
+
+    objects: Objects
+
+    def pointers(self) -> dict[str, Pointer]:
+        """Folder name, such as `round-0007`, → pointer, by number. Raises DatasetError if one is malformed."""
+        listed = [name.removesuffix(_POINTER) for name in self.objects.names() if name.endswith(_POINTER)]
+        return self.read_pointers(name for name in listed if round_of(name) is not None)
+
+    def read_pointers(self, names: Iterable[str]) -> dict[str, Pointer]:
+        """The pointers of these datasets; those that do not exist are left out. Raises DatasetError if one is malformed."""
+        found = {}
+        for name, content in read_all(self.objects, {f"{name}{_POINTER}": name for name in names}).items():
+            try:
+                found[name] = Pointer.from_json(name, content)
+            except ValueError as error:
+                raise DatasetError(f"{self.objects.url}/{name}{_POINTER} is malformed ({error}): remove it") from error
+        return dict(sorted(found.items(), key=lambda item: round_of(item[0]) or 0))
+
+    def publish(self, name: str, pointer: Pointer) -> bool:
+        """Writes the pointer unless there is one; returns whether `name` is now this build.
+
+        A request whose answer was lost is repeated, and then finds the pointer that it wrote itself.
+        """
+        if self.objects.create(f"{name}{_POINTER}", pointer.to_json()):
+            return True
+        return self.read_pointers([name]).get(name) == pointer
+
+    def begin(self, folder: str) -> None:
+        """Says that this process builds in `folder`; the first request that writes."""
+        self.objects.put(f"{folder}{UNFINISHED}", json.dumps(asdict(Writer.this())).encode())
+
+    def end(self, folder: str, *, is_kept: bool) -> None:
+        """Removes the unfinished files of a build, and its rows as well unless they are kept; the mark comes last."""
+        self.objects.remove(folder + CALLS)
+        if not is_kept:
+            self.objects.remove(folder)
+            self.objects.remove(folder + ABOUT)
+        self.objects.remove(folder + UNFINISHED)
+
+    def clear(self) -> list[str]:
+        """Removes what killed builds left. Returns a line for each build that is unfinished and perhaps still running."""
+        marked = [name.removesuffix(UNFINISHED) for name in self.objects.names() if name.endswith(UNFINISHED)]
+        folders = {f"{folder}{UNFINISHED}": folder for folder in marked if _FOLDER.fullmatch(folder)}
+        running = []
+        for folder, content in read_all(self.objects, folders).items():
+            try:
+                writer = Writer(**json.loads(content))
+                is_gone = writer.is_gone
+            except (ValueError, TypeError):  # cut off by a kill, or not ours
+                continue
+            if is_gone:
+                name = folder.partition(".")[0]
+                pointer = self.read_pointers([name]).get(name)
+                self.end(folder, is_kept=pointer is not None and pointer.folder == folder)
+            else:
+                began = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(writer.started))
+                running.append(f"{self.objects.url}/{folder}: by process {writer.pid} of {writer.host} since {began}")
+        return running
+
+
+def new_folder(name: str) -> str:
+    """A name for the folder of a build of the dataset `name`."""
+    return f"{name}.{os.urandom(6).hex()}"
+
+
+def read_all(objects: Objects, wanted: Mapping[str, str]) -> dict[str, bytes]:
+    """Content of small objects under their wanted names; those that do not exist are left out."""
+    names, found = list(wanted), dict[str, bytes]()
+    for start in range(0, len(names), _AT_ONCE):
+        read = objects.read(names[start : start + _AT_ONCE])
+        found |= {wanted[name]: content for name, content in read.items()}
+    return found
+
+
+def _pid_space() -> str:
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""

@@ -1,0 +1,166 @@
+"""Where a dataset is made before it is published as a whole: in a hidden folder, or in a folder of its own under a URL."""
+
+import hashlib
+import logging
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from trainspan_processing.dataset.files import Files, LocalFiles, RemoteFiles
+from trainspan_processing.dataset.mirror import Mirror, alone_in, forget, write_pointer
+from trainspan_processing.dataset.remote import CALLS, Pointer, new_folder
+from trainspan_schemas.artifacts.dataset import ABOUT, LEDGER_FILE, MANIFEST
+from trainspan_schemas.errors import DatasetError
+
+__all__ = ["LocalScratch", "RemoteScratch", "Scratch", "local_scratch", "remote_scratch"]
+
+log = logging.getLogger(__name__)
+
+
+class Scratch(Protocol):
+    """A dataset that is being made."""
+
+    @property
+    def rows(self) -> Files:
+        """Its parts."""
+        ...
+
+    @property
+    def calls(self) -> Files:
+        """Spilled calls, which are not published."""
+        ...
+
+    @property
+    def about(self) -> Path:
+        """The local folder of its manifest, ledger and reports."""
+        ...
+
+    def publish(self) -> None:
+        """Makes the dataset appear as a whole. Raises DatasetError if another command made it meanwhile."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LocalScratch:
+    """A hidden folder next to the dataset's own."""
+
+    root: Path
+    target: Path
+
+    @property
+    def rows(self) -> LocalFiles:
+        return LocalFiles(self.root / "rows", unfinished=self.root / "calls")
+
+    @property
+    def calls(self) -> LocalFiles:
+        return LocalFiles(self.root / "calls")
+
+    @property
+    def about(self) -> Path:
+        return self.root / "about"
+
+    def publish(self) -> None:
+        """Renames both folders. The dataset exists once its rows do, so the rows come last."""
+        with alone_in(self.target.parent):
+            if self.target.exists():
+                raise _made_meanwhile(str(self.target))
+            self.rename()
+
+    def rename(self) -> None:
+        """See `publish`."""
+        about = self.target.with_name(self.target.name + ABOUT)
+        shutil.rmtree(about, ignore_errors=True)  # of a command that was killed between its two renames
+        self.about.rename(about)
+        (self.root / "rows").rename(self.target)
+
+
+@contextmanager
+def local_scratch(target: Path) -> Iterator[LocalScratch]:
+    """A hidden folder next to `target` to fill and publish; unpublished content is removed."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    scratch = LocalScratch(target.absolute().with_name(f".{target.name}.{os.getpid()}"), target)
+    shutil.rmtree(scratch.root, ignore_errors=True)
+    for name in ("", "rows", "calls", "about"):
+        (scratch.root / name).mkdir()
+    try:
+        yield scratch
+    finally:
+        shutil.rmtree(scratch.root, ignore_errors=True)
+
+
+@dataclass(slots=True)
+class RemoteScratch:
+    """A folder of its own under the URL for rows, and a local one for what describes them."""
+
+    mirror: Mirror
+    local: LocalScratch
+    is_spread: bool
+    """Whether other machines make the dataset, so that spilled calls are under the URL too."""
+    folder: str
+    is_kept: bool = field(default=False, init=False)
+    """Whether its pointer was written, or may have been."""
+
+    @property
+    def rows(self) -> RemoteFiles:
+        return RemoteFiles(self.mirror.remote.objects.under(self.folder), None if self.is_spread else self.local.root)
+
+    @property
+    def calls(self) -> Files:
+        if not self.is_spread:
+            return self.local.calls
+        return RemoteFiles(self.mirror.remote.objects.under(self.folder + CALLS))
+
+    @property
+    def about(self) -> Path:
+        return self.local.about
+
+    def publish(self) -> None:
+        """Uploads what describes the rows, then writes the pointer, and records the dataset on this machine as well."""
+        name, remote = self.local.target.name, self.mirror.remote
+        for path in sorted(self.about.iterdir()):
+            remote.objects.under(self.folder + ABOUT).upload(path.name, path)
+        hashes = [hashlib.sha256((self.about / file).read_bytes()).hexdigest() for file in (MANIFEST, LEDGER_FILE)]
+        pointer = Pointer(self.folder, *hashes)
+        self.is_kept = True  # also if the answer is lost
+        if not remote.publish(name, pointer):
+            self.is_kept = False
+            raise _made_meanwhile(f"{self.mirror.url}/{name}")
+        write_pointer(self.about, pointer)
+        with alone_in(self.local.target.parent):
+            forget(self.local.target)  # recorded by another process that saw it in the meantime
+            self.local.rename()
+
+
+@contextmanager
+def remote_scratch(mirror: Mirror, known: Path, *, is_spread: bool) -> Iterator[RemoteScratch]:
+    """A folder under the URL to fill and publish as the dataset of the folder `known`; unpublished content is removed.
+
+    What killed commands left under the URL is removed first; builds that may be running are logged by name. Raises
+    DatasetError if the store cannot be written.
+    """
+    for line in mirror.remote.clear():
+        log.warning("an unfinished dataset is being built or was left: %s", line)
+    with local_scratch(known) as local:
+        scratch = RemoteScratch(mirror, local, is_spread, new_folder(known.name))
+        mirror.remote.begin(scratch.folder)
+        try:
+            yield scratch
+        finally:
+            _end(scratch)
+
+
+def _end(scratch: RemoteScratch) -> None:
+    """Removes what is not published. A store that fails now must not hide the command's result: the next command removes it."""
+    try:
+        scratch.mirror.remote.end(scratch.folder, is_kept=scratch.is_kept)
+    except DatasetError as error:
+        log.warning("unfinished files of %s remain, and the next dataset removes them: %s", scratch.folder, error)
+
+
+def _made_meanwhile(place: str) -> DatasetError:
+    """The error of the later of two commands that build the same dataset."""
+    return DatasetError(f"another command created {place} in the meantime: run this one again")
