@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -65,3 +66,15 @@ def test_wrong_usage_is_one_line_and_exit_code_2(arguments: list[str], message: 
     assert message in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
     assert done.stdout == ""
+
+
+def test_the_loop_refuses_a_url_of_datasets(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TRAINSPAN_DATASET__OUT", "s3://bucket/datasets")
+    assert main.run(["loop"]) == 2
+    assert capsys.readouterr().err == (
+        "trainspan: dataset.out is a URL, and the datasets of a loop are in its run folder: remove the setting\n"
+    )
+    assert not list(tmp_path.iterdir())

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ from tests.processing.support.traces import SECOND, START_NS, TestRollout, send
 from tests.support.collector.process import remember
 from trainspan_processing.assembly.build import BuildRequest, BuiltDataset, Pages, build_dataset
 from trainspan_processing.dataset.ledger import read_ledger
+from trainspan_processing.dataset.objects import Objects
 from trainspan_processing.dataset.published import open_published
 from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.rewards.evaluation_rewards import bind_rewards
@@ -176,3 +178,12 @@ def bench(collectors: list[RunningCollector], run_id: str, tmp_path: Path) -> Be
 def rows(built: BuiltDataset) -> pl.DataFrame:
     """The dataset's rows."""
     return pl.concat([pl.read_parquet(built.path / file["name"]) for file in built.manifest["files"]])
+
+
+@pytest.fixture
+def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A place of datasets in this process's memory."""
+    monkeypatch.setenv("TRAINSPAN_HOME", str(tmp_path / "home"))
+    name = f"memory://{uuid.uuid4().hex}/datasets"
+    yield name
+    Objects(name).remove("")

@@ -17,10 +17,16 @@ log = logging.getLogger(__name__)
 
 POLL_S = 0.1
 REFRESH_S = 5.0
+RETRY_S = 60.0
 
 
 class Upstream(Protocol):
     """A store of datasets whose manifests are in a local folder, without the rows."""
+
+    @property
+    def url(self) -> str:
+        """Where it is."""
+        ...
 
     def refresh(self) -> None:
         """Updates the manifests in the folder. Raises DatasetError if the store cannot be read."""
@@ -36,29 +42,31 @@ def fetched(dataset: DatasetFolder, upstream: Upstream | None) -> DatasetFolder:
     return dataset if upstream is None else open_dataset(upstream.fetch(dataset.path))
 
 
-def newest(path: Path, ledger: CheckpointLedger) -> DatasetFolder:
-    """The dataset at `path`, or the newest unconsumed one in that folder.
+def newest(path: Path, ledger: CheckpointLedger, upstream: Upstream | None = None) -> DatasetFolder:
+    """The dataset at `path`, or the newest unconsumed one in that folder, with its rows.
 
     A skipped, aborted or refused dataset is used again only if `path` is the dataset itself. Raises DatasetError if
     there is none, or if the dataset at `path` was already trained.
     """
+    place = path if upstream is None else upstream.url
     if manifest_path(path).exists():
         dataset = open_dataset(path)
         entry = ledger.of_dataset(dataset.sha256)
         if entry and entry.event == "trained":
+            name = path if upstream is None else f"{place}/{path.name}"
             raise DatasetError(
-                f"{path} was trained already ({entry.checkpoint}): build another with `trainspan dataset`"
+                f"{name} was trained already ({entry.checkpoint}): build another with `trainspan dataset`"
             )
-        return dataset
+        return fetched(dataset, upstream)
     folders = dataset_dirs(path)
     if not folders:
-        raise DatasetError(f"no dataset in {path}: build one with `trainspan dataset`")
+        raise DatasetError(f"no dataset in {place}: build one with `trainspan dataset`")
     for folder in reversed(folders):
         dataset = open_dataset(folder)
         if ledger.of_dataset(dataset.sha256) is None:
-            return dataset
+            return fetched(dataset, upstream)
     raise DatasetError(
-        f"all {len(folders)} datasets in {path} are used already: build the next with `trainspan dataset`"
+        f"all {len(folders)} datasets in {place} are used already: build the next with `trainspan dataset`"
     )
 
 
@@ -67,23 +75,30 @@ def follow(
 ) -> Iterator[DatasetFolder]:
     """Yields each unconsumed dataset under `root`, by round, forever. Calls `idle` while there is none.
 
-    With `upstream`, `root` is updated every REFRESH_S while there is none; a store that does not answer is logged, but
-    rows that cannot be read raise DatasetError.
+    An unusable dataset is logged and left out. With `upstream`, `root` is updated every REFRESH_S while there is none, and
+    datasets whose rows cannot be fetched are tried again after RETRY_S.
     """
     seen: set[tuple[str, int, int]] = set()
+    retry_at: dict[tuple[str, int, int], float] = {}
     refresh_at = time.monotonic() + REFRESH_S
     while True:
         for folder in dataset_dirs(root):
-            if (version := _version(folder)) in seen:
+            version = _version(folder)
+            if version in seen or time.monotonic() < retry_at.get(version, 0.0):
                 continue
-            seen.add(version)
             try:
                 dataset = open_dataset(folder)
+                if ledger.of_dataset(dataset.sha256) is None:
+                    dataset = fetched(dataset, upstream)
             except DatasetError as error:
-                log.error("dataset=%s left out: %s", folder, error)
+                log.error("dataset=%s left out%s: %s", folder.name, f" for {RETRY_S:g} s" if upstream else "", error)
+                if upstream is None:
+                    seen.add(version)
+                retry_at[version] = time.monotonic() + RETRY_S
                 continue
+            seen.add(version)
             if ledger.of_dataset(dataset.sha256) is None:
-                yield fetched(dataset, upstream)
+                yield dataset
                 break  # rescan: an earlier round may have appeared meanwhile
         else:
             idle()

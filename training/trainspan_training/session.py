@@ -166,7 +166,7 @@ class _Session:
         if job.follow:
             return self._team.each(lambda: islice(self._appearing(), job.rounds))
         dataset: DatasetFolder = self._leader.share(
-            lambda checkpoints: fetched(newest(job.datasets, checkpoints.ledger), job.upstream)
+            lambda checkpoints: newest(job.datasets, checkpoints.ledger, job.upstream)
         )
         if dataset.rows:
             return iter([dataset])

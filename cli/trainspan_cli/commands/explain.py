@@ -59,7 +59,7 @@ def explain(
     from trainspan_viewer.pages.rollout.rollout import explanation_page
 
     chosen = scoped(settings(config), policy) if policy else settings(config)
-    published = open_published(local_dataset(dataset)) if dataset else None
+    published = open_published(local_dataset(dataset, with_earlier=True)) if dataset else None
     account = explain_rollout(
         Question(
             stores=stores_of(chosen, store or (published.stores if published else None)),

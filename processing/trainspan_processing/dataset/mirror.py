@@ -40,7 +40,7 @@ __all__ = ["Mirror", "alone_in", "forget", "known_dataset", "local_dataset", "wr
 KEPT: Final = 4
 """Datasets whose rows stay on this machine: those that were read last."""
 _POINTER: Final = "published.json"
-_PART: Final = re.compile(r"part-\d{5,}\.parquet")
+_PART: Final = re.compile(r"part-\d+\.parquet")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +114,14 @@ class Mirror:
             os.utime(folder)
         return folder
 
+    def bring_earlier(self, folder: Path) -> None:
+        """Puts what describes the datasets that a fetched one was built after next to it, as far as they exist."""
+        with alone_in(folder.parent):
+            for entry in json.loads(manifest_path(folder).read_bytes()).get("earlier", ()):
+                about = about_dir(self.known / str(entry["name"]))
+                if round_of(str(entry["name"])) is not None and about.exists():
+                    shutil.copytree(about, folder.parent / about.name, dirs_exist_ok=True)
+
     def _read_rows(self, folder: Path, pointer: Pointer, files: Mapping[str, str]) -> None:
         """Reads the files that are not there yet into a hidden folder, after removing what is in the way."""
         forget(folder)
@@ -158,15 +166,19 @@ class Mirror:
             return None
 
 
-def local_dataset(place: str) -> Path:
+def local_dataset(place: str, *, with_earlier: bool = False) -> Path:
     """The folder of a dataset that is named by its folder, or by a URL such as `s3://bucket/prefix/round-0007`.
 
-    Raises UsageError if there is none at the URL, DatasetError as `Mirror` does.
+    `with_earlier`: next to it are the ledgers of those that it was built after. Raises UsageError if there is none at the
+    URL, DatasetError as `Mirror` does.
     """
     if not is_url(place):
         return Path(place)
-    mirror, known = known_dataset(place)
-    return mirror.fetch(known)
+    mirror, known = known_dataset(place, with_earlier=with_earlier)
+    folder = mirror.fetch(known)
+    if with_earlier:
+        mirror.bring_earlier(folder)
+    return folder
 
 
 def known_dataset(url: str, *, with_earlier: bool = False) -> tuple[Mirror, Path]:

@@ -14,8 +14,8 @@ from trainspan_schemas.errors import DatasetError, UsageError, one_line
 
 __all__ = ["Objects", "check_url"]
 
-_BLOCK_BYTES: Final = 16 * 2**20
-"""Size of a request's body, also of each part of a multipart upload: S3 takes 10,000 parts, thus files up to 160 GB."""
+_BLOCK_BYTES: Final = 8 * 2**20
+"""Size of a request's body, also of each part of a multipart upload: S3 takes 10,000 parts, thus files up to 80 GB."""
 _ERRORS: Final = (
     ("botocore.exceptions", ("BotoCoreError", "ClientError")),
     ("aiohttp.client_exceptions", ("ClientError",)),
@@ -144,7 +144,7 @@ class Objects:
         try:
             files, path = url_to_fs(place, **({"auto_mkdir": True} if scheme in ("file", "local") else {}))
         except ImportError as error:
-            raise DatasetError(f"{place} cannot be opened: {_package(scheme, error)}") from error
+            raise DatasetError(f"{place} needs {_package(scheme, error)}") from error
         except ValueError as error:
             raise UsageError(f"{place} cannot be opened: {error}") from error
         try:
@@ -160,7 +160,7 @@ def _errors() -> tuple[type[Exception], ...]:
 
 
 def _package(scheme: str, error: ImportError) -> str:
-    return "pip install 'trainspan[s3]'" if scheme in ("s3", "s3a") else str(error)
+    return "s3fs: pip install 'trainspan[s3]'" if scheme in ("s3", "s3a") else f"another package: {error}"
 
 
 def _reason(error: Exception) -> str:

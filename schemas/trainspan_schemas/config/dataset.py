@@ -10,11 +10,13 @@ class DatasetSettings:
     """`[dataset]`: stored spans in, transitions with credit out."""
 
     out: str | None = None
-    """Folder of datasets; default: `$TRAINSPAN_HOME/dataset`."""
+    """Folder of datasets, or a URL such as `s3://bucket/prefix`; default: `$TRAINSPAN_HOME/dataset`.
+
+    A URL is of any store that fsspec knows; S3 needs `pip install 'trainspan[s3]'`."""
     engine: str = "local"
     """Where the dataset is computed: `local`, in this process, or `ray`, as tasks on the nodes of a Ray cluster (see `[ray]`).
 
-    The bytes are the same. With `ray`, `out` must be in a folder that all nodes share, and the stores must be at addresses
+    The bytes are the same. With `ray`, `out` must be a URL, or in a folder that all nodes share, and the stores must be at addresses
     that all nodes reach."""
     credit: str = "identical"
     """How a rollout's rewards are assigned to its calls: `identical`, `return_to_go`, `step`, `gigpo`, `vine`, `per_agent`,

@@ -1,10 +1,7 @@
 """`trainspan dataset --engine ray` on a cluster: the bytes are those of one process."""
 
-import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,30 +11,8 @@ import pytest
 from tests.end_to_end.cluster.conftest import wait_for
 from tests.processing.conftest import RunningCollector
 from tests.processing.support.traces import TestRollout, chain
-from tests.support.agents.programs import environment
+from tests.support.dataset_command import RUN, DatasetCommand
 from tests.support.ray_cluster import RayCluster
-from trainspan_schemas.artifacts.dataset import about_dir
-
-_RUN = "on-ray"
-_SMALL_CHUNKS = """
-from trainspan_processing.assembly import parts
-from trainspan_processing.read import inventory, tokens
-inventory.spans_per_chunk = lambda spans: 6
-tokens.CALLS_PER_CHUNK = 4
-parts.CALLS_PER_FILE = 7
-"""
-"""Makes several chunks and files of a few rollouts, in the command and in Ray's workers alike."""
-_REWARD = """
-import os, pathlib, time
-
-def reward(rollout):
-    folder = os.environ["FOLDER"]
-    if os.path.exists(f"{folder}/slow"):
-        pathlib.Path(folder, f"pid-{os.getpid()}").touch()
-        while os.path.exists(f"{folder}/slow"):
-            time.sleep(0.05)
-    return float(len(rollout.calls))
-"""
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +24,7 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
             collector.wait()
         made = []
         for number in range(30):
-            rollout = chain(TestRollout(f"{_RUN}-{number:02d}", run=_RUN, task=f"t{number % 5}"), 1 + number % 4)
+            rollout = chain(TestRollout(f"{RUN}-{number:02d}", run=RUN, task=f"t{number % 5}"), 1 + number % 4)
             if number % 7 == 3:
                 rollout.call(1 + number % 4, [], [])
             made.append(rollout.reward(0.1 * (number % 3)))
@@ -61,68 +36,30 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
             collector.stop()
 
 
-class _Command:
-    """`trainspan dataset` in a folder, with chunks and files of a few calls."""
-
-    def __init__(self, folder: Path, cluster: RayCluster, stores: list[str]) -> None:
-        self.folder, self.stores = folder, stores
-        (folder / "code").mkdir()
-        (folder / "code" / "sitecustomize.py").write_text(_SMALL_CHUNKS)
-        (folder / "code" / "rewarding.py").write_text(_REWARD)
-        variables = {"PYTHONPATH": str(folder / "code"), "FOLDER": str(folder)}
-        (folder / "runtime-env.json").write_text(json.dumps({"env_vars": variables}))
-        own = {
-            "TRAINSPAN_HOME": str(folder / "home"),
-            "TRAINSPAN_RAY__ADDRESS": cluster.address,
-            "TRAINSPAN_RAY__RUNTIME_ENV": "runtime-env.json",
-        }
-        self.environ = environment({**variables, **own})
-
-    def start(self, out: str, *options: str) -> "subprocess.Popen[str]":
-        named = [option for store in self.stores for option in ("--store", store)]
-        command = [sys.executable, "-m", "trainspan_cli", "dataset", *named, "--out", out, "--run", _RUN]
-        return subprocess.Popen(
-            [*command, "--min-coverage", "0.1", "--keep-zero-spread", "--format", "json", *options],
-            env=self.environ,
-            cwd=self.folder,
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-
-    def run(self, out: str, *options: str) -> dict[str, Any]:
-        return self.manifest(self.start(out, *options))
-
-    @staticmethod
-    def manifest(process: "subprocess.Popen[str]") -> dict[str, Any]:
-        output, errors = process.communicate(timeout=200)
-        assert process.returncode == 0, errors[-3000:]
-        found: dict[str, Any] = json.loads(output.splitlines()[-1])
-        return found
-
-    def files(self, out: str) -> dict[str, bytes]:
-        """Every file of the rows and the ledger, and nothing else is under `out`."""
-        found = {
-            str(p.relative_to(self.folder / out)): p.read_bytes() for p in (self.folder / out).rglob("*") if p.is_file()
-        }
-        assert {Path(name).parts[0] for name in found} == {"round-0000", about_dir(Path("round-0000")).name}
-        return {name: content for name, content in found.items() if not name.endswith(("manifest.json", ".html"))}
-
-
 @pytest.fixture
-def command(tmp_path: Path, cluster: RayCluster, stores: list[str]) -> _Command:
-    return _Command(tmp_path, cluster, stores)
+def command(tmp_path: Path, cluster: RayCluster, stores: list[str]) -> DatasetCommand:
+    return DatasetCommand(tmp_path, cluster, stores)
 
 
 def _without_time(manifest: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in manifest.items() if name not in ("path", "sha256", "as_of_ns")}
+    return {name: value for name, value in manifest.items() if name not in ("path", "rows_url", "sha256", "as_of_ns")}
 
 
-def test_the_bytes_on_ray_are_those_of_one_process(command: _Command) -> None:
+def test_the_bytes_on_ray_are_those_of_one_process(command: DatasetCommand) -> None:
     one = command.run("one")
     ray = command.run("ray", "--engine", "ray")
     assert len(one["files"]) > 5
     assert command.files("ray") == command.files("one")
+    assert _without_time(ray) == _without_time(one)
+
+
+def test_tasks_on_ray_write_to_a_url_by_themselves(command: DatasetCommand) -> None:
+    """Without a shared folder: spilled calls are under the URL as well while the dataset is made."""
+    one = command.run("one")
+    ray = command.run(f"file://{command.folder}/bucket", "--engine", "ray")
+    there = {path.name: path.read_bytes() for path in Path(ray["rows_url"].removeprefix("file://")).iterdir()}
+    assert there == {path.name: path.read_bytes() for path in (command.folder / "one" / "round-0000").iterdir()}
+    assert len(list((command.folder / "bucket").iterdir())) == 3
     assert _without_time(ray) == _without_time(one)
 
 
@@ -132,7 +69,7 @@ def _lines(errors: str) -> list[str]:
     return [line for line in errors.splitlines() if line.startswith("trainspan: ")]
 
 
-def test_an_error_of_a_task_is_one_line(command: _Command) -> None:
+def test_an_error_of_a_task_is_one_line(command: DatasetCommand) -> None:
     (command.folder / "code" / "rewarding.py").write_text("def wanted(rollout):\n    return 'perhaps'\n")
     process = command.start("bad", "--engine", "ray", "--filter", "rewarding:wanted")
     _, errors = process.communicate(timeout=200)
@@ -142,7 +79,7 @@ def test_an_error_of_a_task_is_one_line(command: _Command) -> None:
     assert not list((command.folder / "bad").iterdir())
 
 
-def test_a_cluster_without_room_is_one_line(command: _Command) -> None:
+def test_a_cluster_without_room_is_one_line(command: DatasetCommand) -> None:
     command.environ |= {"TRAINSPAN_RAY__WORKER_CPUS": "64", "TRAINSPAN_RAY__START_TIMEOUT_S": "3"}
     process = command.start("none", "--engine", "ray")
     _, errors = process.communicate(timeout=100)
@@ -155,7 +92,7 @@ def test_a_cluster_without_room_is_one_line(command: _Command) -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_worker_changes_nothing(command: _Command) -> None:
+def test_a_killed_worker_changes_nothing(command: DatasetCommand) -> None:
     rewarded = ("--reward", "rewarding:reward")
     one = command.run("one", *rewarded)
     (command.folder / "slow").touch()
@@ -172,7 +109,7 @@ def test_a_killed_worker_changes_nothing(command: _Command) -> None:
 
 
 @pytest.mark.slow
-def test_an_interrupted_command_ends_its_tasks_and_leaves_nothing(command: _Command) -> None:
+def test_an_interrupted_command_ends_its_tasks_and_leaves_nothing(command: DatasetCommand) -> None:
     (command.folder / "slow").touch()
     process = command.start("ray", "--engine", "ray", "--reward", "rewarding:reward")
     wait_for(lambda: bool(list(command.folder.glob("pid-*"))), "no task has begun")
@@ -185,7 +122,7 @@ def test_an_interrupted_command_ends_its_tasks_and_leaves_nothing(command: _Comm
     wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), "a task still runs", 20.0)
 
 
-def test_an_unknown_engine_is_refused(command: _Command) -> None:
+def test_an_unknown_engine_is_refused(command: DatasetCommand) -> None:
     process = command.start("none", "--engine", "spark")
     _, errors = process.communicate(timeout=100)
     assert (process.returncode, errors.strip()) == (2, "trainspan: engine = 'spark': it must be 'local' or 'ray'")

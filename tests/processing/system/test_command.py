@@ -18,7 +18,9 @@ from trainspan_training.data.dataset import open_dataset, read_calls
 _SIDES = ("both", "call 0", "call 1")
 
 
-def _run(bench: Bench, *arguments: str, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
+def _run(
+    bench: Bench, *arguments: str, timeout_s: float = 60.0, home: Path | None = None
+) -> subprocess.CompletedProcess[str]:
     store = str(bench.collectors[0].store)
     return subprocess.run(
         [sys.executable, "-m", "trainspan_cli", "dataset", "--store", store, "--out", str(bench.out), *arguments],
@@ -26,7 +28,7 @@ def _run(bench: Bench, *arguments: str, timeout_s: float = 60.0) -> subprocess.C
         text=True,
         timeout=timeout_s,
         check=False,
-        env={**os.environ, "COLUMNS": "120"},
+        env={**os.environ, "COLUMNS": "120", **({"TRAINSPAN_HOME": str(home)} if home else {})},
     )
 
 
@@ -117,13 +119,14 @@ def test_an_unknown_baseline_is_a_usage_error(bench: Bench) -> None:
     assert _run(bench, "--baseline", "grp").returncode == 2
 
 
-def test_a_url_is_not_taken_for_a_folder(bench: Bench) -> None:
+def test_a_url_is_not_taken_for_a_folder(bench: Bench, tmp_path: Path) -> None:
     """The last --out counts."""
-    done = _run(bench, "--out", "s3://bucket/datasets")
-    assert done.returncode == 2
-    assert done.stderr.strip() == (
-        "trainspan: datasets are in folders, and 's3://bucket/datasets' is a URL: name a folder, such as a mounted bucket"
-    )
+    bench.send(*(chain(bench.rollout(name), 2).reward(float(name == "a")) for name in "ab"))
+    url = f"file://{tmp_path}/bucket"
+    done = _run(bench, "--run", bench.run_id, "--out", url, home=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"{url}/round-0000\n")
+    assert not bench.out.exists()
 
 
 def test_a_store_that_is_not_there_is_named(bench: Bench) -> None:
