@@ -1,5 +1,6 @@
 """The objects under a URL, through fsspec: any store that it has a filesystem for, with that filesystem's own credentials."""
 
+import errno
 import hashlib
 import re
 import shutil
@@ -166,6 +167,8 @@ def _package(scheme: str, error: ImportError) -> str:
 def _reason(error: Exception) -> str:
     """The error in words, with what to do, and without names and passwords in URLs."""
     text = _USER.sub("//…@", one_line(error))
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return f"the local disk is full: free some space, then run the command again ({text})"
     if isinstance(error, FileNotFoundError):
         return f"there is no such bucket or object: create the bucket, or correct the URL ({text})"
     if isinstance(error, PermissionError) or "Credentials" in type(error).__name__:

@@ -101,8 +101,8 @@ class RemoteScratch:
     is_spread: bool
     """Whether other machines make the dataset, so that spilled calls are under the URL too."""
     folder: str
-    is_kept: bool = field(default=False, init=False)
-    """Whether its pointer was written, or may have been."""
+    is_published: bool | None = field(default=False, init=False)
+    """Whether its pointer was written; None if the store's answer was lost."""
 
     @property
     def rows(self) -> RemoteFiles:
@@ -125,9 +125,9 @@ class RemoteScratch:
             remote.objects.under(self.folder + ABOUT).upload(path.name, path)
         hashes = [hashlib.sha256((self.about / file).read_bytes()).hexdigest() for file in (MANIFEST, LEDGER_FILE)]
         pointer = Pointer(self.folder, *hashes)
-        self.is_kept = True  # also if the answer is lost
-        if not remote.publish(name, pointer):
-            self.is_kept = False
+        self.is_published = None
+        self.is_published = remote.publish(name, pointer)
+        if not self.is_published:
             raise _made_meanwhile(f"{self.mirror.url}/{name}")
         write_pointer(self.about, pointer)
         with alone_in(self.local.target.parent):
@@ -154,9 +154,14 @@ def remote_scratch(mirror: Mirror, known: Path, *, is_spread: bool) -> Iterator[
 
 
 def _end(scratch: RemoteScratch) -> None:
-    """Removes what is not published. A store that fails now must not hide the command's result: the next command removes it."""
+    """Removes what is not published. A store that fails now must not hide the command's result: the next command removes it.
+
+    It also finds out whether a dataset was published if the answer was lost.
+    """
+    if scratch.is_published is None:
+        return
     try:
-        scratch.mirror.remote.end(scratch.folder, is_kept=scratch.is_kept)
+        scratch.mirror.remote.end(scratch.folder, is_kept=scratch.is_published)
     except DatasetError as error:
         log.warning("unfinished files of %s remain, and the next dataset removes them: %s", scratch.folder, error)
 

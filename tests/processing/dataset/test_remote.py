@@ -191,6 +191,7 @@ def test_rows_are_kept_if_it_is_unknown_whether_they_were_published(
     with pytest.raises(DatasetError, match="no answer"):
         publish(url, tmp_path / "round-0000", b"rows")
     assert (local_dataset(f"{url}/round-0000") / "part-00000.parquet").read_bytes() == b"rows"
+    assert [name for name in Objects(url).names() if name.endswith(".unfinished")]
 
 
 def test_a_store_without_conditional_writes_is_asked_first(
