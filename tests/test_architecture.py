@@ -46,7 +46,8 @@ FLOORS = {
         "otlp network runtime",
     ),
     "processing": (
-        "branches explain",
+        "explain",
+        "branches",
         "assembly",
         "credit export merging",
         "rewards",

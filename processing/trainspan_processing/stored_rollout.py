@@ -48,7 +48,8 @@ class StoredRollout:
     status: str
     """A reward function sees `ok`, `agent_error`, `timeout` and `judge_error`; returning None leaves a failure unrewarded."""
     evaluations: list[StoredEvaluation]
-    """Evaluations that may reward it. If the collector requires tokens, evaluations sent with an agent's token are left out."""
+    """Evaluations that may reward it. If the collector requires tokens, evaluations sent with an agent's token are left out.
+    So is what branches measured."""
     calls: list[StoredCall]
     """Calls in the order in which they were made."""
     attributes: dict[str, Any]

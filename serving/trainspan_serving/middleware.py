@@ -187,7 +187,7 @@ class PolicyMiddleware:
         branches = BranchRegistry(
             client.model_config.get_vocab_size(),
             plan.max_prefix_bytes,
-            lambda token: client.get_tokenizer().decode([token]),
+            lambda ids: client.get_tokenizer().decode(list(ids)),
         )
         PolicyMetrics(server, exporter.counts, branches).register()
         keys_given = app.state.args.api_key or [os.environ.get("VLLM_API_KEY")]

@@ -1,26 +1,57 @@
 """Makes evaluations of measured values and advantages, for the spans of the calls."""
 
 from collections.abc import Iterator, Sequence
+from typing import Final
 
-from trainspan_cli.clients.feedback import FeedbackScore
-from trainspan_processing.branches.values import BranchedRollout
+from trainspan_cli.clients.feedback import FeedbackScore, Value
+from trainspan_processing.branches.values import BranchedRollout, StateValue
 from trainspan_schemas.telemetry import keys
 
 __all__ = ["scores_of"]
 
+_VALUES: Final = {
+    "branches": (keys.STATE_VALUE, "mean reward of {} branches from the state before this call"),
+    "group": (keys.START_VALUE, "mean reward of the {} rollouts of the group, the value of the first state"),
+}
+"""What a value is the mean of → its name and explanation."""
 
-def scores_of(rollouts: Sequence[BranchedRollout]) -> Iterator[FeedbackScore]:
-    """The values that branches measured, and the advantages of calls, as evaluations on the spans of the calls."""
+
+def scores_of(rollouts: Sequence[BranchedRollout], run_id: str) -> Iterator[FeedbackScore]:
+    """The values and advantages that the branches of `run_id` measured, as evaluations on the spans of the calls.
+
+    The value that a group gives is stored only with an advantage, which is compared with it.
+    """
     for rollout in rollouts:
         for call in rollout.calls:
-            span = (call.trace_id, call.span_id)
-            if call.value is not None and call.value.by == "branches":
-                said = f"mean reward of {call.value.n} branches from the state before this call"
+            span, value = (call.trace_id, call.span_id), call.value
+            if value is not None and (value.by == "branches" or call.advantage is not None):
+                name, said = _VALUES[value.by]
+                said, more = said.format(value.n), _measured(run_id, value, value.interval, value.policies)
                 yield FeedbackScore(
-                    call.value.mean, keys.STATE_VALUE, "branches", rollout.rollout_id, explanation=said, span=span
+                    value.mean, name, "branches", rollout.rollout_id, explanation=said, span=span, more=more
                 )
-            if call.advantage is not None:
+            if value is not None and call.advantage is not None:
                 said = "value of the state after this call less that of the state before it"
                 yield FeedbackScore(
-                    call.advantage, keys.CALL_ADVANTAGE, "branches", rollout.rollout_id, explanation=said, span=span
+                    call.advantage,
+                    keys.CALL_ADVANTAGE,
+                    "branches",
+                    rollout.rollout_id,
+                    explanation=said,
+                    span=span,
+                    more=_measured(run_id, value, call.interval, call.policies),
                 )
+
+
+def _measured(
+    run_id: str, value: StateValue, interval: tuple[float, float] | None, policies: Sequence[str]
+) -> dict[str, Value | None]:
+    low, high = interval or (None, None)
+    return {
+        keys.INTERVAL_LOW: low,
+        keys.INTERVAL_HIGH: high,
+        keys.MEASURED_BY: run_id,
+        keys.MEASURED_ROLLOUTS: value.n,
+        keys.MEASURED_DIVERGED: value.diverged,
+        keys.MEASURED_POLICIES: list(policies) or None,
+    }

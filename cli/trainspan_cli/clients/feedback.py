@@ -2,8 +2,8 @@
 
 import time
 import uuid
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
@@ -15,6 +15,9 @@ __all__ = ["FeedbackScore", "send_feedback", "send_scores"]
 
 _TIMEOUT_S: Final = 10.0
 _RECORDS_PER_REQUEST: Final = 1000
+
+Value = str | int | float | Sequence[str]
+"""Of an attribute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +32,13 @@ class FeedbackScore:
     explanation: str | None = None
     span: tuple[str, str] | None = None
     """Trace and span id of the call that it is about, in the rollout."""
+    more: Mapping[str, Value | None] = field(default_factory=dict)
+    """Further attributes; those that are None are left out."""
 
-    def attributes(self) -> dict[str, str | float]:
+    def attributes(self) -> dict[str, Value]:
         """The record's attributes: a new evaluation id, and the fields that are set."""
-        pairs: dict[str, str | float | None] = {
+        pairs: dict[str, Value | None] = {
+            **self.more,
             keys.EVALUATION_NAME: self.name,
             keys.EVALUATION_SCORE: self.value,
             keys.EVALUATION_SOURCE: self.source,
@@ -96,7 +102,7 @@ def send_scores(
 
 def _record(feedback: FeedbackScore) -> tuple[Any, str]:
     """An OTLP log record and the id of its evaluation."""
-    from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
+    from opentelemetry.proto.common.v1.common_pb2 import KeyValue
     from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 
     attributes = feedback.attributes()
@@ -106,15 +112,24 @@ def _record(feedback: FeedbackScore) -> tuple[Any, str]:
         trace_id=bytes.fromhex(trace_id),
         span_id=bytes.fromhex(span_id),
         attributes=[
-            KeyValue(
-                key=key,
-                value=AnyValue(double_value=value) if isinstance(value, float) else AnyValue(string_value=str(value)),
-            )
+            KeyValue(key=key, value=_any_value(value))
             # before 1.34, OpenTelemetry's Python package of the protocol has no field for a record's event name
             for key, value in {**attributes, "event.name": keys.EVALUATION_EVENT}.items()
         ],
     )
     return record, str(attributes[keys.EVALUATION_ID])
+
+
+def _any_value(value: Value) -> Any:
+    from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue
+
+    if isinstance(value, str):
+        return AnyValue(string_value=value)
+    if isinstance(value, float):
+        return AnyValue(double_value=value)
+    if isinstance(value, int):
+        return AnyValue(int_value=value)
+    return AnyValue(array_value=ArrayValue(values=[_any_value(item) for item in value]))
 
 
 def _read_roots(certificate: str | None) -> bytes | None:

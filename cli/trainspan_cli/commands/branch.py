@@ -147,7 +147,7 @@ def _send(report: "BranchReport", wanted: "RunSettings") -> None:
     from trainspan_schemas.store.senders import sender_headers
 
     collectors, certificate = Collectors.of(wanted.collector), os.environ.get("OTEL_EXPORTER_OTLP_CERTIFICATE")
-    scores = list(scores_of(report.rollouts))
+    scores = list(scores_of(report.rollouts, report.run.run_id))
     for url in collectors.urls:
         own = [score for score in scores if collectors.url_for(score.rollout_id or "") == url]
         headers = sender_headers("runner", url, os.environ, token_file=wanted.token_file, store=wanted.store)

@@ -15,6 +15,12 @@ __all__ = ["print_explanation"]
 _MOST_CHARACTERS = 1_200
 """Maximum length of one text, except with --full."""
 
+_MOST_NAMED = 8
+"""Branches or policies that are named in one line."""
+
+_TEXTS = ("mean of", "sampled by", "branches")
+"""Left-aligned columns."""
+
 _WIDEST = 1_000
 """Maximum width of a table in columns."""
 
@@ -36,6 +42,11 @@ def print_explanation(account: "RolloutAccount", *, full: bool) -> None:
     console.print(_title("rewards"))
     for edge in _edges(account) or [Text("this rollout has no rewards", style="dim")]:
         console.print(_indented(edge), soft_wrap=True)
+    if any(call.measured for call in account.calls):
+        console.print(_title("measured by branches (no rewards)"))
+        _print_whole(console, _measured(account))
+    for branches in _branches(account):
+        console.print(_indented(branches), soft_wrap=True)
     console.print(_title("credit"))
     for line in account.credit.lines:
         console.print(_indented(_plain(line)), soft_wrap=True)
@@ -103,6 +114,12 @@ def _facts(account: "RolloutAccount") -> Text:
     ]
     text = _plain(f"rollout {account.rollout_id}\n", "bold")
     text.append_text(_plain(" · ".join(filter(None, place))))
+    if branch := account.branch:
+        attempt = f", attempt {branch.of.attempt}" if branch.of.attempt else ""
+        said = f"\na branch before call {branch.of.call} of rollout {branch.of.rollout_id}{attempt}: "
+        text.append_text(_plain(f"{said}{branch.repeated} calls with stored answers, {branch.sampled} sampled"))
+    if account.error:
+        text.append_text(_shortened(f"\nfailed: {account.error}", "red", full=False))
     if account.reason:
         text.append_text(_plain(f"\nnot trained: {account.reason}", "red"))
     for lack in account.lacks:
@@ -168,6 +185,47 @@ def _edges(account: "RolloutAccount") -> list[Text]:
         else:
             lines += [_plain(f"{said} → {target}"), _plain(f"  rule {edge.rule}: {edge.why}", "dim")]
     return lines
+
+
+def _measured(account: "RolloutAccount") -> Table:
+    """The newest measurement of each call."""
+    from trainspan_processing.explain.arithmetic import interval, number, run_of_branches
+
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name in ("#", "value before", "95 %", "mean of", "advantage", "95 %", "diverged", "sampled by", "branches"):
+        table.add_column(name, justify="left" if name in _TEXTS else "right", no_wrap=True)
+    for call in account.calls:
+        if call.measured:
+            one = call.measured[0]
+            table.add_row(
+                str(call.index),
+                number(one.value.score if one.value else None),
+                interval(one.value),
+                one.source,
+                number(one.advantage.score if one.advantage else None),
+                interval(one.advantage),
+                "–" if one.diverged is None else str(one.diverged),
+                _plain(", ".join(map(_cut, one.policies[:_MOST_NAMED])) or "–"),
+                _plain("".join(run_of_branches(call.measured))),
+            )
+    return table
+
+
+def _branches(account: "RolloutAccount") -> list[Text]:
+    """Its branches, one line for each call and run."""
+    found: dict[tuple[int, str], list[str]] = {}
+    for index, branch in account.branches:
+        key = (branch.call if index is None else index, branch.run_id or "–")
+        found.setdefault(key, []).append(f"{branch.rollout_id} {branch.status}")
+    return [
+        _plain(
+            f"{len(named)} branch{'' if len(named) == 1 else 'es'} before call {call} in run {run}: "
+            + ", ".join(named[:_MOST_NAMED])
+            + (f" and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""),
+            "dim",
+        )
+        for (call, run), named in found.items()
+    ]
 
 
 def _legend(account: "RolloutAccount") -> str:

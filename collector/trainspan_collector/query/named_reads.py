@@ -12,6 +12,7 @@ from typing import Final
 from trainspan_collector.query.places import EVERYWHERE, RowPlaces
 from trainspan_collector.query.scoped_views import SEEDS, nearby
 from trainspan_collector.rows.promoted import PROMOTED
+from trainspan_schemas.artifacts.branches import BRANCH_TASK
 from trainspan_schemas.errors import UsageError
 from trainspan_schemas.store.views import IDENTITY, VIEWS
 
@@ -114,6 +115,12 @@ _OF_SPANS: Final = ("spans", "calls")
 _WITHOUT: Final = {"without_run": "run_id", "without_round": "round"}
 """Parameters of the read `sizes` for rollouts that have none."""
 
+_OF_TASKS: Final = {
+    "task_id": "task_id = $task_id",
+    "branches_of": f"contains(task_id, '@' || $branches_of || '.') AND regexp_matches(task_id, '{BRANCH_TASK}')",
+}
+"""Parameter → condition on the task of a rollout."""
+
 _CHOOSING: Final = ("run_id", "round", "rollout_ids", "without_rollout", "since_seq")
 """Parameters of every read of a view."""
 
@@ -127,7 +134,8 @@ class Query:
 def named_read(name: str, parameters: Mapping[str, object], places: RowPlaces) -> Query:
     """Returns the query of a read. Raises UsageError if the read, a parameter or a column is unknown.
 
-    `places` locates rows in the store to be read. `task_id`: only the rollouts of this task.
+    `places` locates rows in the store to be read. `task_id`: only the rollouts of this task; `branches_of`: only the branches
+    of this rollout.
     `without_run`, `without_round`, for sizes: only rollouts without a run or round.
     `without_calls`: only spans that the read `calls` does not return. `without_rollout`: only rows without a rollout.
     `skip` and `rows`, for spans and calls: only a part, in the order of their start.
@@ -147,7 +155,7 @@ def named_read(name: str, parameters: Mapping[str, object], places: RowPlaces) -
     if name in special:
         return special[name](given, places)
     of_spans = ("without_calls",) if name == "spans" else ()
-    of_rollouts = ("task_id",) if name == "rollouts" else ()
+    of_rollouts = tuple(_OF_TASKS) if name == "rollouts" else ()
     of_parts = _PAGED if name in _OF_SPANS else ()
     _expect(name, given, (*_CHOOSING, "columns", *of_spans, *of_rollouts, *of_parts))
     bound: dict[str, object] = {}
@@ -356,9 +364,9 @@ def _conditions(given: Mapping[str, object], bound: dict[str, object]) -> list[s
     if "round" in given:
         conditions.append("r.round = $round")
         bound["round"] = _checked(given, "round", int)
-    if "task_id" in given:
-        conditions.append("r.task_id = $task_id")
-        bound["task_id"] = _checked(given, "task_id", str)
+    for key in _OF_TASKS.keys() & given.keys():
+        conditions.append(_OF_TASKS[key])
+        bound[key] = _checked(given, key, str)
     if "attempt" in given:
         conditions.append("coalesce(r.attempt, 0) = $attempt")
         bound["attempt"] = _checked(given, "attempt", int)
@@ -394,8 +402,8 @@ def _within(seed: str, bound: dict[str, object], places: RowPlaces) -> str:
     """Where the rows are that a read from these seeds needs; the rollouts of a task are added to `bound`."""
     if seed == "rollout_ids":
         return places.of_rollouts(_texts(bound, "rollout_ids"))
-    if seed == "task_id":
-        bound["task_rollouts"] = rollout_ids = places.rollouts_of(str(bound["task_id"]))
+    if seed in _OF_TASKS:
+        bound["task_rollouts"] = rollout_ids = places.rollouts_of(_OF_TASKS[seed], {seed: bound[seed]})
         return places.of_rollouts(rollout_ids)
     return places.without_rollout() if seed.endswith("without_rollout") else EVERYWHERE
 

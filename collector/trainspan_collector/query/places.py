@@ -36,7 +36,7 @@ SELECT DISTINCT place FROM stored.places WHERE trace_key IN (SELECT md5_number_l
 _WITHOUT_ROLLOUT: Final = "SELECT DISTINCT place FROM stored.places WHERE rollout_key = 0"
 _END: Final = "SELECT coalesce(max(place) + 1, 0) FROM stored.places"
 _NONE_SINCE: Final = "SELECT NOT EXISTS (FROM stored.spans WHERE seq >= {} AND rollout_id IS NULL)"
-_OF_TASK: Final = "SELECT DISTINCT rollout_id FROM stored.spans WHERE task_id = $task_id AND rollout_id IS NOT NULL"
+_OF_TASK: Final = "SELECT DISTINCT rollout_id FROM stored.spans WHERE {} AND rollout_id IS NOT NULL"
 _LAST: Final = 2**63 - 1
 
 
@@ -62,9 +62,10 @@ class RowPlaces:
             return NOWHERE
         return _within(found, end)
 
-    def rollouts_of(self, task_id: str) -> list[str]:
-        """The rollouts with a span that states this task."""
-        return [rollout_id for (rollout_id,) in self._cursor.execute(_OF_TASK, {"task_id": task_id}).fetchall()]
+    def rollouts_of(self, condition: str, parameters: dict[str, object]) -> list[str]:
+        """The rollouts with a span that states a task for which `condition` holds."""
+        found = self._cursor.execute(_OF_TASK.format(condition), parameters).fetchall()
+        return [rollout_id for (rollout_id,) in found]
 
     def _found(self, sql: str, parameters: dict[str, object]) -> list[int]:
         return sorted(place for (place,) in self._cursor.execute(sql, parameters).fetchall())

@@ -25,7 +25,7 @@ SEEDS: Final = {
     SELECT trace_id, rollout_id FROM stored.live_spans WHERE seq > $since_seq
     UNION SELECT trace_id, rollout_id FROM stored.live_evaluations WHERE seq > $since_seq
     UNION SELECT trace_id, rollout_id FROM stored.logs WHERE seq > $since_seq""",
-    "task_id": "SELECT unnest($task_rollouts::VARCHAR[]) AS rollout_id",
+    **dict.fromkeys(("branches_of", "task_id"), "SELECT unnest($task_rollouts::VARCHAR[]) AS rollout_id"),
     "round_without_rollout": (
         "SELECT trace_id, rollout_id FROM stored.live_spans WHERE rollout_id IS NULL AND round = $round AND {within}"
     ),
@@ -38,8 +38,8 @@ Those without a rollout are only for reads of spans: an evaluation without a rol
 `without_rollout` together are `round_without_rollout`: no rollout completes such a span's round. `{within}`: where these
 spans are."""
 
-_NAMING: Final = ("rollout_ids", "task_id")
-"""Those that name rollouts; `task_id` is for reads of rollouts, whose task is one that their own spans state."""
+_NAMING: Final = ("rollout_ids", "branches_of", "task_id")
+"""Those that name rollouts; the last two are for reads of rollouts, whose task is one that their own spans state."""
 
 _COLUMNS: Final = (
     "seq, trace_id, span_id, is_call, rollout_id, attempt, task_id, run_id, round, split, untrusted, rollout_status,"

@@ -10,7 +10,7 @@ import polars as pl
 
 from trainspan_processing.assembly.chunk import reward_chunk
 from trainspan_processing.branches.states import STATES, states_of
-from trainspan_processing.branches.values import BranchedRollout, measure_rollout
+from trainspan_processing.branches.values import BranchedRollout, StateBranches, measure_rollout
 from trainspan_processing.dataset.ledger import NOTHING_USED
 from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.tables import CALLS, ROLLOUT_KEY
@@ -156,18 +156,20 @@ def measure(
     of_round: dict[int, dict[str, BranchPoint]] = {}
     for point in points:
         of_round.setdefault(point.round, {})[point.task_id] = point
-    found: dict[tuple[str, int], dict[int, tuple[list[float], int]]] = {}
+    found: dict[tuple[str, int], dict[int, StateBranches]] = {}
     for round_, named in of_round.items():
         traces = index_traces(
             source, Selection(run_id, round_), NOTHING_USED, now_ns=now_ns, settle_s=settings.settle_s
         )
         rollouts = reward_chunk(source, traces, settings, with_state=False).rewarded.rollouts
+        policies = _policies(traces.calls)
         last = rollouts.filter(~pl.col("superseded")).select("task_id", "status", "reward", "teaches")
         for (task_id,), ends in last.partition_by("task_id", as_dict=True).items():
             if (began := named.get(str(task_id))) is not None:
                 rewards = ends.filter("teaches")["reward"].drop_nulls().to_list()
                 diverged = ends.filter(pl.col("status") == "diverged").height
-                found.setdefault((began.rollout_id, began.attempt), {})[began.call] = (rewards, diverged)
+                from_state = StateBranches(rewards, diverged, policies.get(began.task_id, ()))
+                found.setdefault((began.rollout_id, began.attempt), {})[began.call] = from_state
     groups = {tuple(row[:3]): row[3] for row in candidates.group_rewards.iter_rows()}
     states = candidates.states.partition_by(ROLLOUT_KEY, as_dict=True)
     measured = []
@@ -177,3 +179,11 @@ def measure(
         group = groups.get((row["run_id"], row["round"], row["task_id"]), ())
         measured.append(measure_rollout(row, own, group, found.get(key, {})))
     return measured
+
+
+def _policies(calls: pl.DataFrame) -> dict[str, tuple[str, ...]]:
+    """Task id → name and version of every policy that sampled for it: repeated answers are those of the stored rollout."""
+    sampled = calls.filter(~pl.col("forced").fill_null(False)).drop_nulls(["task_id", "policy_version"])
+    name = pl.format("{} {}", pl.col("policy_name").fill_null("policy"), "policy_version").alias("policy")
+    named = sampled.select("task_id", name).unique().sort("task_id", "policy")
+    return {task_id: tuple(own["policy"]) for (task_id,), own in named.partition_by("task_id", as_dict=True).items()}

@@ -13,7 +13,7 @@ from trainspan_processing.read.tokens import chunks_of_rollouts, read_tokens
 from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY, Schema
 from trainspan_schemas.telemetry.prefix import FINISH_REASONS
 
-__all__ = ["STATES", "states_of"]
+__all__ = ["STATES", "request_position", "states_of"]
 
 STATES: Final[Schema] = {
     "rollout_id": pl.String,
@@ -34,8 +34,7 @@ the server can repeat its answers."""
 
 def states_of(source: Source, calls: pl.DataFrame, answers: pl.DataFrame) -> pl.DataFrame:
     """STATES of the rollouts of `calls` (CALLS of a trace index, in its order)."""
-    request = pl.struct("server", "call_index", pl.when(pl.col("call_index").is_null()).then("span_id"))
-    numbered = calls.with_columns((request.rle_id()).over(ROLLOUT_KEY).cast(pl.Int32).alias("call"))
+    numbered = calls.with_columns(request_position().over(ROLLOUT_KEY).alias("call"))
     scored = [
         part.join(_surprisals(tokens), on=SPAN_KEY, how="left", maintain_order="left")
         for part, tokens in _with_tokens(source, numbered, answers)
@@ -52,6 +51,12 @@ def states_of(source: Source, calls: pl.DataFrame, answers: pl.DataFrame) -> pl.
         )
         .select(pl.col(name).cast(kind) for name, kind in STATES.items())
     )
+
+
+def request_position() -> pl.Expr:
+    """The position of each call's request among those of a rollout, from 0; choices of one request share it. For CALLS in order."""
+    request = pl.struct("server", "call_index", pl.when(pl.col("call_index").is_null()).then("span_id"))
+    return request.rle_id().cast(pl.Int32)
 
 
 def _with_tokens(

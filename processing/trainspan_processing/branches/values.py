@@ -14,7 +14,19 @@ import polars as pl
 
 from trainspan_schemas.intervals import RewardEstimate
 
-__all__ = ["BranchedCall", "BranchedRollout", "StateValue", "measure_rollout"]
+__all__ = ["BranchedCall", "BranchedRollout", "StateBranches", "StateValue", "measure_rollout"]
+
+
+@dataclass(frozen=True, slots=True)
+class StateBranches:
+    """The branches from one state."""
+
+    rewards: Sequence[float]
+    """Of those that have one."""
+    diverged: int = 0
+    """How many did not reach the state."""
+    policies: tuple[str, ...] = ()
+    """Name and version of every policy that sampled for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +42,18 @@ class StateValue:
     """`branches`, `group`, or `reward` (after the last call)."""
     diverged: int = 0
     """Branches that did not reach the state."""
+    policies: tuple[str, ...] = ()
+    """Name and version of every policy that sampled for the branches."""
 
     @classmethod
-    def of(cls, rewards: Sequence[float], by: str, diverged: int = 0) -> "StateValue | None":
+    def of(
+        cls, rewards: Sequence[float], by: str, diverged: int = 0, policies: tuple[str, ...] = ()
+    ) -> "StateValue | None":
         """From the rewards of independent rollouts; None without any."""
         if not rewards:
             return None
         estimate = RewardEstimate.of([reward] for reward in rewards)
-        return cls(statistics.mean(rewards), estimate.interval, len(rewards), by, diverged)
+        return cls(statistics.mean(rewards), estimate.interval, len(rewards), by, diverged, policies)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +74,8 @@ class BranchedCall:
     """Of the advantage, 95 %."""
     diverged: int
     """Branches from the state before it that did not get there."""
+    policies: tuple[str, ...]
+    """Name and version of every policy that sampled for the branches from the states before and after it."""
 
     def record(self) -> dict[str, Any]:
         return asdict(self)
@@ -81,17 +99,17 @@ def measure_rollout(
     rollout: Mapping[str, Any],
     states: pl.DataFrame,
     group: Sequence[float],
-    branches: Mapping[int, tuple[Sequence[float], int]],
+    branches: Mapping[int, StateBranches],
 ) -> BranchedRollout:
     """The values of a rollout's states.
 
     `rollout` has rollout_id, attempt, task_id and reward; `states` are its STATES; `group` are the rewards of its group,
-    its own among them; `branches` maps a state to the rewards of its branches and the number that diverged.
+    its own among them; `branches` are those of each state.
     """
     reward, end = float(rollout["reward"]), states.height
     values = {
-        call: StateValue.of(rewards, "branches", diverged)
-        for call, (rewards, diverged) in branches.items()
+        call: StateValue.of(own.rewards, "branches", own.diverged, own.policies)
+        for call, own in branches.items()
         if call < end
     }
     if values.get(0) is None and len(group) > 1:
@@ -109,7 +127,8 @@ def measure_rollout(
                 value=before,
                 advantage=after.mean - before.mean if known else None,  # type: ignore[union-attr]
                 interval=_difference(before, after) if known else None,  # type: ignore[arg-type]
-                diverged=branches.get(row["call"], ((), 0))[1],
+                diverged=branches[row["call"]].diverged if row["call"] in branches else 0,
+                policies=tuple(sorted({name for value in (before, after) if value for name in value.policies})),
             )
         )
     return BranchedRollout(rollout["rollout_id"], rollout["attempt"], rollout["task_id"], reward, tuple(calls))

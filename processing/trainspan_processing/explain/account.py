@@ -1,12 +1,16 @@
 """The explanation of one rollout: plain values, ready to be printed, drawn or serialized."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from trainspan_processing.branches.measurements import Measurement
+from trainspan_processing.branches.stored_branches import StoredBranch
 from trainspan_processing.reasons.missing_calls import Lack
 from trainspan_processing.text.dialects import Message
+from trainspan_schemas.artifacts.branches import BranchOrigin
 
 __all__ = [
+    "BranchAccount",
     "CallAccount",
     "CreditAccount",
     "EdgeAccount",
@@ -60,6 +64,8 @@ class CallAccount:
     """Text of `prompt_ids[prefix_len:]`; None without a tokenizer."""
     pieces: list[str] | None
     """(C,) text added by each completion token; None without a tokenizer, or if not asked for."""
+    measured: list[Measurement] = field(default_factory=list)
+    """What branches measured, the newest run first; empty if nothing, or if not asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +152,17 @@ class CreditAccount:
 
 
 @dataclass(frozen=True, slots=True)
+class BranchAccount:
+    """What the rollout is a branch of."""
+
+    of: BranchOrigin
+    repeated: int
+    """Calls that the policy server answered with stored tokens."""
+    sampled: int
+    """Calls with tokens after them."""
+
+
+@dataclass(frozen=True, slots=True)
 class RolloutAccount:
     """Everything about one (rollout, attempt)."""
 
@@ -176,6 +193,12 @@ class RolloutAccount:
     lacks: list[Lack]
     """Missing pieces of an unfinished rollout."""
     untrained: list[UntrainedAccount]
+    error: str | None = None
+    """What its own span says about its failure; of a branch that diverged, the first token that differs."""
+    branch: BranchAccount | None = None
+    """None if it is no branch."""
+    branches: list[tuple[int | None, StoredBranch]] = field(default_factory=list)
+    """Its own branches with the index of the call that they sample anew (None: no such call); empty if not asked for."""
 
     @property
     def verdict(self) -> str | None:

@@ -5,12 +5,23 @@ from dataclasses import dataclass
 from statistics import mean, stdev
 from typing import Final
 
+from trainspan_processing.branches.measurements import Measured, Measurement
 from trainspan_processing.credit.baselines import BASELINES
 from trainspan_processing.credit.plan import GIGPO, CreditPlan, Estimator
 from trainspan_processing.credit.rules import CREDITS
 from trainspan_processing.credit.vine import VINE
 
-__all__ = ["CreditedCall", "RewardPart", "Term", "credit_lines", "number", "reward_line"]
+__all__ = [
+    "CreditedCall",
+    "RewardPart",
+    "Term",
+    "credit_lines",
+    "interval",
+    "measured_in_words",
+    "number",
+    "reward_line",
+    "run_of_branches",
+]
 
 _GIGPO: Final = (
     "episode weight × norm(R) among the group + state weight × norm(G) among the group's calls in the same state. "
@@ -62,6 +73,30 @@ class CreditedCall:
 def number(value: float | None) -> str:
     """Up to five significant digits, with a true minus sign."""
     return "–" if value is None else f"{value:.5g}".replace("-", "−")
+
+
+def interval(measured: Measured | None) -> str:
+    """Its 95 % interval, to three digits."""
+    if measured is None or measured.interval is None:
+        return "–"
+    low, high = (f"{end:.3g}".replace("-", "−") for end in measured.interval)
+    return f"{low} to {high}"
+
+
+def measured_in_words(one: Measurement) -> str:
+    """A measurement in one line: the advantage of the call and the value of the state before it."""
+    parts = [
+        f"{name} {number(measured.score)}" + (f" [{interval(measured)}]" if measured.interval else "")
+        for name, measured in (("advantage", one.advantage), ("value before it", one.value))
+        if measured is not None
+    ]
+    return f"measured by branches: {', '.join(parts)}"
+
+
+def run_of_branches(measured: Sequence[Measurement]) -> tuple[str, str]:
+    """The run of the newest measurement of a call, and how many others there are, in words."""
+    others = len(measured) - 1
+    return measured[0].run_id or "–", f" (and {others} earlier run{'s' if others > 1 else ''})" if others else ""
 
 
 def credit_lines(

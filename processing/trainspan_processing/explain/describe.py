@@ -5,8 +5,10 @@ from typing import Final
 
 import polars as pl
 
+from trainspan_processing.branches.stored_branches import StoredBranch
 from trainspan_processing.credit.group_advice import group_advice
 from trainspan_processing.explain.account import (
+    BranchAccount,
     CallAccount,
     CreditAccount,
     ForeignAccount,
@@ -24,6 +26,7 @@ from trainspan_processing.reasons.advice import advice_on
 from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY
 from trainspan_processing.text.dialects import messages_of
 from trainspan_processing.text.token_text import Decoder
+from trainspan_schemas.artifacts.branches import BranchOrigin
 from trainspan_schemas.telemetry import keys
 
 __all__ = ["describe_rollout", "greatest_ids"]
@@ -57,7 +60,31 @@ def describe_rollout(evidence: Evidence, decoder: Decoder | None, *, pieces: boo
         unlike=evidence.unlike,
         lacks=evidence.lacks,
         untrained=_untrained(evidence),
+        error=_error(evidence),
+        branch=_branch(evidence),
+        branches=_branches(evidence),
     )
+
+
+def _error(evidence: Evidence) -> str | None:
+    own = evidence.texts.get((evidence.rollout["trace_id"], evidence.rollout["span_id"]))
+    return own.error if own and own.failed else None
+
+
+def _branch(evidence: Evidence) -> BranchAccount | None:
+    """Only a runner makes branches: another sender's task id says nothing."""
+    rollout = evidence.rollout
+    origin = BranchOrigin.of_task(rollout["task_id"] or "") if rollout["by_runner"] else None
+    if origin is None:
+        return None
+    forced = evidence.calls["forced"].fill_null(value=False)
+    return BranchAccount(origin, repeated=int(forced.sum()), sampled=int((~forced).sum()))
+
+
+def _branches(evidence: Evidence) -> list[tuple[int | None, StoredBranch]]:
+    first = evidence.calls.unique("request", keep="first", maintain_order=True)
+    index = dict(first.select("request", "call_index").iter_rows())
+    return [(index.get(branch.call), branch) for branch in evidence.branches]
 
 
 def _untrained(evidence: Evidence) -> list[UntrainedAccount]:
@@ -131,6 +158,7 @@ def _calls(evidence: Evidence, start_ns: int, decoder: Decoder | None, *, pieces
                 answer=outputs[-1] if outputs else None,
                 prompt_text=decoder.text(prompt[prefix_len:]) if decoder else None,
                 pieces=decoder.pieces(completion) if decoder and pieces else None,
+                measured=list(evidence.measured.get(key, ())),
             )
         )
     return accounts

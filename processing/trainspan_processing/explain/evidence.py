@@ -6,6 +6,8 @@ from typing import Any
 
 import polars as pl
 
+from trainspan_processing.branches.measurements import Measurement
+from trainspan_processing.branches.stored_branches import StoredBranch
 from trainspan_processing.dataset.published import Published
 from trainspan_processing.explain.dry_run import DryRun
 from trainspan_processing.reasons.missing_calls import Lack
@@ -26,6 +28,8 @@ class SpanText:
     start_ns: int
     end_ns: int | None
     failed: bool
+    error: str | None
+    """The message of its status."""
     attributes: dict[str, Any]
 
 
@@ -51,6 +55,10 @@ class Evidence:
     """Number of rollouts compared by the dataset that are missing in the stores or have a different reward there."""
     lacks: list[Lack] = field(default_factory=list)
     """Missing pieces, if it is unfinished."""
+    measured: Mapping[Key, list[Measurement]] = field(default_factory=dict)
+    """What branches measured about its calls, as the store is now."""
+    branches: list[StoredBranch] = field(default_factory=list)
+    """Its branches, as the store is now."""
 
     def own(self, frame: pl.DataFrame) -> pl.DataFrame:
         """This rollout's rows of `frame`."""

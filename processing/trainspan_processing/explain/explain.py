@@ -8,6 +8,9 @@ from typing import Any, Final
 import polars as pl
 
 from trainspan_processing.assembly.rows import ROW_ORDER, RowCounts, rows_of
+from trainspan_processing.branches.measurements import read_measurements
+from trainspan_processing.branches.states import request_position
+from trainspan_processing.branches.stored_branches import read_branches
 from trainspan_processing.explain.account import RolloutAccount
 from trainspan_processing.explain.describe import describe_rollout, greatest_ids
 from trainspan_processing.explain.evidence import Evidence, Key, SpanText
@@ -26,7 +29,16 @@ __all__ = ["GroupAccount", "compare_credit", "explain_group", "explain_rollout"]
 RolloutKey = tuple[str, int]
 """(rollout_id, attempt)."""
 
-_SPAN_TEXT: Final = [*ROLLOUT_KEY, *SPAN_KEY, "name", "start_ns", "end_ns", "status_code", "attributes"]
+_SPAN_TEXT: Final = [
+    *ROLLOUT_KEY,
+    *SPAN_KEY,
+    "name",
+    "start_ns",
+    "end_ns",
+    "status_code",
+    "status_message",
+    "attributes",
+]
 _COMPARED: Final = [*SPAN_KEY, "advantage"]
 
 
@@ -47,12 +59,14 @@ def _any_size(_: Iterable[str]) -> None:
 def explain_rollout(question: Question, clock: Clock, *, pieces: bool = True) -> RolloutAccount:
     """Everything about one rollout; its credit is as `trainspan dataset` computes it over the rollouts of its round.
 
-    With `pieces`, the text of each token is part of the account. Raises UsageError if the id matches no rollout or several,
+    What branches measured about it is as the store is now, also if a dataset is asked for. With `pieces`, the text of each token
+    is part of the account. Raises UsageError if the id matches no rollout or several,
     StoreError if a store cannot be read.
     """
     with inquire(question, clock) as inquiry:
         found = inquiry.found
         [evidence] = _gather(inquiry, [(found.rollout_id, found.attempt)])
+        evidence = _with_branches(evidence, inquiry.source.live())
     return describe_rollout(evidence, _decoder([evidence], question), pieces=pieces)
 
 
@@ -66,7 +80,7 @@ def explain_group(
 ) -> GroupAccount:
     """The rollouts of the same run, round and task as the one in question, or with the same first prompt if it has no task.
 
-    The accounts are those of explain_rollout without pieces, for at most `most` of them from number `start`. `check` gets the
+    The accounts are those of explain_rollout without pieces and branches, for at most `most` of them from number `start`. `check` gets the
     ids of these rollouts before their contents are read, and may raise. Otherwise raises the same errors.
     """
     with inquire(question, clock) as inquiry:
@@ -189,8 +203,20 @@ def _evidence(
     )
 
 
+def _with_branches(evidence: Evidence, source: Source) -> Evidence:
+    rollout = evidence.rollout
+    measured = read_measurements(source, evidence.calls["trace_id"].unique().to_list())
+    return replace(
+        evidence, measured=measured, branches=read_branches(source, rollout["rollout_id"], rollout["attempt"])
+    )
+
+
 def _numbered(calls: pl.DataFrame) -> pl.DataFrame:
-    """One rollout's calls, each with a number of its own: several choices of one request have the same call index."""
+    """One rollout's calls, each with the position of its `request` and a number of its own.
+
+    Several choices of one request have the same call index.
+    """
+    calls = calls.with_columns(request_position().alias("request"))
     shared = calls["call_index"].is_duplicated().any()
     return calls.with_columns(pl.col("position").cast(pl.Int32).alias("call_index")) if shared else calls
 
@@ -219,7 +245,9 @@ def _texts(source: Source, rollout_ids: list[str]) -> dict[RolloutKey, dict[Key,
         key = (row["trace_id"], row["span_id"])
         attributes = with_records(json.loads(row["attributes"] or "{}"), records, key)
         failed = row["status_code"] == 2
-        text = SpanText(row["name"] or "", row["start_ns"], row["end_ns"], failed, attributes)
+        text = SpanText(
+            row["name"] or "", row["start_ns"], row["end_ns"], failed, row["status_message"] or None, attributes
+        )
         found.setdefault((row["rollout_id"], row["attempt"] or 0), {})[key] = text
     return found
 

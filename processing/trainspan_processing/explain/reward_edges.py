@@ -31,14 +31,11 @@ RULES: Final[Mapping[str, str]] = {
 """Binding rule → its meaning in words."""
 
 
-_MEASURED: Final[Mapping[str, str]] = {
-    keys.STATE_VALUE: "the value of the state before call",
-    keys.CALL_ADVANTAGE: "the advantage of call",
-}
-
-
 def describe_edges(evidence: Evidence, start_ns: int) -> list[EdgeAccount]:
-    """The rewards that count, then the evaluations that do not, each with its reason."""
+    """The rewards that count, then the evaluations that do not, each with its reason.
+
+    Measurements by branches are none of either (branches/measurements.py), unless their sender may not state them.
+    """
     index = evidence.call_index
     same = ["name", "score", "source", "time_ns"]
     this_attempt = pl.col("attempt").fill_null(evidence.rollout["attempt"]) == evidence.rollout["attempt"]
@@ -64,7 +61,9 @@ def describe_edges(evidence: Evidence, start_ns: int) -> list[EdgeAccount]:
         )
     for row in stored.join(bound, on=same, how="anti", nulls_equal=True).sort("time_ns", "name").iter_rows(named=True):
         span = evidence.texts.get((row["trace_id"], row["span_id"]))
-        call = index.get((row["trace_id"], row["span_id"])) if row["name"] in _MEASURED else None
+        is_untrusted = bool(row["untrusted"])
+        if row["name"] in keys.MEASUREMENTS and not is_untrusted:
+            continue
         edges.append(
             EdgeAccount(
                 name=row["name"],
@@ -73,16 +72,16 @@ def describe_edges(evidence: Evidence, start_ns: int) -> list[EdgeAccount]:
                 at_s=seconds(start_ns, row["time_ns"]),
                 on=span.name if span else None,
                 rule=None,
-                why=_why_not(evidence, row["name"], row["score"], call, untrusted=bool(row["untrusted"])),
-                call=call,
+                why=_why_not(evidence, row["name"], row["score"], untrusted=is_untrusted),
+                call=None,
             )
         )
     return edges
 
 
-def _why_not(evidence: Evidence, name: str, score: float | None, call: int | None, *, untrusted: bool) -> str:
-    if name in _MEASURED:
-        return f"it is {_MEASURED[name]} {call}, which branches measured (`trainspan branch`), and no reward"
+def _why_not(evidence: Evidence, name: str, score: float | None, *, untrusted: bool) -> str:
+    if name in keys.MEASUREMENTS:
+        return "it is called a measurement by branches, but its sender is neither a runner nor the user"
     if evidence.settings.reward is not None:
         return f"rewards come from {evidence.settings.reward} instead"
     names = [reward.name for reward in evidence.decided.plan.rewards]

@@ -3,7 +3,7 @@
 import contextlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any
 
@@ -94,6 +94,10 @@ class Source:
     def unopened(self) -> "Source":
         """The same view of the stores, for another process to open while they are open here."""
         return Source(self.stores, self.allow_behind, dict(self.watermarks), self.is_held, self.endpoints)
+
+    def live(self) -> "Source":
+        """The same open stores as they are now, also after the watermarks; for reads while they are open here."""
+        return replace(self, watermarks={}, is_held=False)
 
     def read(
         self, name: str, selection: Selection, columns: Sequence[str], *, store: int | None = None, **more: object

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from trainspan_schemas.errors import UsageError
+from trainspan_schemas.telemetry import keys
 
 __all__ = ["RewardName", "reward_names", "rollout_column", "step_column"]
 
@@ -38,6 +39,8 @@ def reward_names(text: str) -> tuple[RewardName, ...]:
             raise UsageError(f"reward_name {text!r}: {weight!r} is not a weight; write name=0.5") from None
         if not name.rstrip("?"):
             raise UsageError(f"reward_name {text!r} has an empty name; write name or name=weight,name=weight")
+        if name.rstrip("?") in keys.MEASUREMENTS:
+            raise UsageError(f'reward_name {text!r}: {name} is what branches measured, no reward; use credit = "vine"')
         found.append(RewardName(name.rstrip("?"), number, name.endswith("?")))
         del separator
     if len({item.name for item in found}) < len(found):

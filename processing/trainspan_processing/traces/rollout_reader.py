@@ -14,6 +14,7 @@ from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY
 from trainspan_processing.text.dialects import Message, messages_of
 from trainspan_processing.traces.message_records import read_records, with_records
 from trainspan_processing.traces.trace_index import TraceIndex
+from trainspan_schemas.telemetry import keys
 
 __all__ = ["stored_rollouts"]
 
@@ -33,8 +34,9 @@ def stored_rollouts(
 
 def _evaluations(traces: TraceIndex) -> dict[str, list[StoredEvaluation]]:
     found: dict[str, list[StoredEvaluation]] = {}
-    trusted = traces.evaluations.filter(~pl.col("untrusted").fill_null(False))
-    for row in trusted.sort("time_ns", "name", "score").iter_rows(named=True):
+    measured = pl.col("name").is_in(list(keys.MEASUREMENTS)).fill_null(False)
+    counted = traces.evaluations.filter(~pl.col("untrusted").fill_null(False) & ~measured)
+    for row in counted.sort("time_ns", "name", "score").iter_rows(named=True):
         found.setdefault(row["rollout_id"], []).append(StoredEvaluation(row["name"], row["score"], row["source"]))
     return found
 

@@ -1,6 +1,7 @@
 """Where branches begin: states of stored rollouts, each with the task of its rollout, as a file of JSON lines."""
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -10,10 +11,38 @@ from trainspan_schemas.durable import sync
 from trainspan_schemas.errors import InvalidRecordError
 from trainspan_schemas.telemetry.prefix import ForcedCall
 
-__all__ = ["BRANCH_TASK", "BranchPoint", "BranchSource", "StoredCalls", "branch_task_id", "read_points", "write_points"]
+__all__ = [
+    "BRANCH_TASK",
+    "BranchOrigin",
+    "BranchPoint",
+    "BranchSource",
+    "StoredCalls",
+    "branch_task_id",
+    "read_points",
+    "write_points",
+]
 
 BRANCH_TASK: Final = r"@[^@]+[.][0-9]+@[0-9]+$"
 """Regular expression for the task ids of branches, also in DuckDB and Polars."""
+
+
+@dataclass(frozen=True, slots=True)
+class BranchOrigin:
+    """The call of a stored rollout that a branch samples anew."""
+
+    rollout_id: str
+    attempt: int
+    call: int
+    """Its position in the rollout, from 0."""
+
+    @classmethod
+    def of_task(cls, task_id: str) -> "BranchOrigin | None":
+        """What the task id of a branch says; None for any other task."""
+        if re.search(BRANCH_TASK, task_id) is None:
+            return None
+        _, place, call = task_id.rsplit("@", 2)
+        rollout_id, _, attempt = place.rpartition(".")
+        return cls(rollout_id, int(attempt), int(call))
 
 
 @dataclass(frozen=True, slots=True)

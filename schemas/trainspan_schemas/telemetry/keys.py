@@ -102,8 +102,17 @@ EVALUATION_ID: Final = "trainspan.evaluation.id"
 EVALUATION_SOURCE: Final = "trainspan.evaluation.source"  # "judge" | "return" | "agent" | "human"
 EVALUATION_OF: Final = "trainspan.evaluation.of"  # "rollout" | "call"
 
-STATE_VALUE: Final = "trainspan.value"  # evaluation of a call: mean reward of branches from the state before it
-CALL_ADVANTAGE: Final = "trainspan.advantage"  # evaluation of a call: how much its branches' mean rewards rise with it
+# Measurements by branches: evaluations of a call that are never rewards, with the attributes below.
+STATE_VALUE: Final = "trainspan.value"  # mean reward of branches from the state before the call
+START_VALUE: Final = "trainspan.start_value"  # mean reward of the rollout's group: the value before its first call
+CALL_ADVANTAGE: Final = "trainspan.advantage"  # value of the state after the call less that of the state before it
+MEASUREMENTS: Final = (STATE_VALUE, START_VALUE, CALL_ADVANTAGE)
+INTERVAL_LOW: Final = "trainspan.interval.low"  # double: lower end of the score's 95 % interval
+INTERVAL_HIGH: Final = "trainspan.interval.high"  # double
+MEASURED_BY: Final = "trainspan.measured.run"  # id of the run of the branches
+MEASURED_ROLLOUTS: Final = "trainspan.measured.rollouts"  # int: rewarded rollouts that the value before the call is of
+MEASURED_DIVERGED: Final = "trainspan.measured.diverged"  # int: branches that did not reach the state before the call
+MEASURED_POLICIES: Final = "trainspan.measured.policies"  # str[] of "NAME VERSION": what sampled the branches
 
 REWARD: Final = "reward"  # the evaluation name that is the reward by default
 

@@ -28,8 +28,8 @@ class Branch:
     prompt of a later stored call, or anything after that. Otherwise the branch has diverged, for good.
     """
 
-    def __init__(self, prefix: ForcedPrefix, text_of: Callable[[int], str]) -> None:
-        """`text_of` decodes one token, for messages."""
+    def __init__(self, prefix: ForcedPrefix, text_of: Callable[[Sequence[int]], str]) -> None:
+        """`text_of` decodes tokens, for messages."""
         self.prefix = prefix
         self._text_of = text_of
         self._open = [(call, list(call.choices)) for call in prefix.calls]

@@ -1,7 +1,7 @@
 """The branches that runners registered, bounded in number, memory and time."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from trainspan_schemas.telemetry.prefix import Branched, ForcedPrefix
 from trainspan_schemas.telemetry.tokens import decode_ids
@@ -28,7 +28,7 @@ class BranchRegistry:
         self,
         vocab_size: int,
         max_bytes: int,
-        text_of: Callable[[int], str],
+        text_of: Callable[[Sequence[int]], str],
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

@@ -33,6 +33,10 @@ def _narrow_places() -> Iterator[None]:
         yield
 
 
+BRANCHES = ("t1@r1.0@0", "t1@r1.1@2", "t1@xr1.0@0", "t1@r1.0@none")
+"""Tasks of branches of r1, of one of another rollout, and of one that is no branch."""
+
+
 def _identity(random: Random) -> dict[str, Any]:
     """Identity attributes of a span, evaluation or record: all, some, or none."""
     said = {
@@ -72,6 +76,9 @@ def tangle(random: Random, filling: Filling) -> None:
             for _ in range(random.randrange(6))
         )
         filling.add(Signal.LOGS, records.SerializeToString())
+    for number, task in enumerate(BRANCHES):
+        said = {keys.ROLLOUT_ID: f"b{number}", keys.TASK_ID: task, keys.RUN_ID: "a", keys.ROLLOUT_STATUS: "ok"}
+        filling.add(Signal.TRACES, trace_request(span(40 + number, 1, said)).SerializeToString())
 
 
 PARAMETERS: list[dict[str, object]] = [
@@ -92,6 +99,8 @@ PARAMETERS: list[dict[str, object]] = [
     {"without_rollout": True, "round": 1},
     {"task_id": "t1", "round": 1},
     {"task_id": "t3"},
+    {"branches_of": "r1"},
+    {"branches_of": "r1", "run_id": "a"},
 ]
 
 
@@ -105,7 +114,7 @@ def _differing(database: Database, name: str) -> list[Mapping[str, object]]:
     """The parameters with which a read returns different rows than without narrowing."""
     differing = []
     for parameters in PARAMETERS:
-        if name != "rollouts" and "task_id" in parameters:
+        if name != "rollouts" and parameters.keys() & {"task_id", "branches_of"}:
             continue
         found = _rows(database, name, parameters)
         with pytest.MonkeyPatch.context() as patch:
@@ -128,6 +137,12 @@ def tangled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
 @pytest.mark.parametrize("name", READS)
 def test_rows_are_those_of_the_whole_store(tangled: Database, name: str) -> None:
     assert _differing(tangled, name) == []
+
+
+def test_branches_are_found_by_the_rollout_in_their_task(tangled: Database) -> None:
+    query = named_read("rollouts", {"branches_of": "r1", "columns": ["task_id"]}, RowPlaces(tangled.cursor()))
+    found = {task for (task,) in tangled.cursor().execute(query.sql, query.parameters).fetchall()}
+    assert found == {"t1@r1.0@0", "t1@r1.1@2"}
 
 
 @pytest.mark.slow

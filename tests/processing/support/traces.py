@@ -42,6 +42,7 @@ class TestSpan:
     attributes: dict[str, Any]
     events: list[tuple[float, dict[str, Any]]] = field(default_factory=list)
     failed: bool = False
+    message: str = ""
     dropped_attributes: int = 0
     service: str = "agent"
 
@@ -55,7 +56,7 @@ class TestSpan:
             end_time_unix_nano=_ns(self.end),
             attributes=encode_attributes(self.attributes),
             dropped_attributes_count=self.dropped_attributes,
-            status=Status(code=Status.StatusCode.STATUS_CODE_ERROR) if self.failed else Status(),
+            status=Status(code=Status.StatusCode.STATUS_CODE_ERROR, message=self.message) if self.failed else Status(),
             events=[
                 Span.Event(
                     time_unix_nano=_ns(time), name=keys.EVALUATION_EVENT, attributes=encode_attributes(attributes)

@@ -155,7 +155,7 @@ def test_another_prompt_ends_the_branch_with_an_error_that_names_call_and_token(
     assert (status, headers["x-should-retry"]) == (422, "false")
     message = json.loads(text)["error"]["message"]
     assert message.startswith("call 1: the prompt differs from the stored one at token ")
-    assert message.endswith("('6') instead of 23 ('5')")
+    assert "('6') instead of 23 ('5'), after '" in message
     # Nothing of this rollout is answered any more, not even the right prompt.
     assert branch.ask(CHAT, {"messages": MESSAGES, "max_tokens": 12})[0] == 422
     assert branch.ask("/v1/responses", {"input": "7*5", "stream": True})[1].count(message) == 1

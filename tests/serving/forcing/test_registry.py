@@ -29,7 +29,7 @@ def params(n: int = 1, **asked: Any) -> Any:
 
 
 def branch_of(made: ForcedPrefix) -> Branch:
-    return Branch(made, lambda token: f"<{token}>")
+    return Branch(made, lambda ids: "".join(f"<{token}>" for token in ids))
 
 
 def answered(branch: Branch, prompt: list[int], n: int = 1) -> list[bytes] | None:
@@ -49,7 +49,9 @@ def test_choices_of_equal_prompts_are_given_in_their_order_also_if_they_are_aske
 
 def test_the_first_token_that_differs_is_named_in_the_most_similar_call() -> None:
     branch = branch_of(prefix(call(0, [1, 2, 3], [10]), call(1, [1, 2, 4, 5], [11])))
-    with pytest.raises(DivergedError, match=r"call 1: .* at token 3 of 4: the end instead of 5 \('<5>'\)"):
+    with pytest.raises(
+        DivergedError, match=r"call 1: .* at token 3 of 4: the end instead of 5 \('<5>'\), after '<1><2><4>'$"
+    ):
         branch.take([1, 2, 4], params())
     with pytest.raises(DivergedError, match="call 1"):
         branch.take([1, 2, 3], params())

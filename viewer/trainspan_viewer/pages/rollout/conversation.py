@@ -7,6 +7,7 @@ from trainspan_processing.explain.arithmetic import number
 from trainspan_processing.explain.shades import SHADES, shade
 from trainspan_viewer.html.elements import Child, Element, element, isolated, link
 from trainspan_viewer.html.formats import count, seconds
+from trainspan_viewer.pages.rollout.branches import measured_line
 from trainspan_viewer.pages.rollout.marks import titled_marks
 from trainspan_viewer.pages.rollout.texts import pre, text_parts
 from trainspan_viewer.queries.requests.links import Links
@@ -68,6 +69,7 @@ def _call(account: RolloutAccount, turn: Turn, links: Links | None, *, in_full: 
         element("h3", link(address, *whose)) if address else element("h3", *whose),
         element("div", *_facts(call), class_="note"),
         element("div", value, class_="note" if call.reason is None or is_part else "bad"),
+        measured_line(call),
         cut_off(call),
         element("div", "does not merge: ", isolated(call.broken), class_="warn") if call.broken else None,
         _recorded(turn.said, turn.said_before),

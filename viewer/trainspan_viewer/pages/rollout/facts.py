@@ -47,6 +47,8 @@ def facts(account: RolloutAccount, *more: tuple[str, Child], part: LargePart | N
         ("reward", number(account.credit.reward)),
         ("calls", n_calls if part is None else f"{count(part.n_calls)}, with tokens"),
     ]
+    if account.error:
+        rows.append(("failed because", element("span", isolated(_cut(account.error)), class_="bad")))
     if account.reason:
         rows.append(("not trained because", element("span", account.reason, class_="bad")))
     rows.extend(("missing", f"{lack.what} → {lack.advice}") for lack in account.lacks[:_MOST_LACKS])

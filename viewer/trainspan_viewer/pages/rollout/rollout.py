@@ -7,6 +7,7 @@ from trainspan_processing.explain.account import RolloutAccount
 from trainspan_viewer.html.document import Page, standalone
 from trainspan_viewer.html.elements import Child, Element, element, link
 from trainspan_viewer.html.formats import count
+from trainspan_viewer.pages.rollout.branches import branch_facts, branches, measurements
 from trainspan_viewer.pages.rollout.conversation import advantage_legend, conversation
 from trainspan_viewer.pages.rollout.facts import derivation, edges, facts, members, shown_calls
 from trainspan_viewer.pages.rollout.timeline import timeline
@@ -28,7 +29,7 @@ def render_rollout(model: RolloutModel) -> Page:
     by = model.links.dataset
     explained: Child = link(f"/datasets/{by}", by) if by else "the store as it is now"
     body: list[Child] = [
-        facts(account, ("explained by", explained), part=model.part),
+        facts(account, *branch_facts(account, links.elsewhere), ("explained by", explained), part=model.part),
         element(
             "p",
             link(links.group(*key), f"side by side with its group of {len(account.credit.members) or 1}")
@@ -47,6 +48,7 @@ def render_rollout(model: RolloutModel) -> Page:
             else _sections_of_part(model.part)
         ),
         members(account.credit, links.rollout),
+        branches(account, links.elsewhere),
         what_if_part(model.what_if, model.params, links, key) if model.what_if is not None else None,
         element("h2", "Conversation"),
         _pages(model) if model.part is not None else None,
@@ -70,9 +72,10 @@ def explanation_page(account: RolloutAccount) -> str:
     steps, _ = steps_of(account, 0, 10**6, decoder_of(account))
     in_full = sum(len(call.completion_ids) for call in account.calls) <= _MOST_TOKENS
     body: list[Child] = [
-        facts(account),
+        facts(account, *branch_facts(account, None)),
         *_sections(account, lambda index: f"#call-{index}"),
         members(account.credit, None),
+        branches(account, None),
         element("h2", "Conversation"),
         advantage_legend(account),
         *conversation(account, steps, None, in_full=in_full),
@@ -86,6 +89,7 @@ def _sections(account: RolloutAccount, call: Callable[[int], str]) -> list[Child
         timeline(account),
         element("h2", "Rewards"),
         edges(account.edges, call),
+        *measurements(account, call),
         element("h2", "Credit"),
         derivation(account.credit),
     ]
@@ -99,7 +103,10 @@ def _sections_of_part(part: LargePart) -> list[Child]:
     of_dataset = (
         "Advantages are those of the dataset's rows. " if any(one.reason is None for one in account.calls) else ""
     )
-    said = f"{part.why}. So this page reads only {shown}, and leaves out rewards, derivation, tool steps and what clients recorded."
+    said = (
+        f"{part.why}. So this page reads only {shown}, and leaves out rewards, measured values, derivation, tool steps and what "
+        "clients recorded."
+    )
     return [
         element("p", said, class_="warn", role="status"),
         element("p", f"{of_dataset}{explain}", class_="note"),

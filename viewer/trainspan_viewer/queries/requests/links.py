@@ -33,6 +33,11 @@ class Links:
     def spans(self, rollout_id: str, attempt: int) -> str:
         return self.of(f"/rollouts/{quote(rollout_id, safe='')}/spans", attempt=attempt)
 
+    def elsewhere(self, rollout_id: str, attempt: int, index: int | None = None) -> str:
+        """The page of a rollout of another run, or of one of its calls, explained by its own round's dataset."""
+        path = f"/rollouts/{quote(rollout_id, safe='')}"
+        return Params(path if index is None else f"{path}/calls/{index}", {}, {}).link(attempt=str(attempt))
+
     def of(self, path: str, **more: object) -> str:
         """The address of `path` with these choices."""
         chosen = {"dataset": self.dataset or "none", "attempt": self.attempt, **more}
