@@ -95,4 +95,5 @@ def _wilson(p: float, n: int) -> tuple[float, float]:
     z2 = Z_95**2
     center = (p + z2 / (2 * n)) / (1 + z2 / n)
     half = Z_95 / (1 + z2 / n) * math.sqrt(p * (1 - p) / n + z2 / (4 * n * n))
-    return max(0.0, center - half), min(1.0, center + half)
+    # The interval contains p: exactly 0 of p = 0 and 1 of p = 1, whatever the rounding.
+    return max(0.0, min(p, center - half)), min(1.0, max(p, center + half))

@@ -27,6 +27,14 @@ def test_wilson_intervals_equal_the_closed_form(successes: int, n: int, low: flo
     assert estimate.interval == pytest.approx((low, high), abs=2e-6)
 
 
+@pytest.mark.parametrize("n", range(1, 40))
+def test_the_interval_of_no_success_begins_at_0_and_that_of_all_ends_at_1_whatever_the_rounding(n: int) -> None:
+    none, every = (RewardEstimate.of(solved(successes, n)).interval for successes in (0, n))
+    assert none is not None
+    assert every is not None
+    assert (none[0], every[1]) == (0.0, 1.0)
+
+
 def test_rewards_that_are_not_all_0_or_1_get_students_interval_over_tasks() -> None:
     # -3.5, 100, 7: mean 34.5, s² = (38² + 65.5² + 27.5²)/2 = 3245.25, t(2) = 4.3027
     estimate = RewardEstimate.of([[-3.5], [100.0], [7.0]])

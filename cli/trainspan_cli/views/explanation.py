@@ -18,7 +18,7 @@ _MOST_CHARACTERS = 1_200
 _MOST_NAMED = 8
 """Branches or policies that are named in one line."""
 
-_TEXTS = ("mean of", "sampled by", "branches")
+_TEXTS = ("mean of", "sampled by", "run of branches")
 """Left-aligned columns."""
 
 _WIDEST = 1_000
@@ -117,7 +117,7 @@ def _facts(account: "RolloutAccount") -> Text:
     if branch := account.branch:
         attempt = f", attempt {branch.of.attempt}" if branch.of.attempt else ""
         said = f"\na branch before call {branch.of.call} of rollout {branch.of.rollout_id}{attempt}: "
-        text.append_text(_plain(f"{said}{branch.repeated} calls with stored answers, {branch.sampled} sampled"))
+        text.append_text(_plain(f"{said}{branch.repeated} answers repeated from there, {branch.sampled} sampled"))
     if account.error:
         text.append_text(_shortened(f"\nfailed: {account.error}", "red", full=False))
     if account.reason:
@@ -192,18 +192,28 @@ def _measured(account: "RolloutAccount") -> Table:
     from trainspan_processing.explain.arithmetic import interval, number, run_of_branches
 
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for name in ("#", "value before", "95 %", "mean of", "advantage", "95 %", "diverged", "sampled by", "branches"):
+    for name in (
+        "#",
+        "advantage",
+        "95 %",
+        "value before",
+        "95 %",
+        "mean of",
+        "diverged",
+        "sampled by",
+        "run of branches",
+    ):
         table.add_column(name, justify="left" if name in _TEXTS else "right", no_wrap=True)
     for call in account.calls:
         if call.measured:
             one = call.measured[0]
             table.add_row(
                 str(call.index),
+                number(one.advantage.score if one.advantage else None),
+                interval(one.advantage),
                 number(one.value.score if one.value else None),
                 interval(one.value),
                 one.source,
-                number(one.advantage.score if one.advantage else None),
-                interval(one.advantage),
                 "–" if one.diverged is None else str(one.diverged),
                 _plain(", ".join(map(_cut, one.policies[:_MOST_NAMED])) or "–"),
                 _plain("".join(run_of_branches(call.measured))),

@@ -1,5 +1,6 @@
 """`trainspan branch` with the real server, collector and runner: an unmodified agent is branched at any of its calls."""
 
+import re
 import signal
 import time
 from collections import Counter
@@ -57,9 +58,39 @@ def test_values_are_evaluations_on_the_spans_of_the_calls(world: LettersWorld) -
     sql = """SELECT e.name, e.score, e.source, c.call_index, c.rollout_id FROM evaluations e
         JOIN calls c USING (trace_id, span_id) WHERE c.run_id = 'base' ORDER BY ALL"""
     found = select(world.collector.address, sql)
-    assert Counter(name for name, *_ in found) == {"trainspan.value": 12, "trainspan.advantage": 18}
+    assert Counter(name for name, *_ in found) == {
+        "trainspan.value": 12,
+        "trainspan.start_value": 6,
+        "trainspan.advantage": 18,
+    }
+    assert {index for name, _, _, index, _ in found if name == "trainspan.start_value"} == {0}
     assert {index for name, _, _, index, _ in found if name == "trainspan.value"} == {1, 2}
     assert {source for _, _, source, _, _ in found} == {"branches"}
+
+
+def test_explain_shows_what_was_measured_and_names_the_branches_on_both_sides(world: LettersWorld) -> None:
+    [(rollout_id,)] = select(world.collector.address, "SELECT min(rollout_id) FROM rollouts WHERE run_id = 'base'")
+    account = world.run("explain", rollout_id)
+    assert [edge["name"] for edge in account["edges"]] == ["reward"]
+    measured = [one for call in account["calls"] for one in call["measured"]]
+    assert [(one["run_id"], one["is_start"], one["diverged"]) for one in measured] == [
+        ("branches", True, 0),
+        ("branches", False, 0),
+        ("branches", False, 0),
+    ]
+    assert [one["rollouts"] for one in measured] == [6, 4, 4]
+    version = world.server.policy()["version"]
+    assert {tuple(one["policies"]) for one in measured} == {(f"policy {version}",)}
+    for one in measured:
+        for name in ("value", "advantage"):
+            low, high = one[name]["interval"]
+            assert low <= one[name]["score"] <= high
+    assert [index for index, _ in account["branches"]] == [1] * 4 + [2] * 4
+    _, last = account["branches"][-1]
+    branch = world.run("explain", last["rollout_id"])
+    origin = {"rollout_id": rollout_id, "attempt": 0, "call": 2}
+    assert branch["branch"] == {"of": origin, "repeated": 2, "sampled": 1}
+    assert branch["credit"]["reward"] == last["reward"]
 
 
 def test_only_the_most_uncertain_calls_are_measured(world: LettersWorld) -> None:
@@ -80,6 +111,11 @@ def test_an_agent_that_reads_the_clock_diverges_by_name(world: LettersWorld) -> 
     assert Counter(name for (name,) in status) == {"ok": 2, "diverged": 2}
     assert "call 1: the prompt differs from the stored one at token" in err
     assert '"diverged": 0.5' in out
+    sql = "SELECT min(rollout_id) FROM rollouts WHERE run_id = 'diverging' AND status = 'diverged'"
+    account = world.run("explain", select(world.collector.address, sql)[0][0])
+    assert account["error"].startswith("call 1: the prompt differs from the stored one at token ")
+    assert re.search(r", after '.*\(\d+'$", account["error"]), account["error"]
+    assert (account["branch"]["of"]["call"], account["branch"]["repeated"], account["branch"]["sampled"]) == (2, 1, 0)
 
 
 def test_branches_resume_after_a_stop(world: LettersWorld) -> None:

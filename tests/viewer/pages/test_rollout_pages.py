@@ -10,7 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.viewer.support.world import EVIL
-from trainspan_processing.explain.account import CallAccount, CreditAccount, EdgeAccount, RolloutAccount, ToolAccount
+from trainspan_processing.branches.measurements import Measured, Measurement
+from trainspan_processing.branches.stored_branches import StoredBranch
+from trainspan_processing.explain.account import (
+    BranchAccount,
+    CallAccount,
+    CreditAccount,
+    EdgeAccount,
+    RolloutAccount,
+    ToolAccount,
+)
+from trainspan_schemas.artifacts.branches import BranchOrigin
 from trainspan_viewer.html.document import Page, served
 from trainspan_viewer.html.elements import Element
 from trainspan_viewer.html.formats import count
@@ -173,6 +183,27 @@ def test_hostile_text_stays_text_and_two_megabytes_of_it_are_cut() -> None:
         assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]", text)
     assert len(pages[0].encode()) < 1_000_000
     assert "javascript:document.title" in pages[0]  # it is there, as text
+
+
+def test_a_branch_links_the_call_that_it_begins_at_and_a_rollout_its_branches() -> None:
+    """They are of other runs: the dataset that explains this rollout does not explain them."""
+    branches = [(1, StoredBranch(1, f"b/{number}", 0, "other", "ok", 1.0)) for number in range(500)]
+    measured = Measurement("other", 0, Measured(0.5, None), False, None, 2, 1, ("p 3",))
+    origin = BranchAccount(BranchOrigin("of", 2, 1), repeated=1, sampled=3)
+    account = replace(
+        rollout(call(0, [1], [2]), call(1, [1, 2], [3], measured=[measured])), branch=origin, branches=branches
+    )
+    text = served(render_rollout(replace(model(account), links=Links("run:round-0001", 0))))
+    found = Tags(text)
+    assert {"/rollouts/of?attempt=2", "/rollouts/of/calls/1?attempt=2"} <= set(found.addresses)
+    assert "/rollouts/b%2F399?attempt=0" in found.addresses
+    assert "/rollouts/b%2F400?attempt=0" not in found.addresses
+    assert "its branches: 500 rollouts" in text
+    assert "1–400 of 500" in text
+    # The link to the branches: the value of call 1 is their mean.
+    assert found.addresses.count("#branches") == 1
+    page = explanation_page(account)
+    assert {address for address in Tags(page).addresses if not address.startswith("#call-")} == {"#branches"}
 
 
 def test_names_of_two_megabytes_are_cut() -> None:

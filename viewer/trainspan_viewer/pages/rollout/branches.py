@@ -30,19 +30,29 @@ def branch_facts(account: RolloutAccount, address: Elsewhere | None) -> list[tup
         origin = [link(to_call, f"call {of.call}"), " of rollout ", link(to_rollout, isolated(of.rollout_id))]
     if of.attempt:
         origin.append(f", attempt {of.attempt}")
-    followed = f"{branch.repeated} calls with stored answers, {branch.sampled} sampled"
-    return [("a branch before", element("span", *origin)), ("repeats", followed)]
+    followed = f"{branch.repeated} repeated from there, {branch.sampled} sampled"
+    return [("a branch before", element("span", *origin)), ("its answers", followed)]
 
 
 def measurements(account: RolloutAccount, call: Callable[[int], str]) -> list[Child]:
     """The newest measurement of each call, under a heading; nothing if no call was measured."""
-    rows = [_row(one, call) for one in account.calls if one.measured]
+    rows = [_row(one, call, has_branches=bool(account.branches)) for one in account.calls if one.measured]
     if not rows:
         return []
-    head = ["call", "value before it", "95 %", "mean of", "advantage", "95 %", "diverged", "sampled by", "branches"]
-    caption = "rewards of branches, by `trainspan branch`: measurements, and no rewards of this rollout"
-    listed_ = table(head, rows, text=frozenset({0, 3, 7, 8}), caption=caption)
-    return [element("h2", "Measured by branches"), element("div", listed_, class_="measured")]
+    head = [
+        "call",
+        "advantage",
+        "95 %",
+        "value before it",
+        "95 %",
+        "mean of",
+        "diverged",
+        "sampled by",
+        "run of branches",
+    ]
+    caption = "by trainspan branch: differences and means of the rewards of branches, no rewards of this rollout"
+    found = table(head, rows, text=frozenset({0, 5, 7, 8}), caption=caption)
+    return [element("h2", "Measured by branches"), element("div", found, class_="measured")]
 
 
 def measured_line(call: CallAccount) -> Element | None:
@@ -74,16 +84,16 @@ def branches(account: RolloutAccount, address: Elsewhere | None) -> Element | No
     return element("details", summary, found, id="branches")
 
 
-def _row(call: CallAccount, address: Callable[[int], str]) -> list[Child]:
+def _row(call: CallAccount, address: Callable[[int], str], *, has_branches: bool) -> list[Child]:
     one = call.measured[0]
     run, more = run_of_branches(call.measured)
     return [
         link(address(call.index), f"call {call.index}"),
-        number(one.value.score if one.value else None),
-        interval(one.value),
-        one.source,
         number(one.advantage.score if one.advantage else None),
         interval(one.advantage),
+        number(one.value.score if one.value else None),
+        interval(one.value),
+        link("#branches", one.source) if has_branches and not one.is_start else one.source,
         "–" if one.diverged is None else one.diverged,
         element("span", *(listed(one.policies[:_MOST_POLICIES]) or ["–"])),
         element("span", isolated(run), more),

@@ -1,6 +1,6 @@
 """The facts of a rollout, its reward edges with their rules, and the derivation of its advantages in numbers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Final
 
@@ -32,12 +32,21 @@ def shown_calls(part: LargePart) -> str:
     return f"calls {count(part.start + 1)}–{count(part.start + n_shown)} of {count(part.n_calls)}"
 
 
-def facts(account: RolloutAccount, *more: tuple[str, Child], part: LargePart | None = None) -> Element:
-    """What is known about the rollout as a whole; `more` are further rows. With `part`, the account has only some calls."""
+def facts(
+    account: RolloutAccount,
+    *more: tuple[str, Child],
+    origin: Sequence[tuple[str, Child]] = (),
+    part: LargePart | None = None,
+) -> Element:
+    """What is known about the rollout as a whole; `more` are further rows, and `origin` those of a branch.
+
+    With `part`, the account has only some calls.
+    """
     trained = sum(call.reason is None for call in account.calls)
     n_calls = f"{len(account.calls) + len(account.foreign)}, of which {trained} trained"
     rows: list[tuple[str, Child]] = [
         ("task", account.task_id or "–"),
+        *origin,
         (
             "run, round, attempt",
             element("span", isolated(account.run_id or "–"), f", {count(account.round)}, {account.attempt}"),

@@ -29,7 +29,7 @@ def render_rollout(model: RolloutModel) -> Page:
     by = model.links.dataset
     explained: Child = link(f"/datasets/{by}", by) if by else "the store as it is now"
     body: list[Child] = [
-        facts(account, *branch_facts(account, links.elsewhere), ("explained by", explained), part=model.part),
+        facts(account, ("explained by", explained), origin=branch_facts(account, links.elsewhere), part=model.part),
         element(
             "p",
             link(links.group(*key), f"side by side with its group of {len(account.credit.members) or 1}")
@@ -72,7 +72,7 @@ def explanation_page(account: RolloutAccount) -> str:
     steps, _ = steps_of(account, 0, 10**6, decoder_of(account))
     in_full = sum(len(call.completion_ids) for call in account.calls) <= _MOST_TOKENS
     body: list[Child] = [
-        facts(account, *branch_facts(account, None)),
+        facts(account, origin=branch_facts(account, None)),
         *_sections(account, lambda index: f"#call-{index}"),
         members(account.credit, None),
         branches(account, None),
