@@ -116,8 +116,8 @@ def _facts(account: "RolloutAccount") -> Text:
     text.append_text(_plain(" · ".join(filter(None, place))))
     if branch := account.branch:
         attempt = f", attempt {branch.of.attempt}" if branch.of.attempt else ""
-        said = f"\na branch before call {branch.of.call} of rollout {branch.of.rollout_id}{attempt}: "
-        text.append_text(_plain(f"{said}{branch.repeated} answers repeated from there, {branch.sampled} sampled"))
+        said = f"\na branch before call {branch.of.call} of rollout {branch.of.rollout_id}{attempt}; its answers: "
+        text.append_text(_plain(f"{said}{branch.repeated} repeated from there, {branch.sampled} sampled"))
     if account.error:
         text.append_text(_shortened(f"\nfailed: {account.error}", "red", full=False))
     if account.reason:

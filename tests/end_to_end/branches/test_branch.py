@@ -66,6 +66,9 @@ def test_values_are_evaluations_on_the_spans_of_the_calls(world: LettersWorld) -
     assert {index for name, _, _, index, _ in found if name == "trainspan.start_value"} == {0}
     assert {index for name, _, _, index, _ in found if name == "trainspan.value"} == {1, 2}
     assert {source for _, _, source, _, _ in found} == {"branches"}
+    low = """SELECT json_extract(attributes, '$."trainspan.interval.low"') AS low FROM logs
+        WHERE contains(attributes, 'trainspan.advantage')"""
+    assert len([value for (value,) in select(world.collector.address, low) if value is not None]) == 18
 
 
 def test_explain_shows_what_was_measured_and_names_the_branches_on_both_sides(world: LettersWorld) -> None:

@@ -23,7 +23,7 @@ from trainspan_processing.stored_rollout import StoredRollout
 from trainspan_processing.traces.trace_index import Clock
 from trainspan_schemas.artifacts.branches import BranchOrigin, branch_task_id
 from trainspan_schemas.config.settings import DatasetSettings
-from trainspan_schemas.errors import UsageError
+from trainspan_schemas.errors import NothingToTrainError, UsageError
 from trainspan_schemas.telemetry import keys
 from trainspan_viewer.pages.rollout.rollout import explanation_page
 
@@ -197,10 +197,12 @@ def sum_of_evaluations(rollout: StoredRollout) -> float:
 
 def test_no_reward_counts_what_was_measured(bench: Bench, branched: TestRollout) -> None:
     assert explained(bench, "a").credit.reward == 1.0
-    for number, settings in enumerate(({}, {"credit": "step"}, {"reward": f"{__name__}:sum_of_evaluations"})):
+    for number, settings in enumerate(({}, {"reward": f"{__name__}:sum_of_evaluations"})):
         built = bench.build(out=bench.out / str(number), **settings)
         seen = open_published(built.path).seen().select("rollout_id", "reward").sort("rollout_id").rows()
         assert seen == [(f"{bench.run_id}-a", 1.0), (f"{bench.run_id}-b", 0.0)], settings
+    with pytest.raises(NothingToTrainError, match="no_reward"):
+        bench.build(out=bench.out / "step", credit="step")
     with bench.source() as source:
         sql = f"SELECT rollout_id, reward FROM rollouts WHERE run_id = '{bench.run_id}' ORDER BY 1"
         stored = [row for batch in source.query(sql) for row in batch.select("rollout_id", "reward").iter_rows()]
