@@ -47,6 +47,7 @@ ESTIMATORS: Final[Mapping[str, Estimate]] = {
     "return_to_go γ .9": Estimate({"credit": "return_to_go", "gamma": 0.9, "group_over": "turns", **_GROUP}),
     "step": Estimate({"credit": "step", **_GROUP}),
     "gigpo": Estimate({"credit": "gigpo", **_GROUP}),
+    "rtmc": Estimate({"credit": "rtmc", **_GROUP}),
     "per_agent": Estimate({"credit": "per_agent", **_GROUP}),
     "identical, air": Estimate({"credit": "identical", "air": AIR_RULES, **_GROUP}),
     "return_to_go, air": Estimate({"credit": "return_to_go", "air": AIR_RULES, **_GROUP}),

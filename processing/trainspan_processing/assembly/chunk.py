@@ -7,7 +7,7 @@ from typing import Final
 import polars as pl
 
 from trainspan_processing.assembly.selection import load_filter, select
-from trainspan_processing.credit.groups import first_calls, hash_prompts, with_groups, with_states
+from trainspan_processing.credit.groups import first_calls, hash_answers, hash_prompts, with_groups, with_states
 from trainspan_processing.credit.plan import make_plan
 from trainspan_processing.credit.vine import state_values
 from trainspan_processing.read.source import Source
@@ -38,7 +38,7 @@ class RewardedChunk:
     without tokens) and `reward` (the weighted sum of the call's own rewards)."""
     credited: pl.DataFrame
     """Calls of compared rollouts with the columns for credit: rollout, position, agent, turn, a `step_column` and a
-    `rollout_column` per reward, `state` if calls are compared by it, and `state_value` if measured values are used."""
+    `rollout_column` per reward, `state` and `action` if calls are compared by them, and `state_value` if measured values are used."""
     others: pl.DataFrame
     """OTHERS with `rollout_reason`."""
 
@@ -66,10 +66,14 @@ def reward_chunk(
     rewarded = reward_rollouts(source, traces, settings, returned)
     compared = _compared(source, traces, rewarded)
     calls = _with_rewards(traces.calls, rewarded, compared)
+    plan = make_plan(settings, has_tasks=True)
     if with_state:
         calls = _with_states(source, traces.answers, calls)
     extra = ["state"] if with_state else []
-    if make_plan(settings, has_tasks=True).needs_values:
+    if with_state and plan.needs_actions:
+        calls = _with_actions(source, traces.answers, calls)
+        extra.append("action")
+    if plan.needs_values:
         calls = state_values(calls, traces.evaluations)
         extra.append("state_value")
     names = [column(reward.name) for reward in rewarded.rewards for column in (step_column, rollout_column)]
@@ -91,12 +95,12 @@ def reward_chunk(
 def _compared(source: Source, traces: TraceIndex, rewarded: Rewarded) -> pl.DataFrame:
     present = rewarded.rollouts.filter(pl.col("reason").is_null() & (pl.col("n_calls") > 0)).with_row_index("rollout")
     firsts = first_calls(traces.calls, present.filter(pl.col("task_id").is_null()))
-    return with_groups(present, hash_prompts(firsts, _prompts(source, firsts, traces.answers)))
+    return with_groups(present, hash_prompts(firsts, _ids(source, firsts, traces.answers)))
 
 
-def _prompts(source: Source, calls: pl.DataFrame, answers: pl.DataFrame) -> Iterator[pl.DataFrame]:
+def _ids(source: Source, calls: pl.DataFrame, answers: pl.DataFrame, ids: str = "prompt_ids") -> Iterator[pl.DataFrame]:
     for part in chunks_of_rollouts(calls):
-        yield read_tokens(source, part, columns=(*SPAN_KEY, "prompt_ids"), answers=answers)
+        yield read_tokens(source, part, columns=(*SPAN_KEY, ids), answers=answers)
 
 
 def _with_rewards(calls: pl.DataFrame, rewarded: Rewarded, compared: pl.DataFrame) -> pl.DataFrame:
@@ -118,7 +122,15 @@ def _with_states(source: Source, answers: pl.DataFrame, calls: pl.DataFrame) -> 
     """Adds `state` to the calls of compared rollouts."""
     unnamed = calls.filter(pl.col("rollout").is_not_null() & pl.col("state_key").is_null())
     named = unnamed.select(*ROLLOUT_KEY, *SPAN_KEY, "store", "seq", "n_tokens")
-    return with_states(calls, hash_prompts(named, _prompts(source, named, answers)))
+    return with_states(calls, hash_prompts(named, _ids(source, named, answers)))
+
+
+def _with_actions(source: Source, answers: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
+    """Adds `action`, a hash of the sampled ids, to the calls of compared rollouts."""
+    own = calls.filter(pl.col("rollout").is_not_null()).select(*ROLLOUT_KEY, *SPAN_KEY, "store", "seq", "n_tokens")
+    hashes = hash_answers(own, _ids(source, own, answers, "completion_ids"))
+    hashes = hashes.select(*SPAN_KEY, pl.col("answer_hash").alias("action"))
+    return calls.join(hashes, on=SPAN_KEY, how="left", maintain_order="left")
 
 
 def _own_reward(rewards: Sequence[RewardName]) -> pl.Expr:

@@ -31,7 +31,7 @@ TERMS: Final[Schema] = {
     "drop": pl.String,
 }
 """One row per call and term. `term`: `rollout` or `call` (the items of the statistics), `step`, `episode` and `state`
-(gigpo), `batch` (gdpo's last step). `drop`: why this comparison is meaningless, else NULL."""
+(gigpo), `action` (rtmc), `batch` (gdpo's last step). `drop`: why this comparison is meaningless, else NULL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +50,10 @@ class Credited:
 def assign_advantages(calls: pl.DataFrame, rollouts: pl.DataFrame, history: pl.DataFrame, plan: CreditPlan) -> Credited:
     """Advantages of `calls` by `plan`.
 
-    `calls` have rollout, position, agent, turn, for `gigpo` state, and per reward its `step_column` and `rollout_column` (f64,
-    NULL if missing). `rollouts` have rollout, `group` (u32), run_id, end_ns, rollout_id and attempt, and are sorted by
-    their ids; `history` is HISTORY. Raises UsageError if a user's function returns something invalid.
+    `calls` have rollout, position, agent, turn, for `gigpo` and `rtmc` state, for `rtmc` action, and per reward its
+    `step_column` and `rollout_column` (f64, NULL if missing). `rollouts` have rollout, `group` (u32), run_id, end_ns, rollout_id
+    and attempt, and are sorted by their ids; `history` is HISTORY. Raises UsageError if a user's function returns something
+    invalid.
     """
     calls = calls.join(rollouts.select("rollout", "group"), on="rollout", how="inner").sort(CALL)
     comparison = Comparison(rollouts, history, plan)

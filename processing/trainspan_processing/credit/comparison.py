@@ -6,6 +6,7 @@ from typing import Final
 import polars as pl
 
 from trainspan_processing.credit.plan import GIGPO, CreditPlan, Estimator, baseline_of, credit_of
+from trainspan_processing.credit.rtmc import RTMC, rtmc_terms
 from trainspan_processing.credit.rules import CREDITS
 from trainspan_processing.credit.vine import VINE, vine_terms
 from trainspan_processing.tables import Schema
@@ -65,6 +66,12 @@ class Comparison:
             terms, parts = self._over_rollouts(CREDITS["identical"](calls, plan.gamma), estimator, part)
             between = vine_terms(terms.join(calls.select(*CALL, "state_value"), on=CALL, maintain_order="left"))
             return _labeled(between.with_columns(pl.col("value").alias("return")), "state"), parts
+        if estimator.credit == RTMC:
+            terms, parts = self._over_rollouts(CREDITS["return_to_go"](calls, plan.gamma), estimator, part)
+            tree = rtmc_terms(
+                terms.join(calls.select(*CALL, "group", "state", "action"), on=CALL, maintain_order="left")
+            )
+            return _labeled(tree.with_columns(pl.col("value").alias("return")), "action"), parts
         credited = credit_of(estimator)(calls, plan.gamma)
         _check_credit(estimator.credit, credited, calls)
         if estimator.credit == "step":

@@ -9,7 +9,7 @@ import polars as pl
 
 from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY
 
-__all__ = ["first_calls", "group_id", "hash_prompts", "with_groups", "with_states"]
+__all__ = ["first_calls", "group_id", "hash_answers", "hash_prompts", "with_groups", "with_states"]
 
 _GROUP_KEY: Final = ["run_id", "round", "task_id", "prompt_hash"]
 
@@ -25,16 +25,23 @@ def first_calls(calls: pl.DataFrame, rollouts: pl.DataFrame) -> pl.DataFrame:
 
 def hash_prompts(calls: pl.DataFrame, payloads: Iterable[pl.DataFrame]) -> pl.DataFrame:
     """trace_id, span_id, rollout_id, attempt, `prompt_hash` of the prompt ids of `calls`."""
+    return _hashed(calls, payloads, "prompt_ids", "prompt_hash")
+
+
+def hash_answers(calls: pl.DataFrame, payloads: Iterable[pl.DataFrame]) -> pl.DataFrame:
+    """The same with `answer_hash`, of the sampled ids."""
+    return _hashed(calls, payloads, "completion_ids", "answer_hash")
+
+
+def _hashed(calls: pl.DataFrame, payloads: Iterable[pl.DataFrame], ids: str, name: str) -> pl.DataFrame:
     frames = [
-        calls.join(batch.select(*SPAN_KEY, "prompt_ids"), on=SPAN_KEY, how="inner").select(
-            *SPAN_KEY,
-            *ROLLOUT_KEY,
-            pl.col("prompt_ids").map_elements(_hash_ids, return_dtype=pl.String).alias("prompt_hash"),
+        calls.join(batch.select(*SPAN_KEY, ids), on=SPAN_KEY, how="inner").select(
+            *SPAN_KEY, *ROLLOUT_KEY, pl.col(ids).map_elements(_hash_ids, return_dtype=pl.String).alias(name)
         )
         for batch in payloads
     ]
     schema = {"trace_id": pl.String, "span_id": pl.String, "rollout_id": pl.String, "attempt": pl.Int32}
-    return pl.concat([pl.DataFrame(schema={**schema, "prompt_hash": pl.String}), *frames]).unique(SPAN_KEY, keep="any")
+    return pl.concat([pl.DataFrame(schema={**schema, name: pl.String}), *frames]).unique(SPAN_KEY, keep="any")
 
 
 def _hash_ids(ids: pl.Series) -> str:

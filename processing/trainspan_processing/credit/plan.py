@@ -7,6 +7,7 @@ from typing import Any, Final
 import polars as pl
 
 from trainspan_processing.credit.baselines import BASELINES, WITH_GROUPS, WITH_HISTORY, Baseline
+from trainspan_processing.credit.rtmc import RTMC, check_rtmc
 from trainspan_processing.credit.rules import CREDITS, Credit
 from trainspan_processing.credit.vine import VINE, check_vine
 from trainspan_processing.rewards.names import RewardName, reward_names
@@ -29,7 +30,7 @@ class Estimator:
     """Credit × baseline, by name."""
 
     credit: str
-    """A name of CREDITS, `gigpo`, `vine`, or `module:function`."""
+    """A name of CREDITS, `gigpo`, `rtmc`, `vine`, or `module:function`."""
     baseline: str
     """A name of BASELINES, or `module:function`."""
 
@@ -63,7 +64,11 @@ class CreditPlan:
 
     @property
     def needs_states(self) -> bool:
-        return any(estimator.credit == GIGPO for estimator in self.estimators)
+        return any(estimator.credit in (GIGPO, RTMC) for estimator in self.estimators)
+
+    @property
+    def needs_actions(self) -> bool:
+        return any(estimator.credit == RTMC for estimator in self.estimators)
 
     @property
     def needs_values(self) -> bool:
@@ -85,8 +90,8 @@ def make_plan(settings: DatasetSettings, *, has_tasks: bool) -> CreditPlan:
     Raises UsageError for an unknown name, and for a combination of credit and baseline that makes no sense.
     """
     per_agent = settings.credit == PER_AGENT
-    in_groups = has_tasks or settings.credit == GIGPO or settings.group_over != "rollouts"
-    of_group = "dr_grpo" if settings.credit == VINE else "grpo"
+    in_groups = has_tasks or settings.credit in (GIGPO, RTMC) or settings.group_over != "rollouts"
+    of_group = "dr_grpo" if settings.credit in (VINE, RTMC) else "grpo"
     baseline = settings.baseline or (of_group if in_groups else "running")
     default = Estimator("identical" if per_agent else settings.credit, baseline)
     by_agent = _by_agent(settings.agent_credit or "", default)
@@ -108,7 +113,7 @@ def make_plan(settings: DatasetSettings, *, has_tasks: bool) -> CreditPlan:
     )
     for estimator in plan.estimators:
         baseline_of(estimator)
-        if estimator.credit not in (GIGPO, VINE):
+        if estimator.credit not in (GIGPO, RTMC, VINE):
             credit_of(estimator)
         _check_pair(estimator, plan)
     return plan
@@ -120,7 +125,7 @@ def credit_of(estimator: Estimator) -> Credit:
     if is_function_name(name):
         return _guarded(f"credit {name!r}", load_function(name, "calls", "gamma"))
     if name not in CREDITS:
-        known = ", ".join((*CREDITS, GIGPO, VINE, PER_AGENT))
+        known = ", ".join((*CREDITS, GIGPO, RTMC, VINE, PER_AGENT))
         raise UsageError(f"unknown credit {name!r}: use one of {known} or module:function")
     return CREDITS[name]
 
@@ -154,9 +159,9 @@ def _guarded(what: str, function: Callable[..., Any]) -> Callable[..., pl.DataFr
 
 def _check_pair(estimator: Estimator, plan: CreditPlan) -> None:
     """Refuses combinations that could be computed but make no sense."""
-    if estimator.credit == VINE:
+    if (check := {VINE: check_vine, RTMC: check_rtmc}.get(estimator.credit)) is not None:
         per_agent = plan.per_agent or bool(plan.by_agent)
-        check_vine(estimator.baseline, combine=plan.combine, group_over=plan.group_over, per_agent=per_agent)
+        check(estimator.baseline, combine=plan.combine, group_over=plan.group_over, per_agent=per_agent)
         return
     if estimator.baseline in WITH_GROUPS or is_function_name(estimator.baseline):
         return

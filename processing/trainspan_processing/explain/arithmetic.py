@@ -8,6 +8,7 @@ from typing import Final
 from trainspan_processing.branches.measurements import Measured, Measurement
 from trainspan_processing.credit.baselines import BASELINES
 from trainspan_processing.credit.plan import GIGPO, CreditPlan, Estimator
+from trainspan_processing.credit.rtmc import RTMC
 from trainspan_processing.credit.rules import CREDITS
 from trainspan_processing.credit.vine import VINE
 
@@ -30,6 +31,10 @@ _GIGPO: Final = (
 _VINE: Final = (
     "value of the state after the call − value of the state before it, from branches; calls without a value between them "
     "count as one. arXiv 2410.01679."
+)
+_RTMC: Final = (
+    "mean return of the action in the state − (n_s × mean return of the state + 2 × mean reward of the group) / (n_s + 2), over "
+    "first visits of the group's rollouts. arXiv 2604.11037, eq. 11."
 )
 _NOTHING_SAID: Final = {
     "singleton_group": "its group has no other member",
@@ -142,7 +147,7 @@ def _rules(plan: CreditPlan, agents: Sequence[str | None]) -> list[str]:
 
 
 def _rule(estimator: Estimator, whose: str) -> list[str]:
-    of_states = {GIGPO: _GIGPO, VINE: _VINE}
+    of_states = {GIGPO: _GIGPO, RTMC: _RTMC, VINE: _VINE}
     credit = of_states.get(estimator.credit) or _first_line(CREDITS.get(estimator.credit))
     baseline = _first_line(BASELINES.get(estimator.baseline))
     return [f"{whose}credit {estimator.credit}: {credit}", f"{whose}baseline {estimator.baseline}: {baseline}"]

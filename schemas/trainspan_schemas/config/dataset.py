@@ -19,13 +19,13 @@ class DatasetSettings:
     The bytes are the same. With `ray`, `out` must be a URL, or in a folder that all nodes share, and the stores must be at addresses
     that all nodes reach."""
     credit: str = "identical"
-    """How a rollout's rewards are assigned to its calls: `identical`, `return_to_go`, `step`, `gigpo`, `vine`, `per_agent`,
-    or `module:function`.
+    """How a rollout's rewards are assigned to its calls: `identical`, `return_to_go`, `step`, `gigpo`, `rtmc`, `vine`,
+    `per_agent`, or `module:function`.
 
     `vine` uses the values that `trainspan branch` measured."""
     baseline: str | None = None
     """Advantage baseline: `grpo`, `dr_grpo`, `rloo`, `batch`, `global`, `running`, `rae`, `none`, or `module:function`;
-    default: `grpo` (`dr_grpo` with `vine`), or `running` if no rollout has a task id."""
+    default: `grpo` (`dr_grpo` with `rtmc` and `vine`), or `running` if no rollout has a task id."""
     reward: str | None = None
     """`module:function` or `file.py:function` that rewards each stored rollout; default: the stored rewards count.
 
@@ -56,7 +56,7 @@ class DatasetSettings:
     overlong_penalty: float | None = None
     """Amount that `punish` subtracts from the reward of such a call; default: 1."""
     gamma: float = 1.0
-    """Discount per call for `return_to_go` and `gigpo`."""
+    """Discount per call for `return_to_go`, `gigpo` and `rtmc`."""
     group_over: str = "rollouts"
     """What a call is compared with: the group's `rollouts`, its calls of the same turn (`turns`), or all of its `calls`.
 

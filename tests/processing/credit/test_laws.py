@@ -19,6 +19,7 @@ _ESTIMATORS = [
     {"credit": "step"},
     {"credit": "step", "step_by": "agent"},
     {"credit": "gigpo", "gamma": 0.5},
+    {"credit": "rtmc", "gamma": 0.5},
     {"credit": "identical", "group_over": "calls"},
     {"credit": "return_to_go", "group_over": "turns"},
     {"credit": "per_agent", "agent_credit": "a=rloo,b=return_to_go+rae"},
@@ -35,6 +36,7 @@ def _rollout(draw: st.DrawFn) -> Rollout:
         list(steps),
         agents="".join(draw(letters) for _ in steps),
         states="".join(draw(letters) for _ in steps),
+        actions="".join(draw(letters) for _ in steps),
         group=draw(st.integers(0, 2)),
         more={"style": (draw(_REWARD | st.none()), [None] * len(steps))},
     )
@@ -47,6 +49,8 @@ def _has_meaning(estimator: dict[str, str], baseline: str) -> bool:
     """Whether the pair is valid (test_advantages.py tests the refusals)."""
     if estimator["credit"] == "gigpo":
         return baseline in WITH_GROUPS
+    if estimator["credit"] == "rtmc":
+        return baseline == "dr_grpo"
     return not (estimator.get("group_over") == "calls" and baseline in ("running", "rae"))
 
 

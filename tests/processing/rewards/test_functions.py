@@ -96,7 +96,7 @@ def test_credit_and_baseline_of_ones_own(bench: Bench) -> None:
     [
         (
             {"credit": "unknown"},
-            "unknown credit 'unknown': use one of identical, return_to_go, step, gigpo, vine, per_agent or",
+            "unknown credit 'unknown': use one of identical, return_to_go, step, gigpo, rtmc, vine, per_agent or",
         ),
         ({"baseline": "grp"}, "unknown baseline 'grp': use one of grpo"),
         ({"reward": f"{_MODULE}:missing"}, "has no function 'missing'"),

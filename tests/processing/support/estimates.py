@@ -18,12 +18,13 @@ Rewards = tuple[float | None, list[float | None]]
 
 @dataclass
 class Rollout:
-    """Its own reward and those of its calls; one letter per call names its agent, another its state."""
+    """Its own reward and those of its calls; one letter per call names its agent, others its state and its action."""
 
     reward: float | None
     steps: list[float | None]
     agents: str = ""
     states: str = ""
+    actions: str = ""
     group: int = 0
     more: dict[str, Rewards] = field(default_factory=dict)
     values: Sequence[float | None] = ()
@@ -42,6 +43,7 @@ def estimate(
         for position, agent in enumerate(agents):
             row: dict[str, Any] = {"rollout": number, "position": position, "agent": agent}
             row |= {"turn": agents[:position].count(agent), "state": (rollout.states or "s" * 99)[position]}
+            row["action"] = (rollout.actions or "x" * 99)[position]
             row["state_value"] = rollout.values[position] if rollout.values else None
             for name in (reward.name for reward in plan.rewards):
                 whole, steps = rewards.get(name, (None, [None] * len(agents)))

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from trainspan_processing.credit.baselines import BASELINES
 from trainspan_processing.credit.plan import COMBINATIONS, GIGPO, GROUP_OVER, PER_AGENT, STEP_BY
+from trainspan_processing.credit.rtmc import RTMC
 from trainspan_processing.credit.rules import CREDITS
 from trainspan_processing.credit.vine import VINE
 from trainspan_processing.dataset.published import open_published
@@ -38,7 +39,7 @@ class Knob:
 
 
 CREDIT_SETTINGS: Final = (
-    Knob("credit", (*CREDITS, GIGPO, VINE, PER_AGENT)),
+    Knob("credit", (*CREDITS, GIGPO, RTMC, VINE, PER_AGENT)),
     Knob("baseline", tuple(BASELINES), may_be_absent=True),
     Knob("gamma", is_number=True),
     Knob("air", may_be_absent=True),
