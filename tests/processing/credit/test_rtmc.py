@@ -1,6 +1,10 @@
 """Credit from trees of rollouts: worked by hand, its limits, and what it is refused with."""
 
+import statistics
+
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 from tests.processing.conftest import Bench, rows
 from tests.processing.support.estimates import Rollout, advantages, estimate
@@ -46,6 +50,38 @@ def test_rewards_of_calls_are_part_of_the_return_from_their_call_on() -> None:
         Rollout(0.0, [None, None], states="st", actions="xy"),
     ]
     assert advantages(rollouts, **RTMC) == [0.0, 0.25, 0.0, -0.75]
+
+
+_LETTERS = st.lists(st.tuples(st.sampled_from("stu"), st.sampled_from("xy")), min_size=1, max_size=5)
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.tuples(_LETTERS, st.sampled_from([0.0, 0.25, 1.0])), min_size=2, max_size=6),
+    st.sampled_from([1.0, 0.5]),
+)
+def test_it_is_the_papers_equation_for_rewards_at_the_end(
+    played: list[tuple[list[tuple[str, str]], float]], gamma: float
+) -> None:
+    assume(len({reward for _, reward in played}) > 1)
+    visits = [
+        (call, gamma ** (len(calls) - 1 - calls.index(call)) * reward)
+        for calls, reward in played
+        for call in set(calls)
+    ]
+
+    def expected(call: tuple[str, str]) -> float:
+        action = [found for other, found in visits if other == call]
+        state = [found for (other, _), found in visits if other == call[0]]
+        start = statistics.mean(reward for _, reward in played)
+        return statistics.mean(action) - (sum(state) + 2 * start) / (len(state) + 2)
+
+    rollouts = [
+        Rollout(reward, [None] * len(calls), states="".join(s for s, _ in calls), actions="".join(a for _, a in calls))
+        for calls, reward in played
+    ]
+    found = advantages(rollouts, gamma=gamma, **RTMC)
+    assert found == pytest.approx([expected(call) for calls, _ in played for call in calls], abs=1e-12)
 
 
 def test_groups_are_trees_of_their_own() -> None:
