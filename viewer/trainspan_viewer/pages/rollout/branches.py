@@ -81,7 +81,8 @@ def branches(account: RolloutAccount, address: Elsewhere | None) -> Element | No
     found = table(["before", "rollout", "run", "status", "R"], rows, text=frozenset({0, 1, 2, 3}), caption=caption)
     n_branches = len(account.branches)
     summary = element("summary", f"its branches: {count(n_branches)} rollout{'' if n_branches == 1 else 's'}")
-    return element("details", summary, found, id="branches")
+    # A link to an element within closed details opens them.
+    return element("details", summary, element("div", found, id="branches"))
 
 
 def _row(call: CallAccount, address: Callable[[int], str], *, has_branches: bool) -> list[Child]:
