@@ -12,6 +12,8 @@ from trainspan_cli.loop.checks.integrity import StageCounts, StoredCounts
 __all__ = ["OtherRollouts", "StageMeter", "StageScope", "stored_versions", "wait_for_stored"]
 
 SETTLE_TIMEOUT_S = 15.0
+EXPORT_TIMEOUT_S = 120.0
+"""While a server still has calls that the collector has not acknowledged."""
 SWAP_TIMEOUT_S = 180.0
 
 
@@ -61,27 +63,29 @@ class StageMeter:
         self._began_ns = began_ns - self._before.behind_ns
 
     def stop(self, rollouts: int, client_calls: int, *, uncounted: int) -> StageCounts:
-        """The counts; waits up to 15 s for spans that are still in transit.
+        """The counts; waits up to 15 s for spans that are still in transit, or 120 s if a server says that it has some.
 
         `client_calls` lacks those of `uncounted` attempts, whose agents ended before they could report them.
         """
-        found = self._read(rollouts, client_calls, uncounted)
-        deadline = time.monotonic() + SETTLE_TIMEOUT_S
+        found, waiting = self._read(rollouts, client_calls, uncounted)
+        began = time.monotonic()
         while True:
             if found.servers_changed:
                 settled = found.stored_requests >= client_calls
             else:
                 settled = found.stored_requests >= found.server_requests and found.exported_calls >= found.stored_calls
-            if (settled and found.stored_rollouts >= rollouts) or time.monotonic() > deadline:
+            limit_s = EXPORT_TIMEOUT_S if waiting else SETTLE_TIMEOUT_S
+            if (settled and found.stored_rollouts >= rollouts) or time.monotonic() - began > limit_s:
                 return found
             time.sleep(0.2)
-            found = self._read(rollouts, client_calls, uncounted)
+            found, waiting = self._read(rollouts, client_calls, uncounted)
 
     def versions(self) -> dict[str, list[int]]:
         """Name of each policy → its versions that answered the stage's calls, as far as they are stored."""
         return stored_versions(self._stores, self._scope, self._began_ns)
 
-    def _read(self, rollouts: int, client_calls: int, uncounted: int) -> StageCounts:
+    def _read(self, rollouts: int, client_calls: int, uncounted: int) -> tuple[StageCounts, bool]:
+        """The counts, and whether a server has calls that the collector has not acknowledged."""
         readings = self._between_swaps()
         before, now, changed = readings.both(self._before)
         # Order matters: calls exported before the query must be in the store.
@@ -96,7 +100,7 @@ class StageMeter:
         # which may still be on its way.
         exported = now.exported - (before.captured - before.dropped)
         sampled = now.sampled_tokens - before.sampled_tokens - tokens
-        return StageCounts(
+        counts = StageCounts(
             server_requests=now.requests - before.requests - requests,
             client_calls=client_calls,
             uncounted_attempts=uncounted,
@@ -110,6 +114,7 @@ class StageMeter:
             servers_changed=changed,
             sampled_tokens=stored.tokens if changed else sampled,
         )
+        return counts, now.captured > now.exported + now.dropped
 
     def _between_swaps(self) -> Readings:
         """The servers' counts, at a moment when no canary runs."""
