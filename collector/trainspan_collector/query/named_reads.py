@@ -115,8 +115,14 @@ _OF_SPANS: Final = ("spans", "calls")
 _WITHOUT: Final = {"without_run": "run_id", "without_round": "round"}
 """Parameters of the read `sizes` for rollouts that have none."""
 
-_OF_TASKS: Final = {
+_TASK_SPANS: Final = {
     "task_id": "task_id = $task_id",
+    # The runner states it on the rollout span; looking into the text of all other spans would take longer.
+    "branches_of": "rollout_status IS NOT NULL AND contains(task_id, '@' || $branches_of || '.')",
+}
+"""Parameter → condition on a span that states the task of such a rollout."""
+_OF_TASKS: Final = {
+    "task_id": _TASK_SPANS["task_id"],
     "branches_of": f"contains(task_id, '@' || $branches_of || '.') AND regexp_matches(task_id, '{BRANCH_TASK}')",
 }
 """Parameter → condition on the task of a rollout."""
@@ -403,7 +409,7 @@ def _within(seed: str, bound: dict[str, object], places: RowPlaces) -> str:
     if seed == "rollout_ids":
         return places.of_rollouts(_texts(bound, "rollout_ids"))
     if seed in _OF_TASKS:
-        bound["task_rollouts"] = rollout_ids = places.rollouts_of(_OF_TASKS[seed], {seed: bound[seed]})
+        bound["task_rollouts"] = rollout_ids = places.rollouts_of(_TASK_SPANS[seed], {seed: bound[seed]})
         return places.of_rollouts(rollout_ids)
     return places.without_rollout() if seed.endswith("without_rollout") else EVERYWHERE
 
