@@ -23,10 +23,12 @@ def measured(
 
     The first state's value is the group's, as in `trainspan branch`.
     """
-    states = _states(policy, played)
+    # Whether a call is chosen is a hash of its rollout's id, which no two rounds share.
+    salt = int(rng.integers(2**62))
+    states = _states(policy, played, salt)
     known = states.select(ROLLOUT_KEY).unique()
     points, _ = branch_points(states, CallChoice.parse(vine.calls), known)
-    rollout = points["rollout_id"].cast(pl.Int64).to_numpy()
+    rollout = points["rollout_id"].str.split("-").list.last().cast(pl.Int64).to_numpy()
     call = points["call"].cast(pl.Int64).to_numpy()
     values = np.full(played.actions.shape, np.nan)
     whole, first = (np.repeat(each, vine.m) for each in (rollout, call))
@@ -35,20 +37,20 @@ def measured(
     return values, branches
 
 
-def _states(policy: Floats, played: Played) -> pl.DataFrame:
-    """STATES of the rollouts."""
+def _states(policy: Floats, played: Played, salt: int) -> pl.DataFrame:
+    """STATES of the rollouts, whose ids are `SALT-NUMBER`."""
     count, calls = played.actions.shape
     number, call = np.repeat(np.arange(count), calls), np.tile(np.arange(calls), count)
     chance = policy[played.task[number], call, played.places[:, :-1].ravel(), played.actions.ravel()]
     found = {
-        "rollout_id": number.astype(str),
+        "rollout_id": [f"{salt}-{each}" for each in number],
         "attempt": 0,
         "call": call,
         "trace_id": "",
         "span_id": "",
         "agent": np.array(AGENTS)[call % len(AGENTS)],
         "policy_version": 0,
-        "entropy": -np.log(chance),
+        "surprisal": -np.log(chance),
         "n_tokens": 1,
         "can_repeat": True,
     }

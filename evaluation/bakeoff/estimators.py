@@ -56,7 +56,8 @@ ESTIMATORS: Final[Mapping[str, Estimate]] = {
     "per_agent, air": Estimate({"credit": "per_agent", "air": AIR_RULES, **_GROUP}),
     "vine m 1": Estimate({"credit": "vine", **_GROUP}, Vine(1)),
     "vine m 4": Estimate({"credit": "vine", **_GROUP}, Vine(4)),
-    "vine m 4, entropy:2": Estimate({"credit": "vine", **_GROUP}, Vine(4, "entropy:2")),
+    "vine m 4, random:.1": Estimate({"credit": "vine", **_GROUP}, Vine(4, "random:.1")),
+    "vine m 4, random:.25": Estimate({"credit": "vine", **_GROUP}, Vine(4, "random:.25")),
 }
 """Name → estimator. Baselines are `dr_grpo`, so that rules of credit are compared; `identical, grpo` is the default."""
 

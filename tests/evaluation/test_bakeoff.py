@@ -6,14 +6,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 
 from evaluation.bakeoff import air_runs, chain_results, report
 from evaluation.bakeoff.agent_runs import _stage, scores_of
-from evaluation.bakeoff.chain import Chain
+from evaluation.bakeoff.chain import Chain, frames
+from evaluation.bakeoff.chain_branches import measured
 from evaluation.bakeoff.chain_results import area, tokens_to
 from evaluation.bakeoff.chain_runs import EXACT, learn, policy_of, score
-from evaluation.bakeoff.estimators import ESTIMATORS
+from evaluation.bakeoff.estimators import ESTIMATORS, Vine, advantages_of
 from evaluation.bakeoff.scores import agreement
 
 SMALL = Chain(calls=2, goals=(1, 2))
@@ -42,6 +44,25 @@ def test_branches_agree_better_with_the_truth_than_rewards_of_whole_rollouts() -
     found = {name: score(chain, name, 1.0, 3) for name in ("identical", "vine m 4")}
     assert found["vine m 4"].correlation > found["identical"].correlation + 0.1
     assert found["vine m 4"].sign > found["identical"].sign
+
+
+def test_branching_some_calls_does_not_favor_what_was_sampled() -> None:
+    """After the arrival no action matters: its mean estimate is 0, also for rare actions."""
+    chain, groups = Chain(), 400
+    policy, rng = policy_of(chain, 1.0), np.random.default_rng(1)
+    group = np.repeat(np.arange(groups), 8)
+    nothing = np.zeros_like(group)
+    played = chain.play(policy, group % len(chain.goals), rng, nothing, nothing)
+    values, _ = measured(chain, policy, played, Vine(4, "random:.25"), rng)
+    _, exact = chain.action_values(policy)
+    calls = np.broadcast_to(np.arange(chain.calls), values.shape)
+    known = np.where(np.isnan(values), np.nan, exact[played.task[:, None], calls, played.places[:, :-1]])
+    found = advantages_of(ESTIMATORS["vine m 4, random:.25"], *frames(played, group, known))
+    arrived = found["place"].to_numpy() >= np.array(chain.goals)[found["task"].to_numpy()]
+    means = found.filter(pl.Series(arrived)).group_by("action").agg(pl.col("advantage").mean()).sort("action")
+    # With the two calls of each rollout whose answers were least likely they are .14, .06 and .06, whatever the number of groups.
+    spread = means["advantage"].max() - means["advantage"].min()
+    assert spread < 0.04
 
 
 def test_every_estimator_scores_the_same_calls() -> None:

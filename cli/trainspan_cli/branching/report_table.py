@@ -36,14 +36,14 @@ def _table(rollout: "BranchedRollout") -> object:
 
     title = Text(f"rollout {rollout.rollout_id[:12]}  task {rollout.task_id}  reward {rollout.reward:g}")
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-    for name in ("call", "agent", "entropy", "value before it", "95 %", "of", "advantage", "95 %", "diverged"):
+    for name in ("call", "agent", "−log p", "value before it", "95 %", "of", "advantage", "95 %", "diverged"):
         table.add_column(name, justify="left" if name == "agent" else "right")
     for call in rollout.calls:
         value = call.value
         table.add_row(
             str(call.call),
             Text(call.agent or "–"),
-            _number(call.entropy),
+            _number(call.surprisal),
             _number(value.mean if value else None),
             _interval(value.interval if value else None),
             f"{value.n} {value.by}" if value else "–",

@@ -43,7 +43,7 @@ def branch(
         str | None, typer.Option(help="module:function(StoredRollout) -> bool that selects rollouts [default: all].")
     ] = None,
     calls: Annotated[
-        str, typer.Option(help="Calls to measure: all, entropy:K (the K most uncertain), agent:NAME, or both.")
+        str, typer.Option(help="Calls to measure: all, random:P (each with probability P), agent:NAME, or both.")
     ] = "all",
     n: Annotated[int, typer.Option(help="Branches from each state.")] = 4,
     limit: Annotated[int | None, typer.Option(help="Number of rollouts, chosen by a hash [default: all].")] = None,
@@ -58,7 +58,7 @@ def branch(
     The agent is answered with the stored tokens up to the state, then samples freely. Value and advantage of each call are
     printed, and stored as evaluations on its span.
 
-    Example: trainspan branch --calls entropy:2 --n 8
+    Example: trainspan branch --calls random:0.25 --n 8
 
     Example: trainspan branch --rollout 0b8e4c7a --tasks tasks.jsonl --judge judges:exact my_agent.py:solve
     """

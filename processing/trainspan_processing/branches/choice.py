@@ -1,5 +1,7 @@
 """Chooses the calls whose advantages are measured, and with them the states to branch from."""
 
+import hashlib
+import re
 from dataclasses import dataclass
 
 import polars as pl
@@ -9,37 +11,50 @@ from trainspan_schemas.errors import UsageError
 
 __all__ = ["CallChoice", "branch_points"]
 
+_BITS = 53
+"""Of a hash, as many as a float has."""
+
 
 @dataclass(frozen=True, slots=True)
 class CallChoice:
-    """Which calls of each rollout to measure."""
+    """Which calls of each rollout to measure.
+
+    Whether a call is chosen depends on nothing that happens in or after it, neither its answer nor the length of its rollout:
+    else values would be known where rollouts went well or badly, and the advantages of the others would be biased.
+    """
 
     agent: str | None = None
     """Only calls of this agent."""
-    most_uncertain: int | None = None
-    """Only this many, those of the highest entropy; None: all."""
+    share: float = 1.0
+    """The probability with which each of them is chosen, above 0."""
 
     @classmethod
     def parse(cls, text: str) -> "CallChoice":
-        """Parses `all`, `entropy:2`, `agent:NAME`, or two of them with a comma. Raises UsageError."""
+        """Parses `all`, `random:0.25`, `agent:NAME`, or two of them with a comma. Raises UsageError."""
         choice = cls()
         for part in filter(None, (item.strip() for item in text.split(","))):
             kind, _, value = part.partition(":")
             if kind == "agent" and value:
-                choice = cls(value, choice.most_uncertain)
-            elif kind == "entropy" and value.isdecimal() and int(value) > 0:
-                choice = cls(choice.agent, int(value))
+                choice = cls(value, choice.share)
+            elif kind == "random" and re.fullmatch(r"\d*\.?\d+", value) and 0 < float(value) <= 1:
+                choice = cls(choice.agent, float(value))
             elif part != "all":
-                raise UsageError(f"calls = {text!r}: use all, entropy:2, agent:NAME, or agent:NAME,entropy:2")
+                raise UsageError(f"calls = {text!r}: use all, random:0.25, agent:NAME, or agent:NAME,random:0.25")
         return choice
 
     def of(self, states: pl.DataFrame) -> pl.DataFrame:
         """The chosen rows of STATES."""
         found = states if self.agent is None else states.filter(pl.col("agent") == self.agent)
-        if self.most_uncertain is None:
+        if self.share >= 1:
             return found
-        rank = pl.col("entropy").fill_null(-1.0).rank("ordinal", descending=True).over(ROLLOUT_KEY)
-        return found.filter(rank <= self.most_uncertain)
+        keys = found.select(*ROLLOUT_KEY, "call").iter_rows()
+        return found.filter(pl.Series([_fraction(*key) < self.share for key in keys], dtype=pl.Boolean))
+
+
+def _fraction(rollout_id: str, attempt: int, call: int) -> float:
+    """A hash of a call, uniform in [0, 1): the same in every run, so that branches can be resumed."""
+    digest = hashlib.blake2b(f"{rollout_id}.{attempt}@{call}".encode(), digest_size=8).digest()
+    return (int.from_bytes(digest, "big") >> (64 - _BITS)) / 2**_BITS
 
 
 def branch_points(states: pl.DataFrame, choice: CallChoice, known: pl.DataFrame) -> tuple[pl.DataFrame, int]:

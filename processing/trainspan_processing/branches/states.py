@@ -23,29 +23,28 @@ STATES: Final[Schema] = {
     "span_id": pl.String,
     "agent": pl.String,
     "policy_version": pl.Int32,
-    "entropy": pl.Float64,
+    "surprisal": pl.Float64,
     "n_tokens": pl.Int64,
     "can_repeat": pl.Boolean,
 }
-"""One row per request, in order. trace_id and span_id are those of its first choice. `entropy` estimates the mean entropy per
-sampled token, in nats, by the mean of −log p of the tokens that were sampled; `n_tokens` counts these tokens. `can_repeat`:
-the server can repeat its answers."""
+"""One row per request, in order. trace_id and span_id are those of its first choice. `surprisal` is the mean of −log p
+of the tokens that were sampled, in nats; `n_tokens` counts these tokens. `can_repeat`: the server can repeat its answers."""
 
 
 def states_of(source: Source, calls: pl.DataFrame, answers: pl.DataFrame) -> pl.DataFrame:
     """STATES of the rollouts of `calls` (CALLS of a trace index, in its order)."""
     numbered = calls.with_columns(request_position().over(ROLLOUT_KEY).alias("call"))
     scored = [
-        part.join(_surprisals(tokens), on=SPAN_KEY, how="left", maintain_order="left")
+        part.join(_minus_logs(tokens), on=SPAN_KEY, how="left", maintain_order="left")
         for part, tokens in _with_tokens(source, numbered, answers)
     ]
-    nothing = pl.DataFrame(schema={**numbered.schema, "surprisal": pl.Float64, "sampled": pl.UInt32})
+    nothing = pl.DataFrame(schema={**numbered.schema, "minus_logs": pl.Float64, "sampled": pl.UInt32})
     return (
         pl.concat([nothing, *scored])
         .group_by(*ROLLOUT_KEY, "call", maintain_order=True)
         .agg(
             pl.col("trace_id", "span_id", "agent", "policy_version").first(),
-            (pl.col("surprisal").sum() / pl.col("sampled").sum()).alias("entropy"),
+            (pl.col("minus_logs").sum() / pl.col("sampled").sum()).alias("surprisal"),
             pl.col("sampled").sum().alias("n_tokens"),
             _can_repeat().all().alias("can_repeat"),
         )
@@ -66,10 +65,10 @@ def _with_tokens(
         yield part, read_tokens(source, part, (*SPAN_KEY, "logprobs"), answers)
 
 
-def _surprisals(tokens: pl.DataFrame) -> pl.DataFrame:
-    """trace_id, span_id, `surprisal` (the sum of −log p) and `sampled` (the number of tokens)."""
+def _minus_logs(tokens: pl.DataFrame) -> pl.DataFrame:
+    """trace_id, span_id, `minus_logs` (the sum of −log p) and `sampled` (the number of tokens)."""
     logprobs = pl.col("logprobs").cast(pl.List(pl.Float64))
-    return tokens.select(*SPAN_KEY, (-logprobs.list.sum()).alias("surprisal"), logprobs.list.len().alias("sampled"))
+    return tokens.select(*SPAN_KEY, (-logprobs.list.sum()).alias("minus_logs"), logprobs.list.len().alias("sampled"))
 
 
 def _can_repeat() -> pl.Expr:

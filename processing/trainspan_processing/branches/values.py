@@ -65,8 +65,8 @@ class BranchedCall:
     span_id: str
     agent: str | None
     policy_version: int | None
-    entropy: float | None
-    """Nats per token, estimated from the sampled tokens."""
+    surprisal: float | None
+    """Mean of −log p of the sampled tokens, in nats."""
     value: StateValue | None
     advantage: float | None
     """V after the call − V before it; None if either is unknown."""
@@ -119,11 +119,11 @@ def measure_rollout(
     for row in states.iter_rows(named=True):
         before, after = values.get(row["call"]), values.get(row["call"] + 1)
         known = before is not None and after is not None
-        entropy = row["entropy"]
+        surprisal = row["surprisal"]
         calls.append(
             BranchedCall(
                 **{name: row[name] for name in ("call", "trace_id", "span_id", "agent", "policy_version")},
-                entropy=entropy if entropy is not None and math.isfinite(entropy) else None,
+                surprisal=surprisal if surprisal is not None and math.isfinite(surprisal) else None,
                 value=before,
                 advantage=after.mean - before.mean if known else None,  # type: ignore[union-attr]
                 interval=_difference(before, after) if known else None,  # type: ignore[arg-type]

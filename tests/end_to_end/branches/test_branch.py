@@ -5,10 +5,12 @@ import signal
 import time
 from collections import Counter
 
+import polars as pl
 import pytest
 
 from tests.support.agents.letters import TOKENS, LettersWorld
 from tests.support.collector.process import select
+from trainspan_processing.branches.choice import CallChoice
 
 
 def letters(world: LettersWorld, rollout_id: str) -> str:
@@ -96,13 +98,24 @@ def test_explain_shows_what_was_measured_and_names_the_branches_on_both_sides(wo
     assert branch["credit"]["reward"] == last["reward"]
 
 
-def test_only_the_most_uncertain_calls_are_measured(world: LettersWorld) -> None:
-    report = world.run("branch", "--of-run", "base", "--calls", "entropy:1", "--limit", "2", "--n", "1")
-    assert len(report["rollouts"]) == 2
-    for rollout in report["rollouts"]:
-        calls = rollout["calls"]
-        wanted = max(range(3), key=lambda place: calls[place]["entropy"])
-        assert calls[wanted]["advantage"] is not None
+def test_only_chosen_calls_are_measured(world: LettersWorld) -> None:
+    report = world.run("branch", "--of-run", "base", "--calls", "random:0.5", "--n", "1")
+    wanted = CallChoice.parse("random:0.5").of(
+        pl.DataFrame(
+            [(rollout["rollout_id"], rollout["attempt"], call) for rollout in report["rollouts"] for call in range(3)],
+            schema=["rollout_id", "attempt", "call"],
+            orient="row",
+        )
+    )
+    assert 0 < wanted.height < 18
+    measured = {
+        one["rollout_id"]: [call["advantage"] is not None for call in one["calls"]] for one in report["rollouts"]
+    }
+    assert all(measured[rollout_id][call] for rollout_id, _, call in wanted.iter_rows())
+    assert report["states"] == len(
+        {(rollout_id, state) for rollout_id, _, call in wanted.iter_rows() for state in (call, call + 1)}
+        - {(one, end) for one in measured for end in (0, 3)}
+    )
 
 
 def test_an_agent_that_reads_the_clock_diverges_by_name(world: LettersWorld) -> None:

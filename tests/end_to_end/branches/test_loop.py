@@ -30,7 +30,7 @@ target = "agent.py:solve"
 rounds = 2
 tasks_per_round = 3
 branches = 2
-branch_calls = "entropy:1"
+branch_calls = "random:0.7"
 branch_rollouts = 4
 eval_tasks = 0
 eval_every = 0
@@ -58,7 +58,7 @@ def test_a_loop_measures_values_and_trains_on_them_and_on_the_branches(tmp_path:
         assert all(check["ok"] for check in record["checks"]), record["checks"]
         branches = record["rollout"]["branches"]
         assert branches["status"] == {"ok": branches["total"]}
-        assert 4 * 2 <= branches["total"] <= 4 * 2 * 2
+        assert 0 < branches["total"] <= 4 * 2 * 2
         assert record["dataset"]["dropped"]["forced"] > 0
     dataset = next(folder.glob("**/round-0002"))
     rows = open_published(dataset).rows(["task_id", "advantage"])

@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+import polars as pl
 import pytest
 
 from tests.processing.conftest import Bench
@@ -57,7 +58,7 @@ def test_rollouts_that_cannot_be_branched_are_counted_by_reason(bench: Bench) ->
     assert found(bench, good.rollout_id).rollouts["rollout_id"].to_list() == [good.rollout_id]
 
 
-def test_states_have_entropies_and_count_requests_not_choices(bench: Bench) -> None:
+def test_states_have_surprisals_and_count_requests_not_choices(bench: Bench) -> None:
     rollout = bench.rollout("a").reward(1.0)
     for choice in (0, 1):
         more = {"trainspan.choice.index": choice, "gen_ai.response.id": "same"}
@@ -68,7 +69,7 @@ def test_states_have_entropies_and_count_requests_not_choices(bench: Bench) -> N
     bench.send(rollout)
     states = found(bench).states
     assert states["call"].to_list() == [0, 1, 2, 3]
-    assert states["entropy"].to_list() == [(1 + 2 + 1 + 3) / 4, 0.5, 9.0, 0.25]
+    assert states["surprisal"].to_list() == [(1 + 2 + 1 + 3) / 4, 0.5, 9.0, 0.25]
     assert states["can_repeat"].to_list() == [True, True, False, True]
 
     def points(text: str) -> tuple[list[int], int]:
@@ -78,11 +79,24 @@ def test_states_have_entropies_and_count_requests_not_choices(bench: Bench) -> N
     # State 3 is after a call that its client did not get. Nothing is known of state 0: the rollout has no group.
     assert points("all") == ([0, 1, 2], 1)
     assert points("agent:x") == ([0, 1, 2], 1)
-    assert points("entropy:2") == ([0, 1, 2], 1)  # calls 2 (9) and 0 (1.75)
-    assert points("agent:y,entropy:1") == ([1, 2], 0)
-    for text in ("entropy:0", "entropy:x", "agent:", "some"):
-        with pytest.raises(UsageError, match="use all, entropy:2, agent:NAME"):
+    assert points("random:1") == points("all")
+    for text in ("random:0", "random:1.5", "random:x", "random:-1", "entropy:2", "agent:", "some"):
+        with pytest.raises(UsageError, match=r"use all, random:0\.25, agent:NAME"):
             CallChoice.parse(text)
+
+
+def test_whether_a_call_is_chosen_depends_on_its_place_alone() -> None:
+    """Not on what was sampled, nor on how long the rollout became: else values are known where it went well, or badly."""
+
+    def states(calls: int, surprisal: float, ids: int) -> pl.DataFrame:
+        rows = [(f"r{number}", 0, call, surprisal * call) for number in range(ids) for call in range(calls)]
+        return pl.DataFrame(rows, schema=["rollout_id", "attempt", "call", "surprisal"], orient="row")
+
+    choice = CallChoice.parse("random:0.25")
+    long, short = (choice.of(states(calls, sign, 400)) for calls, sign in ((10, 1.0), (3, -1.0)))
+    same = long.filter(pl.col("call") < 3)
+    assert same.select("rollout_id", "call").equals(short.select("rollout_id", "call"))
+    assert long.height == pytest.approx(1000, abs=4 * (4000 * 0.25 * 0.75) ** 0.5)
 
 
 def test_the_server_gets_the_calls_before_the_point_and_the_digests_of_those_after(bench: Bench) -> None:

@@ -53,7 +53,7 @@ def test_evaluations_carry_interval_rollouts_divergence_run_and_policies() -> No
         StateValue(0.5, (0.1, 0.9), 6, "group"),
         StateValue(0.25, (0.05, 0.7), 4, "branches", 1, ("policy 3",)),
     )
-    facts: dict[str, Any] = {"trace_id": "t", "agent": None, "policy_version": 3, "entropy": None}
+    facts: dict[str, Any] = {"trace_id": "t", "agent": None, "policy_version": 3, "surprisal": None}
     rollout = BranchedRollout(
         "r", 0, "task", 1.0,
         (
