@@ -39,6 +39,21 @@ class BranchReport:
         """Share of the branches that did not follow their rollout."""
         return self.run.status.get("diverged", 0) / self.run.total if self.run.total else 0.0
 
+    @property
+    def unmeasured(self) -> int:
+        """States without a value, because branches failed without a reward."""
+        return sum(call.unrewarded_failures > 0 for rollout in self.rollouts for call in rollout.calls)
+
+    @property
+    def unrewarded_failures(self) -> int:
+        """Branches that ended in agent_error or timeout without a reward."""
+        return sum(call.unrewarded_failures for rollout in self.rollouts for call in rollout.calls)
+
+    @property
+    def of_other_policies(self) -> int:
+        """Rollouts whose branches another policy version sampled."""
+        return sum(rollout.is_other_policy for rollout in self.rollouts)
+
     def record(self) -> dict[str, Any]:
         return {
             **asdict(self.run),
@@ -47,6 +62,9 @@ class BranchReport:
             "unreachable": self.unreachable,
             "skipped": self.skipped,
             "diverged": self.diverged,
+            "unmeasured": self.unmeasured,
+            "unrewarded_failures": self.unrewarded_failures,
+            "of_other_policies": self.of_other_policies,
             "sampled_tokens": self.sampled_tokens,
         }
 

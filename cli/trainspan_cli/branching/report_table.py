@@ -36,8 +36,8 @@ def _table(rollout: "BranchedRollout") -> object:
 
     title = Text(f"rollout {rollout.rollout_id[:12]}  task {rollout.task_id}  reward {rollout.reward:g}")
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-    for name in ("call", "agent", "−log p", "value before it", "95 %", "of", "advantage", "95 %", "diverged"):
-        table.add_column(name, justify="left" if name == "agent" else "right")
+    for name in ("call", "agent", "−log p", "value before it", "95 %", "of", "advantage", "95 %", "not ok"):
+        table.add_column(name, justify="left" if name in ("agent", "not ok") else "right")
     for call in rollout.calls:
         value = call.value
         table.add_row(
@@ -49,7 +49,7 @@ def _table(rollout: "BranchedRollout") -> object:
             f"{value.n} {value.by}" if value else "–",
             _number(call.advantage, signed=True),
             _interval(call.interval),
-            str(call.diverged) if call.diverged else "",
+            ", ".join(f"{count} {status}" for status, count in call.status.items() if status != "ok"),
         )
     return table
 
@@ -68,6 +68,16 @@ def _summary(report: "BranchReport") -> list[str]:
         lines.append(
             f"{report.diverged:.0%} of the branches diverged: the agent depends on more than the answers it gets (the clock, "
             "chance, the outer world); their errors name the first token that differs"
+        )
+    if report.unmeasured:
+        lines.append(
+            f"{report.unmeasured} states have no value: of their branches {report.unrewarded_failures} ended in agent_error or "
+            "timeout without a reward; say what such an end is worth with [dataset] status_rewards, such as agent_error=0,timeout=0"
+        )
+    if report.of_other_policies:
+        lines.append(
+            f"{report.of_other_policies} rollouts were branched with another policy version than theirs: credit vine and "
+            "trainspan air do not use these values"
         )
     if report.unreachable:
         lines.append(

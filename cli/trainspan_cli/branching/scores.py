@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from trainspan_cli.clients.feedback import FeedbackScore, Value
-from trainspan_processing.branches.values import BranchedRollout, StateValue
+from trainspan_processing.branches.values import BranchedCall, BranchedRollout, StateValue
 from trainspan_schemas.telemetry import keys
 
 __all__ = ["scores_of"]
@@ -26,11 +26,13 @@ def scores_of(rollouts: Sequence[BranchedRollout], run_id: str) -> Iterator[Feed
             span, value = (call.trace_id, call.span_id), call.value
             if value is not None and (value.by == "branches" or call.advantage is not None):
                 name, said = _VALUES[value.by]
-                said, more = said.format(value.n), _measured(run_id, value, value.interval, value.policies)
+                said, plain = said.format(value.n), None if value.plain == value.mean else value.plain
+                more = _measured(run_id, call, value, value.interval, value.policies, plain)
                 yield FeedbackScore(
                     value.mean, name, "branches", rollout.rollout_id, explanation=said, span=span, more=more
                 )
-            if value is not None and call.advantage is not None:
+            if value is not None and call.advantage is not None and call.policies:
+                plain = None if call.plain_advantage == call.advantage else call.plain_advantage
                 said = "value of the state after this call less that of the state before it"
                 yield FeedbackScore(
                     call.advantage,
@@ -39,19 +41,27 @@ def scores_of(rollouts: Sequence[BranchedRollout], run_id: str) -> Iterator[Feed
                     rollout.rollout_id,
                     explanation=said,
                     span=span,
-                    more=_measured(run_id, value, call.interval, call.policies),
+                    more=_measured(run_id, call, value, call.interval, call.policies, plain),
                 )
 
 
 def _measured(
-    run_id: str, value: StateValue, interval: tuple[float, float] | None, policies: Sequence[str]
+    run_id: str,
+    call: BranchedCall,
+    value: StateValue,
+    interval: tuple[float, float] | None,
+    policies: Sequence[str],
+    plain: float | None,
 ) -> dict[str, Value | None]:
+    """`plain`: the score without rewards from the trace, if it differs."""
     low, high = interval or (None, None)
     return {
         keys.INTERVAL_LOW: low,
         keys.INTERVAL_HIGH: high,
         keys.MEASURED_BY: run_id,
         keys.MEASURED_ROLLOUTS: value.n,
-        keys.MEASURED_DIVERGED: value.diverged,
+        keys.MEASURED_DIVERGED: call.status.get("diverged", 0),
+        keys.MEASURED_STATUS: [f"{status} {count}" for status, count in call.status.items()] or None,
+        keys.MEASURED_PLAIN: plain,
         keys.MEASURED_POLICIES: list(policies) or None,
     }

@@ -45,20 +45,29 @@ def air(
     with Source(stores_of(loaded, store)) as source:
         newest = None if run else newest_round(source)
         selections = [Selection(name, round) for name in run or ()] + ([newest] if newest else [])
-        calls, occurrences = measured_signals(
+        calls, occurrences, ignored = measured_signals(
             source, selections, now_ns=time.time_ns(), settle_s=loaded.dataset.settle_s
         )
     if calls.is_empty():
-        raise UsageError("no call has a measured advantage: branch rollouts first, with trainspan branch")
+        raise UsageError(_nothing(ignored))
     found = search_rules(calls, occurrences, seed=seed)
     if format == "json":
-        print(json.dumps(found.record()))
+        print(json.dumps({**found.record(), "ignored": ignored}))
     else:
-        _print(found)
+        _print(found, ignored)
     return 0
 
 
-def _print(found: "RuleSearch") -> None:
+def _nothing(ignored: int) -> str:
+    if ignored:
+        return (
+            f"{ignored} measured calls are not used: another policy version than the rollout's was branched; branch rollouts of "
+            "the version that is served"
+        )
+    return "no call has a measured advantage: branch rollouts first, with trainspan branch"
+
+
+def _print(found: "RuleSearch", ignored: int) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -71,6 +80,8 @@ def _print(found: "RuleSearch") -> None:
         highlight=False,
         soft_wrap=True,
     )
+    if ignored:
+        console.print(f"{ignored} calls that another policy version measured are not used", highlight=False)
     if not found.proposals:
         console.print("no rule agrees with the measured advantages", markup=False)
         return

@@ -41,6 +41,8 @@ class RewardedChunk:
     `rollout_column` per reward, `state` and `action` if calls are compared by them, and `state_value` if measured values are used."""
     others: pl.DataFrame
     """OTHERS with `rollout_reason`."""
+    ignored_values: int = 0
+    """Calls with a measured value that is not used, because another policy version than the rollout's was branched."""
 
 
 def states_are_needed(settings: DatasetSettings, *, calls_reward: bool = True) -> bool:
@@ -73,8 +75,9 @@ def reward_chunk(
     if with_state and plan.needs_actions:
         calls = _with_actions(source, traces.answers, calls)
         extra.append("action")
+    ignored_values = 0
     if plan.needs_values:
-        calls = state_values(calls, traces.evaluations)
+        calls, ignored_values = state_values(source, calls)
         extra.append("state_value")
     names = [column(reward.name) for reward in rewarded.rewards for column in (step_column, rollout_column)]
     reasons = rewarded.rollouts.select(*ROLLOUT_KEY, pl.col("reason").alias("rollout_reason"))
@@ -89,6 +92,7 @@ def reward_chunk(
         ).drop(names, extra),
         calls.filter(pl.col("rollout").is_not_null()).select(*_CREDITED, *extra, *names),
         traces.others.join(reasons, on=ROLLOUT_KEY, how="left"),
+        ignored_values,
     )
 
 

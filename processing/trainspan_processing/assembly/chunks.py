@@ -61,6 +61,8 @@ class Assembly:
     """COUNTED: the evaluations with the reward's names, of new rollouts and of rollouts that an earlier dataset used."""
     ignored_self_rewards: int
     unmatched: int
+    ignored_values: int
+    """Measured values of states by other policy versions than the rollouts'."""
     function_error: str | None
     folder: Files
     """Folder with the sound calls of each part."""
@@ -155,6 +157,7 @@ def _together(
         .agg(pl.col("rewards").max()),
         ignored_self_rewards=sum(part.ignored_self_rewards for part in parts),
         unmatched=sum(part.unmatched for part in parts),
+        ignored_values=sum(part.ignored_values for part in parts),
         function_error=next((part.function_error for part in parts if part.function_error), None),
         folder=folder,
     )

@@ -68,6 +68,7 @@ def make_manifest(
         "rewards_late": rewards_late,
         "ignored_self_rewards": assembly.ignored_self_rewards,
         "rewards_unmatched": assembly.unmatched,
+        "ignored_values": assembly.ignored_values,
         "split_traces": dict(split),
         "merge_ratio": (counts.rows - counts.segments) / merges if merges else None,
         "segments": counts.segments,

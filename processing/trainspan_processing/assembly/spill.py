@@ -46,6 +46,7 @@ class ChunkSummary:
     evaluations: pl.DataFrame
     ignored_self_rewards: int
     unmatched: int
+    ignored_values: int
     function_error: str | None
 
 
@@ -99,6 +100,7 @@ def _spill(
         evaluations=count_evaluations(traces.evaluations, [reward.name for reward in chunk.rewarded.rewards]),
         ignored_self_rewards=chunk.rewarded.ignored_self_rewards,
         unmatched=chunk.rewarded.unmatched,
+        ignored_values=chunk.ignored_values,
         function_error=chunk.rewarded.function_error,
     )
 

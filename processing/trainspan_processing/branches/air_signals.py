@@ -6,14 +6,13 @@ from typing import Final
 import polars as pl
 
 from trainspan_processing.branches.air_search import LEAST_ROLLOUTS
-from trainspan_processing.credit.vine import latest_scores
 from trainspan_processing.dataset.ledger import NOTHING_USED
+from trainspan_processing.read.measurements import Measured, Measurement, own_scores
 from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.rewards.air import RULES, signals
 from trainspan_processing.rewards.tool_outputs import OUTPUT, tool_outputs
 from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY
 from trainspan_processing.traces.trace_index import TraceIndex, index_traces
-from trainspan_schemas.telemetry import keys
 
 __all__ = ["measured_signals"]
 
@@ -32,21 +31,27 @@ _OCCURRENCES: Final = dict.fromkeys(("rule", *SPAN_KEY), pl.String)
 
 def measured_signals(
     source: Source, selections: Sequence[Selection], *, now_ns: int, settle_s: float
-) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Calls and occurrences, as `search_rules` takes them.
+) -> tuple[pl.DataFrame, pl.DataFrame, int]:
+    """Calls and occurrences, as `search_rules` takes them, and the number of calls that only other policy versions measured.
 
+    Advantages are without the rewards of `air` and `overlong`: the search would find the penalties that are already set.
     Rules are those of AIR, and a pattern for each frequent word of tool outputs.
     """
-    calls, occurrences = [pl.DataFrame(schema=_CALLS)], [pl.DataFrame(schema=_OCCURRENCES)]
+    calls, occurrences, ignored = [pl.DataFrame(schema=_CALLS)], [pl.DataFrame(schema=_OCCURRENCES)], 0
     for selection in selections:
         traces = index_traces(source, selection, NOTHING_USED, now_ns=now_ns, settle_s=settle_s)
-        measured = latest_scores(traces.evaluations, keys.CALL_ADVANTAGE).rename({"score": "advantage"})
-        own = traces.calls.join(measured, on=SPAN_KEY)
+        measured, unused = own_scores(source, traces.calls, _advantage)
+        ignored += unused
+        own = traces.calls.join(measured.rename({"plain": "advantage"}), on=SPAN_KEY)
         calls.append(own.select(pl.col(name).cast(kind) for name, kind in _CALLS.items()))
         found = signals(RULES, traces.calls, traces.spans, traces.matches, _words(source, traces, own))
         at_call = {"call_trace_id": "trace_id", "call_span_id": "span_id"}
         occurrences.append(found.select("rule", *at_call).rename(at_call))
-    return pl.concat(calls), pl.concat(occurrences)
+    return pl.concat(calls), pl.concat(occurrences), ignored
+
+
+def _advantage(measurement: Measurement) -> Measured | None:
+    return measurement.advantage
 
 
 def _words(source: Source, traces: TraceIndex, measured: pl.DataFrame) -> pl.DataFrame:

@@ -3,7 +3,7 @@
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import polars as pl
@@ -12,16 +12,20 @@ from trainspan_processing.assembly.chunk import reward_chunk
 from trainspan_processing.branches.states import STATES, states_of
 from trainspan_processing.branches.values import BranchedRollout, StateBranches, measure_rollout
 from trainspan_processing.dataset.ledger import NOTHING_USED
+from trainspan_processing.read.measurements import policies_of
 from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.tables import CALLS, ROLLOUT_KEY
-from trainspan_processing.traces.trace_index import index_traces
+from trainspan_processing.traces.trace_index import TraceIndex, index_traces
 from trainspan_schemas.artifacts.branches import BRANCH_TASK, BranchPoint
 from trainspan_schemas.config.settings import DatasetSettings
 
 __all__ = ["Candidates", "find_candidates", "measure", "newest_round", "rounds_of"]
 
-_FACTS: Final = [*ROLLOUT_KEY, "run_id", "round", "task_id", "split", "judge", "end_ns", "reward"]
+_FACTS: Final = [*ROLLOUT_KEY, "run_id", "round", "task_id", "split", "judge", "end_ns", "reward", "plain_reward"]
 _GROUP: Final = ["run_id", "round", "task_id"]
+_OF_GROUP: Final = [*_GROUP, "rewards", "plain"]
+_FAILURES: Final = ("agent_error", "timeout")
+"""Statuses that are evidence about the policy: a branch that ends so without a reward is no missing value like any other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +33,13 @@ class Candidates:
     """Rollouts that can be branched."""
 
     rollouts: pl.DataFrame
-    """rollout_id, attempt, run_id, round, task_id, split, judge, end_ns and reward, in the order in which they ended."""
+    """rollout_id, attempt, run_id, round, task_id, split, judge, end_ns, reward and plain_reward, in the order in which they ended."""
     calls: pl.DataFrame
     """Their CALLS, in order."""
     states: pl.DataFrame
     """Their STATES."""
     group_rewards: pl.DataFrame
-    """run_id, round, task_id and `rewards`: of every group of theirs, all rollouts included."""
+    """run_id, round, task_id, `rewards` and `plain` (`plain_reward`): of every group of theirs, all rollouts included."""
     skipped: Counter[str]
     """Reason → rollouts that cannot be branched."""
 
@@ -108,7 +112,7 @@ def _of_selection(
     source: Source, selection: Selection, settings: DatasetSettings, rollout_ids: Sequence[str] | None, now_ns: int
 ) -> Candidates:
     traces = index_traces(source, selection, NOTHING_USED, now_ns=now_ns, settle_s=settings.settle_s)
-    rollouts = reward_chunk(source, traces, settings, with_state=False).rewarded.rollouts
+    rollouts = _rewarded(source, traces, settings)
     named = rollouts if rollout_ids is None else rollouts.filter(pl.col("rollout_id").is_in(list(rollout_ids)))
     judged = named.with_columns(_obstacle().alias("obstacle"))
     kept = judged.filter(pl.col("obstacle").is_null()).sort("end_ns", *ROLLOUT_KEY).select(_FACTS)
@@ -116,7 +120,7 @@ def _of_selection(
     groups = (
         rollouts.filter(pl.col("reward").is_not_null() & pl.col("teaches") & ~pl.col("superseded"))
         .group_by(_GROUP)
-        .agg(pl.col("reward").alias("rewards"))
+        .agg(pl.col("reward").alias("rewards"), pl.col("plain_reward").alias("plain"))
     )
     skipped = Counter(dict(judged["obstacle"].drop_nulls().value_counts().iter_rows()))
     return Candidates(
@@ -161,29 +165,44 @@ def measure(
         traces = index_traces(
             source, Selection(run_id, round_), NOTHING_USED, now_ns=now_ns, settle_s=settings.settle_s
         )
-        rollouts = reward_chunk(source, traces, settings, with_state=False).rewarded.rollouts
-        policies = _policies(traces.calls)
-        last = rollouts.filter(~pl.col("superseded")).select("task_id", "status", "reward", "teaches")
+        last = _rewarded(source, traces, settings).filter(~pl.col("superseded"))
+        policies = policies_of(traces.calls, ["task_id"])
         for (task_id,), ends in last.partition_by("task_id", as_dict=True).items():
             if (began := named.get(str(task_id))) is not None:
-                rewards = ends.filter("teaches")["reward"].drop_nulls().to_list()
-                diverged = ends.filter(pl.col("status") == "diverged").height
-                from_state = StateBranches(rewards, diverged, policies.get(began.task_id, ()))
+                from_state = _state_branches(ends, policies.get((task_id,), ()))
                 found.setdefault((began.rollout_id, began.attempt), {})[began.call] = from_state
-    groups = {tuple(row[:3]): row[3] for row in candidates.group_rewards.iter_rows()}
+    groups = {tuple(row[:3]): StateBranches(*row[3:]) for row in candidates.group_rewards.select(_OF_GROUP).iter_rows()}
     states = candidates.states.partition_by(ROLLOUT_KEY, as_dict=True)
+    sampled_by = policies_of(candidates.calls, ROLLOUT_KEY)
     measured = []
     for row in candidates.rollouts.iter_rows(named=True):
         key = (row["rollout_id"], row["attempt"])
         own = states.get(key, pl.DataFrame(schema=STATES))
-        group = groups.get((row["run_id"], row["round"], row["task_id"]), ())
-        measured.append(measure_rollout(row, own, group, found.get(key, {})))
+        group = groups.get((row["run_id"], row["round"], row["task_id"]))
+        measured.append(measure_rollout(row, own, group, found.get(key, {}), sampled_by.get(key, ())))
     return measured
 
 
-def _policies(calls: pl.DataFrame) -> dict[str, tuple[str, ...]]:
-    """Task id → name and version of every policy that sampled for it: repeated answers are those of the stored rollout."""
-    sampled = calls.filter(~pl.col("forced").fill_null(False)).drop_nulls(["task_id", "policy_version"])
-    name = pl.format("{} {}", pl.col("policy_name").fill_null("policy"), "policy_version").alias("policy")
-    named = sampled.select("task_id", name).unique().sort("task_id", "policy")
-    return {task_id: tuple(own["policy"]) for (task_id,), own in named.partition_by("task_id", as_dict=True).items()}
+def _state_branches(ends: pl.DataFrame, policies: tuple[str, ...]) -> StateBranches:
+    """The branches from one state, from their last attempts. Those that diverged were in another state, whatever their reward."""
+    counted = ends.filter(pl.col("teaches") & (pl.col("status") != "diverged")).drop_nulls("reward")
+    failed = pl.col("status").is_in(_FAILURES) & ~(pl.col("teaches") & pl.col("reward").is_not_null())
+    return StateBranches(
+        counted["reward"].to_list(),
+        counted["plain_reward"].to_list(),
+        dict(sorted(Counter(ends["status"].drop_nulls()).items())),
+        ends.filter(failed).height,
+        policies,
+    )
+
+
+def _rewarded(source: Source, traces: TraceIndex, settings: DatasetSettings) -> pl.DataFrame:
+    """The rollout table with `reward` as in a dataset, and `plain_reward` without the rewards of `air` and `overlong`."""
+    rollouts = reward_chunk(source, traces, settings, with_state=False).rewarded.rollouts
+    overlong = {"overlong": "keep", "overlong_penalty": None} if settings.overlong == "punish" else {}
+    plain = replace(settings, air=None, **overlong)  # type: ignore[arg-type]
+    if plain == settings:
+        return rollouts.with_columns(pl.col("reward").alias("plain_reward"))
+    others = reward_chunk(source, traces, plain, with_state=False).rewarded.rollouts
+    own = others.select(*ROLLOUT_KEY, pl.col("reward").alias("plain_reward"))
+    return rollouts.join(own, on=ROLLOUT_KEY, how="left", maintain_order="left")

@@ -6,8 +6,8 @@ The advantage of call k is V(s_k+1) − V(s_k). VinePPO, arXiv 2410.01679, secti
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import polars as pl
@@ -22,9 +22,14 @@ class StateBranches:
     """The branches from one state."""
 
     rewards: Sequence[float]
-    """Of those that have one."""
-    diverged: int = 0
-    """How many did not reach the state."""
+    """Of those that have one, without those that diverged."""
+    plain: Sequence[float]
+    """The same without the rewards that `air` and `overlong` add."""
+    status: Mapping[str, int] = field(default_factory=dict)
+    """Status → how many ended so."""
+    unrewarded_failures: int = 0
+    """How many ended in an error of the agent or a timeout, without a reward. What they would have earned is unknown, and a
+    mean without them would be that of the branches that went well."""
     policies: tuple[str, ...] = ()
     """Name and version of every policy that sampled for them."""
 
@@ -40,20 +45,28 @@ class StateValue:
     """Rewarded rollouts it is the mean of."""
     by: str
     """`branches`, `group`, or `reward` (after the last call)."""
-    diverged: int = 0
-    """Branches that did not reach the state."""
+    plain: float
+    """The mean without the rewards that `air` and `overlong` add."""
     policies: tuple[str, ...] = ()
     """Name and version of every policy that sampled for the branches."""
 
     @classmethod
     def of(
-        cls, rewards: Sequence[float], by: str, diverged: int = 0, policies: tuple[str, ...] = ()
+        cls, rewards: Sequence[float], plain: Sequence[float], by: str, policies: tuple[str, ...] = ()
     ) -> "StateValue | None":
         """From the rewards of independent rollouts; None without any."""
         if not rewards:
             return None
         estimate = RewardEstimate.of([reward] for reward in rewards)
-        return cls(statistics.mean(rewards), estimate.interval, len(rewards), by, diverged, policies)
+        mean = statistics.mean(rewards)
+        return cls(mean, estimate.interval, len(rewards), by, statistics.mean(plain), policies)
+
+    @classmethod
+    def of_branches(cls, branches: StateBranches) -> "StateValue | None":
+        """None without a rewarded branch, or if what failed branches would have earned is unknown."""
+        if branches.unrewarded_failures:
+            return None
+        return cls.of(branches.rewards, branches.plain, "branches", branches.policies)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +83,14 @@ class BranchedCall:
     value: StateValue | None
     advantage: float | None
     """V after the call − V before it; None if either is unknown."""
+    plain_advantage: float | None
+    """The advantage without the rewards that `air` and `overlong` add."""
     interval: tuple[float, float] | None
     """Of the advantage, 95 %."""
-    diverged: int
-    """Branches from the state before it that did not get there."""
+    status: Mapping[str, int]
+    """Status → branches from the state before it that ended so; `diverged` ones did not get there."""
+    unrewarded_failures: int
+    """Branches from there that failed without a reward: if any, the state has no value."""
     policies: tuple[str, ...]
     """Name and version of every policy that sampled for the branches from the states before and after it."""
 
@@ -89,6 +106,8 @@ class BranchedRollout:
     attempt: int
     task_id: str | None
     reward: float
+    is_other_policy: bool
+    """Whether another version of the policy sampled the branches: credit `vine` and `trainspan air` use no such values."""
     calls: tuple[BranchedCall, ...]
 
     def record(self) -> dict[str, Any]:
@@ -98,27 +117,27 @@ class BranchedRollout:
 def measure_rollout(
     rollout: Mapping[str, Any],
     states: pl.DataFrame,
-    group: Sequence[float],
+    group: StateBranches | None,
     branches: Mapping[int, StateBranches],
+    policies: Collection[str],
 ) -> BranchedRollout:
     """The values of a rollout's states.
 
-    `rollout` has rollout_id, attempt, task_id and reward; `states` are its STATES; `group` are the rewards of its group,
-    its own among them; `branches` are those of each state.
+    `rollout` has rollout_id, attempt, task_id, reward and plain_reward; `states` are its STATES; `group` is its group, itself
+    included; `branches` are those of each state; `policies` sampled the rollout. If others sampled branches, the group gives
+    no value: it is that of another policy.
     """
     reward, end = float(rollout["reward"]), states.height
-    values = {
-        call: StateValue.of(own.rewards, "branches", own.diverged, own.policies)
-        for call, own in branches.items()
-        if call < end
-    }
-    if values.get(0) is None and len(group) > 1:
-        values[0] = StateValue.of(group, "group")
-    values[end] = StateValue(reward, (reward, reward), 1, "reward")
+    values = {call: StateValue.of_branches(own) for call, own in branches.items() if call < end}
+    is_other = not {name for own in branches.values() for name in own.policies} <= set(policies)
+    if values.get(0) is None and group is not None and len(group.rewards) > 1 and not is_other:
+        values[0] = StateValue.of(group.rewards, group.plain, "group")
+    values[end] = StateValue(reward, (reward, reward), 1, "reward", float(rollout["plain_reward"]))
     calls = []
     for row in states.iter_rows(named=True):
         before, after = values.get(row["call"]), values.get(row["call"] + 1)
         known = before is not None and after is not None
+        own = branches.get(row["call"])
         surprisal = row["surprisal"]
         calls.append(
             BranchedCall(
@@ -127,11 +146,15 @@ def measure_rollout(
                 value=before,
                 advantage=after.mean - before.mean if known else None,  # type: ignore[union-attr]
                 interval=_difference(before, after) if known else None,  # type: ignore[arg-type]
-                diverged=branches[row["call"]].diverged if row["call"] in branches else 0,
+                plain_advantage=after.plain - before.plain if known else None,  # type: ignore[union-attr]
+                status=dict(own.status) if own else {},
+                unrewarded_failures=own.unrewarded_failures if own else 0,
                 policies=tuple(sorted({name for value in (before, after) if value for name in value.policies})),
             )
         )
-    return BranchedRollout(rollout["rollout_id"], rollout["attempt"], rollout["task_id"], reward, tuple(calls))
+    return BranchedRollout(
+        rollout["rollout_id"], rollout["attempt"], rollout["task_id"], reward, is_other, tuple(calls)
+    )
 
 
 def _difference(before: StateValue, after: StateValue) -> tuple[float, float] | None:

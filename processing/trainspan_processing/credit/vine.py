@@ -12,36 +12,30 @@ from typing import Final
 import polars as pl
 
 from trainspan_processing.credit.baselines import are_equal
+from trainspan_processing.read.measurements import Measured, Measurement, own_scores
+from trainspan_processing.read.source import Source
 from trainspan_processing.tables import SPAN_KEY
 from trainspan_schemas.errors import UsageError
-from trainspan_schemas.telemetry import keys
 
-__all__ = ["VINE", "check_vine", "latest_scores", "state_values", "vine_terms"]
+__all__ = ["VINE", "check_vine", "state_values", "vine_terms"]
 
 VINE: Final = "vine"
 _UNSCALED: Final = ("dr_grpo", "rloo", "running", "rae")
 """Baselines that estimate the value of the first state in units of reward."""
 
 
-def state_values(calls: pl.DataFrame, evaluations: pl.DataFrame) -> pl.DataFrame:
-    """CALLS with `state_value` (f64): the measured value of the state before each; NULL if there is none."""
-    measured = latest_scores(evaluations, keys.STATE_VALUE).rename({"score": "state_value"})
-    return calls.join(measured, on=SPAN_KEY, how="left", maintain_order="left")
+def state_values(source: Source, calls: pl.DataFrame) -> tuple[pl.DataFrame, int]:
+    """CALLS with `state_value` (f64): the newest value of the state before each that branches measured, else NULL.
 
-
-def latest_scores(evaluations: pl.DataFrame, name: str) -> pl.DataFrame:
-    """trace_id, span_id and `score`: the latest finite evaluation of this name on each span.
-
-    `evaluations` are EVALUATIONS; those of senders that may not reward the rollout do not count.
+    Values by other policies than the rollout's are left out; returns also the number of calls that have only such values.
     """
-    trusted = ~pl.col("untrusted").fill_null(False)
-    return (
-        evaluations.filter((pl.col("name") == name) & pl.col("score").is_finite() & trusted)
-        .drop_nulls(SPAN_KEY)
-        .sort("time_ns", "score")
-        .unique(SPAN_KEY, keep="last", maintain_order=True)
-        .select(*SPAN_KEY, "score")
-    )
+    measured, ignored = own_scores(source, calls, _value_by_branches)
+    values = measured.select(*SPAN_KEY, pl.col("score").alias("state_value"))
+    return calls.join(values, on=SPAN_KEY, how="left", maintain_order="left"), ignored
+
+
+def _value_by_branches(measurement: Measurement) -> Measured | None:
+    return None if measurement.is_start else measurement.value
 
 
 def vine_terms(calls: pl.DataFrame) -> pl.DataFrame:

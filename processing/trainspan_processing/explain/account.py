@@ -3,8 +3,8 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from trainspan_processing.branches.measurements import Measurement
 from trainspan_processing.branches.stored_branches import StoredBranch
+from trainspan_processing.read.measurements import Measurement
 from trainspan_processing.reasons.missing_calls import Lack
 from trainspan_processing.text.dialects import Message
 from trainspan_schemas.artifacts.branches import BranchOrigin

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from statistics import mean, stdev
 from typing import Final
 
-from trainspan_processing.branches.measurements import Measured, Measurement
 from trainspan_processing.credit.baselines import BASELINES
 from trainspan_processing.credit.plan import GIGPO, CreditPlan, Estimator
 from trainspan_processing.credit.rtmc import RTMC
 from trainspan_processing.credit.rules import CREDITS
 from trainspan_processing.credit.vine import VINE
+from trainspan_processing.read.measurements import Measured, Measurement
 
 __all__ = [
     "CreditedCall",

@@ -6,10 +6,10 @@ from typing import Any
 
 import polars as pl
 
-from trainspan_processing.branches.measurements import Measurement
 from trainspan_processing.branches.stored_branches import StoredBranch
 from trainspan_processing.dataset.published import Published
 from trainspan_processing.explain.dry_run import DryRun
+from trainspan_processing.read.measurements import Measurement
 from trainspan_processing.reasons.missing_calls import Lack
 from trainspan_processing.traces.trace_index import TraceIndex
 from trainspan_schemas.config.settings import DatasetSettings

@@ -8,13 +8,13 @@ from typing import Any, Final
 import polars as pl
 
 from trainspan_processing.assembly.rows import ROW_ORDER, RowCounts, rows_of
-from trainspan_processing.branches.measurements import read_measurements
 from trainspan_processing.branches.states import request_position
 from trainspan_processing.branches.stored_branches import read_branches
 from trainspan_processing.explain.account import RolloutAccount
 from trainspan_processing.explain.describe import describe_rollout, greatest_ids
 from trainspan_processing.explain.evidence import Evidence, Key, SpanText
 from trainspan_processing.explain.inquiry import Inquiry, Question, inquire
+from trainspan_processing.read.measurements import read_measurements
 from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.read.tokens import read_tokens
 from trainspan_processing.reasons.missing_calls import find_lacks

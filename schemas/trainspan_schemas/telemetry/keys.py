@@ -111,6 +111,10 @@ INTERVAL_LOW: Final = "trainspan.interval.low"  # double: lower end of the score
 INTERVAL_HIGH: Final = "trainspan.interval.high"  # double
 MEASURED_BY: Final = "trainspan.measured.run"  # id of the run of the branches
 MEASURED_ROLLOUTS: Final = "trainspan.measured.rollouts"  # int: rewarded rollouts that the value before the call is of
+MEASURED_STATUS: Final = (
+    "trainspan.measured.status"  # str[] of "STATUS COUNT": the branches from the state before the call
+)
+MEASURED_PLAIN: Final = "trainspan.measured.plain"  # double: the score without rewards from the trace; absent if equal
 MEASURED_DIVERGED: Final = "trainspan.measured.diverged"  # int: branches that did not reach the state before the call
 MEASURED_POLICIES: Final = "trainspan.measured.policies"  # str[] of "NAME VERSION": what sampled the branches
 

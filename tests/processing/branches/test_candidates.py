@@ -1,6 +1,7 @@
 """Which rollouts and states can be branched, what the server is given to repeat, and what the branches measured."""
 
 from collections import Counter
+from typing import Any
 
 import polars as pl
 import pytest
@@ -14,6 +15,7 @@ from trainspan_processing.read.source import Selection
 from trainspan_schemas.artifacts.branches import BranchPoint, branch_task_id
 from trainspan_schemas.config.settings import DatasetSettings
 from trainspan_schemas.errors import InvalidRecordError, UsageError
+from trainspan_schemas.telemetry import keys
 from trainspan_schemas.telemetry.prefix import prompt_digest
 from trainspan_schemas.telemetry.tokens import encode_ids, encode_logprobs
 
@@ -136,13 +138,70 @@ def test_values_and_advantages_come_from_rewarded_branches_and_the_group(bench: 
     values = [(call.value.mean, call.value.n, call.value.by) for call in first.calls if call.value]
     assert values == [(0.5, 2, "group"), (0.75, 4, "branches"), (0.5, 2, "branches")]
     assert [call.advantage for call in first.calls] == [0.25, -0.25, 0.5]
-    assert [call.diverged for call in first.calls] == [0, 0, 2]
+    assert [dict(call.status) for call in first.calls] == [{}, {"ok": 4}, {"diverged": 2, "ok": 2}]
+    assert not first.is_other_policy
     # Wilson's intervals: of 1 of 2 successes .0945 to .9055, of 3 of 4 .3006 to .9544; the difference by Newcombe.
     low, high = first.calls[0].interval or (0.0, 0.0)
     assert low == pytest.approx(0.25 - ((0.75 - 0.3006) ** 2 + (0.9055 - 0.5) ** 2) ** 0.5, abs=1e-3)
     assert high == pytest.approx(0.25 + ((0.9544 - 0.75) ** 2 + (0.5 - 0.0945) ** 2) ** 0.5, abs=1e-3)
     # The other rollout has no branches: only its first state is known.
     assert [call.advantage for call in second.calls] == [None, None]
+
+
+def measured(bench: Bench, points: list[BranchPoint], **settings: Any) -> list[list[float | None]]:
+    """The values of the states of every rollout."""
+    dataset = DatasetSettings(**settings)
+    with bench.source() as source:
+        candidates = find_candidates(source, [Selection(bench.run_id)], dataset, None, now_ns=bench.now)
+        rollouts = measure(source, f"{bench.run_id}-branches", points, candidates, dataset, now_ns=bench.now)
+    return [[call.value.mean if call.value else None for call in rollout.calls] for rollout in rollouts]
+
+
+def test_a_state_with_branches_that_failed_without_a_reward_has_no_value(bench: Bench) -> None:
+    """The mean of the others would be that of the branches that went well."""
+    one = chain(bench.rollout("a"), 3).reward(0.5)
+    crashed = [branch(bench, one, 1, number, None, "agent_error") for number in (1, 2, 3)]
+    broken = branch(bench, one, 2, 1, None, "infra_error")  # says nothing about the policy
+    bench.send(one, branch(bench, one, 1, 0, 1.0), *crashed, branch(bench, one, 2, 0, 0.25), broken)
+    points = [point(one, 1), point(one, 2)]
+    assert measured(bench, points) == [[None, None, 0.25]]
+    assert measured(bench, points, status_rewards="agent_error=0") == [[None, 0.25, 0.25]]
+    with bench.source() as source:
+        run = f"{bench.run_id}-branches"
+        [rollout] = measure(source, run, points, found(bench), DatasetSettings(), now_ns=bench.now)
+    call = rollout.calls[1]
+    assert (call.unrewarded_failures, dict(call.status), call.advantage) == (3, {"agent_error": 3, "ok": 1}, None)
+
+
+def test_branches_that_diverged_are_no_evidence_even_with_a_reward_by_status(bench: Bench) -> None:
+    one = chain(bench.rollout("a"), 2).reward(0.5)
+    bench.send(one, branch(bench, one, 1, 0, 1.0), branch(bench, one, 1, 1, None, "diverged"))
+    assert measured(bench, [point(one, 1)], status_rewards="diverged=0") == [[None, 1.0]]
+
+
+def test_branches_of_another_version_have_no_group_value_to_be_compared_with(bench: Bench) -> None:
+    one, other = chain(bench.rollout("a"), 2).reward(1.0), chain(bench.rollout("b"), 2).reward(0.0)
+    newer = branch(bench, one, 1, 0, 0.75)
+    for span in newer.spans[1:]:
+        span.attributes[keys.POLICY_VERSION] = 4
+    bench.send(one, other, newer)
+    assert measured(bench, [point(one, 1)]) == [[None, 0.75], [0.5, None]]
+
+
+def test_advantages_are_also_measured_without_the_penalties_that_are_set(bench: Bench) -> None:
+    one, other = chain(bench.rollout("a"), 2).reward(1.0), chain(bench.rollout("b"), 2).reward(0.0)
+    for rollout in (one, made := branch(bench, one, 1, 0, 1.0)):
+        rollout.span("tool", 1.6, 1.8, **{"gen_ai.operation.name": "execute_tool"})  # after call 0
+        rollout.spans[-1].failed = True
+    bench.send(one, other, made)
+    dataset = DatasetSettings(air="tool_error=-0.2")
+    with bench.source() as source:
+        candidates = find_candidates(source, [Selection(bench.run_id)], dataset, None, now_ns=bench.now)
+        rollouts = measure(source, f"{bench.run_id}-branches", [point(one, 1)], candidates, dataset, now_ns=bench.now)
+    first, second = rollouts[0].calls
+    # The group earned .8 and 0 with the penalty, the branch .8: 1 and 0, and 1 without.
+    assert (first.advantage, first.plain_advantage) == (pytest.approx(0.8 - 0.4), 1 - 0.5)
+    assert (second.advantage, second.plain_advantage) == (0.0, 0.0)
 
 
 def test_a_sample_of_rollouts_does_not_depend_on_their_order(bench: Bench) -> None:

@@ -15,7 +15,12 @@ def test_a_dataset_with_credit_vine_uses_the_latest_measured_values(bench: Bench
     spans = [one.call(index, [1, index], [2]) for index in range(3)]
     one.reward(1.0)
     for at, value in ((200.0, 0.1), (201.0, 0.75)):
-        one.log_reward(value, span_id=spans[1], at=at, **{keys.EVALUATION_NAME: keys.STATE_VALUE})
+        one.log_reward(
+            value,
+            span_id=spans[1],
+            at=at,
+            **{keys.EVALUATION_NAME: keys.STATE_VALUE, keys.MEASURED_POLICIES: ["policy 0"]},
+        )
     one.log_reward(0.25, span_id=spans[1], at=202.0, **{keys.EVALUATION_NAME: keys.CALL_ADVANTAGE})
     bench.send(one, other)
     built = bench.build(round_=0, credit="vine")
@@ -32,6 +37,24 @@ def test_a_dataset_with_credit_vine_uses_the_latest_measured_values(bench: Bench
     assert "A(calls 1 to 2) = 1 − 0.75 = 0.25" in lines
     assert [edge.name for edge in account.edges] == ["reward"]
     assert account.credit.reward == 1.0
+
+
+def test_values_of_another_policy_version_are_not_used_and_counted(bench: Bench) -> None:
+    one, other = bench.rollout("a"), chain(bench.rollout("b"), 1).reward(0.0)
+    spans = [one.call(index, [1, index], [2], version=3) for index in range(3)]
+    one.reward(1.0)
+    said = {1: (["policy 3"], 0.75, 200.0), 2: (["policy 4"], 0.25, 201.0)}
+    for index, (policies, value, at) in said.items():
+        name = {keys.EVALUATION_NAME: keys.STATE_VALUE, keys.MEASURED_POLICIES: policies}
+        one.log_reward(value, span_id=spans[index], at=at, **name)
+    # A newer measurement by a later version does not replace the one that counts.
+    later = {keys.EVALUATION_NAME: keys.STATE_VALUE, keys.MEASURED_POLICIES: ["policy 4"], keys.MEASURED_BY: "later"}
+    one.log_reward(0.0, span_id=spans[1], at=300.0, **later)
+    bench.send(one, other)
+    built = bench.build(round_=0, credit="vine")
+    made = rows(built).sort("rollout_id", "call_index")
+    assert made["advantage"].to_list() == pytest.approx([0.25, 0.25, 0.25, -0.5])
+    assert built.manifest["ignored_values"] == 1
 
 
 def test_branches_of_one_state_are_a_group_and_their_repeated_calls_are_dropped(bench: Bench) -> None:

@@ -28,7 +28,7 @@ def stored(bench: Bench, played: Played, values: np.ndarray) -> None:
             rollout.span(f"tool{call}", at + 3, at + 4, **_TOOL)
             rollout.spans[-1].failed = bool(played.failed[number, call])
             if np.isfinite(values[number, call]):
-                name = {keys.EVALUATION_NAME: keys.STATE_VALUE}
+                name = {keys.EVALUATION_NAME: keys.STATE_VALUE, keys.MEASURED_POLICIES: ["policy 0"]}
                 rollout.log_reward(float(values[number, call]), span_id=span, at=200.0 + call, **name)
         bench.send(rollout.reward(played.rewards[number]))
 

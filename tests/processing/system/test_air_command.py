@@ -10,6 +10,8 @@ import pytest
 
 from tests.processing.conftest import Bench, rows
 from tests.processing.support.traces import TestRollout, chain
+from trainspan_processing.branches.air_signals import measured_signals
+from trainspan_processing.read.source import Selection
 from trainspan_schemas.telemetry import keys
 
 _CALLS = 3
@@ -26,7 +28,7 @@ def measured(bench: Bench, number: int, said: list[str], failed: list[bool], adv
         result = {"gen_ai.tool.call.arguments": str(index), "gen_ai.tool.call.result": said[index]}
         rollout.span(f"tool{index}", at + 3, at + 4, **_TOOL, **result)
         rollout.spans[-1].failed = failed[index]
-        name = {keys.EVALUATION_NAME: keys.CALL_ADVANTAGE}
+        name = {keys.EVALUATION_NAME: keys.CALL_ADVANTAGE, keys.MEASURED_POLICIES: ["policy 0"]}
         rollout.log_reward(advantages[index], span_id=call, at=200.0 + index, **name)
     return rollout.reward(float(number % 2))
 
@@ -79,3 +81,23 @@ def test_without_measured_advantages_the_command_says_what_to_do(bench: Bench) -
     assert answer.stderr.strip().endswith(
         "no call has a measured advantage: branch rollouts first, with trainspan branch"
     )
+
+
+def test_advantages_of_another_policy_version_are_not_searched(bench: Bench) -> None:
+    rollout = bench.rollout("a")
+    call = rollout.call(0, [1], [2], version=3)
+    name = {keys.EVALUATION_NAME: keys.CALL_ADVANTAGE, keys.MEASURED_POLICIES: ["policy 4"]}
+    bench.send(rollout.log_reward(1.0, span_id=call, at=200.0, **name).reward(1.0))
+    answer = air(bench)
+    assert answer.returncode == 2
+    assert "1 measured calls are not used: another policy version than the rollout's was branched" in answer.stderr
+
+
+def test_penalties_that_are_set_are_no_part_of_the_searched_advantages(bench: Bench) -> None:
+    rollout = bench.rollout("a")
+    call = rollout.call(0, [1], [2])
+    name = {keys.EVALUATION_NAME: keys.CALL_ADVANTAGE, keys.MEASURED_POLICIES: ["policy 0"], keys.MEASURED_PLAIN: 0.25}
+    bench.send(rollout.log_reward(-0.5, span_id=call, at=200.0, **name).reward(1.0))
+    with bench.source() as source:
+        calls, _, _ = measured_signals(source, [Selection(bench.run_id)], now_ns=bench.now, settle_s=0.0)
+    assert calls["advantage"].to_list() == [0.25]

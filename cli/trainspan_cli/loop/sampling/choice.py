@@ -41,6 +41,11 @@ def check_sampling(settings: Settings) -> None:
         raise ConfigError(
             'loop.branches needs rollouts that the loop makes in rounds: set loop.target and mode = "rounds"'
         )
+    if loop.branches and loop.overlap:
+        raise ConfigError(
+            f"loop.branches with loop.overlap = {loop.overlap}: a new version would be served before the branches of older "
+            "rollouts are sampled, and values of different versions cannot be compared; set one of them to 0"
+        )
     if loop.branches < 0 or loop.branch_rollouts < 1:
         raise ConfigError(
             f"loop.branches = {loop.branches}, loop.branch_rollouts = {loop.branch_rollouts}: at least 0, and at least 1"

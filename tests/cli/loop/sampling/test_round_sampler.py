@@ -184,6 +184,8 @@ def test_settings_that_cannot_overlap_are_refused() -> None:
         check_sampling(dataclasses.replace(settings, loop=LoopSettings(target="a:b", mode="waves")))
     with pytest.raises(ConfigError, match=r"loop\.overlap = -1: at least 0"):
         check_sampling(dataclasses.replace(settings, loop=LoopSettings(target="a:b", overlap=-1)))
+    with pytest.raises(ConfigError, match=r"loop.branches with loop.overlap = 1: .* set one of them to 0"):
+        check_sampling(dataclasses.replace(settings, loop=LoopSettings(target="a:b", overlap=1, branches=4)))
     asleep = dataclasses.replace(settings.serving, sleep=True)
     with pytest.raises(ConfigError, match=r"set serving\.sleep = false"):
         check_sampling(dataclasses.replace(settings, loop=LoopSettings(target="a:b", overlap=1), serving=asleep))

@@ -5,15 +5,18 @@ Only records of a runner or of the user count: an agent that may reward itself s
 
 import json
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeGuard
 
-from trainspan_processing.read.source import Selection, Source
+import polars as pl
+
+from trainspan_processing.read.source import TRACES_PER_READ, Selection, Source
 from trainspan_processing.read.span_words import SpanKey
+from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY
 from trainspan_schemas.telemetry import keys
 
-__all__ = ["Measured", "Measurement", "read_measurements"]
+__all__ = ["Measured", "Measurement", "own_scores", "policies_of", "read_measurements"]
 
 _COLUMNS: Final = ("time_ns", "trace_id", "span_id", "attributes", "untrusted")
 
@@ -24,7 +27,11 @@ class Measured:
 
     score: float
     interval: tuple[float, float] | None
-    """95 %; None: too few rollouts."""
+    """95 %; None: too few rollouts, or equal rewards."""
+    plain: float
+    """The same without the rewards that `air` and `overlong` add; `score` if there were none."""
+    policies: tuple[str, ...] = ()
+    """Name and version of every policy that sampled the branches of this number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +68,7 @@ _Said = tuple[int, Mapping[str, Any]]
 def read_measurements(source: Source, trace_ids: Collection[str]) -> dict[SpanKey, list[Measurement]]:
     """The measurements on the spans of these traces, one for each run of branches, the newest first."""
     found: dict[SpanKey, dict[str | None, dict[str, _Said]]] = {}
-    events, traces = [keys.EVALUATION_EVENT], sorted(trace_ids)
-    for batch in source.read("records", Selection(), _COLUMNS, event_names=events, trace_ids=traces):
+    for batch in _records(source, sorted(trace_ids)):
         for time_ns, trace_id, span_id, text, untrusted in batch.select(_COLUMNS).iter_rows():
             attributes = json.loads(text or "{}")
             name, run_id = attributes.get(keys.EVALUATION_NAME), attributes.get(keys.MEASURED_BY)
@@ -77,13 +83,48 @@ def read_measurements(source: Source, trace_ids: Collection[str]) -> dict[SpanKe
     }
 
 
+def own_scores(
+    source: Source, calls: pl.DataFrame, pick: Callable[[Measurement], Measured | None]
+) -> tuple[pl.DataFrame, int]:
+    """trace_id, span_id, `score` and `plain` of each of CALLS: its newest measurement by policies that sampled its own rollout.
+
+    The values and rewards of a rollout are those of the policy that sampled it, so that values of another version cannot be
+    compared with them. Also returns how many calls were measured by other versions only, or by policies that are not stated.
+    """
+    measured = read_measurements(source, calls["trace_id"].unique().to_list())
+    policies, found, ignored = policies_of(calls, ROLLOUT_KEY), [], 0
+    for rollout_id, attempt, *span in calls.select(*ROLLOUT_KEY, *SPAN_KEY).iter_rows():
+        scored = [one for one in map(pick, measured.get((span[0], span[1]), ())) if one is not None]
+        own = set(policies.get((rollout_id, attempt), ()))
+        fitting = [(*span, one.score, one.plain) for one in scored if one.policies and own.issuperset(one.policies)]
+        found += fitting[:1]
+        ignored += bool(scored and not fitting)
+    schema = {**dict.fromkeys(SPAN_KEY, pl.String), "score": pl.Float64, "plain": pl.Float64}
+    return pl.DataFrame(found, schema=schema, orient="row"), ignored
+
+
+def policies_of(calls: pl.DataFrame, by: Sequence[str]) -> dict[tuple[Any, ...], tuple[str, ...]]:
+    """Values of the columns `by` → name and version of every policy that sampled their CALLS.
+
+    Repeated answers are those of the stored rollout.
+    """
+    sampled = calls.filter(~pl.col("forced").fill_null(False)).drop_nulls([*by, "policy_version"])
+    name = pl.format("{} {}", pl.col("policy_name").fill_null("policy"), "policy_version").alias("policy")
+    named = sampled.select(*by, name).unique().sort(*by, "policy")
+    return {key: tuple(own["policy"]) for key, own in named.partition_by(by, as_dict=True).items()}
+
+
+def _records(source: Source, traces: Sequence[str]) -> Iterator[pl.DataFrame]:
+    for start in range(0, len(traces), TRACES_PER_READ):
+        some, events = list(traces[start : start + TRACES_PER_READ]), [keys.EVALUATION_EVENT]
+        yield from source.read("records", Selection(), _COLUMNS, event_names=events, trace_ids=some)
+
+
 def _measurement(run_id: str | None, said: Mapping[str, _Said]) -> Measurement:
     """One run's measurement from its newest record of each name."""
     by_branches, start, advantage = (said.get(name) for name in keys.MEASUREMENTS)
     value = by_branches or start
     _, facts = value or advantage or (0, {})
-    _, sampled = advantage or value or (0, {})
-    policies = sampled.get(keys.MEASURED_POLICIES)
     return Measurement(
         run_id=run_id,
         time_ns=max(time_ns for time_ns, _ in said.values()),
@@ -92,7 +133,7 @@ def _measurement(run_id: str | None, said: Mapping[str, _Said]) -> Measurement:
         advantage=_measured(advantage),
         rollouts=_count(facts.get(keys.MEASURED_ROLLOUTS)),
         diverged=_count(facts.get(keys.MEASURED_DIVERGED)),
-        policies=tuple(name for name in policies if isinstance(name, str)) if isinstance(policies, list) else (),
+        policies=_policies(advantage or value or (0, {})),
     )
 
 
@@ -101,7 +142,14 @@ def _measured(said: _Said | None) -> Measured | None:
         return None
     ends = [said[1].get(name) for name in (keys.INTERVAL_LOW, keys.INTERVAL_HIGH)]
     low, high = (float(end) if _is_number(end) else None for end in ends)
-    return Measured(float(_score(said[1])), None if low is None or high is None else (low, high))
+    score, plain = float(_score(said[1])), said[1].get(keys.MEASURED_PLAIN)
+    interval = None if low is None or high is None else (low, high)
+    return Measured(score, interval, float(plain) if _is_number(plain) else score, _policies(said))
+
+
+def _policies(said: _Said) -> tuple[str, ...]:
+    found = said[1].get(keys.MEASURED_POLICIES)
+    return tuple(name for name in found if isinstance(name, str)) if isinstance(found, list) else ()
 
 
 def _score(attributes: Mapping[str, Any]) -> Any:
