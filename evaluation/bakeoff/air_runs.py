@@ -13,10 +13,10 @@ from trainspan_processing.branches.air_search import search_rules
 
 __all__ = ["run_air"]
 
-SIZES: Final = (32, 64, 128, 256)
+SIZES: Final = (128, 256, 512)
 """Branched rollouts."""
 NOISE_RULES: Final = 40
-"""Rules without meaning: half of them mark calls, half of them all calls of a rollout."""
+"""Rules without meaning, in turn: they mark calls, all calls of a rollout, or the same calls of all rollouts of a task."""
 VINE: Final = Vine(4)
 TRUE_RULE: Final = "tool_error"
 WITHOUT_SIGNAL: Final = "advantages of other rollouts"
@@ -61,7 +61,8 @@ def _search(rollouts: int, data: str, seed: int) -> set[str]:
     marks = {TRUE_RULE: failed.ravel()}
     for rule in range(NOISE_RULES):
         share = rng.uniform(0.1, 0.5)
-        own = rng.random(len(number)) if rule % 2 else rng.random(count)[number]
+        of_task = rng.random((count // GROUP + 1, length))[number // GROUP, np.tile(np.arange(length), count)]
+        own = (rng.random(len(number)), rng.random(count)[number], of_task)[rule % 3]
         marks[f"noise {rule}"] = own < share
     occurrences = [
         calls.filter(pl.Series(mark)).select(pl.lit(rule).alias("rule"), "trace_id", "span_id")

@@ -74,7 +74,7 @@ def _print(found: "RuleSearch", ignored: int) -> None:
 
     console = Console()
     console.print(
-        f"{found.calls} measured calls of {found.rollouts} rollouts: {found.rules} rules occur often enough, "
+        f"{found.calls} measured calls of {found.rollouts} rollouts of {found.tasks} tasks: {found.rules} rules occur often enough, "
         f"{found.tested} of them were tested on the held-out half",
         markup=False,
         highlight=False,
@@ -86,10 +86,12 @@ def _print(found: "RuleSearch", ignored: int) -> None:
         console.print("no rule agrees with the measured advantages", markup=False)
         return
     table = Table(box=None, pad_edge=False)
-    for name in ("rule", "calls", "effect", "correlation", "p"):
+    for name in ("rule", "calls", "effect", "95 %", "proposed", "correlation", "p"):
         table.add_column(name, justify="left" if name == "rule" else "right", overflow="fold")
     for one in found.proposals:
-        numbers = (str(one.calls), f"{one.effect:+.3f}", f"{one.correlation:+.3f}", f"{one.p:.4f}")
+        low, high = one.interval
+        measured = (str(one.calls), f"{one.effect:+.3f}", f"{low:+.3f} to {high:+.3f}", f"{one.score:+.3f}")
+        numbers = (*measured, f"{one.correlation:+.3f}", f"{one.p:.4f}")
         table.add_row(Text(one.rule), *numbers)
     console.print(table)
     console.print(f"--air '{found.setting}'", markup=False, highlight=False, soft_wrap=True)

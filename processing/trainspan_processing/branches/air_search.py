@@ -1,8 +1,9 @@
 """Searches rules of automatic intermediate rewarding whose occurrences agree with measured advantages. Frames in, frame out.
 
-A rule is chosen on one half of the rollouts and tested on the other. The test flips the signs of rollouts' contributions to
-the covariance of occurrences and advantages (the wild cluster bootstrap of scores, Kline and Santos 2012), because calls of one
-rollout are not independent; Holm's (1979) correction bounds the chance of any false rule in a search by `LEVEL`.
+A rule is chosen on one half of the tasks and tested on the other. The test flips the signs of tasks' contributions to the
+covariance of occurrences and advantages (the wild cluster bootstrap of scores, Kline and Santos 2012), because calls of one
+rollout are not independent, nor are rollouts of one task: their outputs have the same words, and their first states one value.
+Holm's (1979) correction bounds the chance of any false rule in a search by `LEVEL`.
 """
 
 import hashlib
@@ -14,13 +15,14 @@ import polars as pl
 from numpy.typing import NDArray
 
 from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY
+from trainspan_schemas.intervals import t_half_width
 
 __all__ = ["LEVEL", "Proposal", "RuleSearch", "search_rules"]
 
 LEVEL: Final = 0.05
 """Chance that a search on data without signal proposes a rule, at most."""
-LEAST_ROLLOUTS: Final = 8
-"""Rollouts of each half in which a rule must occur, and not occur in some call."""
+LEAST_TASKS: Final = 8
+"""Tasks of each half in which a rule must occur, and not occur in some call."""
 PROMISING: Final = 0.1
 """Greatest p-value in the first half of a rule that is tested in the second."""
 MOST_TESTED: Final = 10
@@ -33,13 +35,17 @@ _Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A rule, and how it agrees with the advantages of the held-out half."""
+    """A rule, and how it agrees with the advantages."""
 
     rule: str
     calls: int
     """Calls of both halves at which it occurs."""
     effect: float
-    """Mean advantage of the held-out calls at which it occurs, less that of the others."""
+    """Mean advantage of the calls of both halves at which it occurs, less that of the others."""
+    interval: tuple[float, float]
+    """Of the effect, 95 %, by tasks (Student's, with the sandwich of Liang and Zeger 1986)."""
+    score: float
+    """The effect, shrunk as Stein's positive part: of rules that are proposed because their effect is great, it is too great."""
     p: float
     """Of the held-out half, corrected for the number of rules that were tested there."""
     correlation: float
@@ -61,11 +67,12 @@ class RuleSearch:
     """Rules that the first half suggested."""
     calls: int
     rollouts: int
+    tasks: int
 
     @property
     def setting(self) -> str | None:
         """The proposals as `--air`; None without any."""
-        return ",".join(f"{one.rule}={one.effect:.2g}" for one in self.proposals) or None
+        return ",".join(f"{one.rule}={one.score:.2g}" for one in self.proposals) or None
 
     def record(self) -> dict[str, Any]:
         return {**asdict(self), "air": self.setting}
@@ -75,10 +82,13 @@ def search_rules(calls: pl.DataFrame, occurrences: pl.DataFrame, *, seed: int = 
     """The rules that agree with `advantage`.
 
     `calls` have rollout_id, attempt, trace_id, span_id, task_id and a measured `advantage`; `occurrences` have `rule`,
-    trace_id and span_id of the call. Halves are drawn by a hash of tasks, or of rollouts if there are fewer than four tasks.
+    trace_id and span_id of the call. Halves are drawn by a hash of tasks; a rollout without a task is one of its own.
     """
-    ordered = calls.sort(*ROLLOUT_KEY, *SPAN_KEY).with_columns(_half(calls, seed).alias("held_out"))
+    task = pl.coalesce(pl.format("task {}", "task_id"), pl.format("rollout {}/{}", *ROLLOUT_KEY)).alias("task")
+    ordered = calls.sort(*ROLLOUT_KEY, *SPAN_KEY).with_columns(task)
+    ordered = ordered.with_columns(_half(ordered, seed).alias("held_out"))
     halves = [_Half.of(ordered.filter(held_out), seed) for held_out in (pl.col("held_out").not_(), pl.col("held_out"))]
+    together = _Half.of(ordered, seed)
     found = occurrences.unique(["rule", *SPAN_KEY]).join(ordered.select(SPAN_KEY), on=SPAN_KEY, how="semi")
     rules = {str(rule): own for (rule,), own in sorted(found.partition_by("rule", as_dict=True).items())}
     marks = {rule: [half.mark(own) for half in halves] for rule, own in rules.items()}
@@ -92,31 +102,33 @@ def search_rules(calls: pl.DataFrame, occurrences: pl.DataFrame, *, seed: int = 
         first, second = (half.effect(mark) for half, mark in zip(halves, promising[rule], strict=True))
         if p <= LEVEL and first * second > 0:
             correlation = halves[1].correlation(promising[rule][1])
-            proposals.append(Proposal(rule, rules[rule].height, second, p, correlation))
+            effect, interval, score = together.estimate(together.mark(rules[rule]))
+            proposals.append(Proposal(rule, rules[rule].height, effect, interval, score, p, correlation))
     proposals.sort(key=lambda one: (-abs(one.correlation), one.rule))
     rollouts = ordered.select(ROLLOUT_KEY).n_unique() if ordered.height else 0
     proposals = _different(proposals, {rule: np.concatenate(pair) for rule, pair in promising.items()})
-    return RuleSearch(tuple(proposals), len(examined), len(promising), ordered.height, rollouts)
+    tasks = ordered["task"].n_unique()
+    return RuleSearch(tuple(proposals), len(examined), len(promising), ordered.height, rollouts, tasks)
 
 
 @dataclass(frozen=True, slots=True)
 class _Half:
-    """One half of the rollouts: C calls of R rollouts."""
+    """One half of the tasks, or all: C calls of T tasks."""
 
     calls: pl.DataFrame
     advantages: _Floats
     """(C,)"""
-    rollout: NDArray[np.int64]
-    """(C,): the number of each call's rollout."""
+    task: NDArray[np.int64]
+    """(C,): the number of each call's task."""
     signs: NDArray[np.int8]
-    """(FLIPS, R): random signs."""
+    """(FLIPS, T): random signs."""
 
     @classmethod
     def of(cls, calls: pl.DataFrame, seed: int) -> "_Half":
-        rollout = calls.select(pl.struct(ROLLOUT_KEY).rank("dense").cast(pl.Int64) - 1).to_series().to_numpy()
-        count = int(rollout.max()) + 1 if len(rollout) else 0
+        task = calls.select(pl.col("task").rank("dense").cast(pl.Int64) - 1).to_series().to_numpy()
+        count = int(task.max()) + 1 if len(task) else 0
         signs = np.random.default_rng(seed).integers(0, 2, (FLIPS, count), np.int8) * 2 - 1
-        return cls(calls, calls["advantage"].cast(pl.Float64).to_numpy(), rollout, signs.astype(np.int8))
+        return cls(calls, calls["advantage"].cast(pl.Float64).to_numpy(), task, signs.astype(np.int8))
 
     def mark(self, occurrences: pl.DataFrame) -> NDArray[np.bool_]:
         """(C,): whether a rule occurs at each call."""
@@ -129,10 +141,22 @@ class _Half:
         return np.asarray(marked["_occurs"].fill_null(value=False).to_numpy())
 
     def is_enough(self, mark: NDArray[np.bool_]) -> bool:
-        return min(len(np.unique(self.rollout[mark])), len(np.unique(self.rollout[~mark]))) >= LEAST_ROLLOUTS
+        return min(len(np.unique(self.task[mark])), len(np.unique(self.task[~mark]))) >= LEAST_TASKS
 
     def effect(self, mark: NDArray[np.bool_]) -> float:
         return float(self.advantages[mark].mean() - self.advantages[~mark].mean())
+
+    def estimate(self, mark: NDArray[np.bool_]) -> tuple[float, tuple[float, float], float]:
+        """The effect, its 95 % interval, and the effect shrunk by Stein's positive part, 1 − (error / effect)²."""
+        centered = mark - mark.mean()
+        effect, scale = self.effect(mark), float((centered**2).sum())
+        rest = self.advantages - self.advantages.mean() - effect * centered
+        scores = np.bincount(self.task, centered * rest)
+        tasks = len(scores)
+        deviation = float(np.sqrt((scores**2).sum() * tasks / (tasks - 1)) / scale * np.sqrt(tasks))
+        half, error = t_half_width(deviation, tasks), deviation / np.sqrt(tasks)
+        shrunk = effect * max(0.0, 1 - (error / effect) ** 2) if effect else 0.0
+        return effect, (effect - half, effect + half), float(shrunk)
 
     def correlation(self, mark: NDArray[np.bool_]) -> float:
         return float(np.corrcoef(mark, self.advantages)[0, 1]) if np.ptp(self.advantages) > 0 else 0.0
@@ -140,20 +164,18 @@ class _Half:
     def p_value(self, mark: NDArray[np.bool_]) -> float:
         """Two-sided; the share of sign flips whose covariance is at least as great, the data itself among them."""
         parts = (mark - mark.mean()) * (self.advantages - self.advantages.mean())
-        scores = np.bincount(self.rollout, parts, self.signs.shape[1])
+        scores = np.bincount(self.task, parts, self.signs.shape[1])
         least = abs(scores.sum()) * (1 - 1e-12)
         return float((1 + (np.abs(self.signs @ scores) >= least).sum()) / (1 + FLIPS))
 
 
 def _half(calls: pl.DataFrame, seed: int) -> pl.Expr:
-    """Whether a call is held out: half of the tasks or rollouts, by the order of their hashes."""
-    by_task = calls["task_id"].drop_nulls().n_unique() >= 4 and calls["task_id"].null_count() == 0
-    name = pl.col("task_id") if by_task else pl.format("{}/{}", *ROLLOUT_KEY)
+    """Whether a call is held out: half of the tasks, by the order of their hashes."""
     names = sorted(
-        calls.select(name.alias("name"))["name"].unique().to_list(),
+        calls["task"].unique().to_list(),
         key=lambda each: hashlib.blake2b(f"{seed} {each}".encode(), digest_size=8).digest(),
     )
-    return name.is_in(names[len(names) // 2 :])
+    return pl.col("task").is_in(names[len(names) // 2 :])
 
 
 def _different(proposals: list[Proposal], marks: dict[str, NDArray[np.bool_]]) -> list[Proposal]:

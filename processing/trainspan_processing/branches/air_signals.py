@@ -5,7 +5,7 @@ from typing import Final
 
 import polars as pl
 
-from trainspan_processing.branches.air_search import LEAST_ROLLOUTS
+from trainspan_processing.branches.air_search import LEAST_TASKS
 from trainspan_processing.dataset.ledger import NOTHING_USED
 from trainspan_processing.read.measurements import Measured, Measurement, own_scores
 from trainspan_processing.read.source import Selection, Source
@@ -61,11 +61,11 @@ def _words(source: Source, traces: TraceIndex, measured: pl.DataFrame) -> pl.Dat
     nothing = pl.DataFrame(schema={**dict.fromkeys(SPAN_KEY, pl.String), "word": pl.String})
     found = pl.concat([nothing, *_words_of(tool_outputs(source, tools))]).unique()
     frequent = (
-        found.join(tools.select(*SPAN_KEY, *ROLLOUT_KEY), on=SPAN_KEY)
+        found.join(tools.select(*SPAN_KEY, "task_id", "rollout_id"), on=SPAN_KEY)
         .group_by("word")
-        .agg(pl.struct(ROLLOUT_KEY).n_unique().alias("rollouts"))
-        .filter(pl.col("rollouts") >= 2 * LEAST_ROLLOUTS)
-        .sort("rollouts", "word", descending=[True, False])
+        .agg(pl.coalesce("task_id", "rollout_id").n_unique().alias("tasks"))
+        .filter(pl.col("tasks") >= 2 * LEAST_TASKS)
+        .sort("tasks", "word", descending=[True, False])
         .head(MOST_WORDS)
     )
     rule = pl.format(OUTPUT + r"(?i)\b{}\b", "word").alias("rule")

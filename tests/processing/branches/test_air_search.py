@@ -4,7 +4,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from trainspan_processing.branches.air_search import LEVEL, search_rules
+from trainspan_processing.branches.air_search import LEVEL, _Half, search_rules
 
 
 def calls_of(rollouts: int, rng: np.random.Generator, marks: np.ndarray, effect: float) -> pl.DataFrame:
@@ -41,7 +41,9 @@ def test_a_planted_rule_is_found_with_its_effect_and_noise_is_not() -> None:
     assert proposal.effect == pytest.approx(-0.4, abs=0.1)
     assert proposal.p <= LEVEL
     assert proposal.correlation < -0.3
-    assert found.setting == f"tool_error={proposal.effect:.2g}"
+    assert found.setting == f"tool_error={proposal.score:.2g}"
+    assert proposal.interval[0] < -0.4 < proposal.interval[1]
+    assert abs(proposal.score) < abs(proposal.effect)
 
 
 def test_two_rules_at_the_same_calls_are_proposed_once() -> None:
@@ -56,8 +58,8 @@ def test_two_rules_at_the_same_calls_are_proposed_once() -> None:
 def test_noise_yields_a_rule_in_at_most_one_search_of_twenty() -> None:
     rng, false = np.random.default_rng(2), 0
     for _ in range(120):
-        marks = {f"rule{number}": rng.random(200) < 0.3 for number in range(20)}
-        calls = calls_of(40, rng, np.zeros(200), 0.0)
+        marks = {f"rule{number}": rng.random(400) < 0.3 for number in range(20)}
+        calls = calls_of(80, rng, np.zeros(400), 0.0)
         false += bool(search_rules(calls, occurrences(calls, **marks)).proposals)
     assert false <= 12  # at most 6 are expected; more than 12 have a chance below .01
 
@@ -66,16 +68,53 @@ def test_marks_that_follow_whole_rollouts_are_no_signal_either() -> None:
     """A rule that occurs at all calls of some rollouts sees their common deviation five times."""
     rng, false = np.random.default_rng(3), 0
     for _ in range(120):
-        marks = {f"rule{number}": np.repeat(rng.random(40) < 0.5, 5) for number in range(5)}
-        calls = calls_of(40, rng, np.zeros(200), 0.0)
+        marks = {f"rule{number}": np.repeat(rng.random(80) < 0.5, 5) for number in range(5)}
+        calls = calls_of(80, rng, np.zeros(400), 0.0)
         false += bool(search_rules(calls, occurrences(calls, **marks)).proposals)
     assert false <= 12
 
 
-def test_too_few_rollouts_or_none_are_no_evidence() -> None:
+def test_words_that_follow_the_task_are_no_signal_either() -> None:
+    """The first call's advantages of one task share the mean of its group: eight rollouts are one piece of evidence."""
+    rng, false, tasks, rollouts, length = np.random.default_rng(5), 0, 32, 8, 4
+    task = np.repeat(np.arange(tasks), rollouts * length)
+    for _ in range(40):
+        rewards = (rng.random((tasks, rollouts)) < 0.5).astype(float)
+        values = np.empty((tasks, rollouts, length + 1))
+        values[:, :, 0], values[:, :, length] = rewards.mean(1)[:, None], rewards
+        values[:, :, 1:length] = rng.binomial(4, 0.5, (tasks, rollouts, length - 1)) / 4
+        number = np.repeat(np.arange(tasks * rollouts), length)
+        made = {
+            "rollout_id": [f"r{each}" for each in number],
+            "attempt": np.zeros(len(number), np.int32),
+            "trace_id": [f"t{each}" for each in number],
+            "span_id": [f"{each}" for each in range(len(number))],
+            "task_id": [f"task{each}" for each in task],
+            "advantage": np.diff(values, axis=2).ravel(),
+        }
+        calls = pl.DataFrame(made)
+        is_first = np.tile(np.arange(length) == 0, tasks * rollouts)
+        marks = {f"word{word}": (rng.random(tasks) < 0.4)[task] & is_first for word in range(40)}
+        false += bool(search_rules(calls, occurrences(calls, **marks)).proposals)
+    assert false <= 6  # 2 are expected; with rollouts as evidence 12 of 40 searches proposed a word
+
+
+def test_an_effect_has_an_interval_by_tasks_and_is_shrunk() -> None:
+    # Two tasks a side: the marked calls of each have a mean of 1 and 3, the others 0. The sandwich of four scores, by hand:
+    # residuals −1, +1 of marked calls with weight ½, so √(2 · ¼ · 4/3) = .8165, over Σ(mark − ½)² = 1.
+    calls = calls_of(4, np.random.default_rng(0), np.zeros(20), 0.0)[::5].with_columns(
+        task=pl.Series(["a", "b", "c", "d"]), advantage=pl.Series([1.0, 3.0, 0.0, 0.0])
+    )
+    effect, (low, high), score = _Half.of(calls, 0).estimate(np.array([True, True, False, False]))
+    assert effect == 2.0
+    assert (low, high) == (pytest.approx(2 - 3.1824 * 0.8165, abs=1e-3), pytest.approx(2 + 3.1824 * 0.8165, abs=1e-3))
+    assert score == pytest.approx(2 * (1 - 0.8165**2 / 4), abs=1e-3)
+
+
+def test_too_few_tasks_or_none_are_no_evidence() -> None:
     rng = np.random.default_rng(4)
-    planted = np.arange(60) % 5 == 0
-    calls = calls_of(12, rng, planted, -2.0)
+    planted = np.arange(300) % 5 == 0
+    calls = calls_of(60, rng, planted, -2.0)  # of 15 tasks
     found = search_rules(calls, occurrences(calls, tool_error=planted))
     assert (found.proposals, found.rules, found.setting) == ((), 0, None)
     nothing = search_rules(calls.clear(), occurrences(calls.clear(), tool_error=np.zeros(0, bool)))

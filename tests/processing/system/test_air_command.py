@@ -41,7 +41,7 @@ def air(bench: Bench, *arguments: str) -> "subprocess.CompletedProcess[str]":
 
 def searched(bench: Bench, *, signal: float) -> dict[str, Any]:
     generator = random.Random(5)
-    for number in range(64):
+    for number in range(80):
         words = [generator.choice(("empty", "rows")) for _ in range(_CALLS)]
         failed = [generator.random() < 0.3 for _ in range(_CALLS)]
         advantages = [generator.gauss(0, 0.2) - signal * (word == "empty") for word in words]
@@ -54,7 +54,7 @@ def searched(bench: Bench, *, signal: float) -> dict[str, Any]:
 
 def test_a_word_that_tells_calls_apart_becomes_a_setting_that_a_dataset_takes(bench: Bench) -> None:
     found = searched(bench, signal=0.5)
-    assert (found["calls"], found["rollouts"]) == (192, 64)
+    assert (found["calls"], found["rollouts"]) == (240, 80)
     # "rows" says the same as "empty" with the other sign; either is the strongest, and both may be proposed.
     assert {one["rule"] for one in found["proposals"]} <= {r"output:(?i)\bempty\b", r"output:(?i)\brows\b"}
     assert abs(found["proposals"][0]["effect"]) == pytest.approx(0.5, abs=0.1)
