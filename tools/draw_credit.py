@@ -104,6 +104,7 @@ def frames(rollouts: Sequence[Rollout], group: int = 0, first: int = 0) -> tuple
             "end_ns": range(first, first + len(rollouts)),
             "rollout_id": [f"{first + number:08d}" for number in range(len(rollouts))],
             "attempt": [0] * len(rollouts),
+            "is_branch": False,
         },
         schema_overrides={"rollout": pl.UInt32, "group": pl.UInt32, "attempt": pl.Int32},
     )
@@ -168,6 +169,7 @@ def discrimination(turns: int, *, dense: bool, credit: str, seed: int = 0, group
             "end_ns": number,
             "rollout_id": [f"{each:08d}" for each in number],
             "attempt": [0] * len(number),
+            "is_branch": False,
         },
         schema_overrides={"rollout": pl.UInt32, "group": pl.UInt32, "attempt": pl.Int32},
     )

@@ -102,7 +102,9 @@ class Chain:
         return Played(task, first, places, actions, failed, rewards)
 
 
-def frames(played: Played, group: Ints, values: Floats, start: int = 0) -> tuple[pl.DataFrame, pl.DataFrame]:
+def frames(
+    played: Played, group: Ints, values: Floats, start: int = 0, *, are_branches: bool = False
+) -> tuple[pl.DataFrame, pl.DataFrame]:
     """The sampled calls and the rollouts, as `assign_advantages` takes them, numbered from `start`.
 
     `group` (R,) are groups to compare, `values` (R, H) measured values of the states before calls, NaN if there is none.
@@ -138,6 +140,7 @@ def frames(played: Played, group: Ints, values: Floats, start: int = 0) -> tuple
             "end_ns": np.arange(count) + start,
             "rollout_id": [f"{start + each:08d}" for each in range(count)],
             "attempt": [0] * count,
+            "is_branch": are_branches,
         },
         schema_overrides={"rollout": pl.UInt32, "group": pl.UInt32, "attempt": pl.Int32},
     )

@@ -87,7 +87,8 @@ def _round(
     parts = [frames(played, group, values)]
     if branched is not None and vine is not None and vine.m > 1:  # a single branch has nothing to be compared with
         of_state = groups + np.repeat(np.arange(len(branched.task) // vine.m), vine.m)
-        parts.append(frames(branched, of_state, np.full(branched.actions.shape, np.nan), len(group)))
+        unknown = np.full(branched.actions.shape, np.nan)
+        parts.append(frames(branched, of_state, unknown, len(group), are_branches=True))
     calls, rollouts = (pl.concat(part) for part in zip(*parts, strict=True))
     found = advantages_of(estimate, calls, rollouts)
     return found.with_columns((pl.col("rollout") < len(group)).alias("original")), sampled

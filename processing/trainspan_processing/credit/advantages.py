@@ -16,6 +16,7 @@ from trainspan_processing.credit.comparison import CALL, Comparison
 from trainspan_processing.credit.plan import CreditPlan
 from trainspan_processing.rewards.names import rollout_column, step_column
 from trainspan_processing.tables import ROLLOUT_KEY, Schema
+from trainspan_schemas.artifacts.branches import BRANCH_TASK
 
 __all__ = ["TERMS", "Credited", "assign_advantages", "credit", "with_credit"]
 
@@ -51,8 +52,8 @@ def assign_advantages(calls: pl.DataFrame, rollouts: pl.DataFrame, history: pl.D
     """Advantages of `calls` by `plan`.
 
     `calls` have rollout, position, agent, turn, for `gigpo` and `rtmc` state, for `rtmc` action, and per reward its
-    `step_column` and `rollout_column` (f64, NULL if missing). `rollouts` have rollout, `group` (u32), run_id, end_ns, rollout_id
-    and attempt, and are sorted by their ids; `history` is HISTORY. Raises UsageError if a user's function returns something
+    `step_column` and `rollout_column` (f64, NULL if missing). `rollouts` have rollout, `group` (u32), run_id, end_ns, rollout_id,
+    attempt and `is_branch`, and are sorted by their ids; `history` is HISTORY. Raises UsageError if a user's function returns something
     invalid.
     """
     calls = calls.join(rollouts.select("rollout", "group"), on="rollout", how="inner").sort(CALL)
@@ -85,6 +86,7 @@ def credit(calls: pl.DataFrame, compared: pl.DataFrame, history: pl.DataFrame, p
         "run_id",
         "end_ns",
         *ROLLOUT_KEY,
+        pl.col("task_id").str.contains(BRANCH_TASK).fill_null(value=False).alias("is_branch"),
     ).sort(ROLLOUT_KEY)
     return assign_advantages(calls, facts, history.join(facts, on=ROLLOUT_KEY, how="anti"), plan)
 

@@ -3,11 +3,14 @@
 An item is one of the compared values: a rollout's return, or a call's with `group_over = turns` or `calls`, `step` and `gigpo`.
 Input: one row per item with `item` (u32), `rollout` (u32, the rollout of the value), `group` (u32, compared within a task),
 `pool` (u32, compared across tasks: with `group_over = turns` and `step` the calls of the same turn or agent, else everything),
-`value` v (f64, never NULL), `run_id`, `end_ns`, `rollout_id`, `attempt`, and `history` (True for a rollout's value from an
-earlier dataset, which only `running` and `rae` use; `item`, `rollout` and `group` are NULL there).
+`value` v (f64, never NULL), `is_branch` (whether the rollout is a branch of another one), `run_id`, `end_ns`, `rollout_id`,
+`attempt`, and `history` (True for a rollout's value from an earlier dataset, which only `running` and `rae` use; `item`,
+`rollout` and `group` are NULL there).
 Output: the input's rows that are not history, with `center` and `scale` (f64) such that a value v has
     advantage = (v − center) · scale,
 and `drop`: the reason why the comparison is meaningless (then center and scale are 0), else NULL.
+Branches begin in states of other rollouts, many of which are lost or won: they are compared with the branches from their own
+state, and are no part of what other rollouts are compared with.
 Values of a single rollout cannot be compared, and values that differ only by rounding are equal.
 """
 
@@ -72,13 +75,17 @@ def batch(items: pl.DataFrame) -> pl.DataFrame:
 
     arXiv 2508.08221 finds this normalization more robust if groups have little spread.
     """
-    return _by_group(items, _MEAN_G, 1.0 / _V.std(ddof=1).over("pool"))
+    return _by_group(_scaled(items), _MEAN_G, pl.col("_scale")).drop("_scale")
 
 
 def global_(items: pl.DataFrame) -> pl.DataFrame:
     """(v − μ_batch) / σ_batch over the pool (ddof 1). REINFORCE++, arXiv 2501.03262."""
-    current, scale = _current(items), 1.0 / _V.std(ddof=1).over("pool")
-    return _settled(current, _V.mean().over("pool"), scale, _reason("pool"))
+    scale = pl.col("_scale")
+
+    def compare(others: pl.DataFrame) -> pl.DataFrame:
+        return _settled(_current(others), _V.mean().over("pool"), scale, _reason("pool"))
+
+    return _apart(_scaled(items), compare, scale).drop("_scale")
 
 
 def running(items: pl.DataFrame) -> pl.DataFrame:
@@ -88,9 +95,8 @@ def running(items: pl.DataFrame) -> pl.DataFrame:
     Values of earlier datasets are included. An item with no value before it is not compared.
     """
     before = pl.col("worth").rolling_mean(RUNNING_WINDOW, min_samples=1).shift(1)
-    current = _in_time(items, before)
     alone = pl.when(pl.col("center").is_null()).then(pl.lit("singleton_group"))
-    return _settled(current, pl.col("center"), _ONE, alone)
+    return _apart(items, lambda others: _settled(_in_time(others, before), pl.col("center"), _ONE, alone))
 
 
 def rae(items: pl.DataFrame) -> pl.DataFrame:
@@ -102,7 +108,8 @@ def rae(items: pl.DataFrame) -> pl.DataFrame:
     # An exponential mean starts at its first value; weighting in a leading 0 makes it start at b = 0.
     weight = RAE_DECAY ** pl.int_range(1, pl.len() + 1)
     means = pl.col("worth").ewm_mean(alpha=1.0 - RAE_DECAY, adjust=True) * (1.0 - weight)
-    return _settled(_in_time(items, means), pl.col("center"), _ONE, pl.lit(None, dtype=pl.String))
+    never = pl.lit(None, dtype=pl.String)
+    return _apart(items, lambda others: _settled(_in_time(others, means), pl.col("center"), _ONE, never))
 
 
 def none(items: pl.DataFrame) -> pl.DataFrame:
@@ -149,6 +156,24 @@ def _in_time(items: pl.DataFrame, center: pl.Expr) -> pl.DataFrame:
     worth = items.group_by(by, maintain_order=True).agg(_V.mean().alias("worth")).sort(by[2:], nulls_last=False)
     worth = worth.with_columns(center.over("run_id", "pool").alias("center"))
     return _current(items).join(worth.select("pool", *_OWN, "center"), on=["pool", *_OWN], maintain_order="left")
+
+
+def _apart(items: pl.DataFrame, compare: Baseline, scale: pl.Expr = _ONE) -> pl.DataFrame:
+    """Applies `compare` to the items that are no branches; branches have the mean of their group as their center."""
+    branches = items.filter("is_branch")
+    others = compare(items.filter(~pl.col("is_branch")))
+    return others if branches.is_empty() else pl.concat([others, _by_group(branches, _MEAN_G, scale)])
+
+
+def _scaled(items: pl.DataFrame) -> pl.DataFrame:
+    """The items without history, with `_scale`: 1/σ over those of the pool that are no branches, or over all if that is 0."""
+
+    def spread(values: pl.Expr) -> pl.Expr:
+        least, greatest = values.min().over("pool"), values.max().over("pool")
+        return pl.when(~are_equal(least, greatest)).then(values.std(ddof=1).over("pool"))
+
+    ordinary = pl.when(~pl.col("is_branch")).then(_V)
+    return _current(items).with_columns((1.0 / pl.coalesce(spread(ordinary), spread(_V))).alias("_scale"))
 
 
 def _by_group(items: pl.DataFrame, center: pl.Expr, scale: pl.Expr) -> pl.DataFrame:

@@ -17,7 +17,7 @@ __all__ = ["CALL", "Comparison"]
 CALL: Final = ["rollout", "position"]
 """The columns that identify a call."""
 
-_FACTS: Final = ["rollout", "group", "run_id", "end_ns", "rollout_id", "attempt"]
+_FACTS: Final = ["rollout", "group", "run_id", "end_ns", "rollout_id", "attempt", "is_branch"]
 _PARTS: Final[Schema] = {"rollout": pl.UInt32, "part": pl.String, "value": pl.Float64}
 _NO_PARTS: Final = pl.DataFrame(schema=_PARTS)
 _EVERYTHING: Final = pl.lit(0, dtype=pl.UInt32).alias("pool")
@@ -147,12 +147,12 @@ def _labeled(terms: pl.DataFrame, term: str, weight: float = 1.0) -> pl.DataFram
 
 def _compare(items: pl.DataFrame, past: pl.DataFrame, estimator: Estimator) -> pl.DataFrame:
     """Applies the baseline to `items` and to `past`, the items of earlier datasets."""
-    columns = ["item", "rollout", "group", "pool", "value", "run_id", "end_ns", "rollout_id", "attempt"]
+    columns = ["item", "rollout", "group", "pool", "value", "run_id", "end_ns", "rollout_id", "attempt", "is_branch"]
     frame = items.select(columns).with_columns(pl.lit(False).alias("history"))
     if past.height:
         number = pl.lit(None, dtype=pl.UInt32)
         missing = (number.alias(name) for name in ("item", "rollout", "group"))
-        before = past.with_columns(*missing, pl.lit(True).alias("history"))
+        before = past.with_columns(*missing, pl.lit(False).alias("is_branch"), pl.lit(True).alias("history"))
         frame = pl.concat([frame, before.select(frame.columns)]).rechunk()
     compared = baseline_of(estimator)(frame)
     _check_comparison(estimator.baseline, compared, items)

@@ -9,6 +9,7 @@ from typing import Final
 import polars as pl
 
 from trainspan_processing.tables import HISTORY, ROLLOUT_KEY, Schema
+from trainspan_schemas.artifacts.branches import BRANCH_TASK
 from trainspan_schemas.artifacts.dataset import LEDGER_FILE, about_dir, dataset_dirs, round_of
 from trainspan_schemas.errors import DatasetError
 
@@ -59,11 +60,12 @@ class DatasetLedger:
         return self.rows.filter(pl.col("kept") == 0)
 
     def history(self) -> pl.DataFrame:
-        """HISTORY: the values of whole rollouts, and of their parts."""
-        whole = self.rows.drop_nulls("reward").with_columns(pl.lit("").alias("part"), pl.col("reward").alias("value"))
+        """HISTORY: the values of whole rollouts, and of their parts; without branches of other rollouts."""
+        rows = self.rows.filter(~pl.col("task_id").str.contains(BRANCH_TASK).fill_null(value=False))
+        whole = rows.drop_nulls("reward").with_columns(pl.lit("").alias("part"), pl.col("reward").alias("value"))
         parts = [
             {**{name: row[name] for name in HISTORY if name in row}, "part": part, "value": float(value)}
-            for row in self.rows.drop_nulls("parts").iter_rows(named=True)
+            for row in rows.drop_nulls("parts").iter_rows(named=True)
             for part, value in json.loads(row["parts"]).items()
         ]
         return pl.concat([whole.select(*HISTORY), pl.DataFrame(parts, schema=HISTORY)])

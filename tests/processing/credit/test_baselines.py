@@ -1,6 +1,7 @@
 """Each baseline, worked by hand."""
 
 import math
+from collections.abc import Collection
 
 import polars as pl
 import pytest
@@ -10,8 +11,10 @@ from hypothesis import strategies as st
 from trainspan_processing.credit.baselines import BASELINES, EPSILON
 
 
-def _rollouts(groups: list[list[float]], *, history: list[float] | None = None) -> pl.DataFrame:
-    """Rollouts with these rewards; they ended in this order, after those of `history`."""
+def _rollouts(
+    groups: list[list[float]], *, history: list[float] | None = None, branches: Collection[int] = ()
+) -> pl.DataFrame:
+    """Rollouts with these rewards; they ended in this order, after those of `history`. `branches`: numbers of groups of branches."""
     rewards = [(reward, None, True) for reward in history or []]
     rewards += [(reward, group, False) for group, members in enumerate(groups) for reward in members]
     return pl.DataFrame(
@@ -19,6 +22,7 @@ def _rollouts(groups: list[list[float]], *, history: list[float] | None = None) 
             "item": [None if past else number for number, (_, _, past) in enumerate(rewards)],
             "rollout_id": [f"r{number:04d}" for number in range(len(rewards))],
             "attempt": [0] * len(rewards),
+            "is_branch": [group in branches for _, group, _ in rewards],
             "rollout": [None if past else number for number, (_, _, past) in enumerate(rewards)],
             "group": [group for _, group, _ in rewards],
             "pool": [0] * len(rewards),
@@ -35,9 +39,11 @@ def _rollouts(groups: list[list[float]], *, history: list[float] | None = None) 
     )
 
 
-def _advantages(name: str, groups: list[list[float]], *, history: list[float] | None = None) -> list[float]:
+def _advantages(
+    name: str, groups: list[list[float]], *, history: list[float] | None = None, branches: Collection[int] = ()
+) -> list[float]:
     """Advantages of rollouts with calls credited with the rollout's reward."""
-    compared = BASELINES[name](_rollouts(groups, history=history)).sort("item")
+    compared = BASELINES[name](_rollouts(groups, history=history, branches=branches)).sort("item")
     return compared.select((pl.col("value") - pl.col("center")) * pl.col("scale")).to_series().to_list()
 
 
@@ -157,3 +163,26 @@ def test_advantages_of_a_group_sum_to_zero_and_are_finite(groups: list[list[floa
 
 def test_epsilon_is_the_usual_one() -> None:
     assert EPSILON == 1e-4
+
+
+def test_branches_are_compared_with_each_other_only() -> None:
+    """Ordinary rollouts 1, 0; branches from a lost state 0, 0 and from an open one 1, 0; ordinary rollouts 1, 0 again."""
+    groups, branches = [[1.0, 0.0], [0.0, 0.0], [1.0, 0.0], [1.0, 0.0]], (1, 2)
+    of_branches = {"running": [0.0, 0.0, 0.5, -0.5], "rae": [0.0, 0.0, 0.5, -0.5]}
+    sigma = math.sqrt(4 * 0.25 / 3)  # of 1, 0, 1, 0
+    of_branches |= {name: [0.0, 0.0, 0.5 / sigma, -0.5 / sigma] for name in ("global", "batch")}
+    for name, expected in of_branches.items():
+        found = _advantages(name, groups, branches=branches)
+        without = _advantages(name, [groups[0], groups[3]])
+        assert [*found[:2], *found[6:]] == pytest.approx(without), name
+        assert found[2:6] == pytest.approx(expected), name
+
+
+def test_branches_that_are_alone_are_scaled_by_their_own_spread() -> None:
+    sigma = math.sqrt(4 * 0.25 / 3)
+    for name in ("global", "batch"):
+        found = _advantages(name, [[1.0, 0.0], [1.0, 0.0]], branches=(0, 1))
+        assert found == pytest.approx([0.5 / sigma, -0.5 / sigma] * 2), name
+        # The others are equal, so that nothing is divided by their spread: 1, 1, 1, 0 have σ = ½.
+        found = _advantages(name, [[1.0, 1.0], [1.0, 0.0]], branches=(1,))
+        assert found == pytest.approx([0.0, 0.0, 1.0, -1.0]), name

@@ -27,6 +27,7 @@ class Rollout:
     actions: str = ""
     group: int = 0
     more: dict[str, Rewards] = field(default_factory=dict)
+    is_branch: bool = False
     values: Sequence[float | None] = ()
     """Measured values of the states before its calls; without any, none is known."""
 
@@ -61,6 +62,7 @@ def estimate(
             "end_ns": range(1_000, 1_000 + count),
             "rollout_id": [f"r{number:04d}" for number in range(count)],
             "attempt": [0] * count,
+            "is_branch": [rollout.is_branch for rollout in rollouts],
         },
         schema_overrides={"rollout": pl.UInt32, "group": pl.UInt32, "attempt": pl.Int32, "end_ns": pl.Int64},
     )
