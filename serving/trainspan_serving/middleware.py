@@ -31,7 +31,7 @@ from trainspan_serving.http.metrics import PolicyMetrics
 from trainspan_serving.http.prefixes import PREFIX_PATHS, handle_prefix
 from trainspan_serving.process.link import report
 from trainspan_serving.process.server_plan import ServerPlan, plan_of_process
-from trainspan_serving.swap.catching_up import catch_up
+from trainspan_serving.swap.catching_up import CatchingUp
 from trainspan_serving.swap.engine import Engine
 from trainspan_serving.swap.policy_server import PolicyServer
 from trainspan_serving.swap.policy_table import model_of_body
@@ -91,6 +91,8 @@ class PolicyMiddleware:
         elif scope["path"].startswith(ADMIN_PREFIX):
             parts = self._parts
             await handle_admin(parts.server, parts.exporter, parts.branches, scope, receive, send)
+        elif scope["path"] == "/health" and not self._parts.server.is_ready:
+            await answer_json(send, 503, {"error": self._parts.server.behind})
         else:
             await self._serve(self._parts, scope, receive, send)
 
@@ -194,11 +196,15 @@ class PolicyMiddleware:
         api_keys = tuple(key for key in keys_given if key)
         key = signing_key(plan.signing_key_file)
         self._parts = _Parts(exporter, tap, server, api_keys, key, branches)
-        await catch_up(server)  # before it listens: a balancer takes it back with the version of the others
-        self._ready = asyncio.create_task(_report_when_listening(app, server))
+        catching_up = CatchingUp(server)
+        await catching_up.before_listening()
+        self._ready = asyncio.create_task(_report_when_listening(app, catching_up))
 
     async def _stop(self) -> None:
+        if self._ready is not None:
+            self._ready.cancel()
         if self._parts is not None:
+            self._parts.server.stop_copying()
             await asyncio.to_thread(self._parts.exporter.close, _FLUSH_S)
             counts = self._parts.exporter.counts()
             _log.info(
@@ -232,8 +238,8 @@ def _lacks_key(scope: Scope, api_keys: Sequence[str]) -> bool:
     return scheme.lower() != b"bearer" or not any(hmac.compare_digest(key, known.encode()) for known in api_keys)
 
 
-async def _report_when_listening(app: Any, server: PolicyServer) -> None:
+async def _report_when_listening(app: Any, catching_up: CatchingUp) -> None:
     while not app.state.server.started:
         await asyncio.sleep(0.01)
     report({"event": "ready"})
-    await catch_up(server)  # with what was published in between, when nobody could reach this server
+    await catching_up.after_listening()

@@ -54,7 +54,7 @@ class CallChoice:
 def _fraction(rollout_id: str, attempt: int, call: int) -> float:
     """A hash of a call, uniform in [0, 1): the same in every run, so that branches can be resumed."""
     digest = hashlib.blake2b(f"{rollout_id}.{attempt}@{call}".encode(), digest_size=8).digest()
-    return (int.from_bytes(digest, "big") >> (64 - _BITS)) / 2**_BITS
+    return float(int.from_bytes(digest, "big") >> (64 - _BITS)) / float(2**_BITS)
 
 
 def branch_points(states: pl.DataFrame, choice: CallChoice, known: pl.DataFrame) -> tuple[pl.DataFrame, int]:

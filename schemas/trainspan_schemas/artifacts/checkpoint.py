@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -108,6 +108,8 @@ class CheckpointMeta:
     """`digest_of_model` of `base`, which identifies it whatever its path; None in checkpoints that do not record it."""
     micro_batch_tokens: int | None = None
     """Tokens per forward pass that its steps were planned with; a different number changes the rounding of the same steps."""
+    weights_files: Mapping[str, str] | None = None
+    """Safetensors file → its sha256, from which `weights_sha256` is joined; None in checkpoints that do not record it."""
 
     def write(self, folder: Path) -> None:
         (folder / META_FILE).write_text(json.dumps(asdict(self), indent=2) + "\n")

@@ -11,6 +11,7 @@ from pathlib import Path
 from trainspan_schemas.artifacts.checkpoint import CANARY_FILE, META_FILE, Canary, CheckpointMeta, hash_weights
 from trainspan_schemas.errors import CheckpointError
 from trainspan_serving.checkpoints.adapters import check_adapter_fits, is_adapter, read_adapter
+from trainspan_serving.checkpoints.pull import CopyFailedError
 from trainspan_serving.checkpoints.weights import Weights, check_fits, read_weights
 
 __all__ = ["CheckpointCandidate", "CheckpointNotFoundError", "EngineLimits", "check_prompts", "find_candidate"]
@@ -46,14 +47,29 @@ class CheckpointCandidate:
     canary: Canary | None
     base: str | None
     """Digest of the model that training began with; None if the checkpoint does not say."""
+    weights_sha256: str | None = None
+    """As in its `trainspan.json`."""
 
 
 def find_candidate(
-    checkpoints: Path, name: str, version: int, served: Weights, limits: EngineLimits
+    checkpoints: Path,
+    name: str,
+    version: int,
+    served: Weights,
+    limits: EngineLimits,
+    weights_sha256: str | None = None,
 ) -> CheckpointCandidate:
-    """Returns checkpoint `name` as `version`. Raises CheckpointError with the first reason why it cannot be served."""
+    """Returns checkpoint `name` as `version`. Raises CheckpointError with the first reason why it cannot be served.
+
+    Raises CopyFailedError if the folder does not have the trainer's files, whose hash is `weights_sha256` (None: any).
+    """
     folder = _resolve(checkpoints, name)
     meta = CheckpointMeta.read(folder)
+    if weights_sha256 is not None and meta.weights_sha256 != weights_sha256:
+        raise CopyFailedError(
+            f"{folder} is another {name} than the one that is meant: its weights_sha256 is "
+            f"{(meta.weights_sha256 or 'missing')[:12]}, not {weights_sha256[:12]}; another run wrote it"
+        )
     if meta.version != version:
         raise CheckpointError(f"{name} holds version {meta.version}, not {version}")
     weights = None
@@ -63,14 +79,14 @@ def find_candidate(
         weights = read_weights(folder)
         check_fits(weights, served)
     if meta.weights_sha256 and hash_weights(folder) != meta.weights_sha256:
-        raise CheckpointError(
+        raise CopyFailedError(
             f"{name}: its safetensors files differ from what the trainer wrote (weights_sha256 in {META_FILE}): "
             "copy it again"
         )
     canary = Canary.read(folder) if (folder / CANARY_FILE).is_file() else None
     if canary:
         check_prompts(canary, vocab_size=limits.vocab_size, max_tokens=limits.max_tokens)
-    return CheckpointCandidate(version, folder, weights, canary, meta.base_digest)
+    return CheckpointCandidate(version, folder, weights, canary, meta.base_digest, meta.weights_sha256)
 
 
 def _resolve(checkpoints: Path, name: str) -> Path:

@@ -30,6 +30,8 @@ class ServedPolicy:
     """Folder of the adapter that the engine's full weights contain."""
     base: str | None = None
     """Digest of the model that training began with; None if the weights do not say."""
+    weights_sha256: str | None = None
+    """Hash of the checkpoint's files, as in its `trainspan.json`; None for a model that is no checkpoint."""
 
     @property
     def folder(self) -> Path:

@@ -12,6 +12,8 @@ from urllib.parse import urlsplit
 
 from trainspan_schemas.errors import CheckpointError
 from trainspan_serving.checkpoints.candidates import CheckpointNotFoundError
+from trainspan_serving.checkpoints.copying import CopyingError
+from trainspan_serving.checkpoints.pull import CopyFailedError
 from trainspan_serving.export.call_export import CallExport
 from trainspan_serving.forcing.registry import BranchRegistry
 from trainspan_serving.http.asgi import Receive, Scope, Send, answer_json
@@ -52,6 +54,7 @@ def state_of(server: PolicyServer, exporter: CallExport, branches: BranchRegistr
         "open": server.gate.is_open,
         "changing": server.is_changing,
         "asleep": server.asleep,
+        "behind": server.behind,
         **{f"calls_{name}": count for name, count in asdict(exporter.counts()).items()},
         "export_trouble": exporter.trouble(),
     }
@@ -59,8 +62,14 @@ def state_of(server: PolicyServer, exporter: CallExport, branches: BranchRegistr
 
 def _outline(row: PolicyRow) -> dict[str, Any]:
     policy, canary = row.policy, row.canary
-    state = {"version": policy.version, "checkpoint": policy.folder.name, "kind": policy.kind}
-    return {**state, "base_digest": policy.base, "canary": canary.as_json() if canary else None}
+    return {
+        "version": policy.version,
+        "checkpoint": policy.folder.name,
+        "weights_sha256": policy.weights_sha256,
+        "kind": policy.kind,
+        "base_digest": policy.base,
+        "canary": canary.as_json() if canary else None,
+    }
 
 
 async def handle_admin(
@@ -73,7 +82,8 @@ async def handle_admin(
 ) -> None:
     """Answers one request; every refusal is one line of JSON: `{"error": text, "reason": name}`.
 
-    `canary_failed` (409) is a verdict on the checkpoint; `busy` (503) and `load_failed` (500) are not.
+    `canary_failed` (409) and `unfit` (400) are verdicts on the checkpoint; `busy`, `copying`, `copy_failed` (503) and
+    `load_failed` (500) are not.
     """
     try:
         await answer_json(send, 200, await _answer(server, exporter, branches, scope, receive))
@@ -85,6 +95,10 @@ async def handle_admin(
         await _refuse(send, 409, str(error), "canary_failed", canary=error.canary.as_json())
     except BusyError as error:
         await _refuse(send, 503, str(error), "busy")
+    except CopyingError as error:
+        await _refuse(send, 503, str(error), "copying", copied_bytes=error.copied_bytes)
+    except CopyFailedError as error:
+        await _refuse(send, 503, str(error), "copy_failed")
     except LoadFailedError as error:
         await _refuse(send, 500, str(error), "load_failed")
     except UnknownPolicyError as error:
@@ -116,8 +130,8 @@ async def _answer(
     )
     body = await read_body(scope, receive, max_bytes=_MAX_BODY_BYTES, timeout_s=plan.body_timeout_s)
     if what == "policy":
-        checkpoint, version, policy = _parse(body)
-        result = await server.swap(checkpoint, version, policy)
+        checkpoint, version, policy, weights_sha256 = _parse(body)
+        result = await server.swap(checkpoint, version, policy, weights_sha256)
         state = {"version": result.version, "checkpoint": result.checkpoint}
         return {
             **state,
@@ -126,8 +140,8 @@ async def _answer(
             "seconds": result.seconds,
         }
     if what == "stage":
-        checkpoint, version, policy = _parse(body)
-        await server.stage(checkpoint, version, policy)
+        checkpoint, version, policy, weights_sha256 = _parse(body)
+        await server.stage(checkpoint, version, policy, weights_sha256)
         return {"staged": checkpoint, "version": version}
     if not plan.sleep:
         raise _Refusal(409, "this server cannot sleep: start it with --sleep")
@@ -164,7 +178,8 @@ def _is_address_or_among(header: str, names: Collection[str]) -> bool:
     return True
 
 
-def _parse(body: bytes) -> tuple[str, int, str | None]:
+def _parse(body: bytes) -> tuple[str, int, str | None, str | None]:
+    """Checkpoint, version, policy and `weights_sha256` of a swap or stage request."""
     try:
         request = json.loads(body)
     except ValueError as error:
@@ -175,4 +190,7 @@ def _parse(body: bytes) -> tuple[str, int, str | None]:
         raise _Refusal(400, 'the body must be {"checkpoint": "policy-000001", "version": 1}')
     if policy is not None and not isinstance(policy, str):
         raise _Refusal(400, "`policy` must be the name of a policy")
-    return checkpoint, version, policy
+    weights_sha256 = given.get("weights_sha256")
+    if weights_sha256 is not None and not isinstance(weights_sha256, str):
+        raise _Refusal(400, "`weights_sha256` must be the hash in the checkpoint's trainspan.json")
+    return checkpoint, version, policy, weights_sha256

@@ -52,6 +52,7 @@ class PolicyMetrics:
             ("branches", len(self._branches), "Registered branches of rollouts."),
             ("calls_spooled", counts.spooled + counts.recovered, "Calls that wait on disk for the collector."),
             ("requests_in_flight", server.gate.in_flight, "Requests in flight."),
+            ("policy_behind", int(server.behind is not None), "1 if it may not serve the accepted checkpoint."),
             ("policy_open", int(server.gate.is_open), "1 if requests pass, 0 while they are held."),
         ):
             yield GaugeMetricFamily(f"trainspan_{name}", text, value=value)

@@ -20,6 +20,7 @@ from trainspan_schemas.home import checkpoints_dir, remember_served_model
 from trainspan_schemas.resources import available_cores
 from trainspan_schemas.store.collectors import Collectors
 from trainspan_serving.checkpoints.adapters import SERVED_MODULES, check_adapter_fits, is_adapter, read_adapter
+from trainspan_serving.checkpoints.copies import claim_copies
 from trainspan_serving.checkpoints.weights import has_tokenizer, read_weights
 from trainspan_serving.process.replicas import refuse_replicas, replicas_of
 from trainspan_serving.process.server_plan import PolicyPlan, ServerPlan, make_plan, plan_policies, version_of
@@ -93,6 +94,10 @@ def prepare(
     if settings.collector != "none":
         Collectors.of(settings.collector)
     chosen = _choose_model(settings, policies or {})
+    if settings.weights_url:
+        os.close(
+            claim_copies(checkpoints_dir(settings.checkpoints))
+        )  # another server's folder is refused before vLLM starts
     adapter = read_adapter(Path(chosen)) if Path(chosen).is_dir() and is_adapter(Path(chosen)) else None
     model = adapter.base if adapter else chosen
     is_local = Path(model).is_dir()

@@ -21,7 +21,14 @@ class AdapterSwap:
         """Loads the candidate. Raises what vLLM raises."""
         version, earlier = self._candidate.version, self._earlier
         self._adapter = await self._engine.add_adapter(self._candidate.folder, version, earlier.name)
-        return ServedPolicy(earlier.name, version, earlier.weights, self._adapter, base=earlier.base)
+        return ServedPolicy(
+            earlier.name,
+            version,
+            earlier.weights,
+            self._adapter,
+            base=earlier.base,
+            weights_sha256=self._candidate.weights_sha256,
+        )
 
     async def commit(self) -> None:
         """Does nothing: the earlier adapter stays loaded for the requests that still use it."""

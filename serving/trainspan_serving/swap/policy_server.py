@@ -11,12 +11,13 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from trainspan_schemas.artifacts.checkpoint import base_digest
 from trainspan_schemas.errors import CheckpointError, one_line
 from trainspan_serving.capture.engine_tap import EngineTap
 from trainspan_serving.checkpoints.candidates import CheckpointCandidate, find_candidate
+from trainspan_serving.checkpoints.copies import CopiesFolder
+from trainspan_serving.checkpoints.copying import Copying
 from trainspan_serving.checkpoints.merged import check_can_merge
-from trainspan_serving.checkpoints.pull import CheckpointSource, prune_pulled
+from trainspan_serving.checkpoints.pull import CheckpointSource, CopyFailedError
 from trainspan_serving.checkpoints.served_policy import ServedPolicy
 from trainspan_serving.checkpoints.weights import Weights, read_weights
 from trainspan_serving.process.link import report
@@ -26,13 +27,16 @@ from trainspan_serving.swap.canary import CanaryReport
 from trainspan_serving.swap.drain import Drain, Freeze
 from trainspan_serving.swap.engine import Engine
 from trainspan_serving.swap.gate import Gate
-from trainspan_serving.swap.policy_table import PolicyRow, PolicyTable
+from trainspan_serving.swap.policy_table import PolicyRow, PolicyTable, first_policies
 from trainspan_serving.swap.verifier import Verifier
 from trainspan_serving.swap.weight_swap import RollbackFailedError, WeightSwap
 
 __all__ = ["BusyError", "CanaryFailedError", "LoadFailedError", "PolicyServer", "SwapResult"]
 
 _log = logging.getLogger(__name__)
+
+_COPY_ANSWER_S = 15.0
+"""A request that waits longer for a copy is answered with how far it is, so that no time limit cuts it off."""
 
 
 class CanaryFailedError(CheckpointError):
@@ -73,7 +77,7 @@ class PolicyServer:
         self.started_ns = time.time_ns()
         """Since then the counts of this process are counted."""
         self.swaps: Counter[str] = Counter()
-        """Outcome (a canary status, `undone`, `failed`, `refused` or `busy`) → count."""
+        """Outcome (a canary status, `undone`, `failed`, `refused`, `uncopied` or `busy`) → count."""
         self.swap_seconds = 0.0
         """Total of all successful swaps."""
         self._engine, self._tap = engine, tap
@@ -81,7 +85,14 @@ class PolicyServer:
         self._served = served
         self.source = CheckpointSource(plan.weights_url, plan.token) if plan.weights_url else None
         """Where checkpoints are copied from; None: they are in the folder."""
-        self._copying = asyncio.Lock()
+        copies = CopiesFolder(Path(plan.checkpoints), self.source) if self.source else None
+        self._copying = Copying(copies, self._folders_in_use) if copies else None
+        self._candidate: CheckpointCandidate | None = None
+        """The one that is being swapped in."""
+        self.behind: str | None = None
+        """Why it may not serve what the trainer's machine names as accepted; None if it does, as far as it knows."""
+        self.is_ready = True
+        """Whether a balancer may use it: False if it knows of an accepted checkpoint that it does not serve since its start."""
         self._changing = asyncio.Lock()
         self._broken = False
 
@@ -90,22 +101,13 @@ class PolicyServer:
         """Labels the engine's weights with their version, and loads the plan's adapters."""
         folder = await asyncio.to_thread(_local_folder, plan.model)
         served = await asyncio.to_thread(read_weights, folder)
-        base = await asyncio.to_thread(base_digest, folder)
         await engine.label(plan.version)
-        adapter = None
-        merged = Path(plan.adapter) if plan.adapter and plan.merge_adapters else None
-        if plan.adapter and not merged:
-            adapter = await engine.add_adapter(Path(plan.adapter), plan.version, plan.served_name)
-        named = {}
-        for name, own in plan.policies.items():
-            loaded = await engine.add_adapter(Path(own.adapter), own.version, name) if own.adapter else None
-            named[name] = ServedPolicy(name, own.version, folder, loaded, base=base)
-        agents = {agent: name for name, own in plan.policies.items() for agent in own.agents}
-        first = ServedPolicy(plan.served_name, plan.version, folder, adapter, merged, base)
-        server = cls(plan, engine, tap, PolicyTable(first, named, agents), served)
+        policies = await first_policies(plan, engine, folder)
+        server = cls(plan, engine, tap, policies, served)
+        first = server.policy
         await server._verifier.calibrate(replace(first, merged=None))
-        if merged:
-            await asyncio.to_thread(check_can_merge, merged, served)
+        if first.merged:
+            await asyncio.to_thread(check_can_merge, first.merged, served)
             await engine.load(first)
         return server
 
@@ -149,25 +151,42 @@ class PolicyServer:
         """Generations that were answered with stored tokens, which vLLM's metrics do not count."""
         return self._tap.forced_requests
 
-    async def swap(self, checkpoint: str, version: int, policy: str | None = None) -> SwapResult:
+    async def swap(
+        self,
+        checkpoint: str,
+        version: int,
+        policy: str | None = None,
+        weights_sha256: str | None = None,
+        *,
+        instead_of: ServedPolicy | None = None,
+    ) -> SwapResult:
         """Serves `checkpoint` (a name under `--checkpoints`, in the policy's folder) as `version` of `policy`.
 
-        Raises CheckpointError if it does not fit, BusyError during another change (nothing was touched), and
-        CanaryFailedError or LoadFailedError if the earlier policy was restored.
+        With `instead_of` only if that is still what the policy serves; otherwise raises BusyError.
+
+        Raises CheckpointError if it does not fit, CopyFailedError if its files are not those with `weights_sha256` (None:
+        any), CopyingError while they are copied, BusyError during another change (nothing was touched), and CanaryFailedError
+        or LoadFailedError if the earlier policy was restored.
         """
         seconds: dict[str, float] = {}
         try:
+            self._check_works()
+            self.policies.row(policy)
+            await self._bring(checkpoint, policy, weights_sha256, gives_way=instead_of is not None)
             async with self._alone():
+                if instead_of is not None and self.policies.row(policy).policy is not instead_of:
+                    raise BusyError(f"another checkpoint than {checkpoint} was swapped in meanwhile")
                 with _timed(seconds, "total"):
                     row = self.policies.row(policy)
                     with _timed(seconds, "validate"):
-                        candidate = await self._staged(checkpoint, version, policy)
+                        candidate = await asyncio.to_thread(self._validate, checkpoint, version, policy, weights_sha256)
                     canary = await self._exchange(row, candidate, seconds)
         except (CheckpointError, LoadFailedError, BusyError) as error:
             self.swaps[_outcome_of(error)] += 1
             raise
         self.swaps[canary.status] += 1
         self.swap_seconds += seconds["total"]
+        self.behind, self.is_ready = None, True
         served, took_s = row.policy, seconds["total"]
         adapter = str(served.adapter_folder) if served.adapter_folder else None
         state = {"model": str(served.weights), "adapter": adapter, "version": version}
@@ -175,16 +194,26 @@ class PolicyServer:
         _log.info("policy=%s swapped version=%d canary=%s seconds=%.3f", served.name, version, canary.status, took_s)
         return SwapResult(version, checkpoint, canary, seconds)
 
-    async def stage(self, checkpoint: str, version: int, policy: str | None = None) -> None:
+    async def stage(
+        self,
+        checkpoint: str,
+        version: int,
+        policy: str | None = None,
+        weights_sha256: str | None = None,
+        *,
+        gives_way: bool = False,
+    ) -> None:
         """Copies a checkpoint from the trainer's machine, if one is set, and validates it, while requests go on.
 
+        If it `gives_way`, it does not end the copy of another checkpoint, but fails.
         Its files are then in the page cache, so that a swap reads no disk. Raises CheckpointError if it does not fit,
-        BusyError if the server is restarting.
+        CopyFailedError if its files are not those with `weights_sha256`, CopyingError while they are copied, BusyError if the
+        server is restarting.
         """
-        if self._broken:
-            raise BusyError("the server is restarting; try again")
+        self._check_works()
         self.policies.row(policy)
-        await self._staged(checkpoint, version, policy)
+        await self._bring(checkpoint, policy, weights_sha256, gives_way=gives_way)
+        await asyncio.to_thread(self._validate, checkpoint, version, policy, weights_sha256)
 
     async def sleep(self) -> None:
         """Holds new requests, waits for those in flight, and frees the accelerator's memory until `wake` or a swap.
@@ -213,23 +242,30 @@ class PolicyServer:
     @asynccontextmanager
     async def _alone(self) -> AsyncIterator[None]:
         """Admits one change at a time."""
-        if self._broken:
-            raise BusyError("the server is restarting; try again")
+        self._check_works()
         if self._changing.locked():
             raise BusyError("another swap, sleep or wake request is in progress; try again")
         async with self._changing:
             yield
 
-    async def _staged(self, checkpoint: str, version: int, policy: str | None) -> CheckpointCandidate:
-        async with self._copying:
-            if self.source is not None:
-                folder = Path(self.plan.checkpoints, policy or "")
-                await asyncio.to_thread(self.source.pull, checkpoint, policy, folder)
-            return await asyncio.to_thread(self._validate, checkpoint, version, policy)
+    def stop_copying(self) -> None:
+        """Ends copies with their next bytes."""
+        if self._copying is not None:
+            self._copying.stop()
 
-    def _validate(self, checkpoint: str, version: int, policy: str | None) -> CheckpointCandidate:
+    def _check_works(self) -> None:
+        if self._broken:
+            raise BusyError("the server is restarting; try again")
+
+    async def _bring(self, checkpoint: str, policy: str | None, weights_sha256: str | None, *, gives_way: bool) -> None:
+        if self._copying is not None:
+            await self._copying.bring(checkpoint, policy, weights_sha256, within_s=_COPY_ANSWER_S, gives_way=gives_way)
+
+    def _validate(
+        self, checkpoint: str, version: int, policy: str | None, weights_sha256: str | None
+    ) -> CheckpointCandidate:
         checkpoints = Path(self.plan.checkpoints, policy or "")
-        candidate = find_candidate(checkpoints, checkpoint, version, self._served, self._engine.limits)
+        candidate = find_candidate(checkpoints, checkpoint, version, self._served, self._engine.limits, weights_sha256)
         if candidate.weights and policy is not None:
             raise CheckpointError(
                 f"{checkpoint} has full weights, but policy {policy!r} is an adapter on the base model"
@@ -253,6 +289,7 @@ class PolicyServer:
         it with those weights.
         """
         name = candidate.folder.name
+        self._candidate = candidate
         swap = self._swap_of(candidate, row.policy)
         try:
             with _timed(seconds, "drain"):
@@ -273,7 +310,6 @@ class PolicyServer:
                 raise CanaryFailedError(f"{what}; version {row.policy.version} stays in service", canary)
             row.policy, row.canary, self._served = policy, canary, candidate.weights or self._served
             await swap.commit()
-            prune_pulled(candidate.folder.parent, self._folders_in_use())
             return canary
         except RollbackFailedError:
             self._broken = True
@@ -281,6 +317,7 @@ class PolicyServer:
             os.kill(os.getpid(), signal.SIGTERM)
             raise
         finally:
+            self._candidate = None
             if not self._broken:
                 self.gate.open()
 
@@ -290,10 +327,11 @@ class PolicyServer:
         except TimeoutError as error:
             raise BusyError(f"the engine did not pause within {self.plan.drain_timeout_s:g} s; try again") from error
 
-    def _folders_in_use(self) -> set[str]:
+    def _folders_in_use(self) -> set[Path]:
+        """What the server serves, may fall back to, or loads."""
         rows = (self.policies.base, *self.policies.named.values())
-        folders = ((row.policy.folder, row.policy.weights) for row in rows)
-        return {folder.name for pair in folders for folder in pair}
+        folders = {folder.resolve() for row in rows for folder in (row.policy.folder, row.policy.weights)}
+        return folders | ({self._candidate.folder.resolve()} if self._candidate else set())
 
     def _swap_of(self, candidate: CheckpointCandidate, earlier: ServedPolicy) -> WeightSwap | AdapterSwap:
         if candidate.weights is None and not self._engine.merges_adapters:
@@ -310,7 +348,7 @@ class PolicyServer:
 
 def _outcome_of(error: Exception) -> str:
     """Returns the key under which `PolicyServer.swaps` counts the error."""
-    named = {CanaryFailedError: "undone", LoadFailedError: "failed", BusyError: "busy"}
+    named = {CanaryFailedError: "undone", LoadFailedError: "failed", BusyError: "busy", CopyFailedError: "uncopied"}
     return named.get(type(error), "refused")
 
 

@@ -1,14 +1,19 @@
 """The policies in service side by side, and which of them answers a request."""
 
+import asyncio
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
+from trainspan_schemas.artifacts.checkpoint import META_FILE, CheckpointMeta, base_digest
 from trainspan_schemas.errors import CheckpointError
 from trainspan_serving.checkpoints.served_policy import ServedPolicy
+from trainspan_serving.process.server_plan import ServerPlan
 from trainspan_serving.swap.canary import CanaryReport
+from trainspan_serving.swap.engine import Engine
 
-__all__ = ["PolicyRow", "PolicyTable", "UnknownPolicyError", "model_of_body"]
+__all__ = ["PolicyRow", "PolicyTable", "UnknownPolicyError", "first_policies", "model_of_body"]
 
 
 class UnknownPolicyError(CheckpointError):
@@ -47,6 +52,26 @@ class PolicyTable:
         """The policy that answers: the one that the request names as its model, else its agent's, else the base."""
         row = self.named.get(model or "") or self.named.get(self._agents.get(agent or "", "")) or self.base
         return row.policy
+
+
+async def first_policies(plan: ServerPlan, engine: Engine, folder: Path) -> PolicyTable:
+    """The policies that a server starts with, on the full weights in `folder`; loads adapters that are not merged."""
+    base = await asyncio.to_thread(base_digest, folder)
+
+    async def policy(name: str, adapter: str | None, version: int, *, merge: bool) -> ServedPolicy:
+        live = Path(adapter) if adapter and not merge else None
+        loaded = await engine.add_adapter(live, version, name) if live else None
+        merged = Path(adapter) if adapter and merge else None
+        sha256 = await asyncio.to_thread(_weights_sha256, Path(adapter) if adapter else folder)
+        return ServedPolicy(name, version, folder, loaded, merged, base, sha256)
+
+    first = await policy(plan.served_name, plan.adapter, plan.version, merge=plan.merge_adapters)
+    named = {name: await policy(name, own.adapter, own.version, merge=False) for name, own in plan.policies.items()}
+    return PolicyTable(first, named, {agent: name for name, own in plan.policies.items() for agent in own.agents})
+
+
+def _weights_sha256(folder: Path) -> str | None:
+    return CheckpointMeta.read(folder).weights_sha256 if (folder / META_FILE).is_file() else None
 
 
 def model_of_body(content: bytes) -> str | None:

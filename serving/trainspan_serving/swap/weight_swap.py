@@ -44,10 +44,21 @@ class WeightSwap:
         candidate, earlier = self._candidate, self._earlier
         if candidate.weights is None:
             policy = ServedPolicy(
-                earlier.name, candidate.version, earlier.weights, merged=candidate.folder, base=earlier.base
+                earlier.name,
+                candidate.version,
+                earlier.weights,
+                merged=candidate.folder,
+                base=earlier.base,
+                weights_sha256=candidate.weights_sha256,
             )
         else:
-            policy = ServedPolicy(earlier.name, candidate.version, candidate.folder, base=candidate.base)
+            policy = ServedPolicy(
+                earlier.name,
+                candidate.version,
+                candidate.folder,
+                base=candidate.base,
+                weights_sha256=candidate.weights_sha256,
+            )
         await self._engine.load(policy)
         return policy
 

@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 from tests.support.policy_server.weights import breaking_connection, weights_server
-from trainspan_schemas.artifacts.checkpoint import CheckpointMeta, write_latest
+from trainspan_schemas.artifacts.checkpoint import CheckpointMeta, hash_weights
 from trainspan_schemas.artifacts.checkpoint_files import CheckpointFiles
 from trainspan_schemas.errors import CheckpointError
-from trainspan_serving.checkpoints.pull import CheckpointSource, prune_pulled
+from trainspan_serving.checkpoints.copies import CopiesFolder
+from trainspan_serving.checkpoints.pull import AcceptedCheckpoint, CheckpointSource
+from trainspan_training.checkpoints.ledger import CheckpointLedger, LedgerEntry
 
 TOKEN = "the token of swaps"
 NAME = "policy-000003"
@@ -30,12 +32,16 @@ def trainer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, st
         folder.mkdir(parents=True)
         (folder / "model.safetensors").write_bytes(os.urandom(SIZE))
         (folder / "empty").touch()
-        CheckpointMeta("full", 3, None, "base", None).write(folder)
-        write_latest(folder.parent, NAME)
+        CheckpointMeta("full", 3, None, "base", None, hash_weights(folder)).write(folder)
+        CheckpointLedger(folder.parent).append(LedgerEntry("published", None, NAME))
     (root / "checkpoints" / NAME / "link").symlink_to("/etc/passwd")
     (root / "token").write_text(TOKEN)
     with weights_server(root / "checkpoints", root) as url:
         yield root / "checkpoints", url
+
+
+def pull(url: str, into: Path) -> None:
+    CopiesFolder(into, CheckpointSource(url, TOKEN, patience_s=2.0)).pull(NAME, None)
 
 
 def assert_equal(original: Path, copy: Path) -> None:
@@ -49,13 +55,15 @@ def test_the_checkpoint_in_service_is_copied_whole(
     trainer: tuple[Path, str], tmp_path: Path, policy: str | None
 ) -> None:
     checkpoints, url = trainer
+    original, own = checkpoints / (policy or "") / NAME, tmp_path / "own" / (policy or "")
     source = CheckpointSource(url, TOKEN)
-    assert source.latest(policy) == (NAME, 3)
-    source.pull(NAME, policy, tmp_path / "own")
-    assert_equal(checkpoints / (policy or "") / NAME, tmp_path / "own" / NAME)
-    source.pull(NAME, policy, tmp_path / "own")
-    source.pull("policy-000009", policy, tmp_path / "own")
-    assert sorted(path.name for path in (tmp_path / "own").iterdir()) == [".pulled", NAME], "nothing else was there"
+    assert source.latest(policy) == AcceptedCheckpoint(NAME, 3, hash_weights(original))
+    copies = CopiesFolder(tmp_path / "own", source)
+    copies.pull(NAME, policy)
+    assert_equal(original, own / NAME)
+    copies.pull(NAME, policy)
+    copies.pull("policy-000009", policy)
+    assert {path.name for path in own.iterdir()} - {".pull-lock"} == {".pulled", NAME}, "nothing else was there"
 
 
 def test_a_broken_connection_costs_only_the_bytes_that_did_not_arrive(
@@ -64,7 +72,7 @@ def test_a_broken_connection_costs_only_the_bytes_that_did_not_arrive(
     checkpoints, url = trainer
     # The first connection is for the list; those of the large file break twice.
     with breaking_connection(url, [10**9, 10**9, 1_000_000, 1_500_000]) as (relay, passed):
-        CheckpointSource(relay, TOKEN).pull(NAME, None, tmp_path)
+        pull(relay, tmp_path)
     assert_equal(checkpoints / NAME, tmp_path / NAME)
     assert SIZE < sum(passed) < SIZE + 200_000, "each byte of the file once, and headers"
 
@@ -79,13 +87,13 @@ def test_a_copy_that_was_killed_is_continued_and_wrong_bytes_are_noticed(
     (partial / "model.safetensors").write_bytes(content[: SIZE // 2])
     (partial / "of an earlier list").touch()
     with breaking_connection(url, []) as (relay, passed):
-        CheckpointSource(relay, TOKEN).pull(NAME, None, tmp_path)
+        pull(relay, tmp_path)
     assert_equal(checkpoints / NAME, tmp_path / NAME)
     assert sum(passed) < SIZE // 2 + 200_000
     other = tmp_path / "other" / f".pull-{NAME}"
     other.mkdir(parents=True)
     (other / "model.safetensors").write_bytes(bytes(SIZE // 2))
-    CheckpointSource(url, TOKEN).pull(NAME, None, tmp_path / "other")
+    pull(url, tmp_path / "other")
     assert_equal(checkpoints / NAME, tmp_path / "other" / NAME)
     assert "copied file differs from its hash file=model.safetensors" in caplog.text
 
@@ -106,7 +114,7 @@ def test_only_the_holder_of_the_token_gets_a_byte_and_only_of_listed_files(train
 
 def test_without_an_answer_the_error_names_the_machine(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"no answer from http://127\.0\.0\.1:9: .*refused"):
-        CheckpointSource("http://127.0.0.1:9", TOKEN).pull(NAME, None, tmp_path)
+        pull("http://127.0.0.1:9", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -125,16 +133,3 @@ def test_a_list_that_leads_elsewhere_is_refused(change: dict[str, object]) -> No
     assert CheckpointFiles.parse(json.dumps(good).encode()).size_bytes == 1
     with pytest.raises(CheckpointError, match="the list of a checkpoint's files"):
         CheckpointFiles.parse(json.dumps({**good, **change}).encode())
-
-
-def test_old_copies_are_deleted_and_other_checkpoints_stay(tmp_path: Path) -> None:
-    for version in range(7):
-        folder = tmp_path / f"policy-{version:06d}"
-        folder.mkdir()
-        CheckpointMeta("full", version, None, "base", None).write(folder)
-    pulled = [f"policy-{version:06d}" for version in range(1, 7)]
-    (tmp_path / ".pulled").write_text("".join(f"{name}\n" for name in pulled))
-    prune_pulled(tmp_path, {"policy-000002"})
-    left = sorted(path.name for path in tmp_path.iterdir() if path.is_dir())
-    assert left == [f"policy-{version:06d}" for version in (0, 2, 4, 5, 6)]
-    assert (tmp_path / ".pulled").read_text().split() == left[1:]

@@ -9,7 +9,7 @@ import pytest
 
 from trainspan_schemas.artifacts.checkpoint import CheckpointMeta, read_latest
 from trainspan_schemas.errors import CheckpointError
-from trainspan_training.checkpoints.folder import Checkpoints
+from trainspan_training.checkpoints.folder import Checkpoints, accepted_checkpoint
 from trainspan_training.checkpoints.ledger import CheckpointLedger, Event, LedgerEntry
 
 DIES = """
@@ -134,6 +134,36 @@ def test_a_refused_first_checkpoint_leaves_no_latest(tmp_path: Path) -> None:
     assert checkpoints.refuse(write(checkpoints, 1, "a"), "bad") is None
     assert read_latest(tmp_path) is None
     assert write(checkpoints, 1, "b").name == "policy-000001"
+
+
+def test_a_number_means_the_same_weights_forever(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    write(checkpoints, 1, "a")
+    checkpoints.refuse(write(checkpoints, 2, "b"), "stale canary")
+    assert checkpoints.next_version(1) == 3
+    (tmp_path / "policy-000002.refused").rename(tmp_path / "elsewhere")
+    assert checkpoints.next_version(1) == 3, "the ledger has it, too"
+
+
+def test_accepted_is_what_a_server_took_and_nothing_took_back(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    folders = {version: write(checkpoints, version, str(version)) for version in (1, 2, 3)}
+
+    def after(event: Event, version: int) -> Path | None:
+        checkpoints.ledger.append(LedgerEntry(event, str(version), folders[version].name))
+        return accepted_checkpoint(tmp_path)
+
+    assert accepted_checkpoint(tmp_path) is None
+    assert after("unpublished", 1) is None, "no canary has seen it"
+    assert after("published", 1) == folders[1]
+    assert after("published", 2) == folders[2]
+    assert after("unpublished", 3) == folders[2]
+    assert after("withdrawn", 2) == folders[1]
+    assert after("published", 3) == folders[3]
+    assert after("refused", 3) == folders[1]
+    assert after("published", 2) == folders[2]
+    shutil.rmtree(folders[2])
+    assert accepted_checkpoint(tmp_path) == folders[1]
 
 
 @pytest.mark.parametrize(("event", "is_pending"), [("published", False), ("unpublished", True)])

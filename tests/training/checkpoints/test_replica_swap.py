@@ -9,7 +9,7 @@ import pytest
 from tests.support.ports import free_port
 from tests.training.support.swap_server import PolicyServer, policy_server
 from trainspan_training.checkpoints.replica_swap import publish, served_folders
-from trainspan_training.checkpoints.swap_request import PolicyAddress, Swap
+from trainspan_training.checkpoints.swap_request import Offer, PolicyAddress, Swap
 
 pytestmark = pytest.mark.usefixtures("home")
 
@@ -18,7 +18,10 @@ SWAPPED = (200, {"version": 2, "canary": {"status": "fresh"}})
 REFUSED = (409, {"error": "the engine is not serving it", "reason": "canary_failed"})
 UNFIT = (400, {"error": "tensor 'x' is missing", "reason": "unfit"})
 BACK = (200, {"version": 1, "canary": {"status": "fresh"}})
-BEFORE = {"checkpoint": "policy-000001", "version": 1, "base": "base"}
+BEFORE = {"checkpoint": "policy-000001", "version": 1, "weights_sha256": "1a" * 32, "base": "base"}
+NOT_COPIED = (503, {"error": "no room", "reason": "copy_failed"})
+OFFER = Offer("policy-000002", 2, "2b" * 32)
+ACCEPTED = Offer("policy-000001", 1, "1a" * 32)
 
 
 @contextlib.contextmanager
@@ -27,12 +30,12 @@ def replicas(*answers: tuple[tuple[int, dict[str, Any]], ...]) -> Iterator[list[
     with contextlib.ExitStack() as running:
         servers = [running.enter_context(policy_server(*own)) for own in answers]
         for server in servers:
-            server.state = BEFORE
+            server.state = dict(BEFORE)
         yield servers
 
 
 def ask(*urls: str) -> Swap:
-    return publish(PolicyAddress(",".join(urls)), "policy-000002", 2, retry_for_s=2.0, was_there=True)
+    return publish(PolicyAddress(",".join(urls)), OFFER, ACCEPTED, retry_for_s=2.0, was_there=True)
 
 
 def requests_of(server: PolicyServer) -> list[tuple[str, str]]:
@@ -53,11 +56,57 @@ def test_all_servers_stage_the_checkpoint_before_one_swaps() -> None:
     assert all(authorization for server in servers for _, authorization, _ in server.asked)
 
 
+def outcomes(swap: Swap) -> list[str]:
+    assert swap.answer is not None
+    return [one["outcome"] for one in swap.answer["servers"].values()]
+
+
 def test_a_checkpoint_that_does_not_fit_one_server_touches_none() -> None:
     with replicas((STAGED, SWAPPED), (UNFIT,)) as servers:
         swap = ask(*(server.url for server in servers))
-    assert (swap.outcome, swap.error) == ("failed", "tensor 'x' is missing")
+    assert (swap.outcome, swap.error) == ("unfit", f"{servers[1].url}: tensor 'x' is missing")
+    assert outcomes(swap) == ["staged", "unfit"]
     assert [requests_of(server) for server in servers] == [[STAGE], [STAGE]]
+
+
+def test_a_server_that_cannot_copy_is_left_out_and_named(caplog: pytest.LogCaptureFixture) -> None:
+    with replicas((NOT_COPIED,), (STAGED, SWAPPED)) as servers:
+        swap = ask(*(server.url for server in servers))
+    assert (swap.outcome, outcomes(swap)) == ("swapped", ["failed", "swapped"])
+    assert f"server={servers[0].url} outcome=failed: no room" in caplog.text
+
+
+SERVES_IT = {"checkpoint": "policy-000002", "version": 2, "weights_sha256": "2b" * 32, "base": "base"}
+NO_ANSWER = (500, {"error": "the answer was lost"})
+
+
+def test_a_server_that_serves_a_refused_checkpoint_from_before_goes_back_to_the_accepted_one() -> None:
+    with replicas((STAGED, NO_ANSWER, BACK), (STAGED, REFUSED)) as servers:
+        servers[0].state = dict(SERVES_IT)
+        swap = ask(*(server.url for server in servers))
+    assert (swap.outcome, outcomes(swap)) == ("refused", ["failed", "refused"])
+    assert [requests_of(server) for server in servers] == [[STAGE, SWAP, UNDO], [STAGE, SWAP]]
+    assert servers[0].asked[-1][2] == {"checkpoint": "policy-000001", "version": 1, "weights_sha256": "1a" * 32}
+
+
+def test_a_single_server_that_serves_a_refused_checkpoint_from_before_goes_back_too() -> None:
+    with replicas((REFUSED, BACK)) as servers:
+        servers[0].state = dict(SERVES_IT)
+        assert ask(servers[0].url).outcome == "refused"
+    assert requests_of(servers[0]) == [SWAP, UNDO]
+
+
+def test_no_server_is_sent_back_to_the_refused_checkpoint_or_from_another_of_its_name(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with replicas((STAGED, REFUSED), (STAGED,), (STAGED,)) as servers:
+        servers[1].state = dict(SERVES_IT)
+        servers[2].state = {**SERVES_IT, "weights_sha256": "of another run"}
+        address = PolicyAddress(",".join(server.url for server in servers))
+        assert publish(address, OFFER, None, retry_for_s=2.0, was_there=True).outcome == "refused"
+    assert [requests_of(server) for server in servers] == [[STAGE, SWAP], [STAGE], [STAGE]]
+    assert f"server={servers[1].url} stays with refused checkpoint=policy-000002" in caplog.text
+    assert f"server={servers[2].url} stays" not in caplog.text
 
 
 def test_a_checkpoint_that_the_first_canary_refuses_reaches_no_other_server() -> None:
@@ -79,7 +128,7 @@ def test_a_server_that_does_not_answer_is_left_out_and_named(caplog: pytest.LogC
     away = f"http://127.0.0.1:{free_port()}"
     with replicas((STAGED, SWAPPED)) as servers:
         swap = ask(away, servers[0].url)
-        assert served_folders(PolicyAddress(f"{away},{servers[0].url}")) == {"policy-000001", "base"}
+        assert served_folders(PolicyAddress(f"{away},{servers[0].url}")) == {"policy-000002", "base"}
     assert swap.outcome == "swapped"
     assert swap.answer is not None
     assert swap.answer["servers"][away]["outcome"] == "unreachable"

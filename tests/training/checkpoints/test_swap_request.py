@@ -15,16 +15,17 @@ from tests.training.support.sessions import GENTLE, Run
 from tests.training.support.swap_server import policy_server
 from trainspan_schemas.artifacts.checkpoint import CheckpointMeta, read_latest
 from trainspan_training.checkpoints.replica_swap import publish, served_folders
-from trainspan_training.checkpoints.swap_request import PolicyAddress, Swap
+from trainspan_training.checkpoints.swap_request import Offer, PolicyAddress, Swap
 
 pytestmark = pytest.mark.usefixtures("home")
 
 BUSY = (503, {"error": "another swap is under way", "reason": "busy"})
 SWAPPED = (200, {"version": 1, "canary": {"status": "fresh"}})
+OFFER = Offer("policy-000001", 1, "5a" * 32)
 
 
 def ask(url: str, *, retry_for_s: float = 20, was_there: bool = True) -> Swap:
-    return publish(PolicyAddress(url), "policy-000001", 1, retry_for_s=retry_for_s, was_there=was_there)
+    return publish(PolicyAddress(url), OFFER, None, retry_for_s=retry_for_s, was_there=was_there)
 
 
 def test_a_busy_server_is_asked_again_until_it_takes_the_checkpoint() -> None:
@@ -39,6 +40,33 @@ def test_a_server_that_stays_busy_is_left_after_a_time() -> None:
         assert ask(server.url, retry_for_s=0.5) == Swap("busy", BUSY[1])
     assert 0.3 < time.monotonic() - began < 5
     assert len(server.asked) >= 2
+
+
+def copying(copied_bytes: int) -> tuple[int, dict[str, Any]]:
+    return 503, {"error": "it is being copied", "reason": "copying", "copied_bytes": copied_bytes}
+
+
+def test_a_copy_has_as_long_as_it_gets_ahead() -> None:
+    with policy_server(*(copying(number) for number in range(1, 9)), SWAPPED) as server:
+        began = time.monotonic()
+        assert ask(server.url, retry_for_s=0.3).outcome == "swapped"
+        assert time.monotonic() - began > 0.7, "eight waits of 0.1 s"
+    with policy_server(copying(7)) as server:
+        assert ask(server.url, retry_for_s=0.5).outcome == "busy"
+    assert len(server.asked) < 8
+    assert server.asked[0][2] == {"checkpoint": "policy-000001", "version": 1, "weights_sha256": "5a" * 32}
+
+
+def test_a_server_that_cannot_copy_is_not_asked_again() -> None:
+    with policy_server((503, {"error": "no room", "reason": "copy_failed"})) as server:
+        assert ask(server.url).outcome == "failed"
+    assert len(server.asked) == 1
+
+
+def test_an_answer_that_redirects_is_not_followed_with_the_token() -> None:
+    with policy_server(SWAPPED) as other, policy_server((302, {"Location": f"{other.url}/trainspan/policy"})) as server:
+        assert ask(server.url).outcome == "failed"
+    assert other.asked == []
 
 
 @pytest.mark.parametrize("answer", [{"error": "try later"}, {"error": "x", "reason": "busy"}, {}])

@@ -139,7 +139,8 @@ def test_nothing_changes_unless_the_server_took_the_checkpoint(tmp_path: Path, m
     with policy_server((200, {"version": 1, "canary": {"status": "fresh"}})) as server:
         server.state = {"checkpoint": "policy-000001"}
         assert roll_back(root, 1, PolicyAddress(server.url), retry_for_s=1).swap.outcome == "swapped"
-    assert server.asked[0][2] == {"checkpoint": "policy-000001", "version": 1}
+    sha256 = CheckpointMeta.read(root / "policy-000001").weights_sha256
+    assert server.asked[0][2] == {"checkpoint": "policy-000001", "version": 1, "weights_sha256": sha256}
     assert read_latest(root) == root / "policy-000001"
 
 

@@ -257,7 +257,9 @@ def test_a_checkpoint_is_swapped_in_with_the_token(run: Run, tmp_path: Path, mod
         (result,) = run(dataclasses.replace(GENTLE, policy_url=server.url + "/v1"))
     assert result.event()["swap"] == answer
     token = (tmp_path / "home/token").read_text().strip()
-    assert server.asked == [("/trainspan/policy", f"Bearer {token}", {"checkpoint": "policy-000001", "version": 1})]
+    sha256 = CheckpointMeta.read(tmp_path / "checkpoints" / "policy-000001").weights_sha256
+    body = {"checkpoint": "policy-000001", "version": 1, "weights_sha256": sha256}
+    assert server.asked == [("/trainspan/policy", f"Bearer {token}", body)]
 
 
 def test_a_refused_checkpoint_gives_way_to_its_parent(run: Run, tmp_path: Path, model: Any) -> None:
@@ -266,16 +268,18 @@ def test_a_refused_checkpoint_gives_way_to_its_parent(run: Run, tmp_path: Path, 
     stale = {"error": "canary is stale", "reason": "canary_failed", "canary": {"status": "stale", "max_abs_diff": 0.3}}
     with policy_server((200, {"version": 1}), (409, stale), (200, {"version": 2})) as server:
         first, refused, third = run(dataclasses.replace(GENTLE, policy_url=server.url), rounds=3)
-    assert (first.version, refused.version, third.version) == (1, 1, 2)
+    assert (first.version, refused.version, third.version) == (1, 1, 3), "no number is used twice"
+    assert third.record is not None
+    assert (third.record.version, third.record.checkpoint) == (3, "policy-000003")
     assert refused.error == "the policy server refused policy-000002: canary is stale"
     assert refused.event()["swap"] == stale
     assert refused.record is not None
     assert (refused.record.version, refused.record.checkpoint) == (1, "policy-000001")
     checkpoints = tmp_path / "checkpoints"
     assert (checkpoints / "policy-000002.refused").is_dir()
-    assert read_latest(checkpoints) == checkpoints / "policy-000002"
-    assert CheckpointMeta.read(checkpoints / "policy-000002").parent == "policy-000001"
-    assert [body["version"] for _, _, body in server.asked] == [1, 2, 2]
+    assert read_latest(checkpoints) == checkpoints / "policy-000003"
+    assert CheckpointMeta.read(checkpoints / "policy-000003").parent == "policy-000001"
+    assert [body["version"] for _, _, body in server.asked] == [1, 2, 3]
 
 
 def test_an_unreachable_policy_server_leaves_the_checkpoint_published_on_disk(

@@ -17,7 +17,7 @@ class PolicyServer:
     asked: list[tuple[str, str | None, dict[str, Any]]] = field(default_factory=list)
     """(path, Authorization, body) of each request."""
     state: dict[str, Any] = field(default_factory=dict)
-    """The state that it reports."""
+    """The state that it reports; if there is one, a swap that is answered with 200 changes it."""
 
 
 @contextmanager
@@ -26,7 +26,10 @@ def policy_server(*answers: tuple[int, dict[str, Any]], port: int = 0) -> Iterat
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             server.asked.append((self.path, self.headers["Authorization"], body))
-            self._answer(*server.answers[min(len(server.asked), len(server.answers)) - 1])
+            status, answer = server.answers[min(len(server.asked), len(server.answers)) - 1]
+            if status == 200 and self.path == "/trainspan/policy" and server.state:
+                server.state |= body
+            self._answer(status, answer)
 
         def do_GET(self) -> None:
             self._answer(200, server.state)
@@ -36,6 +39,8 @@ def policy_server(*answers: tuple[int, dict[str, Any]], port: int = 0) -> Iterat
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(content)))
+            if status == 302:
+                self.send_header("Location", answer["Location"])
             if status == 503:
                 self.send_header("Retry-After", "0")
             self.end_headers()

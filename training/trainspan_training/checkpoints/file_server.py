@@ -1,35 +1,61 @@
-"""Serves the files of checkpoints over HTTP, by their hashes, to policy servers on other machines (`trainspan weights`)."""
+"""Serves the files of checkpoints over HTTP, by their hashes, to policy servers on other machines (`trainspan weights`).
 
+Bounds what uvicorn does not: the number of connections, and the time that one may be silent. `limit_concurrency` of uvicorn
+would answer 503 to everyone once connections without a token have used it up.
+"""
+
+import asyncio
 import hashlib
 import hmac
+import socket
+import threading
 from collections.abc import Awaitable, Callable, MutableMapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
-from trainspan_schemas.artifacts.checkpoint import CheckpointMeta, read_latest
+import uvicorn
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from trainspan_schemas.artifacts.checkpoint import CheckpointMeta
 from trainspan_schemas.artifacts.checkpoint_files import CHECKPOINT_NAME, CheckpointFiles, ListedFile
 from trainspan_schemas.errors import CheckpointError
+from trainspan_training.checkpoints.folder import accepted_checkpoint
 
 __all__ = ["CheckpointCatalog", "file_app", "serve_files"]
 
 _MOST_CONNECTIONS: Final = 256
-_KEEP_ALIVE_S: Final = 30
+_SILENT_S: Final = 20.0
+"""Longest time that a connection may be without a request."""
 
 _App = Callable[[MutableMapping[str, Any], Any, Any], Awaitable[None]]
 
 
 class CheckpointCatalog:
-    """The checkpoints below a folder. A file is hashed once, for as long as its size and time of change stay the same."""
+    """The checkpoints below a folder.
+
+    Weights have the hashes in their `trainspan.json`, which the trainer computed while it wrote them. Other files are hashed
+    once, by one thread, for as long as their size and time of change stay the same.
+    """
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self._hashed: dict[Path, tuple[int, int, str]] = {}
-        self._by_hash: dict[str, Path] = {}
+        self._by_hash: dict[str, dict[Path, None]] = {}
+        """Hash → the files that have it: equal files of several checkpoints are deleted at different times."""
+        self._hashing = threading.Lock()
 
     def latest(self, policy: str | None) -> dict[str, Any] | None:
-        """The checkpoint in service. Raises CheckpointError if `latest` names none that exists."""
-        folder = read_latest(self._folder(policy))
-        return None if folder is None else {"checkpoint": folder.name, "version": CheckpointMeta.read(folder).version}
+        """The last checkpoint that a policy server has accepted; None if there is none. Raises CheckpointError."""
+        folder = accepted_checkpoint(self._folder(policy))
+        if folder is None:
+            return None
+        meta = CheckpointMeta.read(folder)
+        return {"checkpoint": folder.name, "version": meta.version, "weights_sha256": meta.weights_sha256}
 
     def files(self, checkpoint: str, policy: str | None) -> CheckpointFiles | None:
         """The files of a checkpoint; None if there is none of that name. Raises CheckpointError."""
@@ -37,26 +63,39 @@ class CheckpointCatalog:
         if not folder.is_dir() or folder.is_symlink():
             return None
         paths = sorted(path for path in folder.iterdir() if path.is_file() and not path.is_symlink())
-        listed = {path.name: self._listed(path) for path in paths if CHECKPOINT_NAME.fullmatch(path.name)}
-        return CheckpointFiles(checkpoint, CheckpointMeta.read(folder).version, listed)
+        meta = CheckpointMeta.read(folder)
+        known = meta.weights_files or {}
+        try:
+            listed = {
+                path.name: self._listed(path, known.get(path.name))
+                for path in paths
+                if CHECKPOINT_NAME.fullmatch(path.name)
+            }
+        except OSError as error:
+            raise CheckpointError(f"cannot read {checkpoint}: {error}") from error
+        return CheckpointFiles(checkpoint, meta.version, listed)
 
     def path_of(self, sha256: str) -> Path | None:
         """A listed file with this hash; None if no list that was asked for has it, or if it has been deleted."""
-        path = self._by_hash.get(sha256)
-        return path if path is not None and path.is_file() else None
+        return next((path for path in tuple(self._by_hash.get(sha256, ())) if path.is_file()), None)
 
     def _folder(self, policy: str | None) -> Path:
         return self._root if policy is None else self._root / _checked(policy)
 
-    def _listed(self, path: Path) -> ListedFile:
-        state = path.stat()
-        size, changed_ns, sha256 = self._hashed.get(path, (0, 0, ""))
-        if (size, changed_ns) != (state.st_size, state.st_mtime_ns):
-            with path.open("rb") as file:
-                sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-            self._hashed[path] = state.st_size, state.st_mtime_ns, sha256
-        self._by_hash[sha256] = path
+    def _listed(self, path: Path, known: str | None) -> ListedFile:
+        with self._hashing:
+            state = path.stat()
+            size, changed_ns, sha256 = self._hashed.get(path, (0, 0, ""))
+            if (size, changed_ns) != (state.st_size, state.st_mtime_ns):
+                sha256 = known or _hash(path)
+                self._hashed[path] = state.st_size, state.st_mtime_ns, sha256
+            self._by_hash.setdefault(sha256, {})[path] = None
         return ListedFile(sha256, state.st_size)
+
+
+def _hash(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _checked(name: str) -> str:
@@ -66,12 +105,7 @@ def _checked(name: str) -> str:
 
 
 def file_app(catalog: CheckpointCatalog, token: str) -> _App:
-    """The ASGI application. Every request needs the token."""
-    from starlette.applications import Starlette
-    from starlette.concurrency import run_in_threadpool
-    from starlette.requests import Request
-    from starlette.responses import FileResponse, JSONResponse, Response
-    from starlette.routing import Route
+    """The ASGI application. Every request needs the token; without it, the connection ends with the answer."""
 
     def is_admitted(request: Request) -> bool:
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
@@ -80,7 +114,8 @@ def file_app(catalog: CheckpointCatalog, token: str) -> _App:
     def guarded(answer: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
             if not is_admitted(request):
-                return JSONResponse({"error": "this needs the token in $TRAINSPAN_HOME/token"}, 401)
+                error = {"error": "this needs the token in $TRAINSPAN_HOME/token"}
+                return JSONResponse(error, 401, {"Connection": "close"})
             try:
                 return await answer(request)
             except CheckpointError as error:
@@ -114,21 +149,61 @@ def file_app(catalog: CheckpointCatalog, token: str) -> _App:
     )
 
 
+class _Connection(H11Protocol):
+    """Closed if no request begins in time. If there are too many, the one that has been silent the longest is closed."""
+
+    _silent: ClassVar[dict["_Connection", asyncio.TimerHandle]] = {}
+    """Connections without a request, the oldest first."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._await_request()
+        if len(self.connections) > _MOST_CONNECTIONS:
+            oldest = next(iter(self._silent))
+            oldest._stop_waiting()
+            oldest.transport.abort()
+
+    def handle_events(self) -> None:
+        super().handle_events()
+        if self._is_answering():
+            self._stop_waiting()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self._is_answering():  # else the next request has already arrived
+            self._await_request()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _await_request(self) -> None:
+        self._stop_waiting()
+        self._silent[self] = self.loop.call_later(_SILENT_S, self.transport.abort)
+
+    def _stop_waiting(self) -> None:
+        if (timer := self._silent.pop(self, None)) is not None:
+            timer.cancel()
+
+
 def serve_files(root: Path, host: str, port: int, token: str, on_ready: Callable[[str], None]) -> None:
     """Serves until SIGINT or SIGTERM. Calls `on_ready` with the base URL. Raises OSError if the address cannot be used."""
-    import socket
-
-    import uvicorn
-
     config = uvicorn.Config(
         file_app(CheckpointCatalog(root), token),
-        limit_concurrency=_MOST_CONNECTIONS,
-        timeout_keep_alive=_KEEP_ALIVE_S,
+        http=_Connection,
+        ws="none",
+        timeout_graceful_shutdown=5,
         log_level="warning",
         access_log=False,
+        server_header=False,
+        proxy_headers=False,
         lifespan="off",
     )
-    listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.create_server((host, port), family=family, backlog=_MOST_CONNECTIONS)
     shown = f"[{host}]" if ":" in host else host
     on_ready(f"http://{shown}:{listener.getsockname()[1]}")
     uvicorn.Server(config).run(sockets=[listener])

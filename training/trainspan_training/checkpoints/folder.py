@@ -31,6 +31,7 @@ __all__ = [
     "PROJECT",
     "Checkpoints",
     "RolledBackError",
+    "accepted_checkpoint",
     "complete_checkpoints",
     "latest_held",
     "run_name",
@@ -63,8 +64,23 @@ def complete_checkpoints(root: Path) -> list[Path]:
     return sorted(folders, key=_version)
 
 
+def accepted_checkpoint(root: Path) -> Path | None:
+    """Folder of the last checkpoint that a policy server took and that still counts; None if there is none.
+
+    `latest` may be newer: it names a checkpoint before its canary.
+    """
+    folders = (root / name for name in reversed(CheckpointLedger(root).accepted()))
+    return next((folder for folder in folders if _NAME.fullmatch(folder.name) and folder.is_dir()), None)
+
+
 def _version(folder: Path) -> int:
-    return int(folder.name.removeprefix("policy-"))
+    return _version_in(folder.name) or 0
+
+
+def _version_in(name: str | None) -> int | None:
+    """The number in the name of a checkpoint, also of a refused one."""
+    found = _NAME.fullmatch((name or "").removesuffix(_REFUSED))
+    return int(found[1]) if found else None
 
 
 class Checkpoints:
@@ -135,8 +151,12 @@ class Checkpoints:
         return temporary
 
     def next_version(self, parent: int) -> int:
-        """The first version after that of its parent, and after those that were withdrawn."""
-        return max([parent, *map(_version, self._folders())]) + 1
+        """The first version that no checkpoint of this folder has or had: a number means the same weights forever.
+
+        Servers may still have copies of those that were refused, withdrawn or deleted.
+        """
+        names = [*(path.name for path in self.root.iterdir()), *(entry.checkpoint for entry in self.ledger.entries)]
+        return max([parent, *(version for name in names if (version := _version_in(name)) is not None)]) + 1
 
     def reload(self) -> None:
         """Reads again what `trainspan swap` may have changed."""
@@ -185,11 +205,11 @@ class Checkpoints:
         """
         latest = self.latest()
         parent = CheckpointMeta.read(latest).parent if latest else None
-        kept = {latest.name if latest else None, parent, self.ledger.last_published(), *served}
+        kept = {latest.name if latest else None, parent, *self.ledger.accepted()[-1:], *served}
         for folder in self._folders()[: -max(keep, 1)]:
             if folder.name not in kept:
                 _delete(folder)
-        for folder in sorted(self.root.glob(f"policy-*{_REFUSED}"))[:-1]:
+        for folder in sorted(self.root.glob(f"policy-*{_REFUSED}"), key=_version)[:-1]:
             _delete(folder)
         for state in self._states()[:-KEEP_OPTIMIZERS]:
             if state.name not in kept:

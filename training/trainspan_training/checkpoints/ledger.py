@@ -63,9 +63,20 @@ class CheckpointLedger:
         entry = self.of_checkpoint(name)
         return entry is not None and entry.event == "withdrawn"
 
-    def last_published(self) -> str | None:
-        """The last checkpoint that was swapped in."""
-        return next((entry.checkpoint for entry in reversed(self.entries) if entry.event == "published"), None)
+    def refused_versions(self) -> list[int]:
+        """The version numbers that were refused, which no later checkpoint has."""
+        names = [entry.checkpoint for entry in self.entries if entry.event == "refused" and entry.checkpoint]
+        return [int(name.rpartition("-")[2]) for name in names]
+
+    def accepted(self) -> list[str]:
+        """Checkpoints that a policy server took and that were not refused or withdrawn since; the last one taken is last."""
+        names: dict[str, None] = {}
+        for entry in self.entries:
+            if entry.checkpoint is not None and entry.event in ("published", "refused", "withdrawn"):
+                names.pop(entry.checkpoint, None)
+                if entry.event == "published":
+                    names[entry.checkpoint] = None
+        return list(names)
 
 
 def _read(path: Path) -> list[LedgerEntry]:

@@ -1,17 +1,19 @@
 """Swaps a checkpoint in at all of several policy servers, or at none.
 
 First every server stages it: it copies and validates the files while requests go on. Then one server swaps; if its canary
-refuses the checkpoint, no other is touched. The others follow at the same time; if one of them refuses it, all go back.
-A server that does not answer is left out: it catches up before it listens again.
+refuses the checkpoint, no other is touched. The others follow at the same time. If one of them refuses it, every server is
+asked what it serves, and those that serve the refused checkpoint go back to the accepted one.
+A server that does not answer or cannot copy is left out: it catches up before it listens again, or with the next checkpoint.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from trainspan_training.checkpoints.swap_request import (
+    Offer,
     PolicyAddress,
     Swap,
     in_service,
@@ -24,34 +26,49 @@ __all__ = ["publish", "served_folders"]
 
 log = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """What a server serves before the change."""
-
-    checkpoint: str
-    version: int
+_POLL_S = 0.5
+_T = TypeVar("_T")
 
 
-def publish(address: PolicyAddress, checkpoint: str, version: int, *, retry_for_s: float, was_there: bool) -> Swap:
-    """Swaps at each server of the address; with one server, this is `publish_to_one`.
+def publish(
+    address: PolicyAddress, offer: Offer, accepted: Offer | None, *, retry_for_s: float, was_there: bool
+) -> Swap:
+    """Swaps at each server of the address; `accepted` is what goes back in service if the offer is refused.
 
-    `refused` if a canary refused the checkpoint, and then the earlier ones are in service again; `swapped` if at least one
-    server took it and none refused it: the answer is that of the first, and `servers` has the outcome of each.
+    `refused` if a canary refused the checkpoint, `unfit` if it does not fit the model of a server, and then no server that
+    answers serves it; `swapped` if at least one server took it and none refused it: the answer is that of the first. With
+    several servers, `servers` in the answer has the outcome of each.
     """
     servers = address.servers
+    before: dict[PolicyAddress, dict[str, Any]] = {}
     if len(servers) == 1:
-        return publish_to_one(address, checkpoint, version, retry_for_s=retry_for_s, was_there=was_there)
-    places = {server: place for server in servers if (place := _place(server)) is not None}
-    outcomes = {server: Swap("unreachable", {"error": "no answer"}) for server in servers if server not in places}
-    staged = _each(list(places), lambda server: stage(server, checkpoint, version, retry_for_s))
-    if unfit := [swap for swap in staged.values() if swap.outcome == "failed"]:
-        return _joined(unfit[0], {**outcomes, **staged})
-    outcomes |= {server: swap for server, swap in staged.items() if swap.outcome != "swapped"}
-    ready = [server for server, swap in staged.items() if swap.outcome == "swapped"]
+        swap = publish_to_one(address, offer, retry_for_s=retry_for_s, was_there=was_there)
+    else:
+        before = {server: state for server, state in _each(servers, in_service).items() if "checkpoint" in state}
+        swap = _publish_to_all(servers, before, offer, retry_for_s)
+    if swap.outcome == "refused":
+        _take_out(servers, before, offer, accepted, retry_for_s)
+    return swap
+
+
+def served_folders(address: PolicyAddress) -> frozenset[str]:
+    """Names of the folders that any of the servers serves the policy from; see `served_names`."""
+    return frozenset().union(*(served_names(server) for server in address.servers))
+
+
+def _publish_to_all(
+    servers: Sequence[PolicyAddress], there: Iterable[PolicyAddress], offer: Offer, retry_for_s: float
+) -> Swap:
+    outcomes = {server: Swap("unreachable", {"error": "no answer"}) for server in servers}
+    outcomes |= _each([*there], lambda server: stage(server, offer, retry_for_s))
+    if unfit := next(((server, swap) for server, swap in outcomes.items() if swap.outcome == "unfit"), None):
+        server, swap = unfit
+        named = Swap("unfit", {**(swap.answer or {}), "error": f"{server.base}: {swap.error}"})
+        return _joined(named, outcomes)
+    ready = [server for server, swap in outcomes.items() if swap.outcome == "staged"]
 
     def swap_one(server: PolicyAddress) -> Swap:
-        return publish_to_one(server, checkpoint, version, retry_for_s=retry_for_s, was_there=True)
+        return publish_to_one(server, offer, retry_for_s=retry_for_s, was_there=True)
 
     first: Swap | None = None
     while ready and first is None:
@@ -63,44 +80,64 @@ def publish(address: PolicyAddress, checkpoint: str, version: int, *, retry_for_
     if first is None:
         return _joined(next(iter(outcomes.values())), outcomes)
     outcomes |= _each(ready, swap_one)
-    if refusal := next((swap for swap in outcomes.values() if swap.outcome == "refused"), None):
-        taken = [server for server, swap in outcomes.items() if swap.outcome == "swapped"]
-        _go_back(taken, places, retry_for_s)
-        return _joined(refusal, outcomes)
-    return _joined(first, outcomes)
+    refusal = next((swap for swap in outcomes.values() if swap.outcome == "refused"), None)
+    return _joined(refusal or first, outcomes)
 
 
-def served_folders(address: PolicyAddress) -> frozenset[str]:
-    """Names of the folders that any of the servers serves the policy from; see `served_names`."""
-    return frozenset().union(*(served_names(server) for server in address.servers))
-
-
-def _place(server: PolicyAddress) -> _Place | None:
-    own = in_service(server)
-    checkpoint, version = own.get("checkpoint"), own.get("version")
-    return _Place(checkpoint, version) if isinstance(checkpoint, str) and isinstance(version, int) else None
-
-
-def _each(servers: Sequence[PolicyAddress], ask: Any) -> dict[PolicyAddress, Swap]:
+def _each(servers: Sequence[PolicyAddress], ask: Callable[[PolicyAddress], _T]) -> dict[PolicyAddress, _T]:
     if not servers:
         return {}
     with ThreadPoolExecutor(len(servers)) as pool:
         return dict(zip(servers, pool.map(ask, servers), strict=True))
 
 
-def _go_back(taken: Sequence[PolicyAddress], places: Mapping[PolicyAddress, _Place], retry_for_s: float) -> None:
-    def back(server: PolicyAddress) -> Swap:
-        place = places[server]
-        return publish_to_one(server, place.checkpoint, place.version, retry_for_s=retry_for_s, was_there=True)
+def _take_out(
+    servers: Sequence[PolicyAddress],
+    before: Mapping[PolicyAddress, Mapping[str, Any]],
+    refused: Offer,
+    accepted: Offer | None,
+    retry_for_s: float,
+) -> None:
+    """Sends each server that serves the refused checkpoint back to the accepted one, else to what it served before.
 
-    for server, swap in _each(taken, back).items():
-        if swap.outcome != "swapped":
-            log.error("server=%s stays with the refused checkpoint: %s", server.base, swap.error)
+    Also those whose answer did not arrive, or that an earlier trainer had swapped: what they say now counts.
+    """
+
+    def back(server: PolicyAddress) -> str | None:
+        state = _settled(server, retry_for_s)
+        if "checkpoint" not in state:
+            return "it does not answer, and may serve it"
+        if not refused.is_served(state):
+            return None
+        target = accepted or _offer_of(before.get(server, {}))
+        if target is None or target.checkpoint == refused.checkpoint:
+            return "it has served no accepted checkpoint"
+        return publish_to_one(server, target, retry_for_s=retry_for_s, was_there=True).error
+
+    for server, trouble in _each(servers, back).items():
+        if trouble is not None:
+            log.error("server=%s stays with refused checkpoint=%s: %s", server.base, refused.checkpoint, trouble)
+
+
+def _settled(server: PolicyAddress, most_s: float) -> dict[str, Any]:
+    """What the server serves once no change is in progress."""
+    deadline = time.monotonic() + most_s
+    while (state := in_service(server)).get("changing") and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+    return state
+
+
+def _offer_of(state: Mapping[str, Any]) -> Offer | None:
+    """What a server served; None if that is a model that is no checkpoint."""
+    checkpoint, version = state.get("checkpoint"), state.get("version")
+    if not isinstance(checkpoint, str) or not isinstance(version, int):
+        return None
+    return Offer(checkpoint, version, state.get("weights_sha256"))
 
 
 def _joined(swap: Swap, outcomes: Mapping[PolicyAddress, Swap]) -> Swap:
-    left = {server: one for server, one in outcomes.items() if one.outcome != swap.outcome}
-    for server, one in left.items():
-        log.warning("server=%s outcome=%s: %s", server.base, one.outcome, one.error)
+    for server, one in outcomes.items():
+        if one.outcome not in (swap.outcome, "staged"):
+            log.warning("server=%s outcome=%s: %s", server.base, one.outcome, one.error)
     servers = {server.base: {"outcome": one.outcome, "error": one.error} for server, one in outcomes.items()}
     return Swap(swap.outcome, {**(swap.answer or {}), "servers": servers})

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from trainspan_schemas.artifacts.checkpoint import CheckpointMeta, checkpoint_name, write_latest
 from trainspan_schemas.errors import CheckpointError
-from trainspan_training.checkpoints.folder import complete_checkpoints, latest_held
+from trainspan_training.checkpoints.folder import accepted_checkpoint, complete_checkpoints, latest_held
 from trainspan_training.checkpoints.ledger import CheckpointLedger, LedgerEntry
 from trainspan_training.checkpoints.replica_swap import publish, served_folders
-from trainspan_training.checkpoints.swap_request import EVENTS, PolicyAddress, Swap
+from trainspan_training.checkpoints.swap_request import EVENTS, Offer, PolicyAddress, Swap
 
 __all__ = ["RolledBack", "roll_back"]
 
@@ -40,7 +40,9 @@ def roll_back(root: Path, version: int, address: PolicyAddress, *, retry_for_s: 
     meta = CheckpointMeta.read(folder)
     withdrawn: list[str] = []
     while True:
-        swap = publish(address, name, version, retry_for_s=retry_for_s, was_there=True)
+        served = accepted_checkpoint(root)
+        accepted = Offer.of(served) if served else None
+        swap = publish(address, Offer.of(folder), accepted, retry_for_s=retry_for_s, was_there=True)
         if swap.outcome not in ("swapped", "off"):
             raise CheckpointError(f"the policy server did not swap to {name}: {swap.error}")
         with latest_held(root):

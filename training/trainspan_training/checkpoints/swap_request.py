@@ -6,14 +6,18 @@ import logging
 import time
 import urllib.error
 import urllib.request
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
+from trainspan_schemas.artifacts.checkpoint import CheckpointMeta
 from trainspan_schemas.home import token
+from trainspan_schemas.opener import OPENER
 from trainspan_training.checkpoints.ledger import Event
 
 __all__ = [
     "EVENTS",
+    "Offer",
     "Outcome",
     "PolicyAddress",
     "Swap",
@@ -26,12 +30,15 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
-Outcome = Literal["swapped", "refused", "busy", "unreachable", "failed", "off"]
-"""`refused`: the canary failed, and the server keeps the old policy; `failed`: it answered with another error."""
+Outcome = Literal["swapped", "staged", "refused", "unfit", "busy", "unreachable", "failed", "off"]
+"""`refused`: the canary failed, and the server keeps the old policy; `unfit`: the files do not fit the served model; `staged`:
+the server could swap and was not asked to; `failed`: it answered with another error, which says nothing of the checkpoint."""
 
 EVENTS: dict[Outcome, Event] = {
     "swapped": "published",
+    "staged": "unpublished",
     "refused": "refused",
+    "unfit": "unpublished",
     "busy": "unpublished",
     "unreachable": "unpublished",
     "failed": "unpublished",
@@ -40,6 +47,10 @@ EVENTS: dict[Outcome, Event] = {
 
 CANARY_FAILED = "canary_failed"
 """The `reason` in the server's answer if the checkpoint itself is at fault."""
+_REASON_UNFIT = "unfit"
+_REASON_COPYING = "copying"
+"""The server is copying the files; `copied_bytes` says how far it is."""
+_REASON_COPY_FAILED = "copy_failed"
 _ASK_TIMEOUT_S = 10.0
 _LEAST_TRY_S = 5.0
 _LONGEST_WAIT_S = 10.0
@@ -65,6 +76,27 @@ class PolicyAddress:
 
 
 @dataclass(frozen=True, slots=True)
+class Offer:
+    """A checkpoint as it is named to policy servers."""
+
+    checkpoint: str
+    version: int
+    weights_sha256: str | None
+    """What its files must have, so that a server does not take an earlier folder of the same name for it."""
+
+    @classmethod
+    def of(cls, folder: Path) -> "Offer":
+        """Raises CheckpointError if the folder is no checkpoint."""
+        meta = CheckpointMeta.read(folder)
+        return cls(folder.name, meta.version, meta.weights_sha256)
+
+    def is_served(self, state: dict[str, Any]) -> bool:
+        """Whether this is what a server serves, by its `in_service`."""
+        hashes = {self.weights_sha256, state.get("weights_sha256")} - {None}
+        return state.get("checkpoint") == self.checkpoint and len(hashes) < 2
+
+
+@dataclass(frozen=True, slots=True)
 class Swap:
     """The result of a swap request."""
 
@@ -77,38 +109,39 @@ class Swap:
         return None if self.answer is None else self.answer.get("error")
 
 
-def publish_to_one(
-    address: PolicyAddress, checkpoint: str, version: int, *, retry_for_s: float, was_there: bool
-) -> Swap:
+def publish_to_one(address: PolicyAddress, offer: Offer, *, retry_for_s: float, was_there: bool) -> Swap:
     """POST /trainspan/policy; does nothing if the address has no server.
 
     Retries for up to `retry_for_s` while the server is busy (503) and, if it `was_there` a moment ago, while it is
-    unreachable: its supervisor restarts it after a crash.
+    unreachable: its supervisor restarts it after a crash. While it copies, the time begins again with each step forward.
     """
     if address.url == "none":
         return Swap("off", None)
-    return _retried(address, "policy", checkpoint, version, retry_for_s, was_there=was_there)
+    return _retried(address, "policy", offer, retry_for_s, was_there=was_there)
 
 
-def stage(address: PolicyAddress, checkpoint: str, version: int, retry_for_s: float) -> Swap:
-    """POST /trainspan/stage: the server gets and validates the checkpoint; `swapped` if it can be swapped in."""
-    return _retried(address, "stage", checkpoint, version, retry_for_s, was_there=True)
+def stage(address: PolicyAddress, offer: Offer, retry_for_s: float) -> Swap:
+    """POST /trainspan/stage: the server gets and validates the checkpoint; `staged` if it can be swapped in."""
+    swap = _retried(address, "stage", offer, retry_for_s, was_there=True)
+    return replace(swap, outcome="staged") if swap.outcome == "swapped" else swap
 
 
-def _retried(
-    address: PolicyAddress, what: str, checkpoint: str, version: int, retry_for_s: float, *, was_there: bool
-) -> Swap:
+def _retried(address: PolicyAddress, what: str, offer: Offer, retry_for_s: float, *, was_there: bool) -> Swap:
     deadline = time.monotonic() + retry_for_s
+    copied_bytes: Any = None
     is_reported = False
     while True:
-        swap, wait_s = _try(address, what, checkpoint, version, max(_LEAST_TRY_S, deadline - time.monotonic()))
+        swap, wait_s = _try(address, what, offer, max(_LEAST_TRY_S, deadline - time.monotonic()))
+        answer = swap.answer or {}
+        if answer.get("reason") == _REASON_COPYING and answer.get("copied_bytes") != copied_bytes:
+            copied_bytes, deadline = answer.get("copied_bytes"), time.monotonic() + retry_for_s
         may_pass = swap.outcome == "busy" or (swap.outcome == "unreachable" and was_there)
         if not may_pass or time.monotonic() + wait_s >= deadline:
             return swap
         if not is_reported:
             log.warning(
                 "checkpoint=%s is waiting for the policy server for at most %g s: %s",
-                checkpoint,
+                offer.checkpoint,
                 retry_for_s,
                 swap.error,
             )
@@ -124,12 +157,14 @@ def served_dtype(url: str) -> str | None:
 
 
 def in_service(address: PolicyAddress) -> dict[str, Any]:
-    """What one server says of the policy: `checkpoint`, `version` and more, and the full weights as `base`; empty without
-    an answer."""
+    """What one server says of the policy: `checkpoint`, `version`, `weights_sha256` and more, the full weights as `base`, and
+    whether it is `changing`; empty without an answer."""
     state = _state(address.url)
+    if not state:
+        return {}
     policies = state.get("policies")
     own = policies.get(address.policy) if isinstance(policies, dict) and address.policy else state
-    return {**(own if isinstance(own, dict) else {}), "base": state.get("base")}
+    return {**(own if isinstance(own, dict) else {}), "base": state.get("base"), "changing": state.get("changing")}
 
 
 def served_names(address: PolicyAddress) -> frozenset[str]:
@@ -138,16 +173,16 @@ def served_names(address: PolicyAddress) -> frozenset[str]:
     return frozenset(name for name in (own.get("checkpoint"), own.get("base")) if isinstance(name, str))
 
 
-def _try(address: PolicyAddress, what: str, checkpoint: str, version: int, timeout_s: float) -> tuple[Swap, float]:
+def _try(address: PolicyAddress, what: str, offer: Offer, timeout_s: float) -> tuple[Swap, float]:
     """Makes one request; returns its result and the seconds to wait before a retry."""
     base, named = address.base, {} if address.policy is None else {"policy": address.policy}
     request = urllib.request.Request(
         f"{base}/trainspan/{what}",
-        data=json.dumps({**named, "checkpoint": checkpoint, "version": version}).encode(),
+        data=json.dumps({**named, **asdict(offer)}).encode(),
         headers={"Content-Type": "application/json", "Authorization": f"Bearer {token()}"},
     )
     try:
-        with _opener().open(request, timeout=timeout_s) as response:
+        with OPENER.open(request, timeout=timeout_s) as response:
             return Swap("swapped", _parsed(response.read())), 0.0
     except urllib.error.HTTPError as error:
         answer = _parsed(error.read())
@@ -159,8 +194,13 @@ def _try(address: PolicyAddress, what: str, checkpoint: str, version: int, timeo
 
 def _outcome_of(status: int, answer: dict[str, Any]) -> Outcome:
     """A 409 without that reason is not from the canary; a proxy in front of a restarting server answers 502 to 504."""
-    if status == 409 and answer.get("reason") == CANARY_FAILED:
+    reason = answer.get("reason")
+    if status == 409 and reason == CANARY_FAILED:
         return "refused"
+    if status == 400 and reason == _REASON_UNFIT:
+        return "unfit"
+    if reason == _REASON_COPY_FAILED:
+        return "failed"  # the server has tried long enough
     return "busy" if status in (502, 503, 504) else "failed"
 
 
@@ -175,14 +215,10 @@ def _state(url: str) -> dict[str, Any]:
     if url == "none":
         return {}
     try:
-        with _opener().open(f"{PolicyAddress(url).base}/trainspan/policy", timeout=_ASK_TIMEOUT_S) as response:
+        with OPENER.open(f"{PolicyAddress(url).base}/trainspan/policy", timeout=_ASK_TIMEOUT_S) as response:
             return _parsed(response.read())
     except (OSError, http.client.HTTPException):
         return {}
-
-
-def _opener() -> urllib.request.OpenerDirector:
-    return urllib.request.build_opener(urllib.request.ProxyHandler({}))  # our own server: never through a proxy
 
 
 def _parsed(body: bytes) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
+from trainspan_training.checkpoints.ledger import CheckpointLedger
 from trainspan_training.metrics.round_record import read
 
 __all__ = ["Movement"]
@@ -20,12 +21,13 @@ class Movement:
 
     @classmethod
     def of(cls, checkpoints: Path) -> "Movement":
-        """The movement of all rounds in `metrics.jsonl` that made a version."""
+        """The movement of all rounds in `metrics.jsonl` that made a version; the numbers of refused ones moved nothing."""
         made = [line for line in read(checkpoints) if not line.get("error") and line.get("kl") is not None]
-        return cls({line["version"]: _root_mean_square(line["kl"]) for line in made})
+        known = {line["version"]: _root_mean_square(line["kl"]) for line in made}
+        return cls({**dict.fromkeys(CheckpointLedger(checkpoints).refused_versions(), 0.0), **known})
 
     def add(self, version: int, kl: float) -> None:
-        """Adds a version whose round ended with `kl` (k3 against its parent)."""
+        """Adds a version whose round ended with `kl` (k3 against its parent); 0 for one that was refused."""
         self._known[version] = _root_mean_square(kl)
 
     def since(self, earliest: int, current: int) -> float | None:

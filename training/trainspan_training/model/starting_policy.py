@@ -58,7 +58,7 @@ def starting_policy(checkpoints: Checkpoints, model: str | None, adapter: str = 
             f"no checkpoint in {checkpoints.root} and no model: set --model, or start `trainspan serve MODEL_DIR`"
         )
     folder = find_model(model)
-    version = CheckpointMeta.read(folder).version if (folder / META_FILE).exists() else 0
+    version = _version_of(folder)
     folder = folder.resolve()
     base = str(folder) if Path(model).is_dir() else model
     return Policy(folder, None, base, version, folder, base_digest=base_digest(folder))
@@ -73,7 +73,12 @@ def named_policy(checkpoints: Checkpoints, meta: CheckpointMeta) -> Policy:
         model = folder if meta.kind == "full" else _base_of(folder, meta)
         return Policy(folder, parent, meta.base, own.version, model, own.policy, meta.base_digest)
     folder = find_model(parent)
-    return Policy(folder, None, meta.base, meta.version - 1, folder, base_digest=meta.base_digest)
+    return Policy(folder, None, meta.base, _version_of(folder), folder, base_digest=meta.base_digest)
+
+
+def _version_of(folder: Path) -> int:
+    """The version of a model from elsewhere: 0, or that in its `trainspan.json`."""
+    return CheckpointMeta.read(folder).version if (folder / META_FILE).exists() else 0
 
 
 def _base_of(adapter: Path, meta: CheckpointMeta) -> Path:

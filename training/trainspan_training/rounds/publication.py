@@ -5,16 +5,17 @@ Outside of `checkpoints`, only this module writes to the ledger, and only it ask
 
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError
 
 from trainspan_schemas.artifacts.checkpoint import Canary, CheckpointMeta
 from trainspan_schemas.config.settings import TrainSettings
-from trainspan_training.checkpoints.folder import Checkpoints
+from trainspan_training.checkpoints.folder import Checkpoints, accepted_checkpoint
 from trainspan_training.checkpoints.ledger import LedgerEntry
 from trainspan_training.checkpoints.replica_swap import publish
-from trainspan_training.checkpoints.swap_request import EVENTS, PolicyAddress, Swap
+from trainspan_training.checkpoints.swap_request import EVENTS, Offer, PolicyAddress, Swap
 from trainspan_training.data.dataset import DatasetFolder
 from trainspan_training.devices.leader import Leader
 from trainspan_training.metrics import round_record
@@ -54,10 +55,8 @@ class Publication:
 
     def offer(self, saved: Policy, *, was_there: bool) -> Swap:
         """Asks the policy server to swap. `was_there`: whether it answered earlier in this round."""
-        name, wait_s = saved.folder.name, self._settings.publish_timeout_s
-        swap: Swap = self._leader.share(
-            lambda _: publish(self._address, name, saved.version, retry_for_s=wait_s, was_there=was_there)
-        )
+        wait_s = self._settings.publish_timeout_s
+        swap: Swap = self._leader.share(lambda _: _publish(self._address, saved.folder, wait_s, was_there=was_there))
         return swap
 
     def settle(self, dataset: DatasetFolder, saved: Policy, swap: Swap) -> bool:
@@ -147,7 +146,7 @@ def publish_pending(address: PolicyAddress, checkpoints: Checkpoints, retry_for_
     if folder is None or address.url == "none":
         return
     meta = CheckpointMeta.read(folder)
-    swap = publish(address, folder.name, meta.version, retry_for_s=retry_for_s, was_there=False)
+    swap = _publish(address, folder, retry_for_s, was_there=False)
     log.warning("checkpoint=%s had not been swapped in: now %s", folder.name, swap.outcome)
     if swap.outcome == "refused":
         checkpoints.refuse(folder, str(swap.error))
@@ -155,3 +154,9 @@ def publish_pending(address: PolicyAddress, checkpoints: Checkpoints, retry_for_
     event, before = EVENTS[swap.outcome], checkpoints.ledger.of_checkpoint(folder.name)
     if before is None or before.event != event:
         checkpoints.ledger.append(LedgerEntry(event, meta.dataset_sha256, folder.name, swap.error))
+
+
+def _publish(address: PolicyAddress, folder: Path, retry_for_s: float, *, was_there: bool) -> Swap:
+    served = accepted_checkpoint(folder.parent)
+    accepted = Offer.of(served) if served else None
+    return publish(address, Offer.of(folder), accepted, retry_for_s=retry_for_s, was_there=was_there)

@@ -46,7 +46,7 @@ class RoundResult:
     @property
     def failure(self) -> str | None:
         """Why this round failed, or None; an unreachable policy server is not a failure."""
-        return self.error or self.skipped or (self.swap.error if self.swap.outcome == "failed" else None)
+        return self.error or self.skipped or (self.swap.error if self.swap.outcome in ("failed", "unfit") else None)
 
     def line(self) -> str:
         """One line of text."""

@@ -203,12 +203,14 @@ class Rounds:
             return self._abort(dataset, record, str(error))
         except (OSError, SafetensorError) as error:
             return self._abort(dataset, record, f"cannot save {record.checkpoint}: {error}", consume=False)
+        record = replace(record, version=saved.version, checkpoint=saved.folder.name)
         with self._clock.timed("swap"):
             swap = self._publication.offer(saved, was_there=self._server_dtype is not None)
         if self._publication.settle(dataset, saved, swap):
             self._canary.accept(scores)
             self._movement.add(saved.version, record.kl)
         else:
+            self._movement.add(saved.version, 0.0)
             refusal = f"the policy server refused {saved.folder.name}: {swap.error}"
             record = replace(record, version=self._policy.version, checkpoint=self._policy.name, error=refusal)
         self._publication.finish(record)

@@ -116,7 +116,8 @@ class PolicyFiles:
     ) -> Path:
         self._weights.complete(temporary, parent, written)
         canary.write(temporary)
-        replace(meta, weights_sha256=hash_of(written)).write(temporary)
+        hashes = {name: sha256 for name, (sha256, _) in sorted(written.items())}
+        replace(meta, weights_sha256=hash_of(written), weights_files=hashes).write(temporary)
         return checkpoints.commit(meta)
 
     def prune(self, address: PolicyAddress) -> None:

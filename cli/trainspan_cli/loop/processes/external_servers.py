@@ -12,7 +12,7 @@ from trainspan_schemas.config.policy_scope import Policy
 from trainspan_schemas.config.settings import Settings
 from trainspan_schemas.errors import ConfigError, ProcessError
 from trainspan_schemas.home import policy_dir
-from trainspan_training.checkpoints.swap_request import PolicyAddress, publish_to_one
+from trainspan_training.checkpoints.swap_request import Offer, PolicyAddress, publish_to_one
 
 __all__ = ["bring_up_to_date", "check_external", "level", "wait_for_servers"]
 
@@ -71,9 +71,7 @@ def bring_up_to_date(
                     )
                 continue
             # Another run's checkpoint of the same name would have the same version: only a swap shows whose it is.
-            swap = publish_to_one(
-                PolicyAddress(url, policy), latest.name, version, retry_for_s=timeout_s, was_there=True
-            )
+            swap = publish_to_one(PolicyAddress(url, policy), Offer.of(latest), retry_for_s=timeout_s, was_there=True)
             took += swap.outcome in ("swapped", "refused")
             if swap.outcome != "swapped":
                 troubles.append(f"the policy server at {url} does not take {latest.name}: {swap.error}")
@@ -96,7 +94,7 @@ def level(servers: PolicyServers, checkpoints: Path, policies: Sequence[Policy],
         for url, state in servers.states().items():
             if _served(url, state, policy)["version"] != version:
                 address = PolicyAddress(url, policy)
-                swap = publish_to_one(address, latest.name, version, retry_for_s=timeout_s, was_there=True)
+                swap = publish_to_one(address, Offer.of(latest), retry_for_s=timeout_s, was_there=True)
                 if swap.outcome != "swapped":
                     troubles.append(f"the policy server at {url} does not take {latest.name}: {swap.error}")
     return troubles
