@@ -11,7 +11,7 @@ from pathlib import Path
 from trainspan_schemas.artifacts.checkpoint import CANARY_FILE, META_FILE, Canary, CheckpointMeta, hash_weights
 from trainspan_schemas.errors import CheckpointError
 from trainspan_serving.checkpoints.adapters import check_adapter_fits, is_adapter, read_adapter
-from trainspan_serving.checkpoints.pull import CopyFailedError
+from trainspan_serving.checkpoints.pull import CopyFailedError, DamagedCopyError
 from trainspan_serving.checkpoints.weights import Weights, check_fits, read_weights
 
 __all__ = ["CheckpointCandidate", "CheckpointNotFoundError", "EngineLimits", "check_prompts", "find_candidate"]
@@ -61,7 +61,8 @@ def find_candidate(
 ) -> CheckpointCandidate:
     """Returns checkpoint `name` as `version`. Raises CheckpointError with the first reason why it cannot be served.
 
-    Raises CopyFailedError if the folder does not have the trainer's files, whose hash is `weights_sha256` (None: any).
+    Raises CopyFailedError if the folder has another checkpoint than the one with `weights_sha256` (None: any),
+    DamagedCopyError if its weights do not have the hash in its `trainspan.json`.
     """
     folder = _resolve(checkpoints, name)
     meta = CheckpointMeta.read(folder)
@@ -79,7 +80,7 @@ def find_candidate(
         weights = read_weights(folder)
         check_fits(weights, served)
     if meta.weights_sha256 and hash_weights(folder) != meta.weights_sha256:
-        raise CopyFailedError(
+        raise DamagedCopyError(
             f"{name}: its safetensors files differ from what the trainer wrote (weights_sha256 in {META_FILE}): "
             "copy it again"
         )

@@ -103,6 +103,12 @@ class CopiesFolder:
         except OSError as error:
             raise CopyFailedError(f"cannot copy {checkpoint} into {into}: {error.strerror or error}") from error
 
+    def discard(self, checkpoint: str, policy: str | None, in_use: Set[Path]) -> None:
+        """Deletes a copy whose bytes changed on this disk, so that it is copied again; leaves what is in use or no copy."""
+        folder = self._root / (policy or "") / checkpoint
+        if checkpoint in _pulled(folder.parent) and folder.is_dir() and folder.resolve() not in in_use:
+            _delete(folder)
+
     def _check_replaceable(self, folder: Path, in_use: Set[Path]) -> None:
         """Raises CopyFailedError if a checkpoint with other content must stay."""
         if not folder.exists() or (folder.name in _pulled(folder.parent) and folder.resolve() not in in_use):

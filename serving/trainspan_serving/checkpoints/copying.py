@@ -60,6 +60,11 @@ class Copying:
             raise CopyingError(checkpoint, self._copied_bytes)
         task.result()
 
+    async def discard(self, checkpoint: str, policy: str | None) -> None:
+        """Deletes a damaged copy that is not in use."""
+        async with self._one_at_a_time:
+            await asyncio.to_thread(self._copies.discard, checkpoint, policy, self._in_use())
+
     def stop(self) -> None:
         """Ends the copies with their next bytes; they are continued by the next process."""
         self._wanted.clear()

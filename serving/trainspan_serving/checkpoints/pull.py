@@ -21,7 +21,7 @@ from trainspan_schemas.artifacts.checkpoint_files import CheckpointFiles, Listed
 from trainspan_schemas.errors import CheckpointError
 from trainspan_schemas.opener import OPENER
 
-__all__ = ["AcceptedCheckpoint", "CheckpointSource", "CopyFailedError", "UnlistedFileError"]
+__all__ = ["AcceptedCheckpoint", "CheckpointSource", "CopyFailedError", "DamagedCopyError", "UnlistedFileError"]
 
 _log = logging.getLogger(__name__)
 
@@ -38,6 +38,10 @@ _LONGEST_PAUSE_S: Final = 5.0
 
 class CopyFailedError(CheckpointError):
     """A checkpoint could not be copied, or the folder of its name holds another one: no verdict on the checkpoint."""
+
+
+class DamagedCopyError(CopyFailedError):
+    """The weights here are not those that the trainer wrote."""
 
 
 class UnlistedFileError(CopyFailedError):

@@ -17,7 +17,7 @@ from trainspan_serving.checkpoints.candidates import CheckpointCandidate, find_c
 from trainspan_serving.checkpoints.copies import CopiesFolder
 from trainspan_serving.checkpoints.copying import Copying
 from trainspan_serving.checkpoints.merged import check_can_merge
-from trainspan_serving.checkpoints.pull import CheckpointSource, CopyFailedError
+from trainspan_serving.checkpoints.pull import CheckpointSource, CopyFailedError, DamagedCopyError
 from trainspan_serving.checkpoints.served_policy import ServedPolicy
 from trainspan_serving.checkpoints.weights import Weights, read_weights
 from trainspan_serving.process.link import report
@@ -179,7 +179,7 @@ class PolicyServer:
                 with _timed(seconds, "total"):
                     row = self.policies.row(policy)
                     with _timed(seconds, "validate"):
-                        candidate = await asyncio.to_thread(self._validate, checkpoint, version, policy, weights_sha256)
+                        candidate = await self._validated(checkpoint, version, policy, weights_sha256)
                     canary = await self._exchange(row, candidate, seconds)
         except (CheckpointError, LoadFailedError, BusyError) as error:
             self.swaps[_outcome_of(error)] += 1
@@ -213,7 +213,7 @@ class PolicyServer:
         self._check_works()
         self.policies.row(policy)
         await self._bring(checkpoint, policy, weights_sha256, gives_way=gives_way)
-        await asyncio.to_thread(self._validate, checkpoint, version, policy, weights_sha256)
+        await self._validated(checkpoint, version, policy, weights_sha256)
 
     async def sleep(self) -> None:
         """Holds new requests, waits for those in flight, and frees the accelerator's memory until `wake` or a swap.
@@ -260,6 +260,16 @@ class PolicyServer:
     async def _bring(self, checkpoint: str, policy: str | None, weights_sha256: str | None, *, gives_way: bool) -> None:
         if self._copying is not None:
             await self._copying.bring(checkpoint, policy, weights_sha256, within_s=_COPY_ANSWER_S, gives_way=gives_way)
+
+    async def _validated(
+        self, checkpoint: str, version: int, policy: str | None, weights_sha256: str | None
+    ) -> CheckpointCandidate:
+        try:
+            return await asyncio.to_thread(self._validate, checkpoint, version, policy, weights_sha256)
+        except DamagedCopyError:
+            if self._copying is not None:
+                await self._copying.discard(checkpoint, policy)
+            raise
 
     def _validate(
         self, checkpoint: str, version: int, policy: str | None, weights_sha256: str | None

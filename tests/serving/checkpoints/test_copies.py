@@ -146,6 +146,18 @@ def test_another_checkpoint_in_service_or_not_copied_is_refused_by_name(trainer:
     assert weights(tmp_path) == b"old run"
 
 
+def test_a_damaged_copy_is_discarded_unless_it_is_in_use(trainer: Trainer, tmp_path: Path) -> None:
+    copies = copies_of(trainer, tmp_path)
+    trainer.write(NAME, b"weights")
+    copies.pull(NAME, None)
+    (tmp_path / NAME / "model.safetensors").write_bytes(b"damaged")
+    copies.discard(NAME, None, {(tmp_path / NAME).resolve()})
+    assert weights(tmp_path) == b"damaged"
+    copies.discard(NAME, None, set())
+    copies.pull(NAME, None)
+    assert weights(tmp_path) == b"weights"
+
+
 def test_without_an_answer_only_a_checkpoint_with_the_wanted_weights_is_taken(trainer: Trainer, tmp_path: Path) -> None:
     trainer.write(NAME, b"weights")
     copies_of(trainer, tmp_path).close()

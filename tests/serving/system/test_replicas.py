@@ -18,10 +18,11 @@ from tests.support.policy_server.balancer import balancer
 from tests.support.policy_server.process import RunningServer, policy_server
 from tests.support.policy_server.weights import weights_server
 from tests.support.ports import free_ports
-from trainspan_schemas.artifacts.checkpoint import write_latest
 from trainspan_schemas.telemetry import keys
+from trainspan_training.checkpoints.folder import accepted_checkpoint
+from trainspan_training.checkpoints.ledger import CheckpointLedger, LedgerEntry
 from trainspan_training.checkpoints.replica_swap import publish
-from trainspan_training.checkpoints.swap_request import PolicyAddress
+from trainspan_training.checkpoints.swap_request import Offer, PolicyAddress
 
 CLIENTS = 6
 CALLS_PER_ROLLOUT = 4
@@ -99,9 +100,11 @@ def test_no_request_fails_over_swaps_and_the_death_of_a_server(
             return stack.enter_context(policy_server(models.base, home, *arguments, "--checkpoints", str(home / "own")))
 
         def swap(version: int) -> dict[str, str]:
-            write_latest(checkpoints, f"policy-{version:06d}")
-            done = publish(address, f"policy-{version:06d}", version, retry_for_s=60, was_there=True)
+            folder, served = checkpoints / f"policy-{version:06d}", accepted_checkpoint(checkpoints)
+            accepted = Offer.of(served) if served else None
+            done = publish(address, Offer.of(folder), accepted, retry_for_s=60, was_there=True)
             assert done.outcome == "swapped", done
+            CheckpointLedger(checkpoints).append(LedgerEntry("published", None, folder.name))
             assert done.answer is not None
             return {url: str(one["outcome"]) for url, one in done.answer["servers"].items()}
 

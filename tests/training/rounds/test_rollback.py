@@ -218,7 +218,8 @@ def test_one_of_several_policies_is_put_back_by_name(
         assert run(["swap", "1", "--policy", "writer", *options]) == 0
         assert run(["swap", "1", *options]) == 2
         assert run(["swap", "1", "--policy", "editor", *options]) == 2
-    assert [body for _, _, body in server.asked] == [{"policy": "writer", "checkpoint": "policy-000001", "version": 1}]
+    body = {"policy": "writer", "checkpoint": "policy-000001", "version": 1, "weights_sha256": None}
+    assert [asked for _, _, asked in server.asked] == [body]
     latest = {policy: Path("checkpoints", policy, "latest").read_text() for policy in ("writer", "rewriter")}
     assert latest == {"writer": "policy-000001\n", "rewriter": "policy-000002\n"}
     captured = capsys.readouterr()
