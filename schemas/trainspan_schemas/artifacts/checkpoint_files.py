@@ -2,7 +2,8 @@
 
 A trainer's machine answers, with the token of swaps (`Authorization: Bearer`):
 
-- `GET /latest?policy=NAME`: `{"checkpoint": …, "version": …}`, the one in service; 404 if there is none.
+- `GET /latest?policy=NAME`: `{"checkpoint": …, "version": …, "weights_sha256": …}`, the last one that a policy server has
+  accepted; 404 if there is none.
 - `GET /checkpoints/CHECKPOINT?policy=NAME`: `CheckpointFiles` as JSON.
 - `GET /files/SHA256`: the bytes of a listed file, also in parts (`Range`).
 

@@ -16,7 +16,7 @@ class ServingSettings:
     weights_url: str | None = None
     """URL of `trainspan weights` on the trainer's machine, from which checkpoints are copied; default: `checkpoints` is shared.
 
-    The server then swaps to the newest checkpoint before it listens."""
+    The server then swaps to the last accepted checkpoint before it listens, and no other server may copy into `checkpoints`."""
     host: str = "127.0.0.1"
     """Address to listen on."""
     port: int = 8000

@@ -98,7 +98,9 @@ class TrainSettings:
     weights_port: int = 8090
     """Port of `trainspan weights`; 0: any free one."""
     publish_timeout_s: float = 300.0
-    """How long a swap is retried while the server is busy, or unavailable after it was reached in the same round."""
+    """How long a swap is retried while the server is busy, or unavailable after it was reached in the same round.
+
+    While a server copies the checkpoint, the time begins again with each step forward."""
     learning_rate: float | None = None
     """Learning rate of AdamW; default: 2e-5 up to 135 million weights, falling to 1e-6 at a billion; ten times that for an
     adapter.

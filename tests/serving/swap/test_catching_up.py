@@ -1,8 +1,8 @@
 """A server that was away: what it swaps to by itself, when it gives way to the trainer, and what it says if it cannot."""
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,35 +21,32 @@ FIRST, SECOND = (AcceptedCheckpoint(f"policy-{number:06d}", number, f"{number}a"
 
 
 @dataclass
+class Source:
+    """The trainer's machine."""
+
+    accepted: AcceptedCheckpoint | Exception | None
+
+    def latest(self, _: str | None) -> AcceptedCheckpoint | None:
+        if isinstance(self.accepted, Exception):
+            raise self.accepted
+        return self.accepted
+
+
 class Server:
     """The parts of a policy server that catching up uses; swaps only change the table."""
 
-    latest: AcceptedCheckpoint | Exception | None
-    trouble: list[Exception] = field(default_factory=list)
-    """Raised by the next requests to stage, one each."""
-    swapped: list[str] = field(default_factory=list)
-    behind: str | None = None
-    is_ready: bool = True
-
-    def __post_init__(self) -> None:
+    def __init__(self, accepted: AcceptedCheckpoint | Exception | None, trouble: Sequence[Exception] = ()) -> None:
+        self.source = Source(accepted)
+        self.trouble = list(trouble)
+        """Raised by the next requests to stage, one each."""
+        self.swapped: list[str] = []
+        self.behind: str | None = None
+        self.is_ready = True
         self.policies = PolicyTable(ServedPolicy("policy", 0, Path("base")), {}, {})
-        self.source = self
 
     @property
     def policy(self) -> ServedPolicy:
         return self.policies.base.policy
-
-    def __getattribute__(self, name: str) -> Any:
-        if name != "latest":
-            return super().__getattribute__(name)
-        latest = self.__dict__["latest"]
-
-        def ask(_: str | None) -> AcceptedCheckpoint | None:
-            if isinstance(latest, Exception):
-                raise latest
-            return latest
-
-        return ask
 
     async def stage(self, *_: Any, gives_way: bool) -> None:
         assert gives_way
@@ -116,7 +113,7 @@ def test_without_the_trainers_machine_it_listens_says_so_and_goes_on_until_it_is
     one = before_listening(server)
     assert server.behind == "policy policy is not caught up: no answer from there"
     assert server.is_ready, "nobody knows a newer one"
-    server.latest = FIRST
+    server.source.accepted = FIRST
     assert follow(one, lambda: server.behind is None)
     assert server.swapped == [FIRST.checkpoint]
 
@@ -125,10 +122,10 @@ def test_a_server_that_knows_of_an_accepted_checkpoint_without_serving_it_is_not
     server = Server(FIRST, trouble=[CopyFailedError("no room")] * 99)
     one = before_listening(server)
     assert (server.behind, server.is_ready) == ("policy policy is not caught up: no room", False)
-    server.latest = CopyFailedError("no answer from there")
+    server.source.accepted = CopyFailedError("no answer from there")
     follow(one, lambda: "no answer" in str(server.behind))
     assert not server.is_ready
-    server.latest = FIRST
+    server.source.accepted = FIRST
     server.trouble.clear()
     follow(one, lambda: server.behind is None)
     assert (server.swapped, server.is_ready) == ([FIRST.checkpoint], True)
@@ -138,7 +135,7 @@ def test_a_checkpoint_that_this_server_cannot_serve_is_tried_once_and_a_later_on
     server = Server(FIRST, trouble=[CheckpointError("it does not fit")])
     one = before_listening(server)
     assert (server.swapped, server.is_ready) == ([], False)
-    server.latest = SECOND
+    server.source.accepted = SECOND
     follow(one, lambda: server.behind is None)
     assert server.swapped == [SECOND.checkpoint]
 
