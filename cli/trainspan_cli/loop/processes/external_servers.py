@@ -45,7 +45,7 @@ def wait_for_servers(servers: PolicyServers, timeout_s: float) -> None:
 def bring_up_to_date(
     servers: PolicyServers, checkpoints: Path, model: str, policies: Sequence[Policy], timeout_s: float
 ) -> list[str]:
-    """Swaps the run's newest checkpoints in at each server that answers; returns what did not work.
+    """Swaps the run's newest checkpoints in at each server that answers, unless it serves them; returns what did not work.
 
     Raises ConfigError if a server has another model than the run, whose first is `model`, and ProcessError if no server
     takes a checkpoint. One that its canary refuses is left to the trainer, which sets it aside.
@@ -81,7 +81,7 @@ def bring_up_to_date(
 
 
 def level(servers: PolicyServers, checkpoints: Path, policies: Sequence[Policy], timeout_s: float) -> list[str]:
-    """Swaps the newest checkpoints in at servers with another version, such as one that was away during a swap.
+    """Swaps the newest checkpoints in at servers with others, such as one that was away during a swap.
 
     Returns what did not work. Raises PolicyServerError if no server answers.
     """
@@ -90,11 +90,11 @@ def level(servers: PolicyServers, checkpoints: Path, policies: Sequence[Policy],
         latest = read_latest(policy_dir(checkpoints, policy))
         if latest is None:
             continue
-        version = CheckpointMeta.read(latest).version
+        offer = Offer.of(latest)
         for url, state in servers.states().items():
-            if _served(url, state, policy)["version"] != version:
+            if not offer.is_served(_served(url, state, policy)):
                 address = PolicyAddress(url, policy)
-                swap = publish_to_one(address, Offer.of(latest), retry_for_s=timeout_s, was_there=True)
+                swap = publish_to_one(address, offer, retry_for_s=timeout_s, was_there=True)
                 if swap.outcome != "swapped":
                     troubles.append(f"the policy server at {url} does not take {latest.name}: {swap.error}")
     return troubles

@@ -67,7 +67,7 @@ def test_a_run_that_goes_on_swaps_its_newest_checkpoint_in_at_every_server(
     checkpoints, name = checkpoints_at(tmp_path, monkeypatch)
     swapped = (200, {"version": 2, "checkpoint": name, "canary": {"status": "fresh"}})
     with policy_server(swapped) as one, policy_server(swapped) as two:
-        # The first has a version 2, too, but whose?
+        # The first has a version 2, too, but nothing says that it is this run's.
         one.state, two.state = {"version": 2, "checkpoint": name}, {"version": 0, "checkpoint": "model"}
         servers = PolicyServers([one.url, two.url])
         assert bring_up_to_date(servers, checkpoints, "model", [None], 1) == []
@@ -95,7 +95,7 @@ def test_only_servers_that_missed_a_swap_are_levelled(tmp_path: Path, monkeypatc
     checkpoints, name = checkpoints_at(tmp_path, monkeypatch)
     swapped = (200, {"version": 2, "checkpoint": name, "canary": {"status": "fresh"}})
     with policy_server(swapped) as one, policy_server(swapped) as two:
-        one.state, two.state = {"version": 2}, {"version": 3}
+        one.state, two.state = {"version": 2, "checkpoint": name}, {"version": 3, "checkpoint": checkpoint_name(3)}
         assert level(PolicyServers([one.url, two.url]), checkpoints, [None], 1) == []
         assert (len(one.asked), len(two.asked)) == (0, 1)
         assert level(PolicyServers([one.url, two.url]), tmp_path / "none", [None], 1) == []
