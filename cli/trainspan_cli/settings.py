@@ -62,11 +62,11 @@ def policy_servers_of(chosen: Settings) -> tuple[str, ...]:
 
 def agents_url_of(chosen: Settings) -> str:
     """The URL that the loop gives to agents: `policy_url` if that was set for several servers, otherwise the only server's."""
-    servers = policy_servers_of(chosen)
+    first, *others = policy_servers_of(chosen)
     is_set = chosen.rollouts.policy_url != RolloutsSettings().policy_url
-    if chosen.rollouts.policy_servers and (is_set or len(servers) > 1):
+    if chosen.rollouts.policy_servers and (is_set or others):
         return chosen.rollouts.policy_url
-    return f"{servers[0]}/v1"
+    return f"{first}/v1"
 
 
 def stores_of(chosen: Settings, named: Sequence[str] | None = None) -> tuple[str, ...]:

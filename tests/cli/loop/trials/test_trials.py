@@ -28,7 +28,7 @@ from trainspan_schemas.config.settings import Settings
 from trainspan_schemas.errors import ConfigError
 from trainspan_training.checkpoints import rollback
 from trainspan_training.checkpoints.ledger import CheckpointLedger, LedgerEntry
-from trainspan_training.checkpoints.swap_request import PolicyAddress
+from trainspan_training.checkpoints.swap_request import Offer, PolicyAddress
 
 
 class KilledError(BaseException):
@@ -128,10 +128,10 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
         assert found.trials().judge(1) is not None
         publish = rollback.publish
 
-        def swap(address: PolicyAddress, name: str, version: int, **options: Any) -> Any:
-            done = publish(address, name, version, **options)
+        def swap(address: PolicyAddress, offer: Offer, accepted: Offer | None, **options: Any) -> Any:
+            done = publish(address, offer, accepted, **options)
             if done.outcome == "swapped":
-                found.serve(version)
+                found.serve(offer.version)
             return done
 
         monkeypatch.setattr(rollback, "publish", swap)
