@@ -206,5 +206,5 @@ def _tasks(plan: Plan, folder: Path, count: int) -> Path:
 
 def _cost(stage: Mapping[str, Any]) -> dict[str, Any]:
     """What a stage took; `stage_s` includes the start of the command."""
-    kept = ("total", "status", "calls", "sampled_tokens", "seconds", "states", "unreachable", "skipped", "diverged")
+    kept = ("total", "status", "calls", "sampled_tokens", "seconds", "states", "skipped_states", "skipped", "diverged")
     return {name: stage[name] for name in (*kept, "stage_s") if name in stage}

@@ -53,5 +53,6 @@ def _states(policy: Floats, played: Played, salt: int) -> pl.DataFrame:
         "surprisal": -np.log(chance),
         "n_tokens": 1,
         "can_repeat": True,
+        "obstacle": None,
     }
     return pl.DataFrame(found).select(pl.col(name).cast(kind) for name, kind in STATES.items())

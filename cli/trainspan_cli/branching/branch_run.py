@@ -29,7 +29,8 @@ class BranchReport:
     rollouts: tuple[BranchedRollout, ...]
     states: int
     """States that branches began at."""
-    unreachable: int
+    skipped_states: dict[str, int]
+    """Reason → states that branches cannot begin at."""
     skipped: dict[str, int]
     sampled_tokens: int
     """Tokens that the server sampled for the branches; repeated answers cost none."""
@@ -59,7 +60,7 @@ class BranchReport:
             **asdict(self.run),
             "rollouts": [rollout.record() for rollout in self.rollouts],
             "states": self.states,
-            "unreachable": self.unreachable,
+            "skipped_states": self.skipped_states,
             "skipped": self.skipped,
             "diverged": self.diverged,
             "unmeasured": self.unmeasured,
@@ -81,7 +82,9 @@ def branch_rollouts(
     result = run_rollouts(_with_reader(settings, plan, reader), on_progress)
     sampled = _sampled_tokens(source, settings.run_id)
     rollouts = measure(source, settings.run_id, plan.points, plan.candidates, dataset, now_ns=time.time_ns())
-    return BranchReport(result, tuple(rollouts), len(plan.points), plan.unreachable, dict(plan.skipped), sampled)
+    return BranchReport(
+        result, tuple(rollouts), len(plan.points), dict(plan.skipped_states), dict(plan.skipped), sampled
+    )
 
 
 def _with_reader(settings: RunSettings, plan: BranchPlan, reader: StoredCallReader) -> RunSettings:

@@ -39,8 +39,8 @@ class BranchPlan:
     candidates: Candidates
     target: tuple[str, ...]
     judge: str | None
-    unreachable: int
-    """States that cannot be reached again: a call before them was cut off, not delivered, or has images."""
+    skipped_states: Counter[str]
+    """Reason → states that no branch can begin at."""
     skipped: Counter[str]
     """Reason → rollouts that cannot be branched."""
 
@@ -69,15 +69,16 @@ def plan_branches(
     rollouts = candidates.rollouts
     chosen_target, task_file = recorded_or_given(rollouts, target, tasks)
     chosen_judge = only_judge(rollouts["judge"].to_list(), judge)
-    unreachable = 0
+    skipped_states: Counter[str] = Counter()
     if points is None:
-        points, unreachable = _points(candidates, scope.choice, task_file, skipped)
+        points, skipped_states = _points(candidates, scope.choice, task_file, skipped)
         if not points:
             raise UsageError(
-                f"no state can be branched{_why(skipped)}: the rollouts have one call, or are not repeatable"
+                f"no state can be branched{_why(skipped + skipped_states)}: the rollouts have one call, no call was chosen, or none is "
+                "repeatable"
             )
         write_points(file, points)
-    return BranchPlan(file, tuple(points), candidates, chosen_target, chosen_judge, unreachable, skipped)
+    return BranchPlan(file, tuple(points), candidates, chosen_target, chosen_judge, skipped_states, skipped)
 
 
 def _resumed(file: Path) -> list[BranchPoint]:
@@ -97,8 +98,8 @@ def _selections(source: Source, scope: BranchScope, ids: tuple[str, ...] | None)
 
 def _points(
     candidates: Candidates, choice: CallChoice, task_file: Path, skipped: Counter[str]
-) -> tuple[list[BranchPoint], int]:
-    chosen, unreachable = branch_points(candidates.states, choice, candidates.with_known_start)
+) -> tuple[list[BranchPoint], Counter[str]]:
+    chosen, skipped_states = branch_points(candidates.states, choice, candidates.with_known_start)
     facts = {(row["rollout_id"], row["attempt"]): row for row in candidates.rollouts.iter_rows(named=True)}
     tasks = tasks_by_id(task_file, {row["task_id"] for row in facts.values()})
     points, without_task = [], set()
@@ -112,7 +113,7 @@ def _points(
         points.append(BranchPoint(rollout_id, attempt, call, row["round"] or 0, {**given, **split}))
     if without_task:
         skipped[f"task not in {task_file.name}"] += len(without_task)
-    return points, unreachable
+    return points, skipped_states
 
 
 def _why(skipped: Counter[str]) -> str:

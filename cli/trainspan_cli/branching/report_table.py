@@ -79,10 +79,9 @@ def _summary(report: "BranchReport") -> list[str]:
             f"{report.of_other_policies} rollouts were branched with another policy version than theirs: credit vine and "
             "trainspan air do not use these values"
         )
-    if report.unreachable:
-        lines.append(
-            f"{report.unreachable} states cannot be reached again: a call before them was not answered whole, or has images"
-        )
+    if report.skipped_states:
+        reasons = ", ".join(f"{count} {reason}" for reason, count in report.skipped_states.items())
+        lines.append(f"states that no branch can begin at: {reasons}")
     if report.skipped:
         lines.append("not branched: " + ", ".join(f"{count} {reason}" for reason, count in report.skipped.items()))
     if run.unacknowledged:

@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+from collections import Counter
 from dataclasses import dataclass
 
 import polars as pl
@@ -11,6 +12,7 @@ from trainspan_schemas.errors import UsageError
 
 __all__ = ["CallChoice", "branch_points"]
 
+_CUT = "after a call that was not answered whole, or has images"
 _BITS = 53
 """Of a hash, as many as a float has."""
 
@@ -57,8 +59,8 @@ def _fraction(rollout_id: str, attempt: int, call: int) -> float:
     return float(int.from_bytes(digest, "big") >> (64 - _BITS)) / float(2**_BITS)
 
 
-def branch_points(states: pl.DataFrame, choice: CallChoice, known: pl.DataFrame) -> tuple[pl.DataFrame, int]:
-    """The states whose values are to be measured (rollout_id, attempt, `call`), and how many of them cannot be repeated.
+def branch_points(states: pl.DataFrame, choice: CallChoice, known: pl.DataFrame) -> tuple[pl.DataFrame, Counter[str]]:
+    """The states whose values are to be measured (rollout_id, attempt, `call`); reason → how many of them cannot be.
 
     An advantage needs the values before and after its call. The value after a rollout's last call is its reward, and that of
     the first state comes from its group, if `known` (rollout_id, attempt) has it.
@@ -71,10 +73,13 @@ def branch_points(states: pl.DataFrame, choice: CallChoice, known: pl.DataFrame)
         pl.concat([chosen.select(own), chosen.select(*ROLLOUT_KEY, pl.col("call") + 1)])
         .unique()
         .join(ends, on=ROLLOUT_KEY)
+        .join(states.select(*own, "obstacle"), on=own, how="left")
         .join(cut, on=ROLLOUT_KEY, how="left")
         .join(known.select(ROLLOUT_KEY).with_columns(pl.lit(value=True).alias("_known")), on=ROLLOUT_KEY, how="left")
         .filter((pl.col("call") < pl.col("_end")) & ((pl.col("call") > 0) | pl.col("_known").is_null()))
         .sort(own)
     )
-    reachable = points.filter((pl.col("call") <= pl.col("_cut")).fill_null(value=True))
-    return reachable.select(own), points.height - reachable.height
+    is_cut = (pl.col("call") > pl.col("_cut")).fill_null(value=False)
+    judged = points.with_columns(pl.when(is_cut).then(pl.lit(_CUT)).otherwise("obstacle").alias("obstacle"))
+    skipped = Counter(judged["obstacle"].drop_nulls().to_list())
+    return judged.filter(pl.col("obstacle").is_null()).select(own), skipped

@@ -13,7 +13,12 @@ from trainspan_processing.read.tokens import chunks_of_rollouts, read_tokens
 from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY, Schema
 from trainspan_schemas.telemetry.prefix import FINISH_REASONS
 
-__all__ = ["STATES", "request_position", "states_of"]
+__all__ = ["GREEDY", "IMAGES", "STATES", "request_position", "states_of"]
+
+GREEDY: Final = "greedy: all calls from there on have temperature 0, so that branches would be equal"
+IMAGES: Final = "images in the prompt there"
+_GREEDY_BELOW: Final = 1e-5
+"""Temperature below which vLLM takes the most likely token."""
 
 STATES: Final[Schema] = {
     "rollout_id": pl.String,
@@ -26,9 +31,11 @@ STATES: Final[Schema] = {
     "surprisal": pl.Float64,
     "n_tokens": pl.Int64,
     "can_repeat": pl.Boolean,
+    "obstacle": pl.String,
 }
-"""One row per request, in order. trace_id and span_id are those of its first choice. `surprisal` is the mean of −log p
-of the tokens that were sampled, in nats; `n_tokens` counts these tokens. `can_repeat`: the server can repeat its answers."""
+"""One row per request, in order. trace_id and span_id are those of its first choice. `surprisal` is the mean of −log p of the
+tokens that were sampled, in nats; `n_tokens` counts these tokens. `can_repeat`: the server can repeat its answers. `obstacle`:
+why no branch can begin there, else NULL."""
 
 
 def states_of(source: Source, calls: pl.DataFrame, answers: pl.DataFrame) -> pl.DataFrame:
@@ -47,7 +54,10 @@ def states_of(source: Source, calls: pl.DataFrame, answers: pl.DataFrame) -> pl.
             (pl.col("minus_logs").sum() / pl.col("sampled").sum()).alias("surprisal"),
             pl.col("sampled").sum().alias("n_tokens"),
             _can_repeat().all().alias("can_repeat"),
+            pl.col("multimodal").fill_null(False).any().alias("has_images"),
+            (pl.col("temperature") < _GREEDY_BELOW).fill_null(False).all().alias("is_greedy"),
         )
+        .with_columns(_obstacle().alias("obstacle"))
         .select(pl.col(name).cast(kind) for name, kind in STATES.items())
     )
 
@@ -69,6 +79,12 @@ def _minus_logs(tokens: pl.DataFrame) -> pl.DataFrame:
     """trace_id, span_id, `minus_logs` (the sum of −log p) and `sampled` (the number of tokens)."""
     logprobs = pl.col("logprobs").cast(pl.List(pl.Float64))
     return tokens.select(*SPAN_KEY, (-logprobs.list.sum()).alias("minus_logs"), logprobs.list.len().alias("sampled"))
+
+
+def _obstacle() -> pl.Expr:
+    """Branches are compared with the stored prompt, which says nothing of images, and samples of one answer are no evidence."""
+    only_greedy = pl.col("is_greedy").reverse().cum_min().reverse().over(ROLLOUT_KEY)
+    return pl.when("has_images").then(pl.lit(IMAGES)).when(only_greedy).then(pl.lit(GREEDY))
 
 
 def _can_repeat() -> pl.Expr:

@@ -37,7 +37,8 @@ class StoredCallReader:
         if not point.call < len(starts):
             raise InvalidRecordError(f"rollout {point.rollout_id} has {len(starts)} calls, no call {point.call}")
         start = starts[point.call]
-        return StoredCalls(tuple(calls[:start]), tuple(prompt_digest(call.prompt) for call in calls[start:]))
+        later = tuple(prompt_digest(call.prompt) for call in calls[start:])
+        return StoredCalls(tuple(calls[:start]), later, calls[start].prompt)
 
     def _rollout(self, rollout_id: str, attempt: int) -> list[ForcedCall]:
         key = (rollout_id, attempt)

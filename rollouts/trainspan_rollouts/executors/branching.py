@@ -51,6 +51,7 @@ class Branching:
             execution.parent.trace_id,
             stored.repeated,
             stored.later,
+            stored.point,
             self._lives_s,
         )
         registering = asyncio.create_task(asyncio.to_thread(self._register, prefix))

@@ -72,6 +72,8 @@ class StoredCalls:
     """Before the point."""
     later: tuple[str, ...]
     """Digests of the prompts after it (`prompt_digest`)."""
+    point: bytes
+    """The packed prompt of the call at the point."""
 
 
 class BranchSource(Protocol):

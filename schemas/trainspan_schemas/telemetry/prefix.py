@@ -97,6 +97,8 @@ class ForcedPrefix:
     """`prompt_digest` of the stored calls after these, the first of which is where the branch begins.
 
     Parallel agents may make them while earlier calls are still to come."""
+    point: bytes
+    """The packed prompt of that first one, to name what differs."""
     lives_s: float
     """The server forgets the prefix after this time."""
 
@@ -107,6 +109,7 @@ class ForcedPrefix:
             "trace": self.trace_id,
             "calls": [call.to_record() for call in self.calls],
             "later": list(self.later),
+            "point": _text(self.point),
             "lives_s": self.lives_s,
         }
         return json.dumps(record).encode()
@@ -122,6 +125,7 @@ class ForcedPrefix:
                 str(record["trace"]),
                 tuple(ForcedCall.from_record(call) for call in record["calls"]),
                 tuple(str(digest) for digest in record["later"]),
+                _bytes(record["point"]),
                 float(record["lives_s"]),
             )
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:

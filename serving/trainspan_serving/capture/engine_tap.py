@@ -177,6 +177,8 @@ class EngineTap:
         if temperature is not None:
             sampling_params = override_sampling(sampling_params, temperature)
         sampling_params = with_logprobs(sampling_params)  # a copy: several prompts may share one object
+        if exchange.branch is not None and sampling_params.seed is not None:
+            sampling_params.seed = exchange.branch.own_seed(sampling_params.seed)
         adapter = options.get("lora_request")
         if adapter is None and exchange.policy.adapter:
             options["lora_request"] = exchange.policy.adapter.request

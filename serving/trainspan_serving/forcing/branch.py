@@ -1,5 +1,6 @@
 """One branch: which of its calls are answered with stored tokens, and whether it still follows the stored rollout."""
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,8 +25,8 @@ class Branch:
     """Matches the generations of one attempt at a rollout with the stored calls of its prefix.
 
     They are matched by their prompts, and in order if prompts are equal, so parallel agents may arrive in another order.
-    A prompt without a match is sampled freely once all stored calls are answered, or once the branch has begun: with the
-    prompt of a later stored call, or anything after that. Otherwise the branch has diverged, for good.
+    A prompt without a match is sampled freely if it is that of a later stored call, with which the branch begins, and anything
+    is after that. Otherwise the branch has diverged, for good: it would begin in another state.
     """
 
     def __init__(self, prefix: ForcedPrefix, text_of: Callable[[Sequence[int]], str]) -> None:
@@ -56,13 +57,29 @@ class Branch:
                     del self._open[place]
                 self._forced += params.n
                 return ForcedAnswer(taken, call.version)
-        if self._open and not self._sampled and (prompt is None or prompt_digest(prompt) not in self.prefix.later):
-            calls = [call for call, _ in self._open]
+        if not self._sampled and not self._is_later(prompt):
+            calls = [call for call, _ in self._open] or [self._point]
             if prompt_ids is None:
                 raise DivergedError(f"call {calls[0].index}: the prompt is not text")
             raise DivergedError(describe_difference(calls, prompt_ids, self._text_of))
         self._sampled += 1
         return None
+
+    def _is_later(self, prompt: bytes | None) -> bool:
+        """Whether the branch may begin here; if it is not known which calls came later, once all others are answered."""
+        if not self._open and not self.prefix.later:
+            return True
+        return prompt is not None and prompt_digest(prompt) in self.prefix.later
+
+    @property
+    def _point(self) -> ForcedCall:
+        """The call at which the branch begins; its answer is not known here."""
+        return ForcedCall(self.prefix.calls[-1].index + 1, self.prefix.point, (), None)
+
+    def own_seed(self, seed: int) -> int:
+        """A seed for this attempt in place of the agent's: with one seed all branches from a state would sample the same."""
+        text = f"{seed} {self.prefix.rollout_id} {self.prefix.attempt}".encode()
+        return int.from_bytes(hashlib.blake2b(text, digest_size=7).digest(), "big")
 
     def outcome(self) -> Branched:
         """What became of it so far."""

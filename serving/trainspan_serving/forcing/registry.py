@@ -104,7 +104,7 @@ def _key(prefix: ForcedPrefix) -> tuple[str, int]:
 
 
 def _size(prefix: ForcedPrefix) -> int:
-    return sum(call.size for call in prefix.calls) + 32 * len(prefix.later)
+    return sum(call.size for call in prefix.calls) + len(prefix.point) + 32 * len(prefix.later)
 
 
 def _check_ids(prefix: ForcedPrefix, vocab_size: int) -> None:

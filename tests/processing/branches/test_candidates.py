@@ -10,6 +10,7 @@ from tests.processing.conftest import Bench
 from tests.processing.support.traces import TestRollout, chain
 from trainspan_processing.branches.candidates import Candidates, find_candidates, measure, newest_round, rounds_of
 from trainspan_processing.branches.choice import CallChoice, branch_points
+from trainspan_processing.branches.states import GREEDY, IMAGES
 from trainspan_processing.branches.stored_calls import StoredCallReader
 from trainspan_processing.read.source import Selection
 from trainspan_schemas.artifacts.branches import BranchPoint, branch_task_id
@@ -76,7 +77,7 @@ def test_states_have_surprisals_and_count_requests_not_choices(bench: Bench) -> 
 
     def points(text: str) -> tuple[list[int], int]:
         chosen, unreachable = branch_points(states, CallChoice.parse(text), states.clear())
-        return chosen["call"].to_list(), unreachable
+        return chosen["call"].to_list(), unreachable.total()
 
     # State 3 is after a call that its client did not get. Nothing is known of state 0: the rollout has no group.
     assert points("all") == ([0, 1, 2], 1)
@@ -85,6 +86,21 @@ def test_states_have_surprisals_and_count_requests_not_choices(bench: Bench) -> 
     for text in ("random:0", "random:1.5", "random:x", "random:-1", "entropy:2", "agent:", "some"):
         with pytest.raises(UsageError, match=r"use all, random:0\.25, agent:NAME"):
             CallChoice.parse(text)
+
+
+def test_states_at_which_branches_would_be_equal_or_are_not_comparable_are_skipped_by_name(bench: Bench) -> None:
+    rollout = bench.rollout("a").reward(1.0)
+    for index, more in enumerate(({}, {keys.GEN_AI_TEMPERATURE: 0.0}, {}, {keys.GEN_AI_TEMPERATURE: 0.0})):
+        rollout.call(index, [1, index], [2], **more)
+    images = bench.rollout("b").reward(1.0)
+    images.call(0, [1], [2])
+    images.call(1, [1, 2], [3], **{keys.CALL_MULTIMODAL: True})
+    bench.send(rollout, images)
+    states = found(bench).states
+    chosen, skipped = branch_points(states, CallChoice.parse("all"), states.clear())
+    # A greedy call before a sampled one is part of what the branches sample.
+    assert chosen["call"].to_list() == [0, 1, 2, 0]
+    assert skipped == {GREEDY: 1, IMAGES: 1}
 
 
 def test_whether_a_call_is_chosen_depends_on_its_place_alone() -> None:
@@ -122,6 +138,7 @@ def test_the_server_gets_the_calls_before_the_point_and_the_digests_of_those_aft
     assert second.choices[0].logprobs == encode_logprobs([-1.0, -2.0])
     assert [choice.finish_reason for choice in (*first.choices, *second.choices)] == ["stop", "stop", "length"]
     assert stored.later == (prompt_digest(encode_ids([1, 2, 3])),)
+    assert stored.point == encode_ids([1, 2, 3])
 
 
 def test_values_and_advantages_come_from_rewarded_branches_and_the_group(bench: Bench) -> None:

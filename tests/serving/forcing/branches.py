@@ -95,9 +95,10 @@ def calls_of(spans: list[ReceivedSpan]) -> list[ForcedCall]:
 def prefix_of(rollout: Rollout, calls: list[ForcedCall], forced: int, lives_s: float = 600.0) -> ForcedPrefix:
     """The first `forced` of a rollout's calls, for another rollout."""
     identity = rollout.identity
+    point = calls[forced].prompt if forced < len(calls) else b""
     later = tuple(prompt_digest(call.prompt) for call in calls[forced:])
     return ForcedPrefix(
-        identity.rollout_id, identity.attempt, rollout.parent.trace_id, tuple(calls[:forced]), later, lives_s
+        identity.rollout_id, identity.attempt, rollout.parent.trace_id, tuple(calls[:forced]), later, point, lives_s
     )
 
 

@@ -21,7 +21,9 @@ def call(index: int, prompt: list[int], *answers: list[int]) -> ForcedCall:
 
 
 def prefix(*calls: ForcedCall, rollout: str = "r", later: tuple[ForcedCall, ...] = ()) -> ForcedPrefix:
-    return ForcedPrefix(rollout, 0, f"trace of {rollout}", calls, tuple(prompt_digest(it.prompt) for it in later), 60.0)
+    digests = tuple(prompt_digest(it.prompt) for it in later)
+    point = later[0].prompt if later else b""
+    return ForcedPrefix(rollout, 0, f"trace of {rollout}", calls, digests, point, 60.0)
 
 
 def params(n: int = 1, **asked: Any) -> Any:
@@ -56,6 +58,29 @@ def test_the_first_token_that_differs_is_named_in_the_most_similar_call() -> Non
     with pytest.raises(DivergedError, match="call 1"):
         branch.take([1, 2, 3], params())
     assert branch.outcome().missing == 2
+
+
+def test_the_prompt_at_which_a_branch_begins_must_be_the_stored_one() -> None:
+    """Else the branch samples in another state: a clock that shows in this prompt only would go unnoticed."""
+    stored = prefix(call(0, [1], [10]), later=(call(1, [1, 10, 50], [11]), call(2, [1, 10, 50, 11], [12])))
+    branch = branch_of(stored)
+    assert answered(branch, [1]) == [encode_ids([10])]
+    with pytest.raises(
+        DivergedError, match=r"call 1: the prompt differs .* at token 2 of 3: 99 \('<99>'\) instead of 50"
+    ):
+        branch.take([1, 10, 99], params())
+    assert branch.outcome().sampled == 0
+    branch = branch_of(stored)
+    branch.take([1], params())
+    assert answered(branch, [1, 10, 50]) is None
+    assert answered(branch, [1, 10, 50, 77]) is None  # it follows from the new answer
+
+
+def test_branches_of_a_seeded_agent_have_seeds_of_their_own() -> None:
+    seeds = {branch_of(prefix(call(0, [1], [2]), rollout=name)).own_seed(7) for name in "abc"}
+    assert len(seeds) == 3
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    assert branch_of(prefix(call(0, [1], [2]), rollout="a")).own_seed(7) in seeds
 
 
 def test_a_branch_begins_early_if_parallel_agents_reach_a_later_call_first() -> None:
