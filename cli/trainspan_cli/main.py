@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from trainspan_schemas.errors import NothingToTrainError, TrainspanError, UsageError
+from trainspan_schemas.errors import NothingToBranchError, NothingToTrainError, TrainspanError, UsageError
 
 COMMANDS = {
     "collector": "Receive OTLP and store it in DuckDB.",
@@ -75,6 +75,8 @@ def _invoke(name: str, arguments: Sequence[str]) -> int:
         return _fail(str(error), 2)
     except NothingToTrainError as error:
         return _fail(str(error), 3, error.details)
+    except NothingToBranchError as error:
+        return _fail(str(error), 3)
     except TrainspanError as error:
         return _fail(str(error), 1)
     except typer.Abort:

@@ -1,7 +1,7 @@
 """The error tree. Each member is also the standard-library error that a caller would expect.
 
 A message states the problem, the value, and what to do next; commands print it as one line and exit 1 (2 for `UsageError`,
-3 for `NothingToTrainError`, followed by its details, one per line).
+3 for `NothingToTrainError`, followed by its details, one per line, and for `NothingToBranchError`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,6 +11,7 @@ __all__ = [
     "ConfigError",
     "DatasetError",
     "InvalidRecordError",
+    "NothingToBranchError",
     "NothingToTrainError",
     "PolicyServerError",
     "ProcessError",
@@ -54,6 +55,10 @@ class StoreLockedError(StoreError):
 
 class DatasetError(TrainspanError, RuntimeError):
     """A dataset cannot be built or read."""
+
+
+class NothingToBranchError(TrainspanError):
+    """No state of the selected rollouts can be branched; exit code 3. Nothing is broken: other rollouts may work."""
 
 
 class NothingToTrainError(DatasetError):

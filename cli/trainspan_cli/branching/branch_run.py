@@ -1,7 +1,7 @@
 """Runs planned branches with the ordinary runner and measures the values of their states."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
@@ -15,7 +15,7 @@ from trainspan_schemas.artifacts.branches import BRANCH_TASK
 from trainspan_schemas.config.settings import DatasetSettings
 from trainspan_schemas.telemetry import keys
 
-__all__ = ["BranchReport", "branch_rollouts"]
+__all__ = ["BranchReport", "branch_rollouts", "sampled_tokens"]
 
 _STABLE_S: Final = 0.5
 _PATIENCE_S: Final = 5.0
@@ -80,7 +80,7 @@ def branch_rollouts(
     """Runs the branches; `settings` are the runner's, whose tasks are the plan's points."""
     reader = StoredCallReader(source, plan.candidates.calls)
     result = run_rollouts(_with_reader(settings, plan, reader), on_progress)
-    sampled = _sampled_tokens(source, settings.run_id)
+    sampled = sampled_tokens(source, settings.run_id, {point.round for point in plan.points})
     rollouts = measure(source, settings.run_id, plan.points, plan.candidates, dataset, now_ns=time.time_ns())
     return BranchReport(
         result, tuple(rollouts), len(plan.points), dict(plan.skipped_states), dict(plan.skipped), sampled
@@ -91,12 +91,16 @@ def _with_reader(settings: RunSettings, plan: BranchPlan, reader: StoredCallRead
     return replace(settings, tasks=plan.file, target=plan.target, judge=plan.judge, branches=reader)
 
 
-def _sampled_tokens(source: Source, run_id: str) -> int:
-    """Waits a moment for the last calls: the policy server exports them a tenth of a second after their end."""
+def sampled_tokens(source: Source, run_id: str, rounds: Collection[int]) -> int:
+    """The tokens that the branches of these rounds sampled; repeated answers do not count.
+
+    Waits a moment for the last calls: the policy server exports them a tenth of a second after their end.
+    """
     quoted = run_id.replace("'", "''")
     sql = f"""SELECT coalesce(sum(len(c.completion_ids)), 0)::BIGINT AS tokens
         FROM calls c JOIN spans s USING (trace_id, span_id) JOIN rollouts r USING (rollout_id, attempt)
-        WHERE r.run_id = '{quoted}' AND regexp_matches(r.task_id, '{BRANCH_TASK}')
+        WHERE r.run_id = '{quoted}' AND coalesce(r.round, 0) IN ({", ".join(map(str, sorted(rounds)))})
+        AND regexp_matches(r.task_id, '{BRANCH_TASK}')
         AND s.attributes NOT LIKE '%"{keys.CALL_FORCED}":true%'"""
     deadline, seen = time.monotonic() + _PATIENCE_S, -1
     while True:

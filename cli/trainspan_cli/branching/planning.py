@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainspan_cli.branching.recorded_runs import only_judge, recorded_or_given, tasks_by_id
+from trainspan_cli.branching.recorded_runs import TaskFiles, only_judge, recorded_or_given, tasks_by_id
 from trainspan_processing.branches.candidates import Candidates, find_candidates, newest_round, rounds_of
 from trainspan_processing.branches.choice import CallChoice, branch_points
 from trainspan_processing.read.source import Selection, Source
 from trainspan_rollouts.run_ledger import points_file
 from trainspan_schemas.artifacts.branches import BranchPoint, read_points, write_points
 from trainspan_schemas.config.settings import DatasetSettings
-from trainspan_schemas.errors import UsageError
+from trainspan_schemas.errors import NothingToBranchError, UsageError
 
 __all__ = ["BranchPlan", "BranchScope", "plan_branches"]
 
@@ -57,7 +57,10 @@ def plan_branches(
     resume: bool,
     now_ns: int,
 ) -> BranchPlan:
-    """Plans a run's branches and writes their points, or with `resume` reads them again. Raises UsageError."""
+    """Plans a run's branches and writes their points, or with `resume` reads them again.
+
+    Raises UsageError, NothingToBranchError.
+    """
     file = points_file(run_id, scope.of_round or 0)
     points = _resumed(file) if resume else None
     ids = tuple(dict.fromkeys(point.rollout_id for point in points)) if points else scope.rollout_ids
@@ -65,15 +68,17 @@ def plan_branches(
     candidates = candidates.sample(None if resume else scope.limit)
     skipped = Counter(candidates.skipped)
     if candidates.rollouts.is_empty():
-        raise UsageError(f"no rollout can be branched{_why(skipped)}; choose others with --rollout or --of-run")
+        raise NothingToBranchError(
+            f"no rollout can be branched{_why(skipped)}; choose others with --rollout or --of-run"
+        )
     rollouts = candidates.rollouts
-    chosen_target, task_file = recorded_or_given(rollouts, target, tasks)
+    chosen_target, task_files = recorded_or_given(rollouts, target, tasks)
     chosen_judge = only_judge(rollouts["judge"].to_list(), judge)
     skipped_states: Counter[str] = Counter()
     if points is None:
-        points, skipped_states = _points(candidates, scope.choice, task_file, skipped)
+        points, skipped_states = _points(candidates, scope.choice, task_files, skipped)
         if not points:
-            raise UsageError(
+            raise NothingToBranchError(
                 f"no state can be branched{_why(skipped + skipped_states)}: the rollouts have one call, no call was chosen, or none is "
                 "repeatable"
             )
@@ -97,22 +102,23 @@ def _selections(source: Source, scope: BranchScope, ids: tuple[str, ...] | None)
 
 
 def _points(
-    candidates: Candidates, choice: CallChoice, task_file: Path, skipped: Counter[str]
+    candidates: Candidates, choice: CallChoice, task_files: TaskFiles, skipped: Counter[str]
 ) -> tuple[list[BranchPoint], Counter[str]]:
     chosen, skipped_states = branch_points(candidates.states, choice, candidates.with_known_start)
     facts = {(row["rollout_id"], row["attempt"]): row for row in candidates.rollouts.iter_rows(named=True)}
-    tasks = tasks_by_id(task_file, {row["task_id"] for row in facts.values()})
+    wanted = {row["task_id"] for row in facts.values()}
+    tasks = {file: tasks_by_id(file, wanted) for file in set(task_files.values())}
     points, without_task = [], set()
     for rollout_id, attempt, call in chosen.iter_rows():
         row = facts[rollout_id, attempt]
-        if (task := tasks.get(row["task_id"])) is None:
-            without_task.add((rollout_id, attempt))
+        file = task_files[row["run_id"], row["round"], row["split"]]
+        if (task := tasks[file].get(row["task_id"])) is None:
+            without_task.add((rollout_id, attempt, file.name))
             continue
         split = {"split": row["split"]} if row["split"] else {}
         given = {key: value for key, value in task.items() if value is not None}
         points.append(BranchPoint(rollout_id, attempt, call, row["round"] or 0, {**given, **split}))
-    if without_task:
-        skipped[f"task not in {task_file.name}"] += len(without_task)
+    skipped.update(f"task not in {name}" for _, _, name in without_task)
     return points, skipped_states
 
 

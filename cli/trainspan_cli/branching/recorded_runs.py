@@ -1,37 +1,51 @@
 """What a rollout was run with: the runner's record of its run's target and tasks, and the judge on its span."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from trainspan_rollouts.run_ledger import recorded_target
 from trainspan_rollouts.task_file import read_tasks
 from trainspan_schemas.errors import UsageError
+from trainspan_schemas.telemetry.identity import Split
 
 if TYPE_CHECKING:
     import polars as pl
 
-__all__ = ["only_judge", "recorded_or_given", "tasks_by_id"]
+__all__ = ["TaskFiles", "only_judge", "recorded_or_given", "tasks_by_id"]
+
+
+TaskFiles: TypeAlias = Mapping[tuple[str | None, int | None, Split | None], Path]
+"""Run, round and split → the task file of their rollouts."""
 
 
 def recorded_or_given(
     rollouts: "pl.DataFrame", target: Sequence[str], tasks: str | None
-) -> tuple[tuple[str, ...], Path]:
-    """Target and task file: as given, otherwise as the runner recorded them for the rollouts' runs, rounds and splits.
+) -> tuple[tuple[str, ...], TaskFiles]:
+    """Target and task files: as given, otherwise as the runner recorded them for the rollouts' runs, rounds and splits.
 
     Raises UsageError if they are not known.
     """
-    kinds = rollouts.select("run_id", "round", "split").unique(maintain_order=True).drop_nulls("run_id").iter_rows()
-    recorded = {found for kind in kinds if (found := recorded_target(kind[0], kind[1] or 0, kind[2])) is not None}
-    targets = {tuple(target)} if target else {found for _, found in recorded}
-    files = {tasks} if tasks else {file for file, _ in recorded if file != "-"}
+    kinds = [*rollouts.select("run_id", "round", "split").unique(maintain_order=True).iter_rows()]
+    recorded = {
+        kind: found
+        for kind in kinds
+        if kind[0] is not None and (found := recorded_target(kind[0], kind[1] or 0, kind[2])) is not None
+    }
+    targets = {tuple(target)} if target else {found for _, found in recorded.values()}
     if len(targets) != 1:
         raise UsageError(
             f"{_how_many(targets)} recorded for these rollouts: name the agent, as for `trainspan rollout`"
         )
-    if len(files) != 1:
-        raise UsageError(f"{_how_many(files)} recorded for the tasks of these rollouts: name the file with --tasks")
-    return targets.pop(), Path(files.pop())
+    files = {}
+    for kind in kinds:
+        file = tasks or (recorded[kind][0] if kind in recorded else "-")
+        if file == "-":
+            raise UsageError(
+                f"no task file is recorded for run {kind[0]}, round {kind[1]}, split {kind[2]}: name the file with --tasks"
+            )
+        files[kind] = Path(file)
+    return targets.pop(), files
 
 
 def only_judge(judges: Sequence[str | None], given: str | None) -> str | None:

@@ -40,7 +40,9 @@ def measured_signals(
     calls, occurrences, ignored = [pl.DataFrame(schema=_CALLS)], [pl.DataFrame(schema=_OCCURRENCES)], 0
     for selection in selections:
         traces = index_traces(source, selection, NOTHING_USED, now_ns=now_ns, settle_s=settle_s)
-        measured, unused = own_scores(source, traces.calls, _advantage)
+        splits = traces.rollouts.filter((pl.col("split") == "val").fill_null(False))
+        calls_of = traces.calls.join(splits, on=ROLLOUT_KEY, how="anti", maintain_order="left")  # no validation
+        measured, unused = own_scores(source, calls_of, _advantage)
         ignored += unused
         own = traces.calls.join(measured.rename({"plain": "advantage"}), on=SPAN_KEY)
         calls.append(own.select(pl.col(name).cast(kind) for name, kind in _CALLS.items()))

@@ -114,7 +114,7 @@ def _of_selection(
     traces = index_traces(source, selection, NOTHING_USED, now_ns=now_ns, settle_s=settings.settle_s)
     rollouts = _rewarded(source, traces, settings)
     named = rollouts if rollout_ids is None else rollouts.filter(pl.col("rollout_id").is_in(list(rollout_ids)))
-    judged = named.with_columns(_obstacle().alias("obstacle"))
+    judged = named.with_columns(_obstacle(are_named=rollout_ids is not None).alias("obstacle"))
     kept = judged.filter(pl.col("obstacle").is_null()).sort("end_ns", *ROLLOUT_KEY).select(_FACTS)
     calls = traces.calls.join(kept.select(ROLLOUT_KEY), on=ROLLOUT_KEY, how="semi", maintain_order="left")
     groups = (
@@ -132,10 +132,11 @@ def _of_selection(
     )
 
 
-def _obstacle() -> pl.Expr:
-    """Why a rollout cannot be branched, else NULL."""
+def _obstacle(*, are_named: bool) -> pl.Expr:
+    """Why a rollout cannot be branched, else NULL. What is learned from validation rollouts would spoil them as a measure."""
     rules = {
         "a branch itself": pl.col("task_id").str.contains(BRANCH_TASK),
+        "validation": (pl.col("split") == "val") & (not are_named),
         "not selected": ~pl.col("selected"),
         "retried": pl.col("superseded"),
         "unfinished": ~pl.col("complete"),

@@ -8,6 +8,7 @@ import pytest
 
 from tests.processing.conftest import Bench
 from tests.processing.support.traces import TestRollout, chain
+from trainspan_cli.branching.branch_run import sampled_tokens
 from trainspan_processing.branches.candidates import Candidates, find_candidates, measure, newest_round, rounds_of
 from trainspan_processing.branches.choice import CallChoice, branch_points
 from trainspan_processing.branches.states import GREEDY, IMAGES
@@ -52,13 +53,16 @@ def test_rollouts_that_cannot_be_branched_are_counted_by_reason(bench: Bench) ->
         bench.rollout("mute").reward(1.0),
         chain(bench.rollout("loose", task=None), 1).reward(1.0),
         chain(bench.rollout("branch", task="t@r.0@1"), 1).reward(1.0),
+        chain(bench.rollout("held", split="val"), 1).reward(1.0),
     )
     candidates = found(bench)
     kept = candidates.rollouts.select("rollout_id", "attempt").rows()
     assert sorted(kept) == [(f"{bench.run_id}-again", 1), (good.rollout_id, 0)]
     reasons = {"retried": 1, "no reward": 2, "unfinished": 1, "no calls": 1, "no task": 1, "a branch itself": 1}
+    reasons["validation"] = 1
     assert candidates.skipped == Counter(reasons)
-    assert found(bench, good.rollout_id).rollouts["rollout_id"].to_list() == [good.rollout_id]
+    for name in (good.rollout_id, f"{bench.run_id}-held"):
+        assert found(bench, name).rollouts["rollout_id"].to_list() == [name]
 
 
 def test_states_have_surprisals_and_count_requests_not_choices(bench: Bench) -> None:
@@ -219,6 +223,19 @@ def test_advantages_are_also_measured_without_the_penalties_that_are_set(bench: 
     # The group earned .8 and 0 with the penalty, the branch .8: 1 and 0, and 1 without.
     assert (first.advantage, first.plain_advantage) == (pytest.approx(0.8 - 0.4), 1 - 0.5)
     assert (second.advantage, second.plain_advantage) == (0.0, 0.0)
+
+
+def test_the_tokens_of_a_rounds_branches_leave_out_other_rounds_and_repeated_answers(bench: Bench) -> None:
+    origin = chain(bench.rollout("a"), 2).reward(1.0)
+    made = []
+    for round_, tokens in ((1, [4, 5, 6]), (2, [7, 8])):
+        one = bench.rollout(f"b{round_}", task=branch_task_id("t0", origin.rollout_id, 0, 1), round=round_)
+        one.call(0, [1], [2, 3], **{keys.CALL_FORCED: True})
+        one.call(1, [1, 2, 3], tokens)
+        made.append(one)
+    bench.send(origin, *made)
+    with bench.source() as source:
+        assert [sampled_tokens(source, bench.run_id, rounds) for rounds in ((1,), (2,), (1, 2))] == [3, 2, 5]
 
 
 def test_a_sample_of_rollouts_does_not_depend_on_their_order(bench: Bench) -> None:

@@ -93,11 +93,14 @@ def test_advantages_of_another_policy_version_are_not_searched(bench: Bench) -> 
     assert "1 measured calls are not used: another policy version than the rollout's was branched" in answer.stderr
 
 
-def test_penalties_that_are_set_are_no_part_of_the_searched_advantages(bench: Bench) -> None:
+def test_penalties_that_are_set_and_validation_rollouts_are_not_searched(bench: Bench) -> None:
     rollout = bench.rollout("a")
     call = rollout.call(0, [1], [2])
     name = {keys.EVALUATION_NAME: keys.CALL_ADVANTAGE, keys.MEASURED_POLICIES: ["policy 0"], keys.MEASURED_PLAIN: 0.25}
+    held = bench.rollout("held", split="val")
+    other = held.call(0, [1], [2])
     bench.send(rollout.log_reward(-0.5, span_id=call, at=200.0, **name).reward(1.0))
+    bench.send(held.log_reward(-0.5, span_id=other, at=200.0, **name).reward(1.0))  # validation
     with bench.source() as source:
         calls, _, _ = measured_signals(source, [Selection(bench.run_id)], now_ns=bench.now, settle_s=0.0)
     assert calls["advantage"].to_list() == [0.25]

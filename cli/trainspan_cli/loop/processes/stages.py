@@ -25,7 +25,7 @@ from trainspan_cli.loop.processes.child_processes import Commands
 from trainspan_cli.loop.processes.screen import Screen
 from trainspan_cli.loop.processes.services import Services
 from trainspan_cli.loop.state.run_folder import RunFolder
-from trainspan_rollouts.run_ledger import points_file
+from trainspan_rollouts.run_ledger import ledger_files
 from trainspan_schemas.agents.functions import is_function_name
 from trainspan_schemas.artifacts.dataset import dataset_dir, manifest_path
 from trainspan_schemas.config.policy_scope import Policy, policies_of
@@ -40,6 +40,8 @@ Nothing: TypeAlias = Mapping[Policy, dict[str, Any]]
 
 NOTHING_TO_TRAIN = 3
 """Exit code of `trainspan dataset` if there is nothing to train on."""
+NOTHING_TO_BRANCH = 3
+"""Exit code of `trainspan branch` if no state can be branched; 1 with a result means that no branch is ok."""
 STORED_TIMEOUT_S = 15.0
 
 
@@ -192,7 +194,7 @@ class Stages:
         arguments += ["--calls", loop.branch_calls, "--n", str(loop.branches), "--limit", str(loop.branch_rollouts)]
         arguments += ["--policy-url", services.agents_url, *services.collector_option()]
         arguments += ["--judge", settings.judge] if settings.judge else []
-        arguments += ["--resume"] if points_file(run_id, round_).exists() else []
+        arguments += ["--resume"] if ledger_files(run_id, round_, None, of_branches=True) else []
         agent = [target] if is_function_name(target) else ["--", *shlex.split(target)]
         result: dict[str, Any] = {}
 
@@ -202,9 +204,11 @@ class Stages:
             elif event.get("event") == "progress":
                 self._screen.progress(event)
 
-        code, message = self._command("branch", arguments, agent, on_event, admitted=(0, 1, 2))
-        if code == 2:
+        code, message = self._command("branch", arguments, agent, on_event, admitted=(0, 1, NOTHING_TO_BRANCH))
+        if code == NOTHING_TO_BRANCH:
             self._screen.note(f"round {round_} has no branches: {message}")
+        elif not result:
+            raise ProcessError(f"branch failed: {message} (log: {self._folder.logs / 'branch.log'})")
         return result
 
     def dataset(self, round_: int, *, are_stored: bool, policies: Sequence[Policy] | None = None) -> Nothing:

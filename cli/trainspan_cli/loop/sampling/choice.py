@@ -24,7 +24,9 @@ def choose_sampler(settings: Settings, tasks: LoopTasks, stages: Stages, folder:
 
 
 def check_sampling(settings: Settings) -> None:
-    """Raises ConfigError if rollouts cannot run ahead of training as far as the settings say."""
+    """Raises ConfigError if rollouts cannot run ahead of training as far as the settings say, or cannot be branched so; UsageError
+    for `branch_calls` that say nothing.
+    """
     loop = settings.loop
     if loop.mode not in MODES:
         raise ConfigError(f"loop.mode = {loop.mode!r}: {' or '.join(MODES)}")
@@ -46,6 +48,10 @@ def check_sampling(settings: Settings) -> None:
             f"loop.branches with loop.overlap = {loop.overlap}: a new version would be served before the branches of older "
             "rollouts are sampled, and values of different versions cannot be compared; set one of them to 0"
         )
+    if loop.branches:
+        from trainspan_processing.branches.choice import CallChoice
+
+        CallChoice.parse(loop.branch_calls)
     if loop.branches < 0 or loop.branch_rollouts < 1:
         raise ConfigError(
             f"loop.branches = {loop.branches}, loop.branch_rollouts = {loop.branch_rollouts}: at least 0, and at least 1"

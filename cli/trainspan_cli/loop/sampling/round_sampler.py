@@ -102,7 +102,10 @@ class RoundSampler:
         collected = Collected(**known) if known is not None else self._rollouts(round_)
         if self._settings.loop.branches and not is_built:
             self._screen.collecting("branches", round_)
-            collected.result["branches"] = self._stages.branch(round_)
+            branches = self._stages.branch(round_)
+            collected.result["branches"] = branches
+            for total, part in (("sampled_tokens", "sampled_tokens"), ("sampling_seconds", "seconds")):
+                collected.result[total] = collected.result.get(total, 0) + branches.get(part, 0)
             self._screen.collecting("", round_)
         return collected
 

@@ -21,9 +21,17 @@ from trainspan_cli.loop.state.task_pool import TaskPool
 from trainspan_schemas.artifacts.dataset import dataset_dir
 from trainspan_schemas.config.loop import LoopSettings
 from trainspan_schemas.config.settings import Settings
-from trainspan_schemas.errors import ConfigError, ProcessError
+from trainspan_schemas.errors import ConfigError, ProcessError, UsageError
 
 WAIT_S = 10.0
+ALONE = {"total": 8, "sampled_tokens": 100, "sampling_seconds": 2.0}
+WITH_BRANCHES = {
+    "total": 8,
+    "sampled_tokens": 130,
+    "sampling_seconds": 3.5,
+    "branches": {"states": 2, "sampled_tokens": 30, "seconds": 1.5},
+}
+"""The result of a round: its tokens are those of its rollouts and of its branches."""
 
 
 class RecordedStages:
@@ -42,11 +50,16 @@ class RecordedStages:
             if self._stopped.is_set():
                 raise ProcessError("stopped")
         self.events.append(f"collected {round_}")
-        return Collected({"total": n}, [{"name": "counted", "ok": True, "detail": split}], 1.0, is_stored=True)
+        return Collected(
+            {"total": n, "sampled_tokens": 100, "sampling_seconds": 2.0},
+            [{"name": "counted", "ok": True, "detail": split}],
+            1.0,
+            is_stored=True,
+        )
 
     def branch(self, round_: int) -> dict[str, Any]:
         self.events.append(f"branch {round_}")
-        return {"states": 2}
+        return {"states": 2, "sampled_tokens": 30, "seconds": 1.5}
 
     def has_dataset(self, round_: int) -> bool:
         return dataset_dir(self._folder.datasets, round_).exists()
@@ -109,7 +122,7 @@ def test_a_round_is_collected_while_the_one_before_is_trained(world: World) -> N
     stages.slow = {3: threading.Event()}
     sampler.begin(1)
     first = sampler.take(1)
-    assert (first.rollout, first.nothing, list(first.seconds)) == ({"total": 8}, {}, ["rollouts", "dataset"])
+    assert (first.rollout, first.nothing, list(first.seconds)) == (ALONE, {}, ["rollouts", "dataset"])
     assert first.checks == [{"name": "counted", "ok": True, "detail": "train"}]
     until(stages, "collected 2")
     assert "collect 3" not in stages.events, "training of round 1 is not done"
@@ -119,7 +132,7 @@ def test_a_round_is_collected_while_the_one_before_is_trained(world: World) -> N
     until(stages, "collect 3")
     assert "dataset 2" in stages.events, "a dataset does not wait for the rollouts of the next round"
     stages.slow[3].set()
-    assert sampler.take(3).rollout == {"total": 8}
+    assert sampler.take(3).rollout == ALONE
 
 
 def test_a_validation_comes_between_rounds_and_before_the_next_dataset(world: World) -> None:
@@ -159,8 +172,8 @@ def test_a_restarted_loop_repeats_no_rollouts_that_were_collected(world: World) 
 
     again, stages = world.start()
     again.begin(1)
-    assert again.take(2).rollout == {"total": 8}
-    assert again.take(3).rollout == {"total": 8}
+    assert again.take(2).rollout == ALONE
+    assert again.take(3).rollout == ALONE
     assert stages.events == ["collect 3", "collected 3", "dataset 3"]
 
 
@@ -184,6 +197,10 @@ def test_settings_that_cannot_overlap_are_refused() -> None:
         check_sampling(dataclasses.replace(settings, loop=LoopSettings(target="a:b", mode="waves")))
     with pytest.raises(ConfigError, match=r"loop\.overlap = -1: at least 0"):
         check_sampling(dataclasses.replace(settings, loop=LoopSettings(target="a:b", overlap=-1)))
+    with pytest.raises(UsageError, match=r"calls = 'entropy2': use all, random:0\.25"):
+        check_sampling(
+            dataclasses.replace(settings, loop=LoopSettings(target="a:b", branches=4, branch_calls="entropy2"))
+        )
     with pytest.raises(ConfigError, match=r"loop.branches with loop.overlap = 1: .* set one of them to 0"):
         check_sampling(dataclasses.replace(settings, loop=LoopSettings(target="a:b", overlap=1, branches=4)))
     asleep = dataclasses.replace(settings.serving, sleep=True)
@@ -203,7 +220,7 @@ def test_a_rounds_branches_are_made_after_its_rollouts_and_before_those_of_the_n
     world.settings = dataclasses.replace(world.settings, loop=loop)
     sampler, stages = world.start()
     sampler.begin(1)
-    assert sampler.take(1).rollout == {"total": 8, "branches": {"states": 2}}
+    assert sampler.take(1).rollout == WITH_BRANCHES
     until(stages, "branch 2")
     made = [event for event in stages.events if not event.startswith("dataset")]
     assert made == ["collect 1", "collected 1", "branch 1", "collect 2", "collected 2", "branch 2"]
@@ -211,10 +228,10 @@ def test_a_rounds_branches_are_made_after_its_rollouts_and_before_those_of_the_n
 
 def test_an_interrupted_loop_resumes_its_branches_with_the_recorded_rollouts(world: World) -> None:
     world.settings = dataclasses.replace(world.settings, loop=LoopSettings(rounds=1, branches=4, target="agent:solve"))
-    world.folder.keep_sampled(1, Collected({"total": 8}, [], 1.0, is_stored=True).record())
+    world.folder.keep_sampled(1, Collected(ALONE, [], 1.0, is_stored=True).record())
     sampler, stages = world.start()
     sampler.begin(1)
-    assert sampler.take(1).rollout == {"total": 8, "branches": {"states": 2}}
+    assert sampler.take(1).rollout == WITH_BRANCHES
     assert stages.events == ["branch 1", "dataset 1"]
 
 
