@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import http.client
 import json
 import urllib.error
 import urllib.request
@@ -27,7 +28,7 @@ _FORGET_S: Final = 3.0
 class Branching:
     """Registers each attempt at a branch before its agent starts, and ends it afterwards.
 
-    With several servers the prefix is registered at each; all calls of one rollout must reach the same one.
+    With several servers the prefix is registered at each that answers; all calls of one rollout must reach the same one.
     """
 
     def __init__(self, source: BranchSource, policy_urls: Sequence[str], key: bytes, timeout_s: float) -> None:
@@ -56,9 +57,9 @@ class Branching:
         )
         registering = asyncio.create_task(asyncio.to_thread(self._register, prefix))
         try:
-            await asyncio.shield(registering)
+            servers = await asyncio.shield(registering)
             ended = await executor.execute(execution)
-            branched = await asyncio.to_thread(self._end, identity)
+            branched = await asyncio.to_thread(self._end, identity, servers)
         except PolicyServerError as error:
             return Ended("infra_error", 0.0, error=str(error))
         except asyncio.CancelledError:
@@ -66,20 +67,35 @@ class Branching:
             raise
         return _judged(ended, point, branched)
 
-    def _register(self, prefix: ForcedPrefix) -> None:
-        body = prefix.to_json()
+    def _register(self, prefix: ForcedPrefix) -> list[str]:
+        """Returns the servers that have the prefix. Raises PolicyServerError if none has."""
+        body, servers, failure = prefix.to_json(), [], None
         for server in self._servers:
-            self._post(server, PREFIX_PATH, body)
+            try:
+                self._post(server, PREFIX_PATH, body)
+                servers.append(server)
+            except PolicyServerError as error:
+                failure = error
+        if failure is not None and not servers:
+            raise failure
+        return servers
 
-    def _end(self, identity: Identity) -> Branched:
-        """Returns what became of the branch, summed over the servers, of which one has seen the calls."""
+    def _end(self, identity: Identity, servers: Sequence[str]) -> Branched:
+        """Returns what became of the branch, summed over the servers, of which one has seen the calls.
+
+        Raises PolicyServerError if that one may be a server that does not answer.
+        """
         body = json.dumps({"rollout": identity.rollout_id, "attempt": identity.attempt}).encode()
-        ends = []
-        for server in self._servers:
+        ends, failure = [], None
+        for server in servers:
             try:
                 ends.append(Branched.from_json(self._post(server, f"{PREFIX_PATH}/end", body)))
             except InvalidRecordError as error:
-                raise PolicyServerError(f"{server} answered {error}") from error
+                failure = PolicyServerError(f"{server} answered {error}")
+            except PolicyServerError as error:
+                failure = error
+        if failure is not None and not any(end.forced or end.sampled or end.diverged for end in ends):
+            raise failure
         return Branched(
             forced=sum(end.forced for end in ends),
             missing=min(end.missing for end in ends),
@@ -87,12 +103,12 @@ class Branching:
             diverged=next((end.diverged for end in ends if end.diverged), None),
         )
 
-    async def _forget(self, identity: Identity, registering: asyncio.Task[None]) -> None:
+    async def _forget(self, identity: Identity, registering: asyncio.Task[list[str]]) -> None:
         """Ends the branch of an agent that was stopped; otherwise it expires."""
         with contextlib.suppress(PolicyServerError, ProcessError, TimeoutError):
             async with asyncio.timeout(_FORGET_S):
-                await asyncio.shield(registering)
-                await asyncio.to_thread(self._end, identity)
+                servers = await asyncio.shield(registering)
+                await asyncio.to_thread(self._end, identity, servers)
 
     def _post(self, server: str, path: str, body: bytes) -> bytes:
         """Raises PolicyServerError if it may work the next time, ProcessError if it never will."""
@@ -114,25 +130,28 @@ class Branching:
                     f"{server} cannot branch rollouts: serve the policy with `trainspan serve`"
                 ) from error
             raise PolicyServerError(f"the policy server at {server} answered {error.code}: {reason}") from error
-        except OSError as error:
+        except (OSError, http.client.HTTPException) as error:
             raise PolicyServerError(f"the policy server at {server} cannot be reached: {error}") from error
 
 
 def _judged(ended: Ended, point: BranchPoint, branched: Branched) -> Ended:
-    """The end of an agent that was to repeat the stored calls and then to make the call at `point`."""
+    """The end of an agent that was to repeat the stored calls and then to make the call at `point`.
+
+    One that did not get there, also because its time was over, says nothing about the state.
+    """
     if ended.status not in ("ok", "agent_error", "timeout"):
         return ended
-    why = branched.diverged
-    if why is None and ended.status != "timeout":
+    why, end = branched.diverged, "timed out" if ended.status == "timeout" else "ended"
+    if why is None:
         if branched.missing:
-            why = f"the agent ended before {branched.missing} of the stored answers were asked for"
+            why = f"the agent {end} before {branched.missing} of the stored answers were asked for"
         elif not branched.sampled:
-            why = f"the agent ended without call {point.call}"
+            why = f"the agent {end} without call {point.call}"
     return ended if why is None else replace(ended, status="diverged", error=why)
 
 
 def _reason(error: urllib.error.HTTPError) -> str:
     try:
         return str(json.loads(error.read())["error"])
-    except (ValueError, KeyError, TypeError, OSError):
+    except (ValueError, KeyError, TypeError, OSError, RecursionError, http.client.HTTPException):
         return error.reason

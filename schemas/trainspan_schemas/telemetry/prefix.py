@@ -164,7 +164,7 @@ class Branched:
             diverged = record["diverged"]
             forced, missing, sampled = (int(record[name]) for name in ("forced", "missing", "sampled"))
             return cls(forced, missing, sampled, None if diverged is None else str(diverged))
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise InvalidRecordError(f"not the end of a prefix: {body[:100]!r}") from error
 
 

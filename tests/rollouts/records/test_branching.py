@@ -1,0 +1,107 @@
+"""Branches with several policy servers, some of which are away, and agents that did not get to their state."""
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from trainspan_rollouts.executors.branching import Branching
+from trainspan_rollouts.executors.executor import Ended, Execution
+from trainspan_rollouts.task_file import Task
+from trainspan_schemas.artifacts.branches import BranchPoint, StoredCalls
+from trainspan_schemas.telemetry.identity import Identity, TraceParent
+from trainspan_schemas.telemetry.prefix import PREFIX_PATH, ForcedCall, ForcedChoice
+from trainspan_schemas.telemetry.status import RolloutStatus
+
+FOLLOWED = {"forced": 1, "missing": 0, "sampled": 2, "diverged": None}
+UNUSED = {"forced": 0, "missing": 1, "sampled": 0, "diverged": None}
+AWAY = "http://127.0.0.1:9"  # the discard port, which nobody listens on
+POINT = BranchPoint("origin", 0, 1, 0, {"id": "t"})
+STORED = StoredCalls((ForcedCall(0, bytes(4), (ForcedChoice(bytes(4), bytes(4), "stop"),), 0),), ("0" * 32,), bytes(8))
+EXECUTION = Execution(Task("t", "x"), Identity("branch", "run", "t", 0, 0), TraceParent("1" * 32, "2" * 16), "token")
+
+
+class StoredBranch:
+    def calls(self, point: BranchPoint) -> StoredCalls:
+        return STORED
+
+
+class Agent:
+    def __init__(self, status: RolloutStatus) -> None:
+        self.status = status
+
+    async def start(self) -> None: ...
+
+    async def execute(self, execution: Execution) -> Ended:
+        return Ended(self.status, 1.0)
+
+    async def close(self) -> None: ...
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[[bytes], str]]:
+    """Starts an HTTP server that accepts every prefix and answers its end with these bytes; returns its URL."""
+    servers = []
+
+    def start(end: bytes) -> str:
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                self.rfile.read(int(self.headers["Content-Length"]))
+                body = b"{}" if self.path == PREFIX_PATH else end
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(body) + (self.path != PREFIX_PATH and end == b"cut")))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: Any) -> None: ...
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        servers.append(server)
+        return f"http://127.0.0.1:{server.server_port}"
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def branched(urls: list[str], status: RolloutStatus = "ok") -> Ended:
+    branching = Branching(StoredBranch(), urls, b"key", 60.0)
+    return asyncio.run(branching.execute(POINT, EXECUTION, Agent(status)))
+
+
+def said(outcome: dict[str, Any]) -> bytes:
+    return json.dumps(outcome).encode()
+
+
+def test_servers_that_are_away_do_not_stop_branches_on_others(serve: Callable[[bytes], str]) -> None:
+    assert branched([AWAY, serve(said(FOLLOWED)), serve(said(UNUSED))]).status == "ok"
+    ended = branched([AWAY])
+    assert ended.status == "infra_error"
+    assert "cannot be reached" in (ended.error or "")
+
+
+@pytest.mark.parametrize("end", [b"cut", b"not JSON", b"[" * 5000, b'{"forced": 1e999}'])
+def test_an_end_that_cannot_be_read_is_made_up_for_only_by_the_server_that_saw_the_calls(
+    serve: Callable[[bytes], str], end: bytes
+) -> None:
+    broken = serve(end)
+    assert branched([broken, serve(said(FOLLOWED))]).status == "ok"
+    assert branched([broken, serve(said(UNUSED))]).status == "infra_error"  # the broken one may have had the calls
+
+
+def test_an_agent_that_did_not_get_to_its_state_is_no_evidence_whatever_its_end(
+    serve: Callable[[bytes], str],
+) -> None:
+    missing, silent = serve(said(UNUSED)), serve(said({**FOLLOWED, "sampled": 0}))
+    for status in ("ok", "agent_error", "timeout"):
+        assert branched([missing], status).status == "diverged"  # type: ignore[arg-type]
+        assert branched([silent], status).status == "diverged"  # type: ignore[arg-type]
+    assert branched([missing], "timeout").error == ("the agent timed out before 1 of the stored answers were asked for")
+    followed = serve(said(FOLLOWED))
+    assert branched([followed], "timeout").status == "timeout"
