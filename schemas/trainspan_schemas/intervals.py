@@ -53,12 +53,15 @@ class RewardEstimate:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The 95 % interval: Wilson's (1927) for a success rate, else Student's (1908). None if there are too few tasks."""
+        """The 95 % interval: Wilson's (1927) for a success rate, else Student's (1908).
+
+        None if there are too few tasks, or if all have one reward that is neither 0 nor 1: its spread is unknown, not 0.
+        """
         if not self.n:
             return None
         if self.binary:
             return _wilson(self.mean, self.n)
-        if math.isnan(self.deviation):
+        if math.isnan(self.deviation) or self.deviation == 0:
             return None
         half = t_half_width(self.deviation, self.n)
         return self.mean - half, self.mean + half

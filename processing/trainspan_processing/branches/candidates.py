@@ -4,13 +4,14 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Final
 
 import polars as pl
 
 from trainspan_processing.assembly.chunk import reward_chunk
 from trainspan_processing.branches.states import STATES, states_of
-from trainspan_processing.branches.values import BranchedRollout, StateBranches, measure_rollout
+from trainspan_processing.branches.values import BranchedRollout, StateBranches, measure_rollout, two_values
 from trainspan_processing.dataset.ledger import NOTHING_USED
 from trainspan_processing.read.measurements import policies_of
 from trainspan_processing.read.source import Selection, Source
@@ -174,13 +175,19 @@ def measure(
                 found.setdefault((began.rollout_id, began.attempt), {})[began.call] = from_state
     groups = {tuple(row[:3]): StateBranches(*row[3:]) for row in candidates.group_rewards.select(_OF_GROUP).iter_rows()}
     states = candidates.states.partition_by(ROLLOUT_KEY, as_dict=True)
+    own_rewards = [
+        reward for states_of_one in found.values() for own in states_of_one.values() for reward in own.rewards
+    ]
+    two = two_values(
+        [*candidates.rollouts["reward"], *chain(*(group.rewards for group in groups.values())), *own_rewards]
+    )
     sampled_by = policies_of(candidates.calls, ROLLOUT_KEY)
     measured = []
     for row in candidates.rollouts.iter_rows(named=True):
         key = (row["rollout_id"], row["attempt"])
         own = states.get(key, pl.DataFrame(schema=STATES))
         group = groups.get((row["run_id"], row["round"], row["task_id"]))
-        measured.append(measure_rollout(row, own, group, found.get(key, {}), sampled_by.get(key, ())))
+        measured.append(measure_rollout(row, own, group, found.get(key, {}), sampled_by.get(key, ()), two))
     return measured
 
 

@@ -6,15 +6,16 @@ The advantage of call k is V(s_k+1) − V(s_k). VinePPO, arXiv 2410.01679, secti
 
 import math
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import polars as pl
 
-from trainspan_schemas.intervals import RewardEstimate
+from trainspan_schemas.intervals import RewardEstimate, t_interval
 
-__all__ = ["BranchedCall", "BranchedRollout", "StateBranches", "StateValue", "measure_rollout"]
+__all__ = ["BranchedCall", "BranchedRollout", "StateBranches", "StateValue", "measure_rollout", "two_values"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,22 +52,19 @@ class StateValue:
     """Name and version of every policy that sampled for the branches."""
 
     @classmethod
-    def of(
-        cls, rewards: Sequence[float], plain: Sequence[float], by: str, policies: tuple[str, ...] = ()
-    ) -> "StateValue | None":
-        """From the rewards of independent rollouts; None without any."""
-        if not rewards:
+    def of(cls, own: StateBranches, by: str, two: tuple[float, float] | None) -> "StateValue | None":
+        """From the rewards of independent rollouts; None without any. `two`: see `two_values`."""
+        if not own.rewards:
             return None
-        estimate = RewardEstimate.of([reward] for reward in rewards)
-        mean = statistics.mean(rewards)
-        return cls(mean, estimate.interval, len(rewards), by, statistics.mean(plain), policies)
+        mean = statistics.mean(own.rewards)
+        return cls(mean, _interval(own.rewards, two), len(own.rewards), by, statistics.mean(own.plain), own.policies)
 
     @classmethod
-    def of_branches(cls, branches: StateBranches) -> "StateValue | None":
+    def of_branches(cls, branches: StateBranches, two: tuple[float, float] | None) -> "StateValue | None":
         """None without a rewarded branch, or if what failed branches would have earned is unknown."""
         if branches.unrewarded_failures:
             return None
-        return cls.of(branches.rewards, branches.plain, "branches", branches.policies)
+        return cls.of(branches, "branches", two)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,18 +118,19 @@ def measure_rollout(
     group: StateBranches | None,
     branches: Mapping[int, StateBranches],
     policies: Collection[str],
+    two: tuple[float, float] | None,
 ) -> BranchedRollout:
     """The values of a rollout's states.
 
     `rollout` has rollout_id, attempt, task_id, reward and plain_reward; `states` are its STATES; `group` is its group, itself
     included; `branches` are those of each state; `policies` sampled the rollout. If others sampled branches, the group gives
-    no value: it is that of another policy.
+    no value: it is that of another policy. `two`: see `two_values`.
     """
     reward, end = float(rollout["reward"]), states.height
-    values = {call: StateValue.of_branches(own) for call, own in branches.items() if call < end}
+    values = {call: StateValue.of_branches(own, two) for call, own in branches.items() if call < end}
     is_other = not {name for own in branches.values() for name in own.policies} <= set(policies)
     if values.get(0) is None and group is not None and len(group.rewards) > 1 and not is_other:
-        values[0] = StateValue.of(group.rewards, group.plain, "group")
+        values[0] = StateValue.of(group, "group", two)
     values[end] = StateValue(reward, (reward, reward), 1, "reward", float(rollout["plain_reward"]))
     calls = []
     for row in states.iter_rows(named=True):
@@ -155,6 +154,29 @@ def measure_rollout(
     return BranchedRollout(
         rollout["rollout_id"], rollout["attempt"], rollout["task_id"], reward, is_other, tuple(calls)
     )
+
+
+def two_values(rewards: Iterable[float]) -> tuple[float, float] | None:
+    """The two values that the rewards of a whole run have, so that their mean is a rate; None if there are others.
+
+    Those are 0 and 1, also if only one of them occurs, or any two that occur more than once each: numbers that only happen to
+    be few do not repeat.
+    """
+    found = Counter(rewards)
+    if found.keys() <= {0.0, 1.0}:
+        return 0.0, 1.0
+    if len(found) == 2 and min(found.values()) > 1:
+        return min(found), max(found)
+    return None
+
+
+def _interval(rewards: Sequence[float], two: tuple[float, float] | None) -> tuple[float, float] | None:
+    """95 %: Wilson's for the rate of the greater of two values, else Student's; None if it is unknown."""
+    if two is None:
+        return t_interval(rewards) if len(set(rewards)) > 1 else None
+    low, high = two
+    ends = RewardEstimate.of([(reward - low) / (high - low)] for reward in rewards).interval
+    return None if ends is None else (low + (high - low) * ends[0], low + (high - low) * ends[1])
 
 
 def _difference(before: StateValue, after: StateValue) -> tuple[float, float] | None:

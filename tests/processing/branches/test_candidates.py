@@ -13,10 +13,12 @@ from trainspan_processing.branches.candidates import Candidates, find_candidates
 from trainspan_processing.branches.choice import CallChoice, branch_points
 from trainspan_processing.branches.states import GREEDY, IMAGES
 from trainspan_processing.branches.stored_calls import StoredCallReader
+from trainspan_processing.branches.values import StateBranches, StateValue, two_values
 from trainspan_processing.read.source import Selection
 from trainspan_schemas.artifacts.branches import BranchPoint, branch_task_id
 from trainspan_schemas.config.settings import DatasetSettings
 from trainspan_schemas.errors import InvalidRecordError, UsageError
+from trainspan_schemas.intervals import t_interval
 from trainspan_schemas.telemetry import keys
 from trainspan_schemas.telemetry.prefix import prompt_digest
 from trainspan_schemas.telemetry.tokens import encode_ids, encode_logprobs
@@ -236,6 +238,27 @@ def test_the_tokens_of_a_rounds_branches_leave_out_other_rounds_and_repeated_ans
     bench.send(origin, *made)
     with bench.source() as source:
         assert [sampled_tokens(source, bench.run_id, rounds) for rounds in ((1,), (2,), (1, 2))] == [3, 2, 5]
+
+
+def test_rewards_of_two_values_have_wilsons_interval_and_equal_ones_of_unknown_spread_none() -> None:
+    assert two_values([0.0, 0.0]) == two_values([1.0, 0.0]) == (0.0, 1.0)
+    assert two_values([-1.0, 2.0, -1.0, 2.0]) == (-1.0, 2.0)
+    assert two_values([0.3, 0.7]) is None  # two of many
+    assert two_values([0.5, 0.5]) is None
+
+    def interval(rewards: list[float], run: list[float]) -> tuple[float, float] | None:
+        value = StateValue.of(StateBranches(rewards, rewards), "branches", two_values(run))
+        assert value is not None
+        return value.interval
+
+    # Four of four: Wilson's lower end is 4 / (4 + 1.959964²) = .5101, here of a scale from −1 to 2.
+    assert interval([2.0] * 4, [-1.0, -1.0, 2.0, 2.0]) == pytest.approx((-1 + 3 * 0.5101, 2.0), abs=1e-3)
+    assert interval([0.8] * 4, [0.8, 1.0, 0.0, 0.4]) is None
+    assert interval([1.0] * 4, [0.8, 1.0, 0.0, 0.4]) is None  # a success rate only if all rewards of the run are 0 or 1
+    assert interval([1.0, 0.0], [0.8, 1.0, 0.0, 0.4]) == t_interval([1.0, 0.0])
+    # 0 and .5: mean .25, s = .35355, t(1) = 12.7062
+    half = 12.7062 * 0.35355 / 2**0.5
+    assert interval([0.0, 0.5], [0.0, 0.5, 0.7]) == pytest.approx((0.25 - half, 0.25 + half), abs=1e-3)
 
 
 def test_a_sample_of_rollouts_does_not_depend_on_their_order(bench: Bench) -> None:
