@@ -11,6 +11,7 @@ from pathlib import Path
 from trainspan_schemas.artifacts.checkpoint import CANARY_FILE, META_FILE, Canary, CheckpointMeta, hash_weights
 from trainspan_schemas.errors import CheckpointError
 from trainspan_serving.checkpoints.adapters import check_adapter_fits, is_adapter, read_adapter
+from trainspan_serving.checkpoints.merged import check_can_merge
 from trainspan_serving.checkpoints.pull import CopyFailedError, DamagedCopyError
 from trainspan_serving.checkpoints.weights import Weights, check_fits, read_weights
 
@@ -34,6 +35,10 @@ class EngineLimits:
     """None: no adapters."""
     lora_modules: tuple[str, ...] | None
     """Modules that may have an adapter; None: any."""
+    merges_adapters: bool
+    """Whether adapters are added to the full weights."""
+    can_reload: bool
+    """Whether full weights can be exchanged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,18 +58,21 @@ class CheckpointCandidate:
 
 def find_candidate(
     checkpoints: Path,
+    policy: str | None,
     name: str,
     version: int,
+    weights_sha256: str | None,
+    *,
     served: Weights,
     limits: EngineLimits,
-    weights_sha256: str | None = None,
 ) -> CheckpointCandidate:
-    """Returns checkpoint `name` as `version`. Raises CheckpointError with the first reason why it cannot be served.
+    """Returns checkpoint `name` as `version` of the only policy or of one of several, whose checkpoints are in its own folder.
 
+    Raises CheckpointError with the first reason why it cannot be served.
     Raises CopyFailedError if the folder has another checkpoint than the one with `weights_sha256` (None: any),
     DamagedCopyError if its weights do not have the hash in its `trainspan.json`.
     """
-    folder = _resolve(checkpoints, name)
+    folder = _resolve(checkpoints / (policy or ""), name)
     meta = CheckpointMeta.read(folder)
     if weights_sha256 is not None and meta.weights_sha256 != weights_sha256:
         raise CopyFailedError(
@@ -76,9 +84,18 @@ def find_candidate(
     weights = None
     if is_adapter(folder):
         check_adapter_fits(read_adapter(folder), served, limits.max_lora_rank, limits.lora_modules)
+        if limits.merges_adapters:
+            check_can_merge(folder, served)
     else:
         weights = read_weights(folder)
         check_fits(weights, served)
+        if policy is not None:
+            raise CheckpointError(f"{name} has full weights, but policy {policy!r} is an adapter on the base model")
+    if (weights or limits.merges_adapters) and not limits.can_reload:
+        raise CheckpointError(
+            "this server cannot swap full weights: start vLLM with "
+            "--worker-extension-cls trainspan_serving.worker.PolicyWorker"
+        )
     if meta.weights_sha256 and hash_weights(folder) != meta.weights_sha256:
         raise DamagedCopyError(
             f"{name}: its safetensors files differ from what the trainer wrote (weights_sha256 in {META_FILE}): "

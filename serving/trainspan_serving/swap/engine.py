@@ -37,6 +37,8 @@ class Engine:
             max_tokens=int(model.max_model_len),
             max_lora_rank=sys.maxsize if self.merges_adapters else int(lora.max_lora_rank) if lora else None,
             lora_modules=SERVED_MODULES if self.merges_adapters else tuple(modules) if modules else None,
+            merges_adapters=self.merges_adapters,
+            can_reload=self.can_reload,
         )
 
     @property

@@ -265,30 +265,20 @@ class PolicyServer:
         self, checkpoint: str, version: int, policy: str | None, weights_sha256: str | None
     ) -> CheckpointCandidate:
         try:
-            return await asyncio.to_thread(self._validate, checkpoint, version, policy, weights_sha256)
+            return await asyncio.to_thread(
+                find_candidate,
+                Path(self.plan.checkpoints),
+                policy,
+                checkpoint,
+                version,
+                weights_sha256,
+                served=self._served,
+                limits=self._engine.limits,
+            )
         except DamagedCopyError:
             if self._copying is not None:
                 await self._copying.discard(checkpoint, policy)
             raise
-
-    def _validate(
-        self, checkpoint: str, version: int, policy: str | None, weights_sha256: str | None
-    ) -> CheckpointCandidate:
-        checkpoints = Path(self.plan.checkpoints, policy or "")
-        candidate = find_candidate(checkpoints, checkpoint, version, self._served, self._engine.limits, weights_sha256)
-        if candidate.weights and policy is not None:
-            raise CheckpointError(
-                f"{checkpoint} has full weights, but policy {policy!r} is an adapter on the base model"
-            )
-        is_merged = candidate.weights is None and self._engine.merges_adapters
-        if is_merged:
-            check_can_merge(candidate.folder, self._served)
-        if (candidate.weights or is_merged) and not self._engine.can_reload:
-            raise CheckpointError(
-                "this server cannot swap full weights: start vLLM with "
-                "--worker-extension-cls trainspan_serving.worker.PolicyWorker"
-            )
-        return candidate
 
     async def _exchange(
         self, row: PolicyRow, candidate: CheckpointCandidate, seconds: dict[str, float]

@@ -19,6 +19,7 @@ from trainspan_schemas.artifacts.checkpoint import CheckpointMeta, write_latest
 from trainspan_schemas.config.settings import ServingSettings
 from trainspan_schemas.errors import CheckpointError, ConfigError, UsageError
 from trainspan_schemas.resources import available_cores
+from trainspan_serving.checkpoints.copies import claim_copies
 from trainspan_serving.process.launch import Launch, prepare
 from trainspan_serving.process.server_plan import ServerPlan, plan_of_process
 
@@ -266,6 +267,17 @@ def test_the_command_says_in_one_line_that_the_port_is_taken_and_does_not_load_v
         f"trainspan: cannot listen on 127.0.0.1:{port}: Address already in use; choose another with --port\n"
     )
     assert time.monotonic() - started < 10
+
+
+def test_a_folder_into_which_another_server_copies_is_refused_before_vllm_is_loaded(home: Path, models: Models) -> None:
+    settings = {"model": str(models.base), "weights_url": "http://127.0.0.1:9"}
+    launch_of(home, **settings)
+    held = claim_copies(home / "checkpoints")
+    launch_of(home, model=str(models.base))  # without copies the folder can be shared
+    with pytest.raises(CheckpointError, match="give each its own --checkpoints"):
+        launch_of(home, **settings)
+    os.close(held)
+    launch_of(home, **settings)
 
 
 def test_flags_without_a_model_are_flags(home: Path) -> None:

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from tests.support.policy_server.balancer import balancer
 from tests.support.policy_server.process import RunningServer, policy_server
 from tests.support.policy_server.weights import weights_server
 from tests.support.ports import free_ports
+from trainspan_schemas.artifacts.checkpoint import CheckpointMeta, hash_weights
 from trainspan_schemas.telemetry import keys
 from trainspan_training.checkpoints.folder import accepted_checkpoint
 from trainspan_training.checkpoints.ledger import CheckpointLedger, LedgerEntry
@@ -134,3 +135,39 @@ def test_no_request_fails_over_swaps_and_the_death_of_a_server(
     assert len(served) >= 2, "both servers answered"
     shared = set.intersection(*served.values()) if len(served) == 2 else set()
     assert len(shared) <= 2 * CLIENTS, "only the rollouts at the time of the kill and of the return had to move"
+
+
+@pytest.mark.slow
+def test_a_server_that_starts_before_the_trainers_machine_catches_up_while_it_listens(
+    models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRAINSPAN_HOME", str(tmp_path / "trainer"))
+    checkpoints = make_versions(models, tmp_path / "checkpoints", 2)
+    for home in ("trainer", "one"):
+        (tmp_path / home).mkdir()
+        (tmp_path / home / "token").write_text("the token of swaps\n")
+    for folder in sorted(checkpoints.iterdir()):
+        replace(CheckpointMeta.read(folder), weights_sha256=hash_weights(folder)).write(folder)
+    CheckpointLedger(checkpoints).append(LedgerEntry("published", None, "policy-000001"))
+    (port,) = free_ports(1)
+    arguments = ("--weights-url", f"http://127.0.0.1:{port}", "--checkpoints", str(tmp_path / "own"))
+    with policy_server(models.base, tmp_path / "one", "--collector", "none", *arguments) as server:
+        state = server.policy()
+        assert (state["version"], "no answer from" in state["behind"]) == (0, True)
+        with weights_server(checkpoints, tmp_path / "trainer", port):
+            deadline = time.monotonic() + 60
+            while (state := server.policy())["behind"] and time.monotonic() < deadline:
+                time.sleep(0.2)
+            assert (state["version"], state["behind"]) == (1, None), "the accepted one, not the newest"
+            # What the trainer offers is taken over what is accepted; a folder of the same name is not taken for it.
+            assert swap_with(server, "policy-000002", 2, "0" * 64) == (503, "copy_failed")
+            sha256 = CheckpointMeta.read(checkpoints / "policy-000002").weights_sha256
+            assert swap_with(server, "policy-000002", 2, sha256) == (200, None)
+            assert server.policy()["weights_sha256"] == sha256
+
+
+def swap_with(server: RunningServer, checkpoint: str, version: int, sha256: str | None) -> tuple[int, str | None]:
+    body = {"checkpoint": checkpoint, "version": version, "weights_sha256": sha256}
+    token = (server.home / "token").read_text().strip()
+    status, answer, _ = server.post("/trainspan/policy", body, {"Authorization": f"Bearer {token}"})
+    return status, answer.get("reason")
