@@ -9,7 +9,7 @@ __all__ = ["OPENER"]
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
     """Raises the HTTPError of a redirect: urllib would send the token in `Authorization` to the other host."""
 
-    def redirect_request(self, *_: Any) -> None:
+    def redirect_request(self, *_: Any, **__: Any) -> None:
         return None
 
 
