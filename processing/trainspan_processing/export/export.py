@@ -20,6 +20,7 @@ from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.rewards.rollout_rewards import reward_rollouts
 from trainspan_processing.text.token_text import Decoder
 from trainspan_processing.traces.trace_index import Clock, index_traces
+from trainspan_schemas.artifacts.branches import BRANCH_TASK
 from trainspan_schemas.artifacts.dataset import MANIFEST, manifest_path
 from trainspan_schemas.config.settings import DatasetSettings
 from trainspan_schemas.errors import DatasetError, UsageError
@@ -129,7 +130,12 @@ def _candidates_in(source: Source, request: ExportRequest, clock: Clock) -> list
 
 
 def _grouped(rollouts: pl.DataFrame) -> list[RewardedRollout]:
-    """Groups rollouts of the same task and round; a rollout without a task is its own group."""
+    """Groups rollouts of the same task and round; a rollout without a task is its own group.
+
+    Branches are left out: their first answers are those of the rollout that they branch from, sampled there, and their states
+    are not a task's usual ones.
+    """
+    rollouts = rollouts.filter(~pl.col("task_id").str.contains(BRANCH_TASK).fill_null(value=False))
     columns = ["rollout_id", "attempt", "run_id", "round", "task_id", "reward"]
     return [
         RewardedRollout(

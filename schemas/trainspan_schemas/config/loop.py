@@ -37,7 +37,7 @@ class LoopSettings:
     """Branches from each chosen state of a round's rollouts ([branches](credit-assignment.md#branches)); 0: none.
 
     They are trained too, as groups of their own. `[dataset] credit = "vine"` uses the values that they measure."""
-    branch_calls: str = "random:0.25"
+    branch_calls: str = "random:0.1"
     """Calls of each rollout to measure, as in `trainspan branch --calls`."""
     branch_rollouts: int = 16
     """Number of rollouts of a round that are branched, chosen by a hash."""

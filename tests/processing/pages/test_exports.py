@@ -293,6 +293,10 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 def test_a_vendors_answers_are_exported_from_the_store(bench: Bench, tmp_path: Path) -> None:
     bench.send(_vendor(bench.rollout("a"), "4", 1.0), _vendor(bench.rollout("b"), "5", 0.0))
+    # Branches repeat answers of other rollouts: they are no examples, of a group of their own or any other.
+    bench.send(
+        _vendor(bench.rollout("c", task="t0@a.0@1"), "6", 1.0), _vendor(bench.rollout("d", task="t0@a.0@1"), "7", 0.0)
+    )
     store, out = bench.collectors[0].store, tmp_path / "sft.jsonl"
     done = _export(bench, "sft", store, out, "--run", bench.run_id)
     assert done.returncode == 0, done.stderr
