@@ -29,9 +29,9 @@ steps_per_round = 1
 target = "agent.py:solve"
 rounds = 2
 tasks_per_round = 3
-branches = 2
-branch_calls = "random:0.7"
-branch_rollouts = 4
+branches = 3
+branch_calls = "random:0.9"
+branch_rollouts = 8
 eval_tasks = 0
 eval_every = 0
 """
@@ -58,9 +58,11 @@ def test_a_loop_measures_values_and_trains_on_them_and_on_the_branches(tmp_path:
         assert all(check["ok"] for check in record["checks"]), record["checks"]
         branches = record["rollout"]["branches"]
         assert branches["status"] == {"ok": branches["total"]}
-        assert 0 < branches["total"] <= 4 * 2 * 2
+        assert 0 < branches["total"] <= 8 * 2 * 3
         assert record["dataset"]["dropped"]["forced"] > 0
-    dataset = next(folder.glob("**/round-0002"))
-    rows = open_published(dataset).rows(["task_id", "advantage"])
+        assert record["rollout"]["sampled_tokens"] == 3 * 4 * 3 + branches["sampled_tokens"]
+    datasets = [open_published(next(folder.glob(f"**/round-000{number}"))) for number in (1, 2)]
+    assert [dataset.manifest["ignored_values"] for dataset in datasets] == [0, 0]
+    rows = pl.concat(dataset.rows(["task_id", "advantage"]) for dataset in datasets)
     assert rows.filter(pl.col("task_id").str.contains("@")).height > 0, "branches are data"
     assert rows.filter(~pl.col("task_id").str.contains("@"))["advantage"].n_unique() > 1
