@@ -11,6 +11,7 @@ from typing import Any
 
 from trainspan_schemas.errors import PolicyServerError, TrainspanError
 from trainspan_schemas.home import token
+from trainspan_schemas.opener import OPENER
 
 __all__ = ["PolicyClient", "policy_at", "served", "versions_in"]
 
@@ -90,7 +91,7 @@ class PolicyClient:
 
     def _ask(self, path: str, request: urllib.request.Request, timeout_s: float) -> str:
         try:
-            with urllib.request.urlopen(request, timeout=timeout_s) as response:
+            with OPENER.open(request, timeout=timeout_s) as response:
                 body: str = response.read().decode()
         except urllib.error.HTTPError as error:
             said = error.read(500).decode(errors="replace")

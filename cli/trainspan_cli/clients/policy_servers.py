@@ -22,7 +22,9 @@ class ServerCounts:
     requests: int = 0
     """Successful requests by vLLM's metric, without the server's own."""
     internal_requests: int = 0
-    """The server's own, such as canaries."""
+    """The server's own: canaries, and the one that fixes the grammar library."""
+    internal_calls: int = 0
+    """Those of them that are captured and exported as calls: canaries."""
     captured: int = 0
     exported: int = 0
     dropped: int = 0
@@ -135,6 +137,7 @@ def _counts(client: PolicyClient) -> tuple[str, int, ServerCounts, bool, int]:
     counts = ServerCounts(
         requests - internal,
         internal,
+        state["internal_calls"],
         state["calls_captured"],
         state["calls_exported"],
         state["calls_dropped"] + state["calls_refused"],

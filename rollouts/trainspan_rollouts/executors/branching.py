@@ -13,6 +13,7 @@ from typing import Final
 from trainspan_rollouts.executors.executor import Ended, Execution, Executor
 from trainspan_schemas.artifacts.branches import BranchPoint, BranchSource
 from trainspan_schemas.errors import InvalidRecordError, PolicyServerError, ProcessError
+from trainspan_schemas.opener import OPENER
 from trainspan_schemas.telemetry.identity import Identity
 from trainspan_schemas.telemetry.prefix import PREFIX_PATH, Branched, ForcedPrefix, signed_request
 
@@ -114,9 +115,7 @@ class Branching:
         """Raises PolicyServerError if it may work the next time, ProcessError if it never will."""
         headers = {"Content-Type": "application/json", **signed_request(self._key, path, body)}
         try:
-            with urllib.request.urlopen(
-                urllib.request.Request(server + path, body, headers), timeout=_ANSWER_S
-            ) as answer:
+            with OPENER.open(urllib.request.Request(server + path, body, headers), timeout=_ANSWER_S) as answer:
                 return bytes(answer.read())
         except urllib.error.HTTPError as error:
             reason = _reason(error)

@@ -115,7 +115,8 @@ class EngineTap:
         """The exchanges that are not settled."""
         self.cut_requests = 0
         """Client requests that `end_all` stopped."""
-        self._canary_requests = 0
+        self.internal_calls = 0
+        """Those of the server's own requests that are calls, which are captured and exported: canaries."""
         self.forced_requests = 0
         """Generations that were answered with stored tokens."""
         self._replayer = Replayer(engine)
@@ -128,7 +129,7 @@ class EngineTap:
     @property
     def internal_requests(self) -> int:
         """Requests to the engine that the server itself has made: canaries, and the one that fixes the grammar library."""
-        return self._canary_requests + self._constraints.requests
+        return self.internal_calls + self._constraints.requests
 
     def _watch(self, processor: Any) -> None:
         """Keeps the final parameters that the engine's own processing derives for each generation."""
@@ -234,7 +235,7 @@ class EngineTap:
             key = exchange.caller.counter_key
             exchange.call_index = 0 if key is None else self._counter.next(key)
         exchange.begin(generation)
-        self._canary_requests += exchange.internal
+        self.internal_calls += exchange.internal
         self._live.add(exchange)
         self._under_way[id(params)] = generation
         try:

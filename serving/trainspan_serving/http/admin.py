@@ -48,6 +48,7 @@ def state_of(server: PolicyServer, exporter: CallExport, branches: BranchRegistr
         "in_flight": server.gate.in_flight,
         "requests_ended": server.requests_ended,
         "internal_requests": server.internal_requests,
+        "internal_calls": server.internal_calls,
         "forced_requests": server.forced_requests,
         "branches": len(branches),
         "branches_diverged": branches.diverged,

@@ -147,6 +147,11 @@ class PolicyServer:
         return self._tap.internal_requests
 
     @property
+    def internal_calls(self) -> int:
+        """Those of them that are captured and exported as calls."""
+        return self._tap.internal_calls
+
+    @property
     def forced_requests(self) -> int:
         """Generations that were answered with stored tokens, which vLLM's metrics do not count."""
         return self._tap.forced_requests

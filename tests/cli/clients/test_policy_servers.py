@@ -14,7 +14,8 @@ from trainspan_schemas.errors import PolicyServerError
 
 
 def state(version: int, started_ns: int, **more: Any) -> dict[str, Any]:
-    counts = {"calls_captured": 9, "calls_exported": 8, "calls_dropped": 1, "calls_refused": 2, "internal_requests": 3}
+    counts = {"calls_captured": 9, "calls_exported": 8, "calls_dropped": 1, "calls_refused": 2}
+    counts |= {"internal_requests": 3, "internal_calls": 2}
     clock = {"started_ns": started_ns, "now_ns": time.time_ns()}
     return {"version": version, **clock, "changing": False, "policies": {}, **counts, **more}
 
@@ -25,7 +26,8 @@ def test_counts_are_sums_over_the_servers_that_ran_between_two_readings() -> Non
         servers = PolicyServers([one.url, two.url, "http://127.0.0.1:1"])
         before = servers.counts()
         total = before.total
-        assert (total.captured, total.exported, total.dropped, total.internal_requests) == (18, 16, 6, 6)
+        assert (total.captured, total.exported, total.dropped) == (18, 16, 6)
+        assert (total.internal_requests, total.internal_calls) == (6, 4)
         assert total.requests == -6, "vLLM's metric, of which there is none here, without the servers' own requests"
         assert before.is_changing
         one.state = state(4, 100, calls_exported=11)

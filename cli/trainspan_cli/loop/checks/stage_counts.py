@@ -96,15 +96,15 @@ class StageMeter:
                 (self._others.requests, self._others.calls, self._others.tokens), self._others_before, strict=True
             )
         )
-        # Calls captured before the stage (a swap's canary) may be exported during it. An internal request is one call,
-        # which may still be on its way.
+        # Calls captured before the stage (a swap's canary) may be exported during it. Calls of the server's own may still
+        # be on their way.
         exported = now.exported - (before.captured - before.dropped)
         sampled = now.sampled_tokens - before.sampled_tokens - tokens
         counts = StageCounts(
             server_requests=now.requests - before.requests - requests,
             client_calls=client_calls,
             uncounted_attempts=uncounted,
-            exported_calls=exported - (now.internal_requests - before.internal_requests) - calls,
+            exported_calls=exported - (now.internal_calls - before.internal_calls) - calls,
             dropped_calls=now.dropped - before.dropped,
             stored_requests=stored.requests,
             stored_calls=stored.calls,

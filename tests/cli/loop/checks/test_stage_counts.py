@@ -16,7 +16,8 @@ from trainspan_cli.loop.checks.stage_counts import OtherRollouts, StageMeter, St
 def state(calls: int, exported: int, **more: int) -> dict[str, Any]:
     counts = {"calls_captured": calls, "calls_exported": exported, "calls_dropped": 0, "calls_refused": 0}
     clock = {"started_ns": 1, "now_ns": time.time_ns()}
-    return {"version": 1, "changing": False, "internal_requests": 0, **clock, **counts, **more}
+    internal = {"internal_requests": 0, "internal_calls": 0}
+    return {"version": 1, "changing": False, **internal, **clock, **counts, **more}
 
 
 @pytest.fixture
@@ -49,6 +50,14 @@ def test_calls_that_the_server_still_has_to_send_are_waited_for(stored: list[Any
     (_, spans, _) = stage_checks(found, 4)
     assert spans.ok
     assert len(stored) > 2
+
+
+def test_the_servers_own_canaries_are_exported_calls_and_its_grammar_request_is_none(stored: list[Any]) -> None:
+    with policy_server() as server:
+        server.state = state(0, 0)
+        meter = StageMeter(PolicyServers([server.url]), ["store"], SCOPE, OtherRollouts())
+        server.state = state(12, 12, internal_requests=3, internal_calls=2)
+        assert meter.stop(4, 10, uncounted=0).exported_calls == 10
 
 
 def test_the_window_begins_earlier_if_a_servers_clock_is_behind(stored: list[tuple[StageScope, int]]) -> None:
