@@ -231,8 +231,8 @@ def test_a_server_that_chooses_its_library_settles_on_the_one_that_can_be_replay
     assert status == 200, answer
     (span,) = plain.sink.wait(1, lambda span: span.trace_id == parent.trace_id)
     assert client_requests() == before + 1
-    assert client.policy()["internal_requests"] > 0
-    assert client.policy()["internal_calls"] == 0
+    state = client.policy()
+    assert state["internal_requests"] > state["internal_calls"], "the request that fixes the grammar library is no call"
     grammar = constraint(span).grammar
     assert grammar
     assert (grammar.kind, grammar.library, grammar.any_whitespace) == ("json_schema", "xgrammar", True)
