@@ -13,7 +13,9 @@ from trainspan_collector.rows.batch import Batch
 from trainspan_collector.rows.tables import arrow_table
 from trainspan_schemas.telemetry import keys
 
-OUR_KEYS = sorted(value for name, value in vars(keys).items() if name.isupper() and "." in str(value))
+OUR_KEYS = sorted(
+    value for name, value in vars(keys).items() if name.isupper() and isinstance(value, str) and "." in value
+)
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 numbers = st.integers(-(2**63), 2**63 - 1) | st.sampled_from([0, 1, 2**31, -(2**31) - 1, 2**40])
