@@ -228,9 +228,10 @@ def test_a_refused_policy_leaves_no_figures(run: Run, tmp_path: Path, model: Any
     stale = {"error": "canary is stale", "reason": "canary_failed"}
     with policy_server((409, stale), (200, {"version": 1})) as server:
         run(dataclasses.replace(GENTLE, policy_url=server.url), rounds=2)
-    (part,) = parts(tmp_path / "checkpoints", "policy-000001")
+    assert not parts(tmp_path / "checkpoints", "policy-000001")
+    (part,) = parts(tmp_path / "checkpoints", "policy-000002")
     second = open_dataset(tmp_path / "dataset/round-0001")
-    assert about(part)["dataset_sha256"] == second.sha256, "the version was used again"
+    assert about(part)["dataset_sha256"] == second.sha256, "the refused number is not used again"
 
 
 def test_two_processes_write_a_part_each_and_each_token_once(tmp_path: Path, model: Any, model_dir: Path) -> None:

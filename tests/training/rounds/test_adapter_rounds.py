@@ -63,8 +63,8 @@ def test_an_adapter_goes_back_to_its_parent_and_to_no_change_at_version_0(
     with policy_server((409, stale), (200, {"version": 1})) as server:
         refused, second = run(adapter_settings(model_dir, policy_url=server.url), rounds=2)
     run(adapter_settings(model_dir), rounds=1, datasets=tmp_path / "other", checkpoints=tmp_path / "undisturbed")
-    assert (refused.version, second.version) == (0, 1)
-    found, undisturbed = (tmp_path / name / "policy-000001" for name in ("checkpoints", "undisturbed"))
+    assert (refused.version, second.version) == (0, 2), "the refused number is not used again"
+    found, undisturbed = tmp_path / "checkpoints/policy-000002", tmp_path / "undisturbed/policy-000001"
     assert CheckpointMeta.read(found).weights_sha256 == CheckpointMeta.read(undisturbed).weights_sha256
 
 

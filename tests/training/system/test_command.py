@@ -131,17 +131,20 @@ def test_each_policy_is_trained_from_its_own_datasets_into_its_own_checkpoints(
     with policy_server((200, answer)) as server:
         server.state = {"policies": {"writer": {"checkpoint": "policy-000001"}}, "base": "base", "dtype": "float32"}
         options = ("--model", str(model_dir), "--policy-url", server.url, "--format", "json")
+        trained: dict[str, str | None] = {}
         for policy, rate, rank in (("writer", 2e-5, 2), ("rewriter", 1e-5, 4)):
             done = trainspan_train(tmp_path, *options, "--policy", policy)
             assert done.returncode == 0, done.stderr
             event = json.loads(done.stdout.splitlines()[-1])
             assert (event["version"], event["learning_rate"]) == (1, rate)
             folder = tmp_path / "checkpoints" / policy / "policy-000001"
-            assert CheckpointMeta.read(folder).policy == policy
+            meta = CheckpointMeta.read(folder)
+            assert meta.policy == policy
+            trained[policy] = meta.weights_sha256
             assert json.loads((folder / "adapter_config.json").read_text())["r"] == rank
     assert [body for _, _, body in server.asked] == [
-        {"policy": "writer", "checkpoint": "policy-000001", "version": 1},
-        {"policy": "rewriter", "checkpoint": "policy-000001", "version": 1},
+        {"policy": policy, "checkpoint": "policy-000001", "version": 1, "weights_sha256": weights}
+        for policy, weights in trained.items()
     ]
     assert not (tmp_path / "checkpoints" / "latest").exists()
     wrong = trainspan_train(tmp_path, *options, "--policy", "writer", "--dataset", str(tmp_path / "wrong/round-0003"))
