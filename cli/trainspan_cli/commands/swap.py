@@ -1,6 +1,7 @@
 """`trainspan swap`."""
 
 import json
+import sys
 from typing import Annotated
 
 import typer
@@ -28,6 +29,7 @@ def swap(
 
     Newer versions are withdrawn: neither the trainer nor a restarted policy server continues from them. The same command with
     one of their numbers takes it back. Without --checkpoints, and if a loop is running, its newest run is meant.
+    The exit code is 1 if one of several servers did not take it.
 
     Example: trainspan swap 3
     """
@@ -43,14 +45,21 @@ def swap(
     address = PolicyAddress(policy_url, policy)
     done = roll_back(policy_dir(checkpoints, policy), version, address, retry_for_s=chosen.publish_timeout_s)
     canary = (done.swap.answer or {}).get("canary") or {}
+    left_out = done.swap.left_out
     if format == "json":
-        print(json.dumps({"checkpoint": done.checkpoint, "withdrawn": done.withdrawn, "canary": canary}))
-        return
-    where = f" at {policy_url}" if done.swap.outcome == "swapped" else ""
-    whose = f" as policy {policy}" if policy else ""
-    print(f"{done.checkpoint} is in service{whose}{where}" + (f", canary {canary['status']}" if canary else ""))
-    if done.withdrawn:
-        print(f"withdrawn: {', '.join(done.withdrawn)}")
+        found = {"checkpoint": done.checkpoint, "withdrawn": done.withdrawn, "canary": canary, "left_out": left_out}
+        print(json.dumps(found))
+    else:
+        took = [server.base for server in address.servers if server.base not in left_out]
+        where = f" at {', '.join(took)}" if done.swap.outcome == "swapped" else ""
+        whose = f" as policy {policy}" if policy else ""
+        print(f"{done.checkpoint} is in service{whose}{where}" + (f", canary {canary['status']}" if canary else ""))
+        if done.withdrawn:
+            print(f"withdrawn: {', '.join(done.withdrawn)}")
+    for server, error in left_out.items():
+        print(f"trainspan: {server} did not take it, repeat the command: {error}", file=sys.stderr)
+    if left_out:
+        raise typer.Exit(1)
 
 
 def _running_loop() -> RunFiles | None:

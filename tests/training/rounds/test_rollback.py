@@ -1,6 +1,7 @@
 """`trainspan swap`: an earlier checkpoint is put back in service, and training continues from it."""
 
 import dataclasses
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -202,6 +203,34 @@ def test_a_trainer_restarted_before_the_first_version_starts_from_the_same_model
     assert "cannot be recomputed" not in caplog.text
     follow(tmp_path, model_dir, 1, checkpoints="reference")
     assert same_weights(root / "policy-000001", tmp_path / "reference" / "policy-000001")
+
+
+def test_a_server_that_does_not_take_it_is_named_and_tried_again_by_the_same_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for version in (1, 2):
+        folder = Path("checkpoints", f"policy-{version:06d}")
+        folder.mkdir(parents=True)
+        CheckpointMeta("full", version, None, None, None).write(folder)
+    write_latest(Path("checkpoints"), "policy-000002")
+    swapped = (200, {"version": 1, "canary": {"status": "fresh"}})
+    with policy_server(swapped) as first, policy_server((507, {"error": "no room"})) as second:
+        for server in (first, second):
+            server.state = {"checkpoint": "policy-000002", "version": 2}
+        urls = f"{first.url},{second.url}"
+        command = ["swap", "1", "--checkpoints", "checkpoints", "--policy-url", urls, "--publish-timeout-s", "1"]
+        assert run(command) == 1
+        captured = capsys.readouterr()
+        assert f"policy-000001 is in service at {first.url}, canary fresh\n" in captured.out
+        assert captured.err.splitlines()[-1] == (
+            f"trainspan: {second.url} did not take it, repeat the command: no room"
+        )
+        assert second.state["checkpoint"] == "policy-000002"
+        second.answers[:] = [swapped]
+        assert run([*command, "--format", "json"]) == 0
+        assert second.state["checkpoint"] == first.state["checkpoint"] == "policy-000001"
+    assert json.loads(capsys.readouterr().out)["left_out"] == {}
 
 
 def test_one_of_several_policies_is_put_back_by_name(

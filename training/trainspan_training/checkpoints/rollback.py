@@ -10,8 +10,8 @@ from trainspan_schemas.artifacts.checkpoint import CheckpointMeta, checkpoint_na
 from trainspan_schemas.errors import CheckpointError
 from trainspan_training.checkpoints.folder import accepted_checkpoint, complete_checkpoints, latest_held
 from trainspan_training.checkpoints.ledger import CheckpointLedger, LedgerEntry
-from trainspan_training.checkpoints.replica_swap import publish, served_folders
-from trainspan_training.checkpoints.swap_request import EVENTS, Offer, PolicyAddress, Swap
+from trainspan_training.checkpoints.replica_swap import publish
+from trainspan_training.checkpoints.swap_request import EVENTS, Offer, PolicyAddress, Swap, served_names
 
 __all__ = ["RolledBack", "roll_back"]
 
@@ -25,12 +25,13 @@ class RolledBack:
     withdrawn: list[str]
     """Newer checkpoints that nothing continues from any more."""
     swap: Swap
+    """Its `left_out` names servers that still serve another version."""
 
 
 def roll_back(root: Path, version: int, address: PolicyAddress, *, retry_for_s: float) -> RolledBack:
     """Swaps to version `version` of the folder `root` and makes it `latest`; without a server it only does the latter.
 
-    Raises CheckpointError if the folder does not have it, or if the server does not take it: nothing is changed then.
+    Raises CheckpointError if the folder does not have it, or if no server takes it: nothing is changed then.
     """
     name = checkpoint_name(version)
     folder = root / name
@@ -56,5 +57,6 @@ def roll_back(root: Path, version: int, address: PolicyAddress, *, retry_for_s: 
             ledger.append(LedgerEntry(EVENTS[swap.outcome], meta.dataset_sha256, name))
             write_latest(root, name)
         # A trainer may have swapped to a newer one in between.
-        if swap.outcome == "off" or name in served_folders(address):
+        took = [server for server in address.servers if server.base not in swap.left_out]
+        if swap.outcome == "off" or all(name in served_names(server) for server in took):
             return RolledBack(name, version, withdrawn, swap)

@@ -108,6 +108,12 @@ class Swap:
     def error(self) -> str | None:
         return None if self.answer is None else self.answer.get("error")
 
+    @property
+    def left_out(self) -> dict[str, str]:
+        """Of several servers, the base addresses of those that did not swap, with their errors."""
+        servers = (self.answer or {}).get("servers") or {}
+        return {base: one["error"] or one["outcome"] for base, one in servers.items() if one["outcome"] != "swapped"}
+
 
 def publish_to_one(address: PolicyAddress, offer: Offer, *, retry_for_s: float, was_there: bool) -> Swap:
     """POST /trainspan/policy; does nothing if the address has no server.
