@@ -1,8 +1,8 @@
 """A dataset from four stores, in one process and on Ray with one and two workers: seconds, CPU time and peak memory of each process.
 
-The stores hold copies of the same 256 rollouts (support/large_store.py) with about 500 prompt and 100 completion tokens per
-call. Collectors, driver, workers and Ray's own processes share this machine's cores. TRAINSPAN_BENCH_CALLS sets the number of
-calls.
+The stores hold copies of the same 256 rollouts (support/large_store.py). Collectors, driver, workers and Ray's own processes
+share this machine's cores. TRAINSPAN_BENCH_CALLS sets the number of calls, and TRAINSPAN_BENCH_TOKENS the tokens of an answer:
+with 100, a prompt has about 500.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.support.large_store import CALLS_PER_COPY, Shape, fill
+from benchmarks.support.large_store import CALLS_PER_COPY, Lengths, Shape, fill
 from tests.support.agents.programs import environment
 from tests.support.ray_cluster import RayCluster
 from trainspan_schemas.store.access import running_collector
@@ -35,12 +35,13 @@ _LIMIT_S = 1_500.0
 def measure() -> dict[str, Any]:
     """Figures of the three runs, whose bytes must be equal."""
     calls = int(os.environ.get("TRAINSPAN_BENCH_CALLS", "10000000"))
+    lengths = Lengths.of(int(os.environ.get("TRAINSPAN_BENCH_TOKENS", "100")))
     copies = max(1, round(calls / CALLS_PER_COPY / _STORES))
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         stores = [root / str(number) / "spans.duckdb" for number in range(_STORES)]
         for number, store in enumerate(stores):
-            fill(store, _RUN, Shape(1, copies, 8, 0), number * copies)
+            fill(store, _RUN, Shape(1, copies, 8, 0, lengths), number * copies)
         with _collectors(stores) as collectors:
             runs = {"one_process": _run(root, stores, collectors, "one", None)}
             for workers in (1, 2):

@@ -1,8 +1,8 @@
 """A store of a million calls in about two minutes: 256 rollouts loaded as a collector does, and copies of their rows with new ids.
 
-Each rollout has 8 calls of about 500 prompt and 100 completion tokens, whose prompts grow, a client span with messages around
-each call, and a rollout span with its reward. 8 rollouts share a task. The rollouts of a copy run at the same time, so their
-spans alternate in the store, as they do in a round. Ids are random, as real ones are.
+Each rollout has 8 calls of about 500 prompt and 100 completion tokens (`Lengths` can shorten them), whose prompts grow, a client
+span with messages around each call, and a rollout span with its reward. 8 rollouts share a task. The rollouts of a copy run at
+the same time, so their spans alternate in the store, as they do in a round. Ids are random, as real ones are.
 """
 
 import json
@@ -22,12 +22,11 @@ from trainspan_schemas.telemetry import keys
 from trainspan_schemas.telemetry.tokens import encode_ids, encode_logprobs
 from trainspan_serving.export.call_span import encode_attributes
 
-__all__ = ["CALLS_PER_COPY", "GROUP", "Shape", "fill"]
+__all__ = ["CALLS_PER_COPY", "GROUP", "Lengths", "Shape", "fill"]
 
 GROUP: Final = 8
 _TASKS: Final = 32
 _TURNS: Final = 8
-_FIRST_PROMPT, _OBSERVATION, _COMPLETION = 115, 10, 100
 CALLS_PER_COPY: Final = GROUP * _TASKS * _TURNS
 _START_NS: Final = 1_790_000_000_000_000_000
 _COPY_NS: Final = 60_000_000_000
@@ -80,6 +79,23 @@ _NEW_IDS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
+class Lengths:
+    """Tokens of a rollout's calls; a prompt has the first prompt and all answers and observations before it."""
+
+    first_prompt: int = 115
+    observation: int = 10
+    completion: int = 100
+
+    @classmethod
+    def of(cls, completion: int) -> "Lengths":
+        """The usual proportions with answers of so many tokens."""
+        return cls(round(1.15 * completion), round(0.1 * completion), completion)
+
+
+_USUAL: Final = Lengths()
+
+
+@dataclass(frozen=True, slots=True)
 class Shape:
     """How much there is."""
 
@@ -89,6 +105,7 @@ class Shape:
     long_tokens: int
     """Length of the two answers of each rollout of one more group, in the round `long_round`."""
     long_round: int
+    lengths: Lengths = _USUAL
 
 
 def fill(store: Path, run_id: str, shape: Shape, before: int = 0) -> int:
@@ -103,7 +120,7 @@ def fill(store: Path, run_id: str, shape: Shape, before: int = 0) -> int:
         cursor = filling.cursor
         for name in _STATED:
             cursor.execute(f"CREATE TEMP TABLE one_{name} AS SELECT * FROM stored.{name} LIMIT 0")
-        _add(filling, list(_template(run_id)))
+        _add(filling, list(_template(run_id, shape.lengths)))
         width = filling.last_seq
         for name, table in _STATED.items():
             cursor.execute(f"INSERT INTO one_{name} SELECT * FROM {table} WHERE seq IS NOT NULL ORDER BY seq")
@@ -118,7 +135,7 @@ def fill(store: Path, run_id: str, shape: Shape, before: int = 0) -> int:
                 cursor.execute("UPDATE stored.progress SET last_seq = ?", [filling.last_seq])
                 if copy % _COPIES_PER_CHECKPOINT == 0:
                     database.checkpoint()
-        _add(filling, list(_running(run_id, shape.rounds - 1)))
+        _add(filling, list(_running(run_id, shape.rounds - 1, shape.lengths)))
         cursor.execute("UPDATE stored.progress SET segment = 0, byte_offset = 0")
         database.checkpoint()
         filling.index.cover(cursor)
@@ -141,13 +158,14 @@ def _add(filling: Filling, spans: list[Span]) -> None:
         filling.add_spans(spans[start : start + 2048], received_ns=_START_NS)
 
 
-def _template(run_id: str) -> Iterator[Span]:
+def _template(run_id: str, lengths: Lengths) -> Iterator[Span]:
     """The spans of 256 rollouts of round 0, turn by turn."""
     generator = random.Random(0)
-    rollouts = [_Rollout(generator, run_id, f"task-{task}", 0) for task in range(_TASKS) for _ in range(GROUP)]
+    named = [f"task-{task}" for task in range(_TASKS) for _ in range(GROUP)]
+    rollouts = [_Rollout(generator, run_id, name, 0, lengths.first_prompt) for name in named]
     for turn in range(_TURNS):
         for rollout in rollouts:
-            yield from rollout.turn(turn, _OBSERVATION, _COMPLETION)
+            yield from rollout.turn(turn, lengths.observation, lengths.completion)
     for place, rollout in enumerate(rollouts):
         task = place // GROUP
         yield rollout.end("ok", 0.0 if task == 0 else float(generator.randrange(5)) / 4, _TURNS)
@@ -156,19 +174,21 @@ def _template(run_id: str) -> Iterator[Span]:
 def _long_group(run_id: str, round_: int, tokens: int) -> Iterator[Span]:
     generator = random.Random(1)
     for place in range(GROUP):
-        rollout = _Rollout(generator, run_id, "long-answers", round_, rollout_id=f"{'f' * 24}{place:08x}")
+        rollout_id = f"{'f' * 24}{place:08x}"
+        rollout = _Rollout(generator, run_id, "long-answers", round_, _USUAL.first_prompt, rollout_id)
         for turn in range(2):
-            yield from rollout.turn(turn, _OBSERVATION, tokens)
+            yield from rollout.turn(turn, _USUAL.observation, tokens)
         yield rollout.end("ok", float(place % 2), 2)
 
 
-def _running(run_id: str, round_: int) -> Iterator[Span]:
+def _running(run_id: str, round_: int, lengths: Lengths) -> Iterator[Span]:
     """Rollouts that have not ended, one that failed, and a span with an error."""
     generator = random.Random(2)
     for place in range(40):
-        rollout = _Rollout(generator, run_id, f"task-running-{place // GROUP}", round_)
+        task_id = f"task-running-{place // GROUP}"
+        rollout = _Rollout(generator, run_id, task_id, round_, lengths.first_prompt)
         for turn in range(3):
-            yield from rollout.turn(turn, _OBSERVATION, _COMPLETION, failed=place == 0 and turn == 2)
+            yield from rollout.turn(turn, lengths.observation, lengths.completion, failed=place == 0 and turn == 2)
         if place == 0:
             yield rollout.end("timeout", None, 3)
 
@@ -177,7 +197,13 @@ class _Rollout:
     """A rollout as it grows."""
 
     def __init__(
-        self, generator: random.Random, run_id: str, task_id: str, round_: int, rollout_id: str | None = None
+        self,
+        generator: random.Random,
+        run_id: str,
+        task_id: str,
+        round_: int,
+        first_prompt: int,
+        rollout_id: str | None = None,
     ) -> None:
         self._generator = generator
         self._trace, self._root = generator.randbytes(16), generator.randbytes(8)
@@ -189,7 +215,7 @@ class _Rollout:
             keys.ROUND: round_,
             keys.SPLIT: "train",
         }
-        self._text = self._words(_FIRST_PROMPT, random.Random(task_id))
+        self._text = self._words(first_prompt, random.Random(task_id))
         self._start_ns = _START_NS + generator.randrange(10**9)
 
     def turn(self, turn: int, observed: int, sampled: int, *, failed: bool = False) -> Iterator[Span]:
