@@ -2,21 +2,17 @@
 
 import importlib.util
 import os
-import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlsplit
 
-from trainspan_cli.clients.policy_server import policy_at, versions_in
 from trainspan_cli.doctor.capture_checks import stored_findings
 from trainspan_cli.doctor.chat_template import merge_ratios, model_template, prefix_keeping_template
 from trainspan_cli.doctor.finding import Finding
+from trainspan_cli.doctor.processes import process_findings
 from trainspan_cli.extras import PARTS, ImportCheck
-from trainspan_cli.settings import policy_servers_of
 from trainspan_schemas.config.settings import Settings
 from trainspan_schemas.home import served_model
 
@@ -30,7 +26,7 @@ def examine(settings: Settings, stores: Sequence[str], policy_url: str | None = 
     """
     # The imports take longest and run during all other checks.
     imports = ImportCheck([part for part in PARTS if importlib.util.find_spec(part.mark)])
-    running = [*_processes(settings, policy_url), *template_findings(settings.serving.model or served_model())]
+    running = [*process_findings(settings, policy_url), *template_findings(settings.serving.model or served_model())]
     for store in stores:
         found = stored_findings(store, settings)
         running += found if len(stores) == 1 else [replace(one, subject=f"{one.subject} of {store}") for one in found]
@@ -90,51 +86,3 @@ def template_findings(model: str | None) -> list[Finding]:
 
 def _ratios(ratios: dict[str, float]) -> str:
     return "merge ratio " + ", ".join(f"{ratio:.2f} over {name}" for name, ratio in ratios.items())
-
-
-def _processes(settings: Settings, policy_url: str | None) -> list[Finding]:
-    findings = []
-    findings += [_collector_finding(url) for url in settings.collector.endpoints]
-    urls = (policy_url,) if policy_url else policy_servers_of(settings)
-    states = {url: policy_at(url) for url in urls}
-    for url, policy in states.items():
-        if policy is None:
-            findings.append(
-                Finding("problem", "policy server", f"no answer at {url}", "start `trainspan serve MODEL_DIR`")
-            )
-        else:
-            found = _policy_finding(policy)
-            findings.append(found if len(urls) == 1 else replace(found, detail=f"{found.detail}, at {url}"))
-    if len(served := {versions_in(policy) for policy in states.values() if policy}) > 1:
-        detail = f"the policy servers serve different versions: {'; '.join(sorted(served))}"
-        advice = "restart those that are behind: with `weights_url` they catch up"
-        findings.append(Finding("problem", "policy server", detail, advice))
-    return findings
-
-
-def _collector_finding(url: str) -> Finding:
-    endpoint = urlsplit(url if "//" in url else f"//{url}")
-    if _listens(endpoint.hostname or "127.0.0.1", endpoint.port or 4317):
-        return Finding("ok", "collector", f"listens at {url}")
-    detail = f"nothing listens at {url}; agents still run, but their spans are lost"
-    return Finding("problem", "collector", detail, "start `trainspan collector`")
-
-
-def _policy_finding(policy: Mapping[str, Any]) -> Finding:
-    counts = ", ".join(f"{policy[f'calls_{name}']} {name}" for name in ("dropped", "refused", "spooled"))
-    detail = f"{versions_in(policy)}, {policy['calls_captured']} calls captured, {counts}"
-    if trouble := policy["export_trouble"]:
-        advice = f"calls wait on disk: {trouble}"
-    elif policy["calls_refused"]:
-        advice = "the collector refused calls; they are kept and retried when the server starts: see its log"
-    elif policy["calls_dropped"]:
-        advice = "the spool was full while the collector was unreachable; those calls cannot be trained"
-    else:
-        return Finding("ok", "policy server", detail, "")
-    return Finding("problem", "policy server", detail, advice)
-
-
-def _listens(host: str, port: int) -> bool:
-    with socket.socket() as probe:
-        probe.settimeout(1)
-        return probe.connect_ex((host, port)) == 0

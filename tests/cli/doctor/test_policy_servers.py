@@ -8,8 +8,8 @@ import pytest
 
 from tests.training.support.swap_server import policy_server
 from trainspan_cli.commands.status import status
-from trainspan_cli.doctor.examine import examine
 from trainspan_cli.doctor.finding import Finding
+from trainspan_cli.doctor.processes import process_findings
 from trainspan_schemas.config.load import load_settings
 
 AWAY = "http://127.0.0.1:1"
@@ -22,7 +22,7 @@ def state(version: int) -> dict[str, Any]:
 
 def findings(*urls: str) -> list[Finding]:
     settings = load_settings(None, {"TRAINSPAN_ROLLOUTS__POLICY_SERVERS": ",".join(urls)})
-    return [finding for finding in examine(settings, []) if finding.subject == "policy server"]
+    return [finding for finding in process_findings(settings) if finding.subject == "policy server"]
 
 
 def test_doctor_names_servers_that_are_away_or_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,8 @@ from tests.processing.conftest import RunningCollector
 from tests.processing.support.traces import TestRollout, chain
 from tests.support.models.byte_tokenizer import encode, make_byte_tokenizer
 from trainspan_cli.doctor.capture_checks import capture_findings, rollout_findings
-from trainspan_cli.doctor.examine import _processes
 from trainspan_cli.doctor.finding import Finding
+from trainspan_cli.doctor.processes import process_findings
 from trainspan_schemas.config.settings import ServingSettings, Settings
 
 
@@ -82,5 +82,5 @@ def test_rollouts_without_recorded_calls_are_counted(collector: RunningCollector
 
 
 def test_another_policy_server_is_asked_if_one_is_named() -> None:
-    (finding,) = [one for one in _processes(Settings(), "http://127.0.0.1:1/v1") if one.subject == "policy server"]
+    (finding,) = [one for one in process_findings(Settings(), "http://127.0.0.1:1/v1") if one.subject == "policy server"]
     assert finding.detail == "no answer at http://127.0.0.1:1/v1"

@@ -1,0 +1,63 @@
+"""What `trainspan doctor` finds of the processes: collectors and policy servers."""
+
+import socket
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+from urllib.parse import urlsplit
+
+from trainspan_cli.clients.policy_server import policy_at, versions_in
+from trainspan_cli.doctor.finding import Finding
+from trainspan_cli.settings import policy_servers_of
+from trainspan_schemas.config.settings import Settings
+
+__all__ = ["process_findings"]
+
+
+def process_findings(settings: Settings, policy_url: str | None = None) -> list[Finding]:
+    """Whether collectors and policy servers answer; `policy_url` replaces the servers of the settings."""
+    findings = []
+    findings += [_collector_finding(url) for url in settings.collector.endpoints]
+    urls = (policy_url,) if policy_url else policy_servers_of(settings)
+    states = {url: policy_at(url) for url in urls}
+    for url, policy in states.items():
+        if policy is None:
+            findings.append(
+                Finding("problem", "policy server", f"no answer at {url}", "start `trainspan serve MODEL_DIR`")
+            )
+        else:
+            found = _policy_finding(policy)
+            findings.append(found if len(urls) == 1 else replace(found, detail=f"{found.detail}, at {url}"))
+    if len(served := {versions_in(policy) for policy in states.values() if policy}) > 1:
+        detail = f"the policy servers serve different versions: {'; '.join(sorted(served))}"
+        advice = "restart those that are behind: with `weights_url` they catch up"
+        findings.append(Finding("problem", "policy server", detail, advice))
+    return findings
+
+
+def _collector_finding(url: str) -> Finding:
+    endpoint = urlsplit(url if "//" in url else f"//{url}")
+    if _listens(endpoint.hostname or "127.0.0.1", endpoint.port or 4317):
+        return Finding("ok", "collector", f"listens at {url}")
+    detail = f"nothing listens at {url}; agents still run, but their spans are lost"
+    return Finding("problem", "collector", detail, "start `trainspan collector`")
+
+
+def _policy_finding(policy: Mapping[str, Any]) -> Finding:
+    counts = ", ".join(f"{policy[f'calls_{name}']} {name}" for name in ("dropped", "refused", "spooled"))
+    detail = f"{versions_in(policy)}, {policy['calls_captured']} calls captured, {counts}"
+    if trouble := policy["export_trouble"]:
+        advice = f"calls wait on disk: {trouble}"
+    elif policy["calls_refused"]:
+        advice = "the collector refused calls; they are kept and retried when the server starts: see its log"
+    elif policy["calls_dropped"]:
+        advice = "the spool was full while the collector was unreachable; those calls cannot be trained"
+    else:
+        return Finding("ok", "policy server", detail, "")
+    return Finding("problem", "policy server", detail, advice)
+
+
+def _listens(host: str, port: int) -> bool:
+    with socket.socket() as probe:
+        probe.settimeout(1)
+        return probe.connect_ex((host, port)) == 0
