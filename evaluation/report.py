@@ -85,7 +85,7 @@ def runs_table(results: Iterable[Result]) -> list[str]:
     lines.append("|---|---|---|---|---|---|---|---|---|")
     for result in results:
         start, end, checks = result["start"], result["end"], result["checks"]
-        used = result["cpu_s"]["run"]
+        used = _cpu_s(result)
         has_rounds = result["rounds"] > 0
         cells = [result["variant"], result["seed"], estimate(start) if has_rounds else "–", estimate(end)]
         separate = "yes" if is_separate(start, end) else "no"
@@ -94,6 +94,13 @@ def runs_table(results: Iterable[Result]) -> list[str]:
         cells += [f"{checks['n'] - len(checks['failed'])} of {checks['n']}"]
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return lines
+
+
+def _cpu_s(result: Result) -> float | None:
+    """CPU time of all processes, for a control with that of its own training; a warm start is none of a run's."""
+    used: float | None = result["cpu_s"]["run"]
+    own = result["cpu_s"]["preparation"] if result.get("control") in ("sft", "rejection") else 0.0
+    return None if used is None else used + own
 
 
 def variants_table(results: Iterable[Result]) -> list[str]:

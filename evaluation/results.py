@@ -8,14 +8,23 @@ from typing import Any
 from evaluation.ablations.retokenized import count_retokenized
 from evaluation.cpu_time import cpu_at, noted
 from evaluation.plans import RESULTS, Plan
-from evaluation.provenance import provenance
+from evaluation.provenance import provenance, since
 from trainspan_cli.loop.state.run_folder import RunFolder
 from trainspan_schemas.artifacts.run_files import json_lines
 from trainspan_schemas.config.load import CONFIG_FILE
 from trainspan_schemas.home import policy_dir
 from trainspan_schemas.intervals import RewardEstimate
 
-__all__ = ["evaluations", "read_result", "read_results", "run_of", "settings_of", "store_result", "write_result"]
+__all__ = [
+    "begin",
+    "evaluations",
+    "read_result",
+    "read_results",
+    "run_of",
+    "settings_of",
+    "store_result",
+    "write_result",
+]
 
 FORMAT = 1
 OFF_POLICY = ("old_policy", "staleness_mean", "staleness_max", "effective_sample_share", "bounded", "logp_diff_mean")
@@ -45,7 +54,7 @@ def settings_of(plan: Plan) -> dict[str, Any]:
         "task": plan.task,
         "variant": plan.variant,
         "seed": plan.seed,
-        "model": Path(plan.model).name if Path(plan.model).is_dir() else plan.model,
+        "model": plan.model_name,
         "control": plan.control,
         "warm_steps": plan.warm_steps,
         "settings": dict(plan.settings),
@@ -53,8 +62,29 @@ def settings_of(plan: Plan) -> dict[str, Any]:
     }
 
 
-def store_result(plan: Plan, folder: RunFolder, preparation_cpu_s: float) -> dict[str, Any]:
-    """Writes and returns the result of a finished run; `preparation_cpu_s` is the CPU time before the loop."""
+def begin(plan: Plan) -> dict[str, Any]:
+    """Returns the provenance of the plan's run, taken when its state folder was made, which this does if it is missing.
+
+    Raises SystemExit if the folder is of a run with other settings.
+    """
+    path = plan.state / "plan.json"
+    if not path.exists():
+        plan.state.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text(json.dumps({"plan": settings_of(plan), "provenance": provenance()}, indent=1) + "\n")
+        temporary.replace(path)
+    found = json.loads(path.read_text())
+    _same_settings(found["plan"], plan, f"{plan.state}: remove it or")
+    return dict(found["provenance"])
+
+
+def store_result(
+    plan: Plan, folder: RunFolder, preparation_cpu_s: float, began: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Writes and returns the result of a finished run.
+
+    `preparation_cpu_s` is the CPU time before the loop; `began` is the provenance of the run's beginning.
+    """
     records = folder.records()
     metrics = {line["round"]: line for line in json_lines(folder.checkpoints / "metrics.jsonl")}
     rollouts = 0
@@ -77,6 +107,7 @@ def store_result(plan: Plan, folder: RunFolder, preparation_cpu_s: float) -> dic
         "loop": _loop_settings(folder),
         "start": _estimate(found[0]),
         "end": _estimate(found[-1]),
+        **_supervised(plan),
         "rounds": sum(record["kind"] == "round" for record in records),
         "rollouts": rollouts,
         "cpu_s": {"preparation": preparation_cpu_s, "run": cpu[-1][1] if cpu else None},
@@ -90,12 +121,12 @@ def store_result(plan: Plan, folder: RunFolder, preparation_cpu_s: float) -> dic
             "names": sorted({check["name"] for check in checks}),
         },
     }
-    return write_result(plan, result)
+    return write_result(plan, result, began or provenance())
 
 
-def write_result(plan: Plan, result: Mapping[str, Any]) -> dict[str, Any]:
-    """Writes the figures of a run with its format and provenance; returns what is stored."""
-    whole = {"format": FORMAT, **provenance(), **result}
+def write_result(plan: Plan, result: Mapping[str, Any], began: Mapping[str, Any]) -> dict[str, Any]:
+    """Writes the figures of a run with its format and its provenance since `began`; returns what is stored."""
+    whole = {"format": FORMAT, **since(began), **result}
     plan.result.parent.mkdir(exist_ok=True)
     temporary = plan.result.with_name(f".{plan.result.name}")
     temporary.write_text(json.dumps(whole, indent=1) + "\n")
@@ -108,11 +139,14 @@ def read_result(plan: Plan) -> dict[str, Any] | None:
     if not plan.result.exists():
         return None
     stored: dict[str, Any] = json.loads(plan.result.read_text())
-    if differing := [key for key, value in settings_of(plan).items() if stored.get(key) != value]:
-        raise SystemExit(
-            f"evaluation: {plan.result.name} was made with other values of {', '.join(differing)}: give --name"
-        )
+    _same_settings(stored, plan, f"{plan.result.name}:")
     return stored
+
+
+def _same_settings(stored: Mapping[str, Any], plan: Plan, where: str) -> None:
+    differing = [key for key, value in settings_of(plan).items() if stored.get(key) != value]
+    if differing:
+        raise SystemExit(f"evaluation: other values of {', '.join(differing)} in {where} give --name")
 
 
 def read_results(folder: Path = RESULTS) -> list[dict[str, Any]]:
@@ -125,6 +159,16 @@ def _estimate(record: Mapping[str, Any]) -> dict[str, Any]:
     estimate = RewardEstimate.of_record(record)
     found = {**estimate.record(), "interval": estimate.interval}
     return found | ({"pass_at": record["pass_at"]} if "pass_at" in record else {})
+
+
+def _supervised(plan: Plan) -> dict[str, Any]:
+    """What the supervised training of a control was, from the manifest of its model; empty without one."""
+    path = plan.state / "model" / "sft" / "manifest.json"
+    if not path.exists():
+        return {}
+    manifest = json.loads(path.read_text())
+    names = ("steps", "examples", "trained_tokens", "batch_tokens", "learning_rate", "held_out_loss")
+    return {"supervised": {name: manifest[name] for name in names}}
 
 
 def _round(record: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from evaluation.cpu_time import CpuMeter
 from evaluation.environments import prepare
 from evaluation.models import continued, make_untrained, rejection_sampled, warm_started
 from evaluation.plans import ROOT, Plan
-from evaluation.results import read_result, run_of, store_result
+from evaluation.results import begin, read_result, run_of, store_result
 from trainspan_cli.loop.state.run_folder import RunFolder
 
 __all__ = ["carry_out"]
@@ -19,10 +19,12 @@ __all__ = ["carry_out"]
 def carry_out(plan: Plan, *, keep: bool = False) -> dict[str, object]:
     """Returns the result of a plan: the stored one, or that of a run, which is resumed if it is unfinished.
 
-    The run's checkpoints are removed at the end unless `keep`. Raises SystemExit if a stage fails.
+    The run's checkpoints are removed at the end unless `keep`. Raises SystemExit if a stage fails, or if what is stored was made
+    with other settings.
     """
     if (stored := read_result(plan)) is not None:
         return stored
+    began = begin(plan)
     prepare(plan)
     make_untrained(plan)
     preparation_s = _children_s()
@@ -31,7 +33,7 @@ def carry_out(plan: Plan, *, keep: bool = False) -> dict[str, object]:
     folder = run_of(plan)
     if folder is None or folder.read("run.json").get("status") != "finished":
         folder = _run_loop(plan, model)
-    result = store_result(plan, folder, round(preparation_s, 2))
+    result = store_result(plan, folder, round(preparation_s, 2), began)
     if not keep:
         for checkpoint in folder.checkpoints.glob("**/policy-*"):
             shutil.rmtree(checkpoint, ignore_errors=True)

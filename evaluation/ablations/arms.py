@@ -7,10 +7,11 @@ from typing import Any
 from evaluation.environments import prepare
 from evaluation.models import make_untrained
 from evaluation.plans import SCRATCH, SPLITS, Plan
+from evaluation.provenance import provenance
 from evaluation.results import read_result, settings_of, write_result
 from trainspan_schemas.intervals import RewardEstimate
 
-__all__ = ["ABLATIONS", "ablate"]
+__all__ = ["ABLATIONS", "ROUNDS", "ablate", "plan_of"]
 
 HELD_OUT = 300
 TASKS = 16
@@ -31,17 +32,25 @@ ABLATIONS: dict[str, tuple[dict[str, Any], ...]] = {
     ),
 }
 """Arms by ablation, as fields of `Arm`."""
+ROUNDS = {"ids": 20, "staleness": 12}
+"""Rounds by ablation, unless others are asked for."""
 
 
-def ablate(name: str, seeds: range, rounds: int) -> Iterator[dict[str, Any]]:
+def ablate(name: str, seeds: range, rounds: int | None = None) -> Iterator[dict[str, Any]]:
     """Yields the results of all arms of an ablation, seed by seed: stored ones, and those of runs."""
+    rounds = rounds or ROUNDS[name]
     for seed in seeds:
         for arm in ABLATIONS[name]:
-            settings = {f"train.{key}": str(value) for key, value in arm.get("train", {}).items()}
-            settings |= {"ablation": name, "loop.rounds": str(rounds)}
-            plan = Plan("calculator", seed, arm["model"], settings=settings, name=f"memory-{name}-{arm['name']}")
+            plan = plan_of(name, arm, seed, rounds)
             stored = read_result(plan)
             yield _run(plan, arm, rounds) if stored is None else stored
+
+
+def plan_of(name: str, arm: dict[str, Any], seed: int, rounds: int) -> Plan:
+    """The run of an arm."""
+    settings = {f"train.{key}": str(value) for key, value in arm.get("train", {}).items()}
+    settings |= {"ablation": name, "loop.rounds": str(rounds)}
+    return Plan("calculator", seed, arm["model"], settings=settings, name=f"memory-{name}-{arm['name']}")
 
 
 def _run(plan: Plan, fields: dict[str, Any], rounds: int) -> dict[str, Any]:
@@ -50,7 +59,7 @@ def _run(plan: Plan, fields: dict[str, Any], rounds: int) -> dict[str, Any]:
     prepare(plan)
     make_untrained(plan)
     arm = Arm(**fields)
-    began_s = time.process_time()
+    began, began_s = provenance(), time.process_time()
     loop = MemoryLoop(arm, plan.seed, plan.untrained, tasks=TASKS)
     curve = [_evaluation(loop.evaluate(HELD_OUT), 0, 0, began_s)]
     rollouts = 0
@@ -79,6 +88,7 @@ def _run(plan: Plan, fields: dict[str, Any], rounds: int) -> dict[str, Any]:
             "curve": curve,
             "checks": {"n": 0, "failed": [], "names": []},
         },
+        began,
     )
 
 

@@ -75,7 +75,7 @@ def run_agent(plan: Plan, sizes: AgentBakeoff) -> dict[str, Any]:
     costs = {name: _cost(stage) for name, stage in stages.items()}
     return {
         "task": plan.task,
-        "model": Path(plan.model).name,
+        "model": plan.model_name,
         "warm_steps": plan.warm_steps,
         "sizes": asdict(sizes),
         "reward": stages["rollouts"].get("mean_reward"),

@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from evaluation.plans import RESULTS
-from evaluation.provenance import provenance
+from evaluation.provenance import since
 from trainspan_schemas.intervals import t_interval
 
 __all__ = ["FOLDER", "draw_chain", "store", "table_of_agent", "table_of_air", "tables_of_chain"]
@@ -18,12 +18,12 @@ DRAWN: Final = ("identical", "gigpo", "per_agent, air", "vine m 4", "vine m 4, r
 """Estimators whose learning curves are drawn; tables have all."""
 
 
-def store(name: str, command: str, result: Mapping[str, Any]) -> Path:
-    """Writes `results/bakeoff/NAME.json` with the command that made it and its provenance."""
+def store(name: str, command: str, began: Mapping[str, Any], result: Mapping[str, Any]) -> Path:
+    """Writes `results/bakeoff/NAME.json` with the command that made it and its provenance since `began`."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     path = FOLDER / f"{name}.json"
     temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps({"command": command, **provenance(), **result}, indent=1) + "\n")
+    temporary.write_text(json.dumps({"command": command, **since(began), **result}, indent=1) + "\n")
     temporary.replace(path)
     return path
 

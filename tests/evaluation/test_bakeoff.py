@@ -17,6 +17,7 @@ from evaluation.bakeoff.chain_results import area, tokens_to
 from evaluation.bakeoff.chain_runs import EXACT, learn, policy_of, score
 from evaluation.bakeoff.estimators import ESTIMATORS, Vine, advantages_of
 from evaluation.bakeoff.scores import agreement
+from evaluation.provenance import provenance
 
 SMALL = Chain(calls=2, goals=(1, 2))
 
@@ -129,7 +130,7 @@ def test_a_small_bake_off_is_stored_tabulated_and_drawn(tmp_path: Path, monkeypa
     assert chain["agreement"]["untrained"]["identical"]["sign"]["gain"]["mean"] == 0.0
     # 2 calls and 4 branches of 1 call per rollout: 48 tokens for a group of 8, 4 groups at a time or one.
     assert chain["learning"]["vine m 4"]["rounds"] in (300 // 48 + 1, 300 // 192 + 1)
-    stored = json.loads(report.store("small", "the command", result).read_text())
+    stored = json.loads(report.store("small", "the command", provenance(), result).read_text())
     assert (stored["command"], stored["seeds"]) == ("the command", [0, 1])
     assert len(stored["commit"]) == 40
     lines = report.tables_of_chain(stored).splitlines()

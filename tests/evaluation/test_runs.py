@@ -1,5 +1,6 @@
 """Plans, CPU time, stored results and their report."""
 
+import hashlib
 import itertools
 import json
 import subprocess
@@ -12,13 +13,13 @@ from typing import Any
 import polars as pl
 import pytest
 
-from evaluation import models
+from evaluation import environments, models, provenance
 from evaluation.__main__ import main, parser, plans
 from evaluation.cpu_time import CpuMeter, cpu_at, cpu_seconds, noted
-from evaluation.models import continued, make_untrained, rejection_sampled, steps_for, with_success
-from evaluation.plans import CONTROLS, EXAMPLES, ROOT, SCRATCH, TASKS, Plan, folder_of, pins_of
-from evaluation.report import draw_training, is_separate, points, section_of, smoothed_rewards, write_report
-from evaluation.results import evaluations, read_results, store_result
+from evaluation.models import continued, make_untrained, rejection_sampled, steps_for, warm_started, with_success
+from evaluation.plans import CONTROLS, EXAMPLES, ROOT, SCRATCH, TASKS, Plan, default_model, folder_of, pins_of
+from evaluation.report import draw_training, is_separate, points, runs_table, section_of, smoothed_rewards, write_report
+from evaluation.results import begin, evaluations, read_results, store_result
 from evaluation.runs import carry_out
 from trainspan_cli.loop.state.run_folder import RunFolder
 from trainspan_schemas.agents.functions import is_function_name
@@ -106,8 +107,9 @@ def test_variants_have_states_and_results_of_their_own() -> None:
     for one, other in itertools.combinations(every, 2):
         assert one.state != other.state
         assert one.result != other.result
-    assert Plan("game", 0, "m", "sft", 20, {"loop.rounds": "3"}).variant == "warm20-sft-rounds=3"
-    assert Plan("game", 0, "m", "sft", 20, {"loop.rounds": "3"}).trained_from.variant == "warm20-rl-rounds=3"
+    assert Plan("game", 0, "m", "sft", 20, {"loop.rounds": "3"}).variant == "m-warm20-sft-rounds=3"
+    assert Plan("game", 0, "m", "sft", 20, {"loop.rounds": "3"}).trained_from.variant == "m-warm20-rl-rounds=3"
+    assert Plan("game", 0, str(default_model()), "sft", 20).variant == "warm20-sft"
 
 
 def test_the_loop_reads_the_settings_of_a_plan() -> None:
@@ -168,9 +170,14 @@ def test_a_small_model_from_scratch_is_made_once_by_the_tasks_own_program(
 def test_options_become_plans(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     found = asked("sql", "--seeds", "2", "--first-seed", "3", "--model", str(tmp_path / "model"), "--eval-n", "8")
-    assert [(plan.seed, plan.variant) for plan in found] == [(3, "rl-eval_n=8"), (4, "rl-eval_n=8")]
-    assert asked("sql", "--model", "org/name")[0].model == "org/name"
-    assert asked("sql")[0].model == str(tmp_path / "home" / "evaluation" / "model")
+    name = f"model-{hashlib.sha256(str(tmp_path / 'model').encode()).hexdigest()[:8]}"
+    assert [(plan.seed, plan.variant) for plan in found] == [(3, f"{name}-rl-eval_n=8"), (4, f"{name}-rl-eval_n=8")]
+    assert (found[0].state.parent.name, found[0].model_name) == (found[0].variant, name)
+    other = asked("sql", "--model", "org/name")[0]
+    assert (other.model, other.variant) == ("org/name", "org_name-rl")
+    usual = asked("sql")[0]
+    assert (usual.model, usual.variant) == (str(tmp_path / "home" / "evaluation" / "model"), "rl")
+    assert (usual.model_name, usual.result.name) == ("SmolLM2-135M-Instruct", "sql-rl-seed-0.json")
     with pytest.raises(SystemExit, match="--warm-start"):
         asked("sql", "--model", "m", "--control", "warm")
     with pytest.raises(SystemExit, match=r"SECTION\.NAME=VALUE"):
@@ -225,12 +232,12 @@ def test_a_finished_run_is_stored_once_and_reported(folders: Path) -> None:
         # It is not run again, although neither environment nor model exists.
         assert carry_out(plan)["end"]["mean"] == end / 100  # type: ignore[index]
         if control is None:
-            with pytest.raises(SystemExit, match="model"):
-                carry_out(Plan("math", seed, "another"))
+            with pytest.raises(SystemExit, match="other values of model in"):
+                carry_out(Plan("math", seed, "another", name="m-rl"))
     warm = Plan("math", 0, "m", "warm", 2)
     store_result(warm, finished(warm, validation(0, *better)), 0.0)
     stored = read_results(folders)
-    variants = [("random", 0), ("rl", 0), ("rl", 1), ("warm2-warm", 0)]
+    variants = [("m-random", 0), ("m-rl", 0), ("m-rl", 1), ("m-warm2-warm", 0)]
     assert [(result["variant"], result["seed"]) for result in stored] == variants
     result = stored[1]
     assert len(result["commit"]) == 40
@@ -244,15 +251,98 @@ def test_a_finished_run_is_stored_once_and_reported(folders: Path) -> None:
     assert "/secret" not in json.dumps(stored)
     assert [check["name"] for check in stored[2]["checks"]["failed"]] == ["server and trainer agree"]
     text = write_report(folders).read_text()
-    assert "| rl | 0 | .050 [.022, .112] | .800 [.711, .867] | yes | 1 | 16 | 2 | 3 of 3 |" in text
-    assert "| rl | 2 | .050 [.050, .050] | .850 [.215, 1.485] | .800 [.165, 1.435] |" in text
-    assert "| warm2-warm | 0 | – | .060 [.028, .125] | – | 0 | 0 | – | 1 of 1 |" in text
-    assert "| warm2-warm | 1 | – | .060 | – |" in text
-    assert "| rl | 1 | end | .250 | .500 |" in text
-    assert "| rl | – | – | – | 200 | – | – | – |" in text
-    assert "- rl, seed 1: server and trainer agree: 4e-5" in text
+    assert "| m-rl | 0 | .050 [.022, .112] | .800 [.711, .867] | yes | 1 | 16 | 2 | 3 of 3 |" in text
+    assert "| m-rl | 2 | .050 [.050, .050] | .850 [.215, 1.485] | .800 [.165, 1.435] |" in text
+    assert "| m-warm2-warm | 0 | – | .060 [.028, .125] | – | 0 | 0 | – | 1 of 1 |" in text
+    assert "| m-warm2-warm | 1 | – | .060 | – |" in text
+    assert "| m-rl | 1 | end | .250 | .500 |" in text
+    assert "| m-rl | – | – | – | 200 | – | – | – |" in text
+    assert "- m-rl, seed 1: server and trainer agree: 4e-5" in text
     for axis in ("rollouts", "cpu"):
         assert (folders / f"math-{axis}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_state_folder_of_other_settings_is_not_taken_for_the_run(folders: Path) -> None:
+    plan = Plan("math", 0, "m", name="tried")
+    assert begin(plan) == begin(plan)
+    finished(plan, validation(0, 0.0))
+    for other in (Plan("math", 0, "m", name="tried", settings={"dataset.credit": "step"}), replace(plan, model="n")):
+        with pytest.raises(
+            SystemExit, match=r"other values of (settings|model) in .*tried/seed-0: remove it or give --name"
+        ):
+            carry_out(other)
+    assert not list(folders.glob("*.json"))
+
+
+def test_code_that_changed_during_a_run_is_said_in_its_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def git(*arguments: str) -> None:
+        subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *arguments], cwd=tmp_path, check=True)
+
+    def commit(path: str) -> None:
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(path)
+        git("add", "-A")
+        git("commit", "-qm", path)
+
+    monkeypatch.setattr(provenance, "ROOT", tmp_path)
+    git("init", "-q")
+    commit("code.py")
+    began = provenance.provenance()
+    commit("docs/page.md")
+    commit("evaluation/results/one.json")
+    assert provenance.since(began) == {**began, "began": began["made"], "made": provenance.provenance()["made"]}
+    (tmp_path / "new.py").write_text("")
+    assert provenance.since(began)["changed"]
+    commit("new.py")
+    assert provenance.since(began)["changed"]
+    assert not provenance.provenance()["changed"]
+
+
+def test_tasks_of_changed_sources_are_written_again_and_models_made_from_them_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "task"
+    source.mkdir()
+    program = "import pathlib, sys\nfolder = pathlib.Path(sys.argv[1])\nfolder.mkdir(parents=True)\n"
+    (source / "tasks.py").write_text(program + "(folder / 'tasks.jsonl').write_text('first')\n")
+    (source / "agent.py").write_text("")
+    monkeypatch.setattr(environments, "folder_of", lambda _: source)
+    plan = Plan("shop", 0, "m", warm_steps=2)
+    environments.prepare(plan)
+    plan.warm_model.mkdir()
+    (source / "agent.py").write_text("# read by each run")
+    environments.prepare(plan)
+    assert (plan.tasks.read_text(), plan.warm_model.exists()) == ("first", True)
+    (source / "tasks.py").write_text(program + "(folder / 'tasks.jsonl').write_text('second')\n")
+    environments.prepare(plan)
+    assert (plan.tasks.read_text(), plan.warm_model.exists()) == ("second", False)
+
+
+def test_settings_of_supervised_training_reach_it_and_name_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[dict[str, str]] = []
+
+    def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        seen.append(options["env"])
+        return subprocess.CompletedProcess(command, 0)
+
+    plan = Plan("shop", 0, "m", warm_steps=2, settings={"sft.adapter": "lora", "dataset.credit": "step"})
+    assert plan.warm_model != replace(plan, settings={}).warm_model
+    assert plan.warm_model == replace(plan, settings={"sft.adapter": "lora"}).warm_model
+    monkeypatch.setattr(models.subprocess, "run", run)
+    warm_started(plan)
+    assert (seen[0]["TRAINSPAN_SFT__ADAPTER"], "TRAINSPAN_DATASET__CREDIT" in seen[0]) == ("lora", False)
+
+
+def test_a_control_records_its_supervised_training() -> None:
+    plan = Plan("math", 0, "m", "sft")
+    about = plan.state / "model" / "sft" / "manifest.json"
+    about.parent.mkdir(parents=True)
+    figures = {"steps": 3, "examples": 4, "trained_tokens": 50, "batch_tokens": 20, "learning_rate": 1e-4}
+    about.write_text(json.dumps({**figures, "held_out_loss": None, "data": {"path": "/secret"}}))
+    result = store_result(plan, finished(plan, validation(0, 0.0)), 60.0)
+    assert result["supervised"] == {**figures, "held_out_loss": None}
+    (row,) = [line for line in runs_table([{**result, "cpu_s": {"preparation": 60.0, "run": 120.0}}]) if "sft" in line]
+    assert row.split(" | ")[7] == "3", "its training is part of its CPU time"
 
 
 def test_training_is_drawn_as_a_mean_over_seeds_and_ablations_have_a_section_of_their_own(tmp_path: Path) -> None:
@@ -282,7 +372,7 @@ def test_the_age_of_trained_calls_is_read_from_the_trainers_metrics_and_reported
     (folder.checkpoints / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in figures))
     stored = store_result(plan, folder, 0.0)
     assert [point["staleness_max"] for point in stored["curve"] if point["kind"] == "round"] == [0, 2, None]
-    assert "| rl | 0.75 | 2 | .750 | .500 | .125 |" in write_report(folders).read_text()
+    assert "| m-rl | 0.75 | 2 | .750 | .500 | .125 |" in write_report(folders).read_text()
 
 
 def test_a_report_without_results_says_what_to_run(tmp_path: Path) -> None:
