@@ -1,25 +1,20 @@
 """The result of the bake-off on the chain: all estimators over seeds, as `results/bakeoff/chain.json`."""
 
 import bisect
-import itertools
 import statistics
 from collections.abc import Sequence
 from typing import Any, Final
 
 from evaluation.bakeoff.chain import Chain
-from evaluation.bakeoff.chain_runs import EXACT, POLICIES, learn, policy_of, score
+from evaluation.bakeoff.chain_runs import EXACT, GROUPS, POLICIES, STEP_KL, learn, policy_of, score
 from evaluation.bakeoff.estimators import ESTIMATORS
 from trainspan_schemas.intervals import t_interval
 
 __all__ = ["CHAINS", "run_chain"]
 
 CHAINS: Final = {"short": Chain(), "long": Chain(calls=24, goals=(4, 6, 8, 10))}
-RATES: Final = (0.3, 1.0, 3.0, 10.0)
-"""Learning rates that are tried for each estimator."""
-GROUPS: Final = {"plain": (4,), "vine": (1, 4)}
-"""Groups of a round that are tried: rounds with branches have many tokens, so smaller ones may begin to learn earlier."""
-TUNING_SEEDS: Final = range(1000, 1003)
-"""Seeds that choose learning rate and groups; no result is taken from them."""
+ROUNDS: Final = 50
+"""Rounds of a learning curve at least."""
 BUDGETS: Final = {"short": 12_800, "long": 38_400}
 """Sampled tokens of a learning curve."""
 POINTS: Final = 40
@@ -49,7 +44,7 @@ def run_chain(seeds: range) -> dict[str, Any]:
             "tokens": _grid(BUDGETS[name]),
             "learning": learned,
         }
-    return {"seeds": list(seeds), "rates": list(RATES), "tuning_seeds": list(TUNING_SEEDS), "chains": chains}
+    return {"seeds": list(seeds), "step_kl": STEP_KL, "groups": GROUPS, "chains": chains}
 
 
 def area(curve: Curve, budget: int) -> float:
@@ -84,21 +79,14 @@ def _compare(found: dict[str, dict[str, Any]]) -> None:
 
 
 def _learned(chain: Chain, name: str, seeds: range, budget: int) -> dict[str, Any]:
-    """Learning curves with the rate and the groups that were best over the tuning seeds."""
-
-    def tried(choice: tuple[float, int]) -> float:
-        return statistics.mean(area(learn(chain, name, *choice, seed, budget), budget) for seed in TUNING_SEEDS)
-
-    groups = GROUPS["vine" if name.startswith("vine") else "plain"]
-    rate, size = max(itertools.product(RATES, groups), key=tried)
-    curves = [learn(chain, name, rate, size, seed, budget) for seed in seeds]
+    """Learning curves: success at equal numbers of sampled tokens, and after equal numbers of rounds."""
+    curves = [learn(chain, name, seed, budget, ROUNDS) for seed in seeds]
     found = [tokens_to(curve, GOOD) for curve in curves]
     reached = [tokens if tokens is None or tokens <= budget else None for tokens in found]
     known = [tokens for tokens in reached if tokens is not None]
     return {
-        "rate": rate,
-        "groups": size,
-        "rounds": statistics.mean(len(curve) - 1 for curve in curves),
+        "tokens_of_a_round": statistics.mean(curve[ROUNDS][0] / ROUNDS for curve in curves),
+        "by_rounds": _over([statistics.mean(success for _, success in curve[: ROUNDS + 1]) for curve in curves]),
         "area": _over([area(curve, budget) for curve in curves]),
         "end": _over([_at_tokens(curve, [budget])[0] for curve in curves]),
         "tokens_to_0.9": {"seeds": reached, "mean": statistics.mean(known) if len(known) == len(curves) else None},

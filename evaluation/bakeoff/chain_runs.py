@@ -1,4 +1,4 @@
-"""The bake-off on the chain: agreement with exact advantages, and learning curves at equal numbers of sampled tokens."""
+"""The bake-off on the chain: agreement with exact advantages, and learning curves by rounds and by sampled tokens."""
 
 from typing import Final
 
@@ -10,7 +10,7 @@ from evaluation.bakeoff.chain_branches import measured
 from evaluation.bakeoff.estimators import ESTIMATORS, Estimate, Vine, advantages_of
 from evaluation.bakeoff.scores import Agreement, agreement
 
-__all__ = ["EXACT", "POLICIES", "learn", "policy_of", "score"]
+__all__ = ["EXACT", "GROUPS", "POLICIES", "STEP_KL", "learn", "policy_of", "score"]
 
 GROUP: Final = 8
 POLICIES: Final = {"untrained": 0.0, "half trained": 1.0}
@@ -18,7 +18,13 @@ POLICIES: Final = {"untrained": 0.0, "half trained": 1.0}
 EXACT: Final = "exact"
 """Trains with the exact advantages, at the tokens of `identical`: what perfect credit would give."""
 SCORED_GROUPS: Final = 40
-BETAS: Final = (0.9, 0.999)
+GROUPS: Final = 4
+"""Groups of a round of learning."""
+STEP_KL: Final = 0.01
+"""How far a round moves the policy, in nats: the mean over the trained calls of KL(old ‖ new)."""
+_BISECTIONS: Final = 30
+_LONGEST: Final = 1e9
+_TINY: Final = 1e-300
 
 
 def policy_of(chain: Chain, preference: float) -> Floats:
@@ -40,28 +46,25 @@ def score(chain: Chain, name: str, preference: float, seed: int) -> Agreement:
     return agreement(found["advantage"], _exact(chain, policy, found), found["dropped"])
 
 
-def learn(chain: Chain, name: str, rate: float, groups: int, seed: int, budget: int) -> list[tuple[int, float]]:
+def learn(chain: Chain, name: str, seed: int, budget: int, rounds: int) -> list[tuple[int, float]]:
     """Trains the uniform policy with an estimator; (sampled tokens, exact success) before and after each round.
 
-    Rounds have `groups` groups, of the tasks in turn. Adam at `rate` on the mean of advantage · ∇ log π over the calls that
-    are not dropped; branches are data, as in the loop. Ends when a round would begin with `budget` tokens sampled.
+    A round has `GROUPS` groups, of the tasks in turn, and moves the policy along the mean of advantage · ∇ log π over the
+    calls that are not dropped; branches are data, as in the loop. Every round moves it equally far, by `STEP_KL`: only the
+    direction depends on the estimator, so there is no learning rate to choose. Ends after at least `rounds` rounds, when a
+    round would begin with `budget` tokens sampled.
     """
     rng = np.random.default_rng((seed, 2))
     estimate = ESTIMATORS["identical" if name == EXACT else name]
-    logits, first, second = (np.zeros(chain.shape) for _ in range(3))
+    logits = np.zeros(chain.shape)
     tokens, curve = 0, [(0, chain.success(_softmax(logits)))]
-    while tokens < budget:
+    while tokens < budget or len(curve) <= rounds:
         policy = _softmax(logits)
-        calls, sampled = _round(chain, policy, estimate, groups, rng, estimate.vine, (len(curve) - 1) * groups)
+        calls, sampled = _round(chain, policy, estimate, GROUPS, rng, estimate.vine, (len(curve) - 1) * GROUPS)
         tokens += sampled
         if name == EXACT:
             calls = calls.with_columns(pl.Series("advantage", _exact(chain, policy, calls)), dropped=False)
-        gradient = _gradient(policy, calls)
-        first = BETAS[0] * first + (1 - BETAS[0]) * gradient
-        second = BETAS[1] * second + (1 - BETAS[1]) * gradient**2
-        steps = len(curve)
-        scaled = first / (1 - BETAS[0] ** steps) / (np.sqrt(second / (1 - BETAS[1] ** steps)) + 1e-8)
-        logits = logits + rate * scaled
+        logits = _moved(logits, calls.filter(~pl.col("dropped")))
         curve.append((tokens, chain.success(_softmax(logits))))
     return curve
 
@@ -100,16 +103,29 @@ def _exact(chain: Chain, policy: Floats, calls: pl.DataFrame) -> Floats:
     return np.asarray(q[task, call, place, action] - v[task, call, place])
 
 
-def _gradient(policy: Floats, calls: pl.DataFrame) -> Floats:
-    """The mean of advantage · ∇ log π over the calls that are trained."""
-    trained = calls.filter(~pl.col("dropped"))
-    gradient = np.zeros(policy.shape)
-    if trained.is_empty():
-        return gradient
+def _moved(logits: Floats, trained: pl.DataFrame) -> Floats:
+    """Logits moved along the gradient of the trained calls by `STEP_KL`; unchanged if there is no gradient."""
+    policy, gradient = _softmax(logits), np.zeros(logits.shape)
     task, call, place, action = (trained[name].to_numpy() for name in ("task", "position", "place", "action"))
-    score = np.eye(ACTIONS)[action] - policy[task, call, place]
-    np.add.at(gradient, (task, call, place), trained["advantage"].to_numpy()[:, None] * score)
-    return gradient / trained.height
+    states = (task, call, place)
+    score = np.eye(ACTIONS)[action] - policy[states]
+    np.add.at(gradient, states, trained["advantage"].to_numpy()[:, None] * score)
+    if not gradient.any():
+        return logits
+
+    def distance(length: float) -> float:
+        new = _softmax(logits + length * gradient)[states]
+        return float(
+            (policy[states] * np.log(np.maximum(policy[states], _TINY) / np.maximum(new, _TINY))).sum(-1).mean()
+        )
+
+    least, most = 0.0, 1.0
+    while distance(most) < STEP_KL and most < _LONGEST:
+        most *= 4
+    for _ in range(_BISECTIONS):
+        middle = (least + most) / 2
+        least, most = (middle, most) if distance(middle) < STEP_KL else (least, middle)
+    return logits + least * gradient
 
 
 def _softmax(logits: Floats) -> Floats:

@@ -34,7 +34,7 @@ def tables_of_chain(result: Mapping[str, Any]) -> str:
     for name, chain in result["chains"].items():
         policies = list(chain["agreement"])
         heads = [f"{kind}, {policy}" for policy in policies for kind in ("sign", "correlation")]
-        heads += ["mean success", "tokens to .9", "rounds"]
+        heads += ["mean success over rounds", "tokens of a round", "mean success over tokens", "tokens to .9"]
         lines += [f"{name} chain, {chain['calls']} calls:", "", f"| estimator | {' | '.join(heads)} |"]
         lines.append("|---" * (len(heads) + 1) + "|")
         for estimator, learned in chain["learning"].items():
@@ -44,7 +44,8 @@ def tables_of_chain(result: Mapping[str, Any]) -> str:
                 for kind in ("sign", "correlation")
             ]
             tokens = learned["tokens_to_0.9"]["mean"]
-            cells += [_cell(learned["area"]), "–" if tokens is None else f"{tokens:,.0f}", f"{learned['rounds']:.0f}"]
+            cells += [_cell(learned["by_rounds"]), f"{learned['tokens_of_a_round']:,.0f}", _cell(learned["area"])]
+            cells.append("–" if tokens is None else f"{tokens:,.0f}")
             lines.append(f"| {estimator} | {' | '.join(cells)} |")
         lines.append("")
     return "\n".join(lines)

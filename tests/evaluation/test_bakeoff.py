@@ -14,7 +14,7 @@ from evaluation.bakeoff.agent_runs import _stage, scores_of
 from evaluation.bakeoff.chain import Chain, frames
 from evaluation.bakeoff.chain_branches import measured
 from evaluation.bakeoff.chain_results import area, tokens_to
-from evaluation.bakeoff.chain_runs import EXACT, learn, policy_of, score
+from evaluation.bakeoff.chain_runs import EXACT, STEP_KL, _moved, _softmax, learn, policy_of, score
 from evaluation.bakeoff.estimators import ESTIMATORS, Vine, advantages_of
 from evaluation.bakeoff.scores import agreement
 from evaluation.provenance import provenance
@@ -73,12 +73,13 @@ def test_every_estimator_scores_the_same_calls() -> None:
 
 def test_policies_learn_from_advantages_at_their_price_in_tokens() -> None:
     chain = Chain()
-    plain, exact, vine = (learn(chain, name, 1.0, 4, 0, 5_000) for name in ("identical", EXACT, "vine m 4"))
+    plain, exact, vine = (learn(chain, name, 0, 5_000, 2) for name in ("identical", EXACT, "vine m 4"))
     assert plain[0] == exact[0] == (0, chain.success(policy_of(chain, 0.0)))
     # Four groups of eight rollouts of eight calls; with m = 4 also 4 · (7 + … + 1) = 112 tokens of branches per rollout.
     assert plain[1][0] == 256
     assert vine[1][0] == 256 + 32 * 112
-    assert plain[-1][1] > 0.9
+    assert plain[-1][1] > 0.6 > plain[0][1]
+    assert len(vine) == 3
     assert area(exact, 5_000) > area(plain, 5_000)
     reached = tokens_to(exact, 0.9)
     assert reached is not None
@@ -123,13 +124,13 @@ def test_only_calls_whose_state_was_measured_by_branches_are_scored() -> None:
 def test_a_small_bake_off_is_stored_tabulated_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chain_results, "CHAINS", {"small": SMALL})
     monkeypatch.setattr(chain_results, "BUDGETS", {"small": 300})
-    monkeypatch.setattr(chain_results, "RATES", (1.0,))
+    monkeypatch.setattr(chain_results, "ROUNDS", 3)
     monkeypatch.setattr(report, "FOLDER", tmp_path)
     result = chain_results.run_chain(range(2))
     chain = result["chains"]["small"]
     assert chain["agreement"]["untrained"]["identical"]["sign"]["gain"]["mean"] == 0.0
-    # 2 calls and 4 branches of 1 call per rollout: 48 tokens for a group of 8, 4 groups at a time or one.
-    assert chain["learning"]["vine m 4"]["rounds"] in (300 // 48 + 1, 300 // 192 + 1)
+    # 2 calls and 4 branches of 1 call per rollout, 4 groups of 8.
+    assert chain["learning"]["vine m 4"]["tokens_of_a_round"] == 6 * 32
     stored = json.loads(report.store("small", "the command", provenance(), result).read_text())
     assert (stored["command"], stored["seeds"]) == ("the command", [0, 1])
     assert len(stored["commit"]) == 40
@@ -152,3 +153,18 @@ def test_a_finished_stage_is_not_repeated(tmp_path: Path) -> None:
     world: Any = SimpleNamespace(folder=tmp_path)
     made = [_stage(world, "few", lambda: {"number": 1}), _stage(world, "few", lambda: {"number": 2})]
     assert [stage["number"] for stage in made] == [1, 1]
+
+
+def test_every_round_moves_the_policy_equally_far() -> None:
+    chain = Chain()
+    logits = np.zeros(chain.shape)
+    for scale in (1e-3, 1.0, 1e3):
+        calls = pl.DataFrame(
+            {"task": [0, 1], "position": [0, 3], "place": [0, 2], "action": [0, 1], "advantage": [scale, -scale]}
+        )
+        moved = _softmax(_moved(logits, calls))
+        old, new = (np.stack([policy[0, 0, 0], policy[1, 3, 2]]) for policy in (policy_of(chain, 0.0), moved))
+        assert float((old * np.log(old / new)).sum(-1).mean()) == pytest.approx(STEP_KL, rel=1e-3)
+        assert moved[0, 0, 0, 0] > 1 / 3 > moved[1, 3, 2, 1]
+    nothing = calls.with_columns(advantage=pl.lit(0.0))
+    assert (_moved(logits, nothing) == logits).all()
