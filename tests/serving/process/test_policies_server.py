@@ -132,17 +132,6 @@ def test_policies_are_served_side_by_side_and_swapped_alone(models: Models, tmp_
             status, answer = swap(server, policy="writer", checkpoint="policy-000002", version=2)
             assert (status, versions(server)) == (200, {"writer": 2, "rewriter": 1})
 
-            # A crash brings all of them back.
-            crash(server)
-            assert versions(server) == {"writer": 2, "rewriter": 1}
-            assert [ask(server, "writer")[:2], ask(server, "rewriter")[:2]] == [writer[:2], rewriter[:2]]
-
-            # One whose checkpoint is gone goes back to where it began, and the other stays.
-            shutil.rmtree(checkpoints / "writer/policy-000002")
-            crash(server)
-            assert versions(server) == {"writer": 0, "rewriter": 1}
-            assert (ask(server, "writer")[0], ask(server, "rewriter")[:2]) == (base[0], rewriter[:2])
-
 
 REFUSED, UNFIT, MISSING = (400, "refused"), (400, "unfit"), (404, "not_found")
 HOSTILE = [
@@ -173,3 +162,26 @@ def test_adapters_of_another_base_are_refused_at_the_start(models: Models, tmp_p
         policy_server(models.folder(2), tmp_path / "home", *arguments),
     ):
         pass
+
+
+@pytest.mark.slow
+def test_a_crash_brings_all_policies_back(models: Models, tmp_path: Path) -> None:
+    checkpoints, config = tmp_path / "checkpoints", tmp_path / "trainspan.toml"
+    config.write_text(CONFIG)
+    make_adapter(models.base, checkpoints / "writer/policy-000002", 2, seed=2)
+    make_adapter(models.base, checkpoints / "rewriter/policy-000001", 1, seed=4)
+    write_latest(checkpoints / "rewriter", "policy-000001")
+    arguments = ("--collector", "none", "--checkpoints", str(checkpoints), "--config", str(config))
+    with policy_server(models.base, tmp_path / "home", *arguments) as server:
+        base, rewriter = ask(server), ask(server, "rewriter")
+        assert swap(server, policy="writer", checkpoint="policy-000002", version=2)[0] == 200
+        writer = ask(server, "writer")
+        crash(server)
+        assert versions(server) == {"writer": 2, "rewriter": 1}
+        assert [ask(server, "writer")[:2], ask(server, "rewriter")[:2]] == [writer[:2], rewriter[:2]]
+
+        # One whose checkpoint is gone goes back to where it began, and the other stays.
+        shutil.rmtree(checkpoints / "writer/policy-000002")
+        crash(server)
+        assert versions(server) == {"writer": 0, "rewriter": 1}
+        assert (ask(server, "writer")[0], ask(server, "rewriter")[:2]) == (base[0], rewriter[:2])

@@ -77,6 +77,7 @@ def versions(place: Place, split: str) -> dict[int, set[int]]:
     return {row["round"]: set(row["versions"]) for row in map(json.loads, done.stdout.splitlines())}
 
 
+@pytest.mark.slow
 def test_rollouts_run_one_round_ahead_and_every_check_holds(tmp_path: Path) -> None:
     place, environ, command = prepare(tmp_path, rounds=3)
     done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=400, check=False)
