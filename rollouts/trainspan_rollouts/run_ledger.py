@@ -39,10 +39,12 @@ __all__ = [
     "statuses",
     "task_outcomes",
     "task_rewards",
+    "waiting_rounds",
 ]
 
 _SHARD: Final = re.compile(r"\.shard-(\d+)-of-(\d+)$")
 
+_ROUND: Final = re.compile(r"round-(\d+)")
 _AGAIN: Final = frozenset({"infra_error", "cancelled"})
 """Final statuses that a resumed run retries."""
 
@@ -77,6 +79,22 @@ def ledger_files(run_id: str, round_: int | None, split: Split | None, *, of_bra
     """Returns the paths of the existing ledgers of a run, round (None: all) and split: one, or one for each shard."""
     stem = _stem("*" if round_ is None else f"{round_:04d}", split, of_branches=of_branches)
     return sorted(path for end in (".jsonl", ".shard-*.jsonl") for path in run_folder(run_id).glob(stem + end))
+
+
+def waiting_rounds(run_id: str, split: Split | None) -> list[int]:
+    """Returns the rounds of a run and split whose ledgers have verdicts that the collector has not acknowledged."""
+    found = set()
+    for file in ledger_files(run_id, None, split):
+        waiting: set[tuple[str, int]] = set()
+        for record in _records(file):
+            if "span" in record:
+                waiting.add((record["rollout"], record["attempt"]))
+            elif "delivered" in record:
+                waiting.discard((record["delivered"], record["attempt"]))
+        match = _ROUND.match(file.name)
+        if waiting and match:
+            found.add(int(match[1]))
+    return sorted(found)
 
 
 def newest_ledgers() -> list[Path]:

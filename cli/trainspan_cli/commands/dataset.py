@@ -122,12 +122,12 @@ def _engine(name: str, chosen: Settings) -> "Iterator[Engine]":
 
 
 def _built(request: "BuildRequest", engine: "Engine", *, as_json: bool) -> "BuiltDataset":
-    """Builds the next dataset. If there is none, `as_json` prints the reason as JSON."""
+    """Builds the next dataset. If there is none, or a store does not answer, `as_json` prints the reason as JSON."""
     import time
 
     from trainspan_processing.assembly.build import build_dataset
     from trainspan_processing.traces.trace_index import Clock
-    from trainspan_schemas.errors import NothingToTrainError
+    from trainspan_schemas.errors import NothingToTrainError, StoreError
     from trainspan_viewer.pages.quality import QUALITY_PAGE, quality_page
 
     try:
@@ -135,6 +135,10 @@ def _built(request: "BuildRequest", engine: "Engine", *, as_json: bool) -> "Buil
     except NothingToTrainError as error:
         if as_json:
             print(json.dumps({"nothing_to_train": str(error), **error.figures}))
+        raise
+    except StoreError as error:
+        if as_json:
+            print(json.dumps({"store_error": str(error)}))
         raise
 
 

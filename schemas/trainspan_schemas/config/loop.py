@@ -93,7 +93,9 @@ class LoopSettings:
     restarts: int = 3
     """Maximum number of restarts of each process that exits unexpectedly."""
     ready_timeout_s: float = 600.0
-    """How long to wait for the collector, the policy server and the trainer to become ready."""
+    """How long to wait for the collector, the policy server and the trainer to become ready.
+
+    The loop waits as long for a store that stops answering, for example because its collector is moved."""
     seed: int = 0
     """Seed for drawing tasks."""
 

@@ -70,7 +70,7 @@ class StageCounts:
     ragged_calls: int
     """Stored calls whose ids and logprobs differ in length, or are missing."""
     rollouts: int
-    """Rollouts that the runner reported."""
+    """Rollouts that the runner made; none if an interrupted loop had made all of them."""
     stored_rollouts: int
     servers_changed: int
     """Policy servers that ended, came back or did not answer: the servers' counts are those of the others."""
@@ -87,7 +87,8 @@ def stage_checks(counts: StageCounts, in_progress: int) -> list[Check]:
     if counts.servers_changed:
         return _checks_without_servers(counts, counts.servers_changed * in_progress)
     of_clients = _compared(counts.client_calls, counts.stored_requests, counts.uncounted_attempts)
-    agree = counts.server_requests == counts.stored_requests > 0 and of_clients == 0
+    has_calls = counts.stored_requests > 0 or not counts.rollouts
+    agree = counts.server_requests == counts.stored_requests and has_calls and of_clients == 0
     exported = counts.exported_calls == counts.stored_calls and not counts.dropped_calls
     return [
         Check(
@@ -108,12 +109,13 @@ def stage_checks(counts: StageCounts, in_progress: int) -> list[Check]:
 def _checks_without_servers(counts: StageCounts, limit: int) -> list[Check]:
     """The servers' counts are those of the others, which answered from start to end: at least these must be stored."""
     lost = _compared(counts.client_calls, counts.stored_requests, counts.uncounted_attempts)
+    has_calls = counts.stored_requests > 0 or not counts.rollouts
     servers = f"{counts.servers_changed} policy server{'' if counts.servers_changed == 1 else 's'} ended or came back"
     others = f"the others acknowledged {counts.exported_calls} call spans of {counts.stored_calls} stored, {counts.dropped_calls} dropped"
     return [
         Check(
             "every call is stored",
-            counts.stored_requests > 0 and abs(lost) <= limit and counts.server_requests <= counts.stored_requests,
+            has_calls and abs(lost) <= limit and counts.server_requests <= counts.stored_requests,
             f"{_clients(counts)}, store {counts.stored_requests} (limit of the difference {limit}: {servers}; the others "
             f"counted {counts.server_requests})",
         ),

@@ -4,11 +4,12 @@ import contextlib
 import hashlib
 import queue
 import shlex
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO, Any, TypeAlias
+from typing import IO, Any, ParamSpec, TypeAlias, TypeVar
 
 from trainspan_cli.clients.new_rewards import Places, last_places, new_rewards, validation_rewards
 from trainspan_cli.clients.policy_server import served
@@ -25,7 +26,7 @@ from trainspan_cli.loop.processes.child_processes import Commands
 from trainspan_cli.loop.processes.screen import Screen
 from trainspan_cli.loop.processes.services import Services
 from trainspan_cli.loop.state.run_folder import RunFolder
-from trainspan_rollouts.run_ledger import ledger_files
+from trainspan_rollouts.run_ledger import ledger_files, recorded_target, waiting_rounds
 from trainspan_schemas.agents.functions import is_function_name
 from trainspan_schemas.artifacts.dataset import dataset_dir, manifest_path
 from trainspan_schemas.config.policy_scope import Policy, policies_of
@@ -35,6 +36,9 @@ from trainspan_schemas.home import policy_dir
 
 __all__ = ["Collected", "Nothing", "Stages"]
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 Nothing: TypeAlias = Mapping[Policy, dict[str, Any]]
 """The policies without a dataset, because nothing can be trained → the reason as `nothing_to_train`, and the figures."""
 
@@ -43,6 +47,7 @@ NOTHING_TO_TRAIN = 3
 NOTHING_TO_BRANCH = 3
 """Exit code of `trainspan branch` if no state can be branched; 1 with a result means that no branch is ok."""
 STORED_TIMEOUT_S = 15.0
+_RETRY_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +80,7 @@ class Stages:
         self._folder = folder
         self._screen = screen
         self._commands = Commands()
+        self._stopped = threading.Event()
         self.policies = policies_of(settings)
         self.take_turns = settings.loop.policies_in_turn or settings.serving.sleep
         """Whether a policy's dataset is built only after the one before it is trained."""
@@ -82,13 +88,18 @@ class Stages:
 
     def stop(self) -> None:
         """Ends the commands in progress, and lets none start until `resume`."""
+        self._stopped.set()
         self._commands.stop()
 
     def resume(self) -> None:
+        self._stopped.clear()
         self._commands.resume()
 
     def collect(self, tasks: Path, round_: int, split: str, n: int) -> Collected:
-        """Runs the agent `n` times on each task of a file and collects the counts from all sources."""
+        """Runs the agent `n` times on each task of a file and collects the counts from all sources.
+
+        Training rollouts of an interrupted loop are resumed: those that ended are not made again.
+        """
         if self._settings.loop.target is None:  # others use the server meanwhile
             return self.collect_alongside(self._folder.run_id, tasks, round_, n)
         self._wake()
@@ -109,8 +120,8 @@ class Stages:
             total, calls = result["total"], result["calls"]
             began_ns -= self._services.policy.counts().behind_ns
             scope = StageScope(run_id, "val", round_)
-            stored = wait_for_stored(self.stores, scope, began_ns, rollouts=total, requests=calls)
-            versions = stored_versions(self.stores, scope, began_ns)
+            stored = self._read(wait_for_stored, self.stores, scope, began_ns, rollouts=total, requests=calls)
+            versions = self._read(stored_versions, self.stores, scope, began_ns)
             self._others.add(stored)
         checks = [check.record() for check in stored_checks(stored, total, calls, result["uncounted"])]
         return Collected(result, checks, time.monotonic() - began, stored.rollouts >= total, versions)
@@ -135,9 +146,10 @@ class Stages:
         result = self._roll_out(self._folder.run_id, tasks, round_, split, n, on_progress, write)
         sampling_s = time.monotonic() - began
         with self._others.quiet:
-            found = meter.stop(result["total"], result["calls"], uncounted=result["uncounted"])
+            made = result["total"] - result["resumed"]
+            found = self._read(meter.stop, made, result["calls"], uncounted=result["uncounted"])
             result |= {"sampled_tokens": found.sampled_tokens, "sampling_seconds": sampling_s}
-            versions = meter.versions() if split == "val" else {}
+            versions = self._read(meter.versions) if split == "val" else {}
         checks = [check.record() for check in stage_checks(found, self._settings.rollouts.concurrency)]
         return Collected(result, checks, time.monotonic() - began, found.stored_rollouts >= found.rollouts, versions)
 
@@ -152,7 +164,6 @@ class Stages:
         write: Callable[[IO[str]], None] | None = None,
     ) -> dict[str, Any]:
         """Runs `trainspan rollout` and returns its result, once the collector has every verdict."""
-        settings, services = self._settings.rollouts, self._services
         result: dict[str, Any] = {}
 
         def on_event(event: dict[str, Any]) -> None:
@@ -161,25 +172,42 @@ class Stages:
             elif event.get("event") == "progress":
                 on_progress(event)
 
+        arguments, agent = self._runner(run_id, tasks, round_, split, n)
+        # A validation begins anew: the hard probe after it has a ledger of the same name.
+        is_begun = write is None and split == "train" and recorded_target(run_id, round_, "train") is not None
+        resumed = ["--resume"] if is_begun else []
+        # Exit code 1 with a result: no rollout is ok, which fails the round but not the loop.
+        code, message = self._command("rollout", [*arguments, *resumed], agent, on_event, admitted=(0, 1), write=write)
+        if code != 0 and not result:
+            raise ProcessError(f"rollout failed: {message} (log: {self._folder.logs / 'rollout.log'})")
+        if result.get("unacknowledged"):  # the collector was down: it is restarted and receives the verdicts
+            self._send_waiting(arguments, agent)
+            result["unacknowledged"] = 0
+        return result
+
+    def send_waiting(self) -> None:
+        """Sends the verdicts of streamed rollouts that no collector had acknowledged when the loop was interrupted."""
+        for round_ in waiting_rounds(self._folder.run_id, "train"):
+            self._send_waiting(*self._runner(self._folder.run_id, "-", round_, "train", self._settings.rollouts.n))
+
+    def _send_waiting(self, arguments: list[str], agent: list[str]) -> None:
+        """Sends the verdicts that a runner with these arguments left in its ledger."""
+        result: dict[str, Any] = {}
+        code, message = self._command("rollout", [*arguments, "--resume"], agent, result.update, admitted=(0, 1))
+        if left := result.get("unacknowledged", message if code else 0):
+            raise ProcessError(
+                f"the collector has not acknowledged all verdicts: {left} (log: {self._folder.logs / 'rollout.log'})"
+            )
+
+    def _runner(self, run_id: str, tasks: str, round_: int, split: str, n: int) -> tuple[list[str], list[str]]:
+        """The options of `trainspan rollout`, and its target."""
+        settings, services = self._settings.rollouts, self._services
         arguments = ["--tasks", tasks, "--n", str(n), "--split", split, "--round", str(round_)]
         arguments += ["--run", run_id, "--policy-url", services.agents_url]
         arguments += [*services.collector_option(), *(["--judge", settings.judge] if settings.judge else [])]
         target = self._settings.loop.target or self._settings.loop.val_target
         assert target is not None, "checked when tasks were opened"
-        agent = [target] if is_function_name(target) else ["--", *shlex.split(target)]
-        # Exit code 1 with a result: no rollout is ok, which fails the round but not the loop.
-        code, message = self._command("rollout", arguments, agent, on_event, admitted=(0, 1), write=write)
-        if code != 0 and not result:
-            raise ProcessError(f"rollout failed: {message} (log: {self._folder.logs / 'rollout.log'})")
-        if result.get("unacknowledged"):  # the collector was down: it is restarted and receives the verdicts
-            again: dict[str, Any] = {}
-            self._command("rollout", [*arguments, "--resume"], agent, again.update, admitted=(0, 1))
-            if left := again.get("unacknowledged", result["unacknowledged"]):
-                raise ProcessError(
-                    f"the collector has not acknowledged {left} verdicts (log: {self._folder.logs / 'rollout.log'})"
-                )
-            result["unacknowledged"] = 0
-        return result
+        return arguments, [target] if is_function_name(target) else ["--", *shlex.split(target)]
 
     def branch(self, round_: int) -> dict[str, Any]:
         """Branches the round's rollouts; returns the command's result without the values, which are stored.
@@ -246,7 +274,7 @@ class Stages:
 
     def last_places(self) -> Places:
         """The places that the stores have reached."""
-        return last_places(self._services.stores)
+        return self._read(last_places, self._services.stores)
 
     def new_rewards(self, since: Places) -> tuple[int, Places]:
         """The number of rewards that were stored after these places, and the places up to which they were counted."""
@@ -270,12 +298,30 @@ class Stages:
             fixed += ["--out", str(self._folder.datasets)]
             fixed += ["--run", self._folder.run_id] if of_run else []
             fixed += [] if policy is None else ["--policy", policy]
-            summary: dict[str, Any] = {}
-            admitted = (0, NOTHING_TO_TRAIN)
-            code, message = self._command("dataset", fixed + arguments, [], summary.update, admitted=admitted)
-            if code == NOTHING_TO_TRAIN:
-                nothing[policy] = {"nothing_to_train": message, **summary}
+            nothing |= {policy: reason} if (reason := self._read(self._built, fixed + arguments)) else {}
         return nothing
+
+    def _built(self, arguments: list[str]) -> dict[str, Any]:
+        """Builds a dataset; returns why there is none, if nothing can be trained. Raises StoreError if a store was away."""
+        summary: dict[str, Any] = {}
+        code, message = self._command("dataset", arguments, [], summary.update, admitted=(0, 1, NOTHING_TO_TRAIN))
+        if code == 1:
+            failure = f"dataset failed: {message} (log: {self._folder.logs / 'dataset.log'})"
+            raise (StoreError if "store_error" in summary else ProcessError)(failure)
+        return {"nothing_to_train": message, **summary} if code == NOTHING_TO_TRAIN else {}
+
+    def _read(self, read: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """What `read` gets from the stores; it is repeated for `ready_timeout_s`, because a collector may be restarting."""
+        deadline, is_noted = time.monotonic() + self._settings.loop.ready_timeout_s, False
+        while True:
+            try:
+                return read(*args, **kwargs)
+            except StoreError as error:
+                if time.monotonic() > deadline or self._stopped.wait(_RETRY_S):
+                    raise
+                if not is_noted:
+                    self._screen.note(f"a store does not answer, and is asked again: {error}")
+                is_noted = True
 
     def _dataset_dir(self, round_: int, policy: Policy) -> Path:
         return dataset_dir(policy_dir(self._folder.datasets, policy), round_)

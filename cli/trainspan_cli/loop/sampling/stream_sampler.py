@@ -63,6 +63,7 @@ class StreamSampler:
         if self._segment is not None:
             return
         self._screen.collecting("rollouts", round_)
+        self._stages.send_waiting()
         feed = TaskFeed(self._settings, drawn_tasks(self._settings, self._tasks, self._folder), self._screen.progress)
         self._cut_at, self._sampled_tokens = time.monotonic(), self._stages.sampled_tokens()
         began_ns = time.time_ns()
