@@ -2,13 +2,11 @@
 
 import asyncio
 import contextlib
-import ipaddress
 import logging
 import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from trainspan_rollouts.executors.executor import AgentSpec, Ended, Execution
 from trainspan_rollouts.executors.orphans import GRACE_S
@@ -16,6 +14,7 @@ from trainspan_rollouts.executors.ray_worker import RayWorker
 from trainspan_rollouts.task_file import Task
 from trainspan_schemas.config.agents import RaySettings
 from trainspan_schemas.errors import ConfigError, ProcessError, TrainspanError, one_line
+from trainspan_schemas.store.endpoint import is_loopback
 
 __all__ = ["RayExecutor"]
 
@@ -162,10 +161,10 @@ class RayExecutor:
 
         addresses = [("policy_url", self._spec.policy_url), *(("collector", url) for url in self._spec.collectors.urls)]
         for name, url in addresses:
-            if node != get_node_ip_address() and _is_loopback(url):
+            if node != get_node_ip_address() and is_loopback(url):
                 raise ConfigError(
                     f"{name} = {url}: agents on the node {node} cannot reach this machine's loopback address; let the "
-                    f"process listen on an address of the network, and give that"
+                    f"process listen on an address of the network, and give that ([collector] endpoints, [rollouts] policy_url)"
                 )
 
 
@@ -274,14 +273,6 @@ def _nodes(resource: str | None) -> list[dict[str, Any]]:
     import ray
 
     return [node for node in ray.nodes() if node["Alive"] and (resource is None or resource in node["Resources"])]
-
-
-def _is_loopback(url: str) -> bool:
-    host = urlsplit(url if "//" in url else f"//{url}").hostname or ""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _last_line(error: Exception) -> str:

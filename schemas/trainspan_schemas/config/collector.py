@@ -15,6 +15,7 @@ class CollectorSettings:
     """OTLP/gRPC URLs of all collectors, to which the policy server, the runner and its agents send.
 
     Each rollout goes to one of them, chosen by its id and the URLs' hosts and ports: write them the same way on all machines.
+    The loop's own collector is named by its address if it listens on a loopback address.
     If the file lists several, `OTEL_EXPORTER_OTLP_ENDPOINT`, which can name only one, is ignored."""
     stores: tuple[str, ...] = ()
     """Stores of all collectors, as paths or `grpc://HOST:PORT`, which commands read together; default: that of `store`.

@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 from trainspan_schemas.errors import ConfigError
 from trainspan_schemas.store.roles import Role, home_token_file, token_of
 
-__all__ = ["StoreEndpoint", "headers_of", "is_this_machine"]
+__all__ = ["StoreEndpoint", "dialed_host", "headers_of", "is_loopback", "is_this_machine"]
 
 _HEADERS = "OTEL_EXPORTER_OTLP_HEADERS"
 _CERTIFICATE = "OTEL_EXPORTER_OTLP_CERTIFICATE"
@@ -69,9 +69,33 @@ def headers_of(text: str) -> dict[str, str]:
 
 
 def is_this_machine(url: str) -> bool:
-    """Whether the host of a URL or HOST:PORT is a loopback address or this machine's name."""
+    """Whether the host of a URL or HOST:PORT is a loopback address, as of `is_loopback`, or this machine's name."""
+    return is_loopback(url) or _host_of(url) == socket.gethostname().lower()
+
+
+def is_loopback(url: str) -> bool:
+    """Whether every machine takes the host of a URL or HOST:PORT for itself: loopback, or 0.0.0.0 or ::."""
+    host = _host_of(url)
     try:
-        host = urlsplit(url if "//" in url else f"//{url}").hostname or ""
-        return host in ("localhost", socket.gethostname().lower()) or ipaddress.ip_address(host).is_loopback
+        address = ipaddress.ip_address(host)
     except ValueError:
-        return False
+        return host == "localhost"
+    return address.is_loopback or address.is_unspecified
+
+
+def dialed_host(host: str) -> str:
+    """The host, for a URL, at which a listener on `host` answers on this machine: loopback if it listens on all addresses."""
+    try:
+        address = ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return host
+    if address.version == 4:
+        return "127.0.0.1" if address.is_unspecified else host
+    return "[::1]" if address.is_unspecified else f"[{address}]"
+
+
+def _host_of(url: str) -> str:
+    try:
+        return urlsplit(url if "//" in url else f"//{url}").hostname or ""
+    except ValueError:
+        return ""

@@ -15,7 +15,7 @@ from trainspan_cli.loop.processes.devices import Devices
 from trainspan_cli.loop.processes.external_servers import bring_up_to_date, check_external, level, wait_for_servers
 from trainspan_cli.loop.processes.screen import Screen
 from trainspan_cli.loop.state.run_folder import RunFolder
-from trainspan_cli.settings import agents_url_of, policy_servers_of, stores_of
+from trainspan_cli.settings import agents_url_of, collectors_of, policy_servers_of, stores_of
 from trainspan_schemas.artifacts.checkpoint import LATEST
 from trainspan_schemas.artifacts.dataset import dataset_dirs
 from trainspan_schemas.config.policy_scope import Policy, policies_of
@@ -135,7 +135,7 @@ class Services:
         address = running_collector(self._own_store)
         if address is None or address.grpc is None:
             raise ProcessError(f"no collector with an OTLP listener runs for {self._own_store}")
-        return ["--collector", f"http://{address.grpc}"]
+        return ["--collector", collectors_of(self._settings, address)]
 
     def _start_collector(self, timeout_s: float) -> None:
         """Starts one unless the settings name the stores of others, which must answer. Raises StoreError."""

@@ -7,10 +7,12 @@ import pytest
 from tests.training.support.swap_server import policy_server
 from trainspan_cli.clients.policy_servers import PolicyServers
 from trainspan_cli.loop.processes.external_servers import bring_up_to_date, check_external, level, wait_for_servers
-from trainspan_cli.settings import agents_url_of, policy_servers_of
+from trainspan_cli.settings import agents_url_of, collectors_of, policy_servers_of
 from trainspan_schemas.artifacts.checkpoint import CheckpointMeta, base_digest, checkpoint_name, write_latest
 from trainspan_schemas.config.load import load_settings
 from trainspan_schemas.errors import ConfigError, ProcessError
+from trainspan_schemas.store.access import StoreAddress
+from trainspan_schemas.store.endpoint import is_loopback, is_this_machine
 
 
 def model_at(folder: Path, version: int | None = None, digest: str = "d" * 32) -> str:
@@ -135,3 +137,52 @@ def test_agents_use_the_only_server_unless_a_balancer_is_set(servers: str, polic
     settings = load_settings(None, given | ({"TRAINSPAN_ROLLOUTS__POLICY_URL": policy_url} if policy_url else {}))
     assert agents_url_of(settings) == agents
     assert not any(url.endswith("/v1") for url in policy_servers_of(settings))
+
+
+@pytest.mark.parametrize(
+    ("host", "policy_url", "server", "agents"),
+    [
+        ("0.0.0.0", None, "http://127.0.0.1:8000", "http://127.0.0.1:8000/v1"),
+        ("::", None, "http://[::1]:8000", "http://[::1]:8000/v1"),
+        ("0.0.0.0", "http://trainer:8000/v1", "http://127.0.0.1:8000", "http://trainer:8000/v1"),
+        ("10.0.0.5", None, "http://10.0.0.5:8000", "http://10.0.0.5:8000/v1"),
+        ("127.0.0.1", "https://api.vendor.example/v1", "http://127.0.0.1:8000", "http://127.0.0.1:8000/v1"),
+    ],
+)
+def test_the_loops_own_server_is_named_as_agents_can_reach_it(
+    host: str, policy_url: str | None, server: str, agents: str
+) -> None:
+    """OPENAI_BASE_URL may name a vendor: it does not count for a server of this machine alone."""
+    given = {"TRAINSPAN_SERVING__HOST": host} | ({"OPENAI_BASE_URL": policy_url} if policy_url else {})
+    settings = load_settings(None, given)
+    assert policy_servers_of(settings) == (server,)
+    assert agents_url_of(settings) == agents
+
+
+@pytest.mark.parametrize(
+    ("listener", "tls", "endpoint", "named"),
+    [
+        ("127.0.0.1:4317", False, "http://otel.vendor.example:4317", "http://127.0.0.1:4317"),
+        ("127.0.0.1:4317", True, None, "https://127.0.0.1:4317"),
+        ("0.0.0.0:4327", False, None, "http://127.0.0.1:4327"),
+        ("[::]:4327", True, None, "https://[::1]:4327"),
+        ("0.0.0.0:4327", True, "https://trainer:4327", "https://trainer:4327"),
+        ("10.0.0.5:4327", False, None, "http://10.0.0.5:4327"),
+        ("10.0.0.5:4327", True, "https://trainer:4327", "https://trainer:4327"),
+    ],
+)
+def test_the_loops_own_collector_is_named_as_senders_can_reach_it(
+    listener: str, tls: bool, endpoint: str | None, named: str
+) -> None:
+    settings = load_settings(None, {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint} if endpoint else {})
+    address = StoreAddress(1, "spans.duckdb", listener, None, "127.0.0.1:4319", tls)
+    assert collectors_of(settings, address) == named
+
+
+def test_an_address_of_all_networks_is_this_machine_and_no_other() -> None:
+    for url in ("http://0.0.0.0:4317", "[::]:4317", "127.0.0.1:4317", "http://localhost"):
+        assert is_loopback(url)
+        assert is_this_machine(url)
+    for url in ("http://10.0.0.5:4317", "trainer:4317", "http://[::1"):
+        assert not is_loopback(url)
+        assert not is_this_machine(url)
