@@ -117,12 +117,12 @@ class LiveSampler:
         return None
 
     def _wait(self) -> None:
-        """Waits for `live_rewards` new rewards, or for one at the end of `live_wait_s`."""
+        """Waits for `live_rewards` new rewards, or for one at the end of `live_wait_s`, and until all stores answer."""
         loop = self._settings.loop
         while True:
             self._count()
             is_late = self._new and time.monotonic() - self._began > loop.live_wait_s
-            if self._new >= loop.live_rewards or is_late:
+            if not self._is_away and (self._new >= loop.live_rewards or is_late):
                 return
             self._screen.progress({"done": self._new, "total": loop.live_rewards})
             self._stages.keep_alive()

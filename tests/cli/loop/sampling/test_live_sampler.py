@@ -1,0 +1,72 @@
+"""When a round of live traffic is cut."""
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from trainspan_cli.clients.new_rewards import Places
+from trainspan_cli.loop.processes.screen import Screen
+from trainspan_cli.loop.sampling import live_sampler
+from trainspan_cli.loop.sampling.live_sampler import LiveSampler
+from trainspan_cli.loop.state.run_folder import RunFolder
+from trainspan_schemas.config.loop import LoopSettings
+from trainspan_schemas.config.settings import Settings
+from trainspan_schemas.errors import StoreError
+
+
+class PlannedStages:
+    """Stages of a store that gives the planned numbers of new rewards, one by one; None: it does not answer."""
+
+    stores = ("spans.duckdb",)
+    policies = (None,)
+
+    def __init__(self, plan: list[int | None]) -> None:
+        self._plan: Iterator[int | None] = iter(plan)
+        self.asked = 0
+
+    def last_places(self) -> Places:
+        return (0,)
+
+    def new_rewards(self, since: Places) -> tuple[int, Places]:
+        self.asked += 1
+        if (count := next(self._plan)) is None:
+            raise StoreError("no connection")
+        return count, (since[0] + count,)
+
+    def has_dataset(self, round_: int) -> bool:
+        return False
+
+    def live_dataset(self, round_: int, since: Places) -> dict[None, dict[str, Any]]:
+        return {None: {"nothing_to_train": "planned"}}
+
+    def keep_alive(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("plan", "wanted", "wait_s", "asked"),
+    [
+        ([1, None, None, 0, 9], 64, 0.1, 4),  # late, but the store is away
+        ([1, 0, 0, 0, 0, 9], 64, 0.0, 1),
+        ([1, 1, 9], 2, 600.0, 2),
+    ],
+)
+def test_a_round_is_cut_at_enough_rewards_or_late_but_not_while_a_store_is_away(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    plan: list[int | None],
+    wanted: int,
+    wait_s: float,
+    asked: int,
+) -> None:
+    monkeypatch.setenv("TRAINSPAN_HOME", str(tmp_path))
+    monkeypatch.setattr(live_sampler, "_LOOK_S", 0.2)
+    settings = Settings(loop=LoopSettings(live_rewards=wanted, live_wait_s=wait_s))
+    stages: Any = PlannedStages(plan)
+    sampler = LiveSampler(settings, stages, RunFolder.create({}), Screen(Console(file=io.StringIO()), "run"))
+    sampler.begin(1)
+    assert sampler.take(1).nothing == {None: {"nothing_to_train": "planned"}}
+    assert stages.asked == asked
