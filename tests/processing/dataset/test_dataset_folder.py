@@ -123,6 +123,26 @@ def test_a_command_that_was_killed_while_it_published_leaves_no_dataset_and_is_r
     assert {path.name: path.read_bytes() for path in about.iterdir()} == before
 
 
+def test_two_commands_with_one_pid_never_share_their_unfinished_files(tmp_path: Path) -> None:
+    """As in two containers, whose processes have the same pids, on one volume."""
+    target = tmp_path / "round-0001"
+    (tmp_path / ".round-0001.17" / "rows").mkdir(parents=True)  # of a command that was killed
+    (tmp_path / ".round-0002.17").mkdir()
+    with local_scratch(target) as first:
+        assert sorted(path.name for path in tmp_path.iterdir()) == [first.root.name, ".round-0002.17"]
+        with first.rows.filling("part-00000.parquet") as path:
+            path.write_text("first")
+        with local_scratch(target) as second:
+            assert second.root != first.root
+            with second.rows.filling("part-00000.parquet") as path:
+                path.write_text("second")
+            first.publish()
+            with pytest.raises(DatasetError, match="another command created"):
+                second.publish()
+    assert (target / "part-00000.parquet").read_text() == "first"
+    assert not list(tmp_path.glob(".round-0001*"))
+
+
 def test_two_commands_cannot_make_the_same_dataset(tmp_path: Path) -> None:
     target = tmp_path / "round-0001"
     with local_scratch(target) as scratch:
