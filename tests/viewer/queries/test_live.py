@@ -157,3 +157,22 @@ def test_several_stores_are_one_page_with_the_newest_spans_first(tmp_path_factor
     assert asked.result.columns == ("store", "n")
     assert asked.result.rows == [(str(collector.store), 2 + number) for number, collector in enumerate(running)]
     assert (cut.columns, [n for (n,) in cut.rows], cut.is_cut) == (("n",), [0, 1, 2, 3, 4, 5, 0, 1], True)
+
+
+def test_no_store_is_left_out_however_many_there_are(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folders = [tmp_path_factory.mktemp("many") for _ in range(2)]
+    running = [RunningCollector(folder) for folder in folders]
+    try:
+        busy = TestRollout("busy", status=None)
+        for number in range(live.WINDOW):
+            busy.span(f"step {number}", number, number + 1.0)
+        running[0].wait().send([busy])
+        running[1].wait().send([chain(TestRollout("last", begins=10_000.0), 1).reward(1.0)])
+        reader = StoreReader(*[str(running[0].store)] * 5, str(running[1].store))
+        sources = Sources(ViewerPaths(tmp_path_factory.getbasetemp() / "none", folders[0]), reader, Settings())
+        model = loaded(sources)
+        reader.close()
+    finally:
+        for collector in running:
+            collector.stop()
+    assert [row["rollout_id"] for row in model.calls] == ["last"]

@@ -16,7 +16,7 @@ from trainspan_viewer.queries.store import StoreReader
 __all__ = ["WINDOW", "LiveModel", "RunningRollout", "load_live"]
 
 WINDOW: Final = 2000
-"""Rows of the store that are listed from."""
+"""Rows of each store that are listed from."""
 _SHOWN: Final = 30
 _MINUTE_NS: Final = 60 * 10**9
 _COLUMNS: Final = (
@@ -140,7 +140,7 @@ def _newest(store: StoreReader) -> _Newest:
     held = _kept.get(store.stores)
     if held is not None and time.monotonic() < held.until_s and not held.is_behind:
         return held
-    read = store.read("newest", _COLUMNS, rows=WINDOW)
+    read = store.read("newest", _COLUMNS, most=WINDOW * len(store.stores), rows=WINDOW)
     rows = read.records()
     if len(store.stores) > 1:
         rows.sort(key=lambda row: -int(row["end_ns"] or row["start_ns"]))
