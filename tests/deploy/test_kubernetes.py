@@ -40,6 +40,18 @@ def test_the_pods_of_the_ray_cluster_are_valid_for_the_api() -> None:
         kubernetes_validate.validate({**pod, "spec": template["spec"]}, API, strict=True)
 
 
+def test_the_nodes_of_the_ray_cluster_have_probes_that_need_no_dashboard() -> None:
+    """KubeRay adds its own where one is missing. tests/end_to_end/cluster/test_health.py asks these of real nodes."""
+    spec = named("RayCluster", "agents")["spec"]
+    worker = spec["workerGroupSpecs"][0]
+    expected = ((spec["headGroupSpec"], 6379), (worker, int(worker["rayStartParams"]["node-manager-port"])))
+    for group, port in expected:
+        container = group["template"]["spec"]["containers"][0]
+        assert port in [each["containerPort"] for each in container["ports"]]
+        for probe in ("livenessProbe", "readinessProbe"):
+            assert container[probe]["grpc"] == {"port": port}
+
+
 def test_a_planted_mistake_is_not_valid() -> None:
     wrong = copy.deepcopy(named("StatefulSet", "collector"))
     wrong["spec"]["template"]["spec"]["containers"][0]["readinesProbe"] = {}

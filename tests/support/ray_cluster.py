@@ -42,6 +42,7 @@ class RayCluster:
         ]
         self._head: subprocess.Popen[bytes] | None = None
         self.nodes: list[subprocess.Popen[bytes]] = []
+        self.node_addresses: list[str] = []
 
     def __enter__(self) -> "RayCluster":
         self._head = self._start("head", *self._head_options)
@@ -61,8 +62,11 @@ class RayCluster:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def add_node(self, cpus: int, *options: str) -> "subprocess.Popen[bytes]":
-        node = self._start(f"node-{len(self.nodes)}", f"--address={self.address}", f"--num-cpus={cpus}", *options)
+        (port,) = free_ports(1)
+        common = (f"--address={self.address}", f"--num-cpus={cpus}", f"--node-manager-port={port}")
+        node = self._start(f"node-{len(self.nodes)}", *common, *options)
         self.nodes.append(node)
+        self.node_addresses.append(f"127.0.0.1:{port}")
         return node
 
     @staticmethod
