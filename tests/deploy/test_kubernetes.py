@@ -52,6 +52,14 @@ def test_the_nodes_of_the_ray_cluster_have_probes_that_need_no_dashboard() -> No
             assert container[probe]["grpc"] == {"port": port}
 
 
+def test_a_run_on_the_ray_cluster_asks_for_a_worker_on_each_cpu() -> None:
+    """The Job may start before the nodes do."""
+    group = named("RayCluster", "agents")["spec"]["workerGroupSpecs"][0]
+    cpus = group["replicas"] * int(group["template"]["spec"]["containers"][0]["resources"]["requests"]["cpu"])
+    script = named("Job", "rollouts-on-ray")["spec"]["template"]["spec"]["containers"][0]["args"][2]
+    assert f"--workers {cpus} " in script
+
+
 def test_a_planted_mistake_is_not_valid() -> None:
     wrong = copy.deepcopy(named("StatefulSet", "collector"))
     wrong["spec"]["template"]["spec"]["containers"][0]["readinesProbe"] = {}

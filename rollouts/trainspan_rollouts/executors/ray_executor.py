@@ -24,6 +24,8 @@ END_S: Final = GRACE_S + 5.0
 """How long a worker may take to end its agents."""
 RESTART_DELAY_S: Final = 1.0
 MAX_RESTART_DELAY_S: Final = 60.0
+NODES_S: Final = 5.0
+"""How often the run looks for nodes that have joined the cluster."""
 
 _log = logging.getLogger(__name__)
 
@@ -31,8 +33,8 @@ _log = logging.getLogger(__name__)
 class RayExecutor:
     """Distributes executions over workers; a worker that is lost, with its node or alone, is replaced.
 
-    Its executions end as `infra_error`, to be tried again on another worker. At most `concurrency` executions are with
-    Ray at any time, an equal part at each worker. The process must be connected to the cluster.
+    Its executions end as `infra_error`, to be tried again on another worker. Each worker has at most an equal part of
+    `concurrency`; the caller begins no more than `concurrency` executions. The process must be connected to the cluster.
     """
 
     def __init__(
@@ -43,11 +45,12 @@ class RayExecutor:
         self._concurrency = concurrency
         self._workers = workers
         self._settings = settings
-        self._slots = 1
-        self._free: asyncio.Queue[_Worker] = asyncio.Queue()
-        """A worker once for each execution that it has room for."""
+        self._room = asyncio.Condition()
+        """Notified when a worker has room again."""
         self._live: set[_Worker] = set()
         self._keepers: list[asyncio.Task[None]] = []
+        """One for each worker that the run asks for, whether it has started or not."""
+        self._growth: asyncio.Task[None] | None = None
         self._unreachable: set[str] = set()
         self._last_error = "there was no room"
         self._lost: list[_Worker] = []
@@ -57,13 +60,9 @@ class RayExecutor:
 
         Raises ConfigError if nodes cannot reach an address, UsageError or ProcessError if the target cannot be used.
         """
-        nodes = await asyncio.to_thread(_nodes, self._settings.worker_resource)
-        cpus = sum(node["Resources"].get("CPU", 0.0) for node in nodes)
-        wanted = self._workers or int(cpus // (self._settings.worker_cpus or 1.0))
-        count = max(1, min(wanted, self._concurrency))
-        self._slots = math.ceil(self._concurrency / count)
+        cpus = await asyncio.to_thread(_cpus, self._settings.worker_resource)
         first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._keepers = [asyncio.create_task(self._keep(first)) for _ in range(count)]
+        self._add_workers(cpus, first)
         started, _ = await asyncio.wait(
             [first, *self._keepers], timeout=self._settings.start_timeout_s, return_when=asyncio.FIRST_COMPLETED
         )
@@ -76,25 +75,29 @@ class RayExecutor:
             )
         for ended in started:
             ended.result()
+        if self._workers is None:
+            self._growth = asyncio.create_task(self._grow(first))
 
     async def execute(self, execution: Execution) -> Ended:
-        """Executes the agent once, on the worker that has waited longest."""
+        """Executes the agent once, on the worker that is least busy."""
         worker = await self._next_worker()
         if worker is None:
             return Ended("infra_error", 0.0, error="no worker is left on the Ray cluster")
         try:
             return await worker.execute(execution, self._spec.timeout_s + MARGIN_S)
         finally:
-            if worker.lost is None:
-                self._free.put_nowait(worker)
+            worker.running -= 1
+            async with self._room:
+                self._room.notify()
 
     async def close(self) -> None:
         """Ends all workers."""
-        for keeper in self._keepers:
+        keepers = [*self._keepers, *([self._growth] if self._growth else [])]
+        for keeper in keepers:
             keeper.cancel()
-        for ended in await asyncio.gather(*self._keepers, return_exceptions=True):
+        for ended in await asyncio.gather(*keepers, return_exceptions=True):
             if isinstance(ended, Exception) and not isinstance(ended, TrainspanError):
-                _log.error("event=ray_keeper_failed error=%s: its worker was not replaced", one_line(ended))
+                _log.error("event=ray_keeper_failed error=%s: workers were not replaced or added", one_line(ended))
         await asyncio.gather(*(worker.close() for worker in self._live))
         if self._lost:
             _log.warning(
@@ -103,17 +106,38 @@ class RayExecutor:
                 sum(worker.n_lost for worker in self._lost),
             )
 
+    def _add_workers(self, cpus: float, first: "asyncio.Future[None]") -> None:
+        """Asks for as many workers as the run wants on a cluster with `cpus`; never for fewer than before."""
+        wanted = self._workers or int(cpus // (self._settings.worker_cpus or 1.0))
+        count = max(1, min(wanted, self._concurrency))
+        self._keepers += [asyncio.create_task(self._keep(first)) for _ in range(count - len(self._keepers))]
+
+    async def _grow(self, first: "asyncio.Future[None]") -> None:
+        """Asks for more workers as nodes join the cluster."""
+        while True:
+            await asyncio.sleep(NODES_S)
+            self._add_workers(await asyncio.to_thread(_cpus, self._settings.worker_resource), first)
+
     async def _next_worker(self) -> "_Worker | None":
-        """The next worker with room; None if all are lost and none has come back for a while."""
+        """The least busy worker with room, counted as busy; None if all are lost and none has come back for a while."""
         while True:
             try:
-                worker = await asyncio.wait_for(self._free.get(), self._settings.start_timeout_s)
+                async with self._room:
+                    found = self._room.wait_for(self._least_busy)
+                    worker = await asyncio.wait_for(found, self._settings.start_timeout_s)
+                    assert worker is not None
+                    worker.running += 1
+                    return worker
             except TimeoutError:
                 if not self._live:
                     return None
-                continue
-            if worker.lost is None:
-                return worker
+
+    def _least_busy(self) -> "_Worker | None":
+        """None if no worker has room."""
+        slots = math.ceil(self._concurrency / len(self._keepers))
+        usable = (worker for worker in self._live if worker.lost is None)
+        found = min(usable, key=lambda worker: worker.running, default=None)
+        return found if found is not None and found.running < slots else None
 
     async def _keep(self, first: "asyncio.Future[None]") -> None:
         """Keeps one worker in the cluster, for as long as the run lasts. `first` is set by the first that is ready.
@@ -122,7 +146,7 @@ class RayExecutor:
         """
         delay_s = RESTART_DELAY_S
         while True:
-            worker = _Worker(self._spec, self._slots, self._settings)
+            worker = _Worker(self._spec, self._concurrency, self._settings)
             try:
                 await self._watch(worker, first)
                 delay_s = RESTART_DELAY_S
@@ -147,8 +171,8 @@ class RayExecutor:
         self._live.add(worker)
         if not first.done():
             first.set_result(None)
-        for _ in range(self._slots):
-            self._free.put_nowait(worker)
+        async with self._room:
+            self._room.notify_all()
         await worker.stay()
         self._live.discard(worker)
         self._lost.append(worker)
@@ -175,11 +199,12 @@ class _LostAtStart(ProcessError):
 class _Worker:
     """One actor."""
 
-    def __init__(self, spec: AgentSpec, slots: int, settings: RaySettings) -> None:
+    def __init__(self, spec: AgentSpec, concurrency: int, settings: RaySettings) -> None:
+        """`concurrency` is the most executions at a time."""
         import ray
 
-        # The actor has a method call for each slot, and those of its life.
-        options: dict[str, Any] = {"num_cpus": settings.worker_cpus, "max_concurrency": slots + 4}
+        # The actor has a method call for each execution, and those of its life.
+        options: dict[str, Any] = {"num_cpus": settings.worker_cpus, "max_concurrency": concurrency + 4}
         if settings.worker_resource:
             options["resources"] = {settings.worker_resource: 0.001}
         actor_class: Any = ray.remote(RayWorker)
@@ -187,6 +212,8 @@ class _Worker:
         self.node = "?"
         self.lost: str | None = None
         """Why it can no longer be used."""
+        self.running = 0
+        """Executions that it has now."""
         self.n_lost = 0
         """Executions that ended because it was lost."""
 
@@ -268,11 +295,12 @@ async def _cancel(call: Any, answer: "asyncio.Future[Any]") -> None:
     await asyncio.wait([answer], timeout=END_S)
 
 
-def _nodes(resource: str | None) -> list[dict[str, Any]]:
-    """The live nodes of the cluster, with `resource`: only those that have it."""
+def _cpus(resource: str | None) -> float:
+    """The CPUs of the cluster's live nodes; with `resource`, of those that have it."""
     import ray
 
-    return [node for node in ray.nodes() if node["Alive"] and (resource is None or resource in node["Resources"])]
+    alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    return float(sum(each.get("CPU", 0.0) for each in alive if resource is None or resource in each))
 
 
 def _last_line(error: Exception) -> str:

@@ -74,15 +74,16 @@ def test_functions_run_on_all_nodes_as_they_do_here_and_see_no_answer_or_secret(
 
 def test_a_lost_nodes_rollouts_are_tried_again_on_another_and_its_agents_end(site: Site, cluster: RayCluster) -> None:
     node = cluster.add_node(2)
+    lost_name = f"node-{len(cluster.nodes) - 1}"
     site.write(WAITING, "a", "b")
     site.environ["TRAINSPAN_RAY__WORKER_CPUS"] = "0.4"  # two nodes have room for all workers of three
     process = site.start("--n", "3", "--workers", "6", "--concurrency", "6", *COMMAND)
     wait_for(lambda: len(site.ran) == 6, "six agents run")
-    lost = [(agent, child) for name, agent, child in site.ran if name == "node-1"]
-    assert {name for name, _, _ in site.ran} == {"head", "node-0", "node-1"}
+    lost = [(agent, child) for name, agent, child in site.ran if name == lost_name]
+    assert {name for name, _, _ in site.ran} == {"head", "node-0", lost_name}
     cluster.kill(node)
     wait_for(lambda: len(site.ran) == 6 + len(lost), "the lost rollouts run again")
-    assert "node-1" not in [name for name, *_ in site.ran[6:]]
+    assert lost_name not in [name for name, *_ in site.ran[6:]]
     wait_for(lambda: not any(map(is_alive, chain(*lost))), "the lost node's agents have ended", 20)
     (site.folder / "go").touch()
     output, _ = process.communicate(timeout=100)
@@ -92,6 +93,30 @@ def test_a_lost_nodes_rollouts_are_tried_again_on_another_and_its_agents_end(sit
     assert Counter(attempt for _, _, attempt in site.attempts) == {0: 6, 1: len(lost)}
     assert len(failed) == len(lost)
     assert f"executions={len(lost)}: these ended as infra_error" in site.stderr
+
+
+def test_a_node_that_joins_during_a_run_gets_workers(site: Site, cluster: RayCluster) -> None:
+    label = ("--resources", '{"joining": 1}')
+    first = cluster.add_node(1, *label)
+    source = """
+    import os, time
+
+    def solve(task):
+        with open(os.environ["RAN"], "a") as file:
+            file.write(f"{os.environ['NODE']}\\n")
+        time.sleep(0.2)
+    """
+    site.write(source, "a")
+    site.environ["TRAINSPAN_RAY__WORKER_RESOURCE"] = "joining"
+    process = site.start("--n", "10000", "--concurrency", "4", "agent.py:solve")
+    wait_for(lambda: len(site.ran) > 4, "agents run on the first node")
+    assert len({name for (name,) in site.ran}) == 1
+    second = cluster.add_node(1, *label)
+    wait_for(lambda: len({name for (name,) in site.ran}) == 2, "agents run on both nodes")
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    for node in (first, second):
+        cluster.kill(node)
 
 
 def test_agents_end_with_a_killed_driver_and_the_run_is_resumed(site: Site) -> None:
