@@ -114,8 +114,7 @@ def _engine(name: str, chosen: Settings) -> "Iterator[Engine]":
     elif name == "ray":
         from trainspan_cli.clients.ray_cluster import ray_cluster
 
-        secrets = (chosen.rollouts.tasks, chosen.rollouts.token_file, chosen.rollouts.signing_key_file)
-        with ray_cluster(chosen.ray, secrets):
+        with ray_cluster(chosen):
             yield RayEngine(chosen.ray)
     else:
         raise UsageError(f"engine = {name!r}: it must be 'local' or 'ray'")

@@ -74,7 +74,7 @@ def rollout(
     )
     os.environ.setdefault("OPENAI_API_KEY", "trainspan")  # the judge's module may create a client
     try:
-        with _engine(wanted):
+        with _engine(wanted, loaded):
             result = _run(wanted, loaded, as_json=format == "json")
     except KeyboardInterrupt:
         print(f"interrupted; to resume: the same command with --run {wanted.run_id} --resume", file=sys.stderr)
@@ -110,13 +110,13 @@ def _run_settings(
     )
 
 
-def _engine(wanted: "RunSettings") -> AbstractContextManager[None]:
+def _engine(wanted: "RunSettings", loaded: "Settings") -> AbstractContextManager[None]:
     """The connection to what executes the agents."""
     from trainspan_cli.clients.ray_cluster import ray_cluster
 
     if wanted.engine != "ray":
         return nullcontext()
-    return ray_cluster(wanted.ray, (str(wanted.tasks), wanted.token_file, wanted.signing_key_file))
+    return ray_cluster(loaded, (wanted.tasks, wanted.token_file))
 
 
 def _run(wanted: "RunSettings", loaded: "Settings", *, as_json: bool) -> "RunResult":

@@ -160,7 +160,8 @@ class RaySettings:
     working_dir: str | None = None
     """Folder with the code of agents, reward functions and filters, copied to the nodes; default: the nodes have the code.
 
-    The state folder, the files of keys and tokens, and the task file are not copied."""
+    The state folder, task files, the files of keys and tokens that any setting names, and files that hold a private key or
+    tokens of trainspan are not copied."""
     runtime_env: str | None = None
     """JSON file with further fields of Ray's runtime environment, such as `pip` or `env_vars`; default: none.
 
