@@ -35,6 +35,8 @@ class BranchPlan:
     """The branches of a run, on disk and in memory."""
 
     file: Path
+    task_files: tuple[Path, ...]
+    """The files with the tasks of the branched rollouts, and their answers."""
     points: tuple[BranchPoint, ...]
     candidates: Candidates
     target: tuple[str, ...]
@@ -83,7 +85,8 @@ def plan_branches(
                 "repeatable"
             )
         write_points(file, points)
-    return BranchPlan(file, tuple(points), candidates, chosen_target, chosen_judge, skipped_states, skipped)
+    files = tuple(set(task_files.values()))
+    return BranchPlan(file, files, tuple(points), candidates, chosen_target, chosen_judge, skipped_states, skipped)
 
 
 def _resumed(file: Path) -> list[BranchPoint]:

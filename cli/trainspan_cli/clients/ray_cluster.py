@@ -7,13 +7,16 @@ import os
 import socket
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from trainspan_cli.clients.working_dir import kept_back
 from trainspan_schemas.config.settings import Settings
 from trainspan_schemas.errors import ConfigError, ProcessError
 
-__all__ = ["ray_cluster", "runtime_env"]
+if TYPE_CHECKING:
+    from trainspan_rollouts import RunSettings
+
+__all__ = ["ray_cluster", "rollout_engine", "runtime_env"]
 
 CONNECT_TIMEOUT_S: Final = 10.0
 
@@ -40,6 +43,18 @@ def ray_cluster(settings: Settings, secrets: Iterable[str | Path | None] = ()) -
         yield
     finally:
         ray.shutdown()
+
+
+def rollout_engine(
+    wanted: "RunSettings", settings: Settings, task_files: Iterable[Path]
+) -> contextlib.AbstractContextManager[None]:
+    """The connection to what executes the agents of a run; `task_files` are not copied to other machines.
+
+    Raises as `ray_cluster` does.
+    """
+    if wanted.engine != "ray":
+        return contextlib.nullcontext()
+    return ray_cluster(settings, (*task_files, wanted.token_file))
 
 
 def _check_answers(address: str) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @setting_options(
     "rollouts",
-    *("tasks", "concurrency", "workers", "python", "timeout_s", "retries"),
+    *("tasks", "concurrency", "engine", "workers", "python", "timeout_s", "retries"),
     *("judge", "judge_concurrency", "judge_timeout_s"),
     *("policy_url", "collector", "token_file"),
 )
@@ -95,7 +95,7 @@ def _run_settings(loaded: "Settings", given: Given, run_id: str, n: int, *, roun
 
     chosen = dataclasses.asdict(override(loaded.rollouts, **given))
     settings_of_run = {**chosen, "tasks": Path(), "n": n, "round": round_, "resume": resume}
-    return RunSettings(target=(), run_id=run_id, store=loaded.collector.store, **settings_of_run)
+    return RunSettings(target=(), run_id=run_id, store=loaded.collector.store, ray=loaded.ray, **settings_of_run)
 
 
 def _run(
@@ -112,6 +112,7 @@ def _run(
     from trainspan_cli.branching.branch_run import branch_rollouts
     from trainspan_cli.branching.planning import plan_branches
     from trainspan_cli.branching.report_table import print_branches, print_branches_json
+    from trainspan_cli.clients.ray_cluster import rollout_engine
     from trainspan_cli.views.rollout_progress import JsonProgress, ProgressBar
     from trainspan_processing.read.source import Source
 
@@ -129,11 +130,12 @@ def _run(
             resume=wanted.resume,
             now_ns=time.time_ns(),
         )
-        if as_json:
-            report = branch_rollouts(source, plan, wanted, dataset, JsonProgress(every=False))
-        else:
-            with ProgressBar() as bar:
-                report = branch_rollouts(source, plan, wanted, dataset, bar)
+        with rollout_engine(wanted, loaded, plan.task_files):
+            if as_json:
+                report = branch_rollouts(source, plan, wanted, dataset, JsonProgress(every=False))
+            else:
+                with ProgressBar() as bar:
+                    report = branch_rollouts(source, plan, wanted, dataset, bar)
     _send(report, wanted)
     (print_branches_json if as_json else print_branches)(report)
     return report

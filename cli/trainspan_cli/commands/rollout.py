@@ -4,7 +4,6 @@ import dataclasses
 import os
 import sys
 import uuid
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -68,13 +67,15 @@ def rollout(
         raise UsageError(f"--format {format}: must be table or json")
     if split not in (None, "train", "val"):
         raise UsageError(f"--split {split}: must be train or val")
+    from trainspan_cli.clients.ray_cluster import rollout_engine
+
     loaded = settings(config)
     wanted = _run_settings(
         loaded, given, target, run, shard=shard, round=round, split=split, limit=limit, resume=resume
     )
     os.environ.setdefault("OPENAI_API_KEY", "trainspan")  # the judge's module may create a client
     try:
-        with _engine(wanted, loaded):
+        with rollout_engine(wanted, loaded, [wanted.tasks]):
             result = _run(wanted, loaded, as_json=format == "json")
     except KeyboardInterrupt:
         print(f"interrupted; to resume: the same command with --run {wanted.run_id} --resume", file=sys.stderr)
@@ -108,15 +109,6 @@ def _run_settings(
         **scope,
         **settings_of_run,
     )
-
-
-def _engine(wanted: "RunSettings", loaded: "Settings") -> AbstractContextManager[None]:
-    """The connection to what executes the agents."""
-    from trainspan_cli.clients.ray_cluster import ray_cluster
-
-    if wanted.engine != "ray":
-        return nullcontext()
-    return ray_cluster(loaded, (wanted.tasks, wanted.token_file))
 
 
 def _run(wanted: "RunSettings", loaded: "Settings", *, as_json: bool) -> "RunResult":

@@ -7,8 +7,9 @@ from collections import Counter
 import polars as pl
 import pytest
 
-from tests.support.agents.letters import TOKENS, LettersWorld
+from tests.support.agents.letters import AGENT, TOKENS, LettersWorld
 from tests.support.collector.process import select
+from tests.support.ray_cluster import RayCluster
 from trainspan_processing.branches.choice import CallChoice
 
 
@@ -126,6 +127,17 @@ def test_an_agent_that_reads_the_clock_diverges_by_name(world: LettersWorld) -> 
     assert Counter(name for (name,) in status) == {"diverged": 4}
     assert "call 1: the prompt differs from the stored one at token" in err
     assert '"diverged": 1.0' in out
+
+
+@pytest.mark.slow
+def test_branches_run_on_a_ray_cluster(world: LettersWorld) -> None:
+    world.rollouts("on-ray", 2, "letters")
+    (world.folder / "code").mkdir()
+    (world.folder / "code" / "agent.py").write_text(AGENT)
+    with RayCluster(cpus=2) as cluster:
+        ray = {"TRAINSPAN_RAY__ADDRESS": cluster.address, "TRAINSPAN_RAY__WORKING_DIR": "code"}
+        report = world.run("branch", "--of-run", "on-ray", "--n", "2", **ray, TRAINSPAN_ROLLOUTS__ENGINE="ray")
+    assert report["status"] == {"ok": 2 * 2 * 2}
 
 
 def test_branches_resume_after_a_stop(world: LettersWorld) -> None:

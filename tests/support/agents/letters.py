@@ -57,8 +57,8 @@ class LettersWorld:
         file.write_text("".join(json.dumps({"id": name, "input": name}) + "\n" for name in inputs))
         return str(file)
 
-    def start(self, *arguments: str) -> "subprocess.Popen[str]":
-        """Starts a `trainspan` command with JSON output."""
+    def start(self, *arguments: str, **variables: str) -> "subprocess.Popen[str]":
+        """Starts a `trainspan` command with JSON output and environment variables."""
         return subprocess.Popen(
             [sys.executable, "-m", "trainspan_cli", *arguments, "--format", "json"],
             cwd=self.folder,
@@ -68,6 +68,7 @@ class LettersWorld:
                 "TRAINSPAN_ROLLOUTS__POLICY_URL": f"{self.server.url}/v1",
                 "TRAINSPAN_ROLLOUTS__COLLECTOR": f"http://{self.collector.address.grpc}",
                 "TRAINSPAN_COLLECTOR__STORE": str(self.collector.store),
+                **variables,
                 "PYTHONPATH": os.pathsep.join([str(self.folder), os.environ.get("PYTHONPATH", "")]),
             },
             stdout=subprocess.PIPE,
@@ -75,9 +76,9 @@ class LettersWorld:
             text=True,
         )
 
-    def run(self, *arguments: str) -> dict[str, Any]:
+    def run(self, *arguments: str, **variables: str) -> dict[str, Any]:
         """Runs a command and returns its last line. Fails with its errors."""
-        process = self.start(*arguments)
+        process = self.start(*arguments, **variables)
         out, err = process.communicate(timeout=120)
         assert process.returncode == 0, (arguments, out[-2000:], err[-3000:])
         result: dict[str, Any] = json.loads(out.strip().splitlines()[-1])
