@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Runs one command line and returns its exit code: 0, 1 (failure), 2 (usage) or 3 (nothing to train on)."""
+    """Runs one command line and returns its exit code: 0, 1 (failure), 2 (usage), 3 (nothing to train on), 75 (rollouts to resume)."""
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_help())
         return 0

@@ -3,13 +3,17 @@
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from trainspan_schemas.artifacts.branches import BranchSource
 from trainspan_schemas.config.agents import RaySettings
 from trainspan_schemas.errors import UsageError
 from trainspan_schemas.telemetry.identity import Split
 
-__all__ = ["Progress", "RunResult", "RunSettings", "Shard"]
+__all__ = ["REPEATED", "Progress", "RunResult", "RunSettings", "Shard"]
+
+REPEATED: Final = frozenset({"infra_error", "cancelled"})
+"""Final statuses that a resumed run repeats."""
 
 _SHARD = re.compile(r"(\d{1,6})/(\d{1,6})", re.ASCII)
 
@@ -133,3 +137,8 @@ class RunResult:
     """Rollouts that an earlier process of the run had finished, included in the total."""
     uncounted: int = 0
     """Attempts whose agents ended before they could report their calls."""
+
+    @property
+    def unfinished(self) -> int:
+        """Rollouts and verdicts that the same command with `resume` repeats or sends."""
+        return self.unacknowledged + sum(self.status.get(status, 0) for status in REPEATED)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final
 
-from trainspan_rollouts.records import RunSettings, Shard
+from trainspan_rollouts.records import REPEATED, RunSettings, Shard
 from trainspan_rollouts.task_stream import STDIN
 from trainspan_schemas.errors import UsageError
 from trainspan_schemas.home import home
@@ -45,8 +45,6 @@ __all__ = [
 _SHARD: Final = re.compile(r"\.shard-(\d+)-of-(\d+)$")
 
 _ROUND: Final = re.compile(r"round-(\d+)")
-_AGAIN: Final = frozenset({"infra_error", "cancelled"})
-"""Final statuses that a resumed run retries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,6 +314,6 @@ class RunLedger:
             return
         if "span" in record:
             self._waiting[record["rollout"], record["attempt"]] = record["span"]
-        if record["status"] not in _AGAIN:
+        if record["status"] not in REPEATED:
             self._finished[record["end"]] = Finished(record["status"], record["reward"])
             self._begun.pop(record["end"], None)

@@ -210,6 +210,14 @@ def test_the_number_of_shards_is_the_number_of_pods() -> None:
     assert f'--shard "$JOB_COMPLETION_INDEX/{spec["completions"]}"' in script
 
 
+def test_one_part_fails_alone_and_a_new_runner_waits_for_the_end_of_the_old_one() -> None:
+    for name, limit in (("rollouts", "backoffLimitPerIndex"), ("rollouts-on-ray", "backoffLimit")):
+        spec = named("Job", name)["spec"]
+        assert spec[limit] == 10
+        assert len({"backoffLimit", "backoffLimitPerIndex"} & set(spec)) == 1
+        assert (spec["podReplacementPolicy"], spec["template"]["spec"]["restartPolicy"]) == ("Failed", "Never")
+
+
 def test_a_runner_that_is_replaced_finds_its_progress_and_sees_no_other_folder() -> None:
     folders = {"rollouts": "runs/$(RUN)/$(JOB_COMPLETION_INDEX)", "rollouts-on-ray": "runs/$(RUN)"}
     for name, folder in folders.items():

@@ -21,6 +21,7 @@ esac
 if [[ $1 = collector || $1 = serve ]]; then
     while true; do sleep 0.1; done
 fi
+if [[ $1 = rollout ]]; then exit "${CODE:-0}"; fi
 """
 
 
@@ -29,7 +30,7 @@ def cluster(tmp_path: Path) -> dict[str, str]:
     """An environment in which `trainspan`, `srun`, `sbatch` and `python` write their calls to $CALLS."""
     programs = tmp_path / "shared" / "venv" / "bin"
     programs.mkdir(parents=True)
-    for name in ("trainspan", "srun", "sbatch", "python"):
+    for name in ("trainspan", "srun", "sbatch", "scontrol", "python"):
         (programs / name).write_text(RECORDER)
         (programs / name).chmod(0o755)
     (tmp_path / "shared" / "services").mkdir()
@@ -48,10 +49,10 @@ def calls(cluster: dict[str, str]) -> list[str]:
     return file.read_text().splitlines() if file.exists() else []
 
 
-def run(script: str, *arguments: object, **environ: str) -> None:
+def run(script: str, *arguments: object, code: int = 0, **environ: str) -> None:
     command = ["bash", DEPLOY / "slurm" / script, *map(str, arguments)]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == code, done.stderr
 
 
 def test_a_part_of_the_array_begins_its_shard_or_resumes_it(cluster: dict[str, str], tmp_path: Path) -> None:
@@ -61,6 +62,19 @@ def test_a_part_of_the_array_begins_its_shard_or_resumes_it(cluster: dict[str, s
     task = "--shard 2/4 --tasks tasks.jsonl --judge judge.py:score agent.py:solve"
     run("rollouts.sbatch", tmp_path / "agent", **array)
     assert calls(cluster)[-1] == f"trainspan rollout {options} --resume {task}"
+
+
+@pytest.mark.parametrize(
+    ("code", "restarts", "requeued"), [(75, 0, True), (75, 9, True), (75, 10, False), (1, 0, False), (0, 0, False)]
+)
+def test_a_part_with_rollouts_to_repeat_is_requeued(
+    cluster: dict[str, str], tmp_path: Path, code: int, restarts: int, requeued: bool
+) -> None:
+    (Path(cluster["SHARED"]) / "services" / "host").write_text("node7\n")
+    job = {"SLURM_ARRAY_TASK_ID": "2", "SLURM_ARRAY_TASK_COUNT": "4", "SLURM_JOB_ID": "77"}
+    own = {**cluster, **job, "SLURM_RESTART_COUNT": str(restarts), "CODE": str(code)}
+    run("rollouts.sbatch", tmp_path / "agent", code=code, **own)
+    assert ("scontrol requeue 77" in calls(cluster)) == requeued
 
 
 def test_the_trainer_and_the_rollouts_wait_for_the_services(cluster: dict[str, str], tmp_path: Path) -> None:

@@ -63,6 +63,7 @@ def branch(
     Example: trainspan branch --rollout 0b8e4c7a --tasks tasks.jsonl --judge judges:exact my_agent.py:solve
     """
     from trainspan_cli.branching.planning import BranchScope
+    from trainspan_cli.views.rollout_result import exit_code
     from trainspan_processing.branches.choice import CallChoice
 
     if format not in ("table", "json"):
@@ -82,7 +83,7 @@ def branch(
     except KeyboardInterrupt:
         print(f"interrupted; to resume: the same command with --run {wanted.run_id} --resume", file=sys.stderr)
         raise
-    return 0 if report.run.status.get("ok") and not report.run.unacknowledged else 1
+    return exit_code(report.run)
 
 
 def _with_filter(loaded: "Settings", name: str | None) -> "Settings":

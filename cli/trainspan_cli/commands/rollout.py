@@ -68,6 +68,7 @@ def rollout(
     if split not in (None, "train", "val"):
         raise UsageError(f"--split {split}: must be train or val")
     from trainspan_cli.clients.ray_cluster import rollout_engine
+    from trainspan_cli.views.rollout_result import exit_code
 
     loaded = settings(config)
     wanted = _run_settings(
@@ -80,8 +81,7 @@ def rollout(
     except KeyboardInterrupt:
         print(f"interrupted; to resume: the same command with --run {wanted.run_id} --resume", file=sys.stderr)
         raise
-    is_empty = wanted.shard.count > 1 and not result.total
-    return 0 if (result.status.get("ok") or is_empty) and not result.unacknowledged else 1
+    return exit_code(result, is_part=wanted.shard.count > 1)
 
 
 def _run_settings(

@@ -2,12 +2,22 @@
 
 import dataclasses
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from trainspan_rollouts import RunResult
 
-__all__ = ["print_json", "print_table"]
+__all__ = ["UNFINISHED", "exit_code", "print_json", "print_table"]
+
+UNFINISHED: Final = 75
+"""`EX_TEMPFAIL` of sysexits.h: the same command with `--resume` continues."""
+
+
+def exit_code(result: "RunResult", *, is_part: bool = False) -> int:
+    """0 if all is done, UNFINISHED if not, 1 if no rollout is `ok`; a part of a run need not have one that is."""
+    if result.unfinished:
+        return UNFINISHED
+    return 0 if is_part or result.status.get("ok") else 1
 
 
 def print_json(result: "RunResult") -> None:
@@ -29,6 +39,8 @@ def print_table(result: "RunResult", stored: int | None) -> None:
         "model calls": _calls(result.calls, stored),
         "seconds": f"{result.seconds:.1f}",
     }
+    if repeated := result.unfinished - result.unacknowledged:
+        rows["not finished"] = f"{repeated} rollouts; --run {result.run_id} --resume repeats them"
     if result.unacknowledged:
         rows["not acknowledged"] = f"{result.unacknowledged} verdicts; --run {result.run_id} --resume sends them"
     if result.resumed:

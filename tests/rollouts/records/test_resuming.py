@@ -38,9 +38,9 @@ def trainspan_rollout(tmp_path: Path, recorder: OtlpRecorder, *arguments: str) -
     return subprocess.Popen(command, env=environ, cwd=tmp_path, text=True, stdout=subprocess.PIPE)
 
 
-def result_of(process: "subprocess.Popen[str]") -> dict[str, Any]:
+def result_of(process: "subprocess.Popen[str]", code: int = 0) -> dict[str, Any]:
     output, _ = process.communicate(timeout=120)
-    assert process.returncode == 0, output
+    assert process.returncode == code, output
     result: dict[str, Any] = json.loads(output.splitlines()[-1])
     return result
 
@@ -77,6 +77,47 @@ def test_a_killed_run_is_resumed_without_repeating_what_is_finished(tmp_path: Pa
 
     again = result_of(trainspan_rollout(tmp_path, recorder, "--resume"))
     assert (again["status"], again["resumed"], again["mean_reward"]) == ({"ok": 60}, 60, sum(range(30)) / 30)
+
+
+def test_the_exit_code_says_whether_a_resumed_run_has_something_to_do(tmp_path: Path, recorder: OtlpRecorder) -> None:
+    source = """
+    import pathlib, sys
+
+    sys.exit({"good": 0, "bad": 3, "again": 0 if pathlib.Path("fixed").exists() else 75}[sys.argv[1]])
+    """
+    write(tmp_path, source)
+    target = ("--", "python", "agent.py", "{input}")
+
+    def run(run_id: str, code: int, *options: str) -> dict[str, Any]:
+        own = {"OTEL_EXPORTER_OTLP_ENDPOINT": recorder.endpoint, "TRAINSPAN_HOME": str(tmp_path / "home")}
+        command = [
+            sys.executable,
+            "-m",
+            "trainspan_cli",
+            "rollout",
+            "--tasks",
+            "tasks.jsonl",
+            "--n",
+            "1",
+            "--retries",
+            "0",
+        ]
+        process = subprocess.Popen(
+            [*command, "--run", run_id, "--format", "json", *options, *target],
+            env=environment({**WITHOUT_OPENAI, **own}),
+            cwd=tmp_path,
+            text=True,
+            stdout=subprocess.PIPE,
+        )
+        return result_of(process, code)
+
+    write_tasks(tmp_path, *({"id": name, "input": name} for name in ("good", "bad", "again")))
+    assert run("outage", 75)["status"] == {"agent_error": 1, "infra_error": 1, "ok": 1}
+    (tmp_path / "fixed").touch()
+    assert run("outage", 0, "--resume")["status"] == {"agent_error": 1, "ok": 2}
+    write_tasks(tmp_path, {"id": "bad", "input": "bad"})
+    run("none-ok", 1)
+    run("part", 0, "--shard", "0/2")
 
 
 def test_infrastructure_failures_are_retried(run: Run, recorder: OtlpRecorder) -> None:

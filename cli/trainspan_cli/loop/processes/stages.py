@@ -26,6 +26,7 @@ from trainspan_cli.loop.processes.child_processes import Commands
 from trainspan_cli.loop.processes.screen import Screen
 from trainspan_cli.loop.processes.services import Services
 from trainspan_cli.loop.state.run_folder import RunFolder
+from trainspan_cli.views.rollout_result import UNFINISHED
 from trainspan_rollouts.run_ledger import ledger_files, recorded_target, waiting_rounds
 from trainspan_schemas.agents.functions import is_function_name
 from trainspan_schemas.artifacts.dataset import dataset_dir, manifest_path
@@ -176,8 +177,11 @@ class Stages:
         # A validation begins anew: the hard probe after it has a ledger of the same name.
         is_begun = write is None and split == "train" and recorded_target(run_id, round_, "train") is not None
         resumed = ["--resume"] if is_begun else []
-        # Exit code 1 with a result: no rollout is ok, which fails the round but not the loop.
-        code, message = self._command("rollout", [*arguments, *resumed], agent, on_event, admitted=(0, 1), write=write)
+        # Exit code 1 with a result: no rollout is ok, which fails the round but not the loop. The round goes on without
+        # rollouts that could be repeated.
+        code, message = self._command(
+            "rollout", [*arguments, *resumed], agent, on_event, admitted=(0, 1, UNFINISHED), write=write
+        )
         if code != 0 and not result:
             raise ProcessError(f"rollout failed: {message} (log: {self._folder.logs / 'rollout.log'})")
         if result.get("unacknowledged"):  # the collector was down: it is restarted and receives the verdicts
@@ -193,7 +197,8 @@ class Stages:
     def _send_waiting(self, arguments: list[str], agent: list[str]) -> None:
         """Sends the verdicts that a runner with these arguments left in its ledger."""
         result: dict[str, Any] = {}
-        code, message = self._command("rollout", [*arguments, "--resume"], agent, result.update, admitted=(0, 1))
+        again = [*arguments, "--resume"]
+        code, message = self._command("rollout", again, agent, result.update, admitted=(0, 1, UNFINISHED))
         if left := result.get("unacknowledged", message if code else 0):
             raise ProcessError(
                 f"the collector has not acknowledged all verdicts: {left} (log: {self._folder.logs / 'rollout.log'})"
@@ -232,7 +237,9 @@ class Stages:
             elif event.get("event") == "progress":
                 self._screen.progress(event)
 
-        code, message = self._command("branch", arguments, agent, on_event, admitted=(0, 1, NOTHING_TO_BRANCH))
+        code, message = self._command(
+            "branch", arguments, agent, on_event, admitted=(0, 1, UNFINISHED, NOTHING_TO_BRANCH)
+        )
         if code == NOTHING_TO_BRANCH:
             self._screen.note(f"round {round_} has no branches: {message}")
         elif not result:
