@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import re
+import secrets
 import shutil
 import signal
 import sys
@@ -128,10 +129,11 @@ class CommandExecutor:
 
     async def execute(self, execution: Execution) -> Ended:
         """Runs one process; then kills whatever it left running in its process group."""
-        folder = Path(tempfile.mkdtemp(dir=self._folder.name))
         start_s = time.monotonic()
+        folder = Path(self._folder.name, secrets.token_hex(8))
         task = json.dumps(execution.task.for_agent()).encode()
         try:
+            folder.mkdir(mode=0o700)
             process = await self._start(execution, task, folder)
         except OSError as error:
             shutil.rmtree(folder, ignore_errors=True)

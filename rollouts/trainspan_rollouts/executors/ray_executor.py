@@ -253,12 +253,10 @@ class _Worker:
         except asyncio.CancelledError:
             await asyncio.shield(_cancel(call, answer))
             raise
-        except RayTaskError as error:
-            if isinstance(error.cause, TrainspanError):
-                raise error.cause from None
-            raise
         except (RayError, TimeoutError) as error:
-            self.lost = self.lost or _first_line(error)
+            # A worker that can start no agent is lost too: its node may be short of memory or disk.
+            reason = _last_line(error) if isinstance(error, RayTaskError) else _first_line(error)
+            self.lost = self.lost or reason
             self.n_lost += 1
             self.kill()
             return Ended("infra_error", 0.0, error=f"the worker on node {self.node} was lost: {self.lost}")

@@ -95,6 +95,30 @@ def test_a_lost_nodes_rollouts_are_tried_again_on_another_and_its_agents_end(sit
     assert f"executions={len(lost)}: these ended as infra_error" in site.stderr
 
 
+def test_a_node_that_can_start_no_more_agents_does_not_end_the_run(site: Site) -> None:
+    source = """
+    import os, pathlib, time
+
+    bad = pathlib.Path(os.environ["FOLDER"], "bad")
+    if os.environ["NODE"] == "node-0" and bad.exists():
+        raise MemoryError("no room")
+
+    def solve(task):
+        if os.environ["NODE"] == "node-0":
+            bad.touch()
+            os._exit(1)
+        while not bad.exists():
+            time.sleep(0.1)
+        return 1.0
+    """
+    site.write(source, "a", "b")
+    site.environ["TRAINSPAN_ROLLOUTS__RETRIES"] = "8"
+    result = site.run("--n", "8", "--workers", "4", "agent.py:solve")
+    assert (site.folder / "bad").exists()
+    assert result["status"] == {"ok": 16}
+    assert "no room" in site.stderr
+
+
 def test_a_node_that_joins_during_a_run_gets_workers(site: Site, cluster: RayCluster) -> None:
     label = ("--resources", '{"joining": 1}')
     first = cluster.add_node(1, *label)

@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -100,6 +101,16 @@ def test_a_command_that_fails_crashes_or_hangs_has_that_status_and_leaves_nothin
     }
     for pid in (tmp_path / "pids").read_text().split():
         assert not is_running(int(pid))
+
+
+def test_a_full_disk_is_an_infrastructure_failure(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    judge = "def judge(task, result):\n    import shutil\n    shutil.rmtree('temporary')\n    return 1.0"
+    (tmp_path / "judges.py").write_text(judge)
+    settings = {"judge": "judges:judge", "concurrency": 1, "judge_concurrency": 1, "retries": 0}
+    result = run("", tasks("x", "y", "z"), "python", "agent.py", **settings)
+    assert result.status["infra_error"] >= 1
 
 
 def is_running(pid: int) -> bool:
