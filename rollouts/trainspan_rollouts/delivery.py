@@ -77,7 +77,9 @@ class VerdictSenders(SpanProcessor):
 
 
 class VerdictSender:
-    """A queue for one collector, and the thread that drains it in order. Nothing is dropped.
+    """A queue for one collector, and the thread that drains it. Nothing is dropped.
+
+    A batch that fails is halved, and a span that fails alone goes to the end: one that is refused holds up no other.
 
     `headers()` is called before each connection and returns a value as in OTEL_EXPORTER_OTLP_HEADERS; None: that
     variable. `on_delivered` and `on_waiting` are called in the thread, the latter once per span that was not delivered
@@ -95,6 +97,8 @@ class VerdictSender:
         self._collector, self._headers = collector, headers
         self._on_delivered, self._on_waiting = on_delivered, on_waiting
         self._queue: deque[ReadableSpan] = deque()
+        self._most = BATCH
+        """Spans of the next batch: fewer after a failure."""
         self._noted = 0
         """Number of spans from the left of the queue that were passed to `on_waiting`."""
         self._changed = threading.Condition()
@@ -136,6 +140,7 @@ class VerdictSender:
                 if away_since:
                     _log.warning("event=collector_back seconds_away=%.0f", time.monotonic() - away_since)
                 backoff_s, away_since = DELAY_S, 0.0
+                self._most = min(BATCH, 2 * self._most)
                 with self._changed:
                     for _ in batch:
                         self._queue.popleft()
@@ -146,6 +151,10 @@ class VerdictSender:
                 away_since = time.monotonic()
                 _log.warning("event=verdicts_wait collector=%s: they will be sent when it answers", self._collector)
             self._note_waiting()
+            self._most = max(1, len(batch) // 2)
+            with self._changed:
+                if len(batch) == 1 and self._noted == len(self._queue):  # `_noted` counts from the left
+                    self._queue.rotate(-1)
             with self._changed:
                 if self._deadline is not None and time.monotonic() + backoff_s > self._deadline:
                     return
@@ -156,9 +165,9 @@ class VerdictSender:
         """Returns the oldest spans, which stay queued until they are delivered; empty if all are done."""
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._deadline is not None)
-            if len(self._queue) < BATCH and self._deadline is None:
-                self._changed.wait_for(lambda: len(self._queue) >= BATCH or self._deadline is not None, DELAY_S)
-            return [self._queue[index] for index in range(min(BATCH, len(self._queue)))]
+            if len(self._queue) < self._most and self._deadline is None:
+                self._changed.wait_for(lambda: len(self._queue) >= self._most or self._deadline is not None, DELAY_S)
+            return [self._queue[index] for index in range(min(self._most, len(self._queue)))]
 
     def _note_waiting(self) -> None:
         with self._changed:

@@ -22,6 +22,8 @@ from trainspan_schemas.telemetry.status import RolloutStatus
 
 __all__ = ["RolloutSpan", "RolloutSpans"]
 
+MAX_ERROR_BYTES: Final = 8 * 1024
+"""Longer error texts are cut: an agent's or a judge's may have any length."""
 _RESOURCE: Final = Resource.create({"service.name": "trainspan-rollout"})
 
 
@@ -128,9 +130,14 @@ class RolloutSpan:
                 },
             )
         if status != "ok":
-            text = (error or status).encode(errors="replace").decode()  # an agent's text may contain lone surrogates
-            self._span.set_status(Status(StatusCode.ERROR, text))
+            self._span.set_status(Status(StatusCode.ERROR, _cut(error or status)))
         self._span.end()
+
+
+def _cut(text: str) -> str:
+    """Returns the text in at most MAX_ERROR_BYTES bytes of UTF-8; an agent's text may contain lone surrogates."""
+    data = text[:MAX_ERROR_BYTES].encode(errors="replace")
+    return data[:MAX_ERROR_BYTES].decode(errors="ignore")
 
 
 def _attempt(span: ReadableSpan) -> tuple[str, int]:
@@ -164,7 +171,7 @@ def _from_record(record: Mapping[str, Any]) -> ReadableSpan:
         attributes=record["attributes"],
         events=[Event(keys.EVALUATION_EVENT, attributes, time_ns) for time_ns, attributes in record["events"]],
         kind=SpanKind.INTERNAL,
-        status=Status(StatusCode.UNSET) if error is None else Status(StatusCode.ERROR, error),
+        status=Status(StatusCode.UNSET) if error is None else Status(StatusCode.ERROR, _cut(error)),
         start_time=record["start_ns"],
         end_time=record["end_ns"],
     )

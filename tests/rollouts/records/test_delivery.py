@@ -17,6 +17,7 @@ from tests.rollouts.conftest import Run, write_tasks
 from tests.support.agents.programs import WITHOUT_OPENAI, environment, write
 from tests.support.otlp.sink import OtlpSink, ReceivedSpan, otlp_sink
 from tests.support.ports import free_port
+from trainspan_rollouts import delivery
 from trainspan_rollouts.delivery import VerdictSenders
 from trainspan_rollouts.rollout_spans import RolloutSpan
 from trainspan_schemas.errors import ConfigError
@@ -102,8 +103,8 @@ def test_no_error_in_sending_ends_the_sender(monkeypatch: pytest.MonkeyPatch) ->
             "agent_error", error="\ud800"
         )
         assert sender.close(20.0) == 0
-        assert [span.name for span in sink.spans()] == ["first", "second"]
-    assert ([span.name for span in delivered], len(waiting)) == (["first", "second"], 2)
+        assert sorted(span.name for span in sink.spans()) == ["first", "second"]
+    assert (sorted(span.name for span in delivered), len(waiting)) == (["first", "second"], 2)
 
 
 def test_a_run_killed_while_the_collector_is_unreachable_sends_its_verdicts_when_resumed(tmp_path: Path) -> None:
@@ -129,3 +130,17 @@ def test_a_run_killed_while_the_collector_is_unreachable_sends_its_verdicts_when
         assert (result["resumed"], result["status"], result["unacknowledged"]) == (5, {"ok": 5}, 0)
         assert sorted(str(span.attributes[keys.TASK_ID]) for span in verdicts(sink)) == list("01234")
     assert len((tmp_path / "ran.txt").read_text().split()) == 5
+
+
+def test_a_verdict_that_is_refused_holds_up_no_other(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delivery, "EXPORT_TIMEOUT_S", 0.5)
+    source = """
+    def solve(task):
+        raise ValueError("x" * 100_000)
+    """
+    names = [*(str(number) for number in range(10)), "too-long" * 10_000]
+    with otlp_sink() as (sink, url):
+        sink.max_bytes = 40_000
+        result = run(source, tasks(*names), "agent:solve", collector=url, deliver_timeout_s=30.0)
+        assert {span.attributes[keys.TASK_ID] for span in verdicts(sink)} == set(names[:-1])
+    assert (result.total, result.unacknowledged) == (11, 1)

@@ -35,6 +35,8 @@ class OtlpSink(trace_service_pb2_grpc.TraceServiceServicer):
 
     def __init__(self) -> None:
         self.refusals: list[grpc.StatusCode] = []
+        self.max_bytes: int | None = None
+        """Longer requests are refused."""
         self.trailers: tuple[tuple[str, bytes], ...] = ()
         self._spans: list[ReceivedSpan] = []
         self._arrived = threading.Condition()
@@ -43,6 +45,8 @@ class OtlpSink(trace_service_pb2_grpc.TraceServiceServicer):
         if self.refusals:
             context.set_trailing_metadata(self.trailers)
             context.abort(self.refusals.pop(0), "refused")
+        if self.max_bytes is not None and request.ByteSize() > self.max_bytes:
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too long")
         received = [
             _received(span)
             for resource in request.resource_spans
