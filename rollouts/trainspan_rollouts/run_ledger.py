@@ -7,6 +7,7 @@ kill. An unfinished rollout continues with its next attempt.
 
 import fcntl
 import json
+import logging
 import os
 import re
 import threading
@@ -41,6 +42,8 @@ __all__ = [
     "task_rewards",
     "waiting_rounds",
 ]
+
+_log = logging.getLogger(__name__)
 
 _SHARD: Final = re.compile(r"\.shard-(\d+)-of-(\d+)$")
 
@@ -159,7 +162,7 @@ def recorded_rewards(file: Path) -> dict[tuple[str, int], float]:
     for record in _records(file):
         if "begin" in record:
             begun[record["begin"]] = record["rollout"], record["attempt"]
-        elif "end" in record and record["reward"] is not None:
+        elif "end" in record and record["reward"] is not None and record["end"] in begun:
             found[begun[record["end"]]] = record["reward"]
     return found
 
@@ -200,10 +203,22 @@ def statuses(file: Path) -> tuple[int, Counter[str], list[float]]:
 
 def _records(file: Path) -> Iterator[dict[str, Any]]:
     """Yields the complete lines of a ledger file after the first."""
-    for line in file.read_bytes().splitlines(keepends=True)[1:] if file.exists() else []:
+    if file.exists():
+        yield from _whole(file, file.read_bytes().splitlines(keepends=True)[1:])
+
+
+def _whole(file: Path, lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    """Yields the records of the lines; a line that is being written, or was cut off by a kill or a full disk, is none."""
+    damaged = 0
+    for line in lines:
         if not line.endswith(b"\n"):
-            return  # it is being written, or was cut off by a kill
-        yield json.loads(line)
+            break
+        try:
+            yield json.loads(line)
+        except ValueError:
+            damaged += 1
+    if damaged:
+        _log.warning("event=ledger_lines_damaged file=%s lines=%d: their rollouts count as unfinished", file, damaged)
 
 
 class RunLedger:
@@ -216,6 +231,7 @@ class RunLedger:
         process has the ledger open.
         """
         self._lock = threading.Lock()
+        self._writing = threading.Lock()
         self._round = round_
         self._ended: dict[tuple[str, int], tuple[str, RolloutStatus, float | None]] = {}
         self._begun: dict[str, Begun] = {}
@@ -268,12 +284,15 @@ class RunLedger:
     def _end(self, rollout_id: str, attempt: int, more: dict[str, Any]) -> bool:
         """Records the end of an attempt once; returns whether this call did."""
         with self._lock:
-            ended = self._ended.pop((rollout_id, attempt), None)
-        if ended is not None:
-            key, status, reward = ended
-            which = {"rollout": rollout_id, "attempt": attempt}
-            self._write({"end": key, **which, "status": status, "reward": reward, **more})
-        return ended is not None
+            ended = self._ended.get((rollout_id, attempt))
+        if ended is None:
+            return False
+        key, status, reward = ended
+        which = {"rollout": rollout_id, "attempt": attempt}
+        self._write({"end": key, **which, "status": status, "reward": reward, **more})
+        with self._lock:
+            del self._ended[rollout_id, attempt]
+        return True
 
     def close(self) -> None:
         self._file.close()
@@ -283,7 +302,17 @@ class RunLedger:
         return f"{number}:{task_id}" if round_ == self._round else f"{number}@{round_}:{task_id}"
 
     def _write(self, record: dict[str, Any]) -> None:
-        self._file.write(json.dumps(record).encode() + b"\n")
+        """Raises OSError if the disk is full; no part of the line is then left."""
+        line = json.dumps(record).encode() + b"\n"
+        with self._writing:
+            end = os.fstat(self._file.fileno()).st_size
+            try:
+                rest = memoryview(line)
+                while rest:
+                    rest = rest[self._file.write(rest) :]
+            except OSError:
+                os.truncate(self._file.fileno(), end)
+                raise
 
     def _hold(self, file: Path) -> None:
         """Locks the file until it is closed. Raises UsageError if another process has locked it."""
@@ -299,11 +328,11 @@ class RunLedger:
         whole = data.rfind(b"\n") + 1
         if whole != len(data):  # a line cut off by a kill
             os.truncate(file, whole)
-        first, *lines = data[:whole].splitlines() or [b"null"]
+        first, *lines = data[:whole].splitlines(keepends=True) or [b"null"]
         if (found := json.loads(first)) != head:
             raise UsageError(f"cannot resume {file}: it is for {found}, not {head}")
-        for line in lines:
-            self._take(json.loads(line))
+        for record in _whole(file, lines):
+            self._take(record)
 
     def _take(self, record: dict[str, Any]) -> None:
         if "begin" in record:

@@ -141,6 +141,6 @@ def test_a_verdict_that_is_refused_holds_up_no_other(run: Run, monkeypatch: pyte
     names = [*(str(number) for number in range(10)), "too-long" * 10_000]
     with otlp_sink() as (sink, url):
         sink.max_bytes = 40_000
-        result = run(source, tasks(*names), "agent:solve", collector=url, deliver_timeout_s=30.0)
+        result = run(source, tasks(*names), "agent:solve", collector=url, deliver_timeout_s=8.0)
         assert {span.attributes[keys.TASK_ID] for span in verdicts(sink)} == set(names[:-1])
     assert (result.total, result.unacknowledged) == (11, 1)

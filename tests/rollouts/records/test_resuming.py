@@ -1,6 +1,8 @@
 """A killed run resumes where it stopped, and does not repeat finished rollouts."""
 
+import contextlib
 import json
+import resource
 import signal
 import subprocess
 import sys
@@ -15,8 +17,11 @@ from tests.rollouts.agents.test_functions import rollouts, statuses, tasks
 from tests.rollouts.conftest import Run, write_tasks
 from tests.support.agents.programs import WITHOUT_OPENAI, environment, write
 from tests.support.otlp.recorder import OtlpRecorder
+from trainspan_rollouts.run_ledger import RunLedger
+from trainspan_rollouts.run_ledger import statuses as statuses_of
 from trainspan_schemas.errors import UsageError
 from trainspan_schemas.telemetry import keys
+from trainspan_schemas.telemetry.identity import Identity
 
 AGENT = """
 import pathlib, time
@@ -165,3 +170,35 @@ def test_nothing_to_resume_and_another_target_are_errors(run: Run) -> None:
     with pytest.raises(UsageError, match=r"cannot resume .*: it is for .*solve.*, not .*other"):
         run(source, tasks("x"), "agent:other", resume=True)
     assert run(source, tasks("x"), "agent:other").resumed == 0  # without --resume a run starts over
+
+
+def test_a_full_disk_leaves_no_part_of_a_line(tmp_path: Path) -> None:
+    file = tmp_path / "ledger.jsonl"
+    ledger = RunLedger(file, 0, Path("tasks.jsonl"), ["agent:solve"], resume=False)
+    ledger.begin(Identity("first", task_id="a", round=0), 0)
+    size = file.stat().st_size
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20, most))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            ledger.begin(Identity("second", task_id="b", round=0), 0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+    assert file.stat().st_size == size
+    ledger.end(Identity("first", task_id="a", round=0), 0, "ok", 1.0)
+    ledger.delivered("first", 0)
+    ledger.close()
+    assert statuses_of(file) == (1, {"ok": 1}, [1.0])
+
+
+def test_a_damaged_line_is_counted_and_the_others_are_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "ledger.jsonl"
+    with contextlib.closing(RunLedger(file, 0, Path("tasks.jsonl"), ["agent:solve"], resume=False)) as ledger:
+        ledger.begin(Identity("first", task_id="a", round=0), 0)
+    with file.open("a") as lines:
+        lines.write('{"begin": "0:b", "roll{"begin": "0:c", "rollout": "third", "attempt": 0}\n')
+    assert statuses_of(file)[0] == 1
+    with contextlib.closing(RunLedger(file, 0, Path("tasks.jsonl"), ["agent:solve"], resume=True)) as again:
+        assert again.begun(0, "a", 0) is not None
+        assert again.begun(0, "b", 0) is None
+    assert caplog.text.count("event=ledger_lines_damaged") == 2
