@@ -12,10 +12,12 @@ export TRAINSPAN_DATASET__OUT=$SHARED/dataset
 export OTEL_EXPORTER_OTLP_CERTIFICATE=$SHARED/secrets/runner/ca.crt
 umask 077
 
-# Waits until the services' job has written their host, and reads it.
+# Waits until the services' job has written their host, and they answer there: a job that was killed leaves its host behind.
 use_services() {
-    until [ -s "$SHARED/services/host" ]; do sleep 5; done
-    SERVICES=$(cat "$SHARED/services/host")
+    until [ -s "$SHARED/services/host" ] && SERVICES=$(cut -d ' ' -f 1 "$SHARED/services/host") &&
+        python "$DEPLOY/containers/probe.py" 8000 /health "$SERVICES"; do
+        sleep 5
+    done
     export SERVICES SSL_CERT_FILE=$SHARED/secrets/runner/trust.pem
     export TRAINSPAN_COLLECTOR__ENDPOINTS=https://$SERVICES:4317 TRAINSPAN_COLLECTOR__STORES=grpc+tls://$SERVICES:4319
     export TRAINSPAN_ROLLOUTS__POLICY_URL=https://$SERVICES:8000/v1

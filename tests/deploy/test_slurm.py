@@ -21,6 +21,7 @@ esac
 if [[ $1 = collector || $1 = serve ]]; then
     while true; do sleep 0.1; done
 fi
+if [[ $1 = */probe.py && $# = 4 ]]; then [[ " ${ALIVE:-node7} " = *" $4 "* ]]; exit; fi
 if [[ $1 = rollout ]]; then exit "${CODE:-0}"; fi
 """
 
@@ -77,6 +78,43 @@ def test_a_part_with_rollouts_to_repeat_is_requeued(
     assert ("scontrol requeue 77" in calls(cluster)) == requeued
 
 
+def test_a_part_waits_while_the_services_of_a_killed_job_do_not_answer(cluster: dict[str, str], tmp_path: Path) -> None:
+    host = Path(cluster["SHARED"]) / "services" / "host"
+    host.write_text("node6 41\n")
+    array = {**cluster, "SLURM_ARRAY_TASK_ID": "2", "SLURM_ARRAY_TASK_COUNT": "4"}
+    job = subprocess.Popen(["bash", DEPLOY / "slurm" / "rollouts.sbatch", tmp_path / "agent"], env=array)
+    try:
+        deadline = time.monotonic() + 60
+        while not any("probe.py 8000 /health node6" in line for line in calls(cluster)):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert job.poll() is None
+        host.write_text("node7 42\n")
+        assert job.wait(30) == 0
+    finally:
+        job.kill()
+    assert any(line.startswith("trainspan rollout") for line in calls(cluster))
+
+
+def test_services_that_end_late_leave_the_host_of_newer_ones(cluster: dict[str, str]) -> None:
+    host = Path(cluster["SHARED"]) / "services" / "host"
+    environ = {**cluster, "SLURM_JOB_ID": "41"}
+    job = subprocess.Popen(["bash", DEPLOY / "slurm" / "services.sbatch"], env=environ, start_new_session=True)
+    try:
+        deadline = time.monotonic() + 60
+        while not host.exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert host.read_text().endswith(" 41\n")
+        host.write_text("node7 42\n")
+        job.terminate()
+        assert job.wait(30) == 0
+    finally:
+        if job.poll() is None:
+            os.killpg(job.pid, signal.SIGKILL)
+    assert host.read_text() == "node7 42\n"
+
+
 def test_the_trainer_and_the_rollouts_wait_for_the_services(cluster: dict[str, str], tmp_path: Path) -> None:
     run("submit.sh", tmp_path / "agent", 5, **cluster)
     slurm = DEPLOY / "slurm"
@@ -96,9 +134,9 @@ def test_the_services_name_their_host_when_they_are_ready_and_end_in_order(clust
             assert job.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.05)
-        assert (shared / "services" / "host").read_text().strip().partition(".")[0] == socket.gethostname().partition(
-            "."
-        )[0]
+        assert (shared / "services" / "host").read_text().split()[0].partition(".")[
+            0
+        ] == socket.gethostname().partition(".")[0]
         job.terminate()  # Slurm's signal reaches only the script
         assert job.wait(30) == 0
     finally:
