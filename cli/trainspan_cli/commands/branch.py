@@ -1,6 +1,7 @@
 """`trainspan branch`."""
 
 import dataclasses
+import json
 import os
 import sys
 import time
@@ -13,7 +14,7 @@ import typer
 from trainspan_cli.setting_options import Given, setting_options
 from trainspan_cli.settings import ConfigOption, FormatOption, StoresOption, settings, stores_of
 from trainspan_schemas.config.load import override
-from trainspan_schemas.errors import UsageError
+from trainspan_schemas.errors import StoreError, UsageError
 
 if TYPE_CHECKING:
     from trainspan_cli.branching.branch_run import BranchReport
@@ -80,6 +81,10 @@ def branch(
     os.environ.setdefault("OPENAI_API_KEY", "trainspan")  # the judge's module may create a client
     try:
         report = _run(wanted, loaded, scope, target or [], given, store, as_json=format == "json")
+    except StoreError as error:
+        if format == "json":
+            print(json.dumps({"store_error": str(error)}))
+        raise
     except KeyboardInterrupt:
         print(f"interrupted; to resume: the same command with --run {wanted.run_id} --resume", file=sys.stderr)
         raise

@@ -219,6 +219,10 @@ class Stages:
 
         Branches of an interrupted loop are resumed. No values are measured if no state can be branched.
         """
+        return self._read(self._branched, round_)
+
+    def _branched(self, round_: int) -> dict[str, Any]:
+        """See `branch`. Raises StoreError if a store was away."""
         settings, loop, services = self._settings.rollouts, self._settings.loop, self._services
         run_id, target = self._folder.run_id, self._settings.loop.target
         assert target is not None, "checked with the settings"
@@ -230,12 +234,15 @@ class Stages:
         arguments += ["--resume"] if ledger_files(run_id, round_, None, of_branches=True) else []
         agent = [target] if is_function_name(target) else ["--", *shlex.split(target)]
         result: dict[str, Any] = {}
+        away: list[str] = []
 
         def on_event(event: dict[str, Any]) -> None:
             if event.get("event") == "result":
                 result.update({name: value for name, value in event.items() if name not in ("event", "rollouts")})
             elif event.get("event") == "progress":
                 self._screen.progress(event)
+            elif "store_error" in event:
+                away.append(event["store_error"])
 
         code, message = self._command(
             "branch", arguments, agent, on_event, admitted=(0, 1, UNFINISHED, NOTHING_TO_BRANCH)
@@ -243,7 +250,8 @@ class Stages:
         if code == NOTHING_TO_BRANCH:
             self._screen.note(f"round {round_} has no branches: {message}")
         elif not result:
-            raise ProcessError(f"branch failed: {message} (log: {self._folder.logs / 'branch.log'})")
+            failure = f"branch failed: {message} (log: {self._folder.logs / 'branch.log'})"
+            raise (StoreError if away else ProcessError)(failure)
         return result
 
     def dataset(self, round_: int, *, are_stored: bool, policies: Sequence[Policy] | None = None) -> Nothing:

@@ -72,3 +72,19 @@ def test_only_a_round_without_states_to_branch_goes_on_without_branches(
         ended(monkeypatch, code, None)
         with pytest.raises(ProcessError, match="branch failed"):
             stages.branch(1)
+
+
+def test_branches_are_tried_again_if_a_store_was_away(stages: Stages, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: list[tuple[int, dict[str, Any]]] = [
+        (1, {"store_error": "no connection"}),
+        (0, {"event": "result", "states": 2}),
+    ]
+
+    def command(self: Stages, name: str, arguments: list[str], target: Any, on_event: Any, admitted: Any) -> Any:
+        code, event = answers.pop(0)
+        on_event(event)
+        return code, "a message"
+
+    monkeypatch.setattr(Stages, "_command", command)
+    assert stages.branch(1) == {"states": 2}
+    assert not answers
