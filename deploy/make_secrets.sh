@@ -17,8 +17,16 @@ mkdir -p "$root"
 cd "$root"
 mkdir -p authority collector policy runner trainer agent
 
+# Written under another name first, so that a failure leaves no empty secret; one that is there is refused.
 secret() {
-    [ -e "$1" ] || openssl rand -hex 32 >"$1"
+    if [ ! -e "$1" ]; then
+        openssl rand -hex 32 >"$1.new"
+        mv "$1.new" "$1"
+    fi
+    if [ ! -s "$1" ]; then
+        echo "make_secrets.sh: $root/$1 is empty: delete it" >&2
+        exit 1
+    fi
 }
 
 token() {
@@ -43,7 +51,8 @@ cp authority/swap-token trainer/token
 if [ ! -e authority/ca.key ]; then
     openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -noenc -days 3650 -subj "/CN=trainspan" \
         -addext "basicConstraints=critical,CA:TRUE" -addext "keyUsage=critical,keyCertSign,cRLSign" \
-        -keyout authority/ca.key -out authority/ca.crt 2>authority/openssl.log
+        -keyout authority/ca.key.new -out authority/ca.crt 2>authority/openssl.log
+    mv authority/ca.key.new authority/ca.key
 fi
 
 names=

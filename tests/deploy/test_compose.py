@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from compose_spec import PyCompose
 
-from tests.deploy.manifests import DEPLOY, Container, compose, compose_containers
+from tests.deploy.manifests import DEPLOY, Container, compose, compose_containers, dockerfile
 from trainspan_schemas.config.load import load_settings
 
 CONTAINERS = compose_containers()
@@ -49,6 +49,16 @@ def test_a_container_is_restricted(container: Container) -> None:
 def test_no_secret_is_in_the_environment_and_no_port_is_open_to_others(container: Container) -> None:
     assert not [name for name in container.spec.get("environment", {}) if re.search("TOKEN|KEY|SECRET|HEADERS", name)]
     assert all(each.startswith("127.0.0.1:") for each in container.spec.get("ports", ()))
+
+
+def test_images_can_be_built_for_a_cpu_by_variables() -> None:
+    """Their defaults are the Dockerfile's."""
+    defaults = dict(line.removeprefix("ARG ").split("=", 1) for line in dockerfile() if line.startswith("ARG "))
+    for container in CONTAINERS:
+        if "build" in container.spec:
+            args = container.spec["build"]["args"]
+            assert set(args) == {"CONSTRAINTS", "SERVE", "TORCH_INDEX_URL"}
+            assert {name: value or "" for name, value in args.items()} == {name: defaults[name] for name in args}
 
 
 def test_each_container_has_the_secrets_of_its_own_process_only() -> None:

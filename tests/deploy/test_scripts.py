@@ -104,6 +104,29 @@ def test_a_second_call_keeps_tokens_and_authority_and_renews_the_certificate(sec
     assert not {"authority/ca.crt", "authority/ca.key", "authority/signing-key"} & changed
 
 
+def test_a_failure_leaves_no_empty_secret(tmp_path: Path) -> None:
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "openssl").write_text("#!/bin/sh\nexit 1\n")
+    (programs / "openssl").chmod(0o755)
+    folder = tmp_path / "secrets"
+    done = run(DEPLOY / "make_secrets.sh", folder, *NAMES, PATH=f"{programs}:{os.environ['PATH']}")
+    assert done.returncode != 0
+    assert run(DEPLOY / "make_secrets.sh", folder, *NAMES).returncode == 0
+    (folder / "authority" / "signing-key").write_text("")
+    done = run(DEPLOY / "make_secrets.sh", folder, *NAMES)
+    assert (done.returncode, done.stderr) == (
+        1,
+        f"make_secrets.sh: {folder}/authority/signing-key is empty: delete it\n",
+    )
+
+
+@pytest.mark.parametrize("folder", ["secrets", "deploy/secrets"])
+def test_git_ignores_the_secrets(folder: str) -> None:
+    """The folders that README.md and compose.yaml name."""
+    assert run("git", "-C", ROOT, "check-ignore", "--quiet", f"{folder}/authority/ca.key").returncode == 0
+
+
 def test_without_a_host_name_it_says_how_it_is_used(tmp_path: Path) -> None:
     done = run(DEPLOY / "make_secrets.sh", tmp_path / "none")
     assert (done.returncode, done.stderr) == (2, "usage: make_secrets.sh FOLDER NAME…\n")
