@@ -124,11 +124,11 @@ def divide_rollouts() -> None:
 
 @guarded
 def belonging(address: str, items: Sequence[Any]) -> Sequence[Any]:
-    """The spans or log records that belong to the collector at `address`; all if there is only one."""
+    """The spans or log records that belong to the collector at `address`; all if it is none of several, but the user's own."""
     collectors = _Division.collectors
-    if collectors is None:
-        return items
     own = address_of(address)
+    if collectors is None or own not in addresses():
+        return items
     return [item for item in items if address_of(collectors.url_for(_key(item))) == own]
 
 

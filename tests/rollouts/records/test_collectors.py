@@ -72,3 +72,18 @@ def test_a_collector_that_is_down_costs_the_other_one_nothing(
     assert len(recorder.named("trainspan.rollout")) == len(ids)
     assert {str(log.attributes[keys.ROLLOUT_ID]) for log in recorder.logs} == ids
     assert {collectors.url_for(rollout_id) for rollout_id in ids} == {recorder.endpoint}
+
+
+def test_a_stack_of_the_users_own_gets_the_spans_of_all_rollouts(
+    run: Run,
+    policy: OpenAIServer,
+    two: tuple[OtlpRecorder, OtlpRecorder],
+    recorder: OtlpRecorder,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", recorder.endpoint)
+    collectors = Collectors(tuple(each.endpoint for each in two))
+    result: RunResult = run(AGENT, TASKS, "agent:solve", collector=str(collectors))
+    assert result.status == {"ok": 8}
+    assert len(rollouts_in(recorder)) == 8
+    assert sum(len(each.named("trainspan.rollout")) for each in two) == 8
