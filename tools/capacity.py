@@ -26,23 +26,27 @@ class Costs:
     """Steadily, in one collector."""
     collector_spans_per_cpu_s: float
     stored_bytes_per_span: float
-    dataset_calls_per_cpu_s: float
-    """From the store to Parquet, with the collector's share."""
+    dataset_calls: float
+    """From the stores to Parquet in one process, for which command and collectors took the CPU times below."""
+    dataset_command_cpu_s: float
+    dataset_collectors_cpu_s: float
     dataset_bytes_per_token: float
     command_start_cpu_ms: float
     """Of a rollout that starts a process, in addition to bare Python."""
     function_rollout_cpu_ms: float
+
+    @property
+    def dataset_cpu_s_per_call(self) -> float:
+        return (self.dataset_command_cpu_s + self.dataset_collectors_cpu_s) / self.dataset_calls
 
 
 PLACES = {
     "collector_spans_per_s": ("bench-collector.json", "collector", "sustained_spans_per_s"),
     "collector_spans_per_cpu_s": ("bench-collector.json", "collector", "spans_per_collector_cpu_s"),
     "stored_bytes_per_span": ("bench-collector.json", "collector", "stored_bytes_per_span"),
-    "dataset_calls_per_cpu_s": (
-        "bench-processing.json",
-        "processing",
-        "store_to_parquet_calls_per_cpu_s_with_the_collectors",
-    ),
+    "dataset_calls": ("bench-ray_dataset.json", "ray_dataset", "one_process_calls_kept"),
+    "dataset_command_cpu_s": ("bench-ray_dataset.json", "ray_dataset", "one_process_command_cpu_s"),
+    "dataset_collectors_cpu_s": ("bench-ray_dataset.json", "ray_dataset", "one_process_collectors_cpu_s"),
     "dataset_bytes_per_token": ("bench-processing.json", "processing", "parquet_bytes_per_token"),
     "command_start_cpu_ms": ("bench-rollouts.json", "rollouts", "process_start_cpu_ms: all over bare python"),
     "function_rollout_cpu_ms": ("bench-rollouts.json", "rollouts", "in_process_cpu_ms_per_rollout (synchronous)"),
@@ -132,7 +136,7 @@ def need(calls_per_day: int, costs: Costs, given: Assumptions) -> Need:
         collectors=spans / costs.collector_spans_per_s,
         disk_bytes_per_day=stored,
         disks=stored * given.retention_days / given.disk_bytes,
-        dataset_cores=mean / costs.dataset_calls_per_cpu_s,
+        dataset_cores=mean * costs.dataset_cpu_s_per_call,
         runner_cores=peak / given.calls_per_rollout * costs.command_start_cpu_ms / 1000,
         sampled_tokens_per_s=sampled,
         server_gpus=sampled / given.server_tokens_per_s,
@@ -144,6 +148,7 @@ def need(calls_per_day: int, costs: Costs, given: Assumptions) -> Need:
 def costs_table(costs: Costs, given: Assumptions) -> str:
     """A Markdown table: what a call, a rollout and a day's calls cost, and where the figure is from."""
     where = {name: f"`{file}`: `{key}`" for name, (file, _, key) in PLACES.items()}
+    where["dataset_collectors_cpu_s"] += ", `one_process_command_cpu_s`"
     tokens = given.prompt_tokens + given.completion_tokens
     texts = {
         "collector_spans_per_cpu_s": (
@@ -152,9 +157,9 @@ def costs_table(costs: Costs, given: Assumptions) -> str:
         ),
         "collector_spans_per_s": ("steadily, one collector on 2 cores", f"{costs.collector_spans_per_s:,.0f} spans/s"),
         "stored_bytes_per_span": ("a span of 8 KiB on disk", f"{costs.stored_bytes_per_span:,.0f} bytes"),
-        "dataset_calls_per_cpu_s": (
-            "a call in a dataset, with the collector's share",
-            f"{1e6 / costs.dataset_calls_per_cpu_s:.0f} µs of CPU",
+        "dataset_collectors_cpu_s": (
+            "a call in a dataset, with the collectors' share, which is most of it",
+            f"{1e6 * costs.dataset_cpu_s_per_call:.0f} µs of CPU",
         ),
         "dataset_bytes_per_token": (
             f"a call of {tokens} tokens in a dataset, on disk",
@@ -180,7 +185,7 @@ def capacity_table(costs: Costs, given: Assumptions) -> str:
             (
                 f"10{str(round(math.log10(calls))).translate(_RAISED)}",
                 _figure(it.calls_per_s),
-                f"{_figure(it.collector_cores)} ({_whole(it.collectors)})",
+                f"{_figure(it.collector_cores)} ({_whole(max(it.collectors, it.disks))})",
                 f"{_bytes(it.disk_bytes_per_day)} ({_whole(it.disks)})",
                 _figure(it.dataset_cores),
                 _figure(it.runner_cores),

@@ -71,7 +71,9 @@ def kubernetes_containers() -> list[Container]:
 def compose() -> dict[str, Any]:
     """The Compose file with its variables replaced as Compose does; those without a default have the value `given`."""
     text = (DEPLOY / "compose.yaml").read_text()
-    text = re.sub(r"\$\{\w+(?::-([^}]*)|:\?[^}]*)\}", lambda found: "given" if found[1] is None else found[1], text).replace("$$", "$")
+    text = re.sub(
+        r"\$\{\w+(?::-([^}]*)|:\?[^}]*)\}", lambda found: "given" if found[1] is None else found[1], text
+    ).replace("$$", "$")
     read: dict[str, Any] = yaml.safe_load(text)
     return read
 

@@ -6,13 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tools.capacity import DAY_S, PAGE, PLACES, RESULTS, Assumptions, Costs, need, page, read_costs
+from tools.capacity import DAY_S, PAGE, PLACES, RESULTS, Assumptions, Costs, capacity_table, need, page, read_costs
 
 COSTS = Costs(
     collector_spans_per_s=10_000,
     collector_spans_per_cpu_s=5_000,
     stored_bytes_per_span=1_000,
-    dataset_calls_per_cpu_s=1_000,
+    dataset_calls=10_000,
+    dataset_command_cpu_s=4,
+    dataset_collectors_cpu_s=6,
     dataset_bytes_per_token=1.0,
     command_start_cpu_ms=2_000,
     function_rollout_cpu_ms=1.0,
@@ -83,6 +85,14 @@ def test_each_cost_is_in_a_file_of_the_benchmarks() -> None:
 def test_the_page_has_the_tables_of_the_measured_costs() -> None:
     text = PAGE.read_text()
     assert page(text, read_costs(), Assumptions()) == text, "run python tools/capacity.py"
+
+
+def test_there_are_as_many_collectors_as_disks() -> None:
+    """The store of a collector is on one disk: 864,000 calls a day need 2 disks if they are kept for 1,000 days."""
+    many = replace(GIVEN, retention_days=1_000)
+    assert need(10 * DAY_S, COSTS, many).disks == pytest.approx(2)
+    (row,) = [line for line in capacity_table(COSTS, many).splitlines() if line.startswith("| 10⁶ ")]
+    assert row.split(" | ")[2] == "0.012 (3)"
 
 
 def test_a_page_without_marks_is_refused() -> None:
