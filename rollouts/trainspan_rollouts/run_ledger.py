@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final
+from urllib.parse import quote
 
 from trainspan_rollouts.records import REPEATED, RunSettings, Shard
 from trainspan_rollouts.task_stream import STDIN
@@ -137,8 +138,9 @@ def _stem(round_: str, split: Split | None, *, of_branches: bool) -> str:
 
 
 def run_folder(run_id: str) -> Path:
-    """Returns the folder of a run's ledgers."""
-    return home() / "rollouts" / "".join(c if c.isalnum() or c in "-_." else "_" for c in run_id).lstrip(".")
+    """Returns the folder of a run's ledgers: two runs have two folders, whatever their names."""
+    name = "".join(c if c.isalnum() or c in "-_." else quote(c, safe="", errors="surrogatepass") for c in run_id)
+    return home() / "rollouts" / (f"%2E{name[1:]}" if name.startswith(".") else name)
 
 
 def points_file(run_id: str, round_: int) -> Path:

@@ -4,6 +4,7 @@ import time
 from collections import Counter
 from statistics import fmean
 from typing import Any
+from urllib.parse import unquote
 
 __all__ = ["rollouts_overview"]
 
@@ -21,7 +22,7 @@ def rollouts_overview() -> dict[str, Any] | None:
     rewards = [reward for _, _, own in found for reward in own]
     status = sum((own for _, own, _ in found), Counter[str]())
     return {
-        "run_id": files[0].parent.name,
+        "run_id": unquote(files[0].parent.name),
         "part": files[0].stem.partition(".")[0],
         "begun": sum(begun for begun, _, _ in found),
         "ended": status.total(),

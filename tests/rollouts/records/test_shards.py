@@ -15,7 +15,7 @@ from tests.rollouts.conftest import Run
 from tests.support.otlp.recorder import OtlpRecorder
 from trainspan_cli.doctor.rollouts_overview import rollouts_overview
 from trainspan_rollouts.records import Shard
-from trainspan_rollouts.run_ledger import ledger_files, task_rewards
+from trainspan_rollouts.run_ledger import ledger_files, run_folder, task_rewards
 from trainspan_schemas.errors import UsageError
 from trainspan_schemas.telemetry import keys
 
@@ -35,6 +35,15 @@ def test_shards_have_every_task_once_and_differ_by_at_most_one(tasks: int, count
 def test_another_text_is_no_shard(text: str) -> None:
     with pytest.raises(UsageError, match="must be i/n, with i from 0 to n-1"):
         Shard.parse(text)
+
+
+@given(st.text(min_size=1), st.text(min_size=1))
+def test_two_runs_have_two_folders(one: str, other: str) -> None:
+    assert run_folder("exp/1") != run_folder("exp_1")
+    assert (run_folder(one) == run_folder(other)) == (one == other)
+    for name in (one, "..", ".", "../../etc", ".hidden", "%2E"):
+        assert run_folder(name).parent == run_folder("run").parent
+        assert not run_folder(name).name.startswith(".")
 
 
 def test_each_shard_runs_whole_groups_of_its_tasks_and_all_are_seen_as_one(
