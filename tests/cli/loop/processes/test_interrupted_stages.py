@@ -90,7 +90,6 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     with policy_server() as server:
         server.state = {"version": 0, "changing": False, **counts, **own}
         world = World(tmp_path, server.url)
-        world.start_collector()
         yield world
         world.stages.stop()
         world.stop_collector()
@@ -115,6 +114,7 @@ def test_a_collector_that_restarts_ends_neither_a_read_nor_a_dataset(world: Worl
         assert note.startswith("a store does not answer, and is asked again: ")
         return found
 
+    world.start_collector()
     assert read_while_away(world.stages.last_places) == (0,)
     nothing = read_while_away(lambda: world.stages.live_dataset(1, (0,)))[None]
     assert nothing["nothing_to_train"].startswith("no call")
@@ -122,13 +122,13 @@ def test_a_collector_that_restarts_ends_neither_a_read_nor_a_dataset(world: Worl
 
 
 def test_a_loop_that_stops_waits_for_no_store(world: World) -> None:
-    world.stop_collector()
     threading.Timer(0.5, world.stages.stop).start()
     with pytest.raises(StoreError):
         world.stages.last_places()
 
 
 def test_a_dataset_that_fails_for_another_reason_is_built_once(world: World) -> None:
+    world.start_collector()
     (world.folder / "dataset").write_text("a file")
     with pytest.raises(ProcessError, match="dataset failed"):
         world.stages.dataset(1, are_stored=True)
@@ -136,6 +136,7 @@ def test_a_dataset_that_fails_for_another_reason_is_built_once(world: World) -> 
 
 
 def test_an_interrupted_round_is_finished_and_its_rollouts_are_not_made_twice(world: World) -> None:
+    world.start_collector()
     (world.folder / "wait").touch()
     stopped: list[ProcessError] = []
 
@@ -169,12 +170,12 @@ def test_an_interrupted_round_is_finished_and_its_rollouts_are_not_made_twice(wo
 
 
 def test_a_validation_that_was_interrupted_begins_anew(world: World) -> None:
+    world.start_collector()
     world.stages.collect(world.tasks, 1, "val", 1)
     assert world.stages.collect(world.tasks, 1, "val", 1).result["resumed"] == 0
 
 
 def test_verdicts_of_an_interrupted_stream_are_sent(world: World) -> None:
-    world.stop_collector()
     options = ["--tasks", "-", "--n", "2", "--split", "train", "--round", "7", "--run", "run", "--format", "json"]
     collector = f"http://127.0.0.1:{world.otlp}"
     command = [sys.executable, "-m", "trainspan_cli", "rollout", *options, "--collector", collector, "agent.py:solve"]
