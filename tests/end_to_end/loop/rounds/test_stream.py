@@ -30,7 +30,9 @@ def seen(place: Place) -> pl.DataFrame:
     for folder in dataset_dirs(run / "dataset"):
         lines = map(json.loads, ledger_path(folder).read_text().splitlines())
         frames += [{"batch": int(folder.name.removeprefix("round-")), **line} for line in lines]
-    return pl.DataFrame(frames).select("batch", "rollout_id", "round", "task_id", "kept", "reason")
+    return pl.DataFrame(frames, infer_schema_length=None).select(
+        "batch", "rollout_id", "round", "task_id", "kept", "reason"
+    )
 
 
 def test_batches_are_complete_groups_and_a_slow_rollout_holds_up_no_batch(tmp_path: Path) -> None:
