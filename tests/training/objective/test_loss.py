@@ -29,7 +29,7 @@ from tests.training.support.exactness.references import (
 from tests.training.support.processes.forks import forked
 from tests.training.support.processes.pair import FSDP
 from trainspan_schemas.config.settings import TrainSettings
-from trainspan_training.model.loading import load_model, load_tokenizer
+from trainspan_training.model.loading import load_model
 from trainspan_training.objective.options import clip_range
 
 
@@ -135,21 +135,6 @@ def test_bfloat16_changes_loss_and_gradient_by_its_rounding_only(make_trainer: C
     assert rough_loss == pytest.approx(loss, abs=0.02)
     exact, rough = (torch.cat([value.flatten() for value in values.values()]) for values in (gradient, rough_gradient))
     assert float(torch.cosine_similarity(exact, rough, dim=0)) > 0.97
-
-
-def test_dropout_in_attention_is_off_while_training(
-    model_dir: Path, make_trainer: Callable[..., Any], model: Any, tmp_path: Path
-) -> None:
-    """Llama keeps it as a number, which disabling dropout layers does not reach; the ratio would be noise."""
-    dropping = load_model(model_dir)
-    for layer in dropping.model.layers:
-        layer.self_attn.attention_dropout = 0.5
-    from trainspan_training.objective.grpo_trainer import TransitionGRPOTrainer
-
-    trainer = TransitionGRPOTrainer(dropping, load_tokenizer(model_dir), TrainSettings(), [], str(tmp_path))
-    step = one_step(sample_rollouts(model, rollouts=3))
-    assert measured(trainer, step)[0] == measured(make_trainer(), step)[0]
-    assert dropping.training
 
 
 def test_clipping_happens_on_both_sides_in_these_data(make_trainer: Callable[..., Any], double_model: Any) -> None:

@@ -1,6 +1,7 @@
 """Finds model folders; loads model, configuration and tokenizer from them."""
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ __all__ = ["check_folder", "context_of", "find_model", "hollow_model", "load_con
 
 CONFIG_FILE = "config.json"
 ADAPTER_FILE = "adapter_config.json"
+_NOISE = re.compile("dropout|pdrop|layerdrop|jitter")
+"""Fields of a configuration with the rate of a layer that is random in training."""
 
 
 def find_model(model: str) -> Path:
@@ -52,13 +55,31 @@ def check_folder(folder: Path) -> Path:
 
 
 def load_config(folder: Path) -> Any:
-    """The model's configuration. Raises CheckpointError."""
+    """The model's configuration as it is trained: without dropout, and with an attention that applies soft caps.
+
+    Raises CheckpointError.
+    """
     from transformers import AutoConfig
 
     try:
-        return AutoConfig.from_pretrained(folder, local_files_only=True)
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"cannot read the configuration in {folder}: {error}") from error
+    _silence(config)
+    if getattr(config.get_text_config(), "attn_logit_softcapping", None):
+        config._attn_implementation = "eager"  # PyTorch's own attention ignores the cap
+    return config
+
+
+def _silence(config: Any) -> None:
+    """Sets all dropout to 0: many models apply it as a function, which nobody could turn off in the loaded model."""
+    from transformers import PretrainedConfig
+
+    for name, value in list(vars(config).items()):
+        if isinstance(value, PretrainedConfig):
+            _silence(value)
+        elif _NOISE.search(name) and isinstance(value, float):
+            setattr(config, name, 0.0)
 
 
 def context_of(config: Any) -> int:
@@ -76,7 +97,9 @@ def load_model(folder: Path, *, frozen: bool = False) -> Any:
 
     dtype = torch.bfloat16 if frozen and torch.cuda.is_available() else torch.float32
     try:
-        return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
+        return AutoModelForCausalLM.from_pretrained(
+            folder, config=load_config(folder), dtype=dtype, local_files_only=True
+        )
     except (OSError, ValueError, RuntimeError) as error:
         raise CheckpointError(f"cannot load the model in {folder}: {error}") from error
 

@@ -28,7 +28,6 @@ def grpo_config(settings: TrainSettings, output_dir: str) -> GRPOConfig:
         bf16=compute_dtype(settings, cuda=cuda) == "bfloat16",
         gradient_checkpointing=checkpointing,
         gradient_checkpointing_kwargs={"use_reentrant": False} if checkpointing else None,
-        disable_dropout=True,
         loss_type=_LOSS_TYPES[settings.loss],
         epsilon=1 - low if settings.loss == "clip" else 0.2,
         epsilon_high=high - 1 if settings.loss == "clip" else high,

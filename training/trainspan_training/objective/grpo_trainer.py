@@ -103,9 +103,6 @@ class TransitionGRPOTrainer(GRPOTrainer):
         self.remove_callback(PrinterCallback)
         self.args.report_to = []  # the callbacks are set up; TRL would also report the timings of its methods
         self.aux_loss_enabled = False  # a mixture's load balancing is a mean over a micro-batch
-        for module in list[Any](model.modules()):
-            if hasattr(module, "attention_dropout"):
-                module.attention_dropout = 0.0  # TRL disables the dropout layers, but not this
         double = any(parameter.dtype == torch.float64 for parameter in model.parameters())
         self._dtype = torch.float64 if double else torch.float32
         self.schedule = Schedule.of(settings, sum(parameter.numel() for parameter in model.parameters()))

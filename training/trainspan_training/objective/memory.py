@@ -100,6 +100,9 @@ def estimate(config: Any, settings: TrainSettings, *, cuda: bool, parts: int = 1
     # Of one layer, kept for the backward pass. A tree's dense attention keeps about 20 hidden sizes, a packed one 16.
     within = tokens * (20 * hidden + 4 * inner) * width
     checkpointing = cuda if settings.gradient_checkpointing is None else settings.gradient_checkpointing
+    # Attention that applies soft caps keeps about four matrices of scores: here, of one row that fills the micro-batch.
+    if config._attn_implementation == "eager":
+        within += 16 * int(text.num_attention_heads) * tokens**2
     chunk = min(tokens, max(1, CHUNK // vocabulary))
     head = vocabulary * hidden
     return MemoryEstimate(

@@ -72,11 +72,6 @@ class ConversationTrainer(SFTTrainer):
         )
         self.remove_callback(PrinterCallback)
         self.aux_loss_enabled = False  # a mixture's load balancing is a mean over a micro-batch
-        for dropout in (module for module in model.modules() if isinstance(module, nn.Dropout)):
-            dropout.p = 0.0
-        for module in list[Any](model.modules()):
-            if hasattr(module, "attention_dropout"):
-                module.attention_dropout = 0.0
         double = any(parameter.dtype == torch.float64 for parameter in model.parameters())
         self._scorer = Scorer(
             self.accelerator,
