@@ -132,6 +132,25 @@ def test_held_out_conversations_share_no_first_prompt_with_the_trained_ones(rows
     assert [len(part) for part in hold_out(rows, 0.001, seed=1)] == [38, 2]
 
 
+def test_the_answers_of_a_conversation_are_held_out_together_if_the_template_forgets_thoughts(rows_of: Any) -> None:
+    """Also if agents take turns, and if the client does not send thoughts back."""
+    thinks = CHATML.replace(
+        "(message['content'] or '')",
+        "(message.reasoning_content if loop.last and message.reasoning_content else '') + message.content",
+    )
+    lines: list[list[dict[str, Any]]] = []
+    for number in range(20):
+        lines.append(as_export(dialog(f"q{number}", "one", "two", "three")))
+        for line in lines[-1]:
+            line["completion"] = [{**line["completion"][0], "reasoning_content": "so"}]
+    turns = zip(lines[::2], lines[1::2], strict=True)  # two agents at a time
+    made = rows_of(*(line for pair in turns for both in zip(*pair, strict=True) for line in both), template=thinks)
+    assert (made.answers, len(made.rows), made.rewritten) == (60, 60, 40)
+    assert len({row.group for row in made.rows}) == 20
+    _, held = hold_out(made.rows, 0.1, seed=0)
+    assert len(held) == 6, "two conversations of three answers"
+
+
 def test_an_epoch_trains_each_row_once_in_steps_of_about_equal_size(rows_of: Any) -> None:
     lines = [{"messages": dialog(f"q{number}", *["a" * (number % 7 + 1)] * (number % 3 + 1))} for number in range(60)]
     rows = rows_of(*lines).rows

@@ -15,6 +15,7 @@ __all__ = ["Conversations", "hold_out", "make_rows"]
 
 _OPEN_ROWS = 16
 """Rows that a later answer may continue: agents that take turns do not end each other's rows."""
+_THOUGHTS = ("reasoning", "reasoning_content")
 _NAMED = 5
 """Examples named for each reason."""
 
@@ -58,38 +59,55 @@ class _Row:
     number: int
 
 
+@dataclass(slots=True)
+class _Talk:
+    """A conversation that a later example may continue."""
+
+    said: Sequence[Message] = ()
+    """Its messages so far, without thoughts, which clients do not send back."""
+    row: _Row | None = None
+    """That of its last answer."""
+    group: str | None = None
+    """That of its first answer: rows of one conversation are held out together."""
+
+    def goes_on(self, said: Sequence[Message]) -> bool:
+        return bool(self.said) and said[: len(self.said)] == self.said
+
+
 def make_rows(
     examples: Iterable[Example], renderer: Renderer, *, max_tokens: int, cut: bool, loss_on_all: bool
 ) -> Conversations:
     """The training rows of the examples; `cut`: keep the beginning of an answer that is too long.
 
     An answer whose prompt begins with exactly the tokens of a recent row continues that row: each token is forwarded
-    once. If the template rewrites the history, the answer gets its own row, which costs time and changes nothing.
+    once. If the template rewrites the history, the answer gets its own row in the same group, which only costs time.
     """
     made = Conversations()
     rows: list[_Row] = []
     recent: deque[_Row] = deque(maxlen=_OPEN_ROWS)
-    last: _Row | None = None
-    said: tuple[Message, ...] = ()
+    talks: deque[_Talk] = deque(maxlen=_OPEN_ROWS)
     for example in examples:
         made.examples += 1
-        if not said or example.messages[: len(said)] != said:
-            last = None
-        said = example.messages
+        said = [{key: value for key, value in message.items() if key not in _THOUGHTS} for message in example.messages]
+        talk = next((talk for talk in reversed(talks) if talk.goes_on(said)), None)
+        if talk is None:
+            talk = _Talk()
+            talks.append(talk)
+        talk.said = said
         for call in _fitting(example, renderer, made, max_tokens=max_tokens, cut=cut):
             row = next((row for row in recent if _continues(row.call, call)), None)
             if row is None:
-                group = hashlib.sha256(call.prompt.tobytes()).hexdigest()
-                row = _Row(call, [], group, made.answers)
+                talk.group = talk.group or hashlib.sha256(call.prompt.tobytes()).hexdigest()
+                row = _Row(call, [], talk.group, made.answers)
                 rows.append(row)
                 recent.append(row)
-            if last is not None and row is not last:
+            if talk.row is not None and row is not talk.row:
                 made.rewritten += 1
                 made.name("rewritten", example.name)
             row.call = call
             row.starts.append((len(call.prompt), len(call.answer)))
             made.answers += 1
-            last = row
+            talk.row, talk.group = row, row.group
     made.rows = [_sequence(row, loss_on_all=loss_on_all) for row in rows]
     return made
 
