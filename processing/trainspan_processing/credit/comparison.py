@@ -53,6 +53,7 @@ class Comparison:
 
     def _of_estimator(self, calls: pl.DataFrame, estimator: Estimator, part: str) -> tuple[pl.DataFrame, pl.DataFrame]:
         plan = self.plan
+        calls = calls.filter(_is_rewarded().over("rollout"))
         if estimator.credit == GIGPO:
             episode, parts = self._over_rollouts(CREDITS["identical"](calls, plan.gamma), estimator, part)
             states, _ = self._over_calls(CREDITS["return_to_go"](calls, plan.gamma), "state", "", estimator)
@@ -91,10 +92,8 @@ class Comparison:
         self, credited: pl.DataFrame, estimator: Estimator, part: str
     ) -> tuple[pl.DataFrame, pl.DataFrame]:
         """Compares calls with the values of whole rollouts: R_i = rollout reward + Σ_t r_it over the given calls."""
-        whole, steps = pl.col("rollout_reward").first(), pl.col("step_reward")
-        present = whole.is_not_null() | steps.is_not_null().any()
-        total = pl.when(present).then(whole.fill_null(0.0) + steps.sum())
-        worth = credited.group_by("rollout", maintain_order=True).agg(total.alias("value")).drop_nulls("value")
+        total = pl.col("rollout_reward").first().fill_null(0.0) + pl.col("step_reward").sum()
+        worth = credited.group_by("rollout", maintain_order=True).agg(total.alias("value"))
         items = self.rollouts.select(_FACTS).join(worth, on="rollout", maintain_order="left")
         items = items.with_columns(pl.col("rollout").alias("item"), _EVERYTHING)
         past = self.history.filter(pl.col("part") == part).with_columns(_EVERYTHING)
@@ -129,6 +128,11 @@ class Comparison:
         ).join(self.rollouts.select(_FACTS).drop("group"), on="rollout", how="left", maintain_order="left")
         compared = _compare(items, past, estimator).select("item", "center", "scale", "drop")
         return valued.drop("value").join(compared, on="item", how="inner", maintain_order="left"), parts
+
+
+def _is_rewarded() -> pl.Expr:
+    """Whether a rollout's calls have any reward: a rollout that misses it is not compared, and is no 0."""
+    return pl.col("rollout_reward").first().is_not_null() | pl.col("step_reward").is_not_null().any()
 
 
 def _labeled(terms: pl.DataFrame, term: str, weight: float = 1.0) -> pl.DataFrame:

@@ -304,6 +304,23 @@ def test_a_reward_that_a_rollout_may_lack_is_compared_among_those_that_have_it()
 
 
 @pytest.mark.parametrize(
+    ("settings", "term"),
+    [({"group_over": "turns"}, "turn"), ({"group_over": "calls"}, "call"), ({"credit": "gigpo"}, "state")],
+)
+def test_a_reward_that_a_rollout_lacks_is_no_zero_among_turns_calls_and_states(
+    settings: dict[str, str], term: str
+) -> None:
+    rollouts = [
+        Rollout(0.0, [None], more={"style": (1.0, [None])}),
+        Rollout(0.0, [None], more={"style": (0.5, [None])}),
+        Rollout(1.0, [None], more={"style": (None, [None])}),
+    ]
+    terms = estimate(rollouts, reward_name="reward,style?", combine="gdpo", baseline="dr_grpo", **settings).terms
+    style = terms.filter(pl.col("reward_name") == "style", pl.col("term") == term)
+    assert style.select("rollout", "value", "center").rows() == [(0, 1.0, 0.75), (1, 0.5, 0.75)]
+
+
+@pytest.mark.parametrize(
     "settings",
     [
         {"credit": "gigpo"},
