@@ -8,6 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from trainspan_schemas.config.settings import TrainSettings
+from trainspan_schemas.errors import CheckpointError
 from trainspan_training.model.loading import hollow_model, load_config, load_model
 from trainspan_training.objective import attention
 from trainspan_training.objective.memory import estimate
@@ -59,6 +60,31 @@ def test_soft_caps_of_attention_are_applied(kind: str, tmp_path: Path) -> None:
         assert (model(TOKENS).logits - capped).abs().max() > 0.01, "PyTorch's own attention ignores the cap"
         model.set_attn_implementation("eager")
         assert torch.equal(model(TOKENS).logits, capped)
+
+
+def test_a_row_of_a_model_for_long_contexts_does_not_depend_on_the_rows_beside_it(tmp_path: Path) -> None:
+    from transformers import Phi3Config
+
+    rope: Any = {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [4.0] * 8, "rope_theta": 10000.0}
+    config = Phi3Config(
+        **{**GEMMA, "num_key_value_heads": 2}, partial_rotary_factor=1.0, pad_token_id=0, max_position_embeddings=64, original_max_position_embeddings=16,
+        rope_parameters={**rope, "original_max_position_embeddings": 16},
+    )  # fmt: skip
+    model = load_model(written(config, tmp_path)).eval()
+    with torch.no_grad():
+        alone = model(TOKENS[:, :10]).logits
+        padded = model(torch.cat([TOKENS[:, :10], torch.zeros(1, 10, dtype=torch.long)], dim=1)).logits[:, :10]
+    assert (alone - padded).abs().max() < 1e-3
+
+
+def test_rotations_that_keep_state_between_passes_are_refused(tmp_path: Path) -> None:
+    from transformers import LlamaConfig
+
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    config = LlamaConfig(**{**GEMMA, "head_dim": 16}, max_position_embeddings=16, rope_parameters=rope)
+    config.save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match="rotary embeddings of type dynamic"):
+        load_config(tmp_path)
 
 
 def test_the_scores_of_capped_attention_take_memory(tmp_path: Path) -> None:

@@ -55,9 +55,9 @@ def check_folder(folder: Path) -> Path:
 
 
 def load_config(folder: Path) -> Any:
-    """The model's configuration as it is trained: without dropout, and with an attention that applies soft caps.
+    """The model's configuration as it is trained: without dropout, with soft caps, and as vLLM rotates long contexts.
 
-    Raises CheckpointError.
+    Raises CheckpointError if it cannot be read, or if rotations depend on what else a forward pass contains.
     """
     from transformers import AutoConfig
 
@@ -68,7 +68,24 @@ def load_config(folder: Path) -> Any:
     _silence(config)
     if getattr(config.get_text_config(), "attn_logit_softcapping", None):
         config._attn_implementation = "eager"  # PyTorch's own attention ignores the cap
+    _fix_rotations(config.get_text_config(), folder)
     return config
+
+
+def _fix_rotations(text: Any, folder: Path) -> None:
+    """Makes rotary embeddings of long contexts independent of the longest row in a forward pass."""
+    found = getattr(text, "rope_parameters", None) or {}
+    for rope in [found] if "rope_type" in found else [one for one in found.values() if isinstance(one, dict)]:
+        kind = str(rope.get("rope_type"))
+        if "dynamic" in kind:
+            raise CheckpointError(
+                f"{folder} has rotary embeddings of type {kind}, which change with the longest row of a forward pass: "
+                "remove them from config.json, or choose another model"
+            )
+        if (
+            kind == "longrope"
+        ):  # vLLM uses the long factors for every row if its context is longer than the original one
+            rope["short_factor"] = rope["long_factor"]
 
 
 def _silence(config: Any) -> None:
