@@ -15,6 +15,8 @@ from trainspan_schemas.config.settings import TrainSettings
 from trainspan_schemas.errors import CheckpointError, ConfigError
 from trainspan_serving.checkpoints.adapters import read_adapter
 from trainspan_training.model.loading import load_model
+from trainspan_training.model.lora import add_adapter
+from trainspan_training.model.starting_policy import Policy
 
 
 def adapter_settings(model_dir: Path, **changes: Any) -> TrainSettings:
@@ -80,3 +82,15 @@ def test_checkpoints_of_another_kind_or_shape_are_refused_by_name(
         run(dataclasses.replace(adapter_settings(model_dir), lora_rank=8))
     with pytest.raises(ConfigError, match=r"lora_targets = 'elsewhere' do not fit the model"):
         run(adapter_settings(model_dir, lora_targets="elsewhere"), checkpoints=tmp_path / "new")
+
+
+@pytest.mark.parametrize("target", ["lm_head", "embed_tokens"])
+def test_an_adapter_of_a_matrix_that_is_head_and_embedding_is_refused(
+    target: str, model_dir: Path, tied_model_dir: Path
+) -> None:
+    """Merged, it would change both, and the result would be another model than the one that was trained."""
+    policy = Policy(model_dir, None, "base", 0, model_dir)
+    settings = adapter_settings(model_dir, lora_targets=f"q_proj,{target}")
+    add_adapter(load_model(model_dir), settings, policy)
+    with pytest.raises(ConfigError, match=rf"lora_targets = 'q_proj,{target}' adapt the output head or the embedding"):
+        add_adapter(load_model(tied_model_dir), settings, policy)

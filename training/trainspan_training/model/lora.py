@@ -67,7 +67,8 @@ class AdapterWeights:
 def add_adapter(model: Any, settings: TrainSettings, policy: Policy) -> Any:
     """The model with an adapter: that of the policy's checkpoint, or a new one that has no effect yet.
 
-    Raises ConfigError for targets that the model lacks, CheckpointError if the settings differ from the checkpoint's.
+    Raises ConfigError for targets that the model lacks or that share a matrix, CheckpointError if the settings differ from
+    the checkpoint's.
     """
     from peft import LoraConfig, get_peft_model
 
@@ -85,10 +86,23 @@ def add_adapter(model: Any, settings: TrainSettings, policy: Policy) -> Any:
         adapted = get_peft_model(model, config)
     except ValueError as error:
         raise ConfigError(f"train.lora_targets = {settings.lora_targets!r} do not fit the model: {error}") from error
+    _check_tied(adapted.get_base_model(), settings.lora_targets)
     if policy.checkpoint:
         _check_shapes(adapted, policy)
         AdapterWeights(adapted).restore(policy)
     return adapted
+
+
+def _check_tied(model: Any, targets: str | None) -> None:
+    """An adapter of one of two tied matrices cannot be merged: it would change the other one, too."""
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    if not any(hasattr(layer, "base_layer") for layer in (embedding, head)):
+        return
+    if getattr(embedding, "base_layer", embedding).weight is getattr(head, "base_layer", head).weight:
+        raise ConfigError(
+            f"train.lora_targets = {targets!r} adapt the output head or the embedding, which are one matrix in this model "
+            "(tie_word_embeddings): leave both out"
+        )
 
 
 def _check_shapes(adapted: Any, policy: Policy) -> None:
