@@ -205,6 +205,23 @@ def test_a_trainer_restarted_before_the_first_version_starts_from_the_same_model
     assert same_weights(root / "policy-000001", tmp_path / "reference" / "policy-000001")
 
 
+def test_a_trainer_killed_after_the_first_version_continues_with_the_same_state(
+    tmp_path: Path, model: Any, model_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Adam's state of version 1 is made again from the kept start, which has none."""
+    write(tmp_path, model, 0, 1)
+    root = tmp_path / "checkpoints"
+    follow(tmp_path, model_dir, 2, checkpoints="reference", keep_start=True)
+    follow(tmp_path, model_dir, 1, keep_start=True)
+    (state,) = root.glob("**/policy-000001/part-*.safetensors")
+    state.unlink()
+    caplog.clear()
+    follow(tmp_path, model_dir, 1, keep_start=True)
+    assert "repeating its steps from policy-000000" in caplog.text
+    assert "Adam starts from zero" not in caplog.text
+    assert same_weights(root / "policy-000002", tmp_path / "reference" / "policy-000002")
+
+
 def test_a_server_that_does_not_take_it_is_named_and_tried_again_by_the_same_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

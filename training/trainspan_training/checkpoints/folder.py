@@ -131,6 +131,13 @@ class Checkpoints:
         expected = int(files[0].stem.rpartition("-")[2]) if files else 0
         return files if len(files) == expected else []
 
+    def lacks_state(self, name: str) -> bool:
+        """Whether a checkpoint has no complete optimizer state, though its round made one.
+
+        The model that a run starts from, written as a checkpoint, never had one. Raises CheckpointError like `state_files`.
+        """
+        return not self.state_files(name) and CheckpointMeta.read(self.root / name).dataset_sha256 is not None
+
     def begin_tokens(self, name: str) -> Path:
         """The folder for the figures of the tokens that a checkpoint was trained on; deletes any earlier ones."""
         folder = tokens_dir(self.root, name)

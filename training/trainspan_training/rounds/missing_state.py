@@ -47,11 +47,9 @@ class MissingState:
 
 def find_missing_state(checkpoints: Checkpoints, policy: Policy, datasets: Path) -> MissingState | None:
     """The newest policy's missing state; None if it is there, or (with a warning) if its inputs are gone."""
-    if policy.checkpoint is None or checkpoints.state_files(policy.checkpoint):
+    if policy.checkpoint is None or not checkpoints.lacks_state(policy.checkpoint):
         return None
     meta = CheckpointMeta.read(policy.folder)
-    if meta.dataset_sha256 is None:  # the model that the run starts from, written as a checkpoint
-        return None
     try:
         parent = named_policy(checkpoints, meta)
     except CheckpointError as error:
@@ -61,7 +59,7 @@ def find_missing_state(checkpoints: Checkpoints, policy: Policy, datasets: Path)
     if dataset is None:
         log.warning("the optimizer state of %s cannot be recomputed: its dataset is not in %s", policy.name, datasets)
         return None
-    if parent.checkpoint and not checkpoints.state_files(parent.checkpoint):
+    if parent.checkpoint and checkpoints.lacks_state(parent.checkpoint):
         log.warning("the optimizer state of %s cannot be recomputed: its parent %s has none", policy.name, parent.name)
         return None
     return MissingState(policy, parent, dataset, meta.micro_batch_tokens)

@@ -181,7 +181,7 @@ class PolicyFiles:
         self.settle()
         name = policy.checkpoint
         files: list[Path] = self._leader.share(lambda checkpoints: checkpoints.state_files(name)) if name else []
-        if name and not files:
+        if name and self._leader.share(lambda checkpoints: checkpoints.lacks_state(name)):
             log.warning("no optimizer state of %s: Adam starts from zero", name)
         load_optimizer(self._trainer.optimizer, self._trainer.policy, files)
 
