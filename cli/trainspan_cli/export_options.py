@@ -18,7 +18,9 @@ __all__ = ["AgentOption", "FormOption", "MinRewardOption", "RoundOption", "RunOp
 RunOption = Annotated[str | None, typer.Option("--run", help="From a store: only rollouts of this run.")]
 RoundOption = Annotated[int | None, typer.Option("--round", help="From a store: only rollouts of this round.")]
 MinRewardOption = Annotated[float | None, typer.Option(help="Skip groups whose best reward is lower.")]
-AgentOption = Annotated[list[str] | None, typer.Option(help="Only this agent's calls; may be repeated.")]
+AgentOption = Annotated[
+    list[str] | None, typer.Option(help="Only this agent's calls; may be repeated [default: dataset.agents].")
+]
 FormOption = Annotated[
     str, typer.Option("--form", help="chat: recorded messages; text: the dataset's tokens, decoded exactly.")
 ]
@@ -50,6 +52,8 @@ def export_request(
     if form not in ("chat", "text"):
         raise UsageError(f"no form {form!r}: use chat or text")
     is_store = source is None or source.startswith("grpc") or Path(source).is_file()
+    if agents is None and settings.dataset.agents is not None:
+        agents = [name.strip() for name in settings.dataset.agents.split(",")]
     published = None if source is None or is_store else open_published(local_dataset(source))
     named = [source] if source is not None and is_store else []
     return ExportRequest(

@@ -44,10 +44,15 @@ class Examples:
 def kept_calls(calls: Sequence[RecordedCall], agents: frozenset[str], skipped: Counter[str]) -> list[RecordedCall]:
     selected = [call for call in calls if not agents or call.agent in agents]
     whole = [call for call in selected if call.is_whole]
-    for reason, count in (("not_selected", len(calls) - len(selected)), ("cut_off", len(selected) - len(whole))):
+    kept = [call for call in whole if call.only_text]
+    for reason, count in (
+        ("not_selected", len(calls) - len(selected)),
+        ("cut_off", len(selected) - len(whole)),
+        ("other_parts", len(whole) - len(kept)),
+    ):
         if count:
             skipped[reason] += count
-    return whole
+    return kept
 
 
 def offered_tools(call: RecordedCall) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from trainspan_processing.read.source import Selection, Source
-from trainspan_processing.text.chat_messages import ChatMessage, chat_messages, tools_of
+from trainspan_processing.text.chat_messages import ChatMessage, chat_messages, only_text, tools_of
 from trainspan_processing.text.dialects import messages_of
 from trainspan_processing.traces.message_records import read_records, with_records
 from trainspan_schemas.telemetry import keys
@@ -41,6 +41,8 @@ class RecordedCall:
     answer: list[ChatMessage] | str
     is_whole: bool
     """Whether the answer ended by itself; a truncated answer would teach the model to stop in the middle."""
+    only_text: bool = True
+    """Whether nothing was left out: an image that the model saw would be missing from its prompt."""
     tools: tuple[str, ...] = ()
     """JSON of each offered tool, with its keys in the order of the request: a chat template renders them in this order."""
 
@@ -146,5 +148,6 @@ def _recorded_call(span: MessageSpan, tools: Sequence[dict[str, Any]]) -> Record
         prompt=chat_messages(inputs),
         answer=chat_messages(outputs[:1]),
         is_whole=not (set(map(str, reasons)) & _CUT_OFF if isinstance(reasons, list) else str(reasons) in _CUT_OFF),
+        only_text=only_text([*inputs, *outputs[:1]]),
         tools=tuple(json.dumps(tool, ensure_ascii=False) for tool in tools),
     )

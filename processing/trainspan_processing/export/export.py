@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 
 import polars as pl
 
+from trainspan_processing.assembly.selection import select
 from trainspan_processing.dataset.ledger import LEDGER, DatasetLedger
 from trainspan_processing.dataset.published import Published
 from trainspan_processing.export.candidates import Examples, RewardedRollout
@@ -49,7 +50,7 @@ class ExportRequest:
     dataset: Published | None
     """Export its rollouts with their rewards; None: all complete rewarded rollouts of the stores."""
     settings: DatasetSettings
-    """Determine the rewards of a store's rollouts."""
+    """Choose a store's rollouts (`split`, `filter`, `admit`) and determine their rewards."""
     run_id: str | None = None
     round: int | None = None
     min_reward: float | None = None
@@ -107,7 +108,7 @@ def _made(
 
 def _why(examples: Examples) -> str:
     if not examples.groups:
-        return "no rollout is complete with status ok and a reward"
+        return "no rollout for training is complete with status ok and a reward"
     if examples.skipped["no_text"]:
         return _NO_TEXT
     return ", ".join(f"{reason} {count}" for reason, count in examples.skipped.most_common())
@@ -122,6 +123,7 @@ def _candidates_in(source: Source, request: ExportRequest, clock: Clock) -> list
     selection = Selection(request.run_id, request.round)
     nothing_used = DatasetLedger(pl.DataFrame(schema=LEDGER))
     traces = index_traces(source, selection, nothing_used, now_ns=clock.now_ns(), settle_s=request.settings.settle_s)
+    traces = select(source, traces, request.settings)
     # The policy server has no calls of a vendor's model: a rollout whose own span is stored has ended.
     ended = pl.col("status").is_not_null()
     known = traces.rollouts.with_columns(ended.alias("complete"), (pl.col("pending") & ~ended).alias("pending"))

@@ -7,12 +7,15 @@ from typing import Any, Final
 
 from trainspan_processing.text.dialects import Message
 
-__all__ = ["ChatMessage", "chat_messages", "same_messages", "tools_of"]
+__all__ = ["ChatMessage", "chat_messages", "only_text", "same_messages", "tools_of"]
 
 ChatMessage = dict[str, Any]
 
 _CALL_KEY: Final = re.compile(r"tool_calls\.(\d+)\.(?:tool_call\.)?(?:function\.)?(id|name|arguments)")
 _FUNCTION_KEY: Final = re.compile(r"llm\.request\.functions\.(\d+)\.(name|description|parameters)")
+_THOUGHTS: Final = ("reasoning", "thinking", "redacted_thinking")
+_KNOWN_PARTS: Final = ("text", "tool_call", *_THOUGHTS)
+_FLAT_PART: Final = re.compile(r"contents\.\d{1,3}\.message_content\.(?!text$|type$).+")
 _IDS: Final = ("id", "tool_call_id")
 
 
@@ -22,6 +25,20 @@ def chat_messages(messages: Sequence[Message]) -> list[ChatMessage]:
     Arguments of tool calls become objects if they are JSON objects. Parts that no chat template accepts (images) are left out.
     """
     return [_converted(message) for message in messages]
+
+
+def only_text(messages: Sequence[Message]) -> bool:
+    """Whether `chat_messages` leaves out nothing that a model sees: no image, no file, no other part that is no text."""
+    return not any(map(_has_other_part, messages))
+
+
+def _has_other_part(message: Message) -> bool:
+    content = message.get("content")
+    return (
+        any(isinstance(part, dict) and part.get("type") not in _KNOWN_PARTS for part in message.get("parts") or ())
+        or (isinstance(content, list) and any(not _is_text(part) for part in content))
+        or any(_FLAT_PART.fullmatch(key) for key in message)
+    )
 
 
 def same_messages(messages: Sequence[ChatMessage]) -> str:
@@ -75,10 +92,21 @@ def _converted(message: Message) -> ChatMessage:
 
 
 def _content(content: Any) -> str:
-    """The content as text; a list of content parts is joined."""
+    """The content as text; the texts of a list of content parts are joined by line feeds, as a policy server joins them."""
     if isinstance(content, list):
-        return "".join(str(part.get("text", part.get("content", ""))) for part in content if isinstance(part, dict))
+        found = (_text_of(part) for part in content if isinstance(part, dict))
+        return "\n".join(text for text in found if text is not None)
     return "" if content is None else str(content)
+
+
+def _is_text(part: Any) -> bool:
+    return isinstance(part, dict) and (part.get("type") in _THOUGHTS or _text_of(part) is not None)
+
+
+def _text_of(part: Mapping[str, Any]) -> str | None:
+    """The text of a part of type `text`, `input_text`, `output_text` or none."""
+    text = part.get("text", part.get("content"))
+    return text if isinstance(text, str) and str(part.get("type", "text")).endswith("text") else None
 
 
 def _tool_calls(message: Message, parts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

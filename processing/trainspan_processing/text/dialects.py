@@ -59,7 +59,7 @@ def plain(value: Any) -> Any:
 def _messages(item: dict[str, Any]) -> list[Message]:
     """One recorded message as messages: each of its tool results alone, with role `tool`, then what else it holds.
 
-    Text parts are joined as `content`; the other parts are kept in `parts`.
+    Text parts are joined by line feeds as `content`, as a policy server joins them; the other parts are kept in `parts`.
     """
     parts = item.get("parts")
     if not isinstance(parts, list):
@@ -71,7 +71,7 @@ def _messages(item: dict[str, Any]) -> list[Message]:
     if results and not rest:
         return made
     others = [part for part in rest if not _is(part, "text")]
-    message = {**whole, "content": "".join(str(part.get("content", "")) for part in rest if _is(part, "text"))}
+    message = {**whole, "content": "\n".join(str(part.get("content", "")) for part in rest if _is(part, "text"))}
     return [*made, {**message, "parts": others} if others else message]
 
 
@@ -105,6 +105,6 @@ def _put(message: Message, key: str, value: Any) -> None:
         calls.extend({} for _ in range(int(match[1]) + 1 - len(calls)))
         calls[int(match[1])][match[2]] = value
     elif _TEXT_PART.fullmatch(key):
-        message["content"] = message.get("content", "") + str(value)
+        message["content"] = f"{message['content']}\n{value}" if "content" in message else str(value)
     else:
         message[key] = value

@@ -65,8 +65,11 @@ TOOL_CALL = {"type": "function", "function": {"name": "add", "arguments": {"x": 
             [{"role": "assistant", "content": "4", "reasoning_content": "2+2"}],
         ),
         (
-            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image_url"}]},
-            [{"role": "user", "content": "a"}],
+            {
+                "role": "user",
+                "content": [{"type": "text", "text": "a"}, {"type": "image_url"}, {"type": "text", "text": "b"}],
+            },
+            [{"role": "user", "content": "a\nb"}],
         ),
         (
             {"role": "tool", "content": "5", "tool_call_id": "c"},

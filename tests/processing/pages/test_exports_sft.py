@@ -56,6 +56,50 @@ def test_a_vendors_answers_train_a_model_of_ones_own(
     assert "warm.jsonl exists: train on it with --data warm.jsonl" in capsys.readouterr().err
 
 
+def test_held_out_tasks_and_other_agents_are_not_exported(
+    store: str, bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rollouts are those that a dataset with these settings would have."""
+    monkeypatch.chdir(tmp_path)
+    rollout = bench.rollout("c", task="held out", stated_calls=1, split="val")
+    messages = {"gen_ai__input__messages": said("user", "3+3?"), "gen_ai__output__messages": said("assistant", "6")}
+    rollout.span("client", 1.0, 2.0, gen_ai__operation__name="chat", **messages)
+    bench.send(rollout.reward(1.0))
+    export = ["export", "sft", store, "--run", bench.run_id]
+
+    def answers(out: str) -> list[str]:
+        assert run([*export, out]) == 0
+        return sorted(json.loads(line)["completion"][0]["content"] for line in Path(out).read_text().splitlines())
+
+    assert answers("recorded.jsonl") == ["4"]
+    monkeypatch.setenv("TRAINSPAN_DATASET__SPLIT", "all")
+    assert answers("all.jsonl") == ["4", "6"]
+    monkeypatch.setenv("TRAINSPAN_DATASET__AGENTS", "someone")
+    assert run([*export, "none.jsonl"]) != 0
+
+
+def test_texts_are_joined_as_a_server_joins_them_and_images_are_counted(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    texts = [{"type": "text", "content": "first"}, {"type": "text", "content": "second"}]
+    for name, parts in (("a", texts), ("b", [*texts, {"type": "blob", "mime_type": "image/png", "content": "AA=="}])):
+        rollout = bench.rollout(name, task=name, stated_calls=1)
+        messages = {
+            "gen_ai__input__messages": json.dumps([{"role": "user", "parts": parts}]),
+            "gen_ai__output__messages": said("assistant", name),
+        }
+        rollout.span("client", 1.0, 2.0, gen_ai__operation__name="chat", **messages)
+        bench.send(rollout.reward(1.0))
+    assert run(["export", "sft", str(bench.collectors[0].store), "out.jsonl", "--run", bench.run_id]) == 0
+    (line,) = map(json.loads, Path("out.jsonl").read_text().splitlines())
+    assert line == {
+        "prompt": [{"role": "user", "content": "first\nsecond"}],
+        "completion": [{"role": "assistant", "content": "a"}],
+    }
+    assert json.loads(Path("out.jsonl.manifest.json").read_text())["skipped"] == {"other_parts": 1}
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
