@@ -222,6 +222,18 @@ def test_weights_that_moved_before_the_divergence_are_put_back(run: Run, tmp_pat
         assert result.record.logp_diff_max < 1e-4, "which saw the weights that sampled"
 
 
+def test_the_figures_of_a_broken_round_are_those_of_its_steps_that_ran(run: Run, tmp_path: Path, model: Any) -> None:
+    write_dataset(tmp_path / "dataset", sample_rollouts(model, rollouts=4))
+    (whole,) = run(dataclasses.replace(GENTLE, steps_per_round=2), checkpoints=tmp_path / "whole")
+    (broken,) = run(dataclasses.replace(GENTLE, steps_per_round=2, max_loss=1e-9))
+    assert whole.record is not None
+    assert broken.record is not None
+    assert "max_loss" in (broken.error or "")
+    assert (whole.record.steps, broken.record.steps) == (2, 1)
+    assert broken.record.trained_tokens == whole.record.tokens_by_step["trained"][0]
+    assert broken.record.tokens_by_step["forwarded"] == whole.record.tokens_by_step["forwarded"][:1]
+
+
 def test_a_last_step_that_diverges_is_noticed_before_anything_is_saved(run: Run, tmp_path: Path, model: Any) -> None:
     """With one step per round, every measurement before it is of the sampling weights."""
     write_dataset(tmp_path / "dataset", sample_rollouts(model, rollouts=4))

@@ -127,9 +127,10 @@ class RoundRecord:
 def summarize(
     steps: "Sequence[Step]", stats: "Sequence[StepStats]", settings: TrainSettings, rate: float
 ) -> dict[str, Any]:
-    """The fields derived from the plan (of all processes) and the measurements."""
+    """The fields derived from the plan (of all processes) and the measurements; of a broken round, its steps that ran."""
     from trainspan_training.objective.token_stats import TokenSums
 
+    steps = steps[: len(stats)]
     total = sum((step.sums for step in stats), TokenSums())
     first = stats[0].sums if stats else TokenSums()
     count = len(stats) or math.nan
