@@ -129,7 +129,7 @@ def rows_of(calls: pl.DataFrame, limits: CallLimits, counts: RowCounts) -> tuple
         "reason",
         token_reason(limits.newest_version, limits.max_staleness, limits.max_tokens),
         pl.when("unused").then(pl.lit("unused_choice")),
-        pl.lit(None, dtype=pl.String) if limits.keep_zero_spread else pl.col("drop"),
+        pl.when(~((pl.col("drop") == "zero_spread_group") & limits.keep_zero_spread)).then("drop"),
     )
     judged = calls.with_columns(is_unused).with_columns(reason.alias("reason"))
     is_kept = judged["reason"].is_null()

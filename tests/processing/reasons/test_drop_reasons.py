@@ -259,8 +259,10 @@ def test_groups_without_contrast_are_dropped_by_name_unless_they_are_kept_with_a
     assert built.manifest["dropped"] == {"zero_spread_group": 2, "singleton_group": 1}
     assert (built.manifest["groups_seen"], built.manifest["groups"]) == (3, 1)
     assert built.manifest["rewards"]["n"] == 5
-    kept = rows(bench.build(round_=0, out=bench.out / "all", keep_zero_spread=True))
-    assert kept.filter(kept["task_id"] != "mixed")["advantage"].to_list() == [0.0, 0.0, 0.0]
+    every = bench.build(round_=0, out=bench.out / "all", keep_zero_spread=True)
+    assert every.manifest["dropped"] == {"singleton_group": 1}
+    kept = rows(every)
+    assert kept.filter(kept["task_id"] == "same")["advantage"].to_list() == [0.0, 0.0]
 
 
 def test_a_round_in_which_nothing_differs_is_a_dataset_without_rows(bench: Bench) -> None:
