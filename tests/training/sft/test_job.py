@@ -129,6 +129,22 @@ def test_a_job_that_is_stopped_or_breaks_continues_to_the_same_weights(
     assert steps == list(range(1, whole.steps + 1))
 
 
+def test_a_job_that_is_stopped_after_its_last_step_keeps_its_last_loss(
+    fine_tuned: Callable[..., SftOutcome], tmp_path: Path
+) -> None:
+    def stop(event: Event) -> None:
+        if event["event"] == "step" and event["step"] == 6:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    stopped = fine_tuned(on_event=stop, max_steps=6)
+    assert (stopped.done, stopped.signal) == (6, signal.SIGINT)
+    fine_tuned(max_steps=6)
+    measured = [record for record in figures(tmp_path / "out") if "held_out_loss" in record]
+    manifest = json.loads((tmp_path / "out" / "sft" / "manifest.json").read_text())
+    assert manifest["held_out_loss"] == measured[-1]["held_out_loss"]
+    assert len({record["step"] for record in measured}) == len(measured), "no step is measured twice"
+
+
 @pytest.mark.slow
 def test_a_killed_job_continues_to_the_same_weights(
     fine_tuned: Callable[..., SftOutcome], tmp_path: Path, model_dir: Path

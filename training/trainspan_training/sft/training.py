@@ -89,7 +89,7 @@ class Training:
         """Yields the steps; what follows a `yield` runs when the weights have moved."""
         self._resume()
         self._on_event({"event": "start", "step": self._done, **self._figures()})
-        if not self._done:
+        if self._held_out_loss is None:
             self._evaluate()
         saved_at = time.monotonic()
         for batches in self._plan.after(self._done):
@@ -150,7 +150,8 @@ class Training:
             self._work.rewind(-1)
             return
         self._done, folder = latest
-        self._work.rewind(self._done)
+        measured = [record for record in self._work.rewind(self._done) if "held_out_loss" in record]
+        self._held_out_loss = measured[-1]["held_out_loss"] if measured else None
         policy = self._policy
         self._weights.restore(Policy(folder, folder.name, policy.base, policy.version, policy.model))
         files = sorted((folder / _OPTIMIZER).glob("part-*.safetensors"))

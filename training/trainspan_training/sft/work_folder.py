@@ -76,12 +76,13 @@ class WorkFolder:
         found = sorted(self.path.glob("step-*"))
         return (int(found[-1].name.removeprefix("step-")), found[-1]) if found else None
 
-    def rewind(self, step: int) -> None:
-        """Removes the lines of later steps from the metrics: these steps are made again."""
+    def rewind(self, step: int) -> list[dict[str, Any]]:
+        """Removes the lines of later steps from the metrics: these steps are made again. Returns the others."""
         kept = [record for record in read(self.path) if record["step"] <= step]
         temporary = self.path / f".{METRICS_FILE}"
         temporary.write_text("".join(json.dumps(record) + "\n" for record in kept))
         temporary.replace(self.metrics)
+        return kept
 
     def begin_state(self, step: int) -> Path:
         """An empty folder for the state after a step."""
