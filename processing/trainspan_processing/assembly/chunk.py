@@ -6,7 +6,6 @@ from typing import Final
 
 import polars as pl
 
-from trainspan_processing.assembly.selection import load_filter, select
 from trainspan_processing.credit.groups import first_calls, hash_answers, hash_prompts, with_groups, with_states
 from trainspan_processing.credit.plan import make_plan
 from trainspan_processing.credit.vine import state_values
@@ -15,6 +14,7 @@ from trainspan_processing.read.tokens import chunks_of_rollouts, read_tokens
 from trainspan_processing.reasons.choices import check_choices
 from trainspan_processing.reasons.drop_reasons import admitted_reasons, call_reason
 from trainspan_processing.reasons.overlong import overlong_mode
+from trainspan_processing.reasons.selection import load_filter, select
 from trainspan_processing.rewards.names import RewardName, rollout_column, step_column
 from trainspan_processing.rewards.rollout_rewards import Rewarded, load_reward, reward_rollouts
 from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY

@@ -10,7 +10,6 @@ from typing import Any, Final, Literal
 
 import polars as pl
 
-from trainspan_processing.assembly.selection import select
 from trainspan_processing.dataset.ledger import LEDGER, DatasetLedger
 from trainspan_processing.dataset.published import Published
 from trainspan_processing.export.candidates import Examples, RewardedRollout
@@ -18,6 +17,7 @@ from trainspan_processing.export.conversations import RecordedCall, read_convers
 from trainspan_processing.export.dpo import preference_pairs
 from trainspan_processing.export.sft import supervised_examples
 from trainspan_processing.read.source import Selection, Source
+from trainspan_processing.reasons.selection import select
 from trainspan_processing.rewards.rollout_rewards import reward_rollouts
 from trainspan_processing.text.token_text import Decoder
 from trainspan_processing.traces.trace_index import Clock, index_traces

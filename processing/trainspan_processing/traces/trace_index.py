@@ -48,7 +48,7 @@ class TraceIndex:
 
     calls: pl.DataFrame
     """CALLS, ordered, with `position`, `turn`, `next_index`, `agent` resolved, and `selected` and `other_policy` (all and
-    none, before assembly/selection.py)."""
+    none, before reasons/selection.py)."""
     spans: pl.DataFrame
     """SPANS."""
     evaluations: pl.DataFrame
