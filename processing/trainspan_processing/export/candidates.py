@@ -42,17 +42,16 @@ class Examples:
 
 
 def kept_calls(calls: Sequence[RecordedCall], agents: frozenset[str], skipped: Counter[str]) -> list[RecordedCall]:
-    selected = [call for call in calls if not agents or call.agent in agents]
-    whole = [call for call in selected if call.is_whole]
-    kept = [call for call in whole if call.only_text]
-    for reason, count in (
-        ("not_selected", len(calls) - len(selected)),
-        ("cut_off", len(selected) - len(whole)),
-        ("other_parts", len(whole) - len(kept)),
-    ):
-        if count:
-            skipped[reason] += count
-    return kept
+    """The calls that make examples; counts the others in `skipped`."""
+    reasons = [_why_not(call, agents) for call in calls]
+    skipped.update(reason for reason in reasons if reason)
+    return [call for call, reason in zip(calls, reasons, strict=True) if reason is None]
+
+
+def _why_not(call: RecordedCall, agents: frozenset[str]) -> str | None:
+    if agents and call.agent not in agents:
+        return "not_selected"
+    return call.flaw if call.is_whole else "cut_off"
 
 
 def offered_tools(call: RecordedCall) -> dict[str, Any]:

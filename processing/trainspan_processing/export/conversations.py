@@ -41,8 +41,8 @@ class RecordedCall:
     answer: list[ChatMessage] | str
     is_whole: bool
     """Whether the answer ended by itself; a truncated answer would teach the model to stop in the middle."""
-    only_text: bool = True
-    """Whether nothing was left out: an image that the model saw would be missing from its prompt."""
+    flaw: str | None = None
+    """Why it would not be trained as it was: `other_parts` (an image, say, that its messages lack) or `other_tokens`."""
     tools: tuple[str, ...] = ()
     """JSON of each offered tool, with its keys in the order of the request: a chat template renders them in this order."""
 
@@ -148,6 +148,6 @@ def _recorded_call(span: MessageSpan, tools: Sequence[dict[str, Any]]) -> Record
         prompt=chat_messages(inputs),
         answer=chat_messages(outputs[:1]),
         is_whole=not (set(map(str, reasons)) & _CUT_OFF if isinstance(reasons, list) else str(reasons) in _CUT_OFF),
-        only_text=only_text([*inputs, *outputs[:1]]),
+        flaw=None if only_text([*inputs, *outputs[:1]]) else "other_parts",
         tools=tuple(json.dumps(tool, ensure_ascii=False) for tool in tools),
     )

@@ -23,7 +23,7 @@ def preference_pairs(
 
     That is the first call with the same prompt and different answers. Reasons that count groups: `one_rollout`,
     `equal_rewards`, `below_min_reward` (of the best), `no_text`, `no_common_prompt`, `same_answers`. Reasons that count
-    calls: `cut_off`, `not_selected`, `other_parts` (images, files).
+    calls: `cut_off`, `not_selected`, `other_parts` (images, files), `other_tokens` (see RecordedCall).
     """
     made = Examples(groups=len(groups))
     for candidates in groups.values():

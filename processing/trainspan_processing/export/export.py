@@ -151,7 +151,7 @@ def _grouped(rollouts: pl.DataFrame) -> list[RewardedRollout]:
 
 
 def _decoded(dataset: Published, decoder: Decoder) -> dict[tuple[str, int], list[RecordedCall]]:
-    """The rows of the dataset as text: exactly the sampled tokens after exactly their prompt."""
+    """The rows of the dataset as text. Where the text is not that of the sampled tokens alone, they have a flaw."""
     said: dict[tuple[str, int], list[RecordedCall]] = {}
     columns = ["rollout_id", "attempt", "agent", "policy_name", "prompt_ids", "completion_ids", "finish_reason"]
     for rollout_id, attempt, agent, model, prompt, completion, finish in dataset.rows(columns).iter_rows():
@@ -159,7 +159,9 @@ def _decoded(dataset: Published, decoder: Decoder) -> dict[tuple[str, int], list
             raise DatasetError(
                 f"the vocabulary of {decoder.model} differs from that of the rows of {dataset.path}: name the model that sampled them"
             )
-        call = RecordedCall(agent, model, decoder.text(prompt), decoder.text(completion), finish != "length")
+        texts = decoder.text(prompt), decoder.text(completion)
+        exact = [decoder.ids(text) for text in texts] == [list(prompt), list(completion)]
+        call = RecordedCall(agent, model, *texts, finish != "length", None if exact else "other_tokens")
         said.setdefault((rollout_id, attempt), []).append(call)
     return said
 

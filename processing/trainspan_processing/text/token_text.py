@@ -35,6 +35,11 @@ class Decoder:
         decoded: str = self._tokenizer.decode(list(ids), skip_special_tokens=False)
         return decoded
 
+    def ids(self, text: str) -> list[int]:
+        """The (T,) ids of a text, special tokens among them."""
+        found: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return found
+
     def texts(self, answers: Sequence[Sequence[int]]) -> list[str]:
         """The text of each of several answers; faster than one after another."""
         decoded: list[str] = self._tokenizer.decode_batch([list(ids) for ids in answers], skip_special_tokens=False)

@@ -12,7 +12,7 @@ import pytest
 
 from tests.processing.conftest import Bench
 from tests.processing.support.recordings import FOLDER
-from tests.processing.support.traces import TestRollout
+from tests.processing.support.traces import TestRollout, chain
 from tests.support.models.byte_tokenizer import encode, make_byte_tokenizer
 from trainspan_processing.export.candidates import RewardedRollout
 from trainspan_processing.export.conversations import MessageSpan, RecordedCall, recorded_calls
@@ -346,3 +346,16 @@ def test_the_rows_of_a_dataset_are_decoded_exactly(bench: Bench, tmp_path: Path)
     assert _lines(tmp_path / "d.jsonl") == [
         {"prompt": "<|im_start|>q", "chosen": "a<|im_end|>", "rejected": "b<|im_end|>"}
     ]
+
+
+def test_an_answer_whose_text_has_other_tokens_is_left_out_and_counted(bench: Bench, tmp_path: Path) -> None:
+    """It ends within a character of two bytes, which decodes to the replacement character."""
+    model = make_byte_tokenizer(tmp_path)
+    rollout = bench.rollout("a")
+    rollout.call(0, encode(model, "q"), encode(model, "yes"))
+    rollout.call(1, encode(model, "r"), encode(model, "\u00e9")[:1])
+    bench.send(rollout.reward(1.0), chain(bench.rollout("b"), 1).reward(0.0))
+    out = tmp_path / "text.jsonl"
+    done = _export(bench, "sft", bench.build().path, out, "--form", "text", "--model", model, "--format", "json")
+    assert _lines(out) == [{"prompt": "q", "completion": "yes"}]
+    assert json.loads(done.stdout)["skipped"] == {"other_tokens": 1}
