@@ -67,10 +67,13 @@ def test_a_row_of_a_model_for_long_contexts_does_not_depend_on_the_rows_beside_i
 
     rope: Any = {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [4.0] * 8, "rope_theta": 10000.0}
     config = Phi3Config(
-        **{**GEMMA, "num_key_value_heads": 2}, partial_rotary_factor=1.0, pad_token_id=0,
-        max_position_embeddings=64, original_max_position_embeddings=16,
+        **{**GEMMA, "num_key_value_heads": 2},
+        partial_rotary_factor=1.0,
+        pad_token_id=0,
+        max_position_embeddings=64,
+        original_max_position_embeddings=16,
         rope_parameters={**rope, "original_max_position_embeddings": 16},
-    )  # fmt: skip
+    )
     model = load_model(written(config, tmp_path)).eval()
     with torch.no_grad():
         alone = model(TOKENS[:, :10]).logits
