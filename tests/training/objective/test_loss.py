@@ -137,6 +137,11 @@ def test_bfloat16_changes_loss_and_gradient_by_its_rounding_only(make_trainer: C
     assert float(torch.cosine_similarity(exact, rough, dim=0)) > 0.97
 
 
+def test_processes_with_whole_weights_hold_their_gradients_once(make_trainer: Callable[..., Any]) -> None:
+    """Otherwise DDP's buckets would be a second copy, which the memory estimate does not count."""
+    assert make_trainer().accelerator.ddp_handler.gradient_as_bucket_view
+
+
 def test_clipping_happens_on_both_sides_in_these_data(make_trainer: Callable[..., Any], double_model: Any) -> None:
     trainer = make_trainer(double=True)
     trainer.training_step(trainer.model, list(one_step(mixed_rollouts(double_model)).micro_batches))

@@ -100,6 +100,8 @@ class TransitionGRPOTrainer(GRPOTrainer):
         )
         if self.team.splits and arguments.bf16:
             compute_in_bf16(self.accelerator)
+        if self.accelerator.ddp_handler is not None:
+            self.accelerator.ddp_handler.gradient_as_bucket_view = True  # otherwise gradients exist twice
         self.remove_callback(PrinterCallback)
         self.args.report_to = []  # the callbacks are set up; TRL would also report the timings of its methods
         self.aux_loss_enabled = False  # a mixture's load balancing is a mean over a micro-batch
