@@ -18,6 +18,7 @@ from trainspan_schemas.artifacts.checkpoint import Canary, CheckpointMeta, diges
 from trainspan_schemas.config.settings import TrainSettings
 from trainspan_schemas.errors import CheckpointError, ConfigError, DatasetError, UsageError
 from trainspan_training.model.loading import load_model
+from trainspan_training.model.starting_policy import Policy
 from trainspan_training.session import TrainJob, train
 
 pytestmark = pytest.mark.usefixtures("home")
@@ -396,3 +397,14 @@ def test_what_is_missing_is_said_in_one_line(run: Run, tmp_path: Path, model_dir
         train(TrainJob(GENTLE, tmp_path, tmp_path / "c", rounds=2), lambda: None, lambda _: None)
     with pytest.raises(CheckpointError, match=r"no checkpoint in .* and no model: set"):
         train(TrainJob(GENTLE, tmp_path, tmp_path / "c"), lambda: None, lambda _: None)
+
+
+@pytest.mark.parametrize(("dtype", "loaded"), [("float32", torch.float32), (None, torch.bfloat16)])
+def test_the_reference_is_held_in_the_dtype_that_a_gpu_computes_in(
+    dtype: str | None, loaded: torch.dtype, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from trainspan_training.rounds.setup import _reference
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    policy = Policy(model_dir, None, str(model_dir), 0, model_dir)
+    assert _reference(policy, TrainSettings(dtype=dtype, kl_coef=0.1), cuda=True).dtype == loaded

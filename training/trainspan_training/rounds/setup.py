@@ -70,7 +70,7 @@ def set_up(
     output_dir = str(leader.held.root) if leader.held else "."
     rounds.trainer = TransitionGRPOTrainer(model, tokenizer, settings, rounds, output_dir, team=team)
     if settings.kl_coef and not adapted:
-        rounds.reference = _reference(policy, settings.forward).to(rounds.trainer.accelerator.device)
+        rounds.reference = _reference(policy, settings, cuda=cuda).to(rounds.trainer.accelerator.device)
     return rounds
 
 
@@ -91,8 +91,9 @@ def _load(policy: Policy, config: Any, settings: TrainSettings, team: Team, *, c
     return load_model(policy.model, frozen=settings.adapter == "lora" and halved), False
 
 
-def _reference(policy: Policy, forward: str) -> Any:
+def _reference(policy: Policy, settings: TrainSettings, *, cuda: bool) -> Any:
     """The model that the run started from, without gradients; it forwards rows in the same way as the policy."""
-    model = load_model(find_model(policy.base), frozen=True).requires_grad_(False)
-    attention.prepare(model, forward)
+    halved = compute_dtype(settings, cuda=cuda) == "bfloat16"
+    model = load_model(find_model(policy.base), frozen=halved).requires_grad_(False)
+    attention.prepare(model, settings.forward)
     return model
