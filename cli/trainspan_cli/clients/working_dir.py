@@ -15,7 +15,7 @@ from trainspan_schemas.store.roles import Role
 
 __all__ = ["kept_back"]
 
-_NEVER_COPIED: Final = (".git", ".venv", "__pycache__")
+_NEVER_COPIED: Final[tuple[str, ...]] = (".git", ".venv", "__pycache__")
 _NAMES_A_SECRET: Final = re.compile(r"(^|_)(file|key|cert|tasks)$")
 """Settings that name a file of tokens, keys or tasks."""
 _SECRET: Final = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----|\A[0-9a-f]{64}\s*\Z")
@@ -35,7 +35,8 @@ def kept_back(folder: Path, settings: Settings, named: Iterable[str | Path | Non
     """
     files = (home(), *_settings_files(settings), *(Path(name) for name in named if name))
     known = {_identity(path) for path in files} - {None}
-    found, noticed = list(_NEVER_COPIED), []
+    found: list[str] = [*_NEVER_COPIED]
+    noticed = []
     for path in _walk(folder):
         is_known = _identity(path) in known
         if is_known or _is_secret(path):
