@@ -36,7 +36,7 @@ def _said(form: str) -> dict[str, list[RecordedCall]]:
         }
     return {
         name: [
-            RecordedCall(None, None, [USER], [CALL], True, (json.dumps(TOOL),)),
+            RecordedCall(None, None, [USER], [CALL], True, tools=(json.dumps(TOOL),)),
             RecordedCall(None, None, [USER, CALL, RESULT], [{"role": "assistant", "content": answer}], True),
         ]
         for name, answer in (("good", "4"), ("bad", "5"))
