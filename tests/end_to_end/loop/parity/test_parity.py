@@ -27,6 +27,8 @@ from trainspan_cli.loop.state.reward_records import read_rewards
 from trainspan_cli.main import run as trainspan
 from trainspan_schemas.artifacts.dataset import manifest_path
 
+pytestmark = pytest.mark.timeout(1500)
+
 LOW, HIGH, NORM, STEPS, SEED = 0.8, 1.28, 1.0, 4, 0
 
 
