@@ -30,6 +30,13 @@ def test_an_object_is_valid_for_the_api(kind: dict[str, Any]) -> None:
     kubernetes_validate.validate(kind, API, strict=True)
 
 
+def test_the_validation_refuses_a_field_that_the_api_lacks() -> None:
+    service = named("Service", "collector")
+    broken = {**service, "spec": {**service["spec"], "publishNotReady": True}}
+    with pytest.raises(kubernetes_validate.ValidationError, match="publishNotReady"):
+        kubernetes_validate.validate(broken, API, strict=True)
+
+
 def test_the_pods_of_the_ray_cluster_are_valid_for_the_api() -> None:
     """The API's schemas do not have RayCluster itself."""
     cluster = named("RayCluster", "agents")

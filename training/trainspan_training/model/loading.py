@@ -82,9 +82,8 @@ def _fix_rotations(text: Any, folder: Path) -> None:
                 f"{folder} has rotary embeddings of type {kind}, which change with the longest row of a forward pass: "
                 "remove them from config.json, or choose another model"
             )
-        if (
-            kind == "longrope"
-        ):  # vLLM uses the long factors for every row if its context is longer than the original one
+        # vLLM uses the long factors for every row if its context is longer than the original one.
+        if kind == "longrope":
             rope["short_factor"] = rope["long_factor"]
 
 

@@ -67,8 +67,8 @@ class AdapterWeights:
 def add_adapter(model: Any, settings: TrainSettings, policy: Policy) -> Any:
     """The model with an adapter: that of the policy's checkpoint, or a new one that has no effect yet.
 
-    Raises ConfigError for targets that the model lacks or that share a matrix, CheckpointError if the settings differ from
-    the checkpoint's.
+    Raises ConfigError if the model lacks a target, or if a target is one of two tied matrices. Raises CheckpointError if the
+    settings are not those of the checkpoint.
     """
     from peft import LoraConfig, get_peft_model
 
