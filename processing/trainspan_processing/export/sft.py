@@ -17,7 +17,7 @@ def supervised_examples(
     """Every whole call of the best rollout of each group: {"prompt", "completion"}, and "tools" if any were offered.
 
     Among equally good rollouts, the one with the fewest calls is used. The reasons `below_min_reward` and `no_text` count
-    groups, `cut_off`, `not_selected` and `other_parts` (images, files) and `other_tokens` (see RecordedCall) count calls.
+    groups, `cut_off`, `not_selected`, `other_parts` (images, files) and `other_tokens` (see RecordedCall) count calls.
     """
     made = Examples(groups=len(groups))
     for candidates in groups.values():
