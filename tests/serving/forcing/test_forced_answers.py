@@ -51,6 +51,7 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
 def comparable(text: str) -> Any:
     """A response without ids and times. vLLM merges the tokens of a slow reader's stream into one event, so pieces are joined.
 
+    A chunk that had nothing but pieces is left out: if the reader is slow enough, all pieces come with the last chunk.
     Streams of several choices interleave as the engine runs, so choices are compared one by one.
     """
     text = anonymous(text)
@@ -60,9 +61,16 @@ def comparable(text: str) -> Any:
     frames: list[str] = []
     for line in text.splitlines():
         if line.startswith("data: {"):
-            frame = json.dumps(_without_pieces(json.loads(line.removeprefix("data: ")), "", pieces))
-            frames += [frame] if frame not in frames else []
+            value = _without_pieces(json.loads(line.removeprefix("data: ")), "", pieces)
+            frame = json.dumps(value)
+            frames += [frame] if frame not in frames and not _had_only_pieces(value) else []
     return pieces, sorted(frames)
+
+
+def _had_only_pieces(frame: dict[str, Any]) -> bool:
+    """Whether nothing but empty fields is left in each choice of an OpenAI chunk."""
+    choices = frame.get("choices", [])
+    return bool(choices) and not any(choice[key] for choice in choices for key in choice if key != "index")
 
 
 def _without_pieces(value: Any, path: str, pieces: dict[str, str]) -> Any:
