@@ -1,5 +1,6 @@
 """The stored result of a run: `results/TASK-VARIANT-seed-N.json`."""
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from evaluation.cpu_time import cpu_at, noted
 from evaluation.plans import RESULTS, Plan
 from evaluation.provenance import provenance, since
 from trainspan_cli.loop.state.run_folder import RunFolder
+from trainspan_schemas.artifacts.checkpoint import hash_weights
 from trainspan_schemas.artifacts.run_files import json_lines
 from trainspan_schemas.config.load import CONFIG_FILE
 from trainspan_schemas.home import policy_dir
@@ -21,6 +23,7 @@ __all__ = [
     "read_result",
     "read_results",
     "run_of",
+    "same_start",
     "settings_of",
     "store_result",
     "write_result",
@@ -76,6 +79,27 @@ def begin(plan: Plan) -> dict[str, Any]:
     found = json.loads(path.read_text())
     _same_settings(found["plan"], plan, f"{plan.state}: remove it or")
     return dict(found["provenance"])
+
+
+def same_start(plan: Plan) -> None:
+    """Notes the tasks and the weights that the plan's run starts from; a model that is no folder is known by its name alone.
+
+    Raises SystemExit if the state folder is of a run that started from others: they were made again since.
+    """
+    path, model = plan.state / "start.json", Path(plan.start)
+    start = {
+        "tasks": hashlib.sha256(plan.tasks.read_bytes()).hexdigest(),
+        "weights": hash_weights(model) if model.is_dir() else plan.start,
+    }
+    if not path.exists():
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text(json.dumps(start, indent=1) + "\n")
+        temporary.replace(path)
+    found = json.loads(path.read_text())
+    if other := [name for name in start if found[name] != start[name]]:
+        raise SystemExit(
+            f"evaluation: {plan.state} began with other {' and '.join(other)}, which were made again since: remove it"
+        )
 
 
 def store_result(

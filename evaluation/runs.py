@@ -10,7 +10,7 @@ from evaluation.cpu_time import CpuMeter
 from evaluation.environments import prepare
 from evaluation.models import continued, make_untrained, rejection_sampled, warm_started
 from evaluation.plans import ROOT, Plan
-from evaluation.results import begin, read_result, run_of, store_result
+from evaluation.results import begin, read_result, run_of, same_start, store_result
 from trainspan_cli.loop.state.run_folder import RunFolder
 
 __all__ = ["carry_out"]
@@ -41,9 +41,10 @@ def carry_out(plan: Plan, *, keep: bool = False) -> dict[str, object]:
 
 
 def _model(plan: Plan) -> str:
-    """Returns the model that the loop starts from."""
+    """Returns the model that the loop starts from. Raises SystemExit if the run began from another start model."""
     if plan.warm_steps:
         warm_started(plan)
+    same_start(plan)
     if plan.control == "sft":
         return str(continued(plan))
     if plan.control == "rejection":

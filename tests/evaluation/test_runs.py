@@ -19,7 +19,7 @@ from evaluation.cpu_time import CpuMeter, cpu_at, cpu_seconds, noted
 from evaluation.models import continued, make_untrained, rejection_sampled, steps_for, warm_started, with_success
 from evaluation.plans import CONTROLS, EXAMPLES, ROOT, SCRATCH, TASKS, Plan, default_model, folder_of, pins_of
 from evaluation.report import draw_training, is_separate, points, runs_table, section_of, smoothed_rewards, write_report
-from evaluation.results import begin, evaluations, read_results, store_result
+from evaluation.results import begin, evaluations, read_results, same_start, store_result
 from evaluation.runs import carry_out
 from trainspan_cli.loop.state.run_folder import RunFolder
 from trainspan_schemas.agents.functions import is_function_name
@@ -272,6 +272,28 @@ def test_a_state_folder_of_other_settings_is_not_taken_for_the_run(folders: Path
         ):
             carry_out(other)
     assert not list(folders.glob("*.json"))
+
+
+def test_a_state_folder_that_began_with_other_tasks_or_weights_is_not_taken_for_the_run(tmp_path: Path) -> None:
+    plan = Plan("math", 0, str(tmp_path / "model"), name="tried")
+    for path, content in (
+        (plan.tasks, "one"),
+        (tmp_path / "model" / "model.safetensors", "one"),
+        (plan.state / "x", ""),
+    ):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    same_start(plan)
+    same_start(plan)
+    plan.tasks.write_text("two")
+    with pytest.raises(
+        SystemExit, match=r"tried/seed-0 began with other tasks, which were made again since: remove it"
+    ):
+        same_start(plan)
+    plan.tasks.write_text("one")
+    (tmp_path / "model" / "model.safetensors").write_text("two")
+    with pytest.raises(SystemExit, match="began with other weights"):
+        same_start(plan)
 
 
 def test_code_that_changed_during_a_run_is_said_in_its_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
