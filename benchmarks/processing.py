@@ -219,8 +219,8 @@ def _frames(source: Source, clock: Clock, out: Path) -> int:
         ledger = read_ledger(out)
         files = LocalFiles(Path(folder))
         assembly = assemble(OneProcess(), source, Selection("bench"), DatasetSettings(), ledger, clock, files)
-        chunks = (chunk for file in assembly.files() for chunk in file.chunks(assembly.folder))
-        made = make_rows(source, chunks, assembly.limits, RowCounts())
+        chunks = (chunk for file in assembly.files() for chunk in file.chunks(source, assembly.folder))
+        made = make_rows(chunks, assembly.limits, RowCounts())
         return sum(rows.height for rows, _ in made)
 
 

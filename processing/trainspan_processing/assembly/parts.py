@@ -8,15 +8,16 @@ import numpy as np
 import polars as pl
 
 from trainspan_processing.assembly.rows import ROW_ORDER, CallLimits, RowCounts, make_rows
+from trainspan_processing.assembly.shuffle import CHUNK, Shuffle
 from trainspan_processing.assembly.spill import read_spilled
 from trainspan_processing.credit.advantages import with_credit
 from trainspan_processing.dataset.files import Files
 from trainspan_processing.dataset.parquet import FileEntry, write_part
 from trainspan_processing.read.source import Source
-from trainspan_processing.read.tokens import chunk_number
+from trainspan_processing.read.tokens import chunk_number, token_batches
 from trainspan_processing.reasons.reason_counts import REASON_COUNTS, count_reasons
 from trainspan_processing.reasons.reason_examples import first_examples
-from trainspan_processing.tables import compact, empty
+from trainspan_processing.tables import SPAN_KEY, TOKENS, compact, empty
 
 __all__ = ["PartPlan", "WritePart", "WrittenPart", "plan_parts"]
 
@@ -33,27 +34,43 @@ class PartPlan:
     advantages: pl.DataFrame
     """rollout, position, return, advantage and drop of their calls."""
 
-    def chunks(self, folder: Files) -> Iterator[tuple[pl.DataFrame, pl.DataFrame]]:
-        """Yields the sound calls with their credit, in the order of datasets, and TOKENS of client-only calls.
+    def chunks(self, source: Source, folder: Files) -> Iterator[tuple[pl.DataFrame, pl.DataFrame]]:
+        """Yields the sound calls with their credit, in the order of datasets, and their TOKENS.
 
         `folder` has the spilled calls of each part. Raises DatasetError if they are not there.
+
+        Calls and tokens are read in the order of the stores, once for the whole file: a chunk's rollouts can be anywhere in a
+        store, and a read for each chunk would pass over all that lies between them.
         """
-        parts: dict[int, tuple[pl.DataFrame, pl.DataFrame]] = {}
-        for chunk in self.rollouts.partition_by("chunk", maintain_order=True):
-            needed = chunk["part"].unique(maintain_order=True).to_list()
-            parts = {part: held for part, held in parts.items() if part in needed}  # before more are read
-            for part in needed:
-                parts[part] = parts.get(part) or read_spilled(folder, part)
-            calls = [
-                parts[part][0].join(chunk.filter(pl.col("part") == part).drop("part", "chunk"), on="in_part")
-                for part in needed
-            ]
-            advantages = self.advantages.join(chunk.select("rollout"), on="rollout", how="semi")
-            credited = with_credit(pl.concat(calls).drop("in_part"), advantages)
-            yield (
-                credited.sort("place", "position").drop("place"),
-                pl.concat(parts[part][1] for part in needed),
-            )
+        chunks = self.rollouts[CHUNK].unique(maintain_order=True).to_list()
+        with folder.passing() as calls_folder, folder.passing() as tokens_folder:
+            is_small = len(chunks) < 2
+            calls, tokens = Shuffle(None if is_small else calls_folder), Shuffle(None if is_small else tokens_folder)
+            places = [self._divide(folder, part, calls, tokens) for part in self.rollouts["part"].unique().sort()]
+            if places:
+                stored = pl.concat(places)
+                chunk_of = stored.select(*SPAN_KEY, CHUNK)
+                for batch in token_batches(source, stored):
+                    tokens.add(batch.join(chunk_of, on=SPAN_KEY))
+                del places, stored, chunk_of
+            for chunk in chunks:
+                own = self.rollouts.filter(pl.col(CHUNK) == chunk).select("rollout")
+                advantages = self.advantages.join(own, on="rollout", how="semi")
+                credited = with_credit(pl.concat(calls.take(chunk)), advantages)
+                yield (
+                    credited.sort("place", "position").drop("place"),
+                    pl.concat([empty(TOKENS), *tokens.take(chunk)]),
+                )
+
+    def _divide(self, folder: Files, part: int, calls: Shuffle, tokens: Shuffle) -> pl.DataFrame:
+        """Adds the file's calls of a part, and TOKENS of the client-only ones; where the tokens of its calls are stored."""
+        own = self.rollouts.filter(pl.col("part") == part).drop("part")
+        spilled, answers = read_spilled(folder, part)
+        found = spilled.join(own, on="in_part").drop("in_part")
+        calls.add(found)
+        places = compact(found.select(*SPAN_KEY, "store", "seq", "constrained", CHUNK))
+        tokens.add(answers.join(places.select(*SPAN_KEY, CHUNK), on=SPAN_KEY))
+        return places
 
 
 def plan_parts(compared: pl.DataFrame, advantages: pl.DataFrame) -> Iterator[PartPlan]:
@@ -102,7 +119,7 @@ class WrittenPart:
 
 @dataclass(frozen=True, slots=True)
 class WritePart:
-    """Reads the tokens of one file chunk by chunk, and writes it."""
+    """Reads the tokens of one file, and writes its rows chunk by chunk."""
 
     limits: CallLimits
     calls: Files
@@ -114,7 +131,7 @@ class WritePart:
         counts, reason_counts, examples = RowCounts(), [empty(REASON_COUNTS)], [first_examples()]
 
         def frames() -> Iterator[pl.DataFrame]:
-            for rows, judged in make_rows(source, plan.chunks(self.calls), self.limits, counts):
+            for rows, judged in make_rows(plan.chunks(source, self.calls), self.limits, counts):
                 reason_counts.append(compact(count_reasons(judged)))
                 examples[0] = first_examples(examples[0], judged)
                 del judged

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from trainspan_processing.merging.lineage import trace_lineage
 from trainspan_processing.merging.merge_failures import MergeFailures
-from trainspan_processing.read.source import Source
-from trainspan_processing.read.tokens import Tokens, read_tokens
+from trainspan_processing.read.tokens import Tokens
 from trainspan_processing.reasons.choices import check_choices, unused
 from trainspan_processing.reasons.drop_reasons import token_reason
 from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY
@@ -103,23 +102,22 @@ def newest_version(calls: pl.DataFrame) -> int | None:
 
 
 def make_rows(
-    source: Source,
     chunks: Iterable[tuple[pl.DataFrame, pl.DataFrame]],
     limits: CallLimits,
     counts: RowCounts,
 ) -> Iterator[tuple[pl.DataFrame, pl.DataFrame]]:
     """Yields (rows with COLUMNS, the calls with their final `reason`) for each chunk of calls without a drop reason so far.
 
-    A chunk is (calls, answers): CALLS of whole rollouts, in the order of rows, with `rollout` (their number), turn, group_id,
-    reason, reward, return, advantage and `drop`; and TOKENS of client-only calls.
+    A chunk is (calls, tokens): CALLS of whole rollouts, in the order of rows, with `rollout` (their number), turn, group_id,
+    reason, reward, return, advantage and `drop`; and their TOKENS in any order.
     """
-    for calls, answers in chunks:
-        # No variable keeps tokens alive here while the next ones are read.
-        yield rows_of(_with_tokens(calls, read_tokens(source, calls, answers=answers)), limits, counts)
-
-
-def _with_tokens(calls: pl.DataFrame, payload: pl.DataFrame) -> pl.DataFrame:
-    return calls.join(payload, on=SPAN_KEY, how="left", maintain_order="left")
+    for calls, tokens in chunks:
+        with_tokens = calls.join(tokens, on=SPAN_KEY, how="left", maintain_order="left")
+        del calls, tokens  # before the next ones are read
+        made = rows_of(with_tokens, limits, counts)
+        del with_tokens
+        yield made
+        del made
 
 
 def rows_of(calls: pl.DataFrame, limits: CallLimits, counts: RowCounts) -> tuple[pl.DataFrame, pl.DataFrame]:

@@ -26,6 +26,10 @@ class Files(Protocol):
         """The file as a local one, for the block. Raises DatasetError if it is not there."""
         ...
 
+    def passing(self) -> AbstractContextManager[Path]:
+        """An empty local folder, for the block."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class LocalFiles:
@@ -54,6 +58,10 @@ class LocalFiles:
         if not path.is_file():
             raise self._not_shared()
         yield path
+
+    def passing(self) -> AbstractContextManager[Path]:
+        """See Files. It is in the same folder, which has room for a dataset and is removed with all that killed tasks left."""
+        return _temporary_folder(self.unfinished or self.folder)
 
     def _not_shared(self) -> DatasetError:
         """The error of a node that lacks files of the dataset."""
@@ -85,7 +93,17 @@ class RemoteFiles:
             self.objects.download(name, path)
             yield path
 
+    def passing(self) -> AbstractContextManager[Path]:
+        """See Files."""
+        return _temporary_folder(self.local)
+
     @contextmanager
     def _temporary(self, name: str) -> Iterator[Path]:
-        with tempfile.TemporaryDirectory(prefix="trainspan-", dir=self.local) as folder:
-            yield Path(folder) / name
+        with self.passing() as folder:
+            yield folder / name
+
+
+@contextmanager
+def _temporary_folder(parent: Path | None) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="trainspan-", dir=parent) as folder:
+        yield Path(folder)

@@ -18,6 +18,7 @@ _LARGEST_CHUNK: Final = 147_456
 
 _IDENTITY: Final = ["run_id", "round", "task_id"]
 _KEY: Final = [*ROLLOUT_KEY, "trace_id", *_IDENTITY]
+_PLACE: Final = ["store", "first_seq"]
 _HOLDINGS: Final[Schema] = {
     "rollout_id": pl.String,
     "attempt": pl.Int32,
@@ -37,8 +38,8 @@ class Inventory:
     """The rollouts of a selection, with their sizes."""
 
     holdings: pl.DataFrame
-    """rollout_id, attempt, trace_id, run_id, round, task_id, `calls` and other `spans` (u32), `is_late` (whether all of it came after
-    the selection's places): one row per trace and identity."""
+    """rollout_id, attempt, trace_id, run_id, round, task_id, `calls` and other `spans` (u32), `store` and `first_seq` of the first of
+    them, `is_late` (whether all of it came after the selection's places): one row per trace and identity."""
 
     def calls_of(self, rollouts: pl.DataFrame) -> pl.DataFrame:
         """rollout_id, attempt and the number of `calls` (u32) of each of `rollouts`."""
@@ -77,14 +78,17 @@ class Inventory:
         return self.holdings.group_by("rollout_id").agg(items)
 
     def chunks(self) -> list[list[str]]:
-        """Rollout ids, in the order of datasets, in chunks of about `spans_per_chunk` spans.
+        """Rollout ids by run and round, in chunks of about `spans_per_chunk` spans that lie near each other in the stores.
 
         Rollouts that share a trace stay together, since a call's ancestors may be part of another rollout.
         """
         sized = self.holdings.group_by("rollout_id").agg(
-            pl.col(*_IDENTITY).drop_nulls().first(), (pl.col("calls").sum() + pl.col("spans").sum()).alias("size")
+            pl.col("run_id", "round").drop_nulls().first(),
+            pl.col(*_PLACE).min(),
+            (pl.col("calls").sum() + pl.col("spans").sum()).alias("size"),
         )
-        sized = sized.join(_related(self.holdings), on="rollout_id").sort(*_IDENTITY, "rollout_id")
+        order = ["run_id", "round", *_PLACE, "rollout_id"]
+        sized = sized.join(_related(self.holdings), on="rollout_id").sort(order)
         sized = sized.with_columns((pl.col("size").cum_sum() - pl.col("size")).alias("before"))
         limit = spans_per_chunk(int(sized["size"].sum()))
         chunk = (pl.col("before").first().over("relation") // limit).alias("chunk")
@@ -110,6 +114,7 @@ def take_inventory(source: Source, selection: Selection) -> Inventory:
     place = pl.col("store").replace_strict(dict(enumerate(selection.since_seq or ())), default=0, return_dtype=pl.Int64)
     counted = shown.group_by(_KEY, maintain_order=True).agg(
         pl.col("calls", "spans").sum(),
+        pl.col(*_PLACE).min(),
         (pl.col("first_seq") > place).all().alias("is_late"),
     )
     return Inventory(compact(counted))

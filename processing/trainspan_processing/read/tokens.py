@@ -12,7 +12,7 @@ from trainspan_processing.read.source import Source
 from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY, TOKENS, Schema, empty
 from trainspan_schemas.telemetry import keys
 
-__all__ = ["Tokens", "chunk_number", "chunks_of_rollouts", "read_tokens"]
+__all__ = ["Tokens", "chunk_number", "chunks_of_rollouts", "read_tokens", "token_batches"]
 
 CALLS_PER_CHUNK: Final = 8_192
 TOKENS_PER_CHUNK: Final = 8_388_608
@@ -86,25 +86,31 @@ def chunks_of_rollouts(calls: pl.DataFrame) -> Iterator[pl.DataFrame]:
 def read_tokens(
     source: Source, calls: pl.DataFrame, columns: Sequence[str] = tuple(TOKENS), answers: pl.DataFrame | None = None
 ) -> pl.DataFrame:
-    """TOKENS (its `columns`) of `calls` (with `store`, `seq`, `constrained`); `answers` holds TOKENS of client-only calls.
+    """TOKENS (its `columns`) of `calls` (with `store`, `seq`, `constrained`); `answers` holds TOKENS of client-only calls."""
+    frames = [empty({name: TOKENS[name] for name in columns})]
+    if answers is not None and answers.height:
+        frames.append(answers.join(calls.select(SPAN_KEY), on=SPAN_KEY, how="semi").select(*columns))
+    return pl.concat([*frames, *token_batches(source, calls, columns)])
+
+
+def token_batches(
+    source: Source, calls: pl.DataFrame, columns: Sequence[str] = tuple(TOKENS)
+) -> Iterator[pl.DataFrame]:
+    """TOKENS (its `columns`) of the stored ones of `calls` (with `store`, `seq`, `constrained`), about in the stores' order.
 
     The facts of calls, which hold constraints, are read only of those that may be constrained: the others have none.
     """
     schema = {name: TOKENS[name] for name in columns}
     numbers, texts = ({name: key for name, key in of.items() if name in schema} for of in (_NUMBERS, _TEXTS))
     facts = {*numbers, *texts}
-    frames = [empty(schema)]
-    if answers is not None and answers.height:
-        frames.append(answers.join(calls.select(SPAN_KEY), on=SPAN_KEY, how="semi").select(*schema))
+    asked = [name for name in columns if name not in facts]
+    absent = [pl.lit(None, dtype=schema[name]).alias(name) for name in sorted(facts)]
+    is_free = ~pl.col("constrained").fill_null(value=True) if facts else pl.lit(value=True)
     for (store,), part in calls.drop_nulls("seq").partition_by("store", as_dict=True).items():
-        asked = [name for name in columns if name not in facts]
-        is_free = ~pl.col("constrained").fill_null(value=True) if facts else pl.lit(value=True)
-        absent = [pl.lit(None, dtype=schema[name]).alias(name) for name in sorted(facts)]
-        plain = source.tokens(int(str(store)), _seqs(part.filter(is_free)), asked)
-        frames += [_cast(batch.with_columns(absent), schema) for batch in plain]
-        bound = source.tokens(int(str(store)), _seqs(part.filter(~is_free)), [*asked, "call_facts"])
-        frames += [_cast(with_facts(batch, numbers=numbers, booleans={}, texts=texts), schema) for batch in bound]
-    return pl.concat(frames)
+        for batch in source.tokens(int(str(store)), _seqs(part.filter(is_free)), asked):
+            yield _cast(batch.with_columns(absent), schema)
+        for batch in source.tokens(int(str(store)), _seqs(part.filter(~is_free)), [*asked, "call_facts"]):
+            yield _cast(with_facts(batch, numbers=numbers, booleans={}, texts=texts), schema)
 
 
 def _seqs(calls: pl.DataFrame) -> list[int]:

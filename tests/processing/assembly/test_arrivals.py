@@ -69,8 +69,8 @@ def _dataset(source: Source) -> pl.DataFrame:
             _CLOCK,
             LocalFiles(Path(folder)),
         )
-        chunks = (chunk for file in made.files() for chunk in file.chunks(made.folder))
-        return pl.concat([rows for rows, _ in make_rows(source, chunks, made.limits, counts)])
+        chunks = (chunk for file in made.files() for chunk in file.chunks(source, made.folder))
+        return pl.concat([rows for rows, _ in make_rows(chunks, made.limits, counts)])
 
 
 def _workload() -> list[TestRollout]:

@@ -163,6 +163,8 @@ def test_traces_link_rollouts_over_any_number_of_steps() -> None:
         pl.lit(0, dtype=pl.Int32).alias("attempt"),
         *(pl.lit(None, dtype=pl.String).alias(name) for name in ("run_id", "round", "task_id")),
         *(pl.lit(inventory.spans_per_chunk(0), dtype=pl.UInt32).alias(name) for name in ("calls", "spans")),
+        pl.lit(0, dtype=pl.UInt8).alias("store"),
+        pl.int_range(pl.len()).alias("first_seq"),
     )
     assert Inventory(holdings).chunks() == [["a", "b", "c", "d"], ["e"]]
 
