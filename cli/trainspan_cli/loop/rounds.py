@@ -53,8 +53,9 @@ class Loop:
         try:
             self._services.start()
             done = {record["round"] for record in folder.records() if record["kind"] == "round"}
-            self._validation.run(0, loop.eval_tasks, probe=True)
-            self._trials.begin()
+            self._sampler.open()
+            self._sampler.between_rounds(self._validation.run, 0, loop.eval_tasks, probe=True)
+            self._sampler.alongside(self._trials.begin)
             self._recorded_at = time.monotonic()
             round_, ended = 0, stop_reason(loop, folder.records(), 0)
             while ended is None:

@@ -48,10 +48,8 @@ class LiveSampler:
         """Whether a store did not answer last time."""
         self._began = time.monotonic()
 
-    def begin(self, round_: int) -> None:
+    def open(self) -> None:
         """Notes where the stores are when the run begins."""
-        if self._marks:
-            return
         self._screen.note("no [loop] target: learning from the agents that others run")
         known = self._folder.read(STATE)
         now = dict(zip(self._stages.stores, self._stages.last_places(), strict=True))
@@ -60,6 +58,9 @@ class LiveSampler:
         self._counted = tuple(counted[store] for store in now)
         self._began = time.monotonic()
         self._keep()
+
+    def begin(self, round_: int) -> None:
+        """Does nothing: the agents run anyway."""
 
     def take(self, round_: int) -> SampledRound:
         """Waits for rewards, and builds the dataset of all rollouts that have one."""
@@ -91,8 +92,7 @@ class LiveSampler:
         return self.alongside(work, *args, **kwargs)
 
     def alongside(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Does `work`, whose rewards do not count towards the next round."""
-        self._count()
+        """Does `work`, whose rewards do not count towards the next round; nor do those of an interrupted loop's work."""
         place = self._counted
         result = work(*args, **kwargs)
         self._count()

@@ -41,6 +41,9 @@ class RoundSampler:
         """Rounds whose rollouts began, in this process or an earlier one, and that were not taken yet."""
         self._newest = 0
 
+    def open(self) -> None:
+        """Does nothing: rollouts begin with the first round."""
+
     def begin(self, round_: int) -> None:
         """Queues the rollouts of all rounds up to `overlap` after this one, except those on record."""
         loop = self._settings.loop

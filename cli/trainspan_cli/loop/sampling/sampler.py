@@ -46,6 +46,10 @@ class Sampler(Protocol):
     Methods raise what the stages raise.
     """
 
+    def open(self) -> None:
+        """Begins, once the services run and before anything else is called; also in a resumed run."""
+        ...
+
     def begin(self, round_: int) -> None:
         """Starts whatever may run before this round is trained."""
         ...

@@ -58,6 +58,9 @@ class StreamSampler:
         self._cut_at = time.monotonic()
         self._sampled_tokens = 0
 
+    def open(self) -> None:
+        """Does nothing: rollouts begin with the first round."""
+
     def begin(self, round_: int) -> None:
         """Starts a runner unless one is in progress."""
         if self._segment is not None:

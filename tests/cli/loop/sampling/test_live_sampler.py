@@ -27,6 +27,8 @@ class PlannedStages:
     def __init__(self, plan: list[int | None]) -> None:
         self._plan: Iterator[int | None] = iter(plan)
         self.asked = 0
+        self.validated_since = 0
+        self.of_validation = 0
 
     def last_places(self) -> Places:
         return (0,)
@@ -36,6 +38,10 @@ class PlannedStages:
         if (count := next(self._plan)) is None:
             raise StoreError("no connection")
         return count, (since[0] + count,)
+
+    def validation_rewards(self, since: Places) -> int:
+        assert since == (self.validated_since,)
+        return self.of_validation
 
     def has_dataset(self, round_: int) -> bool:
         return False
@@ -67,6 +73,22 @@ def test_a_round_is_cut_at_enough_rewards_or_late_but_not_while_a_store_is_away(
     settings = Settings(loop=LoopSettings(live_rewards=wanted, live_wait_s=wait_s))
     stages: Any = PlannedStages(plan)
     sampler = LiveSampler(settings, stages, RunFolder.create({}), Screen(Console(file=io.StringIO()), "run"))
+    sampler.open()
     sampler.begin(1)
     assert sampler.take(1).nothing == {None: {"nothing_to_train": "planned"}}
     assert stages.asked == asked
+
+
+def test_rewards_of_a_validation_do_not_count_even_if_rounds_are_on_record_or_it_was_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRAINSPAN_HOME", str(tmp_path))
+    folder = RunFolder.create({})
+    folder.write("live.json", {"since": {"spans.duckdb": 3}, "counted": {"spans.duckdb": 5}})
+    stages: Any = PlannedStages([7, 3])
+    stages.validated_since, stages.of_validation = 5, 6
+    settings = Settings(loop=LoopSettings(live_rewards=4))
+    sampler = LiveSampler(settings, stages, folder, Screen(Console(file=io.StringIO()), "run"))
+    sampler.open()
+    assert sampler.between_rounds(lambda: "validated") == "validated"
+    assert sampler.take(6).rollout == {"new_rewards": 4}, "one of 7, and three more"
