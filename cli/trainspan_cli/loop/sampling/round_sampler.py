@@ -1,6 +1,7 @@
 """The rollouts of rounds and their datasets, ahead of training."""
 
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -23,8 +24,9 @@ R = TypeVar("R")
 class RoundSampler:
     """Collects the rollouts of rounds in order, one round at a time, and builds their datasets meanwhile.
 
-    The trainer takes a dataset as soon as it is there. A validation or a trial needs the policy of its round, so the dataset
-    of the round after it is built only once that is done: until then, the trainer has nothing to swap in.
+    The trainer takes a dataset as soon as it is there, so datasets are built in the order of rounds. A validation or a trial
+    needs the policy of its round, so no dataset of a later round is built before that is done: until then, the trainer has
+    nothing to swap in.
     """
 
     def __init__(self, settings: Settings, tasks: TaskPool, stages: Stages, folder: RunFolder, screen: Screen) -> None:
@@ -36,7 +38,10 @@ class RoundSampler:
         self._collecting = ThreadPoolExecutor(1, "collecting")
         self._building = ThreadPoolExecutor(1, "building")
         self._collected: dict[int, Future[Collected | None]] = {}
+        self._unbuilt: deque[int] = deque()
+        """Rounds whose rollouts are queued and whose datasets are not."""
         self._built: dict[int, Future[SampledRound]] = {}
+        self._last_built: Future[SampledRound] | None = None
         self._begun: set[int] = set()
         """Rounds whose rollouts began, in this process or an earlier one, and that were not taken yet."""
         self._newest = 0
@@ -45,7 +50,10 @@ class RoundSampler:
         """Does nothing: rollouts begin with the first round."""
 
     def begin(self, round_: int) -> None:
-        """Queues the rollouts of all rounds up to `overlap` after this one, except those on record."""
+        """Queues the rollouts of all rounds up to `overlap` after this one, and the datasets that may be built; none on record.
+
+        Everything before this round is done.
+        """
         loop = self._settings.loop
         done = {record["round"] for record in self._folder.records() if record["kind"] == "round"}
         for next_ in range(self._newest + 1, min(round_ + loop.overlap, loop.rounds) + 1):
@@ -53,13 +61,15 @@ class RoundSampler:
             if next_ in done:
                 continue
             self._collected[next_] = self._collecting.submit(self._collect, next_)
-            if is_built_early(loop, next_):
-                self._built[next_] = self._building.submit(self._build, next_)
+            self._unbuilt.append(next_)
+        while self._unbuilt and (self._unbuilt[0] <= round_ or is_built_early(loop, self._unbuilt[0])):
+            next_ = self._unbuilt.popleft()
+            self._last_built = self._building.submit(self._build, next_, self._last_built)
+            self._built[next_] = self._last_built
 
     def take(self, round_: int) -> SampledRound:
         """Waits for the round's rollouts and dataset. Raises what the stages raise."""
-        built = self._built.pop(round_, None)
-        sampled = built.result() if built else self._build(round_)
+        sampled = self._built.pop(round_).result()
         self._begun.discard(round_)
         return sampled
 
@@ -122,7 +132,10 @@ class RoundSampler:
         self._screen.collecting("", round_)
         return collected
 
-    def _build(self, round_: int) -> SampledRound:
+    def _build(self, round_: int, before: Future[SampledRound] | None) -> SampledRound:
+        """Raises the error of the dataset before, too: a later one would be trained first."""
+        if before is not None:
+            before.result()
         collected = self._collected.pop(round_).result()
         began = time.monotonic()
         are_stored = collected is not None and collected.is_stored

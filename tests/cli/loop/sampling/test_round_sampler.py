@@ -42,6 +42,9 @@ class RecordedStages:
         self.events: list[str] = []
         self.slow: dict[int, threading.Event] = {}
         self.nothing: set[int] = set()
+        self.broken: set[int] = set()
+        """Rounds whose dataset fails."""
+        self.slow_datasets: set[int] = set()
         self._stopped = threading.Event()
 
     def collect(self, tasks: Path, round_: int, split: str, n: int) -> Collected:
@@ -68,6 +71,10 @@ class RecordedStages:
         if self.has_dataset(round_):
             return {}
         assert are_stored
+        if round_ in self.broken:
+            raise ProcessError("dataset failed")
+        if round_ in self.slow_datasets:
+            time.sleep(0.1)
         self.events.append(f"dataset {round_}")
         if round_ in self.nothing:
             return {None: {"nothing_to_train": "equal rewards"}}
@@ -150,6 +157,40 @@ def test_a_validation_comes_between_rounds_and_before_the_next_dataset(world: Wo
     events = stages.events
     assert events.index("collected 3") < events.index("validation") < events.index("dataset 3")
     assert events.index("validation") < events.index("collect 4")
+
+
+@pytest.mark.parametrize("overlap", [0, 1, 2])
+@pytest.mark.parametrize("eval_every", [0, 1, 2, 3])
+def test_datasets_are_built_in_order_and_none_of_a_later_round_before_a_validation(
+    world: World, overlap: int, eval_every: int
+) -> None:
+    loop = LoopSettings(rounds=8, eval_every=eval_every, overlap=overlap)
+    world.settings = dataclasses.replace(world.settings, loop=loop)
+    sampler, stages = world.start()
+    stages.slow_datasets = {1, 3, 5}
+    order: list[str] = []
+    for round_ in range(1, 9):
+        order.append(f"dataset {round_}")
+        sampler.begin(round_)
+        sampler.take(round_)
+        world.record(round_)
+        if is_followed_by_validation(loop, round_):
+            order.append(f"validation {round_}")
+            sampler.between_rounds(stages.events.append, order[-1])
+    assert [event for event in stages.events if not event.startswith("collect")] == order
+
+
+def test_no_dataset_is_built_after_one_that_failed(world: World) -> None:
+    world.settings = dataclasses.replace(world.settings, loop=LoopSettings(rounds=9, eval_every=0, overlap=2))
+    sampler, stages = world.start()
+    stages.broken = {2}
+    sampler.begin(1)
+    sampler.take(1)
+    until(stages, "collected 3")
+    for round_ in (2, 3):
+        with pytest.raises(ProcessError, match="dataset failed"):
+            sampler.take(round_)
+    assert "dataset 3" not in stages.events
 
 
 def test_a_round_with_nothing_to_train_says_why(world: World) -> None:
