@@ -11,7 +11,7 @@ from typing import Final, ParamSpec, TypeVar
 from trainspan_cli.loop.processes.screen import Screen
 from trainspan_cli.loop.processes.stages import Collected, Stages
 from trainspan_cli.loop.sampling.sampler import SampledRound, is_followed_by_validation
-from trainspan_cli.loop.sampling.task_feed import STATE, TaskFeed, drawn_tasks
+from trainspan_cli.loop.sampling.task_feed import TaskFeed, drawn_tasks, draws
 from trainspan_cli.loop.state.run_folder import RunFolder
 from trainspan_cli.loop.state.task_pool import TaskPool
 from trainspan_rollouts.run_ledger import ledger_files
@@ -22,6 +22,7 @@ __all__ = ["StreamSampler"]
 P = ParamSpec("P")
 R = TypeVar("R")
 
+STATE = "batches.json"
 _LOOK_S: Final = 0.5
 _MARGIN_S: Final = 60.0
 
@@ -71,7 +72,7 @@ class StreamSampler:
         self._cut_at, self._sampled_tokens = time.monotonic(), self._stages.sampled_tokens()
         began_ns = time.time_ns()
         # Its ledger has the number of its first draw, so that no ledger is written twice.
-        first = int(self._folder.read(STATE).get("draws", 0)) + 1
+        first = draws(self._folder) + 1
         ended = self._running.submit(self._stages.stream, first, self._settings.rollouts.n, feed.progress, feed.write)
         self._segment = _Segment(feed, ended, began_ns)
 
@@ -134,10 +135,9 @@ class StreamSampler:
 
         Without it, each batch would read again all groups of the run that taught nothing.
         """
-        draws = int(self._folder.read(STATE).get("draws", 1))
-        self._oldest.append((time.monotonic(), feed.oldest_round or draws))
+        self._oldest.append((time.monotonic(), feed.oldest_round or max(1, draws(self._folder))))
         while len(self._oldest) > 1 and self._oldest[1][0] < time.monotonic() - self._group_wait_s:
             self._oldest.popleft()
         since = self._oldest[0][1]
-        self._folder.write(STATE, {**self._folder.read(STATE), "since": since})
+        self._folder.write(STATE, {"since": since})
         return since

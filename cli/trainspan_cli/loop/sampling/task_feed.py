@@ -11,9 +11,14 @@ from trainspan_cli.loop.state.task_pool import TaskPool
 from trainspan_schemas.config.settings import Settings
 from trainspan_schemas.errors import TaskFileError
 
-__all__ = ["TaskFeed", "drawn_tasks"]
+__all__ = ["TaskFeed", "drawn_tasks", "draws"]
 
-STATE = "stream.json"
+_STATE = "draws.json"
+
+
+def draws(folder: RunFolder) -> int:
+    """The number of draws of tasks that were begun, in this process or an earlier one."""
+    return int(folder.read(_STATE).get("draws", 0))
 
 
 def drawn_tasks(settings: Settings, tasks: TaskPool, folder: RunFolder) -> Iterator[str]:
@@ -21,10 +26,10 @@ def drawn_tasks(settings: Settings, tasks: TaskPool, folder: RunFolder) -> Itera
 
     A draw is recorded before its first task is used: no number occurs twice in a run, even if the loop is killed.
     """
-    draw = int(folder.read(STATE).get("draws", 0))
+    draw = draws(folder)
     while True:
         draw += 1
-        folder.write(STATE, {**folder.read(STATE), "draws": draw})
+        folder.write(_STATE, {"draws": draw})
         for line in tasks.draw(settings.loop.tasks_per_round, f"{settings.loop.seed}-{draw}"):
             yield json.dumps({**json.loads(line), "round": draw}, ensure_ascii=False) + "\n"
 

@@ -1,0 +1,107 @@
+"""A stream's rollouts: when they run, and what batches take of them."""
+
+import io
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+from rich.console import Console
+
+from trainspan_cli.loop.processes.screen import Screen
+from trainspan_cli.loop.processes.stages import Collected
+from trainspan_cli.loop.sampling.stream_sampler import StreamSampler
+from trainspan_cli.loop.state.run_folder import RunFolder
+from trainspan_cli.loop.state.task_pool import TaskPool
+from trainspan_schemas.artifacts.dataset import dataset_dir
+from trainspan_schemas.config.agents import RolloutsSettings
+from trainspan_schemas.config.loop import LoopSettings
+from trainspan_schemas.config.settings import Settings
+
+
+class RunningStages:
+    """Stages of a runner whose rollouts take no time; each complete group is one rollout."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+        self.begun = threading.Event()
+        self.runners = 0
+        """How many are in progress."""
+        self.batches: list[int] = []
+
+    def stream(
+        self, round_: int, n: int, on_progress: Callable[[dict[str, Any]], None], write: Callable[[IO[str]], None]
+    ) -> Collected:
+        self.runners += 1
+        self.begun.set()
+        done = 0
+
+        class Runner(io.StringIO):
+            def write(self, line: str) -> int:
+                nonlocal done
+                done += 1
+                on_progress({"done": done, "groups": done, "status": {"ok": done}, "rewarded": done, "calls": done})
+                return len(line)
+
+        write(Runner())
+        self.runners -= 1
+        return Collected({"total": done}, [], 1.0, is_stored=True)
+
+    def send_waiting(self) -> None: ...
+
+    def keep_alive(self) -> None: ...
+
+    def sampled_tokens(self) -> int:
+        return 0
+
+    def wait_until_stored(self, rollouts: int, began_ns: int) -> None: ...
+
+    def has_dataset(self, round_: int) -> bool:
+        return dataset_dir(self._folder.datasets, round_).exists()
+
+    def batch(self, round_: int, since: int, group_wait_s: float) -> dict[str | None, Any]:
+        if not self.has_dataset(round_):
+            self.batches.append(round_)
+            dataset_dir(self._folder.datasets, round_).mkdir(parents=True)
+        return {}
+
+    def stop(self) -> None: ...
+
+
+class World:
+    """A stream of rounds of one task."""
+
+    def __init__(self, folder: Path) -> None:
+        tasks = folder / "tasks.jsonl"
+        tasks.write_text('{"id": "a", "input": "1"}\n')
+        loop = LoopSettings(rounds=40, eval_every=0, tasks_per_round=1, mode="stream")
+        self.settings = Settings(loop=loop, rollouts=RolloutsSettings(n=1))
+        self.pool = TaskPool(tasks, "train")
+        self.folder = RunFolder.create({})
+        self.opened: list[StreamSampler] = []
+
+    def start(self) -> tuple[StreamSampler, RunningStages]:
+        stages = RunningStages(self.folder)
+        screen = Screen(Console(file=io.StringIO()), "run")
+        sampler = StreamSampler(self.settings, self.pool, stages, self.folder, screen)  # type: ignore[arg-type]
+        self.opened.append(sampler)
+        return sampler, stages
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    monkeypatch.setenv("TRAINSPAN_HOME", str(tmp_path))
+    world = World(tmp_path)
+    yield world
+    for sampler in world.opened:
+        sampler.stop()
+        sampler.close()
+
+
+def test_batches_are_cut_while_tasks_are_drawn(world: World) -> None:
+    sampler, stages = world.start()
+    for round_ in range(1, 41):
+        sampler.begin(round_)
+        sampler.take(round_)
+    assert stages.batches == list(range(1, 41))
