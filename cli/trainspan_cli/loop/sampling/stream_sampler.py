@@ -63,8 +63,8 @@ class StreamSampler:
         """Does nothing: rollouts begin with the first round."""
 
     def begin(self, round_: int) -> None:
-        """Starts a runner unless one is in progress."""
-        if self._segment is not None:
+        """Starts a runner unless one is in progress, or the round ends the stream and has its dataset from an interrupted loop."""
+        if self._segment is not None or (self._ends_stream(round_) and self._stages.has_dataset(round_)):
             return
         self._screen.collecting("rollouts", round_)
         self._stages.send_waiting()
@@ -84,7 +84,7 @@ class StreamSampler:
         assert segment is not None, "begun"
         while not segment.feed.wait(loop.tasks_per_round, _LOOK_S) and not segment.ended.done():
             self._stages.keep_alive()
-        is_last = round_ == loop.rounds or is_followed_by_validation(loop, round_) or segment.ended.done()
+        is_last = self._ends_stream(round_) or segment.ended.done()
         collected = self._drain(segment) if is_last else None
         figures, sampling_s = segment.feed.cut(), time.monotonic() - self._cut_at
         self._cut_at = time.monotonic()
@@ -121,6 +121,10 @@ class StreamSampler:
 
     def close(self) -> None:
         self._running.shutdown()
+
+    def _ends_stream(self, round_: int) -> bool:
+        """Whether no rollout may be in progress after the round's batch."""
+        return round_ == self._settings.loop.rounds or is_followed_by_validation(self._settings.loop, round_)
 
     def _drain(self, segment: _Segment) -> Collected:
         """Waits for the rollouts in progress and the end of the runner. Raises what the runner raised."""

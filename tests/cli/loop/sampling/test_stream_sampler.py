@@ -1,7 +1,9 @@
 """A stream's rollouts: when they run, and what batches take of them."""
 
+import dataclasses
 import io
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -105,3 +107,28 @@ def test_batches_are_cut_while_tasks_are_drawn(world: World) -> None:
         sampler.begin(round_)
         sampler.take(round_)
     assert stages.batches == list(range(1, 41))
+
+
+@pytest.mark.parametrize("killed_in", range(1, 7))
+def test_no_rollouts_are_in_progress_during_a_validation_wherever_the_loop_was_killed(
+    world: World, killed_in: int
+) -> None:
+    """Killed after it built the round's dataset and before it recorded the round."""
+    loop = dataclasses.replace(world.settings.loop, rounds=6, eval_every=2)
+    world.settings = dataclasses.replace(world.settings, loop=loop)
+    sampler, stages = world.start()
+    for round_ in range(1, 7):
+        sampler.begin(round_)
+        sampler.take(round_)
+        if round_ == killed_in:
+            sampler.stop()
+            sampler, stages = world.start()
+            sampler.begin(round_)
+            sampler.take(round_)
+            assert stages.batches == [], "its dataset was there"
+        if round_ % 2:
+            assert stages.begun.wait(10.0)
+            assert stages.runners == 1
+        else:  # a validation, or the end, follows
+            time.sleep(0.05)
+            assert stages.runners == 0
