@@ -13,10 +13,14 @@ Record = Mapping[str, Any]
 
 
 def stop_reason(settings: LoopSettings, records: Sequence[Record], round_: int) -> str | None:
-    """The reason to end the run after `round_`, from its records alone (so that a resumed run decides the same), or None."""
+    """The reason to end the run after `round_`, or None.
+
+    It depends only on the records up to that round, so that a resumed run, which has later ones, decides the same.
+    """
+    records = [record for record in records if record["round"] <= round_]
     if round_ >= settings.rounds:
         return f"all {settings.rounds} rounds are done"
-    validations = _validations(records, round_)
+    validations = _validations(records)
     if validations and settings.stop_at is not None:
         reached = _mean(validations[-1])
         if reached >= settings.stop_at:
@@ -38,14 +42,8 @@ def best_validation(records: Sequence[Record]) -> Record | None:
     return max(validations, key=lambda record: (_mean(record), -record["round"])) if validations else None
 
 
-def _validations(records: Sequence[Record], last_round: int | None = None) -> list[Record]:
-    return [
-        record
-        for record in records
-        if record["kind"] == "eval"
-        and record["name"] == "validation"
-        and (last_round is None or record["round"] <= last_round)
-    ]
+def _validations(records: Sequence[Record]) -> list[Record]:
+    return [record for record in records if record["kind"] == "eval" and record["name"] == "validation"]
 
 
 def _mean(record: Record) -> float:

@@ -52,6 +52,14 @@ def test_a_run_ends_after_its_hours() -> None:
     )
 
 
+def test_a_resumed_run_ends_after_the_same_round() -> None:
+    timed = replace(SETTINGS, max_hours=3.0)
+    records = [{"kind": "round", "round": round_, "seconds": {"total": 1000.0}} for round_ in range(1, 13)]
+    first = next(round_ for round_ in range(41) if stop_reason(timed, records[:round_], round_))
+    again = next(round_ for round_ in range(41) if stop_reason(timed, records, round_))
+    assert first == again == 11
+
+
 def test_the_best_validation_is_the_earliest_of_equals_whatever_its_n() -> None:
     records = [validation(0, 20), validation(5, 25, n=50), validation(10, 50)]
     assert best_validation(records) == records[1]
