@@ -15,12 +15,16 @@ Record = Mapping[str, Any]
 def stop_reason(settings: LoopSettings, records: Sequence[Record], round_: int) -> str | None:
     """The reason to end the run after `round_`, or None.
 
-    It depends only on the records up to that round, so that a resumed run, which has later ones, decides the same.
+    It depends only on the records up to that round and not on the final validation, so that a resumed run, which has more,
+    decides the same.
     """
     records = [record for record in records if record["round"] <= round_]
     if round_ >= settings.rounds:
         return f"all {settings.rounds} rounds are done"
-    validations = _validations(records)
+    first: dict[int, Record] = {}
+    for record in _validations(records):
+        first.setdefault(record["round"], record)  # a second one of a round is the final one
+    validations = list(first.values())
     if validations and settings.stop_at is not None:
         reached = _mean(validations[-1])
         if reached >= settings.stop_at:

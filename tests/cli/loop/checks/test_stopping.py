@@ -60,6 +60,13 @@ def test_a_resumed_run_ends_after_the_same_round() -> None:
     assert first == again == 11
 
 
+def test_a_run_that_was_killed_after_its_final_validation_does_not_go_on() -> None:
+    goal, final = replace(SETTINGS, stop_at=0.6, patience=2), validation(5, 55)
+    assert stop_reason(goal, [validation(0, 20), validation(5, 60), final], 5) is not None
+    patient = [validation(0, 20), validation(5, 10), validation(10, 15)]
+    assert stop_reason(goal, patient, 10) == stop_reason(goal, [*patient, validation(10, 30)], 10) is not None
+
+
 def test_the_best_validation_is_the_earliest_of_equals_whatever_its_n() -> None:
     records = [validation(0, 20), validation(5, 25, n=50), validation(10, 50)]
     assert best_validation(records) == records[1]
