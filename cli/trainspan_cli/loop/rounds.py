@@ -61,16 +61,21 @@ class Loop:
             while ended is None:
                 round_ += 1
                 if round_ not in done:
-                    self._sampler.begin(round_)
                     self._round(round_)
                 if is_followed_by_validation(loop, round_):
                     self._sampler.between_rounds(self._validation.run, round_, loop.val_tasks)
                     self._recorded_at = time.monotonic()
                 ended = stop_reason(loop, folder.records(), round_)
             self._screen.note(ended)
-            untrained = self._sampler.stop()
+            begun = self._sampler.stop()
             self._stages.resume()
-            if untrained:
+            last = self._last_published(round_)
+            while round_ < last:
+                round_ += 1
+                if round_ not in done:
+                    self._screen.note(f"round {round_} is finished first: the trainer has its dataset or a later one")
+                    self._round(round_)
+            if untrained := [later for later in begun if later > round_]:
                 self._screen.note(f"rollouts of {len(untrained)} later rounds were begun and are not trained")
             if skipped := skipped_rounds(folder.records()):
                 self._screen.note(
@@ -88,11 +93,17 @@ class Loop:
         folder.finish("finished", ended=ended, untrained_rounds=untrained)
         return {"run_id": folder.run_id, "folder": str(folder.path), "records": folder.records()}
 
+    def _last_published(self, round_: int) -> int:
+        """The last round whose dataset the trainer has; this one if there is none later."""
+        ahead = range(round_ + 1, round_ + self._settings.loop.overlap + 1)
+        return max((later for later in ahead if self._stages.has_dataset(later)), default=round_)
+
     def _round(self, round_: int) -> None:
-        """Trains a round whose rollouts have begun, and records it.
+        """Makes a round, and records it.
 
         Its `total` seconds are those since the record before, so that they add up to the run's time, overlapped or not.
         """
+        self._sampler.begin(round_)
         self._screen.round(round_, self._settings.loop.rounds)
         sampled = self._sampler.take(round_)
         outcomes = {policy: self._outcome(round_, policy, sampled) for policy in self._stages.policies}

@@ -45,6 +45,7 @@ class RoundSampler:
         self._begun: set[int] = set()
         """Rounds whose rollouts began, in this process or an earlier one, and that were not taken yet."""
         self._newest = 0
+        self._overlap = settings.loop.overlap
 
     def open(self) -> None:
         """Does nothing: rollouts begin with the first round."""
@@ -56,7 +57,7 @@ class RoundSampler:
         """
         loop = self._settings.loop
         done = {record["round"] for record in self._folder.records() if record["kind"] == "round"}
-        for next_ in range(self._newest + 1, min(round_ + loop.overlap, loop.rounds) + 1):
+        for next_ in range(self._newest + 1, min(round_ + self._overlap, loop.rounds) + 1):
             self._newest = next_
             if next_ in done:
                 continue
@@ -87,7 +88,7 @@ class RoundSampler:
     def stop(self) -> list[int]:
         """Ends what is queued or in progress; returns the rounds whose rollouts began and were not taken.
 
-        No stage starts afterwards, until `Stages.resume`.
+        No stage starts afterwards, until `Stages.resume`; nothing runs ahead any more.
         """
         futures: list[Future[Any]] = [*self._built.values(), *self._collected.values()]
         for future in futures:
@@ -96,8 +97,10 @@ class RoundSampler:
         for future in futures:
             if not future.cancelled():
                 future.exception()
+        self._unbuilt.clear()
         self._built.clear()
         self._collected.clear()
+        self._last_built, self._newest, self._overlap = None, 0, 0
         return sorted(self._begun)
 
     def close(self) -> None:

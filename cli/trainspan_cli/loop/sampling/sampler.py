@@ -73,7 +73,7 @@ class Sampler(Protocol):
     def stop(self) -> list[int]:
         """Ends what is queued or in progress; returns the rounds whose rollouts began and were not taken.
 
-        No stage starts afterwards, until `Stages.resume`.
+        No stage starts afterwards, until `Stages.resume`. A round with a dataset can then still be begun and taken.
         """
         ...
 
