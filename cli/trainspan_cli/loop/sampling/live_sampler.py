@@ -63,21 +63,27 @@ class LiveSampler:
         """Does nothing: the agents run anyway."""
 
     def take(self, round_: int) -> SampledRound:
-        """Waits for rewards, and builds the dataset of all rollouts that have one."""
+        """Waits for rewards, and builds the dataset of all rollouts that have one.
+
+        Rewards of which nothing can be trained, such as late ones, make no round.
+        """
         if self._stages.has_dataset(round_):  # built before the loop was interrupted
             return SampledRound(nothing=self._stages.live_dataset(round_, self._marks[0][1]))
-        self._screen.collecting("waiting for rewards", round_)
-        self._wait()
-        self._screen.collecting("", round_)
-        # Later rows may be in the dataset, too: a place that is too early costs only time.
-        rewards, waited_s, place = self._new, time.monotonic() - self._began, self._counted
-        self._new, self._began = 0, time.monotonic()
-        self._marks.append((time.monotonic(), place))
-        while len(self._marks) > 1 and self._marks[1][0] < time.monotonic() - self._settings.loop.live_feedback_s:
-            self._marks.popleft()
-        nothing = self._stages.live_dataset(round_, self._marks[0][1])
-        self._keep()
-        seconds = {"rollouts": waited_s, "dataset": time.monotonic() - self._began}
+        began, rewards, dataset_s = self._began, 0, 0.0
+        while True:
+            self._screen.collecting("waiting for rewards", round_)
+            self._wait()
+            self._screen.collecting("", round_)
+            new, self._new, self._began = self._new, 0, time.monotonic()
+            rewards += new
+            nothing = self._stages.live_dataset(round_, self._cut())
+            self._keep()
+            dataset_s += time.monotonic() - self._began
+            if len(nothing) < len(self._stages.policies):
+                break
+            reasons = "; ".join(dict.fromkeys(str(one["nothing_to_train"]) for one in nothing.values()))
+            self._screen.note(f"nothing can be trained after {new} new rewards, waiting for more: {reasons}")
+        seconds = {"rollouts": time.monotonic() - began - dataset_s, "dataset": dataset_s}
         figures: dict[str, Any] = {"new_rewards": rewards}
         if (found := self._rewards(round_)) is not None:
             figures |= {"total": found["n"], "rewarded": found["n"], "mean_reward": found["mean"]}
@@ -106,6 +112,14 @@ class LiveSampler:
 
     def close(self) -> None:
         """Does nothing: there is no thread."""
+
+    def _cut(self) -> Places:
+        """Notes a cut; returns the places since which rollouts are read."""
+        # Later rows may be in the dataset, too: a place that is too early costs only time.
+        self._marks.append((time.monotonic(), self._counted))
+        while len(self._marks) > 1 and self._marks[1][0] < time.monotonic() - self._settings.loop.live_feedback_s:
+            self._marks.popleft()
+        return self._marks[0][1]
 
     def _rewards(self, round_: int) -> dict[str, Any] | None:
         """The rewards of the rollouts in the round's first dataset, which are the same in all."""

@@ -24,8 +24,10 @@ class PlannedStages:
     stores = ("spans.duckdb",)
     policies = (None,)
 
-    def __init__(self, plan: list[int | None]) -> None:
+    def __init__(self, plan: list[int | None], *datasets: dict[None, dict[str, Any]]) -> None:
         self._plan: Iterator[int | None] = iter(plan)
+        self._datasets = iter(datasets)
+        self.read_since: list[Places] = []
         self.asked = 0
         self.validated_since = 0
         self.of_validation = 0
@@ -47,7 +49,8 @@ class PlannedStages:
         return False
 
     def live_dataset(self, round_: int, since: Places) -> dict[None, dict[str, Any]]:
-        return {None: {"nothing_to_train": "planned"}}
+        self.read_since.append(since)
+        return next(self._datasets, {})
 
     def keep_alive(self) -> None: ...
 
@@ -75,7 +78,7 @@ def test_a_round_is_cut_at_enough_rewards_or_late_but_not_while_a_store_is_away(
     sampler = LiveSampler(settings, stages, RunFolder.create({}), Screen(Console(file=io.StringIO()), "run"))
     sampler.open()
     sampler.begin(1)
-    assert sampler.take(1).nothing == {None: {"nothing_to_train": "planned"}}
+    assert sampler.take(1).nothing == {}
     assert stages.asked == asked
 
 
@@ -92,3 +95,18 @@ def test_rewards_of_a_validation_do_not_count_even_if_rounds_are_on_record_or_it
     sampler.open()
     assert sampler.between_rounds(lambda: "validated") == "validated"
     assert sampler.take(6).rollout == {"new_rewards": 4}, "one of 7, and three more"
+
+
+def test_rewards_that_nothing_can_be_trained_on_make_no_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRAINSPAN_HOME", str(tmp_path))
+    late = {None: {"nothing_to_train": "none of 4 calls is trainable"}}
+    stages: Any = PlannedStages([2, 2, 3], late, late)
+    shown = io.StringIO()
+    settings = Settings(loop=LoopSettings(live_rewards=2))
+    sampler = LiveSampler(settings, stages, RunFolder.create({}), Screen(Console(file=shown, width=200), "run"))
+    sampler.open()
+    sampled = sampler.take(1)
+    assert sampled.nothing == {}
+    assert sampled.rollout == {"new_rewards": 7}
+    told = "nothing can be trained after 2 new rewards, waiting for more: none of 4 calls is trainable"
+    assert shown.getvalue().count(told) == 2
