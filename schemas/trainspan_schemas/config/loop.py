@@ -21,7 +21,7 @@ class LoopSettings:
     live_wait_s: float = 600.0
     """Without a target: seconds after which a round takes fewer rewards, but at least one."""
     live_feedback_s: float = 3600.0
-    """Without a target: seconds after a rollout in which its reward may arrive."""
+    """Without a target: seconds from a rollout's first span in which its reward may arrive; later ones may be left out."""
     tasks_per_round: int = 32
     """Training tasks drawn for each round; each is rolled out `[rollouts] n` times."""
     mode: str = "rounds"

@@ -30,9 +30,9 @@ _LOOK_S: Final = 1.0
 class LiveSampler:
     """Looks for new rewards once a second; whatever the store gets from now on is for training, from any run or none.
 
-    A reward that arrives later than `live_feedback_s` after its rollout does not count: each round reads only rollouts of
-    that time. State in the run's folder, by store: `since` is the place where this time, or the run, began, and `counted` the
-    place up to which rewards were counted.
+    A reward may arrive up to `live_feedback_s` after its rollout began: each round reads the rollouts that came since that
+    time before the last cut, and no older ones. State in the run's folder, by store: `since` is the place from which rollouts
+    are read, and `counted` the place up to which rewards were counted.
     """
 
     def __init__(self, settings: Settings, stages: Stages, folder: RunFolder, screen: Screen) -> None:
@@ -114,10 +114,14 @@ class LiveSampler:
         """Does nothing: there is no thread."""
 
     def _cut(self) -> Places:
-        """Notes a cut; returns the places since which rollouts are read."""
+        """Notes a cut; returns the places since which rollouts are read.
+
+        A reward that came right after the cut before may be of a rollout that began `live_feedback_s` before that one.
+        """
+        oldest = self._marks[-1][0] - self._settings.loop.live_feedback_s
         # Later rows may be in the dataset, too: a place that is too early costs only time.
         self._marks.append((time.monotonic(), self._counted))
-        while len(self._marks) > 1 and self._marks[1][0] < time.monotonic() - self._settings.loop.live_feedback_s:
+        while len(self._marks) > 1 and self._marks[1][0] <= oldest:
             self._marks.popleft()
         return self._marks[0][1]
 

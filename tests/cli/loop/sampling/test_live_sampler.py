@@ -3,6 +3,7 @@
 import io
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -110,3 +111,29 @@ def test_rewards_that_nothing_can_be_trained_on_make_no_round(tmp_path: Path, mo
     assert sampled.rollout == {"new_rewards": 7}
     told = "nothing can be trained after 2 new rewards, waiting for more: none of 4 calls is trainable"
     assert shown.getvalue().count(told) == 2
+
+
+@pytest.mark.parametrize("feedback_s", [0.0, 100.0, 3600.0])
+def test_a_reward_counts_if_it_comes_in_time_however_long_a_round_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, feedback_s: float
+) -> None:
+    """The store gets one row per second, so that its places are times."""
+    monkeypatch.setenv("TRAINSPAN_HOME", str(tmp_path))
+    cuts = [10, 50, 5000, 5010, 5200, 20000]
+    now = 0.0
+
+    class Rows(PlannedStages):
+        def new_rewards(self, since: Places) -> tuple[int, Places]:
+            return 1, (int(now),)
+
+    stages: Any = Rows([])
+    monkeypatch.setattr(live_sampler, "time", SimpleNamespace(monotonic=lambda: now))
+    settings = Settings(loop=LoopSettings(live_rewards=1, live_feedback_s=feedback_s))
+    sampler = LiveSampler(settings, stages, RunFolder.create({}), Screen(Console(file=io.StringIO()), "run"))
+    sampler.open()
+    for round_, cut in enumerate(cuts, 1):
+        now = float(cut)
+        sampler.take(round_)
+    for before, (place,) in zip([0, *cuts], stages.read_since, strict=False):
+        assert place <= max(0, before - feedback_s), "a reward right after the cut before is in time"
+    assert stages.read_since[-1] > (0,), "rollouts that are too old are not read again"
