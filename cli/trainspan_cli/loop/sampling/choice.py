@@ -62,6 +62,11 @@ def check_sampling(settings: Settings) -> None:
             f"train.max_staleness = {limit} would drop calls that loop.overlap = {loop.overlap} makes: "
             "raise the one or lower the other"
         )
+    if limit is not None and limit < 1 and loop.mode == "stream":
+        raise ConfigError(
+            f'train.max_staleness = {limit} would drop calls that loop.mode = "stream" makes, which are at least one version behind: '
+            "raise it"
+        )
     if settings.serving.sleep and (loop.overlap or loop.mode == "stream"):
         name = "loop.overlap" if loop.overlap else 'loop.mode = "stream"'
         raise ConfigError(f"{name} needs a server that answers during training: set serving.sleep = false")

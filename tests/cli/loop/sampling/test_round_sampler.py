@@ -254,6 +254,14 @@ def test_settings_that_cannot_overlap_are_refused() -> None:
     check_sampling(dataclasses.replace(settings, loop=LoopSettings(target="a:b", overlap=1), train=strict))
     with pytest.raises(ConfigError, match=r"train\.max_staleness = 1 would drop calls that loop\.overlap = 2 makes"):
         check_sampling(dataclasses.replace(settings, loop=LoopSettings(target="a:b", overlap=2), train=strict))
+    streamed_once = dataclasses.replace(streamed, overlap=1)
+    check_sampling(dataclasses.replace(settings, loop=streamed_once, train=strict))
+    never = dataclasses.replace(settings.train, max_staleness=0)
+    check_sampling(dataclasses.replace(settings, loop=LoopSettings(target="a:b"), train=never))
+    with pytest.raises(
+        ConfigError, match=r'train\.max_staleness = 0 would drop calls that loop\.mode = "stream" makes'
+    ):
+        check_sampling(dataclasses.replace(settings, loop=streamed, train=never))
 
 
 def test_a_rounds_branches_are_made_after_its_rollouts_and_before_those_of_the_next_round(world: World) -> None:
