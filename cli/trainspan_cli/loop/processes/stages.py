@@ -349,15 +349,22 @@ class Stages:
         """Restarts services that exited. Raises ProcessError after too many restarts."""
         self._services.keep_alive()
 
-    def wait_until_stored(self, rollouts: int, began_ns: int) -> None:
-        """Waits up to 15 s until so many training rollouts that began since `began_ns` are stored with their verdicts."""
+    def wait_until_stored(self, rollouts: int, began_ns: int, missing: int) -> int:
+        """Waits up to 15 s until so many training rollouts that began since `began_ns` are stored with their verdicts.
+
+        Returns how many are not; those that were `missing` the last time are not waited for again.
+        """
         query = f"""
             SELECT count(DISTINCT rollout_id) AS rollouts FROM rollouts
             WHERE run_id = '{self._folder.run_id}' AND start_ns >= {began_ns} AND status IS NOT NULL"""
         deadline = time.monotonic() + STORED_TIMEOUT_S
         with contextlib.suppress(StoreError):  # the collector restarts: later batches take what this one lacks
-            while counts(self._services.stores, query)["rollouts"] < rollouts and time.monotonic() < deadline:
+            while True:
+                left = rollouts - counts(self._services.stores, query)["rollouts"]
+                if left <= missing or time.monotonic() > deadline:
+                    return max(0, left)
                 time.sleep(0.1)
+        return missing
 
     def trained(self, round_: int, policy: Policy) -> dict[str, Any]:
         """Waits for the event of the policy's trainer for the round's dataset, which the trainer finds by itself.

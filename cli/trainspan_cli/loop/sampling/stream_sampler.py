@@ -51,6 +51,8 @@ class StreamSampler:
         self._screen = screen
         self._running = ThreadPoolExecutor(1, "streaming")
         self._segment: _Segment | None = None
+        self._missing = 0
+        """Rollouts of the segment that were not stored in time."""
         rollouts = settings.rollouts
         self._group_wait_s = (rollouts.timeout_s + rollouts.judge_timeout_s) * (rollouts.retries + 1) + _MARGIN_S
         """A group of which a rollout is not stored after this time has lost it."""
@@ -74,7 +76,7 @@ class StreamSampler:
         # Its ledger has the number of its first draw, so that no ledger is written twice.
         first = draws(self._folder) + 1
         ended = self._running.submit(self._stages.stream, first, self._settings.rollouts.n, feed.progress, feed.write)
-        self._segment = _Segment(feed, ended, began_ns)
+        self._segment, self._missing = _Segment(feed, ended, began_ns), 0
 
     def take(self, round_: int) -> SampledRound:
         """Waits until there are enough groups, and builds the dataset of all complete ones."""
@@ -91,7 +93,8 @@ class StreamSampler:
         tokens, self._sampled_tokens = self._sampled_tokens, self._stages.sampled_tokens()
         figures |= {"sampled_tokens": self._sampled_tokens - tokens, "sampling_seconds": sampling_s}
         if collected is None:
-            self._stages.wait_until_stored(segment.feed.done, segment.began_ns)
+            done = segment.feed.done
+            self._missing = self._stages.wait_until_stored(done, segment.began_ns, self._missing)
         began = time.monotonic()
         nothing = self._stages.batch(round_, self._since(segment.feed), 0.0 if collected else self._group_wait_s)
         seconds = {"rollouts": sampling_s, "dataset": time.monotonic() - began}

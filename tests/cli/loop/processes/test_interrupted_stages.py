@@ -19,6 +19,7 @@ from tests.support.ports import free_ports
 from tests.training.support.swap_server import policy_server
 from trainspan_cli.clients.policy_servers import PolicyServers
 from trainspan_cli.clients.store import rows
+from trainspan_cli.loop.processes import stages
 from trainspan_cli.loop.processes.stages import Stages
 from trainspan_rollouts.run_ledger import waiting_rounds
 from trainspan_schemas.config.agents import RolloutsSettings
@@ -167,6 +168,17 @@ def test_an_interrupted_round_is_finished_and_its_rollouts_are_not_made_twice(wo
     again = world.stages.collect(world.tasks, 1, "train", 2)
     assert again.result["resumed"] == 6
     assert [check["name"] for check in again.checks if not check["ok"]] == [], "there was nothing left to count"
+
+
+def test_a_rollout_that_is_never_stored_is_waited_for_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stages, "STORED_TIMEOUT_S", 0.3)
+    world.start_collector()
+    began_ns = time.time_ns()
+    world.stages.collect(world.tasks, 1, "train", 2)
+    assert world.stages.wait_until_stored(6, began_ns, 0) == 0
+    assert world.stages.wait_until_stored(7, began_ns, 0) == 1
+    monkeypatch.setattr(stages, "STORED_TIMEOUT_S", 600.0)
+    assert world.stages.wait_until_stored(7, began_ns, 1) == 1
 
 
 def test_a_validation_that_was_interrupted_begins_anew(world: World) -> None:

@@ -28,6 +28,9 @@ class RunningStages:
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
         self.begun = threading.Event()
+        self.missing = 0
+        """Rollouts that the store never gets."""
+        self.known_missing: list[int] = []
         self.runners = 0
         """How many are in progress."""
         self.batches: list[int] = []
@@ -57,7 +60,9 @@ class RunningStages:
     def sampled_tokens(self) -> int:
         return 0
 
-    def wait_until_stored(self, rollouts: int, began_ns: int) -> None: ...
+    def wait_until_stored(self, rollouts: int, began_ns: int, missing: int) -> int:
+        self.known_missing.append(missing)
+        return self.missing
 
     def has_dataset(self, round_: int) -> bool:
         return dataset_dir(self._folder.datasets, round_).exists()
@@ -132,3 +137,14 @@ def test_no_rollouts_are_in_progress_during_a_validation_wherever_the_loop_was_k
         else:  # a validation, or the end, follows
             time.sleep(0.05)
             assert stages.runners == 0
+
+
+def test_rollouts_that_were_not_stored_in_time_are_not_waited_for_again(world: World) -> None:
+    loop = dataclasses.replace(world.settings.loop, rounds=6, eval_every=3)
+    world.settings = dataclasses.replace(world.settings, loop=loop)
+    sampler, stages = world.start()
+    stages.missing = 2
+    for round_ in range(1, 7):
+        sampler.begin(round_)
+        sampler.take(round_)
+    assert stages.known_missing == [0, 2, 0, 2], "each runner begins with none; rounds 3 and 6 wait for its end"
