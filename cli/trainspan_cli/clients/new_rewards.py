@@ -5,7 +5,8 @@ from typing import Final
 
 from trainspan_cli.clients.store import rows
 from trainspan_processing.rewards.names import reward_names
-from trainspan_schemas.config.settings import DatasetSettings
+from trainspan_schemas.config.policy_scope import policies_of, scoped
+from trainspan_schemas.config.settings import Settings
 from trainspan_schemas.telemetry import keys
 
 __all__ = ["Places", "last_places", "new_rewards", "validation_rewards"]
@@ -21,10 +22,11 @@ def last_places(stores: Sequence[str]) -> Places:
     return tuple(int(rows(store, "SELECT coalesce(max(seq), 0) AS seq FROM spans")[0]["seq"]) for store in stores)
 
 
-def new_rewards(stores: Sequence[str], settings: DatasetSettings, since: Places) -> tuple[int, Places]:
+def new_rewards(stores: Sequence[str], settings: Settings, since: Places) -> tuple[int, Places]:
     """The number of trusted rewards after these places, and the places up to which they were counted.
 
-    If a function rewards rollouts, these are the rollouts that ended. Raises StoreError.
+    Rewards are those with a reward name of any policy. If a function rewards the rollouts of any policy, these are the rollouts
+    that ended. Raises StoreError.
     """
     table, condition = _rewards(settings)
     query = f"SELECT count(*) FILTER ({condition}) AS rewards, max(seq) AS seq FROM {table} WHERE seq > "
@@ -33,7 +35,7 @@ def new_rewards(stores: Sequence[str], settings: DatasetSettings, since: Places)
     return sum(one["rewards"] for one in found), tuple(reached)
 
 
-def validation_rewards(stores: Sequence[str], settings: DatasetSettings, since: Places) -> int:
+def validation_rewards(stores: Sequence[str], settings: Settings, since: Places) -> int:
     """How many of these rewards are of validation rollouts. Raises StoreError."""
     table, condition = _rewards(settings)
     of_validation = "rollout_id IN (SELECT rollout_id FROM rollouts WHERE split = 'val')"
@@ -41,9 +43,11 @@ def validation_rewards(stores: Sequence[str], settings: DatasetSettings, since: 
     return sum(int(rows(store, f"{query}{place}")[0]["rewards"]) for store, place in zip(stores, since, strict=True))
 
 
-def _rewards(settings: DatasetSettings) -> tuple[str, str]:
+def _rewards(settings: Settings) -> tuple[str, str]:
     """The table that has a row for each reward, and the condition for these rows."""
-    if settings.reward is not None:
+    datasets = [scoped(settings, policy).dataset for policy in policies_of(settings)]
+    if any(dataset.reward is not None for dataset in datasets):
         return "spans", _IS_ROLLOUT
-    names = ", ".join("'" + item.name.replace("'", "''") + "'" for item in reward_names(settings.reward_name))
+    named = {item.name for dataset in datasets for item in reward_names(dataset.reward_name)}
+    names = ", ".join("'" + name.replace("'", "''") + "'" for name in sorted(named))
     return "evaluations", f"NOT coalesce(untrusted, false) AND name IN ({names})"

@@ -293,11 +293,11 @@ class Stages:
 
     def new_rewards(self, since: Places) -> tuple[int, Places]:
         """The number of rewards that were stored after these places, and the places up to which they were counted."""
-        return new_rewards(self._services.stores, self._settings.dataset, since)
+        return new_rewards(self._services.stores, self._settings, since)
 
     def validation_rewards(self, since: Places) -> int:
         """How many of these rewards are of validation rollouts."""
-        return validation_rewards(self._services.stores, self._settings.dataset, since)
+        return validation_rewards(self._services.stores, self._settings, since)
 
     def _datasets(
         self, round_: int, arguments: list[str], policies: Sequence[Policy] | None = None, *, of_run: bool = True
