@@ -30,7 +30,7 @@ from trainspan_cli.views.rollout_result import UNFINISHED
 from trainspan_rollouts.run_ledger import ledger_files, recorded_target, waiting_rounds
 from trainspan_schemas.agents.functions import is_function_name
 from trainspan_schemas.artifacts.dataset import dataset_dir, manifest_path
-from trainspan_schemas.config.policy_scope import Policy, policies_of
+from trainspan_schemas.config.policy_scope import Policy, policies_of, scoped
 from trainspan_schemas.config.settings import Settings
 from trainspan_schemas.errors import ProcessError, StoreError
 from trainspan_schemas.home import policy_dir
@@ -273,7 +273,8 @@ class Stages:
     def live_dataset(self, round_: int, since: Places) -> Nothing:
         """Builds the datasets of a round from all rewarded rollouts of any run that came after these places into the stores.
 
-        Most users give no feedback, so that most calls may be without a reward.
+        Most users give no feedback, so that most calls may be without a reward. The default baseline is that of rollouts without a
+        task: one rollout that names a task must not change how all others are compared.
         """
         arguments = ["--number", str(round_), "--min-coverage", "0"]
         arguments += [word for place in since for word in ("--since-seq", str(place))]
@@ -311,10 +312,15 @@ class Stages:
                 self._services.policy.sleep()
             fixed = [word for store in self._services.stores for word in ("--store", store)]
             fixed += ["--out", str(self._folder.datasets)]
-            fixed += ["--run", self._folder.run_id] if of_run else []
+            fixed += ["--run", self._folder.run_id] if of_run else ["--baseline", self._live_baseline(policy)]
             fixed += [] if policy is None else ["--policy", policy]
             nothing |= {policy: reason} if (reason := self._read(self._built, fixed + arguments)) else {}
         return nothing
+
+    def _live_baseline(self, policy: Policy) -> str:
+        from trainspan_processing.credit.plan import make_plan  # loads Polars
+
+        return make_plan(scoped(self._settings, policy).dataset, has_tasks=False).estimator.baseline
 
     def _built(self, arguments: list[str]) -> dict[str, Any]:
         """Builds a dataset; returns why there is none, if nothing can be trained. Raises StoreError if a store was away."""
