@@ -1,5 +1,6 @@
 """Runs and datasets whose files are damaged."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -93,6 +94,17 @@ def test_records_are_kept_for_few_runs_only(tmp_path: Path) -> None:
         read_run(run)
     gc.collect()
     assert sum(isinstance(one, RunRecords) for one in gc.get_objects()) <= 8
+
+
+def test_settings_of_a_run_are_compared_with_the_defaults_as_they_are_stored(tmp_path: Path) -> None:
+    settings = dataclasses.asdict(Settings())
+    settings["loop"]["rounds"] += 1
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "run.json").write_text(json.dumps({"settings": settings}, default=str))
+    sources = Sources(ViewerPaths(tmp_path, tmp_path), StoreReader("none"), Settings())
+    model = load_run(sources, Params("/runs/one", {"run": "one"}, {}))
+    assert [(row.section, row.name) for row in model.settings if not row.is_default] == [("loop", "rounds")]
+    assert len(model.settings) > 100
 
 
 def test_every_check_of_a_long_run_is_on_one_page_and_each_alarm_leads_to_its_record(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """One run: its figures by round, the integrity checks, the configuration and how it differs from another run's."""
 
 import dataclasses
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -165,7 +166,8 @@ def _checks(records: Sequence[Record]) -> list[CheckRow]:
 
 
 def _settings(stored: Mapping[str, Mapping[str, Any]]) -> list[SettingRow]:
-    defaults = dataclasses.asdict(Settings())
+    # As runs store them: tuples are lists.
+    defaults = json.loads(json.dumps(dataclasses.asdict(Settings()), default=str))
     return [
         SettingRow(section, name, value, defaults.get(section, {}).get(name))
         for section, values in _sections(stored)
