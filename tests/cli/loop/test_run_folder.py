@@ -40,8 +40,17 @@ def test_a_record_torn_by_a_kill_is_left_out() -> None:
 def test_what_the_trainer_did_before_a_kill_is_found_with_and_without_metrics() -> None:
     folder = RunFolder.create({})
     folder.checkpoints.mkdir()
-    (folder.checkpoints / "metrics.jsonl").write_text('{"dataset": "a", "version": 1}\n')
+    (folder.checkpoints / "metrics.jsonl").write_text(
+        '{"dataset": "a", "version": 1}\n'
+        '{"dataset": "f", "version": 1, "error": "the disk is full"}\n'
+        '{"dataset": "g", "version": 1, "error": "the disk is full"}\n'
+        '{"dataset": "g", "version": 2, "error": null}\n'
+        '{"dataset": "h", "version": 2, "error": "the loss is nan"}\n'
+    )
     (folder.checkpoints / "ledger.jsonl").write_text(
+        '{"event": "trained", "dataset": "a", "reason": null}\n'
+        '{"event": "trained", "dataset": "g", "reason": null}\n'
+        '{"event": "aborted", "dataset": "h", "reason": "the loss is nan"}\n'
         '{"event": "skipped", "dataset": "b", "reason": "the dataset has no rows"}\n'
         '{"event": "trained", "dataset": "c", "reason": null}\n'
         '{"event": "published", "dataset": "c", "reason": null}\n'
@@ -57,6 +66,9 @@ def test_what_the_trainer_did_before_a_kill_is_found_with_and_without_metrics() 
     assert folder.trained_before("c") == {"skipped": "published, then interrupted before its metrics"}
     assert folder.trained_before("d") is None
     assert folder.trained_before("e") == {"error": "the loss is nan"}
+    assert folder.trained_before("f") is None, "it is trained again"
+    assert folder.trained_before("g") == {"dataset": "g", "version": 2, "error": None}
+    assert folder.trained_before("h") == {"dataset": "h", "version": 2, "error": "the loss is nan"}
 
 
 def test_the_best_checkpoint_outlives_pruning_and_replaces_the_earlier_one() -> None:

@@ -376,7 +376,8 @@ class Stages:
         """Waits for the event of the policy's trainer for the round's dataset, which the trainer finds by itself.
 
         If the trainer used it before the loop (or the trainer) was killed, there is no event: the result then comes from
-        its metrics or its ledger.
+        its metrics or its ledger. Raises ProcessError if the trainer failed and did not use up the dataset, because its disk is
+        full: once that is mended, a resumed run trains it.
         """
         manifest = manifest_path(self._dataset_dir(round_, policy))
         sha256 = hashlib.sha256(manifest.read_bytes()).hexdigest()
@@ -391,6 +392,8 @@ class Stages:
                 continue
             if event.get("event") == "round" and event.get("round") == round_:
                 self._screen.policy(event.get("version"), policy)
+                if event.get("error") and self._folder.used(sha256, policy) is None:
+                    raise ProcessError(f"round {round_} is not trained: {event['error']}; mend that, then use --resume")
                 return event
 
     def version(self, policy: Policy) -> int:

@@ -18,6 +18,7 @@ from trainspan_schemas.artifacts.checkpoint import write_latest
 from trainspan_schemas.artifacts.run_files import RunFiles, json_lines
 from trainspan_schemas.errors import ProcessError
 from trainspan_schemas.home import make_home, policy_dir, runs_dir
+from trainspan_training.checkpoints.ledger import CONSUMING
 
 __all__ = ["RunFolder", "newest_unfinished"]
 
@@ -70,16 +71,26 @@ class RunFolder(RunFiles):
         with path.open("a") as file:
             file.write(("\n" if torn else "") + json.dumps(record, default=str) + "\n")
 
+    def used(self, dataset_sha256: str, policy: str | None = None) -> str | None:
+        """The newest event by which a policy's trainer used up a dataset; None if a trainer that starts trains it."""
+        entries = json_lines(policy_dir(self.checkpoints, policy) / "ledger.jsonl")
+        events = [entry["event"] for entry in entries if entry.get("dataset") == dataset_sha256]
+        return next((event for event in reversed(events) if event in CONSUMING), None)
+
     def trained_before(self, dataset_sha256: str, policy: str | None = None) -> dict[str, Any] | None:
         """The record of a policy's trainer of a finished dataset: from its metrics, else from its ledger.
 
         The ledger is written first. It is used without metrics only after 20 s without a write: the trainer was then killed.
+        Metrics of an attempt that did not use up the dataset do not count.
         """
+        if (used := self.used(dataset_sha256, policy)) is None:
+            return None
+        has_failed = used in ("aborted", "refused")
         for line in json_lines(self.metrics_file(policy)):
-            if line.get("dataset") == dataset_sha256:
+            if line.get("dataset") == dataset_sha256 and (has_failed or not line.get("error")):
                 return line
         ledger = policy_dir(self.checkpoints, policy) / "ledger.jsonl"
-        if not ledger.exists() or time.time() - ledger.stat().st_mtime < LEDGER_REST_S:
+        if time.time() - ledger.stat().st_mtime < LEDGER_REST_S:
             return None
         for entry in json_lines(ledger):
             if entry.get("dataset") != dataset_sha256:
