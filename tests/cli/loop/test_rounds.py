@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from trainspan_cli.clients.new_rewards import Places
 from trainspan_cli.loop import rounds
 from trainspan_cli.loop.checks import stopping
 from trainspan_cli.loop.processes.screen import Screen
@@ -25,6 +26,7 @@ from trainspan_schemas.intervals import RewardEstimate
 
 WAIT_S = 10.0
 MANIFEST: dict[str, Any] = {"calls_seen": 1, "calls_kept": 1, "dropped": {}, "rows": 1, "settings": {"reward": "a:b"}}
+MANIFEST["rewards"] = {"n": 1, "mean": 0.5}
 MANIFEST["settings"] |= {"air": None, "reward_name": "reward"}
 
 
@@ -37,6 +39,7 @@ class Process:
 
     policies = (None,)
     take_turns = False
+    stores = ("spans.duckdb",)
 
     def __init__(self, folder: RunFolder, killed_at: int) -> None:
         self.folder, self.killed_at = folder, killed_at
@@ -81,6 +84,19 @@ class Process:
         self.step()
         return {}
 
+    def live_dataset(self, round_: int, since: Places) -> dict[str | None, Any]:
+        return self.dataset(round_, are_stored=True)
+
+    def last_places(self) -> Places:
+        return (0,)
+
+    def new_rewards(self, since: Places) -> tuple[int, Places]:
+        self.step()
+        return 1, (since[0] + 1,)
+
+    def validation_rewards(self, since: Places) -> int:
+        return 0
+
     def trained(self, round_: int, policy: None) -> dict[str, Any]:
         self.step()
         deadline = time.monotonic() + WAIT_S
@@ -112,10 +128,10 @@ class Process:
 class World:
     """A run whose loop is started again until it ends by itself."""
 
-    def __init__(self, folder: Path, loop: LoopSettings) -> None:
+    def __init__(self, folder: Path, loop: LoopSettings, *, is_live: bool = False) -> None:
         tasks = folder / "tasks.jsonl"
         tasks.write_text('{"id": "a", "input": "1"}\n')
-        self.tasks = LoopTasks(TaskPool(tasks, "train"), None, None, None)
+        self.tasks = LoopTasks(None if is_live else TaskPool(tasks, "train"), None, None, None)
         self.settings = Settings(loop=loop)
         self.folder = RunFolder.create({})
         self.shown = io.StringIO()
@@ -166,15 +182,23 @@ def test_rounds_that_the_trainer_has_when_the_hours_are_over_are_recorded_before
 
 
 @pytest.mark.usefixtures("hourly")
-@pytest.mark.parametrize(("overlap", "eval_every", "max_hours"), [(0, 2, None), (1, 0, 3.0), (1, 2, None), (2, 2, 3.0)])
+@pytest.mark.parametrize(
+    ("overlap", "eval_every", "max_hours", "is_live"),
+    [(0, 2, None, False), (1, 0, 3.0, False), (1, 2, None, False), (2, 2, 3.0, False), (0, 2, None, True)],
+)
 def test_a_run_that_is_killed_anywhere_makes_the_same_rounds_in_order(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overlap: int, eval_every: int, max_hours: float | None
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    overlap: int,
+    eval_every: int,
+    max_hours: float | None,
+    is_live: bool,
 ) -> None:
-    loop = LoopSettings(rounds=5, eval_every=eval_every, overlap=overlap, max_hours=max_hours)
+    loop = LoopSettings(rounds=5, eval_every=eval_every, overlap=overlap, max_hours=max_hours, live_rewards=1)
     killed_at, ended = 0, False
     while not ended:
         killed_at += 1
-        world = World(tmp_path, loop)
+        world = World(tmp_path, loop, is_live=is_live)
         killed, last = Process(world.folder, killed_at), Process(world.folder, 10_000)
         ended = world.start(monkeypatch, killed)
         assert world.start(monkeypatch, last)
