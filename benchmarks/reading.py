@@ -119,6 +119,7 @@ def read(dataset: str) -> None:
     import pyarrow as pa
     from transformers import LlamaConfig
 
+    from trainspan_training.checkpoints.lineage import Lineage
     from trainspan_training.constraints.replay import Replayer
     from trainspan_training.data.dataset import open_dataset, read_calls
     from trainspan_training.data.layout import batch_layout
@@ -138,7 +139,7 @@ def read(dataset: str) -> None:
     made: list[Any] = []
 
     def work() -> None:
-        reading = RoundReading(folder, Policy(Path(), None, "base", 0, Path()), settings, team, replayer)
+        reading = RoundReading(folder, Policy(Path(), None, "base", 0, Path()), settings, team, replayer, Lineage({}))
         reading.replay()
         reading.read()
         made.extend(reading.take(reading.plan(config, layout, find_rule(settings))))

@@ -166,7 +166,7 @@ class MemoryLoop:
         from trainspan_training.rounds.old_policy import against_old, sample_of, staleness_of
 
         trainer, settings = self._trainer, self._settings
-        staleness = staleness_of(calls, round_ - 1, 0)
+        staleness = staleness_of(calls, lambda version: round_ - 1 - version, 0)
         rows = make_sequences(calls, merge=False)
         planned = plan_steps(
             rows,

@@ -42,8 +42,8 @@ class Agreement:
     server_dtype: str | None
     trainer_dtype: str
     moved: float | None = None
-    """If the calls are of earlier versions: mean |Δ| by which the policy has moved since the earliest of them, as the trainer
-    measured it round by round. None if that is unknown; no verdict is then possible."""
+    """If the calls are of earlier versions: mean |Δ| by which the policy differs at most from one of them, as the trainer
+    measured it update by update. None if that is unknown; no verdict is then possible."""
 
     @property
     def k3_limit(self) -> float:

@@ -93,7 +93,10 @@ class DatasetSettings:
     `untrusted_reward`: a process without the tokens rewarded a rollout that no runner began.
     `untrusted`: the agent's side recorded the call."""
     max_staleness: int | None = None
-    """Drop calls more than this many versions older than the newest; default: no limit."""
+    """Drop calls whose version number is more than this below the newest; default: no limit.
+
+    Numbers of refused and withdrawn versions count, too, because a dataset knows no checkpoints: `[train] max_staleness` counts
+    updates."""
     max_tokens: int | None = None
     """Drop calls with more tokens in prompt and completion; default: no limit.
 

@@ -107,7 +107,7 @@ class TrainSettings:
 
     `metrics.jsonl` and the round's event name the rate that was used."""
     warmup_rounds: int = 0
-    """Rounds of a run over which the learning rate rises from 0."""
+    """Rounds of a run over which the learning rate rises from 0; refused ones do not count."""
     decay: str = "constant"
     """Learning rate after that: `constant`, or `linear` or `cosine` decay to a tenth of it at `decay_rounds`, then constant."""
     decay_rounds: int | None = None
@@ -166,7 +166,7 @@ class TrainSettings:
 
     Values of 1.05 to 1.5 are usual."""
     max_staleness: int | None = None
-    """Do not train calls that are more versions behind than this; default: no limit."""
+    """Do not train calls with more updates between their version and the policy than this; default: no limit."""
     adapter: str = "none"
     """`none` (train all weights) or `lora` (train a low-rank adapter on frozen weights).
 

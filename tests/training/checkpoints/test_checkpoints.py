@@ -94,7 +94,7 @@ def test_a_kill_at_any_file_operation_leaves_the_old_checkpoint_or_the_new_one(t
             assert names(root) == {"policy-000001"}
             latest = write(checkpoints, 2, "b")
         else:
-            assert consumed == LedgerEntry("trained", "b", "policy-000002")
+            assert consumed == LedgerEntry("trained", "b", "policy-000002", parent="policy-000001")
             assert checkpoints.pending() == latest
         assert latest.name == "policy-000002"
         assert (latest / "model.safetensors").read_text() == "2"

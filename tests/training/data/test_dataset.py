@@ -172,7 +172,7 @@ def test_of_a_call_that_continues_its_segment_only_what_is_new_is_kept(tmp_path:
 def test_after_a_call_that_was_left_out_as_stale_its_tokens_are_kept_with_the_next_one(tmp_path: Path) -> None:
     logged = _long_rollout("r", 3, added=3, policy_version=5)
     logged[1] = dataclasses.replace(logged[1], policy_version=2)
-    calls, left_out = read_calls(open_dataset(write_dataset(tmp_path, logged)), oldest=3)
+    calls, left_out = read_calls(open_dataset(write_dataset(tmp_path, logged)), is_stale=lambda version: version < 3)
     assert left_out == 1
     assert [(call.prefix_len, call.prompt_ids.tolist()) for call in calls] == [
         (0, [0, 1, 2]),

@@ -9,7 +9,7 @@ from trainspan_training.metrics.movement import Movement
 from trainspan_training.metrics.round_record import METRICS_FILE
 
 
-def test_movements_add_up_from_the_earliest_version_to_the_current_one(tmp_path: Path) -> None:
+def test_movements_add_up_along_the_updates_between_two_versions(tmp_path: Path) -> None:
     lines = [
         {"version": 1, "kl": 0.02, "error": None},
         {"version": 1, "kl": 0.9, "error": "aborted: the policy before it stays"},
@@ -17,13 +17,13 @@ def test_movements_add_up_from_the_earliest_version_to_the_current_one(tmp_path:
     ]
     (tmp_path / METRICS_FILE).write_text("".join(json.dumps(line) + "\n" for line in lines))
     movement = Movement.of(tmp_path)
-    assert movement.since(2, 2) == 0
-    assert movement.since(1, 2) == pytest.approx(0.1)
-    assert movement.since(0, 2) == pytest.approx(0.3)
-    assert movement.since(0, 3) is None, "the last round is not on record"
+    assert movement.along([]) == 0
+    assert movement.along([2]) == pytest.approx(0.1)
+    assert movement.along([1, 2]) == pytest.approx(0.3)
+    assert movement.along([1, 2, 3]) is None, "the last round is not on record"
     movement.add(3, 0.02)
-    assert movement.since(0, 3) == pytest.approx(0.5)
+    assert movement.along([1, 2, 3]) == pytest.approx(0.5)
 
 
 def test_a_policy_before_the_records_has_an_unknown_movement(tmp_path: Path) -> None:
-    assert Movement.of(tmp_path).since(0, 1) is None
+    assert Movement.of(tmp_path).along([1]) is None

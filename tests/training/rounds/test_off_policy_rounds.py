@@ -78,8 +78,12 @@ def test_a_call_that_went_on_across_a_swap_is_weighted_and_counted_token_by_toke
     # After a rollback the newest version of a call can be one that was withdrawn: such a call is never fresh.
     (call,) = read_calls(open_dataset(dataset_dir(tmp_path / "dataset", 1)))[0][:1]
     withdrawn = dataclasses.replace(call, policy_version=1, version_spans=((1, 0, 2), (2, 2, 4), (1, 4, 6)))
-    assert not staleness_of([withdrawn], 1, 0).fresh
-    assert staleness_of([dataclasses.replace(call, policy_version=1, version_spans=())], 1, 0).fresh
+
+    def behind(version: int) -> int:
+        return abs(1 - version)
+
+    assert not staleness_of([withdrawn], behind, 0).fresh
+    assert staleness_of([dataclasses.replace(call, policy_version=1, version_spans=())], behind, 0).fresh
 
 
 def test_calls_beyond_the_staleness_limit_are_left_out_and_counted(run: Run, tmp_path: Path, model: Any) -> None:

@@ -16,6 +16,7 @@ from trainspan_schemas.artifacts.dataset import manifest_path
 from trainspan_schemas.config.settings import TrainSettings
 from trainspan_schemas.errors import DatasetError
 from trainspan_schemas.telemetry.constraints import Constraint
+from trainspan_training.checkpoints.lineage import Lineage
 from trainspan_training.constraints.replay import Replayer
 from trainspan_training.data.dataset import DatasetFolder, open_dataset, read_calls
 from trainspan_training.data.layout import BatchLayout
@@ -120,7 +121,7 @@ def taken(
 ) -> tuple[list[list[MicroBatch]], Outline]:
     """The micro-batches of each of this process's steps, and its outline of the round."""
     replayer = Replayer(vocabulary, bytes)  # no grammar is compiled
-    reading = RoundReading(dataset, Policy(Path(), None, "base", 1, Path()), settings, team, replayer)
+    reading = RoundReading(dataset, Policy(Path(), None, "base", 1, Path()), settings, team, replayer, Lineage({}))
     reading.replay()
     reading.read()
     outline = reading.plan(Config(), layout, find_rule(settings))

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +22,7 @@ from trainspan_training.checkpoints.folder import Checkpoints
 from trainspan_training.checkpoints.ledger import CheckpointLedger
 from trainspan_training.checkpoints.rollback import roll_back
 from trainspan_training.checkpoints.swap_request import PolicyAddress
+from trainspan_training.objective.schedule import Schedule
 from trainspan_training.rounds.result import RoundResult
 from trainspan_training.session import TrainJob, train
 
@@ -79,6 +81,33 @@ def test_a_following_trainer_continues_from_the_checkpoint_that_was_put_back(
         own, other = root / f"policy-{version:06d}", tmp_path / "reference" / f"policy-{reference:06d}"
         assert same_weights(own, other), version
     assert not same_weights(root / "policy-000002", root / "policy-000003")
+
+
+@pytest.mark.parametrize("limit", [1, None])
+def test_after_a_rollback_updates_count_and_not_numbers(
+    tmp_path: Path, model: Any, model_dir: Path, limit: int | None
+) -> None:
+    write(tmp_path, model, 0, 1, 2)
+    mixed = [
+        call
+        for version in (1, 2, 3)
+        for call in sample_rollouts(model, rollouts=2, turns=1, seed=3 + version, version=version)
+    ]
+    write_dataset(tmp_path / "dataset", mixed, round_=3)
+
+    def after(result: RoundResult) -> None:
+        if result.version == 2:
+            roll_back(tmp_path / "checkpoints", 1, PolicyAddress("none"), retry_for_s=1)
+
+    changes: dict[str, Any] = {"decay": "linear", "decay_rounds": 10, "warmup_rounds": 0, "max_staleness": limit}
+    results = follow(tmp_path, model_dir, 4, after=after, **changes)
+    _, second, third, last = records = [result.record for result in results if result.record]
+    schedule = Schedule(GENTLE.learning_rate or 0.0, 0, "linear", 10)
+    assert [record.learning_rate for record in records] == pytest.approx([schedule.at(n) for n in (1, 2, 2, 3)])
+    # Version 3 was trained from version 1: that is one update behind, and the withdrawn version 2 is two updates away.
+    assert (last.policy_versions, last.staleness_max, last.stale_calls) == ([1, 3], limit or 2, 2 if limit else 0)
+    moved = [math.sqrt(2 * record.kl) for record in ((third,) if limit else (second, third))]
+    assert last.agreement.moved == pytest.approx(sum(moved))
 
 
 def test_a_restarted_trainer_does_not_return_to_what_was_withdrawn(tmp_path: Path, model: Any, model_dir: Path) -> None:

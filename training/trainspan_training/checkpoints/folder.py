@@ -35,6 +35,7 @@ __all__ = [
     "complete_checkpoints",
     "latest_held",
     "run_name",
+    "version_in",
 ]
 
 KEEP_OPTIMIZERS = 2
@@ -74,10 +75,10 @@ def accepted_checkpoint(root: Path) -> Path | None:
 
 
 def _version(folder: Path) -> int:
-    return _version_in(folder.name) or 0
+    return version_in(folder.name) or 0
 
 
-def _version_in(name: str | None) -> int | None:
+def version_in(name: str | None) -> int | None:
     """The number in the name of a checkpoint, also of a refused one."""
     found = _NAME.fullmatch((name or "").removesuffix(_REFUSED))
     return int(found[1]) if found else None
@@ -163,7 +164,7 @@ class Checkpoints:
         Servers may still have copies of those that were refused, withdrawn or deleted.
         """
         names = [*(path.name for path in self.root.iterdir()), *(entry.checkpoint for entry in self.ledger.entries)]
-        return max([parent, *(version for name in names if (version := _version_in(name)) is not None)]) + 1
+        return max([parent, *(version for name in names if (version := version_in(name)) is not None)]) + 1
 
     def reload(self) -> None:
         """Reads again what `trainspan swap` may have changed."""
@@ -268,7 +269,7 @@ class Checkpoints:
         """Enters the dataset of a complete checkpoint into the ledger, once."""
         entry = self.ledger.of_checkpoint(folder.name)
         if entry is None or entry.dataset != meta.dataset_sha256:
-            self.ledger.append(LedgerEntry("trained", meta.dataset_sha256, folder.name))
+            self.ledger.append(LedgerEntry("trained", meta.dataset_sha256, folder.name, parent=meta.parent))
 
     def _set_aside(self, folder: Path, meta: CheckpointMeta) -> None:
         latest = self.root / "latest"

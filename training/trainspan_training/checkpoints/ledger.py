@@ -31,6 +31,8 @@ class LedgerEntry:
     """sha256 of the dataset's manifest."""
     checkpoint: str | None = None
     reason: str | None = None
+    parent: str | None = None
+    """Of `trained`: the checkpoint that training began with, or the path of the model that the run started from."""
 
 
 class CheckpointLedger:
@@ -62,11 +64,6 @@ class CheckpointLedger:
         """Whether an earlier checkpoint was put in service instead of this one."""
         entry = self.of_checkpoint(name)
         return entry is not None and entry.event == "withdrawn"
-
-    def refused_versions(self) -> list[int]:
-        """The version numbers that were refused, which no later checkpoint has."""
-        names = [entry.checkpoint for entry in self.entries if entry.event == "refused" and entry.checkpoint]
-        return [int(name.rpartition("-")[2]) for name in names]
 
     def accepted(self) -> list[str]:
         """Checkpoints that a policy server took and that were not refused or withdrawn since; the last one taken is last."""

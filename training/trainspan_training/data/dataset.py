@@ -147,7 +147,10 @@ def open_dataset(path: Path) -> DatasetFolder:
 
 
 def read_constrained(
-    dataset: DatasetFolder, *, oldest: int | None = None, only: frozenset[int] | None = None
+    dataset: DatasetFolder,
+    *,
+    is_stale: Callable[[int], bool] | None = None,
+    only: frozenset[int] | None = None,
 ) -> Iterator[ConstrainedCall]:
     """Yields the constrained calls among those that `read_calls` would return.
 
@@ -161,7 +164,7 @@ def read_constrained(
         for table, numbers in tables(path, columns, first, held, only):
             said = table.select(columns[:-1]).to_pylist()
             for number, row, ids in zip(numbers, said, lists_of(table, "completion_ids"), strict=True):
-                if row["constraint"] is not None and not _is_stale(row["policy_version"], oldest):
+                if row["constraint"] is not None and not _is_left_out(row["policy_version"], is_stale):
                     text = texts.setdefault(row["constraint"], row["constraint"])
                     yield ConstrainedCall(number, text, row["constraint_start"] or 0, ids.copy())
 
@@ -169,14 +172,14 @@ def read_constrained(
 def read_calls(
     dataset: DatasetFolder,
     *,
-    oldest: int | None = None,
+    is_stale: Callable[[int], bool] | None = None,
     whole: bool = False,
     only: frozenset[int] | None = None,
     limited: "Callable[[Sequence[Call]], list[Call]] | None" = None,
 ) -> tuple[list[Call], int]:
     """Returns (calls, number of stale calls), verified against the manifest's hashes and counts.
 
-    Calls with a policy version below `oldest` are dropped and counted; calls of unknown version are kept. `limited`
+    Calls whose policy version `is_stale` are dropped and counted; calls of unknown version are kept. `limited`
     attaches the limits of constraints to calls; calls that it drops are not counted. `only` selects calls by number, as
     whole segments: other calls, and files without any of these, are not read. Unless `whole`, a call that continues its
     segment keeps only its new tokens in memory. Raises DatasetError, naming the file or row, for a hash mismatch,
@@ -187,7 +190,7 @@ def read_calls(
     for path, first, held in _files(dataset, only):
         for table, numbers in tables(path, _COLUMNS, first, held, only):
             read = _calls(table, numbers, path)
-            recent = [call for call in read if not _is_stale(call.policy_version, oldest)]
+            recent = [call for call in read if not _is_left_out(call.policy_version, is_stale)]
             stale += len(read) - len(recent)
             kept = recent if limited is None else limited(recent)
             calls += kept if whole else [segments.cut(call) for call in kept]
@@ -215,8 +218,8 @@ def _files(dataset: DatasetFolder, only: frozenset[int] | None) -> Iterator[tupl
         raise DatasetError(f"{dataset.path} has {rows} rows, but its manifest states {dataset.rows}: build it again")
 
 
-def _is_stale(version: int | None, oldest: int | None) -> bool:
-    return oldest is not None and version is not None and version < oldest
+def _is_left_out(version: int | None, is_stale: Callable[[int], bool] | None) -> bool:
+    return is_stale is not None and version is not None and is_stale(version)
 
 
 class _Segments:

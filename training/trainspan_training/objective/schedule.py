@@ -1,6 +1,6 @@
 """The learning rate of each step: a default that fits the model, and warm-up and decay by rounds, or by steps in `sft`.
 
-It depends only on the policy's version, so that a restarted trainer resumes at the same point.
+It depends only on the number of updates that led to the policy, so that a restarted trainer resumes at the same point.
 """
 
 import math

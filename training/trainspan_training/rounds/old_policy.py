@@ -1,7 +1,7 @@
 """Preparation before a round's first step: staleness of its calls, and log-probabilities under other policies."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,7 +36,7 @@ _SAMPLE_TRAINED = 512
 
 @dataclass(frozen=True, slots=True)
 class Staleness:
-    """How many policy versions a dataset's calls are behind."""
+    """How many updates are between the versions that sampled a dataset's calls and the policy."""
 
     mean: float
     """Mean over sampled tokens."""
@@ -79,19 +79,21 @@ def check_policy(dataset: DatasetFolder, policy: Policy) -> None:
         )
 
 
-def staleness_of(calls: Sequence[Call], version: int, dropped: int) -> Staleness:
-    """Staleness of the calls relative to `version`; calls of unknown version count as current.
+def staleness_of(calls: Sequence[Call], behind: Callable[[int], int], dropped: int) -> Staleness:
+    """Staleness of the calls: `behind` gives the number of updates between a version and the policy.
 
-    A call that went on across a swap counts token by token in the mean, and by its oldest tokens in the greatest.
+    Calls of unknown version count as current.
+
+    A call that went on across a swap counts token by token in the mean, and by its most distant tokens in the greatest.
     """
     found = [(own, count) for call in calls for own, count in call.tokens_by_version()]
-    behind = [(max(0, version - (version if own is None else own)), count) for own, count in found]
-    tokens = sum(count for _, count in behind)
+    ages = [(0 if own is None else behind(own), count) for own, count in found]
+    tokens = sum(count for _, count in ages)
     return Staleness(
-        mean=sum(age * count for age, count in behind) / tokens if tokens else 0.0,
-        greatest=max((age for age, _ in behind), default=0),
+        mean=sum(age * count for age, count in ages) / tokens if tokens else 0.0,
+        greatest=max((age for age, _ in ages), default=0),
         dropped=dropped,
-        fresh={own for own, _ in found} == {version},
+        fresh=bool(found) and all(own is not None and behind(own) == 0 for own, _ in found),
     )
 
 
@@ -137,7 +139,7 @@ def agreement_of(
 ) -> Agreement:
     """Agreement of server and trainer on tokens, from sums measured under the round's starting weights.
 
-    `moved` is the policy's movement since the earliest of the calls, if it is known.
+    `moved` is the greatest movement between a version of the calls and the policy, if it is known.
     """
     limit = limit_of(server_dtype, dtype, settings.engine_mismatch)
     return Agreement(sums.mean("abs_diff"), sums.mean("k3"), limit, staleness.fresh, server_dtype, dtype, moved)

@@ -3,6 +3,7 @@
 The leader shares little: which rows go together, and their weights. The other processes read only their own rows.
 """
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 
 from trainspan_schemas.config.settings import TrainSettings
 from trainspan_schemas.errors import DatasetError, TrainingError
+from trainspan_training.checkpoints.lineage import Lineage
 from trainspan_training.constraints.replay import Replay, Replayer
 from trainspan_training.data.dataset import Call, DatasetFolder, read_calls, read_constrained
 from trainspan_training.data.layout import BatchLayout
@@ -43,7 +45,7 @@ class Outline:
     unreplayed: dict[str, int]
     """Number of constrained calls left out because they cannot be replayed, by reason."""
     versions: tuple[int, ...]
-    """Smallest and greatest policy version of the calls; empty if all are unknown."""
+    """The known policy versions of the calls, ascending."""
     prompts: list[Prompt]
     """Prompts for a canary, drawn from the rows."""
 
@@ -59,26 +61,35 @@ class RoundReading:
     """One dataset. All processes call `replay`, `read`, `plan` and `take`, in this order, and all raise any error."""
 
     def __init__(
-        self, dataset: DatasetFolder, policy: Policy, settings: TrainSettings, team: Team, replayer: Replayer
+        self,
+        dataset: DatasetFolder,
+        policy: Policy,
+        settings: TrainSettings,
+        team: Team,
+        replayer: Replayer,
+        lineage: Lineage,
     ) -> None:
         self._dataset = dataset
         self._policy = policy
         self._settings = settings
         self._team = team
         self._replayer = replayer
-        limit = settings.max_staleness
-        self._oldest = None if limit is None else policy.version - limit
+        self._behind = functools.cache(lambda version: lineage.distance(version, policy.version))
         self._replay = Replay()
         self._calls: list[Call] = []
         self._rows: list[TokenSequence] = []
         self._dropped = 0
+
+    def _is_stale(self, version: int) -> bool:
+        limit = self._settings.max_staleness
+        return limit is not None and self._behind(version) > limit
 
     def replay(self) -> None:
         """Replays the constraints of calls, in the leader. Raises DatasetError."""
 
         def replay() -> None:
             check_policy(self._dataset, self._policy)
-            self._replay = self._replayer.replay(read_constrained(self._dataset, oldest=self._oldest))
+            self._replay = self._replayer.replay(read_constrained(self._dataset, is_stale=self._is_stale))
 
         self._team.share(replay)
 
@@ -88,7 +99,7 @@ class RoundReading:
         def read() -> None:
             self._calls, self._dropped = read_calls(
                 self._dataset,
-                oldest=self._oldest,
+                is_stale=self._is_stale,
                 whole=not self._settings.merge,
                 limited=self._replay.limited,
             )
@@ -108,15 +119,15 @@ class RoundReading:
         _check(self._rows, int(config.vocab_size), context_of(config), layout.longest)
         rng = np.random.default_rng([settings.seed, int(self._dataset.sha256[:16], 16)])
         steps = plan_steps(self._rows, calls, steps=settings.steps_per_round, rule=rule, layout=layout, rng=rng)
-        known = [version for call in calls for version, _ in call.tokens_by_version() if version is not None]
+        known = {version for call in calls for version, _ in call.tokens_by_version() if version is not None}
         replay, self._calls, self._replay = self._replay, [], Replay()
         return Outline(
             steps=tuple(steps),
-            staleness=staleness_of(calls, self._policy.version, self._dropped),
+            staleness=staleness_of(calls, self._behind, self._dropped),
             calls=len(calls),
             constrained=sum(call.limits is not None for call in calls),
             unreplayed=replay.reasons,
-            versions=(min(known), max(known)) if known else (),
+            versions=tuple(sorted(known)),
             prompts=draw_prompts(self._rows, context_of(config), settings.seed) if self._rows else [],
         )
 

@@ -29,7 +29,7 @@ class Trained:
     kl: float
     """k3 against the old policy after the last step."""
     moved: float | None
-    """The policy's movement since the earliest call, if it is known."""
+    """The greatest movement between a version of the calls and the policy, if it is known."""
     unrecorded_tokens: int
     """Number of trained tokens, of all processes, without figures of their own."""
     failure: str | None
@@ -60,7 +60,7 @@ class Trained:
             zero_spread_groups=self.dataset.zero_spread_groups,
             kl=self.kl,
             tokens_per_second=summary["forwarded_tokens"] / (self.seconds["train"] + self.seconds["optimizer"]),
-            policy_versions=list(outline.versions),
+            policy_versions=[*outline.versions[:1], *outline.versions[-1:]],
             staleness_mean=staleness.mean,
             staleness_max=staleness.greatest,
             stale_calls=staleness.dropped,

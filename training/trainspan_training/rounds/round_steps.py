@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from trainspan_schemas.config.settings import TrainSettings
+from trainspan_training.checkpoints.lineage import Lineage
 from trainspan_training.constraints.replay import Replayer, serialized_tokenizer
 from trainspan_training.data.dataset import DatasetFolder
 from trainspan_training.data.layout import BatchLayout
@@ -47,9 +48,11 @@ class RoundSteps:
         """Ends the grammar process."""
         self._replayer.close()
 
-    def read(self, dataset: DatasetFolder, policy: Policy, layout: BatchLayout) -> tuple[Outline, list[Step]]:
+    def read(
+        self, dataset: DatasetFolder, policy: Policy, layout: BatchLayout, lineage: Lineage
+    ) -> tuple[Outline, list[Step]]:
         """The plan for all processes, and this process's steps with their rows. Raises DatasetError or TrainingError."""
-        reading = RoundReading(dataset, policy, self._settings, self._trainer.team, self._replayer)
+        reading = RoundReading(dataset, policy, self._settings, self._trainer.team, self._replayer, lineage)
         with self._clock.timed("replay"):
             reading.replay()
         with self._clock.timed("read"):
@@ -65,12 +68,12 @@ class RoundSteps:
             steps = with_reference(self._trainer, steps, self._reference)
         return against_old(self._trainer, steps, self._settings, staleness, server_dtype)
 
-    def make(self, prepared: Prepared, version: int) -> Iterator[list[MicroBatch]]:
-        """Yields the optimizer steps after policy `version` until one fails."""
+    def make(self, prepared: Prepared, rounds: int) -> Iterator[list[MicroBatch]]:
+        """Yields the optimizer steps after so many `rounds` until one fails."""
         trainer, count = self._trainer, len(prepared.steps)
         trainer.recorder = self._recorder = self._new_recorder(count)
         for index, step in enumerate(prepared.steps, start=1):
-            trainer.rate = trainer.schedule.at(version + index / count)
+            trainer.rate = trainer.schedule.at(rounds + index / count)
             yield list(step.micro_batches)
             if trainer.failure:
                 break

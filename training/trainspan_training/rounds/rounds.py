@@ -17,6 +17,7 @@ from trainspan_schemas.artifacts.checkpoint import Canary
 from trainspan_schemas.config.settings import TrainSettings
 from trainspan_schemas.errors import DatasetError, TrainingError
 from trainspan_training.checkpoints.folder import Checkpoints, RolledBackError
+from trainspan_training.checkpoints.lineage import Lineage
 from trainspan_training.checkpoints.swap_request import PolicyAddress, Swap, served_dtype
 from trainspan_training.data.dataset import DatasetFolder
 from trainspan_training.data.layout import BatchLayout
@@ -144,9 +145,12 @@ class Rounds:
     def _repeat_round(self, missing_state: MissingState) -> Iterator[list[MicroBatch]]:
         """Repeats the steps of the newest policy's round to rebuild Adam's state, lost when the trainer was killed."""
         name = missing_state.policy.name
+        lineage = self._lineage()
         log.warning("no optimizer state of %s: repeating its steps from %s", name, missing_state.parent.name)
         try:
-            outline, steps = self._steps.read(missing_state.dataset, self._policy, missing_state.layout(self._layout))
+            outline, steps = self._steps.read(
+                missing_state.dataset, self._policy, missing_state.layout(self._layout), lineage
+            )
         except (DatasetError, TrainingError) as error:
             log.warning("the optimizer state of %s cannot be recomputed, Adam starts from zero: %s", name, error)
             self._publication.policy = missing_state.policy
@@ -155,7 +159,7 @@ class Rounds:
         # The canary's dtype is the coarser of server's and trainer's, by which the old policy was chosen at the time.
         self._server_dtype = Canary.read(missing_state.policy.folder).dtype
         prepared = self._steps.prepare(steps, outline.staleness, self._server_dtype)
-        yield from self._steps.make(prepared, self._policy.version)
+        yield from self._steps.make(prepared, lineage.rounds(self._policy.version))
         self.trainer.take_stats()
         tokens = self._steps.token_file(missing_state.dataset, prepared)
         if not self._files.restore(missing_state.policy):
@@ -171,8 +175,9 @@ class Rounds:
     def _round(self, dataset: DatasetFolder) -> Generator[list[MicroBatch], None, RoundResult]:
         if self._publication.follow_rollback(self._settings.adapter):
             self._canary.forget()
+        lineage = self._lineage()
         try:
-            outline, steps = self._steps.read(dataset, self._policy, self._layout)
+            outline, steps = self._steps.read(dataset, self._policy, self._layout, lineage)
         except (DatasetError, TrainingError) as error:
             if not self._keep_going:
                 raise
@@ -186,8 +191,8 @@ class Rounds:
         with self._clock.timed("state"):
             self._files.settle()
         with self._clock.timed("optimizer"):
-            yield from self._steps.make(prepared, self._policy.version)
-        return self._finish(self._trained(dataset, outline, prepared))
+            yield from self._steps.make(prepared, lineage.rounds(self._policy.version))
+        return self._finish(self._trained(dataset, outline, prepared, lineage))
 
     def _finish(self, trained: Trained) -> RoundResult:
         """Saves and publishes the result of a round's steps, unless it failed."""
@@ -210,7 +215,6 @@ class Rounds:
             self._canary.accept(scores)
             self._movement.add(saved.version, record.kl)
         else:
-            self._movement.add(saved.version, 0.0)
             refusal = f"the policy server refused {saved.folder.name}: {swap.error}"
             record = replace(record, version=self._policy.version, checkpoint=self._policy.name, error=refusal)
         self._publication.finish(record)
@@ -228,7 +232,7 @@ class Rounds:
         if self._settings.keep_start and self._policy.checkpoint is None:
             self._publication.keep_start(self._canary.canary(self._canary.scores))
 
-    def _trained(self, dataset: DatasetFolder, outline: Outline, prepared: Prepared) -> Trained:
+    def _trained(self, dataset: DatasetFolder, outline: Outline, prepared: Prepared, lineage: Lineage) -> Trained:
         """The result of the steps, and whether it is accepted."""
         stats = self.trainer.take_stats()
         seconds = self._clock.seconds
@@ -244,7 +248,7 @@ class Rounds:
             prepared=prepared,
             stats=stats,
             kl=moved.mean("k3_old"),
-            moved=self._moved(outline),
+            moved=self._moved(outline, lineage),
             unrecorded_tokens=self._steps.unrecorded_tokens,
             failure=failure,
             rate=self.trainer.rate,
@@ -254,11 +258,16 @@ class Rounds:
             seconds=seconds,
         )
 
-    def _moved(self, outline: Outline) -> float | None:
-        """How far the policy is at most from the oldest of the calls; None if unknown, as for versions that were withdrawn."""
-        if not outline.versions or max(outline.versions) > self._policy.version:
-            return None
-        return self._movement.since(min(outline.versions), self._policy.version)
+    def _lineage(self) -> Lineage:
+        lineage: Lineage = self._leader.share(lambda checkpoints: Lineage.of(checkpoints.ledger))
+        return lineage
+
+    def _moved(self, outline: Outline, lineage: Lineage) -> float | None:
+        """How far the policy is at most from the versions of the calls; None if it is unknown for one of them."""
+        paths = [lineage.path(version, self._policy.version) for version in outline.versions]
+        found = [None if path is None else self._movement.along(path) for path in paths]
+        known = [moved for moved in found if moved is not None]
+        return max(known) if known and len(known) == len(found) else None
 
     def _record(self, trained: Trained) -> RoundRecord:
         """The record with its alarms, which the leader logs as warnings."""

@@ -1,0 +1,60 @@
+"""Which version was trained from which: how many updates lie between two of them, and how many led to one.
+
+Their numbers do not say it: refused and withdrawn versions leave gaps, because no number is used twice.
+"""
+
+from collections.abc import Mapping
+
+from trainspan_training.checkpoints.folder import version_in
+from trainspan_training.checkpoints.ledger import CheckpointLedger
+
+__all__ = ["Lineage"]
+
+
+class Lineage:
+    """Version → the version that it was trained from."""
+
+    def __init__(self, parents: Mapping[int, int]) -> None:
+        self._parents = dict(parents)
+        self._known = {*self._parents, *self._parents.values()}
+
+    @classmethod
+    def of(cls, ledger: CheckpointLedger) -> "Lineage":
+        """The lineage of a checkpoints folder. The model that it starts from has the number before its first version."""
+        trained = {
+            version: entry.parent
+            for entry in ledger.entries
+            if entry.event == "trained" and entry.dataset and (version := version_in(entry.checkpoint)) is not None
+        }
+        start = min(trained, default=0) - 1
+        found = {version: version_in(parent) for version, parent in trained.items()}
+        return cls({version: start if parent is None else parent for version, parent in found.items()})
+
+    def rounds(self, version: int) -> int:
+        """Number of updates from version 0 to this one; a start model counts as many as its number says."""
+        *updates, start = self._ancestors(version)
+        return start + len(updates)
+
+    def path(self, one: int, other: int) -> list[int] | None:
+        """The versions whose updates lie between two: those since their last common ancestor, on both sides.
+
+        None if it is unknown how they are related.
+        """
+        if one == other:
+            return []
+        if not {one, other} <= self._known:
+            return None
+        ours, theirs = self._ancestors(one), self._ancestors(other)
+        return sorted({*ours} ^ {*theirs}) if ours[-1] == theirs[-1] else None
+
+    def distance(self, one: int, other: int) -> int:
+        """Number of updates between two versions; if it is unknown how they are related, the difference of their numbers."""
+        path = self.path(one, other)
+        return abs(one - other) if path is None else len(path)
+
+    def _ancestors(self, version: int) -> list[int]:
+        """The version itself, its parent and so on, to the model that training started from."""
+        found = [version]
+        while found[-1] in self._parents:
+            found.append(self._parents[found[-1]])
+        return found
