@@ -13,7 +13,7 @@ from trainspan_processing.assembly.chunk import reward_chunk
 from trainspan_processing.branches.states import STATES, states_of
 from trainspan_processing.branches.values import BranchedRollout, StateBranches, measure_rollout, two_values
 from trainspan_processing.dataset.ledger import NOTHING_USED
-from trainspan_processing.read.measurements import policies_of
+from trainspan_processing.read.policy_versions import PolicyVersions, policies_of
 from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.tables import CALLS, ROLLOUT_KEY
 from trainspan_processing.traces.trace_index import TraceIndex, index_traces
@@ -181,13 +181,16 @@ def measure(
     two = two_values(
         [*candidates.rollouts["reward"], *chain(*(group.rewards for group in groups.values())), *own_rewards]
     )
-    sampled_by = policies_of(candidates.calls, ROLLOUT_KEY)
+    sampled_by, versions = policies_of(candidates.calls, ROLLOUT_KEY), PolicyVersions(source)
     measured = []
     for row in candidates.rollouts.iter_rows(named=True):
         key = (row["rollout_id"], row["attempt"])
         own = states.get(key, pl.DataFrame(schema=STATES))
         group = groups.get((row["run_id"], row["round"], row["task_id"]))
-        measured.append(measure_rollout(row, own, group, found.get(key, {}), sampled_by.get(key, ()), two))
+        branches = found.get(key, {})
+        by_branches = {name for one in branches.values() for name in one.policies}
+        is_other = versions.differ(by_branches, sampled_by.get(key, ()), row["run_id"], row["round"])
+        measured.append(measure_rollout(row, own, group, branches, two, is_other_policy=is_other))
     return measured
 
 

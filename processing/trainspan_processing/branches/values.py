@@ -7,7 +7,7 @@ The advantage of call k is V(s_k+1) − V(s_k). VinePPO, arXiv 2410.01679, secti
 import math
 import statistics
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -117,19 +117,19 @@ def measure_rollout(
     states: pl.DataFrame,
     group: StateBranches | None,
     branches: Mapping[int, StateBranches],
-    policies: Collection[str],
     two: tuple[float, float] | None,
+    *,
+    is_other_policy: bool,
 ) -> BranchedRollout:
     """The values of a rollout's states.
 
     `rollout` has rollout_id, attempt, task_id, reward and plain_reward; `states` are its STATES; `group` is its group, itself
-    included; `branches` are those of each state; `policies` sampled the rollout. If others sampled branches, the group gives
-    no value: it is that of another policy. `two`: see `two_values`.
+    included; `branches` are those of each state. If other policy versions sampled them, the group gives no value: it is that of
+    another policy. `two`: see `two_values`.
     """
     reward, end = float(rollout["reward"]), states.height
     values = {call: StateValue.of_branches(own, two) for call, own in branches.items() if call < end}
-    is_other = not {name for own in branches.values() for name in own.policies} <= set(policies)
-    if values.get(0) is None and group is not None and len(group.rewards) > 1 and not is_other:
+    if values.get(0) is None and group is not None and len(group.rewards) > 1 and not is_other_policy:
         values[0] = StateValue.of(group, "group", two)
     values[end] = StateValue(reward, (reward, reward), 1, "reward", float(rollout["plain_reward"]))
     calls = []
@@ -152,7 +152,7 @@ def measure_rollout(
             )
         )
     return BranchedRollout(
-        rollout["rollout_id"], rollout["attempt"], rollout["task_id"], reward, is_other, tuple(calls)
+        rollout["rollout_id"], rollout["attempt"], rollout["task_id"], reward, is_other_policy, tuple(calls)
     )
 
 

@@ -11,12 +11,13 @@ from typing import Any, Final, TypeGuard
 
 import polars as pl
 
+from trainspan_processing.read.policy_versions import PolicyVersions, policies_of
 from trainspan_processing.read.source import TRACES_PER_READ, Selection, Source
 from trainspan_processing.read.span_words import SpanKey
 from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY
 from trainspan_schemas.telemetry import keys
 
-__all__ = ["Measured", "Measurement", "own_scores", "policies_of", "read_measurements"]
+__all__ = ["Measured", "Measurement", "own_scores", "read_measurements"]
 
 _COLUMNS: Final = ("time_ns", "trace_id", "span_id", "attributes", "untrusted")
 
@@ -86,32 +87,27 @@ def read_measurements(source: Source, trace_ids: Collection[str]) -> dict[SpanKe
 def own_scores(
     source: Source, calls: pl.DataFrame, pick: Callable[[Measurement], Measured | None]
 ) -> tuple[pl.DataFrame, int]:
-    """trace_id, span_id, `score` and `plain` of each of CALLS: its newest measurement by policies that sampled its own rollout.
+    """trace_id, span_id, `score` and `plain` of each of CALLS: its newest measurement by the policy versions of its own rollout.
 
     The values and rewards of a rollout are those of the policy that sampled it, so that values of another version cannot be
     compared with them. Also returns how many calls were measured by other versions only, or by policies that are not stated.
     """
     measured = read_measurements(source, calls["trace_id"].unique().to_list())
-    policies, found, ignored = policies_of(calls, ROLLOUT_KEY), [], 0
-    for rollout_id, attempt, *span in calls.select(*ROLLOUT_KEY, *SPAN_KEY).iter_rows():
+    policies, versions, found, ignored = policies_of(calls, ROLLOUT_KEY), PolicyVersions(source), [], 0
+    for rollout_id, attempt, run_id, round_, *span in calls.select(
+        *ROLLOUT_KEY, "run_id", "round", *SPAN_KEY
+    ).iter_rows():
         scored = [one for one in map(pick, measured.get((span[0], span[1]), ())) if one is not None]
-        own = set(policies.get((rollout_id, attempt), ()))
-        fitting = [(*span, one.score, one.plain) for one in scored if one.policies and own.issuperset(one.policies)]
+        own = policies.get((rollout_id, attempt), ())
+        fitting = [
+            (*span, one.score, one.plain)
+            for one in scored
+            if one.policies and not versions.differ(one.policies, own, run_id, round_)
+        ]
         found += fitting[:1]
         ignored += bool(scored and not fitting)
     schema = {**dict.fromkeys(SPAN_KEY, pl.String), "score": pl.Float64, "plain": pl.Float64}
     return pl.DataFrame(found, schema=schema, orient="row"), ignored
-
-
-def policies_of(calls: pl.DataFrame, by: Sequence[str]) -> dict[tuple[Any, ...], tuple[str, ...]]:
-    """Values of the columns `by` → name and version of every policy that sampled their CALLS.
-
-    Repeated answers are those of the stored rollout.
-    """
-    sampled = calls.filter(~pl.col("forced").fill_null(False)).drop_nulls([*by, "policy_version"])
-    name = pl.format("{} {}", pl.col("policy_name").fill_null("policy"), "policy_version").alias("policy")
-    named = sampled.select(*by, name).unique().sort(*by, "policy")
-    return {key: tuple(own["policy"]) for key, own in named.partition_by(by, as_dict=True).items()}
 
 
 def _records(source: Source, traces: Sequence[str]) -> Iterator[pl.DataFrame]:

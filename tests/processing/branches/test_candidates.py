@@ -276,3 +276,21 @@ def test_the_newest_round_is_never_one_of_branches(bench: Bench) -> None:
     bench.send(rollout, chain(TestRollout("later", run="other", task="t@r.0@1", begins=2e6), 1).reward(1.0))
     with bench.source() as source:
         assert newest_round(source) == Selection(bench.run_id, 7)
+
+
+def test_a_policy_that_only_the_branches_used_is_compared_with_the_round(bench: Bench) -> None:
+    """Else a rollout's values would count or not by whether it called the other policy, which is an outcome."""
+
+    def asked(rollout: TestRollout, name: str, version: int) -> TestRollout:
+        rollout.call(2, [5, 6], [7], **{keys.POLICY_NAME: name, keys.POLICY_VERSION: version})
+        return rollout
+
+    one, other = chain(bench.rollout("a"), 2).reward(1.0), chain(bench.rollout("b"), 2).reward(0.0)
+    points = [point(one, 1)]
+    bench.send(one, other, asked(branch(bench, one, 1, 0, 0.75), "coder", 3))
+    assert measured(bench, points) == [[0.5, 0.75], [0.5, None]]  # nobody else asked the coder
+    third = asked(chain(bench.rollout("c", task="t1"), 2), "coder", 3).reward(0.0)
+    bench.send(third, asked(bench.rollout("d", task="t@r.0@1"), "coder", 2))  # branches of the round do not count
+    assert measured(bench, points)[:2] == [[0.5, 0.75], [0.5, None]]
+    bench.send(asked(branch(bench, one, 1, 1, 0.25), "coder", 4))
+    assert measured(bench, points)[:2] == [[None, 0.5], [0.5, None]]

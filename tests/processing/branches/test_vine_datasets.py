@@ -57,6 +57,22 @@ def test_values_of_another_policy_version_are_not_used_and_counted(bench: Bench)
     assert built.manifest["ignored_values"] == 1
 
 
+def test_values_count_whether_or_not_their_rollout_used_each_policy_of_its_branches(bench: Bench) -> None:
+    one, other = bench.rollout("a"), bench.rollout("b")
+    spans = [one.call(index, [1, index], [2], version=3) for index in range(3)]
+    other.call(0, [1], [2], version=3)
+    other.call(1, [1, 2], [2], version=5, **{keys.POLICY_NAME: "coder"})
+    said = {1: (["coder 5", "policy 3"], 0.75), 2: (["coder 6", "policy 3"], 0.25)}
+    for index, (policies, value) in said.items():
+        name = {keys.EVALUATION_NAME: keys.STATE_VALUE, keys.MEASURED_POLICIES: policies}
+        one.log_reward(value, span_id=spans[index], at=200.0, **name)
+    bench.send(one.reward(1.0), other.reward(0.0))
+    built = bench.build(round_=0, credit="vine", policies="policy")
+    made = rows(built).filter(rollout_id=one.rollout_id).sort("call_index")
+    assert made["advantage"].to_list() == pytest.approx([0.25, 0.25, 0.25])
+    assert built.manifest["ignored_values"] == 1
+
+
 def test_branches_of_one_state_are_a_group_and_their_repeated_calls_are_dropped(bench: Bench) -> None:
     for name, reward in (("a", 1.0), ("b", 0.0)):
         rollout = bench.rollout(name, task="t@origin.0@1").reward(reward)
