@@ -14,12 +14,14 @@ __all__ = ["Given", "help_of", "setting_options"]
 Given = dict[str, Any]
 """Setting → its option's value; None if it was not given. It is passed to `override`."""
 
-_PLACE = "given"
 _Result = TypeVar("_Result")
 
 
-def setting_options(section: str, *names: str) -> Callable[[Callable[..., _Result]], Callable[..., _Result]]:
-    """Gives a command an option for each of these settings, in place of its keyword parameter `given: Given`.
+def setting_options(
+    section: str, *names: str, place: str = "given"
+) -> Callable[[Callable[..., _Result]], Callable[..., _Result]]:
+    """Gives a command an option for each of these settings, in place of its keyword parameter `given: Given`,
+    or of another one (`place`) for a second section.
 
     Without names, all settings of the section become options.
     """
@@ -30,10 +32,10 @@ def setting_options(section: str, *names: str) -> Callable[[Callable[..., _Resul
     def decorate(command: Callable[..., _Result]) -> Callable[..., _Result]:
         @functools.wraps(command)
         def with_options(**values: Any) -> _Result:
-            return command(**{_PLACE: {doc.name: values.pop(doc.name) for doc in docs}}, **values)
+            return command(**{place: {doc.name: values.pop(doc.name) for doc in docs}}, **values)
 
         signature = inspect.signature(command, eval_str=True)
-        parameters = list(_replaced(signature, docs))
+        parameters = list(_replaced(signature, place, docs))
         with_options.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         with_options.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         return with_options
@@ -46,10 +48,10 @@ def help_of(section: str, name: str) -> str:
     return _help(next(doc for doc in setting_docs(section) if doc.name == name))
 
 
-def _replaced(signature: inspect.Signature, docs: list[SettingDoc]) -> Iterator[inspect.Parameter]:
-    """The parameters as keyword-only ones, with those of the settings in place of `given`."""
+def _replaced(signature: inspect.Signature, place: str, docs: list[SettingDoc]) -> Iterator[inspect.Parameter]:
+    """The parameters as keyword-only ones, with those of the settings in place of `place`."""
     for parameter in signature.parameters.values():
-        if parameter.name == _PLACE:
+        if parameter.name == place:
             yield from (
                 inspect.Parameter(doc.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_option(doc))
                 for doc in docs

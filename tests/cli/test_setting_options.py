@@ -39,6 +39,20 @@ def test_a_command_gets_the_settings_whose_options_were_given() -> None:
     assert chosen == DatasetSettings(gamma=0.5, keep_zero_spread=True, max_tokens=7, credit="step", baseline="rloo")
 
 
+def test_a_command_may_have_settings_of_two_sections() -> None:
+    seen: dict[str, Any] = {}
+
+    @setting_options("dataset", "reward", place="rewarding")
+    @setting_options("rollouts", "judge")
+    def command(*, given: Given, rewarding: Given, n: int = 1) -> None:
+        seen.update(given=given, rewarding=rewarding, n=n)
+
+    app = typer.Typer()
+    app.command()(command)
+    result = CLI.invoke(app, ["--reward", "a:b", "--judge", "c:d", "--n", "2"])
+    assert (result.exit_code, seen) == (0, {"given": {"judge": "c:d"}, "rewarding": {"reward": "a:b"}, "n": 2})
+
+
 def test_only_the_named_settings_are_options_and_an_unknown_one_is_an_error() -> None:
     seen, _ = _run(names=("gamma", "credit"))
     assert seen["given"] == {"credit": None, "gamma": None}

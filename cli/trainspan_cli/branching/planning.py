@@ -71,7 +71,7 @@ def plan_branches(
     skipped = Counter(candidates.skipped)
     if candidates.rollouts.is_empty():
         raise NothingToBranchError(
-            f"no rollout can be branched{_why(skipped)}; choose others with --rollout or --of-run"
+            f"no rollout can be branched{_why(skipped)}; choose others with --rollout or --of-run{_hint(skipped)}"
         )
     rollouts = candidates.rollouts
     chosen_target, task_files = recorded_or_given(rollouts, target, tasks)
@@ -123,6 +123,10 @@ def _points(
         points.append(BranchPoint(rollout_id, attempt, call, row["round"] or 0, {**given, **split}))
     skipped.update(f"task not in {name}" for _, _, name in without_task)
     return points, skipped_states
+
+
+def _hint(skipped: Counter[str]) -> str:
+    return ", or say what their reward is, as for the dataset (--reward, --reward-name)" if skipped["no reward"] else ""
 
 
 def _why(skipped: Counter[str]) -> str:

@@ -16,10 +16,11 @@ _VALUES: Final = {
 """What a value is the mean of → its name and explanation."""
 
 
-def scores_of(rollouts: Sequence[BranchedRollout], run_id: str) -> Iterator[FeedbackScore]:
+def scores_of(rollouts: Sequence[BranchedRollout], run_id: str, reward: Sequence[str]) -> Iterator[FeedbackScore]:
     """The values and advantages that the branches of `run_id` measured, as evaluations on the spans of the calls.
 
-    The value that a group gives is stored only with an advantage, which is compared with it.
+    `reward` is the `reward_definition` of the rewards that were measured. The value that a group gives is stored only with an
+    advantage, which is compared with it.
     """
     for rollout in rollouts:
         for call in rollout.calls:
@@ -27,7 +28,7 @@ def scores_of(rollouts: Sequence[BranchedRollout], run_id: str) -> Iterator[Feed
             if value is not None and (value.by == "branches" or call.advantage is not None):
                 name, said = _VALUES[value.by]
                 said, plain = said.format(value.n), None if value.plain == value.mean else value.plain
-                more = _measured(run_id, call, value, value.interval, value.policies, plain)
+                more = _measured(run_id, reward, call, value, value.interval, value.policies, plain)
                 yield FeedbackScore(
                     value.mean, name, "branches", rollout.rollout_id, explanation=said, span=span, more=more
                 )
@@ -41,12 +42,13 @@ def scores_of(rollouts: Sequence[BranchedRollout], run_id: str) -> Iterator[Feed
                     rollout.rollout_id,
                     explanation=said,
                     span=span,
-                    more=_measured(run_id, call, value, call.interval, call.policies, plain),
+                    more=_measured(run_id, reward, call, value, call.interval, call.policies, plain),
                 )
 
 
 def _measured(
     run_id: str,
+    reward: Sequence[str],
     call: BranchedCall,
     value: StateValue,
     interval: tuple[float, float] | None,
@@ -64,4 +66,5 @@ def _measured(
         keys.MEASURED_STATUS: [f"{status} {count}" for status, count in call.status.items()] or None,
         keys.MEASURED_PLAIN: plain,
         keys.MEASURED_POLICIES: list(policies) or None,
+        keys.MEASURED_REWARD: list(reward),
     }

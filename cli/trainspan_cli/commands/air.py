@@ -6,15 +6,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from trainspan_cli.setting_options import Given, setting_options
 from trainspan_cli.settings import ConfigOption, FormatOption, StoresOption, settings, stores_of
+from trainspan_schemas.config.load import override
 from trainspan_schemas.errors import UsageError
 
 if TYPE_CHECKING:
     from trainspan_processing.branches.air_search import RuleSearch
 
 
+@setting_options("dataset", "reward", "reward_name", "status_rewards")
 def air(
     *,
+    given: Given,
     run: Annotated[
         list[str] | None, typer.Option(help="Run of branched rollouts; may be repeated [default: the newest round].")
     ] = None,
@@ -42,12 +46,11 @@ def air(
     if round is not None and not run:
         raise UsageError(f"--round {round}: name its run with --run")
     loaded = settings(config)
+    dataset = override(loaded.dataset, **given)
     with Source(stores_of(loaded, store)) as source:
         newest = None if run else newest_round(source)
         selections = [Selection(name, round) for name in run or ()] + ([newest] if newest else [])
-        calls, occurrences, ignored = measured_signals(
-            source, selections, now_ns=time.time_ns(), settle_s=loaded.dataset.settle_s
-        )
+        calls, occurrences, ignored = measured_signals(source, selections, dataset, now_ns=time.time_ns())
     if calls.is_empty():
         raise UsageError(_nothing(ignored))
     found = search_rules(calls, occurrences, seed=seed)
@@ -61,8 +64,8 @@ def air(
 def _nothing(ignored: int) -> str:
     if ignored:
         return (
-            f"{ignored} measured calls are not used: another policy version than the rollout's was branched; branch rollouts of "
-            "the version that is served"
+            f"{ignored} measured calls are not used: their branches had another policy version than the rollout, or other settings "
+            "of the reward; branch rollouts of the version that is served, with the reward as it is set here"
         )
     return "no call has a measured advantage: branch rollouts first, with trainspan branch"
 
@@ -81,7 +84,7 @@ def _print(found: "RuleSearch", ignored: int) -> None:
         soft_wrap=True,
     )
     if ignored:
-        console.print(f"{ignored} calls that another policy version measured are not used", highlight=False)
+        console.print(f"{ignored} calls measured with another policy version or reward are not used", highlight=False)
     if not found.proposals:
         console.print("no rule agrees with the measured advantages", markup=False)
         return

@@ -6,6 +6,7 @@ import os
 import sys
 import time
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,6 +25,12 @@ if TYPE_CHECKING:
 
 
 @setting_options(
+    "dataset",
+    *("reward", "reward_name", "status_rewards", "air", "overlong", "overlong_penalty"),
+    *("reward_concurrency", "reward_timeout_s"),
+    place="rewarding",
+)
+@setting_options(
     "rollouts",
     *("tasks", "concurrency", "engine", "workers", "python", "timeout_s", "retries"),
     *("judge", "judge_concurrency", "judge_timeout_s"),
@@ -35,6 +42,7 @@ def branch(
         list[str] | None, typer.Argument(metavar="TARGET", help="The agent [default: as recorded for the rollouts].")
     ] = None,
     given: Given,
+    rewarding: Given,
     rollout: Annotated[
         list[str] | None, typer.Option(help="Id of a rollout; may be repeated [default: the newest round].")
     ] = None,
@@ -75,7 +83,7 @@ def branch(
         raise UsageError(f"--n {n}, --limit {limit}: must be at least 1")
     if rollout and of_run is not None:
         raise UsageError("--rollout and --of-run: give one of them")
-    loaded = _with_filter(settings(config), filter)
+    loaded = _with_dataset(settings(config), {**rewarding, "filter": filter})
     scope = BranchScope(CallChoice.parse(calls), tuple(rollout) if rollout else None, of_run, of_round, limit)
     wanted = _run_settings(loaded, given, run or uuid.uuid4().hex, n, round_=of_round or 0, resume=resume)
     os.environ.setdefault("OPENAI_API_KEY", "trainspan")  # the judge's module may create a client
@@ -91,8 +99,8 @@ def branch(
     return exit_code(report.run)
 
 
-def _with_filter(loaded: "Settings", name: str | None) -> "Settings":
-    return loaded if name is None else dataclasses.replace(loaded, dataset=override(loaded.dataset, filter=name))
+def _with_dataset(loaded: "Settings", given: Given) -> "Settings":
+    return dataclasses.replace(loaded, dataset=override(loaded.dataset, **given))
 
 
 def _run_settings(loaded: "Settings", given: Given, run_id: str, n: int, *, round_: int, resume: bool) -> "RunSettings":
@@ -121,6 +129,7 @@ def _run(
     from trainspan_cli.clients.ray_cluster import rollout_engine
     from trainspan_cli.views.rollout_progress import JsonProgress, ProgressBar
     from trainspan_processing.read.source import Source
+    from trainspan_processing.rewards.definition import reward_definition
 
     places = stores_of(loaded, stores)
     dataset, judge = loaded.dataset, given.get("judge")
@@ -142,20 +151,20 @@ def _run(
             else:
                 with ProgressBar() as bar:
                     report = branch_rollouts(source, plan, wanted, dataset, bar)
-    _send(report, wanted)
+    _send(report, wanted, reward_definition(dataset))
     (print_branches_json if as_json else print_branches)(report)
     return report
 
 
-def _send(report: "BranchReport", wanted: "RunSettings") -> None:
-    """Sends the values to the collectors of their rollouts. Raises StoreError."""
+def _send(report: "BranchReport", wanted: "RunSettings", reward: Sequence[str]) -> None:
+    """Sends the values of this reward to the collectors of their rollouts. Raises StoreError."""
     from trainspan_cli.branching.scores import scores_of
     from trainspan_cli.clients.feedback import send_scores
     from trainspan_schemas.store.collectors import Collectors
     from trainspan_schemas.store.senders import sender_headers
 
     collectors, certificate = Collectors.of(wanted.collector), os.environ.get("OTEL_EXPORTER_OTLP_CERTIFICATE")
-    scores = list(scores_of(report.rollouts, report.run.run_id))
+    scores = list(scores_of(report.rollouts, report.run.run_id, reward))
     for url in collectors.urls:
         own = [score for score in scores if collectors.url_for(score.rollout_id or "") == url]
         headers = sender_headers("runner", url, os.environ, token_file=wanted.token_file, store=wanted.store)

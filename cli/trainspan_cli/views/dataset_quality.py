@@ -102,7 +102,7 @@ def _facts(manifest: Mapping[str, Any]) -> Table:
     if manifest["rewards_unmatched"]:
         table.add_row("rewards that match no rollout", str(manifest["rewards_unmatched"]))
     if manifest.get("ignored_values"):
-        table.add_row("measured values of another policy version, not used", str(manifest["ignored_values"]))
+        table.add_row("measured values of another policy version or reward, not used", str(manifest["ignored_values"]))
     if (split := manifest.get("split_traces", {})).get("traces"):
         table.add_row("traces in several stores", Text(f"{split['traces']}, e.g. {split['examples'][0]['trace_id']}"))
     table.add_row("reward mean ± std", f"{_number(rewards['mean'])} ± {_number(rewards['std'])}")

@@ -15,6 +15,7 @@ from trainspan_processing.reasons.choices import check_choices
 from trainspan_processing.reasons.drop_reasons import admitted_reasons, call_reason
 from trainspan_processing.reasons.overlong import overlong_mode
 from trainspan_processing.reasons.selection import load_filter, select
+from trainspan_processing.rewards.definition import reward_definition
 from trainspan_processing.rewards.names import RewardName, rollout_column, step_column
 from trainspan_processing.rewards.rollout_rewards import Rewarded, load_reward, reward_rollouts
 from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY
@@ -42,7 +43,7 @@ class RewardedChunk:
     others: pl.DataFrame
     """OTHERS with `rollout_reason`."""
     ignored_values: int = 0
-    """Calls with a measured value that is not used, because another policy version than the rollout's was branched."""
+    """Calls with a measured value that is not used: of another policy version than the rollout's, or of another reward."""
 
 
 def states_are_needed(settings: DatasetSettings, *, calls_reward: bool = True) -> bool:
@@ -77,7 +78,7 @@ def reward_chunk(
         extra.append("action")
     ignored_values = 0
     if plan.needs_values:
-        calls, ignored_values = state_values(source, calls)
+        calls, ignored_values = state_values(source, calls, reward_definition(settings))
         extra.append("state_value")
     names = [column(reward.name) for reward in rewarded.rewards for column in (step_column, rollout_column)]
     reasons = rewarded.rollouts.select(*ROLLOUT_KEY, pl.col("reason").alias("rollout_reason"))

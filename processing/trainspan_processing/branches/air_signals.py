@@ -10,9 +10,11 @@ from trainspan_processing.dataset.ledger import NOTHING_USED
 from trainspan_processing.read.measurements import Measured, Measurement, own_scores
 from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.rewards.air import RULES, signals
+from trainspan_processing.rewards.definition import plain_definition, reward_definition
 from trainspan_processing.rewards.tool_outputs import OUTPUT, tool_outputs
 from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY
 from trainspan_processing.traces.trace_index import TraceIndex, index_traces
+from trainspan_schemas.config.settings import DatasetSettings
 
 __all__ = ["measured_signals"]
 
@@ -30,19 +32,21 @@ _OCCURRENCES: Final = dict.fromkeys(("rule", *SPAN_KEY), pl.String)
 
 
 def measured_signals(
-    source: Source, selections: Sequence[Selection], *, now_ns: int, settle_s: float
+    source: Source, selections: Sequence[Selection], settings: DatasetSettings, *, now_ns: int
 ) -> tuple[pl.DataFrame, pl.DataFrame, int]:
-    """Calls and occurrences, as `search_rules` takes them, and the number of calls that only other policy versions measured.
+    """Calls and occurrences, as `search_rules` takes them, and the number of calls whose measurements are not used:
+    of other policy versions, or with another reward than that of the settings.
 
     Advantages are without the rewards of `air` and `overlong`: the search would find the penalties that are already set.
     Rules are those of AIR, and a pattern for each frequent word of tool outputs.
     """
     calls, occurrences, ignored = [pl.DataFrame(schema=_CALLS)], [pl.DataFrame(schema=_OCCURRENCES)], 0
+    reward = plain_definition(reward_definition(settings))
     for selection in selections:
-        traces = index_traces(source, selection, NOTHING_USED, now_ns=now_ns, settle_s=settle_s)
+        traces = index_traces(source, selection, NOTHING_USED, now_ns=now_ns, settle_s=settings.settle_s)
         splits = traces.rollouts.filter((pl.col("split") == "val").fill_null(False))
         calls_of = traces.calls.join(splits, on=ROLLOUT_KEY, how="anti", maintain_order="left")  # no validation
-        measured, unused = own_scores(source, calls_of, _advantage)
+        measured, unused = own_scores(source, calls_of, _advantage, lambda said: plain_definition(said) == reward)
         ignored += unused
         own = traces.calls.join(measured.rename({"plain": "advantage"}), on=SPAN_KEY)
         calls.append(own.select(pl.col(name).cast(kind) for name, kind in _CALLS.items()))

@@ -3,7 +3,7 @@
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from typing import Final
 
@@ -15,6 +15,7 @@ from trainspan_processing.branches.values import BranchedRollout, StateBranches,
 from trainspan_processing.dataset.ledger import NOTHING_USED
 from trainspan_processing.read.policy_versions import PolicyVersions, policies_of
 from trainspan_processing.read.source import Selection, Source
+from trainspan_processing.rewards.definition import plain_settings
 from trainspan_processing.tables import CALLS, ROLLOUT_KEY
 from trainspan_processing.traces.trace_index import TraceIndex, index_traces
 from trainspan_schemas.artifacts.branches import BRANCH_TASK, BranchPoint
@@ -210,9 +211,7 @@ def _state_branches(ends: pl.DataFrame, policies: tuple[str, ...]) -> StateBranc
 def _rewarded(source: Source, traces: TraceIndex, settings: DatasetSettings) -> pl.DataFrame:
     """The rollout table with `reward` as in a dataset, and `plain_reward` without the rewards of `air` and `overlong`."""
     rollouts = reward_chunk(source, traces, settings, with_state=False).rewarded.rollouts
-    overlong = {"overlong": "keep", "overlong_penalty": None} if settings.overlong == "punish" else {}
-    plain = replace(settings, air=None, **overlong)  # type: ignore[arg-type]
-    if plain == settings:
+    if (plain := plain_settings(settings)) == settings:
         return rollouts.with_columns(pl.col("reward").alias("plain_reward"))
     others = reward_chunk(source, traces, plain, with_state=False).rewarded.rollouts
     own = others.select(*ROLLOUT_KEY, pl.col("reward").alias("plain_reward"))

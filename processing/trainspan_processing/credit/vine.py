@@ -7,6 +7,7 @@ measured value this is `identical` with the same baseline. Advantages are in uni
 blocks is R − V(s_0).
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 import polars as pl
@@ -24,12 +25,13 @@ _UNSCALED: Final = ("dr_grpo", "rloo", "running", "rae")
 """Baselines that estimate the value of the first state in units of reward."""
 
 
-def state_values(source: Source, calls: pl.DataFrame) -> tuple[pl.DataFrame, int]:
+def state_values(source: Source, calls: pl.DataFrame, reward: Sequence[str]) -> tuple[pl.DataFrame, int]:
     """CALLS with `state_value` (f64): the newest value of the state before each that branches measured, else NULL.
 
-    Values by other policies than the rollout's are left out; returns also the number of calls that have only such values.
+    Values of other policy versions than the rollout's, or of another reward than `reward` (a `reward_definition`), are left
+    out; returns also the number of calls that have only such values.
     """
-    measured, ignored = own_scores(source, calls, _value_by_branches)
+    measured, ignored = own_scores(source, calls, _value_by_branches, lambda said: tuple(said) == tuple(reward))
     values = measured.select(*SPAN_KEY, pl.col("score").alias("state_value"))
     return calls.join(values, on=SPAN_KEY, how="left", maintain_order="left"), ignored
 

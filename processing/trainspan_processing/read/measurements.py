@@ -33,6 +33,8 @@ class Measured:
     """The same without the rewards that `air` and `overlong` add; `score` if there were none."""
     policies: tuple[str, ...] = ()
     """Name and version of every policy that sampled the branches of this number."""
+    reward: tuple[str, ...] = ()
+    """What made the rewards that `score` is of (`reward_definition`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +87,17 @@ def read_measurements(source: Source, trace_ids: Collection[str]) -> dict[SpanKe
 
 
 def own_scores(
-    source: Source, calls: pl.DataFrame, pick: Callable[[Measurement], Measured | None]
+    source: Source,
+    calls: pl.DataFrame,
+    pick: Callable[[Measurement], Measured | None],
+    is_same_reward: Callable[[Sequence[str]], bool],
 ) -> tuple[pl.DataFrame, int]:
-    """trace_id, span_id, `score` and `plain` of each of CALLS: its newest measurement by the policy versions of its own rollout.
+    """trace_id, span_id, `score` and `plain` of each of CALLS: its newest measurement by the policy versions of its own
+    rollout, with the same reward, as `is_same_reward` says of a `reward_definition`.
 
-    The values and rewards of a rollout are those of the policy that sampled it, so that values of another version cannot be
-    compared with them. Also returns how many calls were measured by other versions only, or by policies that are not stated.
+    The values and rewards of a rollout are those of the policy that sampled it and of the settings now, so that values of
+    another version or reward cannot be compared with them. Also returns how many calls have only such measurements, or some
+    that do not say what they are of.
     """
     measured = read_measurements(source, calls["trace_id"].unique().to_list())
     policies, versions, found, ignored = policies_of(calls, ROLLOUT_KEY), PolicyVersions(source), [], 0
@@ -102,7 +109,7 @@ def own_scores(
         fitting = [
             (*span, one.score, one.plain)
             for one in scored
-            if one.policies and not versions.differ(one.policies, own, run_id, round_)
+            if one.policies and is_same_reward(one.reward) and not versions.differ(one.policies, own, run_id, round_)
         ]
         found += fitting[:1]
         ignored += bool(scored and not fitting)
@@ -129,7 +136,7 @@ def _measurement(run_id: str | None, said: Mapping[str, _Said]) -> Measurement:
         advantage=_measured(advantage),
         rollouts=_count(facts.get(keys.MEASURED_ROLLOUTS)),
         diverged=_count(facts.get(keys.MEASURED_DIVERGED)),
-        policies=_policies(advantage or value or (0, {})),
+        policies=_texts(advantage or value or (0, {}), keys.MEASURED_POLICIES),
     )
 
 
@@ -140,11 +147,14 @@ def _measured(said: _Said | None) -> Measured | None:
     low, high = (float(end) if _is_number(end) else None for end in ends)
     score, plain = float(_score(said[1])), said[1].get(keys.MEASURED_PLAIN)
     interval = None if low is None or high is None else (low, high)
-    return Measured(score, interval, float(plain) if _is_number(plain) else score, _policies(said))
+    reward = _texts(said, keys.MEASURED_REWARD)
+    return Measured(
+        score, interval, float(plain) if _is_number(plain) else score, _texts(said, keys.MEASURED_POLICIES), reward
+    )
 
 
-def _policies(said: _Said) -> tuple[str, ...]:
-    found = said[1].get(keys.MEASURED_POLICIES)
+def _texts(said: _Said, key: str) -> tuple[str, ...]:
+    found = said[1].get(key)
     return tuple(name for name in found if isinstance(name, str)) if isinstance(found, list) else ()
 
 

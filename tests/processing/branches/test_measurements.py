@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.processing.conftest import Bench
-from tests.processing.support.traces import TestRollout, chain, send
+from tests.processing.support.traces import TestRollout, chain, measured_with, send
 from tests.support.collector.process import CollectorProcess, running
 from trainspan_cli.branching.scores import scores_of
 from trainspan_cli.views.explanation import print_explanation
@@ -27,6 +27,8 @@ from trainspan_schemas.errors import NothingToTrainError, UsageError
 from trainspan_schemas.telemetry import keys
 from trainspan_viewer.pages.rollout.rollout import explanation_page
 
+REWARD = ("reward_name=reward=1.0",)
+
 
 def explained(bench: Bench, name: str, **more: Any) -> RolloutAccount:
     question = Question([str(bench.collectors[0].store)], f"{bench.run_id}-{name}", DatasetSettings(), **more)
@@ -44,7 +46,7 @@ def from_run(run: str, low: float, high: float, rollouts: int, diverged: int = 0
         keys.MEASURED_BY: run,
         keys.MEASURED_ROLLOUTS: rollouts,
         keys.MEASURED_DIVERGED: diverged,
-        keys.MEASURED_POLICIES: ["policy 3"],
+        **measured_with("policy 3"),
     }
 
 
@@ -68,7 +70,7 @@ def test_evaluations_carry_interval_rollouts_divergence_run_and_policies() -> No
         BranchedCall(2, span_id="c", value=None, **facts),
     )
     rollout = BranchedRollout("r", 0, "task", 1.0, False, calls)
-    sent = list(scores_of([rollout], "branches"))
+    sent = list(scores_of([rollout], "branches", REWARD))
     assert [(one.name, one.value, one.span) for one in sent] == [
         (keys.START_VALUE, 0.5, ("t", "a")),
         (keys.CALL_ADVANTAGE, -0.25, ("t", "a")),
@@ -111,18 +113,18 @@ def test_a_call_shows_its_newest_measurement_and_counts_the_others(bench: Bench,
     first, second, third = account.calls
     [start] = first.measured
     assert (start.value, start.advantage) == (
-        Measured(0.5, (0.1, 0.9), 0.5, ("policy 3",)),
-        Measured(0.25, (-0.3, 0.6), 0.25, ("policy 3",)),
+        Measured(0.5, (0.1, 0.9), 0.5, ("policy 3",), REWARD),
+        Measured(0.25, (-0.3, 0.6), 0.25, ("policy 3",), REWARD),
     )
     assert (start.is_start, start.source, start.policies) == (True, "2 of its group", ("policy 3",))
     newest, older = second.measured
     assert (newest.run_id, newest.value, newest.advantage) == (
         "new",
-        Measured(0.75, (0.3, 0.95), 0.75, ("policy 3",)),
+        Measured(0.75, (0.3, 0.95), 0.75, ("policy 3",), REWARD),
         None,
     )
     assert (newest.rollouts, newest.diverged, newest.source) == (4, 1, "4 branches")
-    assert (older.run_id, older.value) == ("old", Measured(0.0, (0.0, 0.5), 0.0, ("policy 3",)))
+    assert (older.run_id, older.value) == ("old", Measured(0.0, (0.0, 0.5), 0.0, ("policy 3",), REWARD))
     assert third.measured == []
     assert [edge.name for edge in account.edges] == ["reward"]
     text = re.sub("<[^>]+>", "|", explanation_page(account))

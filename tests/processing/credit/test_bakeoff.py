@@ -9,6 +9,7 @@ from evaluation.bakeoff.chain_branches import measured
 from evaluation.bakeoff.chain_runs import policy_of
 from evaluation.bakeoff.estimators import ESTIMATORS, Vine, advantages_of
 from tests.processing.conftest import Bench, rows
+from tests.processing.support.traces import measured_with
 from trainspan_schemas.telemetry import keys
 
 CHAIN = Chain(calls=4, goals=(1, 2))
@@ -28,7 +29,7 @@ def stored(bench: Bench, played: Played, values: np.ndarray) -> None:
             rollout.span(f"tool{call}", at + 3, at + 4, **_TOOL)
             rollout.spans[-1].failed = bool(played.failed[number, call])
             if np.isfinite(values[number, call]):
-                name = {keys.EVALUATION_NAME: keys.STATE_VALUE, keys.MEASURED_POLICIES: ["policy 0"]}
+                name = {keys.EVALUATION_NAME: keys.STATE_VALUE, **measured_with("policy 0")}
                 rollout.log_reward(float(values[number, call]), span_id=span, at=200.0 + call, **name)
         bench.send(rollout.reward(played.rewards[number]))
 

@@ -15,6 +15,8 @@ from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span, Status
 
 from tests.support.collector.process import runner_metadata
+from trainspan_processing.rewards.definition import reward_definition
+from trainspan_schemas.config.settings import DatasetSettings
 from trainspan_schemas.telemetry import keys
 from trainspan_schemas.telemetry.identity import Identity
 from trainspan_schemas.telemetry.tokens import encode_ids, encode_logprobs
@@ -207,6 +209,12 @@ class TestRollout:
             )
         )
         return self
+
+
+def measured_with(*policies: str, **settings: Any) -> dict[str, Any]:
+    """What a measurement says of itself: the policies, `NAME VERSION`, and the reward by these settings of the dataset."""
+    reward = reward_definition(DatasetSettings(**settings))
+    return {keys.MEASURED_POLICIES: list(policies), keys.MEASURED_REWARD: list(reward)}
 
 
 def chain(rollout: TestRollout, turns: int, *, width: int = 5) -> TestRollout:

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from tests.processing.conftest import Bench, rows
-from tests.processing.support.traces import TestRollout, chain
+from tests.processing.support.traces import TestRollout, chain, measured_with
 from trainspan_processing.branches.air_signals import measured_signals
 from trainspan_processing.read.source import Selection
+from trainspan_schemas.config.settings import DatasetSettings
 from trainspan_schemas.telemetry import keys
 
 _CALLS = 3
@@ -28,7 +29,7 @@ def measured(bench: Bench, number: int, said: list[str], failed: list[bool], adv
         result = {"gen_ai.tool.call.arguments": str(index), "gen_ai.tool.call.result": said[index]}
         rollout.span(f"tool{index}", at + 3, at + 4, **_TOOL, **result)
         rollout.spans[-1].failed = failed[index]
-        name = {keys.EVALUATION_NAME: keys.CALL_ADVANTAGE, keys.MEASURED_POLICIES: ["policy 0"]}
+        name = {keys.EVALUATION_NAME: keys.CALL_ADVANTAGE, **measured_with("policy 0")}
         rollout.log_reward(advantages[index], span_id=call, at=200.0 + index, **name)
     return rollout.reward(float(number % 2))
 
@@ -86,21 +87,38 @@ def test_without_measured_advantages_the_command_says_what_to_do(bench: Bench) -
 def test_advantages_of_another_policy_version_are_not_searched(bench: Bench) -> None:
     rollout = bench.rollout("a")
     call = rollout.call(0, [1], [2], version=3)
-    name = {keys.EVALUATION_NAME: keys.CALL_ADVANTAGE, keys.MEASURED_POLICIES: ["policy 4"]}
+    name = {keys.EVALUATION_NAME: keys.CALL_ADVANTAGE, **measured_with("policy 4")}
     bench.send(rollout.log_reward(1.0, span_id=call, at=200.0, **name).reward(1.0))
     answer = air(bench)
     assert answer.returncode == 2
-    assert "1 measured calls are not used: another policy version than the rollout's was branched" in answer.stderr
+    assert (
+        "1 measured calls are not used: their branches had another policy version than the rollout, or other"
+        in answer.stderr
+    )
+
+
+def test_advantages_of_another_reward_are_not_searched_but_penalties_make_no_other_one(bench: Bench) -> None:
+    rollout, measurements = bench.rollout("a"), [{"air": "tool_error=-0.2"}, {"reward_name": "points"}]
+    for index, settings in enumerate(measurements):
+        call = rollout.call(index, [1, index], [2])
+        name = {keys.EVALUATION_NAME: keys.CALL_ADVANTAGE, **measured_with("policy 0", **settings)}
+        rollout.log_reward(0.25 + index, span_id=call, at=200.0 + index, **name)
+    bench.send(rollout.reward(1.0))
+    with bench.source() as source:
+        for name, found in {"reward": 0.25, "points": 1.25}.items():
+            settings = DatasetSettings(reward_name=name)
+            calls, _, ignored = measured_signals(source, [Selection(bench.run_id)], settings, now_ns=bench.now)
+            assert (calls["advantage"].to_list(), ignored) == ([found], 1)
 
 
 def test_penalties_that_are_set_and_validation_rollouts_are_not_searched(bench: Bench) -> None:
     rollout = bench.rollout("a")
     call = rollout.call(0, [1], [2])
-    name = {keys.EVALUATION_NAME: keys.CALL_ADVANTAGE, keys.MEASURED_POLICIES: ["policy 0"], keys.MEASURED_PLAIN: 0.25}
+    name = {keys.EVALUATION_NAME: keys.CALL_ADVANTAGE, **measured_with("policy 0"), keys.MEASURED_PLAIN: 0.25}
     held = bench.rollout("held", split="val")
     other = held.call(0, [1], [2])
     bench.send(rollout.log_reward(-0.5, span_id=call, at=200.0, **name).reward(1.0))
     bench.send(held.log_reward(-0.5, span_id=other, at=200.0, **name).reward(1.0))  # validation
     with bench.source() as source:
-        calls, _, _ = measured_signals(source, [Selection(bench.run_id)], now_ns=bench.now, settle_s=0.0)
+        calls, _, _ = measured_signals(source, [Selection(bench.run_id)], DatasetSettings(), now_ns=bench.now)
     assert calls["advantage"].to_list() == [0.25]

@@ -1,0 +1,53 @@
+"""What makes the reward of a rollout: the settings by which it is computed, in one form, so that they can be compared."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from trainspan_processing.reasons.overlong import OVERLONG, overlong_penalty
+from trainspan_processing.rewards.air import AIR, air_rules
+from trainspan_processing.rewards.names import reward_names
+from trainspan_processing.rewards.status_rewards import status_rewards
+from trainspan_schemas.config.settings import DatasetSettings
+
+__all__ = ["plain_definition", "plain_settings", "reward_definition"]
+
+_SIGNALS: Final = (f"{AIR}=", f"{OVERLONG}=")
+
+
+def reward_definition(settings: DatasetSettings) -> tuple[str, ...]:
+    """`NAME=VALUE` of each setting that rewards depend on: equal if the rewards are. Raises UsageError for malformed settings.
+
+    The name stands for a reward function: whether its code has changed is not known.
+    """
+    weights = {f"{one.name}{'?' * one.may_be_missing}": one.weight for one in reward_names(settings.reward_name)}
+    penalty = overlong_penalty(settings)
+    parts = {
+        "reward": settings.reward,
+        "reward_name": _listed(weights),
+        "status_rewards": _listed(status_rewards(settings.status_rewards)),
+        AIR: _listed(air_rules(settings.air)),
+        OVERLONG: None if penalty is None else f"{penalty!r} for {settings.choices} choices",
+    }
+    return tuple(f"{name}={value}" for name, value in parts.items() if value)
+
+
+def plain_settings(settings: DatasetSettings) -> DatasetSettings:
+    """The settings without the rewards that `air` and `overlong` add."""
+    punishes = settings.overlong == "punish"
+    return replace(
+        settings,
+        air=None,
+        overlong="keep" if punishes else settings.overlong,
+        overlong_penalty=None if punishes else settings.overlong_penalty,
+    )
+
+
+def plain_definition(definition: Sequence[str]) -> tuple[str, ...]:
+    """A `reward_definition` without the rewards that `air` and `overlong` add."""
+    return tuple(part for part in definition if not part.startswith(_SIGNALS))
+
+
+def _listed(scores: Mapping[str, float]) -> str:
+    pairs: Iterable[tuple[str, float]] = sorted(scores.items())
+    return ",".join(f"{name}={score!r}" for name, score in pairs)
