@@ -15,6 +15,7 @@ from trainspan_processing.traces.reward_trust import with_admitted_rewards
 from trainspan_processing.traces.rollout_reader import stored_rollouts
 from trainspan_processing.traces.trace_index import TraceIndex
 from trainspan_schemas.agents.functions import load_function
+from trainspan_schemas.artifacts.branches import BRANCH_TASK
 from trainspan_schemas.config.settings import DatasetSettings
 from trainspan_schemas.errors import DatasetError, UsageError
 
@@ -50,7 +51,10 @@ def _is_named(column: str, names: str | None) -> pl.Expr:
 
 
 def _with_split(rollouts: pl.DataFrame, split: str) -> pl.DataFrame:
-    """`recorded`: unchanged; `all`: all for training; a share: this share of tasks for training, by a hash of their ids."""
+    """`recorded`: unchanged; `all`: all for training; a share: this share of tasks for training, by a hash of their ids.
+
+    Branches belong to the side of the task of their rollout.
+    """
     if split == "recorded":
         return rollouts
     if split == "all":
@@ -61,7 +65,8 @@ def _with_split(rollouts: pl.DataFrame, split: str) -> pl.DataFrame:
         share = -1.0
     if not 0.0 < share < 1.0:
         raise UsageError(f"split = {split!r} is invalid: use recorded, all, or a fraction of the tasks such as 0.9")
-    names = rollouts.select(pl.coalesce("task_id", "rollout_id")).to_series()
+    task = pl.col("task_id").str.replace(BRANCH_TASK, "")
+    names = rollouts.select(pl.coalesce(task, "rollout_id")).to_series()
     parts = {name: "train" if _fraction(name) < share else "val" for name in names.unique().to_list()}
     return rollouts.with_columns(
         names.replace_strict(list(parts), list(parts.values()), return_dtype=pl.String).alias("split")

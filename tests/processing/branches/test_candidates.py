@@ -15,6 +15,7 @@ from trainspan_processing.branches.states import GREEDY, IMAGES
 from trainspan_processing.branches.stored_calls import StoredCallReader
 from trainspan_processing.branches.values import StateBranches, StateValue, two_values
 from trainspan_processing.read.source import Selection
+from trainspan_processing.reasons.selection import select
 from trainspan_schemas.artifacts.branches import BranchPoint, branch_task_id
 from trainspan_schemas.config.settings import DatasetSettings
 from trainspan_schemas.errors import InvalidRecordError, UsageError
@@ -294,3 +295,16 @@ def test_a_policy_that_only_the_branches_used_is_compared_with_the_round(bench: 
     assert measured(bench, points)[:2] == [[0.5, 0.75], [0.5, None]]
     bench.send(asked(branch(bench, one, 1, 1, 0.25), "coder", 4))
     assert measured(bench, points)[:2] == [[None, 0.5], [0.5, None]]
+
+
+def test_a_share_of_the_tasks_puts_branches_on_the_side_of_their_rollouts_task(bench: Bench) -> None:
+    tasks = [f"task {number}" for number in range(12)]
+    bench.send(
+        *(chain(bench.rollout(f"o{task}", task=task), 1) for task in tasks),
+        *(chain(bench.rollout(f"b{task}", task=branch_task_id(task, "r.1", 0, 1)), 1) for task in tasks),
+    )
+    with bench.source() as source:
+        sides = select(source, bench.traces(), DatasetSettings(split="0.5")).rollouts
+    side_of = dict(sides.select("task_id", "split").iter_rows())
+    assert {side_of[task] for task in tasks} == {"train", "val"}
+    assert [side_of[branch_task_id(task, "r.1", 0, 1)] for task in tasks] == [side_of[task] for task in tasks]
