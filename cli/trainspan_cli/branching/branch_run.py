@@ -42,13 +42,13 @@ class BranchReport:
 
     @property
     def unmeasured(self) -> int:
-        """States without a value, because branches failed without a reward."""
-        return sum(call.unrewarded_failures > 0 for rollout in self.rollouts for call in rollout.calls)
+        """States without a value, because branches ended without a reward."""
+        return sum(call.unrewarded > 0 for rollout in self.rollouts for call in rollout.calls)
 
     @property
-    def unrewarded_failures(self) -> int:
-        """Branches that ended in agent_error or timeout without a reward."""
-        return sum(call.unrewarded_failures for rollout in self.rollouts for call in rollout.calls)
+    def unrewarded(self) -> int:
+        """Branches that ended without a reward: ok, or by a failure that may be the policy's doing."""
+        return sum(call.unrewarded for rollout in self.rollouts for call in rollout.calls)
 
     @property
     def of_other_policies(self) -> int:
@@ -64,7 +64,7 @@ class BranchReport:
             "skipped": self.skipped,
             "diverged": self.diverged,
             "unmeasured": self.unmeasured,
-            "unrewarded_failures": self.unrewarded_failures,
+            "unrewarded": self.unrewarded,
             "of_other_policies": self.of_other_policies,
             "sampled_tokens": self.sampled_tokens,
         }

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from trainspan_cli.branching.branch_run import BranchReport
-    from trainspan_processing.branches.values import BranchedRollout
+    from trainspan_processing.branches.values import BranchedCall, BranchedRollout
 
 __all__ = ["print_branches", "print_branches_json"]
 
@@ -49,7 +49,7 @@ def _table(rollout: "BranchedRollout") -> object:
             f"{value.n} {value.by}" if value else "–",
             _number(call.advantage, signed=True),
             _interval(call.interval),
-            ", ".join(f"{count} {status}" for status, count in call.status.items() if status != "ok"),
+            _not_ok(call),
         )
     return table
 
@@ -71,8 +71,8 @@ def _summary(report: "BranchReport") -> list[str]:
         )
     if report.unmeasured:
         lines.append(
-            f"{report.unmeasured} states have no value: of their branches {report.unrewarded_failures} ended in agent_error or "
-            "timeout without a reward; say what such an end is worth with [dataset] status_rewards, such as agent_error=0,timeout=0"
+            f"{report.unmeasured} states have no value: {report.unrewarded} of their branches ended without a reward; let the judge "
+            "or the agent reward every end, and say what a failure is worth with status_rewards, such as agent_error=0,timeout=0"
         )
     if report.of_other_policies:
         lines.append(
@@ -87,6 +87,14 @@ def _summary(report: "BranchReport") -> list[str]:
     if run.unacknowledged:
         lines.append(f"{run.unacknowledged} verdicts are not acknowledged: --run {run.run_id} --resume sends them")
     return lines
+
+
+def _not_ok(call: "BranchedCall") -> str:
+    counts = {
+        **{status: count for status, count in call.status.items() if status != "ok"},
+        "no reward": call.unrewarded,
+    }
+    return ", ".join(f"{count} {what}" for what, count in counts.items() if count)
 
 
 def _number(value: float | None, *, signed: bool = False) -> str:

@@ -3,7 +3,7 @@
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Final
 
@@ -16,6 +16,7 @@ from trainspan_processing.dataset.ledger import NOTHING_USED
 from trainspan_processing.read.policy_versions import PolicyVersions, policies_of
 from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.rewards.definition import plain_settings
+from trainspan_processing.rewards.status_rewards import FUNCTION_STATUSES
 from trainspan_processing.tables import CALLS, ROLLOUT_KEY
 from trainspan_processing.traces.trace_index import TraceIndex, index_traces
 from trainspan_schemas.artifacts.branches import BRANCH_TASK, BranchPoint
@@ -26,8 +27,6 @@ __all__ = ["Candidates", "find_candidates", "measure", "newest_round", "rounds_o
 _FACTS: Final = [*ROLLOUT_KEY, "run_id", "round", "task_id", "split", "judge", "end_ns", "reward", "plain_reward"]
 _GROUP: Final = ["run_id", "round", "task_id"]
 _OF_GROUP: Final = [*_GROUP, "rewards", "plain"]
-_FAILURES: Final = ("agent_error", "timeout")
-"""Statuses that are evidence about the policy: a branch that ends so without a reward is no missing value like any other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +158,11 @@ def measure(
     *,
     now_ns: int,
 ) -> list[BranchedRollout]:
-    """The values of the candidates' states, from the branches of `run_id` at these points, rewarded as in a dataset."""
+    """The values of the candidates' states, from the branches of `run_id` at these points, rewarded as in a dataset.
+
+    All of them count, whatever the filter and the split: a choice among them would be one by how they ended.
+    """
+    whole = replace(settings, filter=None, split="all")
     of_round: dict[int, dict[str, BranchPoint]] = {}
     for point in points:
         of_round.setdefault(point.round, {})[point.task_id] = point
@@ -168,7 +171,7 @@ def measure(
         traces = index_traces(
             source, Selection(run_id, round_), NOTHING_USED, now_ns=now_ns, settle_s=settings.settle_s
         )
-        last = _rewarded(source, traces, settings).filter(~pl.col("superseded"))
+        last = _rewarded(source, traces, whole).filter(~pl.col("superseded"))
         policies = policies_of(traces.calls, ["task_id"])
         for (task_id,), ends in last.partition_by("task_id", as_dict=True).items():
             if (began := named.get(str(task_id))) is not None:
@@ -198,12 +201,12 @@ def measure(
 def _state_branches(ends: pl.DataFrame, policies: tuple[str, ...]) -> StateBranches:
     """The branches from one state, from their last attempts. Those that diverged were in another state, whatever their reward."""
     counted = ends.filter(pl.col("teaches") & (pl.col("status") != "diverged")).drop_nulls("reward")
-    failed = pl.col("status").is_in(_FAILURES) & ~(pl.col("teaches") & pl.col("reward").is_not_null())
+    silent = pl.col("status").is_in(FUNCTION_STATUSES) & ~(pl.col("teaches") & pl.col("reward").is_not_null())
     return StateBranches(
         counted["reward"].to_list(),
         counted["plain_reward"].to_list(),
         dict(sorted(Counter(ends["status"].drop_nulls()).items())),
-        ends.filter(failed).height,
+        ends.filter(silent).height,
         policies,
     )
 

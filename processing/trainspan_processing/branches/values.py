@@ -28,9 +28,9 @@ class StateBranches:
     """The same without the rewards that `air` and `overlong` add."""
     status: Mapping[str, int] = field(default_factory=dict)
     """Status → how many ended so."""
-    unrewarded_failures: int = 0
-    """How many ended in an error of the agent or a timeout, without a reward. What they would have earned is unknown, and a
-    mean without them would be that of the branches that went well."""
+    unrewarded: int = 0
+    """How many ended without a reward, as they do by the policy's doing: ok, in an error of agent or judge, or by a timeout.
+    What they would have earned is unknown, and a mean without them would be that of the branches that went well."""
     policies: tuple[str, ...] = ()
     """Name and version of every policy that sampled for them."""
 
@@ -61,8 +61,8 @@ class StateValue:
 
     @classmethod
     def of_branches(cls, branches: StateBranches, two: tuple[float, float] | None) -> "StateValue | None":
-        """None without a rewarded branch, or if what failed branches would have earned is unknown."""
-        if branches.unrewarded_failures:
+        """None without a rewarded branch, or if what some branches would have earned is unknown."""
+        if branches.unrewarded:
             return None
         return cls.of(branches, "branches", two)
 
@@ -87,8 +87,8 @@ class BranchedCall:
     """Of the advantage, 95 %."""
     status: Mapping[str, int]
     """Status → branches from the state before it that ended so; `diverged` ones did not get there."""
-    unrewarded_failures: int
-    """Branches from there that failed without a reward: if any, the state has no value."""
+    unrewarded: int
+    """Branches from there that ended without a reward: if any, the state has no value."""
     policies: tuple[str, ...]
     """Name and version of every policy that sampled for the branches from the states before and after it."""
 
@@ -147,7 +147,7 @@ def measure_rollout(
                 interval=_difference(before, after) if known else None,  # type: ignore[arg-type]
                 plain_advantage=after.plain - before.plain if known else None,  # type: ignore[union-attr]
                 status=dict(own.status) if own else {},
-                unrewarded_failures=own.unrewarded_failures if own else 0,
+                unrewarded=own.unrewarded if own else 0,
                 policies=tuple(sorted({name for value in (before, after) if value for name in value.policies})),
             )
         )

@@ -16,6 +16,7 @@ from trainspan_processing.branches.stored_calls import StoredCallReader
 from trainspan_processing.branches.values import StateBranches, StateValue, two_values
 from trainspan_processing.read.source import Selection
 from trainspan_processing.reasons.selection import select
+from trainspan_processing.stored_rollout import StoredRollout
 from trainspan_schemas.artifacts.branches import BranchPoint, branch_task_id
 from trainspan_schemas.config.settings import DatasetSettings
 from trainspan_schemas.errors import InvalidRecordError, UsageError
@@ -194,7 +195,29 @@ def test_a_state_with_branches_that_failed_without_a_reward_has_no_value(bench: 
         run = f"{bench.run_id}-branches"
         [rollout] = measure(source, run, points, found(bench), DatasetSettings(), now_ns=bench.now)
     call = rollout.calls[1]
-    assert (call.unrewarded_failures, dict(call.status), call.advantage) == (3, {"agent_error": 3, "ok": 1}, None)
+    assert (call.unrewarded, dict(call.status), call.advantage) == (3, {"agent_error": 3, "ok": 1}, None)
+
+
+def refused(rollout: StoredRollout) -> bool:
+    return "-1-" not in rollout.rollout_id  # the branches from state 1
+
+
+def test_branches_that_ended_ok_without_a_reward_take_the_value_away_and_no_filter_chooses_among_branches(
+    bench: Bench,
+) -> None:
+    one = chain(bench.rollout("a"), 3).reward(0.5)
+    silent = [branch(bench, one, 1, 1, None), branch(bench, one, 2, 1, None, "judge_error")]
+    bench.send(one, branch(bench, one, 1, 0, 1.0), branch(bench, one, 2, 0, 1.0), *silent)
+    points = [point(one, 1), point(one, 2)]
+    assert measured(bench, points) == [[None, None, None]]
+    assert measured(bench, points, status_rewards="judge_error=0") == [[None, None, 0.5]]
+    assert measured(bench, points, reward=f"{__name__}:half") == [[None, 0.5, 0.5]]
+    assert measured(bench, points, reward=f"{__name__}:half", filter=f"{__name__}:refused") == [[None, 0.5, 0.5]]
+    assert measured(bench, points, reward=f"{__name__}:half", split="0.999") == [[None, 0.5, 0.5]]
+
+
+def half(rollout: StoredRollout) -> float:
+    return 0.5
 
 
 def test_branches_that_diverged_are_no_evidence_even_with_a_reward_by_status(bench: Bench) -> None:

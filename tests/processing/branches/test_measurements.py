@@ -57,7 +57,7 @@ def test_evaluations_carry_interval_rollouts_divergence_run_and_policies() -> No
     )
     facts: dict[str, Any] = {"trace_id": "t", "agent": None, "policy_version": 3, "surprisal": None, "interval": None}
     facts |= {
-        "unrewarded_failures": 0,
+        "unrewarded": 0,
         "status": {},
         "advantage": None,
         "plain_advantage": None,
