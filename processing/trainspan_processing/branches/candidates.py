@@ -24,8 +24,9 @@ from trainspan_schemas.config.settings import DatasetSettings
 
 __all__ = ["Candidates", "find_candidates", "measure", "newest_round", "rounds_of"]
 
-_FACTS: Final = [*ROLLOUT_KEY, "run_id", "round", "task_id", "split", "judge", "end_ns", "reward", "plain_reward"]
-_GROUP: Final = ["run_id", "round", "task_id"]
+_GROUP: Final = ["run_id", "round", "split", "task_id", "by_runner"]
+"""Rollouts that a process beside the runner began are no part of the runner's groups."""
+_FACTS: Final = [*ROLLOUT_KEY, *_GROUP, "judge", "end_ns", "reward", "plain_reward"]
 _OF_GROUP: Final = [*_GROUP, "rewards", "plain"]
 
 
@@ -34,13 +35,14 @@ class Candidates:
     """Rollouts that can be branched."""
 
     rollouts: pl.DataFrame
-    """rollout_id, attempt, run_id, round, task_id, split, judge, end_ns, reward and plain_reward, in the order in which they ended."""
+    """rollout_id, attempt, run_id, round, split, task_id, by_runner, judge, end_ns, reward and plain_reward, in the order of
+    their ends."""
     calls: pl.DataFrame
     """Their CALLS, in order."""
     states: pl.DataFrame
     """Their STATES."""
     group_rewards: pl.DataFrame
-    """run_id, round, task_id, `rewards` and `plain` (`plain_reward`): of every group of theirs, all rollouts included."""
+    """run_id, round, split, task_id, by_runner, `rewards` and `plain` (`plain_reward`): of every group of theirs, all rollouts included."""
     skipped: Counter[str]
     """Reason → rollouts that cannot be branched."""
 
@@ -160,7 +162,8 @@ def measure(
 ) -> list[BranchedRollout]:
     """The values of the candidates' states, from the branches of `run_id` at these points, rewarded as in a dataset.
 
-    All of them count, whatever the filter and the split: a choice among them would be one by how they ended.
+    Only those that the runner began are branches. All of them count, whatever the filter and the split: a choice among them
+    would be one by how they ended.
     """
     whole = replace(settings, filter=None, split="all")
     of_round: dict[int, dict[str, BranchPoint]] = {}
@@ -171,13 +174,13 @@ def measure(
         traces = index_traces(
             source, Selection(run_id, round_), NOTHING_USED, now_ns=now_ns, settle_s=settings.settle_s
         )
-        last = _rewarded(source, traces, whole).filter(~pl.col("superseded"))
+        last = _rewarded(source, traces, whole).filter(~pl.col("superseded") & pl.col("by_runner"))
         policies = policies_of(traces.calls, ["task_id"])
         for (task_id,), ends in last.partition_by("task_id", as_dict=True).items():
             if (began := named.get(str(task_id))) is not None:
                 from_state = _state_branches(ends, policies.get((task_id,), ()))
                 found.setdefault((began.rollout_id, began.attempt), {})[began.call] = from_state
-    groups = {tuple(row[:3]): StateBranches(*row[3:]) for row in candidates.group_rewards.select(_OF_GROUP).iter_rows()}
+    groups = {row[:-2]: StateBranches(*row[-2:]) for row in candidates.group_rewards.select(_OF_GROUP).iter_rows()}
     states = candidates.states.partition_by(ROLLOUT_KEY, as_dict=True)
     own_rewards = [
         reward for states_of_one in found.values() for own in states_of_one.values() for reward in own.rewards
@@ -190,7 +193,7 @@ def measure(
     for row in candidates.rollouts.iter_rows(named=True):
         key = (row["rollout_id"], row["attempt"])
         own = states.get(key, pl.DataFrame(schema=STATES))
-        group = groups.get((row["run_id"], row["round"], row["task_id"]))
+        group = groups.get(tuple(row[name] for name in _GROUP))
         branches = found.get(key, {})
         by_branches = {name for one in branches.values() for name in one.policies}
         is_other = versions.differ(by_branches, sampled_by.get(key, ()), row["run_id"], row["round"])

@@ -226,6 +226,24 @@ def test_branches_that_diverged_are_no_evidence_even_with_a_reward_by_status(ben
     assert measured(bench, [point(one, 1)], status_rewards="diverged=0") == [[None, 1.0]]
 
 
+def test_rollouts_that_no_runner_began_are_neither_branches_nor_of_a_group(bench: Bench) -> None:
+    """An agent knows the task id of its branch and may send rollouts with it."""
+    one, other = chain(bench.rollout("a"), 2).reward(1.0), chain(bench.rollout("b"), 2).reward(0.0)
+    forged = [branch(bench, one, 1, number, None, "agent_error") for number in range(1, 4)]
+    forged.append(chain(bench.rollout("c"), 1).reward(0.0))
+    for rollout in forged:
+        rollout.root_span.attributes[keys.ROLLOUT_BOUNDARY] = "process"
+    bench.send(one, other, branch(bench, one, 1, 0, 1.0), *forged)
+    for settings in ({}, {"status_rewards": "agent_error=0"}):
+        assert measured(bench, [point(one, 1)], **settings)[:2] == [[0.5, 1.0], [0.5, None]]
+
+
+def test_the_group_of_a_rollout_is_that_of_its_split(bench: Bench) -> None:
+    one, other = chain(bench.rollout("a"), 2).reward(1.0), chain(bench.rollout("b"), 2).reward(0.0)
+    bench.send(one, other, chain(bench.rollout("c", split="val"), 2).reward(0.0))
+    assert measured(bench, []) == [[0.5, None], [0.5, None]]
+
+
 def test_branches_of_another_version_have_no_group_value_to_be_compared_with(bench: Bench) -> None:
     one, other = chain(bench.rollout("a"), 2).reward(1.0), chain(bench.rollout("b"), 2).reward(0.0)
     newer = branch(bench, one, 1, 0, 0.75)
