@@ -11,7 +11,7 @@ from trainspan_processing.read.measurements import Measured, Measurement, own_sc
 from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.rewards.air import RULES, signals
 from trainspan_processing.rewards.definition import plain_definition, reward_definition
-from trainspan_processing.rewards.tool_outputs import OUTPUT, tool_outputs
+from trainspan_processing.rewards.tool_outputs import OUTPUT, matching_outputs, tool_outputs
 from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY
 from trainspan_processing.traces.trace_index import TraceIndex, index_traces
 from trainspan_schemas.config.settings import DatasetSettings
@@ -20,9 +20,10 @@ __all__ = ["measured_signals"]
 
 MOST_WORDS: Final = 300
 """Words that are examined: the most frequent ones."""
-_WORD: Final = r"\p{L}{3,40}"
+_WORD: Final = r"\b\p{L}{3,40}\b"
+"""Only what the proposed rule matches: no part of `error_code` or `line12`, in which there is no boundary."""
 _SEARCHED: Final = 20_000
-"""Characters of an output that are searched for words."""
+"""Characters of an output that are searched for words; their rules are matched with all of it."""
 _CALLS: Final = {
     **dict.fromkeys(("rollout_id", *SPAN_KEY, "task_id"), pl.String),
     "attempt": pl.Int32,
@@ -61,7 +62,7 @@ def _advantage(measurement: Measurement) -> Measured | None:
 
 
 def _words(source: Source, traces: TraceIndex, measured: pl.DataFrame) -> pl.DataFrame:
-    """`rule`, trace_id and span_id of the tool calls, in rollouts with measured calls, whose output has a frequent word."""
+    """`rule`, trace_id and span_id of the tool calls, in rollouts with measured calls, whose output matches a frequent word's rule."""
     tools = traces.spans.filter("is_tool").with_columns(pl.col("attempt").fill_null(0))
     tools = tools.join(measured.select(ROLLOUT_KEY), on=ROLLOUT_KEY, how="semi")
     nothing = pl.DataFrame(schema={**dict.fromkeys(SPAN_KEY, pl.String), "word": pl.String})
@@ -74,8 +75,7 @@ def _words(source: Source, traces: TraceIndex, measured: pl.DataFrame) -> pl.Dat
         .sort("tasks", "word", descending=[True, False])
         .head(MOST_WORDS)
     )
-    rule = pl.format(OUTPUT + r"(?i)\b{}\b", "word").alias("rule")
-    return found.join(frequent, on="word", how="semi").select(rule, *SPAN_KEY)
+    return matching_outputs(source, tools, [rf"{OUTPUT}(?i)\b{word}\b" for word in frequent["word"]])
 
 
 def _words_of(outputs: Iterator[pl.DataFrame]) -> Iterator[pl.DataFrame]:

@@ -6,12 +6,15 @@ import subprocess
 import sys
 from typing import Any
 
+import polars as pl
 import pytest
 
 from tests.processing.conftest import Bench, rows
 from tests.processing.support.traces import TestRollout, chain, measured_with
 from trainspan_processing.branches.air_signals import measured_signals
 from trainspan_processing.read.source import Selection
+from trainspan_processing.rewards.air import air_edges
+from trainspan_processing.rewards.tool_outputs import matching_outputs
 from trainspan_schemas.config.settings import DatasetSettings
 from trainspan_schemas.telemetry import keys
 
@@ -66,6 +69,23 @@ def test_a_word_that_tells_calls_apart_becomes_a_setting_that_a_dataset_takes(be
     built = bench.build(round_=0, air=found["air"], baseline="none")
     assert built.manifest["credit"]["air"] == found["air"]
     assert rows(built)["reward"].drop_nulls().len() > 60
+
+
+def test_words_are_only_those_that_their_rule_matches_and_occur_where_a_dataset_rewards_them(bench: Bench) -> None:
+    for number in range(64):
+        said = ["error_code 5 on line12", "Error", "x" * 20_001 + " error" if number % 2 else "fine"]
+        bench.send(measured(bench, number, said, [False] * 3, [0.1, 0.2, 0.3]))
+    with bench.source() as source:
+        traces = bench.traces()
+        _, found, _ = measured_signals(source, [Selection(bench.run_id)], DatasetSettings(), now_ns=bench.now)
+        words = found.filter(pl.col("rule").str.starts_with("output:"))
+        rules = words["rule"].unique().sort().to_list()
+        matched = matching_outputs(source, traces.spans, rules)
+    assert rules == [rf"output:(?i)\b{word}\b" for word in ("error", "fine")]
+    edges = air_edges(dict.fromkeys(rules, 1.0), traces.calls, traces.spans, traces.matches, matched)
+    at_call = edges.select(pl.col("rule").str.strip_prefix("air:"), "call_trace_id", "call_span_id")
+    assert sorted(at_call.rows()) == sorted(words.select("rule", "trace_id", "span_id").rows())
+    assert words.filter(rule=rules[0]).height == 64 + 32
 
 
 def test_outputs_without_meaning_propose_nothing(bench: Bench) -> None:
