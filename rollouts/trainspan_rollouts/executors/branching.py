@@ -43,8 +43,6 @@ class Branching:
 
         Raises ProcessError if no branch can work: the server is not ours, or has another key.
         """
-        if not point.call:
-            return await executor.execute(execution)
         identity = execution.identity
         stored = await asyncio.to_thread(self._source.calls, point)
         prefix = ForcedPrefix(

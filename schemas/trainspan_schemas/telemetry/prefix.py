@@ -92,7 +92,7 @@ class ForcedPrefix:
     trace_id: str
     """The attempt's trace, for agents that are known by their base URL or key only."""
     calls: tuple[ForcedCall, ...]
-    """In the order of their index."""
+    """In the order of their index; none if the branch begins at the first call."""
     later: tuple[str, ...]
     """`prompt_digest` of the stored calls after these, the first of which is where the branch begins.
 
@@ -130,8 +130,10 @@ class ForcedPrefix:
             )
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise InvalidRecordError(f"not a prefix: {type(error).__name__}: {str(error)[:200]}") from error
-        if not prefix.calls or not prefix.lives_s > 0:
-            raise InvalidRecordError("not a prefix: it needs at least one call, and a positive lives_s")
+        if not (prefix.calls or prefix.later) or not prefix.lives_s > 0:
+            raise InvalidRecordError(
+                "not a prefix: it needs at least one call, repeated or later, and a positive lives_s"
+            )
         return prefix
 
 

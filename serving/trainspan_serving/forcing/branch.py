@@ -74,7 +74,8 @@ class Branch:
     @property
     def _point(self) -> ForcedCall:
         """The call at which the branch begins; its answer is not known here."""
-        return ForcedCall(self.prefix.calls[-1].index + 1, self.prefix.point, (), None)
+        calls = self.prefix.calls
+        return ForcedCall(calls[-1].index + 1 if calls else 0, self.prefix.point, (), None)
 
     def own_seed(self, seed: int) -> int:
         """A seed for this attempt in place of the agent's: with one seed all branches from a state would sample the same."""

@@ -95,6 +95,13 @@ def test_an_end_that_cannot_be_read_is_made_up_for_only_by_the_server_that_saw_t
     assert branched([broken, serve(said(UNUSED))]).status == "infra_error"  # the broken one may have had the calls
 
 
+def test_a_branch_from_the_first_call_is_registered_too(serve: Callable[[bytes], str]) -> None:
+    """The server then gives it a seed of its own, and sees whether it begins in the stored state."""
+    first = BranchPoint("origin", 0, 0, 0, {"id": "t"})
+    branching = Branching(StoredBranch(), [serve(said({**FOLLOWED, "forced": 0, "diverged": "call 0"}))], b"key", 60.0)
+    assert asyncio.run(branching.execute(first, EXECUTION, Agent("ok"))).status == "diverged"
+
+
 def test_an_agent_that_did_not_get_to_its_state_is_no_evidence_whatever_its_end(
     serve: Callable[[bytes], str],
 ) -> None:

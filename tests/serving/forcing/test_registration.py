@@ -82,7 +82,7 @@ def test_what_does_not_fit_the_model_or_the_format_is_refused(branch: Rollout, c
     for broken in (
         b"{",
         b"[]",
-        json.dumps({**record, "calls": []}).encode(),
+        json.dumps({**record, "calls": [], "later": []}).encode(),
         json.dumps({**record, "lives_s": "x"}).encode(),
         json.dumps({**record, "calls": [{**record["calls"][0], "prompt": "AAA="}]}).encode(),
         json.dumps({**record, "calls": [{**record["calls"][0], "choices": [["AAAAAA==", "", "stop"]]}]}).encode(),

@@ -83,6 +83,17 @@ def test_branches_of_a_seeded_agent_have_seeds_of_their_own() -> None:
     assert branch_of(prefix(call(0, [1], [2]), rollout="a")).own_seed(7) in seeds
 
 
+def test_a_branch_from_the_first_call_repeats_nothing_but_begins_in_the_stored_state() -> None:
+    stored = prefix(later=(call(0, [1, 2], [10]), call(1, [1, 2, 10, 3], [11])))
+    assert ForcedPrefix.from_json(stored.to_json()) == stored
+    branch = branch_of(stored)
+    with pytest.raises(DivergedError, match=r"call 0: the prompt differs .* at token 1 of 2: 9 "):
+        branch.take([1, 9], params())
+    branch = branch_of(stored)
+    assert answered(branch, [1, 2]) is None
+    assert branch.outcome() == Branched(0, 0, 1, None)
+
+
 def test_a_branch_begins_early_if_parallel_agents_reach_a_later_call_first() -> None:
     later = call(1, [2], [11])
     branch = branch_of(prefix(call(0, [1], [10]), later=(later,)))
