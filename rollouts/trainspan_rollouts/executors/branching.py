@@ -15,7 +15,7 @@ from trainspan_schemas.artifacts.branches import BranchPoint, BranchSource
 from trainspan_schemas.errors import InvalidRecordError, PolicyServerError, ProcessError
 from trainspan_schemas.opener import OPENER
 from trainspan_schemas.telemetry.identity import Identity
-from trainspan_schemas.telemetry.prefix import PREFIX_PATH, Branched, ForcedPrefix, signed_request
+from trainspan_schemas.telemetry.prefix import LONGEST_LIFE_S, PREFIX_PATH, Branched, ForcedPrefix, signed_request
 
 __all__ = ["Branching"]
 
@@ -36,7 +36,7 @@ class Branching:
         """`key` signs the requests; `timeout_s` is the agents'."""
         self._source, self._key = source, key
         self._servers = [url.rstrip("/").removesuffix("/v1") for url in policy_urls]
-        self._lives_s = timeout_s + _MARGIN_S
+        self._lives_s = min(timeout_s + _MARGIN_S, LONGEST_LIFE_S)
 
     async def execute(self, point: BranchPoint, execution: Execution, executor: Executor) -> Ended:
         """Executes the agent from `point`; status `diverged` if it did not repeat the stored calls.
@@ -56,9 +56,9 @@ class Branching:
         )
         registering = asyncio.create_task(asyncio.to_thread(self._register, prefix))
         try:
-            servers = await asyncio.shield(registering)
+            servers, away = await asyncio.shield(registering)
             ended = await executor.execute(execution)
-            branched = await asyncio.to_thread(self._end, identity, servers)
+            branched = await asyncio.to_thread(self._end, identity, servers, away)
         except PolicyServerError as error:
             return Ended("infra_error", 0.0, error=str(error))
         except asyncio.CancelledError:
@@ -66,8 +66,8 @@ class Branching:
             raise
         return _judged(ended, point, branched)
 
-    def _register(self, prefix: ForcedPrefix) -> list[str]:
-        """Returns the servers that have the prefix. Raises PolicyServerError if none has."""
+    def _register(self, prefix: ForcedPrefix) -> tuple[list[str], PolicyServerError | None]:
+        """Returns the servers that have the prefix, and why another has not. Raises PolicyServerError if none has."""
         body, servers, failure = prefix.to_json(), [], None
         for server in self._servers:
             try:
@@ -77,15 +77,15 @@ class Branching:
                 failure = error
         if failure is not None and not servers:
             raise failure
-        return servers
+        return servers, failure
 
-    def _end(self, identity: Identity, servers: Sequence[str]) -> Branched:
+    def _end(self, identity: Identity, servers: Sequence[str], failure: PolicyServerError | None) -> Branched:
         """Returns what became of the branch, summed over the servers, of which one has seen the calls.
 
-        Raises PolicyServerError if that one may be a server that does not answer.
+        Raises PolicyServerError if that one may be a server that does not answer, or that has no prefix (`failure`).
         """
         body = json.dumps({"rollout": identity.rollout_id, "attempt": identity.attempt}).encode()
-        ends, failure = [], None
+        ends = []
         for server in servers:
             try:
                 ends.append(Branched.from_json(self._post(server, f"{PREFIX_PATH}/end", body)))
@@ -102,12 +102,14 @@ class Branching:
             diverged=next((end.diverged for end in ends if end.diverged), None),
         )
 
-    async def _forget(self, identity: Identity, registering: asyncio.Task[list[str]]) -> None:
+    async def _forget(
+        self, identity: Identity, registering: asyncio.Task[tuple[list[str], PolicyServerError | None]]
+    ) -> None:
         """Ends the branch of an agent that was stopped; otherwise it expires."""
         with contextlib.suppress(PolicyServerError, ProcessError, TimeoutError):
             async with asyncio.timeout(_FORGET_S):
-                servers = await asyncio.shield(registering)
-                await asyncio.to_thread(self._end, identity, servers)
+                servers, _ = await asyncio.shield(registering)
+                await asyncio.to_thread(self._end, identity, servers, None)
 
     def _post(self, server: str, path: str, body: bytes) -> bytes:
         """Raises PolicyServerError if it may work the next time, ProcessError if it never will."""

@@ -17,6 +17,7 @@ from trainspan_schemas.telemetry.signing import sign, verify
 
 __all__ = [
     "FINISH_REASONS",
+    "LONGEST_LIFE_S",
     "PREFIX_PATH",
     "Branched",
     "ForcedCall",
@@ -29,6 +30,8 @@ __all__ = [
 
 PREFIX_PATH: Final = "/trainspan/prefix"
 """`POST` registers a prefix; `POST …/end` forgets it and returns what became of it."""
+LONGEST_LIFE_S: Final = 86_400.0
+"""How long a server keeps a prefix, at most."""
 FINISH_REASONS: Final = ("stop", "length", "repetition")
 """Of calls that can be repeated: the others did not finish."""
 

@@ -3,14 +3,13 @@
 import time
 from collections.abc import Callable, Sequence
 
-from trainspan_schemas.telemetry.prefix import Branched, ForcedPrefix
+from trainspan_schemas.telemetry.prefix import LONGEST_LIFE_S, Branched, ForcedPrefix
 from trainspan_schemas.telemetry.tokens import decode_ids
 from trainspan_serving.forcing.branch import Branch
 
 __all__ = ["BranchRegistry", "RegistryError"]
 
 _MAX_BRANCHES = 10_000
-_MAX_LIFE_S = 86_400.0
 
 
 class RegistryError(Exception):
@@ -55,8 +54,8 @@ class BranchRegistry:
                 409, f"attempt {prefix.attempt} of rollout {prefix.rollout_id[:80]!r} has a prefix already"
             )
         _check_ids(prefix, self._vocab_size)
-        if prefix.lives_s > _MAX_LIFE_S:
-            raise RegistryError(400, f"lives_s = {prefix.lives_s:g}: at most {_MAX_LIFE_S:g}")
+        if prefix.lives_s > LONGEST_LIFE_S:
+            raise RegistryError(400, f"lives_s = {prefix.lives_s:g}: at most {LONGEST_LIFE_S:g}")
         size = _size(prefix)
         if size > self._max_bytes:
             raise RegistryError(413, f"a prefix of {size} bytes exceeds [serving] max_prefix_bytes = {self._max_bytes}")

@@ -14,7 +14,7 @@ from trainspan_rollouts.executors.executor import Ended, Execution
 from trainspan_rollouts.task_file import Task
 from trainspan_schemas.artifacts.branches import BranchPoint, StoredCalls
 from trainspan_schemas.telemetry.identity import Identity, TraceParent
-from trainspan_schemas.telemetry.prefix import PREFIX_PATH, ForcedCall, ForcedChoice
+from trainspan_schemas.telemetry.prefix import LONGEST_LIFE_S, PREFIX_PATH, ForcedCall, ForcedChoice, ForcedPrefix
 from trainspan_schemas.telemetry.status import RolloutStatus
 
 FOLLOWED = {"forced": 1, "missing": 0, "sampled": 2, "diverged": None}
@@ -23,6 +23,8 @@ AWAY = "http://127.0.0.1:9"  # the discard port, which nobody listens on
 POINT = BranchPoint("origin", 0, 1, 0, {"id": "t"})
 STORED = StoredCalls((ForcedCall(0, bytes(4), (ForcedChoice(bytes(4), bytes(4), "stop"),), 0),), ("0" * 32,), bytes(8))
 EXECUTION = Execution(Task("t", "x"), Identity("branch", "run", "t", 0, 0), TraceParent("1" * 32, "2" * 16), "token")
+REGISTERED: list[bytes] = []
+"""Prefixes that the servers below accepted."""
 
 
 class StoredBranch:
@@ -50,7 +52,8 @@ def serve() -> Iterator[Callable[[bytes], str]]:
     def start(end: bytes) -> str:
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
-                self.rfile.read(int(self.headers["Content-Length"]))
+                sent = self.rfile.read(int(self.headers["Content-Length"]))
+                REGISTERED.extend([sent] if self.path == PREFIX_PATH else [])
                 body = b"{}" if self.path == PREFIX_PATH else end
                 self.send_response(200)
                 self.send_header("Content-Length", str(len(body) + (self.path != PREFIX_PATH and end == b"cut")))
@@ -77,6 +80,20 @@ def branched(urls: list[str], status: RolloutStatus = "ok") -> Ended:
 
 def said(outcome: dict[str, Any]) -> bytes:
     return json.dumps(outcome).encode()
+
+
+def test_a_branch_whose_calls_reached_a_server_that_was_away_at_first_is_tried_again(
+    serve: Callable[[bytes], str],
+) -> None:
+    """It sampled freely there: that the others saw nothing is not the agent's doing."""
+    ended = branched([AWAY, serve(said(UNUSED))])
+    assert (ended.status, "cannot be reached" in (ended.error or "")) == ("infra_error", True)
+
+
+def test_a_prefix_lives_no_longer_than_a_server_allows(serve: Callable[[bytes], str]) -> None:
+    branching = Branching(StoredBranch(), [serve(said(FOLLOWED))], b"key", 86_400.0)
+    assert asyncio.run(branching.execute(POINT, EXECUTION, Agent("ok"))).status == "ok"
+    assert ForcedPrefix.from_json(REGISTERED[-1]).lives_s == LONGEST_LIFE_S
 
 
 def test_servers_that_are_away_do_not_stop_branches_on_others(serve: Callable[[bytes], str]) -> None:
