@@ -15,6 +15,8 @@ from safetensors.torch import load_file
 from tests.support.dataset_files import sample_rollouts, write_dataset
 from tests.training.support.sessions import GENTLE, same_weights
 from tests.training.support.swap_server import policy_server
+from trainspan_cli.loop.checks.integrity import training_checks
+from trainspan_cli.loop.checks.skipping import skip_reason
 from trainspan_cli.main import run
 from trainspan_schemas.artifacts.checkpoint import CheckpointMeta, read_latest, write_latest
 from trainspan_schemas.errors import CheckpointError
@@ -148,7 +150,10 @@ def test_a_round_in_progress_ends_without_a_checkpoint(
 
     monkeypatch.setattr(Checkpoints, "commit", commit_too_late)
     *_, third, fourth = follow(tmp_path, model_dir, 4)
-    assert third.failure == "policy-000001 was put back in service during the round"
+    reason = "policy-000001 was put back in service during the round"
+    assert (third.skipped, third.error, third.version) == (reason, None, 1)
+    event = json.loads(json.dumps(third.event()))
+    assert (skip_reason({"rows": 4}, event), training_checks(event)) == (reason, []), "no alarm of the loop"
     assert (fourth.version, CheckpointMeta.read(root / "policy-000003").parent) == (3, "policy-000001")
     assert not list(root.glob(".tmp-*"))
 

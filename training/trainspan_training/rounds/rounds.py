@@ -173,8 +173,7 @@ class Rounds:
         self._files.make_state(missing_state.policy, tokens)
 
     def _round(self, dataset: DatasetFolder) -> Generator[list[MicroBatch], None, RoundResult]:
-        if self._publication.follow_rollback(self._settings.adapter):
-            self._canary.forget()
+        self._follow_rollback()
         lineage = self._lineage()
         try:
             outline, steps = self._steps.read(dataset, self._policy, self._layout, lineage)
@@ -204,8 +203,9 @@ class Rounds:
                 scores = self._canary.score(self.trainer.policy)
                 canary, tokens = self._canary.canary(scores), self._steps.token_file(dataset, trained.prepared)
                 saved = self._files.save(self._policy, dataset, canary, self._layout.tokens, tokens)
-        except RolledBackError as error:
-            return self._abort(dataset, record, str(error))
+        except RolledBackError as error:  # the steps are discarded, and nothing went wrong
+            self._follow_rollback()
+            return self._skip(dataset, str(error))
         except (OSError, SafetensorError) as error:
             return self._abort(dataset, record, f"cannot save {record.checkpoint}: {error}", consume=False)
         record = replace(record, version=saved.version, checkpoint=saved.folder.name)
@@ -219,6 +219,10 @@ class Rounds:
             record = replace(record, version=self._policy.version, checkpoint=self._policy.name, error=refusal)
         self._publication.finish(record)
         return self._result(dataset, record, swap, error=record.error)
+
+    def _follow_rollback(self) -> None:
+        if self._publication.follow_rollback(self._settings.adapter):
+            self._canary.forget()
 
     def _ready_canary(self, outline: Outline) -> None:
         self._server_dtype = self.trainer.team.share(lambda: served_dtype(self._address.url))
