@@ -51,7 +51,7 @@ def _states(policy: Floats, played: Played, salt: int) -> pl.DataFrame:
         "agent": np.array(AGENTS)[call % len(AGENTS)],
         "policy_version": 0,
         "surprisal": -np.log(chance),
-        "n_tokens": 1,
+        "answered_s": 0.0,
         "can_repeat": True,
         "obstacle": None,
     }

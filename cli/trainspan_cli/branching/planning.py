@@ -9,6 +9,7 @@ from trainspan_cli.branching.recorded_runs import TaskFiles, only_judge, recorde
 from trainspan_processing.branches.candidates import Candidates, find_candidates, newest_round, rounds_of
 from trainspan_processing.branches.choice import CallChoice, branch_points
 from trainspan_processing.read.source import Selection, Source
+from trainspan_processing.tables import ROLLOUT_KEY
 from trainspan_rollouts.run_ledger import points_file
 from trainspan_schemas.artifacts.branches import BranchPoint, read_points, write_points
 from trainspan_schemas.config.settings import DatasetSettings
@@ -112,7 +113,9 @@ def _points(
     wanted = {row["task_id"] for row in facts.values()}
     tasks = {file: tasks_by_id(file, wanted) for file in set(task_files.values())}
     points, without_task = [], set()
-    for rollout_id, attempt, call in chosen.iter_rows():
+    own = [*ROLLOUT_KEY, "call"]
+    chosen = chosen.join(candidates.states.select(*own, "answered_s"), on=own, maintain_order="left")
+    for rollout_id, attempt, call, answered_s in chosen.iter_rows():
         row = facts[rollout_id, attempt]
         file = task_files[row["run_id"], row["round"], row["split"]]
         if (task := tasks[file].get(row["task_id"])) is None:
@@ -120,7 +123,7 @@ def _points(
             continue
         split = {"split": row["split"]} if row["split"] else {}
         given = {key: value for key, value in task.items() if value is not None}
-        points.append(BranchPoint(rollout_id, attempt, call, row["round"] or 0, {**given, **split}))
+        points.append(BranchPoint(rollout_id, attempt, call, row["round"] or 0, {**given, **split}, answered_s))
     skipped.update(f"task not in {name}" for _, _, name in without_task)
     return points, skipped_states
 

@@ -29,13 +29,13 @@ STATES: Final[Schema] = {
     "agent": pl.String,
     "policy_version": pl.Int32,
     "surprisal": pl.Float64,
-    "n_tokens": pl.Int64,
+    "answered_s": pl.Float64,
     "can_repeat": pl.Boolean,
     "obstacle": pl.String,
 }
 """One row per request, in order. trace_id and span_id are those of its first choice. `surprisal` is the mean of −log p of the
-tokens that were sampled, in nats; `n_tokens` counts these tokens. `can_repeat`: the server can repeat its answers. `obstacle`:
-why no branch can begin there, else NULL."""
+tokens that were sampled, in nats. `answered_s`: seconds in which calls before it were being answered. `can_repeat`: the server
+can repeat its answers. `obstacle`: why no branch can begin there, else NULL."""
 
 
 def states_of(source: Source, calls: pl.DataFrame, answers: pl.DataFrame) -> pl.DataFrame:
@@ -52,12 +52,13 @@ def states_of(source: Source, calls: pl.DataFrame, answers: pl.DataFrame) -> pl.
         .agg(
             pl.col("trace_id", "span_id", "agent", "policy_version").first(),
             (pl.col("minus_logs").sum() / pl.col("sampled").sum()).alias("surprisal"),
-            pl.col("sampled").sum().alias("n_tokens"),
+            pl.col("start_ns").min(),
+            pl.col("end_ns").max(),
             _can_repeat().all().alias("can_repeat"),
             pl.col("multimodal").fill_null(False).any().alias("has_images"),
             (pl.col("temperature") < _GREEDY_BELOW).fill_null(False).all().alias("is_greedy"),
         )
-        .with_columns(_obstacle().alias("obstacle"))
+        .with_columns(_obstacle().alias("obstacle"), _answered_s().alias("answered_s"))
         .select(pl.col(name).cast(kind) for name, kind in STATES.items())
     )
 
@@ -85,6 +86,13 @@ def _obstacle() -> pl.Expr:
     """Branches are compared with the stored prompt, which says nothing of images, and samples of one answer are no evidence."""
     only_greedy = pl.col("is_greedy").reverse().cum_min().reverse().over(ROLLOUT_KEY)
     return pl.when("has_images").then(pl.lit(IMAGES)).when(only_greedy).then(pl.lit(GREEDY))
+
+
+def _answered_s() -> pl.Expr:
+    """The time that calls before each state took, once where they overlap."""
+    earlier = pl.col("end_ns").cum_max().shift(1).over(ROLLOUT_KEY)
+    own = (pl.col("end_ns") - pl.max_horizontal("start_ns", earlier)).clip(0)
+    return (own.cum_sum().over(ROLLOUT_KEY) - own) / 1e9
 
 
 def _can_repeat() -> pl.Expr:

@@ -57,7 +57,7 @@ class Branching:
         registering = asyncio.create_task(asyncio.to_thread(self._register, prefix))
         try:
             servers, away = await asyncio.shield(registering)
-            ended = await executor.execute(execution)
+            ended = await executor.execute(replace(execution, answered_s=point.answered_s))
             branched = await asyncio.to_thread(self._end, identity, servers, away)
         except PolicyServerError as error:
             return Ended("infra_error", 0.0, error=str(error))

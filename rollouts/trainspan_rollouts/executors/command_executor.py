@@ -141,7 +141,7 @@ class CommandExecutor:
         streams = _Streams(process, task + b"\n")
         timed_out = False
         try:
-            await asyncio.wait_for(process.wait(), self._timeout_s)
+            await asyncio.wait_for(process.wait(), execution.time_left(self._timeout_s))
         except TimeoutError:
             timed_out = True
             await _end_group(process)

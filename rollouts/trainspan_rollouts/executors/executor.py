@@ -38,6 +38,12 @@ class Execution:
     """The rollout's span."""
     url_token: str
     """The token that names the rollout in a base URL: the parent with its signature."""
+    answered_s: float = 0.0
+    """Seconds that answers took which are repeated at once. They count as spent, or branches would have more time than their rollout."""
+
+    def time_left(self, timeout_s: float) -> float:
+        """Seconds after which the agent is stopped."""
+        return max(0.0, timeout_s - self.answered_s)
 
 
 @dataclass(frozen=True, slots=True)

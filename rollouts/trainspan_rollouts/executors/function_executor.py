@@ -75,7 +75,7 @@ class WorkerPool:
         self._waiting[slot] += 1
         try:
             worker = await self._worker(slot)
-            return await worker.execute(execution, self._timeout_s)
+            return await worker.execute(execution, execution.time_left(self._timeout_s))
         finally:
             self._waiting[slot] -= 1
 

@@ -57,6 +57,8 @@ class BranchPoint:
     """Of the rollout and its branches."""
     task: Mapping[str, Any]
     """The fields of the rollout's task, as in a task file."""
+    answered_s: float = 0.0
+    """Seconds that the model took for the calls before it. A branch gets these answers at once, and has so much less time."""
 
     @property
     def task_id(self) -> str:

@@ -349,3 +349,11 @@ def test_a_share_of_the_tasks_puts_branches_on_the_side_of_their_rollouts_task(b
     side_of = dict(sides.select("task_id", "split").iter_rows())
     assert {side_of[task] for task in tasks} == {"train", "val"}
     assert [side_of[branch_task_id(task, "r.1", 0, 1)] for task in tasks] == [side_of[task] for task in tasks]
+
+
+def test_a_state_says_how_long_the_calls_before_it_took(bench: Bench) -> None:
+    rollout = bench.rollout("a").reward(1.0)
+    for index, at in enumerate([1.0, 1.25, 5.0, 9.0]):  # half a second each, the first two in part at the same time
+        rollout.call(index, [1, index], [2], at=at)
+    bench.send(rollout)
+    assert found(bench).states["answered_s"].to_list() == [0.0, 0.5, 0.75, 1.25]

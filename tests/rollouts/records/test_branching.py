@@ -2,17 +2,22 @@
 
 import asyncio
 import json
+import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 
 from trainspan_rollouts.executors.branching import Branching
+from trainspan_rollouts.executors.command_executor import CommandExecutor
 from trainspan_rollouts.executors.executor import Ended, Execution
 from trainspan_rollouts.task_file import Task
 from trainspan_schemas.artifacts.branches import BranchPoint, StoredCalls
+from trainspan_schemas.store.collectors import Collectors
 from trainspan_schemas.telemetry.identity import Identity, TraceParent
 from trainspan_schemas.telemetry.prefix import LONGEST_LIFE_S, PREFIX_PATH, ForcedCall, ForcedChoice, ForcedPrefix
 from trainspan_schemas.telemetry.status import RolloutStatus
@@ -129,3 +134,18 @@ def test_an_agent_that_did_not_get_to_its_state_is_no_evidence_whatever_its_end(
     assert branched([missing], "timeout").error == ("the agent timed out before 1 of the stored answers were asked for")
     followed = serve(said(FOLLOWED))
     assert branched([followed], "timeout").status == "timeout"
+
+
+def test_the_time_of_repeated_answers_counts_as_spent(serve: Callable[[bytes], str]) -> None:
+    async def status(answered_s: float) -> str:
+        program = [sys.executable, "-c", "import time; time.sleep(1)"]
+        executor = CommandExecutor(program, "http://policy", Collectors.of(AWAY), 60.0, dict(os.environ))
+        await executor.start()
+        try:
+            branching = Branching(StoredBranch(), [serve(said(FOLLOWED))], b"key", 60.0)
+            return (await branching.execute(replace(POINT, answered_s=answered_s), EXECUTION, executor)).status
+        finally:
+            await executor.close()
+
+    assert asyncio.run(status(0.0)) == "ok"
+    assert asyncio.run(status(59.5)) == asyncio.run(status(99.0)) == "timeout"
