@@ -8,6 +8,7 @@ from pathlib import Path
 from trainspan_cli.branching.recorded_runs import TaskFiles, only_judge, recorded_or_given, tasks_by_id
 from trainspan_processing.branches.candidates import Candidates, find_candidates, newest_round, rounds_of
 from trainspan_processing.branches.choice import CallChoice, branch_points
+from trainspan_processing.explain.inquiry import Question, locate
 from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.tables import ROLLOUT_KEY
 from trainspan_rollouts.run_ledger import points_file
@@ -24,6 +25,7 @@ class BranchScope:
 
     choice: CallChoice
     rollout_ids: tuple[str, ...] | None = None
+    """Whole ids, or beginnings of them."""
     of_run: str | None = None
     of_round: int | None = None
     """With the run; None: all its rounds. Without ids and run: the newest round."""
@@ -66,7 +68,7 @@ def plan_branches(
     """
     file = points_file(run_id, scope.of_round or 0)
     points = _resumed(file) if resume else None
-    ids = tuple(dict.fromkeys(point.rollout_id for point in points)) if points else scope.rollout_ids
+    ids = tuple(dict.fromkeys(point.rollout_id for point in points)) if points else _ids(source, scope, settings)
     candidates = find_candidates(source, _selections(source, scope, ids), settings, ids, now_ns=now_ns)
     candidates = candidates.sample(None if resume else scope.limit)
     skipped = Counter(candidates.skipped)
@@ -94,6 +96,14 @@ def _resumed(file: Path) -> list[BranchPoint]:
     if not file.is_file():
         raise UsageError(f"nothing to resume: {file} does not exist; run without --resume first")
     return list(read_points(file))
+
+
+def _ids(source: Source, scope: BranchScope, settings: DatasetSettings) -> tuple[str, ...] | None:
+    """The whole ids of the named rollouts. Raises UsageError if one is unknown, or begins several ids."""
+    if scope.rollout_ids is None:
+        return None
+    found = (locate(source, Question(source.stores, name, settings)).rollout_id for name in scope.rollout_ids)
+    return tuple(dict.fromkeys(found))
 
 
 def _selections(source: Source, scope: BranchScope, ids: tuple[str, ...] | None) -> list[Selection]:

@@ -44,7 +44,8 @@ def branch(
     given: Given,
     rewarding: Given,
     rollout: Annotated[
-        list[str] | None, typer.Option(help="Id of a rollout; may be repeated [default: the newest round].")
+        list[str] | None,
+        typer.Option(help="Id of a rollout, or its beginning; may be repeated [default: the newest round]."),
     ] = None,
     of_run: Annotated[str | None, typer.Option(help="Rollouts of this run.")] = None,
     of_round: Annotated[int | None, typer.Option(help="And of this round [default: all rounds of the run].")] = None,
@@ -83,6 +84,8 @@ def branch(
         raise UsageError(f"--n {n}, --limit {limit}: must be at least 1")
     if rollout and of_run is not None:
         raise UsageError("--rollout and --of-run: give one of them")
+    if of_round is not None and of_run is None:
+        raise UsageError(f"--of-round {of_round}: name its run with --of-run")
     loaded = _with_dataset(settings(config), {**rewarding, "filter": filter})
     scope = BranchScope(CallChoice.parse(calls), tuple(rollout) if rollout else None, of_run, of_round, limit)
     wanted = _run_settings(loaded, given, run or uuid.uuid4().hex, n, round_=of_round or 0, resume=resume)

@@ -1,0 +1,48 @@
+"""Which rollouts `trainspan branch` takes: named ones, also by the beginning of their id, and those of a round of a run."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_main import trainspan
+from tests.processing.conftest import Bench
+from tests.processing.support.traces import chain
+from trainspan_cli.branching.planning import BranchScope, plan_branches
+from trainspan_processing.branches.choice import CallChoice
+from trainspan_schemas.artifacts.branches import BranchPoint
+from trainspan_schemas.config.settings import DatasetSettings
+from trainspan_schemas.errors import UsageError
+
+
+def test_rollouts_are_named_by_the_beginnings_of_their_ids(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRAINSPAN_HOME", str(tmp_path))
+    tasks = tmp_path / "tasks.jsonl"
+    tasks.write_text(json.dumps({"id": "t0", "input": "x"}) + "\n")
+    bench.send(*(chain(bench.rollout(name), 2).reward(1.0) for name in ("abc", "abd", "long")))
+
+    def planned(*names: str) -> tuple[BranchPoint, ...]:
+        scope = BranchScope(CallChoice(), tuple(f"{bench.run_id}-{name}" for name in names))
+        settings, target = DatasetSettings(), ["agent:solve"]
+        with bench.source() as source:
+            plan = plan_branches(
+                source, scope, settings, "new", target, str(tasks), None, resume=False, now_ns=bench.now
+            )
+        return plan.points
+
+    points = planned("abc", "abd", "lo")
+    assert [point.rollout_id for point in points] == [f"{bench.run_id}-{name}" for name in ("abc", "abd", "long")]
+    assert [(point.call, point.answered_s) for point in points] == [(1, 0.5)] * 3
+    assert planned("abc", "abc") == points[:1]
+    with pytest.raises(UsageError, match="is a prefix of 2 rollout ids"):
+        planned("ab")
+    with pytest.raises(UsageError, match=r"no rollout '.*-x'"):
+        planned("long", "x")
+
+
+def test_a_round_without_its_run_is_refused() -> None:
+    """The newest round would be branched instead."""
+    answer = trainspan("branch", "--of-round", "3")
+    assert (answer.returncode, answer.stderr) == (2, "trainspan: --of-round 3: name its run with --of-run\n")
