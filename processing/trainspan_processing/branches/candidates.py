@@ -147,6 +147,7 @@ def _obstacle(*, are_named: bool) -> pl.Expr:
         "failed": ~pl.col("teaches"),
         "no task": pl.col("task_id").is_null(),
         "no calls": pl.col("n_calls") == 0,
+        "@ in its id": pl.col("rollout_id").str.contains("@"),
     }
     return pl.coalesce([pl.when(rule.fill_null(False)).then(pl.lit(name)) for name, rule in rules.items()])
 

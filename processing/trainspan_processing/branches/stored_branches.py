@@ -30,8 +30,8 @@ def read_branches(source: Source, rollout_id: str, attempt: int) -> list[StoredB
     found: dict[tuple[str, int], tuple[tuple[int, int], StoredBranch]] = {}
     for batch in source.read("rollouts", Selection(), _COLUMNS, branches_of=rollout_id):
         for branch_id, own, task_id, run_id, status, reward, end_ns, untrusted in batch.select(_COLUMNS).iter_rows():
-            origin = BranchOrigin.of_task(task_id or "")
-            if untrusted or origin is None or (origin.rollout_id, origin.attempt) != (rollout_id, attempt):
+            origin = None if untrusted else BranchOrigin.of_task(task_id or "")
+            if origin is None or (origin.rollout_id, origin.attempt) != (rollout_id, attempt):
                 continue
             branch = StoredBranch(origin.call, branch_id, own or 0, run_id, status, reward)
             found[branch.rollout_id, branch.attempt] = ((branch.call, end_ns or 0), branch)

@@ -22,8 +22,8 @@ __all__ = [
     "write_points",
 ]
 
-BRANCH_TASK: Final = r"@[^@]+[.][0-9]+@[0-9]+$"
-"""Regular expression for the task ids of branches, also in DuckDB and Polars."""
+BRANCH_TASK: Final = r"@[^@]+[.][0-9]{1,9}@[0-9]{1,9}$"
+"""Regular expression for the task ids of branches, also in DuckDB and Polars. Rollouts with an @ in their id are not branched."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,12 +58,13 @@ def test_rollouts_that_cannot_be_branched_are_counted_by_reason(bench: Bench) ->
         chain(bench.rollout("loose", task=None), 1).reward(1.0),
         chain(bench.rollout("branch", task="t@r.0@1"), 1).reward(1.0),
         chain(bench.rollout("held", split="val"), 1).reward(1.0),
+        chain(bench.rollout("a@b"), 1).reward(1.0),
     )
     candidates = found(bench)
     kept = candidates.rollouts.select("rollout_id", "attempt").rows()
     assert sorted(kept) == [(f"{bench.run_id}-again", 1), (good.rollout_id, 0)]
     reasons = {"retried": 1, "no reward": 2, "unfinished": 1, "no calls": 1, "no task": 1, "a branch itself": 1}
-    reasons["validation"] = 1
+    reasons |= {"validation": 1, "@ in its id": 1}
     assert candidates.skipped == Counter(reasons)
     for name in (good.rollout_id, f"{bench.run_id}-held"):
         assert found(bench, name).rollouts["rollout_id"].to_list() == [name]

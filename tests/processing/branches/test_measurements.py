@@ -199,7 +199,7 @@ def test_a_rollout_names_its_branches_and_a_branch_its_origin(bench: Bench, bran
 def test_task_ids_of_branches_are_read_back() -> None:
     assert BranchOrigin.of_task(branch_task_id("a@b", "r.1", 2, 3)) == BranchOrigin("r.1", 2, 3)
     assert BranchOrigin.of_task(branch_task_id("t@r.0@1", "s", 0, 12)) == BranchOrigin("s", 0, 12)
-    for task in ("t", "", "someone@example.org", "t@r.0", "t@r@1"):
+    for task in ("t", "", "someone@example.org", "t@r.0", "t@r@1", "t@r.0@" + "9" * 5000, "t@r." + "9" * 5000 + "@1"):
         assert BranchOrigin.of_task(task) is None
 
 
