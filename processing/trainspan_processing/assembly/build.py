@@ -134,7 +134,7 @@ def build_dataset(
         lines = ledger_lines(reason_counts, assembly.others, assembly.rollouts, shares, ledger, recount=is_round)
         late = late_calls(assembly.used, ledger)
         late_rewards = late_evaluations(assembly.evaluations, ledger)
-        coverage = measure_coverage(pl.concat([reason_counts, assembly.others]), lines, late)
+        coverage = measure_coverage(reason_counts, assembly.others, lines, late)
 
         def reasons() -> list[Reason]:
             return describe_reasons(

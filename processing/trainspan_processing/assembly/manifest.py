@@ -58,6 +58,7 @@ def make_manifest(
         "calls_kept": coverage.kept,
         "coverage": coverage.coverage,
         "dropped": _sorted(coverage.dropped),
+        "dropped_without_tokens": _sorted(coverage.dropped_without_tokens),
         "dropped_rollouts": _sorted(coverage.dropped_rollouts),
         "rollouts_without_calls": coverage.rollouts_without_calls,
         "pending": {"rollouts": coverage.pending_rollouts, "calls": coverage.pending_calls},

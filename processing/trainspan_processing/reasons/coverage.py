@@ -59,6 +59,8 @@ class Coverage:
     kept: int
     dropped: Mapping[str, int]
     """Reason → number of calls."""
+    dropped_without_tokens: Mapping[str, int]
+    """Of these, the calls without tokens: nothing says which policy answered, so that datasets of all policies count them."""
     rollouts_kept: int
     rollouts_seen: int
     dropped_rollouts: Mapping[str, int]
@@ -94,6 +96,7 @@ class Coverage:
             "calls_trainable": self.kept,
             "coverage": self.coverage,
             "dropped": dropped,
+            "dropped_without_tokens": dict(sorted(self.dropped_without_tokens.items())),
         }
 
 
@@ -195,10 +198,14 @@ def late_evaluations(now: pl.DataFrame, ledger: DatasetLedger) -> pl.DataFrame:
     )
 
 
-def measure_coverage(reason_counts: pl.DataFrame, lines: pl.DataFrame, late: pl.DataFrame) -> Coverage:
-    """Sums REASON_COUNTS over the rollouts in `lines`; `late` are calls of rollouts that were used before."""
-    counted = reason_counts.join(lines, on=ROLLOUT_KEY, how="semi")
-    dropped = dict(counted.drop_nulls("reason").group_by("reason").agg(pl.col("calls").sum()).iter_rows())
+def measure_coverage(
+    reason_counts: pl.DataFrame, others: pl.DataFrame, lines: pl.DataFrame, late: pl.DataFrame
+) -> Coverage:
+    """Sums the REASON_COUNTS of calls with tokens, and of `others`, over the rollouts in `lines`; `late` are calls of rollouts
+    that were used before.
+    """
+    counted = pl.concat([reason_counts, others]).join(lines, on=ROLLOUT_KEY, how="semi")
+    dropped = _by_reason(counted)
     if late.height:
         dropped["late_after_consumed"] = int(late["late"].sum())
     rowless = lines.filter(pl.col("kept") == 0)
@@ -207,6 +214,7 @@ def measure_coverage(reason_counts: pl.DataFrame, lines: pl.DataFrame, late: pl.
     return Coverage(
         kept=int(lines["kept"].sum()),
         dropped=dropped,
+        dropped_without_tokens=_by_reason(others.join(lines, on=ROLLOUT_KEY, how="semi")),
         rollouts_kept=lines.height - rowless.height,
         rollouts_seen=lines.height,
         dropped_rollouts=dict(rowless.drop_nulls("reason").group_by("reason").len().iter_rows()),
@@ -214,6 +222,10 @@ def measure_coverage(reason_counts: pl.DataFrame, lines: pl.DataFrame, late: pl.
         pending_calls=int(may_come["calls"].sum()),
         pending_rollouts=pending.height,
     )
+
+
+def _by_reason(counted: pl.DataFrame) -> dict[str, int]:
+    return dict(counted.drop_nulls("reason").group_by("reason").agg(pl.col("calls").sum()).iter_rows())
 
 
 def lines_to_write(

@@ -51,6 +51,24 @@ def test_of_several_policies_each_call_is_counted_once() -> None:
     assert (seen["policy_version"], seen["checks"], seen["round"], seen["seconds"]) == (1, [FRESH], 4, {"train": 2.0})
 
 
+def test_calls_without_tokens_count_once_because_nothing_says_which_policy_answered() -> None:
+    """16 calls: 5 and 5 kept, 3 greedy, and 3 without tokens, of which the second policy has no reward for one."""
+
+    def of(dropped: dict[str, int], unknown: dict[str, int]) -> PolicyOutcome:
+        counted = {"dropped": dropped, "dropped_without_tokens": unknown}
+        return PolicyOutcome(1, {"calls_seen": 16, "calls_kept": 5, **counted}, {}, None)
+
+    late = {"late_after_consumed": 2}
+    writer = of({"other_policy": 6, "greedy": 2, "no_token_ids": 3}, {"no_token_ids": 3})
+    rewriter = of(
+        {"other_policy": 7, "greedy": 1, "no_token_ids": 2, "no_reward": 1}, {"no_token_ids": 2, "no_reward": 1}
+    )
+    assert made({"writer": writer, "rewriter": rewriter})["dataset"]["dropped"] == {"greedy": 3, "no_token_ids": 3}
+    same = [of({**late, "other_policy": 9}, {}), of({**late, "other_policy": 9}, {})]
+    both = made(dict(zip(("writer", "rewriter"), same, strict=True)))["dataset"]["dropped"]
+    assert both == {**late, "other_policy": 4}, "16 calls seen, 5 and 5 kept, and 2 late"
+
+
 def test_a_round_is_skipped_if_all_of_its_policies_are() -> None:
     nothing = outcome(0, {"zero_spread_group": 30}, skipped="no contrast")
     one = made({"writer": nothing, "rewriter": outcome(9, {})})

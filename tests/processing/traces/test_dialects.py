@@ -121,6 +121,7 @@ def test_a_call_of_a_model_that_is_not_ours_is_not_selected(bench: Bench) -> Non
     built = bench.build(round_=0, baseline="none")
     assert (built.manifest["dropped"], built.manifest["calls_kept"]) == ({"not_selected": 1}, 2)
     assert built.manifest["coverage"] == 1.0
+    assert built.manifest["dropped_without_tokens"] == {"not_selected": 1}
 
 
 def test_a_call_that_the_policy_server_recorded_without_tokens_is_counted(bench: Bench) -> None:
@@ -134,6 +135,7 @@ def test_a_call_that_the_policy_server_recorded_without_tokens_is_counted(bench:
         bench.send(rollout)
     built = bench.build(round_=0, baseline="none")
     assert built.manifest["dropped"] == {"no_token_ids": 1, "redacted": 1}
+    assert built.manifest["dropped_without_tokens"] == built.manifest["dropped"]
     assert built.manifest["calls_kept"] == 2
 
 

@@ -12,8 +12,8 @@ __all__ = ["PolicyOutcome", "round_record"]
 _OF_MANIFEST: Final = ("rows", "rollouts", "groups", "calls_seen", "calls_kept", "dropped", "rewards")
 _SUMMED: Final = ("rows", "calls_kept")
 _OTHER: Final = "other_policy"
-_BEFORE_POLICY: Final = ("internal", "forced", "no_boundary", "no_rollout", "not_selected")
-"""Reasons that come before the policy of a call, so that every policy counts the same calls."""
+_OF_ALL: Final = ("internal", "forced", "no_boundary", "no_rollout", "not_selected", "late_after_consumed")
+"""Reasons that do not ask for the policy of a call, so that every policy counts the same calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,21 +81,29 @@ def _together(outcomes: Mapping[str | None, PolicyOutcome]) -> dict[str, Any]:
         "dataset": {
             **whole,
             **{key: sum(one[key] or 0 for one in datasets) for key in _SUMMED},
-            "dropped": _dropped(whole["calls_seen"] or 0, datasets),
+            "dropped": _dropped(whole["calls_seen"] or 0, [one.manifest for one in outcomes.values()]),
         },
         "train": {},
         "policies": {policy: {**one.figures(), "seconds": dict(one.seconds)} for policy, one in outcomes.items()},
     }
 
 
-def _dropped(calls_seen: int, datasets: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """Reason → calls, over the datasets of all policies."""
+def _dropped(calls_seen: int, manifests: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Reason → calls, over the datasets of all policies; calls that every policy counts are counted once."""
     dropped: Counter[str] = Counter()
-    for one in datasets:
-        for reason, calls in (one["dropped"] or {}).items():
-            dropped[reason] = max(dropped[reason], calls) if reason in _BEFORE_POLICY else dropped[reason] + calls
+    without_tokens: list[Counter[str]] = []
+    for one in manifests:
+        found = Counter(one.get("dropped") or {})
+        of_all = {reason: found.pop(reason) for reason in _OF_ALL if reason in found}
+        unknown = {
+            reason: calls for reason, calls in (one.get("dropped_without_tokens") or {}).items() if reason in found
+        }
+        dropped.update(found - Counter(unknown))
+        dropped |= Counter(of_all)
+        without_tokens.append(Counter(unknown))
+    dropped.update(max(without_tokens, key=lambda found: sum(found.values())))
     del dropped[_OTHER]
-    answered = sum(dropped.values()) + sum(one["calls_kept"] or 0 for one in datasets)
+    answered = sum(dropped.values()) + sum(one.get("calls_kept") or 0 for one in manifests)
     unanswered = {_OTHER: calls_seen - answered} if calls_seen > answered else {}
     return {**unanswered, **dropped}
 
