@@ -34,16 +34,18 @@ class FeedbackScore:
     """Trace and span id of the call that it is about, in the rollout."""
     more: Mapping[str, Value | None] = field(default_factory=dict)
     """Further attributes; those that are None are left out."""
+    evaluation_id: str | None = None
+    """Of scores with the same id only the first counts; None: an id of its own."""
 
     def attributes(self) -> dict[str, Value]:
-        """The record's attributes: a new evaluation id, and the fields that are set."""
+        """The record's attributes: those of the fields that are set, and an evaluation id."""
         pairs: dict[str, Value | None] = {
             **self.more,
             keys.EVALUATION_NAME: self.name,
             keys.EVALUATION_SCORE: self.value,
             keys.EVALUATION_SOURCE: self.source,
             keys.EVALUATION_EXPLANATION: self.explanation,
-            keys.EVALUATION_ID: uuid.uuid4().hex,
+            keys.EVALUATION_ID: self.evaluation_id or uuid.uuid4().hex,
             keys.ROLLOUT_ID: self.rollout_id,
             keys.GEN_AI_RESPONSE_ID: self.response_id,
             keys.EVALUATION_OF: "call" if self.span else None,

@@ -20,6 +20,13 @@ def reward(
     name: Annotated[str, typer.Option(help="Name of the evaluation.")] = "reward",
     explanation: Annotated[str | None, typer.Option(help="Reason for the score.")] = None,
     source: Annotated[str, typer.Option(help="Source of the score: human or agent.")] = "human",
+    id: Annotated[
+        str | None,
+        typer.Option(
+            help="Id of the evaluation, such as one made from user and response: sent again, it does not count again."
+            " [default: a new one, so that each reward is added to those before]."
+        ),
+    ] = None,
     given: Given,
     config: ConfigOption = None,
     format: FormatOption = "table",
@@ -49,7 +56,7 @@ def reward(
         "runner", collector, os.environ, token_file=sender.token_file, store=chosen.collector.store
     )
     headers = headers or os.environ.get("OTEL_EXPORTER_OTLP_HEADERS")
-    feedback = FeedbackScore(value, name, source, rollout, response, explanation)
+    feedback = FeedbackScore(value, name, source, rollout, response, explanation, evaluation_id=id)
     certificate = os.environ.get("OTEL_EXPORTER_OTLP_CERTIFICATE")
     evaluation_id = send_feedback(feedback, collector, headers, certificate)
     if format == "json":

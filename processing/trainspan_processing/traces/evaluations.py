@@ -81,7 +81,7 @@ def read_feedback(source: Source) -> pl.DataFrame:
 
 
 def _collected(batches: Iterable[pl.DataFrame]) -> pl.DataFrame:
-    """_FEEDBACK from _FEEDBACK_COLUMNS, each evaluation once."""
+    """_FEEDBACK from _FEEDBACK_COLUMNS, each evaluation once: of those with the same id the one that the store keeps."""
     frames = [
         batch.select(
             "trace_id",
@@ -93,11 +93,14 @@ def _collected(batches: Iterable[pl.DataFrame]) -> pl.DataFrame:
             pl.col("untrusted").cast(pl.Boolean),
             text(keys.GEN_AI_RESPONSE_ID).alias("response_id"),
             text(keys.EVALUATION_ID).alias("id"),
+            "seq",
         )
         for batch in batches
     ]
-    nothing = pl.DataFrame(schema={**_FEEDBACK, "id": pl.String})
-    return pl.concat([nothing, *frames]).unique([*_FEEDBACK, "id"]).select(*_FEEDBACK)
+    nothing = pl.DataFrame(schema={**_FEEDBACK, "id": pl.String, "seq": pl.Int64})
+    found = pl.concat([nothing, *frames], how="vertical_relaxed").sort(pl.col("untrusted").fill_null(False), "seq")
+    unique = found.unique([*_FEEDBACK, "id"], keep="first", maintain_order=True)
+    return unique.filter(pl.col("id").is_null() | pl.col("id").is_first_distinct()).select(*_FEEDBACK)
 
 
 def with_feedback(evaluations: pl.DataFrame, feedback: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:

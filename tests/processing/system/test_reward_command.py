@@ -43,6 +43,21 @@ def test_late_feedback_reaches_the_next_dataset_by_rollout_and_by_response(bench
     assert rows(bench.build(round_=0)).select("reward", "return").rows() == [(None, 1.0), (-0.5, -0.5)]
 
 
+def test_a_reward_that_is_sent_again_with_its_id_counts_once_and_others_add_up(bench: Bench) -> None:
+    collector = f"http://{bench.collectors[0].grpc}"
+    home = bench.collectors[0].store.parent / "home"
+    response = f"chatcmpl-{bench.run_id}-x"
+    for name in "ab":
+        rollout = bench.rollout(name)
+        rollout.call(0, [1], [2], gen_ai__response__id=response if name == "a" else None)
+        bench.send(rollout)
+    for target in (("--response", response), ("--rollout", f"{bench.run_id}-b")):
+        for more in (("1", "--id", f"user 7, {target[1]}"), ("-1", "--id", f"user 7, {target[1]}"), ("0.5",)):
+            said = _reward(*target, "--collector", collector, "--value", *more, home=home)
+            assert said.returncode == 0, said.stderr
+    assert sorted(edge[::3] for edge in bench.edges()) == [("a", 0.5), ("a", 1.0), ("b", 0.5), ("b", 1.0)]
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
