@@ -74,7 +74,7 @@ def assign_advantages(calls: pl.DataFrame, rollouts: pl.DataFrame, history: pl.D
         )
         found.append((named, parts))
     terms = pl.concat([item for item, _ in found])
-    credited, scaled = whitened(_added_up(terms, several=True), terms.select(*TERMS))
+    credited, scaled = whitened(_added_up(terms, several=True), terms.select(*TERMS), rollouts)
     return Credited(credited, scaled, pl.concat([parts for _, parts in found]))
 
 

@@ -23,16 +23,20 @@ def summed(calls: pl.DataFrame, plan: CreditPlan) -> pl.DataFrame:
     )
 
 
-def whitened(calls: pl.DataFrame, terms: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+def whitened(calls: pl.DataFrame, terms: pl.DataFrame, rollouts: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
     """(A − μ_batch) / (σ_batch + ε) over rollouts, for the sum A of the advantages of the single rewards.
 
     GDPO, arXiv 2601.05242, eqs. 4 to 6: each reward is normalized in its group, the weighted sum over the batch.
+    `rollouts` have rollout and `is_branch`; mean and σ are over those that are no branches, or over all if these are equal.
     """
-    per_rollout = calls.group_by("rollout", maintain_order=True).agg(pl.col("advantage").mean())["advantage"]
+    means = calls.group_by("rollout", maintain_order=True).agg(pl.col("advantage").mean())
+    each = means.join(rollouts.select("rollout", "is_branch"), on="rollout", maintain_order="left")
+    ordinary = each.filter(~pl.col("is_branch"))["advantage"]
+    per_rollout = ordinary if _differ(ordinary) else each["advantage"]
+    if not _differ(per_rollout):
+        return calls, terms
     mean, spread = per_rollout.mean(), per_rollout.std()
     if not isinstance(mean, float) or not isinstance(spread, float):
-        return calls, terms
-    if pl.select(are_equal(pl.lit(per_rollout.min()), pl.lit(per_rollout.max()))).item():
         return calls, terms
     scale = 1.0 / (spread + EPSILON)
     last_step = calls.select(
@@ -49,3 +53,9 @@ def whitened(calls: pl.DataFrame, terms: pl.DataFrame) -> tuple[pl.DataFrame, pl
         calls.with_columns((pl.col("advantage") - mean) * scale),
         pl.concat([terms.with_columns(pl.col("weight") * scale), last_step]),
     )
+
+
+def _differ(values: pl.Series) -> bool:
+    if len(values) < 2:
+        return False
+    return not pl.select(are_equal(pl.lit(values.min()), pl.lit(values.max()))).item()

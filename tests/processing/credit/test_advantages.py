@@ -277,6 +277,19 @@ def test_gdpo_normalizes_each_reward_then_the_sum_over_the_batch() -> None:
     assert found == pytest.approx([v / (sigma + EPS) for v in sums])
 
 
+def test_gdpo_scales_rollouts_by_their_own_spread_whatever_branches_are_beside_them() -> None:
+    settings = {"reward_name": "reward,style=0.5", "combine": "gdpo", "baseline": "dr_grpo"}
+    alone = [Rollout(reward, [None], group=0, more={"style": (0.0, [None])}) for reward in (1.0, 0.0, 0.0)]
+    branches = [
+        Rollout(10.0 * number, [None], group=1, is_branch=True, more={"style": (0.0, [None])}) for number in range(4)
+    ]
+    found = advantages(alone, **settings)
+    together = advantages([*alone, *branches], **settings)
+    assert together[:3] == pytest.approx(found)
+    assert together[4] - together[3] == pytest.approx(10 * (found[0] - found[1]))  # in the same units
+    assert advantages(branches, **settings)[3] == pytest.approx(15 / (math.sqrt(500 / 3) + EPS))
+
+
 def test_gdpo_tells_apart_what_the_sum_would_not() -> None:
     """Two rewards with opposite winners: their sums are equal, so that summing first leaves nothing to learn from."""
     rollouts = [
