@@ -10,6 +10,7 @@ from typing import Final
 import duckdb
 import pyarrow as pa
 
+from trainspan_schemas.artifacts.branches import BRANCH_TASK
 from trainspan_schemas.errors import UsageError
 
 __all__ = ["GONE", "Criteria", "TraceSelection", "select"]
@@ -34,10 +35,12 @@ SELECT trace_id FROM (
     UNION ALL SELECT trace_id, received_ns FROM stored.evaluations WHERE trace_id IS NOT NULL
 ) GROUP BY trace_id HAVING max(received_ns) < $before_ns
 """
-_TASK_ROLLOUTS: Final = "SELECT DISTINCT rollout_id FROM stored.rollout_identities WHERE task_id = $task_id"
-_TASK_TRACES: Final = """
+_OF_TASK: Final = f"(task_id = $task_id OR regexp_replace(task_id, '{BRANCH_TASK}', '') = $task_id)"
+"""Branches of its rollouts included: they repeat the same prompts and answers."""
+_TASK_ROLLOUTS: Final = f"SELECT DISTINCT rollout_id FROM stored.rollout_identities WHERE {_OF_TASK}"
+_TASK_TRACES: Final = f"""
 SELECT trace_id FROM stored.span_identities GROUP BY trace_id
-HAVING bool_or(task_id = $task_id) AND bool_and(coalesce(task_id = $task_id, rollout_id IS NULL))
+HAVING bool_or({_OF_TASK}) AND bool_and(coalesce({_OF_TASK}, rollout_id IS NULL))
 """
 
 

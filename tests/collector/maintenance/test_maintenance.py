@@ -181,6 +181,20 @@ def test_a_purge_by_task_takes_its_rollouts_and_leaves_others_in_the_same_trace(
         assert select(collector.address, "SELECT rollout_id FROM stored.spans WHERE rollout_id ^@ 'm'") == [("m2",)]
 
 
+def test_a_purge_by_task_takes_the_branches_of_its_rollouts_and_a_purge_of_branches_only_these(tmp_path: Path) -> None:
+    with running(tmp_path / "spans.duckdb") as collector:
+        for number, task in enumerate(["t", "t@r.0@1", "t@r.0@2", "t@home", "u@r.0@1"]):
+            export(collector.address, span(BASE + number, 1, {keys.ROLLOUT_ID: f"r{number}", keys.TASK_ID: task}))
+
+        def left() -> list[Any]:
+            return sorted(select(collector.address, "SELECT rollout_id FROM stored.spans"))
+
+        _store(collector.store, "purge", "--task", "t@r.0@2", "--yes")
+        assert left() == [("r0",), ("r1",), ("r3",), ("r4",)]
+        _store(collector.store, "purge", "--task", "t", "--yes")
+        assert left() == [("r3",), ("r4",)]
+
+
 def test_a_purge_by_time_goes_by_when_the_newest_of_a_trace_came(tmp_path: Path) -> None:
     faults = jumping_clock(tmp_path / "faults")
     with running(tmp_path / "spans.duckdb", faults=faults) as collector:
