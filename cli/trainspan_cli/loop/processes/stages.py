@@ -244,14 +244,19 @@ class Stages:
             elif "store_error" in event:
                 away.append(event["store_error"])
 
-        code, message = self._command(
-            "branch", arguments, agent, on_event, admitted=(0, 1, UNFINISHED, NOTHING_TO_BRANCH)
-        )
+        admitted, log = (0, 1, UNFINISHED, NOTHING_TO_BRANCH), self._folder.logs / "branch.log"
+        code, message = self._command("branch", arguments, agent, on_event, admitted=admitted)
         if code == NOTHING_TO_BRANCH:
             self._screen.note(f"round {round_} has no branches: {message}")
-        elif not result:
-            failure = f"branch failed: {message} (log: {self._folder.logs / 'branch.log'})"
-            raise (StoreError if away else ProcessError)(failure)
+            return result
+        if result.get("unacknowledged"):  # the collector was down: it is restarted, and the values need these verdicts
+            result.clear()
+            again = [*(word for word in arguments if word != "--resume"), "--resume"]
+            _, message = self._command("branch", again, agent, on_event, admitted=admitted)
+        if not result:
+            raise (StoreError if away else ProcessError)(f"branch failed: {message} (log: {log})")
+        if result.get("unacknowledged"):
+            raise ProcessError(f"the collector has not acknowledged all verdicts of branches (log: {log})")
         return result
 
     def dataset(self, round_: int, *, are_stored: bool, policies: Sequence[Policy] | None = None) -> Nothing:

@@ -74,6 +74,26 @@ def test_only_a_round_without_states_to_branch_goes_on_without_branches(
             stages.branch(1)
 
 
+@pytest.mark.parametrize("left", [0, 2])
+def test_verdicts_that_no_collector_acknowledged_are_sent_again(
+    stages: Stages, monkeypatch: pytest.MonkeyPatch, left: int
+) -> None:
+    results, called = [{"unacknowledged": 3}, {"unacknowledged": left, "states": 2}], []
+
+    def command(self: Stages, name: str, arguments: list[str], target: Any, on_event: Any, admitted: Any) -> Any:
+        called.append("--resume" in arguments)
+        on_event({"event": "result", **results.pop(0)})
+        return 75 if left or results else 0, "a message"
+
+    monkeypatch.setattr(Stages, "_command", command)
+    if left:
+        with pytest.raises(ProcessError, match="has not acknowledged all verdicts of branches"):
+            stages.branch(1)
+    else:
+        assert stages.branch(1) == {"unacknowledged": 0, "states": 2}
+    assert called == [False, True]
+
+
 def test_branches_are_tried_again_if_a_store_was_away(stages: Stages, monkeypatch: pytest.MonkeyPatch) -> None:
     answers: list[tuple[int, dict[str, Any]]] = [
         (1, {"store_error": "no connection"}),
