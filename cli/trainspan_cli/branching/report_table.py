@@ -61,7 +61,7 @@ def _summary(report: "BranchReport") -> list[str]:
         f"run {run.run_id}: {run.total} branches from {report.states} states of {len(report.rollouts)} rollouts: {rollouts}"
     ]
     lines.append(
-        f"cost: {report.sampled_tokens} sampled tokens and {run.seconds:.1f} s, "
+        f"cost: {report.sampled_tokens} sampled tokens and {run.seconds:.1f} s{' since the resumption' * bool(run.resumed)}, "
         f"{report.sampled_tokens / max(1, run.total):.0f} tokens per branch"
     )
     if report.diverged:
