@@ -7,6 +7,7 @@ Holm's (1979) correction bounds the chance of any false rule in a search by `LEV
 """
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -30,6 +31,8 @@ MOST_TESTED: Final = 10
 SAME: Final = 0.5
 """Share of common calls, of the calls of either, from which on the weaker of two rules says nothing new."""
 FLIPS: Final = 9999
+_BLOCK: Final = 512
+"""Sign flips at a time."""
 _Floats = NDArray[np.float64]
 
 
@@ -87,16 +90,16 @@ def search_rules(calls: pl.DataFrame, occurrences: pl.DataFrame, *, seed: int = 
     task = pl.coalesce(pl.format("task {}", "task_id"), pl.format("rollout {}/{}", *ROLLOUT_KEY)).alias("task")
     ordered = calls.sort(*ROLLOUT_KEY, *SPAN_KEY).with_columns(task)
     ordered = ordered.with_columns(_half(ordered, seed).alias("held_out"))
-    halves = [_Half.of(ordered.filter(held_out), seed) for held_out in (pl.col("held_out").not_(), pl.col("held_out"))]
-    together = _Half.of(ordered, seed)
+    halves = [_Half.of(ordered.filter(held_out)) for held_out in (pl.col("held_out").not_(), pl.col("held_out"))]
+    together = _Half.of(ordered)
     found = occurrences.unique(["rule", *SPAN_KEY]).join(ordered.select(SPAN_KEY), on=SPAN_KEY, how="semi")
     rules = {str(rule): own for (rule,), own in sorted(found.partition_by("rule", as_dict=True).items())}
     marks = {rule: [half.mark(own) for half in halves] for rule, own in rules.items()}
     examined = {rule: pair for rule, pair in marks.items() if all(map(_Half.is_enough, halves, pair))}
-    first_p = {rule: halves[0].p_value(pair[0]) for rule, pair in examined.items()}
+    first_p = halves[0].p_values({rule: pair[0] for rule, pair in examined.items()}, seed)
     ranked = sorted((p, rule) for rule, p in first_p.items() if p <= PROMISING)
     promising = {rule: examined[rule] for _, rule in ranked[:MOST_TESTED]}
-    p_values = {rule: halves[1].p_value(pair[1]) for rule, pair in promising.items()}
+    p_values = halves[1].p_values({rule: pair[1] for rule, pair in promising.items()}, seed)
     proposals = []
     for rule, p in _holm(p_values).items():
         first, second = (half.effect(mark) for half, mark in zip(halves, promising[rule], strict=True))
@@ -120,15 +123,11 @@ class _Half:
     """(C,)"""
     task: NDArray[np.int64]
     """(C,): the number of each call's task."""
-    signs: NDArray[np.int8]
-    """(FLIPS, T): random signs."""
 
     @classmethod
-    def of(cls, calls: pl.DataFrame, seed: int) -> "_Half":
+    def of(cls, calls: pl.DataFrame) -> "_Half":
         task = calls.select(pl.col("task").rank("dense").cast(pl.Int64) - 1).to_series().to_numpy()
-        count = int(task.max()) + 1 if len(task) else 0
-        signs = np.random.default_rng(seed).integers(0, 2, (FLIPS, count), np.int8) * 2 - 1
-        return cls(calls, calls["advantage"].cast(pl.Float64).to_numpy(), task, signs.astype(np.int8))
+        return cls(calls, calls["advantage"].cast(pl.Float64).to_numpy(), task)
 
     def mark(self, occurrences: pl.DataFrame) -> NDArray[np.bool_]:
         """(C,): whether a rule occurs at each call."""
@@ -161,12 +160,21 @@ class _Half:
     def correlation(self, mark: NDArray[np.bool_]) -> float:
         return float(np.corrcoef(mark, self.advantages)[0, 1]) if np.ptp(self.advantages) > 0 else 0.0
 
-    def p_value(self, mark: NDArray[np.bool_]) -> float:
-        """Two-sided; the share of sign flips whose covariance is at least as great, the data itself among them."""
-        parts = (mark - mark.mean()) * (self.advantages - self.advantages.mean())
-        scores = np.bincount(self.task, parts, self.signs.shape[1])
-        least = abs(scores.sum()) * (1 - 1e-12)
-        return float((1 + (np.abs(self.signs @ scores) >= least).sum()) / (1 + FLIPS))
+    def p_values(self, marks: Mapping[str, NDArray[np.bool_]], seed: int) -> dict[str, float]:
+        """Two-sided, of each rule: the share of sign flips whose covariance is at least as great, the data itself among them.
+
+        Memory is bounded: signs are drawn in blocks, for all rules at once.
+        """
+        if not marks:
+            return {}
+        rest = self.advantages - self.advantages.mean()
+        scores = np.stack([np.bincount(self.task, (mark - mark.mean()) * rest) for mark in marks.values()], axis=1)
+        least = np.abs(scores.sum(0)) * (1 - 1e-12)
+        generator, as_great = np.random.default_rng(seed), np.ones(len(marks))
+        for start in range(0, FLIPS, _BLOCK):
+            signs = generator.integers(0, 2, (min(_BLOCK, FLIPS - start), len(scores)), np.int8) * 2.0 - 1.0
+            as_great += (np.abs(signs @ scores) >= least).sum(0)
+        return dict(zip(marks, (as_great / (1 + FLIPS)).tolist(), strict=True))
 
 
 def _half(calls: pl.DataFrame, seed: int) -> pl.Expr:

@@ -1,5 +1,7 @@
 """The search for AIR rules: it finds what was planted, in the trace and in frames, and seldom anything in noise."""
 
+import tracemalloc
+
 import numpy as np
 import polars as pl
 import pytest
@@ -105,10 +107,22 @@ def test_an_effect_has_an_interval_by_tasks_and_is_shrunk() -> None:
     calls = calls_of(4, np.random.default_rng(0), np.zeros(20), 0.0)[::5].with_columns(
         task=pl.Series(["a", "b", "c", "d"]), advantage=pl.Series([1.0, 3.0, 0.0, 0.0])
     )
-    effect, (low, high), score = _Half.of(calls, 0).estimate(np.array([True, True, False, False]))
+    effect, (low, high), score = _Half.of(calls).estimate(np.array([True, True, False, False]))
     assert effect == 2.0
     assert (low, high) == (pytest.approx(2 - 3.1824 * 0.8165, abs=1e-3), pytest.approx(2 + 3.1824 * 0.8165, abs=1e-3))
     assert score == pytest.approx(2 * (1 - 0.8165**2 / 4), abs=1e-3)
+
+
+def test_many_tasks_take_bounded_memory() -> None:
+    rng = np.random.default_rng(6)
+    marks = {"tool_error": rng.random(4000) < 0.3}
+    calls = calls_of(800, rng, marks["tool_error"], 0.0).with_columns(task_id=pl.Series([f"t{n}" for n in range(4000)]))
+    tracemalloc.start()
+    try:
+        assert search_rules(calls, occurrences(calls, **marks)).tasks == 4000
+        assert tracemalloc.get_traced_memory()[1] < 50_000_000  # all signs of a half as float64 are 160 MB
+    finally:
+        tracemalloc.stop()
 
 
 def test_too_few_tasks_or_none_are_no_evidence() -> None:
