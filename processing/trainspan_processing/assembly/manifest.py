@@ -19,6 +19,7 @@ from trainspan_processing.dataset.ledger import ledger_path
 from trainspan_processing.dataset.parquet import FileEntry
 from trainspan_processing.reasons.coverage import Coverage
 from trainspan_schemas.agents.functions import is_function_name, load_function
+from trainspan_schemas.artifacts.branches import BRANCH_TASK
 from trainspan_schemas.artifacts.dataset import DATASET_VERSION, LEDGER_FILE
 
 __all__ = ["make_manifest"]
@@ -62,7 +63,7 @@ def make_manifest(
         "dropped_rollouts": _sorted(coverage.dropped_rollouts),
         "rollouts_without_calls": coverage.rollouts_without_calls,
         "pending": {"rollouts": coverage.pending_rollouts, "calls": coverage.pending_calls},
-        "rewards": reward_statistics(compared["reward"]),
+        "rewards": reward_statistics(_ordinary_rewards(compared)),
         "groups_spread": group_spread(compared),
         "distributions": _distributions(compared, counts),
         "groups_incomplete": {"waiting": assembly.groups.waiting, "taken": assembly.groups.taken},
@@ -137,12 +138,18 @@ def reward_statistics(rewards: pl.Series) -> dict[str, Any]:
     return {"mean": rewards.mean(), "std": std, "min": rewards.min(), "max": rewards.max(), "n": rewards.len()}
 
 
+def _ordinary_rewards(compared: pl.DataFrame) -> pl.Series:
+    """The rewards without those of branches, which begin in states that were chosen; of all if there are only branches."""
+    own = compared.filter(~pl.col("task_id").str.contains(BRANCH_TASK).fill_null(value=False))
+    return (compared if own.is_empty() else own)["reward"]
+
+
 def _distributions(compared: pl.DataFrame, counts: RowCounts) -> dict[str, Any]:
     nothing = {"prompt_tokens": pl.UInt32, "completion_tokens": pl.UInt32, "advantage": pl.Float64}
     shapes = pl.concat([pl.DataFrame(schema=nothing), *counts.shapes])
     turns = pl.concat([pl.Series("len", [], dtype=pl.UInt32), *counts.calls_per_rollout])
     return {
-        "reward": distribution(compared["reward"]),
+        "reward": distribution(_ordinary_rewards(compared)),
         "advantage": distribution(shapes["advantage"]),
         "calls_per_rollout": distribution(turns),
         "prompt_tokens": distribution(shapes["prompt_tokens"]),

@@ -98,6 +98,9 @@ def test_branches_of_one_state_are_a_group_and_their_repeated_calls_are_dropped(
     built = bench.build(round_=0, baseline="dr_grpo")
     assert built.manifest["dropped"] == {"forced": 2}
     assert built.manifest["coverage"] == 1.0
+    # Rewards are those of the task's own rollouts: branches begin in chosen states.
+    assert (built.manifest["rewards"]["n"], built.manifest["rewards"]["mean"]) == (2, 4.0)
+    assert built.manifest["distributions"]["reward"]["n"] == 2
     made = rows(built).sort("rollout_id")
     assert made.select("task_id", "call_index", "advantage").rows() == [
         ("t@origin.0@1", 1, 0.5),

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any, Final
 
+from trainspan_schemas.artifacts.branches import BRANCH_TASK
 from trainspan_schemas.errors import StoreError
 from trainspan_schemas.store.views import VIEWS
 from trainspan_viewer.queries.params import Params
@@ -23,7 +24,8 @@ _KINDS: Final = ("line", "bars", "none")
 EXAMPLES: Final = {
     "rollouts by round": (
         "SELECT round, count(*) AS rollouts, avg(reward) AS reward, avg(n_calls) AS calls\n"
-        "FROM rollouts WHERE split = 'train' GROUP BY round ORDER BY round"
+        f"FROM rollouts WHERE split = 'train' AND NOT regexp_matches(coalesce(task_id, ''), '{BRANCH_TASK}')\n"
+        "GROUP BY round ORDER BY round"
     ),
     "truncated answers by round": (
         "SELECT round, avg((finish_reason = 'length')::INT) AS truncated, count(*) AS calls\n"
