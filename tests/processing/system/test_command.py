@@ -95,6 +95,7 @@ def test_nothing_to_train_on_gives_an_explanation_and_exit_code_3(bench: Bench) 
         "calls_trainable": 0,
         "coverage": 0.0,
         "dropped": {"no_reward": 1},
+        "dropped_without_tokens": {},
     }
     assert not list(bench.out.glob("round=*"))
 
