@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from trainspan_collector.query.places import EVERYWHERE, RowPlaces
-from trainspan_collector.query.scoped_views import SEEDS, nearby
+from trainspan_collector.query.scoped_views import NAMING, SEEDS, nearby
 from trainspan_collector.rows.promoted import PROMOTED
 from trainspan_schemas.artifacts.branches import BRANCH_TASK
 from trainspan_schemas.errors import UsageError
@@ -180,12 +180,12 @@ def named_read(name: str, parameters: Mapping[str, object], places: RowPlaces) -
     if any(key in given for key in ("skip", "rows")):
         tables.append(_part(given, bound))
         columns, order = f"{columns}, i.n_selected", " ORDER BY i.from_ns, i.seq"
-    # With its own filter, the scan reads the payload of only those rows that the join may need.
-    spans = {"calls": "(FROM stored.spans WHERE is_call)", "spans": "stored.spans"}
+    near, within = _near(name, tables, given, bound, places)
+    # With its own filter, the scan reads the payload of only those rows that the join may need, but of the whole store.
+    spans = {"calls": f"(FROM stored.spans WHERE is_call AND {within})", "spans": "stored.spans"}
     rows = "part" if order else "chosen"
     payload = f"{spans[name]} s JOIN {rows} i ON i.seq = s.seq" if name in spans else "chosen i"
-    with_ = ", ".join(_near(name, tables, given, bound, places))
-    return Query(f"WITH {with_} SELECT {columns} FROM {payload}{order}", bound)
+    return Query(f"WITH {', '.join(near)} SELECT {columns} FROM {payload}{order}", bound)
 
 
 def _part(given: Mapping[str, object], bound: dict[str, object]) -> str:
@@ -236,9 +236,9 @@ sized AS MATERIALIZED (
         f"coalesce({name}_of.{name}, 0)::BIGINT AS {name}" if name in joined else _whole(name) for name in wanted
     )
     joins = "".join(f" LEFT JOIN {name}_of ON {name}_of.rollout_id = z.rollout_id" for name in joined)
-    with_ = ", ".join(_near("sizes", tables, given, bound, places))
+    near, _ = _near("sizes", tables, given, bound, places)
     order = f"ORDER BY z.spans DESC, z.rollout_id LIMIT {rows}"
-    return Query(f"WITH {with_} SELECT {columns} FROM sized z{joins} {order}", bound)
+    return Query(f"WITH {', '.join(near)} SELECT {columns} FROM sized z{joins} {order}", bound)
 
 
 def _whole(name: str) -> str:
@@ -271,9 +271,10 @@ held AS MATERIALIZED (
         f"chosen AS MATERIALIZED (SELECT *, coalesce({' AND '.join(conditions)}, false) AS is_selected FROM held r)",
     ]
     columns = ", ".join(_columns("holdings", HOLDINGS, given))
+    near, _ = _near("holdings", tables, given, bound, places)
     return Query(
         f"""
-WITH {", ".join(_near("holdings", tables, given, bound, places))}
+WITH {", ".join(near)}
 SELECT {columns} FROM chosen
 WHERE trace_id IN (
     SELECT trace_id FROM chosen WHERE rollout_id IN (SELECT rollout_id FROM chosen WHERE is_selected)
@@ -395,13 +396,16 @@ def _conditions(given: Mapping[str, object], bound: dict[str, object]) -> list[s
 
 def _near(
     name: str, tables: list[str], given: Mapping[str, object], bound: dict[str, object], places: RowPlaces
-) -> list[str]:
-    """The tables, limited to what is near the most selective parameter."""
+) -> tuple[list[str], str]:
+    """The tables, limited to what is near the most selective parameter, and a condition on `seq` that holds for all their rows."""
     selective = {parameter for parameter in bound if (parameter, bound[parameter]) != _ALL}
     if name in _OF_SPANS and given.get("without_rollout"):
         selective.add("round_without_rollout" if "round" in bound else "without_rollout")
-    seeds = [parameter for parameter in SEEDS if parameter in selective]
-    return nearby(tables, seeds[0], _within(seeds[0], bound, places)) if seeds else tables
+    seed = next((parameter for parameter in SEEDS if parameter in selective), None)
+    if seed is None:
+        return tables, EVERYWHERE
+    within = _within(seed, bound, places)
+    return nearby(tables, seed, within), within if seed in NAMING else EVERYWHERE
 
 
 def _within(seed: str, bound: dict[str, object], places: RowPlaces) -> str:

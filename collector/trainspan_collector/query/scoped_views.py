@@ -17,7 +17,7 @@ from typing import Final
 
 from trainspan_collector.query.places import EVERYWHERE, NOWHERE
 
-__all__ = ["SEEDS", "nearby"]
+__all__ = ["NAMING", "SEEDS", "nearby"]
 
 SEEDS: Final = {
     "rollout_ids": "SELECT unnest($rollout_ids::VARCHAR[]) AS rollout_id",
@@ -38,7 +38,7 @@ Those without a rollout are only for reads of spans: an evaluation without a rol
 `without_rollout` together are `round_without_rollout`: no rollout completes such a span's round. `{within}`: where these
 spans are."""
 
-_NAMING: Final = ("rollout_ids", "branches_of", "task_id")
+NAMING: Final = ("rollout_ids", "branches_of", "task_id")
 """Those that name rollouts; the last two are for reads of rollouts, whose task is one that their own spans state."""
 
 _COLUMNS: Final = (
@@ -108,7 +108,7 @@ def nearby(tables: Sequence[str], parameter: str, within: str) -> list[str]:
     `parameter` is one of SEEDS, with its values bound in the query. `within` is a condition on `seq` that holds for the traces
     of named rollouts, or for the spans without a rollout.
     """
-    is_naming = parameter in _NAMING
+    is_naming = parameter in NAMING
     seeds = SEEDS[parameter].format(within=within)
     everything = within if is_naming or within == NOWHERE else EVERYWHERE
     near = ((_NAMED if is_naming else _TOUCHING) + _NEAR).format(seeds=seeds, within=everything)
