@@ -242,3 +242,15 @@ def _add_rollouts(filling: Filling, numbers: range) -> None:
         )
     filling.add(Signal.TRACES, trace_request(*spans).SerializeToString())
     filling.add(Signal.LOGS, records.SerializeToString())
+
+
+def test_calls_of_named_rollouts_are_read_only_from_the_places_of_their_traces(tmp_path: Path) -> None:
+    class Somewhere(RowPlaces):
+        def of_rollouts(self, rollout_ids: object) -> str:
+            return "(seq BETWEEN 7 AND 9)"
+
+    with closing(Database(tmp_path / "s.duckdb", memory_bytes=1 << 28)) as database:
+        query = named_read("calls", {"rollout_ids": ["r"], "columns": ["attributes"]}, Somewhere(database.cursor()))
+    scans = query.sql.split("FROM stored.spans WHERE ")[1:]
+    assert len(scans) == 3
+    assert all("seq BETWEEN 7 AND 9" in scan[:40] for scan in scans)
