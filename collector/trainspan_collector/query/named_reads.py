@@ -181,7 +181,7 @@ def named_read(name: str, parameters: Mapping[str, object], places: RowPlaces) -
         tables.append(_part(given, bound))
         columns, order = f"{columns}, i.n_selected", " ORDER BY i.from_ns, i.seq"
     near, within = _near(name, tables, given, bound, places)
-    # With its own filter, the scan reads the payload of only those rows that the join may need, but of the whole store.
+    # A filter of its own makes the scan read only the payload that the join needs; `within` keeps it to a part of the store.
     spans = {"calls": f"(FROM stored.spans WHERE is_call AND {within})", "spans": "stored.spans"}
     rows = "part" if order else "chosen"
     payload = f"{spans[name]} s JOIN {rows} i ON i.seq = s.seq" if name in spans else "chosen i"

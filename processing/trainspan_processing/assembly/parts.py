@@ -43,7 +43,7 @@ class PartPlan:
         store, and a read for each chunk would pass over all that lies between them.
         """
         chunks = self.rollouts[CHUNK].unique(maintain_order=True).to_list()
-        with folder.passing() as calls_folder, folder.passing() as tokens_folder:
+        with folder.temporary_folder() as calls_folder, folder.temporary_folder() as tokens_folder:
             is_small = len(chunks) < 2
             calls, tokens = Shuffle(None if is_small else calls_folder), Shuffle(None if is_small else tokens_folder)
             places = [self._divide(folder, part, calls, tokens) for part in self.rollouts["part"].unique().sort()]

@@ -26,7 +26,7 @@ class Files(Protocol):
         """The file as a local one, for the block. Raises DatasetError if it is not there."""
         ...
 
-    def passing(self) -> AbstractContextManager[Path]:
+    def temporary_folder(self) -> AbstractContextManager[Path]:
         """An empty local folder, for the block."""
         ...
 
@@ -59,7 +59,7 @@ class LocalFiles:
             raise self._not_shared()
         yield path
 
-    def passing(self) -> AbstractContextManager[Path]:
+    def temporary_folder(self) -> AbstractContextManager[Path]:
         """See Files. It is in the same folder, which has room for a dataset and is removed with all that killed tasks left."""
         return _temporary_folder(self.unfinished or self.folder)
 
@@ -93,13 +93,13 @@ class RemoteFiles:
             self.objects.download(name, path)
             yield path
 
-    def passing(self) -> AbstractContextManager[Path]:
+    def temporary_folder(self) -> AbstractContextManager[Path]:
         """See Files."""
         return _temporary_folder(self.local)
 
     @contextmanager
     def _temporary(self, name: str) -> Iterator[Path]:
-        with self.passing() as folder:
+        with self.temporary_folder() as folder:
             yield folder / name
 
 

@@ -1,4 +1,4 @@
-"""What makes the reward of a rollout: the settings by which it is computed, in one form, so that they can be compared."""
+"""The settings that a rollout's reward is computed with, in a form that can be compared."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -16,9 +16,10 @@ _SIGNALS: Final = (f"{AIR}=", f"{OVERLONG}=")
 
 
 def reward_definition(settings: DatasetSettings) -> tuple[str, ...]:
-    """`NAME=VALUE` of each setting that rewards depend on: equal if the rewards are. Raises UsageError for malformed settings.
+    """Returns `NAME=VALUE` for each setting that rewards depend on. Raises UsageError for malformed settings.
 
-    The name stands for a reward function: whether its code has changed is not known.
+    Settings with the same definition give the same rewards, unless the code of a reward function has changed: only its name is
+    compared.
     """
     weights = {f"{one.name}{'?' * one.may_be_missing}": one.weight for one in reward_names(settings.reward_name)}
     penalty = overlong_penalty(settings)

@@ -4,7 +4,6 @@ import dataclasses
 import io
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from trainspan_cli.loop.processes.screen import Screen
 from trainspan_cli.loop.processes.stages import Collected
 from trainspan_cli.loop.sampling.choice import check_sampling
 from trainspan_cli.loop.sampling.round_sampler import RoundSampler
-from trainspan_cli.loop.sampling.sampler import is_followed_by_validation
+from trainspan_cli.loop.sampling.sampler import Sampler, is_followed_by_validation
 from trainspan_cli.loop.state.run_folder import RunFolder
 from trainspan_cli.loop.state.task_pool import TaskPool
 from trainspan_schemas.artifacts.dataset import dataset_dir
@@ -88,14 +87,11 @@ class RecordedStages:
 class World:
     """A sampler on recorded stages."""
 
-    def __init__(self, tmp_path: Path) -> None:
-        tasks = tmp_path / "tasks.jsonl"
-        tasks.write_text('{"id": "a", "input": "1"}\n')
+    def __init__(self, pool: TaskPool, opened: list[Sampler]) -> None:
         self.settings = dataclasses.replace(Settings(), loop=LoopSettings(rounds=9, eval_every=0, overlap=1))
         self.folder = RunFolder.create({})
-        self.pool = TaskPool(tasks, "train")
+        self.pool, self.opened = pool, opened
         self.screen = Screen(Console(file=io.StringIO()), "run")
-        self.opened: list[RoundSampler] = []
 
     def start(self) -> tuple[RoundSampler, RecordedStages]:
         stages = RecordedStages(self.folder)
@@ -108,13 +104,8 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    monkeypatch.setenv("TRAINSPAN_HOME", str(tmp_path))
-    world = World(tmp_path)
-    yield world
-    for sampler in world.opened:
-        sampler.stop()
-        sampler.close()
+def world(one_task: TaskPool, opened: list[Sampler]) -> World:
+    return World(one_task, opened)
 
 
 def until(stages: RecordedStages, event: str) -> None:

@@ -4,8 +4,7 @@ import dataclasses
 import io
 import threading
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import IO, Any
 
 import pytest
@@ -13,6 +12,7 @@ from rich.console import Console
 
 from trainspan_cli.loop.processes.screen import Screen
 from trainspan_cli.loop.processes.stages import Collected
+from trainspan_cli.loop.sampling.sampler import Sampler
 from trainspan_cli.loop.sampling.stream_sampler import StreamSampler
 from trainspan_cli.loop.state.run_folder import RunFolder
 from trainspan_cli.loop.state.task_pool import TaskPool
@@ -79,14 +79,11 @@ class RunningStages:
 class World:
     """A stream of rounds of one task."""
 
-    def __init__(self, folder: Path) -> None:
-        tasks = folder / "tasks.jsonl"
-        tasks.write_text('{"id": "a", "input": "1"}\n')
+    def __init__(self, pool: TaskPool, opened: list[Sampler]) -> None:
         loop = LoopSettings(rounds=40, eval_every=0, tasks_per_round=1, mode="stream")
         self.settings = Settings(loop=loop, rollouts=RolloutsSettings(n=1))
-        self.pool = TaskPool(tasks, "train")
+        self.pool, self.opened = pool, opened
         self.folder = RunFolder.create({})
-        self.opened: list[StreamSampler] = []
 
     def start(self) -> tuple[StreamSampler, RunningStages]:
         stages = RunningStages(self.folder)
@@ -97,13 +94,8 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    monkeypatch.setenv("TRAINSPAN_HOME", str(tmp_path))
-    world = World(tmp_path)
-    yield world
-    for sampler in world.opened:
-        sampler.stop()
-        sampler.close()
+def world(one_task: TaskPool, opened: list[Sampler]) -> World:
+    return World(one_task, opened)
 
 
 def test_batches_are_cut_while_tasks_are_drawn(world: World) -> None:
