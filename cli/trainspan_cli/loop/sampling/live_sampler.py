@@ -126,7 +126,7 @@ class LiveSampler:
         return self._marks[0][1]
 
     def _rewards(self, round_: int) -> dict[str, Any] | None:
-        """The rewards of the rollouts in the round's first dataset, which are the same in all."""
+        """The rewards of the rollouts in the dataset of the first policy that has one."""
         for policy in self._stages.policies:
             manifest = manifest_path(dataset_dir(policy_dir(self._folder.datasets, policy), round_))
             if manifest.exists():
