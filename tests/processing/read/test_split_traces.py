@@ -51,13 +51,18 @@ def test_calls_that_name_no_rollout_and_are_in_another_store_are_dropped_with_a_
             key: value for key, value in call.attributes.items() if not key.startswith("trainspan.rollout")
         }
         call.attributes.pop("trainspan.run.id", None)
+    stores = [str(collector.store) for collector in bench.collectors[:2]]
+    places = last_places(stores)  # other tests' rollouts are before these
     for store, part in enumerate(parts(rollout)):
         bench.send(part, store=store)
-    stores = [str(collector.store) for collector in bench.collectors[:2]]
-    built = build_dataset(BuildRequest(stores, bench.out, dataclasses.replace(DatasetSettings(), **PLAIN)), bench.clock)
-    split = built.manifest["split_traces"]
-    assert rollout.trace_id in [example["trace_id"] for example in split["examples"]] or split["traces"] > 5
-    assert built.manifest["dropped"]["no_rollout"] >= 2
+    bench.send(chain(bench.rollout("b"), 1).reward(1.0))
+    settings = dataclasses.replace(DatasetSettings(), **PLAIN, baseline="none")
+    built = build_dataset(BuildRequest(stores, bench.out, settings, since_seq=places), bench.clock)
+    assert built.manifest["split_traces"] == {
+        "traces": 1,
+        "examples": [{"trace_id": rollout.trace_id, "stores": stores}],
+    }
+    assert built.manifest["dropped"] == {"no_rollout": 2}
 
 
 def test_a_place_in_each_store_leaves_out_what_came_before(bench: Bench) -> None:
