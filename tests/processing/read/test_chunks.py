@@ -34,8 +34,9 @@ def _workload(bench: Bench) -> list[TestRollout]:
     adapter = bench.rollout("zz-adapter", task="z").reward(1.0)
     adapter.call(0, [1], [2], gen_ai__request__model="adapter")
     silent = bench.rollout("silent", task="t2").reward(1.0)  # its client is in another trace, which names the agent
-    silent.call(0, [4], [5], gen_ai__response__id="resp-silent", gen_ai__agent__name=None)
-    silent.log_reward(0.25, at=9.0, **{keys.GEN_AI_RESPONSE_ID: "resp-silent"})  # late feedback
+    response = f"resp-{bench.run_id}-silent"
+    silent.call(0, [4], [5], gen_ai__response__id=response, gen_ai__agent__name=None)
+    silent.log_reward(0.25, at=9.0, **{keys.GEN_AI_RESPONSE_ID: response})  # late feedback
     validation = chain(bench.rollout("val", task="t3", split="val"), 2).reward(1.0)
     return [*made, *no_task, *retried, other_model, lost, adapter, silent, validation, *_nested(bench), _stray(bench)]
 
@@ -59,8 +60,8 @@ def _stray(bench: Bench) -> TestRollout:
     stray = TestRollout(f"{bench.run_id}-stray", run=bench.run_id, status=None)
     stray.call(0, [1], [2])
     agent = {"gen_ai__agent__name": "elsewhere"}
-    _client(stray, "twin", "policy", gen_ai__response__id="resp-silent", **agent)
-    _client(stray, "nobody", "policy", gen_ai__response__id="resp-nobody")
+    _client(stray, "twin", "policy", gen_ai__response__id=f"resp-{bench.run_id}-silent", **agent)
+    _client(stray, "nobody", "policy", gen_ai__response__id=f"resp-{bench.run_id}-nobody")
     for span in stray.spans:
         for key in (keys.ROLLOUT_ID, keys.ATTEMPT, keys.TASK_ID):
             span.attributes.pop(key, None)
