@@ -62,9 +62,12 @@ def _run(task_file: int, answer: int, *files: int) -> NoReturn:
     out = socket.socket(fileno=answer)
     threading.Thread(target=_end_with, args=[out], daemon=True).start()
     _bound_memory(task["memory_bytes"])
+    connection = None
     try:
         try:
-            reader = _select(_open(task, files), task["sql"], rows_at_once(task["largest_row_bytes"]))
+            # It stays open until the process ends: closing a database while its threads still release blocks can crash.
+            connection = _open(task, files)
+            reader = _select(connection, task["sql"], rows_at_once(task["largest_row_bytes"]))
         except (duckdb.Error, ValueError, MemoryError) as error:
             _send_message(out, *_explained(error, task, REFUSED))
             os._exit(0)
