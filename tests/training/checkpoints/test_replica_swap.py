@@ -122,6 +122,41 @@ def test_a_checkpoint_that_a_later_canary_refuses_is_taken_out_everywhere() -> N
     assert (swap.outcome, swap.error) == ("refused", "the engine is not serving it")
     assert [requests_of(server) for server in servers] == [[STAGE, SWAP, UNDO]] * 2 + [[STAGE, SWAP]]
     assert [body["version"] for _, _, body in servers[0].asked] == [2, 2, 1]
+    assert outcomes(swap) == ["refused"] * 3
+
+
+def test_a_server_that_misses_one_question_is_still_taken_back(caplog: pytest.LogCaptureFixture) -> None:
+    with replicas((STAGED, SWAPPED, BACK), (STAGED, REFUSED)) as servers:
+        servers[1].on_refusal = lambda: setattr(servers[0], "silent", 1)
+        swap = ask(*(server.url for server in servers))
+        assert servers[0].silent == 0
+    assert (swap.outcome, outcomes(swap)) == ("refused", ["refused", "refused"])
+    assert requests_of(servers[0]) == [STAGE, SWAP, UNDO]
+    assert "stays" not in caplog.text
+
+
+def test_a_server_that_comes_back_during_the_swap_takes_part() -> None:
+    with replicas((STAGED, SWAPPED), (SWAPPED,)) as servers:
+        servers[1].silent = 1
+        swap = ask(*(server.url for server in servers))
+    assert (swap.outcome, outcomes(swap)) == ("swapped", ["swapped", "swapped"])
+    assert [requests_of(server) for server in servers] == [[STAGE, SWAP], [SWAP]]
+
+
+def test_if_all_servers_restart_they_are_waited_for() -> None:
+    with replicas((STAGED, SWAPPED), (STAGED, SWAPPED)) as servers:
+        for server in servers:
+            server.silent = 1
+        swap = ask(*(server.url for server in servers))
+    assert (swap.outcome, outcomes(swap)) == ("swapped", ["swapped", "swapped"])
+
+
+def test_a_server_without_the_policy_is_named_with_its_own_words() -> None:
+    with replicas((STAGED, SWAPPED), ((400, {"error": "no policy 'writer': this server has only one"}),)) as servers:
+        servers[0].state = {"policies": {"writer": dict(BEFORE)}, "changing": False}
+        address = PolicyAddress(",".join(server.url for server in servers), "writer")
+        swap = publish(address, OFFER, ACCEPTED, retry_for_s=2.0, was_there=True)
+    assert swap.left_out == {servers[1].url: "no policy 'writer': this server has only one"}
 
 
 def test_a_server_that_does_not_answer_is_left_out_and_named(caplog: pytest.LogCaptureFixture) -> None:
@@ -136,8 +171,10 @@ def test_a_server_that_does_not_answer_is_left_out_and_named(caplog: pytest.LogC
 
 
 def test_if_no_server_answers_the_checkpoint_is_not_in_service() -> None:
-    swap = ask(*(f"http://127.0.0.1:{free_port()}" for _ in range(2)))
+    urls = [f"http://127.0.0.1:{free_port()}" for _ in range(2)]
+    swap = ask(*urls)
     assert swap.outcome == "unreachable"
+    assert urls[0] in str(swap.error)
 
 
 def test_a_first_server_that_fails_does_not_keep_the_others_from_swapping() -> None:

@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -18,6 +18,10 @@ class PolicyServer:
     """(path, Authorization, body) of each request."""
     state: dict[str, Any] = field(default_factory=dict)
     """The state that it reports; if there is one, a swap that is answered with 200 changes it."""
+    on_refusal: Callable[[], None] = lambda: None
+    """Called before a swap is refused."""
+    silent: int = 0
+    """How many of the next requests for the state are answered as if the server were not there."""
 
 
 @contextmanager
@@ -27,12 +31,15 @@ def policy_server(*answers: tuple[int, dict[str, Any]], port: int = 0) -> Iterat
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             server.asked.append((self.path, self.headers["Authorization"], body))
             status, answer = server.answers[min(len(server.asked), len(server.answers)) - 1]
+            if status == 409:
+                server.on_refusal()
             if status == 200 and self.path == "/trainspan/policy" and server.state:
                 server.state |= body
             self._answer(status, answer)
 
         def do_GET(self) -> None:
-            self._answer(200, server.state)
+            server.silent, is_silent = max(0, server.silent - 1), server.silent > 0
+            self._answer(502 if is_silent else 200, server.state)
 
         def _answer(self, status: int, answer: dict[str, Any]) -> None:
             content = json.dumps(answer).encode()

@@ -3,12 +3,13 @@
 First every server stages it: it copies and validates the files while requests go on. Then one server swaps; if its canary
 refuses the checkpoint, no other is touched. The others follow at the same time. If one of them refuses it, every server is
 asked what it serves, and those that serve the refused checkpoint go back to the accepted one.
-A server that does not answer or cannot copy is left out: it catches up before it listens again, or with the next checkpoint.
+A server that does not answer at first is asked once more at the end. One that still does not, or cannot copy, is left out: it
+catches up before it listens again, or with the next checkpoint.
 """
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -40,15 +41,17 @@ def publish(
     several servers, `servers` in the answer has the outcome of each.
     """
     servers = address.servers
-    before: dict[PolicyAddress, dict[str, Any]] = {}
     if len(servers) == 1:
         swap = publish_to_one(address, offer, retry_for_s=retry_for_s, was_there=was_there)
-    else:
-        before = {server: state for server, state in _each(servers, in_service).items() if "checkpoint" in state}
-        swap = _publish_to_all(servers, before, offer, retry_for_s)
+        if swap.outcome == "refused":
+            _take_out({servers[0]: swap}, {}, offer, accepted, retry_for_s)
+        return swap
+    before = {server: state for server, state in _each(servers, in_service).items() if state}
+    there = [*before] or (servers if was_there else ())
+    swap, outcomes = _publish_to_all(servers, there, offer, retry_for_s)
     if swap.outcome == "refused":
-        _take_out(servers, before, offer, accepted, retry_for_s)
-    return swap
+        outcomes |= _take_out(outcomes, before, offer, accepted, retry_for_s)
+    return _joined(swap, outcomes)
 
 
 def served_folders(address: PolicyAddress) -> frozenset[str]:
@@ -57,14 +60,14 @@ def served_folders(address: PolicyAddress) -> frozenset[str]:
 
 
 def _publish_to_all(
-    servers: Sequence[PolicyAddress], there: Iterable[PolicyAddress], offer: Offer, retry_for_s: float
-) -> Swap:
-    outcomes = {server: Swap("unreachable", {"error": "no answer"}) for server in servers}
-    outcomes |= _each([*there], lambda server: stage(server, offer, retry_for_s))
+    servers: Sequence[PolicyAddress], there: Sequence[PolicyAddress], offer: Offer, retry_for_s: float
+) -> tuple[Swap, dict[PolicyAddress, Swap]]:
+    """The result and the outcome of each server; `there` are those to wait for."""
+    outcomes = {server: Swap("unreachable", {"error": f"no answer from {server.base}"}) for server in servers}
+    outcomes |= _each(there, lambda server: stage(server, offer, retry_for_s))
     if unfit := next(((server, swap) for server, swap in outcomes.items() if swap.outcome == "unfit"), None):
         server, swap = unfit
-        named = Swap("unfit", {**(swap.answer or {}), "error": f"{server.base}: {swap.error}"})
-        return _joined(named, outcomes)
+        return Swap("unfit", {**(swap.answer or {}), "error": f"{server.base}: {swap.error}"}), outcomes
     ready = [server for server, swap in outcomes.items() if swap.outcome == "staged"]
 
     def swap_one(server: PolicyAddress) -> Swap:
@@ -75,13 +78,16 @@ def _publish_to_all(
         leader = ready.pop(0)
         outcomes[leader] = swap = swap_one(leader)
         if swap.outcome == "refused":
-            return _joined(swap, outcomes)
+            return swap, outcomes
         first = swap if swap.outcome == "swapped" else None
     if first is None:
-        return _joined(next(iter(outcomes.values())), outcomes)
+        return next(iter(outcomes.values())), outcomes
     outcomes |= _each(ready, swap_one)
+    away = [server for server in servers if server not in there]
+    late = [server for server, state in _each(away, in_service).items() if state]
+    outcomes |= _each(late, swap_one)
     refusal = next((swap for swap in outcomes.values() if swap.outcome == "refused"), None)
-    return _joined(refusal or first, outcomes)
+    return refusal or first, outcomes
 
 
 def _each(servers: Sequence[PolicyAddress], ask: Callable[[PolicyAddress], _T]) -> dict[PolicyAddress, _T]:
@@ -92,20 +98,22 @@ def _each(servers: Sequence[PolicyAddress], ask: Callable[[PolicyAddress], _T]) 
 
 
 def _take_out(
-    servers: Sequence[PolicyAddress],
+    outcomes: Mapping[PolicyAddress, Swap],
     before: Mapping[PolicyAddress, Mapping[str, Any]],
     refused: Offer,
     accepted: Offer | None,
     retry_for_s: float,
-) -> None:
+) -> dict[PolicyAddress, Swap]:
     """Sends each server that serves the refused checkpoint back to the accepted one, else to what it served before.
 
-    Also those whose answer did not arrive, or that an earlier trainer had swapped: what they say now counts.
+    Also those whose answer did not arrive, or that an earlier trainer had swapped: what they say now counts. Returns the
+    outcomes of those that had swapped and went back.
     """
 
     def back(server: PolicyAddress) -> str | None:
-        state = _settled(server, retry_for_s)
-        if "checkpoint" not in state:
+        was_away = outcomes[server].outcome == "unreachable" and server not in before
+        state = _settled(server, 0.0 if was_away else retry_for_s)
+        if not state:
             return "it does not answer, and may serve it"
         if not refused.is_served(state):
             return None
@@ -114,15 +122,22 @@ def _take_out(
             return "it has served no accepted checkpoint"
         return publish_to_one(server, target, retry_for_s=retry_for_s, was_there=True).error
 
-    for server, trouble in _each(servers, back).items():
+    troubles = _each([*outcomes], back)
+    for server, trouble in troubles.items():
         if trouble is not None:
             log.error("server=%s stays with refused checkpoint=%s: %s", server.base, refused.checkpoint, trouble)
+    went_back = Swap("refused", {"error": "it went back, since another server refused the checkpoint"})
+    return {
+        server: went_back for server, swap in outcomes.items() if swap.outcome == "swapped" and troubles[server] is None
+    }
 
 
 def _settled(server: PolicyAddress, most_s: float) -> dict[str, Any]:
-    """What the server serves once no change is in progress."""
+    """What the server serves once it answers and no change is in progress; empty if it does not answer in time."""
     deadline = time.monotonic() + most_s
-    while (state := in_service(server)).get("changing") and time.monotonic() < deadline:
+    while not (state := in_service(server)) or state["changing"]:
+        if time.monotonic() >= deadline:
+            break
         time.sleep(_POLL_S)
     return state
 

@@ -161,12 +161,18 @@ class Services:
                     if service.name == "policy server":
                         service.wait_until(self.policy.is_healthy, self._settings.loop.ready_timeout_s)
 
-    def level_servers(self) -> None:
-        """Makes servers of others that missed a swap serve the newest versions, before rollouts that need one version."""
-        if self._are_external:
-            patience_s = self._settings.train.publish_timeout_s
-            for trouble in level(self.policy, self._folder.checkpoints, self._policies, patience_s):
-                self._screen.note(trouble)
+    def level_servers(self) -> list[str]:
+        """Makes servers of others that missed a swap serve the newest versions; returns which do not, and why.
+
+        Those that do not answer are left out: they catch up before they serve.
+        """
+        if not self._are_external:
+            return []
+        patience_s = self._settings.train.publish_timeout_s
+        troubles = level(self.policy, self._folder.checkpoints, self._policies, patience_s)
+        for trouble in troubles:
+            self._screen.note(trouble)
+        return troubles
 
     def stop(self) -> None:
         """Stops all services, the last started first."""

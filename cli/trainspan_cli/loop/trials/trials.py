@@ -31,8 +31,7 @@ from trainspan_training.checkpoints.swap_request import PolicyAddress
 
 __all__ = ["Trial", "Trials", "check_trials"]
 
-_TRIES: Final = 5
-_TRY_S: Final = 30.0
+_TRIES: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,13 +189,15 @@ class Trials:
         return None
 
     def _rolled_back(self, version: int) -> str | None:
+        """Puts a version back in service, at every server that answers; returns why it could not."""
         address, failure = PolicyAddress(self._services.policy.url), ""
+        patience_s = self._settings.train.publish_timeout_s  # a server may drain and hash for minutes
         for _ in range(_TRIES):
+            self._services.keep_alive()
             try:
-                roll_back(self._folder.checkpoints, version, address, retry_for_s=_TRY_S)
+                roll_back(self._folder.checkpoints, version, address, retry_for_s=patience_s)
             except CheckpointError as error:
                 failure = str(error)
-                self._services.keep_alive()
             else:
-                return None
+                return "; ".join(self._services.level_servers()) or None
         return failure

@@ -46,6 +46,8 @@ class World:
     rolled_out: list[tuple[int, int]] = field(default_factory=list)
     """(round, version) of each time the trial tasks were rolled out."""
     restarts: int = 0
+    behind: list[str] = field(default_factory=list)
+    """What servers that stay on another version say."""
     others: list[int] = field(default_factory=list)
     """Further versions that answer trial tasks, of servers that missed a swap."""
 
@@ -63,7 +65,8 @@ class World:
     def keep_alive(self) -> None:
         self.restarts += 1
 
-    def level_servers(self) -> None: ...
+    def level_servers(self) -> list[str]:
+        return self.behind
 
     def collect_alongside(self, run_id: str, tasks: Path, round_: int, n: int) -> Collected:
         self.rolled_out.append((round_, self.version()))
@@ -258,19 +261,36 @@ def test_a_version_that_was_taken_out_of_service_by_hand_is_not_judged(world: Wo
     assert trial.verdict.unjudged == "version 2 was taken out of service by hand"
 
 
-def test_a_server_that_does_not_swap_back_leaves_an_alarm(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trials, "_TRY_S", 0.1)
+def test_a_server_that_does_not_swap_back_leaves_an_alarm(world: World) -> None:
     world.train(2, 2, checkpoint_name(1))
     world.server.answers = [(409, {"error": "does not fit"})]
     tried = world.trials()
     trial = tried.judge(2)
     assert trial is not None
     assert trial.failure == "the policy server did not swap to policy-000001: does not fit"
-    assert (trial.in_service, world.restarts) == (2, 5)
+    assert (trial.in_service, world.restarts) == (2, 2)
     assert [check.ok for check in tried.checks(trial)] == [True, True, False]
     # A loop that is started again tries again.
     world.server.answers = [(200, {"canary": {"status": "fresh"}})]
     check_refused(world, world.trials().judge(2))
+
+
+def test_a_server_of_several_that_stays_on_a_refused_version_leaves_an_alarm(world: World) -> None:
+    world.train(2, 2, checkpoint_name(1))
+    world.behind = ["the policy server at http://b does not take policy-000001: no room"]
+    tried = world.trials()
+    trial = tried.judge(2)
+    assert trial is not None
+    assert trial.failure == world.behind[0]
+    assert [check.ok for check in tried.checks(trial)] == [True, True, False]
+
+
+def test_a_swap_back_may_take_as_long_as_any_other(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr(trials, "roll_back", lambda *_, retry_for_s: waited.append(retry_for_s))
+    world.train(2, 2, checkpoint_name(1))
+    assert world.trials().judge(2) is not None
+    assert waited == [Settings().train.publish_timeout_s]
 
 
 def test_a_round_that_made_no_version_has_no_trial(world: World) -> None:
