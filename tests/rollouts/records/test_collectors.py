@@ -39,8 +39,9 @@ def rollouts_in(recorder: OtlpRecorder) -> set[str]:
 
 @pytest.mark.parametrize("kind", TARGETS)
 def test_all_spans_and_rewards_of_a_rollout_go_to_the_collector_of_its_id(
-    run: Run, policy: OpenAIServer, two: tuple[OtlpRecorder, OtlpRecorder], kind: str
+    run: Run, two: tuple[OtlpRecorder, OtlpRecorder], kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "30")  # eight processes end at once, on a busy machine slowly
     collectors = Collectors(tuple(recorder.endpoint for recorder in two))
     result: RunResult = run(AGENT, TASKS, *TARGETS[kind], collector=str(collectors), n=N[kind])
     assert result.status == {"ok": 8 * N[kind]}
