@@ -80,9 +80,9 @@ class Branching:
         return servers, failure
 
     def _end(self, identity: Identity, servers: Sequence[str], failure: PolicyServerError | None) -> Branched:
-        """Returns what became of the branch, summed over the servers, of which one has seen the calls.
+        """Returns what became of the branch, summed over the servers: usually one has seen all calls, after an outage several.
 
-        Raises PolicyServerError if that one may be a server that does not answer, or that has no prefix (`failure`).
+        Raises PolicyServerError if calls may have reached a server that does not answer, or that has no prefix (`failure`).
         """
         body = json.dumps({"rollout": identity.rollout_id, "attempt": identity.attempt}).encode()
         ends = []
@@ -93,14 +93,13 @@ class Branching:
                 failure = PolicyServerError(f"{server} answered {error}")
             except PolicyServerError as error:
                 failure = error
-        if failure is not None and not any(end.forced or end.sampled or end.diverged for end in ends):
+        forced = sum(end.forced for end in ends)
+        missing = max((end.forced + end.missing for end in ends), default=0) - forced  # each server was to repeat all
+        diverged = next((end.diverged for end in ends if end.diverged), None)
+        sampled = sum(end.sampled for end in ends)
+        if failure is not None and diverged is None and (missing > 0 or not (forced or sampled)):
             raise failure
-        return Branched(
-            forced=sum(end.forced for end in ends),
-            missing=min(end.missing for end in ends),
-            sampled=sum(end.sampled for end in ends),
-            diverged=next((end.diverged for end in ends if end.diverged), None),
-        )
+        return Branched(forced=forced, missing=max(0, missing), sampled=sampled, diverged=diverged)
 
     async def _forget(
         self, identity: Identity, registering: asyncio.Task[tuple[list[str], PolicyServerError | None]]

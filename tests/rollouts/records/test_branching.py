@@ -117,6 +117,16 @@ def test_an_end_that_cannot_be_read_is_made_up_for_only_by_the_server_that_saw_t
     assert branched([broken, serve(said(UNUSED))]).status == "infra_error"  # the broken one may have had the calls
 
 
+def test_repeated_answers_of_two_servers_count_together(serve: Callable[[bytes], str]) -> None:
+    """The balancer sent the later calls elsewhere, because the first server was away for a moment."""
+    first = serve(said({**FOLLOWED, "forced": 2, "missing": 2, "sampled": 0}))
+    second = serve(said({**FOLLOWED, "forced": 2, "missing": 2}))
+    assert branched([first, second]).status == "ok"
+    ended = branched([serve(b"cut"), second])  # which may have repeated the other two
+    assert ended.status == "infra_error"
+    assert branched([serve(said(UNUSED)), second]).status == "diverged"
+
+
 def test_a_branch_from_the_first_call_is_registered_too(serve: Callable[[bytes], str]) -> None:
     """The server then gives it a seed of its own, and sees whether it begins in the stored state."""
     first = BranchPoint("origin", 0, 0, 0, {"id": "t"})

@@ -35,6 +35,7 @@ def test_all_requests_of_a_rollout_reach_one_server_however_they_name_it(tmp_pat
                 by_trace = {
                     ask(f"/rollout/{parent}.sig{CHAT}"),
                     ask(CHAT, Authorization=f"Bearer trainspan-{parent}.sig"),
+                    ask("/v1/messages", **{"x-api-key": f"trainspan-{parent}.sig"}),
                     ask(CHAT, traceparent=parent),
                     ask(f"/rollout/{parent}/v1/messages", **{"x-api-key": "k"}),
                 }
