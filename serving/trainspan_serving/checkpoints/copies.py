@@ -155,8 +155,11 @@ class CopiesFolder:
 
 
 def _is_copy(folder: Path, listed: CheckpointFiles) -> bool:
-    """Whether the folder has the listed checkpoint: `trainspan.json`, which has the weights' hash, and the canary are equal."""
-    if not folder.is_dir():
+    """Whether the folder has the listed checkpoint.
+
+    All files have the listed sizes, and `trainspan.json`, which has the weights' hash, and the canary are equal.
+    """
+    if any(_size(folder / name) != file.size_bytes for name, file in listed.files.items()):
         return False
     compared = listed.files if _weights_of(folder) is None else (META_FILE, CANARY_FILE)
     return all(_hash(folder / name) == _listed_hash(listed, name) for name in compared)
@@ -165,6 +168,13 @@ def _is_copy(folder: Path, listed: CheckpointFiles) -> bool:
 def _listed_hash(listed: CheckpointFiles, name: str) -> str | None:
     file = listed.files.get(name)
     return None if file is None else file.sha256
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except (FileNotFoundError, NotADirectoryError):
+        return None
 
 
 def _hash(path: Path) -> str | None:

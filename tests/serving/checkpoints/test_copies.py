@@ -158,6 +158,19 @@ def test_a_damaged_copy_is_discarded_unless_it_is_in_use(trainer: Trainer, tmp_p
     assert weights(tmp_path) == b"weights"
 
 
+@pytest.mark.parametrize("left", [None, b"wei"])
+def test_a_copy_that_lost_a_file_or_its_end_is_copied_again(
+    trainer: Trainer, tmp_path: Path, left: bytes | None
+) -> None:
+    copies = copies_of(trainer, tmp_path)
+    trainer.write(NAME, b"weights")
+    copies.pull(NAME, None)
+    file = tmp_path / NAME / "model.safetensors"
+    file.unlink() if left is None else file.write_bytes(left)
+    copies.pull(NAME, None)
+    assert weights(tmp_path) == b"weights"
+
+
 def test_without_an_answer_only_a_checkpoint_with_the_wanted_weights_is_taken(trainer: Trainer, tmp_path: Path) -> None:
     trainer.write(NAME, b"weights")
     copies_of(trainer, tmp_path).close()
