@@ -28,9 +28,11 @@ agents = "writer, editor"
 """
 
 
-def ask(server: RunningServer, agent: str | None = None, model: str = "policy") -> tuple[list[int], str, str]:
+def ask(
+    server: RunningServer, agent: str | None = None, model: str = "policy", n_tokens: int = 8
+) -> tuple[list[int], str, str]:
     """Returns greedy tokens, policy and version in the response's headers, and the response's id."""
-    body = {"model": model, "prompt": LONG_PROMPT, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+    body = {"model": model, "prompt": LONG_PROMPT, "max_tokens": n_tokens, "temperature": 0, "ignore_eos": True}
     headers = {"baggage": f"{keys.GEN_AI_AGENT_NAME}={agent}"} if agent else {}
     status, reply, answered = server.post("/v1/completions", {**body, "return_token_ids": True}, headers)
     assert status == 200, reply
@@ -131,6 +133,13 @@ def test_policies_are_served_side_by_side_and_swapped_alone(models: Models, tmp_
                 assert status == 503 or versions(server)[one["policy"]] == 1
             status, answer = swap(server, policy="writer", checkpoint="policy-000002", version=2)
             assert (status, versions(server)) == (200, {"writer": 2, "rewriter": 1})
+
+            # In one batch each answer is of its own weights, also that of the base model.
+            agents = ["stranger", "writer", "rewriter"]
+            alone = [ask(server, agent, n_tokens=60)[:2] for agent in agents]
+            with ThreadPoolExecutor(9) as pool:
+                together = list(pool.map(lambda agent: ask(server, agent, n_tokens=60)[:2], 3 * agents))
+            assert together == 3 * alone
 
 
 REFUSED, UNFIT, MISSING = (400, "refused"), (400, "unfit"), (404, "not_found")
