@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from trainspan_serving.capture.seeds import rewind_cpu_generators
+from trainspan_serving.checkpoints.cpu_adapters import apply_adapters_by_slot
 from trainspan_serving.checkpoints.merged import MergedWeights
-from trainspan_serving.cpu_adapters import apply_adapters_by_slot
 from trainspan_serving.swap.proof import compare, compare_adapter
 
 __all__ = ["PolicyWorker"]

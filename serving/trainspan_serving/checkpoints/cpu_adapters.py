@@ -7,16 +7,19 @@ in the last slot to tokens without one, whose index is -1.
 from typing import Any
 
 import torch
+import wrapt
 
 __all__ = ["apply_adapters_by_slot"]
 
 
 def apply_adapters_by_slot() -> None:
-    """Replaces vLLM's CPU operations for adapters of linear layers in this process."""
-    from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
+    """Replaces vLLM's CPU operations for adapters of linear layers, once their module is imported in this process."""
+    wrapt.register_post_import_hook(_replace, "vllm.lora.punica_wrapper.punica_cpu")
 
-    PunicaWrapperCPU._apply_shrink = _apply_shrink
-    PunicaWrapperCPU._apply_expand = _apply_expand
+
+def _replace(module: Any) -> None:
+    module.PunicaWrapperCPU._apply_shrink = _apply_shrink
+    module.PunicaWrapperCPU._apply_expand = _apply_expand
 
 
 def _apply_shrink(self: Any, y: torch.Tensor, x: torch.Tensor, w_t_all: torch.Tensor, scale: float) -> None:

@@ -8,7 +8,7 @@ import torch
 
 pytest.importorskip("vllm")
 
-from trainspan_serving.cpu_adapters import apply_adapters_by_slot
+from trainspan_serving.checkpoints.cpu_adapters import apply_adapters_by_slot
 
 SLOTS, RANK, INPUTS, OUTPUTS = 3, 4, 6, 5
 
