@@ -186,10 +186,15 @@ def compact(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def each_once(spans: pl.DataFrame) -> pl.DataFrame:
-    """The rows in their order, without those whose SPAN_KEY came before."""
+    """The rows in their order, each SPAN_KEY once: the first trusted row, else the first.
+
+    Within a store the collector keeps the trusted one of several spans with one key; the copies of an agent that sends its own
+    under the runner's key to another store come here.
+    """
     if spans["span_id"].n_unique() == spans.height:  # span ids are random, and checking one column is fast
         return spans
-    return spans.unique(SPAN_KEY, keep="first", maintain_order=True)
+    ranked = spans.with_row_index("_place").sort(pl.col("untrusted").fill_null(value=False), "_place")
+    return ranked.unique(SPAN_KEY, keep="first", maintain_order=True).sort("_place").drop("_place")
 
 
 def empty(schema: Schema) -> pl.DataFrame:

@@ -330,7 +330,10 @@ class RunLedger:
         whole = data.rfind(b"\n") + 1
         if whole != len(data):  # a line cut off by a kill
             os.truncate(file, whole)
-        first, *lines = data[:whole].splitlines(keepends=True) or [b"null"]
+        if not whole:  # the process before could not write the first line
+            self._write(head)
+            return
+        first, *lines = data[:whole].splitlines(keepends=True)
         if (found := json.loads(first)) != head:
             raise UsageError(f"cannot resume {file}: it is for {found}, not {head}")
         for record in _whole(file, lines):

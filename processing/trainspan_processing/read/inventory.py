@@ -120,6 +120,15 @@ def take_inventory(source: Source, selection: Selection) -> Inventory:
     return Inventory(compact(counted))
 
 
+def _ends(steps: pl.DataFrame) -> tuple[pl.Series, pl.Series]:
+    """Each `relation`, and where one comes from it by steps to `least` that end in a relation whose step is to itself."""
+    while True:
+        further = steps.with_columns(pl.col("least").replace(steps["relation"], steps["least"]))
+        if further["least"].equals(steps["least"]):
+            return steps["relation"], steps["least"]
+        steps = further
+
+
 def _related(holdings: pl.DataFrame) -> pl.DataFrame:
     """rollout_id and `relation`: the least id among rollouts that it shares a trace with, directly or transitively."""
     pairs = holdings.select("rollout_id", "trace_id").unique()
@@ -129,10 +138,10 @@ def _related(holdings: pl.DataFrame) -> pl.DataFrame:
         return alone
     linked = pairs.join(shared, on="rollout_id", how="semi").with_columns(pl.col("rollout_id").alias("relation"))
     while True:
-        nearer = linked.with_columns(pl.col("relation").min().over("trace_id"))
-        nearer = nearer.with_columns(pl.col("relation").min().over("rollout_id"))
-        if nearer["relation"].equals(linked["relation"]):
+        nearer = linked.with_columns(pl.col("relation").min().over("trace_id").alias("least"))
+        steps = nearer.group_by("relation").agg(pl.col("least").min())
+        if steps["least"].equals(steps["relation"]):
             break
-        linked = nearer
+        linked = linked.with_columns(pl.col("relation").replace(*_ends(steps)))
     found = linked.select("rollout_id", "relation").unique()
     return pl.concat([alone.join(found, on="rollout_id", how="anti"), found])

@@ -8,7 +8,27 @@ from trainspan_processing.tables import each_once
 def test_a_span_is_known_by_its_trace_and_its_own_id() -> None:
     keys = [("t1", "a"), ("t1", "b"), ("t2", "a"), ("t1", "a")]
     spans = pl.DataFrame(
-        [(*key, place) for place, key in enumerate(keys)], schema=["trace_id", "span_id", "place"], orient="row"
+        [(*key, place, None) for place, key in enumerate(keys)],
+        schema={"trace_id": pl.String, "span_id": pl.String, "place": pl.Int64, "untrusted": pl.Boolean},
+        orient="row",
     )
     assert each_once(spans)["place"].to_list() == [0, 1, 2]
     assert each_once(spans[:2]).equals(spans[:2])
+
+
+def test_the_trusted_copy_counts_whatever_the_order_of_the_stores() -> None:
+    """An agent can send a copy of its runner's span to the collector of other rollouts."""
+    spans = pl.DataFrame(
+        [
+            ("forged", 0, "t", "1", True),
+            ("own", 0, "t", "2", True),
+            ("runner's", 1, "t", "1", False),
+            ("again", 1, "t", "2", True),
+            ("unknown", 1, "t", "3", None),
+            ("late", 2, "t", "3", True),
+        ],
+        schema=["what", "store", "trace_id", "span_id", "untrusted"],
+        orient="row",
+    )
+    assert each_once(spans)["what"].to_list() == ["own", "runner's", "unknown"]
+    assert each_once(spans.reverse())["what"].to_list() == ["unknown", "again", "runner's"]

@@ -191,6 +191,21 @@ def test_a_full_disk_leaves_no_part_of_a_line(tmp_path: Path) -> None:
     assert statuses_of(file) == (1, {"ok": 1}, [1.0])
 
 
+@pytest.mark.parametrize("left", [b"", b'{"tasks": "/ta'])
+def test_a_ledger_whose_first_line_could_not_be_written_begins_again(tmp_path: Path, left: bytes) -> None:
+    file, target = tmp_path / "round-0000.jsonl", ["agent:solve"]
+    file.write_bytes(left)  # of a shard that found a full disk, or was killed
+    for _ in range(2):
+        RunLedger(file, 0, Path("tasks.jsonl"), target, resume=True).close()
+    assert recorded_head(file) == target
+
+
+def recorded_head(file: Path) -> list[str]:
+    (line,) = file.read_text().splitlines()
+    target: list[str] = json.loads(line)["target"]
+    return target
+
+
 def test_a_damaged_line_is_counted_and_the_others_are_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = tmp_path / "ledger.jsonl"
     with contextlib.closing(RunLedger(file, 0, Path("tasks.jsonl"), ["agent:solve"], resume=False)) as ledger:
