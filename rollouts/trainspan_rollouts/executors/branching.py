@@ -29,7 +29,8 @@ _FORGET_S: Final = 3.0
 class Branching:
     """Registers each attempt at a branch before its agent starts, and ends it afterwards.
 
-    With several servers the prefix is registered at each that answers; all calls of one rollout must reach the same one.
+    With several servers the prefix is registered at each that answers. All calls of one rollout should reach the same one;
+    if a branch may only seem to have diverged because they did not, the attempt ends as `infra_error`.
     """
 
     def __init__(self, source: BranchSource, policy_urls: Sequence[str], key: bytes, timeout_s: float) -> None:
@@ -79,27 +80,32 @@ class Branching:
             raise failure
         return servers, failure
 
-    def _end(self, identity: Identity, servers: Sequence[str], failure: PolicyServerError | None) -> Branched:
+    def _end(self, identity: Identity, servers: Sequence[str], away: PolicyServerError | None) -> Branched:
         """Returns what became of the branch, summed over the servers: usually one has seen all calls, after an outage several.
 
-        Raises PolicyServerError if calls may have reached a server that does not answer, or that has no prefix (`failure`).
+        Raises PolicyServerError if the branch may only seem to diverge, because calls may have reached a server that does
+        not answer or never had the prefix (`away`), or because a server did not see where it began.
         """
         body = json.dumps({"rollout": identity.rollout_id, "attempt": identity.attempt}).encode()
-        ends = []
+        ends, lost = [], None
         for server in servers:
             try:
                 ends.append(Branched.from_json(self._post(server, f"{PREFIX_PATH}/end", body)))
             except InvalidRecordError as error:
-                failure = PolicyServerError(f"{server} answered {error}")
+                lost = PolicyServerError(f"{server} answered {error}")
             except PolicyServerError as error:
-                failure = error
-        forced = sum(end.forced for end in ends)
-        missing = max((end.forced + end.missing for end in ends), default=0) - forced  # each server was to repeat all
-        diverged = next((end.diverged for end in ends if end.diverged), None)
-        sampled = sum(end.sampled for end in ends)
-        if failure is not None and diverged is None and (missing > 0 or not (forced or sampled)):
+                lost = error
+        forced, sampled = sum(end.forced for end in ends), sum(end.sampled for end in ends)
+        total = max((end.forced + end.missing for end in ends), default=0)  # each server was to repeat all
+        missing = max(0, total - forced)
+        diverged = next((end for end in ends if end.diverged), None)
+        failure = lost or (away if diverged is None else None)
+        if failure is not None and (diverged or missing or not sampled):
             raise failure
-        return Branched(forced=forced, missing=max(0, missing), sampled=sampled, diverged=diverged)
+        # After a branch has begun any call is right, but a server that did not see it begin refuses them.
+        if diverged and sampled > diverged.sampled:
+            raise PolicyServerError(f"the calls of one branch reached several policy servers: {diverged.diverged}")
+        return Branched(forced, missing, sampled, diverged.diverged if diverged else None)
 
     async def _forget(
         self, identity: Identity, registering: asyncio.Task[tuple[list[str], PolicyServerError | None]]
