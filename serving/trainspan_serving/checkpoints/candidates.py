@@ -70,7 +70,7 @@ def find_candidate(
 
     Raises CheckpointError with the first reason why it cannot be served.
     Raises CopyFailedError if the folder has another checkpoint than the one with `weights_sha256` (None: any),
-    DamagedCopyError if its weights do not have the hash in its `trainspan.json`.
+    DamagedCopyError if its weights do not have the hash in its `trainspan.json`, whatever else is wrong.
     """
     folder = _resolve(checkpoints / (policy or ""), name)
     meta = CheckpointMeta.read(folder)
@@ -81,6 +81,12 @@ def find_candidate(
         )
     if meta.version != version:
         raise CheckpointError(f"{name} holds version {meta.version}, not {version}")
+    # First, since a damaged file may look like one that does not fit, and that would be a verdict on the checkpoint.
+    if meta.weights_sha256 and hash_weights(folder) != meta.weights_sha256:
+        raise DamagedCopyError(
+            f"{name}: its safetensors files differ from what the trainer wrote (weights_sha256 in {META_FILE}): "
+            "copy it again"
+        )
     weights = None
     if is_adapter(folder):
         check_adapter_fits(read_adapter(folder), served, limits.max_lora_rank, limits.lora_modules)
@@ -95,11 +101,6 @@ def find_candidate(
         raise CheckpointError(
             "this server cannot swap full weights: start vLLM with "
             "--worker-extension-cls trainspan_serving.worker.PolicyWorker"
-        )
-    if meta.weights_sha256 and hash_weights(folder) != meta.weights_sha256:
-        raise DamagedCopyError(
-            f"{name}: its safetensors files differ from what the trainer wrote (weights_sha256 in {META_FILE}): "
-            "copy it again"
         )
     canary = Canary.read(folder) if (folder / CANARY_FILE).is_file() else None
     if canary:

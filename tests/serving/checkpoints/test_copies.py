@@ -25,6 +25,7 @@ from trainspan_serving.checkpoints.copying import Copying, CopyingError
 from trainspan_serving.checkpoints.pull import CheckpointSource, CopyFailedError
 
 NAME = "policy-000001"
+CONFIG = b'{"model_type": "llama"}'
 
 
 @dataclass
@@ -42,7 +43,11 @@ class Trainer:
     def write(self, name: str, weights: bytes) -> None:
         sha256 = hashlib.sha256(weights).hexdigest()
         meta = CheckpointMeta("full", int(name[-6:]), None, "base", None, sha256)
-        folder = {"model.safetensors": weights, "trainspan.json": json.dumps(meta_of(meta)).encode()}
+        folder = {
+            "model.safetensors": weights,
+            "config.json": CONFIG,
+            "trainspan.json": json.dumps(meta_of(meta)).encode(),
+        }
         self.checkpoints[name] = folder
 
     def listed(self, name: str) -> dict[str, Any]:
@@ -158,17 +163,25 @@ def test_a_damaged_copy_is_discarded_unless_it_is_in_use(trainer: Trainer, tmp_p
     assert weights(tmp_path) == b"weights"
 
 
-@pytest.mark.parametrize("left", [None, b"wei"])
-def test_a_copy_that_lost_a_file_or_its_end_is_copied_again(
-    trainer: Trainer, tmp_path: Path, left: bytes | None
+@pytest.mark.parametrize(
+    ("file", "left"),
+    [
+        ("model.safetensors", None),
+        ("model.safetensors", b"wei"),
+        ("config.json", None),
+        ("config.json", CONFIG.replace(b"llama", b"lllma")),
+    ],
+)
+def test_a_copy_that_lost_a_file_or_its_end_or_has_another_one_is_copied_again(
+    trainer: Trainer, tmp_path: Path, file: str, left: bytes | None
 ) -> None:
     copies = copies_of(trainer, tmp_path)
     trainer.write(NAME, b"weights")
     copies.pull(NAME, None)
-    file = tmp_path / NAME / "model.safetensors"
-    file.unlink() if left is None else file.write_bytes(left)
+    path = tmp_path / NAME / file
+    path.unlink() if left is None else path.write_bytes(left)
     copies.pull(NAME, None)
-    assert weights(tmp_path) == b"weights"
+    assert path.read_bytes() == trainer.checkpoints[NAME][file]
 
 
 def test_without_an_answer_only_a_checkpoint_with_the_wanted_weights_is_taken(trainer: Trainer, tmp_path: Path) -> None:
@@ -230,7 +243,7 @@ def test_unfinished_copies_of_others_are_deleted_and_bytes_that_are_there_need_n
     for leftover in (".pull-policy-000009", ".old-policy-000008", f".pull-{NAME}"):
         (tmp_path / leftover).mkdir()
         (tmp_path / leftover / "model.safetensors").write_bytes(b"1" * 900)
-    rest = 100 + len(trainer.checkpoints[NAME]["trainspan.json"])
+    rest = 100 + len(CONFIG) + len(trainer.checkpoints[NAME]["trainspan.json"])
     for free in (rest - 1, rest):
         monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: SimpleNamespace(free=free))
         if free < rest:
