@@ -1,6 +1,7 @@
 """`trainspan dataset --engine ray` on a cluster: the bytes are those of one process."""
 
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -64,9 +65,11 @@ def test_tasks_on_ray_write_to_a_url_by_themselves(command: DatasetCommand) -> N
 
 
 def _lines(errors: str) -> list[str]:
-    """What the command itself says, without notices of Ray, such as those of a machine that is short of memory."""
+    """What the command itself says, without notices of Ray, whose threads may write into the same line."""
     assert "Traceback" not in errors
-    return [line for line in errors.splitlines() if line.startswith("trainspan: ")]
+    found = re.findall(r"trainspan: .*", errors)
+    assert found, errors
+    return found
 
 
 def test_an_error_of_a_task_is_one_line(command: DatasetCommand) -> None:

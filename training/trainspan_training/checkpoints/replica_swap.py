@@ -111,8 +111,9 @@ def _take_out(
     """
 
     def back(server: PolicyAddress) -> str | None:
-        was_away = outcomes[server].outcome == "unreachable" and server not in before
-        state = _settled(server, 0.0 if was_away else retry_for_s)
+        outcome = outcomes[server].outcome
+        may_serve_it = outcome == "swapped" or (server in before and outcome != "refused")
+        state = _settled(server, retry_for_s, retry_for_s if may_serve_it else 0.0)
         if not state:
             return "it does not answer, and may serve it"
         if not refused.is_served(state):
@@ -132,11 +133,11 @@ def _take_out(
     }
 
 
-def _settled(server: PolicyAddress, most_s: float) -> dict[str, Any]:
-    """What the server serves once it answers and no change is in progress; empty if it does not answer in time."""
-    deadline = time.monotonic() + most_s
+def _settled(server: PolicyAddress, most_s: float, silent_s: float) -> dict[str, Any]:
+    """What the server serves once no change is in progress; empty if it is silent for `silent_s`."""
+    began = time.monotonic()
     while not (state := in_service(server)) or state["changing"]:
-        if time.monotonic() >= deadline:
+        if time.monotonic() - began >= (most_s if state else silent_s):
             break
         time.sleep(_POLL_S)
     return state
