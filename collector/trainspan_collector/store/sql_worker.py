@@ -62,7 +62,6 @@ def _run(task_file: int, answer: int, *files: int) -> NoReturn:
     out = socket.socket(fileno=answer)
     threading.Thread(target=_end_with, args=[out], daemon=True).start()
     _bound_memory(task["memory_bytes"])
-    connection = None
     try:
         try:
             # It stays open until the process ends: closing a database while its threads still release blocks can crash.

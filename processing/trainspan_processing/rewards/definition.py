@@ -16,7 +16,7 @@ _SIGNALS: Final = (f"{AIR}=", f"{OVERLONG}=")
 
 
 def reward_definition(settings: DatasetSettings) -> tuple[str, ...]:
-    """Returns `NAME=VALUE` for each setting that rewards depend on. Raises UsageError for malformed settings.
+    """Returns `NAME=VALUE` for each setting that affects rewards. Raises UsageError if a setting is malformed.
 
     Settings with the same definition give the same rewards, unless the code of a reward function has changed: only its name is
     compared.
