@@ -38,11 +38,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
     return models
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def servers(
     request: pytest.FixtureRequest, models: Models, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Servers]:
-    """The servers that this session's tests need, started together: each takes about 13 s, nearly all on one core."""
+    """The servers that the tests of this folder need, started together: each takes about 13 s, nearly all on one core."""
     here = [item for item in request.session.items if item.path.is_relative_to(Path(__file__).parent)]
     asked = {name for item in here for name in getattr(item, "fixturenames", ())}
     launches = {name: LAUNCHES[name](models, tmp_path_factory.mktemp(name)) for name in LAUNCHES if name in asked}
@@ -52,32 +52,32 @@ def servers(
         yield started
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def stack(servers: Servers) -> Stack:
     stack: Stack = servers["stack"].result()
     return stack
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def bare(servers: Servers) -> str:
     """The URL of the vLLM server without our middleware and worker."""
     server: RunningServer = servers["bare"].result()
     return server.url
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def faulty(servers: Servers) -> Faulty:
     faulty: Faulty = servers["faulty"].result()
     return faulty
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def flying(servers: Servers) -> Flying:
     flying: Flying = servers["flying"].result()
     return flying
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def plain(servers: Servers) -> Plain:
     plain: Plain = servers["plain"].result()
     return plain

@@ -1,7 +1,11 @@
 """Folders of files that tasks write and read while a dataset is made: on this machine, shared by nodes, or under a URL."""
 
+import fcntl
+import os
+import shutil
 import socket
 import tempfile
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -12,7 +16,14 @@ from typing import Protocol
 from trainspan_processing.dataset.objects import Objects
 from trainspan_schemas.errors import DatasetError
 
-__all__ = ["Files", "LocalFiles", "RemoteFiles"]
+__all__ = ["Files", "LocalFiles", "RemoteFiles", "lock_folder"]
+
+_LOCK = "lock"
+"""The file in a folder that is locked as long as the folder is in use."""
+_ON_NODE = "trainspan-dataset-"
+"""How the names of folders in the node's folder of temporary files begin."""
+_LOCKED_AFTER_S = 60.0
+"""A folder of this age is locked or abandoned."""
 
 
 class Files(Protocol):
@@ -94,8 +105,8 @@ class RemoteFiles:
             yield path
 
     def temporary_folder(self) -> AbstractContextManager[Path]:
-        """See Files."""
-        return _temporary_folder(self.local)
+        """See Files. In the node's folder of temporary files, what killed tasks have left is removed first."""
+        return _folder_on_node() if self.local is None else _temporary_folder(self.local)
 
     @contextmanager
     def _temporary(self, name: str) -> Iterator[Path]:
@@ -104,6 +115,45 @@ class RemoteFiles:
 
 
 @contextmanager
-def _temporary_folder(parent: Path | None) -> Iterator[Path]:
+def _temporary_folder(parent: Path) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="trainspan-", dir=parent) as folder:
         yield Path(folder)
+
+
+@contextmanager
+def _folder_on_node() -> Iterator[Path]:
+    for other in Path(tempfile.gettempdir()).glob(f"{_ON_NODE}*"):
+        _remove_if_abandoned(other)
+    with tempfile.TemporaryDirectory(prefix=_ON_NODE) as name:
+        folder = Path(name)
+        lock = lock_folder(folder)
+        try:
+            (folder / "files").mkdir()
+            yield folder / "files"
+        finally:
+            if lock is not None:
+                os.close(lock)
+
+
+def _remove_if_abandoned(folder: Path) -> None:
+    try:
+        age_s = time.time() - folder.stat().st_mtime
+    except OSError:  # another task has removed it
+        return
+    if age_s > _LOCKED_AFTER_S and (lock := lock_folder(folder)) is not None:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+def lock_folder(folder: Path) -> int | None:
+    """Locks a folder until the descriptor is closed; None if it is in use, is gone, or cannot be locked."""
+    try:
+        descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # also of a file system without locks
+        os.close(descriptor)
+        return None
+    return descriptor

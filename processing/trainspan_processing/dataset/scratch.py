@@ -1,6 +1,5 @@
 """Where a dataset is made before it is published as a whole: in a hidden folder, or in a folder of its own under a URL."""
 
-import fcntl
 import hashlib
 import logging
 import os
@@ -11,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from trainspan_processing.dataset.files import Files, LocalFiles, RemoteFiles
+from trainspan_processing.dataset.files import Files, LocalFiles, RemoteFiles, lock_folder
 from trainspan_processing.dataset.mirror import Mirror, alone_in, forget, write_pointer
 from trainspan_processing.dataset.remote import CALLS, Pointer, new_folder
 from trainspan_schemas.artifacts.dataset import ABOUT, LEDGER_FILE, MANIFEST
@@ -20,9 +19,6 @@ from trainspan_schemas.errors import DatasetError
 __all__ = ["LocalScratch", "RemoteScratch", "Scratch", "local_scratch", "remote_scratch"]
 
 log = logging.getLogger(__name__)
-
-_LOCK = "lock"
-"""The file in a hidden folder that is locked as long as the folder is in use."""
 
 
 class Scratch(Protocol):
@@ -92,32 +88,18 @@ def local_scratch(target: Path) -> Iterator[LocalScratch]:
     scratch = LocalScratch(target.absolute().with_name(f".{new_folder(target.name)}"), target)
     with alone_in(target.parent):
         for other in scratch.root.parent.glob(f".{target.name}.*"):
-            if (left := _lock(other)) is not None:
+            if (left := lock_folder(other)) is not None:
                 shutil.rmtree(other, ignore_errors=True)
                 os.close(left)
         for name in ("", "rows", "calls", "about"):
             (scratch.root / name).mkdir()
-        lock = _lock(scratch.root)
+        lock = lock_folder(scratch.root)
     try:
         yield scratch
     finally:
         shutil.rmtree(scratch.root, ignore_errors=True)
         if lock is not None:
             os.close(lock)
-
-
-def _lock(folder: Path) -> int | None:
-    """Locks a hidden folder until the descriptor is closed; None if it is in use, is gone, or cannot be locked."""
-    try:
-        descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-    except OSError:
-        return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:  # also of a file system without locks
-        os.close(descriptor)
-        return None
-    return descriptor
 
 
 @dataclass(slots=True)

@@ -26,6 +26,7 @@ ADVICE: Final[dict[DropReason, str]] = {
     "ended_by_server": "a weight swap or sleep request ended calls that took longer than [serving] drain_timeout_s: raise it, or "
     "lower the agent's max_tokens",
     "superseded_by_retry": "only the last attempts are trained: find out why they were retried",
+    "deleted": "retention or a purge deleted these calls while the dataset was built: raise [collector] retention_days, or build sooner",
     "no_token_ids": "the server recorded no token ids: serve the policy with `trainspan serve`",
     "no_logprobs": "the server recorded no usable log-probabilities: serve the policy with `trainspan serve`",
     "greedy": "calls were sampled at temperature 0: set temperature=1 in the agent, or serve with --train-sampling",

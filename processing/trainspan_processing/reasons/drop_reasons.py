@@ -9,7 +9,8 @@
 3. `redacted`, `ended_by_server`, `incomplete`, `overlong` (if such calls are masked), `not_delivered`,
    `attributes_dropped`, `multimodal`, `constrained` (its constraint is unknown) or `constrained:NAME` (it cannot be replayed),
    `greedy`, `sampling_truncated`, `unstated_sampling`
-4. `no_token_ids`, `no_logprobs`, `mixed_versions`, `stale`, `too_long`, `unused_choice` (choices.py)
+4. `deleted` (from the store during the build), `no_token_ids`, `no_logprobs`, `mixed_versions`, `stale`, `too_long`,
+   `unused_choice` (choices.py)
 5. `singleton_group`, `zero_spread_group`: the call is sound, but its rollout has nothing to be compared with
 The ledger counts `late_after_consumed`, for calls of rollouts that an earlier dataset used. `group_unfinished` is for sound
 calls whose group is waiting (waiting.py).
@@ -136,7 +137,9 @@ def token_reason(newest_version: int | None, max_staleness: int | None, max_toke
     finite = logprobs.list.eval(pl.element().is_finite()).list.all()
     # Raw log-probabilities are at temperature 1, whatever the sampling temperature; an unknown mode may be raw.
     of_sampled = (pl.col("logprobs_mode") == "processed").fill_null(False) | (pl.col("temperature") == 1.0)
+    has_row = pl.col("prompt_ids").is_not_null() | completion.is_not_null()
     rules = [
+        ("deleted", (pl.col("n_tokens") > 0) & ~has_row),
         (
             "no_token_ids",
             (pl.col("prompt_ids").list.len().fill_null(0) == 0) | (completion.list.len().fill_null(0) == 0),

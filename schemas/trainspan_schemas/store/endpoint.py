@@ -17,6 +17,11 @@ from trainspan_schemas.store.roles import Role, home_token_file, token_of
 
 __all__ = ["StoreEndpoint", "dialed_host", "headers_of", "is_loopback", "is_this_machine"]
 
+PING_EVERY_S = 60.0
+"""A connection that is silent for so long is probed. The collector allows a ping every 10 s; a server with gRPC's defaults would
+hang up at more than one in 300 s without data (gRFC A8), as during a slow query."""
+PING_ANSWER_S = 20.0
+
 _HEADERS = "OTEL_EXPORTER_OTLP_HEADERS"
 _CERTIFICATE = "OTEL_EXPORTER_OTLP_CERTIFICATE"
 
@@ -49,12 +54,19 @@ class StoreEndpoint:
 
     @property
     def connect_options(self) -> dict[str, Any]:
-        """Options for `flight.connect(location, **options)`."""
+        """Options for `flight.connect(location, **options)`; a connection ends if its other end is gone."""
+        options: dict[str, Any] = {
+            "generic_options": [
+                ("grpc.keepalive_time_ms", round(PING_EVERY_S * 1000)),
+                ("grpc.http2.ping_timeout_ms", round(PING_ANSWER_S * 1000)),
+                ("grpc.http2.max_pings_without_data", 0),
+            ]
+        }
         if not self.location.startswith("grpc+tls://"):
-            return {}
+            return options
         if not self.verify:
-            return {"disable_server_verification": True}
-        return {"tls_root_certs": self.root_certificates} if self.root_certificates else {}
+            return options | {"disable_server_verification": True}
+        return options | ({"tls_root_certs": self.root_certificates} if self.root_certificates else {})
 
     @property
     def call_headers(self) -> list[tuple[bytes, bytes]]:

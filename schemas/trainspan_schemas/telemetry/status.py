@@ -22,6 +22,7 @@ DropReason = Literal[
     "not_delivered",
     "ended_by_server",
     "superseded_by_retry",
+    "deleted",
     "no_token_ids",
     "no_logprobs",
     "greedy",

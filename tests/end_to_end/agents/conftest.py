@@ -142,7 +142,7 @@ def agents_environment() -> Path:
     return AGENTS
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def stack(agents_environment: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     root = tmp_path_factory.mktemp("agents")
     model = make_tiny_model(root / "model", context=2048, chat_template=TOOL_TEMPLATE)

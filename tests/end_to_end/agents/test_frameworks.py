@@ -48,7 +48,7 @@ def _execute(stack: Stack, case: Case) -> Result:
     return Result(ran, rollouts, engine, stack.calls(rollout_id, len(engine)), stack.rollout(rollout_id))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def runs(stack: Stack, request: pytest.FixtureRequest) -> Iterator[dict[str, "Future[Result]"]]:
     """The selected cases, two at a time."""
     selected = [item.callspec.params.get("case") for item in request.session.items if hasattr(item, "callspec")]

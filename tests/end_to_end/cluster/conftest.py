@@ -19,7 +19,7 @@ from tests.support.ray_cluster import RayCluster
 from trainspan_schemas.telemetry import keys
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def cluster() -> Iterator[RayCluster]:
     """The head and one node, each with two CPUs."""
     with RayCluster(cpus=2) as cluster:

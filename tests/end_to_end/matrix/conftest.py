@@ -132,7 +132,7 @@ def key_of(case: Case, mode: str, *, traced: bool) -> str:
     return f"{case.name}-{mode}-{'traced' if traced else 'bare'}"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def matrix(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Matrix]:
     root = tmp_path_factory.mktemp("matrix")
     model = make_tiny_model(root / "model", context=4096, chat_template=TEMPLATE)

@@ -18,6 +18,7 @@ from tests.processing.support.remote import publish
 from tests.processing.support.traces import chain
 from trainspan_processing.assembly.build import BuildRequest, BuiltDataset, build_dataset
 from trainspan_processing.assembly.rebuild import rebuild
+from trainspan_processing.dataset.files import RemoteFiles
 from trainspan_processing.dataset.mirror import Mirror, known_dataset, local_dataset
 from trainspan_processing.dataset.objects import Objects
 from trainspan_processing.dataset.published import open_published
@@ -209,3 +210,34 @@ def test_a_store_without_conditional_writes_is_asked_first(
     with pytest.raises(DatasetError, match="another command created"):
         publish(url, tmp_path / "round-0000", b"second")
     assert (local_dataset(f"{url}/round-0000") / "part-00000.parquet").read_bytes() == b"first"
+
+
+_HOLDS = """
+import sys, time
+from trainspan_processing.dataset.files import RemoteFiles
+from trainspan_processing.dataset.objects import Objects
+with RemoteFiles(Objects("memory://x")).temporary_folder() as folder:
+    (folder / "calls.arrow").write_bytes(b"rows")
+    print(folder.parent, flush=True)
+    time.sleep(60)
+"""
+
+
+def test_what_a_killed_task_left_on_its_node_is_removed_by_the_next_and_nothing_that_is_in_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    files = RemoteFiles(Objects(url))
+    task = subprocess.Popen([sys.executable, "-c", _HOLDS], env=environment, stdout=subprocess.PIPE, text=True)
+    assert task.stdout is not None
+    left = Path(task.stdout.readline().strip())
+    os.utime(left, (0, 0))
+    with files.temporary_folder():
+        assert [path.name for path in left.glob("files/*")] == ["calls.arrow"]
+    task.kill()
+    task.wait()
+    with files.temporary_folder() as own:
+        assert list(own.iterdir()) == []
+        assert list(tmp_path.iterdir()) == [own.parent]
+    assert list(tmp_path.iterdir()) == []

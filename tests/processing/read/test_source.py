@@ -1,14 +1,21 @@
-"""Attributes are read only for chosen spans, after everything else."""
+"""Reads of one moment, of chosen spans' attributes, and from a store that no longer answers."""
 
 import json
+import os
+import signal
+from pathlib import Path
 
 import polars as pl
+import pytest
 
 from tests.processing.conftest import RunningCollector
 from tests.processing.support.traces import TestRollout, chain
+from tests.support.collector.process import running
 from trainspan_processing.read.inventory import take_inventory
 from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.tables import SPAN_KEY
+from trainspan_schemas.errors import StoreError
+from trainspan_schemas.store import endpoint
 
 _PLACE = ["seq", *SPAN_KEY]
 
@@ -68,3 +75,19 @@ def test_reads_of_one_moment_leave_out_what_came_since(collectors: list[RunningC
         assert counts() == [2, 1, 1, 1]
         source.is_held = False
         assert counts() == [4, 2, 2, 2]
+
+
+def test_a_store_that_falls_silent_without_hanging_up_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoint, "PING_EVERY_S", 1.0)
+    monkeypatch.setattr(endpoint, "PING_ANSWER_S", 1.0)
+    store = tmp_path / "spans.duckdb"
+    with running(store) as collector, Source([str(store)]) as source:
+        assert sum(batch.height for batch in source.query("SELECT 1 AS one")) == 1
+        os.kill(collector.process.pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(StoreError, match="ping timeout"):
+                list(source.query("SELECT 1 AS one"))
+        finally:
+            os.kill(collector.process.pid, signal.SIGCONT)

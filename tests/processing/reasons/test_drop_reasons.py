@@ -1,6 +1,9 @@
 """Every call becomes a row or is dropped for exactly one reason."""
 
 import json
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,7 @@ import pytest
 
 from tests.processing.conftest import Bench, rows
 from tests.processing.support.traces import TestRollout, chain
+from trainspan_processing.read.source import Source
 from trainspan_processing.reasons.advice import ADVICE
 from trainspan_processing.reasons.drop_reasons import rollout_reason
 from trainspan_schemas.artifacts.dataset import COLUMNS, manifest_path
@@ -281,6 +285,26 @@ def test_too_few_trainable_calls_fail_with_the_reason_that_excluded_most(bench: 
         bench.build(round_=0)
     assert not bench.out.exists() or not list(bench.out.iterdir())
     assert bench.build(round_=0, min_coverage=0.4).manifest["coverage"] == 0.4
+
+
+def test_calls_that_are_deleted_during_the_build_are_dropped_as_such(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, deleted = (f"{bench.run_id}-{name}" for name in ("kept", "deleted"))
+    for task in (kept, deleted):
+        bench.send(*(chain(bench.rollout(f"{task}-{n}", task=task), 2).reward(n) for n in (0.0, 1.0)))
+    command = [sys.executable, "-m", "trainspan_cli", "store", "purge", "--yes", "--task", deleted]
+    read = Source.tokens
+
+    def tokens(self: Source, *asked: Any) -> Iterator[pl.DataFrame]:
+        store = str(bench.collectors[0].store)
+        subprocess.run([*command, "--store", store], check=True, stdout=subprocess.DEVNULL)
+        yield from read(self, *asked)
+
+    monkeypatch.setattr(Source, "tokens", tokens)
+    built = bench.build(round_=0, min_coverage=0.0)
+    assert built.manifest["dropped"] == {"deleted": 4}
+    assert set(rows(built)["task_id"]) == {kept}
 
 
 def test_the_first_reason_of_the_documented_order_is_the_one(bench: Bench) -> None:
