@@ -15,38 +15,38 @@ from typing import Any
 
 from trainspan_schemas.resources import available_cores, available_memory_bytes
 
-MODULES = (
-    "collector",
-    "serving",
-    "agents",
-    "startup",
-    "rollouts",
-    "processing",
-    "training",
-    "accelerator",
-    "offpolicy",
-)
-BY_NAME = (
-    "adapters",
-    "branches",
-    "canary",
-    "checkpointing",
-    "filling",
-    "fitting",
-    "overlap",
-    "ray_dataset",
-    "ray_rollouts",
-    "reading",
-    "sampling",
-    "stored_spans",
-    "stream",
-    "threads",
-    "trials",
-    "viewer",
-    "viewer_ingest",
-    "viewer_crawl",
-)
-"""Measurements that take long or need a pretrained model; they run only if they are named."""
+MODULE_OF = {
+    "collector": "collector.collector",
+    "serving": "serving.serving",
+    "agents": "exporters.agents",
+    "startup": "exporters.startup",
+    "rollouts": "rollouts.rollouts",
+    "processing": "processing.processing",
+    "training": "training.training",
+    "accelerator": "training.accelerator",
+    "offpolicy": "training.offpolicy",
+    "adapters": "serving.adapters",
+    "branches": "rollouts.branches",
+    "canary": "serving.canary",
+    "checkpointing": "training.checkpointing",
+    "filling": "training.filling",
+    "fitting": "training.fitting",
+    "overlap": "loop.overlap",
+    "ray_dataset": "processing.ray_dataset",
+    "ray_rollouts": "rollouts.ray_rollouts",
+    "reading": "training.reading",
+    "sampling": "serving.sampling",
+    "stored_spans": "collector.stored_spans",
+    "stream": "loop.stream",
+    "threads": "training.threads",
+    "trials": "loop.trials",
+    "viewer": "viewer.viewer",
+    "viewer_crawl": "viewer.viewer_crawl",
+    "viewer_ingest": "viewer.viewer_ingest",
+}
+"""What the command calls a measurement → its module in this package."""
+SHORT = ("collector", "serving", "agents", "startup", "rollouts", "processing", "training", "accelerator", "offpolicy")
+"""What runs if nothing is named: the others take long or need a pretrained model."""
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -76,25 +76,27 @@ def commit() -> str:
 
 
 def measured(name: str) -> dict[str, Any]:
-    """The figures of one module. Exits with its error if it fails."""
-    program = f"import json; from benchmarks.{name} import measure; print(json.dumps(measure()))"
+    """The figures of one measurement. Exits with its error if it fails."""
+    program = f"import json; from benchmarks.{MODULE_OF[name]} import measure; print(json.dumps(measure()))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        sys.exit(f"{done.stderr}\nbenchmarks.{name} failed")
+        sys.exit(f"{done.stderr}\nbenchmarks.{MODULE_OF[name]} failed")
     figures: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     return figures
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("modules", nargs="*", default=MODULES, help=f"some of {', '.join(MODULES + BY_NAME)}")
-    modules = parser.parse_args().modules
+    parser.add_argument("names", nargs="*", default=SHORT, help=f"some of {', '.join(MODULE_OF)}")
+    names = parser.parse_args().names
+    if unknown := [name for name in names if name not in MODULE_OF]:
+        parser.error(f"no measurement is called {unknown[0]!r}: choose from {', '.join(MODULE_OF)}")
     results: dict[str, Any] = {
         "commit": commit(),
         "machine": machine(),
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-    for name in modules:
+    for name in names:
         began = time.monotonic()
         print(f"# {name}", flush=True)
         results[name] = measured(name)
@@ -102,7 +104,7 @@ def main() -> int:
             print(f"{key:<48} {value}")
         print(f"({time.monotonic() - began:.0f} s)\n", flush=True)
     RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / "-".join(["bench", *(() if tuple(modules) == MODULES else modules)])
+    path = RESULTS / "-".join(["bench", *(() if tuple(names) == SHORT else names)])
     path = path.with_suffix(".json")
     path.write_text(json.dumps(results, indent=2) + "\n")
     print(f"stored in {path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}")

@@ -102,7 +102,6 @@ LARGEST = 11
 SMALLEST = 4
 """Modules and folders in a folder of a package, not counting `__init__.py`."""
 LARGER = {
-    "benchmarks": "one module per benchmark",
     "cli/trainspan_cli/commands": "one module per subcommand",
     "tests/end_to_end/matrix/programs/agents": "one program per framework",
 }

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.__main__ import BY_NAME, MODULES
+from benchmarks.__main__ import MODULE_OF
 from tests.support.places import ROOT
 
 OURS = ("trainspan", "benchmarks", "tests")
@@ -42,6 +42,6 @@ def test_what_is_imported_of_ours_is_there(path: Path) -> None:
     assert missing == []
 
 
-@pytest.mark.parametrize("name", MODULES + BY_NAME)
-def test_each_benchmark_measures(name: str) -> None:
-    assert _is_there(f"benchmarks.{name}", "measure")
+@pytest.mark.parametrize("module", MODULE_OF.values())
+def test_each_benchmark_measures(module: str) -> None:
+    assert _is_there(f"benchmarks.{module}", "measure")

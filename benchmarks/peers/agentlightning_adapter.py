@@ -1,4 +1,4 @@
-"""Agent Lightning 0.3.0's span adapter on the calls of benchmarks/processing.py, run by an interpreter with its packages.
+"""Agent Lightning 0.3.0's span adapter on the calls of benchmarks/processing/processing.py, run by an interpreter with its packages.
 
 Standard input: JSON lines, one rollout each: a list of [span id, parent id, name, start, end, attributes].
 Prints {"calls", "cpu_s"} of `TracerTraceToTriplet.adapt` alone, without process start or store, with spans already in memory.

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.accelerator import Size, make_model
+from benchmarks.training.accelerator import Size, make_model
 from tests.training.data.test_filling import row_of
 from tests.training.support.memory_use import peak
 from trainspan_schemas.config.settings import TrainSettings

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks import accelerator
+from benchmarks.training import accelerator
 
 
 @pytest.mark.slow

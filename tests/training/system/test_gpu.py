@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from benchmarks import accelerator
+from benchmarks.training import accelerator
 from tests.support.dataset_files import LoggedCall, sample_rollouts, write_dataset
 from tests.training.support.exactness.references import as_calls, assert_same, measured, mixed_rollouts, reference
 from tests.training.support.sessions import GENTLE, Run

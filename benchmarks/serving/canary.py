@@ -22,7 +22,7 @@ from tests.support.policy_server.faults import FAULT_VARIABLE
 from tests.support.policy_server.process import RunningServer, policy_server
 from trainspan_schemas.artifacts.checkpoint import CheckpointMeta, checkpoint_name
 
-_REPOSITORY = Path(__file__).parents[1]
+_REPOSITORY = Path(__file__).parents[2]
 _UPDATES = ((1e-6, 1), (1e-6, 4), (1e-5, 1), (1e-5, 4), (1e-4, 2))
 """Learning rate of Adam and number of steps."""
 _TURNS = 3
@@ -43,7 +43,7 @@ def measure() -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as scratch:
         root = Path(scratch)
         base = Path(os.environ.get("TRAINSPAN_BENCH_MODEL") or _pretrained(root / "model"))
-        subprocess.run([sys.executable, "-m", "benchmarks.canary", str(base), str(root / "made")], check=True)
+        subprocess.run([sys.executable, "-m", "benchmarks.serving.canary", str(base), str(root / "made")], check=True)
         figures: dict[str, Any] = {}
         for server, scores in _SETUPS:
             figures[f"server {server}, scores {scores}"] = _measure_setup(base, root, server, scores)
@@ -79,7 +79,7 @@ def _measure_setup(base: Path, root: Path, dtype: str, scores: str) -> dict[str,
                 found["planted"] += 1
                 found["missed"] += status == 200
                 found["faults"][f"{fault}, {name}"] = _summary([answer])
-    command = [sys.executable, "-m", "benchmarks.canary", str(base), str(sampled)]
+    command = [sys.executable, "-m", "benchmarks.serving.canary", str(base), str(sampled)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return found | {"agreement on sampled tokens, by the trainer's dtype": json.loads(done.stdout)}
 

@@ -1,6 +1,6 @@
 """What viewers cost the intake: the same burst of spans with and without two browsers that look at Live and at a run.
 
-A copy of the large store of benchmarks/viewer.py takes spans from 4 connections for some seconds; then everything must be in
+A copy of the large store of benchmarks/viewer/viewer.py takes spans from 4 connections for some seconds; then everything must be in
 DuckDB. Bursts with and without viewers take turns, and figures are compared in pairs, so that other work on the machine hits
 both. Each browser asks for Live and for the run's page every 3 s, as their script does. `TRAINSPAN_BENCH_PAIRS` sets the number
 of pairs.
@@ -16,13 +16,13 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.collector import burst, count_spans
+from benchmarks.collector.collector import burst, count_spans
 from benchmarks.support.cpu_time import tree_cpu_s
 from benchmarks.support.export_requests import SPANS_PER_REQUEST
 from benchmarks.support.pairs import summary
 from benchmarks.support.viewer_process import Served, collector, viewer
 from benchmarks.support.viewer_world import BenchWorld
-from benchmarks.viewer import made_world
+from benchmarks.viewer.viewer import made_world
 from trainspan_schemas.store.access import StoreAddress, running_collector
 
 __all__ = ["measure"]

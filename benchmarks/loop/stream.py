@@ -26,7 +26,7 @@ _MODES = {
     "rounds, overlap 1": {"mode": "rounds", "overlap": 1},
     "stream": {"mode": "stream"},
 }
-_ROOT = Path(__file__).parents[1]
+_ROOT = Path(__file__).parents[2]
 
 
 def measure() -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The cost of loading into a large store: CPU of a batch of 2,048 spans at each store size, for new and for repeated spans.
 
 The least favorable batch repeats spans from all over the store, as an exporter that sends old spans again, or an attacker, does.
-The spans of benchmarks/collector.py are loaded; the others are inserted by SQL with little more than their ids, since only
+The spans of benchmarks/collector/collector.py are loaded; the others are inserted by SQL with little more than their ids, since only
 ids are looked up. `TRAINSPAN_BENCH_STORED` sets other sizes.
 """
 

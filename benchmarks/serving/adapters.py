@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.sampling import rounds, run_round
+from benchmarks.serving.sampling import rounds, run_round
 from tests.support.models.adapters import make_adapter
 from tests.support.policy_server.process import policy_server
 

@@ -136,7 +136,7 @@ def _measure_peer(python: str, rollouts: int = 250) -> dict[str, Any]:
     """The adapter of Agent Lightning 0.3.0 on the first of the same rollouts, with spans already in memory."""
     random = np.random.default_rng(0)
     lines = [json.dumps([_peer_span(span) for span in _rollout(number, random)]) for number in range(rollouts)]
-    script = Path(__file__).parent / "peers" / "agentlightning_adapter.py"
+    script = Path(__file__).parents[1] / "peers" / "agentlightning_adapter.py"
     done = subprocess.run(
         [python, str(script)], input="\n".join(lines), capture_output=True, text=True, check=True, timeout=300
     )

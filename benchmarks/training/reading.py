@@ -99,7 +99,7 @@ def _start(dataset: Path, processes: int) -> list[dict[str, Any]]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     team = {"WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)} if processes > 1 else {}
-    program = f"from benchmarks.reading import read; read({str(dataset)!r})"
+    program = f"from benchmarks.training.reading import read; read({str(dataset)!r})"
     running = [
         subprocess.Popen(
             [sys.executable, "-c", program],

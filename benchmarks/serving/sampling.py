@@ -20,7 +20,7 @@ from tests.support.policy_server.process import RunningServer, policy_server
 
 __all__ = ["measure", "rounds", "run_round"]
 
-_SHOP = Path(__file__).parents[1] / "examples" / "shop"
+_SHOP = Path(__file__).parents[2] / "examples" / "shop"
 _PROBLEMS, _ROLLOUTS = 16, 8
 _BLOCKS = (128, 32)
 """Tokens; the first is vLLM's default on a CPU, the second ours."""

@@ -1,6 +1,6 @@
 """The collector's time by stage: each stage of a span's processing alone, in one process, in microseconds of CPU per span.
 
-The same requests as in benchmarks/collector.py: decode (the receiver's check), journal (checksum and write), its sync (wall
+The same requests as in benchmarks/collector/collector.py: decode (the receiver's check), journal (checksum and write), its sync (wall
 time), rows (decode again, read attributes), Arrow, hand over (from the row process), insert (duplicate lookup,
 compression) and commit, checkpoint.
 """

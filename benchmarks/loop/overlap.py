@@ -21,7 +21,7 @@ __all__ = ["measure"]
 
 _ROUNDS = 5
 _WAITS_S = (0, 20)
-_ROOT = Path(__file__).parents[1]
+_ROOT = Path(__file__).parents[2]
 
 
 def measure() -> dict[str, Any]:

@@ -25,8 +25,8 @@ from typing import Any
 import grpc
 from pyarrow import flight
 
-from benchmarks.collector_stages import limits
-from benchmarks.collector_stages import measure as measure_stages
+from benchmarks.collector.collector_stages import limits
+from benchmarks.collector.collector_stages import measure as measure_stages
 from benchmarks.peers.agentlightning_intake import PEER_PYTHON
 from benchmarks.peers.agentlightning_intake import measure as measure_peer
 from benchmarks.support.cpu_time import cpu_s as _cpu_s
