@@ -1,4 +1,4 @@
-"""How many rewards the stores got since a place (`seq`): the cost depends on what came since, not on the stores' size."""
+"""How many rewards the stores got since a place (`seq`)."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -38,7 +38,8 @@ def new_rewards(stores: Sequence[str], settings: Settings, since: Places) -> tup
 def validation_rewards(stores: Sequence[str], settings: Settings, since: Places) -> int:
     """How many of these rewards are of validation rollouts. Raises StoreError."""
     table, condition = _rewards(settings)
-    of_validation = "rollout_id IN (SELECT rollout_id FROM rollouts WHERE split = 'val')"
+    id_ = "trace_id" if table == "spans" else "rollout_id"
+    of_validation = f"{id_} IN (SELECT {id_} FROM rollouts WHERE split = 'val')"
     query = f"SELECT count(*) AS rewards FROM {table} WHERE {condition} AND {of_validation} AND seq > "
     return sum(int(rows(store, f"{query}{place}")[0]["rewards"]) for store, place in zip(stores, since, strict=True))
 

@@ -64,10 +64,19 @@ class Readings:
 
 
 class PolicyServers:
-    """`urls` are the servers' roots, e.g. http://127.0.0.1:8000. If none of them answers, they are asked for `retry_for_s`."""
+    """`urls` are the servers' roots, e.g. http://127.0.0.1:8000. If none of them answers, they are asked for `retry_for_s`, and
+    `on_silence` is called before each time."""
 
-    def __init__(self, urls: Sequence[str], timeout_s: float = 10.0, *, retry_for_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        urls: Sequence[str],
+        timeout_s: float = 10.0,
+        *,
+        retry_for_s: float = 0.0,
+        on_silence: Callable[[], None] = lambda: None,
+    ) -> None:
         self._clients = [PolicyClient(url, timeout_s) for url in urls]
+        self._on_silence = on_silence
         self._retry_for_s = retry_for_s
 
     @property
@@ -123,6 +132,7 @@ class PolicyServers:
             if time.monotonic() >= deadline:
                 raise next(one for one in found if isinstance(one, PolicyServerError))
             time.sleep(_RETRY_S)
+            self._on_silence()
 
     def _each(self, ask: Callable[[PolicyClient], _T]) -> list[_T]:
         with ThreadPoolExecutor(len(self._clients)) as pool:

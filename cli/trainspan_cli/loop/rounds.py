@@ -54,17 +54,16 @@ class Loop:
             self._services.start()
             done = {record["round"] for record in folder.records() if record["kind"] == "round"}
             self._sampler.open()
-            self._sampler.between_rounds(self._validation.run, 0, loop.eval_tasks, probe=True)
-            self._sampler.alongside(self._trials.begin)
             self._recorded_at = time.monotonic()
+            self._recorded_at += self._sampler.between_rounds(self._validation.run, 0, loop.eval_tasks, probe=True)
+            self._sampler.alongside(self._trials.begin)
             round_, ended = 0, stop_reason(loop, folder.records(), 0)
             while ended is None:
                 round_ += 1
                 if round_ not in done:
                     self._round(round_)
                 if is_followed_by_validation(loop, round_):
-                    self._sampler.between_rounds(self._validation.run, round_, loop.val_tasks)
-                    self._recorded_at = time.monotonic()
+                    self._recorded_at += self._sampler.between_rounds(self._validation.run, round_, loop.val_tasks)
                 ended = stop_reason(loop, folder.records(), round_)
             self._screen.note(ended)
             begun = self._sampler.stop()
@@ -101,7 +100,8 @@ class Loop:
     def _round(self, round_: int) -> None:
         """Makes a round, and records it.
 
-        Its `total` seconds are those since the record before, so that they add up to the run's time, overlapped or not.
+        Its `total` seconds are those since the record before, without those of validations, so that all records add up to the run's
+        time, overlapped or not.
         """
         self._sampler.begin(round_)
         self._screen.round(round_, self._settings.loop.rounds)

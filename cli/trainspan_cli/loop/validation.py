@@ -1,5 +1,7 @@
 """Validations and the hard probe: held-out tasks rolled out under one policy."""
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 from trainspan_cli.clients.policy_server import served
@@ -11,9 +13,12 @@ from trainspan_cli.loop.processes.services import Services
 from trainspan_cli.loop.processes.stages import Stages
 from trainspan_cli.loop.state.run_folder import RunFolder
 from trainspan_cli.loop.state.task_pool import LoopTasks, TaskPool
+from trainspan_schemas.artifacts.checkpoint import checkpoint_name
+from trainspan_schemas.config.policy_scope import Policy
 from trainspan_schemas.config.settings import Settings
 from trainspan_schemas.home import policy_dir
 from trainspan_schemas.intervals import RewardEstimate
+from trainspan_training.checkpoints.ledger import CheckpointLedger
 
 __all__ = ["Validations"]
 
@@ -39,9 +44,14 @@ class Validations:
         self._folder = folder
         self._screen = screen
 
-    def run(self, round_: int, count: int, *, probe: bool = False) -> None:
-        """Runs the validation after `round_`, and with `probe` the hard probe, unless they are recorded already."""
+    def run(self, round_: int, count: int, *, probe: bool = False) -> float:
+        """Runs the validation after `round_`, and with `probe` the hard probe, unless they are recorded already.
+
+        Returns the seconds on their records.
+        """
+        recorded_s = 0.0
         loop = self._settings.loop
+        self._keep_best()
         named: list[tuple[EvalName, TaskPool]] = [("validation", self._tasks.val)] if self._tasks.val else []
         if probe and self._tasks.probe:
             named.append(("probe", self._tasks.probe))
@@ -75,10 +85,10 @@ class Validations:
                 "checks": checks,
             }
             self._folder.append(record)
+            recorded_s += collected.seconds
             self._screen.record(record)
-            *_, last = records = self._folder.records()
-            if best_validation(records) is last and loop.keep_best:
-                self._keep_best(state, record)
+            self._keep_best()
+        return recorded_s
 
     def _versions(self, state: dict[str, Any]) -> dict[str, Any]:
         """The versions in service."""
@@ -86,16 +96,22 @@ class Validations:
         alone = found.get(None)
         return alone or {"policy_version": None, "policies": found}
 
-    def _keep_best(self, state: dict[str, Any], record: dict[str, Any]) -> None:
-        """Keeps the checkpoints in service, of which a policy that was never trained has none."""
-        names = {policy: served(state, policy)["checkpoint"] for policy in self._stages.policies}
-        kept = {
-            policy: name
-            for policy, name in names.items()
-            if (policy_dir(self._folder.checkpoints, policy) / name).is_dir()
-        }
-        if kept:
-            self._folder.keep_best(kept, record)
+    def _keep_best(self) -> None:
+        """Keeps the checkpoints of the best validation on record, also if an earlier loop ended before it could.
+
+        Does nothing if one of them was pruned since.
+        """
+        best = best_validation(self._folder.records())
+        if not self._settings.loop.keep_best or best is None or self._is_kept(best):
+            return
+        folders = {policy: policy_dir(self._folder.checkpoints, policy) for policy in self._stages.policies}
+        names = {policy: name for policy, name in _checkpoints(best).items() if _is_made_in(folders[policy], name)}
+        if names and all((folders[policy] / name).is_dir() for policy, name in names.items()):
+            self._folder.keep_best(names, best)
+
+    def _is_kept(self, validation: Mapping[str, Any]) -> bool:
+        kept = self._folder.read("run.json").get("best") or {}
+        return all(kept.get(key) == validation[key] for key in ("round", "n", "mean"))
 
     def _measured(self, round_: int) -> dict[str, Any]:
         """The estimate of the last validation, and pass@k if each task was rolled out several times.
@@ -111,3 +127,14 @@ class Validations:
             solved = self._settings.loop.success_reward
             record["pass_at"] = pass_at([[value >= solved for value in values] for values in rewards])
         return record
+
+
+def _checkpoints(validation: Mapping[str, Any]) -> dict[Policy, str]:
+    """The names of the checkpoints that answered a validation."""
+    named: Mapping[Policy, Mapping[str, Any]] = validation.get("policies") or {None: validation}
+    return {policy: checkpoint_name(own["policy_version"]) for policy, own in named.items()}
+
+
+def _is_made_in(folder: Path, checkpoint: str) -> bool:
+    """Whether the checkpoint was made or published there; the model that the run starts from was not."""
+    return CheckpointLedger(folder).of_checkpoint(checkpoint) is not None

@@ -95,7 +95,7 @@ class LoopSettings:
     ready_timeout_s: float = 600.0
     """How long to wait for the collector, the policy server and the trainer to become ready.
 
-    The loop waits as long for a store that stops answering, for example because its collector is moved."""
+    The loop waits as long for a store or policy server that stops answering, for example because it is moved or restarts."""
     seed: int = 0
     """Seed for drawing tasks."""
 

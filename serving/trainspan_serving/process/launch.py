@@ -31,6 +31,9 @@ __all__ = ["Launch", "prepare", "serve"]
 _LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
+_HTTP = {"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "75"}
+"""Seconds, more than clients and balancers keep an idle connection: with vLLM's 5, as many as httpx, one that the server closes
+just then costs a request."""
 _PRIVATE = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
 _CPU = {
     "OMP_WAIT_POLICY": "PASSIVE",
@@ -117,7 +120,7 @@ def prepare(
     merges = _merges_adapters(settings, on_cpu, flags, planned)
     settings = replace(settings, merge_adapters=merges)
     plan = make_plan(settings, model, adapter.folder if adapter else None, version_, port, environ, store, planned)
-    defaults = {**_PRIVATE, **(_CPU if on_cpu else {}), "VLLM_LOGGING_LEVEL": "WARNING"}
+    defaults = {**_PRIVATE, **(_CPU if on_cpu else {}), "VLLM_LOGGING_LEVEL": "WARNING", **_HTTP}
     if on_cpu:
         small = is_local and _weight_bytes(Path(model)) < _SMALL_MODEL_BYTES
         defaults["OMP_NUM_THREADS"] = "1" if small else str(available_cores())

@@ -4,7 +4,7 @@ from typing import Any
 
 from tests.processing.conftest import Bench, bench, collectors, run_id  # noqa: F401 - fixtures
 from tests.processing.support.traces import chain
-from trainspan_cli.clients.new_rewards import last_places, new_rewards
+from trainspan_cli.clients.new_rewards import last_places, new_rewards, validation_rewards
 from trainspan_schemas.config.settings import DatasetSettings, PolicySettings, Settings
 from trainspan_schemas.telemetry import keys
 
@@ -35,6 +35,19 @@ def test_rewards_in_several_stores_are_added_up_and_each_store_has_its_own_place
     assert count == 3
     assert new_rewards(stores, settings, places) == (0, places)
     assert new_rewards(stores, settings, (begin[0], places[1]))[0] == 1
+
+
+def test_rollouts_of_a_validation_are_known_whatever_rewards_them(bench: Bench) -> None:  # noqa: F811
+    store = [str(bench.collectors[0].store)]
+    begin = last_places(store)
+    bench.send(
+        chain(bench.rollout("a", split="val"), 1).reward(1.0),
+        chain(bench.rollout("b", split="val"), 1).reward(0.0),
+        chain(bench.rollout("c"), 1).reward(1.0),
+    )
+    for settings in (Settings(), Settings(dataset=DatasetSettings(reward="judge:score"))):
+        assert new_rewards(store, settings, begin)[0] == 3
+        assert validation_rewards(store, settings, begin) == 2
 
 
 def test_rewards_of_every_policy_count(bench: Bench) -> None:  # noqa: F811

@@ -72,7 +72,8 @@ def test_an_answer_that_is_cut_off_or_no_policy_server_s_is_that_of_a_server_tha
 def test_if_no_server_answers_they_are_asked_again_until_one_is_back() -> None:
     with policy_server() as gone:
         url = gone.url
-    servers = PolicyServers([url], timeout_s=2, retry_for_s=20)
+    silences: list[float] = []
+    servers = PolicyServers([url], timeout_s=2, retry_for_s=20, on_silence=lambda: silences.append(time.monotonic()))
     with ThreadPoolExecutor(1) as pool:
         asking = pool.submit(servers.policy)
         time.sleep(0.3)
@@ -80,6 +81,7 @@ def test_if_no_server_answers_they_are_asked_again_until_one_is_back() -> None:
         with policy_server(port=int(url.rpartition(":")[2])) as back:
             back.state = state(5, 1)
             assert asking.result(timeout=20)["version"] == 5
+    assert silences, "whoever started it can start it again"
 
 
 def test_a_server_that_is_away_is_left_out_and_the_newest_version_is_that_of_all() -> None:

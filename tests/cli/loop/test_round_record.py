@@ -87,6 +87,22 @@ def test_policies_in_turn_cannot_run_ahead(ahead: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        (Settings(loop=LoopSettings(policies_in_turn=True)), r"loop\.policies_in_turn"),
+        (Settings(serving=ServingSettings(sleep=True)), r"serving\.sleep"),
+    ],
+)
+def test_a_loop_without_a_target_keeps_its_server_awake_and_trains_all_policies_at_once(
+    settings: Settings, name: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"{name} is for rollouts that the loop makes"):
+        check_sampling(settings)
+    target = dataclasses.replace(settings.loop, target="agent.py:solve")
+    check_sampling(dataclasses.replace(settings, loop=target))
+
+
+@pytest.mark.parametrize(
     ("settings", "take_turns"),
     [
         (Settings(), False),

@@ -45,6 +45,7 @@ class Process:
         self.folder, self.killed_at = folder, killed_at
         self.steps = 0
         self.in_progress = 0
+        self.rollouts_s = 0.001
         self.trained_rounds: list[int] = []
         self.validated: list[int] = []
         self.ahead: dict[int, int] = {}
@@ -63,7 +64,7 @@ class Process:
         if self._stopped:
             raise ProcessError("stopped")
         self.in_progress += 1
-        time.sleep(0.001)
+        time.sleep(self.rollouts_s)
         self.in_progress -= 1
         self.step()
         return Collected({"total": n}, [], 1.0, is_stored=True)
@@ -105,18 +106,21 @@ class Process:
             time.sleep(0.001)
         return {"event": "round", "round": round_, "version": round_}
 
-    def validate(self, round_: int, count: int, *, probe: bool = False) -> None:
+    def validate(self, round_: int, count: int, *, probe: bool = False) -> float:
         on_record = [one for one in self.folder.records() if (one["kind"], one["round"]) == ("eval", round_)]
         if on_record and (on_record[0]["tasks"] == count or round_ == 0):
-            return
+            return 0.0
+        began = time.monotonic()
         self.step()
         assert self.in_progress == 0
         assert not any(self.has_dataset(later) for later in range(round_ + 1, round_ + 9)), "the trainer would swap"
         estimate = RewardEstimate.of([[0.5]]).record()
+        seconds = time.monotonic() - began
         self.folder.append(
-            {"kind": "eval", "name": "validation", "round": round_, **estimate, "seconds": 1.0, "tasks": count}
+            {"kind": "eval", "name": "validation", "round": round_, **estimate, "seconds": seconds, "tasks": count}
         )
         self.step()
+        return seconds
 
     def stop(self) -> None:
         self._stopped = True
@@ -209,3 +213,16 @@ def test_a_run_that_is_killed_anywhere_makes_the_same_rounds_in_order(
         records = world.folder.records()
         assert (records[-1]["kind"], records[-1]["round"]) == ("eval", count)
     assert killed_at > 15
+
+
+def test_the_seconds_of_all_records_add_up_to_those_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With overlap, a validation waits for the next round's rollouts first: this time counts towards that round."""
+    monkeypatch.setenv("TRAINSPAN_HOME", str(tmp_path))
+    world = World(tmp_path, LoopSettings(rounds=5, eval_every=1, overlap=1))
+    process = Process(world.folder, 10_000)
+    process.rollouts_s = 0.2
+    began = time.monotonic()
+    assert world.start(monkeypatch, process)
+    took_s = time.monotonic() - began
+    recorded_s = sum(stopping._seconds(record) for record in world.folder.records())
+    assert 5 * process.rollouts_s <= recorded_s <= took_s

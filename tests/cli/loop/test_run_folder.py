@@ -84,6 +84,26 @@ def test_the_best_checkpoint_outlives_pruning_and_replaces_the_earlier_one() -> 
     assert (kept["round"], RewardEstimate.of_record(kept)) == (1, RewardEstimate(4, 0.75, 0.5, True))
 
 
+def test_the_run_names_its_best_checkpoint_before_the_earlier_one_is_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = RunFolder.create({})
+
+    def keep(round_: int) -> None:
+        name = f"policy-{round_:06d}"
+        (folder.checkpoints / name).mkdir(parents=True)
+        figures = RewardEstimate(4, 0.75, 0.5, True).record()
+        folder.keep_best({None: name}, {"round": round_, "policy_version": round_, **figures})
+
+    def fail(path: Path, **_: object) -> None:
+        if path.name == "policy-000001":
+            raise OSError("the disk is away")
+
+    keep(1)
+    monkeypatch.setattr(shutil, "rmtree", fail)
+    with pytest.raises(OSError, match="the disk is away"):
+        keep(2)
+    assert Path(folder.read("run.json")["best"]["checkpoint"]).name == "policy-000002"
+
+
 def test_one_process_at_a_time_drives_a_run() -> None:
     folder = RunFolder.create({})
     assert not folder.is_held()

@@ -1,4 +1,4 @@
-"""The loop is killed in the middle of a run and restarted."""
+"""The loop is killed in the middle of a run and restarted, and its policy server crashes."""
 
 import json
 import os
@@ -6,6 +6,7 @@ import signal
 import subprocess
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,26 +39,42 @@ def is_running(pid: int) -> bool:
     return True
 
 
-@pytest.mark.parametrize("seconds_after_the_first_round", [0.5, 3.0, 5.5])
-def test_a_killed_loop_leaves_no_process_and_continues_where_it_was(
-    demo: DemoRun, tmp_path: Path, seconds_after_the_first_round: float
-) -> None:
-    place = make_place(tmp_path / "home")
-    calculator = demo.place.home / "calculator"
-    config = tmp_path / "trainspan.toml"
-    write_loop_config(
-        config,
-        calculator,
+def configure(folder: Path, demo: DemoRun) -> Path:
+    return write_loop_config(
+        folder / "trainspan.toml",
+        demo.place.home / "calculator",
         train={"learning_rate": 1e-4},
         loop={"rounds": 4, "tasks_per_round": 16, "eval_tasks": 40, "eval_every": 0},
     )
 
-    loop = start(config, place)
+
+def wait_for_round(loop: "subprocess.Popen[str]", place: Place) -> None:
     deadline = time.monotonic() + 240
     while not rounds(place):
         assert loop.poll() is None, loop.communicate()[1]
         assert time.monotonic() < deadline
         time.sleep(0.1)
+
+
+def descendants(pid: int) -> Iterator[int]:
+    for file in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in map(int, file.read_text().split()):
+            yield child
+            yield from descendants(child)
+
+
+def words(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+
+
+@pytest.mark.parametrize("seconds_after_the_first_round", [0.5, 3.0, 5.5])
+def test_a_killed_loop_leaves_no_process_and_continues_where_it_was(
+    demo: DemoRun, tmp_path: Path, seconds_after_the_first_round: float
+) -> None:
+    place = make_place(tmp_path / "home")
+    config = configure(tmp_path, demo)
+    loop = start(config, place)
+    wait_for_round(loop, place)
     collector = json.loads((place.home / "spans.duckdb.json").read_text())["pid"]
     time.sleep(seconds_after_the_first_round)
     loop.send_signal(signal.SIGKILL)
@@ -76,3 +93,24 @@ def test_a_killed_loop_leaves_no_process_and_continues_where_it_was(
     trained = Counter(entry["dataset"] for entry in ledger if entry["event"] == "trained")
     assert len(trained) == 4
     assert set(trained.values()) == {1}
+
+
+@pytest.mark.parametrize("is_whole", [False, True], ids=["engine", "whole_server"])
+def test_a_crash_of_the_policy_server_costs_rollouts_and_not_the_run(
+    demo: DemoRun, tmp_path: Path, is_whole: bool
+) -> None:
+    place = make_place(tmp_path / "home")
+    loop = start(configure(tmp_path, demo), place)
+    wait_for_round(loop, place)
+    time.sleep(1.0)
+    crashing = "trainspan_cli serve" if is_whole else "VLLM::EngineCore"
+    (pid,) = (pid for pid in descendants(loop.pid) if crashing in words(pid))
+    os.kill(pid, signal.SIGKILL)
+    _, err = loop.communicate(timeout=400)
+    # Until a whole server is back, each rollout fails at once: a round without any call raises the alarm.
+    assert loop.returncode == 0 or is_whole, err[-3000:]
+    assert "all 4 rounds are done" in err
+    found = rounds(place)
+    assert [record["round"] for record in found] == [1, 2, 3, 4]
+    assert found[-1]["policy_version"] >= 3
+    assert sum(record["rollout"]["status"].get("infra_error", 0) for record in found) > 0

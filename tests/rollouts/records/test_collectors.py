@@ -72,7 +72,8 @@ def test_a_collector_that_is_down_costs_the_other_one_nothing(
     )
     assert len(recorder.named("trainspan.rollout")) == len(ids)
     assert {str(log.attributes[keys.ROLLOUT_ID]) for log in recorder.logs} == ids
-    assert {collectors.url_for(rollout_id) for rollout_id in ids} == {recorder.endpoint}
+    assert ids or kind == "command", "one of 16 is here with a probability of 1 - 2**-16"
+    assert {collectors.url_for(rollout_id) for rollout_id in ids} <= {recorder.endpoint}
 
 
 def test_a_stack_of_the_users_own_gets_the_spans_of_all_rollouts(

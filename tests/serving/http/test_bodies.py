@@ -1,7 +1,9 @@
 """Responses of our server, compared byte for byte with those of vLLM alone under the same flags."""
 
+import http.client
 import json
 import re
+import time
 import urllib.error
 import urllib.request
 from typing import Any
@@ -141,3 +143,15 @@ def test_the_comparison_itself_sees_a_difference() -> None:
     one = '{"id":"chatcmpl-0011223344556677","choices":[{"text":"a"}]}'
     assert _VARYING.sub("VARYING", one) != _VARYING.sub("VARYING", one.replace('"a"', '"b"'))
     assert _VARYING.sub("VARYING", one) == _VARYING.sub("VARYING", one.replace("0011", "1100"))
+
+
+def test_a_connection_that_was_idle_for_longer_than_httpx_keeps_one_is_still_open(stack: Stack) -> None:
+    connection = http.client.HTTPConnection(stack.server.url.removeprefix("http://"), timeout=10)
+    connection.connect()
+    socket = connection.sock
+    for idle_s in (5.5, 0.0):
+        connection.request("GET", "/health")
+        assert connection.getresponse().read() == b""
+        assert connection.sock is socket
+        time.sleep(idle_s)
+    connection.close()

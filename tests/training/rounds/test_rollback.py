@@ -3,7 +3,9 @@
 import dataclasses
 import json
 import math
+import os
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,14 +19,18 @@ from tests.training.support.sessions import GENTLE, same_weights
 from tests.training.support.swap_server import policy_server
 from trainspan_cli.loop.checks.integrity import training_checks
 from trainspan_cli.loop.checks.skipping import skip_reason
+from trainspan_cli.loop.state.run_folder import LEDGER_REST_S, RunFolder
 from trainspan_cli.main import run
 from trainspan_schemas.artifacts.checkpoint import CheckpointMeta, read_latest, write_latest
 from trainspan_schemas.errors import CheckpointError
+from trainspan_training.checkpoints import swap_request
 from trainspan_training.checkpoints.folder import Checkpoints
 from trainspan_training.checkpoints.ledger import CheckpointLedger
+from trainspan_training.checkpoints.replica_swap import publish
 from trainspan_training.checkpoints.rollback import roll_back
-from trainspan_training.checkpoints.swap_request import PolicyAddress
+from trainspan_training.checkpoints.swap_request import Offer, PolicyAddress, Swap
 from trainspan_training.objective.schedule import Schedule
+from trainspan_training.rounds import publication
 from trainspan_training.rounds.result import RoundResult
 from trainspan_training.session import TrainJob, train
 
@@ -156,6 +162,110 @@ def test_a_round_in_progress_ends_without_a_checkpoint(
     assert (skip_reason({"rows": 4}, event), training_checks(event)) == (reason, []), "no alarm of the loop"
     assert (fourth.version, CheckpointMeta.read(root / "policy-000003").parent) == (3, "policy-000001")
     assert not list(root.glob(".tmp-*"))
+
+
+SWAPPED = (200, {"version": 1, "canary": {"status": "fresh"}})
+BUSY = (503, {"error": "a swap is in progress"})
+
+
+def test_a_checkpoint_that_is_withdrawn_while_its_swap_waits_is_not_offered_again(
+    tmp_path: Path, model: Any, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, model, 0, 1, 2, 3)
+    root = tmp_path / "checkpoints"
+    with policy_server(SWAPPED, SWAPPED, BUSY, SWAPPED) as server:
+        server.state = {"checkpoint": "policy-000000"}
+
+        def put_back_meanwhile(_: str | None) -> float:
+            roll_back(root, 1, PolicyAddress(server.url), retry_for_s=1)
+            return 0.0
+
+        monkeypatch.setattr(swap_request, "_retry_after_s", put_back_meanwhile)
+        *_, third, fourth = follow(tmp_path, model_dir, 4, policy_url=server.url)
+    assert third.skipped == "policy-000001 was put back in service during the round"
+    assert (third.version, third.error, third.failure) == (1, None, third.skipped)
+    offered = [body["version"] for _, _, body in server.asked]
+    assert offered == [1, 2, 3, 1, 1, 4]
+    ledger = CheckpointLedger(root)
+    assert ledger.is_withdrawn("policy-000003")
+    assert ledger.accepted() == ["policy-000001", "policy-000004"]
+    assert (fourth.version, CheckpointMeta.read(root / "policy-000004").parent) == (4, "policy-000001")
+
+
+def swaps_after_a_rollback(monkeypatch: pytest.MonkeyPatch, root: Path, put_back: int, late: str) -> None:
+    """Puts a version back just before a server takes the checkpoint `late`, as if the request was on its way."""
+
+    def publish_late(address: PolicyAddress, offer: Offer, accepted: Offer | None, **options: Any) -> Swap:
+        if offer.checkpoint == late:
+            roll_back(root, put_back, address, retry_for_s=1)
+            options.pop("is_wanted", None)
+        return publish(address, offer, accepted, **options)
+
+    monkeypatch.setattr(publication, "publish", publish_late)
+
+
+@pytest.mark.parametrize("put_back", [1, 2])
+def test_the_version_that_was_put_back_serves_again_if_a_withdrawn_one_was_swapped_in_after_it(
+    tmp_path: Path, model: Any, model_dir: Path, monkeypatch: pytest.MonkeyPatch, put_back: int
+) -> None:
+    write(tmp_path, model, 0, 1, 2, 3)
+    root, chosen = tmp_path / "checkpoints", f"policy-{put_back:06d}"
+    served: list[str] = []
+    with policy_server(SWAPPED) as server, monkeypatch.context() as patch:
+        server.state = {"checkpoint": "policy-000000"}
+        swaps_after_a_rollback(patch, root, put_back, "policy-000003")
+        results = follow(
+            tmp_path,
+            model_dir,
+            4,
+            after=lambda _: served.append(server.state["checkpoint"]),
+            policy_url=server.url,
+        )
+    assert served == ["policy-000001", "policy-000002", chosen, "policy-000004"]
+    assert results[2].skipped == f"{chosen} was put back in service during the round"
+    assert "policy-000003" not in CheckpointLedger(root).accepted()
+    # The next round starts from its weights and Adam's state, to the bit.
+    for path in (tmp_path / "dataset").iterdir():
+        if int(path.name[6:10]) in (*range(put_back), 3):
+            shutil.copytree(path, tmp_path / "others" / path.name)
+    follow(tmp_path, model_dir, put_back + 1, checkpoints="reference", datasets="others")
+    assert same_weights(root / "policy-000004", tmp_path / "reference" / f"policy-{put_back + 1:06d}")
+
+
+def test_a_trainer_that_starts_swaps_in_what_is_put_back_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "checkpoints"
+    for version in (1, 2):
+        folder = root / f"policy-{version:06d}"
+        folder.mkdir(parents=True)
+        CheckpointMeta("full", version, None, "base", None).write(folder)
+    write_latest(root, "policy-000002")
+    checkpoints = Checkpoints(root)
+    swaps_after_a_rollback(monkeypatch, root, 1, "policy-000002")
+    with policy_server(SWAPPED) as server:
+        server.state = {"checkpoint": "policy-000000"}
+        publication.publish_pending(PolicyAddress(server.url), checkpoints, retry_for_s=1)
+    checkpoints.close()
+    assert server.state["checkpoint"] == "policy-000001"
+    assert CheckpointLedger(root).accepted() == ["policy-000001"]
+
+
+@pytest.mark.parametrize("age_s", [LEDGER_REST_S + 10, -7200.0])
+def test_a_loop_that_resumes_counts_a_round_that_was_withdrawn_before_it_was_published_as_skipped(
+    age_s: float,
+) -> None:
+    """Also if the clock was set back since."""
+    folder = RunFolder.create({})
+    folder.checkpoints.mkdir()
+    ledger = folder.checkpoints / "ledger.jsonl"
+    trained = {"event": "trained", "dataset": "a", "checkpoint": "policy-000009", "reason": None}
+    withdrawn = {**trained, "event": "withdrawn", "reason": "version 7 was put back in service"}
+    ledger.write_text(f"{json.dumps(trained)}\n{json.dumps(withdrawn)}\n")
+    assert folder.trained_before("a") is None, "a trainer that runs ends the round itself"
+    written_at = time.time() - age_s
+    os.utime(ledger, (written_at, written_at))
+    assert folder.trained_before("a") == {"skipped": "version 7 was put back in service"}
 
 
 def test_nothing_changes_unless_the_server_took_the_checkpoint(tmp_path: Path, model: Any, model_dir: Path) -> None:

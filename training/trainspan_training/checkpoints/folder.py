@@ -170,20 +170,26 @@ class Checkpoints:
         """Reads again what `trainspan swap` may have changed."""
         self.ledger = CheckpointLedger(self.root)
 
+    @contextmanager
+    def still_latest(self, name: str | None) -> Iterator[None]:
+        """Holds `latest` as `latest_held` does. Raises RolledBackError if it names another checkpoint."""
+        with latest_held(self.root):
+            latest = self.latest()
+            if latest is not None and latest.name != name:
+                raise RolledBackError(f"{latest.name} was put back in service during the round")
+            yield
+
     def commit(self, meta: CheckpointMeta) -> Path:
         """Publishes the checkpoint on disk: the dataset is consumed, and `latest` names the returned folder.
 
-        Raises RolledBackError if `latest` is no longer its parent.
+        Raises RolledBackError if `latest` names another checkpoint than its parent.
         """
         name = checkpoint_name(meta.version)
         temporary, folder = self.root / (_TEMPORARY + name), self.root / name
         for path in temporary.rglob("*"):
             sync(path)
         sync(temporary)
-        with latest_held(self.root):
-            latest = self.latest()
-            if latest is not None and latest.name != meta.parent:
-                raise RolledBackError(f"{latest.name} was put back in service during the round")
+        with self.still_latest(meta.parent):
             temporary.rename(folder)
             sync(self.root)
             self._consume(folder, meta)

@@ -17,6 +17,7 @@ from trainspan_training.checkpoints.swap_request import (
     Offer,
     PolicyAddress,
     Swap,
+    always,
     in_service,
     publish_to_one,
     served_names,
@@ -32,23 +33,30 @@ _T = TypeVar("_T")
 
 
 def publish(
-    address: PolicyAddress, offer: Offer, accepted: Offer | None, *, retry_for_s: float, was_there: bool
+    address: PolicyAddress,
+    offer: Offer,
+    accepted: Offer | None,
+    *,
+    retry_for_s: float,
+    was_there: bool,
+    is_wanted: Callable[[], bool] = always,
 ) -> Swap:
     """Swaps at each server of the address; `accepted` is what goes back in service if the offer is refused.
 
     `refused` if a canary refused the checkpoint, `unfit` if it does not fit the model of a server, and then no server that
     answers serves it; `swapped` if at least one server took it and none refused it: the answer is that of the first. With
-    several servers, `servers` in the answer has the outcome of each.
+    several servers, `servers` in the answer has the outcome of each. No server is asked to swap once the offer `is_wanted` no
+    longer.
     """
     servers = address.servers
     if len(servers) == 1:
-        swap = publish_to_one(address, offer, retry_for_s=retry_for_s, was_there=was_there)
+        swap = publish_to_one(address, offer, retry_for_s=retry_for_s, was_there=was_there, is_wanted=is_wanted)
         if swap.outcome == "refused":
             _take_out({servers[0]: swap}, {}, offer, accepted, retry_for_s)
         return swap
     before = {server: state for server, state in _each(servers, in_service).items() if state}
     there = [*before] or (servers if was_there else ())
-    swap, outcomes = _publish_to_all(servers, there, offer, retry_for_s)
+    swap, outcomes = _publish_to_all(servers, there, offer, retry_for_s, is_wanted)
     if swap.outcome == "refused":
         outcomes |= _take_out(outcomes, before, offer, accepted, retry_for_s)
     return _joined(swap, outcomes)
@@ -60,7 +68,11 @@ def served_folders(address: PolicyAddress) -> frozenset[str]:
 
 
 def _publish_to_all(
-    servers: Sequence[PolicyAddress], there: Sequence[PolicyAddress], offer: Offer, retry_for_s: float
+    servers: Sequence[PolicyAddress],
+    there: Sequence[PolicyAddress],
+    offer: Offer,
+    retry_for_s: float,
+    is_wanted: Callable[[], bool],
 ) -> tuple[Swap, dict[PolicyAddress, Swap]]:
     """The result and the outcome of each server; `there` are those to wait for."""
     outcomes = {server: Swap("unreachable", {"error": f"no answer from {server.base}"}) for server in servers}
@@ -71,7 +83,7 @@ def _publish_to_all(
     ready = [server for server, swap in outcomes.items() if swap.outcome == "staged"]
 
     def swap_one(server: PolicyAddress) -> Swap:
-        return publish_to_one(server, offer, retry_for_s=retry_for_s, was_there=True)
+        return publish_to_one(server, offer, retry_for_s=retry_for_s, was_there=True, is_wanted=is_wanted)
 
     first: Swap | None = None
     while ready and first is None:

@@ -6,6 +6,7 @@ import logging
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +22,7 @@ __all__ = [
     "Outcome",
     "PolicyAddress",
     "Swap",
+    "always",
     "in_service",
     "publish_to_one",
     "served_dtype",
@@ -32,7 +34,8 @@ log = logging.getLogger(__name__)
 
 Outcome = Literal["swapped", "staged", "refused", "unfit", "busy", "unreachable", "failed", "off"]
 """`refused`: the canary failed, and the server keeps the old policy; `unfit`: the files do not fit the served model; `staged`:
-the server could swap and was not asked to; `failed`: it answered with another error, which says nothing of the checkpoint."""
+the server could swap and was not asked to; `failed`: it answered with another error, which says nothing of the checkpoint, or
+it was not asked because the checkpoint was withdrawn."""
 
 EVENTS: dict[Outcome, Event] = {
     "swapped": "published",
@@ -115,15 +118,28 @@ class Swap:
         return {base: one["error"] or one["outcome"] for base, one in servers.items() if one["outcome"] != "swapped"}
 
 
-def publish_to_one(address: PolicyAddress, offer: Offer, *, retry_for_s: float, was_there: bool) -> Swap:
+def always() -> bool:
+    """The answer for a checkpoint that no one else can withdraw."""
+    return True
+
+
+def publish_to_one(
+    address: PolicyAddress,
+    offer: Offer,
+    *,
+    retry_for_s: float,
+    was_there: bool,
+    is_wanted: Callable[[], bool] = always,
+) -> Swap:
     """POST /trainspan/policy; does nothing if the address has no server.
 
     Retries for up to `retry_for_s` while the server is busy (503) and, if it `was_there` a moment ago, while it is
     unreachable: its supervisor restarts it after a crash. While it copies, the time begins again with each step forward.
+    Asks nothing more once the offer `is_wanted` no longer.
     """
     if address.url == "none":
         return Swap("off", None)
-    return _retried(address, "policy", offer, retry_for_s, was_there=was_there)
+    return _retried(address, "policy", offer, retry_for_s, was_there=was_there, is_wanted=is_wanted)
 
 
 def stage(address: PolicyAddress, offer: Offer, retry_for_s: float) -> Swap:
@@ -132,11 +148,21 @@ def stage(address: PolicyAddress, offer: Offer, retry_for_s: float) -> Swap:
     return replace(swap, outcome="staged") if swap.outcome == "swapped" else swap
 
 
-def _retried(address: PolicyAddress, what: str, offer: Offer, retry_for_s: float, *, was_there: bool) -> Swap:
+def _retried(
+    address: PolicyAddress,
+    what: str,
+    offer: Offer,
+    retry_for_s: float,
+    *,
+    was_there: bool,
+    is_wanted: Callable[[], bool] = always,
+) -> Swap:
     deadline = time.monotonic() + retry_for_s
     copied_bytes: Any = None
     is_reported = False
     while True:
+        if not is_wanted():
+            return Swap("failed", {"error": f"{offer.checkpoint} was withdrawn"})
         swap, wait_s = _try(address, what, offer, max(_LEAST_TRY_S, deadline - time.monotonic()))
         answer = swap.answer or {}
         if answer.get("reason") == _REASON_COPYING and answer.get("copied_bytes") != copied_bytes:

@@ -5,14 +5,15 @@ Outside of `checkpoints`, only this module writes to the ledger, and only it ask
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError
 
-from trainspan_schemas.artifacts.checkpoint import Canary, CheckpointMeta
+from trainspan_schemas.artifacts.checkpoint import Canary, CheckpointMeta, read_latest
 from trainspan_schemas.config.settings import TrainSettings
-from trainspan_training.checkpoints.folder import Checkpoints, accepted_checkpoint
+from trainspan_training.checkpoints.folder import Checkpoints, RolledBackError, accepted_checkpoint
 from trainspan_training.checkpoints.ledger import LedgerEntry
 from trainspan_training.checkpoints.replica_swap import publish
 from trainspan_training.checkpoints.swap_request import EVENTS, Offer, PolicyAddress, Swap
@@ -59,19 +60,27 @@ class Publication:
         swap: Swap = self._leader.share(lambda _: _publish(self._address, saved.folder, wait_s, was_there=was_there))
         return swap
 
-    def settle(self, dataset: DatasetFolder, saved: Policy, swap: Swap) -> bool:
-        """Accepts the policy, or reverts if the server refused it; returns whether it was accepted."""
+    def settle(self, saved: Policy, swap: Swap) -> bool:
+        """Accepts the policy, or reverts if the server refused it; returns whether it was accepted.
+
+        Raises RolledBackError if it was withdrawn meanwhile: it is reverted, and the servers serve what was put in its place.
+        """
+        try:
+            self._leader.share(lambda checkpoints: _record(checkpoints, saved.folder, swap))
+        except RolledBackError:
+            self._files.drop_state()
+            wait_s = self._settings.publish_timeout_s
+            self._leader.share(lambda checkpoints: _publish_latest(self._address, checkpoints, wait_s, was_there=True))
+            self.go_back()
+            raise
         name = saved.folder.name
         if swap.outcome == "refused":
             log.error("checkpoint=%s refused by the policy server: %s", name, swap.error)
             self._files.drop_state()
-            self._leader.share(lambda checkpoints: checkpoints.refuse(saved.folder, str(swap.error)))
             self.go_back()
             return False
         if swap.error:
             log.warning("checkpoint=%s is on disk but not swapped in: %s", name, swap.error)
-        entry = LedgerEntry(EVENTS[swap.outcome], dataset.sha256, name, swap.error)
-        self._leader.share(lambda checkpoints: checkpoints.ledger.append(entry))
         self.policy = saved
         self._files.keep_state()
         return True
@@ -143,20 +152,49 @@ def skip(leader: Leader[Checkpoints], dataset: DatasetFolder, reason: str) -> No
 def publish_pending(address: PolicyAddress, checkpoints: Checkpoints, retry_for_s: float) -> None:
     """Swaps in `latest` if an earlier trainer was stopped first, or the server was busy or unreachable."""
     folder = checkpoints.pending()
-    if folder is None or address.url == "none":
-        return
-    meta = CheckpointMeta.read(folder)
-    swap = _publish(address, folder, retry_for_s, was_there=False)
-    log.warning("checkpoint=%s had not been swapped in: now %s", folder.name, swap.outcome)
-    if swap.outcome == "refused":
-        checkpoints.refuse(folder, str(swap.error))
-        return
-    event, before = EVENTS[swap.outcome], checkpoints.ledger.of_checkpoint(folder.name)
-    if before is None or before.event != event:
-        checkpoints.ledger.append(LedgerEntry(event, meta.dataset_sha256, folder.name, swap.error))
+    if folder is not None and address.url != "none":
+        log.warning("checkpoint=%s had not been swapped in", folder.name)
+        _publish_latest(address, checkpoints, retry_for_s, was_there=False)
+
+
+def _publish_latest(address: PolicyAddress, checkpoints: Checkpoints, retry_for_s: float, *, was_there: bool) -> None:
+    """Swaps in `latest`, and then what `trainspan swap` puts in its place meanwhile."""
+    while address.url != "none" and (folder := checkpoints.latest()):
+        swap = _publish(address, folder, retry_for_s, was_there=was_there)
+        log.warning("checkpoint=%s is offered again: %s", folder.name, swap.error or swap.outcome)
+        with suppress(RolledBackError):
+            _record(checkpoints, folder, swap)
+            return
 
 
 def _publish(address: PolicyAddress, folder: Path, retry_for_s: float, *, was_there: bool) -> Swap:
-    served = accepted_checkpoint(folder.parent)
+    """Asks for a swap to `latest`, which is `folder`, as long as it is."""
+    root = folder.parent
+    served = accepted_checkpoint(root)
     accepted = Offer.of(served) if served else None
-    return publish(address, Offer.of(folder), accepted, retry_for_s=retry_for_s, was_there=was_there)
+    return publish(
+        address,
+        Offer.of(folder),
+        accepted,
+        retry_for_s=retry_for_s,
+        was_there=was_there,
+        is_wanted=lambda: read_latest(root) == folder,
+    )
+
+
+def _record(checkpoints: Checkpoints, folder: Path, swap: Swap) -> None:
+    """Enters the result of a swap to `latest` into the ledger, and reverts if it was refused.
+
+    Raises RolledBackError if `folder` is no longer `latest`.
+    """
+    try:
+        with checkpoints.still_latest(folder.name):
+            event, before = EVENTS[swap.outcome], checkpoints.ledger.of_checkpoint(folder.name)
+            if event == "refused":
+                checkpoints.refuse(folder, str(swap.error))
+            elif before is None or before.event != event:
+                dataset = CheckpointMeta.read(folder).dataset_sha256
+                checkpoints.ledger.append(LedgerEntry(event, dataset, folder.name, swap.error))
+    except RolledBackError:
+        checkpoints.reload()
+        raise

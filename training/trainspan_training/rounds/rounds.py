@@ -191,10 +191,14 @@ class Rounds:
             self._files.settle()
         with self._clock.timed("optimizer"):
             yield from self._steps.make(prepared, lineage.rounds(self._policy.version))
-        return self._finish(self._trained(dataset, outline, prepared, lineage))
+        try:
+            return self._finish(self._trained(dataset, outline, prepared, lineage))
+        except RolledBackError as error:  # the steps are discarded, and nothing went wrong
+            self._follow_rollback()
+            return self._skip(dataset, str(error))
 
     def _finish(self, trained: Trained) -> RoundResult:
-        """Saves and publishes the result of a round's steps, unless it failed."""
+        """Saves and publishes the result of a round's steps, unless it failed. Raises RolledBackError."""
         dataset, record = trained.dataset, self._record(trained)
         if trained.failure:
             return self._abort(dataset, record, trained.failure)
@@ -203,15 +207,12 @@ class Rounds:
                 scores = self._canary.score(self.trainer.policy)
                 canary, tokens = self._canary.canary(scores), self._steps.token_file(dataset, trained.prepared)
                 saved = self._files.save(self._policy, dataset, canary, self._layout.tokens, tokens)
-        except RolledBackError as error:  # the steps are discarded, and nothing went wrong
-            self._follow_rollback()
-            return self._skip(dataset, str(error))
         except (OSError, SafetensorError) as error:
             return self._abort(dataset, record, f"cannot save {record.checkpoint}: {error}", consume=False)
         record = replace(record, version=saved.version, checkpoint=saved.folder.name)
         with self._clock.timed("swap"):
             swap = self._publication.offer(saved, was_there=self._server_dtype is not None)
-        if self._publication.settle(dataset, saved, swap):
+        if self._publication.settle(saved, swap):
             self._canary.accept(scores)
             self._movement.add(saved.version, record.kl)
         else:

@@ -241,10 +241,11 @@ def training_checks(event: Mapping[str, Any]) -> list[Check]:
     ]
     swap = event.get("swap") or {}
     canary = swap.get("canary") or {}
-    if event.get("recovered") and not canary:
-        # The server was started from the checkpoint after an interruption: nothing was swapped.
-        served = swap.get("version") == event.get("version") or bool(event.get("withdrawn"))
-        why = "; an earlier version was put back in service" if event.get("withdrawn") else ""
+    is_put_back = bool(event.get("withdrawn")) and canary.get("status") != "stale"
+    if event.get("recovered") and (is_put_back or not canary):
+        # The server was started from the checkpoint after an interruption, or its last swap was to the earlier version.
+        served = is_put_back or swap.get("version") == event.get("version")
+        why = "; an earlier version was put back in service" if is_put_back else ""
         detail = f"version {swap.get('version')} of {event.get('version')}{why}"
         return [*checks, Check("the server has the round's policy", served, detail)]
     fresh = canary.get("status") == "fresh" and swap.get("version") == event.get("version")

@@ -1,8 +1,10 @@
 """The long-lived processes of a run: collector, policy server and trainers, started, watched and stopped together."""
 
+import math
 import os
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -22,9 +24,12 @@ from trainspan_schemas.config.policy_scope import Policy, policies_of
 from trainspan_schemas.config.settings import Settings
 from trainspan_schemas.errors import ConfigError, ProcessError
 from trainspan_schemas.home import policy_dir, store_path
-from trainspan_schemas.store.access import running_collector
+from trainspan_schemas.store.access import StoreAddress, running_collector
 
 __all__ = ["Services"]
+
+RESTARTS_WITHIN_S = 10.0
+"""Others may be restarting their collector: after this time the loop starts its own."""
 
 
 class Services:
@@ -49,12 +54,15 @@ class Services:
         self.environ = {**os.environ, "PYTHONUNBUFFERED": "1"}
         self._are_external = bool(settings.rollouts.policy_servers)
         """Whether others started the policy servers."""
-        # Those of others may be restarting; the loop's own is restarted by the loop.
-        patience_s = settings.loop.ready_timeout_s if self._are_external else 0.0
-        self.policy = PolicyServers(policy_servers_of(settings), retry_for_s=patience_s)
+        # Each may be restarting: after a crash of vLLM by itself, after one of the whole server by whoever started it.
+        self.policy = PolicyServers(
+            policy_servers_of(settings), retry_for_s=settings.loop.ready_timeout_s, on_silence=self.keep_alive
+        )
         self.agents_url = agents_url_of(settings)
         self._own_store = store_path(settings.collector.store)
         self.stores = stores_of(settings)
+        self._alone_since = math.inf
+        """Since when no collector has run for the own store."""
 
     def start(self) -> None:
         """Starts all services and returns when they are ready. Raises ConfigError, ProcessError."""
@@ -132,8 +140,8 @@ class Services:
         collector = self._settings.collector
         if collector.stores:
             return ["--collector", ",".join(collector.endpoints)]
-        address = running_collector(self._own_store)
-        if address is None or address.grpc is None:
+        address = self._wait_for_collector()
+        if address.grpc is None:
             raise ProcessError(f"no collector with an OTLP listener runs for {self._own_store}")
         return ["--collector", collectors_of(self._settings, address)]
 
@@ -149,12 +157,42 @@ class Services:
             last_places(self.stores)
         elif running_collector(self._own_store) is None:
             self._screen.stage("starting the collector")
-            started = self._launch("collector", ["collector", "--store", str(self._own_store)])
+            started = self._launch_collector()
             started.wait_until(lambda: running_collector(self._own_store) is not None, timeout_s)
 
+    def _launch_collector(self) -> Service:
+        started = self._launch("collector", ["collector", "--store", str(self._own_store)])
+        self._running.insert(0, self._running.pop())  # it is stopped last: the others send their last spans first
+        return started
+
+    def _wait_for_collector(self) -> StoreAddress:
+        """Keeps services alive until a collector runs. Raises ProcessError."""
+        deadline = time.monotonic() + self._settings.loop.ready_timeout_s
+        while (address := running_collector(self._own_store)) is None:
+            if time.monotonic() > deadline:
+                raise ProcessError(f"no collector runs for {self._own_store}")
+            self.keep_alive()
+            time.sleep(0.1)
+        return address
+
+    def _lacks_collector(self) -> bool:
+        """Whether the collector that the loop found running has ended, such as that of a loop that was killed."""
+        has_own = any(service.name == "collector" for service in self._running)
+        if self._settings.collector.stores or has_own or running_collector(self._own_store) is not None:
+            self._alone_since = math.inf
+            return False
+        self._alone_since = min(self._alone_since, time.monotonic())
+        return time.monotonic() - self._alone_since >= RESTARTS_WITHIN_S
+
     def keep_alive(self) -> None:
-        """Restarts services that exited. Raises ProcessError after too many restarts."""
+        """Restarts services that exited, and starts a collector if that of others ended.
+
+        Raises ProcessError after too many restarts.
+        """
         with self._restarting:
+            if self._lacks_collector():
+                self._screen.note("the collector has ended: the loop starts its own")
+                self._launch_collector()  # restarted below while the other one still has the store locked
             for service in self._running:
                 if service.keep_alive():
                     self._screen.note(f"{service.name} exited unexpectedly and was restarted")

@@ -1,6 +1,5 @@
 """Rollouts of agents that others run: a round whenever enough of them were rewarded, or after a time."""
 
-import contextlib
 import json
 import time
 from collections import deque
@@ -102,8 +101,10 @@ class LiveSampler:
         place = self._counted
         result = work(*args, **kwargs)
         self._count()
-        with contextlib.suppress(StoreError):
+        try:
             self._new = max(0, self._new - self._stages.validation_rewards(place))
+        except StoreError as error:
+            self._screen.note(f"rewards of validations count towards the next round: {error}")
         return result
 
     def stop(self) -> list[int]:

@@ -91,7 +91,9 @@ class StreamSampler:
         figures, sampling_s = segment.feed.cut(), time.monotonic() - self._cut_at
         self._cut_at = time.monotonic()
         tokens, self._sampled_tokens = self._sampled_tokens, self._stages.sampled_tokens()
-        figures |= {"sampled_tokens": self._sampled_tokens - tokens, "sampling_seconds": sampling_s}
+        # The servers' counts begin at 0 when they start again.
+        since = self._sampled_tokens - (tokens if self._sampled_tokens >= tokens else 0)
+        figures |= {"sampled_tokens": since, "sampling_seconds": sampling_s}
         if collected is None:
             done = segment.feed.done
             self._missing = self._stages.wait_until_stored(done, segment.began_ns, self._missing)

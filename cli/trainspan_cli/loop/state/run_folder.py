@@ -90,14 +90,15 @@ class RunFolder(RunFiles):
             if line.get("dataset") == dataset_sha256 and (has_failed or not line.get("error")):
                 return line
         ledger = policy_dir(self.checkpoints, policy) / "ledger.jsonl"
-        if time.time() - ledger.stat().st_mtime < LEDGER_REST_S:
+        # A clock that was set back makes the last write lie in the future.
+        if abs(time.time() - ledger.stat().st_mtime) < LEDGER_REST_S:
             return None
         for entry in json_lines(ledger):
             if entry.get("dataset") != dataset_sha256:
                 continue
             reason = entry.get("reason") or f"{entry['event']}, then interrupted before its metrics"
             # After "trained" the trainer still swaps: only events that end a round count.
-            if entry.get("event") in ("skipped", "published", "unpublished"):
+            if entry.get("event") in ("skipped", "published", "unpublished", "withdrawn"):
                 return {"skipped": reason}
             if entry.get("event") in ("aborted", "refused"):
                 return {"error": reason}
@@ -136,11 +137,11 @@ class RunFolder(RunFiles):
                 if policy is not None:
                     write_latest(own.parent, name)
             temporary.rename(target)
+        kept = {key: record[key] for key in ("round", "policy_version", "n", "mean", "deviation", "binary")}
+        self.write("run.json", {**self.read("run.json"), "best": {"checkpoint": str(target), **kept}})
         for other in best.iterdir():
             if other != target:
                 shutil.rmtree(other)
-        kept = {key: record[key] for key in ("round", "policy_version", "n", "mean", "deviation", "binary")}
-        self.write("run.json", {**self.read("run.json"), "best": {"checkpoint": str(target), **kept}})
 
     def finish(self, status: str, **more: Any) -> None:
         self.write("run.json", {**self.read("run.json"), "status": status, **more})

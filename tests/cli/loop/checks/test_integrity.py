@@ -184,6 +184,23 @@ def test_mismatch_and_stale_weights_are_alarms(change: dict[str, object], alarm:
     assert failed(training_checks({**TRAINED, **change})) == [alarm]
 
 
+@pytest.mark.parametrize(
+    ("change", "alarm"),
+    [
+        ({"withdrawn": True, "swap": {"version": 2, "canary": {"status": "fresh"}}}, []),
+        ({"withdrawn": True, "swap": {"version": 0, "canary": {"status": "absent"}}}, []),
+        ({"withdrawn": True, "swap": {"version": 2, "canary": None}}, []),
+        ({"withdrawn": True, "swap": {"version": 3, "canary": {"status": "stale"}}}, ["the swap is fresh"]),
+        ({"withdrawn": False, "swap": {"version": 2, "canary": {"status": "fresh"}}}, ["the swap is fresh"]),
+        ({"withdrawn": False, "swap": {"version": 2, "canary": None}}, ["the server has the round's policy"]),
+    ],
+)
+def test_a_recovered_round_holds_with_an_earlier_version_in_service_only_if_its_own_is_withdrawn(
+    change: dict[str, object], alarm: list[str]
+) -> None:
+    assert failed(training_checks({**TRAINED, "recovered": True, **change})) == alarm
+
+
 def test_a_skipped_round_has_nothing_to_check_and_no_checks_never_hold() -> None:
     assert training_checks({"skipped": "no rows"}) == []
     assert not all_hold([])

@@ -2,9 +2,10 @@
 
 import dataclasses
 import io
+import itertools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import IO, Any
 
 import pytest
@@ -34,6 +35,7 @@ class RunningStages:
         self.runners = 0
         """How many are in progress."""
         self.batches: list[int] = []
+        self.token_counts: Iterator[int] = itertools.repeat(0)
 
     def stream(
         self, round_: int, n: int, on_progress: Callable[[dict[str, Any]], None], write: Callable[[IO[str]], None]
@@ -58,7 +60,7 @@ class RunningStages:
     def keep_alive(self) -> None: ...
 
     def sampled_tokens(self) -> int:
-        return 0
+        return next(self.token_counts)
 
     def wait_until_stored(self, rollouts: int, began_ns: int, missing: int) -> int:
         self.known_missing.append(missing)
@@ -129,6 +131,13 @@ def test_no_rollouts_are_in_progress_during_a_validation_wherever_the_loop_was_k
         else:  # a validation, or the end, follows
             time.sleep(0.05)
             assert stages.runners == 0
+
+
+def test_tokens_of_a_batch_are_those_since_the_server_started_if_it_was_restarted(world: World) -> None:
+    sampler, stages = world.start()
+    stages.token_counts = iter([5, 100, 30, 70])
+    sampler.begin(1)
+    assert [sampler.take(round_).rollout["sampled_tokens"] for round_ in (1, 2, 3)] == [95, 30, 40]
 
 
 def test_rollouts_that_were_not_stored_in_time_are_not_waited_for_again(world: World) -> None:
