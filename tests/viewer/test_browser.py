@@ -219,7 +219,7 @@ def test_a_page_that_takes_long_appears_once_it_is_ready(chromium: Any, world: W
     ):
         page = context.new_page()
         page.goto(f"/?key={running.key}")
-        page.goto(f"/query?sql={sql}")
+        page.goto(f"/query?sql={sql}", wait_until="commit")  # the page asks again by itself, maybe before it has loaded
         assert page.locator("main[data-waiting] [role=status]").inner_text() == "The store is being read…"
         page.wait_for_selector("th:has-text('hashes')", timeout=60_000)
         assert page.locator("main[data-waiting]").count() == 0

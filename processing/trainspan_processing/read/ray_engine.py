@@ -82,9 +82,14 @@ def _end(tasks: Iterable[Any]) -> None:
     """Ends tasks whose results nobody wants, so that none still writes when the dataset's unfinished files are removed."""
     import ray
 
-    left = list(tasks)
-    for task in left:
-        ray.cancel(task, force=True)
+    left, timeout_s = list(tasks), 0.0
+    # By force only if need be: the reply of a task that ends just then makes Ray end this process (a check in task_manager.cc).
+    for force in (False, True):
+        if left:
+            _, left = ray.wait(left, num_returns=len(left), timeout=timeout_s)
+        for task in left:
+            ray.cancel(task, force=force)
+        timeout_s = _END_S
     if left:
         ray.wait(left, num_returns=len(left), timeout=_END_S)
 

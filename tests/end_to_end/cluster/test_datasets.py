@@ -72,10 +72,17 @@ def _lines(errors: str) -> list[str]:
     return found
 
 
+RAYS_OWN_END = "task_manager.cc"
+"""Ray 2.60 now and then ends its driver by a check of its own when a task fails."""
+
+
 def test_an_error_of_a_task_is_one_line(command: DatasetCommand) -> None:
     (command.folder / "code" / "rewarding.py").write_text("def wanted(rollout):\n    return 'perhaps'\n")
-    process = command.start("bad", "--engine", "ray", "--filter", "rewarding:wanted")
-    _, errors = process.communicate(timeout=200)
+    for _ in range(3):
+        process = command.start("bad", "--engine", "ray", "--filter", "rewarding:wanted")
+        _, errors = process.communicate(timeout=200)
+        if RAYS_OWN_END not in errors:
+            break
     assert process.returncode == 1
     [line] = _lines(errors)
     assert "filter 'rewarding:wanted' returned 'perhaps'" in line
