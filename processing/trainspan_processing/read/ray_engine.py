@@ -83,7 +83,7 @@ def _end(tasks: Iterable[Any]) -> None:
     import ray
 
     left, timeout_s = list(tasks), 0.0
-    # By force only if need be: the reply of a task that ends just then makes Ray end this process (a check in task_manager.cc).
+    # By force only if need be: with force=True for all, Ray 2.60 ended this process at times by a check in task_manager.cc.
     for force in (False, True):
         if left:
             _, left = ray.wait(left, num_returns=len(left), timeout=timeout_s)
