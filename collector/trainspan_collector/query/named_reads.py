@@ -22,6 +22,7 @@ _EXTRAS: Final = {
     "spans": (
         *("rollout_id", "attempt", "task_id", "run_id", "round", "split", "agent"),
         *("rollout_status", "rollout_boundary", "rollout_judge", "rollout_calls"),
+        *("is_call", "call_index", "policy_name", "policy_version", "finish_reason", "delivered", "n_tokens"),
         *PROMOTED,
     ),
     "calls": (

@@ -81,8 +81,10 @@ some_traces AS MATERIALIZED (
     WHERE {within} AND trace_id IS NOT NULL AND rollout_id IN (FROM some_rollouts)
 ),"""
 _NEAR: Final = f"""
-some_spans AS MATERIALIZED (SELECT {_COLUMNS} FROM stored.spans WHERE {{within}} AND trace_id IN (FROM some_traces)),
-near_live_spans AS MATERIALIZED (FROM some_spans s ANTI JOIN stored.superseded d ON d.seq = s.seq),
+near_live_spans AS MATERIALIZED (
+    SELECT {_COLUMNS} FROM stored.spans WHERE {{within}} AND trace_id IN (FROM some_traces)
+    AND seq NOT IN (SELECT seq FROM stored.superseded WHERE seq IS NOT NULL)
+),
 some_evaluations AS MATERIALIZED (
     SELECT seq FROM stored.evaluations WHERE {{within}} AND trace_id IN (FROM some_traces)
     UNION SELECT seq FROM stored.evaluations WHERE {{within}} AND rollout_id IN (FROM some_rollouts)

@@ -83,21 +83,27 @@ def _look(source: Source, selection: Selection, ledger: DatasetLedger, now_ns: i
     source.is_held = True
     fresh = inventory.without(ledger.used.select(ROLLOUT_KEY)).since(selection)
     used = inventory.calls_of(ledger.used)
-    chunks = fresh.chunks()
-    if fresh is inventory and len(chunks) <= 1 and selection.rollout_ids is None:
+    if fresh is inventory and len(fresh.chunks(selection)) <= 1 and selection.rollout_ids is None:
         return Moment(now_ns, [selection], ChunkContext(), fresh, used)
     around = read_context(source, selection)
     if selection.rollout_ids is None:
-        around = replace(around, evaluations=_of_unknown_rollouts(source, selection, inventory))
-    selections = [replace(selection, rollout_ids=chunk) for chunk in chunks or [[]]]
+        of_unknown, evaluated = _evaluations(source, selection, inventory)
+        around, fresh = replace(around, evaluations=of_unknown), replace(fresh, evaluated=evaluated)
+    selections = fresh.chunks(selection) or [replace(selection, rollout_ids=[])]
     return Moment(now_ns, selections, around, fresh, used)
 
 
-def _of_unknown_rollouts(source: Source, selection: Selection, inventory: Inventory) -> pl.DataFrame:
-    """EVALUATIONS of unknown rollouts, which no chunk would include."""
-    known = inventory.holdings.select("rollout_id").unique()
-    batches = source.read("evaluations", selection, EVALUATION_COLUMNS)
-    return collect_evaluations(batch.join(known, on="rollout_id", how="anti") for batch in batches)
+def _evaluations(source: Source, selection: Selection, inventory: Inventory) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """EVALUATIONS of unknown rollouts, which no chunk would include; and rollout_id, `store` of those of known rollouts, as far as
+    they are not in the first store of their rollout."""
+    first = inventory.holdings.group_by("rollout_id").agg(pl.col("store").min())
+    unknown: list[pl.DataFrame] = []
+    elsewhere = [first.clear()]
+    for batch in source.read("evaluations", selection, EVALUATION_COLUMNS):
+        unknown.append(batch.join(first, on="rollout_id", how="anti"))
+        known = batch.select("rollout_id", "store").unique().join(first, on="rollout_id", how="semi")
+        elsewhere.append(known.join(first, on=["rollout_id", "store"], how="anti"))
+    return collect_evaluations(unknown), pl.concat(elsewhere).unique()
 
 
 def _with_facts(
@@ -117,7 +123,7 @@ def _with_facts(
     tables, around = index_chunks(
         engine,
         source,
-        [replace(moment.selections[0], rollout_ids=chunk) for chunk in looked_at.chunks()],
+        looked_at.chunks(moment.selections[0]),
         ledger,
         _facts,
         now_ns=moment.now_ns,

@@ -40,6 +40,10 @@ class Inventory:
     holdings: pl.DataFrame
     """rollout_id, attempt, trace_id, run_id, round, task_id, `calls` and other `spans` (u32), `store` and `first_seq` of the first of
     them, `is_late` (whether all of it came after the selection's places): one row per trace and identity."""
+    elsewhere: pl.DataFrame
+    """rollout_id, `store`: the further stores that have spans of a rollout."""
+    evaluated: pl.DataFrame | None = None
+    """The same for evaluations; None if it is not known."""
 
     def calls_of(self, rollouts: pl.DataFrame) -> pl.DataFrame:
         """rollout_id, attempt and the number of `calls` (u32) of each of `rollouts`."""
@@ -77,10 +81,11 @@ class Inventory:
         items = (pl.col("calls").sum() + pl.col("spans").sum()).cast(pl.UInt32).alias("items")
         return self.holdings.group_by("rollout_id").agg(items)
 
-    def chunks(self) -> list[list[str]]:
-        """Rollout ids by run and round, in chunks of about `spans_per_chunk` spans that lie near each other in the stores.
+    def chunks(self, selection: Selection) -> list[Selection]:
+        """The selection in chunks of about `spans_per_chunk` spans, by run and round, that lie near each other in the stores.
 
-        Rollouts that share a trace stay together, since a call's ancestors may be part of another rollout.
+        Rollouts that share a trace stay together, since a call's ancestors may be part of another rollout. A chunk is read only
+        from the stores that have something of it, if they are known.
         """
         sized = self.holdings.group_by("rollout_id").agg(
             pl.col("run_id", "round").drop_nulls().first(),
@@ -93,7 +98,17 @@ class Inventory:
         limit = spans_per_chunk(int(sized["size"].sum()))
         chunk = (pl.col("before").first().over("relation") // limit).alias("chunk")
         parts = sized.with_columns(chunk).sort("chunk", maintain_order=True)
-        return [part["rollout_id"].to_list() for part in parts.partition_by("chunk", maintain_order=True)]
+        return [
+            replace(selection, rollout_ids=part["rollout_id"].to_list(), stores=self._stores_of(part))
+            for part in parts.partition_by("chunk", maintain_order=True)
+        ]
+
+    def _stores_of(self, rollouts: pl.DataFrame) -> list[int] | None:
+        """`rollouts` has the first `store` of each."""
+        if self.evaluated is None:
+            return None
+        further = [frame.join(rollouts, on="rollout_id", how="semi") for frame in (self.elsewhere, self.evaluated)]
+        return sorted({int(store) for frame in (rollouts, *further) for store in frame["store"].unique()})
 
 
 def spans_per_chunk(spans: int) -> int:
@@ -117,7 +132,8 @@ def take_inventory(source: Source, selection: Selection) -> Inventory:
         pl.col(*_PLACE).min(),
         (pl.col("first_seq") > place).all().alias("is_late"),
     )
-    return Inventory(compact(counted))
+    is_first = pl.col("store") == pl.col("store").min().over("rollout_id")
+    return Inventory(compact(counted), shown.filter(~is_first).select("rollout_id", "store").unique())
 
 
 def _ends(steps: pl.DataFrame) -> tuple[pl.Series, pl.Series]:

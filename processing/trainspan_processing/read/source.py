@@ -31,6 +31,8 @@ class Selection:
     run_id: str | None = None
     round: int | None = None
     rollout_ids: Sequence[str] | None = None
+    stores: Sequence[int] | None = None
+    """Numbers of the stores to read; None: all."""
     without_rollout: bool = False
     """Only rows without a rollout."""
     since_round: int | None = None
@@ -102,13 +104,14 @@ class Source:
     def read(
         self, name: str, selection: Selection, columns: Sequence[str], *, store: int | None = None, **more: object
     ) -> Iterator[pl.DataFrame]:
-        """Batches of the read `name`, each with the column `store`; from all stores, or only from number `store`.
+        """Batches of the read `name`, each with the column `store`; from the selection's stores, or only from number `store`.
 
         `more` are further parameters of the read.
         """
         is_cut = self.is_held and name in _NUMBERED_READS
         wanted = list(dict.fromkeys((*columns, "seq"))) if is_cut else list(columns)
-        for number in range(len(self._clients)) if store is None else (store,):
+        stores = range(len(self._clients)) if selection.stores is None else selection.stores
+        for number in stores if store is None else (store,):
             for parameters in selection.parameters():
                 asked = {**parameters, **more, "columns": wanted}
                 ticket = {"read": name, "parameters": asked, "wait_ms": WAIT_MS}

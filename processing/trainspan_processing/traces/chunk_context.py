@@ -7,8 +7,7 @@ import polars as pl
 from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.tables import CALLS, EVALUATIONS, SPAN_KEY, SPANS, empty
 from trainspan_processing.traces.evaluations import read_feedback
-from trainspan_processing.traces.server_calls import CALL_COLUMNS, narrow_calls
-from trainspan_processing.traces.spans import narrow_spans
+from trainspan_processing.traces.span_reader import read_spans
 
 __all__ = ["ChunkContext", "read_context"]
 
@@ -44,8 +43,5 @@ class ChunkContext:
 def read_context(source: Source, selection: Selection) -> ChunkContext:
     """Reads the context of a selection that is read by rollout ids."""
     alone = replace(selection, rollout_ids=None, without_rollout=True)
-    return ChunkContext(
-        spans=narrow_spans(source, alone),
-        calls=narrow_calls(source.read("calls", alone, CALL_COLUMNS)),
-        feedback=read_feedback(source),
-    )
+    spans, calls = read_spans(source, alone)
+    return ChunkContext(spans=spans, calls=calls, feedback=read_feedback(source))

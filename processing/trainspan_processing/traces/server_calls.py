@@ -1,6 +1,6 @@
 """Calls recorded by the policy server: one row per choice, without tokens, in the order of each rollout."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Final
 
 import polars as pl
@@ -10,7 +10,14 @@ from trainspan_processing.tables import CALLS, ROLLOUT_KEY, SPAN_KEY, compact, e
 from trainspan_schemas.telemetry import keys
 from trainspan_schemas.telemetry.constraints import CONSTRAINED, obstacle_of
 
-__all__ = ["CALL_COLUMNS", "narrow_calls", "ordered_calls", "redacts_what_is_needed", "with_defaults"]
+__all__ = [
+    "CALL_COLUMNS",
+    "join_calls",
+    "narrow_calls",
+    "ordered_calls",
+    "redacts_what_is_needed",
+    "with_defaults",
+]
 
 CALL_COLUMNS: Final = [
     *("seq", "trace_id", "span_id", "parent_span_id", "rollout_id", "attempt", "task_id", "run_id", "round", "split"),
@@ -20,7 +27,7 @@ CALL_COLUMNS: Final = [
     *("request_model", "response_id", "state_key", "policy_version_spans", "redacted", "call_facts"),
     "n_tokens",
 ]
-"""Columns requested from the read `calls`."""
+"""Columns of the reads `calls` and `spans` that describe a call."""
 
 
 _NUMBERS: Final = {
@@ -54,22 +61,20 @@ def redacts_what_is_needed() -> pl.Expr:
     return pl.col("redacted").str.contains_any(['"trainspan.', '"gen_ai.request.']).fill_null(False)
 
 
-def narrow_calls(batches: Iterable[pl.DataFrame]) -> pl.DataFrame:
-    """The read `calls` → frame CALLS, without duplicates, in no particular order."""
-    frames = [
-        compact(_narrowed(batch).select(pl.col(name).cast(kind) for name, kind in CALLS.items())) for batch in batches
-    ]
-    calls = pl.concat(frames) if frames else empty(CALLS)
-    return each_once(with_defaults(calls))
-
-
-def _narrowed(batch: pl.DataFrame) -> pl.DataFrame:
+def narrow_calls(batch: pl.DataFrame) -> pl.DataFrame:
+    """Calls of a batch (CALL_COLUMNS) → frame CALLS, for `join_calls`."""
     batch = with_facts(batch, numbers=_NUMBERS, booleans=_BOOLEANS, texts=_TEXTS)
-    return _with_obstacles(batch).with_columns(
+    narrowed = _with_obstacles(batch).with_columns(
         redacts_what_is_needed().alias("redacted"),
         pl.lit("engine").alias("tokens_source"),
         pl.lit(None, dtype=pl.Boolean).alias("sampling_unstated"),  # set by `with_defaults`
     )
+    return compact(narrowed.select(pl.col(name).cast(kind) for name, kind in CALLS.items()))
+
+
+def join_calls(batches: Sequence[pl.DataFrame]) -> pl.DataFrame:
+    """The batches of `narrow_calls` together, with defaults, each call once, in no particular order."""
+    return each_once(with_defaults(pl.concat([empty(CALLS), *batches])))
 
 
 def _with_obstacles(calls: pl.DataFrame) -> pl.DataFrame:

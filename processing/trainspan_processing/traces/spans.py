@@ -13,20 +13,21 @@ from typing import Final
 import polars as pl
 
 from trainspan_processing.read.json_attributes import contains_any, has_key, number, text, with_where
-from trainspan_processing.read.source import Selection, Source
+from trainspan_processing.read.source import Source
 from trainspan_processing.tables import SPAN_KEY, SPANS, compact, each_once, empty
 from trainspan_processing.traces.server_calls import redacts_what_is_needed
 from trainspan_schemas.telemetry import keys
 
-__all__ = ["narrow_spans", "system_hashes"]
+__all__ = ["SPAN_COLUMNS", "join_spans", "narrow_spans", "system_hashes"]
 
 _IDENTITY: Final = ["rollout_id", "attempt", "task_id", "run_id", "round", "split"]
-_COLUMNS: Final = [
+SPAN_COLUMNS: Final = [
     *("seq", "trace_id", "span_id", "parent_span_id", "start_ns", "end_ns", "status_code", "status_message"),
     *("service_name", *_IDENTITY, "agent"),
     *("rollout_status", "rollout_boundary", "rollout_judge", "rollout_calls"),
     *("operation", "request_model", "response_id", "redacted", "attribute_keys", "untrusted"),
 ]
+"""Columns requested from the read `spans`."""
 
 _CLIENT_OPERATIONS: Final = [keys.OPERATION_CHAT, keys.OPERATION_TEXT_COMPLETION, "generate_content"]
 _RENAMED: Final = {
@@ -124,12 +125,11 @@ _OF_ROLLOUTS: Final = {"_group_size": number(keys.GROUP_SIZE).cast(pl.Int32, str
 _OF_FAILURES: Final = {"_error": text("error.type")}
 
 
-def narrow_spans(source: Source, selection: Selection) -> pl.DataFrame:
-    """The spans of a selection, except calls with tokens → frame SPANS, each span once."""
-    frames = [compact(_narrowed(batch)) for batch in source.read("spans", selection, _COLUMNS, without_calls=True)]
-    if not frames:
+def join_spans(source: Source, batches: Sequence[pl.DataFrame]) -> pl.DataFrame:
+    """The batches of `narrow_spans` together, completed from their attributes → frame SPANS, each span once."""
+    if not batches:
         return empty(SPANS)
-    spans = each_once(pl.concat(frames))
+    spans = each_once(pl.concat(batches))
     if spans["has_more"].any():
         spans = _with_more(spans, source)
     is_any_call = pl.col("is_client_call") | pl.col("is_bare_call")
@@ -148,8 +148,9 @@ def system_hashes(source: Source, spans: pl.DataFrame) -> pl.DataFrame:
     return pl.concat([nothing, *found]).drop_nulls("system_hash")
 
 
-def _narrowed(batch: pl.DataFrame) -> pl.DataFrame:
-    """Spans as far as columns and keys describe them; `has_more` if the attributes may contain more."""
+def narrow_spans(batch: pl.DataFrame) -> pl.DataFrame:
+    """Spans of a batch (SPAN_COLUMNS) as far as columns and keys describe them; `has_more` if the attributes may contain more."""
+    batch = batch.select("store", *SPAN_COLUMNS)
     signs = batch.select("attribute_keys").unique().with_columns(**_SIGNS)
     operation = pl.col("operation")
     batch = (
@@ -175,9 +176,11 @@ def _narrowed(batch: pl.DataFrame) -> pl.DataFrame:
         (pl.col("is_client_call") | pl.col("is_bare_call"))
         & (pl.col("has_output") | (pl.col("has_model") & pl.col("request_model").is_null())),
     ]
-    return batch.with_columns(
-        pl.when("failed").then(pl.col("status_message").replace("", None)).alias("error_type"),
-        pl.any_horizontal(has_more).alias("has_more"),
+    return compact(
+        batch.with_columns(
+            pl.when("failed").then(pl.col("status_message").replace("", None)).alias("error_type"),
+            pl.any_horizontal(has_more).alias("has_more"),
+        )
     )
 
 

@@ -21,8 +21,9 @@ from trainspan_processing.traces.evaluations import (
 )
 from trainspan_processing.traces.reward_trust import with_own_rewards
 from trainspan_processing.traces.rollout_table import rollout_table
-from trainspan_processing.traces.server_calls import CALL_COLUMNS, narrow_calls, ordered_calls, with_defaults
-from trainspan_processing.traces.spans import narrow_spans, system_hashes
+from trainspan_processing.traces.server_calls import ordered_calls, with_defaults
+from trainspan_processing.traces.span_reader import read_spans
+from trainspan_processing.traces.spans import system_hashes
 
 __all__ = ["Clock", "TraceIndex", "index_chunks", "index_traces"]
 
@@ -127,10 +128,9 @@ class _Matched:
 
 
 def _collect(source: Source, selection: Selection, around: ChunkContext) -> _Stored:
-    spans = narrow_spans(source, selection)
+    spans, own_calls = read_spans(source, selection)
     evaluations = collect_evaluations(source.read("evaluations", selection, EVALUATION_COLUMNS))
     feedback = around.feedback if around.feedback is not None else read_feedback(source)
-    own_calls = narrow_calls(source.read("calls", selection, CALL_COLUMNS))
     calls = ordered_calls(_with(own_calls, around.calls) if around.are_counted else own_calls)
     named = pl.concat([calls["policy_name"], calls["request_model"]]).drop_nulls().unique()
     return _Stored(

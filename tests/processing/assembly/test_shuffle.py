@@ -55,6 +55,6 @@ def test_a_dataset_passes_over_a_store_once_whatever_the_order_of_its_rollouts(
     assert len(read) == 16
     assert read == sorted(set(read))
     with bench.source() as source:
-        chunks = take_inventory(source, Selection(bench.run_id)).chunks()
-    assert [name[-1] for chunk in chunks for name in chunk] == list("52703614")
+        chunks = take_inventory(source, Selection(bench.run_id)).chunks(Selection(bench.run_id))
+    assert [name[-1] for chunk in chunks for name in chunk.rollout_ids or ()] == list("52703614")
     assert len(chunks) > 1

@@ -1,12 +1,13 @@
 """A store is processed in chunks of whole rollouts; their boundaries change nothing."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
 
-from tests.processing.conftest import Bench, rows
+from tests.processing.conftest import Bench, RunningCollector, rows
 from tests.processing.support.traces import TestRollout, TestSpan, chain, hex_id
 from trainspan_processing.assembly.build import BuiltDataset
 from trainspan_processing.dataset.ledger import ledger_path
@@ -143,13 +144,51 @@ def test_where_all_was_used_new_rollouts_are_waited_for(bench: Bench) -> None:
     assert rows(bench.build(wait_s=5.0))["rollout_id"].n_unique() == 2
 
 
+def test_a_chunk_is_read_from_every_store_that_has_something_of_it_and_from_no_other(
+    run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of `a`, the second store has a span, of `b` only an evaluation, of `d` all; the third has nothing.
+
+    All runs are read, since a store without spans of a rollout does not know its run.
+    """
+    collectors = [RunningCollector(tmp_path / str(number)) for number in range(3)]
+    try:
+        bench = Bench([collector.wait() for collector in collectors], run_id, tmp_path / "large")
+        a, b, c, d = (chain(bench.rollout(name, task="t"), 2).reward(float(name == "c")) for name in "abcd")
+        tool = TestRollout(a.rollout_id, run=run_id, task="t", status=None)
+        tool.reward(0.5, on=tool.span("tool", 8.0, 9.0, gen_ai__operation__name="execute_tool"), at=9.5)
+        feedback = TestRollout(b.rollout_id, task="t", status=None).log_reward(0.25, at=200.0)
+        bench.send(a, b, c)
+        bench.send(tool, feedback, d, store=1)
+        whole: dict[str, Any] = {"stores": (0, 1, 2), "every_run": True}
+        large = bench.build(**whole)
+        monkeypatch.setattr(inventory, "spans_per_chunk", lambda spans: 1)
+        read: dict[str, set[int]] = {}
+        stream = Source._stream
+
+        def noted(self: Source, number: int, ticket: dict[str, Any]) -> Iterator[pl.DataFrame]:
+            for rollout_id in ticket.get("parameters", {}).get("rollout_ids", ()):
+                read.setdefault(rollout_id[-1], set()).add(number)
+            return stream(self, number, ticket)
+
+        monkeypatch.setattr(Source, "_stream", noted)
+        small = bench.build(**whole, out=tmp_path / "small")
+        assert read == {"a": {0, 1}, "b": {0, 1}, "c": {0}, "d": {1}}
+        assert _summary(small) == _summary(large)
+        rewards = rows(small).group_by("rollout_id").agg(pl.col("return").max()).sort("rollout_id")["return"].to_list()
+        assert rewards == [0.5, 0.25, 1.0, 0.0]
+    finally:
+        for collector in collectors:
+            collector.stop()
+
+
 def test_rollouts_that_share_a_trace_are_in_one_chunk(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.send(*_workload(bench))
     monkeypatch.setattr(inventory, "spans_per_chunk", lambda spans: 1)
     with Source([str(bench.collectors[0].store)]) as source:
         there = take_inventory(source, Selection(bench.run_id))
     nested = [f"{bench.run_id}-{name}" for name in ("00-nested", "zz-nested")]
-    chunks = there.chunks()
+    chunks = [chunk.rollout_ids or () for chunk in there.chunks(Selection(bench.run_id))]
     assert [chunk for chunk in chunks if set(chunk) & set(nested)] == [nested]
     assert sorted(name for chunk in chunks for name in chunk) == sorted(there.holdings["rollout_id"].unique())
     first = there.holdings.filter(pl.col("rollout_id") == nested[0]).select("rollout_id", "attempt")
@@ -167,7 +206,8 @@ def test_traces_link_rollouts_over_any_number_of_steps() -> None:
         pl.lit(0, dtype=pl.UInt8).alias("store"),
         pl.int_range(pl.len()).alias("first_seq"),
     )
-    assert Inventory(holdings).chunks() == [["a", "b", "c", "d"], ["e"]]
+    chunks = Inventory(holdings, holdings.select("rollout_id", "store").clear()).chunks(Selection("r"))
+    assert [chunk.rollout_ids for chunk in chunks] == [["a", "b", "c", "d"], ["e"]]
 
 
 def test_a_chunk_of_rows_is_bounded_by_calls_and_by_tokens(monkeypatch: pytest.MonkeyPatch) -> None:

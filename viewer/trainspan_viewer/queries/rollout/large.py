@@ -11,7 +11,7 @@ from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.read.tokens import read_tokens
 from trainspan_processing.tables import SPAN_KEY
 from trainspan_processing.text.token_text import find_decoder
-from trainspan_processing.traces.server_calls import CALL_COLUMNS, narrow_calls
+from trainspan_processing.traces.server_calls import CALL_COLUMNS, join_calls, narrow_calls
 from trainspan_viewer.queries.places import NotFoundError
 from trainspan_viewer.queries.requests.explain_request import ExplainRequest
 from trainspan_viewer.queries.requests.limits import NotDerivedError
@@ -62,7 +62,7 @@ def large_part(request: ExplainRequest, error: NotDerivedError, *, start: int, m
             fits = (rows["n_tokens"].fill_null(0).cum_sum() <= _MOST_TOKENS).to_list()
             rows = rows.head(max(sum(fits), 1))
             order = rows.select(*SPAN_KEY)
-            calls = order.join(narrow_calls([rows]), on=SPAN_KEY, how="inner", maintain_order="left")
+            calls = order.join(join_calls([narrow_calls(rows)]), on=SPAN_KEY, how="inner", maintain_order="left")
             tokens = calls.join(read_tokens(source, calls), on=SPAN_KEY, how="left", maintain_order="left")
     decoder = find_decoder(request.question.models, covering=list(greatest_ids(tokens))) if tokens.height else None
     if facts["start_ns"] is None:
