@@ -1,8 +1,9 @@
 """A dataset from four stores, in one process and on Ray with one and two workers: seconds, CPU time and peak memory of each process.
 
 The stores hold copies of the same 256 rollouts (support/large_store.py). Collectors, driver, workers and Ray's own processes
-share this machine's cores. TRAINSPAN_BENCH_CALLS sets the number of calls, and TRAINSPAN_BENCH_TOKENS the tokens of an answer:
-with 100, a prompt has about 500.
+share two cores, so one worker already has more than one at work. One worker is therefore run on one core too: twice as many
+workers on twice as many cores should take half as long. TRAINSPAN_BENCH_CALLS sets the number of calls, and
+TRAINSPAN_BENCH_TOKENS the tokens of an answer: with 100, a prompt has about 500.
 """
 
 import contextlib
@@ -43,10 +44,11 @@ def measure() -> dict[str, Any]:
         for number, store in enumerate(stores):
             fill(store, _RUN, Shape(1, copies, 8, 0, lengths), number * copies)
         with _collectors(stores) as collectors:
-            runs = {"one_process": _run(root, stores, collectors, "one", None)}
-            for workers in (1, 2):
-                with RayCluster(cpus=workers) as cluster:
-                    runs[f"ray_{workers}"] = _run(root, stores, collectors, f"ray-{workers}", cluster)
+            with _cores(2, collectors):
+                runs = {"one_process": _run(root, stores, collectors, "one_process", None)}
+            for name, workers, cores in (("ray_2", 2, 2), ("ray_1_on_one_core", 1, 1), ("ray_1", 1, 2)):
+                with _cores(cores, collectors), RayCluster(cpus=workers) as cluster:
+                    runs[name] = _run(root, stores, collectors, name, cluster)
     digests = {name: figures.pop("digest") for name, figures in runs.items()}
     if len(set(digests.values())) != 1:
         raise RuntimeError(f"the bytes differ: {digests}")
@@ -54,6 +56,7 @@ def measure() -> dict[str, Any]:
         "stores": _STORES,
         **{f"{name}_{key}": value for name, figures in runs.items() for key, value in figures.items()},
         "speedup_of_2_workers": round(runs["ray_1"]["s"] / runs["ray_2"]["s"], 2),
+        "speedup_of_2_workers_and_cores": round(runs["ray_1_on_one_core"]["s"] / runs["ray_2"]["s"], 2),
         "load_average": os.getloadavg()[0],
     }
 
@@ -84,6 +87,24 @@ def _collectors(stores: list[Path]) -> Iterator[list[int]]:
             process.terminate()
         for process in running:
             process.wait(120)
+
+
+@contextlib.contextmanager
+def _cores(number: int, processes: list[int]) -> Iterator[None]:
+    """Only this number of cores for these processes, and for those that this one starts meanwhile."""
+    cores = os.sched_getaffinity(0)
+    try:
+        _pin([os.getpid(), *processes], set(sorted(cores)[:number]))
+        yield
+    finally:
+        _pin([os.getpid(), *processes], cores)
+
+
+def _pin(processes: list[int], cores: set[int]) -> None:
+    for process in processes:
+        for task in Path(f"/proc/{process}/task").iterdir():
+            with contextlib.suppress(OSError):  # the thread has ended
+                os.sched_setaffinity(int(task.name), cores)
 
 
 def _run(
@@ -146,10 +167,10 @@ class _Watch:
 
     def _sample(self) -> None:
         while not self._ended.wait(_EVERY_S):
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, IndexError):  # it has ended
                 self.command_cpu_s, self.command_peak_mib = _cpu_s(self._command), _peak_mib(self._command)
             for folder in Path("/proc").iterdir():
-                with contextlib.suppress(OSError):
+                with contextlib.suppress(OSError, IndexError):
                     if folder.name.isdigit() and (folder / "cmdline").read_bytes().startswith(b"ray::_apply"):
                         pid = int(folder.name)
                         self.worker_cpu_s[pid], self.worker_peak_mib[pid] = _cpu_s(pid), _peak_mib(pid)

@@ -1,5 +1,6 @@
 """Computes the parts of a dataset as tasks on a Ray cluster, which this process is connected to."""
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, TypeVar
@@ -15,6 +16,7 @@ RETRIES: Final = 3
 _AHEAD: Final = 2
 """Tasks with Ray per task that runs, so that no worker waits for the driver."""
 _END_S: Final = 10.0
+_THREADS: Final = "POLARS_MAX_THREADS"
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -59,7 +61,16 @@ class RayEngine:
             num_cpus=self._settings.worker_cpus,
             max_retries=RETRIES,
             resources={resource: 0.001} if resource else None,
+            runtime_env={"env_vars": self._threads()},
         )
+
+    def _threads(self) -> dict[str, str]:
+        """As many threads for Polars as the task has CPUs: otherwise each task takes one for each core of its node. Ray does the
+        same for libraries that heed OMP_NUM_THREADS."""
+        import ray
+
+        said = ray.get_runtime_context().runtime_env.get("env_vars", {})
+        return {_THREADS: said.get(_THREADS, str(max(1, math.ceil(self._settings.worker_cpus))))}
 
     def _start(self) -> int:
         """The number of tasks that the cluster can run at once, after a first one has run."""

@@ -64,6 +64,19 @@ def test_tasks_on_ray_write_to_a_url_by_themselves(command: DatasetCommand) -> N
     assert _without_time(ray) == _without_time(one)
 
 
+@pytest.mark.parametrize(("cpus", "threads"), [("1", "1"), ("1.5", "2")])
+def test_a_task_has_as_many_threads_as_cpus(command: DatasetCommand, cpus: str, threads: str) -> None:
+    (command.folder / "code" / "counting.py").write_text(
+        "import os, pathlib, polars\n"
+        "def threads(rollout):\n"
+        "    pathlib.Path(os.environ['FOLDER'], f'threads-{os.getpid()}').write_text(str(polars.thread_pool_size()))\n"
+        "    return float(len(rollout.calls))\n"
+    )
+    command.environ["TRAINSPAN_RAY__WORKER_CPUS"] = cpus
+    command.run("counted", "--engine", "ray", "--reward", "counting:threads")
+    assert {path.read_text() for path in command.folder.glob("threads-*")} == {threads}
+
+
 def _lines(errors: str) -> list[str]:
     """What the command itself says, without notices of Ray, whose threads may write into the same line."""
     assert "Traceback" not in errors
