@@ -158,7 +158,7 @@ def costs_table(costs: Costs, given: Assumptions) -> str:
         "collector_spans_per_s": ("steadily, one collector on 2 cores", f"{costs.collector_spans_per_s:,.0f} spans/s"),
         "stored_bytes_per_span": ("a span of 8 KiB on disk", f"{costs.stored_bytes_per_span:,.0f} bytes"),
         "dataset_collectors_cpu_s": (
-            "a call in a dataset, with the collectors' share, which is most of it",
+            "a call in a dataset, with the collectors' share",
             f"{1e6 * costs.dataset_cpu_s_per_call:.0f} µs of CPU",
         ),
         "dataset_bytes_per_token": (

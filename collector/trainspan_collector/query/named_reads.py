@@ -16,7 +16,7 @@ from trainspan_schemas.artifacts.branches import BRANCH_TASK
 from trainspan_schemas.errors import UsageError
 from trainspan_schemas.store.views import IDENTITY, VIEWS
 
-__all__ = ["ACTIVITY", "HOLDINGS", "NEWEST", "READS", "SIZES", "TEXTS", "TOKENS", "Query", "named_read"]
+__all__ = ["ACTIVITY", "FOREIGN", "HOLDINGS", "NEWEST", "READS", "SIZES", "TEXTS", "TOKENS", "Query", "named_read"]
 
 _EXTRAS: Final = {
     "spans": (
@@ -47,6 +47,10 @@ HOLDINGS: Final = (
 """Columns of the read `holdings`: a row for each rollout, trace, identity and stretch of the store, with the number of calls
 with tokens and of other spans there, and their first and last `seq`. It takes the parameters of `calls`. In the traces of
 rollouts with selected rows, it also returns the rows that are not selected (`is_selected`)."""
+
+FOREIGN: Final = ("rollout_id", "seq")
+"""Columns of the read `foreign`: the rollouts with evaluations but no span in this store, whose run and round it does not know, and
+the `seq` of their first evaluation."""
 
 TOKENS: Final = ("trace_id", "span_id", "prompt_ids", "completion_ids", "logprobs", "call_facts")
 """Columns of the read `tokens`: the calls whose `seq` is in `seqs`, even if a richer duplicate has arrived since."""
@@ -149,6 +153,7 @@ def named_read(name: str, parameters: Mapping[str, object], places: RowPlaces) -
     """
     special = {
         "holdings": _holdings,
+        "foreign": _foreign,
         "tokens": _tokens,
         "texts": _texts_of_spans,
         "records": _records,
@@ -183,9 +188,11 @@ def named_read(name: str, parameters: Mapping[str, object], places: RowPlaces) -
         columns, order = f"{columns}, i.n_selected", " ORDER BY i.from_ns, i.seq"
     near, within = _near(name, tables, given, bound, places)
     # A filter of its own makes the scan read only the payload that the join needs; `within` keeps it to a part of the store.
-    spans = {"calls": f"(FROM stored.spans WHERE is_call AND {within})", "spans": "stored.spans"}
+    of_kind = {"calls": "is_call AND ", "spans": ""}
     rows = "part" if order else "chosen"
-    payload = f"{spans[name]} s JOIN {rows} i ON i.seq = s.seq" if name in spans else "chosen i"
+    payload = "chosen i"
+    if name in of_kind:
+        payload = f"(FROM stored.spans WHERE {of_kind[name]}{within}) s JOIN {rows} i ON i.seq = s.seq"
     return Query(f"WITH {', '.join(near)} SELECT {columns} FROM {payload}{order}", bound)
 
 
@@ -281,6 +288,21 @@ WHERE trace_id IN (
     SELECT trace_id FROM chosen WHERE rollout_id IN (SELECT rollout_id FROM chosen WHERE is_selected)
 )""",
         bound,
+    )
+
+
+def _foreign(given: Mapping[str, object], _: RowPlaces) -> Query:
+    _expect("foreign", given, ("columns",))
+    columns = ", ".join(f"j.{column}" for column in _columns("foreign", FOREIGN, given))
+    # Of joined tables the right one is held in memory: never the spans.
+    return Query(
+        f"""
+WITH judged AS MATERIALIZED (
+    SELECT rollout_id, min(seq) AS seq FROM stored.live_evaluations WHERE rollout_id IS NOT NULL GROUP BY rollout_id
+),
+here AS (SELECT DISTINCT s.rollout_id FROM stored.spans s SEMI JOIN judged j ON j.rollout_id = s.rollout_id)
+SELECT {columns} FROM judged j ANTI JOIN here h ON h.rollout_id = j.rollout_id""",
+        {},
     )
 
 

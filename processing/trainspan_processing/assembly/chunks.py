@@ -110,7 +110,7 @@ def assemble(
     together = pl.concat(part.rollouts for part in parts)
     groups = find_groups(together, ledger, moment.now_ns, settings.group_wait_s if may_leave_groups else 0.0)
     names = [reward.name for reward in parts[0].rewards]
-    before = _evaluations_of_used(source, selection, moment.used, names)
+    before = _evaluations_of_used(source, selection, moment, names)
     return _together(parts, together, groups, settings, ledger, folder, moment, before)
 
 
@@ -173,14 +173,20 @@ def _taken_out(parts: Sequence[ChunkSummary], compared: pl.DataFrame) -> pl.Data
     return pl.concat(frames)
 
 
-def _evaluations_of_used(
-    source: Source, selection: Selection, used: pl.DataFrame, names: Sequence[str]
-) -> pl.DataFrame:
+def _evaluations_of_used(source: Source, selection: Selection, moment: Moment, names: Sequence[str]) -> pl.DataFrame:
     """COUNTED of rollouts that an earlier dataset used."""
-    if used.is_empty():
+    if moment.used.is_empty():
         return empty(COUNTED)
-    known = used.select("rollout_id").unique()
-    batches = source.read("evaluations", selection, EVALUATION_COLUMNS)
+    known = moment.used.select("rollout_id").unique()
+    foreign = moment.foreign.join(known, on="rollout_id", how="semi").partition_by("store", as_dict=True)
+    selections = [
+        selection,
+        *(
+            Selection(rollout_ids=part["rollout_id"].to_list(), stores=[int(str(store))])
+            for (store,), part in foreign.items()
+        ),
+    ]
+    batches = (batch for some in selections for batch in source.read("evaluations", some, EVALUATION_COLUMNS))
     return count_evaluations(
         collect_evaluations(batch.join(known, on="rollout_id", how="semi") for batch in batches), names
     )

@@ -13,7 +13,7 @@ from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.reasons.waiting import find_groups
 from trainspan_processing.tables import ROLLOUT_KEY
 from trainspan_processing.traces.chunk_context import ChunkContext, read_context
-from trainspan_processing.traces.evaluations import EVALUATION_COLUMNS, collect_evaluations
+from trainspan_processing.traces.evaluations import EVALUATION_COLUMNS, collect_evaluations, foreign_evaluations
 from trainspan_processing.traces.trace_index import Clock, TraceIndex, index_chunks, index_traces
 from trainspan_schemas.config.settings import DatasetSettings
 
@@ -40,6 +40,8 @@ class Moment:
     """The rollouts that no dataset used, and rollouts that share a trace with them."""
     used: pl.DataFrame
     """rollout_id, attempt, `calls` of the rollouts that an earlier dataset used."""
+    foreign: pl.DataFrame
+    """rollout_id, `store`: the selected rollouts with evaluations in a store that has no span of them."""
     traces: TraceIndex | None = None
     """The index of the only chunk, if it was built already."""
 
@@ -83,14 +85,17 @@ def _look(source: Source, selection: Selection, ledger: DatasetLedger, now_ns: i
     source.is_held = True
     fresh = inventory.without(ledger.used.select(ROLLOUT_KEY)).since(selection)
     used = inventory.calls_of(ledger.used)
-    if fresh is inventory and len(fresh.chunks(selection)) <= 1 and selection.rollout_ids is None:
-        return Moment(now_ns, [selection], ChunkContext(), fresh, used)
+    foreign = foreign_evaluations(source, selection, inventory.holdings.select("rollout_id").unique())
+    is_whole = fresh is inventory and foreign.is_empty() and selection.rollout_ids is None
+    if is_whole and len(fresh.chunks(selection)) <= 1:
+        return Moment(now_ns, [selection], ChunkContext(), fresh, used, foreign)
     around = read_context(source, selection)
     if selection.rollout_ids is None:
         of_unknown, evaluated = _evaluations(source, selection, inventory)
+        evaluated = pl.concat([evaluated, foreign])
         around, fresh = replace(around, evaluations=of_unknown), replace(fresh, evaluated=evaluated)
     selections = fresh.chunks(selection) or [replace(selection, rollout_ids=[])]
-    return Moment(now_ns, selections, around, fresh, used)
+    return Moment(now_ns, selections, around, fresh, used, foreign)
 
 
 def _evaluations(source: Source, selection: Selection, inventory: Inventory) -> tuple[pl.DataFrame, pl.DataFrame]:

@@ -63,9 +63,10 @@ def assign_advantages(calls: pl.DataFrame, rollouts: pl.DataFrame, history: pl.D
         return Credited(_added_up(terms, several=plan.needs_states), terms.select(*TERMS), parts)
     found = []
     for reward in plan.rewards:
+        whole = pl.col(rollout_column(reward.name))
         own = calls.with_columns(
             pl.col(step_column(reward.name)).alias("step_reward"),
-            pl.col(rollout_column(reward.name)).alias("rollout_reward"),
+            (whole.fill_null(0.0) if reward.is_penalty else whole).alias("rollout_reward"),
         )
         terms, parts = comparison.terms(own, f"reward:{reward.name}")
         weight = pl.lit(reward.weight)

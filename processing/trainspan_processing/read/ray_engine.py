@@ -83,7 +83,8 @@ class RayEngine:
             raise ProcessError(
                 f"no task started on the Ray cluster within {self._settings.start_timeout_s:g} s: each reserves "
                 f"{self._settings.worker_cpus:g} CPUs, and the cluster has "
-                f"{ray.cluster_resources().get('CPU', 0.0):g} ([ray] worker_cpus; ray status)"
+                f"{ray.cluster_resources().get('CPU', 0.0):g}; {ray.available_resources().get('CPU', 0.0):g} CPUs of all "
+                f"its nodes are free now ([ray] worker_cpus, [rollouts] workers; ray status)"
             ) from None
         cpus = ray.cluster_resources().get("CPU", 1.0)
         return max(1, int(cpus // (self._settings.worker_cpus or 1.0)))

@@ -134,7 +134,7 @@ def ledger_lines(
     )
     lines = lines.with_columns(
         pl.when(pl.col("kept") == 0).then(pl.coalesce("reason", "call_reason")).alias("reason"),
-        # Only compared rewards count as history for a running mean.
+        # Only compared rewards are history for a running mean, also if all calls of a rollout were then dropped.
         pl.when(pl.col("reason").is_null()).then("reward").alias("reward"),
     ).drop("call_reason")
     lines = lines.join(_parts_as_json(parts), on=ROLLOUT_KEY, how="left")

@@ -15,7 +15,10 @@ class RewardName:
     name: str
     weight: float = 1.0
     may_be_missing: bool = False
-    """Whether a rollout without it is still trained; it then adds nothing, and does not count as 0 in any comparison."""
+    """Whether a rollout without it is still trained. In a sum it then adds nothing; if each reward is compared by itself (gdpo), the
+    rollout is left out of this reward's comparison."""
+    is_penalty: bool = False
+    """Whether it is what a rule takes away: a rollout without it has none, and is compared as 0."""
 
 
 def step_column(name: str) -> str:

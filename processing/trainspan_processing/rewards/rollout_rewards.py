@@ -67,11 +67,11 @@ def reward_rollouts(
     `returned` is what the reward function returned when a dataset was built (Published.returned); then it is not called.
     """
     names, rules = reward_names(settings.reward_name), air_rules(settings.air)
-    rewards = (*names, RewardName(AIR, may_be_missing=True)) if rules else names
+    rewards = (*names, RewardName(AIR, may_be_missing=True, is_penalty=True)) if rules else names
     outputs = matching_outputs(source, traces.spans, list(rules))
     signals = air_edges(rules, traces.calls, traces.spans, traces.matches, outputs)
     if (penalty := overlong_penalty(settings)) is not None:
-        rewards = (*rewards, RewardName(OVERLONG, may_be_missing=True))
+        rewards = (*rewards, RewardName(OVERLONG, may_be_missing=True, is_penalty=True))
         charged = traces.calls
         if check_choices(settings.choices) == "used":
             charged = charged.join(unused_overlong(source, traces, settings), on=SPAN_KEY, how="anti")

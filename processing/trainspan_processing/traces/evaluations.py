@@ -17,6 +17,7 @@ __all__ = [
     "EVALUATION_COLUMNS",
     "collect_evaluations",
     "count_evaluations",
+    "foreign_evaluations",
     "read_feedback",
     "with_feedback",
 ]
@@ -41,6 +42,22 @@ _FEEDBACK: Final[Schema] = {
     "response_id": pl.String,
 }
 _SAME: Final = ["name", "score", "time_ns", "untrusted", "span_id"]
+
+
+def foreign_evaluations(source: Source, selection: Selection, rollouts: pl.DataFrame) -> pl.DataFrame:
+    """rollout_id, `store` of those of `rollouts` with evaluations in a store that has no span of them.
+
+    Such a store does not know their run and round, so reads by run or round leave these evaluations out. None are looked for
+    if the selection is by neither, or if there is one store only.
+    """
+    nothing = pl.DataFrame(schema={"rollout_id": pl.String, "store": pl.UInt8})
+    if len(source.stores) < 2 or (selection.run_id is None and selection.round is None):
+        return nothing
+    found = [
+        batch.filter(source.is_within("seq")).select("rollout_id", "store").join(rollouts, on="rollout_id", how="semi")
+        for batch in source.read("foreign", Selection(), ["rollout_id", "seq"])
+    ]
+    return pl.concat([nothing, *found]).unique()
 
 
 def collect_evaluations(batches: Iterable[pl.DataFrame]) -> pl.DataFrame:

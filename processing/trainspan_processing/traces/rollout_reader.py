@@ -7,7 +7,7 @@ from typing import Any
 
 import polars as pl
 
-from trainspan_processing.read.source import Selection, Source
+from trainspan_processing.read.source import Source
 from trainspan_processing.read.tokens import chunks_of_rollouts, read_tokens
 from trainspan_processing.stored_rollout import StoredCall, StoredEvaluation, StoredRollout
 from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY
@@ -49,7 +49,7 @@ def _stored_rollouts(
     evaluations: dict[str, list[StoredEvaluation]],
 ) -> "list[tuple[tuple[str, int], StoredRollout]]":
     payload = read_tokens(source, calls, answers=traces.answers)
-    attributes = _attributes(source, calls)
+    attributes = _attributes(source, traces, calls)
     clients = _clients(traces)
     records = read_records(source, {trace_id for trace_id, _ in attributes})
     by_rollout: dict[tuple[str, int], list[StoredCall]] = {}
@@ -106,12 +106,20 @@ def _text_of(outputs: list[Message], choice: int) -> str | None:
     return str(outputs[min(choice, len(outputs) - 1)].get("content") or "")
 
 
-def _attributes(source: Source, calls: pl.DataFrame) -> dict[tuple[str, str], dict[str, Any]]:
-    """Span key → attributes, for all spans of the rollouts of `calls`."""
+def _attributes(source: Source, traces: TraceIndex, calls: pl.DataFrame) -> dict[tuple[str, str], dict[str, Any]]:
+    """Span key → attributes of `calls`, of the client spans that describe them, and of the spans of their rollouts, each of which
+    may be in another store."""
+    matched, links = traces.matches.calls, traces.matches.links
+    wanted = [
+        matched.join(calls, on=SPAN_KEY, how="semi").select("client_trace_id", "client_span_id"),
+        links.join(calls, left_on=["call_trace_id", "call_span_id"], right_on=SPAN_KEY, how="semi").select(SPAN_KEY),
+        traces.rollouts.join(calls, on=ROLLOUT_KEY, how="semi").select(SPAN_KEY),
+    ]
+    keys_wanted = pl.concat([frame.rename(dict(zip(frame.columns, SPAN_KEY, strict=True))) for frame in wanted])
+    columns = ["store", "seq", *SPAN_KEY]
+    others = traces.spans.join(keys_wanted, on=SPAN_KEY, how="semi").select(columns)
     found: dict[tuple[str, str], dict[str, Any]] = {}
-    for (store,), part in calls.group_by(["store"], maintain_order=True):
-        selection = Selection(rollout_ids=part["rollout_id"].unique().sort().to_list())
-        for batch in source.read("spans", selection, [*SPAN_KEY, "attributes"], store=int(str(store))):
-            for trace_id, span_id, text in batch.select(*SPAN_KEY, "attributes").iter_rows():
-                found[trace_id, span_id] = json.loads(text or "{}")
+    for batch in source.attributes(pl.concat([calls.select(columns).drop_nulls("seq"), others])):
+        for trace_id, span_id, text in batch.select(*SPAN_KEY, "attributes").iter_rows():
+            found[trace_id, span_id] = json.loads(text or "{}")
     return found

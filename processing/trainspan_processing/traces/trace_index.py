@@ -129,7 +129,9 @@ class _Matched:
 
 def _collect(source: Source, selection: Selection, around: ChunkContext) -> _Stored:
     spans, own_calls = read_spans(source, selection)
-    evaluations = collect_evaluations(source.read("evaluations", selection, EVALUATION_COLUMNS))
+    # A store without spans of a rollout does not know its run and round.
+    judging = selection if selection.rollout_ids is None else replace(selection, run_id=None, round=None)
+    evaluations = collect_evaluations(source.read("evaluations", judging, EVALUATION_COLUMNS))
     feedback = around.feedback if around.feedback is not None else read_feedback(source)
     calls = ordered_calls(_with(own_calls, around.calls) if around.are_counted else own_calls)
     named = pl.concat([calls["policy_name"], calls["request_model"]]).drop_nulls().unique()

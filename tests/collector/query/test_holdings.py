@@ -13,7 +13,7 @@ import pytest
 from tests.collector.query.test_scoped_views import MEMORY_BYTES, tangle
 from tests.support.collector.filling import Filling
 from trainspan_collector.query import named_reads
-from trainspan_collector.query.named_reads import ACTIVITY, HOLDINGS, NEWEST, READS, TEXTS, TOKENS, named_read
+from trainspan_collector.query.named_reads import ACTIVITY, FOREIGN, HOLDINGS, NEWEST, READS, TEXTS, TOKENS, named_read
 from trainspan_collector.query.places import RowPlaces
 from trainspan_collector.store.database import Database
 from trainspan_schemas.errors import UsageError
@@ -183,6 +183,7 @@ def test_what_such_a_read_does_not_know_is_said(
 def test_the_columns_are_those_promised(tangled: Database) -> None:
     for name, columns, parameters in (
         ("holdings", HOLDINGS, {}),
+        ("foreign", FOREIGN, {}),
         ("tokens", TOKENS, {"seqs": [1]}),
         ("texts", TEXTS, {"seqs": [1]}),
         ("records", tuple(READS["logs"]), {"event_names": []}),
@@ -190,7 +191,7 @@ def test_the_columns_are_those_promised(tangled: Database) -> None:
         ("activity", ACTIVITY, {"since_ns": 0}),
     ):
         assert tuple(_query(tangled, name, **parameters).columns) == columns
-    assert not {"holdings", "tokens", "texts", "records", "newest", "activity"} & set(READS)
+    assert not {"holdings", "foreign", "tokens", "texts", "records", "newest", "activity"} & set(READS)
 
 
 @pytest.mark.parametrize(("without", "column"), [("without_run", "run_id"), ("without_round", "round")])
@@ -243,3 +244,16 @@ def test_parts_and_sizes_are_bounded(tangled: Database, wrong: dict[str, object]
     for name in ("spans", "calls", *(["sizes"] if "skip" not in wrong else [])):
         with pytest.raises(UsageError):
             _query(tangled, name, **wrong)
+
+
+def test_foreign_rollouts_have_evaluations_and_no_span(tangled: Database) -> None:
+    cursor = tangled.cursor()
+    judged = dict(
+        cursor.execute(
+            "SELECT rollout_id, min(seq) FROM stored.evaluations WHERE rollout_id IS NOT NULL GROUP BY ALL"
+        ).fetchall()
+    )
+    here = {row[0] for row in cursor.execute("SELECT DISTINCT rollout_id FROM stored.spans").fetchall()}
+    expected = {rollout_id: seq for rollout_id, seq in judged.items() if rollout_id not in here}
+    assert dict(_query(tangled, "foreign").fetchall()) == expected
+    assert 0 < len(expected) < len(judged)

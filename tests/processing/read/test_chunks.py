@@ -144,13 +144,11 @@ def test_where_all_was_used_new_rollouts_are_waited_for(bench: Bench) -> None:
     assert rows(bench.build(wait_s=5.0))["rollout_id"].n_unique() == 2
 
 
+@pytest.mark.parametrize("every_run", [True, False])
 def test_a_chunk_is_read_from_every_store_that_has_something_of_it_and_from_no_other(
-    run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every_run: bool
 ) -> None:
-    """Of `a`, the second store has a span, of `b` only an evaluation, of `d` all; the third has nothing.
-
-    All runs are read, since a store without spans of a rollout does not know its run.
-    """
+    """Of `a`, the second store has a span, of `b` only an evaluation, whose run it does not know, of `d` all; the third has nothing."""
     collectors = [RunningCollector(tmp_path / str(number)) for number in range(3)]
     try:
         bench = Bench([collector.wait() for collector in collectors], run_id, tmp_path / "large")
@@ -160,7 +158,7 @@ def test_a_chunk_is_read_from_every_store_that_has_something_of_it_and_from_no_o
         feedback = TestRollout(b.rollout_id, task="t", status=None).log_reward(0.25, at=200.0)
         bench.send(a, b, c)
         bench.send(tool, feedback, d, store=1)
-        whole: dict[str, Any] = {"stores": (0, 1, 2), "every_run": True}
+        whole: dict[str, Any] = {"stores": (0, 1, 2), "every_run": every_run}
         large = bench.build(**whole)
         monkeypatch.setattr(inventory, "spans_per_chunk", lambda spans: 1)
         read: dict[str, set[int]] = {}
@@ -177,6 +175,10 @@ def test_a_chunk_is_read_from_every_store_that_has_something_of_it_and_from_no_o
         assert _summary(small) == _summary(large)
         rewards = rows(small).group_by("rollout_id").agg(pl.col("return").max()).sort("rollout_id")["return"].to_list()
         assert rewards == [0.5, 0.25, 1.0, 0.0]
+        bench.send(*(chain(bench.rollout(name, task="u"), 1).reward(float(name == "f")) for name in "ef"))
+        bench.send(TestRollout(c.rollout_id, task="t", status=None).log_reward(9.0, at=300.0), store=2)
+        after = bench.build(**whole, out=tmp_path / "small")
+        assert (after.manifest["calls_kept"], after.manifest["rewards_late"]) == (2, 1)
     finally:
         for collector in collectors:
             collector.stop()

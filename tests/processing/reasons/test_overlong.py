@@ -7,6 +7,7 @@ import pytest
 from tests.processing.conftest import Bench, rows
 from tests.processing.support.traces import TestRollout
 from trainspan_processing.assembly.build import BuiltDataset
+from trainspan_processing.dataset.ledger import read_ledger
 from trainspan_processing.reasons.advice import ADVICE
 from trainspan_schemas.errors import UsageError
 
@@ -44,6 +45,7 @@ def test_masked_calls_are_left_out_by_name_and_their_rollouts_are_still_compared
     assert _calls(built) == expected
     assert built.manifest["dropped"] == {"overlong": 2}
     assert built.manifest["coverage"] == 1.0
+    assert read_ledger(bench.out).history()["value"].sort().to_list() == [0.0, 1.0, 3.0]
     assert "max_tokens" in ADVICE["overlong"]
 
 
@@ -54,6 +56,16 @@ def test_punished_calls_lower_what_their_rollouts_earned(bench: Bench) -> None:
     assert _calls(built) == [("a", 0, 2.5, 1.5), ("a", 1, 2.5, 1.5), ("b", 0, 1.0, 0.0), ("c", 0, -0.5, -1.5)]
     assert rows(built)["reward"].to_list() == [None, -0.5, None, -0.5]
     assert built.manifest["credit"]["rewards"] == {"reward": 1.0, "overlong": 1.0}
+
+
+def test_rollouts_without_a_penalty_are_compared_with_those_that_have_one_if_each_reward_is_compared_by_itself(
+    bench: Bench,
+) -> None:
+    _sent(bench)
+    settings = {"baseline": "dr_grpo", "combine": "gdpo", "overlong_penalty": 0.5}
+    built = bench.build(round_=0, overlong="punish", **settings)
+    # Of the rewards 3, 1, 0 and of the penalties −.5, 0, −.5: 5/3 − 1/6, −1/3 + 1/3, −4/3 − 1/6, in units of their spread
+    assert [row[3] for row in _calls(built)] == pytest.approx([1.0, 1.0, 0.0, -1.0], abs=1e-3)
 
 
 def test_the_penalty_is_one_by_default_and_falls_on_the_call_alone_if_credit_is_per_call(bench: Bench) -> None:

@@ -9,6 +9,7 @@ from tests.processing.conftest import Bench, rows
 from tests.processing.support.traces import TestRollout, chain
 from tests.support.places import ROOT
 from trainspan_schemas.errors import DatasetError, UsageError
+from trainspan_schemas.telemetry import keys
 
 _MODULE = "tests.processing.support.reward_functions"
 
@@ -47,6 +48,19 @@ def test_a_reward_function_sees_the_stored_rollout_in_every_dialect(bench: Bench
     built = bench.build(round_=0, reward=f"{_MODULE}:seen", baseline="none")
     assert rows(built)["return"].to_list() == [2.0, 1.0]
     assert built.manifest["dropped"] == {"no_reward": 1}
+
+
+def test_a_reward_function_sees_the_spans_of_all_stores(bench: Bench) -> None:
+    """The calls are in one store; the rollout's span with its reward and the client's span, with the messages, are in two others."""
+    made = [_with_text(bench.rollout(name), **_DIALECTS["genai"]) for name in "ab"]
+    spans = [span for rollout in made for span in rollout.spans]
+    is_call = [keys.PROMPT_TOKEN_IDS in span.attributes for span in spans]
+    assert (is_call.count(True), len(spans)) == (2, 6)
+    for number, span in enumerate(spans):
+        store = 0 if is_call[number] else 1 if span.parent is None else 2
+        bench.send(TestRollout(bench.rollout("a").rollout_id, spans=[span], status=None), store=store)
+    built = bench.build(stores=(0, 1, 2), round_=0, reward=f"{_MODULE}:seen", baseline="none")
+    assert rows(built)["return"].to_list() == [1.0, 1.0]
 
 
 def test_a_reward_function_replaces_what_was_stored_and_may_lie_in_a_file(bench: Bench) -> None:
