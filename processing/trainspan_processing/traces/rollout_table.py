@@ -177,8 +177,13 @@ def _stated_elsewhere(spans: pl.LazyFrame) -> pl.LazyFrame:
 
 def _call_counts(calls: pl.LazyFrame) -> pl.LazyFrame:
     """Numbers of calls, of requests (the choices of a response are one), and of indexes missing below each server's highest."""
-    request = pl.coalesce("response_id", pl.col("call_index").cast(pl.String), "span_id")
-    counted = pl.col("counted_index").drop_nulls()
+    index = pl.col("counted_index")
+    counted = index.drop_nulls()
+    # A client may give several calls one response id; a server counts each.
+    request = pl.coalesce(
+        pl.when(pl.col("server").is_not_null()).then(index.cast(pl.String)),
+        *("response_id", pl.col("call_index").cast(pl.String), "span_id"),
+    )
     of_server = calls.group_by(*ROLLOUT_KEY, "server").agg(
         pl.len().alias("n_calls"),
         request.n_unique().alias("n_requests"),

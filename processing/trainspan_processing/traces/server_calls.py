@@ -108,7 +108,8 @@ def ordered_calls(calls: pl.DataFrame) -> pl.DataFrame:
     rollout) and `counted_index` (the server's own index).
 
     Calls are ordered by call index, or by start time if a rollout's indexes are missing, not unique, or from several
-    servers. Two spans with the same response and choice count once. `call_index` becomes the position if the server's own
+    servers. Two spans with the same response and choice count once, unless a server counted them as two calls: a client may give
+    several calls one id (`X-Request-Id`). `call_index` becomes the position if the server's own
     index gives no order.
     """
     calls = calls.sort(*ROLLOUT_KEY, "start_ns", *SPAN_KEY, nulls_last=False)
@@ -117,8 +118,7 @@ def ordered_calls(calls: pl.DataFrame) -> pl.DataFrame:
     calls = calls.with_columns(
         begins.cum_sum().alias("_rollout"), changes.alias("_changes"), pl.col("call_index").alias("counted_index")
     )
-    repeated = ~pl.struct("_rollout", "response_id", "choice_index").is_first_distinct()
-    calls = calls.filter(pl.col("response_id").is_null() | ~repeated)
+    calls = calls.filter(pl.col("response_id").is_null() | ~_is_repeated(calls))
     unclear = pl.col("call_index").is_null() | pl.struct("_rollout", "call_index", "choice_index").is_duplicated()
     unclear |= pl.col("_changes")
     return (
@@ -131,3 +131,13 @@ def ordered_calls(calls: pl.DataFrame) -> pl.DataFrame:
         .with_columns(pl.coalesce("_index", pl.col("position").cast(pl.Int32)).alias("call_index"))
         .drop("_rollout", "_changes", "_unclear", "_index")
     )
+
+
+def _is_repeated(calls: pl.DataFrame) -> pl.Expr:
+    """Whether another row has the same response and choice; of these rows, those of a server are kept."""
+    same = ["_rollout", "response_id", "choice_index"]
+    repeated = ~pl.struct(*same, "server", "counted_index").is_first_distinct()
+    if calls["server"].null_count():
+        is_counted = pl.col("server").is_not_null().any().over(same)
+        repeated |= pl.col("server").is_null() & (is_counted | ~pl.struct(same).is_first_distinct())
+    return repeated

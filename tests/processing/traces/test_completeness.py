@@ -4,7 +4,7 @@ import polars as pl
 import pytest
 
 from tests.processing.conftest import Bench, rows
-from tests.processing.support.traces import SECOND, START_NS, TestRollout, chain
+from tests.processing.support.traces import SECOND, START_NS, TestRollout, chain, hex_id
 from trainspan_schemas.errors import DatasetError
 
 
@@ -78,6 +78,18 @@ def test_choices_of_one_response_count_as_one_request(bench: Bench) -> None:
     bench.send(rollout)
     assert _facts(bench) == {"a0": (False, False, False)}
     assert bench.traces().calls["position"].to_list() == [0, 1]
+
+
+def test_calls_to_which_a_client_gave_one_id_are_several_and_a_copy_of_one_is_not(bench: Bench) -> None:
+    """`X-Request-Id` of a client, or of a proxy that tries another server, becomes the id of the response."""
+    rollout = bench.rollout("a", stated_calls=3).reward(1.0)
+    for at, (server, index) in enumerate([("a", 0), ("a", 1), ("b", 0), ("b", 0), (None, 0)]):
+        rollout.call(index, [1] * (at + 1), [2], at=at, gen_ai__response__id="given", trainspan__call__server=server)
+        rollout.spans[-1].span_id = hex_id(16, bench.run_id, at)
+    bench.send(rollout)
+    assert _facts(bench) == {"a0": (True, False, False)}
+    table = rows(bench.build(baseline="none"))
+    assert table["prompt_ids"].list.len().to_list() == [1, 2, 3]
 
 
 def test_the_processes_of_an_agent_state_the_number_if_the_runner_does_not(bench: Bench) -> None:
