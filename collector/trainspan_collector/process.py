@@ -71,16 +71,20 @@ def run(settings: CollectorSettings, on_ready: Callable[[StoreAddress], None], *
     memory_bytes = settings.duckdb_memory_bytes
     servers = Servers(settings, grpc, http, guard, Metrics(), flight=flight)
     store = store_path(settings.store).resolve()
-    with stop_signal() as stop, _locked(store), contextlib.closing(servers), contextlib.ExitStack() as announced:
+    with (
+        stop_signal() as stop,
+        _locked(store),
+        _watched_readers(store) if for_readers else contextlib.nullcontext(),
+        contextlib.closing(servers),
+        contextlib.ExitStack() as announced,
+    ):
         address = None
         while True:
             try:
-                with StoreSession(store, settings, memory_bytes, servers) as session, contextlib.ExitStack() as watched:
+                with StoreSession(store, settings, memory_bytes, servers) as session:
                     session.open(on_failure=stop.set)
                     address = address or _announce_address(store, servers, for_readers, announced)
                     on_ready(address)
-                    if for_readers:
-                        watched.callback(os.close, _watch_readers(store))
                     while stop.wait() is SignalAction.RELOAD:
                         if not (settings.token_file or guard.tls):
                             stop.asked = True  # the terminal was closed
@@ -154,15 +158,23 @@ def _announce_address(
     return address
 
 
-def _watch_readers(store: Path) -> int:
-    """Stops the process once no reader is left, in case the last one died without doing so; returns the lock's descriptor."""
+@contextlib.contextmanager
+def _watched_readers(store: Path) -> Iterator[None]:
+    """Stops the process once no reader is left during the block, in case the last one died without doing so."""
     lock = os.open(readers_file(store), os.O_RDWR | os.O_CREAT, 0o600)
+    ended = threading.Event()
 
     def watch() -> None:
-        with contextlib.suppress(OSError):  # closed: the process is stopping
-            while not is_last_reader(lock):
-                time.sleep(_READERS_CHECK_S)
-            os.kill(os.getpid(), signal.SIGTERM)
+        while not is_last_reader(lock):
+            if ended.wait(_READERS_CHECK_S):
+                return
+        os.kill(os.getpid(), signal.SIGTERM)
 
-    threading.Thread(target=watch, name="readers", daemon=True).start()
-    return lock
+    watcher = threading.Thread(target=watch, name="readers", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        watcher.join()  # the number of a closed descriptor may soon be that of another file
+        os.close(lock)

@@ -58,7 +58,8 @@ class StoreSession:
         quarantine = Quarantine(store.with_name(store.name + ".quarantine"))
         index = KeyIndex(store.with_name(store.name + ".keys"))
         cleanup.callback(index.close)
-        chores: list[Chore] = [ReplacedRows()]
+        replaced_rows = ReplacedRows()
+        chores: list[Chore] = [replaced_rows]
         if settings.retention_days is not None:
             chores.append(Retention(settings.retention_days, index))
         committer = Committer(
@@ -80,7 +81,7 @@ class StoreSession:
         )
         backlog = Backlog(journal, lambda: loader.position, least_bytes=settings.load_max_bytes)
         maintenance = Maintenance(
-            store, database, journal, loader, index, readers, backlog, memory_bytes=self._memory_bytes
+            store, database, journal, loader, index, readers, backlog, replaced_rows, memory_bytes=self._memory_bytes
         )
         admission = Admission(
             journal,

@@ -84,8 +84,8 @@ def encode_header(signal: Signal, received_ns: int, body: bytes, sender: Sender 
 def scan_frames(data: bytes, marker: bytes, *, complete: bool) -> Iterator[Frame | Damage]:
     """The frames in `data`, from a file with this marker, and the damage between them.
 
-    `complete` means that the file ends with `data`; otherwise trailing bytes that may be the start of a longer frame
-    are left for the caller to continue from.
+    `complete` means that the file ends with `data`; otherwise trailing bytes that may be the start of a longer frame, or of
+    its marker, are left for the caller to continue from.
     """
     position = 0
     while position < len(data):
@@ -129,8 +129,8 @@ def _may_continue(data: bytes, marker: bytes, position: int) -> bool:
 def _next_frame(data: bytes, marker: bytes, position: int, *, complete: bool) -> int:
     if marker == KNOWN_MARKER:
         return len(data)
-    while (position := data.find(marker, position)) >= 0:
-        if _frame_at(data, marker, position) or (not complete and _may_continue(data, marker, position)):
-            return position
-        position += 1
-    return len(data)
+    while (found := data.find(marker, position)) >= 0:
+        if _frame_at(data, marker, found) or (not complete and _may_continue(data, marker, found)):
+            return found
+        position = found + 1
+    return len(data) if complete else max(position, len(data) - len(marker) + 1)

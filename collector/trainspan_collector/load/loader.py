@@ -197,8 +197,10 @@ class Loader:
             job = self._jobs.popleft()
             try:
                 job.work()
-            except (StoreError, duckdb.Error, OSError) as error:
+            except Exception as error:
                 job.finish(error)
+                if not isinstance(error, (StoreError, duckdb.Error, OSError)):
+                    raise
             else:
                 job.finish(None)
             self._committer.reconnect()

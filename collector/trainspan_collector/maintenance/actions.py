@@ -14,7 +14,8 @@ from typing import Any, Final
 from trainspan_collector.journal.backlog import Backlog
 from trainspan_collector.journal.journal import Journal
 from trainspan_collector.load.loader import Loader
-from trainspan_collector.maintenance.byte_search import find_bytes, needles
+from trainspan_collector.maintenance.byte_search import find_bytes, find_id, needles
+from trainspan_collector.maintenance.replaced_rows import ReplacedRows
 from trainspan_collector.maintenance.rewrite import Rewriting
 from trainspan_collector.maintenance.selection import GONE, Criteria, TraceSelection, select
 from trainspan_collector.maintenance.stats import figures
@@ -33,6 +34,7 @@ _LOAD_WAIT_S: Final = 600.0
 _BARRIER_S: Final = 10.0
 _READER_GRACE_S: Final = 10.0
 _READER_END_S: Final = 20.0
+_MOST_IDS_SEARCHED: Final = 100
 _TABLES: Final[tuple[str, ...]] = ("spans", "logs", "evaluations")
 
 
@@ -48,6 +50,7 @@ class Maintenance:
         index: KeyIndex,
         readers: Readers,
         backlog: Backlog,
+        replaced_rows: ReplacedRows,
         *,
         memory_bytes: int,
     ) -> None:
@@ -58,6 +61,7 @@ class Maintenance:
         self._index = index
         self._readers = readers
         self._backlog = backlog
+        self._replaced_rows = replaced_rows
         self._memory_bytes = memory_bytes
         self._busy = threading.Lock()
         self._jobs: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
@@ -123,7 +127,7 @@ class Maintenance:
             "trace_ids": selection.trace_ids,
             "rollout_ids": selection.rollouts["rollout_id"].to_pylist(),
         }
-        if body.get("dry_run") or not any(chosen.values()):
+        if body.get("dry_run") or not (any(chosen.values()) or self._quarantined(selection)):
             return {**answer, "purged": False}
         self._rewrite(lambda cursor: selection)
         removed = self._remove_copies(selection)
@@ -135,7 +139,7 @@ class Maintenance:
         end = self._load_everything()
         with self._readers.snapshot(self._database) as snapshot:
             rewriting = Rewriting(self._store, choose(snapshot.cursor), memory_bytes=self._memory_bytes)
-        with contextlib.closing(rewriting):
+        with contextlib.closing(rewriting), self._replaced_rows.paused():
             with self._readers.snapshot(self._database) as snapshot:
                 rewriting.copy(snapshot.cursor, snapshot.watermark)
 
@@ -160,22 +164,22 @@ class Maintenance:
 
     def _remove_copies(self, selection: TraceSelection) -> list[str]:
         """Deletes damaged write-ahead logs, and quarantined requests that contain purged ids."""
-        wanted = needles(selection.trace_ids)
-        removed = []
-        for path in [
-            *self._store.parent.glob(f"{self._store.name}.wal.damaged-*"),
-            *self._store.with_name(f"{self._store.name}.quarantine").glob("*.pb"),
-        ]:
-            if path.name.startswith(f"{self._store.name}.wal.") or find_bytes(path, wanted):
-                path.unlink()
-                removed.append(str(path))
-        return removed
+        removed = [*self._store.parent.glob(f"{self._store.name}.wal.damaged-*"), *self._quarantined(selection)]
+        for path in removed:
+            path.unlink()
+        return list(map(str, removed))
+
+    def _quarantined(self, selection: TraceSelection) -> list[Path]:
+        """The quarantined requests that contain one of the selected traces' ids."""
+        wanted = frozenset(needles(selection.trace_ids))
+        kept = self._store.with_name(f"{self._store.name}.quarantine").glob("*.pb")
+        return [path for path in kept if find_id(path, wanted)]
 
     def _proof(self, selection: TraceSelection) -> dict[str, Any]:
         """Searches for the purged rows with SQL, and for their ids in the bytes of every file of the store."""
         with self._readers.snapshot(self._database) as snapshot:
             left = _count(snapshot.cursor, selection)
-        wanted = needles(selection.trace_ids)
+        wanted = needles(selection.trace_ids, _MOST_IDS_SEARCHED)
         files = [self._store, *self._journal.files(), self._store.with_name(f"{self._store.name}.wal")]
         found = [str(path) for path in files if path.exists() and find_bytes(path, wanted)]
         return {"rows_left": left, "ids_searched": len(wanted) // 2, "files_searched": len(files), "found_in": found}

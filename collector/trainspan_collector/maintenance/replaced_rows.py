@@ -3,9 +3,11 @@
 A replaced row stays for an hour, because a reader that has its number may still fetch its tokens.
 """
 
+import contextlib
 import logging
 import time
 from collections import deque
+from collections.abc import Iterator
 from typing import Final
 
 import duckdb
@@ -42,9 +44,19 @@ class ReplacedRows:
         self._due = time.monotonic() + interval_s
         self._seen: deque[tuple[float, int]] = deque()
         """When which `seq` was the last one."""
+        self._is_paused = False
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """It is never due during the block, which is for any thread: a rewrite must see all that replaced what it has copied."""
+        self._is_paused = True
+        try:
+            yield
+        finally:
+            self._is_paused = False
 
     def is_due(self) -> bool:
-        return time.monotonic() >= self._due
+        return not self._is_paused and time.monotonic() >= self._due
 
     def apply(self, cursor: duckdb.DuckDBPyConnection) -> int:
         """Deletes what was replaced long ago, in one transaction; returns the number of rows."""

@@ -1,7 +1,8 @@
 """Retention: deletes traces whose newest row is older than a number of days, while the collector runs.
 
-Age counts from when the collector received a row, on a clock that is set once at process start: neither a sender's clock nor
-a jump of this machine's clock can make rows old.
+Age counts from when the collector received a row, not from a sender's clock, up to the earlier of two clocks: this machine's,
+and one that is set once at process start. So a clock that is set forward, or was ahead at the start and is set back, makes no
+row old. A row that arrives while the clock is behind counts as that much older.
 """
 
 import logging
@@ -38,7 +39,7 @@ class Retention:
     def apply(self, cursor: duckdb.DuckDBPyConnection) -> int:
         """Deletes what is too old, in one transaction; returns the number of rows. The key index must cover the store."""
         self._due = time.monotonic() + self._interval_s
-        before_ns = self._began_ns + _since_boot_ns() - self._age_ns
+        before_ns = min(self._began_ns + _since_boot_ns(), time.time_ns()) - self._age_ns
         selection = select(cursor, Criteria(before_ns=before_ns))
         selection.register(cursor)
         n_rows = 0

@@ -196,9 +196,13 @@ class KeyIndex:
         return n_lacking - n_replaced, max(0, n_unknown - n_replaced)
 
     def close(self) -> None:
+        """A failure is only logged: what is not on disk is added again by the next `cover`."""
         db, self._db = self._db, None
         if db is not None:
-            db.close()
+            try:
+                db.close()
+            except Exception as error:  # noqa: BLE001  # RocksDB raises nothing more specific
+                log.warning("key index cannot be closed folder=%s error=%r", self._folder, str(error))
 
     def _extend(self, cursor: duckdb.DuckDBPyConnection, to_seq: int) -> None:
         """Adds the rows up to `to_seq` and records that, so that a restart after a kill resumes from there."""
@@ -281,8 +285,7 @@ class KeyIndex:
         except Exception as error:
             self._n_failures += 1
             log.error("key index failed folder=%s error=%r", self._folder, str(error))
-            with contextlib.suppress(Exception):
-                self.close()
+            self.close()
             raise KeyIndexError(f"the key index at {self._folder} failed: {error}") from error
 
 

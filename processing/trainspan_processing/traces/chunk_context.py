@@ -7,7 +7,7 @@ import polars as pl
 from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.tables import CALLS, EVALUATIONS, SPAN_KEY, SPANS, empty
 from trainspan_processing.traces.evaluations import read_feedback
-from trainspan_processing.traces.span_reader import read_spans
+from trainspan_processing.traces.spans import read_spans
 
 __all__ = ["ChunkContext", "read_context"]
 

@@ -1,4 +1,4 @@
-"""All spans except calls with tokens, with the needed columns: rollout spans, tool steps, and clients' model call spans.
+"""The spans of a selection: calls with tokens, and of all others the needed columns (rollout spans, tool steps, clients' calls).
 
 Dialects are recognized by attributes, never by span names: the GenAI conventions (also traceloop's since 0.55), older
 traceloop (`llm.request.type`), and OpenInference (`openinference.span.kind`). Most spans can be interpreted from columns and
@@ -13,21 +13,22 @@ from typing import Final
 import polars as pl
 
 from trainspan_processing.read.json_attributes import contains_any, has_key, number, text, with_where
-from trainspan_processing.read.source import Source
+from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.tables import SPAN_KEY, SPANS, compact, each_once, empty
-from trainspan_processing.traces.server_calls import redacts_what_is_needed
+from trainspan_processing.traces.server_calls import CALL_COLUMNS, join_calls, narrow_calls, redacts_what_is_needed
 from trainspan_schemas.telemetry import keys
 
-__all__ = ["SPAN_COLUMNS", "join_spans", "narrow_spans", "system_hashes"]
+__all__ = ["read_spans", "system_hashes"]
 
 _IDENTITY: Final = ["rollout_id", "attempt", "task_id", "run_id", "round", "split"]
-SPAN_COLUMNS: Final = [
+_SPAN_COLUMNS: Final = [
     *("seq", "trace_id", "span_id", "parent_span_id", "start_ns", "end_ns", "status_code", "status_message"),
     *("service_name", *_IDENTITY, "agent"),
     *("rollout_status", "rollout_boundary", "rollout_judge", "rollout_calls"),
     *("operation", "request_model", "response_id", "redacted", "attribute_keys", "untrusted"),
 ]
-"""Columns requested from the read `spans`."""
+_COLUMNS: Final = list(dict.fromkeys(("is_call", *_SPAN_COLUMNS, *CALL_COLUMNS)))
+"""Columns requested from the read `spans`, which returns calls as well."""
 
 _CLIENT_OPERATIONS: Final = [keys.OPERATION_CHAT, keys.OPERATION_TEXT_COMPLETION, "generate_content"]
 _RENAMED: Final = {
@@ -125,8 +126,19 @@ _OF_ROLLOUTS: Final = {"_group_size": number(keys.GROUP_SIZE).cast(pl.Int32, str
 _OF_FAILURES: Final = {"_error": text("error.type")}
 
 
-def join_spans(source: Source, batches: Sequence[pl.DataFrame]) -> pl.DataFrame:
-    """The batches of `narrow_spans` together, completed from their attributes → frame SPANS, each span once."""
+def read_spans(source: Source, selection: Selection) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """The spans of a selection as frames SPANS (those without tokens) and CALLS, each once, in no particular order."""
+    spans: list[pl.DataFrame] = []
+    calls: list[pl.DataFrame] = []
+    for batch in source.read("spans", selection, _COLUMNS):
+        is_call = pl.col("is_call").fill_null(value=False)
+        spans.append(_narrowed(batch.filter(~is_call)))
+        calls.append(narrow_calls(batch.filter(is_call)))
+    return _joined(source, spans), join_calls(calls)
+
+
+def _joined(source: Source, batches: Sequence[pl.DataFrame]) -> pl.DataFrame:
+    """The batches of `_narrowed` together, completed from their attributes → frame SPANS, each span once."""
     if not batches:
         return empty(SPANS)
     spans = each_once(pl.concat(batches))
@@ -148,9 +160,9 @@ def system_hashes(source: Source, spans: pl.DataFrame) -> pl.DataFrame:
     return pl.concat([nothing, *found]).drop_nulls("system_hash")
 
 
-def narrow_spans(batch: pl.DataFrame) -> pl.DataFrame:
-    """Spans of a batch (SPAN_COLUMNS) as far as columns and keys describe them; `has_more` if the attributes may contain more."""
-    batch = batch.select("store", *SPAN_COLUMNS)
+def _narrowed(batch: pl.DataFrame) -> pl.DataFrame:
+    """Spans as far as columns and keys describe them; `has_more` if the attributes may contain more."""
+    batch = batch.select("store", *_SPAN_COLUMNS)
     signs = batch.select("attribute_keys").unique().with_columns(**_SIGNS)
     operation = pl.col("operation")
     batch = (

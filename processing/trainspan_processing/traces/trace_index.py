@@ -22,8 +22,7 @@ from trainspan_processing.traces.evaluations import (
 from trainspan_processing.traces.reward_trust import with_own_rewards
 from trainspan_processing.traces.rollout_table import rollout_table
 from trainspan_processing.traces.server_calls import ordered_calls, with_defaults
-from trainspan_processing.traces.span_reader import read_spans
-from trainspan_processing.traces.spans import system_hashes
+from trainspan_processing.traces.spans import read_spans, system_hashes
 
 __all__ = ["Clock", "TraceIndex", "index_chunks", "index_traces"]
 

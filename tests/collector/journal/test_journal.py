@@ -61,6 +61,23 @@ def test_a_flipped_bit_anywhere_costs_only_the_frame_it_is_in() -> None:
         assert _bodies(bytes(data)) == [b"first", b"third"]
 
 
+def test_requests_after_damage_are_found_wherever_a_read_ends(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    for body in (b"first", b"second", b"third"):
+        journal.append(Signal.TRACES, body, 1)
+    [file] = _segments(tmp_path)
+    data = bytearray(file.read_bytes())
+    data[HEADER_BYTES] ^= 0x10
+    file.write_bytes(data)
+    for max_bytes in range(1, len(data) + 1):
+        bodies, position = [], START
+        while journal.bytes_after(position):
+            entries, position = journal.read(position, max_bytes)
+            bodies += [entry.frame.body for entry in entries]
+        assert bodies == [b"second", b"third"], max_bytes
+    journal.close()
+
+
 @given(st.lists(st.binary(max_size=60), min_size=1, max_size=5), st.data())
 def test_a_reader_that_sees_the_file_grow_takes_each_frame_once(bodies: list[bytes], data: st.DataObject) -> None:
     whole = b"".join(map(_frame, bodies))

@@ -302,6 +302,33 @@ def test_a_failure_of_the_index_is_an_error_once_and_then_it_is_opened_again(sto
     assert store.send() == 30
 
 
+class _Unclosable:
+    """Closes RocksDB's database, and fails in doing so."""
+
+    def __init__(self, database: Any) -> None:
+        self._database = database
+
+    def close(self) -> None:
+        self._database.close()
+        raise RuntimeError("planted")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._database, name)
+
+
+@pytest.mark.parametrize("name", ["close", "clear"])
+def test_a_failure_to_close_the_index_is_logged_and_stops_nothing(
+    store: Sent, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    store.send()
+    index = store.filling.index
+    index._db = _Unclosable(index._db)  # type: ignore[assignment]
+    getattr(index, name)()
+    assert "key index cannot be closed" in caplog.text
+    assert store.send() == 30
+    assert store.differences() == (0, 0)
+
+
 def test_a_damaged_block_that_is_read_later_rebuilds_the_index(store: Sent, monkeypatch: pytest.MonkeyPatch) -> None:
     store.filling.add_many(10_000)
     store.send()

@@ -1,15 +1,18 @@
 """The collector as a process: start, stop, and what can prevent either."""
 
+import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import grpc
 import pytest
 
+from tests.support.collector.faults import reopening_loader
 from tests.support.collector.process import (
     TRACES,
     CollectorProcess,
@@ -117,8 +120,6 @@ def test_a_database_that_another_program_has_open_is_named_with_its_holder(tmp_p
 
 @pytest.mark.parametrize("option", ["--grpc", "--http", "--flight"])
 def test_a_taken_port_is_one_line_that_names_its_holder(tmp_path: Path, option: str) -> None:
-    import os
-
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         line = _failure(tmp_path / "spans.duckdb", option, f"127.0.0.1:{port}")
@@ -169,3 +170,48 @@ def test_a_reader_alone_reads_a_store_with_grpc_off(tmp_path: Path) -> None:
     with running(store, "--grpc", "off") as reader:
         assert reader.address.grpc is None
         assert len(read(reader.address, "spans")) == 1
+
+
+def test_a_collector_for_readers_goes_on_after_it_reopened_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if other files get the numbers of closed descriptors: with one of them it would hold the readers' lock for free."""
+    store, closed = tmp_path / "spans.duckdb", tmp_path / "faults" / "closed"
+    collector = CollectorProcess(store, load_interval_s=30)
+    export(collector.address, span(1, 1))
+    collector.kill()  # the span is only in the journal
+    faults = reopening_loader(tmp_path / "faults")
+    with (faults / "sitecustomize.py").open("a") as program:
+        program.write(_TAKES_FREE_DESCRIPTORS)
+    monkeypatch.setenv("PYTHONPATH", str(faults), prepend=os.pathsep)
+    with open_store(str(store)) as endpoint:
+        address = running_collector(store)
+        assert address is not None
+        deadline = time.monotonic() + 30
+        while not closed.exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert _count(endpoint) == 1
+        time.sleep(1)  # two looks at the lock
+        assert _count(endpoint) == 1
+        assert running_collector(store) == address
+    assert running_collector(store) is None
+
+
+_TAKES_FREE_DESCRIPTORS = """
+import time
+from pathlib import Path
+from trainspan_collector import session
+
+leave = session.StoreSession.__exit__
+
+def leave_slowly(self, *arguments):
+    opened = [open(__file__) for _ in range(64)]
+    time.sleep(1)
+    for file in opened:
+        file.close()
+    leave(self, *arguments)
+    Path(__file__).with_name("closed").touch()
+
+session.StoreSession.__exit__ = leave_slowly
+"""
