@@ -16,7 +16,7 @@ from google.protobuf.message import Message
 from trainspan_collector.otlp.signals import OtlpSignal
 from trainspan_schemas.errors import InvalidRecordError
 
-__all__ = ["from_json", "parsed_bytes", "to_json"]
+__all__ = ["encodable", "from_json", "parsed_bytes", "to_json"]
 
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # half of a pair: may be alone in JavaScript's strings, not in UTF-8
 _BYTES_PER_OBJECT = 300
@@ -32,7 +32,7 @@ def from_json(signal: OtlpSignal, body: bytes) -> bytes:
         if not isinstance(content, dict):
             raise InvalidRecordError(f"the body is a JSON {type(content).__name__}, not an object")
         if _SURROGATE.search(body):
-            content = _mapped(content, _encodable)
+            content = _mapped(content, encodable)
         _encode_ids(content)
         ParseDict(content, message, ignore_unknown_fields=True)
         packed: bytes = message.SerializeToString()
@@ -56,6 +56,11 @@ def to_json(message: Message) -> bytes:
     """In OTLP's form: lowerCamelCase names, integers for enumerations."""
     text: str = MessageToJson(message, indent=None, use_integers_for_enums=True, ensure_ascii=False)
     return text.encode()
+
+
+def encodable(text: str) -> str:
+    """The text with U+FFFD for each unpaired surrogate."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _encode_ids(content: dict[str, Any]) -> None:
@@ -109,8 +114,3 @@ def _mapped(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, dict):
         return {change(key): _mapped(item, change) for key, item in value.items()}
     return value
-
-
-def _encodable(text: str) -> str:
-    """The text with U+FFFD for each unpaired surrogate."""
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 
+from trainspan_collector.otlp.json_encoding import encodable
 from trainspan_collector.otlp.values import Json
 
 __all__ = ["boolean", "first_text", "integer", "number", "text"]
@@ -59,9 +60,10 @@ def first_text(attributes: Mapping[str, Json], key: str) -> str | None:
     value = attributes.get(key)
     if isinstance(value, str) and value.startswith("["):
         try:
-            value = json.loads(value)
+            items = json.loads(value)
         except (ValueError, RecursionError):
-            return value if isinstance(value, str) else None
+            return value
+        value = [encodable(item) for item in items[:1] if isinstance(item, str)]
     if isinstance(value, list):
         value = value[0] if value else None
     return value if isinstance(value, str) and value else None

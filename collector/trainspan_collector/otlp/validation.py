@@ -3,17 +3,23 @@
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-__all__ = ["MAX_ITEM_BYTES", "Rejections", "id_problem", "log_records"]
+from trainspan_collector.otlp.gunzip import TooLargeError
+from trainspan_collector.otlp.repetition import items_by_scope, repeated_bytes
+
+__all__ = ["MAX_ITEM_BYTES", "MAX_REPEATED_BYTES", "Rejections", "id_problem", "log_records"]
 
 MAX_ITEM_BYTES: Final = 16 * 2**20
 """Limit of a span or log record with its resource and scope: loading and reading hold several copies of it in memory."""
+MAX_REPEATED_BYTES: Final = 256 * 2**20
+"""Limit of what the rows of a request inherit, copies included: a resource of 8 KiB may have 32,000 spans."""
+_REPEATED_PER_BYTE: Final = 4  # of a large request: more than this is repetition, not size
 
 _Request = ExportTraceServiceRequest | ExportLogsServiceRequest
 _ZERO_TRACE = bytes(16)
@@ -25,9 +31,12 @@ _NAMED = 5
 class Rejections:
     """The items of a request that cannot be stored: OTLP's partial success."""
 
+    request_bytes: int
+    """The size of the whole request."""
     reasons: Counter[str] = field(default_factory=Counter)
     """`invalid_id` or `too_large` → items."""
     _named: list[str] = field(default_factory=list)
+    _repeated_bytes: int = 0
 
     @property
     def n_rejected(self) -> int:
@@ -36,10 +45,12 @@ class Rejections:
     def take(self, request: _Request, body: bytes) -> tuple[int, bytes]:
         """Checks a request, or a piece of one, that was parsed from `body`.
 
-        Returns how many of its items can be stored, and the body without items that are too large.
+        Returns how many of its items can be stored, and the body without items that are too large. Raises TooLargeError if the
+        rows of all pieces so far repeat too much.
         """
         if len(body) > MAX_ITEM_BYTES and self._remove_large(request):
             body = request.SerializeToString()
+        self._count_repeated(repeated_bytes(request, body))
         if isinstance(request, ExportLogsServiceRequest):
             return sum(1 for _ in log_records(request)), body
         n_items = 0
@@ -53,7 +64,7 @@ class Rejections:
     def _remove_large(self, request: _Request) -> bool:
         """Whether there was one."""
         n_before = self.n_rejected
-        for shared_bytes, items in _items(request):
+        for shared_bytes, items in items_by_scope(request):
             for index, item in reversed([*enumerate(items)]):
                 n_bytes = shared_bytes + item.ByteSize()
                 if n_bytes > MAX_ITEM_BYTES:
@@ -61,6 +72,15 @@ class Rejections:
                     self._reject(item, "too_large", problem)
                     del items[index]
         return self.n_rejected > n_before
+
+    def _count_repeated(self, n_bytes: int) -> None:
+        self._repeated_bytes += n_bytes
+        limit = max(MAX_REPEATED_BYTES, _REPEATED_PER_BYTE * self.request_bytes)
+        if self._repeated_bytes > limit:
+            raise TooLargeError(
+                f"the request's spans or log records repeat more than {limit} bytes of their resources, scopes or rollout "
+                "ids: shorten these, or send smaller batches"
+            )
 
     def _reject(self, item: Span | LogRecord, reason: str, problem: str) -> None:
         self.reasons[reason] += 1
@@ -79,8 +99,8 @@ class Rejections:
         return f"{self.n_rejected} rejected: {'; '.join(self._named)}{more}"
 
 
-def id_problem(span: Span) -> str | None:
-    """Why a span's ids are invalid; None if they are valid."""
+def id_problem(span: Span | Span.Link) -> str | None:
+    """Why the ids of a span or link are invalid; None if they are valid."""
     trace_id, span_id = span.trace_id, span.span_id
     if len(trace_id) != 16:
         return f"trace id has {len(trace_id)} bytes, not 16"
@@ -91,16 +111,6 @@ def id_problem(span: Span) -> str | None:
     if span_id == _ZERO_SPAN:
         return "span id is all zeros"
     return None
-
-
-def _items(request: Any) -> Iterator[tuple[int, Any]]:
-    """The bytes of each resource and scope together, and their spans or log records."""
-    message: Any = type(request)
-    of_logs = message is ExportLogsServiceRequest
-    for group in request.resource_logs if of_logs else request.resource_spans:
-        resource_bytes = group.resource.ByteSize()
-        for scope in group.scope_logs if of_logs else group.scope_spans:
-            yield resource_bytes + scope.scope.ByteSize(), scope.log_records if of_logs else scope.spans
 
 
 def _spans(request: ExportTraceServiceRequest) -> Iterator[Span]:

@@ -20,8 +20,16 @@ def check_origin(headers: Mapping[str, str], hosts: frozenset[str] | None) -> No
     if hosts is not None and not _is_address_or_among(host, hosts):
         raise ForeignError(f"Host {host[:100]!r} is not this collector: use its address, or list it in allowed_hosts")
     origin = headers.get("origin")
-    if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
+    if origin is not None and _netloc(origin) != host.lower():
         raise ForeignError(f"a page from {origin[:100]!r} may not send requests to this collector")
+
+
+def _netloc(origin: str) -> str | None:
+    """None if it is no origin."""
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return None
 
 
 def _is_address_or_among(header: str, hosts: frozenset[str]) -> bool:

@@ -63,8 +63,8 @@ class ExportHandler:
     ) -> ExportOutcome:
         """Returns once the content of `body` is on disk; metrics are only counted. `share` already includes its bytes.
 
-        Raises InvalidRecordError if the body is not such a request, TooLargeError if it has too many items, OverloadError
-        if it cannot be kept now.
+        Raises InvalidRecordError if the body is not such a request, TooLargeError if it has too many items or its
+        rows would repeat too much, OverloadError if it cannot be kept now.
         """
         try:
             with nullcontext(share) if share else self.budget.share(role, len(body)) as held:
@@ -97,7 +97,7 @@ class ExportHandler:
 
     def _read(self, signal: OtlpSignal, body: bytes) -> tuple[ExportOutcome, int, list[bytes]]:
         """The outcome, the number of items, and the requests to store; parsed messages do not wait for the disk."""
-        rejections, n_items = Rejections(), 0
+        rejections, n_items = Rejections(len(body)), 0
         stored: list[bytes] = []
         for piece in cut(signal, body, self._max_items):
             if signal is METRICS:

@@ -1,11 +1,10 @@
-"""Removes what must not be stored before it reaches the journal: always secrets in headers, and blocked attribute keys.
+"""Removes what must not be stored before it reaches the journal: always secrets in headers and texts, and blocked keys.
 
 A request is first searched for the bytes of the keys; only if it contains some is it processed and encoded again. Removed
 blocked keys are listed in the attribute `trainspan.redacted` of the item they were on, so that the dataset can state why a
 call is not trained on. Secrets are not part of a call: removing them leaves no such mark.
 """
 
-import ctypes
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 
+from trainspan_collector.otlp.byte_search import contains_any
 from trainspan_schemas.telemetry import keys
 
 __all__ = ["Redacted", "Redaction"]
@@ -21,6 +21,7 @@ __all__ = ["Redacted", "Redaction"]
 _SECRET_KEY: Final = re.compile(
     r"^gen_ai\.(request\.)?headers$|(^|[._-])((proxy-)?authorization|(x-)?api[_-]key|(set-)?cookie)$", re.IGNORECASE
 )
+_KEY_END: Final = 32  # characters: whatever precedes them, the name of a secret is among these
 _VALUE_FOLLOWS: Final = b"\x12"  # the tag of KeyValue.value: the bytes before it end a key
 _CASE_BIT: Final = np.uint8(0x20)
 
@@ -36,8 +37,9 @@ _SECRET_BYTES: Final = (
 )
 """A folded request with a secret contains one of these. Letters that make the search slow are left out."""
 _SECRET_TEXT: Final = re.compile(
-    r"""(authorization\\*["']?\s*[:=,]\s*\\*["']?\s*(?:bearer|basic)\s+)[^\s"'\\,}\]]+""", re.IGNORECASE
+    r"""(authorization\\*+["']?+\s*+[:=,]\s*+\\*+["']?+\s*+(?:bearer|basic)\s++)[^\s"'\\,}\]]++""", re.IGNORECASE
 )
+"""It gives no character back, so that it takes a time in proportion to the text, whatever a sender writes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +61,13 @@ class Redaction:
 
     def apply(self, request: Any, body: bytes) -> Redacted:
         """`body` without what must not be stored; `request` is the same, parsed (traces or logs), and may be changed."""
-        if not any(_contains(body, needle) for needle in self._needles) and not _may_have_secrets(body):
+        if not contains_any(body, self._needles) and not _may_have_secrets(body):
             return Redacted(body)
         removal = _Removal(self._is_blocked)
-        for owner, parts in _owners(request):
+        for owner, parts, texts in _owners(request):
             removal.clean(owner, parts)
+            for message, field in texts:
+                removal.clean_text(message, field)
         if not removal.n_secrets and not removal.n_blocked:
             return Redacted(body)
         return Redacted(request.SerializeToString(), removal.n_secrets, removal.n_blocked)
@@ -73,7 +77,7 @@ class Redaction:
 
 
 class _Removal:
-    """Removes attributes from messages, and counts them."""
+    """Removes attributes from messages, and secrets from their texts, and counts them."""
 
     def __init__(self, is_blocked: Callable[[str], bool]) -> None:
         self._is_blocked = is_blocked
@@ -94,25 +98,38 @@ class _Removal:
             for key in self._blocked:
                 mark.values.add(string_value=key)
 
+    def clean_text(self, message: Any, field: str) -> None:
+        """Replaces the secrets in a text of `message`."""
+        text = getattr(message, field)
+        if "uthorization" in text.lower():
+            text, n_found = _SECRET_TEXT.subn(r"\1[removed]", text)
+            if n_found:
+                setattr(message, field, text)
+                self.n_secrets += n_found
+
     def _clean_pairs(self, pairs: Any) -> None:
-        for index in range(len(pairs) - 1, -1, -1):
-            key = pairs[index].key
-            if self._is_blocked(key):
-                self._blocked[key] = None
-                self.n_blocked += 1
-                del pairs[index]
-            elif _SECRET_KEY.search(key):
-                self.n_secrets += 1
-                del pairs[index]
-            else:
-                self._clean_value(pairs[index].value)
+        kept = [pair for pair in pairs if not self._is_removed(pair.key)]
+        for pair in kept:
+            self._clean_value(pair.value)
+        if len(kept) < len(pairs):  # all at once: each deletion moves everything after it
+            del pairs[:]
+            pairs.extend(kept)
+
+    def _is_removed(self, key: str) -> bool:
+        """Whether an attribute is removed, which is then counted."""
+        if self._is_blocked(key):
+            self._blocked[key] = None
+            self.n_blocked += 1
+            return True
+        if _SECRET_KEY.search(key, max(0, len(key) - _KEY_END)):
+            self.n_secrets += 1
+            return True
+        return False
 
     def _clean_value(self, value: AnyValue) -> None:
         kind = value.WhichOneof("value")
         if kind == "string_value":
-            if "uthorization" in value.string_value.lower():
-                value.string_value, n_found = _SECRET_TEXT.subn(r"\1[removed]", value.string_value)
-                self.n_secrets += n_found
+            self.clean_text(value, "string_value")
         elif kind == "kvlist_value":
             self._clean_pairs(value.kvlist_value.values)
         elif kind == "array_value":
@@ -120,34 +137,22 @@ class _Removal:
                 self._clean_value(item)
 
 
-def _owners(request: Any) -> Iterator[tuple[Any, list[Any]]]:
-    """Everything that has attributes, with all its attribute lists and values."""
+def _owners(request: Any) -> Iterator[tuple[Any, list[Any], list[tuple[Any, str]]]]:
+    """Everything that has attributes, with all its attribute lists and values, and its texts as messages and fields."""
     of_traces = hasattr(request, "resource_spans")
     for resource_items in request.resource_spans if of_traces else request.resource_logs:
-        yield resource_items.resource, [resource_items.resource.attributes]
+        yield resource_items.resource, [resource_items.resource.attributes], []
         for scope_items in resource_items.scope_spans if of_traces else resource_items.scope_logs:
-            yield scope_items.scope, [scope_items.scope.attributes]
+            yield scope_items.scope, [scope_items.scope.attributes], []
             if of_traces:
                 for span in scope_items.spans:
                     within = [item.attributes for items in (span.events, span.links) for item in items]
-                    yield span, [span.attributes, *within]
+                    named = [(event, "name") for event in span.events]
+                    yield span, [span.attributes, *within], [(span, "name"), (span.status, "message"), *named]
             else:
                 for record in scope_items.log_records:
-                    yield record, [record.attributes, record.body]
-
-
-_memmem = ctypes.PyDLL(None).memmem
-"""Keeps the interpreter's lock: releasing it for each of these short searches costs more than they do."""
-_memmem.restype = ctypes.c_void_p
-_memmem.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_size_t]
+                    yield record, [record.attributes, record.body], [(record, "event_name")]
 
 
 def _may_have_secrets(body: bytes) -> bool:
-    folded = np.bitwise_or(np.frombuffer(body, np.uint8), _CASE_BIT)
-    address, size = folded.ctypes.data, len(body)
-    return any(_memmem(address, size, needle, len(needle)) is not None for needle in _SECRET_BYTES)
-
-
-def _contains(body: bytes, needle: bytes) -> bool:
-    """`needle in body` by the C library: two to four times as fast."""
-    return _memmem(body, len(body), needle, len(needle)) is not None
+    return contains_any(np.bitwise_or(np.frombuffer(body, np.uint8), _CASE_BIT), _SECRET_BYTES)

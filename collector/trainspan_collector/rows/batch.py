@@ -247,9 +247,15 @@ def _seq(row: SpanRow | LogRow | EvaluationRow) -> int:
 
 
 def _row_bytes(row: SpanRow | LogRow | EvaluationRow) -> int:
-    """The approximate size of its texts and tokens. A resource that rows share counts for each, as the store repeats it."""
+    """The approximate size of its texts and tokens. A text that rows share counts for each, as the store repeats it."""
     if isinstance(row, SpanRow):
         return span_bytes(row)
     if isinstance(row, LogRow):
-        return len(row.body) + len(row.attributes) + len(row.resource) + len(row.scope_json)
-    return len(row.explanation or "") + len(row.label or "")
+        own = _length(row.body, row.attributes, row.event_name, row.severity_text, row.rollout_id)
+        return own + _length(row.resource, row.scope_json)
+    own = _length(row.name, row.label, row.explanation, row.source, row.of_item)
+    return own + _length(row.trace_id, row.span_id, row.rollout_id)
+
+
+def _length(*texts: str | None) -> int:
+    return sum(len(text) for text in texts if text)

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from trainspan_collector.otlp import lookups as look
+from trainspan_collector.otlp.validation import id_problem
 from trainspan_collector.otlp.values import Json, to_json_text
 from trainspan_schemas.store.tables import SpanRow
 from trainspan_schemas.telemetry import keys
@@ -79,9 +80,9 @@ def target_of_events(span: Span, row: SpanRow, plain: Mapping[str, Json]) -> tup
 
 
 def _linked(span: Span, row: SpanRow) -> tuple[str, str] | None:
-    """The only span that a carrier links to. A rollout's own span is a target, whatever it links to."""
+    """The only span that a carrier links to, by valid ids. A rollout's own span is a target, whatever it links to."""
     is_rollout = row.rollout_status is not None or row.rollout_boundary is not None
     if len(span.links) != 1 or is_rollout or row.is_call:
         return None
     (link,) = span.links
-    return (link.trace_id.hex(), link.span_id.hex()) if any(link.trace_id) and any(link.span_id) else None
+    return None if id_problem(link) else (link.trace_id.hex(), link.span_id.hex())

@@ -191,8 +191,9 @@ def _pack_tokens(values: Mapping[str, AnyValue]) -> tuple[dict[str, bytes], dict
 
 
 def span_bytes(row: SpanRow) -> int:
-    """The approximate size of a span's texts and tokens."""
-    return (row.richness & _SIZE) + len(row.resource) + len(row.scope_json) + len(row.trace_state)
+    """The approximate size of a span's texts and tokens, those that it shares with other spans included."""
+    shared = len(row.resource) + len(row.scope_json) + len(row.scope_name) + len(row.service_name or "")
+    return (row.richness & _SIZE) + shared + len(row.trace_state)
 
 
 def _richness(size: int, *, has_tokens: bool, has_ended: bool, untrusted: bool, is_verdict: bool) -> int:

@@ -20,6 +20,8 @@ _DIALECTS: Final = (
     (keys.GEN_AI_OPERATION, "gen_ai"),
 )
 """A key on the spans of a convention → the convention's name; the first key present counts."""
+_MAX_NAME: Final = 256
+_MAX_POLICIES: Final = 1024
 
 
 class Tally:
@@ -32,7 +34,7 @@ class Tally:
         self.calls = 0
         self.untrainable: Counter[str] = Counter()
         self.versions: list[tuple[str | None, int]] = []
-        """Policy name and version of each call that has one, in order of arrival."""
+        """Policy name and version of each trusted call that has one, in order of arrival; none with an endless name."""
 
     def add(self, row: SpanRow, plain: Mapping[str, Json]) -> None:
         """`plain` are the span's attributes."""
@@ -43,7 +45,7 @@ class Tally:
         self.calls += 1
         if reason := _lack(row, plain):
             self.untrainable[reason] += 1
-        if row.policy_version is not None:
+        if row.policy_version is not None and not row.untrusted and len(row.policy_name or "") <= _MAX_NAME:
             self.versions.append((row.policy_name, row.policy_version))
 
 
@@ -53,14 +55,17 @@ class LoadCounting:
     def __init__(self, on_loaded: Callable[[LoadCounts], None]) -> None:
         self._on_loaded = on_loaded
         self._newest_versions: dict[str | None, int] = {}
+        """Of the policies that were seen last."""
 
     def stored(self, tally: Tally, duplicates: int) -> None:
         """Counts a batch that is now in the store."""
         n_stale = 0
         for policy, version in tally.versions:
-            newest = self._newest_versions.get(policy, version)
+            newest = self._newest_versions.pop(policy, version)
             n_stale += version < newest
             self._newest_versions[policy] = max(newest, version)
+            if len(self._newest_versions) > _MAX_POLICIES:
+                del self._newest_versions[next(iter(self._newest_versions))]
         self._on_loaded(LoadCounts(duplicates, tally.dialects, tally.calls, tally.untrainable, n_stale))
 
 

@@ -40,10 +40,9 @@ def pack_logprobs(value: AnyValue) -> bytes:
         fast = _fast_doubles(value.array_value.SerializeToString())
         if fast is not None:
             return fast
-        numbers = [_number(item, ("double_value", "int_value")) for item in value.array_value.values]
-        return np.asarray(numbers, "<f4").tobytes()
+        return _floats([_number(item, ("double_value", "int_value")) for item in value.array_value.values])
     if kind == "string_value":
-        return np.asarray(_from_text(value.string_value, (float, int)), "<f4").tobytes()
+        return _floats(_from_text(value.string_value, (float, int)))
     raise InvalidRecordError(f"log-probabilities are of type {kind}: send bytes (float32 little-endian)")
 
 
@@ -88,6 +87,13 @@ def _ids(numbers: Sequence[float]) -> bytes:
     if any(not -_MAX_ID <= number <= _MAX_ID for number in numbers):
         raise InvalidRecordError(f"a token id over {_MAX_ID}")
     return np.asarray(numbers, "<i4").tobytes()
+
+
+def _floats(numbers: Sequence[float]) -> bytes:
+    try:
+        return np.asarray(numbers, "<f4").tobytes()
+    except OverflowError as error:
+        raise InvalidRecordError("a log-probability is an integer too large for a float") from error
 
 
 def _fast_ids(data: bytes) -> bytes | None:

@@ -261,6 +261,14 @@ def _unknown_field(n_bytes: int) -> bytes:
     return b"\x9a\x06" + varint + bytes(size)
 
 
+def test_a_request_whose_rows_would_repeat_a_long_text_is_refused_for_good(collector: CollectorProcess) -> None:
+    message = trace_request(*(span(1055, number) for number in range(1, 301)))
+    message.resource_spans[0].scope_spans[0].scope.name = "x" * MIB
+    answer = request(collector.address, "/v1/traces", message.SerializeToString())
+    assert (answer.status, b"repeat more than" in answer.body) == (413, True)
+    assert _span_ids(collector, 1055) == []
+
+
 def test_a_decompression_bomb_is_cut_before_it_fills_memory(collector: CollectorProcess) -> None:
     before = _peak_mib(collector)
     packer = zlib.compressobj(1, zlib.DEFLATED, 31)

@@ -1,6 +1,7 @@
 """Forbidden data never reaches the journal: secrets in headers, and keys blocked by the user."""
 
 import json
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -75,11 +76,63 @@ def test_a_secret_attribute_is_gone_and_leaves_no_mark(key: str, value: Attribut
         r"{\"extra_headers\": {\"Authorization\": \"Bearer %s\"}}",
         "[('Authorization', 'Bearer %s')]",
         "AUTHORIZATION: BEARER %s",
+        "authorization=bearer %s, x",
+        'authorization : "Basic  %s"',
+        r"authorization\\\" : \\\" bearer %s\\\"",
+        "authorization,\tbearer\n%s}",
+        f"authorization:{' ' * 2**20}bearer{' ' * 2**20}%s",
     ],
 )
 def test_a_bearer_token_within_text_is_cut_out_of_it(text: str) -> None:
     left = _after({"llm.invocation_parameters": text % SECRET})
     assert left["llm.invocation_parameters"].string_value == text % "[removed]"
+
+
+@pytest.mark.parametrize("run", [".", "-proxy", "_x-api", "authorization", "\n"])
+def test_endless_keys_take_no_time_and_hide_no_secret(run: str) -> None:
+    key = run * (8 * 2**20 // len(run))
+    attributes: dict[str, Attribute] = {f"{key}x": 1, f"{key}.set-cookie": SECRET, f"{key}-Proxy-Authorization": SECRET}
+    began = time.process_time()
+    left = _after(attributes)
+    assert time.process_time() - began < 1.5
+    assert set(left) == {f"{key}x"}
+
+
+@pytest.mark.parametrize("run", [" ", "\\", '"', "authorization:", "authorization: ", "bearer "])
+@pytest.mark.parametrize("head", ["authorization", "authorization:", "authorization: bearer"])
+def test_a_megabyte_of_anything_is_searched_in_no_time(head: str, run: str) -> None:
+    text = head + run * (2**20 // len(run))
+    began = time.monotonic()
+    _after({"text": text + "x"})
+    assert time.monotonic() - began < 2
+
+
+def test_secret_attributes_are_removed_in_a_time_that_grows_with_their_number() -> None:
+    n_attributes = 600_000
+    message = trace_request(span(1, 1))
+    attributes = message.resource_spans[0].scope_spans[0].spans[0].attributes
+    for number in range(n_attributes):
+        attributes.add(key="cookie" if number % 2 else f"k{number}").value.int_value = 1
+    began = time.process_time()
+    redacted = Redaction().apply(message, message.SerializeToString())
+    assert time.process_time() - began < 5
+    assert redacted.n_secrets == n_attributes // 2
+    left = type(message).FromString(redacted.body).resource_spans[0].scope_spans[0].spans[0].attributes
+    assert [pair.key for pair in left] == [f"k{number}" for number in range(0, n_attributes, 2)]
+
+
+def test_a_bearer_token_in_a_status_message_or_a_name_is_cut_out_of_it() -> None:
+    text = "GET failed with Authorization: Bearer %s"
+    message = trace_request(span(1, 1, name=text % SECRET, events=[event(text % SECRET, {})]))
+    stored = message.resource_spans[0].scope_spans[0].spans[0]
+    stored.status.message = text % SECRET
+    redacted = Redaction().apply(message, message.SerializeToString())
+    assert redacted.n_secrets == 3
+    [left] = type(message).FromString(redacted.body).resource_spans[0].scope_spans[0].spans
+    assert {left.name, left.status.message, left.events[0].name} == {text % "[removed]"}
+    logs = ExportLogsServiceRequest()
+    logs.resource_logs.add().scope_logs.add().log_records.add().event_name = text % SECRET
+    assert SECRET.encode() not in Redaction().apply(logs, logs.SerializeToString()).body
 
 
 def test_text_that_only_speaks_of_authorization_stays_as_it_is() -> None:

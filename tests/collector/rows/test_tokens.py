@@ -55,6 +55,12 @@ def test_what_is_no_list_of_ids_is_refused(value: Attribute) -> None:
         pack_ids(any_value(value))
 
 
+@pytest.mark.parametrize("value", [f"[-0.5, {10**400}]", "[true]", "not json", {"a": 1}])
+def test_what_is_no_list_of_logprobs_is_refused(value: Attribute) -> None:
+    with pytest.raises(InvalidRecordError):
+        pack_logprobs(any_value(value))
+
+
 @given(st.lists(st.none() | ids, max_size=12))
 def test_packed_rows_become_a_list_column(rows: list[list[int] | None]) -> None:
     column = packed_lists([None if row is None else encode_ids(row) for row in rows], pa.int32())
