@@ -16,6 +16,7 @@ from trainspan_schemas.store.endpoint import headers_of
 from trainspan_schemas.telemetry.signing import signing_key
 from trainspan_serving.capture.call_counter import CallCounter
 from trainspan_serving.capture.caller import Caller, identify
+from trainspan_serving.capture.echo import only_echoes
 from trainspan_serving.capture.engine_tap import EngineTap, Exchange
 from trainspan_serving.export.call_export import CallExport
 from trainspan_serving.export.collector_client import CollectorClient
@@ -127,16 +128,12 @@ class PolicyMiddleware:
         else:
             if caller.agent is None:
                 caller = replace(caller, agent=agent_of_body(body))
-            model = model_of_body(body) if server.policies.named else None
-            await self._generate(parts, caller, model, scope, receive, send)
+            await self._generate(parts, caller, body, scope, receive, send)
 
     async def _generate(
-        self, parts: _Parts, caller: Caller, model: str | None, scope: Scope, receive: Receive, send: Send
+        self, parts: _Parts, caller: Caller, body: bytes, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        """Passes a request that may use the weights to vLLM; holds it while they change.
-
-        `model` is the one that the request names, if the server has several policies.
-        """
+        """Passes a request that may use the weights to vLLM; holds it while they change. `receive` yields `body` again."""
         server, limit_s = parts.server, parts.server.plan.swap_timeout_s
         entered = await server.gate.enter(limit_s)
         if entered is None:
@@ -145,6 +142,7 @@ class PolicyMiddleware:
                 send, 503, f"the policy server has held this request for {limit_s:g} s because {why}; try again"
             )
             return
+        model = model_of_body(body) if server.policies.named else None
         policy = server.policies.choose(model, caller.agent)
         branch = parts.branches.find(caller.attempt, caller.trace_id) if caller.is_signed else None
         exchange = Exchange(caller, scope["path"], policy, branch=branch)
@@ -157,7 +155,7 @@ class PolicyMiddleware:
             if not await answer.end_stream():
                 raise
         finally:
-            exchange.end_http(delivered=answer.delivered)
+            exchange.end_http(delivered=answer.delivered and not only_echoes(scope["path"], body))
 
     async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def receive_and_start() -> Message:

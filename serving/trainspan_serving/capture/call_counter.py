@@ -5,6 +5,7 @@ its own calls. Numbers are kept in a SQLite file, so memory is bounded and no ro
 passed to the kernel before it is returned: a killed server process loses none.
 """
 
+import hashlib
 import logging
 import sqlite3
 import uuid
@@ -16,6 +17,9 @@ __all__ = ["CallCounter"]
 _log = logging.getLogger(__name__)
 
 _MAX_CACHED = 65_536
+_MAX_KEY = 100
+_KEPT = 40
+"""Characters of a longer key that stay readable."""
 _TABLES = """
 PRAGMA journal_mode = WAL;
 PRAGMA synchronous = OFF;
@@ -40,6 +44,7 @@ class CallCounter:
 
     def next(self, key: str) -> int:
         """Returns the next number of `key`. If the disk cannot be written, numbers may repeat after a restart."""
+        key = _bounded(key)
         number = self._counts.pop(key, None)
         if number is None:
             number = self._stored(key)
@@ -64,7 +69,7 @@ class CallCounter:
 
     def _stored(self, key: str) -> int:
         try:
-            found = self._database.execute("SELECT count FROM calls WHERE key = ?", [_text(key)]).fetchone()
+            found = self._database.execute("SELECT count FROM calls WHERE key = ?", [key]).fetchone()
         except sqlite3.Error as error:
             self._log_failure(error)
             return 0
@@ -72,7 +77,7 @@ class CallCounter:
 
     def _save(self, key: str, count: int) -> None:
         try:
-            self._database.execute(_SAVE, [_text(key), count])
+            self._database.execute(_SAVE, [key, count])
         except sqlite3.Error as error:
             self._log_failure(error)
         else:
@@ -84,6 +89,11 @@ class CallCounter:
         self._is_failing = True
 
 
-def _text(key: str) -> str:
-    """Makes a key storable: it comes from a request and may contain anything, even lone surrogates."""
-    return key.encode(errors="backslashreplace").decode()
+def _bounded(key: str) -> str:
+    """Makes a key storable: it comes from a request and may contain anything, even lone surrogates, in any length.
+
+    A long one becomes its beginning and its hash, which is longer than any short one: the two never meet.
+    """
+    content = key.encode(errors="backslashreplace")
+    text = content.decode()
+    return text if len(text) <= _MAX_KEY else f"{text[:_KEPT]}…{hashlib.sha256(content).hexdigest()}"

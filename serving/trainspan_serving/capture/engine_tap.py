@@ -7,12 +7,14 @@ which the endpoints leave out of the response if the client did not ask for them
 
 import contextlib
 import contextvars
+import logging
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from http import HTTPStatus
 from typing import Any
 
+from trainspan_schemas.errors import one_line
 from trainspan_schemas.telemetry import keys
 from trainspan_serving.capture.call_counter import CallCounter
 from trainspan_serving.capture.caller import Caller
@@ -25,6 +27,8 @@ from trainspan_serving.forcing.divergence import DivergedError
 from trainspan_serving.forcing.replay import Replayer
 
 __all__ = ["EngineTap", "Exchange"]
+
+_log = logging.getLogger(__name__)
 
 _CURRENT: contextvars.ContextVar["Exchange | None"] = contextvars.ContextVar("trainspan_exchange", default=None)
 
@@ -68,9 +72,8 @@ class Exchange:
     def when_settled(self, action: Callable[[], None]) -> None:
         self._on_settled.append(action)
 
-    def begin(self, generation: Generation) -> None:
+    def begin_generation(self) -> None:
         self._running += 1
-        self.generations.append(generation)
 
     def end_generation(self) -> None:
         self._running -= 1
@@ -121,8 +124,8 @@ class EngineTap:
         """Generations that were answered with stored tokens."""
         self._replayer = Replayer(engine)
         self._constraints = EngineConstraints(engine, self._generate)
-        self._under_way: dict[int, Generation] = {}
-        """`id()` of the parameters given to the engine → generation."""
+        self._under_way: dict[int, tuple[Exchange, Generation]] = {}
+        """`id()` of the parameters given to the engine → exchange and generation."""
         self._watch(engine.input_processor)
         engine.generate = self.generate
 
@@ -132,12 +135,14 @@ class EngineTap:
         return self.internal_calls + self._constraints.requests
 
     def _watch(self, processor: Any) -> None:
-        """Keeps the final parameters that the engine's own processing derives for each generation."""
+        """Keeps the final parameters that the engine's own processing derives for each generation that it accepts."""
         at_once, in_thread = processor.process_inputs, processor.process_inputs_async
 
         def note(params: Any, request: Any) -> Any:
-            if (generation := self._under_way.get(id(params))) is not None:
+            if (under_way := self._under_way.get(id(params))) is not None:
+                exchange, generation = under_way
                 generation.final = request.sampling_params
+                self._accept(exchange, generation)
             return request
 
         def process_inputs(request_id: str, prompt: Any, params: Any, *rest: Any, **options: Any) -> Any:
@@ -231,17 +236,14 @@ class EngineTap:
     ) -> AsyncGenerator[Any, None]:
         if exchange.ended_because:
             raise self._cut(exchange, exchange.ended_because)
-        if exchange.call_index is None:
-            key = exchange.caller.counter_key
-            exchange.call_index = 0 if key is None else self._counter.next(key)
-        exchange.begin(generation)
-        self.internal_calls += exchange.internal
+        exchange.begin_generation()
         self._live.add(exchange)
-        self._under_way[id(params)] = generation
+        self._under_way[id(params)] = exchange, generation
         try:
             async for output in outputs:
                 if exchange.ended_because:
                     raise self._cut(exchange, exchange.ended_because)
+                self._accept(exchange, generation)  # at the latest: another vLLM's processing may be bypassed
                 generation.add(output)
                 yield output
         finally:
@@ -252,6 +254,17 @@ class EngineTap:
                 exchange.end_generation()
                 if exchange.is_settled:
                     self._live.discard(exchange)
+
+    def _accept(self, exchange: Exchange, generation: Generation) -> None:
+        """Makes a generation a call; one that the engine refuses is none."""
+        if generation.accepted:
+            return
+        generation.accepted = True
+        if exchange.call_index is None:
+            key = exchange.caller.counter_key
+            exchange.call_index = 0 if key is None else self._counter.next(key)
+        exchange.generations.append(generation)
+        self.internal_calls += exchange.internal
 
     def _cut(self, exchange: Exchange, why: str) -> Exception:
         """Returns the error that vLLM answers with 503, or with an error event if the stream has started."""
@@ -265,29 +278,36 @@ class EngineTap:
     def _emit(self, exchange: Exchange) -> None:
         end_ns = time.time_ns()
         for generation in exchange.generations:
-            for choice, attributes in generation.choices(exchange.endpoint, self._constraints):
-                attributes.update(self._attributes_of(exchange))
-                attributes[keys.CALL_DELIVERED] = exchange.delivered and choice.finished and not exchange.is_cut
-                if exchange.is_cut and not choice.finished and exchange.ended_status == 503:
-                    attributes[keys.GEN_AI_FINISH_REASONS] = [keys.ENDED_BY_SERVER]
-                if generation.adapter is None:
-                    attributes[keys.POLICY_NAME] = exchange.policy.name
-                if exchange.policy.base:
-                    attributes[keys.POLICY_BASE] = exchange.policy.base
-                operation = attributes[keys.GEN_AI_OPERATION]
-                self._sink(
-                    CallSpan(
-                        trace_id=exchange.trace_id,
-                        span_id=secrets.token_hex(8),
-                        parent_span_id=exchange.caller.parent.span_id if exchange.caller.parent else None,
-                        name=f"{operation} {self._served_name}",
-                        start_ns=exchange.start_ns,
-                        end_ns=end_ns,
-                        attributes=attributes,
-                        error=None if choice.finished else exchange.ended_because or "the generation did not finish",
-                        link=exchange.caller.link,
-                    )
-                )
+            try:
+                spans = list(self._spans_of(exchange, generation, end_ns))
+            except Exception as error:  # noqa: BLE001  # the other generations are still recorded
+                _log.error("a call cannot be recorded: %s", one_line(error))
+                continue
+            for span in spans:
+                self._sink(span)
+
+    def _spans_of(self, exchange: Exchange, generation: Generation, end_ns: int) -> Iterator[CallSpan]:
+        for choice, attributes in generation.choices(exchange.endpoint, self._constraints):
+            attributes.update(self._attributes_of(exchange))
+            attributes[keys.CALL_DELIVERED] = exchange.delivered and choice.finished and not exchange.is_cut
+            if exchange.is_cut and not choice.finished and exchange.ended_status == 503:
+                attributes[keys.GEN_AI_FINISH_REASONS] = [keys.ENDED_BY_SERVER]
+            if generation.adapter is None:
+                attributes[keys.POLICY_NAME] = exchange.policy.name
+            if exchange.policy.base:
+                attributes[keys.POLICY_BASE] = exchange.policy.base
+            operation = attributes[keys.GEN_AI_OPERATION]
+            yield CallSpan(
+                trace_id=exchange.trace_id,
+                span_id=secrets.token_hex(8),
+                parent_span_id=exchange.caller.parent.span_id if exchange.caller.parent else None,
+                name=f"{operation} {self._served_name}",
+                start_ns=exchange.start_ns,
+                end_ns=end_ns,
+                attributes=attributes,
+                error=None if choice.finished else exchange.ended_because or "the generation did not finish",
+                link=exchange.caller.link,
+            )
 
     def _attributes_of(self, exchange: Exchange) -> dict[str, Any]:
         caller = exchange.caller

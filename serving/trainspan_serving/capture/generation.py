@@ -57,6 +57,8 @@ class Generation:
         self._options = options
         self.final: Any = None
         """The parameters as they entered the engine; None until then."""
+        self.accepted = False
+        """Whether the engine has taken it; one that it refuses is no call."""
         self.forced: ForcedAnswer | None = None
         """The stored choices that answer it instead of the engine."""
         self._request_id = request_id
@@ -175,12 +177,17 @@ class Generation:
 
 
 def override_sampling(params: Any, temperature: float) -> Any:
-    """Returns a copy that samples from the policy's distribution at `temperature`, without truncation or penalties."""
+    """Returns a copy that samples from the policy's distribution at `temperature`, without truncation or penalties.
+
+    vLLM refuses several choices at temperature 0: they are sampled from the most probable token alone (top_k 1), and are
+    recorded so.
+    """
+    is_greedy_set = temperature == 0 and params.n > 1
     return msgspec.structs.replace(
         params,
-        temperature=temperature,
+        temperature=1.0 if is_greedy_set else temperature,
         top_p=1.0,
-        top_k=0,
+        top_k=1 if is_greedy_set else 0,
         min_p=0.0,
         presence_penalty=0.0,
         frequency_penalty=0.0,
@@ -189,9 +196,12 @@ def override_sampling(params: Any, temperature: float) -> Any:
 
 
 def with_logprobs(params: Any) -> Any:
-    """Returns a copy that also requests the sampled tokens' log-probabilities, in the cheapest form."""
-    asked = {} if params.logprobs is not None else {"logprobs": 0, "flat_logprobs": True}
-    return msgspec.structs.replace(params, **asked)
+    """Returns a copy that also requests the sampled tokens' log-probabilities, in the cheapest form.
+
+    They come with those that the client asks for, be it the most probable tokens or tokens that it names.
+    """
+    has_them = params.logprobs is not None or params.logprob_token_ids
+    return msgspec.structs.replace(params, **({} if has_them else {"logprobs": 0, "flat_logprobs": True}))
 
 
 def _chosen_logprobs(completion: Any) -> list[float]:

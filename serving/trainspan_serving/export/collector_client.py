@@ -41,8 +41,8 @@ class CollectorClient:
     """Sends serialized requests to `endpoint`, a URL (`http://HOST:PORT`, or `https://` for TLS).
 
     `metadata()` is sent with every request (for example an authorization header); it is called again after a token is
-    refused, and may raise ConfigError then. `certificate` is a PEM file of trusted roots for `https://`; default: the
-    system's. Raises ConfigError if the URL is invalid or the certificate cannot be read.
+    refused, and may raise ConfigError or OSError then. `certificate` is a PEM file of trusted roots for `https://`;
+    default: the system's. Raises ConfigError if the URL is invalid or the certificate cannot be read.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class CollectorClient:
         """Switches to a changed token; returns what was done, or what to do if the token has not changed."""
         try:
             renewed = self._read_metadata()
-        except ConfigError as error:
+        except (ConfigError, OSError) as error:
             return str(error)
         if renewed == self._metadata:
             return "give the server a token of the role serving"

@@ -164,7 +164,11 @@ class Exporter:
 
     def _empty_one(self, spool: Spool) -> None:
         """Sends the oldest request of the spool."""
-        one, request = spool.oldest()
+        try:
+            one, request = spool.oldest()
+        except OSError as error:
+            self._note(Delivery(False, reason=f"cannot read the spool: {error}"))
+            return
         if request is None:
             delivery = Delivery(True, one.spans, reason="their file in the spool is gone or damaged")
         else:
@@ -186,16 +190,20 @@ class Exporter:
         if self._deadline is not None:
             timeout_s = max(0.05, min(timeout_s, self._deadline - time.monotonic()))
         delivery = self._client.send(request, spans, timeout_s)
+        self._note(delivery)
+        return delivery
+
+    def _note(self, delivery: Delivery) -> None:
+        """Notes whether calls can be sent now, and when to try again if not."""
         if delivery.settled and self._is_away:
-            _log.info("the collector accepts calls again")
+            _log.info("calls are sent again")
         if not delivery.settled:
             if not self._is_away:
-                _log.warning("the collector does not accept calls reason=%s: they wait on disk", delivery.reason)
+                _log.warning("calls cannot be sent reason=%s: they wait on disk", delivery.reason)
             self._next_try = time.monotonic() + self._backoff_s
         self._backoff_s = self._delay_s if delivery.settled else min(2 * self._backoff_s, _MAX_BACKOFF_S)
         self._is_away = not delivery.settled
         self._trouble = None if delivery.settled else delivery.reason
-        return delivery
 
     def _count(self, delivery: Delivery, spans: int, lost: str | None = None) -> None:
         """Counts a settled batch; `lost`: why a refused one could not be kept."""

@@ -66,11 +66,14 @@ class Spool:
         return one if isinstance(one, str) else None
 
     def oldest(self) -> tuple[Spooled, bytes | None]:
-        """Returns the request to send next and its bytes, None if its file is missing or damaged."""
+        """Returns the request to send next and its bytes, None if its file is missing or damaged.
+
+        Raises OSError if the file cannot be read now.
+        """
         one = self._waiting[0]
         try:
             request = one.path.read_bytes()
-        except OSError:
+        except FileNotFoundError:
             return one, None
         return one, request if zlib.crc32(request) == one.crc32 else None
 

@@ -34,7 +34,11 @@ def open_spools(folder: Path, collectors: Collectors, max_bytes: int) -> dict[st
 def _give_away(spool: Spool, folder: Path, targets: Mapping[str, Spool], collectors: Collectors) -> None:
     moved = 0
     while spool:
-        one, request = spool.oldest()
+        try:
+            one, request = spool.oldest()
+        except OSError as error:
+            _log.warning("calls wait for a collector that is no longer named folder=%s reason=%s", folder, error)
+            return
         try:
             parts = _divided(request or b"", collectors)
         except DecodeError:

@@ -48,7 +48,7 @@ class CanaryFailedError(CheckpointError):
 
 
 class LoadFailedError(Exception):
-    """The engine could not load a fitting checkpoint: the earlier policy is in service."""
+    """The engine could not load a fitting checkpoint: the earlier policy is in service, or the server still asleep."""
 
 
 class BusyError(Exception):
@@ -291,14 +291,14 @@ class PolicyServer:
         """Loads and verifies the candidate, then commits it as the row's policy or restores the earlier one.
 
         If the earlier weights cannot be restored, the gate stays closed and this process ends: its supervisor restarts
-        it with those weights.
+        it with those weights. The gate also stays closed if the server was asleep and could not be woken.
         """
         name = candidate.folder.name
         self._candidate = candidate
         swap = self._swap_of(candidate, row.policy)
         try:
             with _timed(seconds, "drain"):
-                await self._prepare(swap)
+                await self._prepare(swap, name)
             try:
                 await self._engine.wake()
                 with _timed(seconds, "reload"):
@@ -323,14 +323,18 @@ class PolicyServer:
             raise
         finally:
             self._candidate = None
-            if not self._broken:
+            if not self._broken and not self.asleep:
                 self.gate.open()
 
-    async def _prepare(self, swap: WeightSwap | AdapterSwap) -> None:
+    async def _prepare(self, swap: WeightSwap | AdapterSwap, name: str) -> None:
         try:
             await swap.prepare()
         except TimeoutError as error:
             raise BusyError(f"the engine did not pause within {self.plan.drain_timeout_s:g} s; try again") from error
+        except Exception as error:
+            if not self.asleep:
+                await self._engine.resume()
+            raise LoadFailedError(f"the engine could not be prepared for {name}: {one_line(error)}") from error
 
     def _folders_in_use(self) -> set[Path]:
         """What the server serves, may fall back to, or loads."""

@@ -33,6 +33,19 @@ def test_keys_may_contain_anything(tmp_path: Path) -> None:
     assert [CallCounter(tmp_path / "calls").next(key) for key in keys] == [2] * 8
 
 
+def test_long_keys_take_no_more_room_and_stay_apart(tmp_path: Path) -> None:
+    long = "r" * 1_000_000
+    keys = [f"{long}/0", f"{long}/1", "r" * 100, "r" * 101]
+    first = CallCounter(tmp_path / "calls")
+    assert [first.next(key) for key in (*keys, *keys)] == [0] * 4 + [1] * 4
+    assert max(map(len, first._counts)) < 120
+    stored = sqlite3.connect(tmp_path / "calls").execute("SELECT key FROM calls").fetchall()
+    assert {key for (key,) in stored} == set(first._counts)
+    assert "r" * 100 in first._counts
+    again = CallCounter(tmp_path / "calls")
+    assert [again.next(key) for key in (*keys, *first._counts)] == [2] * 4 + [0, 0, 3, 0]
+
+
 def test_no_rollout_is_forgotten_however_many_there_are(tmp_path: Path) -> None:
     counter = CallCounter(tmp_path / "calls", max_cached=2)
     assert [counter.next(key) for key in ("a", "b", "a", "c", "d", "a", "b")] == [0, 0, 1, 0, 0, 2, 1]

@@ -337,6 +337,22 @@ def test_an_unsampled_caller_is_captured_and_a_refused_request_is_not_a_call(sta
     assert span.attributes[keys.CALL_INDEX] == 0
 
 
+def test_named_tokens_and_mere_echoes_are_answered_and_recorded(stack: Stack, models: Models) -> None:
+    parent = TraceParent(secrets.token_hex(16), secrets.token_hex(8))
+    body = {"model": "policy", "prompt": [11, 12, 13]}
+    bodies = (
+        {**body, "max_tokens": 3, "logprobs": 1, "logprob_token_ids": [10**9]},
+        {**body, "max_tokens": 3, "logprobs": 1, "logprob_token_ids": [20, 21]},
+        {**body, "max_tokens": 0, "echo": True},
+    )
+    answers = [stack.server.post("/v1/completions", one, {"traceparent": str(parent)})[0] for one in bodies]
+    assert answers == [400, 200, 200]
+    named, echo = stack.sink.wait(2, lambda span: span.trace_id == parent.trace_id)
+    check_tokens(named, models)
+    assert [one.attributes[keys.CALL_INDEX] for one in (named, echo)] == [0, 1]
+    assert [one.attributes[keys.CALL_DELIVERED] for one in (named, echo)] == [True, False]
+
+
 def _chat(stack: Stack, path: str, headers: dict[str, str]) -> tuple[int, dict[str, Any]]:
     status, answer, _ = stack.server.post(path, {"model": "policy", "messages": MESSAGES, "max_tokens": 4}, headers)
     return status, answer

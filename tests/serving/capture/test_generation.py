@@ -1,13 +1,16 @@
-"""Recording a generation if vLLM's internal parameters have changed."""
+"""What a generation asks vLLM for, and how it is recorded, also if vLLM's internal parameters have changed."""
 
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from vllm.logprobs import Logprob
+from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from trainspan_schemas.telemetry import keys
 from trainspan_schemas.telemetry.constraints import obstacle_of
-from trainspan_serving.capture.generation import Generation
+from trainspan_schemas.telemetry.tokens import decode_logprobs
+from trainspan_serving.capture.generation import Generation, override_sampling, with_logprobs
 from trainspan_serving.checkpoints.served_policy import ServedPolicy
 
 PARAMS: dict[str, Any] = {
@@ -45,3 +48,24 @@ def test_a_call_whose_constraint_cannot_be_read_is_still_recorded(reads: bool, n
     ((_, attributes),) = generation.choices("/v1/chat/completions", constraints)
     assert attributes[keys.SAMPLING_CONSTRAINED] is True
     assert obstacle_of(True, attributes[keys.SAMPLING_CONSTRAINT]) == f"constrained:{name}"
+
+
+def test_the_sampled_tokens_logprobs_are_recorded_next_to_those_of_named_tokens(tmp_path: Any) -> None:
+    asked = SamplingParams(logprob_token_ids=[3, 4], output_kind=RequestOutputKind.FINAL_ONLY)
+    params = with_logprobs(asked)
+    assert (params.logprobs, params.num_logprobs) == (None, 2)  # vLLM refuses any other number
+    assert with_logprobs(SamplingParams()).logprobs == 0
+    generation = Generation({"prompt_token_ids": [1]}, params, "id", 0, ServedPolicy("policy", 0, tmp_path), None, {})
+    positions = [{9: Logprob(-0.5, 1), 3: Logprob(-2.0, 1), 4: Logprob(-3.0, 2)}, {4: Logprob(-1.0, 2)}]
+    done = SimpleNamespace(index=0, token_ids=[9, 4], logprobs=positions, finish_reason="stop", weight_versions=None)
+    generation.add(SimpleNamespace(prompt_token_ids=[1], outputs=[done]))
+    constraints: Any = Unknown(reads=True)
+    ((_, attributes),) = generation.choices("/v1/completions", constraints)
+    assert decode_logprobs(attributes[keys.COMPLETION_LOGPROBS]) == [-0.5, -1.0]
+
+
+@pytest.mark.parametrize(("n", "expected"), [(1, (0.0, 0)), (3, (1.0, 1))])
+def test_greedy_validation_also_answers_requests_for_several_choices(n: int, expected: tuple[float, int]) -> None:
+    params = override_sampling(SamplingParams(n=n, temperature=0.7, top_p=0.5, presence_penalty=1.0), 0.0)
+    assert (params.temperature, params.top_k) == expected
+    assert (params.n, params.top_p, params.presence_penalty) == (n, 1.0, 0.0)

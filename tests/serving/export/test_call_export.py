@@ -1,5 +1,6 @@
 """Calls with several collectors: each goes to the collector of its rollout, and waits for that one only."""
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,26 @@ def test_calls_that_wait_for_a_collector_that_is_removed_go_to_the_others(
         assert numbers == {number for number, key in keys_of.items() if collectors.url_for(key) == url}
     assert "calls that waited for a collector that is no longer named go to the others count=10" in caplog.text
     assert export.counts() == Counts(0, 0, 0), "they were counted by the earlier server"
+
+
+def test_calls_of_a_removed_collector_that_cannot_be_read_now_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = export_to(Collectors((f"http://127.0.0.1:{free_port()}",)), tmp_path)
+    first.add(call(0, "r"))
+    first.close(1.0)
+    other = Collectors((f"http://127.0.0.1:{free_port()}",))
+
+    def fail(_: Path) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", fail)
+        (spool,) = open_spools(tmp_path, other, MIB).values()
+    assert len(spool) == 0
+    assert "calls wait for a collector that is no longer named" in caplog.text
+    (spool,) = open_spools(tmp_path, other, MIB).values()
+    assert spool.recovered == 1
 
 
 def test_without_a_collector_calls_are_counted_and_dropped() -> None:

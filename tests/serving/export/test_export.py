@@ -1,5 +1,6 @@
 """Delivery of call spans if the collector is up, starts late, refuses them, or never starts."""
 
+import errno
 import secrets
 import shutil
 import time
@@ -248,6 +249,52 @@ def test_a_damaged_file_is_never_sent_nor_counted_as_sent(
         second.close(5.0)
         assert len(sink.spans()) == 1
     assert "calls of an earlier server dropped count=1 reason=their file in the spool is gone or damaged" in caplog.text
+
+
+def test_files_that_cannot_be_read_now_are_kept_and_sent_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = exporter_to(nowhere(), tmp_path)
+    for number in range(3):
+        first.add(span(number))
+        _wait_for(lambda count=number + 1: first.counts().spooled == count)  # type: ignore[misc]
+    first.close(5.0)
+    n_files = len(list((tmp_path / "spool").glob("*.otlp")))
+
+    def fail(_: Path) -> bytes:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with otlp_sink() as (sink, url), monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", fail)
+        second = exporter_to(url, tmp_path)
+        _wait_for(lambda: second.trouble() is not None)
+        time.sleep(0.3)
+        assert second.trouble() == "cannot read the spool: [Errno 24] Too many open files"
+        assert (len(list((tmp_path / "spool").glob("*.otlp"))), second.counts().recovered) == (n_files, 3)
+        patch.undo()
+        assert [one.attributes["number"] for one in sink.wait(3)] == [0, 1, 2]
+        second.close(5.0)
+        assert second.trouble() is None
+    assert "calls cannot be sent reason=cannot read the spool" in caplog.text
+
+
+def test_a_token_that_cannot_be_read_now_is_read_again(tmp_path: Path) -> None:
+    n_asked = 0
+
+    def metadata() -> tuple[tuple[str, str], ...]:
+        nonlocal n_asked
+        n_asked += 1
+        if n_asked == 2:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return (("authorization", f"Bearer {n_asked}"),)
+
+    with otlp_sink() as (sink, url):
+        sink.refusals = [grpc.StatusCode.UNAUTHENTICATED] * 2
+        exporter = Exporter(CollectorClient(url, metadata), Spool(tmp_path / "spool", GIB))
+        exporter.add(span(0))
+        assert sink.wait(1)[0].attributes["number"] == 0
+        exporter.close(5.0)
+    assert (n_asked, exporter.counts()) == (3, Counts(1, 1, 0))
 
 
 @pytest.mark.parametrize(
