@@ -9,6 +9,7 @@ import pytest
 
 from trainspan_schemas.artifacts.checkpoint import CheckpointMeta, read_latest
 from trainspan_schemas.errors import CheckpointError
+from trainspan_training.checkpoints import folder as folder_module
 from trainspan_training.checkpoints.folder import Checkpoints, accepted_checkpoint
 from trainspan_training.checkpoints.ledger import CheckpointLedger, Event, LedgerEntry
 
@@ -127,6 +128,53 @@ def test_a_kill_at_any_file_operation_of_a_refusal_is_made_up_for(tmp_path: Path
         if code == 0:
             break
     assert outcomes == {(9, "policy-000001"), (9, "policy-000002"), (0, "policy-000001")}
+
+
+@pytest.mark.parametrize("failing", ["entry", "latest"])
+def test_a_checkpoint_that_cannot_be_committed_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    prepare(tmp_path, 1)
+    before = (tmp_path / "ledger.jsonl").read_bytes()
+    checkpoints, append = Checkpoints(tmp_path), CheckpointLedger.append
+
+    def fail(*_: object) -> None:
+        raise OSError("No space left on device")
+
+    def fail_after_writing(ledger: CheckpointLedger, entry: LedgerEntry) -> None:
+        append(ledger, entry)
+        fail()
+
+    with monkeypatch.context() as patch:
+        if failing == "entry":
+            patch.setattr(CheckpointLedger, "append", fail_after_writing)
+        else:
+            patch.setattr(folder_module, "write_latest", fail)
+        with pytest.raises(OSError, match="No space left"):
+            write(checkpoints, 2, "b")
+    assert checkpoints.ledger.of_dataset("b") is None
+    assert (tmp_path / "ledger.jsonl").read_bytes() == before
+    checkpoints.close()
+    checkpoints = Checkpoints(tmp_path)
+    assert checkpoints.latest() == tmp_path / "policy-000001"
+    assert checkpoints.ledger.of_dataset("b") is None, "the dataset is trained now"
+    assert names(tmp_path) == {"policy-000001"}
+    assert write(checkpoints, 2, "b").name == "policy-000002"
+
+
+def test_a_checkpoint_that_latest_names_is_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`_recover` would come to the same state if `latest` were lost."""
+    prepare(tmp_path, 1)
+    checkpoints, sync = Checkpoints(tmp_path), folder_module.sync
+
+    def fail_last(path: Path) -> None:
+        if path == tmp_path and (tmp_path / "latest").read_text().strip() == "policy-000002":
+            raise OSError("Input/output error")
+        sync(path)
+
+    monkeypatch.setattr(folder_module, "sync", fail_last)
+    assert write(checkpoints, 2, "b") == checkpoints.latest() == tmp_path / "policy-000002"
+    assert checkpoints.ledger.of_dataset("b") == LedgerEntry("trained", "b", "policy-000002", parent="policy-000001")
 
 
 def test_a_refused_first_checkpoint_leaves_no_latest(tmp_path: Path) -> None:

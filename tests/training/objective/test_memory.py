@@ -46,6 +46,13 @@ def test_an_adapter_takes_the_frozen_weights_and_little_more(config: Any) -> Non
     assert found.weights == 2 * 1_720_574_976 + 4 * adapter
 
 
+def test_a_cpu_holds_frozen_weights_and_the_reference_in_float32_whatever_it_computes_in(config: Any) -> None:
+    """As `load_model` loads them."""
+    frozen = estimate(config, TrainSettings(adapter="lora", dtype="bfloat16"), cuda=False)
+    assert frozen.weights == 4 * 1_720_574_976 + frozen.gradients
+    assert estimate(config, TrainSettings(kl_coef=0.1, dtype="bfloat16"), cuda=False).reference == 4 * 1_720_574_976
+
+
 def test_processes_that_split_the_weights_hold_their_part_of_what_belongs_to_parameters(config: Any) -> None:
     whole, part = (estimate(config, TrainSettings(kl_coef=0.1), cuda=True, parts=parts) for parts in (1, 4))
     for name in ("weights", "gradients", "optimizer", "copies"):
@@ -108,6 +115,7 @@ def test_micro_batches_that_were_asked_for_and_do_not_fit_are_refused(config: An
 
 def test_what_may_be_used_is_a_setting_or_what_is_free() -> None:
     assert available(TrainSettings(memory_gib=1.5), cuda=False) == Memory(3 * GIB // 2, 3 * GIB // 2)
+    assert available(TrainSettings(memory_gib=3.0, memory_share=0.5), cuda=False).free == 3 * GIB // 2
     found = available(TrainSettings(), cuda=False)
     assert 0 < found.free <= found.total
     quarter = available(TrainSettings(memory_share=0.25), cuda=False)

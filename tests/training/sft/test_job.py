@@ -129,6 +129,43 @@ def test_a_job_that_is_stopped_or_breaks_continues_to_the_same_weights(
     assert steps == list(range(1, whole.steps + 1))
 
 
+def test_a_mixture_of_experts_continues_after_a_stop(
+    fine_tuned: Callable[..., SftOutcome], tmp_path: Path, model_dir: Path
+) -> None:
+    """Its files name the weights of each expert, and the model holds them as one."""
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    tokenizer = load_tokenizer(model_dir)
+    config = Qwen3MoeConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=16,
+        intermediate_size=32,
+        moe_intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=8,
+        num_experts=2,
+        num_experts_per_tok=1,
+        max_position_embeddings=512,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    torch.manual_seed(0)
+    Qwen3MoeForCausalLM(config).save_pretrained(tmp_path / "mixture")
+    tokenizer.save_pretrained(tmp_path / "mixture")
+    mixture: dict[str, Any] = {"model": str(tmp_path / "mixture"), "max_steps": 4}
+    fine_tuned("whole", **mixture)
+
+    def stop(event: Event) -> None:
+        if event["event"] == "step" and event["step"] == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    assert fine_tuned(on_event=stop, **mixture).done == 2
+    assert fine_tuned(**mixture).done == 4
+    assert unlike(tmp_path / "out", tmp_path / "whole") < 1e-6
+
+
 def test_a_job_that_is_stopped_after_its_last_step_keeps_its_last_loss(
     fine_tuned: Callable[..., SftOutcome], tmp_path: Path
 ) -> None:

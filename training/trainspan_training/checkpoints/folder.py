@@ -17,7 +17,7 @@ import fcntl
 import re
 import shutil
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from trainspan_schemas.artifacts.checkpoint import CheckpointMeta, checkpoint_name, read_latest, write_latest
@@ -182,7 +182,8 @@ class Checkpoints:
     def commit(self, meta: CheckpointMeta) -> Path:
         """Publishes the checkpoint on disk: the dataset is consumed, and `latest` names the returned folder.
 
-        Raises RolledBackError if `latest` names another checkpoint than its parent.
+        Raises OSError if it cannot be published (neither checkpoint nor entry is left), RolledBackError if `latest`
+        names another checkpoint than its parent.
         """
         name = checkpoint_name(meta.version)
         temporary, folder = self.root / (_TEMPORARY + name), self.root / name
@@ -191,10 +192,16 @@ class Checkpoints:
         sync(temporary)
         with self.still_latest(meta.parent):
             temporary.rename(folder)
-            sync(self.root)
-            self._consume(folder, meta)
-            write_latest(self.root, name)
-            sync(self.root)
+            try:
+                with self.ledger.undone_on_error():
+                    sync(self.root)
+                    self._consume(folder, meta)
+                    write_latest(self.root, name)
+            except OSError:
+                _delete(folder)
+                raise
+            with suppress(OSError):  # `_recover` makes up for a `latest` that is lost
+                sync(self.root)
         return folder
 
     def discard(self, meta: CheckpointMeta) -> None:

@@ -4,11 +4,14 @@ One JSON object per line, synced before the trainer continues. The events of a r
 checkpoint is complete on disk), then one of `published`, `unpublished` (no server, or it was busy or unreachable: the
 checkpoint is swapped in when the trainer restarts, or by the next round) and `refused` (its canary failed, and the
 server kept the old policy). Instead of `trained`: `skipped` (no rows, unreadable) or `aborted` (diverged). At any time,
-`withdrawn`: an earlier checkpoint was put back in service (`trainspan swap`).
+`withdrawn`: an earlier checkpoint was put back in service (`trainspan swap`). Only the entry of a checkpoint that could
+not be committed is removed again.
 """
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
@@ -51,6 +54,18 @@ class CheckpointLedger:
             file.flush()
             os.fsync(file.fileno())
         self.entries.append(entry)
+
+    @contextmanager
+    def undone_on_error(self) -> Iterator[None]:
+        """Removes what is appended inside if an OSError is raised there. Hold the ledger's end: see `latest_held`."""
+        size, count = self._path.stat().st_size if self._path.exists() else 0, len(self.entries)
+        try:
+            yield
+        except OSError:
+            del self.entries[count:]
+            if self._path.exists():
+                os.truncate(self._path, size)
+            raise
 
     def of_dataset(self, sha256: str) -> LedgerEntry | None:
         """The newest consuming entry of a dataset."""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from trainspan_training.data.steps import Step
     from trainspan_training.objective.token_stats import StepStats
 
-__all__ = ["METRICS_FILE", "RoundRecord", "append", "read", "summarize"]
+__all__ = ["METRICS_FILE", "RoundRecord", "append", "has", "read", "summarize"]
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -167,13 +167,16 @@ def summarize(
 
 
 def append(checkpoints: Path, record: RoundRecord) -> None:
-    """Appends the record's line."""
-    with (checkpoints / METRICS_FILE).open("a") as file:
-        file.write(json.dumps(finite(asdict(record))) + "\n")
+    """Appends the record's line. Raises OSError."""
+    path = checkpoints / METRICS_FILE
+    with path.open("ab") as file:
+        if file.tell() and not path.read_bytes().endswith(b"\n"):
+            file.write(b"\n")  # ends a torn line, which `read` skips
+        file.write(json.dumps(finite(asdict(record))).encode() + b"\n")
 
 
 def read(checkpoints: Path) -> list[dict[str, Any]]:
-    """All records, skipping a line torn by a kill."""
+    """All records, skipping a line torn by a kill or a full disk."""
     records = []
     try:
         lines = (checkpoints / METRICS_FILE).read_text().splitlines()
@@ -185,6 +188,11 @@ def read(checkpoints: Path) -> list[dict[str, Any]]:
         except json.JSONDecodeError:
             continue
     return records
+
+
+def has(checkpoints: Path, name: str) -> bool:
+    """Whether there is a record of the round that made this checkpoint."""
+    return any(line.get("checkpoint") == name and not line.get("error") for line in read(checkpoints))
 
 
 def finite(value: Any) -> Any:

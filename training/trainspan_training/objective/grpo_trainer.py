@@ -174,6 +174,12 @@ class TransitionGRPOTrainer(GRPOTrainer):
         self._metrics["train"].clear()  # means over micro-batches; ours are exact
         return total
 
+    def free_memory(self) -> None:
+        """Drops the gradients, and gives cached memory back to the GPU for a policy server that wakes there."""
+        self.policy.zero_grad(set_to_none=True)
+        if self.accelerator.device.type == "cuda":
+            torch.cuda.empty_cache()
+
     def take_stats(self) -> list[StepStats]:
         """Returns and clears the statistics of the steps since the last call."""
         stats, self._stats = self._stats, []

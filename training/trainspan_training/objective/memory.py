@@ -72,7 +72,7 @@ class Memory:
 def available(settings: TrainSettings, *, cuda: bool, processes: int = 1) -> Memory:
     """The memory that the settings allow or the device has; the `processes` of this machine share main memory."""
     if settings.memory_gib is not None:
-        allowed = int(settings.memory_gib * GIB)
+        allowed = int(settings.memory_gib * settings.memory_share * GIB)
         return Memory(allowed, allowed)
     if cuda:
         free, total = torch.cuda.mem_get_info()
@@ -92,7 +92,8 @@ def estimate(config: Any, settings: TrainSettings, *, cuda: bool, parts: int = 1
     full = settings.adapter == "none"
     trained = total if full else adapter
     halved = compute_dtype(settings, cuda=cuda) == "bfloat16"
-    frozen = 2 if halved and parts == 1 else 4  # bytes per frozen weight
+    untrained = 2 if halved and cuda else 4  # bytes per weight of a frozen model: see `load_model`
+    frozen = untrained if parts == 1 else 4
     tokens = settings.micro_batch_tokens or MOST_TOKENS
     hidden, layers, vocabulary = int(text.hidden_size), int(text.num_hidden_layers), int(text.vocab_size)
     inner = int(getattr(text, "intermediate_size", None) or 4 * hidden)
@@ -110,7 +111,7 @@ def estimate(config: Any, settings: TrainSettings, *, cuda: bool, parts: int = 1
         gradients=4 * trained,
         optimizer=8 * trained,
         copies=2 * trained if halved else 0,
-        reference=width * whole if settings.kl_coef and full else 0,
+        reference=untrained * whole if settings.kl_coef and full else 0,
         activations=layers * tokens * hidden * 4 + 3 * within if checkpointing else layers * within,
         # Scores of all positions, one chunk of logits and, for a trained head, a chunk's gradient and their sum.
         logits=tokens * hidden * 2 * width + chunk * vocabulary * BYTES + (8 * head if full else 0),

@@ -82,7 +82,6 @@ class Publication:
         if swap.error:
             log.warning("checkpoint=%s is on disk but not swapped in: %s", name, swap.error)
         self.policy = saved
-        self._files.keep_state()
         return True
 
     def keep_start(self, canary: Canary) -> None:
@@ -97,23 +96,16 @@ class Publication:
         self.policy = saved
 
     def finish(self, record: RoundRecord) -> None:
-        """Deletes old checkpoints and records the round."""
-        self._files.prune(self._address)
+        """Records the round, then keeps its state, so that a round with a state has a record; deletes old checkpoints."""
         self._leader.share(lambda checkpoints: self._note(checkpoints, record))
+        self._files.keep_state()
+        self._files.prune(self._address)
 
     def abort(self, dataset: DatasetFolder, record: RoundRecord, failure: str, *, consume: bool) -> None:
         """Reverts. Without `consume` the dataset is not at fault, and is used again when the trainer restarts."""
         self.go_back()
-
-        def note(checkpoints: Checkpoints) -> None:
-            try:
-                if consume:
-                    checkpoints.ledger.append(LedgerEntry("aborted", dataset.sha256, reason=failure))
-                self._note(checkpoints, record)
-            except OSError as error:
-                log.error("round=%d cannot be recorded: %s", dataset.round, error)
-
-        self._leader.share(note)
+        entry = LedgerEntry("aborted", dataset.sha256, reason=failure) if consume else None
+        self._leader.share(lambda checkpoints: self._note(checkpoints, record, entry))
 
     def follow_rollback(self, adapter: str) -> bool:
         """Continues from an earlier policy if it was put back in service (`trainspan swap`); returns whether it was."""
@@ -139,8 +131,14 @@ class Publication:
         self._files.restore(self.policy)
         self._files.load_state(self.policy)
 
-    def _note(self, checkpoints: Checkpoints, record: RoundRecord) -> None:
-        round_record.append(checkpoints.root, record)
+    def _note(self, checkpoints: Checkpoints, record: RoundRecord, entry: LedgerEntry | None = None) -> None:
+        """Records the round. It counts even if that fails, on a full disk for example."""
+        try:
+            if entry:
+                checkpoints.ledger.append(entry)
+            round_record.append(checkpoints.root, record)
+        except OSError as error:
+            log.error("round=%d cannot be recorded: %s", record.round, error)
         self._report(record.round, figures(record))
 
 

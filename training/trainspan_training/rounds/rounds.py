@@ -26,7 +26,7 @@ from trainspan_training.data.micro_batches import MicroBatch
 from trainspan_training.devices.leader import Leader
 from trainspan_training.metrics.alarms import raised
 from trainspan_training.metrics.movement import Movement
-from trainspan_training.metrics.round_record import RoundRecord
+from trainspan_training.metrics.round_record import RoundRecord, has
 from trainspan_training.metrics.stage_clock import StageClock
 from trainspan_training.model.full_weights import FullWeights, load_slices
 from trainspan_training.model.lora import AdapterWeights
@@ -145,12 +145,11 @@ class Rounds:
     def _repeat_round(self, missing_state: MissingState) -> Iterator[list[MicroBatch]]:
         """Repeats the steps of the newest policy's round to rebuild Adam's state, lost when the trainer was killed."""
         name = missing_state.policy.name
-        lineage = self._lineage()
+        lineage, layout = self._lineage(), missing_state.layout(self._layout)
         log.warning("no optimizer state of %s: repeating its steps from %s", name, missing_state.parent.name)
+        self._clock.restart(wait=0.0)
         try:
-            outline, steps = self._steps.read(
-                missing_state.dataset, self._policy, missing_state.layout(self._layout), lineage
-            )
+            outline, steps = self._steps.read(missing_state.dataset, self._policy, layout, lineage)
         except (DatasetError, TrainingError) as error:
             log.warning("the optimizer state of %s cannot be recomputed, Adam starts from zero: %s", name, error)
             self._publication.policy = missing_state.policy
@@ -159,10 +158,12 @@ class Rounds:
         # The canary's dtype is the coarser of server's and trainer's, by which the old policy was chosen at the time.
         self._server_dtype = Canary.read(missing_state.policy.folder).dtype
         prepared = self._steps.prepare(steps, outline.staleness, self._server_dtype)
-        yield from self._steps.make(prepared, lineage.rounds(self._policy.version))
-        self.trainer.take_stats()
+        with self._clock.timed("optimizer"):
+            yield from self._steps.make(prepared, lineage.rounds(self._policy.version))
+        trained = self._trained(missing_state.dataset, outline, prepared, lineage)
         tokens = self._steps.token_file(missing_state.dataset, prepared)
-        if not self._files.restore(missing_state.policy):
+        repeated = self._files.restore(missing_state.policy)
+        if not repeated:
             tokens = None  # of other steps
             log.warning(
                 "the repeated steps of %s did not reproduce its weights exactly (other settings, or a GPU): Adam's state is theirs",
@@ -170,7 +171,16 @@ class Rounds:
             )
         self.trainer.failure = None
         self._publication.policy = missing_state.policy
+        if repeated and not self._leader.share(lambda checkpoints: has(checkpoints.root, name)):
+            self._record_repeated(replace(trained, micro_batch_tokens=layout.tokens, failure=None))
         self._files.make_state(missing_state.policy, tokens)
+        self.trainer.free_memory()
+
+    def _record_repeated(self, trained: Trained) -> None:
+        """Records the round of the newest policy, whose trainer was killed before it did."""
+        record = replace(self._record(trained), version=self._policy.version, checkpoint=self._policy.name)
+        self._movement.add(record.version, record.kl)
+        self._publication.finish(record)
 
     def _round(self, dataset: DatasetFolder) -> Generator[list[MicroBatch], None, RoundResult]:
         self._follow_rollback()
@@ -210,6 +220,7 @@ class Rounds:
         except (OSError, SafetensorError) as error:
             return self._abort(dataset, record, f"cannot save {record.checkpoint}: {error}", consume=False)
         record = replace(record, version=saved.version, checkpoint=saved.folder.name)
+        self.trainer.free_memory()
         with self._clock.timed("swap"):
             swap = self._publication.offer(saved, was_there=self._server_dtype is not None)
         if self._publication.settle(saved, swap):
@@ -287,6 +298,7 @@ class Rounds:
         record = replace(record, version=self._policy.version, checkpoint=self._policy.name, error=failure)
         self._publication.abort(dataset, record, failure, consume=consume)
         self.trainer.failure = None
+        self.trainer.free_memory()
         return self._result(dataset, record, Swap("off", None), error=failure)
 
     def _skip(self, dataset: DatasetFolder, reason: str) -> RoundResult:

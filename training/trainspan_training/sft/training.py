@@ -161,7 +161,8 @@ class Training:
         """Saves weights and Adam's state; if the disk is full, the previous state stays."""
         folder = self._work.begin_state(self._done)
         try:
-            self._weights.write(folder, Team())
+            written = self._weights.write(folder, Team())
+            self._weights.complete(folder, self._policy, written)
             writer = StateWriter(self._trainer.optimizer, self._trainer.policy, folder / _OPTIMIZER, 0, 1)
             writer.start()
             writer.wait()

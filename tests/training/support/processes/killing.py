@@ -21,6 +21,7 @@ from trainspan_schemas.artifacts.checkpoint import CheckpointMeta
 from trainspan_schemas.artifacts.trained_tokens import parts
 from trainspan_schemas.config.settings import TrainSettings
 from trainspan_training.checkpoints.folder import Checkpoints
+from trainspan_training.metrics.round_record import read
 from trainspan_training.session import TrainJob, train
 
 DATASETS = 4
@@ -98,7 +99,7 @@ def _count_events(checkpoints: Path, moment: int | None) -> dict[str, list[int]]
 
 
 def _state(checkpoints: Path) -> dict[str, Any]:
-    """State that must not depend on a kill: weights, their datasets and parents, Adam's state, tokens, and leftovers."""
+    """State that must not depend on a kill: weights, their lineage, Adam's state, tokens, records, and leftovers."""
     names = sorted(folder.name for folder in checkpoints.glob("policy-??????"))
     metas = [CheckpointMeta.read(checkpoints / name) for name in names]
     optimizer = checkpoints / f"optimizer/policy-{DATASETS:06d}/part-00001-of-00001.safetensors"
@@ -109,6 +110,7 @@ def _state(checkpoints: Path) -> dict[str, Any]:
         "tokens": [
             [hashlib.sha256(part.read_bytes()).hexdigest() for part in parts(checkpoints, name)] for name in names
         ],
+        "records": [[line["version"], line["dataset"], line["loss"], line["kl"]] for line in read(checkpoints)],
         "temporary": [path.name for path in checkpoints.rglob(".tmp-*")],
     }
 
