@@ -2,6 +2,7 @@
 
 The SDK's exporters send to one collector. Here each other collector gets batch processors of its own: a queue and a thread,
 so that one that is down does not delay the others. `belonging` then leaves to each exporter what belongs to its collector.
+A signal that the SDK does not send over gRPC is not divided: all of it goes where the program sends it.
 """
 
 import os
@@ -21,8 +22,10 @@ from trainspan._releases import hand_record
 from trainspan_schemas.store.collectors import ENV_COLLECTORS, Collectors, address_of
 from trainspan_schemas.telemetry import keys
 
-__all__ = ["addresses", "begin_flush", "belonging", "divide_rollouts", "end_flush"]
+__all__ = ["RECORDS", "SPANS", "addresses", "begin_flush", "belonging", "divide_rollouts", "end_flush"]
 
+SPANS: Final = "spans"
+RECORDS: Final = "log records"
 _GENERAL: Final = "OTEL_EXPORTER_OTLP"
 
 
@@ -31,6 +34,8 @@ class _Division:
     """None: there is only one."""
     others: "Mapping[str, _Other]" = MappingProxyType({})
     """URL → collector, without the one that the SDK's exporters send to."""
+    kinds: frozenset[str] = frozenset()
+    """What is divided: SPANS, RECORDS, or both."""
 
 
 class _Other:
@@ -116,18 +121,23 @@ def divide_rollouts() -> None:
         for other in others.values():
             other.take_spans()
         trace.get_tracer_provider().add_span_processor(_SpanDivision())  # type: ignore[attr-defined]
+        _Division.kinds |= {SPANS}
     if _is_sent("LOGS"):
         for other in others.values():
             other.take_records()
         get_logger_provider().add_log_record_processor(_RecordDivision())  # type: ignore[attr-defined]
+        _Division.kinds |= {RECORDS}
 
 
 @guarded
-def belonging(address: str, items: Sequence[Any]) -> Sequence[Any]:
-    """The spans or log records that belong to the collector at `address`; all if it is none of several, but the user's own."""
+def belonging(address: str, kind: str, items: Sequence[Any]) -> Sequence[Any]:
+    """The items of a kind, SPANS or RECORDS, that belong to the collector at `address`.
+
+    All, if it is none of several, but the user's own, or if this kind is not divided.
+    """
     collectors = _Division.collectors
     own = address_of(address)
-    if collectors is None or own not in addresses():
+    if collectors is None or kind not in _Division.kinds or own not in addresses():
         return items
     return [item for item in items if address_of(collectors.url_for(_key(item))) == own]
 
@@ -150,10 +160,12 @@ def end_flush(deadline_s: float) -> None:
 
 
 def _is_sent(signal: str) -> bool:
-    """Whether the SDK sends this signal to the collector, over gRPC."""
-    protocol = os.environ.get(f"{_GENERAL}_{signal}_PROTOCOL") or os.environ.get(f"{_GENERAL}_PROTOCOL")
-    exporters = os.environ.get(f"OTEL_{signal}_EXPORTER", "").split(",")
-    return protocol == "grpc" and "otlp" in exporters and not os.environ.get(f"{_GENERAL}_{signal}_ENDPOINT")
+    """Whether the SDK sends this signal to the collector, over gRPC. It reads names and protocol in the same way."""
+    if os.environ.get(f"{_GENERAL}_{signal}_ENDPOINT"):
+        return False
+    protocol = os.environ.get(f"{_GENERAL}_{signal}_PROTOCOL") or os.environ.get(f"{_GENERAL}_PROTOCOL") or "grpc"
+    names = {name.strip() for name in os.environ.get(f"OTEL_{signal}_EXPORTER", "").split(",")}
+    return "otlp_proto_grpc" in names or ("otlp" in names and protocol.strip() == "grpc")
 
 
 @guarded

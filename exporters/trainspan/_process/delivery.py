@@ -43,10 +43,10 @@ LATE_REPORT_S: Final = 30.0
 _SDK_TIMEOUT_S: Final = 10.0
 _TIMEOUT_VARIABLE: Final = re.compile(r"OTEL_EXPORTER_OTLP_(\w+_)?TIMEOUT")
 _EXPORTERS: Final = {
-    "opentelemetry.exporter.otlp.proto.grpc.trace_exporter": ("OTLPSpanExporter", "spans"),
-    "opentelemetry.exporter.otlp.proto.grpc._log_exporter": ("OTLPLogExporter", "log records"),
-    "opentelemetry.exporter.otlp.proto.http.trace_exporter": ("OTLPSpanExporter", "spans"),
-    "opentelemetry.exporter.otlp.proto.http._log_exporter": ("OTLPLogExporter", "log records"),
+    "opentelemetry.exporter.otlp.proto.grpc.trace_exporter": ("OTLPSpanExporter", collectors.SPANS),
+    "opentelemetry.exporter.otlp.proto.grpc._log_exporter": ("OTLPLogExporter", collectors.RECORDS),
+    "opentelemetry.exporter.otlp.proto.http.trace_exporter": ("OTLPSpanExporter", collectors.SPANS),
+    "opentelemetry.exporter.otlp.proto.http._log_exporter": ("OTLPLogExporter", collectors.RECORDS),
 }
 _SENDING_MODULES: Final = (
     "opentelemetry.exporter.otlp.proto.grpc.exporter",
@@ -128,7 +128,7 @@ def _watcher(name: str, what: str) -> Callable[[ModuleType], None]:
             if not args or not _sends_to_collector(exporter):
                 return wrapped(*args, **kwargs)
             address = _host_and_port(str(exporter._endpoint))
-            items = collectors.belonging(address, args[0])
+            items = collectors.belonging(address, what, args[0])
             if items is None:  # our failure
                 items = args[0]
             elif not items:
@@ -168,7 +168,7 @@ def _sends_to_collector(exporter: Any) -> bool:
 
 
 def _host_and_port(endpoint: str) -> str:
-    return urlsplit(endpoint if "//" in endpoint else f"//{endpoint}").netloc
+    return urlsplit(endpoint if "//" in endpoint else f"//{endpoint}").netloc.lower()
 
 
 @guarded

@@ -28,7 +28,9 @@ def choose_executor(settings: RunSettings) -> Executor:
     workers = 1 if settings.engine == "ray" else min(settings.workers or 1, settings.concurrency)
     spec = AgentSpec(settings.target, settings.policy_url, collectors, settings.timeout_s, workers, settings.python)
     if settings.engine == "ray":
-        return RayExecutor(spec, headers.pop(), settings.concurrency, settings.workers, settings.ray)
+        return RayExecutor(
+            spec, headers.pop(), settings.concurrency, settings.workers, settings.ray, settings.shard.count
+        )
     return local_executor(spec, os.environ, headers.pop())
 
 

@@ -35,16 +35,24 @@ class RayExecutor:
 
     Its executions end as `infra_error`, to be tried again on another worker. Each worker has at most an equal part of
     `concurrency`; the caller begins no more than `concurrency` executions. The process must be connected to the cluster.
+    Without `workers` it is one of `shards` processes that use equal parts of the cluster.
     """
 
     def __init__(
-        self, spec: AgentSpec, otlp_headers: str, concurrency: int, workers: int | None, settings: RaySettings
+        self,
+        spec: AgentSpec,
+        otlp_headers: str,
+        concurrency: int,
+        workers: int | None,
+        settings: RaySettings,
+        shards: int = 1,
     ) -> None:
         self._spec = spec
         self._otlp_headers = otlp_headers
         self._concurrency = concurrency
         self._workers = workers
         self._settings = settings
+        self._shards = shards
         self._room = asyncio.Condition()
         """Notified when a worker has room again."""
         self._live: set[_Worker] = set()
@@ -68,10 +76,11 @@ class RayExecutor:
         )
         if not started:
             first.cancel()
+            free = await asyncio.to_thread(_free_cpus)
             raise ProcessError(
                 f"no worker started on the Ray cluster within {self._settings.start_timeout_s:g} s: each reserves "
-                f"{self._settings.worker_cpus:g} CPUs, and the cluster has {cpus:g} ([ray] worker_cpus; ray status). "
-                f"Last: {self._last_error}"
+                f"{self._settings.worker_cpus:g} CPUs, and the cluster has {cpus:g}; {free:g} CPUs of all its nodes are "
+                f"free now ([ray] worker_cpus, [rollouts] workers; ray status). Last: {self._last_error}"
             )
         for ended in started:
             ended.result()
@@ -108,7 +117,7 @@ class RayExecutor:
 
     def _add_workers(self, cpus: float, first: "asyncio.Future[None]") -> None:
         """Asks for as many workers as the run wants on a cluster with `cpus`; never for fewer than before."""
-        wanted = self._workers or int(cpus // (self._settings.worker_cpus or 1.0))
+        wanted = self._workers or int(cpus // (self._settings.worker_cpus or 1.0)) // self._shards
         count = max(1, min(wanted, self._concurrency))
         self._keepers += [asyncio.create_task(self._keep(first)) for _ in range(count - len(self._keepers))]
 
@@ -299,6 +308,13 @@ def _cpus(resource: str | None) -> float:
 
     alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     return float(sum(each.get("CPU", 0.0) for each in alive if resource is None or resource in each))
+
+
+def _free_cpus() -> float:
+    """The CPUs of the whole cluster that nobody has reserved."""
+    import ray
+
+    return float(ray.available_resources().get("CPU", 0.0))
 
 
 def _last_line(error: Exception) -> str:

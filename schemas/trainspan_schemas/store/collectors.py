@@ -9,7 +9,7 @@ import functools
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from trainspan_schemas.errors import ConfigError
 
@@ -22,21 +22,25 @@ _OTLP_PORT = 4317
 
 @dataclass(frozen=True, slots=True)
 class Collectors:
-    """The OTLP/gRPC URLs of all collectors. The order does not matter."""
+    """The OTLP/gRPC URLs of all collectors. The order does not matter; `of` gives all senders the same URLs."""
 
     urls: tuple[str, ...]
 
     @classmethod
     def of(cls, urls: str | Iterable[str]) -> "Collectors":
-        """Several URLs, or one text with commas. Raises ConfigError if one is not a URL, or is there twice."""
+        """Several URLs, or one text with commas, each as `http://HOST:PORT` or `https://HOST:PORT`.
+
+        Hosts become lower case. Without a port it is 4317; `grpc://` and no scheme are `http://`. Raises ConfigError if one is
+        not a URL, or is there twice.
+        """
         words = urls.split(",") if isinstance(urls, str) else urls
         named = tuple(word.strip() for word in words if word.strip())
-        addresses = [address_of(url) for url in named]
+        addresses = [address_of(word) for word in named]
         if not named:
             raise ConfigError("no collector is named: set [collector] endpoints")
         if len(set(addresses)) < len(named):
             raise ConfigError(f"a collector is named twice: {', '.join(named)}")
-        return cls(named)
+        return cls(tuple(f"{_scheme(word)}://{address}" for word, address in zip(named, addresses, strict=True)))
 
     def url_for(self, key: str) -> str:
         """The collector of a rollout id, or of the trace id of data without a rollout."""
@@ -51,14 +55,24 @@ class Collectors:
 @functools.lru_cache(maxsize=256)
 def address_of(url: str) -> str:
     """`HOST:PORT` of a URL in lower case; the port is 4317 if none is given. Raises ConfigError if it is not a URL."""
-    parts = urlsplit(url if "//" in url else f"//{url}")
+    fault = ConfigError(f"collector {url!r} is not a URL: write http://HOST:PORT")
     try:
+        parts = _split(url)
         host, port = parts.hostname, parts.port or _OTLP_PORT
     except ValueError:
-        host, port = None, 0
+        raise fault from None
     if not host or parts.scheme not in ("", "http", "https", "grpc"):
-        raise ConfigError(f"collector {url!r} is not a URL: write http://HOST:PORT")
+        raise fault
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _scheme(url: str) -> str:
+    """Senders use TLS for `https`, and for nothing else."""
+    return "https" if _split(url).scheme == "https" else "http"
+
+
+def _split(url: str) -> SplitResult:
+    return urlsplit(url if "//" in url else f"//{url}")
 
 
 def _weight(address: str, key: str) -> int:

@@ -109,7 +109,8 @@ def test_a_cluster_without_room_is_one_line(command: DatasetCommand) -> None:
     assert process.returncode == 1
     [line] = _lines(errors)
     assert line.startswith(
-        "trainspan: no task started on the Ray cluster within 3 s: each reserves 64 CPUs, and the cluster has 4 "
+        "trainspan: no task started on the Ray cluster within 3 s: each reserves 64 CPUs, and the cluster has 4; 4 CPUs of "
+        "all its nodes are free now "
     )
     assert not list((command.folder / "none").iterdir())
 

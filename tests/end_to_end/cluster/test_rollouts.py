@@ -72,6 +72,24 @@ def test_functions_run_on_all_nodes_as_they_do_here_and_see_no_answer_or_secret(
     assert [secret for secret in ("the-answer", "agent-token", "runner-token", key) if secret in logs] == []
 
 
+def test_shards_divide_the_cluster_and_who_finds_no_room_is_told_what_is_free(site: Site) -> None:
+    site.write(WAITING, "a", "b")
+    first = site.start("--shard", "0/2", "--n", "4", *COMMAND)
+    wait_for(lambda: len(site.ran) == 4, "agents of the first shard run")
+    second = site.start("--shard", "1/2", "--n", "4", *COMMAND)
+    wait_for(lambda: len(site.ran) == 8, "agents of the second shard run beside them")
+    site.environ["TRAINSPAN_RAY__START_TIMEOUT_S"] = "5"
+    third = site.start("--run", "other", *COMMAND)
+    third.communicate(timeout=100)
+    assert third.returncode == 1
+    assert "each reserves 1 CPUs, and the cluster has 4; 0 CPUs of all its nodes are free now " in site.stderr
+    (site.folder / "go").touch()
+    for shard in (first, second):
+        output, _ = shard.communicate(timeout=100)
+        assert shard.returncode == 0, site.stderr
+        assert '"status": {"ok": 4}' in output.splitlines()[-1]
+
+
 def test_a_lost_nodes_rollouts_are_tried_again_on_another_and_its_agents_end(site: Site, cluster: RayCluster) -> None:
     node = cluster.add_node(2)
     lost_name = f"node-{len(cluster.nodes) - 1}"

@@ -60,6 +60,19 @@ def test_all_spans_and_rewards_of_a_rollout_go_to_the_collector_of_its_id(
 
 
 @pytest.mark.parametrize("kind", TARGETS)
+def test_runner_and_agents_send_to_urls_without_a_scheme_with_grpc_and_in_upper_case(
+    run: Run, two: tuple[OtlpRecorder, OtlpRecorder], kind: str
+) -> None:
+    spelled = f"grpc://127.0.0.1:{two[0].port}, LocalHost:{two[1].port}"
+    result: RunResult = run(AGENT, TASKS, *TARGETS[kind], collector=spelled, n=N[kind], deliver_timeout_s=5.0)
+    assert (result.status, result.unacknowledged) == ({"ok": 8 * N[kind]}, 0)
+    assert sum(len(recorder.named("trainspan.rollout")) for recorder in two) == 8 * N[kind]
+    assert sum(len(recorder.logs) for recorder in two) == 8 * N[kind]
+    for recorder in two:
+        assert {str(log.attributes[keys.ROLLOUT_ID]) for log in recorder.logs} == rollouts_in(recorder)
+
+
+@pytest.mark.parametrize("kind", TARGETS)
 def test_a_collector_that_is_down_costs_the_other_one_nothing(
     run: Run, policy: OpenAIServer, recorder: OtlpRecorder, kind: str
 ) -> None:

@@ -43,8 +43,24 @@ def test_a_further_collector_takes_its_share_and_nothing_else_moves() -> None:
 
 
 @pytest.mark.parametrize(
+    "text", ["grpc://C0.example, c1.example:4327", "HTTP://c0.EXAMPLE:4317/, http://c1.example:4327/x"]
+)
+def test_every_spelling_gives_all_senders_the_same_urls(text: str) -> None:
+    """OpenTelemetry's SDK uses TLS unless it reads `http`, and adds no port."""
+    plain = Collectors.of("http://c0.example:4317,http://c1.example:4327")
+    assert Collectors.of(text) == plain
+    assert [Collectors.of(text).url_for(key) for key in KEYS] == [plain.url_for(key) for key in KEYS]
+
+
+def test_tls_and_ipv6_addresses_stay() -> None:
+    assert str(Collectors.of("HTTPS://[::1], https://C0:1")) == "https://[::1]:4317,https://c0:1"
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
+        ("http://[::1", "collector 'http://[::1' is not a URL: write http://HOST:PORT"),
+        ("grpcs://a", "collector 'grpcs://a' is not a URL: write http://HOST:PORT"),
         ("ftp://a", "collector 'ftp://a' is not a URL: write http://HOST:PORT"),
         ("http://a:4317, http://A", "a collector is named twice: http://a:4317, http://A"),
         (" , ", "no collector is named: set [collector] endpoints"),
