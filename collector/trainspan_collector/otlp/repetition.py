@@ -18,7 +18,8 @@ _FEEDBACK: Final = (".evaluation.name", ".annotation.name")
 
 def items_by_scope(request: Any) -> Iterator[tuple[int, Any]]:
     """The bytes of each resource and scope together, and their spans or log records."""
-    of_logs = isinstance(request, ExportLogsServiceRequest)
+    kind: Any = type(request)
+    of_logs = kind is ExportLogsServiceRequest
     for group in request.resource_logs if of_logs else request.resource_spans:
         resource_bytes = group.resource.ByteSize() + _size(group.schema_url)
         for scope in group.scope_logs if of_logs else group.scope_spans:
