@@ -69,7 +69,7 @@ class RayEngine:
         same for libraries that heed OMP_NUM_THREADS."""
         import ray
 
-        said = (ray.get_runtime_context().runtime_env or {}).get("env_vars", {})
+        said: dict[str, str] = ray.get_runtime_context().runtime_env.get("env_vars") or {}
         return {_THREADS: said.get(_THREADS, str(max(1, math.ceil(self._settings.worker_cpus))))}
 
     def _start(self) -> int:
