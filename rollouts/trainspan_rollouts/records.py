@@ -64,7 +64,7 @@ class RunSettings:
     """`local` or `ray`."""
     ray: RaySettings = field(default_factory=RaySettings)
     workers: int | None = None
-    """None: 1, or one per CPU of the Ray cluster."""
+    """None: 1, or one per CPU of the Ray cluster, divided among shards."""
     python: str | None = None
     """Python of the workers; None: this one."""
     timeout_s: float = 120.0

@@ -36,7 +36,7 @@ class LoadCounts:
     untrainable_calls: Mapping[str, int] | None = None
     """Calls by what they lack for training; a call that lacks several things counts once, by the first."""
     stale_calls: int = 0
-    """Calls of an older policy version than the newest one seen for that policy."""
+    """Trusted calls of an older policy version than the newest one seen for that policy."""
 
 
 class RefusalReason(StrEnum):

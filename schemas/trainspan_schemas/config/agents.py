@@ -106,7 +106,7 @@ class RolloutsSettings:
     """Worker processes for a `module:function` target; default: 1, with the engine `ray` one per CPU of the cluster.
 
     With the engine `ray` they are Ray actors, which run commands too; each takes an equal part of `concurrency`. By default
-    there are more as nodes join the cluster."""
+    shards divide the CPUs, and there are more workers as nodes join the cluster."""
     python: str | None = None
     """Python of these processes, such as `agent-env/bin/python`; default: the runner's own.
 

@@ -16,6 +16,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+from trainspan_schemas.durable import append_line, sync
+
 __all__ = ["CONSUMING", "CheckpointLedger", "Event", "LedgerEntry"]
 
 LEDGER_FILE = "ledger.jsonl"
@@ -47,12 +49,8 @@ class CheckpointLedger:
 
     def append(self, entry: LedgerEntry) -> None:
         """Appends the entry; it is on disk on return."""
-        with self._path.open("ab") as file:
-            if file.tell() and not self._path.read_bytes().endswith(b"\n"):
-                file.write(b"\n")  # ends a line torn by a kill, which every reader ignores
-            file.write(json.dumps(asdict(entry)).encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
+        append_line(self._path, json.dumps(asdict(entry)))
+        sync(self._path)
         self.entries.append(entry)
 
     @contextmanager

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainspan_schemas.artifacts.agreement import Agreement
 from trainspan_schemas.config.settings import TrainSettings
+from trainspan_schemas.durable import append_line
 
 if TYPE_CHECKING:
     from trainspan_training.data.steps import Step
@@ -168,11 +169,7 @@ def summarize(
 
 def append(checkpoints: Path, record: RoundRecord) -> None:
     """Appends the record's line. Raises OSError."""
-    path = checkpoints / METRICS_FILE
-    with path.open("ab") as file:
-        if file.tell() and not path.read_bytes().endswith(b"\n"):
-            file.write(b"\n")  # ends a torn line, which `read` skips
-        file.write(json.dumps(finite(asdict(record))).encode() + b"\n")
+    append_line(checkpoints / METRICS_FILE, json.dumps(finite(asdict(record))))
 
 
 def read(checkpoints: Path) -> list[dict[str, Any]]:

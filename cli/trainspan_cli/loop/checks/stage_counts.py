@@ -132,12 +132,12 @@ class StageMeter:
 def stored_counts(stores: Sequence[str], scope: StageScope, began_ns: int) -> StoredCounts:
     """Counts the calls and rollouts that began since a time. Raises StoreError."""
     window = scope.since(began_ns)
-    response_id = """json_extract_string(s.attributes, '$."gen_ai.response.id"')"""
+    # The choices of one request have the same start; a client may give several requests one id.
     calls = f"""
-        SELECT count(*) AS calls, count(DISTINCT {response_id}) AS requests,
-               coalesce(sum(len(c.completion_ids)), 0) AS tokens,
-               count(*) FILTER (len(c.completion_ids) IS DISTINCT FROM len(c.logprobs)) AS ragged
-        FROM (SELECT * FROM calls WHERE {window}) c JOIN spans s USING (trace_id, span_id)"""
+        SELECT count(*) AS calls, count(DISTINCT (rollout_id, attempt, call_index, start_ns)) AS requests,
+               coalesce(sum(len(completion_ids)), 0) AS tokens,
+               count(*) FILTER (len(completion_ids) IS DISTINCT FROM len(logprobs)) AS ragged
+        FROM calls WHERE {window}"""
     rollouts = f"SELECT count(DISTINCT rollout_id) AS rollouts FROM rollouts WHERE {window}"  # not their attempts
     return StoredCounts(**counts(stores, calls), **counts(stores, rollouts))
 

@@ -16,6 +16,7 @@ from typing import Any, TextIO
 from trainspan_cli.loop.state.task_pool import TaskPool
 from trainspan_schemas.artifacts.checkpoint import write_latest
 from trainspan_schemas.artifacts.run_files import RunFiles, json_lines
+from trainspan_schemas.durable import append_line
 from trainspan_schemas.errors import ProcessError
 from trainspan_schemas.home import make_home, policy_dir, runs_dir
 from trainspan_training.checkpoints.ledger import CONSUMING
@@ -65,11 +66,8 @@ class RunFolder(RunFiles):
         temporary.replace(path)
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Appends a record to `rounds.jsonl`, after a line break if a kill cut off the last line."""
-        path = self.path / "rounds.jsonl"
-        torn = path.exists() and not path.read_bytes().endswith(b"\n")
-        with path.open("a") as file:
-            file.write(("\n" if torn else "") + json.dumps(record, default=str) + "\n")
+        """Appends a record to `rounds.jsonl`."""
+        append_line(self.path / "rounds.jsonl", json.dumps(record, default=str))
 
     def used(self, dataset_sha256: str, policy: str | None = None) -> str | None:
         """The newest event by which a policy's trainer used up a dataset; None if a trainer that starts trains it."""
