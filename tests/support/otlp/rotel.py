@@ -1,8 +1,8 @@
 """The Rust OpenTelemetry relay `rotel` (from PyPI) in front of a collector."""
 
+import platform
 import subprocess
 import sys
-import sysconfig
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -21,11 +21,25 @@ class Relay:
     http: str
 
 
+def runs_here() -> bool:
+    """Whether its wheels are for this machine: they need a newer glibc than all other packages."""
+    libc, version = platform.libc_ver()
+    return platform.machine() == "x86_64" and libc == "glibc" and [*map(int, version.split("."))] >= [2, 34]
+
+
+def install(folder: Path) -> Path:
+    """Puts the relay into a folder and returns its program."""
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder), "rotel==0.0.1a15"]
+    subprocess.run(pip, check=True, timeout=240, capture_output=True)
+    return folder / "rotel" / "rotel-agent"
+
+
 @contextmanager
-def relay_to(endpoint: str, protocol: str, folder: Path, *, headers: str | None = None) -> Iterator[Relay]:
+def relay_to(
+    program: Path, endpoint: str, protocol: str, folder: Path, *, headers: str | None = None
+) -> Iterator[Relay]:
     """Runs a relay within the block that exports to `endpoint` over `protocol` (grpc or http)."""
     grpc_port, http_port = free_ports(2)
-    program = Path(sysconfig.get_paths()["purelib"]) / "rotel" / "rotel-agent"
     command = [
         *(str(program), "start", "--exporter", "otlp", "--batch-timeout", "50ms"),
         *("--otlp-grpc-endpoint", f"127.0.0.1:{grpc_port}", "--otlp-http-endpoint", f"127.0.0.1:{http_port}"),

@@ -4,7 +4,6 @@ Everything sent is read back with its types, including hostile names and values,
 """
 
 import json
-import platform
 import subprocess
 import time
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ import pytest
 
 from tests.support.agents.node_sdk import install_node_sender
 from tests.support.collector.process import ANY_PORT, CollectorProcess, read, running
-from tests.support.otlp.rotel import relay_to
+from tests.support.otlp import rotel
 
 EXPORTERS = ("grpc", "proto", "http")
 TOKEN = "agent-token-0123456789"
@@ -103,12 +102,19 @@ def test_the_node_sdk_is_read_back_as_it_was_sent(
     _check_stored(store, ids)
 
 
+@pytest.fixture(scope="module")
+def relay_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if not rotel.runs_here():
+        pytest.skip("rotel has wheels for x86_64 and glibc 2.34 only")
+    return rotel.install(tmp_path_factory.mktemp("rotel"))
+
+
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
-def test_a_relay_in_front_changes_nothing(sender: Path, store: CollectorProcess, tmp_path: Path, protocol: str) -> None:
-    if platform.machine() != "x86_64":
-        pytest.skip("rotel has wheels for x86_64 only")
+def test_a_relay_in_front_changes_nothing(
+    sender: Path, store: CollectorProcess, relay_program: Path, tmp_path: Path, protocol: str
+) -> None:
     endpoint = f"http://{store.address.grpc if protocol == 'grpc' else store.address.http}"
-    with relay_to(endpoint, protocol, tmp_path) as relay:
+    with rotel.relay_to(relay_program, endpoint, protocol, tmp_path) as relay:
         ids = [_send(sender, exporter, relay.grpc, relay.http, "none") for exporter in ("grpc", "proto")]
         deadline = time.monotonic() + 30  # the relay answers before it has delivered
         wanted = {made["traceId"] for made in ids}
