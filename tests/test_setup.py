@@ -15,10 +15,24 @@ from tests.support.places import ROOT, make_place
 PREFLIGHT = ROOT / "tools" / "preflight.py"
 
 
+GPUS = """
+from trainspan_schemas import gpus
+def driver(version, *names):
+    gpus.installed_gpus = lambda: gpus.Gpus(names, version)
+def free(gib):
+    import shutil, types
+    shutil.disk_usage = lambda _: types.SimpleNamespace(free=gib * 2**30)
+driver(None)
+"""
+
+
 def preflight(pretend: str, **environ: str) -> "subprocess.CompletedProcess[str]":
-    program = f"import sys, platform\n{pretend}\nexec(open({str(PREFLIGHT)!r}).read())"
+    program = (
+        f"import sys, platform\nsys.path.insert(0, 'schemas')\n{GPUS}{pretend}\nexec(open({str(PREFLIGHT)!r}).read())"
+    )
     return subprocess.run(
         [sys.executable, "-c", program],
+        cwd=ROOT,
         env={**os.environ, **environ},
         capture_output=True,
         text=True,
@@ -33,7 +47,22 @@ def preflight(pretend: str, **environ: str) -> "subprocess.CompletedProcess[str]
         ("sys.version_info = (3, 9, 2)", {}, "Python 3.9 is not supported: install Python 3.11 to 3.13"),
         ("sys.version_info = (3, 14, 0)", {}, "Python 3.14 is not supported"),
         ("platform.system = lambda: 'Darwin'", {}, "Darwin on x86_64 is not supported"),
+        ("platform.libc_ver = lambda: ('glibc', '2.28')", {}, "glibc 2.28 is not supported"),
+        (
+            "platform.libc_ver = lambda: ('', '')",
+            {},
+            "this C library is not supported: packages are built for glibc 2.31",
+        ),
         ("", {"TRAINSPAN_SETUP_GIB": "1000000"}, "1000000 GiB needed"),
+        ("free(13.9); driver('580.95.05', 'NVIDIA H100')", {}, "13.9 GiB free here, 14 GiB needed"),
+        ("free(7.9)", {}, "7.9 GiB free here, 8 GiB needed"),
+        (
+            "driver('575.57', 'NVIDIA L4')",
+            {"MAKE_GOAL": "demo"},
+            "NVIDIA L4, driver 575.57: CUDA 13 needs a driver of branch 580 or later: update it, or install CPU builds "
+            "with `CUDA_VISIBLE_DEVICES= make demo`",
+        ),
+        ("driver(None, 'NVIDIA GPU')", {}, "NVIDIA GPU, driver unknown: its driver does not answer"),
     ],
 )
 def test_a_machine_that_does_not_fit_gets_one_line(pretend: str, environ: dict[str, str], message: str) -> None:
@@ -43,13 +72,21 @@ def test_a_machine_that_does_not_fit_gets_one_line(pretend: str, environ: dict[s
     assert len(done.stderr.strip().splitlines()) == 1
 
 
-def test_a_machine_that_fits_gets_no_message() -> None:
-    done = preflight("", TRAINSPAN_SETUP_GIB="0")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+@pytest.mark.parametrize(
+    ("pretend", "environ", "builds"),
+    [
+        ("free(8.1)", {}, "cpu"),
+        ("free(14.1); driver('580.65.06', 'NVIDIA H100')", {}, "gpu"),
+        ("free(8.1); driver('535.1', 'NVIDIA H100')", {"CUDA_VISIBLE_DEVICES": ""}, "cpu"),
+    ],
+)
+def test_a_machine_that_fits_is_told_its_builds(pretend: str, environ: dict[str, str], builds: str) -> None:
+    done = preflight(pretend, **environ)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{builds}\n", "")
 
 
 def test_an_unreachable_index_gets_one_line(tmp_path: Path) -> None:
-    for name in ("tools", "constraints"):
+    for name in ("tools", "constraints", "schemas"):
         shutil.copytree(ROOT / name, tmp_path / name)
     for name in ("Makefile", "pyproject.toml"):
         shutil.copy(ROOT / name, tmp_path / name)

@@ -10,9 +10,14 @@ log=.venv/setup.log
 fail() { echo "trainspan: $1" >&2; exit 1; }
 
 command -v "$python" >/dev/null || fail "no $python on PATH: install Python 3.11 to 3.13"
-"$python" tools/preflight.py
+builds="$("$python" tools/preflight.py)"
 
+# Builds of one kind would satisfy the other's requirements and stay.
+if [ -e .venv/builds ] && [ "$(cat .venv/builds)" != "$builds" ]; then
+    "$python" -m venv --clear .venv
+fi
 [ -x .venv/bin/python ] || "$python" -m venv .venv
+echo "$builds" >.venv/builds
 pip=(.venv/bin/python -m pip --disable-pip-version-check)
 
 run() {
@@ -33,11 +38,10 @@ run() {
 : >"$log"
 run "preparing pip" "${pip[@]}" install -q --upgrade "pip>=25.1"
 
-if command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; then
-    constraints=constraints/gpu.txt
+constraints="constraints/$builds.txt"
+if [ "$builds" = gpu ]; then
     extra=serve
 else
-    constraints=constraints/cpu.txt
     extra=serve-cpu
     # The CPU build of torch is installed first: a plain range would select the newest CUDA build, several gigabytes.
     if ! .venv/bin/python -c "import torch, sys; sys.exit(torch.__version__.split('+')[0] != '2.13.0')" 2>/dev/null; then
@@ -57,3 +61,4 @@ if [ "$extra" = serve-cpu ]; then
     run "removing incompatible builds" "${pip[@]}" uninstall -y torchvision torchaudio torchcodec
 fi
 run "checking the installation" .venv/bin/python -c "import torch, trl, vllm, duckdb, polars"
+.venv/bin/python tools/report_device.py

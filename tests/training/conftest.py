@@ -72,7 +72,7 @@ def run(home: None, tmp_path: Path, model_dir: Path, monkeypatch: pytest.MonkeyP
             monkeypatch.setattr(curves, "draw", lambda _: None)
         settings = settings if settings.model else dataclasses.replace(settings, model=str(model_dir))
         chosen = {"datasets": tmp_path / "dataset", "checkpoints": tmp_path / "checkpoints"} | job
-        train(TrainJob(settings, follow=rounds is not None, rounds=rounds, **chosen), lambda: None, results.append)
+        train(TrainJob(settings, follow=rounds is not None, rounds=rounds, **chosen), lambda *_: None, results.append)
         return results
 
     return _run

@@ -18,6 +18,7 @@ from trainspan_training.data.dataset import DatasetFolder
 from trainspan_training.data.loss_weights import Rule, find_rule
 from trainspan_training.dataset_queue import Upstream, fetched, follow, newest
 from trainspan_training.devices.cores import share_cores, wait_passively
+from trainspan_training.devices.device import device_name, hide_gpus
 from trainspan_training.devices.leader import Leader
 from trainspan_training.devices.team import Team
 from trainspan_training.metrics.trackers import places
@@ -61,8 +62,8 @@ class _Stopped(BaseException):
     """Raised on SIGTERM. Only the work in progress is lost: see `checkpoints`."""
 
 
-def train(job: TrainJob, on_ready: Callable[[], None], on_result: Callable[[RoundResult], None]) -> None:
-    """Runs the job and calls `on_result` for each dataset. SIGTERM ends it early, without an error.
+def train(job: TrainJob, on_ready: Callable[[str, str], None], on_result: Callable[[RoundResult], None]) -> None:
+    """Runs the job, calls `on_ready` with device and dtype, and `on_result` for each dataset. SIGTERM ends it early, without an error.
 
     In a team, only the leader calls `on_ready` and `on_result`, and all processes end with the same error. Raises
     ConfigError, CheckpointError or DatasetError if the job cannot be done; in a single process, before any heavy
@@ -70,6 +71,7 @@ def train(job: TrainJob, on_ready: Callable[[], None], on_result: Callable[[Roun
     """
     wait_passively()
     check(job.settings)
+    hide_gpus(job.settings.device)
     rule = find_rule(job.settings)
     if job.rounds is not None and not (job.follow and job.rounds > 0):
         raise UsageError(f"--rounds {job.rounds} needs --follow and must be at least 1")
@@ -117,7 +119,7 @@ class _Session:
         team: Team,
         checkpoints: Checkpoints | None,
         rule: Rule,
-        on_ready: Callable[[], None],
+        on_ready: Callable[[str, str], None],
         on_result: Callable[[RoundResult], None],
     ) -> None:
         self._job = job
@@ -136,6 +138,7 @@ class _Session:
         if datasets is None:
             return
         import_training()
+        device = device_name(settings.device)
         from trainspan_training.rounds.setup import set_up
 
         share_cores(self._team.size)
@@ -153,7 +156,7 @@ class _Session:
                 missing_state=missing_state,
             )
             if self._team.leads:
-                self._on_ready()
+                self._on_ready(device, rounds.trainer.dtype)
             try:
                 rounds.run()
             finally:

@@ -25,6 +25,7 @@ COMMAND_OPTIONS = {"context_settings": {"allow_extra_args": True}}
         "port",
         "collector",
         "served_name",
+        "device",
         "dtype",
         "max_model_len",
         "max_lora_rank",
@@ -56,14 +57,21 @@ def serve(
     section = override(loaded.serving, model=model, **given)
     check_policies(dataclasses.replace(loaded, serving=section))
 
-    def announce(url: str, version: int) -> None:
+    where = {}
+
+    def started(device: str) -> None:
+        where["device"] = device
+        if format_ != "json":
+            print(f"starting vLLM on {device}", flush=True)
+
+    def ready(url: str, version: int) -> None:
         if format_ == "json":
-            print(json.dumps({"event": "ready", "url": url, "version": version}), flush=True)
+            print(json.dumps({"event": "ready", "url": url, "version": version, **where}), flush=True)
         else:
             print(f"serving policy version {version} at {url}", flush=True)
 
     policies = agents_of_policies(loaded.policies)
-    return run(section, flags, store=loaded.collector.store, policies=policies, on_ready=announce)
+    return run(section, flags, store=loaded.collector.store, policies=policies, on_start=started, on_ready=ready)
 
 
 def _served_lora_rank(settings: Settings) -> int | None:

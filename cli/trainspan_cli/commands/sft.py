@@ -31,7 +31,7 @@ __all__ = ["sft"]
 @setting_options(
     "sft",
     *("model", "chat_template", "loss_on", "epochs", "max_steps", "batch_tokens", "learning_rate", "max_tokens"),
-    *("too_long", "eval_fraction", "adapter", "lora_rank", "lora_result", "dtype", "seed"),
+    *("too_long", "eval_fraction", "adapter", "lora_rank", "lora_result", "device", "dtype", "seed"),
 )
 def sft(
     *,
@@ -152,6 +152,7 @@ class _Lines:
     def _start(event: dict[str, Any]) -> None:
         from trainspan_training.sft.data.rendering import dropped_lines
 
+        print(f"training on {event['device']} in {event['dtype']}")
         print(
             f"{event['answers']} answers of {event['examples']} examples in {event['rows']} rows, "
             f"{event['held_out_rows']} of them held out; {event['trained_tokens']} trained tokens of {event['tokens']}"

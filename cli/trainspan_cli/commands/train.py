@@ -21,7 +21,16 @@ __all__ = ["train"]
 
 
 @setting_options(
-    "train", "model", "checkpoints", "policy_url", "learning_rate", "keep_start", "report_to", "seed", "memory_share"
+    "train",
+    "model",
+    "checkpoints",
+    "policy_url",
+    "learning_rate",
+    "keep_start",
+    "report_to",
+    "seed",
+    "memory_share",
+    "device",
 )
 def train(
     *,
@@ -57,11 +66,11 @@ def train(
     job = TrainJob(chosen, datasets, checkpoints, follow, rounds, policy, mirror)
     results: list[RoundResult] = []
 
-    def ready() -> None:
+    def ready(device: str, dtype: str) -> None:
         if format == "json":
-            print(json.dumps({"event": "ready"}), flush=True)
-        elif follow:
-            print("waiting for datasets", flush=True)
+            print(json.dumps({"event": "ready", "device": device, "dtype": dtype}), flush=True)
+        else:
+            print(f"training on {device} in {dtype}{': waiting for datasets' if follow else ''}", flush=True)
 
     def on_result(result: RoundResult) -> None:
         results.append(result)

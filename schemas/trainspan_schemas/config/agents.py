@@ -34,6 +34,10 @@ class ServingSettings:
 
     The server sends the token of the role serving.
     If there is no collector on this machine, the headers in OTEL_EXPORTER_OTLP_HEADERS are sent."""
+    device: str = "auto"
+    """Device: `cpu`, `cuda`, or `auto`, the one that the installed vLLM is built for.
+
+    With `auto`, a vLLM for CPUs refuses to start where a GPU is."""
     dtype: str | None = None
     """Data type of the weights; default: float32 on a CPU, bfloat16 on a GPU."""
     max_model_len: int | None = None

@@ -64,6 +64,10 @@ class SftSettings:
     """The result with `adapter = "lora"`: `merged` (a whole model) or `adapter` (the adapter alone, to be served on its base).
 
     Only a whole model can be the start of `trainspan train` and `trainspan loop`."""
+    device: str = "auto"
+    """Device: `cpu`, `cuda`, or `auto`, a GPU if there is one.
+
+    With `auto`, training is refused where a GPU is that PyTorch does not see."""
     dtype: str | None = None
     """Data type of the computation: `float32` or `bfloat16` (autocast); default: bfloat16 on a GPU, else float32.
 
@@ -181,6 +185,10 @@ class TrainSettings:
     """Comma-separated names of the adapted modules; default: all linear layers except the output head."""
     max_grad_norm: float = 1.0
     """Norm to which a larger gradient is clipped."""
+    device: str = "auto"
+    """Device: `cpu`, `cuda`, or `auto`, a GPU if there is one.
+
+    With `auto`, training is refused where a GPU is that PyTorch does not see."""
     dtype: str | None = None
     """Data type of the computation: `float32` or `bfloat16` (autocast); default: bfloat16 on a GPU, else float32.
 

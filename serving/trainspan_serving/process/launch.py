@@ -22,6 +22,7 @@ from trainspan_schemas.store.collectors import Collectors
 from trainspan_serving.checkpoints.adapters import SERVED_MODULES, check_adapter_fits, is_adapter, read_adapter
 from trainspan_serving.checkpoints.copies import claim_copies
 from trainspan_serving.checkpoints.weights import has_tokenizer, read_weights
+from trainspan_serving.process.device import SHARE_BESIDE_TRAINER, ServerDevice, choose_device
 from trainspan_serving.process.replicas import refuse_replicas, replicas_of
 from trainspan_serving.process.server_plan import PolicyPlan, ServerPlan, make_plan, plan_policies, version_of
 from trainspan_serving.process.supervisor import Supervisor
@@ -58,6 +59,8 @@ class Launch:
     flags: tuple[str, ...]
     """vLLM's flags, without the model."""
     environment: Mapping[str, str]
+    device: str
+    """Where it computes, in which dtype and with how much of a GPU's memory, in words."""
 
 
 def serve(
@@ -66,17 +69,20 @@ def serve(
     *,
     store: str | None = None,
     policies: Mapping[str, tuple[str, ...]] | None = None,
+    on_start: Callable[[str], None] = lambda device: None,
     on_ready: Callable[[str, int], None] = lambda url, version: None,
 ) -> int:
     """Serves until SIGTERM or SIGINT; returns 0 after a clean stop.
 
     `flags` go to vLLM after ours, so they win; `store` is the collector's (see ServerPlan). `policies` are served side by
     side as adapters, each for its agents (name → agents).
+    `on_start` gets device, dtype and share of memory, in words, before vLLM starts;
     `on_ready(base URL, policy version)` is called at each start and restart.
     Raises CheckpointError, UsageError or ProcessError before vLLM starts, ProcessError if it does not stay up.
     """
     launch = prepare(settings, flags, os.environ, store, policies)
     remember_served_model(launch.plan.model)
+    on_start(launch.device)
     return Supervisor(launch.plan, launch.host, launch.port, launch.flags, launch.environment, on_ready).run()
 
 
@@ -116,7 +122,8 @@ def prepare(
     if policies and adapter:
         raise CheckpointError(f"{adapter.folder} is an adapter: name the base model of the policies")
     planned = plan_policies(policies or {}, checkpoints_dir(settings.checkpoints), version_)
-    on_cpu = _is_cpu_build()
+    device = choose_device(settings, flags, environ, is_cpu_build=_is_cpu_build())
+    on_cpu = device.is_cpu
     merges = _merges_adapters(settings, on_cpu, flags, planned)
     settings = replace(settings, merge_adapters=merges)
     plan = make_plan(settings, model, adapter.folder if adapter else None, version_, port, environ, store, planned)
@@ -130,8 +137,9 @@ def prepare(
         defaults["VLLM_ENFORCE_STRICT_TOOL_CALLING"] = "0"
     ranks = _check_bases(Path(model), planned) if is_local else []
     max_rank = settings.max_lora_rank or (adapter.rank if adapter else max(ranks, default=None))
-    our_flags = _flags(settings, port, on_cpu, None if merges else max_rank, tuple(planned))
-    return Launch(plan, settings.host, port, (*our_flags, *flags), {**defaults, **environ})
+    our_flags = _flags(settings, port, device, None if merges else max_rank, tuple(planned))
+    every = (*our_flags, *flags)
+    return Launch(plan, settings.host, port, every, {**defaults, **environ}, device.describe(every))
 
 
 def _merges_adapters(
@@ -205,13 +213,13 @@ def _is_cpu_build() -> bool:
 
 
 def _flags(
-    settings: ServingSettings, port: int, on_cpu: bool, max_lora_rank: int | None, policies: Sequence[str]
+    settings: ServingSettings, port: int, device: ServerDevice, max_lora_rank: int | None, policies: Sequence[str]
 ) -> tuple[str, ...]:
     flags = ["--host", settings.host, "--port", str(port), "--served-model-name"]
     flags += [settings.served_name, *policies]
     flags += [
         "--dtype",
-        _dtype(settings, on_cpu),
+        _dtype(settings, device.is_cpu),
         "--logprobs-mode",
         "processed_logprobs",
         "--generation-config",
@@ -221,7 +229,9 @@ def _flags(
     flags += ["--middleware", "trainspan_serving.middleware.PolicyMiddleware"]
     flags += ["--worker-extension-cls", "trainspan_serving.worker.PolicyWorker"]
     flags += ["--disable-uvicorn-access-log", "--uvicorn-log-level", "warning"]
-    if on_cpu:
+    if device.leaves_room:
+        flags += ["--gpu-memory-utilization", SHARE_BESIDE_TRAINER]
+    if device.is_cpu:
         flags += ["--distributed-executor-backend", "uni", "--enforce-eager"]
         # Prompts are cached by whole blocks; vLLM's CPU default is 128 tokens.
         flags += ["--block-size", "32"]

@@ -20,6 +20,7 @@ from trainspan_cli.loop.processes.services import Services
 from trainspan_cli.loop.state.run_folder import RunFolder
 from trainspan_schemas.config.settings import LoopSettings, PolicySettings, ServingSettings, Settings, TrainSettings
 from trainspan_schemas.errors import ConfigError
+from trainspan_schemas.gpus import Gpus
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node")
 
@@ -37,27 +38,34 @@ TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
     ],
 )
 def test_by_default_the_server_has_the_first_gpu_and_the_trainer_the_others(
-    environ: dict[str, str], gpus: int, server: Any, trainer: Any, launcher: Any, tmp_path: Path
+    environ: dict[str, str], gpus: int, server: Any, trainer: Any, launcher: Any
 ) -> None:
-    for name in ("nvidiactl", "nvidia-uvm", *(f"nvidia{index}" for index in range(gpus))):
-        (tmp_path / name).touch()
-    devices = Devices.of(LoopSettings(), environ, tmp_path)
+    devices = Devices.of(LoopSettings(), environ, Gpus(("NVIDIA L4",) * gpus))
     assert (devices.server, devices.trainer, devices.trainers[0].launcher) == (server, trainer, launcher)
     assert devices.shared == (gpus == 1)
 
 
-def test_settings_count_among_the_visible_gpus_and_every_process_sees_its_own(tmp_path: Path) -> None:
+def test_settings_count_among_the_visible_gpus_and_every_process_sees_its_own() -> None:
     environ = {"CUDA_VISIBLE_DEVICES": "4,5,6,7", "HIP_VISIBLE_DEVICES": "4,5,6,7", "HOME": "/"}
-    devices = Devices.of(LoopSettings(server_devices="2,3", trainer_devices="0, 1"), environ, tmp_path)
+    devices = Devices.of(LoopSettings(server_devices="2,3", trainer_devices="0, 1"), environ)
     assert devices.environ(environ, devices.server) == environ | {
         "CUDA_VISIBLE_DEVICES": "6,7",
         "HIP_VISIBLE_DEVICES": "6,7",
     }
     assert devices.environ({}, devices.trainer) == {"CUDA_VISIBLE_DEVICES": "4,5"}
     assert devices.server_flags(None) == ["--", "--tensor-parallel-size", "2"]
-    shared = Devices.of(LoopSettings(server_devices="1", trainer_devices="0,1"), environ, tmp_path)
+    shared = Devices.of(LoopSettings(server_devices="1", trainer_devices="0,1"), environ)
     assert shared.server_flags("--max-num-seqs 8") == ["--", "--gpu-memory-utilization", "0.4", "--max-num-seqs", "8"]
-    assert Devices.of(LoopSettings(trainer_devices="0"), environ, tmp_path).server == ("5",)
+    assert Devices.of(LoopSettings(trainer_devices="0"), environ).server == ("5",)
+
+
+def test_a_process_on_the_cpu_leaves_all_gpus_to_the_other() -> None:
+    two = Gpus(("NVIDIA L4",) * 2)
+    of_trainer = Devices.of(LoopSettings(), {}, two, has_server=False)
+    assert (of_trainer.server, of_trainer.trainer) == ((), ("0", "1"))
+    of_server = Devices.of(LoopSettings(), {}, two, has_trainer=False)
+    assert (of_server.server, of_server.trainer, of_server.trainers[0].launcher) == (("0",), (), (sys.executable,))
+    assert not of_server.shared
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,11 @@ from tests.support.ports import free_port
 from trainspan_schemas.artifacts.checkpoint import CheckpointMeta, write_latest
 from trainspan_schemas.config.settings import ServingSettings
 from trainspan_schemas.errors import CheckpointError, ConfigError, UsageError
+from trainspan_schemas.gpus import Gpus
 from trainspan_schemas.resources import available_cores
 from trainspan_serving.checkpoints.copies import claim_copies
+from trainspan_serving.process import device, launch
+from trainspan_serving.process.device import last_value
 from trainspan_serving.process.launch import Launch, prepare
 from trainspan_serving.process.server_plan import ServerPlan, plan_of_process
 
@@ -33,6 +36,19 @@ def launch_of(home: Path, *flags: str, **settings: object) -> Launch:
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TRAINSPAN_HOME", str(tmp_path))
     return tmp_path
+
+
+def test_a_server_on_the_only_gpu_leaves_a_trainer_its_part(
+    home: Path, models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device, "installed_gpus", lambda: Gpus(("NVIDIA L4",), "580.95.05"))
+    monkeypatch.setattr(launch, "_is_cpu_build", lambda: False)
+    one = launch_of(home, model=str(models.base))
+    assert last_value(one.flags, "--gpu-memory-utilization") == "0.4"
+    assert one.device == "NVIDIA L4, driver 580.95.05 in bfloat16, with 0.4 of its memory"
+    whole = launch_of(home, "--gpu-memory-utilization", "0.9", model=str(models.base))
+    assert whole.flags.count("--gpu-memory-utilization") == 1
+    assert whole.device == "NVIDIA L4, driver 580.95.05 in bfloat16, with 0.9 of its memory"
 
 
 def test_flags_and_environment_are_those_of_the_design(home: Path, models: Models) -> None:

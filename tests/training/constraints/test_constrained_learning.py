@@ -103,7 +103,7 @@ def learn(seed: int, model: Path, root: Path) -> tuple[list[float], list[RoundRe
         ]
         write_dataset(root / "dataset", logged, round_=round_)
         job = TrainJob(settings, root / "dataset", root / "checkpoints")
-        train(job, lambda: None, results.append)
+        train(job, lambda *_: None, results.append)
         folder = root / "checkpoints" / (root / "checkpoints" / "latest").read_text().strip()
     return curve, results
 

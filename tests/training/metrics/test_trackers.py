@@ -134,7 +134,7 @@ from trainspan_training.session import TrainJob, train
 root, model, reporters, rounds = sys.argv[1:]
 settings = TrainSettings(model=model, policy_url="none", learning_rate=1e-5, report_to=reporters)
 results = []
-train(TrainJob(settings, Path(root, "dataset"), Path(root, "checkpoints"), True, int(rounds)), lambda: None, results.append)
+train(TrainJob(settings, Path(root, "dataset"), Path(root, "checkpoints"), True, int(rounds)), lambda *_: None, results.append)
 assert all(result.error is None for result in results)
 """
 

@@ -56,7 +56,7 @@ def follow(
         after(result)
 
     job = TrainJob(settings, tmp_path / datasets, tmp_path / checkpoints, follow=True, rounds=rounds)
-    train(job, lambda: None, on_result)
+    train(job, lambda *_: None, on_result)
     return results
 
 

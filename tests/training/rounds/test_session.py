@@ -394,9 +394,9 @@ def test_what_is_missing_is_said_in_one_line(run: Run, tmp_path: Path, model_dir
     with pytest.raises(CheckpointError, match="has no tokenizer"):
         run(dataclasses.replace(GENTLE, model=str(bare)))
     with pytest.raises(UsageError, match="--rounds 2 needs --follow"):
-        train(TrainJob(GENTLE, tmp_path, tmp_path / "c", rounds=2), lambda: None, lambda _: None)
+        train(TrainJob(GENTLE, tmp_path, tmp_path / "c", rounds=2), lambda *_: None, lambda _: None)
     with pytest.raises(CheckpointError, match=r"no checkpoint in .* and no model: set"):
-        train(TrainJob(GENTLE, tmp_path, tmp_path / "c"), lambda: None, lambda _: None)
+        train(TrainJob(GENTLE, tmp_path, tmp_path / "c"), lambda *_: None, lambda _: None)
 
 
 @pytest.mark.parametrize(("dtype", "loaded"), [("float32", torch.float32), (None, torch.bfloat16)])

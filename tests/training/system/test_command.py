@@ -45,7 +45,7 @@ def test_one_round_prints_json_lines_and_nothing_else(tmp_path: Path, model: Any
     done = trainspan_train(tmp_path, *options)
     assert (done.returncode, done.stderr) == (0, "")
     ready, event = (json.loads(line) for line in done.stdout.splitlines())
-    assert ready == {"event": "ready"}
+    assert ready == {"event": "ready", "device": "the CPU", "dtype": "float32"}
     assert (event["event"], event["round"], event["version"]) == ("round", 7, 1)
     assert (tmp_path / "checkpoints/latest").read_text() == "policy-000001\n"
     again = trainspan_train(tmp_path, *options)
@@ -63,7 +63,9 @@ def test_a_round_that_goes_wrong_exits_1_with_one_line(
     options = ["train", "--model", str(model_dir), "--policy-url", "none", "--learning-rate", "0.1"]
     assert run(options) == 1
     captured = capsys.readouterr()
-    assert captured.out.startswith("round 0: the KL divergence from the sampling policy is ")
+    assert captured.out.startswith(
+        "training on the CPU in float32\nround 0: the KL divergence from the sampling policy is "
+    )
     assert captured.out.endswith("policy 0 stays\n")
     assert captured.err.startswith("trainspan: the KL divergence from the sampling policy is ")
 

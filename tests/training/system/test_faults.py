@@ -47,7 +47,7 @@ def second_round(tmp_path: Path, model: Any, model_dir: Path, monkeypatch: pytes
     def run() -> RoundResult:
         results: list[RoundResult] = []
         job = TrainJob(settings, tmp_path / "dataset", tmp_path / "checkpoints", follow=True, rounds=1)
-        train(job, lambda: None, results.append)
+        train(job, lambda *_: None, results.append)
         return results[0]
 
     write_dataset(tmp_path / "dataset", sample_rollouts(Server(model, dtype), rollouts=6), round_=0)

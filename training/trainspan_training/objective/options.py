@@ -37,6 +37,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "old_policy": ("logged", "recompute"),
     "correction": ("truncate", "mask", "none"),
     "adapter": ("none", "lora"),
+    "device": ("auto", "cpu", "cuda"),
     "dtype": ("float32", "bfloat16"),
     "forward": ("auto", "padded", "packed", "tree"),
     "decay": ("constant", "linear", "cosine"),

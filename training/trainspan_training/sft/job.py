@@ -14,6 +14,7 @@ from trainspan_schemas.config.settings import SftSettings
 from trainspan_schemas.errors import CheckpointError, ConfigError, TrainingError
 from trainspan_schemas.home import served_model
 from trainspan_training.devices.cores import share_cores, wait_passively
+from trainspan_training.devices.device import device_name, hide_gpus
 from trainspan_training.model.loading import find_model
 from trainspan_training.model.starting_policy import Policy
 from trainspan_training.objective.heavy_imports import import_training
@@ -25,7 +26,15 @@ from trainspan_training.sft.work_folder import ABOUT, MANIFEST, WorkFolder, is_c
 
 __all__ = ["SftJob", "fine_tune"]
 
-_NO_EFFECT = ("model", "chat_template", "save_every_s", "memory_gib", "micro_batch_tokens", "gradient_checkpointing")
+_NO_EFFECT = (
+    "model",
+    "chat_template",
+    "save_every_s",
+    "memory_gib",
+    "micro_batch_tokens",
+    "gradient_checkpointing",
+    "device",
+)
 """Settings that change the result by rounding only, or name contents that are hashed themselves."""
 
 
@@ -48,6 +57,7 @@ def fine_tune(job: SftJob, on_event: Callable[[dict[str, Any]], None]) -> SftOut
     """
     wait_passively()
     check(job.settings)
+    hide_gpus(job.settings.device)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise TrainingError("WORLD_SIZE is set, and sft trains in one process: start it without a launcher, on one GPU")
     stop = StopSignal()
@@ -76,13 +86,14 @@ def _run(job: SftJob, stop: StopSignal, on_event: Callable[[dict[str, Any]], Non
             WorkFolder(job.out, identity).remove()  # killed after the result was renamed
         return SftOutcome(job.out, 0, 0, manifest=json.loads((job.out / ABOUT / MANIFEST).read_text()))
     import_training()
+    device = device_name(settings.device)
     share_cores(1)
     from trainspan_training.sft.setup import set_up
 
     work = WorkFolder(job.out, identity)
     try:
         try:
-            training = set_up(settings, policy, examples, work, stop, on_event, template)
+            training = set_up(settings, policy, examples, work, stop, on_event, template, device)
         except BaseException:
             if work.latest() is None:
                 work.remove()  # it has not begun

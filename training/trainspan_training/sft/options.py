@@ -11,8 +11,16 @@ from trainspan_training.objective import options
 __all__ = ["check", "for_training", "own_names"]
 
 _SHARED = (
-    *("adapter", "lora_rank", "lora_alpha", "lora_targets", "dtype", "gradient_checkpointing", "memory_gib"),
-    *("micro_batch_tokens", "forward", "learning_rate", "max_grad_norm", "weight_decay", "seed"),
+    *("adapter", "lora_rank", "lora_alpha", "lora_targets", "device", "dtype", "memory_gib"),
+    *(
+        "gradient_checkpointing",
+        "micro_batch_tokens",
+        "forward",
+        "learning_rate",
+        "max_grad_norm",
+        "weight_decay",
+        "seed",
+    ),
 )
 """Settings that mean the same in `[train]`."""
 _NAMES = re.compile(rf"\btrain\.({'|'.join(_SHARED)})\b")

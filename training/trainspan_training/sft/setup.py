@@ -34,6 +34,7 @@ def set_up(
     stop: StopSignal,
     on_event: OnEvent,
     template: str | None,
+    device: str,
 ) -> Training:
     """Renders the data and loads the model.
 
@@ -46,12 +47,12 @@ def set_up(
     made = read_rows(settings, config, policy.model, tokenizer, examples, template)
     budget = memory.fit(config, shared, memory.available(shared, cuda=cuda), cuda=cuda, team=Team())
     check_rows(made.rows, int(config.get_text_config().vocab_size), budget.longest)
-    halved = compute_dtype(shared, cuda=cuda) == "bfloat16"
-    model = load_model(policy.model, frozen=settings.adapter == "lora" and halved)
+    dtype = compute_dtype(shared, cuda=cuda)
+    model = load_model(policy.model, frozen=settings.adapter == "lora" and dtype == "bfloat16")
     masks = attention.prepare(model, settings.forward)
     layout = batch_layout(shared, config, cuda=cuda, budget=budget, masks=masks)
     plan = plan_of(*hold_out(made.rows, settings.eval_fraction, settings.seed), layout, settings)
     if settings.adapter == "lora":
         model = add_adapter(model, shared, policy)
     trainer = ConversationTrainer(model, tokenizer, shared, [], str(work.path))
-    return Training(settings, policy, made, plan, trainer, work, stop, on_event, template)
+    return Training(settings, policy, made, plan, trainer, work, stop, on_event, template, device, dtype)

@@ -50,6 +50,8 @@ class Training:
         stop: StopSignal,
         on_event: OnEvent,
         template: str | None,
+        device: str,
+        dtype: str,
     ) -> None:
         self._settings = settings
         self._shared = for_training(settings)
@@ -61,6 +63,7 @@ class Training:
         self._stop = stop
         self._on_event = on_event
         self._template = template
+        self._computes = {"device": device, "dtype": dtype}
         model = trainer.policy
         self._weights = AdapterWeights(model) if settings.adapter == "lora" else FullWeights(model)
         self._schedule = _schedule(settings, model, plan.steps)
@@ -88,7 +91,7 @@ class Training:
     def _steps(self) -> Iterator[list[MicroBatch]]:
         """Yields the steps; what follows a `yield` runs when the weights have moved."""
         self._resume()
-        self._on_event({"event": "start", "step": self._done, **self._figures()})
+        self._on_event({"event": "start", "step": self._done, **self._computes, **self._figures()})
         if self._held_out_loss is None:
             self._evaluate()
         saved_at = time.monotonic()

@@ -1,22 +1,17 @@
 """The devices of a run's policy server and trainers, and the launcher of a trainer on several devices."""
 
-import re
 import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from trainspan_schemas.config.settings import LoopSettings
 from trainspan_schemas.errors import ConfigError
+from trainspan_schemas.gpus import VISIBLE, VISIBLE_AMD, Gpus, visible_gpus
+from trainspan_serving.process.device import SHARE_BESIDE_TRAINER
 
 __all__ = ["Devices", "TrainerDevices"]
 
-_VISIBLE = "CUDA_VISIBLE_DEVICES"  # PyTorch and vLLM use it on AMD GPUs too
-_AMD = "HIP_VISIBLE_DEVICES"  # must have the same value if it is set
-_NVIDIA = re.compile(r"nvidia\d+")
-_SHARE = 0.4
-"""The server's share of a shared GPU's memory: the trainer needs three times its weights in addition to them."""
 _MODULES = {"accelerate launch": "accelerate.commands.launch", "torchrun": "torch.distributed.run"}
 
 
@@ -45,22 +40,23 @@ class Devices:
         cls,
         settings: LoopSettings,
         environ: Mapping[str, str],
-        dev: Path = Path("/dev"),
+        installed: Gpus | None = None,
         *,
         trainers: int = 1,
         has_server: bool = True,
+        has_trainer: bool = True,
     ) -> "Devices":
         """The devices by the settings; by default the server has the first GPU, the trainers the others or the same one.
 
-        If the loop has no server of its own, the trainers have all.
+        If the loop has no server on a GPU, the trainers have all, and the other way around.
 
         Each of several trainers gets as many GPUs as the others; if that does not work out, all of them share all.
 
         Raises ConfigError if a device does not exist or the launch settings contradict each other.
         """
-        visible = _visible(environ, dev)
+        visible = visible_gpus(environ, installed)
         server = _chosen("server_devices", settings.server_devices, visible) if has_server else ()
-        trainer = _chosen("trainer_devices", settings.trainer_devices, visible)
+        trainer = _chosen("trainer_devices", settings.trainer_devices, visible) if has_trainer else ()
         if server is None:
             server = tuple(name for name in visible if name not in (trainer or ()))[:1] or visible[:1]
         if trainer is None:
@@ -78,7 +74,7 @@ class Devices:
         The user's flags come last and take precedence.
         """
         flags = ["--tensor-parallel-size", str(len(self.server))] if len(self.server) > 1 else []
-        flags += ["--gpu-memory-utilization", str(_SHARE)] if self.shared else []
+        flags += ["--gpu-memory-utilization", SHARE_BESIDE_TRAINER] if self.shared else []
         flags += shlex.split(given or "")
         return ["--", *flags] if flags else []
 
@@ -88,17 +84,7 @@ class Devices:
         if not devices:
             return dict(environ)
         names = ",".join(devices)
-        return {**environ, _VISIBLE: names, **({_AMD: names} if _AMD in environ else {})}
-
-
-def _visible(environ: Mapping[str, str], dev: Path) -> tuple[str, ...]:
-    """The GPUs that the loop may use: those in the environment, else all NVIDIA GPUs of the machine."""
-    given = environ.get(_VISIBLE, environ.get(_AMD))
-    if given is not None:
-        names = tuple(name.strip() for name in given.split(",") if name.strip())
-        return names[: names.index("-1")] if "-1" in names else names
-    found = [path.name for path in dev.iterdir() if _NVIDIA.fullmatch(path.name)]
-    return tuple(str(index) for index in range(len(found)))
+        return {**environ, VISIBLE: names, **({VISIBLE_AMD: names} if VISIBLE_AMD in environ else {})}
 
 
 def _chosen(setting: str, text: str | None, visible: tuple[str, ...]) -> tuple[str, ...] | None:
@@ -110,7 +96,7 @@ def _chosen(setting: str, text: str | None, visible: tuple[str, ...]) -> tuple[s
         raise ConfigError(f"loop.{setting} = {text!r} must be numbers of GPUs with commas, such as 0,1")
     missing = [place for place in places if int(place) >= len(visible)]
     if missing:
-        known = f"the visible GPUs are 0 to {len(visible) - 1} ({_VISIBLE} = {','.join(visible)})"
+        known = f"the visible GPUs are 0 to {len(visible) - 1} ({VISIBLE} = {','.join(visible)})"
         raise ConfigError(
             f"loop.{setting} = {text!r} names GPU {missing[0]}, and {known if visible else 'no GPU is visible'}"
         )

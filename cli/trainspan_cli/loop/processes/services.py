@@ -49,7 +49,8 @@ class Services:
             settings.loop,
             os.environ,
             trainers=len(self._policies),
-            has_server=not settings.rollouts.policy_servers,
+            has_server=not settings.rollouts.policy_servers and settings.serving.device != "cpu",
+            has_trainer=settings.train.device != "cpu",
         )
         self.environ = {**os.environ, "PYTHONUNBUFFERED": "1"}
         self._are_external = bool(settings.rollouts.policy_servers)

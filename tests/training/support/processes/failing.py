@@ -91,7 +91,7 @@ def _train(model: Path, dataset: Path, folder: Path, rank: int, place: str, *, f
     settings = TrainSettings(model=str(model), policy_url="none", old_policy="recompute", **going_back)
     code = 0
     try:
-        train(TrainJob(settings, dataset, folder / "checkpoints"), lambda: None, lambda _: None)
+        train(TrainJob(settings, dataset, folder / "checkpoints"), lambda *_: None, lambda _: None)
     except TrainspanError as error:
         (folder / f"{rank}.json").write_text(json.dumps([type(error).__name__, str(error)]))
         code = 1

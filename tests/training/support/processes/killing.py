@@ -47,7 +47,7 @@ def main(model: Path, datasets: Path, out: Path, moments: int) -> None:
         counter = _count_events(checkpoints, moment)
         todo = job(checkpoints)
         if todo.rounds:
-            train(todo, lambda: None, lambda _: None)
+            train(todo, lambda *_: None, lambda _: None)
         (checkpoints / "events").write_text(json.dumps(counter))
         os._exit(0)
 
