@@ -14,6 +14,7 @@ from tests.support.dataset_files import LoggedCall, sample_rollouts, write_datas
 from tests.training.support.exactness.references import as_calls, assert_same, measured, mixed_rollouts, reference
 from tests.training.support.sessions import GENTLE, Run
 from trainspan_schemas.config.settings import TrainSettings
+from trainspan_schemas.gpus import installed_gpus
 from trainspan_training.data.layout import BatchLayout
 from trainspan_training.data.loss_weights import find_rule
 from trainspan_training.data.sequences import make_sequences
@@ -22,7 +23,11 @@ from trainspan_training.model.loading import load_model, load_tokenizer
 from trainspan_training.objective import attention
 from trainspan_training.objective.grpo_trainer import TransitionGRPOTrainer
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(not installed_gpus().names, reason="no NVIDIA GPU is here"),
+]
 
 
 @pytest.mark.parametrize("mode", ["packed", "tree"])
