@@ -8,6 +8,7 @@ from typing import Final
 
 from trainspan_rollouts.executors.branching import Branching
 from trainspan_rollouts.executors.executor import Ended, Execution, Executor
+from trainspan_rollouts.executors.policy_witness import PolicyWitness
 from trainspan_rollouts.judge import Judge, Result
 from trainspan_rollouts.plan import PlannedRollout
 from trainspan_rollouts.records import RunSettings
@@ -15,7 +16,7 @@ from trainspan_rollouts.rollout_spans import RolloutSpans
 from trainspan_rollouts.run_ledger import RunLedger
 from trainspan_rollouts.task_file import Task
 from trainspan_schemas.agents.functions import number_of
-from trainspan_schemas.telemetry.identity import Identity
+from trainspan_schemas.telemetry.identity import Identity, TraceParent
 from trainspan_schemas.telemetry.keys import REWARD
 from trainspan_schemas.telemetry.status import RolloutStatus
 
@@ -25,6 +26,8 @@ RETRY_DELAY_S: Final = 0.5
 """Delay before the first retry; doubled for each further one."""
 _MOST_WARNINGS: Final = 20
 """Kinds of failures that are logged as warnings."""
+_LONGEST_LOGGED: Final = 1000
+"""Characters of an error: an agent's text may have any length."""
 
 _log = logging.getLogger(__name__)
 
@@ -65,6 +68,7 @@ class Attempts:
         self._spans = spans
         self._on_calls = on_calls
         self._branching = branching
+        self._witness = PolicyWitness(settings.policy_servers or (settings.policy_url,))
         self._agents = asyncio.Semaphore(settings.concurrency)
         self._key = key
         self._logged: set[str] = set()
@@ -73,18 +77,19 @@ class Attempts:
         """Makes all attempts at one rollout; returns the last verdict."""
         failures = 0
         while True:
-            verdict, blameless = await self._attempt(planned)
+            is_last = failures >= self._settings.retries
+            verdict, blameless = await self._attempt(planned, is_last=is_last)
             if verdict.status != "infra_error":
                 return verdict
             if not blameless:
-                failures += 1
-                if failures > self._settings.retries:
+                if is_last:
                     return verdict
+                failures += 1
                 await asyncio.sleep(RETRY_DELAY_S * 2 ** (failures - 1))
             identity = replace(planned.identity, attempt=planned.identity.attempt + 1)
             planned = replace(planned, identity=identity)
 
-    async def _attempt(self, planned: PlannedRollout) -> tuple[Verdict, bool]:
+    async def _attempt(self, planned: PlannedRollout, *, is_last: bool) -> tuple[Verdict, bool]:
         identity, number = planned.identity, planned.number
         await self._agents.acquire()
         self._ledger.begin(identity, number)
@@ -99,6 +104,7 @@ class Attempts:
                     ended = await self._executor.execute(execution)
                 else:
                     ended = await self._branching.execute(planned.point, execution, self._executor)
+                ended = await self._explained(ended, span.parent, is_last=is_last)
             finally:
                 self._agents.release()
             verdict = await self._judged(planned.task, identity, ended)
@@ -119,6 +125,20 @@ class Attempts:
         )
         self._log_failure(verdict, identity)
         return verdict, ended.blameless
+
+    async def _explained(self, ended: Ended, parent: TraceParent, *, is_last: bool) -> Ended:
+        """Whose failure it was. What only an agent says is a reason to try again, but no excuse in the end."""
+        if ended.status != "agent_error":
+            return ended
+        asks_again = ended.asks_again
+        if ended.report is not None and ended.report.policy_failing:
+            seen = await self._witness.failure(parent.trace_id, ended.duration_s)
+            if seen is not None:
+                return replace(ended, status="infra_error", error=f"{ended.error}; {seen}")
+            asks_again = True
+        if asks_again and not is_last:
+            return replace(ended, status="infra_error", error=f"{ended.error}; it is tried again")
+        return ended
 
     async def _judged(self, task: Task, identity: Identity, ended: Ended) -> Verdict:
         """Returns the judge's reward, otherwise the agent's own, otherwise the number that the function returned."""
@@ -149,7 +169,8 @@ class Attempts:
         """Logs each kind of failure once as a warning, and every repetition at debug level."""
         if verdict.error is None:
             return
-        sort = f"{verdict.status}: {verdict.error}"
+        error = verdict.error[:_LONGEST_LOGGED]
+        sort = f"{verdict.status}: {error}"
         level = logging.DEBUG if sort in self._logged or len(self._logged) >= _MOST_WARNINGS else logging.WARNING
         self._logged.add(sort)
         _log.log(
@@ -159,5 +180,5 @@ class Attempts:
             identity.task_id,
             identity.rollout_id,
             identity.attempt,
-            verdict.error,
+            error,
         )

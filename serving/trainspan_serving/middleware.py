@@ -13,6 +13,7 @@ from typing import Any
 from trainspan_schemas.agents.unnamed_agents import agent_of_body
 from trainspan_schemas.errors import InvalidRecordError, one_line
 from trainspan_schemas.store.endpoint import headers_of
+from trainspan_schemas.telemetry.failures import FAILURES_PATH
 from trainspan_schemas.telemetry.signing import signing_key
 from trainspan_serving.capture.call_counter import CallCounter
 from trainspan_serving.capture.caller import Caller, identify
@@ -28,6 +29,7 @@ from trainspan_serving.http.admin import ADMIN_PREFIX, handle_admin
 from trainspan_serving.http.answer import AnswerStream
 from trainspan_serving.http.asgi import App, Message, Receive, Scope, Send, answer_error, answer_json
 from trainspan_serving.http.body import BodyError, ClientGoneError, read_body, replayed
+from trainspan_serving.http.failures import FailureLog
 from trainspan_serving.http.metrics import PolicyMetrics
 from trainspan_serving.http.prefixes import PREFIX_PATHS, handle_prefix
 from trainspan_serving.process.link import report
@@ -67,6 +69,7 @@ class _Parts:
     api_keys: tuple[str, ...]
     signing_key: bytes
     branches: BranchRegistry
+    failures: FailureLog
 
 
 class PolicyMiddleware:
@@ -89,6 +92,9 @@ class PolicyMiddleware:
         elif scope["path"] in PREFIX_PATHS:
             timeout_s = self._parts.server.plan.body_timeout_s
             await handle_prefix(self._parts.branches, self._parts.signing_key, timeout_s, scope, receive, send)
+        elif scope["path"].startswith(FAILURES_PATH):
+            failures = self._parts.failures.of(scope["path"].removeprefix(FAILURES_PATH))
+            await answer_json(send, 200, failures.to_record())
         elif scope["path"].startswith(ADMIN_PREFIX):
             parts = self._parts
             await handle_admin(parts.server, parts.exporter, parts.branches, scope, receive, send)
@@ -104,6 +110,7 @@ class PolicyMiddleware:
         except InvalidRecordError as error:
             await answer_error(send, 400, str(error))
             return
+        send = parts.failures.watched(caller, send)
         if scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
@@ -153,8 +160,11 @@ class PolicyMiddleware:
                 await self._app(scope, answer.receive, answer.send)
         except Exception:
             if not await answer.end_stream():
+                parts.failures.add(caller)
                 raise
         finally:
+            if exchange.is_cut and exchange.ended_status == 503:  # also in a stream, whose status was sent
+                parts.failures.add(caller)
             exchange.end_http(delivered=answer.delivered and not only_echoes(scope["path"], body))
 
     async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -193,7 +203,7 @@ class PolicyMiddleware:
         keys_given = app.state.args.api_key or [os.environ.get("VLLM_API_KEY")]
         api_keys = tuple(key for key in keys_given if key)
         key = signing_key(plan.signing_key_file)
-        self._parts = _Parts(exporter, tap, server, api_keys, key, branches)
+        self._parts = _Parts(exporter, tap, server, api_keys, key, branches, FailureLog())
         catching_up = CatchingUp(server)
         await catching_up.before_listening()
         self._ready = asyncio.create_task(_report_when_listening(app, catching_up))

@@ -12,15 +12,24 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from trainspan_rollouts.executors.agent_process import (
+    AgentProcess,
+    MemoryKills,
+    read_reports,
+    remove_folder,
+    write_task,
+)
 from trainspan_rollouts.executors.executor import Ended, Execution
-from trainspan_rollouts.executors.orphans import GRACE_S, OrphanGuard
+from trainspan_rollouts.executors.orphans import OrphanGuard
 from trainspan_rollouts.task_file import Task
+from trainspan_schemas.agents.invocation import Invoker
 from trainspan_schemas.agents.worker import AgentReport
-from trainspan_schemas.errors import ProcessError
+from trainspan_schemas.errors import InvalidRecordError, ProcessError
 from trainspan_schemas.store.collectors import ENV_COLLECTORS, Collectors
 from trainspan_schemas.store.senders import without_credentials
 from trainspan_schemas.telemetry.identity import (
@@ -32,16 +41,19 @@ from trainspan_schemas.telemetry.identity import (
     ENV_TRACESTATE,
 )
 from trainspan_schemas.telemetry.keys import ROLLOUT_PATH_PREFIX
-from trainspan_schemas.telemetry.status import RolloutStatus
 
 __all__ = ["CommandExecutor", "agent_environment", "instrumented"]
 
-TAIL_BYTES: Final = 64 * 1024
 TEMPORARY_FAILURE: Final = 75
 """Exit code `EX_TEMPFAIL` of sysexits.h: the agent asks for a retry."""
 MAX_STRING_BYTES: Final = 32 * 4096
 """Linux's limit on one argument or environment variable, with its name and closing NUL (execve(2), MAX_ARG_STRLEN)."""
 
+FOLDER_S: Final = 10.0
+"""How long reading an agent's reports may take, and removing its folder."""
+
+_KILLED: Final = (-signal.SIGKILL, 128 + signal.SIGKILL)
+"""Codes of a process that was killed, and of a shell whose command was."""
 _INSTRUMENT: Final = "opentelemetry-instrument"
 _PRIVATE: Final = frozenset({"TRAINSPAN_HOME", "TRAINSPAN_SERVER_PLAN", "TRAINSPAN_SERVER_LINK"})
 _PLACEHOLDER: Final = re.compile(r"\{(\w+)\}")
@@ -119,58 +131,75 @@ class CommandExecutor:
         self._timeout_s = timeout_s
         self._guard = OrphanGuard()
         self._environ = {**environ, **self._guard.mark}
-        self._folder = tempfile.TemporaryDirectory(prefix="trainspan-")
+        self._folder: Path | None = None
+        self._memory = MemoryKills()
+        self._reader = Invoker(_called, "trainspan-agent-folders")
+        """In threads that keep no process alive: a file system of the agent's own may never answer."""
         self._command: list[str] = []
 
     async def start(self) -> None:
         """Finds the command. Raises ProcessError."""
         self._command = instrumented(self._arguments, self._environ)
+        self._folder = Path(tempfile.mkdtemp(prefix="trainspan-"))
         await asyncio.to_thread(self._guard.start)
 
     async def execute(self, execution: Execution) -> Ended:
         """Runs one process; then kills whatever it left running in its process group."""
-        start_s = time.monotonic()
-        folder = Path(self._folder.name, secrets.token_hex(8))
+        assert self._folder is not None, "started"
+        start_s, kills = time.monotonic(), self._memory.count()
+        folder = Path(self._folder, secrets.token_hex(8))
         task = json.dumps(execution.task.for_agent()).encode()
         try:
-            folder.mkdir(mode=0o700)
-            process = await self._start(execution, task, folder)
+            task_file = await asyncio.to_thread(write_task, folder, task)
+            command = [fill_in(word, execution.task, task_file) for word in self._command]
+            environment = self._environment(execution, task, task_file, folder)
+            process = await AgentProcess.start(command, environment, task + b"\n")
         except OSError as error:
-            shutil.rmtree(folder, ignore_errors=True)
+            await self._removed(folder)
             return Ended("infra_error", time.monotonic() - start_s, error=self._why_not_started(error))
-        streams = _Streams(process, task + b"\n")
         timed_out = False
         try:
             await asyncio.wait_for(process.wait(), execution.time_left(self._timeout_s))
         except TimeoutError:
             timed_out = True
-            await _end_group(process)
+            await process.end()
         except asyncio.CancelledError:
-            await asyncio.shield(_end_group(process))
+            await asyncio.shield(process.end())
             raise
         finally:
-            _signal_group(process, signal.SIGKILL)
-            await streams.close()
+            await process.close()
         duration_s = time.monotonic() - start_s
-        return _ended(process.returncode, timed_out, duration_s, streams, _read_reports(folder))
+        is_short_of_memory = process.code in _KILLED and self._memory.explain(kills)
+        ended = _ended(process, timed_out, is_short_of_memory, duration_s)
+        ended = await self._with_report(ended, folder)
+        await self._removed(folder)
+        return ended
+
+    async def _with_report(self, ended: Ended, folder: Path) -> Ended:
+        """With the report that the agent left; one that breaks the rules is the agent's error."""
+        try:
+            reading = asyncio.wrap_future(self._reader.start(read_reports, folder))
+            return replace(ended, report=await asyncio.wait_for(reading, FOLDER_S))
+        except InvalidRecordError as error:
+            reason = str(error)
+        except TimeoutError:
+            reason = f"its reports cannot be read within {FOLDER_S:g} s"
+        if ended.status not in ("ok", "agent_error"):
+            return ended
+        text = f"{ended.error}; {reason}" if ended.error else reason
+        return replace(ended, status="agent_error", error=text, asks_again=False)
+
+    async def _removed(self, folder: Path) -> None:
+        """Removes the folder; what takes too long goes on in the background."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.wrap_future(self._reader.start(remove_folder, folder)), FOLDER_S)
 
     async def close(self) -> None:
         """Removes the folders; every process has already ended with its `execute`."""
         await asyncio.to_thread(self._guard.close)
-        self._folder.cleanup()
-
-    async def _start(self, execution: Execution, task: bytes, folder: Path) -> asyncio.subprocess.Process:
-        """Writes the task file into `folder` and starts the process. Raises OSError."""
-        task_file = folder / "task" / "task.json"
-        await asyncio.to_thread(_write_task, task_file, task)
-        return await asyncio.create_subprocess_exec(
-            *(fill_in(word, execution.task, task_file) for word in self._command),
-            env=self._environment(execution, task, task_file, folder),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,
-        )
+        if self._folder is not None:
+            await self._removed(self._folder)
+        self._reader.close()
 
     def _why_not_started(self, error: OSError) -> str:
         text = f"cannot start {self._command[1]}: {error}"
@@ -194,9 +223,8 @@ class CommandExecutor:
         return environment
 
 
-def _write_task(file: Path, task: bytes) -> None:
-    file.parent.mkdir()
-    file.write_bytes(task)
+def _called(function: Callable[[Path], AgentReport | None], folder: Path) -> AgentReport | None:
+    return function(folder)
 
 
 def fill_in(word: str, task: Task, task_file: Path) -> str:
@@ -213,81 +241,13 @@ def fill_in(word: str, task: Task, task_file: Path) -> str:
     return _PLACEHOLDER.sub(replace, word)
 
 
-class _Streams:
-    """Writes the task to a process and keeps the tail of its output."""
-
-    def __init__(self, process: asyncio.subprocess.Process, task: bytes) -> None:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        assert process.stderr is not None
-        self.stdout = bytearray()
-        self.stderr = bytearray()
-        self._tasks = (
-            asyncio.create_task(_feed(process.stdin, task)),
-            asyncio.create_task(_keep_tail(process.stdout, self.stdout)),
-            asyncio.create_task(_keep_tail(process.stderr, self.stderr)),
-        )
-
-    async def close(self) -> None:
-        """Reads the remaining output; does not wait for a stray process that holds the pipes open."""
-        _, pending = await asyncio.wait(self._tasks, timeout=1.0)
-        for task in pending:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-
-async def _feed(stdin: asyncio.StreamWriter, task: bytes) -> None:
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # an agent need not read its task here
-        stdin.write(task)
-        await stdin.drain()
-        stdin.close()
-
-
-async def _keep_tail(stream: asyncio.StreamReader, tail: bytearray) -> None:
-    while chunk := await stream.read(TAIL_BYTES):
-        tail += chunk
-        del tail[:-TAIL_BYTES]
-
-
-async def _end_group(process: asyncio.subprocess.Process) -> None:
-    _signal_group(process, signal.SIGTERM)
-    try:
-        await asyncio.wait_for(process.wait(), GRACE_S)
-    except TimeoutError:
-        _signal_group(process, signal.SIGKILL)
-        await process.wait()
-
-
-def _signal_group(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, number)
-
-
-def _read_reports(folder: Path) -> AgentReport | None:
-    reports = []
-    for path in sorted(folder.glob("*.json")):
-        with contextlib.suppress(OSError, ValueError, TypeError):
-            reports.append(AgentReport(**json.loads(path.read_text())))
-    shutil.rmtree(folder, ignore_errors=True)
-    if not reports:
-        return None
-    return AgentReport(
-        sum(report.calls for report in reports),
-        any(report.policy_failing for report in reports),
-        [reward for report in reports for reward in report.rewards],
-    )
-
-
-def _ended(
-    code: int | None, timed_out: bool, duration_s: float, streams: _Streams, report: AgentReport | None
-) -> Ended:
-    stdout = streams.stdout.decode(errors="replace")
-    last = (streams.stderr.decode(errors="replace").strip().splitlines() or [""])[-1]
+def _ended(process: AgentProcess, timed_out: bool, is_short_of_memory: bool, duration_s: float) -> Ended:
+    code, stdout = process.code, process.stdout_tail
     if timed_out:
-        return Ended("timeout", duration_s, None, stdout, code, "timed out", report)
+        return Ended("timeout", duration_s, None, stdout, code, "timed out")
     if code == 0:
-        return Ended("ok", duration_s, None, stdout, code, None, report)
-    failing = report is not None and report.policy_failing
-    killed = code == -signal.SIGKILL  # not by us: out of memory, most likely
-    status: RolloutStatus = "infra_error" if failing or killed or code == TEMPORARY_FAILURE else "agent_error"
-    return Ended(status, duration_s, None, stdout, code, f"exit code {code}: {last}", report)
+        return Ended("ok", duration_s, None, stdout, code)
+    error = f"exit code {code}: {process.last_error_line}"
+    if is_short_of_memory:
+        return Ended("infra_error", duration_s, None, stdout, code, f"killed for lack of memory: {error}")
+    return Ended("agent_error", duration_s, None, stdout, code, error, asks_again=code == TEMPORARY_FAILURE)

@@ -61,6 +61,8 @@ class Ended:
     """One line."""
     report: AgentReport | None = None
     """The report of the agent's process; None if there is none."""
+    asks_again: bool = False
+    """Only the agent says that the failure was not its own: it is tried again, and counts as the agent's in the end."""
     blameless: bool = False
     """Another rollout's hang ended this one: the next attempt does not count as a retry."""
 

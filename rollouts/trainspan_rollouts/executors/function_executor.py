@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final
 
+from trainspan_rollouts.executors.agent_process import MemoryKills
 from trainspan_rollouts.executors.command_executor import instrumented
 from trainspan_rollouts.executors.executor import Ended, Execution
 from trainspan_rollouts.executors.orphans import GRACE_S, OrphanGuard
@@ -25,8 +26,7 @@ from trainspan_schemas.agents.worker import (
     decode,
     encode,
 )
-from trainspan_schemas.errors import ProcessError, UsageError
-from trainspan_schemas.telemetry.status import RolloutStatus
+from trainspan_schemas.errors import ProcessError, UsageError, one_line
 
 __all__ = ["WorkerPool"]
 
@@ -60,6 +60,7 @@ class WorkerPool:
         self._timeout_s = timeout_s
         self._guard = OrphanGuard()
         self._environ = {**environ, **self._guard.mark, "TRAINSPAN_BOUNDARY": "explicit"}
+        self._memory = MemoryKills()
         self._slots = [asyncio.Lock() for _ in range(workers)]
         self._workers: list[_Worker | None] = [None] * workers
         self._waiting = [0] * workers
@@ -89,7 +90,7 @@ class WorkerPool:
         async with self._slots[slot]:
             worker = self._workers[slot]
             if worker is None or worker.is_lost:
-                worker = await _Worker.start(self._target, self._environ, self._python)
+                worker = await _Worker.start(self._target, self._environ, self._python, self._memory)
                 self._workers[slot] = worker
             return worker
 
@@ -103,8 +104,10 @@ class _Worker:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         is_async: bool,
+        memory: MemoryKills,
     ) -> None:
         self._process = process
+        self._memory, self._kills = memory, memory.count()
         self._writer = writer
         self._is_async = is_async
         self._numbers = itertools.count()
@@ -113,7 +116,7 @@ class _Worker:
         self.is_lost = False
 
     @classmethod
-    async def start(cls, target: str, environ: Mapping[str, str], python: str) -> "_Worker":
+    async def start(cls, target: str, environ: Mapping[str, str], python: str, memory: MemoryKills) -> "_Worker":
         """Returns a worker that is ready. Raises UsageError or ProcessError if the target cannot be used."""
         ours, theirs = socket.socketpair()
         with theirs:
@@ -130,13 +133,15 @@ class _Worker:
         try:
             line = await asyncio.wait_for(reader.readline(), START_TIMEOUT_S)
             message = decode(line) if line else None
+        except ValueError as error:
+            message = TargetRefusal(f"the worker for {target} wrote {one_line(error)}", usage=False)
         except TimeoutError:
             message = TargetRefusal(f"importing {target} took more than {START_TIMEOUT_S:.0f} s", usage=False)
         except BaseException:
             await asyncio.shield(_kill(process))
             raise
         if isinstance(message, Ready):
-            return cls(process, reader, writer, message.is_async)
+            return cls(process, reader, writer, message.is_async, memory)
         writer.close()
         await _kill(process)
         if isinstance(message, TargetRefusal):
@@ -187,7 +192,9 @@ class _Worker:
             await asyncio.shield(_kill(self._process))
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
-        with contextlib.suppress(ConnectionError, ValueError):
+        """Takes outcomes until the worker ends, or writes what is none, as an agent in it can."""
+        wrote = ""
+        try:
             while line := await reader.readline():
                 message = decode(line)
                 if not isinstance(message, JobOutcome):
@@ -195,9 +202,26 @@ class _Worker:
                 answer = self._answers.pop(message.number, None)
                 if answer is not None and not answer.done():
                     answer.set_result(message)
+        except (ConnectionError, ValueError) as error:
+            wrote = f" after it wrote {one_line(error)}" if isinstance(error, ValueError) else ""
         if not self.is_lost:
-            code = await self._process.wait()
-            self._lose(Ended("infra_error", 0.0, exit_code=code, error=f"the worker died with code {code}"))
+            self._lose(await self._death(wrote))
+
+    async def _death(self, wrote: str) -> Ended:
+        """How the executions of a worker end that died: for lack of memory, or by the fault of an agent in it.
+
+        If it had only one, that one's; of several, nobody knows whose, so they are tried again first.
+        """
+        self.is_lost = True
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._process.wait(), CANCEL_GRACE_S)
+        if self._process.returncode is None:
+            await _kill(self._process)
+        code = self._process.returncode
+        error = f"the worker died with code {code}{wrote}"
+        if code == -signal.SIGKILL and not wrote and self._memory.explain(self._kills):
+            return Ended("infra_error", 0.0, exit_code=code, error=f"{error}, for lack of memory")
+        return Ended("agent_error", 0.0, exit_code=code, error=error, asks_again=len(self._answers) > 1)
 
     def _lose(self, ended: Ended) -> None:
         self.is_lost = True
@@ -215,11 +239,10 @@ def _ended(answer: JobOutcome | Ended) -> Ended:
     if isinstance(answer, Ended):
         return answer
     if answer.cancelled:
-        return Ended("cancelled", answer.duration_s, error="the agent cancelled itself", report=answer.report)
+        return Ended("agent_error", answer.duration_s, error="the agent cancelled itself", report=answer.report)
     if answer.error is None:
         return Ended("ok", answer.duration_s, value=answer.value, report=answer.report)
-    status: RolloutStatus = "infra_error" if answer.report.policy_failing else "agent_error"
-    return Ended(status, answer.duration_s, error=answer.error, report=answer.report)
+    return Ended("agent_error", answer.duration_s, error=answer.error, report=answer.report)
 
 
 async def _kill(process: asyncio.subprocess.Process) -> None:

@@ -6,6 +6,8 @@ with a `JobOutcome`.
 """
 
 import json
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
@@ -76,6 +78,11 @@ class AgentReport:
     rewards: list[float] = field(default_factory=list)
     """Values that the agent passed to `trainspan.reward`."""
 
+    @classmethod
+    def from_record(cls, record: Any) -> "AgentReport":
+        """Parses a decoded JSON value, which an agent may have written. Raises InvalidRecordError."""
+        return cls(**_checked(record, _REPORT))
+
 
 @dataclass(frozen=True, slots=True)
 class JobOutcome:
@@ -91,7 +98,6 @@ class JobOutcome:
     report: AgentReport
 
 
-_KINDS: Final = {cls.__name__: cls for cls in (FunctionJob, Cancel, Ready, TargetRefusal, JobOutcome)}
 Message = FunctionJob | Cancel | Ready | TargetRefusal | JobOutcome
 
 
@@ -101,15 +107,88 @@ def encode(message: Message) -> bytes:
 
 
 def decode(line: bytes) -> Message:
-    """Decodes the message in one line. Raises InvalidRecordError."""
+    """Decodes the message in one line, which an agent may have written. Raises InvalidRecordError."""
     try:
         fields = json.loads(line)
-        cls = _KINDS[fields.pop("kind")]
+        cls, types = _KINDS[fields.pop("kind")]
+        fields = _checked(fields, types)
         if cls is JobOutcome:
-            fields["report"] = AgentReport(**fields["report"])
-        return cls(**fields)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+            fields["report"] = AgentReport.from_record(fields["report"])
+        message: Message = cls(**fields)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InvalidRecordError(f"not a worker message ({error}): {line[:80]!r}") from error
+    return message
+
+
+def _checked(record: Any, types: "_Types") -> dict[str, Any]:
+    """The fields of a record. Raises InvalidRecordError unless it has all of them, with values of these types, and no others."""
+    if not isinstance(record, dict) or record.keys() != types.keys():
+        raise InvalidRecordError(f"it must be an object with the fields {', '.join(types)}")
+    for name, fits in types.items():
+        if not fits(record[name]):
+            raise InvalidRecordError(f"{name} = {record[name]!r:.80}")
+    return record
+
+
+def _is_bool(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
+
+
+def _is_number(value: Any) -> bool:
+    """A finite number; an integer beyond the range of floats is none."""
+    try:
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:
+        return False
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_text_or_none(value: Any) -> bool:
+    return value is None or isinstance(value, str)
+
+
+def _is_object(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def _are_numbers(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_number, value))
+
+
+def _is_anything(_value: Any) -> bool:
+    return True
+
+
+_Types = Mapping[str, Callable[[Any], bool]]
+_REPORT: Final[_Types] = {"calls": _is_count, "policy_failing": _is_bool, "rewards": _are_numbers}
+_KINDS: Final[Mapping[str, tuple[Any, _Types]]] = {
+    "FunctionJob": (
+        FunctionJob,
+        {"number": _is_count, "task": _is_object, "identity": _is_object, "traceparent": _is_text},
+    ),
+    "Cancel": (Cancel, {"number": _is_count}),
+    "Ready": (Ready, {"is_async": _is_bool}),
+    "TargetRefusal": (TargetRefusal, {"message": _is_text, "usage": _is_bool}),
+    "JobOutcome": (
+        JobOutcome,
+        {
+            "number": _is_count,
+            "value": _is_anything,
+            "error": _is_text_or_none,
+            "cancelled": _is_bool,
+            "duration_s": _is_number,
+            "report": _is_object,
+        },
+    ),
+}
+"""Kind → its class, and its fields with the test that their values pass."""
 
 
 def identity_of(job: FunctionJob) -> Identity:

@@ -16,7 +16,7 @@ from tests.support.agents.openai_server import OpenAIServer
 from tests.support.agents.programs import WITHOUT_OPENAI, environment, write
 from tests.support.otlp.recorder import OtlpRecorder
 from trainspan_cli import main
-from trainspan_rollouts.executors import command_executor
+from trainspan_rollouts.executors import agent_process
 from trainspan_schemas.telemetry import keys
 from trainspan_schemas.telemetry.identity import TraceParent
 from trainspan_schemas.telemetry.signing import KEY_FILE, signing_key
@@ -68,7 +68,7 @@ def test_a_command_gets_its_task_three_ways_and_its_calls_under_the_rollouts_url
 def test_a_command_that_fails_crashes_or_hangs_has_that_status_and_leaves_nothing_running(
     run: Run, tmp_path: Path, recorder: OtlpRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(command_executor, "GRACE_S", 0.5)
+    monkeypatch.setattr(agent_process, "GRACE_S", 0.5)
     source = """
     import os, pathlib, signal, subprocess, sys, time
 
@@ -88,15 +88,14 @@ def test_a_command_that_fails_crashes_or_hangs_has_that_status_and_leaves_nothin
     """
     command = ("python", "agent.py", "{input}")
     result = run(source, tasks("fail", "again", "killed"), *command, timeout_s=60.0, concurrency=2)
-    assert result.status == {"agent_error": 1, "infra_error": 1, "ok": 1}
+    assert result.status == {"agent_error": 2, "ok": 1}
     assert (result.mean_reward, result.rewarded) == (None, 0)
     assert run(source, tasks("hang"), *command, timeout_s=4.0).status == {"timeout": 1}
     assert statuses(recorder) == {
         ("fail", 0): "agent_error",
         ("again", 0): "infra_error",
         ("again", 1): "ok",
-        ("killed", 0): "infra_error",
-        ("killed", 1): "infra_error",
+        ("killed", 0): "agent_error",
         ("hang", 0): "timeout",
     }
     for pid in (tmp_path / "pids").read_text().split():

@@ -148,7 +148,7 @@ def test_a_hanging_synchronous_function_is_killed_with_its_worker_and_its_neighb
     assert first.trace_id != second.trace_id
 
 
-def test_a_dead_worker_and_a_failing_policy_server_are_infrastructure_errors_and_are_retried(
+def test_a_failing_policy_server_is_tried_again_and_an_agent_that_kills_its_worker_failed(
     run: Run, policy: OpenAIServer, recorder: OtlpRecorder
 ) -> None:
     source = """
@@ -166,10 +166,9 @@ def test_a_dead_worker_and_a_failing_policy_server_are_infrastructure_errors_and
     assert statuses(recorder) == {
         ("policy", 0): "infra_error",
         ("policy", 1): "ok",
-        ("crash", 0): "infra_error",
-        ("crash", 1): "infra_error",
+        ("crash", 0): "agent_error",
     }
-    assert result.status == {"infra_error": 1, "ok": 1}
+    assert result.status == {"agent_error": 1, "ok": 1}
     assert (result.mean_reward, result.rewarded) == (1.0, 1)
 
 

@@ -23,6 +23,19 @@ from trainspan_schemas.errors import UsageError
 from trainspan_schemas.telemetry import keys
 from trainspan_schemas.telemetry.identity import Identity
 
+NOBODY = "http://127.0.0.1:9/v1"
+"""A policy server that does not answer."""
+UNLUCKY = """
+import json, os, pathlib, sys
+
+kind = sys.argv[1]
+if kind == "again" and not pathlib.Path("fixed").exists():
+    report = {"calls": 0, "policy_failing": True, "rewards": []}
+    pathlib.Path(os.environ["TRAINSPAN_REPORT"], "0.json").write_text(json.dumps(report))
+    sys.exit(1)
+sys.exit(3 if kind == "bad" else 0)
+"""
+"""The agent reports that the policy server fails, as its instrumentation would."""
 AGENT = """
 import pathlib, time
 
@@ -85,12 +98,7 @@ def test_a_killed_run_is_resumed_without_repeating_what_is_finished(tmp_path: Pa
 
 
 def test_the_exit_code_says_whether_a_resumed_run_has_something_to_do(tmp_path: Path, recorder: OtlpRecorder) -> None:
-    source = """
-    import pathlib, sys
-
-    sys.exit({"good": 0, "bad": 3, "again": 0 if pathlib.Path("fixed").exists() else 75}[sys.argv[1]])
-    """
-    write(tmp_path, source)
+    write(tmp_path, UNLUCKY)
     target = ("--", "python", "agent.py", "{input}")
 
     def run(run_id: str, code: int, *options: str) -> dict[str, Any]:
@@ -106,6 +114,8 @@ def test_the_exit_code_says_whether_a_resumed_run_has_something_to_do(tmp_path: 
             "1",
             "--retries",
             "0",
+            "--policy-url",
+            NOBODY,
         ]
         process = subprocess.Popen(
             [*command, "--run", run_id, "--format", "json", *options, *target],
@@ -126,17 +136,11 @@ def test_the_exit_code_says_whether_a_resumed_run_has_something_to_do(tmp_path: 
 
 
 def test_infrastructure_failures_are_retried(run: Run, recorder: OtlpRecorder) -> None:
-    source = """
-    import pathlib, sys
-
-    kind = sys.argv[1]
-    sys.exit({"good": 0, "bad": 3, "again": 0 if pathlib.Path("fixed").exists() else 75}[kind])
-    """
     command = ("python", "agent.py", "{input}")
-    first = run(source, tasks("good", "bad", "again"), *command, retries=0)
+    first = run(UNLUCKY, tasks("good", "bad", "again"), *command, retries=0, policy_url=NOBODY)
     assert (first.status, first.resumed) == ({"agent_error": 1, "infra_error": 1, "ok": 1}, 0)
     Path("fixed").touch()
-    second = run(source, tasks("good", "bad", "again"), *command, retries=0, resume=True)
+    second = run(UNLUCKY, tasks("good", "bad", "again"), *command, retries=0, resume=True)
     assert (second.status, second.resumed) == ({"agent_error": 1, "ok": 2}, 2)
     assert statuses(recorder) == {
         ("good", 0): "ok",

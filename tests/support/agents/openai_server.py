@@ -8,6 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any
 
+from trainspan_schemas.telemetry.failures import FAILURES_PATH
 from trainspan_schemas.telemetry.identity import TraceParent, parse_baggage
 
 
@@ -39,6 +40,8 @@ class OpenAIServer:
     answer: Callable[[dict[str, Any]], str | dict[str, Any]] = lambda _body: "ok"
     status: Callable[[int], int] = lambda _number: 200
     redirect: Callable[[str], str | None] = lambda _path: None
+    failures: Callable[[], dict[str, Any] | None] = lambda: None
+    """What it says of its own failures, as `trainspan serve` does; None: it cannot tell."""
     requests: list[Recorded] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -67,6 +70,14 @@ class OpenAIServer:
             disable_nagle_algorithm = True
 
             def do_GET(self) -> None:
+                if self.path.startswith(FAILURES_PATH):
+                    told = outer.failures()
+                    data = json.dumps(told or {}).encode()
+                    self.send_response(404 if told is None else 200)
+                    self.send_header("content-length", str(len(data)))
+                    self.end_headers()
+                    self.wfile.write(data)
+                    return
                 self.do_POST()
 
             def do_POST(self) -> None:

@@ -55,7 +55,7 @@ def test_rollouts_that_never_reached_the_policy_cost_a_round_no_wait(tmp_path: P
     done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=300, check=False)
     records = [record for record in _records(place) if record["kind"] == "round"]
     assert len(records) == 1, done.stderr[-3000:]
-    assert records[0]["rollout"]["status"] == {"infra_error": 4, "ok": 4}
+    assert records[0]["rollout"]["status"] == {"agent_error": 4, "ok": 4}  # the server saw none of them
     assert (records[0]["dataset"]["rows"], records[0]["policy_version"]) == (4, 1)
     assert records[0]["seconds"]["dataset"] < 20, "they will not arrive: the 30 s wait is for rollouts that may"
 

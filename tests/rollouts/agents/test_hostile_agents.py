@@ -1,0 +1,252 @@
+"""Agents that leave or write what they should not, or that claim that others failed."""
+
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.rollouts.agents.test_commands import is_running
+from tests.rollouts.agents.test_functions import rewards, rollouts, statuses, tasks
+from tests.rollouts.conftest import Run
+from tests.support.agents.openai_server import OpenAIServer
+from tests.support.otlp.recorder import OtlpRecorder
+from trainspan_rollouts.executors import agent_process, command_executor
+from trainspan_rollouts.executors.agent_process import MemoryKills, read_reports, remove_folder
+from trainspan_schemas.agents.worker import AgentReport, decode
+from trainspan_schemas.errors import InvalidRecordError
+
+GOOD = {"calls": 2, "policy_failing": False, "rewards": [0.5]}
+
+
+def _file(text: str) -> Callable[[Path], object]:
+    return lambda path: path.write_text(text)
+
+
+def _sparse(path: Path) -> None:
+    path.touch()
+    os.truncate(path, 1 << 40)
+
+
+@pytest.mark.parametrize(
+    ("leave", "message"),
+    [
+        pytest.param(os.mkfifo, "is not a regular file", id="pipe"),
+        pytest.param(lambda path: path.symlink_to("/dev/zero"), "cannot be read", id="endless device"),
+        pytest.param(lambda path: path.symlink_to(__file__), "cannot be read", id="link"),
+        pytest.param(Path.mkdir, "is not a regular file", id="directory"),
+        pytest.param(_sparse, "more than 4194304 bytes", id="a sparse terabyte"),
+        pytest.param(_file("[" * 1_000_000), "is none", id="deep"),
+        pytest.param(_file('{"rewards": 5}'), "is none: it must be an object with the fields", id="fields missing"),
+        pytest.param(_file("9" * 5000), "is none", id="an integer of 5000 digits"),
+        pytest.param(_file(json.dumps({**GOOD, "rewards": 5})), "rewards = 5", id="no list"),
+        pytest.param(_file(json.dumps({**GOOD, "rewards": [True]})), "rewards =", id="a bool for a reward"),
+        pytest.param(_file(json.dumps({**GOOD, "rewards": [float("nan")]})), "rewards =", id="nan"),
+        pytest.param(_file(json.dumps({**GOOD, "rewards": [10**400]})), "rewards =", id="beyond floats"),
+        pytest.param(_file(json.dumps({**GOOD, "calls": -1})), "calls = -1", id="negative calls"),
+        pytest.param(_file(json.dumps({**GOOD, "calls": 2**63})), "calls =", id="more calls than a store can count"),
+        pytest.param(_file(json.dumps({**GOOD, "policy_failing": 1})), "policy_failing = 1", id="no bool"),
+    ],
+)
+def test_whatever_an_agent_leaves_for_a_report_is_refused_by_name_at_once(
+    tmp_path: Path, leave: Callable[[Path], object], message: str
+) -> None:
+    (tmp_path / "1.json").write_text(json.dumps(GOOD))
+    leave(tmp_path / "2.json")
+    began_s = time.monotonic()
+    with pytest.raises(InvalidRecordError, match=message):
+        read_reports(tmp_path)
+    assert time.monotonic() - began_s < 1
+
+
+def test_reports_of_all_processes_are_added_up_and_other_files_are_none(tmp_path: Path) -> None:
+    folder = tmp_path / "agent"
+    folder.mkdir()
+    assert read_reports(folder) is None
+    (folder / "1.json").write_text(json.dumps(GOOD))
+    (folder / "2.json").write_text(json.dumps({"calls": 1, "policy_failing": True, "rewards": [1, 2]}))
+    (folder / "3.tmp").write_text("{")
+    os.mkfifo(folder / "log")
+    assert read_reports(folder) == AgentReport(3, True, [0.5, 1, 2])
+    folder.rename(tmp_path / "elsewhere")
+    folder.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(InvalidRecordError, match="its folder cannot be read"):
+        read_reports(folder)
+
+
+def test_an_agents_folder_with_more_files_than_the_limit_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent_process, "MAX_REPORTS", 3)
+    for number in range(4):
+        (tmp_path / f"{number}.txt").touch()
+    with pytest.raises(InvalidRecordError, match="more than 3 files"):
+        read_reports(tmp_path)
+
+
+def test_a_folder_is_removed_however_deep_it_is_and_whatever_its_permissions(tmp_path: Path) -> None:
+    deep, closed, link, kept = (tmp_path / name for name in ("deep", "closed", "link", "kept"))
+    kept.mkdir()
+    (kept / "file").touch()
+    deep.mkdir()
+    descriptor = os.open(deep, os.O_RDONLY)
+    for _ in range(3000):  # longer than any path may be
+        os.mkdir("d", dir_fd=descriptor)
+        inner = os.open("d", os.O_RDONLY, dir_fd=descriptor)
+        os.close(descriptor)
+        descriptor = inner
+    os.close(descriptor)
+    (closed / "inner").mkdir(parents=True)
+    (closed / "inner" / "file").touch()
+    (closed / "inner").chmod(0)
+    closed.chmod(0)
+    link.symlink_to(kept)
+    for folder in (deep, closed, link, tmp_path / "none"):
+        remove_folder(folder)
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+    assert (kept / "file").exists()
+
+
+def test_reports_that_break_the_rules_cost_only_their_own_rollout_and_children_hold_nothing_up(
+    run: Run, recorder: OtlpRecorder, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = """
+    import os, pathlib, subprocess, sys
+
+    folder = pathlib.Path(os.environ["TRAINSPAN_REPORT"])
+    match sys.argv[1]:
+        case "pipe":
+            os.mkfifo(folder / "0.json")
+        case "child" | "daemon":  # both keep its standard output open
+            child = subprocess.Popen(["sleep", "50"], start_new_session=sys.argv[1] == "daemon")
+            print(child.pid, flush=True)
+    """
+    judge = "def judge(task, result):\n    return float(result.stdout_tail or 0)\n"
+    Path("pid_judge.py").write_text(judge)
+    began_s = time.monotonic()
+    given = tasks("pipe", "child", "daemon", "good")
+    result = run(source, given, "python", "agent.py", "{input}", judge="pid_judge:judge", timeout_s=40.0)
+    assert time.monotonic() - began_s < 30
+    assert result.status == {"agent_error": 1, "ok": 3}
+    assert statuses(recorder)["pipe", 0] == "agent_error"
+    assert "its report '0.json' is not a regular file" in caplog.text
+    found = rollouts(recorder)
+    for name in ("child", "daemon"):  # its group ends with it, others with the run
+        ((pid, _),) = rewards(found[name, 0])
+        assert not is_running(int(pid))
+
+
+@pytest.mark.parametrize(
+    ("failures", "claimed"),
+    [
+        pytest.param(None, "agent_error", id="a server that cannot tell"),
+        pytest.param({"failures": 0, "up_s": 1e6}, "agent_error", id="the server answered all"),
+        pytest.param({"failures": 3, "up_s": 1e6}, "infra_error", id="the server failed requests"),
+        pytest.param({"failures": 0, "up_s": 0.01}, "infra_error", id="the server was started meanwhile"),
+    ],
+)
+def test_a_claim_that_the_policy_server_failed_is_believed_if_the_server_says_so(
+    run: Run, policy: OpenAIServer, recorder: OtlpRecorder, failures: dict[str, float] | None, claimed: str
+) -> None:
+    source = """
+    import openai
+
+    def solve(task):
+        openai.OpenAI(max_retries=0).chat.completions.create(model="policy", messages=[])
+    """
+    policy.status = lambda _: 503
+    policy.failures = lambda: failures
+    result = run(source, tasks("x"), "agent:solve")
+    assert result.status == {claimed: 1}
+    assert statuses(recorder) == {("x", 0): "infra_error", ("x", 1): claimed}
+
+
+def test_an_agent_that_asks_for_another_attempt_or_kills_itself_failed_in_the_end(
+    run: Run, recorder: OtlpRecorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = """
+    import json, os, pathlib, signal, sys
+
+    case = sys.argv[1]
+    if case == "claim":
+        claim = {"calls": 0, "policy_failing": True, "rewards": []}
+        pathlib.Path(os.environ["TRAINSPAN_REPORT"], "9.json").write_text(json.dumps(claim))
+        sys.exit(1)
+    if case == "again":
+        sys.exit(75)
+    os.kill(os.getpid(), signal.SIGKILL)
+    """
+    vmstat = tmp_path / "vmstat"
+    vmstat.write_text("nr_free_pages 1\noom_kill 7\n")
+    monkeypatch.setattr(command_executor, "MemoryKills", lambda: MemoryKills(vmstat))
+    result = run(source, tasks("claim", "again", "killed"), "python", "agent.py", "{input}")
+    assert result.status == {"agent_error": 3}
+    assert statuses(recorder) == {
+        ("claim", 0): "infra_error",  # tried again because it asked for that
+        ("claim", 1): "agent_error",
+        ("again", 0): "infra_error",
+        ("again", 1): "agent_error",
+        ("killed", 0): "agent_error",
+    }
+
+
+def test_each_kill_for_lack_of_memory_explains_the_end_of_one_agent(tmp_path: Path) -> None:
+    vmstat = tmp_path / "vmstat"
+    kills = MemoryKills(vmstat)
+    assert (kills.count(), kills.explain(0)) == (0, False)  # not counted here
+    vmstat.write_text("oom_kill 7\n")
+    assert (kills.count(), kills.explain(7)) == (7, False)
+    vmstat.write_text("oom_kill 8\n")
+    assert [kills.explain(7), kills.explain(7)] == [True, False]
+    vmstat.write_text("oom_kill 10\n")  # one of them before the second agent began
+    assert [kills.explain(9), kills.explain(9), kills.explain(7)] == [True, False, False]
+
+
+def test_an_agent_that_writes_to_its_workers_channel_or_cancels_itself_failed(
+    run: Run, recorder: OtlpRecorder, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = """
+    import asyncio, os, sys, time
+
+    async def solve(task):
+        if task["input"] == "cancel":
+            raise asyncio.CancelledError
+        if task["input"] != "good":
+            channel = int(sys.argv[sys.argv.index("--fd") + 1])
+            os.write(channel, (b"[" * 1000 if task["input"] == "deep" else b"{}") + bytes([10]))
+            time.sleep(60)
+    """
+    result = run(source, tasks("deep", "kind", "cancel", "good"), "agent:solve", concurrency=1)
+    assert result.status == {"agent_error": 3, "ok": 1}
+    assert (
+        caplog.text.count("the worker died with code -15 after it wrote InvalidRecordError: not a worker message") == 2
+    )
+    assert "error='the agent cancelled itself'" in caplog.text
+
+
+def test_a_message_of_a_worker_with_other_fields_or_types_is_none() -> None:
+    outcome = {
+        "kind": "JobOutcome",
+        "number": 1,
+        "value": None,
+        "error": None,
+        "cancelled": False,
+        "duration_s": 0.5,
+        "report": GOOD,
+    }
+    decode(json.dumps(outcome).encode())
+    for wrong in (
+        {"number": "1"},
+        {"error": 5},
+        {"cancelled": 1},
+        {"duration_s": "1"},
+        {"report": {**GOOD, "rewards": 5}},
+        {"report": None},
+        {"more": 1},
+        {"kind": "Cancel"},
+        {"kind": []},
+    ):
+        with pytest.raises(InvalidRecordError, match="not a worker message"):
+            decode(json.dumps({**outcome, **wrong}).encode())
