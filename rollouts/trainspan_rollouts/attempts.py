@@ -42,6 +42,7 @@ class Verdict:
     """Whose reward it is: `judge`, `agent` or `return`."""
     reward: float | None
     error: str | None
+    """Also of an `ok` rollout, whose reward cannot be used."""
 
 
 class Attempts:
@@ -153,17 +154,27 @@ class Attempts:
             except Exception as error:  # noqa: BLE001 - user code: its failure becomes a status
                 text = f"judge {self._judge.name}: {type(error).__name__}: {' '.join(str(error).split())}"
                 return Verdict("judge_error", {}, "judge", None, text)
+            if outside := self._outside(*scores.values()):
+                return Verdict("judge_error", {}, "judge", None, f"judge {self._judge.name}: {outside}")
             return Verdict("ok", scores, "judge", scores.get(REWARD), None)
         if ended.report and ended.report.rewards:
-            return Verdict("ok", {}, "agent", sum(ended.report.rewards), None)
+            total = sum(map(float, ended.report.rewards))
+            outside = self._outside(*ended.report.rewards, total)
+            return Verdict("ok", {}, "agent", None if outside else total, outside)
         if isinstance(ended.value, (int, float)):
             try:
                 score = number_of(ended.value, "the agent")
             except ValueError as error:
-                self._log_failure(Verdict("ok", {}, "return", None, str(error)), identity)
-            else:
-                return Verdict("ok", {REWARD: score}, "return", score, None)
+                return Verdict("ok", {}, "return", None, str(error))
+            outside = self._outside(score)
+            return Verdict("ok", {REWARD: score}, "return", None if outside else score, outside)
         return Verdict("ok", {}, "return", None, None)
+
+    def _outside(self, *rewards: float) -> str | None:
+        """Names the first reward that is beyond the limit; None if there is none."""
+        limit = self._settings.max_reward
+        found = next((reward for reward in rewards if not abs(reward) <= limit), None)
+        return None if found is None else f"a reward of {found:g} is beyond [dataset] max_reward = {limit:g}"
 
     def _log_failure(self, verdict: Verdict, identity: Identity) -> None:
         """Logs each kind of failure once as a warning, and every repetition at debug level."""

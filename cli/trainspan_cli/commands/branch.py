@@ -112,7 +112,14 @@ def _run_settings(loaded: "Settings", given: Given, run_id: str, n: int, *, roun
 
     chosen = dataclasses.asdict(override(loaded.rollouts, **given))
     settings_of_run = {**chosen, "tasks": Path(), "n": n, "round": round_, "resume": resume}
-    return RunSettings(target=(), run_id=run_id, store=loaded.collector.store, ray=loaded.ray, **settings_of_run)
+    return RunSettings(
+        target=(),
+        run_id=run_id,
+        store=loaded.collector.store,
+        ray=loaded.ray,
+        max_reward=loaded.dataset.max_reward,
+        **settings_of_run,
+    )
 
 
 def _run(

@@ -106,6 +106,7 @@ def _run_settings(
         shard=part,
         store=loaded.collector.store,
         ray=loaded.ray,
+        max_reward=loaded.dataset.max_reward,
         **scope,
         **settings_of_run,
     )

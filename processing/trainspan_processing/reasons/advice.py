@@ -20,6 +20,8 @@ ADVICE: Final[dict[DropReason, str]] = {
     "diverged": "branches did not repeat the calls of the rollout that they branch from: the agent depends on the clock, on "
     "chance or on the outer world; `trainspan branch` shows the first token that differed",
     "no_reward": "call trainspan.reward(…) in the agent, or pass --judge to `trainspan rollout`, or --reward module:function here",
+    "reward_out_of_range": "rewards, or their sums, are beyond [dataset] max_reward: scale the judge's or the agent's scores, or "
+    "raise it",
     "incomplete": "answers were cut off before a finish reason: see the policy server's log",
     "overlong": "calls reached their length limit, and [dataset] overlong masks them: raise the agent's max_tokens, or set overlong = keep",
     "not_delivered": "clients disconnected before the answer was complete: raise their timeout",

@@ -5,7 +5,7 @@
    agents), `other_policy` (not of the chosen policies), `untrusted` (sent with an agent's token instead of the policy server's),
    `unsigned` (its caller named a rollout without the signature of the runner that began it)
 2. `not_selected`, `validation`, `superseded_by_retry`, `unfinished`, the rollout's status if it is not ok and has no reward,
-   `judge_error`, `untrusted_reward` (its only rewards are untrusted), `no_reward`
+   `judge_error`, `reward_out_of_range`, `untrusted_reward` (its only rewards are untrusted), `no_reward`
 3. `redacted`, `ended_by_server`, `incomplete`, `overlong` (if such calls are masked), `not_delivered`,
    `attributes_dropped`, `multimodal`, `constrained` (its constraint is unknown) or `constrained:NAME` (it cannot be replayed),
    `greedy`, `sampling_truncated`, `unstated_sampling`
@@ -69,11 +69,12 @@ def early_reason() -> pl.Expr:
 
 
 def rollout_reason() -> pl.Expr:
-    """Reason of a rollout (the rollout table with `reward`, `reward_failed`, `reward_untrusted`, and `teaches`: it is ok or has
-    a reward in spite of its status), NULL if it may be trained."""
+    """Reason of a rollout (the rollout table with `reward`, `reward_failed`, `reward_outside`, `reward_untrusted`, and `teaches`:
+    it is ok or has a reward in spite of its status), NULL if it may be trained."""
     status = pl.when(~pl.col("teaches")).then(pl.col("status"))
     late = [
         ("judge_error", pl.col("reward_failed")),
+        ("reward_out_of_range", pl.col("reward_outside")),
         (UNTRUSTED_REWARD, pl.col("reward").is_null() & pl.col("reward_untrusted")),
         ("no_reward", pl.col("reward").is_null()),
     ]

@@ -15,6 +15,7 @@ from trainspan_processing.rewards.air import AIR, air_edges, air_rules
 from trainspan_processing.rewards.evaluation_rewards import Rewards, bind_rewards
 from trainspan_processing.rewards.function_rewards import FunctionRewards, recorded_rewards, reward_by_function
 from trainspan_processing.rewards.names import RewardName, reward_names, rollout_column, step_column
+from trainspan_processing.rewards.range import check_max_reward, is_outside
 from trainspan_processing.rewards.status_rewards import (
     FUNCTION_STATUSES,
     status_edges,
@@ -42,7 +43,7 @@ class Rewarded:
 
     rollouts: pl.DataFrame
     """The rollout table with a `rollout_column` per reward, `reward` (the weighted sum of all its rewards, NULL if a required
-    one is missing), `reward_failed`, `teaches`, `reason` and `function_rewards` (as in LEDGER)."""
+    one is missing), `reward_failed`, `reward_outside`, `teaches`, `reason` and `function_rewards` (as in LEDGER)."""
     of_calls: pl.DataFrame
     """trace_id, span_id and a `step_column` per reward."""
     edges: pl.DataFrame
@@ -66,6 +67,7 @@ def reward_rollouts(
 
     `returned` is what the reward function returned when a dataset was built (Published.returned); then it is not called.
     """
+    check_max_reward(settings.max_reward)
     names, rules = reward_names(settings.reward_name), air_rules(settings.air)
     rewards = (*names, RewardName(AIR, may_be_missing=True, is_penalty=True)) if rules else names
     outputs = matching_outputs(source, traces.spans, list(rules))
@@ -105,7 +107,7 @@ def reward_rollouts(
         rollouts = rollouts.join(own, on=ROLLOUT_KEY, how="left", maintain_order="left")
     of_calls = _of_calls(together, rewards)
     return Rewarded(
-        _with_totals(rollouts, traces.calls, of_calls, names, rewards),
+        _with_totals(rollouts, traces.calls, of_calls, together.edges, names, rewards, settings.max_reward),
         of_calls,
         together.edges,
         rewards,
@@ -152,10 +154,11 @@ def _by_function(
     of_calls = _of_calls(Rewards(signals, 0, 0, traces.rollouts.clear()), rewards)
     kept = tuple(rewards)
     named = [reward for reward in kept if reward.name not in _SIGNALS]
+    edges = pl.concat([by_status, signals])
     return Rewarded(
-        _with_totals(rollouts, traces.calls, of_calls, named, kept),
+        _with_totals(rollouts, traces.calls, of_calls, edges, named, kept, settings.max_reward),
         of_calls,
-        pl.concat([by_status, signals]),
+        edges,
         kept,
         function_error=said.first_error,
     )
@@ -206,10 +209,15 @@ def _with_totals(
     rollouts: pl.DataFrame,
     calls: pl.DataFrame,
     of_calls: pl.DataFrame,
+    edges: pl.DataFrame,
     names: Sequence[RewardName],
     rewards: Sequence[RewardName],
+    limit: float,
 ) -> pl.DataFrame:
-    """Adds `reward` and `reason`. A missing reward does not count as 0: the total is NULL if a required reward is missing."""
+    """Adds `reward`, `reward_outside` (a score or a sum of scores is beyond `limit`) and `reason`.
+
+    A missing reward does not count as 0: the total is NULL if a required reward is missing.
+    """
     steps = [step_column(reward.name) for reward in rewards]
     owned = calls.select(*ROLLOUT_KEY, *SPAN_KEY).join(of_calls, on=SPAN_KEY).sort(*SPAN_KEY)
     sums = owned.group_by(ROLLOUT_KEY, maintain_order=True).agg(
@@ -223,10 +231,23 @@ def _with_totals(
     }
     complete = pl.all_horizontal(pl.lit(True), *(_has(reward) for reward in names if not reward.may_be_missing))
     any_named = pl.any_horizontal(_has(reward) for reward in names)
+    outside = pl.concat(
+        [
+            edges.filter(is_outside(pl.col("score"), limit)).select(ROLLOUT_KEY),
+            owned.filter(pl.any_horizontal(is_outside(pl.col(name), limit) for name in steps)).select(ROLLOUT_KEY),
+        ]
+    ).unique()
+    summed = ("reward", *(rollout_column(reward.name) for reward in rewards), *steps)
     return (
         rollouts.join(sums, on=ROLLOUT_KEY, how="left", maintain_order="left")
+        .join(outside.with_columns(pl.lit(True).alias("_outside")), on=ROLLOUT_KEY, how="left", maintain_order="left")
         .with_columns(pl.when(complete & any_named).then(pl.sum_horizontal(totals.values())).alias("reward"))
-        .drop(steps)
+        .with_columns(
+            pl.any_horizontal(
+                pl.col("_outside").fill_null(False), *(is_outside(pl.col(name), limit) for name in summed)
+            ).alias("reward_outside")
+        )
+        .drop(steps, "_outside")
         .with_columns(rollout_reason().alias("reason"))
     )
 

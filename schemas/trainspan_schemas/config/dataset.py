@@ -42,6 +42,11 @@ class DatasetSettings:
     """Evaluation that is the reward; several as `correct=1,style=0.2,tools?=0.1`.
 
     The numbers are weights, and `?` marks one that a rollout may lack."""
+    max_reward: float = 1e6
+    """Rewards beyond this, in either direction, do not count: one would outweigh all others, or overflow.
+
+    It holds for each score, and for the sums over a call and a rollout. A dataset drops such rollouts as `reward_out_of_range`, and
+    a judge that gives such a score fails."""
     combine: str = "sum"
     """How several rewards are combined: `sum` (add, then compare) or `gdpo` (compare each, then add).
 

@@ -17,6 +17,7 @@ DropReason = Literal[
     "judge_error",
     "diverged",
     "no_reward",
+    "reward_out_of_range",
     "incomplete",
     "overlong",
     "not_delivered",

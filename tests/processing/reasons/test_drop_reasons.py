@@ -337,6 +337,7 @@ def test_records_with_an_agents_token_are_untrusted_if_others_are_required() -> 
             "superseded": [False] * 3,
             "complete": [True] * 3,
             "reward_failed": [False] * 3,
+            "reward_outside": [False] * 3,
             "reward_untrusted": [True, True, False],
             "teaches": [True] * 3,
             "reward": [None, 1.0, None],

@@ -28,6 +28,10 @@ def seen(rollout: StoredRollout) -> dict[str, float] | None:
     return {"reward": float(all(as_sent)) * (2.0 if rollout.task_id == "double" else 1.0), "other": 9.0}
 
 
+def huge_on_b(rollout: StoredRollout) -> float:
+    return 1e160 if rollout.rollout_id.endswith("b") else length(rollout)
+
+
 def fails_on_b(rollout: StoredRollout) -> float:
     if rollout.rollout_id.endswith("b"):
         raise KeyError("no answer")

@@ -73,3 +73,24 @@ def test_a_judge_that_hangs_or_blocks_times_out_and_the_other_rollouts_are_judge
     run(source, tasks("cancel", "first", "hang"), "agent:solve", judge="agent.py:blocking", **limits)
     assert statuses(recorder) == {("cancel", 0): "judge_error", ("first", 0): "ok", ("hang", 0): "judge_error"}
     assert time.monotonic() - began < 60
+
+
+def test_scores_beyond_the_limit_are_used_by_nobody(run: Run, recorder: OtlpRecorder) -> None:
+    source = """
+    import trainspan
+
+    def solve(task):
+        if task["input"] == "own":
+            trainspan.reward(6.0)
+            trainspan.reward(6.0)
+        return 1e160 if task["input"] == "huge" else 9
+
+    def judge(task, result):
+        return {"reward": 1.0, "style": -1e30} if task["input"] == "huge" else 1.0
+    """
+    given = tasks("huge", "own", "good")
+    alone = run(source, given, "agent:solve", max_reward=10.0)
+    assert (alone.status, alone.mean_reward, alone.rewarded) == ({"ok": 3}, 9.0, 1)
+    assert rewards(rollouts(recorder)["huge", 0]) == [(1e160, "return")]  # for the dataset, which counts it
+    judged = run(source, given, "agent:solve", judge="agent:judge", run_id="judged")
+    assert (judged.status, judged.mean_reward) == ({"judge_error": 1, "ok": 2}, 1.0)
