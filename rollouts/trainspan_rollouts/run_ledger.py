@@ -40,7 +40,6 @@ __all__ = [
     "shard_of",
     "statuses",
     "task_outcomes",
-    "task_rewards",
     "waiting_rounds",
 ]
 
@@ -66,6 +65,11 @@ class Finished:
 
     status: RolloutStatus
     reward: float | None
+
+    @property
+    def unrewarded(self) -> str:
+        """Why it has no reward: its status, or `no_reward` if it is ok."""
+        return "no_reward" if self.status == "ok" else self.status
 
 
 def ledger_file(run_id: str, round_: int, split: Split | None, shard: Shard, *, of_branches: bool = False) -> Path:
@@ -166,16 +170,6 @@ def recorded_rewards(file: Path) -> dict[tuple[str, int], float]:
             begun[record["begin"]] = record["rollout"], record["attempt"]
         elif "end" in record and record["reward"] is not None and record["end"] in begun:
             found[begun[record["end"]]] = record["reward"]
-    return found
-
-
-def task_rewards(file: Path) -> dict[str, list[float]]:
-    """Returns task id → rewards of its finished, rewarded rollouts in a ledger; empty without a file."""
-    found: dict[str, list[float]] = {}
-    for record in _records(file):
-        if "end" in record and record["reward"] is not None:
-            _, _, task_id = record["end"].partition(":")
-            found.setdefault(task_id, []).append(record["reward"])
     return found
 
 

@@ -25,11 +25,19 @@ class RewardEstimate:
     """Sample standard deviation over tasks; NaN for fewer than two, or if a reward is not finite."""
     binary: bool
     """Whether every reward is 0 or 1, so that the mean is a success rate."""
+    n_rollouts: int = 0
+    """All rollouts of the tasks; 0 if unknown."""
+    left_out: int = 0
+    """Those without a reward, which the mean says nothing about: if they failed, it is too high."""
 
     @classmethod
-    def of(cls, tasks: Iterable[Sequence[float]]) -> "RewardEstimate":
-        """Estimates from the rewards of each task; tasks without rewards do not count."""
-        found = [rewards for rewards in tasks if rewards]
+    def of(cls, tasks: Iterable[Sequence[float | None]]) -> "RewardEstimate":
+        """Estimates from the rewards of each task's rollouts, None for a rollout without one; such do not count."""
+        rollouts = [list(rewards) for rewards in tasks]
+        found = [[reward for reward in rewards if reward is not None] for rewards in rollouts]
+        total = sum(map(len, rollouts))
+        left_out = total - sum(map(len, found))
+        found = [rewards for rewards in found if rewards]
         # `statistics` adds exactly: the mean of equal floats is that float, and large values do not overflow.
         means = [statistics.mean(rewards) for rewards in found]
         spread = len(means) > 1 and all(map(math.isfinite, means))
@@ -38,18 +46,22 @@ class RewardEstimate:
             mean=statistics.mean(means) if means else math.nan,
             deviation=statistics.stdev(means) if spread else math.nan,
             binary=all(reward in (0, 1) for rewards in found for reward in rewards),
+            n_rollouts=total,
+            left_out=left_out,
         )
 
     @classmethod
     def of_record(cls, record: Mapping[str, Any]) -> "RewardEstimate":
         """Reads a record that includes the fields of `record()`."""
         mean, deviation = (math.nan if record[name] is None else record[name] for name in ("mean", "deviation"))
-        return cls(record["n"], mean, deviation, record["binary"])
+        more = {name: record.get(name, 0) for name in ("n_rollouts", "left_out")}
+        return cls(record["n"], mean, deviation, record["binary"], **more)
 
     def record(self) -> dict[str, Any]:
         """The JSON fields; values that are not finite are null."""
         mean, deviation = (value if math.isfinite(value) else None for value in (self.mean, self.deviation))
-        return {"n": self.n, "mean": mean, "deviation": deviation, "binary": self.binary}
+        more = {"n_rollouts": self.n_rollouts, "left_out": self.left_out}
+        return {"n": self.n, "mean": mean, "deviation": deviation, "binary": self.binary, **more}
 
     @property
     def interval(self) -> tuple[float, float] | None:
@@ -67,10 +79,11 @@ class RewardEstimate:
         return self.mean - half, self.mean + half
 
     def __str__(self) -> str:
+        left_out = f", {self.left_out} of {self.n_rollouts} rollouts left out" if self.left_out else ""
         if not self.n:
-            return "no reward"
+            return f"no reward{left_out}"
         interval = self.interval
-        return f"{self.mean:.3f}" + (f" [{interval[0]:.3f}, {interval[1]:.3f}]" if interval else "")
+        return f"{self.mean:.3f}" + (f" [{interval[0]:.3f}, {interval[1]:.3f}]" if interval else "") + left_out
 
 
 def measured(estimates: Iterable[RewardEstimate]) -> str:

@@ -93,3 +93,11 @@ def test_the_interval_of_a_mean_is_students() -> None:
     low, high = t_interval([0.0, 1.0] * 10) or (math.nan, math.nan)
     assert (low + high) / 2 == pytest.approx(0.5)
     assert (high - low) / 2 == pytest.approx(2.0930 * math.sqrt(5 / 19) / math.sqrt(20), rel=1e-3)
+
+
+def test_rollouts_without_a_reward_are_shown_beside_the_mean_that_they_are_not_in() -> None:
+    estimate = RewardEstimate.of([[1.0, None], [1.0, 1.0], [None, None], []])
+    assert (estimate.n, estimate.mean, estimate.n_rollouts, estimate.left_out) == (2, 1.0, 6, 3)
+    assert str(estimate).endswith("], 3 of 6 rollouts left out")
+    assert RewardEstimate.of_record(estimate.record()) == RewardEstimate(2, 1.0, 0.0, True, 6, 3)
+    assert str(RewardEstimate.of([[None]])) == "no reward, 1 of 1 rollouts left out"

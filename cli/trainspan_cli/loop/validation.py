@@ -1,11 +1,12 @@
 """Validations and the hard probe: held-out tasks rolled out under one policy."""
 
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from trainspan_cli.clients.policy_server import served
-from trainspan_cli.loop.checks.integrity import version_check
+from trainspan_cli.loop.checks.integrity import Check, left_out_check, version_check
 from trainspan_cli.loop.checks.pass_at import pass_at
 from trainspan_cli.loop.checks.stopping import best_validation
 from trainspan_cli.loop.processes.screen import Screen
@@ -71,14 +72,16 @@ class Validations:
             self._screen.collecting("", round_)
             state = self._services.policy.policy()
             in_service = {policy: served(state, policy)["version"] for policy in self._stages.policies}
-            checks = [*collected.checks, version_check(collected.versions, in_service).record()]
+            estimate, left_out = self._measured(round_)
+            versions = version_check(collected.versions, in_service)
+            checks = [*collected.checks, versions.record(), left_out.record()]
             record = {
                 "kind": "eval",
                 "name": name,
                 "round": round_,
                 **self._versions(state),
                 "tasks": drawn,
-                **self._measured(round_),
+                **estimate,
                 "status": collected.result["status"],
                 "calls": collected.result["calls"],
                 "seconds": collected.seconds,
@@ -113,20 +116,23 @@ class Validations:
         kept = self._folder.read("run.json").get("best") or {}
         return all(kept.get(key) == validation[key] for key in ("round", "n", "mean"))
 
-    def _measured(self, round_: int) -> dict[str, Any]:
-        """The estimate of the last validation, and pass@k if each task was rolled out several times.
+    def _measured(self, round_: int) -> tuple[dict[str, Any], Check]:
+        """The estimate of the last validation, pass@k if each task was rolled out several times, and the check of what is left out.
 
         It is computed from the runner's ledger, so that it includes no rewards from outside the validation.
         """
-        from trainspan_rollouts.run_ledger import ledger_files, task_rewards
+        from trainspan_rollouts.run_ledger import ledger_files, task_outcomes
 
         ledgers = ledger_files(self._folder.run_id, round_, "val")
-        rewards = [values for file in ledgers for values in task_rewards(file).values()]
+        tasks = [outcomes for file in ledgers for outcomes in task_outcomes(file).values()]
+        rewards = [[outcome.reward for outcome in outcomes] for outcomes in tasks]
         record = RewardEstimate.of(rewards).record()
         if self._settings.loop.eval_n > 1:
             solved = self._settings.loop.success_reward
-            record["pass_at"] = pass_at([[value >= solved for value in values] for values in rewards])
-        return record
+            known = [[value for value in values if value is not None] for values in rewards]
+            record["pass_at"] = pass_at([[value >= solved for value in values] for values in known if values])
+        left_out = Counter(outcome.unrewarded for outcomes in tasks for outcome in outcomes if outcome.reward is None)
+        return record, left_out_check(left_out, record["n_rollouts"])
 
 
 def _checkpoints(validation: Mapping[str, Any]) -> dict[Policy, str]:

@@ -30,7 +30,11 @@ def print_table(result: "RunResult", stored: int | None) -> None:
     from rich.table import Table
 
     table = Table(show_header=False, box=None)
-    reward = "none" if result.mean_reward is None else f"{result.mean_reward:.3f} over {result.rewarded} rollouts"
+    reward = (
+        "none"
+        if result.mean_reward is None
+        else f"{result.mean_reward:.3f} over {result.rewarded} of {result.total} rollouts"
+    )
     rows = {
         "run": result.run_id,
         "round": str(result.round),

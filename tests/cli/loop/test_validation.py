@@ -1,5 +1,6 @@
 """The checkpoint of the best validation is kept, also if the loop ended right after the validation's record."""
 
+import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +11,8 @@ import pytest
 from trainspan_cli.loop.state.run_folder import RunFolder
 from trainspan_cli.loop.state.task_pool import LoopTasks
 from trainspan_cli.loop.validation import Validations
+from trainspan_rollouts.records import Shard
+from trainspan_rollouts.run_ledger import ledger_file
 from trainspan_schemas.config.loop import LoopSettings
 from trainspan_schemas.config.settings import Settings
 from trainspan_schemas.home import policy_dir
@@ -87,3 +90,31 @@ def test_of_several_policies_all_that_the_run_trained_are_kept_together(folder: 
     validated(folder, 2, 0.75, policy_version=None, policies=versions)
     shutil.rmtree(folder.checkpoints / "rewriter" / "policy-000001")
     assert resume(folder, "writer", "rewriter") == best, "one of them was pruned"
+
+
+@pytest.mark.parametrize(("failed", "ok"), [(1, True), (2, False)])
+def test_a_validation_counts_what_its_mean_leaves_out_and_too_much_is_an_alarm(
+    folder: RunFolder, failed: int, ok: bool
+) -> None:
+    outcomes = [("ok", 1.0)] * 9 + [("agent_error", None)] * failed  # 1 of 10, 2 of 11
+    lines: list[dict[str, Any]] = [{"tasks": "tasks", "target": ["a"]}]
+    lines += [
+        {"end": f"0:t{number}", "rollout": f"r{number}", "attempt": 0, "status": status, "reward": reward}
+        for number, (status, reward) in enumerate(outcomes)
+    ]
+    ledger = ledger_file(folder.run_id, 3, "val", Shard(0, 1))
+    ledger.parent.mkdir(parents=True)
+    ledger.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    total = 9 + failed
+    collected = SimpleNamespace(checks=[], versions={"policy": [2]}, result={"status": {}, "calls": 9}, seconds=1.0)
+    stages: Any = SimpleNamespace(policies=(None,), collect=lambda *_: collected)
+    server = SimpleNamespace(policy=lambda: {"version": 2})
+    services: Any = SimpleNamespace(policy=server, level_servers=list)
+    pool = type("Pool", (), {"draw": lambda _, count, seed: ["{}"] * count, "__len__": lambda _: total})()
+    screen: Any = SimpleNamespace(collecting=lambda *_: None, record=lambda _: None)
+    Validations(Settings(), LoopTasks(None, pool, None, None), services, stages, folder, screen).run(3, total)
+    (record,) = folder.records()
+    assert (record["mean"], record["n"], record["left_out"], record["n_rollouts"]) == (1.0, 9, failed, total)
+    (check,) = [one for one in record["checks"] if one["name"] == "rollouts have a reward"]
+    assert check["ok"] is ok
+    assert check["detail"].startswith(f"{failed} of {total} rollouts have no reward: agent_error {failed}")

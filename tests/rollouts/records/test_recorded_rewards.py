@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
-from trainspan_rollouts.run_ledger import RunLedger, recorded_rewards, task_rewards
+from trainspan_rollouts.run_ledger import Finished, RunLedger, recorded_rewards, task_outcomes
 from trainspan_schemas.telemetry.identity import Identity
+from trainspan_schemas.telemetry.status import RolloutStatus
 
 
 def test_rewards_come_from_delivered_attempts_with_a_reward(tmp_path: Path) -> None:
@@ -29,15 +30,26 @@ def test_rewards_come_from_delivered_attempts_with_a_reward(tmp_path: Path) -> N
     assert recorded_rewards(file) == {("a", 1): 0.25, ("b", 0): 1.0}
 
 
-def test_a_tasks_rewards_come_from_its_finished_rollouts(tmp_path: Path) -> None:
+def test_a_tasks_outcomes_come_from_its_finished_rollouts(tmp_path: Path) -> None:
     file = tmp_path / "round-0001-val.jsonl"
-    assert task_rewards(file) == {}
+    assert task_outcomes(file) == {}
     ledger = RunLedger(file, 1, tmp_path / "tasks.jsonl", ["agent.py:solve"], resume=False)
-    ends = [("a:b", -3.5), ("a:b", 100.0), ("c", None), ("d", 0.0)]
-    for number, (task, reward) in enumerate(ends):
+    ends: list[tuple[str, RolloutStatus, float | None]] = [
+        ("a:b", "ok", -3.5),
+        ("a:b", "ok", 100.0),
+        ("c", "ok", None),
+        ("c", "timeout", None),
+        ("d", "ok", 0.0),
+    ]
+    for number, (task, status, reward) in enumerate(ends):
         identity = Identity(f"rollout-{number}", "run", task, 0, 1, "val")
         ledger.begin(identity, number)
-        ledger.end(identity, number, "ok", reward)
+        ledger.end(identity, number, status, reward)
         ledger.delivered(identity.rollout_id, identity.attempt)
     ledger.close()
-    assert task_rewards(file) == {"a:b": [-3.5, 100.0], "d": [0.0]}
+    assert task_outcomes(file) == {
+        "a:b": [Finished("ok", -3.5), Finished("ok", 100.0)],
+        "c": [Finished("ok", None), Finished("timeout", None)],
+        "d": [Finished("ok", 0.0)],
+    }
+    assert [outcome.unrewarded for outcome in task_outcomes(file)["c"]] == ["no_reward", "timeout"]

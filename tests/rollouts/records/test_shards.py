@@ -15,7 +15,7 @@ from tests.rollouts.conftest import Run
 from tests.support.otlp.recorder import OtlpRecorder
 from trainspan_cli.doctor.rollouts_overview import rollouts_overview
 from trainspan_rollouts.records import Shard
-from trainspan_rollouts.run_ledger import ledger_files, run_folder, task_rewards
+from trainspan_rollouts.run_ledger import ledger_files, run_folder, task_outcomes
 from trainspan_schemas.errors import UsageError
 from trainspan_schemas.telemetry import keys
 
@@ -63,8 +63,13 @@ def test_each_shard_runs_whole_groups_of_its_tasks_and_all_are_seen_as_one(
     found = rollouts_overview()
     assert found is not None
     assert (found["missing_shards"], found["status"]) == ([], {"ok": 8})
-    rewards = {task: own for file in ledger_files("run", 0, None) for task, own in task_rewards(file).items()}
-    assert rewards == {"0": [0, 0], "1": [1, 1], "2": [2, 2], "3": [3, 3]}
+    outcomes = {task: own for file in ledger_files("run", 0, None) for task, own in task_outcomes(file).items()}
+    assert {task: [outcome.reward for outcome in own] for task, own in outcomes.items()} == {
+        "0": [0, 0],
+        "1": [1, 1],
+        "2": [2, 2],
+        "3": [3, 3],
+    }
     spans = recorder.named("trainspan.rollout")
     assert Counter(span.attributes[keys.TASK_ID] for span in spans) == {"0": 2, "1": 2, "2": 2, "3": 2}
     assert {span.attributes[keys.RUN_ID] for span in spans} == {"run"}

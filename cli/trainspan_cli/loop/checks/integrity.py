@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Final
 
 from trainspan_cli.loop.state.reward_records import RewardRecords
 from trainspan_schemas.artifacts.agreement import Agreement
@@ -15,12 +15,16 @@ __all__ = [
     "StoredCounts",
     "all_hold",
     "dataset_checks",
+    "left_out_check",
     "reward_checks",
     "stage_checks",
     "stored_checks",
     "training_checks",
     "version_check",
 ]
+
+MOST_LEFT_OUT: Final = 0.1
+"""Share of rollouts without a reward. A mean over the others is off by up to about this share of the range of rewards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +177,18 @@ def version_check(answered: Mapping[str, Sequence[int]], in_service: Mapping[str
         for name, found in answered.items()
     )
     return Check("one version answered", bool(answered) and not wrong, named or "no call is stored")
+
+
+def left_out_check(left_out: Mapping[str, int], rollouts: int) -> Check:
+    """Checks that few of the rollouts that were to be measured have no reward: their statuses → numbers."""
+    share = sum(left_out.values()) / rollouts if rollouts else 0.0
+    named = ", ".join(f"{status} {count}" for status, count in sorted(left_out.items()))
+    detail = f"{sum(left_out.values())} of {rollouts} rollouts have no reward" + (f": {named}" if named else "")
+    if share > MOST_LEFT_OUT:
+        detail += (
+            f"; above {MOST_LEFT_OUT:.0%} the mean of the others says little: find out why with `trainspan explain`"
+        )
+    return Check("rollouts have a reward", share <= MOST_LEFT_OUT, detail)
 
 
 def _ragged_check(ragged: int, calls: int) -> Check:

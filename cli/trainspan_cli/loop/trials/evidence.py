@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from trainspan_cli.loop.state.run_folder import RunFolder
-from trainspan_rollouts.run_ledger import Finished, task_outcomes
+from trainspan_rollouts.run_ledger import task_outcomes
 
 __all__ = ["TRIALS", "Evidence", "EvidenceFiles", "read_outcomes"]
 
@@ -26,6 +26,11 @@ class Evidence:
     """1 for each of these rollouts, 0 for each that the agent failed or that took too long."""
     left_out: dict[str, int]
     """Number of other rollouts by status: their infrastructure or judge failed, or nobody rewarded them."""
+
+    @property
+    def rollouts(self) -> int:
+        """All of them."""
+        return sum(map(len, self.finished.values())) + sum(self.left_out.values())
 
     def joined(self, other: "Evidence") -> "Evidence":
         return Evidence(
@@ -48,12 +53,8 @@ def read_outcomes(ledger: Path) -> Evidence:
             elif outcome.status in _FAILED:
                 finished.setdefault(task, []).append(0.0)
             else:
-                left_out[_why(outcome)] += 1
+                left_out[outcome.unrewarded] += 1
     return Evidence(rewards, finished, dict(left_out))
-
-
-def _why(outcome: Finished) -> str:
-    return "no_reward" if outcome.status == "ok" else outcome.status
 
 
 def _joined(one: Mapping[str, list[float]], other: Mapping[str, list[float]]) -> dict[str, list[float]]:

@@ -1,10 +1,10 @@
 """The verdict on a new version: its trial tasks compared with those of the version before, and the alarm for repeated refusals."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from trainspan_cli.loop.checks.integrity import Check
+from trainspan_cli.loop.checks.integrity import Check, left_out_check
 from trainspan_cli.loop.trials.comparison import Comparison, compare
 from trainspan_cli.loop.trials.evidence import Evidence
 
@@ -31,6 +31,11 @@ class Verdict:
     """Rollouts that ended with a reward (1), or failed or took too long (0); None if all of them ended with one."""
     unjudged: str | None = None
     """Why it was not judged."""
+    left_out: dict[str, int] = field(default_factory=dict)
+    """Status → rollouts under the version that count in neither comparison: another than the agent failed, or nobody rewarded
+    them."""
+    rollouts: int = 0
+    """Rollouts of trial tasks under the version, with these."""
 
     @property
     def is_worse(self) -> bool:
@@ -66,7 +71,7 @@ def judge(version: int, before: int, level: float, earlier: Evidence, later: Evi
     why = None
     if not reward.tasks and finished is None:
         why = f"no trial task has a reward under version {before} and under version {version}"
-    return Verdict(version, before, level, reward, finished, why)
+    return Verdict(version, before, level, reward, finished, why, later.left_out, later.rollouts)
 
 
 def refused_rounds(records: Sequence[Record]) -> list[Record]:
@@ -79,7 +84,8 @@ def verdict_checks(records: Sequence[Record], verdict: Verdict, failure: str | N
 
     `failure` says why a refused version could not be taken out of service.
     """
-    checks = [Check("the new version is judged", verdict.unjudged is None, verdict.unjudged or _detail(verdict))]
+    checks = [left_out_check(verdict.left_out, verdict.rollouts)] if verdict.rollouts else []
+    checks.append(Check("the new version is judged", verdict.unjudged is None, verdict.unjudged or _detail(verdict)))
     if verdict.unjudged is not None:
         return checks
     in_a_row = 1 if verdict.is_worse else 0
@@ -99,7 +105,9 @@ def verdict_checks(records: Sequence[Record], verdict: Verdict, failure: str | N
 
 def _detail(verdict: Verdict) -> str:
     assert verdict.reward is not None, "judged"
-    return f"version {verdict.version} against version {verdict.before}: reward {_figures(verdict.reward)}, level {verdict.level:g}"
+    left_out = f", {sum(verdict.left_out.values())} of {verdict.rollouts} rollouts left out" if verdict.left_out else ""
+    against = f"version {verdict.version} against version {verdict.before}"
+    return f"{against}: reward {_figures(verdict.reward)}, level {verdict.level:g}{left_out}"
 
 
 def _figures(one: Comparison) -> str:

@@ -269,7 +269,7 @@ def test_a_server_that_does_not_swap_back_leaves_an_alarm(world: World) -> None:
     assert trial is not None
     assert trial.failure == "the policy server did not swap to policy-000001: does not fit"
     assert (trial.in_service, world.restarts) == (2, 2)
-    assert [check.ok for check in tried.checks(trial)] == [True, True, False]
+    assert [check.ok for check in tried.checks(trial)] == [True, True, True, False]
     # A loop that is started again tries again.
     world.server.answers = [(200, {"canary": {"status": "fresh"}})]
     check_refused(world, world.trials().judge(2))
@@ -282,7 +282,7 @@ def test_a_server_of_several_that_stays_on_a_refused_version_leaves_an_alarm(wor
     trial = tried.judge(2)
     assert trial is not None
     assert trial.failure == world.behind[0]
-    assert [check.ok for check in tried.checks(trial)] == [True, True, False]
+    assert [check.ok for check in tried.checks(trial)] == [True, True, True, False]
 
 
 def test_a_swap_back_may_take_as_long_as_any_other(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +62,18 @@ def test_two_comparisons_share_the_level() -> None:
 def test_nothing_to_compare_is_not_judged_and_an_alarm() -> None:
     nothing = judge(3, 2, 0.05, Evidence({}, {}, {"judge_error": 8}), evidence([1.0] * 8))
     assert nothing.unjudged == "no trial task has a reward under version 2 and under version 3"
-    (check,) = verdict_checks([], nothing, None)
-    assert (check.name, check.ok) == ("the new version is judged", False)
+    few, check = verdict_checks([], nothing, None)
+    assert (check.name, check.ok, few.ok) == ("the new version is judged", False, True)
+
+
+@pytest.mark.parametrize(("lost", "ok"), [(1, True), (2, False)])
+def test_trial_rollouts_that_are_left_out_are_counted_and_too_many_are_an_alarm(lost: int, ok: bool) -> None:
+    later = replace(evidence([1.0] * 9), left_out={"infra_error": lost})  # 1 of 10, 2 of 11
+    known = Verdict.of_record(json.loads(json.dumps(judge(3, 2, 0.05, evidence([1.0] * 9), later).record())))
+    check, judged, *_ = verdict_checks([], known, None)
+    assert (check.name, check.ok) == ("rollouts have a reward", ok)
+    assert check.detail.startswith(f"{lost} of {9 + lost} rollouts have no reward: infra_error {lost}")
+    assert judged.detail.endswith(f"level 0.05, {lost} of {9 + lost} rollouts left out")
 
 
 @pytest.mark.parametrize(
@@ -77,12 +88,12 @@ def test_nothing_to_compare_is_not_judged_and_an_alarm() -> None:
 def test_the_third_refusal_in_a_row_is_an_alarm(earlier: list[str | None], in_a_row: int, ok: bool) -> None:
     # Rounds without a new version in between change nothing.
     records = [one for refused in earlier for one in (record(refused), record(None, tried=False), {"kind": "eval"})]
-    _, accepted, back = verdict_checks(records, verdict(worse=True), None)
+    _, _, accepted, back = verdict_checks(records, verdict(worse=True), None)
     assert (accepted.ok, back.ok) == (ok, True)
     assert accepted.detail.startswith(f"refused, {in_a_row} in a row: version 3 is worse than version 2")
     assert ("lower train.learning_rate" in accepted.detail) is not ok
     assert len(refused_rounds(records)) == len([one for one in earlier if one])
-    _, accepted = verdict_checks(records, verdict(worse=False), None)
+    _, _, accepted = verdict_checks(records, verdict(worse=False), None)
     assert (accepted.ok, accepted.detail) == (True, "not refused")
 
 
