@@ -25,6 +25,7 @@ MODULE_OF = {
     "training": "training.training",
     "accelerator": "training.accelerator",
     "offpolicy": "training.offpolicy",
+    "ledgers": "processing.ledgers",
     "adapters": "serving.adapters",
     "branches": "rollouts.branches",
     "canary": "serving.canary",

@@ -60,8 +60,10 @@ class Loop:
             round_, ended = 0, stop_reason(loop, folder.records(), 0)
             while ended is None:
                 round_ += 1
-                if round_ not in done:
-                    self._round(round_)
+                if round_ not in done and not self._round(round_):
+                    round_ -= 1
+                    ended = f"no round began within [loop] max_hours = {loop.max_hours:g}"
+                    break
                 if is_followed_by_validation(loop, round_):
                     self._recorded_at += self._sampler.between_rounds(self._validation.run, round_, loop.val_tasks)
                 ended = stop_reason(loop, folder.records(), round_)
@@ -97,8 +99,8 @@ class Loop:
         ahead = range(round_ + 1, round_ + self._settings.loop.overlap + 1)
         return max((later for later in ahead if self._stages.has_dataset(later)), default=round_)
 
-    def _round(self, round_: int) -> None:
-        """Makes a round, and records it.
+    def _round(self, round_: int) -> bool:
+        """Makes a round, and records it; returns whether there was time for it.
 
         Its `total` seconds are those since the record before, without those of validations, so that all records add up to the run's
         time, overlapped or not.
@@ -106,6 +108,8 @@ class Loop:
         self._sampler.begin(round_)
         self._screen.round(round_, self._settings.loop.rounds)
         sampled = self._sampler.take(round_)
+        if sampled is None:
+            return False
         outcomes = {policy: self._outcome(round_, policy, sampled) for policy in self._stages.policies}
         seconds: defaultdict[str, float] = defaultdict(float, sampled.seconds)
         for outcome in outcomes.values():
@@ -117,6 +121,7 @@ class Loop:
         self._recorded_at = recorded_at
         self._folder.append(record)
         self._screen.record(record)
+        return True
 
     def _outcome(self, round_: int, policy: Policy, sampled: SampledRound) -> PolicyOutcome:
         """Waits until the policy's dataset of the round is trained, if there is one."""

@@ -16,7 +16,7 @@ from trainspan_processing.assembly.parts import WritePart
 from trainspan_processing.assembly.recorded import Recorded
 from trainspan_processing.assembly.rows import RowCounts, add_counts
 from trainspan_processing.credit.group_advice import group_advice
-from trainspan_processing.dataset.ledger import next_round, read_ledger, write_ledger
+from trainspan_processing.dataset.ledger import Earlier, next_round, read_ledger, write_ledger
 from trainspan_processing.dataset.mirror import Mirror
 from trainspan_processing.dataset.parquet import FileEntry, write_manifest
 from trainspan_processing.dataset.scratch import Scratch, local_scratch, remote_scratch
@@ -34,6 +34,7 @@ from trainspan_processing.reasons.coverage import (
     measure_coverage,
 )
 from trainspan_processing.reasons.reason_examples import Reason, describe_reasons, first_examples
+from trainspan_processing.rewards.definition import reward_digest
 from trainspan_processing.traces.trace_index import Clock
 from trainspan_schemas.artifacts.dataset import MANIFEST, dataset_dir, manifest_path, round_of
 from trainspan_schemas.config.settings import DatasetSettings
@@ -151,6 +152,8 @@ def build_dataset(
         check_policies(counts.policies, _where(request))
         lines = lines.join(assembly.evaluations, on="rollout_id", how="left", maintain_order="left")
         lines = lines.with_columns(pl.col("rewards").fill_null(0))
+        digest = pl.when(pl.col("reward").is_not_null()).then(pl.lit(reward_digest(settings)))
+        lines = lines.with_columns(digest.alias("reward_digest"))
         write_ledger(scratch.about, lines_to_write(lines, late, late_rewards, ledger))
         manifest = make_manifest(
             number=round_of(target.name) or 0,
@@ -166,7 +169,7 @@ def build_dataset(
                 for number, store in enumerate(request.stores)
             ],
             split=split_traces(source, selection),
-            earlier=ledger.folders,
+            earlier=Earlier.of(ledger.files),
         )
         write_manifest(scratch.about / MANIFEST, manifest)
         for name, write in (pages or {}).items():

@@ -3,6 +3,7 @@
 All rollouts are compared with each other, so a few numbers per rollout and call stay in memory. Calls are spilled to files.
 """
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -16,19 +17,22 @@ from trainspan_processing.assembly.spill import ChunkSummary, Spill
 from trainspan_processing.credit.advantages import credit
 from trainspan_processing.credit.plan import CreditPlan, plan_for
 from trainspan_processing.dataset.files import Files
-from trainspan_processing.dataset.ledger import DatasetLedger
+from trainspan_processing.dataset.ledger import DatasetLedger, History
 from trainspan_processing.read.engine import Engine
 from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.reasons.drop_reasons import judged_others
 from trainspan_processing.reasons.reason_counts import count_reasons
 from trainspan_processing.reasons.reason_examples import first_examples
 from trainspan_processing.reasons.waiting import Groups, find_groups
+from trainspan_processing.rewards.definition import reward_digest
 from trainspan_processing.tables import ROLLOUT_KEY, empty
 from trainspan_processing.traces.evaluations import COUNTED, EVALUATION_COLUMNS, collect_evaluations, count_evaluations
 from trainspan_processing.traces.trace_index import Clock, index_chunks
 from trainspan_schemas.config.settings import DatasetSettings
 
 __all__ = ["Assembly", "assemble"]
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,8 @@ class Assembly:
     """rollout_id, attempt and current number of `calls` of the rollouts that an earlier dataset used."""
     evaluations: pl.DataFrame
     """COUNTED: the evaluations with the reward's names, of new rollouts and of rollouts that an earlier dataset used."""
+    history: History | None
+    """The values of earlier datasets; None if the baseline does not need them."""
     ignored_self_rewards: int
     unmatched: int
     ignored_values: int
@@ -136,7 +142,15 @@ def _together(
     first = pl.lit(0, dtype=pl.UInt32).alias("first")
     waiting = held.filter(pl.col("sound") > 0).select(*ROLLOUT_KEY, waits, pl.col("sound").alias("calls"), first)
     plan = plan_for(settings, parts[0].rewards, compared)
-    credited = credit(_taken_out(parts, compared), compared, ledger.history(), plan)
+    history = ledger.history(reward_digest(settings)) if plan.needs_history else None
+    if history is not None and history.otherwise_rewarded:
+        log.warning(
+            "event=history_left_out rollouts=%d: the rewards of these rollouts of earlier datasets were defined otherwise, so "
+            "that baseline %s does not compare with them",
+            history.otherwise_rewarded,
+            plan.estimator.baseline,
+        )
+    credited = credit(_taken_out(parts, compared), compared, (history or History()).values, plan)
     others = pl.concat(part.others for part in parts)
     judged = judged_others(others, any_call=any(part.calls for part in parts))
     return Assembly(
@@ -152,6 +166,7 @@ def _together(
         limits=limits(settings, max((part.newest for part in parts if part.newest is not None), default=None)),
         used=moment.used,
         as_of_ns=moment.now_ns,
+        history=history,
         evaluations=pl.concat([*(part.evaluations for part in parts), evaluations_of_used])
         .group_by("rollout_id")
         .agg(pl.col("rewards").max()),

@@ -1,7 +1,6 @@
 """The manifest: inputs, kept and dropped calls with reasons, credit, outputs."""
 
 import hashlib
-import inspect
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -15,10 +14,11 @@ from trainspan_processing.assembly.chunks import Assembly
 from trainspan_processing.assembly.rows import RowCounts
 from trainspan_processing.credit.distribution import distribution, group_spread
 from trainspan_processing.credit.plan import CreditPlan
-from trainspan_processing.dataset.ledger import ledger_path
+from trainspan_processing.dataset.ledger import Earlier, History
 from trainspan_processing.dataset.parquet import FileEntry
 from trainspan_processing.reasons.coverage import Coverage
-from trainspan_schemas.agents.functions import is_function_name, load_function
+from trainspan_processing.rewards.definition import code_digest
+from trainspan_schemas.agents.functions import is_function_name
 from trainspan_schemas.artifacts.branches import BRANCH_TASK
 from trainspan_schemas.artifacts.dataset import DATASET_VERSION, LEDGER_FILE
 
@@ -37,7 +37,7 @@ def make_manifest(
     settings: Mapping[str, Any],
     inputs: Sequence[Mapping[str, Any]],
     split: Mapping[str, Any],
-    earlier: Sequence[Path],
+    earlier: Earlier,
 ) -> dict[str, Any]:
     """The manifest of a dataset whose ledger file is already in `folder`.
 
@@ -93,7 +93,8 @@ def make_manifest(
         "trainspan": version("trainspan"),
         "inputs": [dict(item) for item in inputs],
         "as_of_ns": assembly.as_of_ns,
-        "earlier": [{"name": path.name, "ledger_sha256": _digest(ledger_path(path))} for path in earlier],
+        "earlier": asdict(earlier),
+        "history": _history_record(assembly.history),
         "files": [asdict(file) for file in files],
         "ledger": {"name": LEDGER_FILE, "sha256": _digest(folder / LEDGER_FILE)},
     }
@@ -104,16 +105,15 @@ def _digest(path: Path) -> str:
 
 
 def _function_digests(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Function named in the settings → sha256 of its source file, since its code also determines the rows."""
+    """Function named in the settings → hash of its source file, since its code also determines the rows."""
     names = {value for value in settings.values() if isinstance(value, str) and is_function_name(value)}
-    found = {}
-    for name in sorted(names):
-        try:
-            source = inspect.getsourcefile(inspect.unwrap(load_function(name)))
-        except TypeError:  # a callable object, or a function written in C
-            source = None
-        found[name] = _digest(Path(source)) if source else "unknown"
-    return found
+    return {name: code_digest(name) for name in sorted(names)}
+
+
+def _history_record(history: History | None) -> dict[str, int] | None:
+    if history is None:
+        return None
+    return {"rollouts": history.rollouts, "otherwise_rewarded": history.otherwise_rewarded}
 
 
 def _credit_record(plan: CreditPlan, settings: Mapping[str, Any]) -> dict[str, Any]:

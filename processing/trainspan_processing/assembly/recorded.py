@@ -1,18 +1,18 @@
 """The view of the run that built a dataset: its stores up to their watermarks, its clock, and the datasets before it."""
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import polars as pl
 
-from trainspan_processing.dataset.ledger import DatasetLedger, ledger_path, read_ledger
+from trainspan_processing.dataset.ledger import DatasetLedger, Earlier, ledger_path, read_ledger
+from trainspan_processing.dataset.ledger_summary import digest_of
 from trainspan_processing.dataset.published import Published
 from trainspan_processing.read.inventory import take_inventory
 from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.reasons.reason_counts import NO_ROLLOUT
 from trainspan_processing.traces.trace_index import Clock
+from trainspan_schemas.artifacts.dataset import dataset_dirs, round_dir_name, round_of
 from trainspan_schemas.errors import DatasetError
 
 __all__ = ["Recorded", "recorded"]
@@ -55,7 +55,7 @@ def recorded(dataset: Published, stores: Sequence[str]) -> Recorded:
     Raises DatasetError if an earlier dataset that it depends on is gone or changed.
     """
     settings, as_of_ns = dataset.manifest["settings"], dataset.manifest.get("as_of_ns")
-    earlier = read_ledger(dataset.path.parent, only=_earlier(dataset))
+    earlier = _earlier(dataset)
     is_own = list(stores) == dataset.stores and as_of_ns is not None
     marks = {number: item["watermark"] for number, item in enumerate(dataset.manifest["inputs"])}
     ids = None if is_own else sorted({*_ids(dataset.seen()), *_ids(earlier.dropped)})
@@ -68,13 +68,21 @@ def _ids(ledger: pl.DataFrame) -> set[str]:
     return {name for name in ledger["rollout_id"].to_list() if not name.startswith(NO_ROLLOUT)}
 
 
-def _earlier(dataset: Published) -> list[Path]:
-    """The folders of the earlier datasets that it was built after. Raises DatasetError if one is gone or changed."""
-    folders = []
-    for entry in dataset.manifest["earlier"]:
-        folder = dataset.path.parent / entry["name"]
-        ledger = ledger_path(folder)
-        if not ledger.is_file() or hashlib.sha256(ledger.read_bytes()).hexdigest() != entry["ledger_sha256"]:
-            raise DatasetError(f"{folder} is missing or changed, but {dataset.path} was built after it: restore it")
-        folders.append(folder)
-    return folders
+def _earlier(dataset: Published) -> DatasetLedger:
+    """The ledger of the datasets that it was built after. Raises DatasetError if one is gone or changed."""
+    earlier = Earlier.of_record(dataset.manifest["earlier"])
+    root = dataset.path.parent
+    there = {round_of(folder.name): folder for folder in dataset_dirs(root)}
+    numbers = (number for first, last in earlier.rounds for number in range(first, last + 1))
+    folders = [
+        there.get(number) or root / round_dir_name(number) for number in numbers
+    ]  # of some, only the ledger is here
+    if missing := [folder for folder in folders if not ledger_path(folder).is_file()]:
+        raise DatasetError(f"{missing[0]} is missing, but {dataset.path} was built after it: restore it")
+    ledger = read_ledger(root, only=folders)
+    if digest_of(ledger.files) != earlier.ledgers_sha256:
+        many = "1 dataset" if len(earlier) == 1 else f"{len(earlier)} datasets"
+        raise DatasetError(
+            f"{dataset.path} was built after {many} in {root}, and a ledger there has changed: restore it"
+        )
+    return ledger

@@ -1,19 +1,27 @@
 """The ledger: the rollouts that each dataset used. Stored next to the dataset's manifest, so both are published together."""
 
+import io
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 import polars as pl
 
+from trainspan_processing.dataset.ledger_summary import (
+    LedgerFile,
+    Summary,
+    digest_of,
+    read_summary,
+    write_summary,
+)
 from trainspan_processing.tables import HISTORY, ROLLOUT_KEY, Schema
 from trainspan_schemas.artifacts.branches import BRANCH_TASK
 from trainspan_schemas.artifacts.dataset import LEDGER_FILE, about_dir, dataset_dirs, round_of
 from trainspan_schemas.errors import DatasetError
 
-__all__ = ["LEDGER", "DatasetLedger", "ledger_path", "next_round", "read_ledger", "write_ledger"]
+__all__ = ["LEDGER", "DatasetLedger", "Earlier", "History", "ledger_path", "next_round", "read_ledger", "write_ledger"]
 
 LEDGER: Final[Schema] = {
     "rollout_id": pl.String,
@@ -22,6 +30,7 @@ LEDGER: Final[Schema] = {
     "round": pl.Int32,
     "task_id": pl.String,
     "reward": pl.Float64,
+    "reward_digest": pl.String,
     "end_ns": pl.Int64,
     "calls": pl.UInt32,
     "kept": pl.UInt32,
@@ -33,6 +42,7 @@ LEDGER: Final[Schema] = {
 }
 """One line per rollout that a dataset saw: number of `calls`, number `kept` as rows; `reason` if no call was kept.
 
+`reward_digest`: hash of the definition of `reward` (rewards/definition.py), NULL without a reward.
 `parts`: JSON {part: value}, the shares of agents and single rewards if later datasets compare with them.
 `rewards`: number of evaluations with the reward's names, NULL in datasets of earlier versions.
 `function_rewards`: JSON {reward: number or null} as the reward function returned it, `null` if it failed; NULL if it was not
@@ -41,13 +51,63 @@ asked about the rollout.
 """
 
 
+SUMMARIZED_AFTER: Final = 64
+"""Number of new ledgers after which the summary of all is written anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """The datasets that exist when another one is built, as its manifest states them."""
+
+    rounds: tuple[tuple[int, int], ...]
+    """First and last number of each gapless series of datasets."""
+    ledgers_sha256: str
+    """Hash of their ledgers (ledger_summary.py)."""
+
+    @classmethod
+    def of(cls, files: Sequence[LedgerFile]) -> "Earlier":
+        series: list[tuple[int, int]] = []
+        for number in sorted(number for one in files if (number := round_of(one.name)) is not None):
+            if series and number == series[-1][1] + 1:
+                series[-1] = (series[-1][0], number)
+            else:
+                series.append((number, number))
+        return cls(tuple(series), digest_of(files))
+
+    @classmethod
+    def of_record(cls, record: object) -> "Earlier":
+        """Reads a manifest's record. Raises DatasetError for that of an earlier version."""
+        if not isinstance(record, dict):
+            raise DatasetError(
+                "its manifest, of an earlier version, lists the datasets before it differently: build it again"
+            )
+        return cls(tuple((first, last) for first, last in record["rounds"]), record["ledgers_sha256"])
+
+    def __contains__(self, number: int) -> bool:
+        return any(first <= number <= last for first, last in self.rounds)
+
+    def __len__(self) -> int:
+        return sum(last - first + 1 for first, last in self.rounds)
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What the rollouts of earlier datasets are worth, for baselines that remember it."""
+
+    values: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=HISTORY))
+    """HISTORY: of whole rollouts, and of their parts."""
+    rollouts: int = 0
+    otherwise_rewarded: int = 0
+    """Rollouts whose reward was defined otherwise, whose values would be compared as if they had the same scale."""
+
+
 @dataclass(frozen=True, slots=True)
 class DatasetLedger:
     """The rollouts that the datasets under one folder have seen, one row per (rollout, attempt)."""
 
     rows: pl.DataFrame
-    folders: tuple[Path, ...] = ()
-    """The folders of these datasets."""
+    files: tuple[LedgerFile, ...] = ()
+    """The ledgers of these datasets."""
 
     @property
     def used(self) -> pl.DataFrame:
@@ -59,16 +119,19 @@ class DatasetLedger:
         """Rollouts that were seen but gave no row. They are looked at again, since a reward may have arrived."""
         return self.rows.filter(pl.col("kept") == 0)
 
-    def history(self) -> pl.DataFrame:
-        """HISTORY: the values of whole rollouts, and of their parts; without branches of other rollouts."""
-        rows = self.rows.filter(~pl.col("task_id").str.contains(BRANCH_TASK).fill_null(value=False))
-        whole = rows.drop_nulls("reward").with_columns(pl.lit("").alias("part"), pl.col("reward").alias("value"))
+    def history(self, reward_digest: str) -> History:
+        """The values by this reward, without those of branches of other rollouts."""
+        is_branch = pl.col("task_id").str.contains(BRANCH_TASK).fill_null(value=False)
+        rewarded = self.rows.filter(~is_branch).drop_nulls("reward")
+        rows = rewarded.filter(pl.col("reward_digest") == reward_digest)
+        whole = rows.with_columns(pl.lit("").alias("part"), pl.col("reward").alias("value"))
         parts = [
             {**{name: row[name] for name in HISTORY if name in row}, "part": part, "value": float(value)}
             for row in rows.drop_nulls("parts").iter_rows(named=True)
             for part, value in json.loads(row["parts"]).items()
         ]
-        return pl.concat([whole.select(*HISTORY), pl.DataFrame(parts, schema=HISTORY)])
+        values = pl.concat([whole.select(*HISTORY), pl.DataFrame(parts, schema=HISTORY)])
+        return History(values, rows.height, rewarded.height - rows.height)
 
 
 NOTHING_USED: Final = DatasetLedger(pl.DataFrame(schema=LEDGER))
@@ -76,31 +139,51 @@ NOTHING_USED: Final = DatasetLedger(pl.DataFrame(schema=LEDGER))
 
 
 def read_ledger(out: Path, *, only: Sequence[Path] | None = None) -> DatasetLedger:
-    """The ledger of all datasets under `out`, or of the folders `only`."""
-    frames = [pl.DataFrame(schema=LEDGER)]
-    folders = tuple(dataset_dirs(out) if only is None else only)
-    for folder in folders:
+    """The ledger of all datasets under `out`, or of the folders `only`.
+
+    All are read from the summary, as far as it goes; it is written anew if many are missing there. Raises DatasetError if a
+    ledger is missing or malformed.
+    """
+    folders = {folder.name: folder for folder in (dataset_dirs(out) if only is None else only)}
+    known = Summary(pl.DataFrame(schema=LEDGER)) if only is not None else read_summary(out, LEDGER, folders)
+    files, frames, covered = list(known.files), [pl.DataFrame(schema=LEDGER)], {one.name for one in known.files}
+    for name, folder in folders.items():
+        if name in covered:
+            continue
         path = ledger_path(folder)
         try:
-            frames.append(pl.read_ndjson(path, schema=LEDGER))
+            file, data = LedgerFile.read(name, path)
+            frames.append(pl.read_ndjson(io.BytesIO(data), schema=LEDGER))
         except FileNotFoundError as error:
             raise DatasetError(
-                f"{path} is missing, so the rollouts that {folder} used are unknown: restore it, or move the dataset away"
+                f"{path} is missing, so the rollouts that {name} used are unknown: restore it, or move the dataset away"
             ) from error
-        except pl.exceptions.ComputeError as error:
+        except pl.exceptions.PolarsError as error:
             raise DatasetError(f"{path} is malformed: {error}") from error
-    rows = (
-        pl.concat(frames)
+        files.append(file)
+    rows = _joined(known.rows, pl.concat(frames))
+    if only is None and len(files) - len(covered) >= SUMMARIZED_AFTER:
+        write_summary(out, Summary(rows, tuple(files)))
+    return DatasetLedger(rows, tuple(files))
+
+
+def _joined(before: pl.DataFrame, lines: pl.DataFrame) -> pl.DataFrame:
+    """LEDGER with one row per (rollout, attempt), of rows that have that already, and of later lines."""
+    # Of many rollouts few are seen again, and mostly none.
+    again = before["rollout_id"].is_in(lines["rollout_id"].unique().implode())
+    kept = before if not again.any() else before.filter(~again)
+    added = (
+        pl.concat([before.filter(again), lines])
         .group_by(ROLLOUT_KEY, maintain_order=True)
         .agg(
             # A rollout first seen without a reward may have received one since.
-            pl.col("run_id", "round", "task_id", "reward", "end_ns").drop_nulls().last(),
+            pl.col("run_id", "round", "task_id", "reward", "reward_digest", "end_ns").drop_nulls().last(),
             pl.col("calls", "kept", "rewards").max(),
             pl.col("reason").last(),
             pl.col("parts", "function_rewards", "dropped").drop_nulls().last(),
         )
     )
-    return DatasetLedger(rows.select(*LEDGER), folders)
+    return pl.concat([kept.select(*LEDGER), added.select(*LEDGER)])
 
 
 def write_ledger(folder: Path, rows: pl.DataFrame) -> None:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from trainspan_processing.dataset.ledger import Earlier
 from trainspan_processing.dataset.objects import Objects, check_url
 from trainspan_processing.dataset.remote import Pointer, RemoteDatasets, read_all
 from trainspan_schemas.artifacts.dataset import (
@@ -117,9 +118,11 @@ class Mirror:
     def bring_earlier(self, folder: Path) -> None:
         """Puts what describes the datasets that a fetched one was built after next to it, as far as they exist."""
         with alone_in(folder.parent):
-            for entry in json.loads(manifest_path(folder).read_bytes()).get("earlier", ()):
-                about = about_dir(self.known / str(entry["name"]))
-                if round_of(str(entry["name"])) is not None and about.exists():
+            earlier = Earlier.of_record(json.loads(manifest_path(folder).read_bytes()).get("earlier"))
+            for known in dataset_dirs(self.known):
+                about = about_dir(known)
+                number = round_of(known.name)
+                if number is not None and number in earlier and about.exists():
                     shutil.copytree(about, folder.parent / about.name, dirs_exist_ok=True)
 
     def _read_rows(self, folder: Path, pointer: Pointer, files: Mapping[str, str]) -> None:

@@ -8,9 +8,10 @@ from trainspan_processing.assembly.chunk import RewardedChunk, reward_chunk, sta
 from trainspan_processing.assembly.rows import CallLimits, limits, newest_version
 from trainspan_processing.credit.advantages import credit, with_credit
 from trainspan_processing.credit.plan import CreditPlan, plan_for
-from trainspan_processing.dataset.ledger import DatasetLedger
+from trainspan_processing.dataset.ledger import DatasetLedger, History
 from trainspan_processing.read.source import Source
 from trainspan_processing.reasons.drop_reasons import judged_others
+from trainspan_processing.rewards.definition import reward_digest
 from trainspan_processing.rewards.rollout_rewards import Rewarded
 from trainspan_processing.tables import ROLLOUT_KEY
 from trainspan_processing.traces.trace_index import TraceIndex
@@ -60,7 +61,8 @@ def dry_run(
     if held is not None and held.height:
         chunk = _without(chunk, held)
     plan = plan_for(settings, chunk.rewarded.rewards, chunk.compared)
-    credited = credit(chunk.credited, chunk.compared, ledger.history(), plan)
+    history = ledger.history(reward_digest(settings)) if plan.needs_history else History()
+    credited = credit(chunk.credited, chunk.compared, history.values, plan)
     return DryRun(
         rewarded=chunk.rewarded,
         plan=plan,

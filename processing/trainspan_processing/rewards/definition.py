@@ -1,16 +1,21 @@
 """The settings that a rollout's reward is computed with, in a form that can be compared."""
 
+import hashlib
+import inspect
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Final
 
 from trainspan_processing.reasons.overlong import OVERLONG, overlong_penalty
 from trainspan_processing.rewards.air import AIR, air_rules
 from trainspan_processing.rewards.names import reward_names
 from trainspan_processing.rewards.status_rewards import status_rewards
+from trainspan_schemas.agents.functions import load_function
 from trainspan_schemas.config.settings import DatasetSettings
 
-__all__ = ["plain_definition", "plain_settings", "reward_definition"]
+__all__ = ["code_digest", "plain_definition", "plain_settings", "reward_definition", "reward_digest"]
 
 _SIGNALS: Final = (f"{AIR}=", f"{OVERLONG}=")
 
@@ -31,6 +36,24 @@ def reward_definition(settings: DatasetSettings) -> tuple[str, ...]:
         OVERLONG: None if penalty is None else f"{penalty!r} for {settings.choices} choices",
     }
     return tuple(f"{name}={value}" for name, value in parts.items() if value)
+
+
+def reward_digest(settings: DatasetSettings) -> str:
+    """A hash of all that a reward depends on besides the rollout: its definition, and the code of its function.
+
+    Rewards with different hashes are not compared with each other. Raises UsageError if a setting is malformed.
+    """
+    code = None if settings.reward is None else code_digest(settings.reward)
+    return hashlib.sha256(json.dumps([*reward_definition(settings), code]).encode()).hexdigest()[:16]
+
+
+def code_digest(function: str) -> str:
+    """sha256 of the source file of a user's function; `unknown` of a callable object, or a function written in C."""
+    try:
+        source = inspect.getsourcefile(inspect.unwrap(load_function(function)))
+    except TypeError:
+        source = None
+    return hashlib.sha256(Path(source).read_bytes()).hexdigest() if source else "unknown"
 
 
 def plain_settings(settings: DatasetSettings) -> DatasetSettings:

@@ -80,7 +80,9 @@ def test_a_baseline_that_remembers_is_made_again_with_the_memory_it_had(bench: B
     bench.build(baseline="running")
     assert _rebuild(bench, second, tmp_path / "again").differences == []
     ledger_path(bench.out / "round-0000").write_text("")
-    with pytest.raises(DatasetError, match=r"round-0000 is missing or changed, but .*round-0001 was built after it"):
+    with pytest.raises(
+        DatasetError, match=r"round-0001 was built after 1 dataset in .*, and a ledger there has changed"
+    ):
         _rebuild(bench, second, tmp_path / "changed")
 
 

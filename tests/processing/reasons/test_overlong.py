@@ -9,6 +9,8 @@ from tests.processing.support.traces import TestRollout
 from trainspan_processing.assembly.build import BuiltDataset
 from trainspan_processing.dataset.ledger import read_ledger
 from trainspan_processing.reasons.advice import ADVICE
+from trainspan_processing.rewards.definition import reward_digest
+from trainspan_schemas.config.settings import DatasetSettings
 from trainspan_schemas.errors import UsageError
 
 _LENGTH = {"gen_ai__response__finish_reasons": ["length"]}
@@ -45,7 +47,8 @@ def test_masked_calls_are_left_out_by_name_and_their_rollouts_are_still_compared
     assert _calls(built) == expected
     assert built.manifest["dropped"] == {"overlong": 2}
     assert built.manifest["coverage"] == 1.0
-    assert read_ledger(bench.out).history()["value"].sort().to_list() == [0.0, 1.0, 3.0]
+    digest = reward_digest(DatasetSettings(overlong="mask"))
+    assert read_ledger(bench.out).history(digest).values["value"].sort().to_list() == [0.0, 1.0, 3.0]
     assert "max_tokens" in ADVICE["overlong"]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from trainspan_schemas.config.settings import LoopSettings
 from trainspan_schemas.intervals import RewardEstimate
 
-__all__ = ["best_validation", "stop_reason"]
+__all__ = ["best_validation", "spent_s", "stop_reason"]
 
 Record = Mapping[str, Any]
 
@@ -34,10 +34,15 @@ def stop_reason(settings: LoopSettings, records: Sequence[Record], round_: int) 
         since = sum(record["round"] > best["round"] for record in validations)
         if since >= settings.patience:
             return f"{since} validations without a better one than after round {best['round']} ([loop] patience)"
-    hours = sum(_seconds(record) for record in records) / 3600
+    hours = spent_s(records) / 3600
     if settings.max_hours is not None and hours >= settings.max_hours:
         return f"{hours:.2f} hours of rounds and validations, [loop] max_hours is {settings.max_hours:g}"
     return None
+
+
+def spent_s(records: Sequence[Record]) -> float:
+    """The seconds of all rounds and validations."""
+    return sum(_seconds(record) for record in records)
 
 
 def best_validation(records: Sequence[Record]) -> Record | None:

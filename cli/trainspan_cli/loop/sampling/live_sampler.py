@@ -1,6 +1,7 @@
 """Rollouts of agents that others run: a round whenever enough of them were rewarded, or after a time."""
 
 import json
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final, ParamSpec, TypeVar
 
 from trainspan_cli.clients.new_rewards import Places
+from trainspan_cli.loop.checks.stopping import spent_s
 from trainspan_cli.loop.processes.screen import Screen
 from trainspan_cli.loop.processes.stages import Stages
 from trainspan_cli.loop.sampling.sampler import SampledRound
@@ -61,18 +63,23 @@ class LiveSampler:
     def begin(self, round_: int) -> None:
         """Does nothing: the agents run anyway."""
 
-    def take(self, round_: int) -> SampledRound:
-        """Waits for rewards, and builds the dataset of all rollouts that have one.
+    def take(self, round_: int) -> SampledRound | None:
+        """Waits for rewards, and builds the dataset of all rollouts that have one; None if time was over before there were any.
 
         Rewards of which nothing can be trained, such as late ones, make no round.
         """
         if self._stages.has_dataset(round_):  # built before the loop was interrupted
             return SampledRound(nothing=self._stages.live_dataset(round_, self._marks[0][1]))
         began, rewards, dataset_s = self._began, 0, 0.0
+        max_hours = self._settings.loop.max_hours
+        left_s = math.inf if max_hours is None else 3600 * max_hours - spent_s(self._folder.records())
+        ends = time.monotonic() + left_s
         while True:
             self._screen.collecting("waiting for rewards", round_)
-            self._wait()
+            has_rewards = self._wait(ends)
             self._screen.collecting("", round_)
+            if not has_rewards:
+                return None
             new, self._new, self._began = self._new, 0, time.monotonic()
             rewards += new
             nothing = self._stages.live_dataset(round_, self._cut())
@@ -135,14 +142,20 @@ class LiveSampler:
                 return rewards
         return None
 
-    def _wait(self) -> None:
-        """Waits for `live_rewards` new rewards, or for one at the end of `live_wait_s`, and until all stores answer."""
+    def _wait(self, ends: float) -> bool:
+        """Waits for `live_rewards` new rewards, or for one at the end of `live_wait_s`, and until all stores answer.
+
+        At the time `ends` it takes what there is; returns whether there is anything.
+        """
         loop = self._settings.loop
         while True:
             self._count()
-            is_late = self._new and time.monotonic() - self._began > loop.live_wait_s
+            is_over = time.monotonic() >= ends
+            is_late = self._new and (is_over or time.monotonic() - self._began > loop.live_wait_s)
             if not self._is_away and (self._new >= loop.live_rewards or is_late):
-                return
+                return True
+            if is_over:
+                return False
             self._screen.progress({"done": self._new, "total": loop.live_rewards})
             self._stages.keep_alive()
             time.sleep(_LOOK_S)

@@ -54,8 +54,8 @@ class Sampler(Protocol):
         """Starts whatever may run before this round is trained."""
         ...
 
-    def take(self, round_: int) -> SampledRound:
-        """Waits for the round's rollouts and dataset."""
+    def take(self, round_: int) -> SampledRound | None:
+        """Waits for the round's rollouts and dataset; None if `[loop] max_hours` were over before there was anything."""
         ...
 
     def ledgers(self, round_: int) -> list[Path]:

@@ -79,8 +79,9 @@ def test_a_round_is_cut_at_enough_rewards_or_late_but_not_while_a_store_is_away(
     sampler = LiveSampler(settings, stages, RunFolder.create({}), Screen(Console(file=io.StringIO()), "run"))
     sampler.open()
     sampler.begin(1)
-    assert sampler.take(1).nothing == {}
-    assert stages.asked == asked
+    sampled = sampler.take(1)
+    assert sampled is not None
+    assert (sampled.nothing, stages.asked) == ({}, asked)
 
 
 def test_rewards_of_a_validation_do_not_count_even_if_rounds_are_on_record_or_it_was_interrupted(
@@ -95,7 +96,9 @@ def test_rewards_of_a_validation_do_not_count_even_if_rounds_are_on_record_or_it
     sampler = LiveSampler(settings, stages, folder, Screen(Console(file=io.StringIO()), "run"))
     sampler.open()
     assert sampler.between_rounds(lambda: "validated") == "validated"
-    assert sampler.take(6).rollout == {"new_rewards": 4}, "one of 7, and three more"
+    sampled = sampler.take(6)
+    assert sampled is not None
+    assert sampled.rollout == {"new_rewards": 4}, "one of 7, and three more"
 
 
 def test_rewards_that_nothing_can_be_trained_on_make_no_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,6 +110,7 @@ def test_rewards_that_nothing_can_be_trained_on_make_no_round(tmp_path: Path, mo
     sampler = LiveSampler(settings, stages, RunFolder.create({}), Screen(Console(file=shown, width=200), "run"))
     sampler.open()
     sampled = sampler.take(1)
+    assert sampled is not None
     assert sampled.nothing == {}
     assert sampled.rollout == {"new_rewards": 7}
     told = "nothing can be trained after 2 new rewards, waiting for more: none of 4 calls is trainable"
@@ -137,3 +141,29 @@ def test_a_reward_counts_if_it_comes_in_time_however_long_a_round_takes(
     for before, (place,) in zip([0, *cuts], stages.read_since, strict=False):
         assert place <= max(0, before - feedback_s), "a reward right after the cut before is in time"
     assert stages.read_since[-1] > (0,), "rollouts that are too old are not read again"
+
+
+@pytest.mark.parametrize(
+    ("plan", "new_rewards", "asked"),
+    [
+        ([0, 0, 0, 0], None, 3),
+        ([0, 1, 0, 9], 1, 3),  # not enough for a round, but the last chance
+        ([0, 9], 9, 2),
+    ],
+)
+def test_a_loop_without_rewards_ends_when_its_hours_are_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: list[int | None], new_rewards: int | None, asked: int
+) -> None:
+    monkeypatch.setenv("TRAINSPAN_HOME", str(tmp_path))
+    now = SimpleNamespace(monotonic=lambda: clock[0], sleep=lambda s: clock.__setitem__(0, clock[0] + s))
+    clock = [100.0]
+    monkeypatch.setattr(live_sampler, "time", now)
+    folder = RunFolder.create({})
+    folder.append({"kind": "round", "round": 1, "seconds": {"total": 3598.5}})
+    settings = Settings(loop=LoopSettings(live_rewards=5, live_wait_s=600.0, max_hours=1.0))
+    stages: Any = PlannedStages(plan)
+    sampler = LiveSampler(settings, stages, folder, Screen(Console(file=io.StringIO()), "run"))
+    sampler.open()
+    sampled = sampler.take(2)
+    assert stages.asked == asked
+    assert (None if sampled is None else sampled.rollout["new_rewards"]) == new_rewards

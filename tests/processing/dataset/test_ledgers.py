@@ -1,0 +1,166 @@
+"""The ledgers of many datasets: read once, from then on from their summary, and never believed if one has changed."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from tests.processing.conftest import Bench, rows
+from tests.processing.support.traces import chain
+from trainspan_processing.assembly.recorded import recorded
+from trainspan_processing.dataset import ledger as ledger_module
+from trainspan_processing.dataset.ledger import LEDGER, Earlier, read_ledger, write_ledger
+from trainspan_processing.dataset.ledger_summary import LedgerFile
+from trainspan_processing.dataset.published import open_published
+from trainspan_schemas.artifacts.dataset import about_dir, dataset_dir
+from trainspan_schemas.errors import DatasetError
+
+SUMMARY = ".ledgers"
+
+
+def publish(out: Path, number: int, *lines: dict[str, Any]) -> Path:
+    folder = dataset_dir(out, number)
+    about = about_dir(folder)
+    folder.mkdir(parents=True)
+    about.mkdir()
+    given = [{"attempt": 0, "calls": 1, "kept": 1, "reward": 1.0, "reward_digest": "d", **line} for line in lines]
+    write_ledger(about, pl.DataFrame(given, schema=LEDGER))
+    return about / "rollouts.jsonl"
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The datasets whose ledgers are read from now on."""
+    names: list[str] = []
+    read = LedgerFile.read
+
+    def watched(name: str, path: Path) -> tuple[LedgerFile, bytes]:
+        names.append(name)
+        return read(name, path)
+
+    monkeypatch.setattr(LedgerFile, "read", watched)
+    return names
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger_module, "SUMMARIZED_AFTER", 3)
+
+
+@pytest.mark.usefixtures("few")
+def test_the_summary_of_ledgers_states_the_same_as_the_ledgers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(2):
+        publish(tmp_path, number, {"rollout_id": f"r{number}"})
+    read_ledger(tmp_path)
+    assert not (tmp_path / SUMMARY).exists()
+    publish(tmp_path, 2, {"rollout_id": "r2"}, {"rollout_id": "r0", "kept": 0, "calls": 5, "reason": "late"})
+    first = read_ledger(tmp_path)
+    assert (tmp_path / SUMMARY).exists()
+    read = counted(monkeypatch)
+    assert (read_ledger(tmp_path).rows.height, read) == (3, [])
+    publish(tmp_path, 3, {"rollout_id": "r1", "calls": 7, "reward": None, "reward_digest": None})
+    again = read_ledger(tmp_path)
+    assert read == ["round-0003"]
+    assert [one.name for one in again.files] == [f"round-000{number}" for number in range(4)]
+    (tmp_path / SUMMARY).unlink()
+    for one, other in (
+        (read_ledger(tmp_path), again),
+        (first, read_ledger(tmp_path, only=[Path(tmp_path, f.name) for f in first.files])),
+    ):
+        assert one.rows.sort("rollout_id").equals(other.rows.sort("rollout_id"))
+        assert sorted(one.files, key=lambda file: file.name) == sorted(other.files, key=lambda file: file.name)
+    found = {row["rollout_id"]: (row["calls"], row["kept"], row["reward"]) for row in again.rows.iter_rows(named=True)}
+    assert found == {"r0": (5, 1, 1.0), "r1": (7, 1, 1.0), "r2": (1, 1, 1.0)}
+
+
+@pytest.mark.usefixtures("few")
+def test_ledgers_are_read_again_if_one_of_the_summary_has_changed_or_is_gone(tmp_path: Path) -> None:
+    files = [publish(tmp_path, number, {"rollout_id": f"r{number}"}) for number in range(3)]
+    assert read_ledger(tmp_path).rows.height == 3
+    files[1].write_text(files[1].read_text() + json.dumps({"rollout_id": "new", "attempt": 0, "kept": 1}) + "\n")
+    assert sorted(read_ledger(tmp_path).rows["rollout_id"]) == ["new", "r0", "r1", "r2"]
+    (tmp_path / SUMMARY).write_bytes((tmp_path / SUMMARY).read_bytes()[:-9])
+    assert read_ledger(tmp_path).rows.height == 4
+    for folder in (dataset_dir(tmp_path, 1), about_dir(dataset_dir(tmp_path, 1))):
+        folder.rename(tmp_path / f"moved-{folder.name}")
+    assert sorted(read_ledger(tmp_path).rows["rollout_id"]) == ["r0", "r2"]
+    files[0].unlink()
+    with pytest.raises(
+        DatasetError, match=r"rollouts\.jsonl is missing, so the rollouts that round-0000 used are unknown"
+    ):
+        read_ledger(tmp_path)
+
+
+@pytest.mark.usefixtures("few")
+def test_a_folder_without_permission_has_no_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(3):
+        publish(tmp_path, number, {"rollout_id": f"r{number}"})
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(pl.DataFrame, "write_parquet", refuse)
+    assert read_ledger(tmp_path).rows.height == 3
+    assert not list(tmp_path.glob(".ledgers*"))
+
+
+def test_a_manifest_names_the_datasets_before_it_in_few_words() -> None:
+    files = [LedgerFile(f"round-{number:04d}", "", 1, 1, f"{number}") for number in (0, 1, 2, 5, 7, 8)]
+    earlier = Earlier.of(files)
+    assert earlier.rounds == ((0, 2), (5, 5), (7, 8))
+    assert ([number in earlier for number in (2, 3, 5, 9)], len(earlier)) == ([True, False, True, False], 6)
+    assert (
+        Earlier.of_record(json.loads(json.dumps({"rounds": earlier.rounds, "ledgers_sha256": "x"}))).rounds
+        == earlier.rounds
+    )
+    assert (
+        Earlier.of(list(reversed(files)))
+        == earlier
+        != Earlier.of([*files[:-1], LedgerFile("round-0008", "", 1, 1, "9")])
+    )
+    with pytest.raises(DatasetError, match="of an earlier version"):
+        Earlier.of_record([{"name": "round-0000", "ledger_sha256": "x"}])
+
+
+def test_a_rebuild_needs_the_same_datasets_before_it(bench: Bench) -> None:
+    for name in "abc":
+        bench.send(chain(bench.rollout(name, begins=100.0 * ord(name)), 1).reward(1.0))
+        built = bench.build(baseline="none")
+    assert built.manifest["earlier"]["rounds"] == [[0, 1]]
+    published = open_published(built.path)
+    assert recorded(published, published.stores).earlier.rows.height == 2
+    first = about_dir(dataset_dir(bench.out, 0)) / "rollouts.jsonl"
+    kept = first.read_text()
+    first.write_text(kept.replace("1.0", "2.0"))
+    with pytest.raises(DatasetError, match=r"was built after 2 datasets in .*, and a ledger there has changed"):
+        recorded(published, published.stores)
+    first.write_text(kept)
+    about = about_dir(dataset_dir(bench.out, 1))
+    about.rename(about.with_name("elsewhere"))
+    with pytest.raises(DatasetError, match=r"round-0001 is missing, but .*round-0002 was built after it"):
+        recorded(published, published.stores)
+
+
+@pytest.mark.parametrize("baseline", ["running", "rae"])
+def test_rewards_that_were_defined_otherwise_are_no_history(
+    bench: Bench, baseline: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    style = {"gen_ai.evaluation.name": "style"}
+    bench.send(chain(bench.rollout("a"), 1).reward(100.0, **style))
+    bench.build(baseline="none", reward_name="style")
+    bench.send(
+        chain(bench.rollout("b", begins=100.0), 1).reward(2.0), chain(bench.rollout("c", begins=200.0), 1).reward(3.0)
+    )
+    built = bench.build(baseline=baseline)
+    assert built.manifest["history"] == {"rollouts": 0, "otherwise_rewarded": 1}
+    assert "event=history_left_out rollouts=1" in caplog.text
+    # running: b has nothing before it, c is compared with b; rae: b = .05 · 2 = .1, then .95 · .1 + .05 · 3 = .245
+    expected = [1.0] if baseline == "running" else [pytest.approx(1.9), pytest.approx(2.755)]
+    assert rows(built)["advantage"].to_list() == expected
+    bench.send(chain(bench.rollout("d", begins=300.0), 1).reward(4.0))
+    again = bench.build(baseline=baseline)
+    assert again.manifest["history"] == {"rollouts": 2, "otherwise_rewarded": 1}
+    # running: the mean of 2 and 3; rae: .95 · .245 + .05 · 4 = .43275
+    assert rows(again)["advantage"].to_list() == [1.5 if baseline == "running" else pytest.approx(3.56725)]
+    assert bench.build(baseline="none", out=bench.out.with_name("none")).manifest["history"] is None
