@@ -58,8 +58,8 @@ class PolicyClient:
         """Has the server take its memory back; does nothing if it is awake."""
         self._order("wake")
 
-    def successful_requests(self) -> int:
-        """vLLM's count of requests with a finish reason since the server started."""
+    def successful_answers(self) -> int:
+        """vLLM's count of answers with a finish reason since the server started: of a request with n = 2, two."""
         return self._counted("vllm:request_success_total")
 
     def sampled_tokens(self) -> int:

@@ -19,8 +19,8 @@ _T = TypeVar("_T")
 class ServerCounts:
     """What one server, or several together, counted since they started or between two readings."""
 
-    requests: int = 0
-    """Successful requests by vLLM's metric, without the server's own."""
+    answers: int = 0
+    """Successful answers by vLLM's metric, one for each choice, without the server's own."""
     internal_requests: int = 0
     """The server's own: canaries, and the one that fixes the grammar library."""
     internal_calls: int = 0
@@ -141,11 +141,11 @@ class PolicyServers:
 
 def _counts(client: PolicyClient) -> tuple[str, int, ServerCounts, bool, int]:
     """URL, start, counts, whether the server swaps at the moment, and how far its clock is behind."""
-    requests, tokens, asked_ns = client.successful_requests(), client.sampled_tokens(), time.time_ns()
+    answers, tokens, asked_ns = client.successful_answers(), client.sampled_tokens(), time.time_ns()
     state = client.policy()
     internal = state["internal_requests"]
     counts = ServerCounts(
-        requests - internal,
+        answers - internal,
         internal,
         state["internal_calls"],
         state["calls_captured"],

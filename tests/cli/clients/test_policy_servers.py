@@ -28,7 +28,7 @@ def test_counts_are_sums_over_the_servers_that_ran_between_two_readings() -> Non
         total = before.total
         assert (total.captured, total.exported, total.dropped) == (18, 16, 6)
         assert (total.internal_requests, total.internal_calls) == (6, 4)
-        assert total.requests == -6, "vLLM's metric, of which there is none here, without the servers' own requests"
+        assert total.answers == -6, "vLLM's metric, of which there is none here, without the servers' own requests"
         assert before.is_changing
         one.state = state(4, 100, calls_exported=11)
         two.state = state(4, 300)

@@ -12,6 +12,7 @@ import pytest
 from tests.serving.support.servers import Models, Stack
 from tests.support.models.canary import logprobs_of
 from tests.support.otlp.sink import ReceivedSpan
+from trainspan_cli.clients.policy_server import PolicyClient
 from trainspan_schemas.agents.unnamed_agents import agent_of_body
 from trainspan_schemas.artifacts.checkpoint import digest_of_model
 from trainspan_schemas.telemetry import keys
@@ -142,6 +143,8 @@ def test_a_stream_is_captured_as_it_was_sent(caller: Caller, models: Models) -> 
 
 
 def test_each_of_two_choices_is_a_span_and_they_share_the_call_index(caller: Caller, models: Models) -> None:
+    client = PolicyClient(caller.stack.server.url)
+    before = client.successful_answers()
     for _ in range(2):
         answer = caller.client.chat.completions.create(
             model="policy",
@@ -153,6 +156,7 @@ def test_each_of_two_choices_is_a_span_and_they_share_the_call_index(caller: Cal
     spans = caller.spans(4)
     places = [(span.attributes[keys.CALL_INDEX], span.attributes[keys.CHOICE_INDEX]) for span in spans]
     assert places == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert client.successful_answers() - before == 4, "the loop compares vLLM's count with the stored choices"
     for span, choice in zip(spans[2:], answer.model_dump()["choices"], strict=True):
         check_tokens(span, models, choice["token_ids"])
     assert spans[2].attributes[keys.COMPLETION_TOKEN_IDS] != spans[3].attributes[keys.COMPLETION_TOKEN_IDS]

@@ -224,7 +224,7 @@ def test_a_server_that_chooses_its_library_settles_on_the_one_that_can_be_replay
     client = PolicyClient(plain.server.url)
 
     def client_requests() -> int:
-        return client.successful_requests() - client.policy()["internal_requests"]
+        return client.successful_answers() - client.policy()["internal_requests"]
 
     before = client_requests()
     status, answer, _ = plain.server.post("/v1/chat/completions", body, {"traceparent": str(parent)})

@@ -44,6 +44,22 @@ def test_data_of_older_policies_are_weighted_and_counted(run: Run, tmp_path: Pat
     assert fresh.record.alarms == []
 
 
+def test_the_age_of_calls_is_no_movement_of_a_round_even_if_the_ratio_is_against_their_samplers(
+    run: Run, tmp_path: Path, model: Any
+) -> None:
+    """Otherwise old calls would widen the limit within which server and trainer agree on old calls."""
+    write_dataset(tmp_path / "dataset", sample_rollouts(model, rollouts=4, seed=0), round_=0)
+    old = [
+        dataclasses.replace(call, logprobs=[value - 0.3 for value in call.logprobs])
+        for call in sample_rollouts(model, rollouts=4, seed=1)
+    ]
+    write_dataset(tmp_path / "dataset", old, round_=1)
+    _, stale = run(dataclasses.replace(GENTLE, old_policy="logged"), rounds=2)
+    assert stale.record is not None
+    assert (stale.record.old_policy, stale.record.staleness_max) == ("logged", 1)
+    assert stale.record.kl < 1e-3, "k3 of a distance of .3 is .05"
+
+
 def test_a_call_that_went_on_across_a_swap_is_weighted_and_counted_token_by_token(
     run: Run, tmp_path: Path, model: Any
 ) -> None:

@@ -56,6 +56,8 @@ class Prepared:
     """`logged` or `recompute`."""
     off_policy: OffPolicySums
     """Sums over all processes; zeros if nothing was recomputed."""
+    sample: MicroBatch
+    """Tokens of this process on which the movement of the steps is measured: `old` is the policy at the round's start."""
 
 
 def check_policy(dataset: DatasetFolder, policy: Policy) -> None:
@@ -113,10 +115,13 @@ def against_old(
     """
     logged = settings.old_policy == "logged"
     if settings.old_policy is None and staleness.fresh and is_exact(server_dtype, trainer.dtype):
-        sample = trainer.scorer.measure(sample_of(steps[0]))
-        logged = not agreement_of(sample, trainer.dtype, server_dtype, settings, staleness).mismatch
+        measured = trainer.scorer.measure(sample_of(steps[0]))
+        logged = not agreement_of(measured, trainer.dtype, server_dtype, settings, staleness).mismatch
     if logged:
-        return Prepared(tuple(steps), "logged", OffPolicySums())
+        sample = sample_of(steps[-1])
+        if not staleness.fresh:  # the samplers are earlier versions: their distance is no movement of these steps
+            sample = replace(sample, old=trainer.scorer.logprobs(sample))
+        return Prepared(tuple(steps), "logged", OffPolicySums(), sample)
     correction = Correction.of(settings)
     corrected, total = [], OffPolicySums()
     for step in steps:
@@ -126,7 +131,8 @@ def against_old(
             batches.append(changed)
             total += sums
         corrected.append(replace(step, micro_batches=tuple(batches)))
-    return Prepared(tuple(corrected), "recompute", sum(trainer.team.gather(total), OffPolicySums()))
+    sums = sum(trainer.team.gather(total), OffPolicySums())
+    return Prepared(tuple(corrected), "recompute", sums, sample_of(corrected[-1]))
 
 
 def agreement_of(

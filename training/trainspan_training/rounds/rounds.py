@@ -35,7 +35,7 @@ from trainspan_training.objective.grpo_trainer import TransitionGRPOTrainer
 from trainspan_training.objective.token_stats import kl_fault
 from trainspan_training.rounds.canary import CanaryKeeper
 from trainspan_training.rounds.missing_state import MissingState
-from trainspan_training.rounds.old_policy import Prepared, sample_of
+from trainspan_training.rounds.old_policy import Prepared
 from trainspan_training.rounds.publication import Publication, skip
 from trainspan_training.rounds.reading import Outline
 from trainspan_training.rounds.records import Trained
@@ -255,7 +255,7 @@ class Rounds:
         seconds["train"] = sum(step.seconds for step in stats)
         seconds["optimizer"] -= seconds["train"]
         with self._clock.timed("check"):
-            moved = self.trainer.scorer.measure(sample_of(prepared.steps[-1]))
+            moved = self.trainer.scorer.measure(prepared.sample)
             failure = self.trainer.failure or kl_fault(moved, self._settings, fresh=self.trainer.fresh)
         return Trained(
             dataset=dataset,

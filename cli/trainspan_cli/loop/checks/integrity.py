@@ -57,8 +57,8 @@ class StoredCounts:
 class StageCounts:
     """Counts of one collection stage (training rollouts, or a validation) from four sources."""
 
-    server_requests: int
-    """Successful requests by vLLM's metric, without the policy server's own."""
+    server_answers: int
+    """Successful answers by vLLM's metric, which counts each choice, without the policy server's own."""
     client_calls: int
     """Successful calls counted by the agents' side."""
     uncounted_attempts: int
@@ -92,13 +92,13 @@ def stage_checks(counts: StageCounts, in_progress: int) -> list[Check]:
         return _checks_without_servers(counts, counts.servers_changed * in_progress)
     of_clients = _compared(counts.client_calls, counts.stored_requests, counts.uncounted_attempts)
     has_calls = counts.stored_requests > 0 or not counts.rollouts
-    agree = counts.server_requests == counts.stored_requests and has_calls and of_clients == 0
+    agree = counts.server_answers == counts.stored_calls and has_calls and of_clients == 0
     exported = counts.exported_calls == counts.stored_calls and not counts.dropped_calls
     return [
         Check(
             "every call is stored",
             agree,
-            f"server {counts.server_requests}, {_clients(counts)}, store {counts.stored_requests}",
+            f"server {counts.server_answers}, {_clients(counts)}, store {_stored(counts)}",
         ),
         Check(
             "no acknowledged span is missing",
@@ -119,9 +119,9 @@ def _checks_without_servers(counts: StageCounts, limit: int) -> list[Check]:
     return [
         Check(
             "every call is stored",
-            has_calls and abs(lost) <= limit and counts.server_requests <= counts.stored_requests,
-            f"{_clients(counts)}, store {counts.stored_requests} (limit of the difference {limit}: {servers}; the others "
-            f"counted {counts.server_requests})",
+            has_calls and abs(lost) <= limit and counts.server_answers <= counts.stored_calls,
+            f"{_clients(counts)}, store {_stored(counts)} (limit of the difference {limit}: {servers}; the others "
+            f"counted {counts.server_answers})",
         ),
         Check(
             "no acknowledged span is missing",
@@ -144,6 +144,12 @@ def _clients(counts: StageCounts) -> str:
     uncounted = counts.uncounted_attempts
     more = f" (without {uncounted} attempt{'' if uncounted == 1 else 's'} that did not report)" if uncounted else ""
     return f"clients {counts.client_calls}{more}"
+
+
+def _stored(counts: StageCounts) -> str:
+    """Clients count requests and the server answers, which differ if a request asks for several (n > 1)."""
+    requests, answers = counts.stored_requests, counts.stored_calls
+    return str(requests) if requests == answers else f"{answers} answers to {requests} requests"
 
 
 def stored_checks(counts: StoredCounts, rollouts: int, client_calls: int, uncounted: int) -> list[Check]:

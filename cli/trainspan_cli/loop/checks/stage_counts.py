@@ -25,10 +25,9 @@ class OtherRollouts:
 
     def __init__(self) -> None:
         self.quiet = threading.Lock()
-        self.requests = self.calls = self.tokens = 0
+        self.calls = self.tokens = 0
 
     def add(self, stored: StoredCounts) -> None:
-        self.requests += stored.requests
         self.calls += stored.calls
         self.tokens += stored.tokens
 
@@ -57,7 +56,7 @@ class StageMeter:
 
     def __init__(self, servers: PolicyServers, stores: Sequence[str], scope: StageScope, others: OtherRollouts) -> None:
         self._servers, self._stores, self._scope, self._others = servers, stores, scope, others
-        self._others_before = others.requests, others.calls, others.tokens
+        self._others_before = others.calls, others.tokens
         began_ns = time.time_ns()
         self._before = self._between_swaps()
         self._began_ns = began_ns - self._before.behind_ns
@@ -73,7 +72,7 @@ class StageMeter:
             if found.servers_changed:
                 settled = found.stored_requests >= client_calls
             else:
-                settled = found.stored_requests >= found.server_requests and found.exported_calls >= found.stored_calls
+                settled = found.exported_calls >= found.stored_calls >= found.server_answers
             limit_s = EXPORT_TIMEOUT_S if waiting else SETTLE_TIMEOUT_S
             if (settled and found.stored_rollouts >= rollouts) or time.monotonic() - began > limit_s:
                 return found
@@ -90,18 +89,13 @@ class StageMeter:
         before, now, changed = readings.both(self._before)
         # Order matters: calls exported before the query must be in the store.
         stored = stored_counts(self._stores, self._scope, self._began_ns)
-        requests, calls, tokens = (
-            own - earlier
-            for own, earlier in zip(
-                (self._others.requests, self._others.calls, self._others.tokens), self._others_before, strict=True
-            )
-        )
+        calls, tokens = self._others.calls - self._others_before[0], self._others.tokens - self._others_before[1]
         # Calls captured before the stage (a swap's canary) may be exported during it. Calls of the server's own may still
         # be on their way.
         exported = now.exported - (before.captured - before.dropped)
         sampled = now.sampled_tokens - before.sampled_tokens - tokens
         counts = StageCounts(
-            server_requests=now.requests - before.requests - requests,
+            server_answers=now.answers - before.answers - calls,
             client_calls=client_calls,
             uncounted_attempts=uncounted,
             exported_calls=exported - (now.internal_calls - before.internal_calls) - calls,

@@ -17,7 +17,7 @@ from trainspan_cli.loop.state.reward_records import RewardRecords
 from trainspan_schemas.artifacts.agreement import Agreement
 
 WHOLE = StageCounts(
-    server_requests=30,
+    server_answers=30,
     client_calls=30,
     uncounted_attempts=0,
     exported_calls=30,
@@ -45,12 +45,27 @@ def test_a_stage_holds_if_all_counts_agree() -> None:
     assert failed(stage_checks(WHOLE, 16)) == []
 
 
+def test_a_request_for_several_answers_is_one_request_of_the_client_and_several_of_the_server() -> None:
+    several = dataclasses.replace(
+        WHOLE, server_answers=75, stored_calls=75, exported_calls=75
+    )  # 15 with n = 1, 15 with n = 4
+    checks = stage_checks(several, 16)
+    assert failed(checks) == []
+    assert checks[0].detail == "server 75, clients 30, store 75 answers to 30 requests"
+    lost = dataclasses.replace(several, stored_calls=74, exported_calls=74)
+    assert failed(stage_checks(lost, 16)) == ["every call is stored"]
+
+
 @pytest.mark.parametrize(
     ("change", "alarm"),
     [
         ({"stored_requests": 29}, "every call is stored"),
+        ({"server_answers": 31}, "every call is stored"),
         ({"client_calls": 31}, "every call is stored"),
-        ({"server_requests": 0, "client_calls": 0, "stored_requests": 0}, "every call is stored"),
+        (
+            {"server_answers": 0, "client_calls": 0, "stored_requests": 0, "stored_calls": 0, "exported_calls": 0},
+            "every call is stored",
+        ),
         ({"exported_calls": 31}, "no acknowledged span is missing"),
         ({"dropped_calls": 1}, "no acknowledged span is missing"),
         ({"stored_rollouts": 9}, "no acknowledged span is missing"),
@@ -66,7 +81,7 @@ def test_each_count_that_is_off_raises_its_own_alarm(change: dict[str, int], ala
     [
         ({"client_calls": 27}, []),  # the agent of the other three was killed with its machine
         ({"client_calls": 31}, ["every call is stored"]),
-        ({"client_calls": 27, "server_requests": 31}, ["every call is stored"]),
+        ({"client_calls": 27, "server_answers": 31}, ["every call is stored"]),
     ],
 )
 def test_attempts_that_could_not_report_explain_calls_that_no_agent_counted(
@@ -85,8 +100,8 @@ def test_attempts_that_could_not_report_explain_calls_that_no_agent_counted(
         ({"stored_requests": 34}, []),
         ({"stored_requests": 25}, ["every call is stored"]),
         ({"stored_requests": 35}, ["every call is stored"]),
-        ({"stored_requests": 28, "server_requests": 29}, ["every call is stored"]),  # of the others
-        ({"stored_requests": 0, "server_requests": 0, "client_calls": 3}, ["every call is stored"]),
+        ({"stored_requests": 28, "stored_calls": 28, "server_answers": 29}, ["every call is stored"]),  # of the others
+        ({"stored_requests": 0, "server_answers": 0, "client_calls": 3}, ["every call is stored"]),
         ({"exported_calls": 31}, ["no acknowledged span is missing"]),
         ({"dropped_calls": 1}, ["no acknowledged span is missing"]),
         ({"stored_rollouts": 9}, ["no acknowledged span is missing"]),
@@ -96,7 +111,7 @@ def test_attempts_that_could_not_report_explain_calls_that_no_agent_counted(
 def test_a_server_that_ended_explains_a_call_of_each_rollout_in_progress(
     change: dict[str, int], alarms: list[str]
 ) -> None:
-    of_others = {"server_requests": 14, "exported_calls": 14}
+    of_others = {"server_answers": 14, "exported_calls": 14}
     checks = stage_checks(dataclasses.replace(WHOLE, servers_changed=1, **{**of_others, **change}), 4)
     assert failed(checks) == alarms
     assert "1 policy server ended or came back" in checks[0].detail
