@@ -52,7 +52,7 @@ def _loop(chosen: dict[str, Any]) -> tuple[float, float, int]:
             config,
             inputs,
             rollouts={"n": 8, "judge": "", "concurrency": _CONCURRENCY},
-            train={"steps_per_round": 1},
+            train={"rollouts_per_step": 64},
             loop={
                 "target": "benchmarks/support/tailed_agent.py:solve",
                 "tasks_per_round": 16,

@@ -30,8 +30,8 @@ class PolicySettings:
     """Rewards of single calls from signals of the trace; default: that of `[dataset]`."""
     learning_rate: float | None = None
     """Learning rate of AdamW; default: that of `[train]`."""
-    steps_per_round: int | None = None
-    """Optimizer steps per round; default: that of `[train]`."""
+    rollouts_per_step: int | None = None
+    """Rollouts in an optimizer step; default: that of `[train]`."""
     kl_coef: float | None = None
     """Coefficient of the KL divergence to the base model in the loss; default: that of `[train]`."""
     lora_rank: int | None = None

@@ -110,22 +110,28 @@ class TrainSettings:
     adapter.
 
     `metrics.jsonl` and the round's event name the rate that was used."""
-    warmup_rounds: int = 0
-    """Rounds of a run over which the learning rate rises from 0; refused ones do not count."""
-    decay: str = "constant"
-    """Learning rate after that: `constant`, or `linear` or `cosine` decay to a tenth of it at `decay_rounds`, then constant."""
-    decay_rounds: int | None = None
-    """Round of a run at which decay ends; default: none, required by `linear` and `cosine`."""
+    warmup_rounds: int = 1
+    """Rounds of a run over which the learning rate rises from 0; refused ones do not count.
+
+    Without it Adam's first steps move the policy furthest, with the least information."""
     weight_decay: float = 0.0
     """Weight decay of AdamW; norms and biases are excluded."""
-    adam_beta1: float = 0.9
-    """Decay of Adam's mean of gradients per step."""
     adam_beta2: float = 0.999
     """Decay of Adam's mean of squared gradients per step; 0.95 to 0.99 follows gradients of changing size faster."""
-    steps_per_round: int = 4
-    """Optimizer steps per round; rollouts are split among them whole.
+    rollouts_per_step: int = 8
+    """Rollouts in an optimizer step; a round has as many steps as its trained rollouts fill, at least one.
 
-    More steps learn more from a round and move further from its data."""
+    Smaller steps learn more from a round and move further from its data."""
+    passes: int = 1
+    """How often a round's steps are made.
+
+    More passes learn more from each rollout, at the cost of a forward and a backward pass each."""
+    negative_weight: float = 0.3
+    """Factor of negative advantages in the loss: 1 leaves them as they are, 0 trains on positive ones only.
+
+    Pushing tokens away becomes unstable with many steps, long before pulling towards tokens does."""
+    target_kl: float = 0.1
+    """k3 against the ratio's other policy at which a round's steps end; the last one is shortened to reach it; 0: no limit."""
     loss: str = "clip"
     """`clip` (PPO's surrogate with a clipped ratio) or `cispo` (a capped ratio, and every token gives a gradient).
 

@@ -24,7 +24,7 @@ n = 4
 credit = "vine"
 [train]
 model = "model"
-steps_per_round = 1
+rollouts_per_step = 64
 [loop]
 target = "agent.py:solve"
 rounds = 2

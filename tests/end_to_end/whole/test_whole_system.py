@@ -143,7 +143,7 @@ def command(site: Site, *, loop: dict[str, object], rollouts: dict[str, object])
             **rollouts,
         },
         collector={"endpoints": site.endpoints, "stores": site.stores},
-        train={"steps_per_round": 1},
+        train={"rollouts_per_step": 64},
         loop={"tasks_per_round": 2, "eval_tasks": 0, "val_tasks": 2, **loop},
     )
     config.write_text(config.read_text().replace('judge = ""\n', ""))

@@ -132,7 +132,7 @@ def test_the_steps_that_are_owed_are_made_again_with_the_micro_batches_that_they
     for round_ in range(2):
         calls = sample_rollouts(model, rollouts=16, turns=2, seed=round_)
         write_dataset(tmp_path / "dataset", calls, round_=round_)
-    checkpoints, settings = tmp_path / "checkpoints", dataclasses.replace(GENTLE, steps_per_round=1)
+    checkpoints, settings = tmp_path / "checkpoints", dataclasses.replace(GENTLE, rollouts_per_step=64)
     run(dataclasses.replace(settings, micro_batch_tokens=64), rounds=2)
     assert CheckpointMeta.read(checkpoints / "policy-000002").micro_batch_tokens == 64
     (state,) = (checkpoints / "optimizer/policy-000002").glob("part-*")

@@ -84,7 +84,10 @@ def learn(seed: int, model: Path, root: Path) -> tuple[list[float], list[RoundRe
         model=str(model),
         policy_url="none",
         learning_rate=3e-3,
-        steps_per_round=4,
+        rollouts_per_step=16,
+        warmup_rounds=0,
+        negative_weight=1.0,
+        target_kl=0.0,
         seed=seed,
         keep_checkpoints=2,
         max_kl=5.0,  # four steps of a tiny model at this rate go far: about .6 for each token that had an alternative

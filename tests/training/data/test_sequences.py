@@ -88,6 +88,18 @@ def test_a_segment_becomes_one_row_whose_environment_tokens_are_not_trained() ->
     assert row.temperatures.tolist() == [1, 1, 0.5]
 
 
+def test_negative_advantages_are_scaled_and_others_are_not() -> None:
+    calls = [
+        call([1], [2], advantage=-2.0),
+        call([1, 2], [3], position=1, advantage=2.0),
+        call([9], [4], segment=1, advantage=0.0),
+    ]
+    for merge in (True, False):
+        rows = make_sequences(calls, merge=merge, negative_weight=0.25)
+        assert np.concatenate([row.advantages for row in rows]).tolist() == [-0.5, 2.0, 0.0]
+    assert calls[0].advantage == -2.0
+
+
 def test_without_merging_each_call_is_a_row() -> None:
     rows = make_sequences([call([1, 2], [3, 4]), call([1, 2, 3, 4, 9], [5], position=1)], merge=False)
     assert [row.tokens.tolist() for row in rows] == [[1, 2, 3, 4], [1, 2, 3, 4, 9, 5]]

@@ -123,7 +123,7 @@ def test_a_round_writes_each_trained_token_once_and_its_metrics_are_their_sums(
 ) -> None:
     logged = mixed_rollouts(model)
     dataset = write_dataset(tmp_path / "dataset", logged)
-    (result,) = run(dataclasses.replace(FAR, old_policy="logged", steps_per_round=3))
+    (result,) = run(dataclasses.replace(FAR, old_policy="logged", rollouts_per_step=2))
     files = parts(tmp_path / "checkpoints", "policy-000001")
     assert [file.name for file in files] == [part_name(0, 1)]
     assert pq.read_schema(files[0]).names == list(COLUMNS)
@@ -176,7 +176,7 @@ def test_a_round_writes_each_trained_token_once_and_its_metrics_are_their_sums(
 def test_recomputed_log_probabilities_are_written(run: Run, tmp_path: Path, model: Any) -> None:
     logged = sample_rollouts(model, rollouts=3)
     write_dataset(tmp_path / "dataset", logged)
-    run(dataclasses.replace(GENTLE, old_policy="recompute", steps_per_round=1))
+    run(dataclasses.replace(GENTLE, old_policy="recompute", rollouts_per_step=64))
     files = parts(tmp_path / "checkpoints", "policy-000001")
     assert about(files[0])["old_policy"] == "recompute"
     for row, call in zip(rows_of(files), logged, strict=True):

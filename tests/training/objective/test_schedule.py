@@ -35,8 +35,7 @@ def test_the_default_rate_falls_with_the_size_of_the_model_and_is_tenfold_for_an
     ],
 )
 def test_the_rate_rises_over_the_warm_up_and_falls_to_a_tenth(decay: str, rates: list[float]) -> None:
-    settings = TrainSettings(learning_rate=1.0, warmup_rounds=2, decay=decay, decay_rounds=10)
-    schedule = Schedule.of(settings, 1)
+    schedule = Schedule(1.0, 2, decay, 10)
     assert [schedule.at(rounds) for rounds in (0.5, 1, 2, 6, 10, 50)] == pytest.approx(rates)
 
 
@@ -49,13 +48,12 @@ def test_cosine_falls_later_than_linear() -> None:
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"decay": "linear"}, 'train.decay = "linear" needs train.decay_rounds'),
-        ({"decay": "cosine", "decay_rounds": 3, "warmup_rounds": 3}, "decay_rounds = 3 must be greater"),
-        ({"decay_rounds": 3}, "train.decay_rounds = 3 has no effect"),
-        ({"decay": "exponential"}, "train.decay = 'exponential' is not known"),
         ({"warmup_rounds": -1}, "warmup_rounds = -1 must not be less than 0"),
         ({"weight_decay": -0.1}, "weight_decay = -0.1 must not be less than 0"),
         ({"adam_beta2": 1.0}, "adam_beta2 = 1.0 must be at least 0 and less than 1"),
+        ({"passes": 0}, "passes = 0 must be greater than 0"),
+        ({"negative_weight": -0.1}, "negative_weight = -0.1 must not be less than 0"),
+        ({"target_kl": 0.5}, r"target_kl = 0.5 must be less than train.max_kl = 0.5"),
     ],
 )
 def test_a_schedule_that_cannot_be_meant_is_refused(settings: dict[str, Any], reason: str) -> None:
@@ -66,21 +64,21 @@ def test_a_schedule_that_cannot_be_meant_is_refused(settings: dict[str, Any], re
 def test_rates_are_those_of_the_round_after_a_restart_too(run: Run, tmp_path: Path, model: Any) -> None:
     for round_ in range(3):
         write_dataset(tmp_path / "dataset", sample_rollouts(model, rollouts=2, seed=round_), round_=round_)
-    settings = dataclasses.replace(GENTLE, steps_per_round=1, warmup_rounds=2, decay="linear", decay_rounds=4)
+    settings = dataclasses.replace(GENTLE, rollouts_per_step=64, warmup_rounds=3)
     run(settings, rounds=2)
     run(settings, rounds=1)
     lines = (tmp_path / "checkpoints/metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["learning_rate"] for line in lines] == pytest.approx([5e-6, 1e-5, 5.5e-6])
+    assert [json.loads(line)["learning_rate"] for line in lines] == pytest.approx([1e-5 / 3, 2e-5 / 3, 1e-5])
 
 
 def test_the_optimizer_has_the_settings_and_the_default_rate_is_on_record(
     run: Run, make_trainer: Any, tmp_path: Path, model: Any
 ) -> None:
-    trainer = make_trainer(TrainSettings(weight_decay=0.25, adam_beta1=0.8, adam_beta2=0.95))
+    trainer = make_trainer(TrainSettings(weight_decay=0.25, adam_beta2=0.95))
     trainer.create_optimizer()
     groups = trainer.optimizer.param_groups
     assert {group["weight_decay"] for group in groups} == {0.25, 0.0}
-    assert {tuple(group["betas"]) for group in groups} == {(0.8, 0.95)}
+    assert {tuple(group["betas"]) for group in groups} == {(0.9, 0.95)}
     write_dataset(tmp_path / "dataset", sample_rollouts(model, rollouts=2))
-    (result,) = run(TrainSettings(policy_url="none", steps_per_round=1))
+    (result,) = run(TrainSettings(policy_url="none", rollouts_per_step=64))
     assert result.event()["learning_rate"] == 2e-5

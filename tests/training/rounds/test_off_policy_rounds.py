@@ -120,7 +120,7 @@ def test_the_reference_of_the_kl_term_is_the_model_that_the_run_started_from(
     """At the first step the policy is that model: the divergence is 0, and grows in the next round."""
     for round_ in range(2):
         write_dataset(tmp_path / "dataset", sample_rollouts(model, rollouts=4, seed=round_), round_=round_)
-    settings = dataclasses.replace(GENTLE, kl_coef=0.1, steps_per_round=1, learning_rate=1e-4)
+    settings = dataclasses.replace(GENTLE, kl_coef=0.1, rollouts_per_step=64, learning_rate=1e-4)
     first, second = run(settings, rounds=2)
     assert first.record is not None
     assert second.record is not None

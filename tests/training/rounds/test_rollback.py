@@ -107,10 +107,10 @@ def test_after_a_rollback_updates_count_and_not_numbers(
         if result.version == 2:
             roll_back(tmp_path / "checkpoints", 1, PolicyAddress("none"), retry_for_s=1)
 
-    changes: dict[str, Any] = {"decay": "linear", "decay_rounds": 10, "warmup_rounds": 0, "max_staleness": limit}
+    changes: dict[str, Any] = {"warmup_rounds": 10, "max_staleness": limit}
     results = follow(tmp_path, model_dir, 4, after=after, **changes)
     _, second, third, last = records = [result.record for result in results if result.record]
-    schedule = Schedule(GENTLE.learning_rate or 0.0, 0, "linear", 10)
+    schedule = Schedule(GENTLE.learning_rate or 0.0, 10)
     assert [record.learning_rate for record in records] == pytest.approx([schedule.at(n) for n in (1, 2, 2, 3)])
     # Version 3 was trained from version 1: that is one update behind, and the withdrawn version 2 is two updates away.
     assert (last.policy_versions, last.staleness_max, last.stale_calls) == ([1, 3], limit or 2, 2 if limit else 0)

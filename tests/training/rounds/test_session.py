@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors import safe_open
@@ -15,6 +16,7 @@ from tests.support.dataset_files import LoggedCall, logprobs_of, sample_rollouts
 from tests.training.support.sessions import GENTLE, Run, names, same_weights, weights
 from tests.training.support.swap_server import policy_server
 from trainspan_schemas.artifacts.checkpoint import Canary, CheckpointMeta, digest_of_model, read_latest
+from trainspan_schemas.artifacts.trained_tokens import parts
 from trainspan_schemas.config.settings import TrainSettings
 from trainspan_schemas.errors import CheckpointError, ConfigError, DatasetError, UsageError
 from trainspan_training.model.loading import load_model
@@ -225,8 +227,8 @@ def test_weights_that_moved_before_the_divergence_are_put_back(run: Run, tmp_pat
 
 def test_the_figures_of_a_broken_round_are_those_of_its_steps_that_ran(run: Run, tmp_path: Path, model: Any) -> None:
     write_dataset(tmp_path / "dataset", sample_rollouts(model, rollouts=4))
-    (whole,) = run(dataclasses.replace(GENTLE, steps_per_round=2), checkpoints=tmp_path / "whole")
-    (broken,) = run(dataclasses.replace(GENTLE, steps_per_round=2, max_loss=1e-9))
+    (whole,) = run(dataclasses.replace(GENTLE), checkpoints=tmp_path / "whole")
+    (broken,) = run(dataclasses.replace(GENTLE, max_loss=1e-9))
     assert whole.record is not None
     assert broken.record is not None
     assert "max_loss" in (broken.error or "")
@@ -235,10 +237,39 @@ def test_the_figures_of_a_broken_round_are_those_of_its_steps_that_ran(run: Run,
     assert broken.record.tokens_by_step["forwarded"] == whole.record.tokens_by_step["forwarded"][:1]
 
 
+def test_a_round_ends_where_its_policy_has_moved_to_the_target(run: Run, tmp_path: Path, model: Any) -> None:
+    write_dataset(tmp_path / "dataset", sample_rollouts(model, rollouts=8))
+    fast = dataclasses.replace(GENTLE, learning_rate=2e-3, max_kl=1e9, rollouts_per_step=1, passes=2)
+    (free,) = run(fast, checkpoints=tmp_path / "free")
+    (limited,) = run(dataclasses.replace(fast, target_kl=0.02), checkpoints=tmp_path / "limited")
+    assert free.record is not None
+    assert limited.record is not None
+    assert (free.record.steps, free.record.planned_steps) == (16, 16)
+    assert free.record.kl > 0.1
+    assert limited.error is None
+    assert 1 < limited.record.steps < limited.record.planned_steps == 16
+    assert 0.01 < limited.record.kl < 0.04
+    assert limited.record.learning_rate < 2e-3, "the last step is shortened"
+
+
+def test_passes_repeat_the_steps_against_the_policy_that_sampled(run: Run, tmp_path: Path, model: Any) -> None:
+    calls = sample_rollouts(model, rollouts=4)
+    write_dataset(tmp_path / "dataset", calls)
+    (result,) = run(dataclasses.replace(GENTLE, passes=3, learning_rate=1e-4))
+    assert (record := result.record) is not None
+    trained = sum(len(call.completion_ids) for call in calls)
+    assert (record.steps, record.planned_steps, record.rollouts, record.trained_tokens) == (6, 6, 4, 3 * trained)
+    assert record.logp_diff_max < 1e-4, "the first step of the first pass"
+    assert record.ratio_max > 1 + 1e-4
+    tokens = pq.read_table(parts(tmp_path / "checkpoints", "policy-000001"))
+    assert tokens.num_rows == len(calls), "the figures of a token are those of the first pass"
+    assert set(tokens["step"].to_pylist()) == {1, 2}
+
+
 def test_a_last_step_that_diverges_is_noticed_before_anything_is_saved(run: Run, tmp_path: Path, model: Any) -> None:
     """With one step per round, every measurement before it is of the sampling weights."""
     write_dataset(tmp_path / "dataset", sample_rollouts(model, rollouts=4))
-    (result,) = run(dataclasses.replace(GENTLE, learning_rate=0.1, steps_per_round=1))
+    (result,) = run(dataclasses.replace(GENTLE, learning_rate=0.1, rollouts_per_step=64))
     assert result.record is not None
     assert result.record.k3 < 1e-6
     assert "above max_kl" in (result.error or "")
@@ -372,7 +403,7 @@ def test_a_model_that_has_a_version_is_counted_on_from_there(run: Run, tmp_path:
         (TrainSettings(adapter="dora"), "adapter = 'dora' is not known; choose none or lora"),
         (TrainSettings(ratio="row"), "ratio = 'row' is not known; choose token or call"),
         (TrainSettings(max_staleness=-1), "max_staleness = -1 must not be less than 0"),
-        (TrainSettings(steps_per_round=0), "train.steps_per_round = 0 must be greater than 0"),
+        (TrainSettings(rollouts_per_step=0), "train.rollouts_per_step = 0 must be greater than 0"),
         (TrainSettings(policy_url="localhost:8000"), "train.policy_url = 'localhost:8000' is neither"),
         (TrainSettings(loss="cispo", epsilon_high=0.2), "clip the ratio to 0 … 0.2: the range must include 1"),
     ],

@@ -29,6 +29,7 @@ class Sampled:
     logprobs: NDArray[np.float32]
     """(C,) logged when sampled."""
     advantage: float
+    """As in the loss: times `negative_weight` if it is negative."""
     temperature: float
     limits: TokenLimits | None = None
     """Limits on its tokens; None if they were unconstrained."""
@@ -94,21 +95,23 @@ class TokenSequence:
         return np.repeat(np.asarray(values, dtype=np.float64), [len(part.logprobs) for part in self.sampled])
 
 
-def make_sequences(calls: Sequence[Call], *, merge: bool) -> list[TokenSequence]:
+def make_sequences(calls: Sequence[Call], *, merge: bool, negative_weight: float = 1.0) -> list[TokenSequence]:
     """One row per segment, or per call without `merge`; in order of first appearance.
+
+    Negative advantages are multiplied by `negative_weight`.
 
     A call missing from a segment (because it was not trainable) does no harm: its tokens are in the next call's prompt.
     Raises DatasetError if a call's prompt does not continue its segment exactly.
     """
     if not merge:
-        return [_row([call]) for call in calls]
+        return [_row([call], negative_weight) for call in calls]
     segments: dict[tuple[str, int], list[Call]] = {}
     for call in calls:
         segments.setdefault((call.rollout, call.segment), []).append(call)
-    return [_row(sorted(segment, key=lambda call: call.position)) for segment in segments.values()]
+    return [_row(sorted(segment, key=lambda call: call.position), negative_weight) for segment in segments.values()]
 
 
-def _row(calls: Sequence[Call]) -> TokenSequence:
+def _row(calls: Sequence[Call], negative_weight: float) -> TokenSequence:
     tokens: list[NDArray[np.int32]] = []
     sampled: list[Sampled] = []
     known = 0
@@ -122,7 +125,8 @@ def _row(calls: Sequence[Call]) -> TokenSequence:
         start = call.prefix_len + len(call.prompt_ids)
         tokens += [call.prompt_ids[again:], call.completion_ids]
         known = start + len(call.completion_ids)
-        sampled.append(Sampled(call.number, start, call.logprobs.copy(), call.advantage, call.temperature, call.limits))
+        advantage = call.advantage * (negative_weight if call.advantage < 0 else 1.0)
+        sampled.append(Sampled(call.number, start, call.logprobs.copy(), advantage, call.temperature, call.limits))
     return TokenSequence(calls[0].rollout, calls[0].group, np.concatenate(tokens), tuple(sampled))
 
 

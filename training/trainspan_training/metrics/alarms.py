@@ -60,7 +60,7 @@ ALARMS = (
         lambda record: record.clip_low + record.clip_high,
         0.2,
         True,
-        "steps are too large: lower train.learning_rate or train.steps_per_round",
+        "steps are too large: lower train.learning_rate or train.target_kl",
     ),
     Alarm(
         "large_gradient",

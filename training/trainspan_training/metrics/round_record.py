@@ -37,6 +37,9 @@ class RoundRecord:
     """Number of rows after merging."""
     rollouts: int
     steps: int
+    """Optimizer steps that were made, in all passes."""
+    planned_steps: int
+    """Optimizer steps in all passes; `target_kl` or an error ends a round earlier."""
     reward_mean: float
     reward_std: float
     groups: int | None
@@ -49,6 +52,7 @@ class RoundRecord:
     """Mean over the steps, before clipping."""
     grad_norm_max: float
     learning_rate: float
+    """Of the last step that was made."""
     kl: float
     """k3 against the old policy (that of the importance ratio) after the last step, on a sample of that step's rows."""
     k1: float
@@ -77,7 +81,7 @@ class RoundRecord:
     unique_tokens: int
     """Number in the steps' prefix trees: the minimum to forward."""
     tokens_by_step: dict[str, list[int]]
-    """The three figures above for each step."""
+    """The three figures above for each step, in all passes."""
     padding: float
     """Share of padding among the tokens that went through the model."""
     micro_batches: int
@@ -125,25 +129,26 @@ class RoundRecord:
         return self.clip_low + self.clip_high
 
 
-def summarize(
-    steps: "Sequence[Step]", stats: "Sequence[StepStats]", settings: TrainSettings, rate: float
-) -> dict[str, Any]:
-    """The fields derived from the plan (of all processes) and the measurements; of a broken round, its steps that ran."""
+def summarize(steps: "Sequence[Step]", stats: "Sequence[StepStats]", settings: TrainSettings) -> dict[str, Any]:
+    """The fields derived from the plan (of all processes) and the measurements, over the steps that ran, in all passes."""
     from trainspan_training.objective.token_stats import TokenSums
 
-    steps = steps[: len(stats)]
+    planned = len(steps) * settings.passes
+    first_pass = steps[: len(stats)]
+    steps = [steps[index % len(steps)] for index in range(len(stats))]
     total = sum((step.sums for step in stats), TokenSums())
     first = stats[0].sums if stats else TokenSums()
     count = len(stats) or math.nan
     forwarded, padded = sum(step.forwarded for step in steps), sum(step.padded for step in steps)
     return {
-        "sequences": sum(step.rows for step in steps),
-        "rollouts": sum(step.rollouts for step in steps),
-        "steps": len(steps),
+        "sequences": sum(step.rows for step in first_pass),
+        "rollouts": sum(step.rollouts for step in first_pass),
+        "steps": sum(step.rate > 0 for step in stats),
+        "planned_steps": planned,
         "loss": sum(step.loss for step in stats) / count,
         "grad_norm": sum(step.grad_norm for step in stats) / count,
         "grad_norm_max": max((step.grad_norm for step in stats), default=math.nan),
-        "learning_rate": rate,
+        "learning_rate": next((step.rate for step in reversed(stats) if step.rate), math.nan),
         "k1": total.mean("k1"),
         "k3": total.mean("k3"),
         "k3_old": total.mean("k3_old"),

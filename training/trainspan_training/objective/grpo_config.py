@@ -34,7 +34,6 @@ def grpo_config(settings: TrainSettings, output_dir: str) -> GRPOConfig:
         beta=0.0,  # see `grpo_trainer`: TRL's KL term ignores weights
         lr_scheduler_type="constant",  # the rate of each step is set in `training_step`
         weight_decay=settings.weight_decay,
-        adam_beta1=settings.adam_beta1,
         adam_beta2=settings.adam_beta2,
         max_grad_norm=0.0,  # clipped in `training_step`, before the optimizer can see a non-finite gradient
         seed=settings.seed,

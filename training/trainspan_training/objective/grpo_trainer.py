@@ -40,6 +40,7 @@ from trainspan_training.objective.grpo_config import grpo_config
 from trainspan_training.objective.logprobs import Scorer, Scores
 from trainspan_training.objective.schedule import Schedule
 from trainspan_training.objective.token_stats import StepStats, call_means, fault_of
+from trainspan_training.objective.trust_region import TrustRegion
 
 __all__ = ["Recorder", "TransitionGRPOTrainer"]
 
@@ -109,7 +110,9 @@ class TransitionGRPOTrainer(GRPOTrainer):
         self._dtype = torch.float64 if double else torch.float32
         self.schedule = Schedule.of(settings, sum(parameter.numel() for parameter in model.parameters()))
         self.rate = self.schedule.rate
-        """Learning rate of the next step."""
+        """Learning rate of the next step, before `trust` limits it."""
+        self.trust = TrustRegion(0.0)
+        """Limits the rates of a round's steps."""
         self.scorer = Scorer(
             self.accelerator,
             lambda: self.policy,
@@ -139,22 +142,23 @@ class TransitionGRPOTrainer(GRPOTrainer):
         return self._trl_inputs(generation_batch)
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
-        """Runs forward and backward of a whole step and clips the gradient; returns the loss."""
+        """Runs forward and backward of a whole step, clips the gradient, and sets the step's rate; returns the loss."""
         began = time.perf_counter()
-        optimizer: Any = self.optimizer
-        for group in optimizer.param_groups if optimizer else ():
-            group["lr"] = self.rate
         loss = self.accumulate(model, inputs)
         norm: Any = self.accelerator.clip_grad_norm_(model.parameters(), self._limits.max_grad_norm)
         sums = self.scorer.over_team(self._measured)
         if self.recorder:
             self.recorder.end_step()
         mean = float(np.mean(self.team.gather(float(loss))))
-        stats = StepStats(sums, mean, float(whole(norm)), time.perf_counter() - began)
+        rate = self.trust.limit(self.rate, sums.mean("k3_old"))
+        stats = StepStats(sums, mean, float(whole(norm)), rate, time.perf_counter() - began)
         self._stats.append(stats)
         self.failure = fault_of(stats, self._limits, fresh=self.fresh)
-        if self.failure:
+        if self.failure or not rate:
             model.zero_grad(set_to_none=True)  # the optimizer skips parameters without a gradient
+        optimizer: Any = self.optimizer
+        for group in optimizer.param_groups if optimizer else ():
+            group["lr"] = rate
         return loss
 
     def accumulate(self, model: nn.Module, step: Sequence[MicroBatch]) -> Tensor:

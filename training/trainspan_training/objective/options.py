@@ -40,12 +40,12 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "device": ("auto", "cpu", "cuda"),
     "dtype": ("float32", "bfloat16"),
     "forward": ("auto", "padded", "packed", "tree"),
-    "decay": ("constant", "linear", "cosine"),
 }
 
 _POSITIVE = (
     "learning_rate",
-    "steps_per_round",
+    "rollouts_per_step",
+    "passes",
     "max_grad_norm",
     "micro_batch_tokens",
     "max_kl",
@@ -138,24 +138,22 @@ def _check_numbers(settings: TrainSettings) -> None:
     for name in _ABOVE_ONE:
         if (value := getattr(settings, name)) is not None and not value > 1:
             raise ConfigError(f"train.{name} = {value} must be greater than 1")
-    for name in ("kl_coef", "max_staleness", "warmup_rounds", "weight_decay", "token_figures_mib"):
+    for name in (
+        "kl_coef",
+        "max_staleness",
+        "warmup_rounds",
+        "weight_decay",
+        "token_figures_mib",
+        "negative_weight",
+        "target_kl",
+    ):
         if (value := getattr(settings, name)) is not None and not value >= 0:
             raise ConfigError(f"train.{name} = {value} must not be less than 0")
-    for name in ("adam_beta1", "adam_beta2"):
-        if not 0 <= (value := getattr(settings, name)) < 1:
-            raise ConfigError(f"train.{name} = {value} must be at least 0 and less than 1")
-    _check_decay(settings)
-
-
-def _check_decay(settings: TrainSettings) -> None:
-    end = settings.decay_rounds
-    if settings.decay == "constant":
-        return
-    if end is None:
-        raise ConfigError(f'train.decay = "{settings.decay}" needs train.decay_rounds, the round at which it ends')
-    if end <= settings.warmup_rounds:
+    if not 0 <= settings.adam_beta2 < 1:
+        raise ConfigError(f"train.adam_beta2 = {settings.adam_beta2} must be at least 0 and less than 1")
+    if settings.target_kl >= settings.max_kl:
         raise ConfigError(
-            f"train.decay_rounds = {end} must be greater than train.warmup_rounds = {settings.warmup_rounds}"
+            f"train.target_kl = {settings.target_kl:g} must be less than train.max_kl = {settings.max_kl:g}, which ends the round"
         )
 
 
@@ -169,7 +167,6 @@ def _check_idle(settings: TrainSettings) -> None:
             for name in ("correction", "correction_cap", "reject_ratio")
         ),
         ("correction_cap", settings.correction == "none", 'correction = "none" has no cap'),
-        ("decay_rounds", settings.decay == "constant", 'decay = "constant" has no end'),
         *(
             (name, settings.adapter == "none", 'adapter = "none" trains no adapter')
             for name in ("lora_rank", "lora_alpha", "lora_targets")

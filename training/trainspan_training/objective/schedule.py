@@ -1,4 +1,4 @@
-"""The learning rate of each step: a default that fits the model, and warm-up and decay by rounds, or by steps in `sft`.
+"""The learning rate of each step: a default that fits the model, warm-up by rounds, and in `sft` by steps, with decay.
 
 It depends only on the number of updates that led to the policy, so that a restarted trainer resumes at the same point.
 """
@@ -28,12 +28,12 @@ def fitting_rate(parameters: int, *, adapter: bool) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Rises from 0 to `rate` over `warmup` rounds, then falls to a tenth of it until round `end`, and stays there."""
+    """Rises from 0 to `rate` over `warmup` rounds, then falls to a tenth of it until round `end` unless it is constant."""
 
     rate: float
     warmup: float
-    decay: str
-    end: int
+    decay: str = "constant"
+    end: int = 0
 
     @classmethod
     def of(cls, settings: TrainSettings, parameters: int) -> "Schedule":
@@ -41,7 +41,7 @@ class Schedule:
         rate = settings.learning_rate
         if rate is None:
             rate = fitting_rate(parameters, adapter=settings.adapter == "lora")
-        return cls(rate, settings.warmup_rounds, settings.decay, settings.decay_rounds or 0)
+        return cls(rate, settings.warmup_rounds)
 
     def at(self, rounds: float) -> float:
         """The rate of a step that ends this number of rounds after version 0."""

@@ -111,6 +111,8 @@ class StepStats:
     loss: float
     grad_norm: float
     """Before clipping."""
+    rate: float
+    """Learning rate; 0 if the step was only measured, because the round had reached `target_kl`."""
     seconds: float
     """Time of forward and backward passes and clipping."""
 

@@ -115,10 +115,12 @@ class RoundReading:
 
     def _plan(self, config: Any, layout: BatchLayout, rule: Rule) -> Outline:
         settings, calls = self._settings, self._calls
-        self._rows = make_sequences(calls, merge=settings.merge)
+        self._rows = self._sequences(calls)
         _check(self._rows, int(config.vocab_size), context_of(config), layout.longest)
         rng = np.random.default_rng([settings.seed, int(self._dataset.sha256[:16], 16)])
-        steps = plan_steps(self._rows, calls, steps=settings.steps_per_round, rule=rule, layout=layout, rng=rng)
+        rollouts = len({row.rollout for row in self._rows})
+        count = max(1, round(rollouts / settings.rollouts_per_step))
+        steps = plan_steps(self._rows, calls, steps=count, rule=rule, layout=layout, rng=rng)
         known = {version for call in calls for version, _ in call.tokens_by_version() if version is not None}
         replay, self._calls, self._replay = self._replay, [], Replay()
         return Outline(
@@ -149,7 +151,11 @@ class RoundReading:
                 f"({', '.join(replay.reasons)}): install the same packages for every process"
             )
         calls, _ = read_calls(self._dataset, whole=not self._settings.merge, only=numbers, limited=replay.limited)
-        return make_sequences(calls, merge=self._settings.merge)
+        return self._sequences(calls)
+
+    def _sequences(self, calls: Sequence[Call]) -> list[TokenSequence]:
+        settings = self._settings
+        return make_sequences(calls, merge=settings.merge, negative_weight=settings.negative_weight)
 
 
 def _check(rows: Sequence[TokenSequence], vocabulary: int, context: int, longest: int) -> None:

@@ -34,8 +34,6 @@ class Trained:
     """Number of trained tokens, of all processes, without figures of their own."""
     failure: str | None
     """Why the round is discarded, if it is."""
-    rate: float
-    """Learning rate of the last step."""
     micro_batch_tokens: int
     trainer_dtype: str
     server_dtype: str | None
@@ -46,7 +44,7 @@ class Trained:
         """The record, without alarms."""
         parent, outline, off = self.parent, self.outline, self.prepared.off_policy
         staleness, first = outline.staleness, self.stats[0].sums if self.stats else TokenSums()
-        summary = summarize(outline.steps, self.stats, settings, self.rate)
+        summary = summarize(outline.steps, self.stats, settings)
         return RoundRecord(
             round=self.dataset.round,
             version=parent.version if self.failure else parent.version + 1,

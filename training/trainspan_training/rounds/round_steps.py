@@ -19,6 +19,7 @@ from trainspan_training.metrics.token_files import TokenFile
 from trainspan_training.metrics.token_recorder import BYTES, TokenRecorder
 from trainspan_training.model.starting_policy import Policy
 from trainspan_training.objective.grpo_trainer import TransitionGRPOTrainer
+from trainspan_training.objective.trust_region import TrustRegion
 from trainspan_training.rounds.old_policy import Prepared, Staleness, against_old, with_reference
 from trainspan_training.rounds.reading import Outline, RoundReading
 
@@ -69,13 +70,20 @@ class RoundSteps:
         return against_old(self._trainer, steps, self._settings, staleness, server_dtype)
 
     def make(self, prepared: Prepared, rounds: int) -> Iterator[list[MicroBatch]]:
-        """Yields the optimizer steps after so many `rounds` until one fails."""
-        trainer, count = self._trainer, len(prepared.steps)
-        trainer.recorder = self._recorder = self._new_recorder(count)
-        for index, step in enumerate(prepared.steps, start=1):
-            trainer.rate = trainer.schedule.at(rounds + index / count)
-            yield list(step.micro_batches)
-            if trainer.failure:
+        """Yields the optimizer steps after so many `rounds` until one fails or the policy has moved to `target_kl`.
+
+        The figures of tokens are those of the first pass.
+        """
+        trainer, steps = self._trainer, prepared.steps
+        count = len(steps) * self._settings.passes
+        trainer.recorder = self._recorder = self._new_recorder(len(steps))
+        trainer.trust = TrustRegion(self._settings.target_kl)
+        for index in range(count):
+            if index == len(steps):
+                trainer.recorder = None
+            trainer.rate = trainer.schedule.at(rounds + (index + 1) / count)
+            yield list(steps[index % len(steps)].micro_batches)
+            if trainer.failure or trainer.trust.reached:
                 break
 
     def _new_recorder(self, steps: int) -> TokenRecorder | None:

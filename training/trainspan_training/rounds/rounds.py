@@ -267,7 +267,6 @@ class Rounds:
             moved=self._moved(outline, lineage),
             unrecorded_tokens=self._steps.unrecorded_tokens,
             failure=failure,
-            rate=self.trainer.rate,
             micro_batch_tokens=self._layout.tokens,
             trainer_dtype=self.trainer.dtype,
             server_dtype=self._server_dtype,

@@ -65,7 +65,7 @@ def live_loop(
         make_tiny_model(tmp_path / "model")
         settings: dict[str, dict[str, object]] = {
             "rollouts": {"tasks": str(tasks)} if tasks else {},
-            "train": {"model": str(tmp_path / "model"), "learning_rate": 5e-4, "steps_per_round": 2},
+            "train": {"model": str(tmp_path / "model"), "learning_rate": 5e-4, "rollouts_per_step": 4},
             "loop": {"live_rewards": 64, "live_wait_s": 60.0, **loop},
         }
         lines = [

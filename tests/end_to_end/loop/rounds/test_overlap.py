@@ -38,7 +38,7 @@ def prepare(tmp_path: Path, **loop: object) -> tuple[Place, dict[str, str], list
         config,
         inputs,
         rollouts={"n": 4, "judge": ""},
-        train={"weights": "tests/end_to_end/loop/rounds/slow_weights.py:token_mean", "steps_per_round": 1},
+        train={"weights": "tests/end_to_end/loop/rounds/slow_weights.py:token_mean", "rollouts_per_step": 64},
         loop={"target": "tests/end_to_end/loop/rounds/fickle_agent.py:solve_slowly", **chosen},
     )
     config.write_text(config.read_text().replace('judge = ""\n', ""))

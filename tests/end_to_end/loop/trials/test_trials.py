@@ -40,7 +40,7 @@ def prepare(
         config,
         inputs,
         rollouts={"n": 4, "judge": ""},
-        train={"steps_per_round": 1},
+        train={"rollouts_per_step": 64},
         loop={
             "target": "tests/end_to_end/loop/trials/planned_agent.py:solve",
             "trial_tasks": str(inputs / "trial.jsonl"),

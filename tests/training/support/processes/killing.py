@@ -26,6 +26,7 @@ from trainspan_training.session import TrainJob, train
 
 DATASETS = 4
 STEPS = 2
+"""One step of all four rollouts, made twice."""
 _OPERATIONS = {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "shutil.copyfile"}
 
 
@@ -36,7 +37,9 @@ def main(model: Path, datasets: Path, out: Path, moments: int) -> None:
         opened = Checkpoints(checkpoints)  # recovers from the kill, as the trainer will
         done = len({entry.dataset for entry in opened.ledger.entries})
         opened.close()
-        settings = TrainSettings(model=str(model), policy_url="none", learning_rate=1e-4, steps_per_round=STEPS)
+        settings = TrainSettings(
+            model=str(model), policy_url="none", learning_rate=1e-4, rollouts_per_step=4, passes=STEPS
+        )
         return TrainJob(settings, datasets, checkpoints, follow=True, rounds=DATASETS - done)
 
     def go(checkpoints: Path, moment: int | None) -> int:

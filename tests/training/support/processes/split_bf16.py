@@ -35,7 +35,7 @@ def measured(model_dir: Path, logged: list[LoggedCall], out: Path, team: Any) ->
     from trainspan_training.model.loading import load_model, load_tokenizer
     from trainspan_training.objective.grpo_trainer import TransitionGRPOTrainer
 
-    settings = TrainSettings(learning_rate=1e-5, steps_per_round=1, old_policy="logged", dtype="bfloat16")
+    settings = TrainSettings(learning_rate=1e-5, rollouts_per_step=64, old_policy="logged", dtype="bfloat16")
     step = one_step(logged, settings, merge=True, mode="padded", tokens=200, rank=team.rank, processes=team.size)
     model = load_model(model_dir)
     computed: set[str] = set()

@@ -1,0 +1,73 @@
+"""The test whether rewards depend on what was sampled."""
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from trainspan_training.metrics.signal import RolloutGradients, evidence, signal_of
+
+GROUPS, SIZE, TOKENS, WIDTH = 4, 8, 5, 12
+
+
+def rollouts(rng: np.random.Generator, *, informative: bool) -> tuple[NDArray[np.float64], list[float], list[str]]:
+    """Rollouts of which half sample tokens of one kind; only if `informative` are these the ones with a reward."""
+    wanted = rng.normal(size=WIDTH)
+    names = [f"g{group}" for group in range(GROUPS) for _ in range(SIZE)]
+    labels = np.tile([1.0] * (SIZE // 2) + [-1.0] * (SIZE // 2), GROUPS)
+    kinds = labels if informative else rng.permuted(labels.reshape(GROUPS, SIZE), axis=1).ravel()
+    owner = np.repeat(np.arange(len(names)), TOKENS)
+    gradients = kinds[owner, None] * wanted * 0.5 + rng.normal(size=(len(owner), WIDTH))
+    hidden = 1 + 0.3 * rng.normal(size=(len(owner), WIDTH))
+    sample = RolloutGradients(owner, hidden.astype(np.float32), gradients.astype(np.float32))
+    return sample.kernel(), labels.tolist(), names
+
+
+def test_the_kernel_is_the_mean_over_pairs_of_tokens() -> None:
+    """Rollout 0 has tokens (g 1, h 1) and (g 3, h 2), rollout 1 has (g 2, h 5)."""
+    sample = RolloutGradients(
+        np.array([0, 0, 1]), np.array([[1], [2], [5]], np.float32), np.array([[1], [3], [2]], np.float32)
+    )
+    # K_01 = (1·2·1·5 + 3·2·2·5) / 2 = 35; K_00 = (1 + 2·3·2 + 9·4) / 4 = 12.25; K_11 = 4·25.
+    assert sample.kernel().tolist() == [[12.25, 35], [35, 100]]
+
+
+def test_rewards_of_what_was_sampled_are_told_from_a_coin() -> None:
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        signal = signal_of(*rollouts(rng, informative=True), rng)
+        assert signal is not None
+        assert signal.within > 5
+        assert signal.between > 5
+        assert signal.p < 0.003
+
+
+def test_a_coin_is_no_evidence_at_the_stated_rate() -> None:
+    """p is at most .05 in at most 5 % of rounds, as it must be, though it tests twice."""
+    ps, zs = [], []
+    for seed in range(150):
+        rng = np.random.default_rng(seed)
+        signal = signal_of(*rollouts(rng, informative=False), rng)
+        assert signal is not None
+        ps.append(signal.p)
+        zs.append(signal.z)
+    assert np.mean(np.array(ps) <= 0.05) < 0.1
+    assert abs(np.mean(zs)) < 0.2
+    assert 0.8 < np.std(zs) < 1.2
+
+
+def test_groups_without_a_difference_cannot_be_tested() -> None:
+    rng = np.random.default_rng(0)
+    assert signal_of(np.eye(4), [0.0] * 4, ["a", "a", "b", "b"], rng) is None
+    assert signal_of(np.eye(2), [1.0, -1.0], ["a", "b"], rng) is None
+    pair = signal_of(np.array([[1.0, 0.5], [0.5, 1.0]]), [1.0, -1.0], ["a", "a"], rng)
+    assert pair is not None
+    assert (pair.within, pair.between, pair.p) == (0.0, 0.0, 1.0), "two rollouts have one product in either order"
+
+
+def test_evidence_adds_up_over_rounds_and_newer_ones_count_more() -> None:
+    assert evidence([]) == 0.0
+    assert evidence([2.0]) == pytest.approx(2.0)
+    assert evidence([2.0, 2.0, 2.0]) > 3.0
+    assert evidence([0.0, 2.0]) > evidence([2.0, 0.0])
+    # (2·.8 + 1) / √(.64 + 1)
+    assert evidence([2.0, 1.0]) == pytest.approx(2.6 / 1.64**0.5)

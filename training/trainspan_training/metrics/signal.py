@@ -1,0 +1,101 @@
+"""Do a round's rewards depend on what was sampled? A test on the gradients of its rollouts.
+
+The gradient of log π(y_t) by the output head's weights is an outer product with the last hidden state h_t. Its other
+factor, onehot(y_t) − π, is seen through the head: g_t, the gradient by h_t. So ⟨g_t, g_s⟩⟨h_t, h_s⟩ compares what two
+tokens teach, without a backward pass, and
+
+    K_ij = mean over the tokens t of rollout i and s of rollout j of ⟨g_t, g_s⟩⟨h_t, h_s⟩.
+
+If rewards say something about the tokens, rollouts with advantages of one sign teach the same: Σ A_i A_j K_ij is large,
+both over pairs within a group and over pairs of different groups. If they say nothing, the advantages within a group
+can be exchanged, so permuting them there gives the exact null distribution of both sums.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["RolloutGradients", "Signal", "evidence", "signal_of"]
+
+PERMUTATIONS = 999
+_MEMORY = 0.8
+"""How much a round's evidence counts in the next round."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutGradients:
+    """N tokens of R rollouts, at most a sample of each."""
+
+    rollouts: NDArray[np.int64]
+    """(N,) rollout of each token, from 0 to R − 1."""
+    hidden: NDArray[np.float32]
+    """(N, H) last hidden states."""
+    gradients: NDArray[np.float32]
+    """(N, H) gradients of the tokens' log-probabilities by them."""
+
+    def kernel(self) -> NDArray[np.float64]:
+        """K (R, R)."""
+        together = (self.gradients @ self.gradients.T) * (self.hidden @ self.hidden.T)
+        counts_R = np.bincount(self.rollouts)
+        mean_RN = np.zeros((len(counts_R), len(self.rollouts)), dtype=np.float32)
+        mean_RN[self.rollouts, np.arange(len(self.rollouts))] = 1 / counts_R[self.rollouts]
+        kernel: NDArray[np.float64] = (mean_RN @ together @ mean_RN.T).astype(np.float64)
+        return kernel
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """The outcome of the test."""
+
+    within: float
+    """Standard deviations of the sum over pairs within groups above its mean under permutation."""
+    between: float
+    """The same over pairs of different groups; 0 if there is one group."""
+    p: float
+    """Of the smaller of the two one-sided p values, among its values under the same permutations (min-p)."""
+
+    @property
+    def z(self) -> float:
+        """p as a normal score, at most 2.9 with 999 permutations: N(0, 1) if rewards are independent of the tokens."""
+        return NormalDist().inv_cdf(1 - min(self.p, 0.999))
+
+
+def signal_of(
+    kernel: NDArray[np.float64], advantages: Sequence[float], groups: Sequence[str], rng: np.random.Generator
+) -> Signal | None:
+    """Tests R rollouts with their `kernel` (R, R), `advantages` (R,) and `groups` (R,).
+
+    Returns None if no group has two rollouts with different advantages.
+    """
+    members = [np.flatnonzero(np.asarray(groups) == group) for group in dict.fromkeys(groups)]
+    actual_R = np.asarray(advantages, dtype=np.float64)
+    if not any(np.ptp(actual_R[rows]) > 0 for rows in members):
+        return None
+    labels_PR = np.tile(actual_R, (PERMUTATIONS + 1, 1))
+    for rows in members:
+        labels_PR[1:, rows] = rng.permuted(labels_PR[1:, rows], axis=1)
+    same = np.asarray(groups)[:, None] == np.asarray(groups)[None]
+    other_rollout = ~np.eye(len(actual_R), dtype=bool)
+    tests = [_test(labels_PR, np.where(pairs, kernel, 0.0)) for pairs in (same & other_rollout, ~same)]
+    (within, p_within_P), (between, p_between_P) = tests
+    smaller_P = np.minimum(p_within_P, p_between_P)
+    return Signal(within, between, float((smaller_P <= smaller_P[0]).mean()))
+
+
+def _test(labels_PR: NDArray[np.float64], kernel: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+    """z of the first labels' quadratic form, and the one-sided p (P,) of each labels' form among all of them."""
+    sums_P = np.einsum("pi,pi->p", labels_PR @ kernel, labels_PR)
+    spread = float(sums_P[1:].std())
+    if spread <= 1e-9 * float(np.abs(sums_P).max(initial=0.0)):
+        return 0.0, np.ones(len(sums_P))
+    below_P = np.searchsorted(np.sort(sums_P), sums_P - 1e-9 * spread)
+    return float((sums_P[0] - sums_P[1:].mean()) / spread), 1 - below_P / len(sums_P)
+
+
+def evidence(scores: Sequence[float]) -> float:
+    """The z of all rounds so far, the newest last and counting most: N(0, 1) if rewards are independent of the tokens."""
+    weights = _MEMORY ** np.arange(len(scores))[::-1]
+    return float(weights @ np.asarray(scores) / np.sqrt((weights**2).sum())) if len(scores) else 0.0
