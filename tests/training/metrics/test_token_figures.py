@@ -32,7 +32,7 @@ from trainspan_training.objective.token_stats import clip_sides
 
 pytestmark = pytest.mark.usefixtures("home")
 
-FAR = dataclasses.replace(GENTLE, max_kl=1e9, max_ratio=1e9)
+FAR = dataclasses.replace(GENTLE, max_kl=1e9, max_ratio=1e9, rollouts_per_step=3)
 """Admits data of another policy, with ratios beyond the clip."""
 
 
@@ -123,7 +123,7 @@ def test_a_round_writes_each_trained_token_once_and_its_metrics_are_their_sums(
 ) -> None:
     logged = mixed_rollouts(model)
     dataset = write_dataset(tmp_path / "dataset", logged)
-    (result,) = run(dataclasses.replace(FAR, old_policy="logged", rollouts_per_step=2))
+    (result,) = run(dataclasses.replace(FAR, old_policy="logged"))
     files = parts(tmp_path / "checkpoints", "policy-000001")
     assert [file.name for file in files] == [part_name(0, 1)]
     assert pq.read_schema(files[0]).names == list(COLUMNS)
@@ -188,7 +188,7 @@ def test_a_limit_keeps_whole_calls_of_every_step_and_counts_the_rest(run: Run, t
     logged = sample_rollouts(model, rollouts=12)
     write_dataset(tmp_path / "dataset", logged)
     most = sum(len(call.completion_ids) for call in logged) // 3
-    (result,) = run(dataclasses.replace(GENTLE, token_figures_mib=most * BYTES / 2**20))
+    (result,) = run(dataclasses.replace(GENTLE, rollouts_per_step=3, token_figures_mib=most * BYTES / 2**20))
     files = parts(tmp_path / "checkpoints", "policy-000001")
     rows, said = rows_of(files), about(files[0])
     assert {row["step"] for row in rows} == {1, 2, 3, 4}

@@ -239,7 +239,7 @@ def test_the_figures_of_a_broken_round_are_those_of_its_steps_that_ran(run: Run,
 
 def test_a_round_ends_where_its_policy_has_moved_to_the_target(run: Run, tmp_path: Path, model: Any) -> None:
     write_dataset(tmp_path / "dataset", sample_rollouts(model, rollouts=8))
-    fast = dataclasses.replace(GENTLE, learning_rate=2e-3, max_kl=1e9, rollouts_per_step=1, passes=2)
+    fast = dataclasses.replace(GENTLE, learning_rate=4e-4, max_kl=1e9, rollouts_per_step=1, passes=2)
     (free,) = run(fast, checkpoints=tmp_path / "free")
     (limited,) = run(dataclasses.replace(fast, target_kl=0.02), checkpoints=tmp_path / "limited")
     assert free.record is not None
@@ -249,7 +249,7 @@ def test_a_round_ends_where_its_policy_has_moved_to_the_target(run: Run, tmp_pat
     assert limited.error is None
     assert 1 < limited.record.steps < limited.record.planned_steps == 16
     assert 0.01 < limited.record.kl < 0.04
-    assert limited.record.learning_rate < 2e-3, "the last step is shortened"
+    assert limited.record.learning_rate < 4e-4, "the last step is shortened"
 
 
 def test_passes_repeat_the_steps_against_the_policy_that_sampled(run: Run, tmp_path: Path, model: Any) -> None:

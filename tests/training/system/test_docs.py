@@ -27,7 +27,7 @@ def table(page: str, head: str) -> list[list[str]]:
 def test_every_figure_of_a_round_is_documented() -> None:
     names = {name for cells in table(TRAINING, "name | meaning") for name in re.findall(r"`(\w+)`", cells[0])}
     identity = {"round", "version", "checkpoint", "dataset", "error", "learning_rate", "alarms"}
-    counts = {"rows", "rollouts", "steps", "policy_versions"}
+    counts = {"rows", "rollouts", "policy_versions"}
     assert names == {field.name for field in fields(RoundRecord)} - identity - counts
 
 

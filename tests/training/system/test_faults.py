@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from tests.support.dataset_files import LoggedCall, sample_rollouts, write_dataset
+from tests.training.support.sessions import GENTLE
 from trainspan_cli.loop.checks.integrity import training_checks
-from trainspan_schemas.config.settings import TrainSettings
 from trainspan_training.model.loading import load_model
 from trainspan_training.rounds.result import RoundResult
 from trainspan_training.session import TrainJob, train
@@ -42,7 +42,7 @@ def dtype(request: pytest.FixtureRequest) -> str:
 def second_round(tmp_path: Path, model: Any, model_dir: Path, monkeypatch: pytest.MonkeyPatch, dtype: str) -> Any:
     """Trains a first round, then one on calls labeled version 1; returns the panel's verdicts on the second."""
     monkeypatch.setenv("TRAINSPAN_HOME", str(tmp_path / "home"))
-    settings = TrainSettings(model=str(model_dir), policy_url="none", learning_rate=1e-3, dtype=dtype)
+    settings = dataclasses.replace(GENTLE, model=str(model_dir), learning_rate=1e-3, dtype=dtype)
 
     def run() -> RoundResult:
         results: list[RoundResult] = []
