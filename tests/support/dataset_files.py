@@ -27,6 +27,8 @@ class LoggedCall:
     prefix_len: int = 0
     temperature: float = 1.0
     policy_version: int = 0
+    group_id: str | None = None
+    """None: a group of its own."""
     policy_version_spans: str | None = None
     attempt: int = 0
     reward: float = 0.0
@@ -109,7 +111,7 @@ def _row(call: LoggedCall, round_: int, run_id: str) -> dict[str, Any]:
     return row | {
         "round": round_,
         "run_id": run_id,
-        "group_id": call.rollout_id,
+        "group_id": call.group_id or call.rollout_id,
         "task_id": "task",
         "agent": "agent",
         "policy_name": "policy",

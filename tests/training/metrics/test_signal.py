@@ -1,10 +1,13 @@
 """The test whether rewards depend on what was sampled."""
 
+import math
+from statistics import NormalDist
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from trainspan_training.metrics.signal import RolloutGradients, evidence, signal_of
+from trainspan_training.metrics.signal import NO_SIGNAL, RolloutGradients, Signal, evidence, signal_of
 
 GROUPS, SIZE, TOKENS, WIDTH = 4, 8, 5, 12
 
@@ -65,9 +68,10 @@ def test_groups_without_a_difference_cannot_be_tested() -> None:
 
 
 def test_evidence_adds_up_over_rounds_and_newer_ones_count_more() -> None:
-    assert evidence([]) == 0.0
-    assert evidence([2.0]) == pytest.approx(2.0)
-    assert evidence([2.0, 2.0, 2.0]) > 3.0
-    assert evidence([0.0, 2.0]) > evidence([2.0, 0.0])
-    # (2·.8 + 1) / √(.64 + 1)
-    assert evidence([2.0, 1.0]) == pytest.approx(2.6 / 1.64**0.5)
+    two, none = Signal(0, 0, NormalDist().cdf(-2)), Signal(0, 0, 0.5)
+    assert math.isnan(evidence([NO_SIGNAL]))
+    assert evidence([two, NO_SIGNAL]) == pytest.approx(2.0)
+    # (2·.8 + 0) / √(.64 + 1), and the other way round
+    assert evidence([two, none]) == pytest.approx(1.6 / 1.64**0.5)
+    assert evidence([none, two]) == pytest.approx(2 / 1.64**0.5)
+    assert evidence([two, two, two]) > 3.0

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from tests.training.support.memory_use import peak
 from trainspan_training.objective.head import CHUNK, Traced, head_scores
-from trainspan_training.objective.logprobs import Scores, score
+from trainspan_training.objective.logprobs import Probe, Scores, score
 
 VOCABULARY = 151_936
 
@@ -98,6 +98,41 @@ def test_chunks_give_scores_and_gradients_of_the_whole(name: str, adapter: bool)
         assert float((gradients[parameter] - value).abs().max()) < 1e-5 * scale, parameter
     with torch.no_grad():
         assert torch.equal(score(model, model, *problem(), chunk=5 * 97).logprobs, chunked.logprobs.detach())
+
+
+@pytest.mark.parametrize("name", ["plain", "tied", "scaled", "capped"])
+def test_a_probe_gets_the_gradient_of_each_log_probability_by_its_hidden_state(name: str) -> None:
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(architectures()[name]).eval()
+    tokens, predicting, targets, temperatures = problem()
+    some, received = torch.tensor([4, 0, 17]), []
+    with torch.no_grad():
+        score(
+            model,
+            model,
+            tokens,
+            predicting,
+            targets,
+            temperatures,
+            chunk=200,
+            probe=Probe(some, lambda *got: received.append(got)),
+        )
+    hidden, gradients = received[0]
+    states = model.model(input_ids=tokens).last_hidden_state.flatten(0, 1)
+    expected = []
+    for index in some.tolist():
+        state = states[predicting[index]].detach().requires_grad_()
+        logits = model.lm_head(state)
+        if name == "scaled":
+            logits = logits * model.config.logit_scale
+        if name == "capped":
+            logits = 2 * torch.tanh(logits / 2)
+        torch.log_softmax(logits / temperatures[index], dim=0)[targets[index]].backward()
+        expected.append(state.grad)
+    torch.testing.assert_close(hidden, states[predicting[some]].detach())
+    torch.testing.assert_close(gradients, torch.stack(expected))
 
 
 def test_chunks_in_bfloat16_are_added_up_in_float32() -> None:

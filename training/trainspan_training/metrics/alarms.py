@@ -1,5 +1,6 @@
 """Alarms on a round's figures: each has a name, a threshold and advice; none of them ends the round."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -8,6 +9,10 @@ if TYPE_CHECKING:
     from trainspan_training.metrics.round_record import RoundRecord
 
 __all__ = ["ALARMS", "Alarm", "raised"]
+
+
+SIGNAL_ROUNDS = 4
+"""Rounds after which missing evidence that rewards depend on the answers is an alarm."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +59,13 @@ ALARMS = (
         4.0,
         True,
         "rollouts are many versions old: train more often, or set train.max_staleness",
+    ),
+    Alarm(
+        "no_signal",
+        lambda record: record.signal_z if record.signal_rounds >= SIGNAL_ROUNDS else math.nan,
+        2.5,
+        False,
+        "rewards look independent of the answers: is the judge looking at them?",
     ),
     Alarm(
         "much_clipping",

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 from trainspan_schemas.artifacts.agreement import Agreement
 from trainspan_schemas.config.settings import TrainSettings
 from trainspan_schemas.durable import append_line
+from trainspan_training.metrics.signal import Signal
 
 if TYPE_CHECKING:
     from trainspan_training.data.steps import Step
     from trainspan_training.objective.token_stats import StepStats
 
-__all__ = ["METRICS_FILE", "RoundRecord", "append", "has", "read", "summarize"]
+__all__ = ["METRICS_FILE", "RoundRecord", "append", "has", "read", "signals", "summarize"]
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -55,6 +56,16 @@ class RoundRecord:
     """Of the last step that was made."""
     kl: float
     """k3 against the old policy (that of the importance ratio) after the last step, on a sample of that step's rows."""
+    signal_within: float
+    """z of the test whether rewards depend on what was sampled, over pairs of rollouts of a group; see `signal`."""
+    signal_between: float
+    """The same over pairs of different groups."""
+    signal_p: float
+    """p of both; NaN if no group had different advantages."""
+    signal_z: float
+    """The evidence of all rounds so far, in standard deviations."""
+    signal_rounds: int
+    """Number of these rounds that could be tested."""
     k1: float
     """k1 against the sampling policy, as forwarded during the round: each token under its step's weights."""
     k3: float
@@ -190,6 +201,13 @@ def read(checkpoints: Path) -> list[dict[str, Any]]:
         except json.JSONDecodeError:
             continue
     return records
+
+
+def signals(checkpoints: Path) -> list[Signal]:
+    """The tests for a signal in the rounds so far, without those that failed."""
+    fields = ("signal_within", "signal_between", "signal_p")
+    lines = [line for line in read(checkpoints) if line.get("signal_p") is not None and not line.get("error")]
+    return [Signal(*(float(line[name]) for name in fields)) for line in lines]
 
 
 def has(checkpoints: Path, name: str) -> bool:

@@ -11,18 +11,45 @@ both over pairs within a group and over pairs of different groups. If they say n
 can be exchanged, so permuting them there gives the exact null distribution of both sums.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import NormalDist
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["RolloutGradients", "Signal", "evidence", "signal_of"]
+if TYPE_CHECKING:
+    from trainspan_training.data.dataset import Call
+
+__all__ = ["NO_SIGNAL", "RolloutGradients", "RolloutLabels", "Signal", "evidence", "signal_of"]
 
 PERMUTATIONS = 999
 _MEMORY = 0.8
 """How much a round's evidence counts in the next round."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutLabels:
+    """The R rollouts of a round, and which calls are theirs."""
+
+    groups: tuple[str, ...] = ()
+    """(R,)"""
+    advantages: tuple[float, ...] = ()
+    """(R,) mean over the rollout's trained tokens."""
+    of_call: Mapping[int, int] = field(default_factory=dict)
+    """Index of a call in the dataset → rollout, from 0 to R − 1."""
+
+    @classmethod
+    def of(cls, calls: "Sequence[Call]") -> "RolloutLabels":
+        rollouts = {name: index for index, name in enumerate(dict.fromkeys(call.rollout for call in calls))}
+        of_call = {call.number: rollouts[call.rollout] for call in calls}
+        owner, tokens = [of_call[call.number] for call in calls], [len(call.completion_ids) for call in calls]
+        sums = np.bincount(owner, [call.advantage * count for call, count in zip(calls, tokens, strict=True)])
+        groups = {rollouts[call.rollout]: call.group for call in calls}
+        means = sums / np.bincount(owner, tokens) if calls else sums
+        return cls(tuple(groups[index] for index in range(len(groups))), tuple(means.tolist()), of_call)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +85,11 @@ class Signal:
     """Of the smaller of the two one-sided p values, among its values under the same permutations (min-p)."""
 
     @property
+    def tested(self) -> bool:
+        """Whether there was a group with different advantages."""
+        return not math.isnan(self.p)
+
+    @property
     def z(self) -> float:
         """p as a normal score, at most 2.9 with 999 permutations: N(0, 1) if rewards are independent of the tokens."""
         return NormalDist().inv_cdf(1 - min(self.p, 0.999))
@@ -85,6 +117,10 @@ def signal_of(
     return Signal(within, between, float((smaller_P <= smaller_P[0]).mean()))
 
 
+NO_SIGNAL = Signal(math.nan, math.nan, math.nan)
+"""Of a round that cannot be tested."""
+
+
 def _test(labels_PR: NDArray[np.float64], kernel: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
     """z of the first labels' quadratic form, and the one-sided p (P,) of each labels' form among all of them."""
     sums_P = np.einsum("pi,pi->p", labels_PR @ kernel, labels_PR)
@@ -95,7 +131,11 @@ def _test(labels_PR: NDArray[np.float64], kernel: NDArray[np.float64]) -> tuple[
     return float((sums_P[0] - sums_P[1:].mean()) / spread), 1 - below_P / len(sums_P)
 
 
-def evidence(scores: Sequence[float]) -> float:
-    """The z of all rounds so far, the newest last and counting most: N(0, 1) if rewards are independent of the tokens."""
+def evidence(signals: Sequence[Signal]) -> float:
+    """The z of all rounds that were tested, the newest last and counting most; NaN if none was.
+
+    It is N(0, 1) if rewards are independent of the tokens.
+    """
+    scores = np.array([signal.z for signal in signals if signal.tested])
     weights = _MEMORY ** np.arange(len(scores))[::-1]
-    return float(weights @ np.asarray(scores) / np.sqrt((weights**2).sum())) if len(scores) else 0.0
+    return float(weights @ scores / np.sqrt((weights**2).sum())) if len(scores) else math.nan

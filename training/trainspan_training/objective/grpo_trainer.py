@@ -37,14 +37,21 @@ from trainspan_training.data.micro_batches import MicroBatch
 from trainspan_training.devices.sharding import admit_cpu, compute_in_bf16, whole
 from trainspan_training.devices.team import Team
 from trainspan_training.objective.grpo_config import grpo_config
-from trainspan_training.objective.logprobs import Scorer, Scores
+from trainspan_training.objective.logprobs import Probe, Scorer, Scores
 from trainspan_training.objective.schedule import Schedule
 from trainspan_training.objective.token_stats import StepStats, call_means, fault_of
 from trainspan_training.objective.trust_region import TrustRegion
 
-__all__ = ["Recorder", "TransitionGRPOTrainer"]
+__all__ = ["Recorder", "Sampler", "TransitionGRPOTrainer"]
 
 log = logging.getLogger(__name__)
+
+
+class Sampler(Protocol):
+    """Chooses tokens of which it wants to know what they teach."""
+
+    def probe(self, batch: MicroBatch) -> Probe | None:
+        """Called with each micro-batch before its forward pass."""
 
 
 class Recorder(Protocol):
@@ -87,6 +94,7 @@ class TransitionGRPOTrainer(GRPOTrainer):
         self._measured: list[Tensor] = []
         self._stats: list[StepStats] = []
         self.recorder: Recorder | None = None
+        self.sampler: Sampler | None = None
         self.failure: str | None = None
         """Why the last step was not applied."""
         arguments = grpo_config(settings, output_dir)
@@ -207,7 +215,7 @@ class TransitionGRPOTrainer(GRPOTrainer):
         """(1, N) log-probabilities and entropies of the trained tokens, for TRL's loss."""
         batch = self._batch
         assert batch is not None, "only called within a training step"
-        self._scores = scores = self.scorer.score(model, batch)
+        self._scores = scores = self.scorer.score(model, batch, self.sampler.probe(batch) if self.sampler else None)
         self._measured.append(self.scorer.sums(batch, scores))
         if self.recorder:
             self.recorder.add(batch, scores)

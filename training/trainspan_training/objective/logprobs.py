@@ -18,7 +18,7 @@ from trainspan_training.objective.head import CHUNK, Traced, head_scores
 from trainspan_training.objective.options import clip_range
 from trainspan_training.objective.token_stats import TokenSums
 
-__all__ = ["Scorer", "Scores", "score"]
+__all__ = ["Probe", "Scorer", "Scores", "score"]
 
 
 class Scores(NamedTuple):
@@ -28,6 +28,15 @@ class Scores(NamedTuple):
     """(N,) natural logarithm of softmax(logits / temperature) over the allowed tokens."""
     entropies: Tensor
     """(N,) entropies of the same distributions, without gradient."""
+
+
+class Probe(NamedTuple):
+    """Receives what some of the N tokens teach."""
+
+    tokens: Tensor
+    """(n,) indices among the N."""
+    receive: Callable[[Tensor, Tensor], None]
+    """Called with their last hidden states (n, H) and the gradients (n, H) of their log-probabilities by them."""
 
 
 def score(
@@ -41,6 +50,7 @@ def score(
     *,
     limits: TokenLimits | None = None,
     chunk: int = CHUNK,
+    probe: Probe | None = None,
 ) -> Scores:
     """Scores `targets` (N,) at `temperatures` (N,), predicted at flat positions `predicting` (N,) of `tokens` (B, T).
 
@@ -48,14 +58,20 @@ def score(
     and attention is causal, so that no token sees padding and no mask is needed. `limits` apply to the N targets. At
     most `chunk` logits exist at a time; scores have the dtype of `temperatures`.
     """
-    with _chunked(owner, predicting, targets, temperatures, limits, chunk):
+    with _chunked(owner, predicting, targets, temperatures, limits, chunk, probe):
         scores: Scores = model(input_ids=tokens, use_cache=False, **(attention or {}))
     return scores
 
 
 @contextmanager
 def _chunked(
-    owner: Any, positions: Tensor, targets: Tensor, temperatures: Tensor, limits: TokenLimits | None, chunk: int
+    owner: Any,
+    positions: Tensor,
+    targets: Tensor,
+    temperatures: Tensor,
+    limits: TokenLimits | None,
+    chunk: int,
+    probe: Probe | None,
 ) -> Iterator[None]:
     """Within the block the model returns scores instead of logits.
 
@@ -79,7 +95,15 @@ def _chunked(
         after = output.logits
         assert isinstance(after, Traced), "the model's logits come from its head"
         rows = max(1, chunk // after.shape[-1])
-        return Scores(*head_scores(head, after, kept.pop(), targets, temperatures, rows, limits))
+        hidden = kept.pop()
+        if probe:
+            at, some = probe.tokens, None if limits is None else limits.take(probe.tokens.cpu().numpy())
+            with torch.enable_grad():
+                states = hidden.detach()[at].requires_grad_()
+                logprobs, _ = head_scores(head, after, states, targets[at], temperatures[at], rows, some)
+                (gradients,) = torch.autograd.grad(logprobs.sum(), [states])
+            probe.receive(states.detach(), gradients)
+        return Scores(*head_scores(head, after, hidden, targets, temperatures, rows, limits))
 
     hooks = [
         head.register_forward_pre_hook(take),
@@ -130,7 +154,7 @@ class Scorer:
         scores: NDArray[np.float64] = self.score(chosen, batch).logprobs.double().cpu().numpy()
         return scores
 
-    def score(self, model: nn.Module, batch: MicroBatch) -> Scores:
+    def score(self, model: nn.Module, batch: MicroBatch, probe: Probe | None = None) -> Scores:
         owner: Any = self._accelerator.unwrap_model(model)
         implementation = str(owner.config.get_text_config()._attn_implementation)
         with self._accelerator.autocast():
@@ -144,6 +168,7 @@ class Scorer:
                 attention_of(batch.branches, implementation, self._accelerator.device, bf16=self._bf16),
                 limits=batch.limits,
                 chunk=self.chunk,
+                probe=probe,
             )
 
     def sums(self, batch: MicroBatch, scores: Scores) -> Tensor:

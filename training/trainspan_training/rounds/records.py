@@ -8,6 +8,7 @@ from trainspan_schemas.artifacts.checkpoint import checkpoint_name
 from trainspan_schemas.config.settings import TrainSettings
 from trainspan_training.data.dataset import DatasetFolder
 from trainspan_training.metrics.round_record import RoundRecord, summarize
+from trainspan_training.metrics.signal import Signal, evidence
 from trainspan_training.model.starting_policy import Policy
 from trainspan_training.objective.token_stats import StepStats, TokenSums
 from trainspan_training.rounds.old_policy import Prepared, agreement_of
@@ -28,6 +29,8 @@ class Trained:
     """Statistics of the steps that ran."""
     kl: float
     """k3 against the old policy after the last step."""
+    signals: Sequence[Signal]
+    """The tests whether rewards depend on what was sampled, of the rounds before and of this one."""
     moved: float | None
     """The greatest movement between a version of the calls and the policy, if it is known."""
     unrecorded_tokens: int
@@ -57,6 +60,11 @@ class Trained:
             groups=self.dataset.groups,
             zero_spread_groups=self.dataset.zero_spread_groups,
             kl=self.kl,
+            signal_within=self.signals[-1].within,
+            signal_between=self.signals[-1].between,
+            signal_p=self.signals[-1].p,
+            signal_z=evidence(self.signals),
+            signal_rounds=sum(signal.tested for signal in self.signals),
             tokens_per_second=summary["forwarded_tokens"] / (self.seconds["train"] + self.seconds["optimizer"]),
             policy_versions=[*outline.versions[:1], *outline.versions[-1:]],
             staleness_mean=staleness.mean,

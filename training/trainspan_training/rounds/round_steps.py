@@ -14,6 +14,8 @@ from trainspan_training.data.layout import BatchLayout
 from trainspan_training.data.loss_weights import Rule
 from trainspan_training.data.micro_batches import MicroBatch
 from trainspan_training.data.steps import Step
+from trainspan_training.metrics.signal import Signal
+from trainspan_training.metrics.signal_sample import SignalSample
 from trainspan_training.metrics.stage_clock import StageClock
 from trainspan_training.metrics.token_files import TokenFile
 from trainspan_training.metrics.token_recorder import BYTES, TokenRecorder
@@ -44,6 +46,7 @@ class RoundSteps:
         size, tokenizer = int(self._config.vocab_size), trainer.processing_class
         self._replayer = Replayer(size, lambda: serialized_tokenizer(tokenizer, size))
         self._recorder: TokenRecorder | None = None
+        self._sample: SignalSample
 
     def close(self) -> None:
         """Ends the grammar process."""
@@ -69,18 +72,19 @@ class RoundSteps:
             steps = with_reference(self._trainer, steps, self._reference)
         return against_old(self._trainer, steps, self._settings, staleness, server_dtype)
 
-    def make(self, prepared: Prepared, rounds: int) -> Iterator[list[MicroBatch]]:
+    def make(self, outline: Outline, prepared: Prepared, rounds: int) -> Iterator[list[MicroBatch]]:
         """Yields the optimizer steps after so many `rounds` until one fails or the policy has moved to `target_kl`.
 
-        The figures of tokens are those of the first pass.
+        The figures of tokens, and the sample of the test for a signal, are those of the first pass.
         """
         trainer, steps = self._trainer, prepared.steps
         count = len(steps) * self._settings.passes
         trainer.recorder = self._recorder = self._new_recorder(len(steps))
+        trainer.sampler = self._sample = SignalSample(outline.labels, trainer.team)
         trainer.trust = TrustRegion(self._settings.target_kl)
         for index in range(count):
             if index == len(steps):
-                trainer.recorder = None
+                trainer.recorder = trainer.sampler = None
             trainer.rate = trainer.schedule.at(rounds + (index + 1) / count)
             yield list(steps[index % len(steps)].micro_batches)
             if trainer.failure or trainer.trust.reached:
@@ -90,6 +94,10 @@ class RoundSteps:
         trainer, settings = self._trainer, self._settings
         most = int(settings.token_figures_mib * 2**20 / BYTES / trainer.team.size)
         return TokenRecorder(trainer.scorer, settings, steps=steps, most=most) if settings.token_figures_mib else None
+
+    def signal(self) -> Signal:
+        """Whether the rewards of the round depend on what was sampled."""
+        return self._sample.test(self._settings.seed)
 
     @property
     def unrecorded_tokens(self) -> int:

@@ -26,7 +26,7 @@ from trainspan_training.data.micro_batches import MicroBatch
 from trainspan_training.devices.leader import Leader
 from trainspan_training.metrics.alarms import raised
 from trainspan_training.metrics.movement import Movement
-from trainspan_training.metrics.round_record import RoundRecord, has
+from trainspan_training.metrics.round_record import RoundRecord, has, signals
 from trainspan_training.metrics.stage_clock import StageClock
 from trainspan_training.model.full_weights import FullWeights, load_slices
 from trainspan_training.model.lora import AdapterWeights
@@ -159,7 +159,7 @@ class Rounds:
         self._server_dtype = Canary.read(missing_state.policy.folder).dtype
         prepared = self._steps.prepare(steps, outline.staleness, self._server_dtype)
         with self._clock.timed("optimizer"):
-            yield from self._steps.make(prepared, lineage.rounds(self._policy.version))
+            yield from self._steps.make(outline, prepared, lineage.rounds(self._policy.version))
         trained = self._trained(missing_state.dataset, outline, prepared, lineage)
         tokens = self._steps.token_file(missing_state.dataset, prepared)
         repeated = self._files.restore(missing_state.policy)
@@ -200,7 +200,7 @@ class Rounds:
         with self._clock.timed("state"):
             self._files.settle()
         with self._clock.timed("optimizer"):
-            yield from self._steps.make(prepared, lineage.rounds(self._policy.version))
+            yield from self._steps.make(outline, prepared, lineage.rounds(self._policy.version))
         try:
             return self._finish(self._trained(dataset, outline, prepared, lineage))
         except RolledBackError as error:  # the steps are discarded, and nothing went wrong
@@ -254,6 +254,9 @@ class Rounds:
         seconds = self._clock.seconds
         seconds["train"] = sum(step.seconds for step in stats)
         seconds["optimizer"] -= seconds["train"]
+        with self._clock.timed("signal"):
+            signal = self._steps.signal()
+            earlier = self._leader.share(lambda checkpoints: signals(checkpoints.root))
         with self._clock.timed("check"):
             moved = self.trainer.scorer.measure(prepared.sample)
             failure = self.trainer.failure or kl_fault(moved, self._settings, fresh=self.trainer.fresh)
@@ -264,6 +267,7 @@ class Rounds:
             prepared=prepared,
             stats=stats,
             kl=moved.mean("k3_old"),
+            signals=(*earlier, signal),
             moved=self._moved(outline, lineage),
             unrecorded_tokens=self._steps.unrecorded_tokens,
             failure=failure,
