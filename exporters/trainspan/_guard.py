@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final, ParamSpec, TypeVar
 
-__all__ = ["faults", "guarded", "hidden", "logger"]
+__all__ = ["faults", "guarded", "hidden", "logger", "refuse"]
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -14,7 +14,7 @@ _R = TypeVar("_R")
 logger = logging.getLogger("trainspan")
 
 faults: Counter[str] = Counter()
-"""Step → number of failures in this process."""
+"""Step that failed, or name of what was refused → how often in this process."""
 
 
 def guarded(function: Callable[_P, _R]) -> Callable[_P, _R | None]:
@@ -33,6 +33,13 @@ def guarded(function: Callable[_P, _R]) -> Callable[_P, _R | None]:
             return None
 
     return call
+
+
+def refuse(name: str, what: str) -> None:
+    """Counts what we will not guess, and logs it once."""
+    faults[name] += 1
+    if faults[name] == 1:
+        logger.warning("event=%s; %s", name, what)
 
 
 class _Hidden:

@@ -1,17 +1,17 @@
 """`trainspan.rollout(...)`: marks one execution of the agent on one task."""
 
 import asyncio
+import contextlib
 import functools
 import inspect
 import secrets
 import uuid
 import weakref
 from collections.abc import Callable
-from contextvars import Token
 from types import TracebackType
 from typing import Any, Final, Literal, TypeVar, cast
 
-from opentelemetry import context, trace
+from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace import Link, NonRecordingSpan, Span, SpanContext, Status, StatusCode, TraceFlags
 
@@ -20,6 +20,7 @@ from trainspan._guard import guarded
 from trainspan._rollout.reward import evaluate
 from trainspan._rollout.scope import Boundary, Scope, current_scope
 from trainspan._rollout.span_processor import stamp_spans_of
+from trainspan._rollout.suspension import Block, enter, leave
 from trainspan._switch import is_disabled
 from trainspan_schemas.telemetry import keys
 from trainspan_schemas.telemetry.identity import Identity, Split, TraceParent
@@ -68,7 +69,7 @@ class Rollout:
         self._wanted = identity
         self._scope: Scope | None = None
         self._span: Span | None = None
-        self._token: Token[Context] | None = None
+        self._block: Block | None = None
         self._joined = False
 
     @property
@@ -105,14 +106,14 @@ class Rollout:
         evaluate(value, name, explanation, of, self._entered())
 
     def __enter__(self) -> "Rollout":
-        if self._token is not None:
+        if self._block is not None:
             raise RuntimeError("this rollout block is already entered; call trainspan.rollout(...) for another")
         outer = current_scope()
-        self._joined = outer is not None and not outer.provisional
+        self._joined = outer is not None and not outer.provisional and not outer.ended
         if outer is not None and self._joined:
             self._span = start_span("trainspan.block", None)
             self._scope = outer
-            self._token = context.attach(trace.set_span_in_context(self._span))
+            self._block = enter(outer, self._span)
         else:
             if outer is not None:
                 outer.holds_rollouts = True
@@ -122,10 +123,10 @@ class Rollout:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._token is None:
+        if self._block is None:
             return
-        context.detach(self._token)
-        self._token = None
+        leave(self._block)
+        self._block = None
         self._end(_status_of(error), error)
 
     async def __aenter__(self) -> "Rollout":
@@ -146,6 +147,25 @@ class Rollout:
                     return await function(*args, **kwargs)
 
             return cast("_F", run_async)
+        if inspect.isgeneratorfunction(function):
+
+            @functools.wraps(function)
+            def run_steps(*args: Any, **kwargs: Any) -> Any:
+                with Rollout(self._wanted):
+                    return (yield from function(*args, **kwargs))
+
+            return cast("_F", run_steps)
+        if inspect.isasyncgenfunction(function):
+
+            @functools.wraps(function)
+            async def run_async_steps(*args: Any, **kwargs: Any) -> Any:
+                async with Rollout(self._wanted), contextlib.aclosing(function(*args, **kwargs)) as steps:
+                    received = None
+                    with contextlib.suppress(StopAsyncIteration):
+                        while True:
+                            received = yield await steps.asend(received)
+
+            return cast("_F", run_async_steps)
 
         @functools.wraps(function)
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -172,7 +192,7 @@ class Rollout:
         _serve_programs_started_otherwise()
         self._span = start_span(keys.ROLLOUT_SPAN_NAME, Context(), identity, _link_to_enclosing())
         self._scope = Scope(identity, "explicit", self._span)
-        self._token = context.attach(self._scope.enter())
+        self._block = enter(self._scope, self._span)
         _open.add(self._scope)
 
     def _end(self, status: RolloutStatus, error: BaseException | None) -> None:
@@ -182,7 +202,7 @@ class Rollout:
             if error is not None:
                 self._span.set_status(Status(StatusCode.ERROR, repr(error)))
             self._span.end()
-        else:
+        elif not self._scope.ended:
             end_rollout_span(self._scope, status, error)
 
 
@@ -193,7 +213,7 @@ def begin_hosted(boundary: Boundary, task_id: str | None = None) -> Scope | None
     ends it with `end_hosted`.
     """
     outer = current_scope()
-    if outer is not None and not (outer.provisional and outer.boundary != "request"):
+    if outer is not None and not outer.ended and not (outer.provisional and outer.boundary != "request"):
         return None
     if outer is not None:
         outer.holds_rollouts = True
@@ -206,6 +226,7 @@ def begin_hosted(boundary: Boundary, task_id: str | None = None) -> Scope | None
 def end_hosted(scope: Scope, status: RolloutStatus, error: BaseException | None = None) -> None:
     """Ends a host's rollout; one without policy requests and rewards is not reported."""
     _open.discard(scope)
+    scope.ended = True
     if scope.was_used:
         end_rollout_span(scope, status, error)
 
@@ -234,6 +255,7 @@ def _start(name: str, ctx: Context | None, attributes: dict[str, str | int] | No
 def end_rollout_span(scope: Scope, status: RolloutStatus, error: BaseException | None = None) -> None:
     """Ends the rollout's own span with its outcome."""
     _open.discard(scope)
+    scope.ended = True
     span = scope.span
     span.set_attributes(scope.outcome(status))
     if error is not None:

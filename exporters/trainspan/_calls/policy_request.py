@@ -16,9 +16,10 @@ from urllib.parse import urlsplit
 from opentelemetry import trace
 
 from trainspan._calls.agent_name import calling_agent
-from trainspan._guard import guarded
+from trainspan._guard import guarded, refuse
 from trainspan._rollout.boundary import is_outside_of_requests
 from trainspan._rollout.scope import Scope, current_scope
+from trainspan._rollout.suspension import has_outlived_its_rollout, is_between_steps
 from trainspan_schemas.telemetry.identity import TraceParent, strip_identity
 from trainspan_schemas.telemetry.keys import API_KEY_PREFIX, NO_BOUNDARY, ROLLOUT_PATH_PREFIX
 
@@ -95,7 +96,7 @@ def prepare(
     outer = _outer.get()
     if outer is not None and (outer.method, outer.is_generation) == (method.upper(), is_generation):
         return None
-    scope = current_scope()
+    scope = _scope_of_call() if is_generation else current_scope()
     parent = _parent_to_send(url, headers, scope)
     if parent is not None:
         headers["traceparent"] = str(parent)
@@ -133,6 +134,20 @@ def failed(request: PolicyRequest | None) -> None:
     """Counts a request without a response."""
     if request and request.is_generation and request.scope:
         request.scope.count(False)
+
+
+def _scope_of_call() -> Scope | None:
+    scope = current_scope()
+    if has_outlived_its_rollout():
+        refuse("joined_block_outlived", "a block joined a rollout that has ended, so its calls belong to no rollout")
+        return None
+    if (scope is None or scope.provisional) and is_between_steps():
+        refuse(
+            "call_between_steps",
+            "a call between the steps of a generator that holds a trainspan.rollout() does not belong to that block; "
+            "if it should, enter the block in the code that makes the call",
+        )
+    return scope
 
 
 def _parent_to_send(url: str, headers: MutableMapping[str, str], scope: Scope | None) -> TraceParent | None:

@@ -10,9 +10,10 @@ from typing import Literal
 from opentelemetry import trace
 from opentelemetry.trace import Span
 
-from trainspan._guard import guarded
+from trainspan._guard import guarded, refuse
 from trainspan._releases import emit_event
 from trainspan._rollout.scope import Scope, current_scope
+from trainspan._rollout.suspension import has_outlived_its_rollout, is_between_steps
 from trainspan._switch import is_disabled
 from trainspan_schemas.telemetry import keys
 
@@ -31,7 +32,15 @@ def reward(
     Several rewards of one rollout add up. Without a rollout or an exporter, nothing is sent. With a judge, only the
     runner's evaluation counts. Raises ValueError if the value is not a finite number.
     """
-    evaluate(value, name, explanation, of, current_scope())
+    scope = current_scope()
+    if has_outlived_its_rollout() or ((scope is None or scope.provisional) and is_between_steps()):
+        refuse(
+            "reward_between_steps",
+            "a reward between the steps of a generator that holds a trainspan.rollout() was not sent: it does not say "
+            "which rollout it is for; use `r.reward(...)` of `with trainspan.rollout() as r`",
+        )
+        return
+    evaluate(value, name, explanation, of, scope)
 
 
 def evaluate(

@@ -37,6 +37,7 @@ class Scope:
     """One rollout as seen from this process. Counters may be updated from any thread.
 
     `provisional`: the rollout is only a default; a request or an explicit block inside it starts a separate rollout.
+    `ended`: no block joins it any more; calls of tasks and threads that it started still belong to it.
     """
 
     def __init__(self, identity: Identity, boundary: Boundary, span: Span, *, provisional: bool | None = None) -> None:
@@ -45,6 +46,7 @@ class Scope:
         self.provisional = boundary in ("process", "request") if provisional is None else provisional
         self.span = span
         self.holds_rollouts = False
+        self.ended = False
         self._lock = threading.Lock()
         self.reset()
 

@@ -2,6 +2,7 @@
 
 import subprocess
 import time
+import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ APP = """
 import asyncio, concurrent.futures
 import trainspan
 from fastapi import BackgroundTasks, FastAPI
+from fastapi.responses import StreamingResponse
 from openai import AsyncOpenAI, OpenAI
 
 app = FastAPI()
@@ -66,6 +68,29 @@ def simple(text: str):
 def fail(text: str):
     ask(text)
     raise KeyError(text)
+
+@app.get("/stream/{text}")
+async def stream(text: str):
+    async def answer():
+        async with trainspan.rollout(task_id=text) as r:
+            for step in range(4):
+                await asyncio.gather(ask_async(text), asyncio.to_thread(ask, text))
+                yield f"{step}\n" + "x" * 100_000
+                r.reward(1.0)
+
+    return StreamingResponse(answer())
+
+@app.get("/stream-sync/{text}")
+def stream_sync(text: str):
+    def answer():
+        with trainspan.rollout(task_id=text) as r:
+            for step in range(2):
+                list(pool.map(ask, [text]))
+                ask(text)
+                yield f"{step}\n"
+                r.reward(1.0)
+
+    return StreamingResponse(answer())
 
 @app.get("/idle")
 def idle():
@@ -234,6 +259,33 @@ def test_with_the_boundary_explicit_only_the_blocks_within_requests_are_rollouts
     assert {request.body["messages"][0]["content"] for request in marked} == {"outside"}
     assert len(marked) == 8
     assert not requests_of(recorder)
+
+
+def test_blocks_in_streaming_answers_are_rollouts_also_if_the_client_leaves(
+    tmp_path: Path, policy: OpenAIServer, recorder: OtlpRecorder, wired: dict[str, str]
+) -> None:
+    with serving(tmp_path, wired) as agent:
+        for number in range(2):
+            with urllib.request.urlopen(f"{agent.url}/stream/left%20{number}") as answer:
+                assert answer.read(2) == b"0\n"
+        paths = ["/stream/whole", *(f"/stream-sync/{n}" for n in range(3)), "/simple/after"]
+        with ThreadPoolExecutor(4) as pool:
+            assert list(pool.map(agent.get, paths)) == [200] * 5
+        recorder.wait_for(lambda seen: len(seen.named("trainspan.rollout")) == 6)
+    rollouts = {span.attributes[keys.TASK_ID]: span for span in recorder.named("trainspan.rollout")}
+    asked = rollouts_by_text(policy)
+    assert {text: set(ids) for text, ids in asked.items() if text != "after"} == {
+        text: {span.attributes[keys.ROLLOUT_ID]} for text, span in rollouts.items() if text is not None
+    }
+    assert {text: len(ids) for text, ids in asked.items() if not text.startswith("left")} == {
+        "whole": 8,
+        **{str(n): 4 for n in range(3)},
+        "after": 1,
+    }
+    rewards = {text: len(span.events) for text, span in rollouts.items() if not str(text).startswith("left")}
+    assert rewards == {"whole": 4, "0": 2, "1": 2, "2": 2, None: 0}
+    (after,) = requests_of(recorder)
+    assert asked["after"] == [after]
 
 
 def test_concurrent_explicit_rollouts_in_tasks_and_threads_do_not_mix(

@@ -1,0 +1,282 @@
+"""Keeps a block to the code inside it: `enter` makes it current, `leave` ends that.
+
+OpenTelemetry's current context belongs to a thread or task, and a generator has none of its own: what it attaches stays
+attached in the code that advances it, between its steps and, if it ends elsewhere, for ever. Python tells nobody when a
+generator is suspended. So a block remembers the frame of the generator that entered it, and whoever asks for the
+current context gets the one of the innermost such frame on the call stack. This switches contexts at the next question,
+in both directions: `inside` is the generator's, `outside` that of the code around it. A program without such blocks is
+not watched.
+
+A generator that is a context manager or a fixture is different: its block is for the code that entered the manager.
+"""
+
+import asyncio
+import gc
+import sys
+import threading
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import Token
+from inspect import CO_ASYNC_GENERATOR, CO_GENERATOR
+from types import FrameType, ModuleType
+from typing import Any, Final, cast
+
+import wrapt
+from opentelemetry import context, trace
+from opentelemetry.context import Context
+from opentelemetry.trace import Span
+
+from trainspan._guard import guarded
+from trainspan._rollout.scope import Scope, scope_in, with_scope
+
+__all__ = ["Block", "enter", "has_outlived_its_rollout", "is_between_steps", "leave"]
+
+_BLOCK: Final = context.create_key("trainspan-block")
+_GENERATOR: Final = CO_GENERATOR | CO_ASYNC_GENERATOR
+
+_MANAGERS: Final[dict[str, tuple[str, ...]]] = {
+    "contextlib": (),
+    "_pytest.fixtures": (),
+    "pytest_asyncio.plugin": (),
+    "anyio._backends._asyncio": ("_run_tests_and_fixtures",),
+}
+"""Module → its functions (all, if none is named) that advance a generator once to enter it and once to leave it."""
+
+_SPAWNING: Final = {"asyncio": "to_thread", "anyio.to_thread": "run_sync"}
+"""Module → function that copies the current context without asking OpenTelemetry for it."""
+
+
+class Block:
+    """A block that was entered: `with trainspan.rollout(...)`, whether it began the rollout or joined it."""
+
+    def __init__(self, frame: FrameType | None) -> None:
+        self.frame = frame
+        """The generator that entered it, while that is unfinished. The reference keeps alive neither it nor its variables."""
+        self.live = True
+        self.outside = self.inside = Context()
+        self.flows: weakref.WeakSet[Any] = weakref.WeakSet()
+        """The tasks and threads in whose context it was attached."""
+        self.token: Token[Context] | None = None
+
+
+class _Watched:
+    frames: Final[dict[int, list[Block]]] = defaultdict(list)
+    """Id of a generator's frame → its live blocks."""
+    leaked: Final["weakref.WeakSet[Block]"] = weakref.WeakSet()
+    """Ended blocks that may still be in somebody's context."""
+    loops: Final["weakref.WeakSet[Any]"] = weakref.WeakSet()
+    runtime: Any = None
+    """OpenTelemetry's own holder of the current context, once it is watched."""
+
+
+def enter(scope: Scope, span: Span) -> Block:
+    """Makes `scope` and `span` current for the code inside the block."""
+    block = Block(_generator_around(sys._getframe(1)))
+    block.outside = context.get_current()
+    block.inside = trace.set_span_in_context(span, with_scope(scope, context.set_value(_BLOCK, block)))
+    block.flows.add(_flow())
+    block.token = context.attach(block.inside)
+    if block.frame is not None:
+        _Watched.frames[id(block.frame)].append(block)
+        _watch()
+    return block
+
+
+def leave(block: Block) -> None:
+    """Makes current again what is outside the block; it may be called in any task or thread."""
+    current = context.get_current()
+    block.live = False
+    restored = _forget_frame(block) is None and _reset(block.token)
+    if not restored:
+        _Watched.leaked.add(block)
+        _watch()
+        if block in _around(current):
+            context.attach(block.outside)
+    block.token = None
+    while (left := _block_in(context.get_current())) is not None and not left.live and _is_here(left):
+        context.attach(left.outside)
+
+
+def is_between_steps() -> bool:
+    """Whether a generator with a block, advanced by this code or its callers, waits for its next step."""
+    inside = _on_stack() if _Watched.frames else ()
+    waiting = (block for blocks in list(_Watched.frames.values()) for block in blocks if block not in inside)
+    return any(_is_here(block) and not _has_finished(block) for block in list(waiting))
+
+
+def has_outlived_its_rollout() -> bool:
+    """Whether this code is in a block that joined a rollout which has ended."""
+    ctx = context.get_current()
+    block, scope = _block_in(ctx), scope_in(ctx)
+    return block is not None and block.live and scope is not None and scope.ended
+
+
+def _block_in(ctx: Context) -> Block | None:
+    return cast("Block | None", ctx.get(_BLOCK))
+
+
+def _around(ctx: Context) -> Iterator[Block]:
+    """The blocks that `ctx` is in, the innermost first."""
+    while (block := _block_in(ctx)) is not None:
+        yield block
+        ctx = block.outside
+
+
+def _generator_around(frame: FrameType | None) -> FrameType | None:
+    """Returns the innermost generator among the callers in this task that is not a context manager."""
+    task = _task()
+    bottom = getattr(task.get_coro(), "cr_frame", None) if isinstance(task, asyncio.Task) else None
+    while frame is not None:
+        if frame.f_code.co_flags & _GENERATOR and not _is_manager(frame.f_back):
+            return frame
+        frame = frame.f_back if frame is not bottom else None
+    return None
+
+
+def _is_manager(caller: FrameType | None) -> bool:
+    functions = _MANAGERS.get(str(caller.f_globals.get("__name__"))) if caller else None
+    return caller is not None and functions is not None and (not functions or caller.f_code.co_name in functions)
+
+
+def _task() -> Any:
+    """Returns the running task of asyncio or trio, None outside."""
+    trio = sys.modules.get("trio")
+    for current in (asyncio.current_task, getattr(getattr(trio, "lowlevel", None), "current_task", None)):
+        try:
+            if current is not None and (task := current()) is not None:
+                return task
+        except RuntimeError:
+            continue
+    return None
+
+
+def _flow() -> Any:
+    """Returns whose context is current: a task's or a thread's."""
+    return _task() or threading.current_thread()
+
+
+def _is_here(block: Block) -> bool:
+    """Whether the block was attached in this task, or in this thread outside any task."""
+    return _task() in block.flows or threading.current_thread() in block.flows
+
+
+def _on_stack() -> Sequence[Block]:
+    """The live blocks of the generators that are running here, the innermost first."""
+    blocks: list[Block] = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_flags & _GENERATOR and id(frame) in _Watched.frames:
+            blocks += reversed(_Watched.frames[id(frame)])
+        frame = frame.f_back
+    return blocks
+
+
+def _has_finished(block: Block) -> bool:
+    """Whether its generator has; then the block, which something else keeps open, is no longer the generator's."""
+    if block.frame is not None and gc.get_referents(
+        block.frame
+    ):  # a frame that still has a generator refers to nothing
+        _forget_frame(block)
+    return block.frame is None
+
+
+def _forget_frame(block: Block) -> FrameType | None:
+    frame, block.frame = block.frame, None
+    if frame is not None:
+        blocks = _Watched.frames[id(frame)]
+        blocks.remove(block)
+        if not blocks:
+            del _Watched.frames[id(frame)]
+    return frame
+
+
+def _is_left(block: Block, inside: Sequence[Block]) -> bool:
+    """Whether this code is outside of a block in its context."""
+    if block in inside or not _is_here(block):
+        return False
+    return not block.live or not (block.frame is None or _has_finished(block))
+
+
+def _right(raw: Context) -> Context:
+    """Returns the context of the running code, if `raw` is the one that was last attached here."""
+    inside = _on_stack() if _Watched.frames else ()
+    ctx = raw
+    while (block := _block_in(ctx)) is not None and _is_left(block, inside):
+        if block.live:
+            block.inside = ctx
+        ctx = block.outside
+    for block in reversed(inside):
+        if block not in _around(ctx):
+            block.outside, ctx = ctx, block.inside
+            block.flows.add(_flow())
+    return ctx
+
+
+class _SwitchingContext:
+    """OpenTelemetry's runtime context, asked through `_right` while there are blocks to watch."""
+
+    def attach(self, ctx: Context) -> Any:
+        return _Watched.runtime.attach(ctx)
+
+    def detach(self, token: Any) -> None:
+        _Watched.runtime.detach(token)
+
+    def get_current(self) -> Context:
+        raw = cast("Context", _Watched.runtime.get_current())
+        if not _Watched.frames and not _Watched.leaked:
+            return raw
+        ctx = _switched(raw)
+        return raw if ctx is None else ctx
+
+
+@guarded
+def _switched(raw: Context) -> Context:
+    ctx = _right(raw)
+    if ctx is not raw:
+        _Watched.runtime.attach(ctx)
+    return ctx
+
+
+def _reset(token: Token[Context] | None) -> bool:
+    """Whether the context before `attach` is current again: not in another task or thread, where `detach` logs an error."""
+    if not isinstance(token, Token):
+        return False
+    try:
+        token.var.reset(token)
+    except ValueError:
+        return False
+    return True
+
+
+@guarded
+def _watch() -> None:
+    """Watches the current context from now on, and the tasks that the running loop starts: they copy it."""
+    if _Watched.runtime is None:
+        _Watched.runtime = context._RUNTIME_CONTEXT
+        context._RUNTIME_CONTEXT = _SwitchingContext()  # type: ignore[assignment]
+        for module, function in _SPAWNING.items():
+            wrapt.register_post_import_hook(guarded(_spawner(function)), module)
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    if loop not in _Watched.loops:
+        _Watched.loops.add(loop)
+        loop.set_task_factory(_task_factory(loop.get_task_factory()))
+
+
+def _spawner(function: str) -> Callable[[ModuleType], None]:
+    def switch(wrapped: Callable[..., Any], _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        context.get_current()
+        return wrapped(*args, **kwargs)
+
+    return lambda module: wrapt.wrap_function_wrapper(module, function, switch)
+
+
+def _task_factory(earlier: Any) -> Any:
+    def create(loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> Any:
+        context.get_current()
+        return asyncio.Task(coro, loop=loop, **options) if earlier is None else earlier(loop, coro, **options)
+
+    return create

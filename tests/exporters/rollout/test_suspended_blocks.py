@@ -1,0 +1,424 @@
+"""Blocks of generators: a generator has no context of its own, so what it enters stays current in the code around it.
+
+Each test asks "whose call is this?" where a program would call the policy: with the headers that its request would have.
+"""
+
+import asyncio
+import contextlib
+import functools
+import gc
+import logging
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from opentelemetry import context, trace
+from opentelemetry.context import Context
+
+import trainspan
+from trainspan import _guard
+from trainspan._calls.policy_request import prepare
+from trainspan_schemas.telemetry import keys
+from trainspan_schemas.telemetry.identity import parse_baggage
+
+URL = "http://127.0.0.1:9/v1"
+
+
+def asynchronous(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    @functools.wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        asyncio.run(test(*args, **kwargs))
+
+    return run
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A policy that nobody asks, and a context without the blocks of other tests."""
+    monkeypatch.setenv("OPENAI_BASE_URL", URL)
+    _guard.faults.clear()
+    before = context.attach(Context())
+    yield
+    context.detach(before)
+
+
+def ask() -> str | None:
+    """Returns the task of the rollout that a call here belongs to."""
+    headers: dict[str, str] = {}
+    assert prepare("POST", f"{URL}/chat/completions", headers) is not None
+    members = parse_baggage(headers["baggage"])
+    assert (keys.ROLLOUT_ID in members) != (keys.NO_BOUNDARY in members)
+    return members.get(keys.TASK_ID)
+
+
+def solve(task: str, calls: list[str | None], steps: int = 3) -> Iterator[int]:
+    with trainspan.rollout(task_id=task):
+        for step in range(steps):
+            calls.append(ask())
+            yield step
+            calls.append(ask())
+
+
+async def solve_async(task: str, calls: list[str | None], steps: int = 3) -> AsyncIterator[int]:
+    async with trainspan.rollout(task_id=task):
+        for step in range(steps):
+            calls.append(ask())
+            await asyncio.sleep(0)
+            yield step
+            calls.append(ask())
+
+
+@asynchronous
+async def test_asynchronous_generators_left_by_break_are_rollouts_of_their_own() -> None:
+    calls: list[str | None] = []
+    between: list[str | None] = []
+    for number in range(3):
+        async for _ in solve_async(f"task-{number}", calls):
+            between.append(ask())
+            break
+    for _ in range(5):
+        await asyncio.sleep(0)  # asyncio closes them in tasks of its own
+    assert calls == ["task-0", "task-1", "task-2"]
+    assert between == [None] * 3
+    with trainspan.rollout(task_id="after"):
+        assert ask() == "after"
+    assert ask() is None
+
+
+def test_generators_advanced_in_turn_keep_their_blocks() -> None:
+    first: list[str | None] = []
+    second: list[str | None] = []
+    with trainspan.rollout(task_id="around"):
+        pass
+    for _ in zip(solve("a", first), solve("b", second), strict=True):
+        with trainspan.rollout(task_id="between"):
+            assert ask() == "between"
+    assert set(first) == {"a"}
+    assert set(second) == {"b"}
+    assert (len(first), len(second)) == (6, 6)
+    assert ask() is None
+
+
+@asynchronous
+async def test_asynchronous_generators_advanced_in_turn_keep_their_blocks() -> None:
+    first: list[str | None] = []
+    second: list[str | None] = []
+    one, two = solve_async("a", first), solve_async("b", second)
+    for _ in range(3):
+        await anext(one)
+        await anext(two)
+    await asyncio.gather(one.aclose(), two.aclose())  # type: ignore[attr-defined]
+    assert (set(first), set(second)) == ({"a"}, {"b"})
+    assert ask() is None
+
+
+@asynchronous
+async def test_after_another_task_closed_a_generator_nothing_joins_its_rollout() -> None:
+    calls: list[str | None] = []
+    left = solve_async("left", calls)
+    await anext(left)
+    await asyncio.create_task(left.aclose())  # type: ignore[attr-defined]
+    assert ask() is None
+    assert await asyncio.create_task(async_ask()) is None
+    with trainspan.rollout(task_id="after") as block:
+        assert ask() == "after"
+        assert trace.get_current_span().get_span_context().trace_id == int(block.traceparent[3:35], 16)
+
+
+async def async_ask() -> str | None:
+    return ask()
+
+
+@asynchronous
+async def test_an_asynchronous_block_closed_by_another_task_is_over_where_it_was_entered() -> None:
+    block = trainspan.rollout(task_id="handed")
+    await block.__aenter__()
+    assert ask() == "handed"
+    await asyncio.create_task(block.__aexit__(None, None, None))
+    assert ask() is None
+    assert await asyncio.create_task(async_ask()) is None
+    assert await asyncio.to_thread(ask) is None
+    with trainspan.rollout(task_id="after"):
+        assert ask() == "after"
+
+
+@asynchronous
+async def test_what_a_generator_starts_belongs_to_its_block_and_what_its_consumer_starts_does_not() -> None:
+    inside: list[str | None] = []
+    later: list[asyncio.Task[None]] = []
+
+    async def delayed(calls: list[str | None]) -> None:
+        await asyncio.sleep(0.02)
+        calls.append(ask())
+
+    async def agent() -> AsyncIterator[int]:
+        async with trainspan.rollout(task_id="agent"):
+            for step in range(3):
+                later.append(asyncio.create_task(delayed(inside)))
+                inside.extend(await asyncio.gather(async_ask(), asyncio.to_thread(ask)))
+                yield step
+
+    outside: list[str | None] = []
+    async for _ in agent():
+        later.append(asyncio.create_task(delayed(outside)))
+        outside.extend(await asyncio.gather(async_ask(), asyncio.to_thread(ask)))
+    await asyncio.gather(*later)
+    assert inside == ["agent"] * 9
+    assert outside == [None] * 9
+
+
+def test_a_consumer_without_a_loop_runs_its_own_loops_and_threads_outside_the_block() -> None:
+    calls: list[str | None] = []
+    between: list[str | None] = []
+    for _ in solve("task", calls):
+        between.append(asyncio.run(async_ask()))
+        thread = threading.Thread(target=lambda: between.append(ask()))
+        thread.start()
+        thread.join()
+    assert (set(calls), set(between)) == ({"task"}, {None})
+
+
+@asynchronous
+async def test_a_generator_whose_steps_are_tasks_or_threads_of_their_own_keeps_its_block() -> None:
+    calls: list[str | None] = []
+
+    async def threaded() -> AsyncIterator[int]:
+        async with trainspan.rollout(task_id="stream"):
+            for step in range(3):
+                calls.append(await asyncio.to_thread(ask))
+                calls.extend(await asyncio.gather(async_ask(), async_ask()))
+                yield step
+
+    steps = threaded()
+    for _ in range(3):
+        await asyncio.create_task(anext(steps))  # type: ignore[arg-type]  # as asyncio.wait_for does up to Python 3.11
+    await steps.aclose()  # type: ignore[attr-defined]
+    assert calls == ["stream"] * 9
+
+    from starlette.concurrency import iterate_in_threadpool
+
+    synchronous: list[str | None] = []
+    async for _ in iterate_in_threadpool(solve("pool", synchronous)):
+        assert ask() is None
+    assert synchronous == ["pool"] * 6
+
+
+def test_generators_kept_in_variables_can_be_resumed_within_other_blocks() -> None:
+    kept_calls: list[str | None] = []
+    kept = solve("kept", kept_calls)
+    next(kept)
+    with trainspan.rollout(task_id="other"):
+        assert ask() == "other"
+        next(kept)
+        assert ask() == "other"
+        kept.close()  # type: ignore[attr-defined]
+        assert ask() == "other"
+    assert kept_calls == ["kept"] * 3
+    assert ask() is None
+
+
+def test_a_dropped_generator_ends_its_block_wherever_it_is_collected() -> None:
+    calls: list[str | None] = []
+    kept: Iterator[int] | None = solve("kept", calls)
+    assert kept is not None
+    next(kept)
+    with trainspan.rollout(task_id="other"):
+        kept = None
+        gc.collect()
+        assert ask() == "other"
+    assert ask() is None
+
+
+def test_spans_stay_in_the_trace_of_the_code_that_starts_them() -> None:
+    traces: list[int] = []
+
+    def agent() -> Iterator[str]:
+        with trainspan.rollout() as block:
+            for _ in range(2):
+                traces.append(trace.get_current_span().get_span_context().trace_id)
+                yield block.traceparent[3:35]
+
+    mine = trace.NonRecordingSpan(trace.SpanContext(7, 7, False))
+    with trace.use_span(mine):
+        for of_block in agent():
+            assert trace.get_current_span() is mine
+            assert traces[-1] == int(of_block, 16)
+        assert trace.get_current_span() is mine
+
+
+def test_a_consumers_span_that_began_while_the_generator_waited_is_current_after_it_ends() -> None:
+    calls: list[str | None] = []
+    steps = solve("task", calls, steps=1)
+    next(steps)
+    mine = trace.NonRecordingSpan(trace.SpanContext(7, 7, False))
+    with trace.use_span(mine):
+        assert next(steps, None) is None
+        assert trace.get_current_span() is mine
+    assert ask() is None
+    assert calls == ["task"] * 2
+
+
+def test_an_inner_block_of_a_generator_joins_and_is_over_with_the_outer_one(caplog: pytest.LogCaptureFixture) -> None:
+    calls: list[str | None] = []
+    kept = solve("joins", calls)
+    with trainspan.rollout(task_id="outer"):
+        next(kept)
+        assert ask() == "outer"
+    with trainspan.rollout(task_id="later"), caplog.at_level(logging.WARNING, "trainspan"):
+        next(kept)
+        assert ask() == "later"
+    assert calls == ["outer", None, None]
+    assert _guard.faults["joined_block_outlived"] == 2
+    assert "event=joined_block_outlived" in caplog.text
+
+
+@contextlib.contextmanager
+def episode(task: str) -> Iterator[trainspan.Rollout]:
+    with trainspan.rollout(task_id=task) as block:
+        yield block
+
+
+@contextlib.asynccontextmanager
+async def episode_async(task: str) -> AsyncIterator[trainspan.Rollout]:
+    async with trainspan.rollout(task_id=task) as block:
+        yield block
+
+
+@asynchronous
+async def test_a_generator_that_is_a_context_manager_holds_its_body() -> None:
+    with episode("body"):
+        assert ask() == "body"
+        assert await asyncio.create_task(async_ask()) == "body"
+    assert ask() is None
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(episode("stack"))
+        assert ask() == "stack"
+    async with contextlib.AsyncExitStack() as asynchronous:
+        await asynchronous.enter_async_context(episode_async("async"))
+        assert ask() == "async"
+    assert ask() is None
+
+
+def test_an_exit_stack_or_a_manager_within_a_generator_belongs_to_it() -> None:
+    def agent(task: str, enter: Callable[[contextlib.ExitStack], object]) -> Iterator[str | None]:
+        with contextlib.ExitStack() as stack:
+            enter(stack)
+            for _ in range(2):
+                yield ask()
+
+    def of_a_block(stack: contextlib.ExitStack) -> None:
+        stack.enter_context(trainspan.rollout(task_id="one"))
+
+    one = agent("one", of_a_block)
+    two = agent("two", lambda stack: stack.enter_context(episode("two")))
+    assert [*zip(one, two, strict=True)] == [("one", "two")] * 2
+    assert ask() is None
+
+
+def test_a_block_entered_by_a_generator_for_its_caller_goes_on_after_the_generator() -> None:
+    def begin(stack: contextlib.ExitStack) -> Iterator[str | None]:
+        stack.enter_context(trainspan.rollout(task_id="lasting"))
+        yield ask()
+
+    with contextlib.ExitStack() as stack:
+        assert [*begin(stack)] == ["lasting"]
+        assert ask() == "lasting"
+    assert ask() is None
+
+
+@pytest.fixture
+def hosted() -> Iterator[trainspan.Rollout]:
+    with trainspan.rollout(task_id="fixture") as block:
+        yield block
+
+
+@pytest.mark.usefixtures("hosted")
+def test_a_fixture_that_yields_holds_its_test() -> None:
+    assert ask() == "fixture"
+
+
+@asynchronous
+async def test_a_decorated_generator_is_one_rollout_from_its_first_step_to_its_last() -> None:
+    @trainspan.rollout(task_id="steps")
+    def steps() -> Iterator[str | None]:
+        received = yield ask()
+        assert received == "sent"
+        yield ask()
+
+    started = steps()
+    assert (next(started), ask()) == ("steps", None)
+    assert (started.send("sent"), next(started, "end"), ask()) == ("steps", "end", None)  # type: ignore[attr-defined]
+
+    closed: list[str | None] = []
+
+    @trainspan.rollout(task_id="async")
+    async def steps_async() -> AsyncIterator[str | None]:
+        try:
+            received = yield ask()
+            assert received == "sent"
+            yield ask()
+        finally:
+            closed.append(ask())
+
+    started_async = steps_async()
+    assert (await anext(started_async), ask()) == ("async", None)
+    assert (await started_async.asend("sent"), ask()) == ("async", None)  # type: ignore[attr-defined]
+    await started_async.aclose()  # type: ignore[attr-defined]
+    assert (closed, ask()) == (["async"], None)
+
+
+def test_a_reward_between_the_steps_is_refused_by_name_unless_a_block_is_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def agent() -> Iterator[trainspan.Rollout]:
+        with trainspan.rollout() as block:
+            yield block
+            trainspan.reward(0.5)
+
+    with caplog.at_level(logging.WARNING, "trainspan"):
+        for block in agent():
+            trainspan.reward(7.0)
+            block.reward(1.0)
+    assert block._scope is not None
+    assert block._scope.rewards == [1.0, 0.5]
+    assert _guard.faults["reward_between_steps"] == 1
+    assert caplog.text.count("event=reward_between_steps") == 1
+
+
+@asynchronous
+async def test_an_ended_block_is_joined_by_no_block_of_its_tasks() -> None:
+    ended = asyncio.Event()
+
+    async def background() -> tuple[str | None, str | None]:
+        await ended.wait()
+        with trainspan.rollout(task_id="own"):
+            own = ask()
+        return own, ask()
+
+    async with trainspan.rollout(task_id="over"):
+        task = asyncio.create_task(background())
+        await asyncio.sleep(0)
+    ended.set()
+    assert await task == ("own", "over"), "its calls are still work that the block began"
+
+
+@asynchronous
+async def test_a_block_holds_its_tasks_threads_and_gathered_calls() -> None:
+    async with trainspan.rollout(task_id="held"):
+        assert await asyncio.gather(async_ask(), asyncio.to_thread(ask)) == ["held"] * 2
+        with trainspan.rollout(task_id="inner"):
+            assert ask() == "held"
+        carried = context.get_current()
+
+    def in_context() -> str | None:
+        token = context.attach(carried)
+        try:
+            return ask()
+        finally:
+            context.detach(token)
+
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(in_context).result() == "held"
+        assert pool.submit(functools.partial(ask)).result() is None
