@@ -18,6 +18,7 @@ from trainspan._calls import agent_name, http_clients
 from trainspan._guard import guarded
 from trainspan._process import collectors, delivery, exits, gevent_threads, process_span
 from trainspan._rollout import boundary, span_processor, threads
+from trainspan._rollout.ids import draw_from_system
 from trainspan._switch import is_disabled
 
 __all__ = ["hand_down", "install"]
@@ -35,6 +36,7 @@ def install() -> None:
         return
     _State.installed = True
     steps: tuple[Callable[[], object], ...] = (
+        draw_from_system,
         delivery.watch_exporters,
         _stamp_spans,
         collectors.divide_rollouts,

@@ -4,8 +4,6 @@ import asyncio
 import contextlib
 import functools
 import inspect
-import secrets
-import uuid
 import weakref
 from collections.abc import Callable
 from types import TracebackType
@@ -17,6 +15,7 @@ from opentelemetry.trace import Link, NonRecordingSpan, Span, SpanContext, Statu
 
 from trainspan._calls.http_clients import wrap_clients
 from trainspan._guard import guarded
+from trainspan._rollout.ids import SystemIds, draw_from_system, new_id
 from trainspan._rollout.reward import evaluate
 from trainspan._rollout.scope import Boundary, Scope, current_scope
 from trainspan._rollout.span_processor import stamp_spans_of
@@ -38,6 +37,7 @@ __all__ = [
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
+_IDS: Final = SystemIds()
 _open: Final["weakref.WeakSet[Scope]"] = weakref.WeakSet()
 
 
@@ -182,7 +182,7 @@ class Rollout:
     def _begin(self) -> None:
         wanted = self._wanted
         identity = Identity(
-            wanted.rollout_id or uuid.uuid4().hex,
+            wanted.rollout_id or new_id(),
             wanted.run_id,
             wanted.task_id,
             wanted.attempt,
@@ -217,7 +217,7 @@ def begin_hosted(boundary: Boundary, task_id: str | None = None) -> Scope | None
         return None
     if outer is not None:
         outer.holds_rollouts = True
-    identity = Identity(uuid.uuid4().hex, task_id=task_id)
+    identity = Identity(new_id(), task_id=task_id)
     scope = Scope(identity, boundary, start_span(keys.ROLLOUT_SPAN_NAME, Context(), identity, _link_to_enclosing()))
     _open.add(scope)
     return scope
@@ -241,14 +241,17 @@ def start_span(
         span = _start(name, ctx, attributes, links)
     if span is None or not span.get_span_context().is_valid:
         parent = trace.get_current_span(ctx).get_span_context()
-        trace_id = parent.trace_id if parent.is_valid else secrets.randbits(128) or 1
-        span = NonRecordingSpan(SpanContext(trace_id, secrets.randbits(64) or 1, False, TraceFlags(TraceFlags.SAMPLED)))
+        trace_id = parent.trace_id if parent.is_valid else _IDS.generate_trace_id()
+        span = NonRecordingSpan(SpanContext(trace_id, _IDS.generate_span_id(), False, TraceFlags(TraceFlags.SAMPLED)))
     return span
 
 
 @guarded
 def _start(name: str, ctx: Context | None, attributes: dict[str, str | int] | None, links: list[Link] | None) -> Span:
-    return trace.get_tracer("trainspan").start_span(name, ctx, attributes=attributes, links=links)
+    tracer = trace.get_tracer("trainspan")
+    if hasattr(tracer, "id_generator"):
+        tracer.id_generator = _IDS  # of this tracer alone: the program's generator may draw from what it seeds
+    return tracer.start_span(name, ctx, attributes=attributes, links=links)
 
 
 @guarded
@@ -291,5 +294,6 @@ def _status_of(error: BaseException | None) -> RolloutStatus:
 
 def _serve_programs_started_otherwise() -> None:
     """Adds identity to spans and requests from the first rollout on, if the program sets up the SDK itself."""
+    draw_from_system()
     if not is_disabled() and stamp_spans_of(trace.get_tracer_provider()):
         wrap_clients()

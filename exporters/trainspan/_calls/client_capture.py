@@ -24,7 +24,7 @@ from trainspan_schemas.telemetry import keys
 from trainspan_schemas.telemetry.constraints import is_constrained
 from trainspan_schemas.telemetry.tokens import encode_ids, encode_logprobs
 
-__all__ = ["ClientExchange", "begin"]
+__all__ = ["ClientExchange", "begin", "forget", "report_unread"]
 
 _VARIABLE: Final = "TRAINSPAN_CAPTURE"
 _REFUSALS: Final = frozenset({400, 404, 422})
@@ -48,7 +48,10 @@ def _capture_is_on() -> bool:
     return os.environ.get(_VARIABLE, "").strip().lower() == "client"
 
 
-@dataclass(slots=True)
+_unreported: "Final[set[ClientExchange]]" = set()
+
+
+@dataclass(slots=True, eq=False)
 class ClientExchange:
     """A client's generation request and its response."""
 
@@ -62,6 +65,8 @@ class ClientExchange:
     path: str
     start_ns: int = field(default_factory=time.time_ns)
     context: Context = field(default_factory=context.get_current)
+    parts: ResponseCollector | None = None
+    """What has arrived of a stream."""
     _reported: bool = False
 
     @guarded
@@ -104,10 +109,20 @@ class ClientExchange:
             if "content-length" in response.headers:
                 response.headers["content-length"] = str(len(response._content))
             self.report(answer)
-        elif isinstance(response.stream, self.module.SyncByteStream):
+            return
+        self.parts = answer
+        _unreported.add(self)
+        if isinstance(response.stream, self.module.SyncByteStream):
             response.stream = _reading(self, answer, response, self.module.SyncByteStream)
         else:
             response.stream = _reading_async(self, answer, response, self.module.AsyncByteStream)
+
+    def piece(self, answer: ResponseCollector, data: bytes) -> bytes:
+        """Returns what the client gets of a stream's `data`; it may never ask for more after the last choice."""
+        passed = answer.piece(data)
+        if answer.finished:
+            self.report(answer)
+        return passed
 
     @guarded
     def report(self, answer: ResponseCollector) -> None:
@@ -115,6 +130,7 @@ class ClientExchange:
         if self._reported:
             return
         self._reported = True
+        _unreported.discard(self)
         index = self.scope.next_call_index() if self.scope else 0
         tracer = trace.get_tracer("trainspan")
         for number, choice in sorted((answer.choices or {0: ChoiceParts()}).items()):
@@ -145,7 +161,7 @@ class ClientExchange:
             keys.GEN_AI_FINISH_REASONS: [choice.finish_reason or "abort"],
             keys.CALL_ENDPOINT: self.path,
             keys.CALL_RECORDED_BY: "client",
-            keys.CALL_DELIVERED: answer.complete and choice.finish_reason is not None,
+            keys.CALL_DELIVERED: choice.finish_reason is not None,
             keys.CHOICE_INDEX: number,
             keys.SAMPLING_CONSTRAINED: is_constrained(request),
         }
@@ -172,6 +188,18 @@ class ClientExchange:
         return attributes
 
 
+def forget() -> None:
+    """Leaves the parent's streams to it, in a forked child."""
+    _unreported.clear()
+
+
+def report_unread() -> None:
+    """Sends the calls whose streams the program neither read to the end nor closed, before the process ends."""
+    for exchange in list(_unreported):
+        if exchange.parts is not None:
+            exchange.report(exchange.parts)
+
+
 @guarded
 def begin(module: ModuleType, request: Any, sent: PolicyRequest | None) -> ClientExchange | None:
     """Starts an exchange for a generation request to the policy; None for other requests or if capture is off."""
@@ -194,13 +222,15 @@ def _reading(exchange: ClientExchange, answer: ResponseCollector, response: Any,
     class Reading(base):  # type: ignore[misc]
         def __iter__(self) -> Iterator[bytes]:
             held = b""
-            for data in source:
-                if events:
-                    yield answer.piece(data)
-                else:
-                    held += data
-            yield answer.end() if events else answer.whole(held)
-            exchange.report(answer)
+            try:
+                for data in source:
+                    if events:
+                        yield exchange.piece(answer, data)
+                    else:
+                        held += data
+                yield answer.end() if events else answer.whole(held)
+            finally:
+                exchange.report(answer)
 
         def close(self) -> None:
             source.close()
@@ -215,13 +245,15 @@ def _reading_async(exchange: ClientExchange, answer: ResponseCollector, response
     class Reading(base):  # type: ignore[misc]
         async def __aiter__(self) -> AsyncIterator[bytes]:
             held = b""
-            async for data in source:
-                if events:
-                    yield answer.piece(data)
-                else:
-                    held += data
-            yield answer.end() if events else answer.whole(held)
-            exchange.report(answer)
+            try:
+                async for data in source:
+                    if events:
+                        yield exchange.piece(answer, data)
+                    else:
+                        held += data
+                yield answer.end() if events else answer.whole(held)
+            finally:
+                exchange.report(answer)
 
         async def aclose(self) -> None:
             await source.aclose()

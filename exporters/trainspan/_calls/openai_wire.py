@@ -37,6 +37,13 @@ class GenerationRequest:
     hides_ids: bool
     is_chat: bool
 
+    @property
+    def n_choices(self) -> int:
+        """The number of choices asked for: `n` for each prompt."""
+        n, prompt = self.request.get("n"), self.request.get("prompt")
+        prompts = len(prompt) if isinstance(prompt, list) and not all(isinstance(item, int) for item in prompt) else 1
+        return prompts * (n if isinstance(n, int) else 1)
+
 
 def question_of(path: str, content: bytes) -> GenerationRequest | None:
     """Returns the request to send; None if the endpoint has no token ids or `content` is not a JSON object."""
@@ -67,14 +74,11 @@ class ResponseCollector:
     model: str | None = None
     usage: Mapping[str, Any] = field(default_factory=dict)
     choices: dict[int, ChoiceParts] = field(default_factory=dict)
-    complete: bool = False
-    """Whether it was read to the end."""
     _rest: bytes = b""
     _after_filler: bool = False
 
     def whole(self, content: bytes) -> bytes:
         """Rewrites a JSON response; anything else passes through unchanged."""
-        self.complete = True
         return self._passed(content) or content
 
     def piece(self, data: bytes) -> bytes:
@@ -84,8 +88,13 @@ class ResponseCollector:
 
     def end(self) -> bytes:
         """Returns the rest at the end of the stream."""
-        self.complete = True
         return self._line(self._rest)[:-1] if self._rest else b""
+
+    @property
+    def finished(self) -> bool:
+        """Whether every choice has arrived, although the client may go on reading, or stop here."""
+        arrived = sum(choice.finish_reason is not None for choice in self.choices.values())
+        return arrived >= self.question.n_choices
 
     def _line(self, line: bytes) -> bytes:
         after_filler, self._after_filler = self._after_filler, False
@@ -154,4 +163,4 @@ def _logprobs(given: Any) -> list[float]:
 
 
 def _dump(value: object) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    return json.dumps(value, separators=(",", ":")).encode()  # ASCII, which half characters are in too

@@ -10,6 +10,7 @@ import sys
 import threading
 from typing import Any, NoReturn
 
+from trainspan._calls import client_capture
 from trainspan._guard import guarded, hidden
 from trainspan._process import delivery, process_span, sigterm, system_exit
 from trainspan_schemas.telemetry.status import RolloutStatus
@@ -132,5 +133,5 @@ def _end_abruptly(status: RolloutStatus) -> None:
 
 
 def _after_fork() -> None:
-    for step in (delivery.forget, system_exit.forget, process_span.begin_forked):
+    for step in (delivery.forget, client_capture.forget, system_exit.forget, process_span.begin_forked):
         guarded(step)()

@@ -7,7 +7,6 @@ process.
 
 import json
 import os
-import uuid
 from collections.abc import Mapping, MutableMapping
 from dataclasses import asdict
 from pathlib import Path
@@ -18,8 +17,10 @@ from opentelemetry.baggage.propagation import W3CBaggagePropagator
 from opentelemetry.context import Context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from trainspan._calls.client_capture import report_unread
 from trainspan._guard import guarded
 from trainspan._rollout.boundary import processes_are_rollouts
+from trainspan._rollout.ids import new_id
 from trainspan._rollout.scope import Scope, process_scope, scope_in, set_process_scope
 from trainspan._rollout_block import end_open_rollouts, end_rollout_span, start_span
 from trainspan_schemas.telemetry import keys
@@ -85,6 +86,7 @@ def end(status: RolloutStatus, error: BaseException | None = None) -> None:
     if _Ending.done:
         return
     _Ending.done = True
+    report_unread()
     end_open_rollouts("cancelled" if status == "ok" else status)
     scope = process_scope()
     if scope is None:
@@ -124,7 +126,7 @@ def _own_rollout(base: Context) -> Scope:
     """Makes this process the rollout: its id is the trace id, or a new one if others may share the trace."""
     shared = trace.get_current_span(base).get_span_context().is_valid
     span = start_span(keys.ROLLOUT_SPAN_NAME, base)
-    rollout_id = uuid.uuid4().hex if shared else f"{span.get_span_context().trace_id:032x}"
+    rollout_id = new_id() if shared else f"{span.get_span_context().trace_id:032x}"
     identity = Identity(rollout_id)
     span.set_attributes(identity.attributes())
     return Scope(identity, "process", span)

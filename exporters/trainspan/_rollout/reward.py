@@ -4,7 +4,6 @@ Both are sent because only one may arrive: a span event waits for the span's end
 """
 
 import math
-import uuid
 from typing import Literal
 
 from opentelemetry import trace
@@ -12,6 +11,7 @@ from opentelemetry.trace import Span
 
 from trainspan._guard import guarded, refuse
 from trainspan._releases import emit_event
+from trainspan._rollout.ids import new_id
 from trainspan._rollout.scope import Scope, current_scope
 from trainspan._rollout.suspension import has_outlived_its_rollout, is_between_steps
 from trainspan._switch import is_disabled
@@ -64,7 +64,7 @@ def _send(score: float, name: str, explanation: str | None, of: str, scope: Scop
     attributes: dict[str, str | int | float] = {
         keys.EVALUATION_NAME: name,
         keys.EVALUATION_SCORE: score,
-        keys.EVALUATION_ID: uuid.uuid4().hex,
+        keys.EVALUATION_ID: new_id(),
         keys.EVALUATION_OF: of,
         keys.EVALUATION_SOURCE: "agent",
     }

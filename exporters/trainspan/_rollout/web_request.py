@@ -1,6 +1,6 @@
 """Makes each request of a service a rollout: a SERVER or CONSUMER span that no other rollout encloses.
 
-The rollout's id is the span's id. It applies to everything in the request's context, including threads and background
+The rollout's id applies to everything in the request's context, including threads and background
 tasks; the span becomes the rollout's own if the request called the policy.
 """
 
@@ -13,6 +13,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from trainspan._guard import guarded
 from trainspan._rollout.boundary import requests_are_rollouts, trusts_baggage
+from trainspan._rollout.ids import new_id
 from trainspan._rollout.scope import Scope, process_scope, scope_in, with_scope
 from trainspan_schemas.telemetry import keys
 from trainspan_schemas.telemetry.identity import Identity
@@ -45,10 +46,7 @@ def _begin(span: Span, parent_context: Context | None) -> None:
     if outer is not None and outer.span.get_span_context().trace_id == span.get_span_context().trace_id:
         return  # the rollout calls its own process
     trusted = Identity.from_attributes(baggage.get_all(parent_context)) if trusts_baggage() else None
-    if trusted is not None:
-        scope = Scope(trusted, "runner", span)
-    else:
-        scope = Scope(Identity(f"{span.get_span_context().span_id:016x}"), "request", span)
+    scope = Scope(trusted, "runner", span) if trusted is not None else Scope(Identity(new_id()), "request", span)
     if outer is not None:
         outer.holds_rollouts = True
     span.set_attributes(scope.identity.attributes())

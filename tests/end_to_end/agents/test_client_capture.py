@@ -149,6 +149,117 @@ def test_a_server_that_refuses_the_question_is_asked_without_it_and_the_calls_sa
     assert "trainspan serve" in finding.advice
 
 
+STREAMS = """
+import asyncio, httpx, httpx2, json, os
+from openai import AsyncOpenAI, OpenAI
+
+CHAT = {"model": "policy", "messages": [{"role": "user", "content": "Find a heavy box."}], "max_tokens": 6, "stream": True}
+TEXT = {"model": "policy", "prompt": "Find", "max_tokens": 6, "stream": True}
+URL = os.environ["OPENAI_BASE_URL"]
+HEADERS = {"authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+client = OpenAI()
+kept = []
+
+
+def until_finished(chunks):
+    for chunk in chunks:
+        if chunk.choices[0].finish_reason:
+            return
+
+
+async def until_finished_async(chunks):
+    async for chunk in chunks:
+        if chunk.choices[0].finish_reason:
+            return
+
+
+def until_done(lines):
+    for line in lines:
+        if line == "data: [DONE]":
+            return
+
+
+def sent(library):
+    connection = library.Client(headers=HEADERS, timeout=60)
+    kept.append(connection)
+    return connection, connection.build_request("POST", URL + "/chat/completions", json=CHAT)
+
+
+def closed(library, read):
+    connection, request = sent(library)
+    with connection.stream("POST", URL + "/chat/completions", json=CHAT) as answer:
+        read(answer)
+
+
+def left_open(library, read):
+    connection, request = sent(library)
+    answer = connection.send(request, stream=True)
+    kept.append(answer)
+    read(answer)
+
+
+async def asynchronous():
+    async with AsyncOpenAI() as openai:
+        async for _ in await openai.chat.completions.create(**CHAT):
+            pass
+        await until_finished_async(await openai.chat.completions.create(**CHAT))
+    async with httpx.AsyncClient(headers=HEADERS, timeout=60) as connection:
+        async with connection.stream("POST", URL + "/chat/completions", json=CHAT) as answer:
+            async for line in answer.aiter_lines():
+                if line == "data: [DONE]":
+                    break
+
+
+def helper():
+    with client.chat.completions.stream(**{name: value for name, value in CHAT.items() if name != "stream"}) as stream:
+        stream.get_final_completion()
+
+
+def lines_of_openai():
+    with client.chat.completions.with_streaming_response.create(**CHAT) as answer:
+        until_done(answer.iter_lines())
+
+
+def with_block():
+    with client.chat.completions.create(**CHAT) as stream:
+        list(stream)
+
+
+list(client.chat.completions.create(**CHAT))
+with_block()
+until_finished(client.chat.completions.create(**CHAT))
+stream = client.chat.completions.create(**CHAT)
+until_finished(stream)
+list(client.completions.create(**TEXT))
+list(client.completions.create(**{**TEXT, "prompt": ["Find", "Send"]}))
+list(client.chat.completions.create(**CHAT, stream_options={"include_usage": True}))
+helper()
+lines_of_openai()
+closed(httpx, lambda answer: until_done(answer.iter_lines()))
+closed(httpx, lambda answer: list(answer.iter_text()))
+closed(httpx2, lambda answer: until_done(answer.iter_lines()))
+left_open(httpx, lambda answer: until_done(answer.iter_lines()))
+asyncio.run(asynchronous())
+EARLY = {**CHAT, "max_tokens": 300, "extra_body": {"ignore_eos": True}}
+early = client.chat.completions.create(**EARLY)
+next(early)
+print(json.dumps(0))
+"""
+
+
+def test_streams_are_captured_however_the_client_reads_them(stack: Stack, server: BareServer, tmp_path: Path) -> None:
+    _, spans = run(stack, server, tmp_path, "client-streams", STREAMS, TRAINSPAN_CAPTURE="client")
+    (rollout_id,) = stack.rollouts_of("client-streams")
+    calls = stack.calls(str(rollout_id), 17)
+    delivered = sorted(len(call["completion_ids"]) for call in calls if call["delivered"])
+    whole = sorted(
+        len(record["completion_ids"]) for record in stack.engine_calls("client-streams") if record["finish_reason"]
+    )
+    assert (len(delivered), len(calls), len(spans)) == (17, 18, 18), "16 requests, one of them with two prompts"
+    assert delivered == [n for n in whole if n <= 6]
+    assert stack.rollout(str(rollout_id), 17)["n_calls"] == 17, "requests that were answered"
+
+
 def test_a_stream_that_the_client_leaves_early_is_an_undelivered_call(
     stack: Stack, server: BareServer, tmp_path: Path
 ) -> None:
