@@ -10,6 +10,7 @@ import contextlib
 import contextvars
 import dataclasses
 import inspect
+import json
 import socket
 import threading
 import time
@@ -38,6 +39,7 @@ from trainspan_schemas.agents.worker import (
 from trainspan_schemas.errors import InvalidRecordError, ProcessError, UsageError
 from trainspan_schemas.telemetry import keys
 from trainspan_schemas.telemetry.identity import TraceParent
+from trainspan_schemas.telemetry.utf8 import escaped, well_formed
 
 __all__ = ["main"]
 
@@ -123,9 +125,16 @@ def _encode(outcome: JobOutcome) -> bytes:
     """Encodes the outcome as a line; a value that is too long or not JSON is replaced with the start of its repr."""
     with contextlib.suppress(TypeError, ValueError, RecursionError):
         line = encode(outcome)
+        if b"\\ud" in line:
+            outcome = dataclasses.replace(
+                outcome,
+                value=well_formed(json.loads(json.dumps(outcome.value, default=str)), "the agent's return value"),
+                error=outcome.error and escaped(outcome.error),
+            )
+            line = encode(outcome)
         if len(line) <= MAX_LINE_BYTES:
             return line
-    return encode(dataclasses.replace(outcome, value=repr(outcome.value)[:MAX_VALUE_CHARS]))
+    return encode(dataclasses.replace(outcome, value=escaped(repr(outcome.value)[:MAX_VALUE_CHARS])))
 
 
 async def _in_thread(function: Callable[..., Any], task: dict[str, Any]) -> Any:

@@ -13,6 +13,7 @@ from typing import Any, Final, cast
 
 from trainspan_schemas.errors import TaskFileError
 from trainspan_schemas.telemetry.identity import Split
+from trainspan_schemas.telemetry.utf8 import well_formed
 
 __all__ = ["Task", "count_tasks", "read_tasks", "to_task"]
 
@@ -107,8 +108,8 @@ def _json_lines(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
                 continue
             where = f"{path}:{number}"
             try:
-                fields = json.loads(line)
-            except (json.JSONDecodeError, UnicodeDecodeError) as error:
+                fields = well_formed(json.loads(line), where)
+            except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
                 raise TaskFileError(f"{where}: not JSON ({error})") from error
             if not isinstance(fields, dict):
                 raise TaskFileError(f'{where}: not an object; write {{"id": …, "input": …}}')

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from trainspan_rollouts.task_file import Task, to_task
 from trainspan_schemas.errors import TaskFileError
+from trainspan_schemas.telemetry.utf8 import well_formed
 
 __all__ = ["STDIN", "TaskStream"]
 
@@ -49,7 +50,7 @@ class TaskStream:
     def _parsed(self, line: bytes, round_: int) -> tuple[Task, int]:
         where = f"standard input:{self._number}"
         try:
-            fields: Mapping[str, Any] = json.loads(line)
+            fields: Mapping[str, Any] = well_formed(json.loads(line), where)
         except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
             raise TaskFileError(f"{where}: not JSON ({error})") from error
         if not isinstance(fields, dict):

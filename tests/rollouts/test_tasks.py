@@ -23,6 +23,18 @@ def test_json_lines_keep_values_and_skip_empty_lines(tmp_path: Path) -> None:
     assert Task("1", {"q": 1}, "secret", None, "secret").for_agent() == {"id": "1", "input": {"q": 1}}
 
 
+def test_half_characters_of_a_task_are_escaped_and_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "tasks.jsonl"
+    path.write_text(
+        '{"id": "a\\ud83d", "input": {"q": ["\\udc80"], "whole": "\\ud83d\\ude00"}}\n{"id": "b", "input": "x"}\n'
+    )
+    tasks = [Task(r"a\ud83d", {"q": [r"\udc80"], "whole": "😀"}), Task("b", "x")]
+    assert (count_tasks(path), list(read_tasks(path))) == (2, tasks)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"event=half_characters source={path}:1; text that is not valid Unicode is escaped"
+    ]
+
+
 def test_a_split_skips_only_the_tasks_of_the_other_one(tmp_path: Path) -> None:
     path = tmp_path / "tasks.jsonl"
     path.write_text(GOOD)

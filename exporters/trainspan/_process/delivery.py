@@ -23,6 +23,7 @@ from opentelemetry._logs import get_logger_provider
 
 from trainspan._guard import guarded, logger
 from trainspan._process import collectors
+from trainspan._process.encodable import encodable
 from trainspan._releases import bound_retries, failure_result
 
 __all__ = ["after_fork_in_parent", "before_fork", "flush", "forget", "report_loss", "resume", "watch_exporters"]
@@ -137,6 +138,7 @@ def _watcher(name: str, what: str) -> Callable[[ModuleType], None]:
             held = lock.acquire(timeout=LOCK_PATIENCE_S)
             _thread.exporting = True
             try:
+                items = encodable(items) or items
                 if _has_no_time(exporter, address):
                     _note(address, what, len(items), delivered=False)
                     return failure

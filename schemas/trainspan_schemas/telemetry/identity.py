@@ -12,6 +12,7 @@ from urllib.parse import quote, unquote_plus
 
 from trainspan_schemas.telemetry import keys
 from trainspan_schemas.telemetry.signing import sign, verify
+from trainspan_schemas.telemetry.utf8 import escaped
 
 __all__ = [
     "ENV_BAGGAGE",
@@ -83,6 +84,12 @@ class Identity:
     url_signature: str | None = None
     """The runner's signature of the rollout's trace, for base URLs that the agent builds; never stored on a span."""
 
+    def __post_init__(self) -> None:
+        """Escapes half characters, which no carrier can hold."""
+        for name in ("rollout_id", "run_id", "task_id"):
+            if (text := getattr(self, name)) is not None:
+                object.__setattr__(self, name, escaped(text))
+
     def attributes(self) -> dict[str, str | int]:
         """Span attributes; absent values are left out."""
         pairs: dict[str, str | int | None] = {
@@ -138,7 +145,7 @@ class Identity:
 
     def to_baggage(self, agent: str | None = None) -> str:
         """A `baggage` header (or environment) value; `agent` is the calling agent's name."""
-        pairs = {**self.members(), **({keys.GEN_AI_AGENT_NAME: agent} if agent else {})}
+        pairs = {**self.members(), **({keys.GEN_AI_AGENT_NAME: escaped(agent)} if agent else {})}
         return ",".join(f"{key}={quote(str(value), safe='')}" for key, value in pairs.items())
 
 

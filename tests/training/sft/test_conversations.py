@@ -167,3 +167,14 @@ def test_an_epoch_trains_each_row_once_in_steps_of_about_equal_size(rows_of: Any
     assert [step[0].n_step for step in plan.after(5)] == sizes[5:]
     assert plan_of(rows, [], layout, SftSettings(max_steps=3)).steps == 3
     assert plan_of(rows[:2], [], layout, SftSettings(batch_tokens=1)).steps_per_epoch == 2
+
+
+def test_half_characters_of_a_conversation_become_the_replacement_character(tmp_path: Path) -> None:
+    file = tmp_path / "data.jsonl"
+    call = {"function": {"name": "look", "arguments": '{"q": "\\ud83d"}'}}
+    line = {"messages": [said("user", "a\ud83d"), {**said("assistant", "😀"), "tool_calls": [call]}]}
+    file.write_text(json.dumps(line) + "\n")
+    ((example,), _) = read_examples([file])
+    asked, answered = example.messages
+    assert (asked["content"], answered["content"]) == ("a\ufffd", "😀")
+    assert answered["tool_calls"][0]["function"]["arguments"] == {"q": "\ufffd"}

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from trainspan_schemas.errors import DatasetError
+from trainspan_schemas.telemetry.utf8 import well_formed
 
 __all__ = ["ConversationFile", "Example", "Message", "find_files", "read_examples", "served_message", "served_tool"]
 
@@ -79,8 +80,8 @@ def _parsed(path: Path, content: bytes) -> Iterator[Example]:
             continue
         name = f"{path.name}:{number}"
         try:
-            row = json.loads(line)
-        except ValueError as error:
+            row = well_formed(json.loads(line), name, "\ufffd")
+        except (ValueError, RecursionError) as error:
             raise DatasetError(f"{path}, line {number} is not JSON ({error}): write the file again") from error
         try:
             yield _example(name, row)
@@ -92,7 +93,7 @@ def _example(name: str, row: Any) -> Example:
     if not isinstance(row, dict):
         raise TypeError(f"expected an object with {_FORMS}")
     tools = row.get("tools") or []
-    tools = json.loads(tools) if isinstance(tools, str) else tools
+    tools = well_formed(json.loads(tools), name, "\ufffd") if isinstance(tools, str) else tools
     if not isinstance(tools, list):
         raise TypeError("tools must be a list")
     offered = tuple(served_tool(tool) for tool in tools)
@@ -139,7 +140,7 @@ def _served_call(call: Any) -> Message:
     arguments = function.get("arguments") or {}
     if isinstance(arguments, str):
         try:
-            parsed = json.loads(arguments)
+            parsed = well_formed(json.loads(arguments), "the arguments of a tool call", "\ufffd")
         except ValueError:
             parsed = None
         arguments = parsed if isinstance(parsed, dict) else arguments
