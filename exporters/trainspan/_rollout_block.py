@@ -54,12 +54,14 @@ def rollout(
 
     It starts a new trace, and its status is `ok`, or `agent_error` if an exception leaves it. If a runner or an outer
     block has already started the rollout, the block joins it and has its id. Without an exporter nothing is sent, but
-    the ids are valid.
+    the ids are valid. Raises ValueError for an id, attempt or round that no store can hold.
 
         with trainspan.rollout(task_id="task-1") as r:
             r.reward(score(solve(task)))
     """
-    return Rollout(Identity(rollout_id or "", run_id, task_id, attempt, round, split))
+    wanted = Identity(rollout_id or "", run_id, task_id, attempt, round, split)
+    wanted.check()
+    return Rollout(wanted)
 
 
 class Rollout:

@@ -1,13 +1,17 @@
 """Typed lookups in attributes that anybody may have sent: a value of the wrong type counts as absent."""
 
+import functools
 import json
+import logging
 from collections.abc import Mapping
 
 from trainspan_collector.otlp.json_encoding import encodable
 from trainspan_collector.otlp.values import Json
+from trainspan_schemas.telemetry import keys
 
-__all__ = ["boolean", "first_text", "integer", "number", "text"]
+__all__ = ["boolean", "first_text", "identity", "integer", "number", "text"]
 
+log = logging.getLogger(__name__)
 _MIN_INT32, _MAX_INT32 = -(2**31), 2**31 - 1
 
 
@@ -38,6 +42,24 @@ def integer(attributes: Mapping[str, Json], key: str) -> int | None:
     if isinstance(value, bool) or not isinstance(value, int) or not _MIN_INT32 <= value <= _MAX_INT32:
         return None
     return value
+
+
+def identity(attributes: Mapping[str, Json]) -> tuple[str | None, int | None]:
+    """Rollout id and attempt; neither, if the attempt is not a number from 0 that a column can hold: 0 is another attempt."""
+    rollout_id, attempt = text(attributes, keys.ROLLOUT_ID), integer(attributes, keys.ATTEMPT)
+    if keys.ATTEMPT in attributes and (attempt is None or attempt < 0):
+        _log_attempt()
+        return None, None
+    return rollout_id, attempt
+
+
+@functools.cache
+def _log_attempt() -> None:
+    log.warning(
+        "malformed_identity: spans whose %s is not a whole number from 0 to %d belong to no rollout",
+        keys.ATTEMPT,
+        _MAX_INT32,
+    )
 
 
 def number(attributes: Mapping[str, Json], key: str) -> float | None:

@@ -30,7 +30,7 @@ def read_evaluation(
 
     `stated_time_ns` is the sender's own time, 0 if it gave none: unlike the arrival time, it is the same in a re-sent copy.
     """
-    rollout_id, attempt = look.text(attributes, keys.ROLLOUT_ID), look.integer(attributes, keys.ATTEMPT)
+    rollout_id, attempt = look.identity(attributes)
     said = rollout_id
     if rollout_id is None:
         rollout_id, attempt = span_rollout

@@ -147,7 +147,7 @@ def _core(span: Span, status: Status, end_ns: int, origin: Origin, texts: _Texts
 
 def _identity(plain: Mapping[str, Json], status: str | None, boundary: str | None, judge: str | None) -> _Identity:
     """The columns `rollout_id` to `rollout_calls`."""
-    rollout_id, attempt = look.text(plain, keys.ROLLOUT_ID), look.integer(plain, keys.ATTEMPT)
+    rollout_id, attempt = look.identity(plain)
     return (
         rollout_id,
         (attempt or 0) if rollout_id else attempt,

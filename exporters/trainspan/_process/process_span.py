@@ -18,11 +18,12 @@ from opentelemetry.context import Context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from trainspan._calls.client_capture import report_unread
-from trainspan._guard import guarded
+from trainspan._guard import guarded, refuse
 from trainspan._rollout.boundary import processes_are_rollouts
 from trainspan._rollout.ids import new_id
 from trainspan._rollout.scope import Scope, process_scope, scope_in, set_process_scope
 from trainspan._rollout_block import end_open_rollouts, end_rollout_span, start_span
+from trainspan_schemas.errors import InvalidRecordError
 from trainspan_schemas.telemetry import keys
 from trainspan_schemas.telemetry.identity import (
     ENV_BAGGAGE,
@@ -145,7 +146,12 @@ def _from_environment(environ: Mapping[str, str]) -> tuple[Context, Identity | N
     base = TraceContextTextMapPropagator().extract(carrier, Context())
     base = W3CBaggagePropagator().extract(carrier, base)
     members = parse_baggage(environ.get(ENV_BAGGAGE, ""))
-    return base, Identity.from_attributes(members), members.get(keys.ROLLOUT_BOUNDARY) == "process"
+    try:
+        identity = Identity.from_attributes(members)
+    except InvalidRecordError as error:
+        refuse("malformed_identity", f"{ENV_BAGGAGE} of the environment is not used: {error}")
+        identity = None
+    return base, identity, members.get(keys.ROLLOUT_BOUNDARY) == "process"
 
 
 def _export(scope: Scope, environ: MutableMapping[str, str]) -> None:

@@ -11,10 +11,11 @@ from opentelemetry.context import Context
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
 from opentelemetry.trace import SpanKind, StatusCode
 
-from trainspan._guard import guarded
+from trainspan._guard import guarded, refuse
 from trainspan._rollout.boundary import requests_are_rollouts, trusts_baggage
 from trainspan._rollout.ids import new_id
 from trainspan._rollout.scope import Scope, process_scope, scope_in, with_scope
+from trainspan_schemas.errors import InvalidRecordError
 from trainspan_schemas.telemetry import keys
 from trainspan_schemas.telemetry.identity import Identity
 from trainspan_schemas.telemetry.status import RolloutStatus
@@ -45,13 +46,21 @@ def _begin(span: Span, parent_context: Context | None) -> None:
         return
     if outer is not None and outer.span.get_span_context().trace_id == span.get_span_context().trace_id:
         return  # the rollout calls its own process
-    trusted = Identity.from_attributes(baggage.get_all(parent_context)) if trusts_baggage() else None
+    trusted = _trusted(parent_context) if trusts_baggage() else None
     scope = Scope(trusted, "runner", span) if trusted is not None else Scope(Identity(new_id()), "request", span)
     if outer is not None:
         outer.holds_rollouts = True
     span.set_attributes(scope.identity.attributes())
     _report_at_end(span, scope)
     context.attach(with_scope(scope))
+
+
+def _trusted(parent_context: Context | None) -> Identity | None:
+    try:
+        return Identity.from_attributes(baggage.get_all(parent_context))
+    except InvalidRecordError as error:
+        refuse("malformed_identity", f"the baggage of a request is not used: {error}")
+        return None
 
 
 def _report_at_end(span: Span, scope: Scope) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 from urllib.parse import quote, unquote_plus
 
+from trainspan_schemas.errors import InvalidRecordError
 from trainspan_schemas.telemetry import keys
 from trainspan_schemas.telemetry.signing import sign, verify
 from trainspan_schemas.telemetry.utf8 import escaped
@@ -39,6 +40,8 @@ ENV_TASK = "TRAINSPAN_TASK"  # JSON {"id", "input"}, never the answer; unset if 
 ENV_TASK_FILE = "TRAINSPAN_TASK_FILE"  # path of a file with the same JSON
 ENV_REPORT = "TRAINSPAN_REPORT"  # folder where each agent process leaves an AgentReport for its runner
 
+MAX_ID_CHARS = 4096
+"""Of a rollout's, a task's and a run's id: baggage carries them in a header, where each may take three bytes."""
 _TRACEPARENT = re.compile(r"^([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})$")
 
 
@@ -104,27 +107,36 @@ class Identity:
 
     @classmethod
     def from_attributes(cls, attributes: Mapping[str, object]) -> "Identity | None":
-        """The identity in span attributes or parsed baggage; None without a rollout id or with malformed values."""
-        rollout_id = attributes.get(keys.ROLLOUT_ID)
-        if not rollout_id:
+        """The identity in span attributes or parsed baggage; None without a rollout id.
+
+        Raises InvalidRecordError if a field is not one that every store and dataset can hold.
+        """
+        if not attributes.get(keys.ROLLOUT_ID):
             return None
-        run_id, task_id = attributes.get(keys.RUN_ID), attributes.get(keys.TASK_ID)
-        round_, split = attributes.get(keys.ROUND), attributes.get(keys.SPLIT) or "train"
+        given_round, split = attributes.get(keys.ROUND), attributes.get(keys.SPLIT) or "train"
+        identity = cls(
+            rollout_id=str(attributes[keys.ROLLOUT_ID]),
+            run_id=_text(attributes.get(keys.RUN_ID)),
+            task_id=_text(attributes.get(keys.TASK_ID)),
+            attempt=_count(keys.ATTEMPT, attributes.get(keys.ATTEMPT, 0)),
+            round=None if given_round is None else _count(keys.ROUND, given_round),
+            split="val" if split == "val" else "train",
+            signature=_text(attributes.get(keys.SIGNATURE)),
+            url_signature=_text(attributes.get(keys.URL_SIGNATURE)),
+        )
         if split not in ("train", "val"):
-            return None
-        try:
-            return cls(
-                rollout_id=str(rollout_id),
-                run_id=None if run_id is None else str(run_id),
-                task_id=None if task_id is None else str(task_id),
-                attempt=int(str(attributes.get(keys.ATTEMPT, 0))),
-                round=None if round_ is None else int(str(round_)),
-                split="val" if split == "val" else "train",
-                signature=_text(attributes.get(keys.SIGNATURE)),
-                url_signature=_text(attributes.get(keys.URL_SIGNATURE)),
-            )
-        except ValueError:
-            return None
+            raise InvalidRecordError(f"{keys.SPLIT} is {str(split)[:40]!r}; it must be train or val")
+        identity.check()
+        return identity
+
+    def check(self) -> None:
+        """Raises InvalidRecordError if a field is not one that every store and dataset can hold."""
+        for key, number in ((keys.ATTEMPT, self.attempt), (keys.ROUND, self.round)):
+            if number is not None:
+                _count(key, number)
+        for key, text in ((keys.ROLLOUT_ID, self.rollout_id), (keys.TASK_ID, self.task_id), (keys.RUN_ID, self.run_id)):
+            if text is not None and len(text) > MAX_ID_CHARS:
+                raise InvalidRecordError(f"{key} has {len(text)} characters; at most {MAX_ID_CHARS} are allowed")
 
     def members(self) -> dict[str, str | int]:
         """The members passed between processes: the attributes and the signatures."""
@@ -150,7 +162,15 @@ class Identity:
 
 
 def _text(value: object) -> str | None:
-    return str(value) if value else None
+    return str(value) if value not in (None, "") else None
+
+
+def _count(key: str, value: object) -> int:
+    """A whole number from 0 that a 32-bit column can hold."""
+    text = str(value)
+    if isinstance(value, bool) or not (text.isascii() and text.isdecimal()) or len(text) > 10 or int(text) >= 2**31:
+        raise InvalidRecordError(f"{key} is {text[:40]!r}; it must be a whole number from 0 to {2**31 - 1}")
+    return int(text)
 
 
 def parse_baggage(header: str) -> dict[str, str]:

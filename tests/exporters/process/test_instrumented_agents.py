@@ -203,13 +203,20 @@ def test_under_a_runner_the_process_joins_the_runners_rollout_and_passes_it_to_i
     ]
 
 
-def test_a_foreign_trace_without_identity_gets_a_new_rollout(
-    tmp_path: Path, recorder: OtlpRecorder, wired: dict[str, str]
+@pytest.mark.parametrize(
+    ("baggage", "event"),
+    [("", ""), ("trainspan.rollout.id=r1,trainspan.attempt=" + "1" * 23, "event=malformed_identity")],
+    ids=["no identity", "an attempt that no store can hold"],
+)
+def test_a_foreign_trace_without_an_identity_gets_a_new_rollout(
+    tmp_path: Path, recorder: OtlpRecorder, wired: dict[str, str], baggage: str, event: str
 ) -> None:
     parent = TraceParent("c" * 32, "d" * 16)
-    ran = run(write(tmp_path, "print(1)"), {**wired, **WITHOUT_OPENAI, "TRACEPARENT": str(parent)})
+    traced = {"TRACEPARENT": str(parent), "BAGGAGE": baggage}
+    ran = run(write(tmp_path, "print(1)"), {**wired, **WITHOUT_OPENAI, **traced})
     rollout = recorder.one("trainspan.rollout")
-    assert ran.code == 0
+    assert (ran.code, ran.stderr.partition(";")[0]) == (0, event)
+    assert rollout.attributes[keys.ROLLOUT_ID] != "r1"
     assert (rollout.trace_id, rollout.parent_span_id) == (parent.trace_id, parent.span_id)
     assert rollout.attributes[keys.ROLLOUT_STATUS] == "ok"
     assert rollout.attributes[keys.ROLLOUT_ID] not in (parent.trace_id, "")

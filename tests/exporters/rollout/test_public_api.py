@@ -69,6 +69,10 @@ def test_a_reward_that_is_not_a_finite_number_is_an_error(value: float) -> None:
 
 
 def test_misuse_raises() -> None:
+    with pytest.raises(ValueError, match="attempt is '100000000000000000000000'; it must be a whole number from 0"):
+        trainspan.rollout(attempt=10**23)
+    with pytest.raises(ValueError, match=r"task\.id has 4097 characters"):
+        trainspan.rollout(task_id="x" * 4097)
     unused = trainspan.rollout()
     with pytest.raises(RuntimeError, match="has not begun"):
         unused.reward(1.0)

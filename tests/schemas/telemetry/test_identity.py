@@ -2,6 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainspan_schemas.errors import InvalidRecordError
 from trainspan_schemas.telemetry.identity import Identity, TraceParent, parse_baggage, strip_identity
 
 IDS = st.text(min_size=1, max_size=40)
@@ -23,10 +24,34 @@ def test_foreign_baggage_is_kept_and_ours_is_taken_out() -> None:
     assert strip_identity(header) == "user=7;p=1, tenant=a%20b"
 
 
-def test_baggage_without_a_rollout_or_with_a_false_split_is_no_identity() -> None:
+def test_baggage_without_a_rollout_is_no_identity() -> None:
     assert Identity.from_attributes({"trainspan.run.id": "x"}) is None
-    assert Identity.from_attributes({"trainspan.rollout.id": "x", "trainspan.split": "test"}) is None
-    assert Identity.from_attributes({"trainspan.rollout.id": "x", "trainspan.round": "seven"}) is None
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *[
+            (field, value)
+            for field in ("attempt", "round")
+            for value in ("seven", "-1", "1.5", "1_0", "٣", " 1", "", True)
+        ],
+        ("attempt", "1" * 23),
+        ("attempt", 2**31),
+        ("round", "9" * 5000),
+        ("split", "test"),
+        ("rollout.id", "x" * 4097),
+        ("task.id", "x" * 4097),
+    ],
+)
+def test_a_field_that_no_store_can_hold_is_refused_by_name(field: str, value: object) -> None:
+    with pytest.raises(InvalidRecordError, match=f"trainspan.{field} "):
+        Identity.from_attributes({"trainspan.rollout.id": "x", f"trainspan.{field}": value})
+
+
+def test_the_largest_fields_are_an_identity() -> None:
+    identity = Identity("x" * 4096, "r" * 4096, "t" * 4096, 2**31 - 1, 0)
+    assert Identity.from_attributes(parse_baggage(identity.to_baggage())) == identity
 
 
 @pytest.mark.parametrize(

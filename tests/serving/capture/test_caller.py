@@ -54,6 +54,12 @@ def test_url_and_key_of_two_rollouts_contradict_each_other() -> None:
         identify(scope_of(f"/rollout/{TRACE}/v1/models", authorization=f"Bearer trainspan-{OTHER}"), [], KEY)
 
 
+def test_an_identity_that_no_store_can_hold_is_refused() -> None:
+    baggage = Identity("r1").to_baggage().replace("attempt=0", "attempt=" + "1" * 23)
+    with pytest.raises(InvalidRecordError, match=r"trainspan\.attempt is '1{23}'; it must be a whole number from 0"):
+        identify(scope_of(baggage=baggage), [], KEY)
+
+
 @pytest.mark.parametrize("token", ["", "x", str(TRACE)[:-1], f"{TRACE}x", f"00-{'0' * 32}-{'1' * 16}-01"])
 def test_a_url_without_a_traceparent_is_refused(token: str) -> None:
     with pytest.raises(InvalidRecordError, match="is not a traceparent"):
