@@ -22,7 +22,7 @@ from opentelemetry import trace
 from opentelemetry._logs import get_logger_provider
 
 from trainspan._guard import guarded, logger
-from trainspan._process import collectors
+from trainspan._process import collectors, outage
 from trainspan._process.encodable import encodable
 from trainspan._releases import bound_retries, failure_result
 
@@ -84,8 +84,12 @@ _thread = threading.local()
 
 
 def before_fork() -> None:
-    """Waits briefly for running exports: gRPC does not survive a fork in the middle of a call."""
-    for lock in list(_losses.exporting.values()):
+    """Waits briefly for running exports: gRPC does not survive a fork in the middle of a call.
+
+    Not for those to a collector that does not answer: the child does not call it either.
+    """
+    answering = [lock for address, lock in list(_losses.exporting.items()) if address not in _losses.failing]
+    for lock in answering:
         began_s = time.monotonic()
         if lock.acquire(timeout=_losses.fork_wait_s):
             _losses.held.append(lock)
@@ -140,7 +144,7 @@ def _watcher(name: str, what: str) -> Callable[[ModuleType], None]:
             try:
                 items = encodable(items) or items
                 if _has_no_time(exporter, address):
-                    _note(address, what, len(items), delivered=False)
+                    _note(address, what, len(items), delivered=False, tried=False)
                     return failure
                 result = wrapped(items, *args[1:], **kwargs)
             except Exception:  # up to 1.34, the HTTP exporters raise what others log
@@ -179,6 +183,8 @@ def _has_no_time(exporter: Any, address: str) -> bool:
     holder = exporter if hasattr(exporter, "_timeout") else exporter._client  # gRPC and HTTP differ
     if holder._timeout == _SDK_TIMEOUT_S and not any(map(_TIMEOUT_VARIABLE.fullmatch, os.environ)):
         holder._timeout = EXPORT_TIMEOUT_S
+    if not outage.may_try(address):
+        return True
     left_s = math.inf
     if _losses.exit_deadline_s is not None:
         left_s = _losses.exit_deadline_s - time.monotonic()
@@ -191,11 +197,15 @@ def _has_no_time(exporter: Any, address: str) -> bool:
 
 
 @guarded
-def _note(address: str, what: str, count: int, *, delivered: bool) -> None:
+def _note(address: str, what: str, count: int, *, delivered: bool, tried: bool = True) -> None:
     with _losses.lock:
         if delivered:
+            if address in _losses.failing or not outage.is_root():
+                outage.clear(address)
             _losses.failing.discard(address)
             return
+        if tried:
+            outage.mark(address)
         _losses.failing.add(address)
         _losses.lost[what] += count
         _losses.endpoints.add(address)
@@ -203,7 +213,7 @@ def _note(address: str, what: str, count: int, *, delivered: bool) -> None:
         _losses.first_failure_s = _losses.first_failure_s or now_s
         late = now_s - _losses.first_failure_s > LATE_REPORT_S
     if late:
-        report_loss()
+        report_loss(at_end=False)
 
 
 def flush(budget_s: float = EXIT_BUDGET_S) -> None:
@@ -230,12 +240,18 @@ def _flush_provider(provider: Any) -> None:
 
 
 @guarded
-def report_loss() -> None:
-    """Logs one line, once, if anything was lost."""
+def report_loss(*, at_end: bool = True) -> None:
+    """Logs one line, once, if anything was lost; a child leaves that to the program's first process."""
+    of_children = outage.take_lost() if at_end else None
     with _losses.lock:
+        if of_children:
+            _losses.lost += of_children[0]
+            _losses.endpoints |= of_children[1]
         if _losses.reported or not _losses.lost:
             return
         _losses.reported = True
+        if at_end and outage.note_lost(_losses.lost, _losses.endpoints):
+            return
         lost = " and ".join(f"{count} {what}" for what, count in sorted(_losses.lost.items()))
     logger.warning(
         "event=telemetry_lost lost=%r endpoint=%s; the agent is not affected, start `trainspan collector` there",

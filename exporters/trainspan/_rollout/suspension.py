@@ -11,11 +11,12 @@ A generator that is a context manager or a fixture is different: its block is fo
 """
 
 import asyncio
+import contextlib
+import contextvars
 import gc
 import sys
 import threading
 import weakref
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import Token
 from inspect import CO_ASYNC_GENERATOR, CO_GENERATOR
@@ -30,7 +31,7 @@ from opentelemetry.trace import Span
 from trainspan._guard import guarded
 from trainspan._rollout.scope import Scope, scope_in, with_scope
 
-__all__ = ["Block", "enter", "has_outlived_its_rollout", "is_between_steps", "leave"]
+__all__ = ["Block", "enter", "has_outlived_its_rollout", "is_between_steps", "leave", "separate_flow", "switch_carried"]
 
 _BLOCK: Final = context.create_key("trainspan-block")
 _GENERATOR: Final = CO_GENERATOR | CO_ASYNC_GENERATOR
@@ -61,7 +62,7 @@ class Block:
 
 
 class _Watched:
-    frames: Final[dict[int, list[Block]]] = defaultdict(list)
+    frames: Final[dict[int, list[Block]]] = {}
     """Id of a generator's frame → its live blocks."""
     leaked: Final["weakref.WeakSet[Block]"] = weakref.WeakSet()
     """Ended blocks that may still be in somebody's context."""
@@ -78,7 +79,7 @@ def enter(scope: Scope, span: Span) -> Block:
     block.flows.add(_flow())
     block.token = context.attach(block.inside)
     if block.frame is not None:
-        _Watched.frames[id(block.frame)].append(block)
+        _Watched.frames.setdefault(id(block.frame), []).append(block)
         _watch()
     return block
 
@@ -151,14 +152,50 @@ def _task() -> Any:
     return None
 
 
+@guarded
+def switch_carried(function: Callable[..., Any]) -> None:
+    """Switches the context in which `function` will run elsewhere, if it brings one: a `Context.run`, or a partial of it."""
+    if _Watched.runtime is not None:
+        _switch_within(getattr(getattr(function, "func", function), "__self__", None))
+
+
+def _switch_within(copied: Any) -> None:
+    """Switches a context that this code has copied from its own."""
+    if isinstance(copied, contextvars.Context):
+        with contextlib.suppress(RuntimeError):  # it is in use
+            copied.run(context.get_current)
+
+
+@contextlib.contextmanager
+def separate_flow() -> Iterator[None]:
+    """Marks the code inside as what its thread does for others, such as a task of a pool, in their context."""
+    earlier = getattr(_thread, "flow", None)
+    _thread.flow = _Flow()
+    try:
+        yield
+    finally:
+        _thread.flow = earlier
+
+
+class _Flow:
+    """One thing after another in a thread."""
+
+
+_thread = threading.local()
+
+
 def _flow() -> Any:
     """Returns whose context is current: a task's or a thread's."""
-    return _task() or threading.current_thread()
+    return _task() or _thread_flow()
+
+
+def _thread_flow() -> Any:
+    return getattr(_thread, "flow", None) or threading.current_thread()
 
 
 def _is_here(block: Block) -> bool:
     """Whether the block was attached in this task, or in this thread outside any task."""
-    return _task() in block.flows or threading.current_thread() in block.flows
+    return _task() in block.flows or _thread_flow() in block.flows
 
 
 def _on_stack() -> Sequence[Block]:
@@ -166,8 +203,8 @@ def _on_stack() -> Sequence[Block]:
     blocks: list[Block] = []
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_code.co_flags & _GENERATOR and id(frame) in _Watched.frames:
-            blocks += reversed(_Watched.frames[id(frame)])
+        if frame.f_code.co_flags & _GENERATOR and (entered := _Watched.frames.get(id(frame))):
+            blocks += reversed(entered)
         frame = frame.f_back
     return blocks
 
@@ -277,6 +314,7 @@ def _spawner(function: str) -> Callable[[ModuleType], None]:
 def _task_factory(earlier: Any) -> Any:
     def create(loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> Any:
         context.get_current()
+        _switch_within(options.get("context"))
         return asyncio.Task(coro, loop=loop, **options) if earlier is None else earlier(loop, coro, **options)
 
     return create

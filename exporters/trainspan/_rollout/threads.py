@@ -14,6 +14,7 @@ from opentelemetry import context
 from opentelemetry.context import Context
 
 from trainspan._guard import guarded, hidden
+from trainspan._rollout.suspension import separate_flow, switch_carried
 
 __all__ = ["watch_threads"]
 
@@ -65,11 +66,12 @@ def _enter(thread: threading.Thread) -> None:
 def _in_context(function: Callable[..., Any]) -> Callable[..., Any]:
     """Returns `function` to be called in the current context, whichever thread calls it."""
     kept = context.get_current()
+    switch_carried(function)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         token = _attach(kept)
         try:
-            with hidden:
+            with hidden, separate_flow():
                 return function(*args, **kwargs)
         finally:
             if token is not None:

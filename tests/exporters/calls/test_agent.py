@@ -150,3 +150,79 @@ def test_frameworks_that_keep_no_current_agent_name_it_by_the_call_stack(
     assert done.returncode == 0, done.stderr
     sent = [request.baggage[keys.GEN_AI_AGENT_NAME] for request in policy.requests]
     assert [name[: len("agent-")] if name.startswith("agent-") else name for name in sent] == names
+
+
+STREAMS_LEFT_EARLY = """
+    import asyncio, os, trainspan
+    import agents
+    from langchain.agents import create_agent
+    from langchain_openai import ChatOpenAI
+    from openai import AsyncOpenAI
+
+    agents.set_tracing_disabled(True)
+    graph = create_agent(ChatOpenAI(model="policy"), [], system_prompt="You are a clerk.", name="clerk")
+    clerk = agents.Agent(
+        name="clerk", instructions="Look.", model=agents.OpenAIChatCompletionsModel("policy", AsyncOpenAI())
+    )
+
+    def question(text):
+        return {"messages": [{"role": "user", "content": text}]}
+
+    def synchronous(text):
+        with trainspan.rollout(task_id=text):
+            for mode in ("updates", "messages"):
+                for part in graph.stream(question(text), stream_mode=mode):
+                    yield part
+
+    async def asynchronous(text):
+        async with trainspan.rollout(task_id=text):
+            for _ in range(2):
+                async for part in graph.astream(question(text), stream_mode="updates"):
+                    yield part
+
+    async def of_agents(text):
+        async with trainspan.rollout(task_id=text):
+            for _ in range(2):
+                async for event in agents.Runner.run_streamed(clerk, text).stream_events():
+                    yield event
+
+    for number in range(2):
+        for part in synchronous(f"graph {number}"):
+            break
+    for pair in zip(synchronous("zip 0"), synchronous("zip 1")):
+        pass
+
+    async def main():
+        for number in range(2):
+            async for part in asynchronous(f"async graph {number}"):
+                break
+            async for event in of_agents(f"agents {number}"):
+                break
+        await graph.ainvoke(question("outside"))
+        async for event in of_agents("agents whole"):
+            pass
+
+    asyncio.run(main())
+    graph.invoke(question("outside"))
+"""
+
+
+def test_streams_of_frameworks_that_are_left_early_are_rollouts_of_their_own(
+    tmp_path: Path, policy: OpenAIServer, recorder: OtlpRecorder, wired: dict[str, str]
+) -> None:
+    done = run_instrumented(write(tmp_path, STREAMS_LEFT_EARLY), {**wired, **WITHOUT_OPENAI})
+    assert (done.returncode, done.stderr) == (0, "")
+    asked = [(request.body["messages"][-1]["content"], request.baggage) for request in policy.requests]
+    expected = [(text, None if text == "outside" else text) for text, _ in asked]
+    assert [(text, baggage.get(keys.TASK_ID)) for text, baggage in asked] == expected
+    names = {
+        *(f"{kind} {number}" for kind in ("graph", "zip", "async graph") for number in range(2)),
+        "agents whole",
+        "outside",
+    }
+    assert names <= {text for text, _ in asked}
+    assert [text for text, _ in asked].count("agents whole") == 2
+    rollouts = {span.attributes.get(keys.TASK_ID): span for span in recorder.named("trainspan.rollout")}
+    assert len(rollouts) == len(recorder.named("trainspan.rollout")) == 10
+    assert {span.attributes[keys.ROLLOUT_STATUS] for span in rollouts.values()} == {"ok"}
+    assert rollouts[None].attributes[keys.ROLLOUT_CALLS] == 2

@@ -1,5 +1,6 @@
 """However an agent ends, its spans arrive, its rollout has the right status, and its exit is as without trainspan."""
 
+import re
 import signal
 import socket
 import subprocess
@@ -11,6 +12,7 @@ import pytest
 from tests.support.agents.openai_server import OpenAIServer
 from tests.support.agents.programs import WITHOUT_OPENAI, environment, run, write
 from tests.support.otlp.recorder import OtlpRecorder
+from tests.support.ports import free_port
 from trainspan._hook import _is_helper
 from trainspan_schemas.telemetry import keys
 
@@ -241,3 +243,79 @@ def test_without_a_policy_server_the_agent_sees_the_usual_error(tmp_path: Path, 
 )
 def test_helper_processes_are_not_agents(argv: list[str], expected: bool) -> None:
     assert _is_helper(argv) is expected
+
+
+MANY_PROCESSES = """
+    import multiprocessing, os, subprocess, sys, time
+    from opentelemetry import trace
+
+    def square(x):
+        return x * x
+
+    if __name__ == "__main__":
+        began_s = time.monotonic()
+        for _ in range(8):
+            with multiprocessing.get_context("fork").Pool(2) as pool:
+                pool.map(square, range(4))
+            trace.get_tracer("agent").start_span("work").end()
+            if (child := os.fork()) == 0:
+                os._exit(0)
+            os.waitpid(child, 0)
+        for _ in range(3):
+            subprocess.run([sys.executable, "-c", "pass"], check=True)
+        print(time.monotonic() - began_s)
+"""
+
+
+def test_without_a_collector_only_the_first_failure_and_the_end_of_a_program_wait(tmp_path: Path) -> None:
+    agent = write(tmp_path, MANY_PROCESSES)
+
+    def seconds(endpoint: str) -> tuple[float, str]:
+        ran = run(agent, {**WITHOUT_OPENAI, "OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "TMPDIR": str(tmp_path)})
+        assert ran.code == 0
+        return float(ran.stdout), ran.stderr
+
+    with OtlpRecorder() as recorder, socket.create_server(("127.0.0.1", 0)) as silent:
+        with_one, nothing = seconds(recorder.endpoint)
+        assert nothing == ""
+        n_processes = len([span for span in recorder.spans if span.name == "trainspan.process"])
+        assert n_processes >= 8 + 3, "forked and started ones; a pool kills its workers"
+        for endpoint in ("http://127.0.0.1:9", f"http://127.0.0.1:{silent.getsockname()[1]}"):
+            without, said = seconds(endpoint)
+            assert without < with_one + 4.0, "one export of 2 s, not one for each of 27 processes"
+            (line,) = said.splitlines()
+            n_lost = int(re.search(r"lost='(\d+) spans'", line)[1])  # type: ignore[index]
+            assert n_lost >= 8 + 1 + 11, "those of the program and of its children"
+            assert endpoint.removeprefix("http://") in line
+    assert not list(tmp_path.glob("trainspan-outage*"))
+
+
+def test_spans_after_an_outage_arrive_from_the_program_and_its_children(tmp_path: Path) -> None:
+    source = """
+    import os, sys, time
+    from opentelemetry import trace
+    trace.get_tracer("agent").start_span("lost").end()
+    time.sleep(3.0)  # the first export fails
+    print("down", flush=True)
+    sys.stdin.readline()
+    if (child := os.fork()) == 0:
+        trace.get_tracer("agent").start_span("child").end()
+        os._exit(0)
+    os.waitpid(child, 0)
+    trace.get_tracer("agent").start_span("parent").end()
+    """
+    port = free_port()
+    command = ["opentelemetry-instrument", "python", str(write(tmp_path, source))]
+    extra = {**WITHOUT_OPENAI, "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{port}", "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(
+        command, env=environment(extra), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == "down\n"
+        with OtlpRecorder(port=port) as recorder:
+            process.stdin.write("\n")
+            process.stdin.close()
+            assert process.wait(20) == 0
+            recorder.wait_for(lambda seen: len(seen.spans) >= 4)
+    assert {"child", "parent", "trainspan.process", "trainspan.rollout"} <= {span.name for span in recorder.spans}

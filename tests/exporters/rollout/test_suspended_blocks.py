@@ -5,6 +5,7 @@ Each test asks "whose call is this?" where a program would call the policy: with
 
 import asyncio
 import contextlib
+import contextvars
 import functools
 import gc
 import logging
@@ -158,15 +159,17 @@ async def test_what_a_generator_starts_belongs_to_its_block_and_what_its_consume
             for step in range(3):
                 later.append(asyncio.create_task(delayed(inside)))
                 inside.extend(await asyncio.gather(async_ask(), asyncio.to_thread(ask)))
+                inside.append(await asyncio.create_task(async_ask(), context=contextvars.copy_context()))
                 yield step
 
     outside: list[str | None] = []
     async for _ in agent():
         later.append(asyncio.create_task(delayed(outside)))
+        outside.append(await asyncio.create_task(async_ask(), context=contextvars.copy_context()))
         outside.extend(await asyncio.gather(async_ask(), asyncio.to_thread(ask)))
     await asyncio.gather(*later)
-    assert inside == ["agent"] * 9
-    assert outside == [None] * 9
+    assert inside == ["agent"] * 12
+    assert outside == [None] * 12
 
 
 def test_a_consumer_without_a_loop_runs_its_own_loops_and_threads_outside_the_block() -> None:

@@ -40,17 +40,18 @@ class RecordedLog:
 
 @dataclass
 class OtlpRecorder:
-    """`with OtlpRecorder() as recorder:` listens on a free port."""
+    """`with OtlpRecorder() as recorder:` listens on `port`, by default a free one."""
 
     spans: list[RecordedSpan] = field(default_factory=list)
     logs: list[RecordedLog] = field(default_factory=list)
+    port: int = 0
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
     def __enter__(self) -> "OtlpRecorder":
         self._server = grpc.server(ThreadPoolExecutor(4))
         trace_service_pb2_grpc.add_TraceServiceServicer_to_server(_Traces(self), self._server)
         logs_service_pb2_grpc.add_LogsServiceServicer_to_server(_Logs(self), self._server)
-        self.port = self._server.add_insecure_port("127.0.0.1:0")
+        self.port = self._server.add_insecure_port(f"127.0.0.1:{self.port}")
         self._server.start()
         return self
 
