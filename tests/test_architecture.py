@@ -30,7 +30,7 @@ FLOORS = {
         "artifacts config store",
         "telemetry",
         "home",
-        "durable gpus intervals opener resources secret_files",
+        "durable gpus intervals opener resources secret_files web_origins",
         "errors",
     ),
     "collector": (

@@ -1,6 +1,5 @@
 """The listeners. They stay up while the store is reopened: senders are told to retry later, and readers wait."""
 
-import socket
 from collections.abc import Callable
 
 from trainspan_collector.network.credentials import AccessControl
@@ -15,6 +14,7 @@ from trainspan_collector.receive.memory_budget import MemoryBudget
 from trainspan_collector.receive.redaction import Redaction
 from trainspan_collector.runtime.metrics import Metrics, StoreState
 from trainspan_schemas.config.settings import CollectorSettings
+from trainspan_schemas.web_origins import own_hosts
 
 __all__ = ["Servers"]
 
@@ -107,12 +107,6 @@ class Servers:
             if server is not None:
                 server.stop(_GRACE_S)
 
-    def _hosts(self) -> frozenset[str]:
-        """The host names that requests to this listener may use."""
-        listed = (name.strip().lower() for name in self._settings.allowed_hosts.split(","))
-        own = ("localhost", socket.gethostname().lower(), self._http.host.lower() if self._http else "")
-        return frozenset(name for name in (*own, *listed) if name)
-
     def _make_receiver(self, address: str) -> GrpcServer:
         return GrpcServer(
             address,
@@ -123,11 +117,12 @@ class Servers:
         )
 
     def _make_http_server(self, address: str) -> HttpServer:
+        hosts = own_hosts(self._http.host if self._http else "", self._settings.allowed_hosts)
         web = HttpApp(
             self._exports,
             access=self.guard.access,
             metrics=self.metrics,
             max_request_bytes=self._settings.max_request_bytes,
-            hosts=self._hosts() if self.guard.access.admits_agents else None,
+            hosts=hosts if self.guard.access.admits_agents else None,
         )
         return HttpServer(address, web, guard=self.guard)

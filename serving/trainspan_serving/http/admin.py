@@ -1,16 +1,13 @@
 """The endpoints `/trainspan/…`: state (`GET policy`), swap (`POST policy`), `stage`, `sleep` and `wake`."""
 
 import hmac
-import ipaddress
 import json
-import socket
 import time
-from collections.abc import Collection
 from dataclasses import asdict
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from trainspan_schemas.errors import CheckpointError
+from trainspan_schemas.web_origins import is_own_host, own_hosts
 from trainspan_serving.checkpoints.candidates import CheckpointNotFoundError
 from trainspan_serving.checkpoints.copying import CopyingError
 from trainspan_serving.checkpoints.pull import CopyFailedError
@@ -126,9 +123,7 @@ async def _answer(
         raise _Refusal(405, f"{method} is not allowed here: {'GET or POST' if what == 'policy' else 'POST'}")
     headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
     plan = server.plan
-    _check_headers(
-        headers, plan.token, {"localhost", socket.gethostname().lower(), plan.host.lower(), *plan.allowed_hosts}
-    )
+    _check_headers(headers, plan.token, own_hosts(plan.host, plan.allowed_hosts))
     body = await read_body(scope, receive, max_bytes=_MAX_BODY_BYTES, timeout_s=plan.body_timeout_s)
     if what == "policy":
         checkpoint, version, policy, weights_sha256 = _parse(body)
@@ -150,33 +145,18 @@ async def _answer(
     return {"asleep": server.asleep, "version": server.policy.version}
 
 
-def _check_headers(headers: dict[str, str], token: str, names: Collection[str]) -> None:
+def _check_headers(headers: dict[str, str], token: str, hosts: frozenset[str]) -> None:
     scheme, _, given = headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not hmac.compare_digest(given.encode(), token.encode()):
         raise _Refusal(401, "this needs `Authorization: Bearer TOKEN` with the token in $TRAINSPAN_HOME/token")
     host = headers.get("host", "")
-    if not _is_address_or_among(host, names):
+    if not is_own_host(host, hosts):
         raise _Refusal(
             400,
             f"Host {host[:100]!r} is not this server: use an address or localhost, or list it in [serving] allowed_hosts",
         )
     if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise _Refusal(400, "this needs `Content-Type: application/json`")
-
-
-def _is_address_or_among(header: str, names: Collection[str]) -> bool:
-    """Accepts any address, which DNS rebinding cannot forge; a name must be in `names`."""
-    try:
-        host = (urlsplit(f"//{header}").hostname or "").lower()
-    except ValueError:
-        return False
-    if host in names:
-        return True
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
 
 
 def _parse(body: bytes) -> tuple[str, int, str | None, str | None]:

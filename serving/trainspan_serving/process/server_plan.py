@@ -53,8 +53,8 @@ class ServerPlan:
     weights_url: str | None
     """Where checkpoints are copied from; None: the folder is shared with the trainer."""
     host: str
-    allowed_hosts: tuple[str, ...]
-    """Additional names accepted in the Host header of a swap."""
+    allowed_hosts: str
+    """Additional names accepted in the Host header of a swap, with commas."""
     state: str
     """Folder for state that outlives the process: spool and call numbers."""
     collector: str | None
@@ -144,7 +144,7 @@ def make_plan(
         checkpoints=str(checkpoints_dir(settings.checkpoints).resolve()),
         weights_url=settings.weights_url,
         host=settings.host,
-        allowed_hosts=tuple(name.strip().lower() for name in settings.allowed_hosts.split(",") if name.strip()),
+        allowed_hosts=settings.allowed_hosts,
         state=str(state.resolve()),
         collector=None if settings.collector == "none" else settings.collector,
         otlp_headers=environ.get("OTEL_EXPORTER_OTLP_HEADERS", ""),

@@ -270,6 +270,8 @@ def test_a_name_leads_nowhere_but_into_the_checkpoints(
         ({"Authorization": "Bearer wrong"}, 401),
         ({"Authorization": ""}, 401),
         ({"Host": "evil.example"}, 400),
+        ({"Host": "x@127.0.0.1"}, 400),
+        ({"Host": r"evil.example\@127.0.0.1:8000"}, 400),
         ({"Content-Type": "text/plain"}, 400),
     ],
 )

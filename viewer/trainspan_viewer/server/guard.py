@@ -8,12 +8,12 @@ every port of a host.
 """
 
 import hmac
-import ipaddress
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
-from urllib.parse import urlsplit
+
+from trainspan_schemas.web_origins import is_own_host, is_own_origin
 
 __all__ = ["HEADERS", "Guard", "Refusal"]
 
@@ -33,8 +33,6 @@ HEADERS: Final = {
 }
 """Headers of every answer."""
 
-_NOT_IN_HOSTS: Final = frozenset("/?#@\\")
-"""Characters that would make a part of an address of what should name a host."""
 _SAFE: Final = frozenset({"GET", "HEAD"})
 
 
@@ -71,7 +69,7 @@ class Guard:
     def refusal(self, method: str, headers: Mapping[str, str]) -> Refusal | None:
         """Why a request of any sender is refused; None if `admits` decides."""
         host = headers.get("host", "")
-        if not self._is_ours(host):
+        if not is_own_host(host, self.hosts):
             return Refusal(
                 421, f"Host {host[:100]!r} is not this server: use its address, or list it in [view] allowed_hosts"
             )
@@ -89,10 +87,7 @@ class Guard:
         if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
             return True
         origin = headers.get("origin")
-        try:
-            return origin is not None and urlsplit(origin).netloc.lower() != headers.get("host", "").lower()
-        except ValueError:
-            return True
+        return origin is not None and not is_own_origin(origin, headers.get("host", ""))
 
     @property
     def may_write(self) -> bool:
@@ -138,21 +133,6 @@ class Guard:
     @property
     def _cookie_name(self) -> str:
         return f"trainspan-view-{self.port}"
-
-    def _is_ours(self, header: str) -> bool:
-        if set(header) & _NOT_IN_HOSTS:
-            return False
-        try:
-            name = (urlsplit(f"//{header}").hostname or "").lower()
-        except ValueError:
-            return False
-        if name in self.hosts:
-            return True
-        try:
-            ipaddress.ip_address(name)
-        except ValueError:
-            return False
-        return True
 
 
 def _equal(one: str, other: str) -> bool:

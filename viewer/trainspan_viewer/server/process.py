@@ -15,6 +15,7 @@ from trainspan_schemas.config.settings import ViewSettings
 from trainspan_schemas.errors import ConfigError, UsageError
 from trainspan_schemas.home import home
 from trainspan_schemas.store.roles import Role, home_token_file, read_tokens
+from trainspan_schemas.web_origins import own_hosts
 from trainspan_viewer.queries.notes.note_file import NoteFile
 from trainspan_viewer.queries.sources import Sources
 from trainspan_viewer.server.app import make_app
@@ -62,9 +63,8 @@ def serve(settings: ViewSettings, sources: Sources, on_ready: Callable[[Listenin
     listener = _bound(family, bound)
     port = int(listener.getsockname()[1])
     scheme = "https" if settings.tls_cert else "http"
-    hosts = {"localhost", socket.gethostname().lower(), settings.host.lower(), *_names(settings.allowed_hosts)}
     guard = Guard(
-        frozenset(hosts),
+        own_hosts(settings.host, settings.allowed_hosts),
         tokens,
         port,
         is_secure=bool(settings.tls_cert),
@@ -158,10 +158,6 @@ def _tokens(settings: ViewSettings) -> tuple[str, ...]:
     if not tokens:
         raise ConfigError(f"token file {file} has no token for the role reader or runner")
     return tuple(tokens)
-
-
-def _names(listed: str) -> Iterator[str]:
-    return (name.strip().lower() for name in listed.split(",") if name.strip())
 
 
 def _resolved(host: str, port: int) -> tuple[int, tuple[Any, ...]]:

@@ -358,6 +358,8 @@ def _readers_that_take_no_rows(collector: CollectorProcess) -> Iterator[None]:
         ({"Host": "listed.example"}, 200),
         ({"Host": "rebound.example:4318"}, 403),
         ({"Host": ""}, 403),
+        ({"Host": "x@127.0.0.1"}, 403),
+        ({"Host": r"evil.example\@127.0.0.1:4318"}, 403),
         ({"Origin": "https://evil.example"}, 403),
         ({"Origin": "null"}, 403),
         ({"Host": "localhost:4318", "Origin": "http://localhost:4318"}, 200),
