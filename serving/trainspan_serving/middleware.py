@@ -192,7 +192,14 @@ class PolicyMiddleware:
         counter = CallCounter(self._state.path / "calls.sqlite")
         exporter = _open_export(plan, self._state.path)
         atexit.register(exporter.close, 0.5)
-        tap = EngineTap(client, plan.served_name, exporter.add, counter, temperatures=plan.temperatures)
+        tap = EngineTap(
+            client,
+            plan.served_name,
+            exporter.add,
+            counter,
+            temperatures=plan.temperatures,
+            has_priorities=not plan.swap_in_flight,
+        )
         server = await PolicyServer.start(plan, Engine(client, merges_adapters=plan.merge_adapters), tap)
         branches = BranchRegistry(
             client.model_config.get_vocab_size(),

@@ -107,7 +107,10 @@ class EngineTap:
         counter: CallCounter,
         *,
         temperatures: Mapping[str, float],
+        has_priorities: bool = True,
     ) -> None:
+        """`has_priorities`: whether clients may state a priority, if the engine uses priorities."""
+        self._has_priorities = has_priorities
         self._generate: Callable[..., AsyncGenerator[Any, None]] = engine.generate
         self._served_name = served_name
         self._sink = sink
@@ -188,6 +191,8 @@ class EngineTap:
         adapter = options.get("lora_request")
         if adapter is None and exchange.policy.adapter:
             options["lora_request"] = exchange.policy.adapter.request
+        if not self._has_priorities and not exchange.internal:
+            options["priority"] = 0
         generation = Generation(
             prompt, sampling_params, request_id, exchange.choices, exchange.policy, adapter, options
         )

@@ -219,7 +219,8 @@ def _delete(folder: Path) -> None:
     """Takes the folder's name away first: no checkpoint is ever there in part."""
     old = folder.with_name(_OLD + folder.name)
     shutil.rmtree(old, ignore_errors=True)
-    folder.rename(old)
+    with contextlib.suppress(FileNotFoundError):  # another thread was faster
+        folder.rename(old)
     shutil.rmtree(old, ignore_errors=True)
 
 

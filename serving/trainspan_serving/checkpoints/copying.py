@@ -1,7 +1,8 @@
-"""Copies checkpoints in the background: one at a time, and for each policy only the one that was asked for last."""
+"""Copies checkpoints in the background: for each policy one at a time, and only the one that was asked for last."""
 
 import asyncio
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Set
 from pathlib import Path
 
@@ -29,7 +30,7 @@ class Copying:
 
     def __init__(self, copies: CopiesFolder, in_use: Callable[[], Set[Path]]) -> None:
         self._copies, self._in_use = copies, in_use
-        self._one_at_a_time = asyncio.Lock()
+        self._one_at_a_time: defaultdict[str | None, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._tasks: dict[_Key, asyncio.Task[None]] = {}
         self._wanted: dict[str | None, _Key] = {}
         self._copied_bytes = 0
@@ -61,16 +62,15 @@ class Copying:
         task.result()
 
     async def discard(self, checkpoint: str, policy: str | None) -> None:
-        """Deletes a damaged copy that is not in use."""
-        async with self._one_at_a_time:
-            await asyncio.to_thread(self._copies.discard, checkpoint, policy, self._in_use())
+        """Deletes a damaged copy that is not in use, also while another one is being copied."""
+        await asyncio.to_thread(self._copies.discard, checkpoint, policy, self._in_use())
 
     def stop(self) -> None:
         """Ends the copies with their next bytes; they are continued by the next process."""
         self._wanted.clear()
 
     async def _copy(self, key: _Key) -> None:
-        async with self._one_at_a_time:
+        async with self._one_at_a_time[key[1]]:
             self._count(key, 0)
             await asyncio.to_thread(
                 self._copies.pull, *key, in_use=self._in_use, on_bytes=lambda size: self._count(key, size)

@@ -237,6 +237,9 @@ def _flags(
         flags += ["--block-size", "32"]
     elif settings.sleep:
         flags += ["--enable-sleep-mode"]  # vLLM refuses it on a CPU, where there is no memory to release
+    if settings.swap_in_flight:
+        # With equal priorities it is first come, first served, as without; the canary must not queue behind clients.
+        flags += ["--scheduling-policy", "priority"]
     if settings.max_model_len is not None:
         flags += ["--max-model-len", str(settings.max_model_len)]
     if max_lora_rank is not None:

@@ -26,6 +26,8 @@ _ROUNDING = 2e-5
 """Relative rounding: log-probabilities of -20 differed by up to 1.6e-4 in float32 on the same weights."""
 _ROUGH = 0.2
 """Maximum mean |Δ log-probability| if one of them computes in bfloat16 or float16."""
+_FIRST = -(2**63)
+"""Priority in the engine, if it uses priorities: the highest that vLLM has."""
 _SHARP = 0.125
 """Maximum standard error of the shift that distinguishes new from parent weights, 1 apart: the midpoint is 4 errors away."""
 
@@ -133,7 +135,8 @@ async def _generate(tap: EngineTap, tokens: list[int], params: Any, policy: Serv
     exchange = Exchange(Caller(None, None, None), "canary", policy, internal=True)
     last: Any = None
     with tap.exchange(exchange):
-        outputs = tap.generate(tokens_input(tokens), params, f"trainspan-canary-{exchange.trace_id}")
+        request_id = f"trainspan-canary-{exchange.trace_id}"
+        outputs = tap.generate(tokens_input(tokens), params, request_id, priority=_FIRST)
     try:
         async for output in outputs:
             last = output

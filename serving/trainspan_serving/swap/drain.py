@@ -4,8 +4,10 @@ A drain holds new requests, waits for those in flight, then ends them. A freeze 
 flight after their current token; they go on once the engine is resumed, with the new weights.
 """
 
+import asyncio
 import logging
 import time
+from collections.abc import Awaitable, Callable
 
 from trainspan_serving.capture.engine_tap import EngineTap
 from trainspan_serving.swap.engine import Engine
@@ -17,6 +19,8 @@ _log = logging.getLogger(__name__)
 
 _LEAST_PAUSE_S = 1.0
 """Minimum time for the engine to finish requests that bypass our gate, even if the gate used up the whole limit."""
+_PATIENCE_S = 1.0
+"""How long a request of the server's own waits for the engine before running requests make room for it."""
 
 
 class Drain:
@@ -38,6 +42,12 @@ class Drain:
         """Waits for requests that bypassed the gate; afterwards the engine is idle until it is resumed."""
         if not await self._engine.pause(max(_LEAST_PAUSE_S, self._left_s())):
             await self._end_all()
+
+    async def pause_after(self, warm_up: Callable[[], Awaitable[None]]) -> None:
+        """Closes the gate, runs `warm_up` in the idle engine, and pauses it."""
+        await self.close_gate()
+        await warm_up()
+        await self.pause_engine()
 
     async def pause_again(self) -> None:
         """Pauses the engine once more, in which only requests of the server itself can run: they are aborted."""
@@ -62,15 +72,25 @@ class Freeze:
     def __init__(self, gate: Gate, engine: Engine, limit_s: float) -> None:
         self._gate, self._engine, self._limit_s = gate, engine, limit_s
 
-    async def close_gate(self) -> None:
-        """Closes the gate, which then holds new requests; those inside go on."""
-        self._gate.hold()
+    async def pause_after(self, warm_up: Callable[[], Awaitable[None]]) -> None:
+        """Runs `warm_up` among the requests, closes the gate, and stops those inside after their current token.
 
-    async def pause_engine(self) -> None:
+        In a full engine `warm_up` is computed at once, too: a freeze puts the running requests back into the queue, in which
+        the server's own come first. Raises TimeoutError, and resumes all, if the engine does not stop.
+        """
+        warming = asyncio.ensure_future(warm_up())
+        try:
+            await asyncio.wait([warming], timeout=_PATIENCE_S)
+            if not warming.done():
+                await self.pause_again()
+                await self._engine.resume()
+            await warming
+        finally:
+            warming.cancel()
+        self._gate.hold()
+        await self.pause_again()
+
+    async def pause_again(self) -> None:
         """Stops all requests after their current token. Raises TimeoutError, and resumes them, if the engine does not stop."""
         await self._engine.freeze(max(_LEAST_PAUSE_S, self._limit_s))
         _log.info("requests frozen in_flight=%d", self._gate.in_flight)
-
-    async def pause_again(self) -> None:
-        """Stops them again, with other weights in the engine."""
-        await self.pause_engine()

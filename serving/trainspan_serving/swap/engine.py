@@ -89,12 +89,11 @@ class Engine:
         await self._client.resume_generation()
 
     async def load(self, policy: ServedPolicy) -> None:
-        """Loads full weights into the paused engine and resumes it. Raises what vLLM raises."""
+        """Loads full weights into the paused engine, which stays paused. Raises what vLLM raises."""
         adapter = str(policy.merged) if policy.merged else None
         await self._client.collective_rpc("trainspan_reload", args=(str(policy.weights), adapter))
         await self._forget_prefixes()
         await self.label(policy.version)
-        await self.resume()
 
     async def compare(self, policy: ServedPolicy) -> dict[str, list[str]] | None:
         """Returns which tensors of the full weights the engine computes with (see `proof.compare`); None if unknown.

@@ -13,6 +13,9 @@ __all__ = ["Verifier"]
 
 _log = logging.getLogger(__name__)
 
+_QUEUEING_S = 0.05
+"""Time for the canary's requests to reach a paused engine, in which they go before all that wait."""
+
 
 class Verifier:
     """Judges candidates that the engine has loaded; `tolerance` is that of `canary.judge`."""
@@ -29,14 +32,18 @@ class Verifier:
             _log.info("weights tensors=%d unreadable=%d", sum(map(len, verdicts.values())), len(self._unreadable))
 
     async def verify(self, candidate: CheckpointCandidate, policy: ServedPolicy) -> CanaryReport:
-        """Returns the verdict on a candidate that the engine has loaded as `policy`."""
+        """Resumes the engine, and returns the verdict on a candidate that it has loaded as `policy`."""
         if candidate.canary is None:
+            await self._engine.resume()
             _log.warning("no canary checkpoint=%s: cannot verify that its weights are served", candidate.folder.name)
             return ABSENT
         prompt = cache_prompt(candidate.canary, self._engine)
-        cached, scores = await asyncio.gather(
+        asked = asyncio.gather(
             read_through_cache(self._tap, prompt, policy), score(self._tap, candidate.canary, policy)
         )
+        await asyncio.sleep(_QUEUEING_S)
+        await self._engine.resume()
+        cached, scores = await asked
         loaded = await self._loaded(policy)
         return judge(candidate.canary, scores, cached, loaded, tolerance=self._tolerance, dtype=self._engine.dtype)
 

@@ -33,14 +33,15 @@ class WeightSwap:
 
     async def prepare(self) -> None:
         """Pauses the engine, and primes the prefix cache before so that the canary would notice if it were kept."""
-        await self._pause.close_gate()
+        await self._pause.pause_after(self._warm_up)
+
+    async def _warm_up(self) -> None:
         await self._engine.wake()
         if self._candidate.canary:
             await prime(self._tap, cache_prompt(self._candidate.canary, self._engine), self._earlier)
-        await self._pause.pause_engine()
 
     async def load(self) -> ServedPolicy:
-        """Loads the candidate. Raises what vLLM raises."""
+        """Loads the candidate; the engine stays paused. Raises what vLLM raises."""
         candidate, earlier = self._candidate, self._earlier
         if candidate.weights is None:
             policy = ServedPolicy(
@@ -72,5 +73,6 @@ class WeightSwap:
         try:
             await self._pause.pause_again()
             await self._engine.load(self._earlier)
+            await self._engine.resume()
         except Exception as error:
             raise RollbackFailedError(f"cannot load version {self._earlier.version} again") from error

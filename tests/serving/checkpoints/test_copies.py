@@ -25,6 +25,7 @@ from trainspan_serving.checkpoints.copying import Copying, CopyingError
 from trainspan_serving.checkpoints.pull import CheckpointSource, CopyFailedError
 
 NAME = "policy-000001"
+LONG_BYTES = 100_000
 CONFIG = b'{"model_type": "llama"}'
 
 
@@ -38,7 +39,7 @@ class Trainer:
     """Statuses of the next answers to requests for files; 404 is repeated until the list is asked for."""
     asked: list[str] = field(default_factory=list)
     held: threading.Event = field(default_factory=threading.Event)
-    """Until it is set, half of a file's bytes are sent."""
+    """Until it is set, half of the bytes of a long file are sent."""
 
     def write(self, name: str, weights: bytes) -> None:
         sha256 = hashlib.sha256(weights).hexdigest()
@@ -76,7 +77,7 @@ def running_trainer() -> Iterator[Trainer]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             trainer.asked.append(self.path)
-            _, kind, what = self.path.split("/")
+            _, kind, what = self.path.partition("?")[0].split("/")
             if kind == "checkpoints":
                 if trainer.before[:1] == [404]:
                     trainer.before.pop(0)
@@ -97,7 +98,8 @@ def running_trainer() -> Iterator[Trainer]:
             half = len(content) // 2
             self.wfile.write(content[:half])
             self.wfile.flush()
-            trainer.held.wait(20)
+            if len(content) > LONG_BYTES:
+                trainer.held.wait(20)
             self.wfile.write(content[half:])
 
         def log_message(self, *_: Any) -> None: ...
@@ -322,3 +324,26 @@ def test_the_copy_of_a_superseded_checkpoint_ends_unless_the_other_gives_way(tra
     run_copying(trainer, tmp_path, test)
     assert not (tmp_path / NAME).exists()
     assert weights(tmp_path, "policy-000002") == b"v" * 100
+
+
+def test_a_long_copy_holds_up_neither_other_policies_nor_a_damaged_copy(trainer: Trainer, tmp_path: Path) -> None:
+    """A swap discards a damaged copy while no other change is admitted, so it must not wait for the network."""
+    trainer.write(NAME, b"weights")
+    trainer.write("policy-000002", b"w" * 4_000_000)
+
+    async def test(copying: Copying) -> None:
+        for policy in ("a", "b"):
+            await copying.bring(NAME, policy, None, within_s=20)
+        (tmp_path / "a" / NAME / "model.safetensors").write_bytes(b"damaged")
+        trainer.held.clear()
+        with pytest.raises(CopyingError):
+            await copying.bring("policy-000002", "a", None, within_s=0.2)
+        async with asyncio.timeout(5):
+            await copying.discard(NAME, "a")
+            assert not (tmp_path / "a" / NAME).exists()
+            await copying.bring(NAME, "b", None, within_s=5)
+        trainer.held.set()
+        await copying.bring("policy-000002", "a", None, within_s=20)
+
+    run_copying(trainer, tmp_path, test)
+    assert weights(tmp_path / "a", "policy-000002") == b"w" * 4_000_000

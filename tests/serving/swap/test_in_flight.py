@@ -42,9 +42,17 @@ def begin(flying: Flying, pool: ThreadPoolExecutor, prompt: list[int], **more: A
 
 
 def generated_tokens(server: RunningServer) -> float:
+    return metric(server, "vllm:generation_tokens_total")
+
+
+def waiting_requests(server: RunningServer) -> float:
+    return metric(server, "vllm:num_requests_waiting{")
+
+
+def metric(server: RunningServer, name: str) -> float:
     with urllib.request.urlopen(server.url + "/metrics", timeout=30) as answer:
         lines = answer.read().decode().splitlines()
-    return sum(float(line.split(" ")[1]) for line in lines if line.startswith("vllm:generation_tokens_total"))
+    return sum(float(line.split(" ")[1]) for line in lines if line.startswith(name))
 
 
 def wait_for_tokens(server: RunningServer, total: float) -> None:
@@ -136,6 +144,20 @@ def test_requests_that_come_during_the_swap_are_held_and_answered_by_the_new_ver
         assert answer.result(120)[0] == 200
     assert max(waits_s) < swapped["seconds"]["total"] + 2
     assert [version for version, _, _ in check_tokens(call_of(sink, answer.result()[1]), models)] == [0, 1]
+
+
+def test_a_swap_does_not_wait_for_the_requests_that_wait_in_a_full_engine(flying: Flying, models: Models) -> None:
+    server, _ = flying
+    with ThreadPoolExecutor(1) as pool:
+        # Each prompt is a generation; the engine runs 32 of them at once.
+        body = {"model": "policy", "prompt": [LONG_PROMPT[:20]] * 160, "max_tokens": 200, "ignore_eos": True}
+        answer = pool.submit(server.post, "/v1/completions", body)
+        wait_for_tokens(server, generated_tokens(server) + 100)
+        assert waiting_requests(server) > 64
+        status, swapped = server.swap("policy-000001", 1)
+        assert (status, swapped["canary"]["status"]) == (200, "fresh"), swapped
+        assert waiting_requests(server) > 32, "the canary queued behind them"
+        assert answer.result(120)[0] == 200
 
 
 def test_a_swap_that_is_undone_leaves_generations_with_the_earlier_weights(flying: Flying, models: Models) -> None:
