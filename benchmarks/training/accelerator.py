@@ -20,7 +20,7 @@ from trainspan_schemas.config.settings import TrainSettings
 from trainspan_training.model.loading import load_tokenizer
 from trainspan_training.objective.heavy_imports import import_training
 
-__all__ = ["SMALL", "SMALL_WORK", "WORK", "Size", "make_model", "measure", "run"]
+__all__ = ["SIZES", "SMALL", "SMALL_WORK", "WORK", "Size", "make_model", "measure", "operations", "run"]
 
 WARM, MEASURED = 2, 3
 """Number of warm-up steps (with compilation), and of measured ones."""
@@ -125,7 +125,7 @@ def run(size: Size, work: Workload, forward: str, *, cuda: bool) -> dict[str, An
     seconds = statistics.median(
         later - earlier for earlier, later in zip(began[WARM:-1], began[WARM + 1 :], strict=True)
     )
-    work_done = _operations(size, step.micro_batches, step.trained)
+    work_done = operations(size, step.micro_batches, step.trained)
     figures: dict[str, Any] = {
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "seconds_per_step": round(seconds, 4),
@@ -146,7 +146,7 @@ def run(size: Size, work: Workload, forward: str, *, cuda: bool) -> dict[str, An
     return figures
 
 
-def _operations(size: Size, batches: Sequence[Any], trained: int) -> float:
+def operations(size: Size, batches: Sequence[Any], trained: int) -> float:
     """Floating-point operations of a step, three times its forward pass; recomputation does not count.
 
     Layers: two for each weight and token. Head: on trained positions. Attention: scores and values of the attended pairs.

@@ -1,0 +1,1 @@
+"""Measurements for a machine with one GPU and no network; see README.md."""
