@@ -52,7 +52,7 @@ FOREIGN: Final = ("rollout_id", "seq")
 """Columns of the read `foreign`: the rollouts with evaluations but no span in this store, whose run and round it does not know, and
 the `seq` of their first evaluation."""
 
-TOKENS: Final = ("trace_id", "span_id", "prompt_ids", "completion_ids", "logprobs", "call_facts")
+TOKENS: Final = ("seq", "trace_id", "span_id", "prompt_ids", "completion_ids", "logprobs", "call_facts")
 """Columns of the read `tokens`: the calls whose `seq` is in `seqs`, even if a richer duplicate has arrived since."""
 
 TEXTS: Final = ("seq", "trace_id", "span_id", "name", "service_name", "scope_name", "attributes")

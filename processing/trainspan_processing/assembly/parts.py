@@ -1,7 +1,9 @@
 """The files of a dataset: which rows each has, known before any token is read, and how one is written."""
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -14,7 +16,7 @@ from trainspan_processing.credit.advantages import with_credit
 from trainspan_processing.dataset.files import Files
 from trainspan_processing.dataset.parquet import FileEntry, write_part
 from trainspan_processing.read.source import Source
-from trainspan_processing.read.tokens import chunk_number, token_batches
+from trainspan_processing.read.tokens import chunk_number, token_batches, token_reads
 from trainspan_processing.reasons.reason_counts import REASON_COUNTS, count_reasons
 from trainspan_processing.reasons.reason_examples import first_examples
 from trainspan_processing.tables import SPAN_KEY, TOKENS, compact, empty
@@ -39,26 +41,23 @@ class PartPlan:
 
         `folder` has the spilled calls of each part. Raises DatasetError if they are not there.
 
-        Calls and tokens are read in the order of the stores, once for the whole file: a chunk's rollouts can be anywhere in a
-        store, and a read for each chunk would pass over all that lies between them.
+        Tokens are read in stretches of the stores, each once, and a chunk is yielded once its last stretch is read: a chunk's
+        rollouts can be anywhere in a store, and a read for each chunk would pass over all that lies between them.
         """
-        chunks = self.rollouts[CHUNK].unique(maintain_order=True).to_list()
-        with folder.temporary_folder() as calls_folder, folder.temporary_folder() as tokens_folder:
-            is_small = len(chunks) < 2
-            calls, tokens = Shuffle(None if is_small else calls_folder), Shuffle(None if is_small else tokens_folder)
+        with contextlib.ExitStack() as opened:
+
+            def new_folder() -> Path:
+                return opened.enter_context(folder.temporary_folder())
+
+            calls, tokens = Shuffle(new_folder), Shuffle(new_folder)
             places = [self._divide(folder, part, calls, tokens) for part in self.rollouts["part"].unique().sort()]
-            if places:
-                stored = pl.concat(places)
-                chunk_of = stored.select(*SPAN_KEY, CHUNK)
-                for batch in token_batches(source, stored):
-                    tokens.add(batch.join(chunk_of, on=SPAN_KEY))
-                del places, stored, chunk_of
-            for chunk in chunks:
-                own = self.rollouts.filter(pl.col(CHUNK) == chunk).select("rollout")
-                advantages = self.advantages.join(own, on="rollout", how="semi")
-                credited = with_credit(pl.concat(calls.take(chunk)), advantages)
+            reads = list(token_reads(pl.concat(places))) if places else []
+            ahead = _TokensAhead(source, sorted(reads, key=_first_chunk), tokens)
+            del places, reads
+            for chunk in self.rollouts[CHUNK].unique(maintain_order=True).to_list():
+                ahead.complete(chunk)
                 yield (
-                    credited.sort("place", "position").drop("place"),
+                    pl.concat(calls.take(chunk)).sort("place", "position").drop("place"),
                     pl.concat([empty(TOKENS), *tokens.take(chunk)]),
                 )
 
@@ -66,11 +65,38 @@ class PartPlan:
         """Adds the file's calls of a part, and TOKENS of the client-only ones; where the tokens of its calls are stored."""
         own = self.rollouts.filter(pl.col("part") == part).drop("part")
         spilled, answers = read_spilled(folder, part)
-        found = spilled.join(own, on="in_part").drop("in_part")
-        calls.add(found)
-        places = compact(found.select(*SPAN_KEY, "store", "seq", "constrained", CHUNK))
-        tokens.add(answers.join(places.select(*SPAN_KEY, CHUNK), on=SPAN_KEY))
-        return places
+        credited = with_credit(spilled.join(own, on="in_part").drop("in_part"), self.advantages)
+        calls.add(credited)
+        if answers.height:
+            tokens.add(answers.join(credited.select(*SPAN_KEY, CHUNK), on=SPAN_KEY))
+        return credited.select("store", "seq", "constrained", CHUNK)
+
+
+class _TokensAhead:
+    """Reads the stretches of the stores that the chunks need, in the order in which chunks need them."""
+
+    def __init__(self, source: Source, reads: list[pl.DataFrame], tokens: Shuffle) -> None:
+        """`reads` are frames of `token_reads` with `chunk`."""
+        self._source = source
+        self._left = list(reversed(reads))
+        self._tokens = tokens
+        self._left_at: dict[int, int] = {}
+        """Chunk → how many reads are left once it is complete."""
+        for n_left, read in enumerate(self._left):
+            for chunk in read[CHUNK].unique().to_list():
+                self._left_at.setdefault(chunk, n_left)
+
+    def complete(self, chunk: int) -> None:
+        """Reads on until the shuffle has all tokens of `chunk`."""
+        while len(self._left) > self._left_at.get(chunk, len(self._left)):
+            read = self._left.pop()
+            for batch in token_batches(self._source, read, ("seq", *TOKENS)):
+                rows = read["seq"].search_sorted(batch["seq"])
+                self._tokens.add(batch.drop("seq").with_columns(read[CHUNK].gather(rows)))
+
+
+def _first_chunk(read: pl.DataFrame) -> int:
+    return int(str(read[CHUNK].min()))
 
 
 def plan_parts(compared: pl.DataFrame, advantages: pl.DataFrame) -> Iterator[PartPlan]:

@@ -8,11 +8,11 @@ import polars as pl
 from numpy.typing import NDArray
 
 from trainspan_processing.read.json_attributes import with_facts
-from trainspan_processing.read.source import Source
+from trainspan_processing.read.source import SEQS_PER_READ, Source
 from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY, TOKENS, Schema, empty
 from trainspan_schemas.telemetry import keys
 
-__all__ = ["Tokens", "chunk_number", "chunks_of_rollouts", "read_tokens", "token_batches"]
+__all__ = ["Tokens", "chunk_number", "chunks_of_rollouts", "read_tokens", "token_batches", "token_reads"]
 
 CALLS_PER_CHUNK: Final = 8_192
 TOKENS_PER_CHUNK: Final = 8_388_608
@@ -93,14 +93,26 @@ def read_tokens(
     return pl.concat([*frames, *token_batches(source, calls, columns)])
 
 
+def token_reads(calls: pl.DataFrame) -> Iterator[pl.DataFrame]:
+    """The stored ones of `calls` (with `store`, `seq`, `constrained`) in frames for `token_batches`, each sorted by `seq`.
+
+    A frame is a stretch of one store that the store returns in one answer.
+    """
+    stored = calls.drop_nulls("seq").with_columns(pl.col("constrained").fill_null(value=True)).sort("seq")
+    for part in stored.partition_by("store", "constrained"):
+        yield from part.iter_slices(SEQS_PER_READ)
+
+
 def token_batches(
     source: Source, calls: pl.DataFrame, columns: Sequence[str] = tuple(TOKENS)
 ) -> Iterator[pl.DataFrame]:
-    """TOKENS (its `columns`) of the stored ones of `calls` (with `store`, `seq`, `constrained`), about in the stores' order.
+    """TOKENS and `seq` (of these `columns`) of the stored ones of `calls` (with `store`, `seq`, `constrained`), about in the
+    stores' order.
 
     The facts of calls, which hold constraints, are read only of those that may be constrained: the others have none.
     """
-    schema = {name: TOKENS[name] for name in columns}
+    known: Schema = {"seq": pl.Int64, **TOKENS}
+    schema = {name: known[name] for name in columns}
     numbers, texts = ({name: key for name, key in of.items() if name in schema} for of in (_NUMBERS, _TEXTS))
     facts = {*numbers, *texts}
     asked = [name for name in columns if name not in facts]
