@@ -1,6 +1,7 @@
 """`trainspan dataset`."""
 
 import contextlib
+import gc
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,8 @@ from trainspan_schemas.errors import UsageError
 if TYPE_CHECKING:
     from trainspan_processing.assembly.build import BuildRequest, BuiltDataset
     from trainspan_processing.read.engine import Engine
+
+gc.set_threshold(100_000, 20, 50)  # libraries and frames make objects by the thousands, and hardly any cycles
 
 
 @setting_options("dataset")

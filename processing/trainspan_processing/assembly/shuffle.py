@@ -10,7 +10,7 @@ import polars as pl
 __all__ = ["CHUNK", "Shuffle"]
 
 CHUNK: Final = "chunk"
-HELD_BYTES: Final = 32 * 2**20
+HELD_BYTES: Final = 64 * 2**20
 """Rows of one kind that wait in memory for the rest of their chunk; half of them stay if more come."""
 
 

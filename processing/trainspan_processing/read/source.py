@@ -195,7 +195,7 @@ class Source:
     def _frame(self, number: int, batches: list[Any]) -> pl.DataFrame:
         import pyarrow as pa
 
-        frame = pl.from_arrow(pa.Table.from_batches(batches))
+        frame = pl.from_arrow(pa.Table.from_batches(batches), rechunk=False)
         assert isinstance(frame, pl.DataFrame)
         return frame.with_columns(pl.lit(number, dtype=pl.UInt8).alias("store"))
 

@@ -4,15 +4,17 @@ import json
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
 from trainspan_processing.stored_rollout import StoredRollout
 from trainspan_processing.tables import Schema
 from trainspan_schemas.agents.functions import number_of
-from trainspan_schemas.agents.invocation import Invoker
 from trainspan_schemas.errors import InvalidRecordError, UsageError
+
+if TYPE_CHECKING:
+    from trainspan_schemas.agents.invocation import Invoker
 
 __all__ = ["FunctionRewards", "recorded_rewards", "reward_by_function"]
 
@@ -34,7 +36,7 @@ class FunctionRewards:
 
 
 def reward_by_function(
-    invoker: Invoker,
+    invoker: "Invoker",
     function: str,
     names: Sequence[str],
     rollouts: "Iterable[tuple[RolloutKey, StoredRollout]]",

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
@@ -27,9 +27,11 @@ from trainspan_processing.tables import EDGES, ROLLOUT_KEY, SPAN_KEY, empty
 from trainspan_processing.traces.rollout_reader import stored_rollouts
 from trainspan_processing.traces.trace_index import TraceIndex
 from trainspan_schemas.agents.functions import load_function
-from trainspan_schemas.agents.invocation import Invoker
 from trainspan_schemas.config.settings import DatasetSettings
 from trainspan_schemas.errors import UsageError
+
+if TYPE_CHECKING:
+    from trainspan_schemas.agents.invocation import Invoker
 
 __all__ = ["Rewarded", "load_reward", "reward_rollouts"]
 
@@ -191,8 +193,10 @@ def _with_lesson(rollouts: pl.DataFrame, taught: pl.DataFrame) -> pl.DataFrame:
 
 
 @cache
-def _invoker(function: Callable[..., Any]) -> Invoker:
+def _invoker(function: Callable[..., Any]) -> "Invoker":
     """The invoker, shared by all chunks of a store, so that resources opened by an asynchronous function stay usable."""
+    from trainspan_schemas.agents.invocation import Invoker  # loads asyncio, which few datasets need
+
     return Invoker(function, "trainspan-reward")
 
 
