@@ -9,7 +9,6 @@ __all__ = ["ADMITTED", "SkipGuard"]
 ADMITTED: Final = {
     "no Chromium here: apt-get install chromium": "`.ci/run` installs one, so these tests run before anything is merged",
     "no Debian packages here: Go and its OpenTelemetry are unpacked from them": "slow tests of the Go agent only; Node's run anywhere",
-    "no GPU here that torch can see": "only `pytest -m gpu` selects these tests; without a GPU, tests with the same references run",
     "no nginx here: apt-get install nginx-light": "the balancer in front of policy servers, which are tested without it",
     "no NVIDIA GPU is here": "tests marked gpu; one that is there and not usable fails them",
     "no package index is reached here": "`make setup` resolves the same constraints where packages can be installed",

@@ -38,9 +38,8 @@ from trainspan_training.devices.sharding import admit_cpu, compute_in_bf16, whol
 from trainspan_training.devices.team import Team
 from trainspan_training.objective.grpo_config import grpo_config
 from trainspan_training.objective.logprobs import Probe, Scorer, Scores
-from trainspan_training.objective.schedule import Schedule
+from trainspan_training.objective.schedule import Schedule, TrustRegion
 from trainspan_training.objective.token_stats import StepStats, call_means, fault_of
-from trainspan_training.objective.trust_region import TrustRegion
 
 __all__ = ["Recorder", "Sampler", "TransitionGRPOTrainer"]
 

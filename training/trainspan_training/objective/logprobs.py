@@ -97,10 +97,10 @@ def _chunked(
         rows = max(1, chunk // after.shape[-1])
         hidden = kept.pop()
         if probe:
-            at, some = probe.tokens, None if limits is None else limits.take(probe.tokens.cpu().numpy())
+            chosen, some = probe.tokens, None if limits is None else limits.take(probe.tokens.cpu().numpy())
             with torch.enable_grad():
-                states = hidden.detach()[at].requires_grad_()
-                logprobs, _ = head_scores(head, after, states, targets[at], temperatures[at], rows, some)
+                states = hidden.detach()[chosen].requires_grad_()
+                logprobs = head_scores(head, after, states, targets[chosen], temperatures[chosen], rows, some)[0]
                 (gradients,) = torch.autograd.grad(logprobs.sum(), [states])
             probe.receive(states.detach(), gradients)
         return Scores(*head_scores(head, after, hidden, targets, temperatures, rows, limits))

@@ -1,6 +1,7 @@
-"""The learning rate of each step: a default that fits the model, warm-up by rounds, and in `sft` by steps, with decay.
+"""The learning rate of each step: a default that fits the model, warm-up by rounds, in `sft` by steps with decay.
 
 It depends only on the number of updates that led to the policy, so that a restarted trainer resumes at the same point.
+`TrustRegion` lowers it where a round would move the policy too far.
 """
 
 import math
@@ -8,7 +9,7 @@ from dataclasses import dataclass
 
 from trainspan_schemas.config.settings import TrainSettings
 
-__all__ = ["Schedule", "fitting_rate"]
+__all__ = ["Schedule", "TrustRegion", "fitting_rate"]
 
 _LEAST = 1e-6
 """Full training of large models: DeepSeekMath (7 billion, arXiv 2402.03300) and DAPO (32 billion, arXiv 2503.14476)."""
@@ -18,6 +19,8 @@ _ADAPTER = 10
 """An adapter tolerates about ten times the rate of full training (Schulman et al., LoRA Without Regret, 2025)."""
 _FLOOR = 0.1
 """Share of the rate that remains after decay."""
+_LEAST_SHARE = 0.1
+"""A step that would be shortened to less than this share is not made."""
 
 
 def fitting_rate(parameters: int, *, adapter: bool) -> float:
@@ -52,3 +55,29 @@ class Schedule:
         done = min(1.0, (rounds - self.warmup) / (self.end - self.warmup))
         left = 1 - done if self.decay == "linear" else (1 + math.cos(math.pi * done)) / 2
         return self.rate * (_FLOOR + (1 - _FLOOR) * left)
+
+
+class TrustRegion:
+    """The rates of one round's steps. `target`: the divergence at which they end (k3, in nats a token); 0: no limit.
+
+    Near its start the divergence grows with the square of the distance, and with Adam the distance grows with the sum of
+    the learning rates: k3 after a next step is about k3 · ((d + rate) / d)², where d is the sum of the rates so far. The
+    step that would go beyond the target is shortened to reach it, and is the last one. This takes no copy of the weights
+    and no forward pass of its own.
+    """
+
+    def __init__(self, target: float) -> None:
+        self._target = target
+        self._distance = 0.0
+        self.reached = False
+        """Whether the round's steps end."""
+
+    def limit(self, rate: float, k3: float) -> float:
+        """The rate of the next step, at most `rate`, where `k3` was measured right before it; 0 if it must not be made."""
+        if self._target and self._distance and k3 > 0:
+            room = self._distance * (math.sqrt(self._target / k3) - 1)
+            self.reached = room <= rate
+            if self.reached:
+                rate = room if room >= _LEAST_SHARE * rate else 0.0
+        self._distance += rate
+        return rate

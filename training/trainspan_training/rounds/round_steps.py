@@ -21,7 +21,7 @@ from trainspan_training.metrics.token_files import TokenFile
 from trainspan_training.metrics.token_recorder import BYTES, TokenRecorder
 from trainspan_training.model.starting_policy import Policy
 from trainspan_training.objective.grpo_trainer import TransitionGRPOTrainer
-from trainspan_training.objective.trust_region import TrustRegion
+from trainspan_training.objective.schedule import TrustRegion
 from trainspan_training.rounds.old_policy import Prepared, Staleness, against_old, with_reference
 from trainspan_training.rounds.reading import Outline, RoundReading
 
