@@ -73,7 +73,7 @@ class SftSettings:
 
     Trained weights, gradients and Adam's moments are float32 in both cases."""
     gradient_checkpointing: bool | None = None
-    """Recompute activations in the backward pass instead of keeping them; default: on a GPU only."""
+    """Recompute activations in the backward pass instead of keeping them; default: where it fits into memory, the faster."""
     memory_gib: float | None = None
     """Memory that the training may use on its device; default: the memory that is free at its start."""
     micro_batch_tokens: int | None = None
@@ -200,7 +200,7 @@ class TrainSettings:
 
     Trained weights, gradients and Adam's moments are float32 in both cases."""
     gradient_checkpointing: bool | None = None
-    """Recompute activations in the backward pass instead of keeping them; default: on a GPU only."""
+    """Recompute activations in the backward pass instead of keeping them; default: where it fits into memory, the faster."""
     memory_gib: float | None = None
     """Memory that the trainer may use on its device; default: the memory that is free at its start.
 

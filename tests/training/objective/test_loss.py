@@ -49,6 +49,27 @@ def test_loss_and_gradient_equal_the_reference_in_float64(
     assert_same(trainers.trained(trainer, step), trainers.expected(case, logged, double_model), 1e-9)
 
 
+def test_micro_batches_that_are_too_large_to_keep_their_activations_are_recomputed(
+    logged: list[LoggedCall], double_model: Any, model_dir: Path, tmp_path: Path
+) -> None:
+    """A layer runs once for a micro-batch of at most the budget's size, and twice for a larger one."""
+    case = Case(checkpointing=True, tokens=60)
+    trainer = trainers.make_trainer(trainers.policy_of(case, double_model), model_dir, case.settings, tmp_path)
+    trainer.policy.gradient_checkpointing_enable({"use_reentrant": False})  # as `train()` does
+    batches = trainers.step_of(case, logged).micro_batches
+    sizes = sorted({batch.tokens.size for batch in batches})
+    trainer.scorer.kept = sizes[len(sizes) // 2]
+    passes: list[int] = []
+    trainer.policy.transformer.h[0].register_forward_pre_hook(lambda *_: passes.append(1))
+    found = {}
+    for batch in batches:
+        passes.clear()
+        trainer.accumulate(trainer.model.train(), [batch])
+        found[batch.tokens.size] = len(passes)
+    assert found == {size: 1 if size <= trainer.scorer.kept else 2 for size in sizes}
+    assert set(found.values()) == {1, 2}
+
+
 Pair = Callable[..., dict[Case, Measured]]
 
 

@@ -71,7 +71,7 @@ def test_all_weights_of_a_1_7b_model_do_not_fit_into_24_gib_and_an_adapter_does(
     assert 'set train.adapter = "lora" and leave train.micro_batch_tokens out' in line
     assert "; or " not in line, "smaller batches alone do not help"
     assert re.search(r"--gpu-memory-utilization 0\.(\d+)", line)
-    assert fit(config, TrainSettings(adapter="lora"), memory, cuda=True, team=Team()).tokens == 16384
+    assert fit(config, TrainSettings(adapter="lora"), memory, cuda=True, team=Team()).longest > 16384
 
 
 def test_a_server_on_the_same_device_is_asked_to_share_or_sleep(config: Any) -> None:
@@ -85,9 +85,20 @@ def test_micro_batches_are_fitted_to_what_is_free_and_it_is_said(config: Any, ca
     for free in (42, 46, 80):
         memory = Memory(80 * GIB, free * GIB)
         budget = fit(config, TrainSettings(), memory, cuda=True, team=Team())
+        recomputed = budget.tokens > budget.kept
         sizes = [
-            estimate(config, TrainSettings(micro_batch_tokens=n), cuda=True).total
-            for n in (budget.tokens, 2 * budget.tokens, budget.longest, budget.longest + 256)
+            estimate(
+                config,
+                TrainSettings(micro_batch_tokens=n, gradient_checkpointing=recompute),
+                cuda=True,
+                logits=budget.logits,
+            ).total
+            for n, recompute in (
+                (budget.tokens, recomputed),
+                (2 * budget.tokens, recomputed),
+                (budget.longest, True),
+                (budget.longest + 256, True),
+            )
         ]
         assert sizes[0] <= 0.8 * memory.free
         assert budget.tokens == 16384 or sizes[1] > 0.8 * memory.free
@@ -99,10 +110,43 @@ def test_micro_batches_are_fitted_to_what_is_free_and_it_is_said(config: Any, ca
 def test_processes_choose_the_micro_batches_of_the_one_with_least_memory(config: Any) -> None:
     class Two(Team):
         def gather(self, values: Any) -> list[Any]:
-            return [values, TokenBudget(1024, 2048)]
+            return [values, TokenBudget(1024, 2048, 512, 2**26)]
 
     budget = fit(config, TrainSettings(), Memory(80 * GIB, 80 * GIB), cuda=True, team=Two(0, 2))
-    assert budget == TokenBudget(1024, 2048)
+    assert budget == TokenBudget(1024, 2048, 512, 2**26)
+
+
+def test_activations_are_kept_where_that_is_faster(config: Any) -> None:
+    """Recomputing costs a third; micro-batches of 8,192 tokens cost (1 + 2048 / 8192) / (1 + 2048 / 16384), a ninth."""
+
+    def chosen(free: int, **changed: Any) -> TokenBudget:
+        return fit(config, TrainSettings(**changed), Memory(free * GIB, free * GIB), cuda=True, team=Team())
+
+    large, small = chosen(80), chosen(42)
+    assert large.tokens == 8192 <= large.kept < 16384 < large.longest
+    assert small.kept < small.tokens
+    assert chosen(80, gradient_checkpointing=True).kept == 0
+    assert chosen(80, gradient_checkpointing=True).tokens == 16384
+    never = chosen(80, gradient_checkpointing=False)
+    assert never.kept == never.longest < 16384
+
+
+def test_chunks_of_logits_take_a_sixteenth_of_a_gpu_and_a_fixed_size_on_a_cpu(config: Any) -> None:
+    """24 GiB / 16 are 805 million logits in bfloat16; more than 2^30 gain nothing."""
+    settings = TrainSettings(adapter="lora")
+    for free, cuda, logits in ((24, True, 3 * 2**28), (80, True, 2**30), (24, False, 2**26)):
+        assert fit(config, settings, Memory(free * GIB, free * GIB), cuda=cuda, team=Team()).logits == logits
+
+
+def test_a_model_that_cannot_recompute_keeps_its_activations() -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(n_embd=64, n_layer=2, n_head=2, vocab_size=1000)
+    memory = Memory(2 * GIB, 2 * GIB)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(GPT2LMHeadModel, "supports_gradient_checkpointing", False)
+        budget = fit(config, TrainSettings(), memory, cuda=False, team=Team())
+    assert budget.kept == budget.longest
 
 
 def test_micro_batches_that_were_asked_for_and_do_not_fit_are_refused(config: Any) -> None:

@@ -14,7 +14,7 @@ from trainspan_schemas.errors import ConfigError
 from trainspan_training.data.cuts import PASS, Cut, TreeCost, packed, padded, shared, unique_tokens
 from trainspan_training.data.sequences import TokenSequence
 
-__all__ = ["DENSE_TOKENS", "MOST_TOKENS", "BatchLayout", "TokenBudget", "batch_layout", "refusal"]
+__all__ = ["DENSE_TOKENS", "MOST_TOKENS", "BatchLayout", "TokenBudget", "batch_layout", "pass_tokens", "refusal"]
 
 _DENSE_PAIR = 4.0
 """Cost of a masked pair per floating-point operation, relative to the layers' matrix products."""
@@ -25,12 +25,16 @@ _WORTH = 0.9
 _GPU_PASS = 2048
 """On a GPU a forward and backward pass has a fixed cost of about this many tokens, for launching kernels."""
 
-
 MOST_TOKENS = 16384
 """Default number of tokens in a micro-batch, if memory has room for them."""
 
 DENSE_TOKENS = 4096
 """Greatest number of tokens in a tree with a dense mask, which is a square of this edge."""
+
+
+def pass_tokens(*, cuda: bool) -> int:
+    """The fixed cost of a forward and backward pass, in tokens."""
+    return _GPU_PASS if cuda else PASS
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,10 @@ class TokenBudget:
     """Number of tokens in a micro-batch."""
     longest: int
     """Length of the longest row; a row longer than `tokens` is a micro-batch by itself."""
+    kept: int
+    """Greatest micro-batch, in tokens, whose activations are kept; those of a larger one are recomputed."""
+    logits: int
+    """Number of logits at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +86,7 @@ class BatchLayout:
     def _cut(self, way: str, rows: Sequence[TokenSequence]) -> list[Cut]:
         if way == "padded":
             limit = self._share(sum(len(row.tokens) for row in rows))
-            return padded(rows, limit, PASS if self.dense else _GPU_PASS)
+            return padded(rows, limit, pass_tokens(cuda=not self.dense))
         blocks = not self.dense
         if way == "packed":
             return packed(rows, self.tokens, processes=self.processes, blocks=blocks)

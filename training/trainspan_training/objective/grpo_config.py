@@ -21,13 +21,12 @@ def grpo_config(settings: TrainSettings, output_dir: str) -> GRPOConfig:
     """Configuration for one optimizer step per dataloader item; TRL saves, logs and generates nothing."""
     cuda = torch.cuda.is_available()
     low, high = clip_range(settings)
-    checkpointing = cuda if settings.gradient_checkpointing is None else settings.gradient_checkpointing
     return GRPOConfig(
         output_dir=output_dir,
         use_cpu=not cuda,
         bf16=compute_dtype(settings, cuda=cuda) == "bfloat16",
-        gradient_checkpointing=checkpointing,
-        gradient_checkpointing_kwargs={"use_reentrant": False} if checkpointing else None,
+        gradient_checkpointing=bool(settings.gradient_checkpointing),
+        gradient_checkpointing_kwargs={"use_reentrant": False},
         loss_type=_LOSS_TYPES[settings.loss],
         epsilon=1 - low if settings.loss == "clip" else 0.2,
         epsilon_high=high - 1 if settings.loss == "clip" else high,

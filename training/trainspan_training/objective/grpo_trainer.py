@@ -33,6 +33,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 
 from trainspan_schemas.config.settings import TrainSettings
 from trainspan_schemas.errors import TrainingError
+from trainspan_training.data.layout import TokenBudget
 from trainspan_training.data.micro_batches import MicroBatch
 from trainspan_training.devices.sharding import admit_cpu, compute_in_bf16, whole
 from trainspan_training.devices.team import Team
@@ -80,6 +81,7 @@ class TransitionGRPOTrainer(GRPOTrainer):
         output_dir: str,
         *,
         team: Team | None = None,
+        budget: TokenBudget | None = None,
     ) -> None:
         self.team = team or Team()
         if self.team.size == 1 and (devices := torch.cuda.device_count()) > 1:
@@ -127,6 +129,7 @@ class TransitionGRPOTrainer(GRPOTrainer):
             self.team,
             dtype=self._dtype,
             bf16=bool(self.args.bf16),
+            budget=budget,
         )
         """Scores micro-batches, under these weights and under others."""
         self.fresh = False

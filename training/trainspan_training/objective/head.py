@@ -1,10 +1,12 @@
 """The output head in chunks of positions: logits exist for one chunk at a time, recomputed in the backward pass.
 
-Memory does not depend on the number of trained tokens: a chunk has at most `CHUNK` logits, each of which takes at most
-`BYTES` while the chunk is processed.
+Memory does not depend on the number of trained tokens: a chunk has at most a given number of logits, which are stored
+once, in the dtype of the matrix product; their gradient takes their place. On a GPU compiled code reads and writes them
+once; elsewhere they pass through the processor's cache in blocks.
 """
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -12,12 +14,12 @@ from torch import Tensor, nn
 
 from trainspan_training.data.token_limits import TokenLimits
 
-__all__ = ["BYTES", "CHUNK", "Traced", "head_scores"]
+__all__ = ["CHUNK", "Traced", "block_bytes", "head_scores"]
 
 CHUNK = 2**26
-"""Greatest number of logits (positions times vocabulary) at a time: 256 MiB in float32. A position is never split."""
-BYTES = 12
-"""Greatest number of bytes per logit, in float32 or bfloat16, forward or backward (measured)."""
+"""Number of logits (positions times vocabulary) at a time on a CPU: 256 MiB in float32. A position is never split."""
+_BLOCK = 2**18
+"""Number of logits at a time, for each thread, for which eager code has temporary copies: as many as its cache holds."""
 
 
 class Traced(Tensor):
@@ -68,7 +70,10 @@ def head_scores(
 
 
 class _Head(torch.autograd.Function):
-    """The backward pass computes the softmax's gradient in closed form, and the head's by autograd."""
+    """The backward pass computes the softmax's gradient in closed form, and the head's by autograd.
+
+    The weight (V, H) of a linear head is an exception: each chunk's matrix product itself adds to the sum over chunks.
+    """
 
     @staticmethod
     def forward(
@@ -82,59 +87,55 @@ class _Head(torch.autograd.Function):
         hidden: Tensor,
         *_: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        dtype = temperatures.dtype
-        logprobs, entropies, logsumexps = (
-            torch.empty(len(targets), dtype=dtype, device=hidden.device) for _ in range(3)
-        )
+        logprobs, entropies, logsumexps = (torch.empty_like(temperatures) for _ in range(3))
         for part in _parts(len(targets), chunk):
-            scaled = after.replay(_outputs(head, hidden[part])).to(dtype).div_(temperatures[part, None])
-            if limits:
-                limits.take(part).apply(scaled, temperatures[part])
-            logsumexps[part] = scaled.logsumexp(dim=1)
-            logprobs[part] = scaled.gather(1, targets[part, None])[:, 0] - logsumexps[part]
-            shares = scaled.sub_(logsumexps[part, None]).exp_()
-            entropies[part] = torch.special.entr(shares, out=shares).sum(dim=1)
-            del scaled, shares
+            logits = after.replay(_outputs(head, hidden[part]))
+            for block, piece in _blocks(logits, part, limits, temperatures.dtype):
+                logprobs[block], entropies[block], logsumexps[block] = _compiled(_statistics, logits.device.type)(
+                    piece, targets[block], temperatures[block]
+                )
+            del logits, piece
         ctx.head, ctx.after, ctx.limits, ctx.chunk = head, after, limits, chunk
         kind = hidden.device.type
         ctx.autocast = (kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
-        ctx.save_for_backward(targets, temperatures, hidden, logsumexps)
+        ctx.save_for_backward(targets, temperatures, hidden, logprobs, logsumexps)
         ctx.mark_non_differentiable(entropies)
         return logprobs, entropies
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        gradient, _ = gradients
-        targets, temperatures, hidden, logsumexps = ctx.saved_tensors
-        limits: TokenLimits | None = ctx.limits
-        if limits:  # exactly 0 even if recomputed logits differ in rounding
-            forced = torch.from_numpy(limits.forced()).to(gradient.device)
-            gradient = gradient.masked_fill(forced, 0.0)
+        targets, temperatures, hidden, logprobs, logsumexps = ctx.saved_tensors
+        scales = gradients[0] / temperatures
+        if ctx.limits:  # exactly 0 even if recomputed logits differ in rounding
+            scales = scales.masked_fill(torch.from_numpy(ctx.limits.forced()).to(scales.device), 0.0)
         parameters = [parameter for parameter in ctx.head.parameters() if parameter.requires_grad]
+        weight = ctx.head.weight if type(ctx.head) is nn.Linear and ctx.head.weight.requires_grad else None
+        others = [parameter for parameter in parameters if parameter is not weight]
+        sums = {id(parameter): _zeros(parameter) for parameter in parameters}
         of_hidden = torch.zeros_like(hidden)
-        sums: list[Tensor | None] = [None] * len(parameters)
+        all_states = hidden.detach().requires_grad_()
         kind, low, enabled = ctx.autocast
-        with torch.enable_grad(), torch.autocast(kind, low, enabled):
+        with torch.autocast(kind, low, enabled):
             for part in _parts(len(targets), ctx.chunk):
-                states = hidden[part].detach().requires_grad_()
-                logits = ctx.after.replay(_outputs(ctx.head, states))
-                with torch.no_grad():
-                    scaled = logits.to(temperatures.dtype) / temperatures[part, None]
-                    if limits:
-                        limits.take(part).apply(scaled, temperatures[part])
-                    scale = gradient[part] / temperatures[part]
-                    of_logits = _of_logits(scaled, targets[part], scale, logsumexps[part]).to(logits.dtype)
-                    del scaled
-                of_states, *of_parameters = torch.autograd.grad(logits, [states, *parameters], of_logits)
-                del logits, of_logits
+                with torch.enable_grad():
+                    states = all_states[part]  # a view: autocast would keep what it made of a leaf
+                    outputs = _outputs(ctx.head, states)
+                    logits = ctx.after.replay(outputs)
+                slopes = logits.detach().clone() if ctx.after.steps else logits.detach()
+                for block, piece in _blocks(slopes, part, ctx.limits, temperatures.dtype):
+                    _compiled(_make_slopes, kind)(piece, temperatures[block], scales[block], logsumexps[block])
+                    if ctx.limits:
+                        slopes[block.start - part.start : block.stop - part.start] = piece
+                at_targets = -torch.expm1(logprobs[part]) * scales[part]
+                slopes.scatter_(1, targets[part, None], at_targets[:, None].to(slopes.dtype))
+                of_outputs, of_states, *of_others = torch.autograd.grad(logits, [outputs, states, *others], slopes)
                 of_hidden[part] = of_states
-                for place, value in enumerate(of_parameters):
-                    sums[place] = _added(sums[place], value)
-                del of_parameters
-        of_head = (
-            torch.zeros_like(parameter) if total is None else total.to(parameter.dtype)
-            for total, parameter in zip(sums, parameters, strict=True)
-        )
+                for parameter, value in zip(others, of_others, strict=True):
+                    sums[id(parameter)].add_(value)
+                if weight is not None:
+                    _add_product(sums[id(weight)], of_outputs, states.detach())
+                del outputs, logits, slopes, piece, of_outputs
+        of_head = (sums[id(parameter)].to(parameter.dtype) for parameter in parameters)
         return None, None, None, None, None, None, of_hidden, *of_head
 
 
@@ -143,18 +144,70 @@ def _outputs(head: nn.Module, hidden: Tensor) -> Any:
     return head.forward(hidden)
 
 
-def _parts(size: int, chunk: int) -> list[slice]:
-    return [slice(start, min(start + chunk, size)) for start in range(0, size, chunk)]
+def _parts(size: int, step: int, start: int = 0) -> list[slice]:
+    return [slice(first, min(first + step, size)) for first in range(start, size, step)]
 
 
-def _added(total: Tensor | None, value: Tensor) -> Tensor:
-    """Accumulates over chunks, in float32 even if the head is in bfloat16."""
-    if total is None:
-        return value.to(torch.promote_types(value.dtype, torch.float32))
-    return total.add_(value)
+def _blocks(
+    logits: Tensor, part: slice, limits: TokenLimits | None, dtype: torch.dtype
+) -> Iterator[tuple[slice, Tensor]]:
+    """Positions and logits of the blocks of a chunk, which is at `part`; if there are limits, a copy under them."""
+    rows = len(logits) if logits.is_cuda and not limits else _BLOCK * torch.get_num_threads() // logits.shape[1]
+    for block in _parts(part.stop, max(1, rows), part.start):
+        piece = logits[block.start - part.start : block.stop - part.start]
+        if limits:
+            piece = piece.to(dtype, copy=True)
+            limits.take(block).apply(piece)
+        yield block, piece
 
 
-def _of_logits(scaled: Tensor, targets: Tensor, scale: Tensor, logsumexps: Tensor) -> Tensor:
-    """Gradient of the log-probabilities by the logits: (onehot − softmax) times `scale` (N,); overwrites `scaled`."""
-    shares = scaled.sub_(logsumexps.unsqueeze(1)).exp_().mul_(-scale.unsqueeze(1))
-    return shares.scatter_add_(1, targets.unsqueeze(1), scale.unsqueeze(1))
+def _zeros(parameter: Tensor) -> Tensor:
+    """For a sum over chunks: in float32 even if the head is in bfloat16."""
+    return torch.zeros_like(parameter, dtype=torch.promote_types(parameter.dtype, torch.float32))
+
+
+def _add_product(total: Tensor, slopes: Tensor, states: Tensor) -> None:
+    """Adds the product of `slopes` (n, V), transposed, and `states` (n, H) to `total` (V, H), in the dtype of the total.
+
+    The factors are rounded to the dtype of the slopes, as in the forward pass.
+    """
+    states = states.to(slopes.dtype)
+    if total.is_cuda and total.dtype != slopes.dtype:
+        torch.addmm(total, slopes.T, states, out_dtype=total.dtype, out=total)
+    else:
+        total.addmm_(slopes.T.to(total.dtype), states.to(total.dtype))
+
+
+def _statistics(logits: Tensor, targets: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probabilities of the targets, entropies and logarithms of the normalizers (n,), of logits (n, V).
+
+    Two passes when compiled; may overwrite the logits. With x = logit − greatest and Z = Σ eˣ, the entropy is
+    log Z − Σ x eˣ / Z, in which both terms are at least 0.
+    """
+    scaled = logits.to(temperatures.dtype).div_(temperatures[:, None])
+    greatest = scaled.amax(dim=1)
+    shifted = scaled.sub_(greatest[:, None])
+    of_targets = shifted.gather(1, targets[:, None])[:, 0]
+    shares = shifted.exp()
+    totals = shares.sum(dim=1)
+    entropies = totals.log() - shares.mul_(shifted).sum(dim=1) / totals
+    return of_targets - totals.log(), entropies, greatest + totals.log()
+
+
+def _make_slopes(logits: Tensor, temperatures: Tensor, scales: Tensor, logsumexps: Tensor) -> None:
+    """Replaces logits (n, V) by −softmax times `scales` (n,): the log-probabilities' gradient, but for the targets."""
+    scaled = logits.to(temperatures.dtype).div_(temperatures[:, None])
+    scaled.sub_(logsumexps[:, None]).exp_().mul_(-scales[:, None])
+    if logits.dtype != temperatures.dtype:
+        logits.copy_(scaled)
+
+
+def block_bytes(vocabulary: int) -> int:
+    """Greatest size of temporary copies and of expanded masks: 32 bytes for each logit of a block."""
+    return 32 * vocabulary * max(1, _BLOCK * torch.get_num_threads() // vocabulary)
+
+
+@functools.cache
+def _compiled(function: Callable[..., Any], device: str) -> Callable[..., Any]:
+    """Compiled for a GPU: one kernel without copies of the logits, for any number of positions."""
+    return torch.compile(function, dynamic=True, fullgraph=True) if device == "cuda" else function

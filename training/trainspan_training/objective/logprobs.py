@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from trainspan_schemas.config.settings import TrainSettings
+from trainspan_training.data.layout import TokenBudget
 from trainspan_training.data.micro_batches import MicroBatch
 from trainspan_training.data.token_limits import TokenLimits
 from trainspan_training.devices.team import Team
@@ -129,6 +130,7 @@ class Scorer:
         *,
         dtype: torch.dtype,
         bf16: bool,
+        budget: TokenBudget | None = None,
     ) -> None:
         self._accelerator = accelerator
         self._policy = policy
@@ -137,8 +139,10 @@ class Scorer:
         self._bf16 = bf16
         self._by_call = settings.ratio == "call"
         self._clip_range = clip_range(settings)
-        self.chunk = CHUNK
+        self.chunk = budget.logits if budget else CHUNK
         """Greatest number of logits at a time."""
+        self.kept = budget.kept if budget else 0
+        """Greatest micro-batch, in tokens, whose activations are kept, if checkpointing is enabled."""
 
     @torch.no_grad()
     def measure(self, batch: MicroBatch) -> TokenSums:
@@ -156,6 +160,9 @@ class Scorer:
 
     def score(self, model: nn.Module, batch: MicroBatch, probe: Probe | None = None) -> Scores:
         owner: Any = self._accelerator.unwrap_model(model)
+        for module in owner.modules():
+            if hasattr(module, "_gradient_checkpointing_func"):  # once checkpointing is enabled
+                module.gradient_checkpointing = batch.tokens.size > self.kept
         implementation = str(owner.config.get_text_config()._attn_implementation)
         with self._accelerator.autocast():
             return score(

@@ -1,24 +1,27 @@
 """Estimates the memory that training takes, before anything is loaded.
 
-Fits micro-batches to free memory, and refuses what cannot fit, with advice on what would. Bytes are derived from the
-numbers of parameters and tokens. Activations are those of one full micro-batch.
+Fits micro-batches and chunks of logits to free memory, chooses whether activations are kept or recomputed, and refuses
+what cannot fit, with advice on what would. Bytes are derived from the numbers of parameters and tokens. Activations are
+those of one full micro-batch.
 """
 
 import functools
 import json
 import logging
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable
+from dataclasses import astuple, dataclass, fields, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from trainspan_schemas.config.settings import DEFAULT_LORA_RANK, TrainSettings
 from trainspan_schemas.errors import TrainingError
 from trainspan_schemas.resources import available_memory_bytes, free_memory_bytes
 from trainspan_training.data.cuts import BLOCK
-from trainspan_training.data.layout import DENSE_TOKENS, MOST_TOKENS, TokenBudget
+from trainspan_training.data.layout import DENSE_TOKENS, MOST_TOKENS, TokenBudget, pass_tokens
 from trainspan_training.devices.team import Team
-from trainspan_training.objective.head import BYTES, CHUNK
+from trainspan_training.objective.head import CHUNK, block_bytes
 from trainspan_training.objective.options import compute_dtype
 
 __all__ = ["Memory", "MemoryEstimate", "available", "check", "estimate", "fit"]
@@ -30,6 +33,12 @@ _LEAST_TOKENS = 512
 """Smallest micro-batch, in tokens, that is chosen or proposed."""
 _SHARE = 0.8
 """Share of free memory that a chosen micro-batch may take: the rest is for other processes and estimation errors."""
+_RECOMPUTED = 4 / 3
+"""Cost of a token whose activations are recomputed: one more forward pass, which is a third of forward and backward."""
+_CHUNK_SHARE = 1 / 16
+_MOST_LOGITS = 2**30
+"""On a GPU a chunk of logits takes this share of free memory, up to 7,067 positions at a vocabulary of 152k: enough for
+matrix products at full speed, and little beside the sum (V, H) that each chunk reads and writes."""
 _SERVER_OVERHEAD = GIB
 """Memory that vLLM takes in addition to weights and cache."""
 
@@ -48,7 +57,7 @@ class MemoryEstimate:
     """The reference model of the KL term."""
     activations: int
     logits: int
-    """Logits of one chunk, and the accumulators for the gradients of chunks."""
+    """Logits of one chunk, and the sum of the gradients of chunks."""
     masks: int
 
     @property
@@ -83,9 +92,14 @@ def available(settings: TrainSettings, *, cuda: bool, processes: int = 1) -> Mem
     return Memory(available_memory_bytes(), int(free_bytes * settings.memory_share) // processes)
 
 
-def estimate(config: Any, settings: TrainSettings, *, cuda: bool, parts: int = 1) -> MemoryEstimate:
-    """Estimate for a model's configuration, from shapes alone; for one of the `parts` of its weights and state."""
-    whole, adapter = _parameters(config, settings)
+def estimate(
+    config: Any, settings: TrainSettings, *, cuda: bool, parts: int = 1, logits: int = CHUNK
+) -> MemoryEstimate:
+    """Estimate for a model's configuration, from shapes alone; for one of the `parts` of its weights and state.
+
+    Activations are recomputed unless `gradient_checkpointing` is false; `logits` exist at a time.
+    """
+    whole, adapter, recomputes = _parameters(config, settings)
     total = -(-whole // parts)
     adapter = -(-adapter // parts)
     text = config.get_text_config()
@@ -100,21 +114,22 @@ def estimate(config: Any, settings: TrainSettings, *, cuda: bool, parts: int = 1
     width = 2 if halved else 4
     # Of one layer, kept for the backward pass. A tree's dense attention keeps about 20 hidden sizes, a packed one 16.
     within = tokens * (20 * hidden + 4 * inner) * width
-    checkpointing = cuda if settings.gradient_checkpointing is None else settings.gradient_checkpointing
+    recomputed = recomputes and settings.gradient_checkpointing is not False
     # Attention that applies soft caps keeps about four matrices of scores: here, of one row that fills the micro-batch.
     if config._attn_implementation == "eager":
         within += 16 * int(text.num_attention_heads) * tokens**2
-    chunk = min(tokens, max(1, CHUNK // vocabulary))
-    head = vocabulary * hidden
+    chunk = min(tokens, max(1, logits // vocabulary))
+    logit = width if cuda or not halved else 6  # a CPU adds up products of bfloat16 after converting them
+    sums = (8 if config.tie_word_embeddings else 4) * vocabulary * hidden if full else 0
     return MemoryEstimate(
         weights=4 * total if full else frozen * total + 4 * adapter,
         gradients=4 * trained,
         optimizer=8 * trained,
         copies=2 * trained if halved else 0,
         reference=untrained * whole if settings.kl_coef and full else 0,
-        activations=layers * tokens * hidden * 4 + 3 * within if checkpointing else layers * within,
-        # Scores of all positions, one chunk of logits and, for a trained head, a chunk's gradient and their sum.
-        logits=tokens * hidden * 2 * width + chunk * vocabulary * BYTES + (8 * head if full else 0),
+        activations=layers * tokens * hidden * 4 + 3 * within if recomputed else layers * within,
+        # Scores of all positions, one chunk of logits and, for a trained head, its gradient (and the tied embedding's).
+        logits=tokens * hidden * 2 * width + chunk * vocabulary * logit + block_bytes(vocabulary) + sums,
         masks=_mask_bytes(tokens, cuda=cuda) if settings.forward != "padded" else 0,
     )
 
@@ -138,33 +153,53 @@ def fit(config: Any, settings: TrainSettings, memory: Memory, *, cuda: bool, tea
     for each in everyone:
         if isinstance(each, TrainingError):
             raise each
-    budget = TokenBudget(min(each.tokens for each in everyone), min(each.longest for each in everyone))
+    budget = TokenBudget(*(min(values) for values in zip(*map(astuple, everyone), strict=True)))
     if team.leads:
-        needed = estimate(config, _of(settings, budget.tokens), cuda=cuda, parts=parts)
+        chosen = replace(_of(settings, budget.tokens), gradient_checkpointing=budget.tokens > budget.kept)
+        needed = estimate(config, chosen, cuda=cuda, parts=parts, logits=budget.logits)
         how = "as set" if settings.micro_batch_tokens else "fitted to the free memory"
         log.info(
-            "micro_batch_tokens=%d (%s): about %s GiB (%s), %s GiB are free",
-            *(budget.tokens, how, _gib(needed.total), needed, _gib(memory.free)),
+            "micro_batch_tokens=%d (%s): about %s GiB (%s), %s GiB are free; activations are kept up to %d tokens",
+            *(budget.tokens, how, _gib(needed.total), needed, _gib(memory.free), budget.kept),
         )
     return budget
 
 
 def _fit(config: Any, settings: TrainSettings, memory: Memory, *, cuda: bool, parts: int) -> TokenBudget:
-    def fits(tokens: int, share: float = 1.0) -> bool:
-        return estimate(config, _of(settings, tokens), cuda=cuda, parts=parts).total <= share * memory.free
-
-    tokens = settings.micro_batch_tokens or MOST_TOKENS
     check(config, settings, memory, cuda=cuda, parts=parts)
-    while settings.micro_batch_tokens is None and tokens > _LEAST_TOKENS and not fits(tokens, _SHARE):
-        tokens //= 2
-    longest = tokens
-    while longest < 2**24 and fits(2 * longest):
-        longest *= 2
-    step = longest // 2
-    while step >= BLOCK and longest < 2**24:
-        longest += step if fits(longest + step) else 0
+    width = 2 if compute_dtype(settings, cuda=cuda) == "bfloat16" else 4
+    logits = int(np.clip(_CHUNK_SHARE * memory.free / width, CHUNK, _MOST_LOGITS if cuda else CHUNK))
+
+    def fits(tokens: int, recompute: bool, share: float = 1.0) -> bool:
+        tried = replace(_of(settings, tokens), gradient_checkpointing=recompute)
+        return estimate(config, tried, cuda=cuda, parts=parts, logits=logits).total <= share * memory.free
+
+    def chosen(recompute: bool) -> int:
+        tokens = settings.micro_batch_tokens or MOST_TOKENS
+        while settings.micro_batch_tokens is None and tokens > _LEAST_TOKENS and not fits(tokens, recompute, _SHARE):
+            tokens //= 2
+        return tokens
+
+    def cost(recompute: bool) -> float:
+        """Of a token in a full micro-batch, relative to one in a large micro-batch that keeps its activations."""
+        return (1 + pass_tokens(cuda=cuda) / chosen(recompute)) * (_RECOMPUTED if recompute else 1.0)
+
+    recomputes = _parameters(config, settings)[2] and settings.gradient_checkpointing is not False
+    keeps = not recomputes or not settings.gradient_checkpointing
+    ways = [way for way, possible in ((False, keeps), (True, recomputes)) if possible and fits(chosen(way), way)]
+    tokens = chosen(min(ways or [recomputes], key=cost))
+    longest = _greatest(lambda size: fits(size, recomputes), tokens)
+    kept = longest if not recomputes else _greatest(lambda size: keeps and fits(size, False, _SHARE), 0)
+    return TokenBudget(tokens, longest, min(kept, longest), logits)
+
+
+def _greatest(fits: Callable[[int], bool], least: int) -> int:
+    """The greatest number of tokens that fits, in whole blocks beyond `least`, which fits."""
+    step = 2**24
+    while step >= BLOCK:
+        least += step if least + step <= 2**24 and fits(least + step) else 0
         step //= 2
-    return TokenBudget(tokens, longest)
+    return least
 
 
 def _of(settings: TrainSettings, tokens: int) -> TrainSettings:
@@ -180,7 +215,7 @@ def check(config: Any, settings: TrainSettings, memory: Memory, *, cuda: bool, p
     needed = estimate(config, asked, cuda=cuda, parts=parts)
     if needed.total <= memory.free:
         return needed
-    total, _ = _parameters(config, settings)
+    total, _, _ = _parameters(config, settings)
     what = "an adapter" if settings.adapter == "lora" else "all weights"
     share = "" if settings.memory_share == 1 else f" (train.memory_share is {settings.memory_share:g})"
     raise TrainingError(
@@ -216,24 +251,24 @@ def _proposals(
 def _lora_proposal(config: Any, lora: TrainSettings, memory: Memory, size: int, *, cuda: bool) -> str:
     """Advice for the smallest micro-batch; the policy server's share assumes a micro-batch of the usual size."""
     text = f'set train.adapter = "lora" and leave train.micro_batch_tokens out ({_gib(size)} GiB at least'
-    total, _ = _parameters(config, lora)
+    total, _, _ = _parameters(config, lora)
     left = memory.free - max(size, min(estimate(config, _of(lora, MOST_TOKENS), cuda=cuda).total, memory.free))
     if cuda and left >= 2 * total + _SERVER_OVERHEAD:
         text += f"; a policy server then fits with --gpu-memory-utilization {left / memory.total:.2f}"
     return text + ")"
 
 
-def _parameters(config: Any, settings: TrainSettings) -> tuple[int, int]:
-    """Number of parameters of the model, and of the adapter in the settings."""
+def _parameters(config: Any, settings: TrainSettings) -> tuple[int, int, bool]:
+    """Number of parameters of the model, and of the adapter in the settings; whether activations can be recomputed."""
     rank = (settings.lora_rank or DEFAULT_LORA_RANK) if settings.adapter == "lora" else 0
     kind: Any = type(config)
-    total, edges = _counted(kind, config.to_json_string(), settings.lora_targets)
-    return total, rank * edges
+    total, edges, recomputes = _counted(kind, config.to_json_string(), settings.lora_targets)
+    return total, rank * edges, recomputes
 
 
 @functools.lru_cache(maxsize=8)
-def _counted(kind: Any, description: str, targets: str | None) -> tuple[int, int]:
-    """Number of parameters of the model, and of inputs and outputs of the modules that an adapter would target."""
+def _counted(kind: Any, description: str, targets: str | None) -> tuple[int, int, bool]:
+    """Number of parameters, and of inputs and outputs of an adapter's targets; whether layers can be recomputed."""
     from transformers import AutoModelForCausalLM
 
     config = kind.from_dict(json.loads(description))
@@ -248,7 +283,8 @@ def _counted(kind: Any, description: str, targets: str | None) -> tuple[int, int
         and module is not head
         and (names is None or name.rpartition(".")[2] in names)
     ]
-    return sum(p.numel() for p in model.parameters()), sum(sum(shape) for shape in shapes)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    return parameters, sum(sum(shape) for shape in shapes), bool(model.supports_gradient_checkpointing)
 
 
 def _gib(size: int) -> str:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -46,6 +47,7 @@ def set_up(
         policy = missing_state.parent
     config, cuda = load_config(policy.model), torch.cuda.is_available()
     budget = _budget(config, settings, team, cuda=cuda)
+    settings = replace(settings, gradient_checkpointing=budget.kept < budget.longest)
     model, unloaded = _load(policy, config, settings, team, cuda=cuda)
     tokenizer = load_tokenizer(policy.model)
     masks = attention.prepare(model, settings.forward)
@@ -68,7 +70,7 @@ def set_up(
         unloaded=unloaded,
     )
     output_dir = str(leader.held.root) if leader.held else "."
-    rounds.trainer = TransitionGRPOTrainer(model, tokenizer, settings, rounds, output_dir, team=team)
+    rounds.trainer = TransitionGRPOTrainer(model, tokenizer, settings, rounds, output_dir, team=team, budget=budget)
     if settings.kl_coef and not adapted:
         rounds.reference = _reference(policy, settings, cuda=cuda).to(rounds.trainer.accelerator.device)
     return rounds

@@ -13,7 +13,7 @@ from trainspan_schemas.artifacts.checkpoint import digest_of_model
 from trainspan_schemas.config.settings import SftSettings
 from trainspan_schemas.errors import CheckpointError, ConfigError, TrainingError
 from trainspan_schemas.home import served_model
-from trainspan_training.devices.cores import share_cores, wait_passively
+from trainspan_training.devices.cores import prepare_process, share_cores
 from trainspan_training.devices.device import device_name, hide_gpus
 from trainspan_training.model.loading import find_model
 from trainspan_training.model.starting_policy import Policy
@@ -55,7 +55,7 @@ def fine_tune(job: SftJob, on_event: Callable[[dict[str, Any]], None]) -> SftOut
     A signal ends it cleanly after the current step; the same job continues from there. Raises ConfigError, DatasetError,
     NothingToTrainError, CheckpointError or TrainingError; before any heavy import if the reason can be known.
     """
-    wait_passively()
+    prepare_process()
     check(job.settings)
     hide_gpus(job.settings.device)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:

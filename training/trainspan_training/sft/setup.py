@@ -1,6 +1,7 @@
 """Assembles a job: rows, model or adapter, plan and trainer."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -46,6 +47,7 @@ def set_up(
     config, tokenizer = load_config(policy.model), load_tokenizer(policy.model)
     made = read_rows(settings, config, policy.model, tokenizer, examples, template)
     budget = memory.fit(config, shared, memory.available(shared, cuda=cuda), cuda=cuda, team=Team())
+    shared = replace(shared, gradient_checkpointing=budget.kept < budget.longest)
     check_rows(made.rows, int(config.get_text_config().vocab_size), budget.longest)
     dtype = compute_dtype(shared, cuda=cuda)
     model = load_model(policy.model, frozen=settings.adapter == "lora" and dtype == "bfloat16")
@@ -54,5 +56,5 @@ def set_up(
     plan = plan_of(*hold_out(made.rows, settings.eval_fraction, settings.seed), layout, settings)
     if settings.adapter == "lora":
         model = add_adapter(model, shared, policy)
-    trainer = ConversationTrainer(model, tokenizer, shared, [], str(work.path))
+    trainer = ConversationTrainer(model, tokenizer, shared, [], str(work.path), budget)
     return Training(settings, policy, made, plan, trainer, work, stop, on_event, template, device, dtype)

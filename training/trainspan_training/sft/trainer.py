@@ -20,6 +20,7 @@ from trl.trainer.sft_trainer import SFTTrainer
 
 from trainspan_schemas.config.settings import TrainSettings
 from trainspan_schemas.errors import TrainingError
+from trainspan_training.data.layout import TokenBudget
 from trainspan_training.data.micro_batches import MicroBatch
 from trainspan_training.devices.team import Team
 from trainspan_training.objective.logprobs import Scorer
@@ -56,6 +57,7 @@ class ConversationTrainer(SFTTrainer):
         settings: TrainSettings,
         steps: Iterable[list[MicroBatch]],
         output_dir: str,
+        budget: TokenBudget | None = None,
     ) -> None:
         self.steps = steps
         self.rate = 0.0
@@ -80,6 +82,7 @@ class ConversationTrainer(SFTTrainer):
             Team(),
             dtype=torch.float64 if double else torch.float32,
             bf16=bool(self.args.bf16),
+            budget=budget,
         )
 
     @property
@@ -140,13 +143,12 @@ class ConversationTrainer(SFTTrainer):
 def _config(settings: TrainSettings, output_dir: str) -> SFTConfig:
     """Configuration for one optimizer step per dataloader item; TRL prepares, saves, evaluates and logs nothing."""
     cuda = torch.cuda.is_available()
-    checkpointing = cuda if settings.gradient_checkpointing is None else settings.gradient_checkpointing
     return SFTConfig(
         output_dir=output_dir,
         use_cpu=not cuda,
         bf16=compute_dtype(settings, cuda=cuda) == "bfloat16",
-        gradient_checkpointing=checkpointing,
-        gradient_checkpointing_kwargs={"use_reentrant": False} if checkpointing else None,
+        gradient_checkpointing=bool(settings.gradient_checkpointing),
+        gradient_checkpointing_kwargs={"use_reentrant": False},
         dataset_kwargs={"skip_prepare_dataset": True},
         lr_scheduler_type="constant",  # the rate of each step is set in `training_step`
         weight_decay=settings.weight_decay,

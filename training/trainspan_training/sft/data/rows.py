@@ -50,8 +50,8 @@ def check_rows(rows: Sequence[TokenSequence], vocabulary: int, longest: int) -> 
     for row in rows:
         if len(row.tokens) > longest:
             raise TrainingError(
-                f"a conversation has {len(row.tokens)} tokens, memory has room for {longest}: set sft.max_tokens, "
-                'sft.gradient_checkpointing = true or sft.adapter = "lora"'
+                f"a conversation has {len(row.tokens)} tokens, memory has room for {longest}: "
+                'set sft.max_tokens or sft.adapter = "lora"'
             )
         if int(row.tokens.max()) >= vocabulary:
             raise DatasetError(
