@@ -1,5 +1,6 @@
 """The prefix tree's attention: the mask's rule, and the compiled path's block mask against the tested dense one."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -7,14 +8,24 @@ import pytest
 import torch
 
 from tests.support.dataset_files import sample_rollouts
-from tests.training.support.exactness.references import as_calls, mixed_rollouts, one_step
+from tests.training.support.exactness.references import (
+    as_calls,
+    assert_same,
+    measured,
+    mixed_rollouts,
+    one_step,
+    reference,
+)
 from trainspan_schemas.config.settings import TrainSettings
 from trainspan_schemas.errors import ConfigError
 from trainspan_training.data.cuts import Cut, TreeCost, packed, shared
-from trainspan_training.data.layout import batch_layout, refusal
+from trainspan_training.data.layout import BatchLayout, batch_layout, refusal
+from trainspan_training.data.loss_weights import find_rule
 from trainspan_training.data.micro_batches import MicroBatch, WeightedRow, make_batches
 from trainspan_training.data.sequences import TokenSequence, make_sequences
-from trainspan_training.objective import attention
+from trainspan_training.data.steps import plan_steps
+from trainspan_training.model.loading import load_model, load_tokenizer
+from trainspan_training.objective import attention, logprobs
 from trainspan_training.objective.attention import block_mask, dense_mask
 from trainspan_training.objective.logprobs import score
 
@@ -64,10 +75,11 @@ def assert_blocks_fit(ends: torch.Tensor, *, compiled: bool) -> None:
 
 
 @pytest.mark.slow
-def test_flex_attention_gives_the_scores_of_padded_rows(model_dir: Any, model: Any) -> None:
-    """Compiled, and forward only: PyTorch has no backward pass for flex attention on a CPU."""
-    from trainspan_training.model.loading import load_model
-
+def test_flex_attention_gives_the_scores_of_padded_rows(
+    model_dir: Any, model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compiled, and forward only: PyTorch compiles no backward pass of flex attention for a CPU."""
+    monkeypatch.setattr(attention, "flex_attention", attention._compiled(attention.flex_attention))
     flexible = load_model(model_dir).eval()
     assert attention.prepare(flexible, "auto")
     scored = {}
@@ -95,6 +107,78 @@ def test_flex_attention_gives_the_scores_of_padded_rows(model_dir: Any, model: A
         scored[name] = values.numpy()[order]
     for name in ("tree", "packed"):
         assert np.abs(scored[name] - scored["padded"]).max() < 2e-5
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("mode", ["packed", "tree"])
+@pytest.mark.parametrize("bf16", [False, True])
+def test_the_gpus_path_gives_loss_and_gradient_of_the_reference(
+    model_dir: Path, model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, bf16: bool
+) -> None:
+    """Rows in whole blocks, a block mask, grouped heads, chunks of logits, autocast; only the kernels are PyTorch's plain ones.
+
+    In bfloat16 ratios near the clip change sides: their whole gradient comes or goes.
+    """
+    from trainspan_training.objective.grpo_trainer import TransitionGRPOTrainer
+
+    monkeypatch.setattr(
+        "torch.nn.attention.flex_attention._validate_device", lambda *_: None
+    )  # refuses gradients on a CPU
+    monkeypatch.setattr(logprobs, "attention_of", blocks_of)
+    settings = TrainSettings(
+        forward=mode, gradient_checkpointing=True, dtype="bfloat16" if bf16 else "float32", micro_batch_tokens=16384
+    )
+    logged = mixed_rollouts(model)
+    calls = as_calls(logged)
+    rows = make_sequences(calls, merge=True)
+    layout = BatchLayout(mode, 16384, pair=0.0, dense=False)
+    (step,) = plan_steps(rows, calls, steps=1, rule=find_rule(settings), layout=layout, rng=np.random.default_rng(0))
+    flexible = load_model(model_dir)
+    assert attention.prepare(flexible, mode)
+    flexible.gradient_checkpointing_enable({"use_reentrant": False})
+    trainer = TransitionGRPOTrainer(flexible, load_tokenizer(model_dir), settings, [], str(tmp_path))
+    trainer.scorer.chunk = 1000
+    found = measured(trainer, step.build(rows))
+    expected = reference(load_model(model_dir), logged, settings)
+    if not bf16:
+        assert_same(found, expected, 1e-4)
+        return
+    assert found[0] == pytest.approx(expected[0], abs=0.02)
+    flat = [torch.cat([each[1][name].flatten() for name in expected[1]]) for each in (found, expected)]
+    assert float(torch.cosine_similarity(*flat, dim=0)) > 0.97
+
+
+def blocks_of(branches: Any, *_: Any, **__: Any) -> dict[str, Any]:
+    ends, depths = torch.from_numpy(branches.ends), torch.from_numpy(branches.depths)
+    return {"attention_mask": block_mask(ends), "position_ids": depths[None]}
+
+
+def test_no_layer_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forward and backward pass of tensors without values, which cannot be asked for one; the kernel is a stub."""
+    from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    def kernel(query: Any, key: Any, value: Any, *, block_mask: Any, **options: Any) -> Any:
+        assert block_mask.shape == (1, 1, 256, 256)
+        assert {query.dtype, key.dtype, value.dtype} == {torch.bfloat16}
+        assert (query.shape[1], key.shape[1]) == (14, 2), "keys and values are not repeated"
+        return torch.nn.functional.scaled_dot_product_attention(query, key, value, **options)
+
+    monkeypatch.setattr(attention, "flex_attention", kernel)
+    config = Qwen2Config(
+        vocab_size=512, hidden_size=56, intermediate_size=64, num_hidden_layers=2, num_attention_heads=14, num_key_value_heads=2
+    )  # fmt: skip
+    with FakeTensorMode():
+        layered: Any = Qwen2ForCausalLM(config)
+        layered.set_attn_implementation(attention.NAME)
+        places, ends = torch.arange(256), torch.full((256,), 256)
+        with torch.autocast("cpu", torch.bfloat16):
+            masked = {"attention_mask": block_mask(ends), "position_ids": places[None]}
+            hidden = layered.model(input_ids=places[None], use_cache=False, **masked).last_hidden_state
+        hidden.sum().backward()
+        assert layered.model.layers[0].self_attn.k_proj.weight.grad.shape == (8, 56)
+        with pytest.raises(DataDependentOutputException):
+            int(ends.max())  # the test can fail
 
 
 def test_models_whose_layers_would_not_look_at_the_mask_are_forwarded_padded() -> None:
@@ -139,8 +223,6 @@ def test_rollouts_without_anything_in_common_make_no_tree_cheaper(model: Any) ->
 
 
 def test_a_model_whose_attention_cannot_be_exchanged_is_forwarded_padded(model_dir: Any) -> None:
-    from trainspan_training.model.loading import load_model
-
     eager = load_model(model_dir)
     eager.set_attn_implementation("eager")
     assert attention.prepare(eager, "padded")
@@ -154,8 +236,6 @@ def test_a_model_whose_attention_cannot_be_exchanged_is_forwarded_padded(model_d
 @pytest.mark.parametrize("bf16", [False, True])
 def test_packed_rows_have_the_scores_of_padded_ones(model_dir: Any, model: Any, bf16: bool) -> None:
     """For a Llama, with rotary embeddings by position; attention row by row, and through a dense mask."""
-    from trainspan_training.model.loading import load_model
-
     exchanged = load_model(model_dir).eval()
     assert attention.prepare(exchanged, "auto")
     scored = []

@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.utils.weak import WeakTensorKeyDictionary
 from transformers import AttentionInterface
-from transformers.integrations.flex_attention import flex_attention_forward
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.utils.import_utils import is_flash_attn_2_available
 
@@ -77,21 +77,17 @@ def dense_mask(ends: Tensor) -> Tensor:
     return seen[None, None]
 
 
-def block_mask(ends: Tensor, *, compiled: bool | None = None) -> Any:
+def block_mask(ends: Tensor, *, compiled: bool = False) -> Any:
     """The mask for flex attention, which computes only blocks with a visible pair.
 
     Built by a compiled function if attention itself is compiled: otherwise all T² pairs would be in memory at once.
     """
-    from torch.nn.attention.flex_attention import create_block_mask
 
     def sees(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return (key <= query) & (query < ends[key])
 
-    by_compiler = ends.is_cuda if compiled is None else compiled
-    size = len(ends)
-    return create_block_mask(
-        sees, None, None, size, size, device=str(ends.device), BLOCK_SIZE=BLOCK, _compile=by_compiler
-    )
+    build = _compiled(create_block_mask) if ends.is_cuda or compiled else create_block_mask
+    return build(sees, None, None, len(ends), len(ends), device=str(ends.device), BLOCK_SIZE=BLOCK)
 
 
 def attend(
@@ -99,12 +95,26 @@ def attend(
 ) -> tuple[Tensor, Tensor | None]:
     """Attention of `query` (1, heads, T, D), with transformers' signature; returns (1, T, heads, D)."""
     if attention_mask is not None and not isinstance(attention_mask, Tensor):
-        return flex_attention_forward(module, query, key, value, attention_mask, **options)
+        return _by_flex(query, key, value, attention_mask, options), None
     if attention_mask is None or attention_mask.dtype == torch.bool:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
     if attention_mask.dtype == torch.int64:
         return _by_pieces(module, query, key, value, attention_mask, options), None
     return _by_flash(query, key, value, attention_mask.flatten(), options), None
+
+
+def _by_flex(query: Tensor, key: Tensor, value: Tensor, mask: Any, options: dict[str, Any]) -> Tensor:
+    """Query heads share keys and values in the kernel. Under autocast rotated queries and keys are float32: see `_by_flash`."""
+    attention = _compiled(flex_attention) if query.is_cuda else flex_attention
+    query, key = query.to(value.dtype), key.to(value.dtype)
+    seen: Tensor = attention(query, key, value, block_mask=mask, scale=options.get("scaling"), enable_gqa=True)
+    return seen.transpose(1, 2)
+
+
+@functools.cache
+def _compiled(function: Any) -> Any:
+    """Compiled as a whole: PyTorch then refuses what it would otherwise run with all pairs in memory."""
+    return torch.compile(function, fullgraph=True)
 
 
 def _by_pieces(module: Any, query: Tensor, key: Tensor, value: Tensor, ends: Tensor, options: dict[str, Any]) -> Tensor:
