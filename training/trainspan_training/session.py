@@ -17,7 +17,7 @@ from trainspan_training.checkpoints.swap_request import PolicyAddress, Swap
 from trainspan_training.data.dataset import DatasetFolder
 from trainspan_training.data.loss_weights import Rule, find_rule
 from trainspan_training.dataset_queue import Upstream, fetched, follow, newest
-from trainspan_training.devices.cores import share_cores, wait_passively
+from trainspan_training.devices.cores import prepare_process, share_cores
 from trainspan_training.devices.device import device_name, hide_gpus
 from trainspan_training.devices.leader import Leader
 from trainspan_training.devices.team import Team
@@ -69,7 +69,7 @@ def train(job: TrainJob, on_ready: Callable[[str, str], None], on_result: Callab
     ConfigError, CheckpointError or DatasetError if the job cannot be done; in a single process, before any heavy
     import.
     """
-    wait_passively()
+    prepare_process()
     check(job.settings)
     hide_gpus(job.settings.device)
     rule = find_rule(job.settings)

@@ -1,4 +1,4 @@
-"""Threads of the trainer's processes."""
+"""Threads and allocator of the trainer's processes."""
 
 import os
 import subprocess
@@ -10,23 +10,31 @@ from trainspan_schemas.resources import available_cores
 
 PROGRAM = """
 import os
-from trainspan_training.devices.cores import share_cores, wait_passively
-wait_passively()
+from trainspan_training.devices.cores import prepare_process, share_cores
+prepare_process()
 share_cores({processes})
 import torch
-print(torch.get_num_threads(), os.environ["OMP_WAIT_POLICY"])
+print(torch.get_num_threads(), os.environ["OMP_WAIT_POLICY"], os.environ.get("PYTORCH_ALLOC_CONF"))
 """
 CORES = available_cores()
 
 
+GROWING = "expandable_segments:True"
+OTHERS = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "ACTIVE", "PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}
+
+
 @pytest.mark.parametrize(
-    ("processes", "given", "threads"),
-    [(1, {}, CORES), (2, {}, max(1, CORES // 2)), (1, {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "ACTIVE"}, 1)],
+    ("processes", "given", "expected"),
+    [
+        (1, {}, [CORES, "PASSIVE", GROWING]),
+        (2, {}, [max(1, CORES // 2), "PASSIVE", GROWING]),
+        (1, OTHERS, [1, "ACTIVE", None]),
+    ],
 )
-def test_processes_share_the_cores_and_wait_without_spinning(
-    processes: int, given: dict[str, str], threads: int
+def test_processes_share_the_cores_wait_without_spinning_and_grow_segments_unless_told_otherwise(
+    processes: int, given: dict[str, str], expected: list[object]
 ) -> None:
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("OMP_")} | given
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "PYTORCH_"))} | given
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM.format(processes=processes)],
         env=environ,
@@ -34,4 +42,4 @@ def test_processes_share_the_cores_and_wait_without_spinning(
         text=True,
         check=True,
     )
-    assert done.stdout.split() == [str(threads), given.get("OMP_WAIT_POLICY", "PASSIVE")]
+    assert done.stdout.split() == [str(value) for value in expected]

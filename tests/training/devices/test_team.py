@@ -23,6 +23,7 @@ from trainspan_schemas.artifacts.checkpoint import CheckpointMeta
 from trainspan_schemas.artifacts.trained_tokens import parts
 from trainspan_schemas.errors import TrainingError
 from trainspan_training.checkpoints.tensor_files import TensorParts
+from trainspan_training.devices import team as team_module
 from trainspan_training.devices.team import Team
 from trainspan_training.model.loading import load_model
 
@@ -93,6 +94,32 @@ def test_ways_to_split_weights_that_are_not_built_are_refused_by_name(
         monkeypatch.setenv(name, value)
     with pytest.raises(TrainingError, match=line):
         Team.join()
+
+
+def test_on_gpus_objects_still_go_through_main_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `gather` waits for them: in NCCL a waiting process would keep its GPU busy. PyTorch's fake backend is in its place."""
+    import accelerate
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.distributed_c10d import _get_object_coll_device
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    joined: dict[str, Any] = {}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(accelerate, "PartialState", lambda **given: joined.update(given))
+    monkeypatch.setattr(team_module, "Failures", lambda *_: None)
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    Team.join()
+    assert not joined["cpu"]
+    backends = dict(pair.split(":") for pair in joined["backend"].split(","))
+    assert backends == {"cpu": "gloo", "cuda": "nccl"}
+    fakes = ",".join(f"{device}:fake" for device in backends)
+    dist.init_process_group(fakes, store=FakeStore(), rank=0, world_size=2)
+    try:
+        assert _get_object_coll_device() == "cpu"
+    finally:
+        dist.destroy_process_group()
 
 
 @pytest.mark.slow

@@ -1,18 +1,22 @@
-"""Threads of the trainer: its processes share the cores of a machine."""
+"""Threads and allocator of the trainer's processes, which share the cores of a machine."""
 
 import os
 
 from trainspan_schemas.resources import available_cores
 
-__all__ = ["share_cores", "wait_passively"]
+__all__ = ["prepare_process", "share_cores"]
 
 
-def wait_passively() -> None:
-    """Lets waiting threads sleep, unless OMP_WAIT_POLICY is set; only before PyTorch is imported.
+def prepare_process() -> None:
+    """Sets what PyTorch reads from the environment, unless it is set; only before PyTorch is imported.
 
-    A thread that spins takes the core that a preempted peer waits for. `python -m benchmarks threads` measures it.
+    - Waiting threads sleep: one that spins takes the core that a preempted peer waits for (`python -m benchmarks threads`).
+    - The GPU's allocator grows its segments: micro-batches of many sizes would otherwise leave unusable gaps between them.
+      A policy server must not inherit this: vLLM's sleep mode does not work with such segments.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:  # the older name, which PyTorch reads too
+        os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 
 
 def share_cores(processes: int) -> None:

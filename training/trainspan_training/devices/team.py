@@ -17,6 +17,8 @@ __all__ = ["Team"]
 
 _TIMEOUT = timedelta(days=30)
 """How long a process may wait for the next dataset."""
+_GPU_BACKENDS = "cpu:gloo,cuda:nccl"
+"""Objects go through gloo: a process that waits for one in NCCL would keep its GPU busy."""
 
 _REFUSED = {
     "ACCELERATE_USE_DEEPSPEED": "DeepSpeed is not supported; FSDP splits weights too (fsdp_version: 2)",
@@ -54,7 +56,8 @@ class Team:
             import torch
             from accelerate import PartialState
 
-            PartialState(cpu=not torch.cuda.is_available(), timeout=_TIMEOUT)
+            cuda = torch.cuda.is_available()
+            PartialState(cpu=not cuda, timeout=_TIMEOUT, backend=_GPU_BACKENDS if cuda else None)
         team = cls(int(os.environ.get("RANK", "0")), size, splits=splits)
         if size > 1:
             team._failures = Failures(team.rank, size)
