@@ -2,7 +2,7 @@
 
 An optimizer step of 64 rollouts (8 of each of 8 tasks, 6 turns, prompt/completion/observation 1024/128/128) runs in the
 trainer's loop as padded rows, as packed ones and as prefix trees: forwarded and trained tokens per second, the share of the
-device's peak, and the peak memory. `python -m benchmarks accelerator` stores them with the hardware's name.
+device's peak, and the peak memory beside the estimate. `python -m benchmarks accelerator` stores them with the hardware's name.
 """
 
 import platform
@@ -10,7 +10,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -80,16 +80,20 @@ def run(size: Size, work: Workload, forward: str, *, cuda: bool) -> dict[str, An
     from trainspan_training.data.loss_weights import find_rule
     from trainspan_training.data.sequences import make_sequences
     from trainspan_training.data.steps import plan_steps
-    from trainspan_training.objective import attention
+    from trainspan_training.devices.team import Team
+    from trainspan_training.objective import attention, memory
     from trainspan_training.objective.grpo_trainer import TransitionGRPOTrainer
-    from trainspan_training.objective.memory import estimate
 
     settings = TrainSettings(
         forward=forward, old_policy="logged", learning_rate=1e-9, max_kl=1e9, max_ratio=1e30, max_loss=1e9
     )
     torch.manual_seed(0)
+    config = config_of(size)
+    free = memory.available(settings, cuda=cuda)
+    budget = memory.fit(config, settings, free, cuda=cuda, team=Team())
+    settings = replace(settings, gradient_checkpointing=budget.kept < budget.longest)
     model = make_model(size)
-    layout = batch_layout(settings, model.config, cuda=cuda)
+    layout = batch_layout(settings, config, cuda=cuda, budget=budget)
     attention.prepare(model, forward)
     calls = as_calls(
         work.calls(size.vocabulary), group=lambda call: str(int(call.rollout_id.rsplit("-", 1)[1]) // work.group)
@@ -117,7 +121,7 @@ def run(size: Size, work: Workload, forward: str, *, cuda: bool) -> dict[str, An
 
     with tempfile.TemporaryDirectory() as folder:
         tokenizer = load_tokenizer(make_tiny_model(Path(folder), hidden=32))  # required by TRL
-        trainer = TransitionGRPOTrainer(model, tokenizer, settings, steps(), folder)
+        trainer = TransitionGRPOTrainer(model, tokenizer, settings, steps(), folder, budget=budget)
         if cuda:
             torch.cuda.reset_peak_memory_stats()
         trainer.train()
@@ -125,6 +129,7 @@ def run(size: Size, work: Workload, forward: str, *, cuda: bool) -> dict[str, An
     seconds = statistics.median(
         later - earlier for earlier, later in zip(began[WARM:-1], began[WARM + 1 :], strict=True)
     )
+    chosen = replace(settings, micro_batch_tokens=budget.tokens, gradient_checkpointing=budget.tokens > budget.kept)
     work_done = operations(size, step.micro_batches, step.trained)
     figures: dict[str, Any] = {
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
@@ -136,12 +141,15 @@ def run(size: Size, work: Workload, forward: str, *, cuda: bool) -> dict[str, An
         "unique_tokens": step.unique,
         "forwarded_tokens_per_second": round(step.forwarded / seconds),
         "trained_tokens_per_second": round(step.trained / seconds),
-        "estimated_gib": round(estimate(model.config, settings, cuda=cuda).total / 2**30, 2),
+        "micro_batch_tokens": budget.tokens,
+        "recomputed": chosen.gradient_checkpointing,
+        "estimated_gib": round(memory.estimate(config, chosen, cuda=cuda, logits=budget.logits).total / 2**30, 2),
         "loss": losses[0],
     }
     if cuda:
         peak = next((value for part, value in PEAKS.items() if part in torch.cuda.get_device_name()), None)
         figures["peak_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
+        figures["reserved_gib"] = round(torch.cuda.max_memory_reserved() / 2**30, 2)
         figures["share_of_peak"] = round(work_done / seconds / peak, 4) if peak else None
     return figures
 
@@ -171,9 +179,16 @@ def _pairs(batch: Any) -> int:
 def make_model(size: Size) -> Any:
     """Creates a model with random weights, on the GPU if there is one."""
     import torch
-    from transformers import Qwen2Config, Qwen2ForCausalLM
+    from transformers import Qwen2ForCausalLM
 
-    config = Qwen2Config(
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        return Qwen2ForCausalLM(config_of(size))
+
+
+def config_of(size: Size) -> Any:
+    from transformers import Qwen2Config
+
+    return Qwen2Config(
         vocab_size=size.vocabulary,
         hidden_size=size.hidden,
         intermediate_size=size.inner,
@@ -186,5 +201,3 @@ def make_model(size: Size) -> Any:
         eos_token_id=2,
         pad_token_id=0,
     )
-    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
-        return Qwen2ForCausalLM(config)

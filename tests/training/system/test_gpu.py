@@ -104,8 +104,10 @@ def test_a_round_in_bfloat16_keeps_float32_weights_and_stays_near_the_sampler(
     assert {tensor.dtype for tensor in saved.values()} == {torch.float32}
 
 
-def test_the_estimate_of_memory_is_not_less_than_what_training_takes() -> None:
+def test_the_estimate_of_memory_is_not_less_than_what_training_reserves() -> None:
     size = accelerator.Size(hidden=1024, layers=8, heads=16, key_heads=4, inner=4096, vocabulary=32_000)
     for forward in ("padded", "packed", "tree"):
         figures = accelerator.run(size, accelerator.WORK, forward, cuda=True)
-        assert 0.3 * figures["estimated_gib"] < figures["peak_gib"] < figures["estimated_gib"]
+        assert (
+            0.3 * figures["estimated_gib"] < figures["peak_gib"] <= figures["reserved_gib"] < figures["estimated_gib"]
+        )
