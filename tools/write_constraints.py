@@ -12,12 +12,12 @@ import tomllib
 import zipfile
 from pathlib import Path
 
-__all__ = ["ALTERNATIVES", "PYTHONS", "SERVERS", "pinned", "resolve"]
+__all__ = ["PYTHONS", "SERVERS", "extras", "pinned", "resolve_on"]
 
 ROOT = Path(__file__).parents[1]
 SERVERS = {"cpu": "serve-cpu", "gpu": "serve"}
 """Name of the file → extra with the build of vLLM that belongs to it."""
-ALTERNATIVES = {"trackio"}
+_ALTERNATIVES = {"trackio"}
 """Extras whose packages do not fit next to the others."""
 PYTHONS = ("3.11", "3.12", "3.13")
 _PLATFORM = "x86_64-manylinux_2_31"
@@ -40,7 +40,7 @@ Requires-Dist: fsspec>=0.8.5
 def extras(name: str) -> list[str]:
     """The extras of pyproject.toml that one environment can have."""
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    return sorted(set(declared) - ALTERNATIVES - (set(SERVERS.values()) - {SERVERS[name]}))
+    return sorted(set(declared) - _ALTERNATIVES - (set(SERVERS.values()) - {SERVERS[name]}))
 
 
 def pinned(text: str) -> dict[str, str]:
@@ -59,24 +59,9 @@ def resolve(name: str, *options: str) -> "subprocess.CompletedProcess[str]":
                 f"{_TORCH}.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
             )
             archive.writestr(f"{_TORCH}.dist-info/RECORD", "")
-        command = [
-            sys.executable,
-            "-m",
-            "uv",
-            "pip",
-            "compile",
-            "pyproject.toml",
-            "--group",
-            "dev",
-            "--only-binary",
-            ":all:",
-        ]
-        command += [
-            "--no-python-downloads",
-            "--no-header",
-            "--no-annotate",
-            *(f"--extra={extra}" for extra in extras(name)),
-        ]
+        command = [sys.executable, "-m", "uv", "pip", "compile", "pyproject.toml", "--group", "dev"]
+        command += ["--only-binary", ":all:", "--no-python-downloads", "--no-header", "--no-annotate"]
+        command += [f"--extra={extra}" for extra in extras(name)]
         command += [f"--find-links={links}"] if name == "cpu" else []
         return subprocess.run([*command, *options], cwd=ROOT, capture_output=True, text=True, check=False)
 

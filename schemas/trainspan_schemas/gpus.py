@@ -34,9 +34,11 @@ class Gpus:
     """Version such as `580.95.05`; None if the driver does not answer."""
 
     def __str__(self) -> str:
+        if not self.names:
+            return "no NVIDIA GPU"
         kinds = (f"{self.names.count(name)} × {name}" for name in dict.fromkeys(self.names))
         cards = self.names[0] if len(self.names) == 1 else ", ".join(kinds)
-        return f"{cards or 'no NVIDIA GPU'}, driver {self.driver or 'unknown'}" if self.names else "no NVIDIA GPU"
+        return f"{cards}, driver {self.driver or 'unknown'}"
 
     @property
     def trouble(self) -> str | None:

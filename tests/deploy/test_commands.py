@@ -37,7 +37,7 @@ def test_a_command_is_found_in_lists_scripts_and_after_a_wrapper() -> None:
     assert Command("Dockerfile", "train", ("--follow",)) in found
     assert Command("StatefulSet policy: policy", "serve", ("--config",)) in found
     assert Command("CronJob dataset: dataset", "dataset", ("--config",)) in found
-    assert Command("deploy/slurm/trainer.sbatch", "train", ("--follow", "--dataset", "--model")) in found
+    assert Command("deploy/slurm/trainer.sbatch", "train", ("--follow", "--device", "--dataset", "--model")) in found
 
 
 @pytest.mark.parametrize("file", ["compose.trainspan.toml", "kubernetes/trainspan.toml"])

@@ -146,5 +146,7 @@ def test_the_services_name_their_host_when_they_are_ready_and_end_in_order(clust
     assert (shared / "state" / "token").read_text() == (shared / "secrets" / "trainer" / "token").read_text()
     found = calls(cluster)
     assert any(line.startswith("trainspan collector --store") and "--tls-cert" in line for line in found)
-    assert any(line.startswith("trainspan serve /models/tiny --host 0.0.0.0 -- --ssl-certfile") for line in found)
+    assert any(
+        line.startswith("trainspan serve /models/tiny --host 0.0.0.0 -- --gpu-memory-utilization 0.9") for line in found
+    )
     assert found[-2:] == ["serve ends", "collector ends"]
