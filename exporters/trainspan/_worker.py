@@ -27,6 +27,7 @@ from trainspan._rollout_block import start_span
 from trainspan_schemas.agents.functions import load_function
 from trainspan_schemas.agents.worker import (
     MAX_LINE_BYTES,
+    MAX_OUTCOME_BYTES,
     Cancel,
     FunctionJob,
     JobOutcome,
@@ -132,7 +133,7 @@ def _encode(outcome: JobOutcome) -> bytes:
                 error=outcome.error and escaped(outcome.error),
             )
             line = encode(outcome)
-        if len(line) <= MAX_LINE_BYTES:
+        if len(line) <= MAX_OUTCOME_BYTES:
             return line
     return encode(dataclasses.replace(outcome, value=escaped(repr(outcome.value)[:MAX_VALUE_CHARS])))
 

@@ -12,6 +12,7 @@ import shutil
 import signal
 import stat
 import subprocess
+import tempfile
 from asyncio.subprocess import PIPE, SubprocessStreamProtocol
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,11 +22,11 @@ from trainspan_rollouts.executors.orphans import GRACE_S
 from trainspan_schemas.agents.worker import AgentReport
 from trainspan_schemas.errors import InvalidRecordError
 
-__all__ = ["AgentProcess", "MemoryKills", "read_reports", "remove_folder", "write_task"]
+__all__ = ["AgentProcess", "MemoryKills", "make_folder", "read_reports", "remove_folder"]
 
 TAIL_BYTES: Final = 64 * 1024
-MAX_REPORT_BYTES: Final = 4 * 1024 * 1024
-"""Of the reports of one agent's processes together: some 200,000 rewards."""
+MAX_REPORT_BYTES: Final = 1024 * 1024
+"""Of the reports of one agent's processes together: some 50,000 rewards. Parsed, they can take 25 times that."""
 MAX_REPORTS: Final = 10_000
 """Files in an agent's folder: each of its processes leaves one report."""
 REST_S: Final = 1.0
@@ -158,13 +159,20 @@ class MemoryKills:
         return True
 
 
-def write_task(folder: Path, task: bytes) -> Path:
-    """Makes an agent's folder with its task file; returns the file. Raises OSError."""
-    folder.mkdir(mode=0o700)
+def make_folder(task: bytes) -> tuple[Path, Path]:
+    """Makes an agent's folder with its task file; returns both. Raises OSError.
+
+    It is in no folder of the runner's: an agent that removes what is around its own would cost the others theirs.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="trainspan-"))
     file = folder / "task" / "task.json"
-    file.parent.mkdir()
-    file.write_bytes(task)
-    return file
+    try:
+        file.parent.mkdir()
+        file.write_bytes(task)
+    except OSError:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return folder, file
 
 
 def read_reports(folder: Path) -> AgentReport | None:
@@ -175,6 +183,8 @@ def read_reports(folder: Path) -> AgentReport | None:
     """
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:  # the agent has cleaned up
+        return None
     except OSError as error:
         raise InvalidRecordError(f"its folder cannot be read: {error}") from error
     try:

@@ -1,28 +1,25 @@
 """Executes command agents: one process per rollout, under `opentelemetry-instrument`, in a prepared environment."""
 
 import asyncio
-import contextlib
 import errno
 import json
 import os
 import re
-import secrets
 import shutil
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from trainspan_rollouts.executors.agent_process import (
     AgentProcess,
     MemoryKills,
+    make_folder,
     read_reports,
     remove_folder,
-    write_task,
 )
 from trainspan_rollouts.executors.executor import Ended, Execution
 from trainspan_rollouts.executors.orphans import OrphanGuard
@@ -131,31 +128,30 @@ class CommandExecutor:
         self._timeout_s = timeout_s
         self._guard = OrphanGuard()
         self._environ = {**environ, **self._guard.mark}
-        self._folder: Path | None = None
         self._memory = MemoryKills()
         self._reader = Invoker(_called, "trainspan-agent-folders")
         """In threads that keep no process alive: a file system of the agent's own may never answer."""
+        self._removals: set[asyncio.Future[Any]] = set()
         self._command: list[str] = []
 
     async def start(self) -> None:
         """Finds the command. Raises ProcessError."""
         self._command = instrumented(self._arguments, self._environ)
-        self._folder = Path(tempfile.mkdtemp(prefix="trainspan-"))
         await asyncio.to_thread(self._guard.start)
 
     async def execute(self, execution: Execution) -> Ended:
         """Runs one process; then kills whatever it left running in its process group."""
-        assert self._folder is not None, "started"
         start_s, kills = time.monotonic(), self._memory.count()
-        folder = Path(self._folder, secrets.token_hex(8))
         task = json.dumps(execution.task.for_agent()).encode()
+        folder = None
         try:
-            task_file = await asyncio.to_thread(write_task, folder, task)
+            folder, task_file = await asyncio.to_thread(make_folder, task)
             command = [fill_in(word, execution.task, task_file) for word in self._command]
             environment = self._environment(execution, task, task_file, folder)
             process = await AgentProcess.start(command, environment, task + b"\n")
         except OSError as error:
-            await self._removed(folder)
+            if folder is not None:
+                await self._removed(folder)
             return Ended("infra_error", time.monotonic() - start_s, error=self._why_not_started(error))
         timed_out = False
         try:
@@ -165,6 +161,7 @@ class CommandExecutor:
             await process.end()
         except asyncio.CancelledError:
             await asyncio.shield(process.end())
+            self._remove(folder)
             raise
         finally:
             await process.close()
@@ -191,14 +188,19 @@ class CommandExecutor:
 
     async def _removed(self, folder: Path) -> None:
         """Removes the folder; what takes too long goes on in the background."""
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.wrap_future(self._reader.start(remove_folder, folder)), FOLDER_S)
+        await asyncio.wait([self._remove(folder)], timeout=FOLDER_S)
+
+    def _remove(self, folder: Path) -> "asyncio.Future[Any]":
+        removal = asyncio.wrap_future(self._reader.start(remove_folder, folder))
+        self._removals.add(removal)
+        removal.add_done_callback(self._removals.discard)
+        return removal
 
     async def close(self) -> None:
-        """Removes the folders; every process has already ended with its `execute`."""
+        """Ends what agents left running elsewhere, and removes the rest of the folders; every `execute` has ended."""
         await asyncio.to_thread(self._guard.close)
-        if self._folder is not None:
-            await self._removed(self._folder)
+        if self._removals:
+            await asyncio.wait(self._removals, timeout=FOLDER_S)
         self._reader.close()
 
     def _why_not_started(self, error: OSError) -> str:

@@ -17,7 +17,7 @@ from trainspan_rollouts.executors.command_executor import instrumented
 from trainspan_rollouts.executors.executor import Ended, Execution
 from trainspan_rollouts.executors.orphans import GRACE_S, OrphanGuard
 from trainspan_schemas.agents.worker import (
-    MAX_LINE_BYTES,
+    MAX_OUTCOME_BYTES,
     Cancel,
     FunctionJob,
     JobOutcome,
@@ -129,7 +129,7 @@ class _Worker:
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
-        reader, writer = await asyncio.open_connection(sock=ours, limit=MAX_LINE_BYTES)
+        reader, writer = await asyncio.open_connection(sock=ours, limit=MAX_OUTCOME_BYTES)
         try:
             line = await asyncio.wait_for(reader.readline(), START_TIMEOUT_S)
             message = decode(line) if line else None

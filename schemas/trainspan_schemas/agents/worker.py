@@ -16,6 +16,7 @@ from trainspan_schemas.telemetry.identity import Identity
 
 __all__ = [
     "MAX_LINE_BYTES",
+    "MAX_OUTCOME_BYTES",
     "AgentReport",
     "Cancel",
     "FunctionJob",
@@ -27,7 +28,9 @@ __all__ = [
 ]
 
 MAX_LINE_BYTES: Final = 64 * 1024 * 1024
-"""Maximum size of one message."""
+"""Maximum size of a message to a worker."""
+MAX_OUTCOME_BYTES: Final = 16 * 1024 * 1024
+"""Maximum size of a message of a worker. Decoded, an agent's value can take 25 times that."""
 
 
 @dataclass(frozen=True, slots=True)

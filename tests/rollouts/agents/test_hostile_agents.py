@@ -37,8 +37,8 @@ def _sparse(path: Path) -> None:
         pytest.param(lambda path: path.symlink_to("/dev/zero"), "cannot be read", id="endless device"),
         pytest.param(lambda path: path.symlink_to(__file__), "cannot be read", id="link"),
         pytest.param(Path.mkdir, "is not a regular file", id="directory"),
-        pytest.param(_sparse, "more than 4194304 bytes", id="a sparse terabyte"),
-        pytest.param(_file("[" * 1_000_000), "is none", id="deep"),
+        pytest.param(_sparse, "more than 1048576 bytes", id="a sparse terabyte"),
+        pytest.param(_file("[" * 900_000), "is none", id="deep"),
         pytest.param(_file('{"rewards": 5}'), "is none: it must be an object with the fields", id="fields missing"),
         pytest.param(_file("9" * 5000), "is none", id="an integer of 5000 digits"),
         pytest.param(_file(json.dumps({**GOOD, "rewards": 5})), "rewards = 5", id="no list"),
@@ -71,6 +71,7 @@ def test_reports_of_all_processes_are_added_up_and_other_files_are_none(tmp_path
     os.mkfifo(folder / "log")
     assert read_reports(folder) == AgentReport(3, True, [0.5, 1, 2])
     folder.rename(tmp_path / "elsewhere")
+    assert read_reports(folder) is None
     folder.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(InvalidRecordError, match="its folder cannot be read"):
         read_reports(folder)
@@ -113,12 +114,14 @@ def test_reports_that_break_the_rules_cost_only_their_own_rollout_and_children_h
     run: Run, recorder: OtlpRecorder, caplog: pytest.LogCaptureFixture
 ) -> None:
     source = """
-    import os, pathlib, subprocess, sys
+    import os, pathlib, shutil, subprocess, sys
 
     folder = pathlib.Path(os.environ["TRAINSPAN_REPORT"])
     match sys.argv[1]:
         case "pipe":
             os.mkfifo(folder / "0.json")
+        case "tidy":
+            shutil.rmtree(folder)
         case "child" | "daemon":  # both keep its standard output open
             child = subprocess.Popen(["sleep", "50"], start_new_session=sys.argv[1] == "daemon")
             print(child.pid, flush=True)
@@ -126,10 +129,10 @@ def test_reports_that_break_the_rules_cost_only_their_own_rollout_and_children_h
     judge = "def judge(task, result):\n    return float(result.stdout_tail or 0)\n"
     Path("pid_judge.py").write_text(judge)
     began_s = time.monotonic()
-    given = tasks("pipe", "child", "daemon", "good")
+    given = tasks("pipe", "child", "daemon", "tidy", "good")
     result = run(source, given, "python", "agent.py", "{input}", judge="pid_judge:judge", timeout_s=40.0)
     assert time.monotonic() - began_s < 30
-    assert result.status == {"agent_error": 1, "ok": 3}
+    assert result.status == {"agent_error": 1, "ok": 4}
     assert statuses(recorder)["pipe", 0] == "agent_error"
     assert "its report '0.json' is not a regular file" in caplog.text
     found = rollouts(recorder)
