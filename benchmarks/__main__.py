@@ -20,6 +20,7 @@ MODULE_OF = {
     "serving": "serving.serving",
     "agents": "exporters.agents",
     "startup": "exporters.startup",
+    "outage": "exporters.outage",
     "rollouts": "rollouts.rollouts",
     "processing": "processing.processing",
     "training": "training.training",

@@ -34,8 +34,8 @@ other languages in milliseconds."""
 EXIT_BUDGET_S: Final = 2.0
 RETRY_AT_EXIT_S: Final = 0.5
 """Time for an exporter at exit if its last attempt failed."""
-FORK_WAIT_S: Final = 1.0
-"""Maximum total time that all forks of a process wait for running exports."""
+FORK_WAIT_S: Final = 2.5
+"""Maximum total time that all forks of a process wait for running exports: for the first one that fails, not for more."""
 LOCK_PATIENCE_S: Final = 0.5
 """Maximum time that an export waits for another one, well within the budget at exit."""
 LATE_REPORT_S: Final = 30.0
@@ -74,6 +74,8 @@ class _Losses:
         self.first_failure_s: float | None = None
         self.failing: set[str] = set()
         """The collectors of which the last export failed."""
+        self.given_up: set[str] = set()
+        """The collectors that did not answer when the process ended."""
         self.reported = False
         self.exit_deadline_s: float | None = None
 
@@ -183,7 +185,10 @@ def _has_no_time(exporter: Any, address: str) -> bool:
     holder = exporter if hasattr(exporter, "_timeout") else exporter._client  # gRPC and HTTP differ
     if holder._timeout == _SDK_TIMEOUT_S and not any(map(_TIMEOUT_VARIABLE.fullmatch, os.environ)):
         holder._timeout = EXPORT_TIMEOUT_S
-    if not outage.may_try(address):
+    patience_s = EXPORT_TIMEOUT_S if _losses.exit_deadline_s is None else RETRY_AT_EXIT_S
+    if address in _losses.given_up or not outage.may_export(address, patience_s, _is_ending):
+        if _is_ending():
+            _losses.given_up.add(address)
         return True
     left_s = math.inf
     if _losses.exit_deadline_s is not None:
@@ -228,8 +233,13 @@ def flush(budget_s: float = EXIT_BUDGET_S) -> None:
     guarded(collectors.end_flush)(_losses.exit_deadline_s)
 
 
+def _is_ending() -> bool:
+    return _losses.exit_deadline_s is not None
+
+
 def resume() -> None:
     """Restores normal export after a flush if the process did not end."""
+    _losses.given_up.clear()
     _losses.exit_deadline_s = None
 
 

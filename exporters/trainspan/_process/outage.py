@@ -2,8 +2,8 @@
 
 Each short child would wait for an export that cannot succeed: a pool of workers for seconds. So the first process of the
 program, the root, names a file, `TRAINSPAN_OUTAGE`, which exists from the first failed export until the next successful
-one. While it does, no other process waits: a child exports only if the collector accepts connections again, or, if it
-accepts them without an answer, once in a while. What the children lose is added to a file that the root reports.
+one. While it does, no process waits for an export: it first asks, without gRPC, whether anything answers there. What the
+children lose is added to a file that the root reports.
 """
 
 import contextlib
@@ -12,19 +12,22 @@ import re
 import socket
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
 from trainspan._guard import guarded
 
-__all__ = ["begin", "clear", "is_root", "mark", "may_try", "note_lost", "take_lost"]
+__all__ = ["begin", "clear", "is_root", "mark", "may_export", "note_lost", "take_lost"]
 
 _VARIABLE: Final = "TRAINSPAN_OUTAGE"
-_RETRY_S: Final = 10.0
-"""How often one process of the program tries a collector that accepts connections and does not answer."""
-_CONNECT_S: Final = 0.1
-_REFUSED, _SILENT = "refused", "silent"
+_RETRY_S: Final = 1.0
+"""How often one of the program's ending children asks whether the outage has ended."""
+_ANSWER_S: Final = 0.1
+"""Time for an answer to that."""
+_POLL_S: Final = 0.1
+_PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)
+"""The beginning of a connection of HTTP/2 (RFC 9113, 3.4): its preface and empty settings."""
 _NUMERIC: Final = re.compile(r"(localhost|[\d.]+|\[[0-9a-f:]+\]):(\d+)")
 """An address that needs no resolver, which may wait itself."""
 
@@ -63,7 +66,7 @@ def is_root() -> bool:
 def mark(address: str) -> None:
     """Says that an export to `address` failed."""
     if path := _state(address):
-        _write(path, os.O_TRUNC, _SILENT if _connects(address) else _REFUSED)
+        _write(path, os.O_TRUNC, "")
 
 
 @guarded
@@ -73,19 +76,27 @@ def clear(address: str) -> None:
         path.unlink(missing_ok=True)
 
 
-def may_try(address: str) -> bool:
-    """Whether this process may wait for an export to `address`."""
-    return is_root() or _may_try(address) is not False
+def may_export(address: str, patience_s: float, is_ending: Callable[[], bool]) -> bool:
+    """Whether an export to `address` is worth a try: there is no outage, or it ends within `patience_s`.
+
+    Asked in the background; once the process is ending, only a moment is left.
+    """
+    return _may_export(address, time.monotonic() + patience_s, is_ending) is not False
 
 
 @guarded
-def _may_try(address: str) -> bool:
+def _may_export(address: str, deadline_s: float, is_ending: Callable[[], bool]) -> bool:
     path = _state(address)
-    try:
-        how, age_s = (path.read_text(), time.time() - path.stat().st_mtime) if path else ("", 0.0)
-    except FileNotFoundError:
-        return True
-    return _connects(address) if how == _REFUSED and _NUMERIC.fullmatch(address) else age_s > _RETRY_S
+    while path is not None and path.exists():
+        if is_ending() and not is_root() and time.time() - path.stat().st_mtime < _RETRY_S:
+            return False
+        if _answers(address):
+            return True
+        os.utime(path)
+        if time.monotonic() > deadline_s or (is_ending() and not is_root()):
+            return False
+        time.sleep(_POLL_S)
+    return True
 
 
 @guarded
@@ -128,13 +139,18 @@ def _write(path: Path, flag: int, text: str) -> None:
         os.close(descriptor)
 
 
-def _connects(address: str) -> bool:
-    """Whether something accepts connections there; True if only a resolver could tell."""
+def _answers(address: str) -> bool:
+    """Whether something answers there; True if only a resolver could tell, which may wait itself.
+
+    Any server does: one of HTTP/2 with its settings, one of HTTP/1 or TLS with an error. gRPC is not asked, because a
+    program can fork meanwhile.
+    """
     match = _NUMERIC.fullmatch(address)
     if match is None:
         return True
     try:
-        socket.create_connection((match[1].strip("[]"), int(match[2])), _CONNECT_S).close()
+        with socket.create_connection((match[1].strip("[]"), int(match[2])), _ANSWER_S) as connection:
+            connection.sendall(_PREFACE)
+            return bool(connection.recv(1))
     except OSError:
         return False
-    return True

@@ -308,7 +308,10 @@ def _spawner(function: str) -> Callable[[ModuleType], None]:
         context.get_current()
         return wrapped(*args, **kwargs)
 
-    return lambda module: wrapt.wrap_function_wrapper(module, function, switch)
+    def watch(module: ModuleType) -> None:
+        wrapt.wrap_function_wrapper(module, function, switch)
+
+    return watch
 
 
 def _task_factory(earlier: Any) -> Any:
