@@ -42,7 +42,7 @@ class GenerationRequest:
         """The number of choices asked for: `n` for each prompt."""
         n, prompt = self.request.get("n"), self.request.get("prompt")
         prompts = len(prompt) if isinstance(prompt, list) and not all(isinstance(item, int) for item in prompt) else 1
-        return prompts * (n if isinstance(n, int) else 1)
+        return prompts * max(1, n if isinstance(n, int) else 1)
 
 
 def question_of(path: str, content: bytes) -> GenerationRequest | None:

@@ -64,7 +64,7 @@ class Block:
 class _Watched:
     frames: Final[dict[int, list[Block]]] = {}
     """Id of a generator's frame → its live blocks."""
-    leaked: Final["weakref.WeakSet[Block]"] = weakref.WeakSet()
+    leaked: Final[set["weakref.ref[Block]"]] = set()
     """Ended blocks that may still be in somebody's context."""
     loops: Final["weakref.WeakSet[Any]"] = weakref.WeakSet()
     runtime: Any = None
@@ -90,7 +90,7 @@ def leave(block: Block) -> None:
     block.live = False
     restored = _forget_frame(block) is None and _reset(block.token)
     if not restored:
-        _Watched.leaked.add(block)
+        _Watched.leaked.add(weakref.ref(block, _Watched.leaked.discard))
         _watch()
         if block in _around(current):
             context.attach(block.outside)
@@ -201,10 +201,11 @@ def _is_here(block: Block) -> bool:
 def _on_stack() -> Sequence[Block]:
     """The live blocks of the generators that are running here, the innermost first."""
     blocks: list[Block] = []
+    frames = _Watched.frames
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_code.co_flags & _GENERATOR and (entered := _Watched.frames.get(id(frame))):
-            blocks += reversed(entered)
+        if id(frame) in frames:
+            blocks += reversed(frames.get(id(frame), ()))
         frame = frame.f_back
     return blocks
 
