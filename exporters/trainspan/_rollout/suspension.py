@@ -94,7 +94,7 @@ def leave(block: Block) -> None:
         _watch()
         if block in _around(current):
             context.attach(block.outside)
-    block.token = None
+    block.token, block.inside = None, Context()  # which refers to the block
     while (left := _block_in(context.get_current())) is not None and not left.live and _is_here(left):
         context.attach(left.outside)
 
@@ -261,7 +261,7 @@ class _SwitchingContext:
         _Watched.runtime.detach(token)
 
     def get_current(self) -> Context:
-        raw = cast("Context", _Watched.runtime.get_current())
+        raw: Context = _Watched.runtime.get_current()
         if not _Watched.frames and not _Watched.leaked:
             return raw
         ctx = _switched(raw)
