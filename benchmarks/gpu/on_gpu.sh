@@ -82,7 +82,7 @@ wants exact && step exact 150 "$python" -m benchmarks.gpu.exact
 wants bench && step bench 170 "$python" -m benchmarks.gpu.bench
 wants stock && step stock 80 "$python" -m benchmarks.gpu.stock
 wants rounds && step rounds 110 "$python" -m benchmarks.gpu.rounds
-wants demo && step demo 400 "$python" -m benchmarks.gpu.policy demo
-wants policy && step policy 240 "$python" -m benchmarks.gpu.policy large
+wants demo && step demo 420 "$python" -m benchmarks.gpu.policy demo
+wants policy && step policy 220 "$python" -m benchmarks.gpu.policy large
 "$python" -m benchmarks.gpu.summary
 echo "== whole: $(($(date +%s) - began)) s"

@@ -32,11 +32,15 @@ def main(what: str) -> None:
     if attempt("policy", "model", lambda: make_small(base)) is None:
         return
     if what == "demo":
-        attempt("policy", "demo", lambda: loop(base, SCRATCH / "demo-home", rounds=2 if TINY else 14, control=False))
+        attempt(
+            "policy",
+            "demo",
+            lambda: loop(base, SCRATCH / "demo-home", rounds=2 if TINY else 14, control=False, limit_s=330),
+        )
     else:
         large = SCRATCH / "large-model"
         if attempt("policy", "large_model", lambda: make_large(large, base)) is not None:
-            attempt("policy", "large", lambda: loop(large, SCRATCH / "large-home", rounds=2, control=True))
+            attempt("policy", "large", lambda: loop(large, SCRATCH / "large-home", rounds=2, control=True, limit_s=150))
 
 
 def make_small(folder: Path) -> dict[str, Any]:
@@ -67,39 +71,48 @@ def make_large(folder: Path, base: Path) -> dict[str, Any]:
     return {"bytes": sum(path.stat().st_size for path in folder.iterdir())}
 
 
-def loop(model: Path, home: Path, *, rounds: int, control: bool) -> dict[str, Any]:
-    """Runs the shop's loop in a fresh state folder; figures of each round from its records and the trainer's metrics."""
+def loop(model: Path, home: Path, *, rounds: int, control: bool, limit_s: float) -> dict[str, Any]:
+    """Runs the shop's loop in a fresh state folder for at most `limit_s`; figures of its rounds, also if it was stopped.
+
+    Raises RuntimeError if there are none.
+    """
     shutil.rmtree(home, ignore_errors=True)
     home.mkdir(parents=True)
     environ = _environment(model, home, control=control)
     write_tasks = [sys.executable, f"{SHOP}/tasks.py", str(home)]
     subprocess.run(write_tasks, cwd=ROOT, env=environ, check=True, timeout=60)
     command = [sys.executable, "-m", "trainspan_cli", "loop", "--config", f"{SHOP}/trainspan.toml"]
+    command += ["--rounds", str(rounds), "--format", "json"]
     began = time.monotonic()
-    with subprocess.Popen(
-        [*command, "--rounds", str(rounds), "--format", "json"],
-        cwd=ROOT,
-        env=environ,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        output, _ = process.communicate()
+    with subprocess.Popen(command, cwd=ROOT, env=environ) as process:
+        try:
+            code: int | str = process.wait(None if TINY else limit_s)
+        except subprocess.TimeoutExpired:
+            process.terminate()  # the loop ends its children
+            code = f"stopped after {limit_s:g} s"
     seconds = time.monotonic() - began
-    lines = [json.loads(line) for line in (home / "runs").glob("*/rounds.jsonl").__next__().read_text().splitlines()]
-    validations = {
-        line["round"]: line["reward_mean"] for line in lines if line["kind"] == "eval" and line["name"] == "validation"
-    }
+    if code != 0:
+        _print_logs(home)
+    records = next((home / "runs").glob("*/rounds.jsonl"), None)
+    if records is None:
+        raise RuntimeError(f"the loop ended before its first evaluation: {code}; log.txt has the ends of its logs")
+    lines = [json.loads(line) for line in records.read_text().splitlines()]
+    evaluations = [line for line in lines if line["kind"] == "eval" and line["name"] == "validation"]
+    success = {line["round"]: line["mean"] for line in sorted(evaluations, key=lambda line: int(line["round"]))}
     failed = [f"{check['name']}: {check['detail']}" for line in lines for check in line["checks"] if not check["ok"]]
-    figures = {
-        "code": process.returncode,
+    return {
+        "code": code,
         "seconds": round(seconds, 1),
-        "success": validations,
+        "success": success,
         "failed_checks": failed[:8],
         "rounds": [_round(line) for path in home.rglob("metrics.jsonl") for line in path.read_text().splitlines()],
     }
-    if process.returncode:
-        figures["output"] = output[-500:]
-    return figures
+
+
+def _print_logs(home: Path) -> None:
+    """Prints the ends of the logs of a loop's processes."""
+    for log in sorted((home / "runs").glob("*/logs/*")):
+        print(f"-- {log.name}\n{log.read_text(errors='replace')[-4000:]}", flush=True)
 
 
 def _round(line: str) -> dict[str, Any]:
