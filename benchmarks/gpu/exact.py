@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.gpu.figures import TINY, attempt, note
 
-__all__ = ["LIMITS", "main"]
+__all__ = ["LIMITS", "compared", "main", "make_reference", "settings_of"]
 
 LIMITS = {"float32": 1e-4, "bfloat16": 0.25}
 """Greatest ‖gradient − expected‖ / ‖expected‖; in bfloat16 rounding moves tokens across the clip."""
@@ -39,10 +39,10 @@ def measure_all(folder: Path) -> None:
     note("exact", "reference", {"loss": expected.loss, "calls": len(expected.logged), "on": "cpu, float32"})
     for mode in ("padded", "packed", "tree"):
         for dtype, recomputed in (("float32", False), ("bfloat16", False), ("bfloat16", True)):
-            settings = _settings(mode, dtype, recomputed=recomputed)
+            settings = settings_of(mode, dtype, recomputed=recomputed)
             name = f"{mode}_{dtype}{'_recomputed' if recomputed else ''}"
             attempt("exact", name, lambda settings=settings: compared(expected, settings, folder), 130)
-    chunked = _settings("tree", "float32")
+    chunked = settings_of("tree", "float32")
     attempt("exact", "tree_float32_chunks", lambda: compared(expected, chunked, folder, chunk=1000), 130)
     attempt("exact", "bfloat16_noise", lambda: noise(expected, folder), 140)
     attempt("exact", "adapter_bfloat16", lambda: adapter(expected, folder), 145)
@@ -97,7 +97,7 @@ def noise(expected: Reference, folder: Path) -> dict[str, Any]:
 
     logprobs = {}
     for dtype in LIMITS:
-        settings = _settings("padded", dtype)
+        settings = settings_of("padded", dtype)
         scorer = _trainer(load_model(expected.model), expected, settings, folder).scorer
         logprobs[dtype] = np.concatenate([scorer.logprobs(batch) for batch in _micro_batches(expected, settings)])
     apart = np.abs(logprobs["float32"] - logprobs["bfloat16"])
@@ -113,7 +113,7 @@ def adapter(expected: Reference, folder: Path) -> dict[str, Any]:
     from trainspan_training.model.lora import add_adapter
     from trainspan_training.model.starting_policy import Policy
 
-    settings = replace(_settings("packed", "bfloat16"), adapter="lora")
+    settings = replace(settings_of("packed", "bfloat16"), adapter="lora")
     frozen = load_model(expected.model, frozen=True)
     adapted = add_adapter(frozen, settings, Policy(expected.model, None, str(expected.model), 0, expected.model))
     trainer = _trainer(adapted, expected, settings, folder)
@@ -127,7 +127,7 @@ def adapter(expected: Reference, folder: Path) -> dict[str, Any]:
     }
 
 
-def _settings(mode: str, dtype: str, *, recomputed: bool = False) -> Any:
+def settings_of(mode: str, dtype: str, *, recomputed: bool = False) -> Any:
     from trainspan_schemas.config.settings import TrainSettings
 
     return TrainSettings(forward=mode, dtype=dtype, gradient_checkpointing=recomputed)

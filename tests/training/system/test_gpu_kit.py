@@ -93,7 +93,7 @@ def test_each_kind_of_step_gives_its_figures_at_tiny_size(tmp_path: Path, monkey
         monkeypatch.setattr(module, "TINY", True)
     monkeypatch.setattr(figures, "RESULTS", tmp_path / "bench-gpu.json")
     expected = exact.make_reference(tmp_path / "model")
-    assert exact.compared(expected, exact._settings("packed", "float32"), tmp_path)["within"]
+    assert exact.compared(expected, exact.settings_of("packed", "float32"), tmp_path)["within"]
     ours = bench.measured(bench.Case("0.5B", "agent", {"forward": "auto", "weights": "token"}), tmp_path)
     theirs = stock.stock(tmp_path, 8)
     assert ours["trained_tokens"] == theirs["trained_tokens"] == 2 * 4 * 3 * 8
