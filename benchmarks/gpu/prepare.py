@@ -180,7 +180,7 @@ def write_metadata(site: Path) -> None:
 
 def write_archive(site: Path, file: Path) -> Path:
     """Packs a folder with xz: its long window finds the likeness of kernels that differ in one parameter."""
-    filters = [{"id": lzma.FILTER_X86}, {"id": lzma.FILTER_LZMA2, "preset": 2, "dict_size": 2**26}]
+    filters = [{"id": lzma.FILTER_X86}, {"id": lzma.FILTER_LZMA2, "preset": 6, "dict_size": 2**26}]
     with lzma.open(file, "wb", filters=filters) as stream, tarfile.open(fileobj=stream, mode="w|") as archive:
         for path in sorted(path for path in site.rglob("*") if path.is_file()):
             archive.add(path, str(path.relative_to(site)), filter=_without_owner)
