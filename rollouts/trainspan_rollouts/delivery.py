@@ -6,17 +6,22 @@ memory, and `on_waiting` records it on disk, so that a run that ends first can b
 
 import functools
 import logging
+import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Final
 
+import grpc
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 from opentelemetry.sdk.trace.export import SpanExportResult
 
-from trainspan_schemas.store.collectors import Collectors
+from trainspan_schemas.errors import ConfigError
+from trainspan_schemas.store.collectors import Collectors, address_of
+from trainspan_schemas.store.endpoint import headers_of
 from trainspan_schemas.telemetry import keys
 
 __all__ = ["VerdictSender", "VerdictSenders"]
@@ -28,6 +33,10 @@ BATCH: Final = 256
 DELAY_S: Final = 0.2
 """How long a verdict waits for others, to be sent in one batch."""
 MAX_BACKOFF_S: Final = 2.0
+_ADVICE: Final = "give the runner a token of its role"
+_ASK_S: Final = 2.0
+_EXPORT: Final = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
+_DENIALS: Final = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 
 _log = logging.getLogger(__name__)
 
@@ -35,7 +44,7 @@ _log = logging.getLogger(__name__)
 class VerdictSenders(SpanProcessor):
     """A sender for each collector, so that one that is down delays no verdict of the others.
 
-    Arguments as for `VerdictSender`; `headers` gets the collector's URL.
+    Arguments as for `VerdictSender`; `headers` and `advice` get the collector's URL.
     """
 
     def __init__(
@@ -44,10 +53,13 @@ class VerdictSenders(SpanProcessor):
         headers: Callable[[str], str | None],
         on_delivered: Callable[[ReadableSpan], None],
         on_waiting: Callable[[ReadableSpan], None],
+        advice: Callable[[str], str] = lambda _url: _ADVICE,
     ) -> None:
         self._collectors = collectors
         self._senders = {
-            url: VerdictSender(url, functools.partial(headers, url), on_delivered, on_waiting)
+            url: VerdictSender(
+                url, functools.partial(headers, url), on_delivered, on_waiting, functools.partial(advice, url)
+            )
             for url in collectors.urls
         }
 
@@ -82,8 +94,9 @@ class VerdictSender:
     A batch that fails is halved, and a span that fails alone goes to the end: one that is refused holds up no other.
 
     `headers()` is called before each connection and returns a value as in OTEL_EXPORTER_OTLP_HEADERS; None: that
-    variable. `on_delivered` and `on_waiting` are called in the thread, the latter once per span that was not delivered
-    at the first attempt.
+    variable. `advice()` says what to do if the collector refuses the token.
+    `on_delivered` and `on_waiting` are called in the thread, the latter once per span that was not delivered at the first
+    attempt.
     """
 
     def __init__(
@@ -92,9 +105,10 @@ class VerdictSender:
         headers: Callable[[], str | None],
         on_delivered: Callable[[ReadableSpan], None],
         on_waiting: Callable[[ReadableSpan], None],
+        advice: Callable[[], str] = lambda: _ADVICE,
     ) -> None:
         logging.getLogger("opentelemetry.exporter.otlp.proto.grpc.exporter").setLevel(logging.CRITICAL)  # logged here
-        self._collector, self._headers = collector, headers
+        self._collector, self._headers, self._advice = collector, headers, advice
         self._on_delivered, self._on_waiting = on_delivered, on_waiting
         self._queue: deque[ReadableSpan] = deque()
         self._most = BATCH
@@ -134,7 +148,7 @@ class VerdictSender:
         return len(self._queue)
 
     def _run(self) -> None:
-        backoff_s, away_since = DELAY_S, 0.0
+        backoff_s, away_since, denied = DELAY_S, 0.0, ""
         while batch := self._next_batch():
             if self._send(batch):
                 if away_since:
@@ -147,16 +161,20 @@ class VerdictSender:
                     self._noted = max(0, self._noted - len(batch))
                 self._note(batch, self._on_delivered)
                 continue
-            if not away_since:
-                away_since = time.monotonic()
+            denial = self._denial()
+            if denial and denial != denied:
+                denied = denial
+                _log.error("event=verdicts_denied collector=%s error=%s; %s", self._collector, denial, self._advice())
+            elif not away_since and not denial:
                 _log.warning("event=verdicts_wait collector=%s: they will be sent when it answers", self._collector)
+            away_since = away_since or time.monotonic()
             self._note_waiting()
             self._most = max(1, len(batch) // 2)
             with self._changed:
                 if len(batch) == 1 and self._noted == len(self._queue):  # `_noted` counts from the left
                     self._queue.rotate(-1)
             with self._changed:
-                if self._deadline is not None and time.monotonic() + backoff_s > self._deadline:
+                if self._deadline is not None and (denial or time.monotonic() + backoff_s > self._deadline):
                     return
                 self._changed.wait(backoff_s)
             backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
@@ -208,6 +226,26 @@ class VerdictSender:
             return exporter.export(batch) is SpanExportResult.SUCCESS
         finally:
             late.cancel()
+
+    def _denial(self) -> str:
+        """Why the collector refuses the token, which the exporter does not tell; empty if that is not the trouble."""
+        try:
+            target, headers = address_of(self._collector), self._headers()
+            metadata = headers_of(os.environ.get("OTEL_EXPORTER_OTLP_HEADERS", "") if headers is None else headers)
+            if self._collector.startswith("https://"):
+                roots = os.environ.get("OTEL_EXPORTER_OTLP_CERTIFICATE")
+                credentials = grpc.ssl_channel_credentials(Path(roots).read_bytes() if roots else None)
+                channel = grpc.secure_channel(target, credentials)
+            else:
+                channel = grpc.insecure_channel(target)
+            with channel:
+                channel.unary_unary(_EXPORT)(b"", timeout=_ASK_S, metadata=tuple(metadata.items()))
+        except grpc.RpcError as error:
+            code = error.code() if isinstance(error, grpc.Call) else None
+            return f"{code.name}: {error.details()}" if code in _DENIALS else ""
+        except (OSError, ConfigError):  # a file that is being replaced
+            pass
+        return ""
 
     def _disconnect(self) -> None:
         if self._exporter is not None:

@@ -30,13 +30,20 @@ _RESOURCE: Final = Resource.create({"service.name": "trainspan-rollout"})
 class RolloutSpans:
     """Starts rollout spans and delivers them over OTLP/gRPC, undelivered ones of earlier processes of the run first."""
 
-    def __init__(self, collectors: Collectors, headers: Callable[[str], str | None], ledger: RunLedger) -> None:
-        """`headers(url)` returns a value as in OTEL_EXPORTER_OTLP_HEADERS; None: that variable."""
+    def __init__(
+        self,
+        collectors: Collectors,
+        headers: Callable[[str], str | None],
+        ledger: RunLedger,
+        **options: Callable[[str], str],
+    ) -> None:
+        """Arguments and `options` as for VerdictSenders."""
         self._sender = VerdictSenders(
             collectors,
             headers,
             on_delivered=lambda span: ledger.delivered(*_attempt(span)),
             on_waiting=lambda span: ledger.waits(*_attempt(span), _to_record(span)),
+            **options,
         )
         self._sender.resend([_from_record(record) for record in ledger.undelivered()])
         self._ids = _SecretIds(collectors)

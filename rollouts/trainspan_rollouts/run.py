@@ -23,7 +23,7 @@ from trainspan_schemas.errors import UsageError
 from trainspan_schemas.store.collectors import Collectors
 from trainspan_schemas.store.endpoint import headers_of
 from trainspan_schemas.store.roles import Role
-from trainspan_schemas.store.senders import sender_headers
+from trainspan_schemas.store.senders import sender_headers, token_advice
 from trainspan_schemas.telemetry.signing import signing_key
 
 __all__ = ["run_rollouts"]
@@ -78,7 +78,7 @@ class _Run:
         self._executor = choose_executor(settings)
         self._ledger = open_ledger(settings)
         collectors = Collectors.of(settings.collector)
-        self._spans = RolloutSpans(collectors, self._headers, self._ledger)
+        self._spans = RolloutSpans(collectors, self._headers, self._ledger, advice=self._advice)
         if "authorization" not in headers_of(os.environ.get("OTEL_EXPORTER_OTLP_HEADERS", "")):
             for url in collectors.urls:
                 if self._headers(url) is None:
@@ -107,6 +107,10 @@ class _Run:
         settings = self._settings
         return sender_headers(Role.RUNNER, collector, os.environ, token_file=settings.token_file, store=settings.store)
 
+    def _advice(self, collector: str) -> str:
+        settings = self._settings
+        return token_advice(Role.RUNNER, collector, os.environ, token_file=settings.token_file, store=settings.store)
+
     async def execute(self) -> RunResult:
         start_s = time.monotonic()
         deliver_s = CANCELLED_DELIVERY_S
@@ -132,8 +136,8 @@ class _Run:
             self._ledger.close()
         if unacknowledged:
             _log.error(
-                "event=verdicts_unacknowledged rollouts=%d collector=%s; start the collector, then send them by the same "
-                "command with --run %s --resume",
+                "event=verdicts_unacknowledged rollouts=%d collector=%s; once it accepts them, send them by the same command "
+                "with --run %s --resume",
                 unacknowledged,
                 self._settings.collector,
                 self._settings.run_id,

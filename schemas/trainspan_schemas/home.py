@@ -1,12 +1,14 @@
 """The state folder and the paths in it: `$TRAINSPAN_HOME`, default `./.trainspan`."""
 
+import contextlib
 import hashlib
 import os
 import re
 import secrets
 from pathlib import Path
 
-from trainspan_schemas.secret_files import make_secret_file
+from trainspan_schemas.errors import ConfigError
+from trainspan_schemas.secret_files import check_is_own, check_is_private, make_secret_file
 
 __all__ = [
     "checkpoints_dir",
@@ -25,8 +27,17 @@ __all__ = [
 
 
 def home() -> Path:
-    """The state folder, which may not exist yet."""
-    return Path(os.environ.get("TRAINSPAN_HOME") or ".trainspan")
+    """The state folder, which may not exist yet.
+
+    Raises ConfigError if it is `./.trainspan` and another user's, who would know the secrets in it and decide what runs. A
+    folder that TRAINSPAN_HOME names is trusted, as a repository that GIT_DIR names.
+    """
+    if named := os.environ.get("TRAINSPAN_HOME"):
+        return Path(named)
+    path = Path(".trainspan")
+    with contextlib.suppress(FileNotFoundError):
+        check_is_own(path)
+    return path
 
 
 def make_home() -> Path:
@@ -73,11 +84,18 @@ def runs_dir() -> Path:
 
 
 def token() -> str:
-    """The secret that authorizes swaps on the policy server; created on first use, file mode 0600."""
+    """The secret that authorizes swaps on the policy server; created on first use, file mode 0600.
+
+    Raises ConfigError if it cannot be created or read, or others can read it.
+    """
     path = home() / "token"
     if not path.exists():
         make_secret_file(path, secrets.token_urlsafe(32) + "\n")
-    return path.read_text().strip()
+    try:
+        check_is_private(path, "token file")
+        return path.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"token file {path} cannot be read: {error}") from error
 
 
 def remember_served_model(model: str) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from trainspan_schemas.errors import ConfigError
 
-__all__ = ["check_is_private", "is_private", "make_secret_file"]
+__all__ = ["check_is_own", "check_is_private", "is_private", "make_secret_file"]
 
 
 def make_secret_file(path: Path, text: str) -> None:
@@ -40,6 +40,16 @@ def check_is_private(path: Path, what: str) -> None:
     state = path.stat()
     if not is_private(state.st_mode, state.st_uid, os.geteuid()):
         raise ConfigError(f"{what} {path} can be read by others: chmod 600 {path}")
+
+
+def check_is_own(folder: Path) -> None:
+    """Raises ConfigError if the folder belongs to another user than this one and root, OSError if it does not exist."""
+    owner = folder.stat().st_uid
+    if owner not in (os.geteuid(), 0):
+        raise ConfigError(
+            f"{folder.resolve()} belongs to the user with id {owner}: set TRAINSPAN_HOME to it if you trust that user, or to "
+            "a folder of your own"
+        )
 
 
 def is_private(mode: int, owner: int, reader: int) -> bool:

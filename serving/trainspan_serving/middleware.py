@@ -238,7 +238,12 @@ def _open_export(plan: ServerPlan, state: Path) -> CallExport:
         return CallExport(None, {})
 
     def client(url: str) -> CollectorClient:
-        return CollectorClient(url, lambda: tuple(headers_of(plan.headers_for(url)).items()), plan.otlp_certificate)
+        return CollectorClient(
+            url,
+            lambda: tuple(headers_of(plan.headers_for(url)).items()),
+            plan.otlp_certificate,
+            lambda: plan.token_advice(url),
+        )
 
     spools = open_spools(state / "spool", collectors, plan.spool_max_bytes)
     return CallExport(collectors, {url: Exporter(client(url), spool) for url, spool in spools.items()})

@@ -1,8 +1,10 @@
+import os
 from pathlib import Path
 
 import pytest
 
 from trainspan_schemas import home
+from trainspan_schemas.errors import ConfigError
 
 
 @pytest.fixture(autouse=True)
@@ -23,3 +25,29 @@ def test_the_model_last_served_is_remembered() -> None:
     home.remember_served_model("/models/first")
     home.remember_served_model("owner/second")
     assert home.served_model() == "owner/second"
+
+
+def test_a_token_that_others_can_read_is_refused(state: Path) -> None:
+    home.token()
+    (state / "token").chmod(0o640)
+    with pytest.raises(ConfigError, match=rf"token file {state}/token can be read by others: chmod 600 {state}/token"):
+        home.token()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
+def test_a_state_folder_of_another_user_is_refused_unless_it_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TRAINSPAN_HOME")
+    folder = tmp_path / ".trainspan"
+    assert home.home() == Path(".trainspan"), "it does not exist yet"
+    folder.mkdir()
+    assert home.home() == Path(".trainspan")
+    os.chown(folder, 10_001, 10_001)
+    refusal = rf"{folder} belongs to the user with id 10001: set TRAINSPAN_HOME to it if you trust that user"
+    for use in (home.home, home.token, home.make_home, home.store_path):
+        with pytest.raises(ConfigError, match=refusal):
+            use()
+    monkeypatch.setenv("TRAINSPAN_HOME", str(folder))
+    assert home.home() == folder

@@ -11,7 +11,7 @@ from urllib.parse import unquote, urlsplit
 from trainspan_schemas.errors import ConfigError, StoreError
 from trainspan_schemas.telemetry import keys
 
-__all__ = ["FeedbackScore", "send_feedback", "send_scores"]
+__all__ = ["FeedbackScore", "send_scores"]
 
 _TIMEOUT_S: Final = 10.0
 _RECORDS_PER_REQUEST: Final = 1000
@@ -53,19 +53,19 @@ class FeedbackScore:
         return {key: value for key, value in pairs.items() if value is not None}
 
 
-def send_feedback(feedback: FeedbackScore, collector: str, headers: str | None, certificate: str | None = None) -> str:
-    """Sends one score and returns its evaluation's id; otherwise as `send_scores`."""
-    (evaluation_id,) = send_scores([feedback], collector, headers, certificate)
-    return evaluation_id
-
-
 def send_scores(
-    scores: Sequence[FeedbackScore], collector: str, headers: str | None, certificate: str | None = None
+    scores: Sequence[FeedbackScore],
+    collector: str,
+    headers: str | None,
+    certificate: str | None = None,
+    *,
+    token_advice: str,
 ) -> list[str]:
     """Sends scores to the collector's OTLP/gRPC URL and returns their evaluations' ids.
 
     `headers` have the form of OTEL_EXPORTER_OTLP_HEADERS; `certificate` is a PEM file of trusted roots for `https://`, by
-    default the system's. Raises StoreError if any is not accepted, ConfigError if the certificate cannot be read.
+    default the system's; `token_advice` says what to do if the token is refused. Raises StoreError if any is not accepted,
+    ConfigError if the certificate cannot be read.
     """
     import grpc
     from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
@@ -93,9 +93,12 @@ def send_scores(
                     request, timeout=_TIMEOUT_S, metadata=[(key.strip().lower(), value) for key, value in metadata]
                 )
             except grpc.RpcError as error:
-                reason = f"{error.code().name}: {error.details()}" if isinstance(error, grpc.Call) else str(error)
+                code = error.code() if isinstance(error, grpc.Call) else None
+                reason = f"{code.name}: {error.details()}" if code else str(error)
+                is_denied = code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
+                advice = token_advice if is_denied else "is it running?"
                 raise StoreError(
-                    f"the collector at {collector} did not accept the reward ({reason}): is it running?"
+                    f"the collector at {collector} did not accept the reward ({reason}): {advice}"
                 ) from error
             if rejected := answer.partial_success.rejected_log_records:
                 raise StoreError(f"the collector refused {rejected} record: {answer.partial_success.error_message}")

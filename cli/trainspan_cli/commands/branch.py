@@ -171,12 +171,14 @@ def _send(report: "BranchReport", wanted: "RunSettings", reward: Sequence[str]) 
     from trainspan_cli.branching.scores import scores_of
     from trainspan_cli.clients.feedback import send_scores
     from trainspan_schemas.store.collectors import Collectors
-    from trainspan_schemas.store.senders import sender_headers
+    from trainspan_schemas.store.senders import sender_headers, token_advice
 
     collectors, certificate = Collectors.of(wanted.collector), os.environ.get("OTEL_EXPORTER_OTLP_CERTIFICATE")
     scores = list(scores_of(report.rollouts, report.run.run_id, reward))
     for url in collectors.urls:
         own = [score for score in scores if collectors.url_for(score.rollout_id or "") == url]
         headers = sender_headers("runner", url, os.environ, token_file=wanted.token_file, store=wanted.store)
+        advice = token_advice("runner", url, os.environ, token_file=wanted.token_file, store=wanted.store)
         if own:
-            send_scores(own, url, headers or os.environ.get("OTEL_EXPORTER_OTLP_HEADERS"), certificate)
+            given = headers or os.environ.get("OTEL_EXPORTER_OTLP_HEADERS")
+            send_scores(own, url, given, certificate, token_advice=advice)

@@ -38,11 +38,11 @@ def reward(
     import math
     import os
 
-    from trainspan_cli.clients.feedback import FeedbackScore, send_feedback
+    from trainspan_cli.clients.feedback import FeedbackScore, send_scores
     from trainspan_schemas.config.load import override
     from trainspan_schemas.errors import UsageError
     from trainspan_schemas.store.collectors import Collectors
-    from trainspan_schemas.store.senders import sender_headers
+    from trainspan_schemas.store.senders import sender_headers, token_advice
 
     if (rollout is None) == (response is None):
         raise UsageError("name the target: either --rollout ID or --response ID")
@@ -52,13 +52,13 @@ def reward(
     sender = override(chosen.rollouts, **given)
     # A dataset finds the reward of a response in any store: this one is the same for each reward of the response.
     collector = Collectors.of(sender.collector).url_for(rollout or response or "")
-    headers = sender_headers(
-        "runner", collector, os.environ, token_file=sender.token_file, store=chosen.collector.store
-    )
+    store = chosen.collector.store
+    headers = sender_headers("runner", collector, os.environ, token_file=sender.token_file, store=store)
+    advice = token_advice("runner", collector, os.environ, token_file=sender.token_file, store=store)
     headers = headers or os.environ.get("OTEL_EXPORTER_OTLP_HEADERS")
     feedback = FeedbackScore(value, name, source, rollout, response, explanation, evaluation_id=id)
     certificate = os.environ.get("OTEL_EXPORTER_OTLP_CERTIFICATE")
-    evaluation_id = send_feedback(feedback, collector, headers, certificate)
+    (evaluation_id,) = send_scores([feedback], collector, headers, certificate, token_advice=advice)
     if format == "json":
         print(json.dumps({"evaluation_id": evaluation_id, "rollout": rollout, "response": response, "value": value}))
     else:

@@ -4,6 +4,7 @@ A folder of append-only segment files (segments.py), written by one thread (segm
 segment of an earlier process, so a torn tail stays where the crash left it.
 """
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -15,6 +16,8 @@ from trainspan_collector.journal.segments import SUFFIX, JournalEntry, Position,
 from trainspan_collector.journal.trust import Sender
 
 __all__ = ["Journal"]
+
+log = logging.getLogger(__name__)
 
 _SEGMENT_BYTES = 16 * 1024 * 1024
 _NUMBER_DIGITS = 12
@@ -38,6 +41,10 @@ class Journal:
         self.last_commit = time.monotonic()
         self._names = {int(path.name[:_NUMBER_DIGITS]): path.name for path in folder.glob(f"*{SUFFIX}")}
         self._sizes = {segment: (folder / name).stat().st_size for segment, name in self._names.items()}
+        self.found_empty = tuple(sorted(self._names[segment] for segment, size in self._sizes.items() if not size))
+        """Names of segments that an earlier process left empty, or that lost their content since."""
+        for name in self.found_empty:
+            log.warning("journal segment=%s is empty: it was truncated, or never written to", name)
         self.n_appended = sum(self._sizes.values())
         """Bytes written so far, including those from earlier processes that still exist."""
         self._being_written: int | None = None

@@ -7,7 +7,7 @@ import duckdb
 
 from trainspan_collector.journal.frames import Damage, Frame, scan_frames
 from trainspan_collector.journal.journal import Journal
-from trainspan_collector.journal.segments import marker_of
+from trainspan_collector.journal.segments import Position, marker_of
 from trainspan_collector.maintenance.stats import store_files
 from trainspan_collector.store.duckdb_errors import first_line
 from trainspan_collector.store.insert import lacking_places
@@ -88,14 +88,18 @@ def _journal(journal: Journal) -> tuple[int, list[str]]:
     """The number of intact requests in segments that are not being written, and the damage there."""
     n_requests, damage = 0, []
     journal.roll()
-    for path in journal.files():
+    for name, size in journal.segments_from(Position(0, 0)).values():
         try:
-            data = path.read_bytes()
+            data = (journal.folder / name).read_bytes()
         except FileNotFoundError:  # loaded and deleted meanwhile
             continue
-        for item in scan_frames(data, marker_of(path.name), complete=False):
+        if name in journal.found_empty:
+            damage.append(f"{name} is empty: it was truncated, or never written to")
+        elif len(data) < size:
+            damage.append(f"{name} has lost {size - len(data)} of its {size} bytes since it was written")
+        for item in scan_frames(data, marker_of(name), complete=False):
             if isinstance(item, Frame):
                 n_requests += 1
             elif isinstance(item, Damage):
-                damage.append(f"{path.name}: bytes {item.start} to {item.end} are not an intact request")
+                damage.append(f"{name}: bytes {item.start} to {item.end} are not an intact request")
     return n_requests, damage

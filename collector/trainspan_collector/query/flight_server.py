@@ -83,7 +83,13 @@ class FlightServer:
         self._server = grpc.server(
             ThreadPoolExecutor(_ACTION_WORKERS, thread_name_prefix="maintenance"),
             handlers=[reads, grpc.method_handlers_generic_handler(SERVICE, actions)],
-            interceptors=[CallGuard(guard.access, lambda method: _RIGHTS.get(method.rpartition("/")[2], Right.CHANGE))],
+            interceptors=[
+                CallGuard(
+                    guard.access,
+                    lambda method: _RIGHTS.get(method.rpartition("/")[2], Right.CHANGE),
+                    transport="flight",
+                )
+            ],
             options=server_options(_MAX_TICKET_BYTES),
         )
         self.port: int = guard.add_port(self._server, address)

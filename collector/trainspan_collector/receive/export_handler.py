@@ -22,7 +22,8 @@ __all__ = ["ExportHandler"]
 log = logging.getLogger(__name__)
 
 _WRITE_RETRY_S = 1.0
-_PARSING = 4  # at once: a parsed piece of a request may take forty times its bytes
+_PARSING = {Role.AGENT: 2, Role.SERVING: 1, Role.RUNNER: 1, Role.USER: 1}
+"""Large requests parsed at once: a parsed piece may take forty times its bytes. No role waits for another's."""
 
 
 class ExportHandler:
@@ -37,7 +38,7 @@ class ExportHandler:
         self._redaction = redaction
         self._metrics = metrics
         self._max_items = max_items
-        self._parsing = threading.BoundedSemaphore(_PARSING)
+        self._parsing = {role: threading.BoundedSemaphore(n_slots) for role, n_slots in _PARSING.items()}
         self._admission: Admission | None = None
 
     @property
@@ -54,9 +55,9 @@ class ExportHandler:
         """From now on, requests are refused with a retry delay."""
         self._admission = None
 
-    def parsing(self, n_bytes: int) -> AbstractContextManager[object]:
+    def parsing(self, role: Role, n_bytes: int) -> AbstractContextManager[object]:
         """Held while a request of `n_bytes` is parsed: few large ones are parsed at once."""
-        return self._parsing if n_bytes > SMALL_BYTES else nullcontext()
+        return self._parsing[role] if n_bytes > SMALL_BYTES else nullcontext()
 
     def take(
         self, signal: OtlpSignal, body: bytes, role: Role, transport: str, share: Share | None = None
@@ -89,7 +90,7 @@ class ExportHandler:
         """The outcome, and the number of items taken."""
         if len(body) > SMALL_BYTES:
             share.grow(len(body))  # its pieces
-        with self.parsing(len(body)):
+        with self.parsing(role, len(body)):
             outcome, n_items, stored = self._read(signal, body)
         if stored:
             _keep(self._admission, Signal.TRACES if signal is TRACES else Signal.LOGS, stored, Sender.of(role))

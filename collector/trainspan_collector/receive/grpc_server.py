@@ -77,6 +77,7 @@ class GrpcServer:
                 CallGuard(
                     guard.access,
                     lambda method: None if method.startswith(f"/{HEALTH_SERVICE}/") else Right.WRITE,
+                    transport=_TRANSPORT,
                     on_denied=lambda error: metrics.refused(_TRANSPORT, refusal_of(error)),
                     on_unknown=lambda: metrics.refused(_TRANSPORT, RefusalReason.NOT_FOUND),
                 )

@@ -134,7 +134,7 @@ class HttpApp:
         try:
             if compressed:
                 body = gunzip(body, self._max_request_bytes, share.grow)
-            packed = self._from_json(signal, body, share) if is_json else body
+            packed = self._from_json(signal, body, role, share) if is_json else body
         except TooLargeError as error:
             raise RefusedError(413, str(error), RefusalReason.TOO_LARGE) from error
         except OverloadError as error:
@@ -153,18 +153,19 @@ class HttpApp:
         response = signal.answer(outcome)
         return to_json(response) if is_json else response.SerializeToString()
 
-    def _from_json(self, signal: OtlpSignal, body: bytes, share: Share) -> bytes:
+    def _from_json(self, signal: OtlpSignal, body: bytes, role: Role, share: Share) -> bytes:
         n_bytes = parsed_bytes(body)
         if n_bytes > self._exports.budget.max_bytes:
             raise TooLargeError(f"the JSON has too many values, which take {n_bytes} bytes: send smaller batches")
         share.grow(n_bytes)
-        with self._exports.parsing(len(body)):
+        with self._exports.parsing(role, len(body)):
             return from_json(signal, body)
 
     def _authorized(self, right: Right, headers: dict[str, str]) -> Role:
         try:
             return self._access.authorize(right, headers.get("authorization"))
         except DeniedError as error:
+            self._access.denials.note(_TRANSPORT, error)
             if error.is_known:
                 raise RefusedError(403, str(error), RefusalReason.FORBIDDEN) from error
             challenge = (("www-authenticate", "Bearer"),)

@@ -16,7 +16,7 @@ from trainspan_collector.journal.segments import LoadProgress, Position
 from trainspan_collector.rows.tables import ROW_GROUP_ROWS
 from trainspan_collector.runtime.threads import named
 from trainspan_collector.store import migrations
-from trainspan_collector.store.duckdb_errors import ReopenError, first_line, lacks_memory
+from trainspan_collector.store.duckdb_errors import ReopenError, first_line, is_locked, lacks_memory
 from trainspan_collector.store.row_groups import RowGroups, largest_row_bytes, set_scans, threads_within
 from trainspan_collector.store.sql_process import Frozen
 from trainspan_schemas.durable import sync
@@ -56,9 +56,11 @@ class Database:
         try:
             self.migrated_from = migrations.prepare(self.cursor(), str(path))
             set_scans(self.cursor(), self._memory_bytes)
-        except (StoreError, duckdb.Error):
+        except (StoreError, duckdb.Error) as error:
             self.close()
-            raise
+            if isinstance(error, StoreError):
+                raise
+            raise (ReopenError.because(error) if lacks_memory(error) else _open_error(path, error)) from error
 
     def cursor(self) -> duckdb.DuckDBPyConnection:
         cursor = self._connection.cursor()
@@ -156,14 +158,15 @@ def _connect(path: Path, memory_bytes: int) -> duckdb.DuckDBPyConnection:
 
 
 def _open_error(path: Path, error: duckdb.Error) -> StoreError:
-    text = str(error)
-    if "lock" in text.lower():
-        holder = re.search(r"held in (.+?) \(PID (\d+)\)", text)
+    if is_locked(error):
+        holder = re.search(r"held in (.+?) \(PID (\d+)\)", str(error))
         by = f"process {holder[2]} ({holder[1]})" if holder else "another process"
         return StoreLockedError(
             f"{path} is open in {by}: stop it first; DuckDB allows only one process to write a file"
         )
-    return StoreError(f"cannot open {path}: {first_line(error)}")
+    return StoreError(
+        f"cannot open {path}: {first_line(error)}; put back a copy of it, or move it away to begin an empty store"
+    )
 
 
 def _is_damaged_wal(error: duckdb.Error, wal: Path) -> bool:

@@ -7,7 +7,7 @@ import duckdb
 
 from trainspan_schemas.errors import StoreError
 
-__all__ = ["ReopenError", "first_line", "is_invalidated", "lacks_memory", "may_pass"]
+__all__ = ["ReopenError", "first_line", "is_invalidated", "is_locked", "lacks_memory", "may_pass"]
 
 _PASSING: Final = frozenset(
     {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOBUFS, errno.ENOSPC, errno.EDQUOT}
@@ -39,6 +39,11 @@ def first_line(error: BaseException) -> str:
     if not lines:
         return type(error).__name__
     return lines[-1].rstrip(":") if lines[0].startswith("Traceback") else lines[0]
+
+
+def is_locked(error: Exception) -> bool:
+    """Whether another process has the file open. DuckDB has no type for this, and a message about a block has "lock" in it."""
+    return isinstance(error, duckdb.IOException) and str(error).startswith("IO Error: Could not set lock on file ")
 
 
 def is_invalidated(error: Exception) -> bool:

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from trainspan_schemas.errors import ConfigError
 from trainspan_schemas.home import home
-from trainspan_schemas.secret_files import make_secret_file
+from trainspan_schemas.secret_files import check_is_private, make_secret_file
 
 __all__ = [
     "TOKEN_FILE",
@@ -53,8 +53,9 @@ def make_home_token_file() -> Path:
 
 
 def read_tokens(file: str | Path) -> dict[str, Any]:
-    """Reads role → token, or list of tokens. Raises ConfigError if the file is unreadable or malformed."""
+    """Reads role → token, or list of tokens. Raises ConfigError if the file is unreadable or malformed, or others can read it."""
     try:
+        check_is_private(Path(file), "token file")
         return tomllib.loads(Path(file).read_text())
     except OSError as error:
         raise ConfigError(f"token file {file} cannot be read: {error.strerror}") from error

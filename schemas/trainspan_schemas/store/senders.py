@@ -11,9 +11,9 @@ from trainspan_schemas.errors import ConfigError
 from trainspan_schemas.home import store_path
 from trainspan_schemas.store.access import running_collector
 from trainspan_schemas.store.endpoint import headers_of, is_this_machine
-from trainspan_schemas.store.roles import make_home_token_file, otlp_headers_of
+from trainspan_schemas.store.roles import home_token_file, make_home_token_file, otlp_headers_of
 
-__all__ = ["known_headers", "sender_headers", "without_credentials"]
+__all__ = ["known_headers", "sender_headers", "token_advice", "without_credentials"]
 
 _HEADERS: Final = "OTEL_EXPORTER_OTLP_HEADERS"
 _SIGNALS: Final = ("TRACES", "LOGS", "METRICS")
@@ -32,12 +32,37 @@ def sender_headers(
         return otlp_headers_of(token_file, role)
     given = headers_of(environ.get(_HEADERS, ""))
     found = known_headers(role, collector, store=store)
-    if found is None and "authorization" not in given and is_this_machine(collector):
+    if found is None and _is_for_home(collector, environ):
         found = otlp_headers_of(make_home_token_file(), role)
     if found is None:
         return None
     others = (f"{key}={quote(value)}" for key, value in given.items() if key != "authorization")
     return ",".join((*others, found))
+
+
+def token_advice(
+    role: str, collector: str, environ: Mapping[str, str], *, token_file: str | None = None, store: str | None = None
+) -> str:
+    """What to do if `collector` refuses the token that `sender_headers` with these arguments has found."""
+    if token_file:
+        return f"put its token for the role {role} into {token_file}"
+    if known_headers(role, collector, store=store) is not None:
+        return (
+            f"the token for the role {role} is from the running collector of {store_path(store)}: start that one again"
+        )
+    if _is_for_home(collector, environ):
+        return (
+            f"the token for the role {role} is that of {home_token_file().resolve()}: set TRAINSPAN_HOME to the collector's, "
+            "or a token_file"
+        )
+    if "authorization" in headers_of(environ.get(_HEADERS, "")):
+        return f"put its token for the role {role} into {_HEADERS}, or set a token_file"
+    return f"there is no token for the role {role}: set a token_file with the collector's"
+
+
+def _is_for_home(collector: str, environ: Mapping[str, str]) -> bool:
+    """Whether the state folder's token goes to a collector that no other source has one for."""
+    return "authorization" not in headers_of(environ.get(_HEADERS, "")) and is_this_machine(collector)
 
 
 def known_headers(role: str, collector: str, *, store: str | None = None) -> str | None:

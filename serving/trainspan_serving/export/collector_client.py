@@ -41,15 +41,21 @@ class CollectorClient:
     """Sends serialized requests to `endpoint`, a URL (`http://HOST:PORT`, or `https://` for TLS).
 
     `metadata()` is sent with every request (for example an authorization header); it is called again after a token is
-    refused, and may raise ConfigError or OSError then. `certificate` is a PEM file of trusted roots for `https://`;
-    default: the system's. Raises ConfigError if the URL is invalid or the certificate cannot be read.
+    refused, and may raise ConfigError or OSError then; `token_advice()` says what to do if it has not changed.
+    `certificate` is a PEM file of trusted roots for `https://`; default: the system's. Raises ConfigError if the URL is
+    invalid or the certificate cannot be read.
     """
 
     def __init__(
-        self, endpoint: str, metadata: Callable[[], Metadata] = lambda: (), certificate: str | None = None
+        self,
+        endpoint: str,
+        metadata: Callable[[], Metadata] = lambda: (),
+        certificate: str | None = None,
+        token_advice: Callable[[], str] = lambda: "give the server a token of the role serving",
     ) -> None:
         self._channel = _open_channel(endpoint, certificate)
         self._read_metadata = metadata
+        self._token_advice = token_advice
         self._metadata = metadata()
         # No serializer: requests from the spool are already bytes.
         self._export: Any = self._channel.unary_unary(
@@ -79,7 +85,7 @@ class CollectorClient:
         except (ConfigError, OSError) as error:
             return str(error)
         if renewed == self._metadata:
-            return "give the server a token of the role serving"
+            return self._token_advice()
         self._metadata = renewed
         return "the token has changed; trying the new one"
 

@@ -19,7 +19,7 @@ from trainspan_schemas.errors import CheckpointError, ConfigError
 from trainspan_schemas.home import checkpoints_dir, home, token
 from trainspan_schemas.store.collectors import Collectors
 from trainspan_schemas.store.roles import Role, token_of
-from trainspan_schemas.store.senders import sender_headers
+from trainspan_schemas.store.senders import sender_headers, token_advice
 from trainspan_serving.checkpoints.adapters import is_adapter
 from trainspan_serving.process.replicas import refuse_replicas, replicas_of
 
@@ -112,6 +112,11 @@ class ServerPlan:
         given = {"OTEL_EXPORTER_OTLP_HEADERS": self.otlp_headers}
         found = sender_headers(Role.SERVING, collector, given, token_file=self.token_file, store=self.store)
         return found or self.otlp_headers
+
+    def token_advice(self, collector: str) -> str:
+        """What to do if the collector refuses the token."""
+        given = {"OTEL_EXPORTER_OTLP_HEADERS": self.otlp_headers}
+        return token_advice(Role.SERVING, collector, given, token_file=self.token_file, store=self.store)
 
     def serving(self, policy: str | None, model: str, adapter: str | None, version: int) -> "ServerPlan":
         """Returns this plan with other weights, or with another adapter of one of its policies."""

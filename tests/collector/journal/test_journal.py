@@ -1,5 +1,6 @@
 """The journal on a real disk: appended records are read back, whatever happened to the bytes after them."""
 
+import os
 import resource
 import threading
 from pathlib import Path
@@ -210,3 +211,15 @@ def test_files_belong_to_their_owner_alone(tmp_path: Path) -> None:
     journal.close()
     with pytest.raises(StoreError, match="stopping"):
         journal.append(Signal.TRACES, b"x", 1)
+
+
+def test_a_segment_that_lost_all_its_bytes_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    journal = Journal(tmp_path)
+    journal.append(Signal.TRACES, b"acknowledged", 1)
+    journal.close()
+    (segment,) = journal.files()
+    os.truncate(segment, 0)
+    found = Journal(tmp_path)
+    found.close()
+    assert found.found_empty == (segment.name,)
+    assert f"journal segment={segment.name} is empty: it was truncated, or never written to" in caplog.text

@@ -374,3 +374,15 @@ def test_a_purge_that_cannot_be_meant_is_refused(
 ) -> None:
     code = 1 if "xyz" in arguments else 2
     assert message in _store(collector.store, *arguments, code=code)
+
+
+def test_verify_names_a_journal_segment_that_lost_its_bytes(tmp_path: Path) -> None:
+    store = tmp_path / "spans.duckdb"
+    with running(store, load_interval_s=30) as collector:
+        _fill(collector, range(1, 3))
+        collector.kill()
+    segment, *_ = sorted(Path(f"{store}.journal").glob("*.journal"))
+    os.truncate(segment, 0)
+    with running(store):
+        answer = _store(store, "verify", code=1)
+    assert answer["problems"] == [f"{segment.name} is empty: it was truncated, or never written to"]

@@ -1,9 +1,15 @@
-"""Which errors mean that memory is short."""
+"""What DuckDB's errors mean."""
+
+import subprocess
+import sys
+from pathlib import Path
 
 import duckdb
 import pytest
 
+from trainspan_collector.store.database import Database
 from trainspan_collector.store.duckdb_errors import first_line, lacks_memory
+from trainspan_schemas.errors import StoreError, StoreLockedError
 
 TRACEBACK = """Traceback (most recent call last):
   File "fs.py", line 1, in read
@@ -30,3 +36,40 @@ def test_the_line_of_an_error_in_python_code_is_the_error_and_not_the_word_trace
     assert first_line(duckdb.InvalidInputException(TRACEBACK)) == "MemoryError"
     assert first_line(duckdb.IOException("one\ntwo")) == "one"
     assert first_line(MemoryError()) == "MemoryError"
+
+
+def test_a_damaged_store_is_not_one_that_another_process_has_open(tmp_path: Path) -> None:
+    """DuckDB's message about damage names a block."""
+    store = tmp_path / "spans.duckdb"
+    Database(store, memory_bytes=2**27).close()
+    content = bytearray(store.read_bytes())
+    content[4096:12288] = bytes([255]) * 8192
+    store.write_bytes(content)
+    with pytest.raises(
+        StoreError, match=r"cannot open .*checksum.* in block .*; put back a copy of it, or move it away"
+    ) as caught:
+        Database(store, memory_bytes=2**27)
+    assert not isinstance(caught.value, StoreLockedError)
+
+
+def test_a_store_that_another_process_has_open_names_that_process(tmp_path: Path) -> None:
+    store = tmp_path / "spans.duckdb"
+    program = "import duckdb, sys; held = duckdb.connect(sys.argv[1]); print('open', flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", program, str(store)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        with pytest.raises(StoreLockedError, match=rf"is open in process {holder.pid} \(.*\): stop it first"):
+            Database(store, memory_bytes=2**27)
+        holder.kill()
+
+
+@pytest.mark.parametrize("left", [0, 100, 4096, 12288, 100_000])
+def test_a_store_cut_short_is_refused_in_one_line(tmp_path: Path, left: int) -> None:
+    store = tmp_path / "spans.duckdb"
+    Database(store, memory_bytes=2**27).close()
+    content = store.read_bytes()
+    store.write_bytes(content[: min(left, len(content) - 1)])
+    with pytest.raises(StoreError, match="put back a copy of it, or move it away") as caught:
+        Database(store, memory_bytes=2**27)
+    assert "\n" not in str(caught.value)

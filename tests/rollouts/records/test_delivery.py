@@ -15,6 +15,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from tests.rollouts.agents.test_functions import tasks
 from tests.rollouts.conftest import Run, write_tasks
 from tests.support.agents.programs import WITHOUT_OPENAI, environment, write
+from tests.support.collector.process import running
 from tests.support.otlp.sink import OtlpSink, ReceivedSpan, otlp_sink
 from tests.support.ports import free_port
 from trainspan_rollouts import delivery
@@ -144,3 +145,27 @@ def test_a_verdict_that_is_refused_holds_up_no_other(run: Run, monkeypatch: pyte
         result = run(source, tasks(*names), "agent:solve", collector=url, deliver_timeout_s=8.0)
         assert {span.attributes[keys.TASK_ID] for span in verdicts(sink)} == set(names[:-1])
     assert (result.total, result.unacknowledged) == (11, 1)
+
+
+def test_a_wrong_token_is_named_at_once_and_the_run_does_not_wait_for_another(
+    run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokens = tmp_path / "tokens.toml"
+    tokens.write_text(f'runner = "{"r" * 20}"\nagent = "{"a" * 20}"\n')
+    tokens.chmod(0o600)
+    began = time.monotonic()
+    (tmp_path / "other").mkdir()
+    with running(tmp_path / "other" / "s.duckdb", log="WARNING") as collector:
+        settings = {"collector": f"http://{collector.address.grpc}", "token_file": str(tokens)}
+        result = run(AGENT, tasks("1"), "agent:solve", deliver_timeout_s=60, **settings)
+    assert (result.status, result.unacknowledged) == ({"ok": 1}, 1)
+    assert time.monotonic() - began < 40
+    assert (
+        f"verdicts_denied collector=http://{collector.address.grpc} error=UNAUTHENTICATED: unknown token" in caplog.text
+    )
+    assert f"; put its token for the role runner into {tokens}" in caplog.text
+    assert "it answers" not in caplog.text
+    assert collector.process.stderr is not None
+    log = collector.process.stderr.read()
+    assert log.count("denied transport=grpc") == 1
+    assert "reason=unknown token: use one from the collector's token file" in log

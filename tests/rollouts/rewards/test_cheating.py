@@ -57,6 +57,7 @@ def test_an_agent_sees_neither_answer_nor_judge_nor_the_runners_token(
         monkeypatch.setenv(f"TRAINSPAN_ROLLOUTS__{name}", value)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer%20runner-token-0123456789")
     (tmp_path / "tokens.toml").write_text('agent = "agent-token-0123456789"\nrunner = "runner-token-0123456789"\n')
+    (tmp_path / "tokens.toml").chmod(0o600)
     (tmp_path / "verdicts.py").write_text(
         "def judge(task, result):\n    return float(result.value == task['answer'])\n"
     )

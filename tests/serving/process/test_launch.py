@@ -125,6 +125,7 @@ def test_the_collectors_token_of_the_role_serving_wins_over_the_environments_hea
     home: Path, models: Models
 ) -> None:
     (home / "tokens.toml").write_text('serving = "serving-token"\n')
+    (home / "tokens.toml").chmod(0o600)
     settings = ServingSettings(model=str(models.base), port=0, checkpoints=str(home))
     environ = {"OTEL_EXPORTER_OTLP_HEADERS": "x=1"}
     remote = replace(settings, collector="http://collector.example:4317")
