@@ -33,13 +33,28 @@ def _folded(data: bytes) -> bytes:
 
 _SECRET_BYTES: Final = (
     _folded(b"horization"),
-    *(_folded(key + _VALUE_FOLLOWS) for key in (b"eaders", b"api-key", b"api_key", b"cookie")),
+    *(_folded(key + _VALUE_FOLLOWS) for key in (b"eaders", b"cookie")),
+    *(_folded(words) for words in (b"pi-key", b"pi_key", b"pi key", b"sk-proj-", b"sk-ant-")),
 )
 """A folded request with a secret contains one of these. Letters that make the search slow are left out."""
 _SECRET_TEXT: Final = re.compile(
-    r"""(authorization\\*+["']?+\s*+[:=,]\s*+\\*+["']?+\s*+(?:bearer|basic)\s++)[^\s"'\\,}\]]++""", re.IGNORECASE
+    r"""
+    (
+        authorization \\*+["']?+ \s*+[:=,]\s*+ \\*+["']?+ \s*+ (?:bearer|basic)\s++
+      | x-api-key \\*+["']?+ \s*+[:=,]\s*+ \\*+["']?+
+      | api[ ]key[ ]provided \s*+:\s*+ \\*+["']?+
+    ) [^\s"'\\,}\]]++
+  | (api[-_ ]key \\*+["']?+ \s*+[:=,]\s*+ \\*+["']?+) (?=[a-z_.-]*+[0-9]) [\w.+/~-]{16,}+
+  | (?<![\w-]) sk- (?=[a-z_-]*+[0-9]) [\w-]{20,}+
+    """,
+    re.IGNORECASE | re.VERBOSE | re.ASCII,
 )
-"""It gives no character back, so that it takes a time in proportion to the text, whatever a sender writes."""
+"""Headers in texts, OpenAI's message about a wrong key, and what looks like a key: long, and with a digit.
+
+It gives no character back, so that it takes a time in proportion to the text, whatever a sender writes.
+"""
+_TEXT_WORDS: Final = ("uthorization", "pi-key", "pi_key", "pi key", "sk-")
+"""Parts, in lower case, of every text with a secret."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +116,9 @@ class _Removal:
     def clean_text(self, message: Any, field: str) -> None:
         """Replaces the secrets in a text of `message`."""
         text = getattr(message, field)
-        if "uthorization" in text.lower():
-            text, n_found = _SECRET_TEXT.subn(r"\1[removed]", text)
+        lower = text.lower()
+        if any(word in lower for word in _TEXT_WORDS):
+            text, n_found = _SECRET_TEXT.subn(r"\1\2[removed]", text)
             if n_found:
                 setattr(message, field, text)
                 self.n_secrets += n_found

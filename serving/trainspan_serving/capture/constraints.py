@@ -13,7 +13,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from trainspan_schemas.errors import one_line
-from trainspan_schemas.telemetry.constraints import MAX_CHARACTERS, Constraint, Grammar
+from trainspan_schemas.telemetry.constraints import MAX_CHARACTERS, REPLAYED_LIBRARY, Constraint, Grammar
+from trainspan_serving.capture.grammar_trial import GrammarText, GrammarTooSlowError, GrammarTrial
 
 __all__ = ["EngineConstraints", "is_constrained", "kind_of"]
 
@@ -37,6 +38,7 @@ class EngineConstraints:
         self._library: str | None = None if self._config.backend == "auto" else str(self._config.backend)
         self._settling = asyncio.Lock()
         self._bounds: Any = None
+        self._trial = GrammarTrial(self._serialized_tokenizer)
         self.requests = 0
         """Requests to the engine that `settle` has made."""
 
@@ -52,6 +54,43 @@ class EngineConstraints:
                 _log.warning(
                     "the engine's grammar library is unknown: %s; constrained calls cannot be trained", one_line(error)
                 )
+
+    async def check(self, params: Any) -> None:
+        """Tries the grammar of parameters that vLLM has not validated. Raises vLLM's error for a 400 if it costs too much.
+
+        Only if xgrammar compiles it.
+        """
+        grammar = self._text_of(params.structured_outputs) if self._library == REPLAYED_LIBRARY else None
+        if grammar is None:
+            return
+        try:
+            await self._trial.check(grammar)
+        except GrammarTooSlowError as error:
+            from vllm.exceptions import VLLMValidationError
+
+            raise VLLMValidationError(str(error)) from None
+
+    def _text_of(self, asked: Any) -> GrammarText | None:
+        """None for what vLLM refuses, and for any JSON object."""
+        from vllm.v1.structured_output.request import get_structured_output_key
+        from vllm.v1.structured_output.utils import choice_as_grammar
+
+        if isinstance(asked.choice, list):
+            return GrammarText("ebnf", choice_as_grammar(asked.choice), any_whitespace=True)
+        try:
+            type_, spec = get_structured_output_key(asked)
+        except ValueError:
+            return None
+        form = _form(type_.name.lower(), spec)
+        return GrammarText(form, spec, any_whitespace=not self._config.disable_any_whitespace) if spec else None
+
+    def _serialized_tokenizer(self) -> str:
+        """Serializes the tokenizer as vLLM describes it to xgrammar."""
+        from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
+
+        size, tokenizer = self._engine.model_config.get_vocab_size(), self._engine.input_processor.tokenizer
+        backend = XgrammarBackend(self._engine.vllm_config, tokenizer=tokenizer, vocab_size=size)
+        return str(backend.compiler.compile_regex("a").tokenizer_info.serialize_json())
 
     async def _first_request(self) -> str:
         from vllm.inputs import tokens_input
@@ -96,17 +135,12 @@ class EngineConstraints:
 
     def _grammar(self, params: Any, asked: str | None) -> Grammar:
         from vllm.v1.structured_output.request import get_structured_output_key
-        from vllm.v1.structured_output.utils import grammar_is_likely_lark
 
         type_, spec = get_structured_output_key(params.structured_outputs)
         name = type_.name.lower()
-        form, kind = {"json": ("json_schema", "json_schema"), "json_object": ("json_schema", "json_object")}.get(
-            name, (name, name)
-        )
+        form, kind = _form(name, spec), "json_schema" if name == "json" else name
         if name == "json_object":
             spec = '{"type": "object"}'
-        if name == "grammar":
-            form = "lark" if grammar_is_likely_lark(spec) else "ebnf"
         library = self._library or _UNKNOWN
         return Grammar(
             kind=asked or kind,
@@ -193,6 +227,15 @@ def is_constrained(params: Any) -> bool:
         or params.frequency_penalty
         or params.repetition_penalty != 1.0
     )
+
+
+def _form(name: str, spec: str) -> str:
+    """Returns the form of the grammar that vLLM calls `name`."""
+    from vllm.v1.structured_output.utils import grammar_is_likely_lark
+
+    if name == "grammar":
+        return "lark" if grammar_is_likely_lark(spec) else "ebnf"
+    return "json_schema" if name in ("json", "json_object") else name
 
 
 def _version(distribution: str) -> str:

@@ -227,10 +227,11 @@ class EngineTap:
         return self._replayer.outputs(generation.forced, prompt, params, request_id, options.get("lora_request"))
 
     async def _settled(self, params: Any, outputs: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
-        """Yields the outputs of a generation; one with a grammar starts once the engine's grammar library is known."""
+        """Yields the outputs of a generation; one with a grammar starts once that is known to be compiled soon."""
         try:
             if getattr(params, "structured_outputs", None) is not None:
                 await self._constraints.settle()
+                await self._constraints.check(params)
             async for output in outputs:
                 yield output
         finally:

@@ -81,6 +81,15 @@ def test_a_secret_attribute_is_gone_and_leaves_no_mark(key: str, value: Attribut
         r"authorization\\\" : \\\" bearer %s\\\"",
         "authorization,\tbearer\n%s}",
         f"authorization:{' ' * 2**20}bearer{' ' * 2**20}%s",
+        '{"headers": {"x-api-key": "%s", "x": 1}}',
+        "{'X-API-Key': '%s'}",
+        r"{\"x-api-key\": \"%s\"}",
+        "curl -H x-api-key:%s https://api.example",
+        "[('x-api-key', '%s')]",
+        "{'api-key': '%s'}",
+        "client = OpenAI(api_key='%s')",
+        "OPENAI_API_KEY=%s python agent.py",
+        "Error code: 401 - {'error': {'message': 'Incorrect API key provided: %s'}}",
     ],
 )
 def test_a_bearer_token_within_text_is_cut_out_of_it(text: str) -> None:
@@ -98,8 +107,39 @@ def test_endless_keys_take_no_time_and_hide_no_secret(run: str) -> None:
     assert set(left) == {f"{key}x"}
 
 
-@pytest.mark.parametrize("run", [" ", "\\", '"', "authorization:", "authorization: ", "bearer "])
-@pytest.mark.parametrize("head", ["authorization", "authorization:", "authorization: bearer"])
+@pytest.mark.parametrize(
+    "run",
+    [
+        *(
+            " ",
+            "\\",
+            '"',
+            "authorization:",
+            "authorization: ",
+            "bearer ",
+            "api_key",
+            "api_key=",
+            "api_key=a",
+            "x-api-key",
+        ),
+        *(
+            "api key provided",
+            "api key provided:",
+            "sk-",
+            "sk-a",
+            " sk-",
+            "-sk-a",
+            "a",
+            "_",
+            "a-",
+            "x-api-key='",
+            "api-key,",
+        ),
+    ],
+)
+@pytest.mark.parametrize(
+    "head", ["authorization", "authorization:", "authorization: bearer", "api_key=", "sk-", "x-api-key:"]
+)
 def test_a_megabyte_of_anything_is_searched_in_no_time(head: str, run: str) -> None:
     text = head + run * (2**20 // len(run))
     began = time.monotonic()
@@ -133,6 +173,27 @@ def test_a_bearer_token_in_a_status_message_or_a_name_is_cut_out_of_it() -> None
     logs = ExportLogsServiceRequest()
     logs.resource_logs.add().scope_logs.add().log_records.add().event_name = text % SECRET
     assert SECRET.encode() not in Redaction().apply(logs, logs.SerializeToString()).body
+
+
+@pytest.mark.parametrize("key", ["sk-proj-0123456789abcdef", "sk-ant-api03-aAbBcCdDeEfF_0"])
+def test_a_vendors_key_is_cut_out_of_a_text_wherever_it_is(key: str) -> None:
+    assert _after({"error.message": f"the key {key}, which is wrong"})["error.message"].string_value == (
+        "the key [removed], which is wrong"
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "An API key: set OPENAI_API_KEY, or pass api_key=os.environ['OPENAI_API_KEY'], or api_key=settings.key_of_service.",
+        "api_key: str | None = None, api-key, x_api_key = header(default_value_of_the_key)",
+        "risk-taking-at-scale-2024-with-care, task-00000000000000000001, sk-learn-is-no-key-but-a-library",
+        "Incorrect API key provided.",
+        "sk-proj- and sk-ant- begin keys",
+    ],
+)
+def test_text_that_only_speaks_of_keys_stays_as_it_is(text: str) -> None:
+    assert _after({"gen_ai.input.messages": text})["gen_ai.input.messages"].string_value == text
 
 
 def test_text_that_only_speaks_of_authorization_stays_as_it_is() -> None:

@@ -1,10 +1,14 @@
 """The recorded constraint of a call lets the trainer's own library reproduce the server's log-probabilities."""
 
 import json
+import os
 import secrets
+import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
@@ -283,3 +287,30 @@ def with_thinking(folder: Path) -> Path:
     model.save_pretrained(folder, safe_serialization=True)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+def test_what_a_grammar_costs_ends_with_its_client(stack: Stack) -> None:
+    """In the engine it would take minutes of one core, and every other grammar would wait for it."""
+    choices = [f"answer number {number} of many" for number in range(100_000)]
+    body = {"model": "policy", "messages": MESSAGES, "structured_outputs": {"choice": choices}}
+    content = json.dumps(body).encode()
+    address = urlsplit(stack.server.url)
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {address.netloc}\r\nContent-Length: {len(content)}\r\n"
+    with socket.create_connection((str(address.hostname), int(address.port or 0))) as client:
+        client.sendall(f"{head}Content-Type: application/json\r\n\r\n".encode() + content)
+        time.sleep(2)
+    short = {**body, "structured_outputs": {"choice": ["left", "right"]}, "max_tokens": 8}
+    status, answer, _ = stack.server.post("/v1/chat/completions", short)
+    assert (status, answer["choices"][0]["message"]["content"] in ("left", "right")) == (200, True)
+    before = cpu_seconds(stack.server.process.pid)
+    time.sleep(2)
+    assert cpu_seconds(stack.server.process.pid) - before < 0.5
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time of a process and of those that it has started."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    children = [
+        int(child) for file in Path(f"/proc/{pid}/task").glob("*/children") for child in file.read_text().split()
+    ]
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") + sum(map(cpu_seconds, children))
