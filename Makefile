@@ -13,7 +13,7 @@ export MAKE_GOAL := $(firstword $(MAKECMDGOALS))
 export HF_HUB_DISABLE_TELEMETRY := 1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo demo-control demo-tiny setup test test-slow check format collector serve dataset train bench clean
+.PHONY: demo demo-control demo-tiny setup test test-slow check format collector serve dataset train bench bench-guard clean
 .DEFAULT_GOAL := help
 
 help:
@@ -21,7 +21,8 @@ help:
 	@echo "make demo-control  the demo with random rewards: success must stay within .10"
 	@echo "make demo-tiny     the demo with a model of 0.6 million weights made from scratch (about 8 minutes on 2 cores)"
 	@echo "make test          run the tests, including the end-to-end test with a real vLLM server"
-	@echo "make check         ruff, mypy, pyright;  make test-slow: the long tests;  make bench: measurements"
+	@echo "make check         ruff, mypy, pyright;  make test-slow: the long tests"
+	@echo "make bench         measurements;  make bench-guard: whether a part is slower than the last stored measurement (6 minutes)"
 	@echo "make collector | serve | dataset | train   one process of the loop, like the command of that name"
 	@echo "make setup         only install into .venv;  make clean: remove .venv, .venv-agents and caches (never .trainspan)"
 
@@ -66,6 +67,9 @@ collector serve dataset train: $(SETUP)
 
 bench: $(SETUP) $(AGENTS)
 	@$(BIN)/python -m benchmarks
+
+bench-guard: $(SETUP)
+	@$(BIN)/python -m benchmarks.guard
 
 clean:
 	rm -rf .venv .venv-agents .pytest_cache .mypy_cache .ruff_cache build dist

@@ -5,6 +5,7 @@ Each runs in a separate process, so that children's peak memory, imports and thr
 
 import argparse
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -68,6 +69,7 @@ def machine() -> dict[str, Any]:
         "cores": available_cores(),
         "memory_gib": round(memory_gib, 1),
         "python": platform.python_version(),
+        "load": round(os.getloadavg()[0], 1),
     }
 
 

@@ -1,4 +1,4 @@
-"""Writes the tables of docs/scale.md: what a call costs, and what a number of calls a day needs.
+"""Writes the tables of docs/scale.md: what was measured, where and when, and what a number of calls a day needs.
 
 python tools/capacity.py [FILE]
 
@@ -116,6 +116,65 @@ def read_costs(folder: Path = RESULTS) -> Costs:
     return Costs(**{name: _read(folder / file, section, key) for name, (file, section, key) in PLACES.items()})
 
 
+SHOWN = {
+    "a span, from the socket to the acknowledged bytes on disk": (
+        ("bench-collector.json", "collector", "spans_per_intake_cpu_s"),
+        lambda it: f"{1e6 / it:.0f} µs of CPU",
+    ),
+    "the same compared with agentlightning 0.3.0, which keeps spans in memory": (
+        ("bench-collector.json", "collector", "intake_to_peer"),
+        lambda it: f"{it:.1f} times its spans per CPU-second",
+    ),
+    "a span until it is in DuckDB, compared with the same": (
+        ("bench-collector.json", "collector", "collector_to_peer"),
+        lambda it: f"{it:.1f} times its spans per CPU-second",
+    ),
+    "a call of 600 tokens from a store to Parquet, without the collector's share": (
+        ("bench-processing.json", "processing", "store_to_parquet_calls_per_cpu_s"),
+        lambda it: f"{1e6 / it:.0f} µs of CPU",
+    ),
+    "the part of that in data frames": (
+        ("bench-processing.json", "processing", "frame_part_calls_per_cpu_s"),
+        lambda it: f"{1e6 / it:.1f} µs of CPU",
+    ),
+    "the same call in agentlightning 0.3.0's adapter": (
+        ("bench-processing.json", "processing", "agentlightning_0_3_adapter_calls_per_cpu_s"),
+        lambda it: f"{1e6 / it:.0f} µs of CPU",
+    ),
+    "a model call of an agent: tracing by trainspan": (
+        ("bench.json", "agents", "process CPU ms per call added by us"),
+        lambda it: f"{it:.2f} ms of CPU",
+    ),
+    "a model call in the policy server: capture, compared with vLLM whose client asks for log-probabilities": (
+        ("bench.json", "serving", "cost_percent_of_server_cpu (ours, nothing asked)"),
+        lambda it: f"{it:+.1f} % of CPU",
+    ),
+    "a swap of 0.5 million weights": (("bench.json", "serving", "swap_total_ms (full)"), lambda it: f"{it:.0f} ms"),
+    "a swap of a LoRA adapter on them": (("bench.json", "serving", "swap_total_ms (lora)"), lambda it: f"{it:.0f} ms"),
+}
+"""What → file in benchmarks/results and the keys in it, and the figure's text."""
+
+
+def measured_table(folder: Path = RESULTS) -> str:
+    """A Markdown table of SHOWN."""
+    rows = []
+    for what, (place, text) in SHOWN.items():
+        rows.append((what, text(_read(folder / place[0], *place[1:])), f"`{place[0]}`: `{place[2]}`"))
+    return _table(("what", "figure", "from benchmarks/results"), rows)
+
+
+def runs_table(folder: Path = RESULTS) -> str:
+    """A Markdown table of the runs that the other tables take figures from: file, commit, time and machine."""
+    rows = []
+    for name in sorted({file for file, _, _ in PLACES.values()} | {place[0] for place, _ in SHOWN.values()}):
+        run = json.loads((folder / name).read_text())
+        machine = run["machine"]
+        described = f"{machine['cpu']}, {machine['cores']} cores, Python {machine['python']}"
+        load = f", load {machine['load']}" if "load" in machine else ""
+        rows.append((f"`{name}`", f"`{run['commit']}`", run["time"][:10], described + load))
+    return _table(("run", "commit", "date", "machine"), rows)
+
+
 def _read(file: Path, section: str, key: str) -> float:
     value = json.loads(file.read_text())[section][key]
     return float(str(value).partition(" ")[0])  # "1643 (1639 to 1686)": the median comes first
@@ -210,7 +269,13 @@ def capacity_table(costs: Costs, given: Assumptions) -> str:
 
 def page(text: str, costs: Costs, given: Assumptions) -> str:
     """The page with new tables between its marks."""
-    for name, table in (("costs", costs_table(costs, given)), ("capacity", capacity_table(costs, given))):
+    tables = {
+        "costs": costs_table(costs, given),
+        "measured": measured_table(),
+        "runs": runs_table(),
+        "capacity": capacity_table(costs, given),
+    }
+    for name, table in tables.items():
         begin, end = f"<!-- {name}: written by tools/capacity.py -->\n", f"<!-- end of {name} -->"
         before, _, rest = text.partition(begin)
         _, found, after = rest.partition(end)

@@ -95,7 +95,7 @@ def measure(calls: int = 64_000, agentlightning: str | None = None) -> dict[str,
             stdout=subprocess.DEVNULL,
         )
         try:
-            _fill(store, calls // TURNS)
+            fill(store, calls // TURNS)
             command = _measure_command(store, Path(folder) / "dataset", collector.pid)
             frames = _measure_frames(store, Path(folder) / "none")
         finally:
@@ -224,7 +224,8 @@ def _frames(source: Source, clock: Clock, out: Path) -> int:
         return sum(rows.height for rows, _ in made)
 
 
-def _fill(store: Path, rollouts: int) -> None:
+def fill(store: Path, rollouts: int) -> None:
+    """Sends rollouts of the workload of `measure` to the collector of `store`."""
     deadline = time.monotonic() + 60
     while (address := running_collector(store)) is None and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -82,7 +82,8 @@ def test_each_cost_is_in_a_file_of_the_benchmarks() -> None:
     assert all(figure > 0 for figure in astuple(read_costs()))
 
 
-def test_the_page_has_the_tables_of_the_measured_costs() -> None:
+def test_the_page_says_only_what_the_stored_runs_say() -> None:
+    """Costs, comparisons, the commit and machine of each run, and the capacity that follows from them."""
     text = PAGE.read_text()
     assert page(text, read_costs(), Assumptions()) == text, "run python tools/capacity.py"
 

@@ -1,0 +1,1 @@
+"""Whether the working tree is slower than the last stored baseline."""
