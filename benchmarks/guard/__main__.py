@@ -1,9 +1,9 @@
 """`make bench-guard`: the CPU time of each part's work, of the working tree against the last stored baseline, in pairs.
 
-The baseline is the commit of `benchmarks/results/bench-guard.json`, which `--store` moves to the working tree's. For each part, two processes do the same short turns
-alternately, one with the packages of each tree, so that whatever else the machine does slows both alike. Since it slows turns
-and never speeds them up, the faster half of each side's turns is compared. A part fails if that ratio is beyond 1.10, and its
-95 % interval (bootstrap over the rounds) does not include 1.
+The baseline is the commit of `benchmarks/results/bench-guard.json`, which `--store` moves to the working tree's. For each
+part, two processes do the same short turns alternately, one with the packages of each tree, so that whatever else the machine
+does slows both alike. Since it slows turns and never speeds them up, the faster half of each side's turns is compared. A part
+fails if that ratio is beyond 1.10, and its 95 % interval (bootstrap over the rounds) does not include 1.
 """
 
 import argparse
