@@ -62,7 +62,7 @@ class Scorer:
             self.model,
             *(torch.from_numpy(part) for part in (batch.tokens, batch.predicting, batch.targets)),
             torch.from_numpy(batch.temperatures).float(),
-            attention_of(batch.branches, "sdpa", torch.device("cpu"), bf16=False),
+            attention_of(batch.branches, "sdpa", torch.device("cpu")),
             limits=batch.limits,
         ).logprobs.numpy()
         return [found[batch.calls == number] for number in range(len(spans))]

@@ -241,7 +241,7 @@ def test_packed_rows_have_the_scores_of_padded_ones(model_dir: Any, model: Any, 
     scored = []
     for scorer, mode in ((model, "padded"), (exchanged, "packed"), (model, "packed"), (exchanged, "tree")):
         (of,) = one_step(mixed_rollouts(model), mode=mode).micro_batches
-        masked = attention.attention_of(of.branches, scorer.config._attn_implementation, torch.device("cpu"), bf16=bf16)
+        masked = attention.attention_of(of.branches, scorer.config._attn_implementation, torch.device("cpu"))
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=bf16):
             arrays = [torch.from_numpy(array) for array in (of.tokens, of.predicting, of.targets)]
             values = score(scorer, scorer, *arrays, torch.from_numpy(of.temperatures).float(), masked).logprobs

@@ -5,12 +5,9 @@ recomputed in the backward pass take the same path as in the forward pass:
 
 - nothing: rows padded on the right, plain causal attention;
 - a block mask: compiled flex attention, on a GPU;
-- offsets of rows (int32): variable-length flash attention, on a GPU if `flash_attn` is installed;
 - ends of subtrees (int64): on a CPU, one tree at a time, a single row without a mask. No mask is larger than a tree.
 """
 
-import functools
-import importlib
 from typing import Any
 
 import torch
@@ -19,13 +16,12 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.utils.weak import WeakTensorKeyDictionary
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.utils.import_utils import is_flash_attn_2_available
 
 from trainspan_training.data.cuts import BLOCK
 from trainspan_training.data.layout import refusal
 from trainspan_training.data.micro_batches import Branches
 
-__all__ = ["NAME", "attend", "attention_of", "block_mask", "dense_mask", "prepare", "varlen"]
+__all__ = ["NAME", "attend", "attention_of", "block_mask", "dense_mask", "prepare"]
 
 NAME = "trainspan"
 
@@ -43,12 +39,7 @@ def prepare(model: Any, mode: str) -> bool:
     return bool(model.config._attn_implementation == NAME)
 
 
-def varlen() -> bool:
-    """Whether variable-length flash attention is available: it computes in bfloat16, on a GPU."""
-    return torch.cuda.is_available() and bool(is_flash_attn_2_available())
-
-
-def attention_of(branches: Branches | None, implementation: str, device: torch.device, *, bf16: bool) -> dict[str, Any]:
+def attention_of(branches: Branches | None, implementation: str, device: torch.device) -> dict[str, Any]:
     """Arguments for the model's forward pass; empty for rows padded on the right.
 
     `implementation` is the model's attention; any other than ours gets a dense mask.
@@ -62,9 +53,6 @@ def attention_of(branches: Branches | None, implementation: str, device: torch.d
         mask = dense_mask(ends)
     elif device.type != "cuda":
         mask = ends.view(1, 1, 1, -1)
-    elif bf16 and varlen() and all(chain for _, _, chain in branches.pieces()):
-        bounds = [0, *(stop for _, stop, _ in branches.pieces())]
-        mask = torch.tensor(bounds, dtype=torch.int32, device=device).view(1, 1, 1, -1)
     else:
         mask = block_mask(ends)
     return {"attention_mask": mask, "position_ids": positions}
@@ -98,9 +86,7 @@ def attend(
         return _by_flex(query, key, value, attention_mask, options), None
     if attention_mask is None or attention_mask.dtype == torch.bool:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
-    if attention_mask.dtype == torch.int64:
-        return _by_pieces(module, query, key, value, attention_mask, options), None
-    return _by_flash(query, key, value, attention_mask.flatten(), options), None
+    return _by_pieces(module, query, key, value, attention_mask, options), None
 
 
 def _by_flex(query: Tensor, key: Tensor, value: Tensor, mask: Any, options: dict[str, Any]) -> Tensor:
@@ -145,20 +131,6 @@ def _pieces(ends: Tensor, dtype: torch.dtype) -> list[tuple[int, int, Tensor | N
 
 def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, float("-inf"))
-
-
-def _by_flash(query: Tensor, key: Tensor, value: Tensor, offsets: Tensor, options: dict[str, Any]) -> Tensor:
-    """Queries and keys may be float32 (rotary embeddings are); the kernel needs the values' dtype."""
-    longest = int(offsets.diff().max())
-    rows = (tensor[0].transpose(0, 1).to(torch.bfloat16) for tensor in (query, key, value))
-    kernel = _flash_kernel()
-    scale = options.get("scaling")
-    return kernel(*rows, offsets, offsets, longest, longest, softmax_scale=scale, causal=True)[None]  # type: ignore[no-any-return]
-
-
-@functools.cache
-def _flash_kernel() -> Any:
-    return importlib.import_module("flash_attn").flash_attn_varlen_func
 
 
 AttentionInterface.register(NAME, attend)

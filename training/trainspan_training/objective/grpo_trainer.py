@@ -128,7 +128,6 @@ class TransitionGRPOTrainer(GRPOTrainer):
             settings,
             self.team,
             dtype=self._dtype,
-            bf16=bool(self.args.bf16),
             budget=budget,
         )
         """Scores micro-batches, under these weights and under others."""

@@ -129,14 +129,12 @@ class Scorer:
         team: Team,
         *,
         dtype: torch.dtype,
-        bf16: bool,
         budget: TokenBudget | None = None,
     ) -> None:
         self._accelerator = accelerator
         self._policy = policy
         self._team = team
         self._dtype = dtype
-        self._bf16 = bf16
         self._by_call = settings.ratio == "call"
         self._clip_range = clip_range(settings)
         self.chunk = budget.logits if budget else CHUNK
@@ -172,7 +170,7 @@ class Scorer:
                 self.tensor(batch.predicting),
                 self.tensor(batch.targets),
                 self.tensor(batch.temperatures, self._dtype),
-                attention_of(batch.branches, implementation, self._accelerator.device, bf16=self._bf16),
+                attention_of(batch.branches, implementation, self._accelerator.device),
                 limits=batch.limits,
                 chunk=self.chunk,
                 probe=probe,

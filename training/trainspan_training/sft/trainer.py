@@ -81,7 +81,6 @@ class ConversationTrainer(SFTTrainer):
             settings,
             Team(),
             dtype=torch.float64 if double else torch.float32,
-            bf16=bool(self.args.bf16),
             budget=budget,
         )
 
