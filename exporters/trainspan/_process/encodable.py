@@ -82,11 +82,21 @@ def _record(item: Any) -> Any:
     resource, scope = getattr(holder, "resource", None), getattr(item, "instrumentation_scope", None)
     if _is_clean(fields) and _is_clean(resource and resource.attributes) and _is_clean(_parts_of(scope)):
         return item
-    record = _replaced(record, {name: _cleaned(value) for name, value in fields.items() if value is not None})
+    changed = {name: _cleaned(value) for name, value in fields.items() if value is not None}
+    if "attributes" in changed:
+        changed["attributes"] = _Attributes(changed["attributes"])
+        changed["attributes"].dropped = getattr(record.attributes, "dropped", 0)
+    record = _replaced(record, changed)
     if resource is not None and holder is not item:
         record = _replaced(record, {"resource": _resource(resource)})
     changes = {"log_record": record, "instrumentation_scope": _scope(scope)}
     return _replaced(item, changes | ({"resource": _resource(resource)} if resource and holder is item else {}))
+
+
+class _Attributes(dict[str, Any]):
+    """What the SDK reads of a log record's attributes."""
+
+    dropped = 0
 
 
 def _replaced(holder: Any, changes: Mapping[str, Any]) -> Any:
