@@ -19,7 +19,7 @@ from trainspan._rollout.ids import SystemIds, draw_from_system, new_id
 from trainspan._rollout.reward import evaluate
 from trainspan._rollout.scope import Boundary, Scope, current_scope
 from trainspan._rollout.span_processor import stamp_spans_of
-from trainspan._rollout.suspension import Block, enter, leave
+from trainspan._rollout.suspension import Block, came_at_a_yield, enter, leave
 from trainspan._switch import is_disabled
 from trainspan_schemas.telemetry import keys
 from trainspan_schemas.telemetry.identity import Identity, Split, TraceParent
@@ -228,7 +228,7 @@ def begin_hosted(boundary: Boundary, task_id: str | None = None) -> Scope | None
 def end_hosted(scope: Scope, status: RolloutStatus, error: BaseException | None = None) -> None:
     """Ends a host's rollout; one without policy requests and rewards is not reported."""
     _open.discard(scope)
-    scope.ended = True
+    scope.status = status
     if scope.was_used:
         end_rollout_span(scope, status, error)
 
@@ -260,7 +260,7 @@ def _start(name: str, ctx: Context | None, attributes: dict[str, str | int] | No
 def end_rollout_span(scope: Scope, status: RolloutStatus, error: BaseException | None = None) -> None:
     """Ends the rollout's own span with its outcome."""
     _open.discard(scope)
-    scope.ended = True
+    scope.status = status
     span = scope.span
     span.set_attributes(scope.outcome(status))
     if error is not None:
@@ -289,6 +289,8 @@ def end_open_rollouts(status: RolloutStatus) -> int:
 def _status_of(error: BaseException | None) -> RolloutStatus:
     if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)) or isinstance(error, GeneratorExit):
         return "ok"
+    if isinstance(error, asyncio.CancelledError) and came_at_a_yield(error):
+        return "ok"  # the consumer left the generator, and the loop ended before it was closed
     if isinstance(error, (KeyboardInterrupt, asyncio.CancelledError)):
         return "cancelled"
     return "agent_error"

@@ -181,7 +181,7 @@ def _begin(job: FunctionJob) -> Scope:
 
 @guarded
 def _end(scope: Scope, error: BaseException | None) -> None:
-    scope.ended = True
+    scope.status = "ok" if error is None else "agent_error"
     scope.span.set_attribute(keys.ROLLOUT_CALLS, scope.calls)
     if error is not None:
         scope.span.record_exception(error)

@@ -46,7 +46,8 @@ class Scope:
         self.provisional = boundary in ("process", "request") if provisional is None else provisional
         self.span = span
         self.holds_rollouts = False
-        self.ended = False
+        self.status: RolloutStatus | None = None
+        """How it ended; None while it runs."""
         self._lock = threading.Lock()
         self.reset()
 
@@ -69,6 +70,10 @@ class Scope:
         with self._lock:
             self._recorded += 1
             return self._recorded - 1
+
+    @property
+    def ended(self) -> bool:
+        return self.status is not None
 
     @property
     def superseded(self) -> bool:

@@ -20,6 +20,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import Token
 from inspect import CO_ASYNC_GENERATOR, CO_GENERATOR
+from opcode import opname
 from types import FrameType, ModuleType
 from typing import Any, Final, cast
 
@@ -31,7 +32,16 @@ from opentelemetry.trace import Span
 from trainspan._guard import guarded
 from trainspan._rollout.scope import Scope, scope_in, with_scope
 
-__all__ = ["Block", "enter", "has_outlived_its_rollout", "is_between_steps", "leave", "separate_flow", "switch_carried"]
+__all__ = [
+    "Block",
+    "came_at_a_yield",
+    "enter",
+    "has_outlived_its_rollout",
+    "is_between_steps",
+    "leave",
+    "separate_flow",
+    "switch_carried",
+]
 
 _BLOCK: Final = context.create_key("trainspan-block")
 _GENERATOR: Final = CO_GENERATOR | CO_ASYNC_GENERATOR
@@ -111,6 +121,18 @@ def has_outlived_its_rollout() -> bool:
     ctx = context.get_current()
     block, scope = _block_in(ctx), scope_in(ctx)
     return block is not None and block.live and scope is not None and scope.ended
+
+
+def came_at_a_yield(error: BaseException) -> bool:
+    """Whether an error was thrown into a generator that waited for its next step, not raised by what it does."""
+    entry = error.__traceback__
+    while entry is not None and entry.tb_next is not None and not entry.tb_frame.f_code.co_flags & _GENERATOR:
+        entry = entry.tb_next
+    if entry is None or entry.tb_next is not None or not entry.tb_frame.f_code.co_flags & _GENERATOR:
+        return False
+    code = entry.tb_frame.f_code.co_code
+    resumed = (code[at + 1] & 3 for at in (entry.tb_lasti, entry.tb_lasti + 2) if opname[code[at]] == "RESUME")
+    return next(resumed, 0) == 1  # 2 and 3: within `yield from` and `await`
 
 
 def _block_in(ctx: Context) -> Block | None:

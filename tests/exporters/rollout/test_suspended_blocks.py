@@ -88,6 +88,38 @@ async def test_asynchronous_generators_left_by_break_are_rollouts_of_their_own()
     assert ask() is None
 
 
+def test_a_generator_that_is_left_is_ok_and_one_that_is_cancelled_at_work_is_not() -> None:
+    statuses: list[str] = []
+
+    async def agent(future: "asyncio.Future[None] | None") -> AsyncIterator[int]:
+        block = trainspan.rollout()
+        try:
+            with block:
+                yield 0
+                assert future is not None
+                await future
+        finally:
+            assert block._scope is not None
+            statuses.append(str(block._scope.status))
+
+    async def leave() -> None:
+        async for _ in agent(None):
+            break  # the loop ends before it is closed
+
+    async def cancel() -> None:
+        future = asyncio.get_running_loop().create_future()
+        steps = agent(future)
+        await anext(steps)
+        task = asyncio.ensure_future(anext(steps))
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+
+    asyncio.run(leave())
+    asyncio.run(cancel())
+    assert statuses == ["ok", "cancelled"]
+
+
 def test_generators_advanced_in_turn_keep_their_blocks() -> None:
     first: list[str | None] = []
     second: list[str | None] = []
