@@ -8,7 +8,7 @@ import polars as pl
 
 from trainspan_processing.assembly.chunk import reward_chunk
 from trainspan_processing.assembly.rows import newest_version
-from trainspan_processing.dataset.files import Files
+from trainspan_processing.dataset.files import Files, RemoteFiles
 from trainspan_processing.read.source import Source
 from trainspan_processing.reasons.reason_counts import count_reasons
 from trainspan_processing.reasons.reason_examples import first_examples
@@ -70,7 +70,7 @@ def _spill(
     sound = chunk.calls.filter(is_sound).select(_OF_CALL).rename({"rollout": "in_part"})
     for frame, name in zip((sound, traces.answers), _names(number), strict=True):
         with folder.filling(name) as unfinished:
-            frame.write_ipc(unfinished, compression="lz4")
+            frame.write_ipc(unfinished, compression="lz4" if isinstance(folder, RemoteFiles) else "uncompressed")
     counted = sound.group_by(pl.col("in_part").alias("rollout")).agg(
         pl.len().cast(pl.UInt32).alias("sound"), pl.col("n_tokens").sum().alias("tokens")
     )
