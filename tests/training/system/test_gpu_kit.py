@@ -97,7 +97,7 @@ def test_each_kind_of_step_gives_its_figures_at_tiny_size(tmp_path: Path, monkey
     ours = bench.measured(bench.Case("0.5B", "agent", {"forward": "auto", "weights": "token"}), tmp_path)
     theirs = stock.stock(tmp_path, 8)
     assert ours["trained_tokens"] == theirs["trained_tokens"] == 2 * 4 * 3 * 8
-    assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4)
+    assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-3)
 
 
 def test_goals_compare_what_was_measured_and_say_what_was_not() -> None:
