@@ -202,13 +202,15 @@ async def asynchronous():
     async with AsyncOpenAI() as openai:
         async for _ in await openai.chat.completions.create(**CHAT):
             pass
-        await until_finished_async(await openai.chat.completions.create(**CHAT))
-        await asyncio.sleep(0.5)  # asyncio closes the generators that were left, and says so if the loop ends meanwhile
+        left = await openai.chat.completions.create(**CHAT)
+        await until_finished_async(left)
+        await left.close()  # httpx's pool would wait for it
     async with httpx.AsyncClient(headers=HEADERS, timeout=60) as connection:
         async with connection.stream("POST", URL + "/chat/completions", json=CHAT) as answer:
             async for line in answer.aiter_lines():
                 if line == "data: [DONE]":
                     break
+    await asyncio.sleep(0.5)  # asyncio closes the generators that were left, and says so if the loop ends meanwhile
 
 
 def helper():
