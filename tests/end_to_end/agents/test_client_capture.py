@@ -257,9 +257,12 @@ def test_streams_are_captured_however_the_client_reads_them(stack: Stack, server
     calls = stack.calls(str(rollout_id), 17)
     delivered = sorted(len(call["completion_ids"]) for call in calls if call["delivered"])
     whole = sorted(
-        len(record["completion_ids"]) for record in stack.engine_calls("client-streams") if record["finish_reason"]
+        len(record["completion_ids"])
+        for record in stack.engine_calls("client-streams")
+        if record["finish_reason"] in ("stop", "length")
     )
-    assert (len(delivered), len(calls), len(spans)) == (17, 18, 18), "16 requests, one of them with two prompts"
+    assert (len(delivered), len(calls)) == (17, 17), "16 requests, one of them with two prompts"
+    assert len(spans) == 18, "the stream that was left before its first token too"
     assert delivered == [n for n in whole if n <= 6]
     assert stack.rollout(str(rollout_id), 17)["n_calls"] == 17, "requests that were answered"
 
