@@ -78,3 +78,30 @@ def test_the_loop_refuses_a_url_of_datasets(
         "trainspan: dataset.out is a URL, and the datasets of a loop are in its run folder: remove the setting\n"
     )
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["swap", "1", "--checkpoints", "missing"], "trainspan: missing: No such file or directory"),
+        (["swap", "1", "--checkpoints", "deep.jsonl"], "trainspan: deep.jsonl: Not a directory"),
+        (
+            ["rollout", "--tasks", "deep.jsonl", "agent.py:solve"],
+            "trainspan: deep.jsonl:1: not JSON (maximum recursion depth",
+        ),
+        (["status", "--config", "deep.toml"], "trainspan: deep.toml: maximum recursion depth"),
+        (["status", "--config", "."], "trainspan: . cannot be read: Is a directory"),
+        (["sql", "SELECT 1", "--store", "deep.jsonl"], "is not a valid DuckDB database file!; put back a copy of it"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
+) -> None:
+    (tmp_path / "deep.jsonl").write_text("[" * 100_000)
+    (tmp_path / "deep.toml").write_text(f"a = {'[' * 5_000}{']' * 5_000}")
+    (tmp_path / "agent.py").touch()
+    monkeypatch.chdir(tmp_path)
+    done = trainspan(*arguments)
+    assert done.returncode in (1, 2)
+    assert message in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1

@@ -149,7 +149,7 @@ def _connect(path: Path, memory_bytes: int) -> duckdb.DuckDBPyConnection:
         )
     quoted = str(path).replace("'", "''")
     try:
-        connection.execute(f"ATTACH '{quoted}' AS store (ROW_GROUP_SIZE {ROW_GROUP_ROWS})")
+        connection.execute(f"ATTACH '{quoted}' AS store (TYPE duckdb, ROW_GROUP_SIZE {ROW_GROUP_ROWS})")
         connection.execute("SET enable_external_access = false")
     except duckdb.Error:
         connection.close()

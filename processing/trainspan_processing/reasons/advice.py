@@ -22,6 +22,8 @@ ADVICE: Final[dict[DropReason, str]] = {
     "no_reward": "call trainspan.reward(…) in the agent, or pass --judge to `trainspan rollout`, or --reward module:function here",
     "reward_out_of_range": "rewards, or their sums, are beyond [dataset] max_reward: scale the judge's or the agent's scores, or "
     "raise it",
+    "invalid_reward": "the score of the reward is text, true or false, NaN or infinite, or missing: send a finite number as "
+    "gen_ai.evaluation.score.value",
     "incomplete": "answers were cut off before a finish reason: see the policy server's log",
     "overlong": "calls reached their length limit, and [dataset] overlong masks them: raise the agent's max_tokens, or set overlong = keep",
     "not_delivered": "clients disconnected before the answer was complete: raise their timeout",
@@ -30,7 +32,10 @@ ADVICE: Final[dict[DropReason, str]] = {
     "superseded_by_retry": "only the last attempts are trained: find out why they were retried",
     "deleted": "retention or a purge deleted these calls while the dataset was built: raise [collector] retention_days, or build sooner",
     "no_token_ids": "the server recorded no token ids: serve the policy with `trainspan serve`",
-    "no_logprobs": "the server recorded no usable log-probabilities: serve the policy with `trainspan serve`",
+    "no_logprobs": "the server recorded no log-probabilities of the distribution that it sampled from: serve the policy with "
+    "`trainspan serve`",
+    "invalid_logprobs": "the policy's log-probabilities were NaN or infinite: its weights or its numbers broke down; put an earlier "
+    "version back (`trainspan swap`), or serve with a wider dtype",
     "greedy": "calls were sampled at temperature 0: set temperature=1 in the agent, or serve with --train-sampling",
     "sampling_truncated": "top_p, top_k, min_p or a penalty changed the sampling distribution: leave them out, or serve with "
     "--train-sampling",

@@ -5,12 +5,13 @@
    agents), `other_policy` (not of the chosen policies), `untrusted` (sent with an agent's token instead of the policy server's),
    `unsigned` (its caller named a rollout without the signature of the runner that began it)
 2. `not_selected`, `validation`, `superseded_by_retry`, `unfinished`, the rollout's status if it is not ok and has no reward,
-   `judge_error`, `reward_out_of_range`, `untrusted_reward` (its only rewards are untrusted), `no_reward`
+   `judge_error`, `reward_out_of_range`, `untrusted_reward` (its only rewards are untrusted), `invalid_reward` (their scores
+   are no finite numbers), `no_reward`
 3. `redacted`, `ended_by_server`, `incomplete`, `overlong` (if such calls are masked), `not_delivered`,
    `attributes_dropped`, `multimodal`, `constrained` (its constraint is unknown) or `constrained:NAME` (it cannot be replayed),
    `greedy`, `sampling_truncated`, `unstated_sampling`
-4. `deleted` (from the store during the build), `no_token_ids`, `no_logprobs`, `mixed_versions`, `stale`, `too_long`,
-   `unused_choice` (choices.py)
+4. `deleted` (from the store during the build), `no_token_ids`, `no_logprobs`, `invalid_logprobs` (NaN or infinite),
+   `mixed_versions`, `stale`, `too_long`, `unused_choice` (choices.py)
 5. `singleton_group`, `zero_spread_group`: the call is sound, but its rollout has nothing to be compared with
 The ledger counts `late_after_consumed`, for calls of rollouts that an earlier dataset used. `group_unfinished` is for sound
 calls whose group is waiting (waiting.py).
@@ -69,13 +70,17 @@ def early_reason() -> pl.Expr:
 
 
 def rollout_reason() -> pl.Expr:
-    """Reason of a rollout (the rollout table with `reward`, `reward_failed`, `reward_outside`, `reward_untrusted`, and `teaches`:
-    it is ok or has a reward in spite of its status), NULL if it may be trained."""
+    """Reason of a rollout, NULL if it may be trained.
+
+    The frame is the rollout table with `reward`, `reward_failed`, `reward_outside`, `reward_untrusted`, `reward_invalid`, and `teaches`:
+    it is ok or has a reward in spite of its status.
+    """
     status = pl.when(~pl.col("teaches")).then(pl.col("status"))
     late = [
         ("judge_error", pl.col("reward_failed")),
         ("reward_out_of_range", pl.col("reward_outside")),
         (UNTRUSTED_REWARD, pl.col("reward").is_null() & pl.col("reward_untrusted")),
+        ("invalid_reward", pl.col("reward").is_null() & pl.col("reward_invalid")),
         ("no_reward", pl.col("reward").is_null()),
     ]
     return pl.coalesce(early_reason(), status, _first(late))
@@ -145,7 +150,8 @@ def token_reason(newest_version: int | None, max_staleness: int | None, max_toke
             "no_token_ids",
             (pl.col("prompt_ids").list.len().fill_null(0) == 0) | (completion.list.len().fill_null(0) == 0),
         ),
-        ("no_logprobs", (logprobs.list.len() != completion.list.len()).fill_null(True) | ~finite | ~of_sampled),
+        ("no_logprobs", (logprobs.list.len() != completion.list.len()).fill_null(True) | ~of_sampled),
+        ("invalid_logprobs", ~finite),
         ("mixed_versions", ~_spans_are_exact()),
     ]
     if max_staleness is not None and newest_version is not None:

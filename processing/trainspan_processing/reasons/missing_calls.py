@@ -8,10 +8,11 @@ from typing import Final
 import polars as pl
 
 from trainspan_processing.read.source import Source
-from trainspan_processing.read.span_words import SpanKey, SpanWords, read_words
+from trainspan_processing.read.span_words import SpanKey, SpanWords, quoted_ids, read_words
 from trainspan_processing.tables import SPAN_KEY
 from trainspan_processing.traces.rollout_table import open_client_calls, with_rollout
 from trainspan_processing.traces.trace_index import TraceIndex
+from trainspan_schemas.telemetry import keys
 
 __all__ = ["Lack", "find_lacks"]
 
@@ -22,6 +23,16 @@ _END_NORMALLY: Final = (
     "end every agent process normally (no SIGKILL), with OTEL_EXPORTER_OTLP_ENDPOINT set to this collector; `--wait-s 30` waits "
     "for late spans"
 )
+_SAMPLE: Final = "unset OTEL_TRACES_SAMPLER in the agent's environment, or set it to parentbased_always_on"
+_NO_LIMITS: Final = (
+    "unset OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT and OTEL_ATTRIBUTE_COUNT_LIMIT for the agent, or raise them to 10000"
+)
+_DROPS_QUERY: Final = f"""
+SELECT count(*) FILTER (flags & 257 = 256 AND contains(attributes, '"{keys.CALL_SERVER}"')) AS unsampled,
+    count(*) FILTER (dropped_attributes > 0) AS cut
+FROM spans WHERE trace_id IN ({{}})
+"""
+"""A policy server's call has the flags "sampled" (1) of its caller's `traceparent` and "has is_remote" (256)."""
 _SERVER_SENDS: Final = (
     "check with `trainspan doctor --policy-url URL` whether calls are waiting on the policy server's disk or were refused, and "
     "restart the server if it was killed: it then sends the calls on its disk"
@@ -58,8 +69,8 @@ def find_lacks(source: Source, traces: TraceIndex, rollout_id: str, attempt: int
     words = read_words(source, keys) if keys else {}
     lacks = []
     if row["status"].item() is None:
-        what = "the rollout's own span, sent when it ends, is not stored: the rollout still runs, was killed, or could not send it"
-        lacks.append(Lack(what, _END_NORMALLY))
+        traces_of_it = {*calls["trace_id"].to_list(), *bare["trace_id"].to_list(), *spans["trace_id"].to_list()}
+        lacks.append(_without_span(source, sorted(traces_of_it)))
     lacks += _index_gaps(calls, bare.height)
     lacks += _uncounted(calls, bare, spans, words)
     # As in traces/rollout_table.py: a client call without a response id may have failed unnoticed; ignore it if a process
@@ -67,6 +78,21 @@ def find_lacks(source: Source, traces: TraceIndex, rollout_id: str, attempt: int
     if processes.height:
         unanswered = unanswered.filter(pl.col("response_id").is_not_null())
     return [*lacks, *_unanswered(unanswered, words)]
+
+
+def _without_span(source: Source, trace_ids: list[str]) -> Lack:
+    """Why a rollout has no span of its own: its SDK dropped it, or parts of it, or it has not ended."""
+    what = "the rollout's own span, sent when it ends, is not stored"
+    counts = Counter[str]()
+    for batch in source.query(_DROPS_QUERY.format(quoted_ids(trace_ids))) if trace_ids else ():
+        counts += Counter({name: int(value or 0) for name, value in batch.row(0, named=True).items()})
+    if counts["unsampled"]:
+        return Lack(f"{what}: the agent's sampler drops this trace, as its requests say", _SAMPLE)
+    if counts["cut"]:
+        return Lack(
+            f"{what} whole: limits of the agent's SDK dropped attributes of {_many(counts['cut'], 'span')}", _NO_LIMITS
+        )
+    return Lack(f"{what}: the rollout still runs, was killed, or could not send it", _END_NORMALLY)
 
 
 def _index_gaps(calls: pl.DataFrame, bare: int) -> list[Lack]:

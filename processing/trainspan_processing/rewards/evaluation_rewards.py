@@ -27,6 +27,8 @@ class Rewards:
     """Number of rollouts with a judge that also have rewards from other sources, which are ignored."""
     untrusted: pl.DataFrame
     """rollout_id, attempt of rollouts with rewards sent with an agent's token although another token is required."""
+    invalid: pl.DataFrame
+    """rollout_id, attempt of rollouts with rewards whose score is no finite number."""
 
     def of_rollouts(self, name: str) -> pl.DataFrame:
         """rollout_id, attempt, `rollout_reward`: the sum of the rewards bound to the rollout itself."""
@@ -54,8 +56,10 @@ def bind_rewards(
     names: Sequence[str],
 ) -> Rewards:
     """The rewards with one of `names` from EVALUATIONS, bound to CALLS and the rollout table."""
-    scored = evaluations.filter(pl.col("name").is_in(list(names)) & pl.col("score").is_finite())
+    chosen = evaluations.filter(pl.col("name").is_in(list(names)))
+    scored = chosen.filter(pl.col("score").is_finite())
     named = _with_attempt(scored, rollouts)
+    invalid = _with_attempt(chosen.filter(~pl.col("score").is_finite().fill_null(False)), rollouts)
     unmatched = scored.height - named.height
     untrusted = named.filter(pl.col("untrusted").fill_null(False)).select(ROLLOUT_KEY).unique(maintain_order=True)
     named = named.filter(~pl.col("untrusted").fill_null(False)).join(
@@ -79,6 +83,7 @@ def bind_rewards(
         unmatched,
         ignored_self_rewards,
         untrusted,
+        invalid.select(ROLLOUT_KEY).unique(maintain_order=True),
     )
 
 

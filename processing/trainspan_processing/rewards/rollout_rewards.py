@@ -93,14 +93,13 @@ def reward_rollouts(
         [reward.name for reward in names],
     )
     together = replace(bound, edges=pl.concat([with_status_edges(bound.edges, by_status), signals]))
-    rollouts = traces.rollouts.join(
-        bound.untrusted.with_columns(pl.lit(True).alias("reward_untrusted")),
-        on=ROLLOUT_KEY,
-        how="left",
-        maintain_order="left",
-    ).with_columns(
+    rollouts = traces.rollouts
+    for column, where in (("reward_untrusted", bound.untrusted), ("reward_invalid", bound.invalid)):
+        marked = where.with_columns(pl.lit(True).alias(column))
+        rollouts = rollouts.join(marked, on=ROLLOUT_KEY, how="left", maintain_order="left")
+    rollouts = rollouts.with_columns(
         pl.lit(False).alias("reward_failed"),
-        pl.col("reward_untrusted").fill_null(False),
+        pl.col("reward_untrusted", "reward_invalid").fill_null(False),
         pl.lit(None, dtype=pl.String).alias("function_rewards"),
     )
     rollouts = _with_lesson(rollouts, by_status)
@@ -140,7 +139,11 @@ def _by_function(
         on=ROLLOUT_KEY,
         how="left",
         maintain_order="left",
-    ).with_columns(pl.col("reward_failed").fill_null(False), pl.lit(False).alias("reward_untrusted"))
+    ).with_columns(
+        pl.col("reward_failed").fill_null(False),
+        pl.lit(False).alias("reward_untrusted"),
+        pl.lit(False).alias("reward_invalid"),
+    )
     columns = [rollout_column(name) for name in names]
     answered = rollouts.filter(pl.any_horizontal(pl.col(columns).is_not_null()) | pl.col("reward_failed"))
     by_status = by_status.join(answered, on=ROLLOUT_KEY, how="anti", maintain_order="left")
@@ -153,7 +156,7 @@ def _by_function(
     rollouts = _with_lesson(rollouts, pl.concat([by_status.select(ROLLOUT_KEY), taught]))
     unsaid = [rollout_column(reward.name) for reward in rewards if reward.name in _SIGNALS]
     rollouts = rollouts.with_columns(pl.lit(None, dtype=pl.Float64).alias(column) for column in unsaid)
-    of_calls = _of_calls(Rewards(signals, 0, 0, traces.rollouts.clear()), rewards)
+    of_calls = _of_calls(Rewards(signals, 0, 0, traces.rollouts.clear(), traces.rollouts.clear()), rewards)
     kept = tuple(rewards)
     named = [reward for reward in kept if reward.name not in _SIGNALS]
     edges = pl.concat([by_status, signals])

@@ -91,8 +91,10 @@ def _read_toml(path: Path) -> dict[str, dict[str, Any]]:
         raw = tomllib.loads(path.read_text())
     except FileNotFoundError as error:
         raise ConfigError(f"no configuration file {path}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path}: {error}") from error
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     for section, table in raw.items():
         if not isinstance(table, dict):
             raise ConfigError(f"{path}: {section!r} is outside a section; sections are {', '.join(sections())}")

@@ -59,7 +59,7 @@ def read_tokens(file: str | Path) -> dict[str, Any]:
         return tomllib.loads(Path(file).read_text())
     except OSError as error:
         raise ConfigError(f"token file {file} cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f'token file {file} is not TOML of the form role = "token": {error}') from error
 
 

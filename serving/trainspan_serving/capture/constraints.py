@@ -42,6 +42,10 @@ class EngineConstraints:
         self.requests = 0
         """Requests to the engine that `settle` has made."""
 
+    @property
+    def vocab_size(self) -> int:
+        return int(self._engine.model_config.get_vocab_size())
+
     async def settle(self) -> None:
         """Returns when the library is fixed."""
         async with self._settling:
@@ -88,8 +92,8 @@ class EngineConstraints:
         """Serializes the tokenizer as vLLM describes it to xgrammar."""
         from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
 
-        size, tokenizer = self._engine.model_config.get_vocab_size(), self._engine.input_processor.tokenizer
-        backend = XgrammarBackend(self._engine.vllm_config, tokenizer=tokenizer, vocab_size=size)
+        tokenizer = self._engine.input_processor.tokenizer
+        backend = XgrammarBackend(self._engine.vllm_config, tokenizer=tokenizer, vocab_size=self.vocab_size)
         return str(backend.compiler.compile_regex("a").tokenizer_info.serialize_json())
 
     async def _first_request(self) -> str:
@@ -148,7 +152,7 @@ class EngineConstraints:
             spec=spec,
             library=library,
             version=_version(_LIBRARIES.get(library, library)),
-            vocab_size=int(self._engine.model_config.get_vocab_size()),
+            vocab_size=self.vocab_size,
             stop_ids=tuple(sorted(params.all_stop_token_ids)),
             any_whitespace=not self._config.disable_any_whitespace,
         )

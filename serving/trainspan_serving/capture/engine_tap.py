@@ -313,6 +313,7 @@ class EngineTap:
                 attributes=attributes,
                 error=None if choice.finished else exchange.ended_because or "the generation did not finish",
                 link=exchange.caller.link,
+                is_sampled=exchange.caller.parent.sampled if exchange.caller.parent else True,
             )
 
     def _attributes_of(self, exchange: Exchange) -> dict[str, Any]:

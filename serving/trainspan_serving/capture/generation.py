@@ -94,7 +94,8 @@ class Generation:
             keys.GEN_AI_RESPONSE_ID: _response_id(self._request_id, endpoint),
             keys.GEN_AI_TEMPERATURE: float(params.temperature),
             keys.GEN_AI_TOP_P: float(params.top_p),
-            keys.GEN_AI_TOP_K: int(params.top_k),
+            # As many tokens as there are, or more, are no truncation.
+            keys.GEN_AI_TOP_K: int(params.top_k) if 0 < params.top_k < constraints.vocab_size else 0,
             keys.GEN_AI_MIN_P: float(params.min_p),
             keys.GEN_AI_FREQUENCY_PENALTY: float(params.frequency_penalty),
             keys.GEN_AI_PRESENCE_PENALTY: float(params.presence_penalty),

@@ -38,6 +38,8 @@ class CallSpan:
     error: str | None = None
     link: TraceParent | None = None
     """A related span of another trace."""
+    is_sampled: bool = True
+    """Whether the caller's `traceparent` says that its own spans are recorded."""
 
     @property
     def size_bytes(self) -> int:
@@ -70,7 +72,7 @@ def _encode_span(span: CallSpan) -> Span:
         attributes=encode_attributes(span.attributes),
         status=Status(code=Status.StatusCode.STATUS_CODE_ERROR, message=span.error) if span.error else Status(),
         links=[Span.Link(trace_id=bytes.fromhex(link.trace_id), span_id=bytes.fromhex(link.span_id))] if link else [],
-        flags=_SAMPLED | _HAS_IS_REMOTE | (_IS_REMOTE if span.parent_span_id else 0),
+        flags=(_SAMPLED if span.is_sampled else 0) | _HAS_IS_REMOTE | (_IS_REMOTE if span.parent_span_id else 0),
     )
 
 

@@ -73,3 +73,16 @@ def test_a_store_cut_short_is_refused_in_one_line(tmp_path: Path, left: int) -> 
     with pytest.raises(StoreError, match="put back a copy of it, or move it away") as caught:
         Database(store, memory_bytes=2**27)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["spans.jsonl", "spans.json", "spans.csv", "spans.parquet", "spans.sqlite", "spans"])
+def test_a_store_is_a_duckdb_file_whatever_its_name(tmp_path: Path, name: str) -> None:
+    """DuckDB 2 attaches a file by its extension as another type, in memory: everything loaded would be lost."""
+    store = tmp_path / name
+    database = Database(store, memory_bytes=2**27)
+    database.checkpoint()
+    database.close()
+    assert store.read_bytes()[8:12] == b"DUCK"
+    store.write_bytes(b"[" * 100_000)
+    with pytest.raises(StoreError, match="is not a valid DuckDB database file"):
+        Database(store, memory_bytes=2**27)

@@ -18,6 +18,7 @@ from trainspan_processing.reasons.advice import ADVICE
 from trainspan_processing.reasons.drop_reasons import rollout_reason
 from trainspan_schemas.artifacts.dataset import COLUMNS, manifest_path
 from trainspan_schemas.errors import DatasetError, UsageError
+from trainspan_schemas.telemetry import keys
 from trainspan_schemas.telemetry.constraints import Constraint, Grammar
 from trainspan_schemas.telemetry.status import DROP_REASONS
 
@@ -63,10 +64,12 @@ _CALLS: dict[str, list[dict[str, Any]]] = {
         {"trainspan.logprobs.mode": None},  # whether it was constrained
     ],
     "no_token_ids": [{"trainspan.completion.token_ids": b"", "trainspan.completion.logprobs": b""}],
-    "no_logprobs": [
-        {"logprobs": [-1.0]},
+    "invalid_logprobs": [
         {"logprobs": [-1.0, float("nan")]},
         {"logprobs": [-1.0, float("-inf")]},
+    ],
+    "no_logprobs": [
+        {"logprobs": [-1.0]},
         {"trainspan.completion.logprobs": None},
         {"trainspan.logprobs.mode": "raw", "gen_ai.request.temperature": 0.7},
         {
@@ -317,6 +320,19 @@ def test_the_first_reason_of_the_documented_order_is_the_one(bench: Bench) -> No
     assert bench.build(round_=0).manifest["dropped"] == {"greedy": 1, "validation": 1}
 
 
+@pytest.mark.parametrize("score", [True, False, "1.0", "good", float("nan"), float("inf"), float("-inf"), None])
+def test_a_reward_whose_score_is_no_finite_number_is_named(bench: Bench, score: Any) -> None:
+    bench.send(*(chain(bench.rollout(name), 1).reward(reward) for name, reward in (("a", 1.0), ("b", 0.0))))
+    given = {keys.EVALUATION_NAME: "reward"} | ({} if score is None else {keys.EVALUATION_SCORE: score})
+    invalid, both = (chain(bench.rollout(name), 1) for name in ("c", "d"))
+    for rollout in (invalid, both.reward(0.5)):
+        rollout.root_span.events.append((rollout.begins + 99.0, given))
+    bench.send(invalid, both)
+    built = bench.build(round_=0)
+    assert built.manifest["dropped"] == {"invalid_reward": 1}
+    assert sorted(rows(built)["return"].to_list()) == [0.0, 0.5, 1.0]
+
+
 def test_there_is_advice_for_every_reason() -> None:
     assert set(ADVICE) == set(DROP_REASONS)
 
@@ -339,6 +355,7 @@ def test_records_with_an_agents_token_are_untrusted_if_others_are_required() -> 
             "reward_failed": [False] * 3,
             "reward_outside": [False] * 3,
             "reward_untrusted": [True, True, False],
+            "reward_invalid": [True, True, False],
             "teaches": [True] * 3,
             "reward": [None, 1.0, None],
         }

@@ -28,6 +28,25 @@ def test_a_rollout_without_its_span_still_runs_or_was_killed(bench: Bench) -> No
     assert what.startswith("the rollout's own span, sent when it ends, is not stored")
 
 
+def test_a_rollout_whose_sampler_drops_its_spans_was_not_killed(bench: Bench) -> None:
+    """As with OTEL_TRACES_SAMPLER=always_off: the call of the policy server has the flags of the agent's `traceparent`."""
+    rollout = bench.rollout("a", status=None)
+    rollout.call(0, [1], [2], trainspan__call__server="s")
+    rollout.spans[-1].flags = 0x300
+    (what,) = _lacks(bench, rollout)
+    assert what.endswith("is not stored: the agent's sampler drops this trace, as its requests say")
+
+
+def test_a_rollout_whose_span_lost_attributes_was_not_killed(bench: Bench) -> None:
+    rollout = bench.rollout("a", status=None)
+    rollout.call(0, [1], [2], trainspan__call__server="s")
+    rollout.spans[-1].flags = 0x301
+    rollout.span("solve", 0.5, 90.0)
+    rollout.spans[-1].dropped_attributes = 7
+    (what,) = _lacks(bench, rollout)
+    assert what.endswith("is not stored whole: limits of the agent's SDK dropped attributes of 1 span")
+
+
 def test_calls_that_the_server_numbered_and_that_are_not_there_are_listed(bench: Bench) -> None:
     rollout = bench.rollout("a")
     for index in (0, 3, 5):

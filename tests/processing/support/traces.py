@@ -47,6 +47,7 @@ class TestSpan:
     message: str = ""
     dropped_attributes: int = 0
     service: str = "agent"
+    flags: int = 0
 
     def proto(self) -> ResourceSpans:
         span = Span(
@@ -58,6 +59,7 @@ class TestSpan:
             end_time_unix_nano=_ns(self.end),
             attributes=encode_attributes(self.attributes),
             dropped_attributes_count=self.dropped_attributes,
+            flags=self.flags,
             status=Status(code=Status.StatusCode.STATUS_CODE_ERROR, message=self.message) if self.failed else Status(),
             events=[
                 Span.Event(

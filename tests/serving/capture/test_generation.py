@@ -30,6 +30,8 @@ class Unknown:
     def __init__(self, *, reads: bool) -> None:
         self._reads = reads
 
+    vocab_size = 10
+
     def read(self, *_: Any) -> Any:
         raise AttributeError("no such parameter")
 
@@ -69,3 +71,14 @@ def test_greedy_validation_also_answers_requests_for_several_choices(n: int, exp
     params = override_sampling(SamplingParams(n=n, temperature=0.7, top_p=0.5, presence_penalty=1.0), 0.0)
     assert (params.temperature, params.top_k) == expected
     assert (params.n, params.top_p, params.presence_penalty) == (n, 1.0, 0.0)
+
+
+@pytest.mark.parametrize(("asked", "recorded"), [(0, 0), (-1, 0), (9, 9), (10, 0), (2**31, 0)])
+def test_a_top_k_of_the_whole_vocabulary_is_no_truncation(asked: int, recorded: int, tmp_path: Any) -> None:
+    params = SamplingParams(top_k=asked, output_kind=RequestOutputKind.FINAL_ONLY)
+    generation = Generation({"prompt_token_ids": [1]}, params, "id", 0, ServedPolicy("policy", 0, tmp_path), None, {})
+    constraints: Any = Unknown(reads=True)
+    done = SimpleNamespace(index=0, token_ids=[], logprobs=None, finish_reason="stop", weight_versions=None)
+    generation.add(SimpleNamespace(prompt_token_ids=[1], outputs=[done]))
+    ((_, attributes),) = generation.choices("/v1/completions", constraints)
+    assert attributes[keys.GEN_AI_TOP_K] == recorded
