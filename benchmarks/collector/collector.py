@@ -40,7 +40,7 @@ _CONNECTIONS = 4
 _BURST_S = 30.0
 _HTTP_BURST_S = 8.0
 _SUSTAINED_S = 20.0
-_RATES = (2_000, 4_000, 6_000, 8_000, 10_000, 12_000, 14_000)
+_RATES = (1_000, 2_000, 4_000, 6_000, 8_000, 10_000, 12_000, 14_000)
 _FLAT_MIB = 24.0
 """A batch and a half: the backlog rises and falls by one."""
 _Send = Callable[[StoreAddress, float, Iterator[bytes], list[float]], None]
