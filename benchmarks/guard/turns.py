@@ -149,8 +149,6 @@ def _processing() -> Iterator[Turn]:
 @contextlib.contextmanager
 def _training() -> Iterator[Turn]:
     """Rows, micro-batches, loss and gradients of one step of a small model."""
-    from dataclasses import replace
-
     import numpy as np
 
     from benchmarks.support.workload import Workload
@@ -174,9 +172,7 @@ def _training() -> Iterator[Turn]:
         calls = as_calls(logged, group=lambda _: "0")
         model = load_model(model_dir)
         attention.prepare(model, settings.forward)
-        trainer = TransitionGRPOTrainer(
-            model, load_tokenizer(model_dir), replace(settings), [], str(Path(folder) / "step")
-        )
+        trainer: Any = TransitionGRPOTrainer(model, load_tokenizer(model_dir), settings, [], str(Path(folder) / "step"))
         trainer.create_optimizer()
 
         def work() -> None:
