@@ -32,6 +32,7 @@ from trainspan_serving.http.body import BodyError, ClientGoneError, read_body, r
 from trainspan_serving.http.failures import FailureLog
 from trainspan_serving.http.metrics import PolicyMetrics
 from trainspan_serving.http.prefixes import PREFIX_PATHS, handle_prefix
+from trainspan_serving.http.response_ids import with_own_response_id
 from trainspan_serving.process.link import report
 from trainspan_serving.process.server_plan import ServerPlan, plan_of_process
 from trainspan_serving.swap.catching_up import CatchingUp
@@ -129,13 +130,13 @@ class PolicyMiddleware:
         except BodyError as error:
             await answer_error(send, error.status, str(error))
             return
-        receive = replayed(body, receive)
         if scope["path"] in _WITHOUT_WEIGHTS:
-            await self._app(scope, receive, send)
+            await self._app(scope, replayed(body, receive), send)
         else:
             if caller.agent is None:
                 caller = replace(caller, agent=agent_of_body(body))
-            await self._generate(parts, caller, body, scope, receive, send)
+            body = with_own_response_id(scope, body)
+            await self._generate(parts, caller, body, scope, replayed(body, receive), send)
 
     async def _generate(
         self, parts: _Parts, caller: Caller, body: bytes, scope: Scope, receive: Receive, send: Send

@@ -12,6 +12,7 @@ from urllib.parse import quote, unquote_plus
 
 from trainspan_schemas.errors import InvalidRecordError
 from trainspan_schemas.telemetry import keys
+from trainspan_schemas.telemetry.clock import clock_id
 from trainspan_schemas.telemetry.signing import sign, verify
 from trainspan_schemas.telemetry.utf8 import escaped
 
@@ -156,8 +157,9 @@ class Identity:
         return json.dumps(["identity", *sorted(self.attributes().items())])
 
     def to_baggage(self, agent: str | None = None) -> str:
-        """A `baggage` header (or environment) value; `agent` is the calling agent's name."""
-        pairs = {**self.members(), **({keys.GEN_AI_AGENT_NAME: escaped(agent)} if agent else {})}
+        """A `baggage` header (or environment) value; `agent` is the calling agent's name. It states this machine's clock."""
+        more = {keys.GEN_AI_AGENT_NAME: escaped(agent) if agent else None, keys.CLOCK: clock_id()}
+        pairs = {**self.members(), **{key: value for key, value in more.items() if value}}
         return ",".join(f"{key}={quote(str(value), safe='')}" for key, value in pairs.items())
 
 
@@ -188,6 +190,7 @@ def strip_identity(header: str) -> str:
     ours = (
         *Identity("x", "x", "x", 0, 0, signature="x", url_signature="x").members(),
         keys.GEN_AI_AGENT_NAME,
+        keys.CLOCK,
         keys.ROLLOUT_BOUNDARY,
         keys.NO_BOUNDARY,
     )

@@ -55,12 +55,17 @@ CALL_SIGNED: Final = "trainspan.call.signed"  # bool: the identity or URL that t
 CALL_SERVER: Final = "trainspan.call.server"  # 32 hex digits: the server that counted the index
 CALL_DELIVERED: Final = "trainspan.call.delivered"  # bool: the client received the whole answer
 CALL_FORCED: Final = "trainspan.call.forced"  # bool: answered with stored tokens, as the branch of another rollout
+CALL_SAME_CLOCK: Final = "trainspan.call.same_clock"  # bool: the caller stated the CLOCK of the server
 CALL_INTERNAL: Final = "trainspan.call.internal"  # bool: canary and other requests by trainspan itself
 CALL_RECORDED_BY: Final = "trainspan.call.recorded_by"  # "client": by the agent's side, from another server
 CALL_LACKS: Final = "trainspan.call.lacks"  # str[] of "token_ids", "logprobs": missing in that server's answer
 CALL_MULTIMODAL: Final = "trainspan.call.multimodal"  # bool
 CALL_ENDPOINT: Final = "trainspan.call.endpoint"  # request path, e.g. "/v1/chat/completions"
 CHOICE_INDEX: Final = "trainspan.choice.index"  # int
+LAST_CALL: Final = (
+    "trainspan.call.last"  # 16 hex digits: span id of the call that came back last in the agent's process
+)
+CLOCK: Final = "trainspan.clock"  # baggage only: the sender's clock (clock.py)
 SIGNATURE: Final = "trainspan.signature"  # baggage only: the runner's signature on the identity
 URL_SIGNATURE: Final = "trainspan.signature.url"  # baggage only: the same on the rollout's trace, for base URLs
 STATE_KEY: Final = "trainspan.state.key"  # str, the user's state for step-level grouping
@@ -133,5 +138,6 @@ OPERATION_EXECUTE_TOOL: Final = "execute_tool"
 # HTTP between agent and policy server.
 HEADER_POLICY_VERSION: Final = "x-trainspan-policy-version"
 HEADER_POLICY: Final = "x-trainspan-policy"
+HEADER_CALL: Final = "x-trainspan-call"  # 16 hex digits: span id of the call that a response answers
 ROLLOUT_PATH_PREFIX: Final = "/rollout/"  # /rollout/{traceparent}/v1/…
 API_KEY_PREFIX: Final = "trainspan-"  # trainspan-{traceparent}[-{secret}]

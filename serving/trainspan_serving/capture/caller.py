@@ -15,6 +15,7 @@ from typing import Any
 
 from trainspan_schemas.errors import InvalidRecordError
 from trainspan_schemas.telemetry import keys
+from trainspan_schemas.telemetry.clock import clock_id
 from trainspan_schemas.telemetry.identity import Identity, TraceParent, parse_baggage
 
 __all__ = ["Caller", "identify"]
@@ -43,6 +44,8 @@ class Caller:
     """Other baggage members to copy to the call span."""
     client: str | None = None
     """User-Agent of the program that made the request, cut to 200 characters."""
+    has_our_clock: bool = False
+    """Whether it stated the clock of this machine, so that its times can be compared with ours."""
 
     @property
     def counter_key(self) -> str | None:
@@ -94,6 +97,7 @@ def identify(scope: MutableMapping[str, Any], api_keys: Sequence[str], key: byte
         agent=baggage.get(keys.GEN_AI_AGENT_NAME),
         notes=tuple((key, baggage[key]) for key in _PASSED_ON if key in baggage),
         client=(headers.get(b"user-agent") or "")[:_LONGEST_CLIENT] or None,
+        has_our_clock=keys.CLOCK in baggage and baggage[keys.CLOCK] == clock_id(),
     )
 
 

@@ -54,6 +54,8 @@ class Exchange:
         """The stored calls that answer it first, if the caller's rollout is a branch of another one."""
         self.start_ns = time.time_ns()
         self.trace_id = caller.parent.trace_id if caller.parent else secrets.token_hex(16)
+        self.span_id = secrets.token_hex(8)
+        """Of the call of its first choice, which the response names in a header."""
         self.call_index: int | None = None
         self.choices = 0
         """Choices of all generations so far; the next generation's choices are numbered from here."""
@@ -305,7 +307,7 @@ class EngineTap:
             operation = attributes[keys.GEN_AI_OPERATION]
             yield CallSpan(
                 trace_id=exchange.trace_id,
-                span_id=secrets.token_hex(8),
+                span_id=secrets.token_hex(8) if attributes[keys.CHOICE_INDEX] else exchange.span_id,
                 parent_span_id=exchange.caller.parent.span_id if exchange.caller.parent else None,
                 name=f"{operation} {self._served_name}",
                 start_ns=exchange.start_ns,
@@ -333,6 +335,8 @@ class EngineTap:
             attributes[keys.GEN_AI_AGENT_NAME] = caller.agent
         if caller.client:
             attributes[keys.USER_AGENT] = caller.client
+        if caller.has_our_clock:
+            attributes[keys.CALL_SAME_CLOCK] = True
         for key, value in caller.notes:
             attributes[key] = value.lower() == "true" if key == keys.NO_BOUNDARY else value
         if exchange.internal:

@@ -70,6 +70,7 @@ class AnswerStream:
         if self._is_one_of_several:
             headers.append((keys.HEADER_POLICY.encode(), quote(policy.name).encode()))
         headers.append((keys.HEADER_POLICY_VERSION.encode(), str(policy.version).encode()))
+        headers.append((keys.HEADER_CALL.encode(), self._exchange.span_id.encode()))
         if self._exchange.is_cut and message["status"] == 503:
             headers.append((b"retry-after", b"1"))
         elif self._exchange.is_cut:

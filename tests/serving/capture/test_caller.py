@@ -2,6 +2,7 @@
 
 import dataclasses
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from hypothesis import given
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from trainspan_schemas.errors import InvalidRecordError
 from trainspan_schemas.telemetry import keys
+from trainspan_schemas.telemetry.clock import clock_id
 from trainspan_schemas.telemetry.identity import Identity, TraceParent
 from trainspan_serving.capture.caller import Caller, identify
 
@@ -154,3 +156,11 @@ def test_signature_and_secret_are_taken_out_of_a_url() -> None:
     assert identify(scope, ["top-secret"], KEY).is_signed
     assert (scope["path"], scope["raw_path"]) == ("/v1/models", b"/v1/models")
     assert dict(scope["headers"]) == {b"authorization": b"Bearer top-secret"}
+
+
+@pytest.mark.parametrize(("stated", "expected"), [(None, False), (clock_id(), True), ("another machine's", False)])
+def test_a_callers_times_can_be_compared_if_it_states_the_clock_of_this_machine(
+    stated: str | None, expected: bool
+) -> None:
+    baggage = f"{keys.CLOCK}={quote(stated)}" if stated else "a=1"
+    assert identify(scope_of(baggage=baggage), [], KEY).has_our_clock is expected

@@ -112,6 +112,31 @@ def test_raw_and_streamed_responses_carry_the_version_and_are_captured(caller: C
         assert span.attributes[keys.GEN_AI_RESPONSE_ID] == id_
 
 
+def test_no_client_chooses_the_id_of_a_response_and_each_response_names_its_call(caller: Caller) -> None:
+    chosen, more = {"X-Request-Id": "chosen"}, {"request_id": "resp_chosen"}
+    answers: list[Any] = [
+        caller.client.chat.completions.with_raw_response.create(**ASKED, extra_headers=chosen, extra_body=more)
+        for _ in range(2)
+    ]
+    prompts: Any = ["calc", "7*5"]
+    answers += [
+        caller.client.completions.with_raw_response.create(
+            model="policy", prompt=prompts, max_tokens=4, extra_headers=chosen, extra_body=more
+        ),
+        caller.client.responses.with_raw_response.create(
+            model="policy", input="7", max_output_tokens=20, extra_headers=chosen, extra_body=more
+        ),
+    ]
+    spans = caller.spans(5)
+    ids = [span.attributes[keys.GEN_AI_RESPONSE_ID] for span in spans]
+    assert [answer.parse().id for answer in answers] == [ids[0], ids[1], ids[2], ids[4]]
+    assert ids[2] == ids[3]
+    assert len(set(ids)) == 4
+    assert "chosen" not in "".join(ids)
+    named = [answer.headers[keys.HEADER_CALL] for answer in answers]
+    assert named == [span.span_id for span in spans if span.attributes[keys.CHOICE_INDEX] == 0]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_forced_tool_calls_one_or_several_are_one_generation(caller: Caller, stream: bool) -> None:
     for parallel in (False, True):

@@ -78,3 +78,27 @@ def test_a_generation_that_cannot_be_encoded_costs_no_other(tmp_path: Path, capl
     spans = recorded(tmp_path, [[1, 5], [2**32], [1, 7]])
     assert [decode_ids(one.attributes[keys.PROMPT_TOKEN_IDS]) for one in spans] == [[1, 5], [1, 7]]  # type: ignore[arg-type]
     assert caplog.text.count("a call cannot be recorded") == 1
+
+
+def test_the_first_choice_is_the_call_that_the_response_names_and_the_others_have_ids_of_their_own(
+    tmp_path: Path,
+) -> None:
+    engine: Any = FakeEngine()
+    spans: list[CallSpan] = []
+    tap = EngineTap(engine, "policy", spans.append, CallCounter(tmp_path / "calls"), temperatures={})
+    caller = Caller(PARENT, None, None, has_our_clock=True)
+    exchange = Exchange(caller, "/v1/completions", ServedPolicy("policy", 0, tmp_path))
+
+    async def ask() -> None:
+        with tap.exchange(exchange):
+            for number in range(2):
+                params = SamplingParams(output_kind=RequestOutputKind.FINAL_ONLY)
+                prompt = {"type": "token", "prompt_token_ids": [1, number]}
+                async for _ in engine.generate(prompt, params, f"id-{number}"):
+                    pass
+
+    asyncio.run(ask())
+    exchange.end_http(delivered=True)
+    assert [one.attributes[keys.CHOICE_INDEX] for one in spans] == [0, 1]
+    assert spans[0].span_id == exchange.span_id != spans[1].span_id
+    assert spans[0].attributes[keys.CALL_SAME_CLOCK] is True
