@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import functools
 import inspect
+import time
 import weakref
 from collections.abc import Callable
 from types import TracebackType
@@ -48,7 +49,7 @@ def rollout(
     run_id: str | None = None,
     round: int | None = None,
     split: Split = "train",
-    attempt: int = 0,
+    attempt: int | None = None,
 ) -> "Rollout":
     """Groups the model calls of a block (synchronous or asynchronous) or a decorated function into one rollout.
 
@@ -56,19 +57,24 @@ def rollout(
     block has already started the rollout, the block joins it and has its id. Without an exporter nothing is sent, but
     the ids are valid. Raises ValueError for an id, attempt or round that no store can hold.
 
+    Each run of a block with a `rollout_id` of yours is a new attempt of that rollout, of which only the last one is
+    trained; `attempt` numbers it instead.
+
         with trainspan.rollout(task_id="task-1") as r:
             r.reward(score(solve(task)))
     """
-    wanted = Identity(rollout_id or "", run_id, task_id, attempt, round, split)
+    wanted = Identity(rollout_id or "", run_id, task_id, attempt or 0, round, split)
     wanted.check()
-    return Rollout(wanted)
+    return Rollout(wanted, is_again=rollout_id is not None and attempt is None)
 
 
 class Rollout:
     """The result of `trainspan.rollout`; ids are available inside the block."""
 
-    def __init__(self, identity: Identity) -> None:
+    def __init__(self, identity: Identity, *, is_again: bool = False) -> None:
+        """`is_again`: an earlier run may have had this id, so that this one needs an attempt of its own."""
         self._wanted = identity
+        self._is_again = is_again
         self._scope: Scope | None = None
         self._span: Span | None = None
         self._block: Block | None = None
@@ -145,7 +151,7 @@ class Rollout:
 
             @functools.wraps(function)
             async def run_async(*args: Any, **kwargs: Any) -> Any:
-                async with Rollout(self._wanted):
+                async with Rollout(self._wanted, is_again=self._is_again):
                     return await function(*args, **kwargs)
 
             return cast("_F", run_async)
@@ -171,7 +177,7 @@ class Rollout:
 
         @functools.wraps(function)
         def run(*args: Any, **kwargs: Any) -> Any:
-            with Rollout(self._wanted):
+            with Rollout(self._wanted, is_again=self._is_again):
                 return function(*args, **kwargs)
 
         return cast("_F", run)
@@ -187,7 +193,7 @@ class Rollout:
             wanted.rollout_id or new_id(),
             wanted.run_id,
             wanted.task_id,
-            wanted.attempt,
+            _new_attempt() if self._is_again else wanted.attempt,
             wanted.round,
             wanted.split,
         )
@@ -206,6 +212,16 @@ class Rollout:
             self._span.end()
         elif not self._scope.ended:
             end_rollout_span(self._scope, status, error)
+
+
+def _new_attempt() -> int:
+    """A number above those of earlier runs: the time in seconds, or one more than the last if this process has given that out."""
+    _Attempts.latest = max(int(time.time()), _Attempts.latest + 1)
+    return _Attempts.latest
+
+
+class _Attempts:
+    latest = 0
 
 
 def begin_hosted(boundary: Boundary, task_id: str | None = None) -> Scope | None:

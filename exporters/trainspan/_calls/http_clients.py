@@ -60,7 +60,7 @@ def _wrap_httpx(module: ModuleType) -> None:
         except Exception:
             failed(request)
             raise
-        answered(request, response.status_code)
+        answered(request, response.status_code, response.headers)
         if exchange:
             exchange.answer(response)
         return response
@@ -81,7 +81,7 @@ def _wrap_httpx(module: ModuleType) -> None:
         except Exception:
             failed(request)
             raise
-        answered(request, response.status_code)
+        answered(request, response.status_code, response.headers)
         if exchange:
             exchange.answer(response)
         return response
@@ -128,7 +128,7 @@ def _count(request: PolicyRequest | None, send: Callable[[], Any], status: str) 
     except Exception:
         failed(request)
         raise
-    answered(request, getattr(response, status))
+    answered(request, getattr(response, status), response.headers)
     return response
 
 
@@ -217,7 +217,7 @@ def _wrap_aiohttp(module: ModuleType) -> None:
             strip(params.headers)
 
     async def on_end(_session: Any, context: Any, params: Any) -> None:
-        answered(context.trainspan, params.response.status)
+        answered(context.trainspan, params.response.status, params.response.headers)
 
     async def on_exception(_session: Any, context: Any, params: Any) -> None:
         if isinstance(params.exception, Exception):

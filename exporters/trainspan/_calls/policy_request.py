@@ -6,7 +6,7 @@ rollout's identity and the calling agent's name. Identity is sent to the policy'
 
 import functools
 import os
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -18,10 +18,11 @@ from opentelemetry import trace
 from trainspan._calls.agent_name import calling_agent
 from trainspan._guard import guarded, refuse
 from trainspan._rollout.boundary import is_outside_of_requests
+from trainspan._rollout.last_call import came_back
 from trainspan._rollout.scope import Scope, current_scope
 from trainspan._rollout.suspension import has_outlived_its_rollout, is_between_steps
 from trainspan_schemas.telemetry.identity import TraceParent, strip_identity
-from trainspan_schemas.telemetry.keys import API_KEY_PREFIX, NO_BOUNDARY, ROLLOUT_PATH_PREFIX
+from trainspan_schemas.telemetry.keys import API_KEY_PREFIX, HEADER_CALL, NO_BOUNDARY, ROLLOUT_PATH_PREFIX
 
 __all__ = ["GENERATION_PATHS", "PolicyRequest", "answered", "failed", "is_policy", "prepare", "sending", "strip"]
 
@@ -123,10 +124,12 @@ def strip(headers: MutableMapping[str, str]) -> None:
 
 
 @guarded
-def answered(request: PolicyRequest | None, status: int) -> None:
+def answered(request: PolicyRequest | None, status: int, headers: Mapping[str, str]) -> None:
     """Counts the response: 200 is a successful call; 429 and 5xx mean that the server is failing."""
     if request and request.is_generation and request.scope:
         request.scope.count(True if status == 200 else False if status == 429 or status >= 500 else None)
+        if status == 200:
+            came_back(request.scope.beginning, headers.get(HEADER_CALL))
 
 
 @guarded

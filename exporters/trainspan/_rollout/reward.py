@@ -12,6 +12,7 @@ from opentelemetry.trace import Span
 from trainspan._guard import guarded, refuse
 from trainspan._releases import emit_event
 from trainspan._rollout.ids import new_id
+from trainspan._rollout.last_call import last_call
 from trainspan._rollout.scope import Scope, current_scope
 from trainspan._rollout.suspension import has_outlived_its_rollout, is_between_steps
 from trainspan._switch import is_disabled
@@ -72,6 +73,8 @@ def _send(score: float, name: str, explanation: str | None, of: str, scope: Scop
         attributes[keys.EVALUATION_EXPLANATION] = explanation
     if scope:
         attributes |= scope.identity.attributes()
+        if call := last_call(scope.beginning):
+            attributes[keys.LAST_CALL] = call
     span = _target(of, scope)
     if span.is_recording():
         span.add_event(keys.EVALUATION_EVENT, attributes)

@@ -11,6 +11,7 @@ from opentelemetry import context, trace
 from opentelemetry.context import Context
 from opentelemetry.trace import NonRecordingSpan, Span, SpanContext, TraceFlags
 
+from trainspan._rollout.last_call import ReturnedCall
 from trainspan_schemas.agents.worker import AgentReport
 from trainspan_schemas.telemetry import keys
 from trainspan_schemas.telemetry.identity import Identity, TraceParent
@@ -48,6 +49,7 @@ class Scope:
         self.holds_rollouts = False
         self.status: RolloutStatus | None = None
         """How it ended; None while it runs."""
+        self.beginning = ReturnedCall()
         self._lock = threading.Lock()
         self.reset()
 

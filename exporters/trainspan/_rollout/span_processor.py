@@ -9,6 +9,7 @@ from opentelemetry.context import Context
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
 
 from trainspan._guard import guarded
+from trainspan._rollout.last_call import last_call
 from trainspan._rollout.scope import process_scope, scope_in
 from trainspan._rollout.web_request import RequestRollouts
 from trainspan_schemas.telemetry import keys
@@ -26,7 +27,10 @@ _parents: "weakref.WeakKeyDictionary[Span, Span]" = weakref.WeakKeyDictionary()
 
 
 class IdentityStamp(SpanProcessor):
-    """Sets the identity from the context, or the parent span, or the process (in a thread that lost its context)."""
+    """Sets the identity from the context, or the parent span, or the process (in a thread that lost its context).
+
+    It also names the model call that came back last before the span.
+    """
 
     def on_start(self, span: Span, parent_context: Context | None = None) -> None:
         """Called in the thread that starts the span."""
@@ -38,9 +42,13 @@ class IdentityStamp(SpanProcessor):
         parent = trace.get_current_span(parent_context)
         if isinstance(parent, Span):
             _parents[span] = parent
-        if span.attributes and keys.ROLLOUT_ID in span.attributes:
-            return
         scope = scope_in(parent_context)
+        is_named = bool(span.attributes and keys.ROLLOUT_ID in span.attributes)
+        within = scope or (None if is_named else process_scope())
+        if within and (call := last_call(within.beginning, parent_context)):
+            span.set_attribute(keys.LAST_CALL, call)
+        if is_named:
+            return
         identity = scope.identity if scope else _identity_of(parent)
         if identity is None and (fallback := process_scope()):
             identity = fallback.identity

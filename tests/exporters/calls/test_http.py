@@ -1,6 +1,7 @@
 """Recognizing the policy's requests, and the parent that they name."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from opentelemetry import context, trace
@@ -93,13 +94,14 @@ def test_identity_is_added_to_existing_baggage_and_replaces_an_older_identity(sc
         keys.ROLLOUT_ID: "r1",
         keys.ATTEMPT: "0",
         keys.SPLIT: "train",
+        keys.CLOCK: Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
     }
 
 
 def test_responses_count_as_calls_only_if_something_was_generated(scope: Scope) -> None:
     def sent(method: str, path: str, status: int | None) -> tuple[int, bool]:
         request = policy_request.prepare(method, f"http://policy:8000{path}", {})
-        policy_request.failed(request) if status is None else policy_request.answered(request, status)
+        policy_request.failed(request) if status is None else policy_request.answered(request, status, {})
         return scope.calls, scope.policy_failing
 
     assert sent("POST", "/v1/chat/completions", 200) == (1, False)

@@ -10,6 +10,7 @@ from typing import Any
 
 from trainspan_schemas.telemetry.failures import FAILURES_PATH
 from trainspan_schemas.telemetry.identity import TraceParent, parse_baggage
+from trainspan_schemas.telemetry.keys import HEADER_CALL
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,8 @@ class OpenAIServer:
     redirect: Callable[[str], str | None] = lambda _path: None
     failures: Callable[[], dict[str, Any] | None] = lambda: None
     """What it says of its own failures, as `trainspan serve` does; None: it cannot tell."""
+    names_calls: bool = False
+    """Whether its responses name the calls that they answer, as the policy server's do: by the number of the request."""
     requests: list[Recorded] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -93,9 +96,9 @@ class OpenAIServer:
                     self.send_header("content-length", "0")
                     self.end_headers()
                     return
-                self._send(outer.status(number), body)
+                self._send(outer.status(number), body, number)
 
-            def _send(self, status: int, body: dict[str, Any]) -> None:
+            def _send(self, status: int, body: dict[str, Any], number: int) -> None:
                 content = outer.answer(body) if status == 200 else "failed"
                 message = content if isinstance(content, dict) else {"content": content}
                 answer: dict[str, Any] = {"error": {"message": content}}
@@ -122,6 +125,8 @@ class OpenAIServer:
                     chunk["choices"] = [{"index": 0, "delta": {"content": content}, "finish_reason": "stop"}]
                     data = f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n".encode()
                 self.send_response(status)
+                if outer.names_calls:
+                    self.send_header(HEADER_CALL, f"{number:016x}")
                 self.send_header("content-type", kind)
                 self.send_header("content-length", str(len(data)))
                 self.end_headers()
