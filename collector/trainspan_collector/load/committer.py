@@ -170,11 +170,11 @@ class Committer:
     def _commit(self, rows: Tables, progress: LoadProgress) -> None:
         self.cover_keys()
         with self._database.writing:
-            n_duplicates = load(self._cursor, self._index, self._row_groups, rows, progress)
-        self.n_duplicates += n_duplicates
-        self._counting.stored(rows.tally, n_duplicates)
-        if n_duplicates:
-            log.info("duplicates in_batch_and_stored=%d total=%d", n_duplicates, self.n_duplicates)
+            loaded = load(self._cursor, self._index, self._row_groups, rows, progress)
+        self.n_duplicates += loaded.n_duplicates
+        self._counting.stored(rows.tally, loaded.n_duplicates, loaded.n_collisions)
+        if loaded.n_duplicates:
+            log.info("duplicates in_batch_and_stored=%d total=%d", loaded.n_duplicates, self.n_duplicates)
 
     def _roll_back(self) -> None:
         with contextlib.suppress(duckdb.Error):  # nothing to roll back if COMMIT itself failed

@@ -24,12 +24,13 @@ _EXTRAS: Final = {
         *("rollout_status", "rollout_boundary", "rollout_judge", "rollout_calls"),
         *("is_call", "call_index", "policy_name", "policy_version", "finish_reason", "delivered", "n_tokens"),
         *PROMOTED,
+        *("last_call", "collides"),
     ),
     "calls": (
         *("parent_span_id", "status_code", "attributes", "resource", "scope_name", "dropped_attributes", "n_tokens"),
         *PROMOTED,
     ),
-    "evaluations": ("attempt", "of", "on_span"),
+    "evaluations": ("attempt", "of", "on_span", "last_call", "about_response"),
 }
 """Columns of a read beyond those of its view. The identity of a span is completed like that of a call.
 `n_tokens` is the number of tokens in a call's prompt and answer together.

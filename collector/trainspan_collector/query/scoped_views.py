@@ -43,7 +43,7 @@ NAMING: Final = ("rollout_ids", "branches_of", "task_id")
 
 _COLUMNS: Final = (
     "seq, trace_id, span_id, is_call, rollout_id, attempt, task_id, run_id, round, split, untrusted, rollout_status,"
-    " rollout_boundary, rollout_judge, rollout_calls, own_reward, start_ns, end_ns"
+    " rollout_boundary, rollout_judge, rollout_calls, own_reward, start_ns, end_ns, collides"
 )
 """The columns of a span that the views use; its payload is joined to the selected rows."""
 

@@ -17,6 +17,7 @@ from trainspan_collector.otlp.values import read_attributes
 from trainspan_collector.rows.evaluations import read_evaluation
 from trainspan_collector.rows.feedback import read_feedback, target_of_events
 from trainspan_collector.rows.logs import read_log
+from trainspan_collector.rows.same_span import are_distinct, facts_of, standing
 from trainspan_collector.rows.spans import Origin, read_origin, read_span, signed, span_bytes, span_events
 from trainspan_collector.rows.tables import arrow_table
 from trainspan_collector.rows.tally import Tally
@@ -48,7 +49,8 @@ class Tables:
 class Batch:
     """Rows, each key once. `last_seq` is the last number assigned, `n_bytes` the approximate size of the rows' texts and tokens.
 
-    Of two spans with the same ids, the richer one stays (tokens, then an end time, then size; see `spans`).
+    Of two copies of a span, the richer one stays (tokens, then an end time, then size; see `spans`); distinct spans with the
+    same ids all stay (`same_span`).
     Of two copies of an evaluation, the trusted one stays, then the event on its span, since that shows where it belongs.
     """
 
@@ -57,7 +59,7 @@ class Batch:
         self.n_duplicates = 0
         self.n_bytes = 0
         self.tally = Tally()
-        self._spans: dict[tuple[str, str], SpanRow] = {}
+        self._spans: dict[tuple[object, ...], SpanRow] = {}
         self._logs: dict[bytes, LogRow] = {}
         self._evaluations: dict[bytes, EvaluationRow] = {}
 
@@ -92,7 +94,7 @@ class Batch:
         for row in rows:
             self.n_bytes += _row_bytes(row)
             if isinstance(row, SpanRow):
-                self._put(self._spans, (row.trace_id, row.span_id), row, _span_rank)
+                self._put_span(row)
             elif isinstance(row, LogRow):
                 self._put(self._logs, row.content_hash, row, _log_rank)
             else:
@@ -212,6 +214,15 @@ class Batch:
                 received_ns=frame.received_ns,
                 sender=frame.sender,
             )
+
+    def _put_span(self, row: SpanRow) -> None:
+        key: tuple[object, ...] = row.trace_id, row.span_id
+        first = self._spans.get(key)
+        if first is not None and standing(first.richness) == standing(row.richness):
+            facts = facts_of(row)
+            if are_distinct(facts, facts_of(first)):
+                key, row = (*key, facts._replace(end_ns=None)), row._replace(collides=True)
+        self._put(self._spans, key, row, _span_rank)
 
     def _put(self, rows: dict[_Key, _Row], key: _Key, row: _Row, rank: Callable[[_Row], int]) -> None:
         old = rows.get(key)

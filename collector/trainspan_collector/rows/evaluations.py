@@ -56,6 +56,8 @@ def read_evaluation(
         time_ns=time_ns,
         untrusted=not is_trusted_evaluation(sender, source),
         received_ns=received_ns,
+        last_call=look.text(attributes, keys.LAST_CALL),
+        about_response=look.text(attributes, keys.GEN_AI_RESPONSE_ID),
     )
 
 

@@ -113,6 +113,8 @@ def read_span(
         received_ns,
         *read_promoted({**plain, **malformed} if malformed else plain, is_call=is_call),
         look.boolean(plain, keys.ROLLOUT_OWN_REWARD),
+        look.text(plain, keys.LAST_CALL),
+        None,
     )
     return row, plain
 

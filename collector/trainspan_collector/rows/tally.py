@@ -57,7 +57,7 @@ class LoadCounting:
         self._newest_versions: dict[str | None, int] = {}
         """Of the policies that were seen last."""
 
-    def stored(self, tally: Tally, duplicates: int) -> None:
+    def stored(self, tally: Tally, duplicates: int, id_collisions: int) -> None:
         """Counts a batch that is now in the store."""
         n_stale = 0
         for policy, version in tally.versions:
@@ -66,7 +66,7 @@ class LoadCounting:
             self._newest_versions[policy] = max(newest, version)
             if len(self._newest_versions) > _MAX_POLICIES:
                 del self._newest_versions[next(iter(self._newest_versions))]
-        self._on_loaded(LoadCounts(duplicates, tally.dialects, tally.calls, tally.untrainable, n_stale))
+        self._on_loaded(LoadCounts(duplicates, id_collisions, tally.dialects, tally.calls, tally.untrainable, n_stale))
 
 
 def _lack(row: SpanRow, plain: Mapping[str, Json]) -> str | None:

@@ -30,6 +30,7 @@ class LoadCounts:
     """What one batch added to the store."""
 
     duplicates: int = 0
+    id_collisions: int = 0
     dialects: Mapping[str, int] | None = None
     """Spans by the convention that they follow."""
     calls: int = 0
@@ -100,6 +101,7 @@ class Metrics:
             buckets=_COMMIT_BUCKETS_S,
         )
         self._duplicates = self._counter("duplicates", "Spans, log records and evaluations that were already stored.")
+        self._collisions = self._counter("id_collisions", "Spans with the ids of another span.")
         self._dialects = self._counter("spans", "Spans loaded, by convention.", "dialect")
         self._calls = self._counter("calls", "Spans loaded that carry token ids.")
         self._untrainable = self._counter("untrainable_calls", "Calls that cannot be trained on.", "reason")
@@ -127,6 +129,7 @@ class Metrics:
 
     def loaded(self, counts: LoadCounts) -> None:
         self._duplicates.inc(counts.duplicates)
+        self._collisions.inc(counts.id_collisions)
         for dialect, n_spans in (counts.dialects or {}).items():
             self._dialects.labels(dialect).inc(n_spans)
         self._calls.inc(counts.calls)

@@ -6,6 +6,7 @@ complete; readers always look at the rows after the last place. Ids are stored a
 readers search a place without result.
 """
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -15,10 +16,13 @@ import pyarrow as pa
 
 from trainspan_collector.journal.segments import LoadProgress
 from trainspan_collector.rows.batch import Tables
+from trainspan_collector.rows.same_span import FACTS, SpanFacts, are_distinct, standing
 from trainspan_collector.store.key_index import Copy, KeyIndex
 from trainspan_collector.store.row_groups import RowGroups
 
-__all__ = ["PLACES_TABLE", "PLACE_ROWS", "add_places", "drop_empty_places", "lacking_places", "load"]
+__all__ = ["PLACES_TABLE", "PLACE_ROWS", "Loaded", "add_places", "drop_empty_places", "lacking_places", "load"]
+
+log = logging.getLogger(__name__)
 
 PLACE_ROWS: Final = 8192
 PLACES_TABLE: Final = "CREATE TABLE IF NOT EXISTS stored.places (place BIGINT, trace_key UBIGINT, rollout_key UBIGINT)"
@@ -44,12 +48,23 @@ class _Inserted:
 
     rows: Mapping[bytes, Copy]
     n_duplicates: int
+    n_collisions: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What became of a batch."""
+
+    n_duplicates: int
+    """Rows that were in the batch or in the store already."""
+    n_collisions: int
+    """Spans that have the ids of another span."""
 
 
 def load(
     cursor: duckdb.DuckDBPyConnection, index: KeyIndex, groups: RowGroups, rows: Tables, progress: LoadProgress
-) -> int:
-    """Commits `rows` and `progress`; the number of rows that were in the batch or in the store already.
+) -> Loaded:
+    """Commits `rows` and `progress`.
 
     `index` must cover the store. Raises duckdb.Error or KeyIndexError; the caller then rolls back.
     """
@@ -65,7 +80,9 @@ def load(
     )
     cursor.execute("COMMIT")
     index.add({key: copy for part in inserted for key, copy in part.rows.items()}, progress.last_seq)
-    return rows.n_duplicates + sum(part.n_duplicates for part in inserted)
+    return Loaded(
+        rows.n_duplicates + sum(part.n_duplicates for part in inserted), sum(part.n_collisions for part in inserted)
+    )
 
 
 def add_places(cursor: duckdb.DuckDBPyConnection, last_seq: int) -> None:
@@ -94,8 +111,12 @@ def _insert(
     cursor: duckdb.DuckDBPyConnection, index: KeyIndex, groups: RowGroups, table: str, incoming: pa.Table
 ) -> _Inserted:
     """Inserts what is new or of greater rank than what is stored."""
-    rows = index.copies(cursor, table, incoming)
+    rows = dict(index.copies(cursor, table, incoming))
     stored = index.find(rows)
+    if table == "spans" and (_n_collisions(incoming) or any(_may_differ(rows[key], stored[key]) for key in stored)):
+        incoming = _told_apart(cursor, index, incoming)
+        rows = dict(index.copies(cursor, table, incoming))
+        stored = index.find(rows)
     kept = {key: copy for key, copy in rows.items() if key not in stored or copy.rank > stored[key].rank}
     if replaced := [(stored[key].seq, copy.seq) for key, copy in kept.items() if key in stored]:
         seqs, by_seqs = zip(*replaced, strict=True)
@@ -103,4 +124,48 @@ def _insert(
     if len(kept) < incoming.num_rows:
         incoming = incoming.filter(pa.array([key in kept for key in rows]))
     groups.insert(cursor, table, incoming)
-    return _Inserted(kept, len(stored))
+    return _Inserted(kept, len(stored), _n_collisions(incoming) if table == "spans" else 0)
+
+
+def _n_collisions(spans: pa.Table) -> int:
+    return int(spans.num_rows - spans.column("collides").null_count)
+
+
+def _may_differ(one: Copy, other: Copy) -> bool:
+    return one.mark != other.mark and standing(one.rank) == standing(other.rank)
+
+
+def _told_apart(cursor: duckdb.DuckDBPyConnection, index: KeyIndex, spans: pa.Table) -> pa.Table:
+    """The spans of a batch with `collides` set on those that have the ids of another span in the batch or in the store."""
+    place = spans.schema.get_field_index("collides")
+    flags = spans.column(place).to_pylist()
+    copies = index.copies(cursor, "spans", spans.set_column(place, "collides", pa.nulls(len(flags), pa.bool_())))
+    stored = index.find({key for key, _ in copies})
+    suspects = {
+        row: None
+        for row, (key, copy) in enumerate(copies)
+        if flags[row] or (key in stored and _may_differ(copy, stored[key]))
+    }
+    stored_facts = _stored_facts(cursor, [stored[copies[row][0]].seq for row in suspects if copies[row][0] in stored])
+    facts = list(map(SpanFacts, *(spans.column(name).to_pylist() for name in FACTS)))
+    taken = {key for row, (key, _) in enumerate(copies) if row not in suspects}
+    for row in suspects:
+        key, copy = copies[row]
+        if key in stored:
+            first = stored_facts[stored[key].seq]
+            is_other = _may_differ(copy, stored[key]) and are_distinct(facts[row], first)
+            flags[row] = True if is_other or key in taken else None
+            if not is_other:
+                taken.add(key)
+        if flags[row]:
+            ids = (spans.column(name)[row].as_py() for name in ("trace_id", "span_id"))
+            log.warning("id_collision trace_id=%s span_id=%s: distinct spans have one id", *ids)
+    return spans.set_column(place, "collides", pa.array(flags, pa.bool_()))
+
+
+def _stored_facts(cursor: duckdb.DuckDBPyConnection, seqs: list[int]) -> dict[int, SpanFacts]:
+    if not seqs:
+        return {}
+    condition = f"seq BETWEEN {min(seqs)} AND {max(seqs)} AND seq IN (SELECT unnest($seqs::BIGINT[]))"
+    rows = cursor.execute(f"SELECT seq, {', '.join(FACTS)} FROM stored.spans WHERE {condition}", {"seqs": seqs})
+    return {seq: SpanFacts(*values) for seq, *values in rows.fetchall()}

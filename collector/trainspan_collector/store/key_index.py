@@ -36,8 +36,9 @@ __all__ = ["Copy", "KeyIndex", "KeyIndexError"]
 
 log = logging.getLogger(__name__)
 
+_MARK: Final = "hash(start_ns // 1000, parent_span_id, name, kind, rollout_id, attempt)"
 _IDENTITIES: Final[Mapping[str, str]] = {
-    "spans": "trace_id || span_id",
+    "spans": f"trace_id || span_id || CASE WHEN collides THEN ' ' || {_MARK} ELSE '' END",
     "logs": "'log ' || hex(content_hash)",
     "evaluations": "'evaluation ' || hex(key)",
 }
@@ -48,13 +49,15 @@ _RANKS: Final[Mapping[str, str]] = {
     "evaluations": "2 * (NOT untrusted)::INTEGER + on_span::INTEGER",
 }
 """Table → SQL expression of a row's rank."""
+_MARKS: Final[Mapping[str, str]] = {"spans": _MARK, "logs": "0::UBIGINT", "evaluations": "0::UBIGINT"}
+"""Table → SQL expression that is equal for two copies of a row, unless one was sent before all of it was known."""
 _LIVE: Final[Mapping[str, str]] = {"spans": "live_spans", "logs": "logs", "evaluations": "live_evaluations"}
 """Table → relation of its rows that no richer one replaced."""
 _STATE: Final = "SELECT last_seq, (SELECT value FROM meta WHERE key = 'epoch') FROM stored.progress"
 
 _HEADER: Final = b"header"
-_FORMAT: Final = 3
-_COPY: Final = struct.Struct("<qq")
+_FORMAT: Final = 4
+_COPY: Final = struct.Struct("<qqQ")
 _SALT_BYTES: Final = 16
 _KEY_BYTES: Final = 16
 _ROWS_AT_ONCE: Final = 20_480
@@ -84,6 +87,8 @@ class Copy(NamedTuple):
     seq: int
     rank: int
     """The copy of the greatest rank stays; of several, the first one."""
+    mark: int = 0
+    """If it differs, they may be distinct rows with one key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +129,9 @@ class KeyIndex:
             while self._header.covered < last_seq:
                 self._extend(cursor, min(last_seq, self._header.covered + _EXTENSION))
 
-    def copies(self, cursor: duckdb.DuckDBPyConnection, table: str, rows: pa.Table) -> dict[bytes, Copy]:
-        """`rows`, which have the columns of `table`, by hashed key."""
-        return self._by_key(cursor.from_arrow(rows).project(_columns(table)).to_arrow_table())
+    def copies(self, cursor: duckdb.DuckDBPyConnection, table: str, rows: pa.Table) -> list[tuple[bytes, Copy]]:
+        """`rows`, which have the columns of `table`, with their hashed keys, in order."""
+        return self._keyed(cursor.from_arrow(rows).project(_columns(table)).to_arrow_table())
 
     def find(self, keys: Iterable[bytes]) -> dict[bytes, Copy]:
         """The stored rows that have one of these hashed keys. Raises KeyIndexError."""
@@ -253,11 +258,11 @@ class KeyIndex:
             query = f"SELECT {_columns(table)} FROM stored.{live} WHERE {condition}"
             for batch in cursor.sql(query).to_arrow_reader(_ROWS_AT_ONCE):
                 if batch.num_rows:
-                    yield self._by_key(batch)
+                    yield dict(self._keyed(batch))
 
-    def _by_key(self, rows: pa.Table | pa.RecordBatch) -> dict[bytes, Copy]:
-        copies = map(Copy, rows.column("seq").to_pylist(), rows.column("rank").to_pylist())
-        return dict(zip(self._keys(rows), copies, strict=True))
+    def _keyed(self, rows: pa.Table | pa.RecordBatch) -> list[tuple[bytes, Copy]]:
+        copies = map(Copy, *(rows.column(name).to_pylist() for name in Copy._fields))
+        return list(zip(self._keys(rows), copies, strict=True))
 
     def _keys(self, rows: pa.Table | pa.RecordBatch) -> list[bytes]:
         """The hashes of the column `identity`."""
@@ -290,7 +295,7 @@ class KeyIndex:
 
 
 def _columns(table: str) -> str:
-    return f"{_IDENTITIES[table]} AS identity, seq, {_RANKS[table]} AS rank"
+    return f"{_IDENTITIES[table]} AS identity, seq, {_RANKS[table]} AS rank, {_MARKS[table]} AS mark"
 
 
 def _hash(salted: hashlib.blake2b, identity: str) -> bytes:

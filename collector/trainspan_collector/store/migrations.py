@@ -86,6 +86,12 @@ ALTER TABLE stored.superseded ADD COLUMN IF NOT EXISTS by_seq BIGINT;
 UPDATE stored.superseded SET by_seq = seq;
 """,
     8: PLACES_TABLE,  # filled below
+    9: """
+ALTER TABLE stored.spans ADD COLUMN IF NOT EXISTS last_call VARCHAR;
+ALTER TABLE stored.spans ADD COLUMN IF NOT EXISTS collides BOOLEAN;
+ALTER TABLE stored.evaluations ADD COLUMN IF NOT EXISTS last_call VARCHAR;
+ALTER TABLE stored.evaluations ADD COLUMN IF NOT EXISTS about_response VARCHAR;
+""",
 }
 """Version → SQL that migrates the tables from the version before. When older rows arrived is not known: they count as
 received at the time that they state."""

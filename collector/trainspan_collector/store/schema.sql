@@ -98,15 +98,20 @@ SELECT
     e.untrusted,
     e.on_span,
     e.of_item AS "of",
+    e.last_call,
+    e.about_response,
     CASE
         WHEN e.of_item IS NOT NULL THEN e.of_item = 'rollout'
         ELSE e.span_id IS NULL
             OR (NOT e.on_span AND e.rollout_id IS NOT NULL)
             OR coalesce(p.rollout_status IS NOT NULL OR p.rollout_boundary IS NOT NULL OR p.rollout_calls IS NOT NULL, false)
-    END AS of_rollout
+    END AS of_rollout,
+    -- Of the rollout's own span that it is on.
+    CASE WHEN p.rollout_status IS NOT NULL THEN coalesce(p.rollout_boundary, '') END AS own_boundary
 FROM stored.live_evaluations e
 LEFT JOIN (
-    FROM stored.live_spans WHERE span_id IN (SELECT span_id FROM stored.live_evaluations WHERE span_id IS NOT NULL)
+    FROM stored.live_spans
+    WHERE span_id IN (SELECT span_id FROM stored.live_evaluations WHERE span_id IS NOT NULL) AND collides IS NULL
 ) p ON p.trace_id = e.trace_id AND p.span_id = e.span_id
 LEFT JOIN stored.trace_rollouts t ON t.trace_id = e.trace_id AND e.rollout_id IS NULL;
 
@@ -146,6 +151,10 @@ rewards AS (
                 AND coalesce(r.own_reward, false)
         )
         AND coalesce(e.attempt, l.attempt) = r.attempt
+        -- Two runs with one id and attempt are no sum.
+        AND NOT coalesce(
+            e.own_boundary = coalesce(r.rollout_boundary, '') AND (e.trace_id <> r.trace_id OR e.span_id <> r.span_id), false
+        )
         AND CASE
             WHEN r.rollout_judge IS NULL THEN e.of_rollout
             ELSE e.source = 'judge' AND e.on_span AND e.trace_id = r.trace_id AND e.span_id = r.span_id

@@ -110,6 +110,10 @@ class SpanRow(NamedTuple):
     """Every key, enclosed in line feeds: `\\nkey\\n` finds one."""
     own_reward: _Flag | None
     """On a rollout span: the runner leaves the reward to the agent."""
+    last_call: _Text | None
+    """Span id of the model call that had come back last when it began, if its sender knows."""
+    collides: _Flag | None
+    """An earlier span has its ids but is another span."""
 
 
 class LogRow(NamedTuple):
@@ -158,6 +162,10 @@ class EvaluationRow(NamedTuple):
     time_ns: _Long
     untrusted: _Flag
     received_ns: _Long
+    last_call: _Text | None
+    """Span id of the model call that had come back last, if its sender knows."""
+    about_response: _Text | None
+    """The response that it is about, if it says so."""
 
 
 TABLES: Final = {"spans": SpanRow, "logs": LogRow, "evaluations": EvaluationRow}

@@ -15,14 +15,14 @@ from trainspan_schemas.telemetry import keys
 
 __all__ = ["CALL_FACTS", "IDENTITY", "STORE_VERSION", "VIEWS"]
 
-STORE_VERSION: Final = 8
+STORE_VERSION: Final = 9
 """Version of the tables under the views; kept in the store's `meta` table."""
 
 CALL_FACTS: Final = (
     *(keys.CHOICE_INDEX, keys.GEN_AI_TEMPERATURE, keys.GEN_AI_TOP_P, keys.GEN_AI_TOP_K, keys.GEN_AI_MIN_P),
     *(keys.GEN_AI_FREQUENCY_PENALTY, keys.GEN_AI_PRESENCE_PENALTY, keys.GEN_AI_REPETITION_PENALTY),
     *(keys.LOGPROBS_MODE, keys.SAMPLING_CONSTRAINED, keys.CALL_INTERNAL, keys.CALL_MULTIMODAL, keys.NO_BOUNDARY),
-    keys.CALL_FORCED,
+    *(keys.CALL_FORCED, keys.CALL_SAME_CLOCK),
     *(keys.CALL_SERVER, keys.CALL_SIGNED, keys.POLICY_BASE, keys.SAMPLING_CONSTRAINT, keys.CONSTRAINT_START),
 )
 """Attributes of a call in the column `call_facts` of the reads `spans` and `calls`, in this order."""

@@ -27,7 +27,7 @@ class Loaded:
             spans.append(span(1, number, {**said, **({keys.POLICY_NAME: policy} if policy is not None else {})}))
         batch = Batch(0)
         batch.add(Frame(Signal.TRACES, 5, trace_request(*spans).SerializeToString(), 0, sender))
-        self._counting.stored(batch.tally, 0)
+        self._counting.stored(batch.tally, 0, 0)
         assert self._counts[-1].calls == len(calls)
         return self._counts[-1].stale_calls
 

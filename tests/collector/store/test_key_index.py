@@ -282,7 +282,7 @@ def test_verify_counts_what_the_index_lacks_and_what_it_should_not_have(store: S
     index = store.filling.index
     assert index._db is not None
     stored = store.filling.cursor.sql("FROM stored.spans WHERE seq <= 3").to_arrow_table()
-    for key in index.copies(store.filling.cursor, "spans", stored):
+    for key, _ in index.copies(store.filling.cursor, "spans", stored):
         index._db.delete(key)
     index.add({bytes(16): Copy(4, 0)}, store.filling.last_seq)
     store.close()

@@ -44,7 +44,7 @@ class Filling:
         self.last_seq = batch.last_seq
         self.index.cover(self.cursor)
         progress = LoadProgress(Position(1, self.last_seq), self.last_seq)
-        return load(self.cursor, self.index, self.row_groups, batch.tables(), progress)
+        return load(self.cursor, self.index, self.row_groups, batch.tables(), progress).n_duplicates
 
     def add_spans(self, spans: Sequence[Span], *, received_ns: int = 1) -> int:
         return self.add(Signal.TRACES, trace_request(*spans).SerializeToString(), received_ns=received_ns)
