@@ -159,7 +159,7 @@ class Rollout:
 
             @functools.wraps(function)
             def run_steps(*args: Any, **kwargs: Any) -> Any:
-                with Rollout(self._wanted):
+                with Rollout(self._wanted, is_again=self._is_again):
                     return (yield from function(*args, **kwargs))
 
             return cast("_F", run_steps)
@@ -167,7 +167,10 @@ class Rollout:
 
             @functools.wraps(function)
             async def run_async_steps(*args: Any, **kwargs: Any) -> Any:
-                async with Rollout(self._wanted), contextlib.aclosing(function(*args, **kwargs)) as steps:
+                async with (
+                    Rollout(self._wanted, is_again=self._is_again),
+                    contextlib.aclosing(function(*args, **kwargs)) as steps,
+                ):
                     received = None
                     with contextlib.suppress(StopAsyncIteration):
                         while True:

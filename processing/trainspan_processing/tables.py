@@ -9,6 +9,7 @@ import polars as pl
 
 __all__ = [
     "CALLS",
+    "COLLISIONS",
     "EDGES",
     "EVALUATIONS",
     "HISTORY",
@@ -20,6 +21,7 @@ __all__ = [
     "compact",
     "each_once",
     "empty",
+    "once_each",
 ]
 
 Schema = dict[str, pl.DataType | type[pl.DataType]]
@@ -71,6 +73,7 @@ CALLS: Final[Schema] = {
     "sampling_unstated": pl.Boolean,
     "internal": pl.Boolean,
     "forced": pl.Boolean,
+    "same_clock": pl.Boolean,
     "multimodal": pl.Boolean,
     "no_boundary": pl.Boolean,
     "state_key": pl.String,
@@ -82,7 +85,8 @@ CALLS: Final[Schema] = {
 }
 """One row per call with tokens, without the tokens themselves: `n_tokens` counts tokens of prompt and answer. `store` is the
 number of the `--store` that it was read from and `seq` its place there, NULL if no call span contains the tokens. `obstacle` is
-the reason for dropping a constrained call, NULL if its constraint can be replayed. `tokens_source` is `engine` for call spans
+the reason for dropping a constrained call, NULL if its constraint can be replayed. `same_clock`: the agent is on the server's
+machine. `tokens_source` is `engine` for call spans
 of the policy server, `response` for responses kept by a client's instrumentation (traces/client_calls.py)."""
 
 SPANS: Final[Schema] = {
@@ -116,12 +120,15 @@ SPANS: Final[Schema] = {
     "is_signed": pl.Boolean,
     "own_reward": pl.Boolean,
     "untrusted": pl.Boolean,
+    "is_request": pl.Boolean,
+    "last_call": pl.String,
 }
 """Every span except calls with tokens, with the needed columns only. A `status` marks a rollout's own span, on which
 `group_size` is the number of rollouts that its runner makes of the task. `is_client_call`: a client's instrumentation
 describes a model call; `has_answer`: it contains the raw response with token ids. `is_bare_call`: a call of the policy server
 without token ids. `has_prompt`: it may have recorded a system prompt. `tool_signature` identifies a tool together with its
-input. `seq` is the span's number in its store."""
+input. `seq` is the span's number in its store. `is_request`: a client's span of an HTTP request. `last_call` is the span id of
+the call that had come back last in the agent's process when the span began."""
 
 EVALUATIONS: Final[Schema] = {
     "trace_id": pl.String,
@@ -135,9 +142,12 @@ EVALUATIONS: Final[Schema] = {
     "score": pl.Float64,
     "source": pl.String,
     "time_ns": pl.Int64,
+    "last_call": pl.String,
+    "about_response": pl.String,
     "response_id": pl.String,
 }
-"""One row per evaluation. `of` is its stated subject, `on_span` means that it is a span event; `response_id` is set on
+"""One row per evaluation. `of` is its stated subject, `on_span` means that it is a span event. `last_call` is the span id of
+the call that had come back last in the agent's process, `about_response` the response that it names; `response_id` is set on
 late feedback that identifies its call only by the response."""
 
 TOKENS: Final[Schema] = {
@@ -178,6 +188,11 @@ EDGES: Final[Schema] = {
 """One row per reward: `rule` is the binding rule; call_trace_id and call_span_id are NULL if it rewards the rollout."""
 
 
+COLLISIONS: Final[Schema] = {"trace_id": pl.String, "untrusted": pl.Boolean}
+"""Traces in which distinct spans have the same ids, as programs make them that seed the source of their ids. `untrusted`: whether
+all of these spans are. Which of them is the parent of another, or has which reward, is then unknown in the whole trace."""
+
+
 def compact(frame: pl.DataFrame) -> pl.DataFrame:
     """The same frame with copied strings: Polars keeps a whole text in memory for every slice of it."""
     copied = pl.from_arrow(frame.to_arrow(compat_level=pl.CompatLevel.oldest()))
@@ -195,6 +210,27 @@ def each_once(spans: pl.DataFrame) -> pl.DataFrame:
         return spans
     ranked = spans.with_row_index("_place").sort(pl.col("untrusted").fill_null(value=False), "_place")
     return ranked.unique(SPAN_KEY, keep="first", maintain_order=True).sort("_place").drop("_place")
+
+
+def once_each(spans: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """`spans` (SPANS or CALLS), each SPAN_KEY once, and COLLISIONS of distinct spans that share one.
+
+    Within a store the collector tells them apart from copies of one span and marks them; spans in two stores are compared here.
+    """
+    once = each_once(spans)
+    if once.height == spans.height:
+        return once, empty(COLLISIONS)
+    same = spans.filter(pl.struct(SPAN_KEY).is_duplicated()).with_columns(pl.col("untrusted").fill_null(value=False))
+    # A span of less standing gives way to another one.
+    is_runners = pl.lit(value=False)
+    if "boundary" in same.columns:
+        is_runners = ((pl.col("boundary") == "runner") & pl.col("status").is_not_null()).fill_null(value=False)
+    stated = pl.when(pl.col("rollout_id").is_not_null()).then(pl.struct("rollout_id", pl.col("attempt").fill_null(0)))
+    facts = (pl.col("start_ns") // 1000, pl.col("parent_span_id"), stated.drop_nulls())
+    several = same.group_by(*SPAN_KEY, "untrusted", is_runners.alias("is_runners")).agg(
+        pl.any_horizontal(fact.n_unique() > 1 for fact in facts).alias("are_distinct")
+    )
+    return once, several.filter("are_distinct").select(*COLLISIONS).unique()
 
 
 def empty(schema: Schema) -> pl.DataFrame:

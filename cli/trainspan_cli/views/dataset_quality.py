@@ -100,7 +100,8 @@ def _facts(manifest: Mapping[str, Any]) -> Table:
     if manifest["ignored_self_rewards"]:
         table.add_row("rollouts whose own rewards were ignored", str(manifest["ignored_self_rewards"]))
     if manifest["rewards_unmatched"]:
-        table.add_row("rewards that match no rollout", str(manifest["rewards_unmatched"]))
+        shared = f", {several} responses have several" if (several := manifest.get("responses_ambiguous")) else ""
+        table.add_row("rewards that match no rollout", f"{manifest['rewards_unmatched']}{shared}")
     if manifest.get("ignored_values"):
         table.add_row("measured values of another policy version or reward, not used", str(manifest["ignored_values"]))
     if (split := manifest.get("split_traces", {})).get("traces"):

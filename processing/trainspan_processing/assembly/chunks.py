@@ -67,6 +67,8 @@ class Assembly:
     """The values of earlier datasets; None if the baseline does not need them."""
     ignored_self_rewards: int
     unmatched: int
+    contested: int
+    """Responses of several rollouts that late feedback names."""
     ignored_values: int
     """Measured values of states by other policy versions than the rollouts'."""
     function_error: str | None
@@ -172,6 +174,7 @@ def _together(
         .agg(pl.col("rewards").max()),
         ignored_self_rewards=sum(part.ignored_self_rewards for part in parts),
         unmatched=sum(part.unmatched for part in parts),
+        contested=len(frozenset().union(*(part.contested for part in parts))),
         ignored_values=sum(part.ignored_values for part in parts),
         function_error=next((part.function_error for part in parts if part.function_error), None),
         folder=folder,

@@ -70,6 +70,7 @@ def make_manifest(
         "rewards_late": rewards_late,
         "ignored_self_rewards": assembly.ignored_self_rewards,
         "rewards_unmatched": assembly.unmatched,
+        "responses_ambiguous": assembly.contested,
         "ignored_values": assembly.ignored_values,
         "split_traces": dict(split),
         "merge_ratio": (counts.rows - counts.segments) / merges if merges else None,

@@ -14,7 +14,7 @@ from trainspan_processing.reasons.reason_counts import count_reasons
 from trainspan_processing.reasons.reason_examples import first_examples
 from trainspan_processing.rewards.names import RewardName
 from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY, compact
-from trainspan_processing.traces.evaluations import count_evaluations
+from trainspan_processing.traces.evaluations import contested, count_evaluations
 from trainspan_processing.traces.trace_index import TraceIndex
 from trainspan_schemas.config.settings import DatasetSettings
 
@@ -46,6 +46,8 @@ class ChunkSummary:
     evaluations: pl.DataFrame
     ignored_self_rewards: int
     unmatched: int
+    contested: frozenset[str]
+    """Responses of several rollouts that late feedback names."""
     ignored_values: int
     function_error: str | None
 
@@ -100,6 +102,7 @@ def _spill(
         evaluations=count_evaluations(traces.evaluations, [reward.name for reward in chunk.rewarded.rewards]),
         ignored_self_rewards=chunk.rewarded.ignored_self_rewards,
         unmatched=chunk.rewarded.unmatched,
+        contested=frozenset(contested(traces.claims)["stem"]),
         ignored_values=chunk.ignored_values,
         function_error=chunk.rewarded.function_error,
     )

@@ -52,6 +52,7 @@ def measured_signals(
         own = traces.calls.join(measured.rename({"plain": "advantage"}), on=SPAN_KEY)
         calls.append(own.select(pl.col(name).cast(kind) for name, kind in _CALLS.items()))
         found = signals(RULES, traces.calls, traces.spans, traces.matches, _words(source, traces, own))
+        found = found.filter(~pl.col("is_unclear"))
         at_call = {"call_trace_id": "trace_id", "call_span_id": "span_id"}
         occurrences.append(found.select("rule", *at_call).rename(at_call))
     return pl.concat(calls), pl.concat(occurrences), ignored

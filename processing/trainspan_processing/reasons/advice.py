@@ -19,6 +19,13 @@ ADVICE: Final[dict[DropReason, str]] = {
     "judge_error": "the judge or reward function raised an error: run it by hand on one of these rollouts",
     "diverged": "branches did not repeat the calls of the rollout that they branch from: the agent depends on the clock, on "
     "chance or on the outer world; `trainspan branch` shows the first token that differed",
+    "id_collision": "distinct spans have the same ids, so that they cannot be told apart: the program seeds the randomness that its "
+    "OpenTelemetry makes ids from; leave that out, or set OTEL_PYTHON_ID_GENERATOR to a generator that no seed reaches",
+    "attempt_conflict": "two runs have the same rollout id and attempt, so that their calls and rewards cannot be told apart: give "
+    "each run an id or an attempt of its own",
+    "reward_unclear": "it is unknown which call a reward belongs to, because the agent's clock may differ from the policy server's: use "
+    'trainspan.reward(…, of="call"), name the response (gen_ai.response.id) in the event, or instrument the HTTP client; credit = '
+    '"identical" does not need it',
     "no_reward": "call trainspan.reward(…) in the agent, or pass --judge to `trainspan rollout`, or --reward module:function here",
     "reward_out_of_range": "rewards, or their sums, are beyond [dataset] max_reward: scale the judge's or the agent's scores, or "
     "raise it",

@@ -58,15 +58,18 @@ def unused(calls: pl.DataFrame) -> pl.Series:
     """(C,) whether each call is an answer that the agent did not use, although it used another answer to the same request.
 
     `calls` have rollout (u32), response_id, position, prompt_ids and completion_ids, in the order of rollouts and positions.
+    One response may answer several prompts (`/v1/completions` with a list), each with answers of its own.
     """
     prompts, completions = Tokens.of(calls["prompt_ids"]), Tokens.of(calls["completion_ids"])
     rows = calls.select("rollout", "response_id", "position").with_row_index("row")
     several = rows.filter(pl.col("response_id").is_not_null() & (pl.len().over("rollout", "response_id") > 1))
+    several = several.with_columns(calls["prompt_ids"].gather(several["row"]).hash().alias("prompt"))
+    several = several.filter(pl.len().over("rollout", "response_id", "prompt") > 1)
     found = np.zeros(calls.height, dtype=np.bool_)
     if several.is_empty():
         return pl.Series("unused", found)
     ends = dict(rows.group_by("rollout").agg(pl.col("row").max() + 1).iter_rows())
-    for (rollout, _), answers in several.group_by("rollout", "response_id", maintain_order=True):
+    for (rollout, *_), answers in several.group_by("rollout", "response_id", "prompt", maintain_order=True):
         same = answers["row"].to_list()
         later = range(same[-1] + 1, ends[rollout])
         used = [_is_used(row, later, prompts, completions) for row in same]

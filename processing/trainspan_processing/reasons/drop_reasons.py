@@ -4,9 +4,10 @@
    determine its rollout), `no_rollout` (its caller named no rollout, as in a request by hand), `not_selected` (not of the chosen
    agents), `other_policy` (not of the chosen policies), `untrusted` (sent with an agent's token instead of the policy server's),
    `unsigned` (its caller named a rollout without the signature of the runner that began it)
-2. `not_selected`, `validation`, `superseded_by_retry`, `unfinished`, the rollout's status if it is not ok and has no reward,
-   `judge_error`, `reward_out_of_range`, `untrusted_reward` (its only rewards are untrusted), `invalid_reward` (their scores
-   are no finite numbers), `no_reward`
+2. `not_selected`, `validation`, `superseded_by_retry`, `id_collision` (distinct spans of its trace have the same ids),
+   `attempt_conflict` (two runs have its id and attempt), `unfinished`, the rollout's status if it is not ok and has no reward,
+   `judge_error`, `reward_unclear` (which call a reward belongs to is unknown), `reward_out_of_range`, `untrusted_reward` (its
+   only rewards are untrusted), `invalid_reward` (their scores are no finite numbers), `no_reward`
 3. `redacted`, `ended_by_server`, `incomplete`, `overlong` (if such calls are masked), `not_delivered`,
    `attributes_dropped`, `multimodal`, `constrained` (its constraint is unknown) or `constrained:NAME` (it cannot be replayed),
    `greedy`, `sampling_truncated`, `unstated_sampling`
@@ -64,6 +65,8 @@ def early_reason() -> pl.Expr:
         ("not_selected", ~pl.col("selected")),
         ("validation", pl.col("split") == "val"),
         ("superseded_by_retry", pl.col("superseded")),
+        ("id_collision", pl.col("collides")),
+        ("attempt_conflict", pl.col("conflicts")),
         ("unfinished", ~pl.col("complete")),
     ]
     return _first(early)
@@ -72,12 +75,13 @@ def early_reason() -> pl.Expr:
 def rollout_reason() -> pl.Expr:
     """Reason of a rollout, NULL if it may be trained.
 
-    The frame is the rollout table with `reward`, `reward_failed`, `reward_outside`, `reward_untrusted`, `reward_invalid`, and `teaches`:
-    it is ok or has a reward in spite of its status.
+    The frame is the rollout table with `reward`, `reward_failed`, `reward_unclear`, `reward_outside`, `reward_untrusted`,
+    `reward_invalid`, and `teaches`: it is ok or has a reward in spite of its status.
     """
     status = pl.when(~pl.col("teaches")).then(pl.col("status"))
     late = [
         ("judge_error", pl.col("reward_failed")),
+        ("reward_unclear", pl.col("reward_unclear")),
         ("reward_out_of_range", pl.col("reward_outside")),
         (UNTRUSTED_REWARD, pl.col("reward").is_null() & pl.col("reward_untrusted")),
         ("invalid_reward", pl.col("reward").is_null() & pl.col("reward_invalid")),

@@ -2,7 +2,8 @@
 
 Off unless rules are given, each with the score of one occurrence: `tool_error=-0.1,parse_error=-0.05,repeated_call=-0.05`.
 A rule `output:PATTERN` occurs if a tool's output matches the regular expression.
-The reward goes to the latest call that finished under the same parent before the step began: the call that requested it.
+The reward goes to the latest call that came back under the same parent before the step began: the call that requested it. If it is
+unclear which one that is, the rollout has it (binding.py).
 """
 
 from collections.abc import Collection, Mapping
@@ -10,7 +11,8 @@ from typing import Final
 
 import polars as pl
 
-from trainspan_processing.rewards.binding import latest_finished
+from trainspan_processing.rewards.binding import UNCLEAR
+from trainspan_processing.rewards.preceding_call import preceding_call
 from trainspan_processing.rewards.tool_outputs import OUTPUT, check_pattern
 from trainspan_processing.tables import EDGES, ROLLOUT_KEY, SPAN_KEY, Schema, empty
 from trainspan_processing.traces.call_matching import CallMatches
@@ -68,7 +70,9 @@ def air_edges(
     scores = pl.DataFrame({"rule": list(rules), "score": list(rules.values())}, schema=_SCORES)
     edges = scores.with_row_index("order").join(found, on="rule", maintain_order="left_right")
     edges = edges.with_columns(
-        pl.format("air:{}", "rule").alias("rule"), pl.lit(AIR).alias("name"), pl.lit("trace").alias("source")
+        pl.when("is_unclear").then(pl.lit(UNCLEAR)).otherwise(pl.format("air:{}", "rule")).alias("rule"),
+        pl.lit(AIR).alias("name"),
+        pl.lit("trace").alias("source"),
     )
     return edges.select(pl.col(column).cast(kind) for column, kind in EDGES.items())
 
@@ -76,7 +80,8 @@ def air_edges(
 def signals(
     names: Collection[str], calls: pl.DataFrame, spans: pl.DataFrame, matches: CallMatches, outputs: pl.DataFrame
 ) -> pl.DataFrame:
-    """`rule`, rollout_id, attempt, call_trace_id, call_span_id and time_ns of each occurrence of a rule, by its time.
+    """`rule`, rollout_id, attempt, call_trace_id, call_span_id, `is_unclear` (then without a call) and time_ns of each occurrence
+    of a rule, by its time.
 
     Rules are those of RULES with these names, and those of `outputs` (`rule` and SPAN_KEY of tool calls).
     """
@@ -88,10 +93,13 @@ def signals(
     matched = steps.select("row", *SPAN_KEY).join(outputs, on=SPAN_KEY).select("row", "rule")
     occurrences = pl.concat([*named, matched])
     rows = steps.join(occurrences, on="row", how="semi").with_columns(
-        pl.col("start_ns").alias("finished_ns"), pl.col("end_ns").alias("span_end_ns")
+        pl.col("start_ns").alias("finished_ns"),
+        pl.col("end_ns").alias("span_end_ns"),
+        pl.col("last_call").alias("last_call_before_span"),
+        pl.lit(None, dtype=pl.String).alias("of"),
     )
     return (
-        rows.join(latest_finished(rows, calls, matches), on="row", how="inner")
+        rows.join(preceding_call(rows, calls, spans, matches), on="row", how="inner")
         .join(occurrences, on="row")
         .sort("row", "rule")
         .select(
@@ -99,6 +107,7 @@ def signals(
             *ROLLOUT_KEY,
             pl.col("step_call_trace").alias("call_trace_id"),
             pl.col("step_call_span").alias("call_span_id"),
+            "is_unclear",
             pl.col("start_ns").alias("time_ns"),
         )
     )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from trainspan_processing.rewards.binding import bind
-from trainspan_processing.tables import EDGES, ROLLOUT_KEY
+from trainspan_processing.tables import EDGES, ROLLOUT_KEY, SPAN_KEY
 from trainspan_processing.traces.call_matching import CallMatches
 
 __all__ = ["Rewards", "bind_rewards"]
@@ -72,6 +72,7 @@ def bind_rewards(
         on=ROLLOUT_KEY,
         how="inner",
     )
+    named = _without_other_roots(named, spans)
     on_root = (pl.col("trace_id") == pl.col("root_trace_id")) & (pl.col("span_id") == pl.col("root_span_id"))
     counts = pl.col("judge").is_null() | (
         on_root.fill_null(False) & (pl.col("source") == "judge") & pl.col("on_span").fill_null(False)
@@ -85,6 +86,20 @@ def bind_rewards(
         untrusted,
         invalid.select(ROLLOUT_KEY).unique(maintain_order=True),
     )
+
+
+def _without_other_roots(evaluations: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
+    """The evaluations (with `root_trace_id` and `root_span_id`) without those on a second own span of a rollout, of the same kind:
+    the span was sent again under another id, and so were its evaluations."""
+    roots = spans.filter(pl.col("status").is_not_null()).select(*SPAN_KEY, pl.col("boundary").fill_null(""))
+    located = evaluations.join(roots.rename({"boundary": "_on"}), on=SPAN_KEY, how="left", maintain_order="left").join(
+        roots.rename({"trace_id": "root_trace_id", "span_id": "root_span_id", "boundary": "_root"}),
+        on=["root_trace_id", "root_span_id"],
+        how="left",
+        maintain_order="left",
+    )
+    is_root = (pl.col("trace_id") == pl.col("root_trace_id")) & (pl.col("span_id") == pl.col("root_span_id"))
+    return located.filter(((pl.col("_on") != pl.col("_root")) | is_root).fill_null(value=True)).drop("_on", "_root")
 
 
 def _with_attempt(evaluations: pl.DataFrame, rollouts: pl.DataFrame) -> pl.DataFrame:

@@ -12,6 +12,7 @@ from trainspan_processing.reasons.choices import check_choices, unused_overlong
 from trainspan_processing.reasons.drop_reasons import early_reason, rollout_reason
 from trainspan_processing.reasons.overlong import OVERLONG, overlong_edges, overlong_penalty
 from trainspan_processing.rewards.air import AIR, air_edges, air_rules
+from trainspan_processing.rewards.binding import UNCLEAR
 from trainspan_processing.rewards.evaluation_rewards import Rewards, bind_rewards
 from trainspan_processing.rewards.function_rewards import FunctionRewards, recorded_rewards, reward_by_function
 from trainspan_processing.rewards.names import RewardName, reward_names, rollout_column, step_column
@@ -37,6 +38,8 @@ __all__ = ["Rewarded", "load_reward", "reward_rollouts"]
 
 _SIGNALS: Final = (AIR, OVERLONG)
 """Rewards derived from the trace itself."""
+_OF_ROLLOUT: Final = "identical"
+"""The credit of a rollout's sum, whichever call a reward belongs to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +110,7 @@ def reward_rollouts(
         own = together.of_rollouts(reward.name).rename({"rollout_reward": rollout_column(reward.name)})
         rollouts = rollouts.join(own, on=ROLLOUT_KEY, how="left", maintain_order="left")
     of_calls = _of_calls(together, rewards)
+    rollouts = _with_unclear(rollouts, together.edges, settings)
     return Rewarded(
         _with_totals(rollouts, traces.calls, of_calls, together.edges, names, rewards, settings.max_reward),
         of_calls,
@@ -154,9 +158,13 @@ def _by_function(
         rollouts = rollouts.with_columns(pl.coalesce(column, "_by_status").alias(column)).drop("_by_status")
     taught = answered.filter(~pl.col("reward_failed")).select(ROLLOUT_KEY)
     rollouts = _with_lesson(rollouts, pl.concat([by_status.select(ROLLOUT_KEY), taught]))
-    unsaid = [rollout_column(reward.name) for reward in rewards if reward.name in _SIGNALS]
-    rollouts = rollouts.with_columns(pl.lit(None, dtype=pl.Float64).alias(column) for column in unsaid)
-    of_calls = _of_calls(Rewards(signals, 0, 0, traces.rollouts.clear(), traces.rollouts.clear()), rewards)
+    unsaid = [reward.name for reward in rewards if reward.name in _SIGNALS]
+    bound = Rewards(signals, 0, 0, traces.rollouts.clear(), traces.rollouts.clear())
+    for name in unsaid:
+        own = bound.of_rollouts(name).rename({"rollout_reward": rollout_column(name)})
+        rollouts = rollouts.join(own, on=ROLLOUT_KEY, how="left", maintain_order="left")
+    rollouts = _with_unclear(rollouts, signals, settings)
+    of_calls = _of_calls(bound, rewards)
     kept = tuple(rewards)
     named = [reward for reward in kept if reward.name not in _SIGNALS]
     edges = pl.concat([by_status, signals])
@@ -183,6 +191,17 @@ def _called(
     stored = stored_rollouts(source, traces, eligible)
     return reward_by_function(
         invoker, settings.reward, names, stored, settings.reward_concurrency, settings.reward_timeout_s
+    )
+
+
+def _with_unclear(rollouts: pl.DataFrame, edges: pl.DataFrame, settings: DatasetSettings) -> pl.DataFrame:
+    """Adds `reward_unclear`: it is unknown which call has one of the rewards, and that matters for the credit."""
+    if settings.credit == _OF_ROLLOUT:
+        return rollouts.with_columns(pl.lit(value=False).alias("reward_unclear"))
+    unclear = edges.filter(pl.col("rule") == UNCLEAR).select(ROLLOUT_KEY).unique()
+    marked = unclear.with_columns(pl.lit(value=True).alias("reward_unclear"))
+    return rollouts.join(marked, on=ROLLOUT_KEY, how="left", maintain_order="left").with_columns(
+        pl.col("reward_unclear").fill_null(value=False)
     )
 
 

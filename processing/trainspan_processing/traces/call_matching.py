@@ -1,6 +1,7 @@
 """Matches the policy server's calls with the client spans that describe them.
 
-A call's match is the outermost client call span among its ancestors, else the client call span with its response id.
+A call's match is the outermost client call span among its ancestors, else the client call span with its response id. If it has
+none, the client's span of its HTTP request, as instrumentations of HTTP clients make them, says when it came back.
 """
 
 from dataclasses import dataclass
@@ -22,16 +23,17 @@ class CallMatches:
     """The matches of calls and client spans."""
 
     calls: pl.DataFrame
-    """(trace_id, span_id) of a call with `client_trace_id, client_span_id, client_parent_id, client_end_ns` of its match and
-    `ancestor_agent`, the agent name of the nearest ancestor that has one; only calls with a match or an agent name."""
+    """(trace_id, span_id) of a call with `client_trace_id, client_span_id, client_parent_id, client_end_ns` of its match,
+    `request_parent_id, request_end_ns` of its HTTP request if it has no match, and `ancestor_agent`, the agent name of the
+    nearest ancestor that has one; only calls with any of these."""
     links: pl.DataFrame
     """(trace_id, span_id) of each client call span that describes a call of the server, with that call's `call_trace_id` and
     `call_span_id`; the first call if there are several."""
 
 
-def response_stem() -> pl.Expr:
-    """`response_id` without the choice's number."""
-    return pl.col("response_id").str.replace(_CHOICE_SUFFIX, "")
+def response_stem(column: str = "response_id") -> pl.Expr:
+    """A response's id without the choice's number."""
+    return pl.col(column).str.replace(_CHOICE_SUFFIX, "")
 
 
 def match_calls(calls: pl.DataFrame, spans: pl.DataFrame) -> CallMatches:
@@ -54,12 +56,14 @@ def match_calls(calls: pl.DataFrame, spans: pl.DataFrame) -> CallMatches:
         .group_by("row")
         .agg(pl.col("agent").sort_by("depth").first().alias("ancestor_agent"))
     )
+    requests = _requests(ancestors.join(matches, on="row", how="anti"), numbered)
     linked = (
         calls.select(SPAN_KEY)
         .with_row_index("row")
         .join(matches, on="row", how="left")
         .join(agents, on="row", how="left")
-        .filter(pl.col("client_span_id").is_not_null() | pl.col("ancestor_agent").is_not_null())
+        .join(requests, on="row", how="left")
+        .filter(pl.any_horizontal(pl.col("client_span_id", "ancestor_agent", "request_end_ns").is_not_null()))
         .drop("row")
     )
     client_key = ["row", "client_trace_id", "client_span_id"]
@@ -80,7 +84,7 @@ def match_calls(calls: pl.DataFrame, spans: pl.DataFrame) -> CallMatches:
 
 
 def _ancestors(starts: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
-    """One row per start (row, trace_id, span_id) and per span at or above it that is a client call or names its agent.
+    """One row per start (row, trace_id, span_id) and per span at or above it that is a client call, names its agent or is a request.
 
     `depth` counts from 0 at the start.
     """
@@ -89,6 +93,7 @@ def _ancestors(starts: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
         "span_id",
         "parent_span_id",
         "is_client_call",
+        "is_request",
         pl.when(pl.col("is_agent") | pl.col("is_client_call")).then(pl.col("agent")).alias("agent"),
         "end_ns",
     )
@@ -96,7 +101,7 @@ def _ancestors(starts: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
     found = []
     for depth in range(_MAX_DEPTH):
         level = frontier.join(lookup, on=SPAN_KEY, how="inner")
-        named = pl.col("is_client_call") | pl.col("agent").is_not_null()
+        named = pl.col("is_client_call") | pl.col("is_request") | pl.col("agent").is_not_null()
         found.append(level.filter(named).with_columns(pl.lit(depth, dtype=pl.UInt8).alias("depth")))
         frontier = level.filter(pl.col("parent_span_id").is_not_null()).select(
             "row", "trace_id", pl.col("parent_span_id").alias("span_id")
@@ -110,6 +115,26 @@ def _ancestors(starts: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
             "parent_span_id": "client_parent_id",
             "end_ns": "client_end_ns",
         }
+    )
+
+
+def _requests(ancestors: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
+    """row, `request_parent_id`, `request_end_ns` of the outermost of the request spans directly above a call.
+
+    Instrumentations nest as HTTP clients do. A span with several requests below it is none of one request.
+    """
+    answer = calls.select("row", pl.coalesce("response_id", pl.col("row").cast(pl.String)).alias("answer"))
+    found = ancestors.filter("is_request").join(answer, on="row")
+    key = ["client_trace_id", "client_span_id"]
+    found = found.filter(pl.col("answer").n_unique().over(key) == 1).sort("row", "depth")
+    is_direct = pl.col("depth") == pl.int_range(pl.len()).over("row")
+    return (
+        found.filter(is_direct)
+        .group_by("row")
+        .agg(
+            pl.col("client_parent_id").last().alias("request_parent_id"),
+            pl.col("client_end_ns").last().alias("request_end_ns"),
+        )
     )
 
 

@@ -6,7 +6,7 @@ import polars as pl
 
 from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.tables import CALLS, EVALUATIONS, SPAN_KEY, SPANS, empty
-from trainspan_processing.traces.evaluations import read_feedback
+from trainspan_processing.traces.evaluations import CLAIMS, read_feedback
 from trainspan_processing.traces.spans import read_spans
 
 __all__ = ["ChunkContext", "read_context"]
@@ -24,6 +24,8 @@ class ChunkContext:
     """EVALUATIONS without a known rollout."""
     feedback: pl.DataFrame | None = None
     """Late feedback on responses (evaluations.py), if it was read for all chunks."""
+    claims: pl.DataFrame = field(default_factory=lambda: empty(CLAIMS))
+    """CLAIMS of other chunks on these responses."""
     covered: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=dict.fromkeys(SPAN_KEY, pl.String)))
     """The keys of `spans` that calls of other chunks are known to cover."""
     served: frozenset[str] = frozenset()
@@ -43,5 +45,5 @@ class ChunkContext:
 def read_context(source: Source, selection: Selection) -> ChunkContext:
     """Reads the context of a selection that is read by rollout ids."""
     alone = replace(selection, rollout_ids=None, without_rollout=True)
-    spans, calls = read_spans(source, alone)
+    spans, calls, _ = read_spans(source, alone)
     return ChunkContext(spans=spans, calls=calls, feedback=read_feedback(source))

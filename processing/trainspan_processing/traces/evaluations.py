@@ -13,12 +13,15 @@ from trainspan_processing.traces.call_matching import response_stem
 from trainspan_schemas.telemetry import keys
 
 __all__ = [
+    "CLAIMS",
     "COUNTED",
     "EVALUATION_COLUMNS",
     "collect_evaluations",
+    "contested",
     "count_evaluations",
     "foreign_evaluations",
     "read_feedback",
+    "response_claims",
     "with_feedback",
 ]
 
@@ -41,6 +44,8 @@ _FEEDBACK: Final[Schema] = {
     "untrusted": pl.Boolean,
     "response_id": pl.String,
 }
+CLAIMS: Final[Schema] = {"stem": pl.String, "untrusted": pl.Boolean, "rollout_id": pl.String, "attempt": pl.Int32}
+"""Which rollouts have a call with a response: `stem` is its id without the choice's number, `untrusted` whether an agent says so."""
 _SAME: Final = ["name", "score", "time_ns", "untrusted", "span_id"]
 
 
@@ -120,18 +125,38 @@ def _collected(batches: Iterable[pl.DataFrame]) -> pl.DataFrame:
     return unique.filter(pl.col("id").is_null() | pl.col("id").is_first_distinct()).select(*_FEEDBACK)
 
 
-def with_feedback(evaluations: pl.DataFrame, feedback: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
+def response_claims(feedback: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
+    """CLAIMS of the responses that the feedback names, by CALLS."""
+    asked = feedback.select(response_stem().alias("stem")).unique()
+    return (
+        calls.filter(pl.col("response_id").is_not_null() & pl.col("rollout_id").is_not_null())
+        .select(response_stem().alias("stem"), pl.col("untrusted").fill_null(value=False), *ROLLOUT_KEY)
+        .join(asked, on="stem", how="semi")
+        .unique()
+    )
+
+
+def contested(claims: pl.DataFrame) -> pl.DataFrame:
+    """CLAIMS of the responses that several rollouts have. If an agent claims one too, the call of the policy server has it."""
+    best = claims.unique().filter(pl.col("untrusted") == pl.col("untrusted").min().over("stem"))
+    return best.filter(pl.struct(ROLLOUT_KEY).n_unique().over("stem") > 1)
+
+
+def with_feedback(
+    evaluations: pl.DataFrame, feedback: pl.DataFrame, calls: pl.DataFrame, claims: pl.DataFrame
+) -> pl.DataFrame:
     """EVALUATIONS with the feedback on responses of `calls`, as evaluations of these calls' spans.
 
-    Feedback on a response with several choices goes to the first one. If an agent claims the response too, the call of the
-    policy server gets it. Feedback on other responses is left out.
+    Feedback on a response with several choices goes to the first one. Feedback on a response of several rollouts, by all CLAIMS,
+    is left out, as is feedback on other responses.
     """
     if feedback.is_empty():
         return evaluations
+    owners = claims.filter(pl.col("untrusted") == pl.col("untrusted").min().over("stem"))
+    owners = owners.join(contested(claims), on="stem", how="anti").select("stem", *ROLLOUT_KEY).unique()
     answered = (
         calls.filter(pl.col("response_id").is_not_null() & pl.col("rollout_id").is_not_null())
-        .with_columns(pl.col("untrusted").fill_null(False))
-        .sort("response_id", "untrusted", *ROLLOUT_KEY, "choice_index", "span_id")
+        .sort("response_id", *ROLLOUT_KEY, "choice_index", "span_id")
         .select(
             response_stem().alias("stem"),
             pl.col("trace_id").alias("call_trace_id"),
@@ -139,12 +164,13 @@ def with_feedback(evaluations: pl.DataFrame, feedback: pl.DataFrame, calls: pl.D
             "rollout_id",
             "attempt",
         )
+        .join(owners, on=["stem", *ROLLOUT_KEY], how="semi", maintain_order="left")
         .unique("stem", keep="first", maintain_order=True)
     )
     found = feedback.with_columns(response_stem().alias("stem")).join(answered, on="stem", how="inner")
     # The read may contain the same record, without a target or bound only to its rollout: the response is more specific.
     rest = evaluations.join(feedback.select(_SAME), on=_SAME, how="anti", nulls_equal=True)
     found = found.drop("trace_id", "span_id").rename({"call_trace_id": "trace_id", "call_span_id": "span_id"})
-    nothing = {"of": pl.String, "on_span": pl.Boolean}
-    found = found.with_columns(pl.lit(None, dtype=kind).alias(name) for name, kind in nothing.items())
+    nothing = [name for name in EVALUATIONS if name not in found.columns]
+    found = found.with_columns(pl.lit(None, dtype=EVALUATIONS[name]).alias(name) for name in nothing)
     return pl.concat([rest, found.select(*EVALUATIONS)])

@@ -6,10 +6,11 @@ import polars as pl
 
 from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY
 
-__all__ = ["open_client_calls", "rollout_table", "with_rollout"]
+__all__ = ["open_client_calls", "rollout_table", "with_collisions", "with_rollout"]
 
 _BOUNDARY_RANK = {"runner": 0, "explicit": 1, "request": 2, "process": 3}
 _IDENTITY = ["task_id", "run_id", "round", "split"]
+_TOLERANCE_NS = 1_000_000_000
 
 
 def rollout_table(
@@ -26,10 +27,10 @@ def rollout_table(
     a call covers, and the names of the served models.
 
     Columns: rollout_id, attempt, task_id, run_id, round, split, status, judge, group_size, `is_signed` (by its runner),
-    `by_runner` (it has a runner's span), `own_reward` (the runner left the reward to the agent), trace_id and span_id of the
-    rollout span, start_ns, end_ns (of the rollout span, else of its spans), service_name, n_calls (u32), `complete` (nothing
-    is missing), `pending` (not complete, but its latest activity is more recent than `settle_s`), `superseded` (a later attempt
-    exists).
+    `by_runner` (it has a runner's span), `root_untrusted` (of the rollout span), `own_reward` (the runner left the reward to the
+    agent), trace_id and span_id of the rollout span, start_ns, end_ns (of the rollout span, else of its spans), service_name,
+    n_calls (u32), `complete` (nothing is missing), `pending` (not complete, but its latest activity is more recent than
+    `settle_s`), `superseded` (a later attempt exists), `conflicts` (two runs have its id and attempt).
     """
     silent_ns = now_ns - pl.col("last_ns")
     return (
@@ -42,7 +43,7 @@ def rollout_table(
             pl.coalesce("start_ns", "first_ns").alias("start_ns"),
         )
         .drop("first_ns", "last_ns", "stated_calls", "stated_elsewhere", "n_requests", "n_bare", "n_missing")
-        .drop("expected", "counts_all", "open_with_id", "open_without_id")
+        .drop("expected", "counts_all", "open_with_id", "open_without_id", "has_rival", "has_strays")
         .sort(ROLLOUT_KEY)
         .collect(engine="in-memory")  # keeps the sorted order
     )
@@ -54,9 +55,11 @@ def _facts(
     """The known facts of each rollout; counts are 0 if there is nothing to count."""
     owned = calls.lazy().filter(pl.col("rollout_id").is_not_null())
     identified = with_rollout(spans.lazy())
+    roots = _rollout_spans(identified)
     return (
         _identities(owned, identified)
-        .join(_rollout_spans(identified), on=ROLLOUT_KEY, how="left")
+        .join(roots, on=ROLLOUT_KEY, how="left")
+        .join(_strays(owned, identified, roots), on=ROLLOUT_KEY, how="left")
         .join(_stated_elsewhere(identified), on=ROLLOUT_KEY, how="left")
         .join(_call_counts(owned), on=ROLLOUT_KEY, how="left")
         .join(_bare_counts(bare_calls.lazy()), on=ROLLOUT_KEY, how="left")
@@ -64,6 +67,7 @@ def _facts(
         .with_columns(
             _expected_calls().alias("expected"),
             pl.col("by_runner", "own_reward").fill_null(False),
+            (pl.col("has_rival") | pl.col("has_strays")).fill_null(False).alias("conflicts"),
             pl.col("n_calls", "n_requests", "n_bare", "n_missing", "open_with_id", "open_without_id").fill_null(0),
         )
     )
@@ -151,8 +155,12 @@ def _rollout_spans(spans: pl.LazyFrame) -> pl.LazyFrame:
     by_runner = (is_runners & ~pl.col("untrusted").fill_null(False)).fill_null(False)
     signed = (pl.col("is_signed") & is_runners).alias("is_signed")
     own_reward = by_runner & pl.col("judge").is_null() & pl.col("own_reward").fill_null(False)
+    # Sent again under another id, it is in the same trace and begins at the same time.
+    run = pl.struct("trace_id", "start_ns")
+    alike = [*ROLLOUT_KEY, pl.col("untrusted").fill_null(False), "boundary"]
     return (
         spans.filter(pl.col("status").is_not_null())
+        .with_columns((run.n_unique().over(alike) > 1).alias("has_rival"))
         .sort("untrusted", rank, "start_ns", *SPAN_KEY)
         .unique(ROLLOUT_KEY, keep="first", maintain_order=True)
         .select(
@@ -162,8 +170,45 @@ def _rollout_spans(spans: pl.LazyFrame) -> pl.LazyFrame:
             by_runner.alias("by_runner"),
             own_reward.alias("own_reward"),
             is_runners.alias("counts_all"),
+            pl.col("untrusted").fill_null(False).alias("root_untrusted"),
+            "has_rival",
         )
     )
+
+
+def _strays(calls: pl.LazyFrame, spans: pl.LazyFrame, roots: pl.LazyFrame) -> pl.LazyFrame:
+    """`has_strays`: something in other traces than the rollout's own began before the rollout, so that another run made it.
+
+    A run that was killed has no own span. The agent's spans are compared with the rollout's own by their clock, unless that is
+    the runner's; calls only with other calls: none of a run begins longer before its last one than the run lasted.
+    """
+    own = roots.select(
+        *ROLLOUT_KEY,
+        pl.col("trace_id").alias("own_trace"),
+        pl.col("start_ns").alias("begins_ns"),
+        (pl.col("end_ns") - pl.col("start_ns")).alias("lasts_ns"),
+        *("counts_all", "root_untrusted", pl.col("is_signed").fill_null(False).alias("root_signed")),
+    )
+    # Nobody else's word makes a run ambiguous.
+    is_heard = pl.col("root_untrusted") | ~pl.col("untrusted").fill_null(False)
+    is_heard &= ~pl.col("root_signed") | pl.col("is_signed").fill_null(False)
+    is_own = pl.col("trace_id") == pl.col("own_trace")
+    of_spans = (
+        spans.join(own.filter(~pl.col("counts_all").fill_null(False)), on=ROLLOUT_KEY)
+        .filter(is_heard)
+        .select(
+            *ROLLOUT_KEY, (~is_own & (pl.col("start_ns") < pl.col("begins_ns") - _TOLERANCE_NS)).alias("has_strays")
+        )
+    )
+    last, first = pl.col("start_ns").filter(is_own).max(), pl.col("start_ns").filter(~is_own).min()
+    of_calls = (
+        calls.join(own, on=ROLLOUT_KEY)
+        .filter(is_heard)
+        .group_by(ROLLOUT_KEY)
+        .agg((last - first > pl.col("lasts_ns").first() + _TOLERANCE_NS).alias("has_strays"))
+    )
+    both = pl.concat([of_spans, of_calls]).filter("has_strays")
+    return both.select(*ROLLOUT_KEY, "has_strays").unique()
 
 
 def _stated_elsewhere(spans: pl.LazyFrame) -> pl.LazyFrame:
@@ -213,3 +258,20 @@ def _open_counts(spans: pl.LazyFrame, covered: pl.LazyFrame, served: Collection[
             pl.col("response_id").is_null().sum().alias("open_without_id"),
         )
     )
+
+
+def with_collisions(rollouts: pl.DataFrame, calls: pl.DataFrame, collisions: pl.DataFrame) -> pl.DataFrame:
+    """The rollout table with `collides`: its own span is in one of these traces or, if it has none, one of its CALLS is.
+
+    Collisions of untrusted spans matter only if the rollout itself or its rewards are an agent's word: otherwise anyone who knows
+    its trace could have it left out, and so could an agent that did badly.
+    """
+    if collisions.is_empty():
+        return rollouts.with_columns(pl.lit(value=False).alias("collides"))
+    traces = collisions["trace_id"].unique().implode()
+    trusted = collisions.filter(~pl.col("untrusted"))["trace_id"].unique().implode()
+    of_calls = calls.filter(pl.col("trace_id").is_in(traces))["rollout_id"].unique()
+    heeds_all = (pl.col("root_untrusted") | pl.col("own_reward")).fill_null(value=False)
+    own = pl.col("trace_id").is_in(trusted) | (pl.col("trace_id").is_in(traces) & heeds_all)
+    ownless = pl.col("trace_id").is_null() & pl.col("rollout_id").is_in(of_calls.implode())
+    return rollouts.with_columns((own.fill_null(value=False) | ownless).alias("collides"))

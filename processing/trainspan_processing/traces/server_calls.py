@@ -6,7 +6,7 @@ from typing import Final
 import polars as pl
 
 from trainspan_processing.read.json_attributes import with_facts
-from trainspan_processing.tables import CALLS, ROLLOUT_KEY, SPAN_KEY, compact, each_once, empty
+from trainspan_processing.tables import CALLS, ROLLOUT_KEY, SPAN_KEY, compact, empty
 from trainspan_schemas.telemetry import keys
 from trainspan_schemas.telemetry.constraints import CONSTRAINED, obstacle_of
 
@@ -44,6 +44,7 @@ _BOOLEANS: Final = {
     "constrained": keys.SAMPLING_CONSTRAINED,
     "internal": keys.CALL_INTERNAL,
     "forced": keys.CALL_FORCED,
+    "same_clock": keys.CALL_SAME_CLOCK,
     "multimodal": keys.CALL_MULTIMODAL,
     "no_boundary": keys.NO_BOUNDARY,
     "is_signed": keys.CALL_SIGNED,
@@ -73,8 +74,8 @@ def narrow_calls(batch: pl.DataFrame) -> pl.DataFrame:
 
 
 def join_calls(batches: Sequence[pl.DataFrame]) -> pl.DataFrame:
-    """The batches of `narrow_calls` together, with defaults, each call once, in no particular order."""
-    return each_once(with_defaults(pl.concat([empty(CALLS), *batches])))
+    """The batches of `narrow_calls` together, with defaults, in no particular order."""
+    return with_defaults(pl.concat([empty(CALLS), *batches]))
 
 
 def _with_obstacles(calls: pl.DataFrame) -> pl.DataFrame:

@@ -14,7 +14,7 @@ import polars as pl
 
 from trainspan_processing.read.json_attributes import contains_any, has_key, number, text, with_where
 from trainspan_processing.read.source import Selection, Source
-from trainspan_processing.tables import SPAN_KEY, SPANS, compact, each_once, empty
+from trainspan_processing.tables import COLLISIONS, SPAN_KEY, SPANS, compact, empty, once_each
 from trainspan_processing.traces.server_calls import CALL_COLUMNS, join_calls, narrow_calls, redacts_what_is_needed
 from trainspan_schemas.telemetry import keys
 
@@ -25,9 +25,9 @@ _SPAN_COLUMNS: Final = [
     *("seq", "trace_id", "span_id", "parent_span_id", "start_ns", "end_ns", "status_code", "status_message"),
     *("service_name", *_IDENTITY, "agent"),
     *("rollout_status", "rollout_boundary", "rollout_judge", "rollout_calls"),
-    *("operation", "request_model", "response_id", "redacted", "attribute_keys", "untrusted"),
+    *("operation", "request_model", "response_id", "redacted", "attribute_keys", "untrusted", "kind", "last_call"),
 ]
-_COLUMNS: Final = list(dict.fromkeys(("is_call", *_SPAN_COLUMNS, *CALL_COLUMNS)))
+_COLUMNS: Final = list(dict.fromkeys(("is_call", "collides", *_SPAN_COLUMNS, *CALL_COLUMNS)))
 """Columns requested from the read `spans`, which returns calls as well."""
 
 _CLIENT_OPERATIONS: Final = [keys.OPERATION_CHAT, keys.OPERATION_TEXT_COMPLETION, "generate_content"]
@@ -38,6 +38,7 @@ _RENAMED: Final = {
     "rollout_calls": "stated_calls",
 }
 _STATUS_ERROR: Final = 2
+_KIND_CLIENT: Final = 3
 _LANGGRAPH_NODE: Final = "traceloop.association.properties.langgraph_node"
 
 
@@ -126,22 +127,28 @@ _OF_ROLLOUTS: Final = {"_group_size": number(keys.GROUP_SIZE).cast(pl.Int32, str
 _OF_FAILURES: Final = {"_error": text("error.type")}
 
 
-def read_spans(source: Source, selection: Selection) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """The spans of a selection as frames SPANS (those without tokens) and CALLS, each once, in no particular order."""
+def read_spans(source: Source, selection: Selection) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
+    """The spans of a selection as frames SPANS (those without tokens) and CALLS, each once, in no particular order.
+
+    Also returns COLLISIONS of distinct spans with the same ids.
+    """
     spans: list[pl.DataFrame] = []
     calls: list[pl.DataFrame] = []
+    marked = [empty(COLLISIONS)]
     for batch in source.read("spans", selection, _COLUMNS):
         is_call = pl.col("is_call").fill_null(value=False)
+        marked.append(batch.filter("collides").select(pl.col(*COLLISIONS)).fill_null(value=False))
         spans.append(_narrowed(batch.filter(~is_call)))
         calls.append(narrow_calls(batch.filter(is_call)))
-    return _joined(source, spans), join_calls(calls)
+    once, of_spans = once_each(pl.concat(spans)) if spans else (empty(SPANS), marked[0])
+    calls_once, of_calls = once_each(join_calls(calls))
+    return _completed(source, once), calls_once, pl.concat([*marked, of_spans, of_calls]).unique()
 
 
-def _joined(source: Source, batches: Sequence[pl.DataFrame]) -> pl.DataFrame:
-    """The batches of `_narrowed` together, completed from their attributes → frame SPANS, each span once."""
-    if not batches:
+def _completed(source: Source, spans: pl.DataFrame) -> pl.DataFrame:
+    """The spans of `_narrowed`, completed from their attributes → frame SPANS."""
+    if spans.is_empty():
         return empty(SPANS)
-    spans = each_once(pl.concat(batches))
     if spans["has_more"].any():
         spans = _with_more(spans, source)
     is_any_call = pl.col("is_client_call") | pl.col("is_bare_call")
@@ -174,6 +181,7 @@ def _narrowed(batch: pl.DataFrame) -> pl.DataFrame:
             (operation.is_in(_CLIENT_OPERATIONS).fill_null(False) & ~pl.col("is_bare_call")).alias("is_client_call"),
             (operation == keys.OPERATION_INVOKE_AGENT).fill_null(False).alias("is_agent"),
             (operation == keys.OPERATION_EXECUTE_TOOL).fill_null(False).alias("is_tool"),
+            ((pl.col("kind") == _KIND_CLIENT) & pl.col("status").is_null()).fill_null(False).alias("is_request"),
             pl.when("is_bare_call").then(redacts_what_is_needed()).alias("redacted"),
             pl.lit(False).alias("has_answer"),
             pl.lit(None, dtype=pl.Int32).alias("group_size"),

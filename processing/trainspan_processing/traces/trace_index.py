@@ -17,10 +17,11 @@ from trainspan_processing.traces.evaluations import (
     EVALUATION_COLUMNS,
     collect_evaluations,
     read_feedback,
+    response_claims,
     with_feedback,
 )
 from trainspan_processing.traces.reward_trust import with_own_rewards
-from trainspan_processing.traces.rollout_table import rollout_table
+from trainspan_processing.traces.rollout_table import rollout_table, with_collisions
 from trainspan_processing.traces.server_calls import ordered_calls, with_defaults
 from trainspan_processing.traces.spans import read_spans, system_hashes
 
@@ -64,6 +65,8 @@ class TraceIndex:
     """Names of the models that calls used, including calls of the chunk context."""
     covered: pl.DataFrame
     """Keys of the client spans that describe a call that has arrived."""
+    claims: pl.DataFrame
+    """CLAIMS of these calls, and of other chunks as far as known, on the responses that late feedback names."""
 
 
 def index_traces(
@@ -88,17 +91,20 @@ def index_traces(
     bare_calls = others.filter("is_bare_call")
     rollouts = rollout_table(calls, bare_calls, spans, matched.covered, stored.served, now_ns=now_ns, settle_s=settle_s)
     rollouts = rollouts.join(used, on=ROLLOUT_KEY, how="anti", maintain_order="left").with_columns(_ALL_SELECTED)
+    rollouts = with_collisions(rollouts, calls, stored.collisions)
     prompts = _prompts(source, calls, matched.matches, spans)
+    claims = pl.concat([response_claims(stored.feedback, calls), around.claims]).unique()
     return TraceIndex(
         calls=_with_agents(calls, matched.matches, prompts, rollouts),
         spans=spans,
-        evaluations=with_feedback(with_own_rewards(stored.evaluations, rollouts), stored.feedback, calls),
+        evaluations=with_feedback(with_own_rewards(stored.evaluations, rollouts), stored.feedback, calls, claims),
         matches=matched.matches,
         rollouts=rollouts,
         others=others,
         answers=matched.answers,
         served=stored.served,
         covered=matched.covered,
+        claims=claims,
     )
 
 
@@ -112,6 +118,8 @@ class _Stored:
     evaluations: pl.DataFrame
     feedback: pl.DataFrame
     served: frozenset[str]
+    collisions: pl.DataFrame
+    """COLLISIONS."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +135,7 @@ class _Matched:
 
 
 def _collect(source: Source, selection: Selection, around: ChunkContext) -> _Stored:
-    spans, own_calls = read_spans(source, selection)
+    spans, own_calls, collisions = read_spans(source, selection)
     # A store without spans of a rollout does not know its run and round.
     judging = selection if selection.rollout_ids is None else replace(selection, run_id=None, round=None)
     evaluations = collect_evaluations(source.read("evaluations", judging, EVALUATION_COLUMNS))
@@ -140,6 +148,7 @@ def _collect(source: Source, selection: Selection, around: ChunkContext) -> _Sto
         evaluations=pl.concat([evaluations, around.evaluations]) if around.are_counted else evaluations,
         feedback=feedback,
         served=around.served | frozenset(named.to_list()),
+        collisions=collisions,
     )
 
 
@@ -199,6 +208,7 @@ class _Indexed(Generic[_Taken]):
     """The keys of the context's spans that its calls cover."""
     uncovered: pl.DataFrame
     """The keys of the context's spans in its traces that describe a call, which no known call covers."""
+    claims: pl.DataFrame
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +236,7 @@ class _Indexing(Generic[_Taken]):
             traces.served,
             traces.matches.links.join(context, on=SPAN_KEY, how="semi").select(SPAN_KEY),
             own.join(traces.covered, on=SPAN_KEY, how="anti").select(SPAN_KEY),
+            traces.claims,
         )
 
 
@@ -243,8 +254,8 @@ def index_chunks(
     """The results of `take` for the index and number of each selection, and the chunk context after all of them.
 
     The chunks do not depend on each other, except for the last one, which counts the context's calls and comes after the
-    others. A chunk is indexed again if another chunk names a served model, or covers a span of its traces, that it did not
-    know of.
+    others. A chunk is indexed again if another chunk names a served model, covers a span of its traces, or has a response
+    that late feedback names, that it did not know of.
     """
     work = _Indexing(take, ledger, now_ns, settle_s, replace(around, are_counted=False))
     items = list(enumerate(selections))
@@ -266,12 +277,16 @@ def _after(around: ChunkContext, done: Sequence[_Indexed[_Taken]]) -> ChunkConte
         around,
         served=around.served.union(*(found.served for found in done)),
         covered=pl.concat([around.covered, *(found.covered for found in done)]),
+        claims=pl.concat([around.claims, *(found.claims for found in done)]).unique(),
     )
 
 
 def _lacks(found: _Indexed[_Taken], around: ChunkContext) -> bool:
     """Whether a chunk was indexed without something that others say about it."""
     if found.served != around.served:
+        return True
+    stated = around.claims.join(found.claims, on="stem", how="semi")
+    if stated.height > found.claims.height:
         return True
     return found.uncovered.join(around.covered, on=SPAN_KEY, how="semi").height > 0
 

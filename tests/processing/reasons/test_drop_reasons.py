@@ -356,6 +356,7 @@ def test_records_with_an_agents_token_are_untrusted_if_others_are_required() -> 
             "reward_outside": [False] * 3,
             "reward_untrusted": [True, True, False],
             "reward_invalid": [True, True, False],
+            **{key: [False] * 3 for key in ("collides", "conflicts", "reward_unclear")},
             "teaches": [True] * 3,
             "reward": [None, 1.0, None],
         }

@@ -48,6 +48,7 @@ class TestSpan:
     dropped_attributes: int = 0
     service: str = "agent"
     flags: int = 0
+    kind: Span.SpanKind.ValueType = Span.SPAN_KIND_UNSPECIFIED
 
     def proto(self) -> ResourceSpans:
         span = Span(
@@ -55,6 +56,7 @@ class TestSpan:
             span_id=bytes.fromhex(self.span_id),
             parent_span_id=bytes.fromhex(self.parent or ""),
             name="any",
+            kind=self.kind,
             start_time_unix_nano=_ns(self.start),
             end_time_unix_nano=_ns(self.end),
             attributes=encode_attributes(self.attributes),
