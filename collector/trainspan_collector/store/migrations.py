@@ -44,6 +44,10 @@ def _schema() -> str:
 
 _SCHEMA: Final = _schema()
 
+_OF_EVALUATIONS: Final = """
+ALTER TABLE stored.evaluations ADD COLUMN IF NOT EXISTS last_call VARCHAR;
+ALTER TABLE stored.evaluations ADD COLUMN IF NOT EXISTS about_response VARCHAR;
+"""
 _STEPS: Final[Mapping[int, str]] = {
     2: """
 ALTER TABLE stored.spans ADD COLUMN untrusted BOOLEAN;
@@ -55,10 +59,11 @@ UPDATE stored.spans SET untrusted = false, received_ns = greatest(start_ns, end_
 UPDATE stored.logs SET received_ns = greatest(time_ns, observed_ns);
 UPDATE stored.evaluations SET untrusted = false, received_ns = time_ns;
 """,
-    # Changing a column's type would work, but keeps blocks of each row group in memory. The current views need the column.
+    # Changing a column's type would work, but keeps blocks of each row group in memory. The current views need the columns.
     3: f"""
 ALTER TABLE stored.spans RENAME TO spans_before;
 ALTER TABLE stored.logs ADD COLUMN IF NOT EXISTS untrusted BOOLEAN;
+{_OF_EVALUATIONS}
 {_SCHEMA}
 INSERT INTO stored.spans BY NAME SELECT * EXCLUDE (facts), unnest(facts)
 FROM (SELECT *, facts_of(coalesce(attributes, '{{}}'), coalesce(is_call, false)) AS facts FROM stored.spans_before);
@@ -86,11 +91,10 @@ ALTER TABLE stored.superseded ADD COLUMN IF NOT EXISTS by_seq BIGINT;
 UPDATE stored.superseded SET by_seq = seq;
 """,
     8: PLACES_TABLE,  # filled below
-    9: """
+    9: f"""
 ALTER TABLE stored.spans ADD COLUMN IF NOT EXISTS last_call VARCHAR;
 ALTER TABLE stored.spans ADD COLUMN IF NOT EXISTS collides BOOLEAN;
-ALTER TABLE stored.evaluations ADD COLUMN IF NOT EXISTS last_call VARCHAR;
-ALTER TABLE stored.evaluations ADD COLUMN IF NOT EXISTS about_response VARCHAR;
+{_OF_EVALUATIONS}
 """,
 }
 """Version → SQL that migrates the tables from the version before. When older rows arrived is not known: they count as

@@ -69,8 +69,9 @@ def test_a_store_of_version_1_is_migrated_with_all_its_rows_and_stays_usable(tmp
         assert [row["reward"] for row in read(collector.address, "rollouts")] == [0.5]
         ages = "SELECT received_ns FROM stored.spans UNION ALL FROM (SELECT received_ns FROM stored.logs)"
         assert select(collector.address, f"{ages} ORDER BY ALL") == [(1700,), (2000,)]
-        late = event(keys.EVALUATION_EVENT, {keys.EVALUATION_NAME: "reward", keys.EVALUATION_SCORE: 0.25})
-        export(collector.address, span(1, 2, ROLLOUT, events=[late]))
+        of_rollout = {keys.EVALUATION_NAME: "reward", keys.EVALUATION_SCORE: 0.25, keys.EVALUATION_OF: "rollout"}
+        late = event(keys.EVALUATION_EVENT, of_rollout)
+        export(collector.address, span(1, 2, {keys.ROLLOUT_ID: "r"}, events=[late]))
         assert [row["seq"] for row in read(collector.address, "spans")] == [1, 4]
         assert [row["reward"] for row in read(collector.address, "rollouts")] == [0.75]
     with running(store) as again:
