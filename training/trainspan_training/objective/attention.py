@@ -8,6 +8,7 @@ recomputed in the backward pass take the same path as in the forward pass:
 - ends of subtrees (int64): on a CPU, one tree at a time, a single row without a mask. No mask is larger than a tree.
 """
 
+import functools
 from typing import Any
 
 import torch
