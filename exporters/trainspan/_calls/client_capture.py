@@ -48,7 +48,7 @@ def _capture_is_on() -> bool:
     return os.environ.get(_VARIABLE, "").strip().lower() == "client"
 
 
-_unreported: "Final[set[ClientExchange]]" = set()
+_unreported: Final[set["ClientExchange"]] = set()
 
 
 @dataclass(slots=True, eq=False)
