@@ -271,7 +271,9 @@ def start_span(
 def _start(name: str, ctx: Context | None, attributes: dict[str, str | int] | None, links: list[Link] | None) -> Span:
     tracer = trace.get_tracer("trainspan")
     if hasattr(tracer, "id_generator"):
-        cast("Any", tracer).id_generator = _IDS  # of this tracer alone: the program's generator may draw from what it seeds
+        cast(
+            "Any", tracer
+        ).id_generator = _IDS  # of this tracer alone: the program's generator may draw from what it seeds
     return tracer.start_span(name, ctx, attributes=attributes, links=links)
 
 

@@ -94,7 +94,7 @@ class _Head(torch.autograd.Function):
                 logprobs[block], entropies[block], logsumexps[block] = _compiled(_statistics, logits.device.type)(
                     piece, targets[block], temperatures[block]
                 )
-            del logits, piece  # pyright: ignore[reportPossiblyUnbound] -- a part has a block
+            del logits, piece  # pyright: ignore[reportPossiblyUnboundVariable]
         ctx.head, ctx.after, ctx.limits, ctx.chunk = head, after, limits, chunk
         kind = hidden.device.type
         ctx.autocast = (kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
@@ -134,7 +134,7 @@ class _Head(torch.autograd.Function):
                     sums[id(parameter)].add_(value)
                 if weight is not None:
                     _add_product(sums[id(weight)], of_outputs, states.detach())
-                del outputs, logits, slopes, piece, of_outputs  # pyright: ignore[reportPossiblyUnbound]
+                del outputs, logits, slopes, piece, of_outputs  # pyright: ignore[reportPossiblyUnboundVariable]
         of_head = (sums[id(parameter)].to(parameter.dtype) for parameter in parameters)
         return None, None, None, None, None, None, of_hidden, *of_head
 
