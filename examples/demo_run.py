@@ -9,6 +9,7 @@ import json
 import os
 import re
 import socket
+import signal
 import subprocess
 import sys
 import time
@@ -168,6 +169,7 @@ def _run_loop(demo: Demo, options: argparse.Namespace) -> Path:
     command += ["--resume", "--format", "json"]
     command += ["--rounds", str(options.rounds)] if options.rounds else []
     process = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True)
+    signal.signal(signal.SIGTERM, lambda *_: process.terminate())  # the loop ends its children
     try:
         output, _ = process.communicate()
     except KeyboardInterrupt:
