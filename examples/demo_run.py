@@ -8,8 +8,8 @@ import argparse
 import json
 import os
 import re
-import socket
 import signal
+import socket
 import subprocess
 import sys
 import time
