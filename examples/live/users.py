@@ -17,9 +17,9 @@ import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from trainspan_cli.clients.feedback import FeedbackScore, send_feedback
+from trainspan_cli.clients.feedback import FeedbackScore, send_scores
 from trainspan_schemas.errors import StoreError
-from trainspan_schemas.store.senders import sender_headers
+from trainspan_schemas.store.senders import sender_headers, token_advice
 
 
 def is_short(answer: str) -> bool:
@@ -56,6 +56,7 @@ class Crowd:
     def _use(self, number: int) -> None:
         generator = random.Random(number)
         headers = sender_headers("runner", self.collector, os.environ)
+        advice = token_advice("runner", self.collector, os.environ)
         while not self._left.is_set():
             text = urllib.parse.quote(f"What is {generator.randint(1, 99)} + {generator.randint(1, 99)}?")
             began = time.monotonic()
@@ -71,7 +72,7 @@ class Crowd:
             self.clicks.append(liked)
             click = FeedbackScore(float(liked), "reward", "human", response_id=answer["id"])
             try:
-                send_feedback(click, self.collector, headers)
+                send_scores([click], self.collector, headers, token_advice=advice)
             except StoreError:  # the collector restarts
                 self.lost_clicks += 1
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 import duckdb
+import pyarrow as pa
 
 from trainspan_collector.journal.journal import Journal
 from trainspan_collector.journal.segments import LoadProgress
@@ -32,8 +33,8 @@ _MEMORY_ATTEMPTS = 3
 _CHECKPOINT_WAL_BYTES = 96 * 1024 * 1024  # DuckDB holds its long texts in memory
 _MAY_PASS = (duckdb.OutOfMemoryException, duckdb.IOException, duckdb.TransactionException, KeyIndexError)
 """Errors when memory or disk is full; a TransactionException is raised at COMMIT."""
-_NOT_STORABLE = (duckdb.DataError, duckdb.IntegrityError, duckdb.InvalidInputException)
-"""Errors for rows that DuckDB refuses."""
+_NOT_STORABLE = (duckdb.DataError, duckdb.IntegrityError, duckdb.InvalidInputException, pa.ArrowInvalid)
+"""Errors for rows that DuckDB or Arrow refuses."""
 
 
 class NotStorableError(Exception):

@@ -25,7 +25,7 @@ _TABLES: Final = {
 }
 """Table → what is counted as its rows."""
 _QUESTIONS: Final = {
-    "duplicate spans": "SELECT count(*) - count(DISTINCT (trace_id, span_id)) FROM stored.live_spans",
+    "duplicate spans": "SELECT count(*) - count(DISTINCT (trace_id, span_id)) FROM stored.live_spans WHERE collides IS NULL",
     "duplicate log records": "SELECT count(*) - count(DISTINCT content_hash) FROM stored.logs WHERE seq IS NOT NULL",
     "duplicate evaluations": "SELECT count(*) - count(DISTINCT key) FROM stored.live_evaluations",
     "duplicate row numbers": """

@@ -17,7 +17,7 @@ from trainspan_collector.otlp.values import read_attributes
 from trainspan_collector.rows.evaluations import read_evaluation
 from trainspan_collector.rows.feedback import read_feedback, target_of_events
 from trainspan_collector.rows.logs import read_log
-from trainspan_collector.rows.same_span import are_distinct, facts_of, standing
+from trainspan_collector.rows.same_span import are_distinct, facts_of, identity_of, standing
 from trainspan_collector.rows.spans import Origin, read_origin, read_span, signed, span_bytes, span_events
 from trainspan_collector.rows.tables import arrow_table
 from trainspan_collector.rows.tally import Tally
@@ -221,7 +221,7 @@ class Batch:
         if first is not None and standing(first.richness) == standing(row.richness):
             facts = facts_of(row)
             if are_distinct(facts, facts_of(first)):
-                key, row = (*key, facts._replace(end_ns=None)), row._replace(collides=True)
+                key, row = (*key, identity_of(facts)), row._replace(collides=True)
         self._put(self._spans, key, row, _span_rank)
 
     def _put(self, rows: dict[_Key, _Row], key: _Key, row: _Row, rank: Callable[[_Row], int]) -> None:

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from trainspan_schemas.store.tables import SpanRow
 
-__all__ = ["FACTS", "SpanFacts", "are_distinct", "facts_of", "standing"]
+__all__ = ["FACTS", "SpanFacts", "are_distinct", "facts_of", "identity_of", "standing"]
 
 _HALVES: Final = ({2, 3}, {4, 5})
 """Kinds SERVER and CLIENT, PRODUCER and CONSUMER."""
@@ -30,6 +30,11 @@ class SpanFacts(NamedTuple):
 
 
 FACTS: Final = SpanFacts._fields
+
+
+def identity_of(facts: SpanFacts) -> SpanFacts:
+    """What copies of one span have in common among distinct spans with its ids, as in the marks of the key index."""
+    return facts._replace(start_ns=_microseconds(facts.start_ns), end_ns=None)
 
 
 def facts_of(row: SpanRow) -> SpanFacts:

@@ -7,8 +7,9 @@ readers search a place without result.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Final
 
 import duckdb
@@ -111,20 +112,42 @@ def _insert(
     cursor: duckdb.DuckDBPyConnection, index: KeyIndex, groups: RowGroups, table: str, incoming: pa.Table
 ) -> _Inserted:
     """Inserts what is new or of greater rank than what is stored."""
-    rows = dict(index.copies(cursor, table, incoming))
+    copies = index.copies(cursor, table, incoming)
+    rows = _best(copies)
     stored = index.find(rows)
     if table == "spans" and (_n_collisions(incoming) or any(_may_differ(rows[key], stored[key]) for key in stored)):
         incoming = _told_apart(cursor, index, incoming)
-        rows = dict(index.copies(cursor, table, incoming))
+        copies = index.copies(cursor, table, incoming)
+        rows = _best(copies)
         stored = index.find(rows)
     kept = {key: copy for key, copy in rows.items() if key not in stored or copy.rank > stored[key].rank}
     if replaced := [(stored[key].seq, copy.seq) for key, copy in kept.items() if key in stored]:
         seqs, by_seqs = zip(*replaced, strict=True)
         cursor.from_arrow(pa.table({"seq": seqs, "by_seq": by_seqs})).insert_into("stored.superseded")
     if len(kept) < incoming.num_rows:
-        incoming = incoming.filter(pa.array([key in kept for key in rows]))
+        incoming = incoming.filter(pa.array([key in kept and kept[key].seq == copy.seq for key, copy in copies]))
     groups.insert(cursor, table, incoming)
-    return _Inserted(kept, len(stored), _n_collisions(incoming) if table == "spans" else 0)
+    n_collisions = _warned_of_collisions(incoming) if table == "spans" else 0
+    return _Inserted(kept, len(copies) - len(rows) + len(stored), n_collisions)
+
+
+def _best(copies: Sequence[tuple[bytes, Copy]]) -> dict[bytes, Copy]:
+    """The copy of the greatest rank of each key, the first of several: marks of distinct rows of a batch may be equal."""
+    best: dict[bytes, Copy] = {}
+    for key, copy in copies:
+        if key not in best or copy.rank > best[key].rank:
+            best[key] = copy
+    return best
+
+
+def _warned_of_collisions(spans: pa.Table) -> int:
+    """The number of spans that have the ids of another one; a warning names the first."""
+    if count := _n_collisions(spans):
+        first = spans.filter(spans.column("collides")).slice(0, 1).select(["trace_id", "span_id"]).to_pylist()[0]
+        log.warning(
+            "id_collision spans=%d: distinct spans have one id, first trace_id=%s span_id=%s", count, *first.values()
+        )
+    return count
 
 
 def _n_collisions(spans: pa.Table) -> int:
@@ -157,15 +180,15 @@ def _told_apart(cursor: duckdb.DuckDBPyConnection, index: KeyIndex, spans: pa.Ta
             flags[row] = True if is_other or key in taken else None
             if not is_other:
                 taken.add(key)
-        if flags[row]:
-            ids = (spans.column(name)[row].as_py() for name in ("trace_id", "span_id"))
-            log.warning("id_collision trace_id=%s span_id=%s: distinct spans have one id", *ids)
     return spans.set_column(place, "collides", pa.array(flags, pa.bool_()))
 
 
 def _stored_facts(cursor: duckdb.DuckDBPyConnection, seqs: list[int]) -> dict[int, SpanFacts]:
-    if not seqs:
-        return {}
-    condition = f"seq BETWEEN {min(seqs)} AND {max(seqs)} AND seq IN (SELECT unnest($seqs::BIGINT[]))"
-    rows = cursor.execute(f"SELECT seq, {', '.join(FACTS)} FROM stored.spans WHERE {condition}", {"seqs": seqs})
-    return {seq: SpanFacts(*values) for seq, *values in rows.fetchall()}
+    """Reads one stretch of rows for each place that has one: a range over all of them could be the whole store."""
+    facts: dict[int, SpanFacts] = {}
+    for _, places in groupby(sorted(seqs), lambda seq: seq // PLACE_ROWS):
+        near = list(places)
+        condition = f"seq BETWEEN {near[0]} AND {near[-1]} AND seq IN (SELECT unnest($seqs::BIGINT[]))"
+        rows = cursor.execute(f"SELECT seq, {', '.join(FACTS)} FROM stored.spans WHERE {condition}", {"seqs": near})
+        facts |= {seq: SpanFacts(*values) for seq, *values in rows.fetchall()}
+    return facts

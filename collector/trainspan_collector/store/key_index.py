@@ -36,7 +36,7 @@ __all__ = ["Copy", "KeyIndex", "KeyIndexError"]
 
 log = logging.getLogger(__name__)
 
-_MARK: Final = "hash(start_ns // 1000, parent_span_id, name, kind, rollout_id, attempt)"
+_MARK: Final = "hash(start_ns // 1000, parent_span_id, name, kind::BIGINT, rollout_id, attempt::BIGINT)"
 _IDENTITIES: Final[Mapping[str, str]] = {
     "spans": f"trace_id || span_id || CASE WHEN collides THEN ' ' || {_MARK} ELSE '' END",
     "logs": "'log ' || hex(content_hash)",

@@ -68,3 +68,32 @@ def test_distinct_spans_with_one_id_are_all_stored_once(tmp_path: Path, batches:
         assert store.filling.cursor.execute("SELECT count(*) FROM stored.live_spans").fetchall() == [(3,)]
     finally:
         store.close()
+
+
+@pytest.mark.parametrize("batches", [[3], [1, 2], [2, 1], [1, 1, 1]])
+def test_colliding_spans_within_a_microsecond_are_copies_however_they_arrive(
+    tmp_path: Path, batches: list[int]
+) -> None:
+    spans = [
+        span(1, 1, {}, start_time_unix_nano=at, end_time_unix_nano=at + 10) for at in (10**6, 2 * 10**6, 2_000_400)
+    ]
+    store = Store(tmp_path)
+    try:
+        for count in batches:
+            store.filling.add_spans([spans.pop(0) for _ in range(count)])
+        stored = store.filling.cursor.execute("SELECT start_ns // 1000, collides FROM stored.live_spans ORDER BY 1")
+        assert stored.fetchall() == [(1000, None), (2000, True)]
+        assert store.differences() == (0, 0)
+    finally:
+        store.close()
+
+
+def test_a_kind_that_no_specification_has_does_not_damage_the_index(tmp_path: Path) -> None:
+    odd = span(1, 1, {}, start_time_unix_nano=5000, end_time_unix_nano=6000)
+    odd.kind = -1  # type: ignore[assignment]
+    store = Store(tmp_path)
+    try:
+        store.filling.add_spans([odd])
+        assert store.differences() == (0, 0)
+    finally:
+        store.close()
