@@ -13,7 +13,7 @@ command -v "$python" >/dev/null || fail "no $python on PATH: install Python 3.11
 builds="$("$python" tools/preflight.py)"
 
 # Builds of one kind would satisfy the other's requirements and stay.
-if [ -e .venv/builds ] && [ "$(cat .venv/builds)" != "$builds" ]; then
+if [ -x .venv/bin/python ] && [ "$(cat .venv/builds 2>/dev/null)" != "$builds" ]; then
     "$python" -m venv --clear .venv
 fi
 [ -x .venv/bin/python ] || "$python" -m venv .venv

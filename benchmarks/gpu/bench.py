@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.gpu.figures import TINY, attempt, matmul_rate, note
 from benchmarks.support.workload import Workload
-from benchmarks.training.accelerator import SIZES, SMALL, Size, make_model, operations
+from benchmarks.training.accelerator import SIZES, SMALL, Size, config_of, make_model, operations
 from tests.support.dataset_files import LoggedCall
 
 __all__ = ["Case", "agent_work", "calls_of", "main", "measured", "sizes"]
@@ -116,10 +116,12 @@ def measured(case: Case, folder: Path) -> dict[str, Any]:
     cuda = torch.cuda.is_available()
     settings = TrainSettings(**case.settings, **_UNLIMITED)
     torch.manual_seed(0)
+    config = config_of(sizes()[case.size])
+    config.max_position_embeddings = 32_768
+    budget = memory.fit(config, settings, memory.available(settings, cuda=cuda), cuda=cuda, team=Team())
+    settings = replace(settings, gradient_checkpointing=budget.kept < budget.longest)
     model = make_model(sizes()[case.size])
     model.config.max_position_embeddings = 32_768
-    config = model.config
-    budget = memory.fit(config, settings, memory.available(settings, cuda=cuda), cuda=cuda, team=Team())
     if settings.forward != "padded":
         attention.prepare(model, settings.forward)
     if settings.adapter:
@@ -141,7 +143,7 @@ def measured(case: Case, folder: Path) -> dict[str, Any]:
         trainer.control.should_training_stop = True
 
     tokenizer = load_tokenizer(make_tiny_model(folder / f"tokenizer-{len(list(folder.iterdir()))}", hidden=32))
-    trainer = TransitionGRPOTrainer(model, tokenizer, settings, steps(), str(folder))
+    trainer = TransitionGRPOTrainer(model, tokenizer, settings, steps(), str(folder), budget=budget)
     trainer.train()
     took = [later - earlier for earlier, later in zip(marks[WARM:-1], marks[WARM + 1 :], strict=True)]
     figures = {
@@ -157,7 +159,9 @@ def measured(case: Case, folder: Path) -> dict[str, Any]:
         **_speed(case, step, statistics.median(took)),
     }
     if cuda:
-        estimate = memory.estimate(config, replace(settings, micro_batch_tokens=budget.tokens), cuda=True)
+        largest = max(batch.tokens.size for batch in step.micro_batches)
+        chosen = replace(settings, micro_batch_tokens=largest, gradient_checkpointing=largest > budget.kept)
+        estimate = memory.estimate(config, chosen, cuda=True, logits=budget.logits)
         figures |= _peaks(estimate) | _compilation()
     if case.profile and cuda:
         figures["profile"] = _profiled(lambda: _one_step(trainer, step))

@@ -177,4 +177,4 @@ def _may_have_secrets(body: bytes) -> bool:
     folded = np.bitwise_or(np.frombuffer(body, np.uint8), _CASE_BIT)
     if contains_any(folded, _SECRET_BYTES):
         return True
-    return contains_any(folded, (_KEY_START,)) and _KEY_BYTES.search(folded) is not None
+    return contains_any(folded, (_KEY_START,)) and _KEY_BYTES.search(folded.data) is not None

@@ -101,6 +101,16 @@ class GrammarTrial:
 
     async def _start(self) -> asyncio.subprocess.Process | None:
         """Starts the process; None, and grammars are no longer tried, if that fails."""
+        try:
+            if process := await self._started():
+                return process
+            reason = "the process for that does not start"
+        except Exception as error:  # noqa: BLE001  # the tokenizer's code, or no memory for a process
+            reason = str(error) or type(error).__name__
+        _log.error("grammars are not tried before the engine compiles them: %s", reason)
+        return None
+
+    async def _started(self) -> asyncio.subprocess.Process | None:
         tokenizer = await asyncio.to_thread(self._tokenizer)
         process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -113,7 +123,6 @@ class GrammarTrial:
         if await _exchange(process, tokenizer):
             return process
         await process.wait()
-        _log.error("grammars are not tried before the engine compiles them: the process for that does not start")
         return None
 
 

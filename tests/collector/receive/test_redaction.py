@@ -175,7 +175,9 @@ def test_a_bearer_token_in_a_status_message_or_a_name_is_cut_out_of_it() -> None
     assert SECRET.encode() not in Redaction().apply(logs, logs.SerializeToString()).body
 
 
-@pytest.mark.parametrize("key", ["sk-proj-0123456789abcdef", "sk-abcdefghij0123456789ABCDEF", "sk-ant-api03-aAbBcCdDeEfF_0"])
+@pytest.mark.parametrize(
+    "key", ["sk-proj-0123456789abcdef", "sk-abcdefghij0123456789ABCDEF", "sk-ant-api03-aAbBcCdDeEfF_0"]
+)
 def test_a_vendors_key_is_cut_out_of_a_text_wherever_it_is(key: str) -> None:
     assert _after({"error.message": f"the key {key}, which is wrong"})["error.message"].string_value == (
         "the key [removed], which is wrong"

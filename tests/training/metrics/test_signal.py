@@ -62,9 +62,25 @@ def test_groups_without_a_difference_cannot_be_tested() -> None:
     rng = np.random.default_rng(0)
     assert signal_of(np.eye(4), [0.0] * 4, ["a", "a", "b", "b"], rng) is None
     assert signal_of(np.eye(2), [1.0, -1.0], ["a", "b"], rng) is None
-    pair = signal_of(np.array([[1.0, 0.5], [0.5, 1.0]]), [1.0, -1.0], ["a", "a"], rng)
-    assert pair is not None
-    assert (pair.within, pair.between, pair.p) == (0.0, 0.0, 1.0), "two rollouts have one product in either order"
+    pair = np.array([[1.0, 0.5], [0.5, 1.0]])
+    assert signal_of(pair, [1.0, -1.0], ["a", "a"], rng) is None, "two rollouts have one product in either order"
+
+
+@pytest.mark.parametrize(("groups", "size", "successes"), [(4, 2, 1), (2, 8, 1), (8, 8, 1)])
+def test_few_rollouts_are_no_evidence_either_way(groups: int, size: int, successes: int) -> None:
+    """Many permutations give the same sums then; counted in full, they would speak against a signal."""
+    zs = []
+    for seed in range(200):
+        rng = np.random.default_rng(seed)
+        vectors = rng.normal(size=(groups * size, 6))
+        labels = np.concatenate(
+            [rng.permutation([1.0] * successes + [0.0] * (size - successes)) for _ in range(groups)]
+        )
+        names = [f"g{index // size}" for index in range(groups * size)]
+        signal = signal_of(vectors @ vectors.T, (labels - successes / size).tolist(), names, rng)
+        zs += [] if signal is None else [signal.z]
+    assert len(zs) > 150
+    assert abs(np.mean(zs)) < 0.25
 
 
 def test_evidence_adds_up_over_rounds_and_newer_ones_count_more() -> None:

@@ -68,7 +68,7 @@ def test_rates_are_those_of_the_round_after_a_restart_too(run: Run, tmp_path: Pa
     run(settings, rounds=2)
     run(settings, rounds=1)
     lines = (tmp_path / "checkpoints/metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["learning_rate"] for line in lines] == pytest.approx([1e-5 / 3, 2e-5 / 3, 1e-5])
+    assert [json.loads(line)["learning_rate"] for line in lines] == pytest.approx([1e-5 / 6, 1e-5 / 2, 5e-5 / 6])
 
 
 def test_the_optimizer_has_the_settings_and_the_default_rate_is_on_record(
@@ -81,7 +81,7 @@ def test_the_optimizer_has_the_settings_and_the_default_rate_is_on_record(
     assert {tuple(group["betas"]) for group in groups} == {(0.9, 0.95)}
     write_dataset(tmp_path / "dataset", sample_rollouts(model, rollouts=2))
     (result,) = run(TrainSettings(policy_url="none", rollouts_per_step=64))
-    assert result.event()["learning_rate"] == 2e-5
+    assert result.event()["learning_rate"] == 1e-5, "half of the default: the only step is in the middle of the warm-up"
 
 
 def test_the_step_that_would_pass_the_target_is_shortened_to_reach_it_and_is_the_last() -> None:

@@ -82,7 +82,10 @@ class Signal:
     between: float
     """The same over pairs of different groups; 0 if there is one group."""
     p: float
-    """Of the smaller of the two one-sided p values, among its values under the same permutations (min-p)."""
+    """Of the smaller of the two one-sided p values, among its values under the same permutations (min-p).
+
+    Ties count half (mid-p), so that its normal score is 0 in the mean also with few rollouts.
+    """
 
     @property
     def tested(self) -> bool:
@@ -91,8 +94,8 @@ class Signal:
 
     @property
     def z(self) -> float:
-        """p as a normal score, at most 2.9 with 999 permutations: N(0, 1) if rewards are independent of the tokens."""
-        return NormalDist().inv_cdf(1 - min(self.p, 0.999))
+        """p as a normal score, at most 3.1 with 999 permutations: N(0, 1) if rewards are independent of the tokens."""
+        return NormalDist().inv_cdf(1 - min(max(self.p, 0.001), 0.999))
 
 
 def signal_of(
@@ -100,7 +103,7 @@ def signal_of(
 ) -> Signal | None:
     """Tests R rollouts with their `kernel` (R, R), `advantages` (R,) and `groups` (R,).
 
-    Returns None if no group has two rollouts with different advantages.
+    Returns None if permuting changes nothing, as without a group that has different advantages.
     """
     members = [np.flatnonzero(np.asarray(groups) == group) for group in dict.fromkeys(groups)]
     actual_R = np.asarray(advantages, dtype=np.float64)
@@ -114,7 +117,8 @@ def signal_of(
     tests = [_test(labels_PR, np.where(pairs, kernel, 0.0)) for pairs in (same & other_rollout, ~same)]
     (within, p_within_P), (between, p_between_P) = tests
     smaller_P = np.minimum(p_within_P, p_between_P)
-    return Signal(within, between, float((smaller_P <= smaller_P[0]).mean()))
+    less, equal = float((smaller_P < smaller_P[0]).mean()), float((smaller_P == smaller_P[0]).mean())
+    return None if equal == 1 else Signal(within, between, less + equal / 2)
 
 
 NO_SIGNAL = Signal(math.nan, math.nan, math.nan)

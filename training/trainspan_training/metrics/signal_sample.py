@@ -16,7 +16,7 @@ from trainspan_training.objective.logprobs import Probe
 __all__ = ["SignalSample"]
 
 _TOKENS = 2000
-"""Tokens of a round that are sampled."""
+"""Greatest number of tokens of a round that are sampled, of all processes: the rows of a rollout may be in several."""
 
 
 class SignalSample:
@@ -25,7 +25,7 @@ class SignalSample:
     def __init__(self, labels: RolloutLabels, team: Team) -> None:
         self._labels = labels
         self._team = team
-        self._left_R = np.full(len(labels.groups), max(1, _TOKENS // max(1, len(labels.groups))))
+        self._left_R = np.full(len(labels.groups), max(1, _TOKENS // max(1, len(labels.groups) * team.size)))
         self._parts: list[tuple[np.ndarray, Tensor, Tensor]] = []
 
     def probe(self, batch: MicroBatch) -> Probe | None:

@@ -100,7 +100,11 @@ def _by_flex(query: Tensor, key: Tensor, value: Tensor, mask: Any, options: dict
 
 @functools.cache
 def _compiled(function: Any) -> Any:
-    """Compiled as a whole: PyTorch then refuses what it would otherwise run with all pairs in memory."""
+    """Compiled as a whole: PyTorch then refuses what it would otherwise run with all pairs in memory.
+
+    Beyond its limit of variants (8) it would end the round: dtypes, gradients and trained matrices are variants.
+    """
+    torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
     return torch.compile(function, fullgraph=True)
 
 

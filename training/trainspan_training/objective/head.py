@@ -56,13 +56,15 @@ def head_scores(
     temperatures: Tensor,
     chunk: int,
     limits: TokenLimits | None = None,
+    *,
+    of_parameters: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """Log-probabilities and entropies (N,) of `targets` (N,) at `temperatures` (N,), from hidden states (N, H).
 
     `after` replays the steps after the head; `chunk` positions are processed at a time; tokens barred by `limits` have
-    probability 0. Gradients flow to the hidden states and the head's parameters, from the log-probabilities only.
+    probability 0. Gradients flow to the hidden states and (`of_parameters`) the head's parameters, from the log-probabilities only.
     """
-    parameters = [parameter for parameter in head.parameters() if parameter.requires_grad]
+    parameters = [parameter for parameter in head.parameters() if parameter.requires_grad and of_parameters]
     found: tuple[Tensor, Tensor] = _Head.apply(  # type: ignore[no-untyped-call]
         head, after, limits, targets, temperatures, chunk, hidden, *parameters
     )
@@ -85,7 +87,7 @@ class _Head(torch.autograd.Function):
         temperatures: Tensor,
         chunk: int,
         hidden: Tensor,
-        *_: Tensor,
+        *parameters: Tensor,
     ) -> tuple[Tensor, Tensor]:
         logprobs, entropies, logsumexps = (torch.empty_like(temperatures) for _ in range(3))
         for part in _parts(len(targets), chunk):
@@ -95,7 +97,7 @@ class _Head(torch.autograd.Function):
                     piece, targets[block], temperatures[block]
                 )
             del logits, piece  # pyright: ignore[reportPossiblyUnboundVariable]
-        ctx.head, ctx.after, ctx.limits, ctx.chunk = head, after, limits, chunk
+        ctx.head, ctx.after, ctx.limits, ctx.chunk, ctx.parameters = head, after, limits, chunk, parameters
         kind = hidden.device.type
         ctx.autocast = (kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
         ctx.save_for_backward(targets, temperatures, hidden, logprobs, logsumexps)
@@ -108,8 +110,9 @@ class _Head(torch.autograd.Function):
         scales = gradients[0] / temperatures
         if ctx.limits:  # exactly 0 even if recomputed logits differ in rounding
             scales = scales.masked_fill(torch.from_numpy(ctx.limits.forced()).to(scales.device), 0.0)
-        parameters = [parameter for parameter in ctx.head.parameters() if parameter.requires_grad]
-        weight = ctx.head.weight if type(ctx.head) is nn.Linear and ctx.head.weight.requires_grad else None
+        parameters = ctx.parameters
+        is_linear = type(ctx.head) is nn.Linear
+        weight = next((each for each in parameters if is_linear and each is ctx.head.weight), None)
         others = [parameter for parameter in parameters if parameter is not weight]
         sums = {id(parameter): _zeros(parameter) for parameter in parameters}
         of_hidden = torch.zeros_like(hidden)

@@ -101,7 +101,9 @@ def _chunked(
             chosen, some = probe.tokens, None if limits is None else limits.take(probe.tokens.cpu().numpy())
             with torch.enable_grad():
                 states = hidden.detach()[chosen].requires_grad_()
-                logprobs = head_scores(head, after, states, targets[chosen], temperatures[chosen], rows, some)[0]
+                logprobs = head_scores(
+                    head, after, states, targets[chosen], temperatures[chosen], rows, some, of_parameters=False
+                )[0]
                 (gradients,) = torch.autograd.grad(logprobs.sum(), [states])
             probe.receive(states.detach(), gradients)
         return Scores(*head_scores(head, after, hidden, targets, temperatures, rows, limits))

@@ -168,7 +168,14 @@ def fit(config: Any, settings: TrainSettings, memory: Memory, *, cuda: bool, tea
 def _fit(config: Any, settings: TrainSettings, memory: Memory, *, cuda: bool, parts: int) -> TokenBudget:
     check(config, settings, memory, cuda=cuda, parts=parts)
     width = 2 if compute_dtype(settings, cuda=cuda) == "bfloat16" else 4
-    logits = int(np.clip(_CHUNK_SHARE * memory.free / width, CHUNK, _MOST_LOGITS if cuda else CHUNK))
+    large = int(np.clip(_CHUNK_SHARE * memory.free / width, CHUNK, _MOST_LOGITS if cuda else CHUNK))
+    return _with_chunks(config, settings, memory, large, cuda=cuda, parts=parts)
+
+
+def _with_chunks(
+    config: Any, settings: TrainSettings, memory: Memory, logits: int, *, cuda: bool, parts: int
+) -> TokenBudget:
+    """The sizes with so many logits at a time, or with the smallest chunks, which `check` has proved to fit."""
 
     def fits(tokens: int, recompute: bool, share: float = 1.0) -> bool:
         tried = replace(_of(settings, tokens), gradient_checkpointing=recompute)
@@ -187,6 +194,8 @@ def _fit(config: Any, settings: TrainSettings, memory: Memory, *, cuda: bool, pa
     recomputes = _parameters(config, settings)[2] and settings.gradient_checkpointing is not False
     keeps = not recomputes or not settings.gradient_checkpointing
     ways = [way for way, possible in ((False, keeps), (True, recomputes)) if possible and fits(chosen(way), way)]
+    if not ways and logits > CHUNK:
+        return _with_chunks(config, settings, memory, CHUNK, cuda=cuda, parts=parts)
     tokens = chosen(min(ways or [recomputes], key=cost))
     longest = _greatest(lambda size: fits(size, recomputes), tokens)
     kept = longest if not recomputes else _greatest(lambda size: keeps and fits(size, False, _SHARE), 0)

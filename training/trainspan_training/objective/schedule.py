@@ -47,7 +47,7 @@ class Schedule:
         return cls(rate, settings.warmup_rounds)
 
     def at(self, rounds: float) -> float:
-        """The rate of a step that ends this number of rounds after version 0."""
+        """The rate of a step in the middle of which so many rounds have passed since version 0."""
         if rounds < self.warmup:
             return self.rate * rounds / self.warmup
         if self.decay == "constant":

@@ -81,11 +81,13 @@ class RoundSteps:
         count = len(steps) * self._settings.passes
         trainer.recorder = self._recorder = self._new_recorder(len(steps))
         trainer.sampler = self._sample = SignalSample(outline.labels, trainer.team)
-        trainer.trust = TrustRegion(self._settings.target_kl)
+        # Against an older sampler k3 is not the movement of this round.
+        is_movement = prepared.old_policy == "recompute" or outline.staleness.fresh
+        trainer.trust = TrustRegion(self._settings.target_kl if is_movement else 0.0)
         for index in range(count):
             if index == len(steps):
                 trainer.recorder = trainer.sampler = None
-            trainer.rate = trainer.schedule.at(rounds + (index + 1) / count)
+            trainer.rate = trainer.schedule.at(rounds + (index + 0.5) / count)
             yield list(steps[index % len(steps)].micro_batches)
             if trainer.failure or trainer.trust.reached:
                 break

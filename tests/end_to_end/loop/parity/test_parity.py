@@ -29,7 +29,7 @@ from trainspan_schemas.artifacts.dataset import manifest_path
 
 pytestmark = pytest.mark.timeout(1500)
 
-LOW, HIGH, NORM, STEPS, SEED = 0.8, 1.28, 1.0, 4, 0
+LOW, HIGH, NORM, PER_STEP, SEED = 0.8, 1.28, 1.0, 64, 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +94,9 @@ def split(calls: list[Stored], dataset_sha256: str) -> list[list[Stored]]:
     tasks = list(by_task.values())
     order = np.random.default_rng([SEED, int(dataset_sha256[:16], 16)]).permutation(len(tasks))
     rollouts = [own for index in order for own in tasks[index].values()]
+    steps = max(1, round(len(rollouts) / PER_STEP))
     return [
-        [call for place in part for call in rollouts[place]] for part in np.array_split(range(len(rollouts)), STEPS)
+        [call for place in part for call in rollouts[place]] for part in np.array_split(range(len(rollouts)), steps)
     ]
 
 
@@ -165,7 +166,7 @@ def assert_parity(run: Path, calls: list[Stored], *, exactly: float) -> None:
     saved = load_file(run / "checkpoints/policy-000001/model.safetensors")
     for name, parameter in model.named_parameters():
         if name in saved:
-            moved = record["learning_rate"] * STEPS
+            moved = record["learning_rate"] * len(steps)
             assert float((parameter.detach() - saved[name]).abs().mean()) < 0.01 * moved, name
 
 

@@ -100,7 +100,13 @@ def test_the_first_round_sampled_again_with_the_same_seeds_is_that_of_the_whole_
     write_loop_config(
         config,
         calculator,
-        train={"learning_rate": 1e-4},
+        train={
+            "learning_rate": 1e-4,
+            "rollouts_per_step": 64,
+            "warmup_rounds": 0,
+            "negative_weight": 1.0,
+            "target_kl": 0.0,
+        },
         loop={
             "target": "tests/end_to_end/loop/parity/seeded_agent.py:solve",
             "rounds": 1,

@@ -40,7 +40,7 @@ def _prepare(tmp_path: Path, plan: str, *, sleep: bool = False) -> tuple[Place, 
         inputs,
         serving={"sleep": sleep},
         rollouts={"n": 4, "judge": ""},
-        train={"adapter": "lora", "lora_rank": 4, "learning_rate": 1e-3, "rollouts_per_step": 64},
+        train={"adapter": "lora", "lora_rank": 4, "learning_rate": 1e-3, "rollouts_per_step": 64, "warmup_rounds": 0},
         loop={
             "target": "tests/end_to_end/loop/policies/team_agent.py:solve",
             "rounds": len(plan.split()),
