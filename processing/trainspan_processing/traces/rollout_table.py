@@ -180,7 +180,8 @@ def _strays(calls: pl.LazyFrame, spans: pl.LazyFrame, roots: pl.LazyFrame) -> pl
     """`has_strays`: something in other traces than the rollout's own began before the rollout, so that another run made it.
 
     A run that was killed has no own span. The agent's spans are compared with the rollout's own by their clock, unless that is
-    the runner's; calls only with other calls: none of a run begins longer before its last one than the run lasted.
+    the runner's, and so are calls of agents on the server's machine. Other calls are compared with each other only: none of a run
+    begins longer before its last one than the run lasted.
     """
     own = roots.select(
         *ROLLOUT_KEY,
@@ -201,11 +202,16 @@ def _strays(calls: pl.LazyFrame, spans: pl.LazyFrame, roots: pl.LazyFrame) -> pl
         )
     )
     last, first = pl.col("start_ns").filter(is_own).max(), pl.col("start_ns").filter(~is_own).min()
+    is_too_early = (last - first > pl.col("lasts_ns").first() + _TOLERANCE_NS).fill_null(False)
+    is_comparable = pl.col("same_clock").fill_null(False) & ~pl.col("counts_all").fill_null(False)
+    # The rollout's own span may be from another machine than these calls, unless its own calls are from this one.
+    tolerance = pl.when((is_own & is_comparable).any()).then(0).otherwise(_TOLERANCE_NS)
+    began_before = (~is_own & is_comparable & (pl.col("start_ns") < pl.col("begins_ns") - tolerance)).any()
     of_calls = (
         calls.join(own, on=ROLLOUT_KEY)
         .filter(is_heard)
         .group_by(ROLLOUT_KEY)
-        .agg((last - first > pl.col("lasts_ns").first() + _TOLERANCE_NS).alias("has_strays"))
+        .agg((is_too_early | began_before).alias("has_strays"))
     )
     both = pl.concat([of_spans, of_calls]).filter("has_strays")
     return both.select(*ROLLOUT_KEY, "has_strays").unique()

@@ -97,6 +97,32 @@ def test_two_runs_with_one_id_and_attempt_are_never_summed(bench: Bench, first: 
     assert stored in ([1.0], [2.0])
 
 
+@pytest.mark.parametrize("calls", [1, 0], ids=["calls early", "makes no call"])
+def test_a_killed_trys_call_does_not_get_the_reward_of_a_retry_that_works_longer_than_the_gap(
+    bench: Bench, calls: int
+) -> None:
+    killed = _run(bench, "job", "one", begins=0.0, reward=None)
+    again = _run(bench, "job", "two", begins=6.0, reward=2.0)  # until second 26
+    again.spans = again.spans[: 1 + calls]
+    for call in (killed.spans[0], *again.spans[1:]):
+        call.attributes[keys.CALL_SAME_CLOCK] = True
+    bench.send(killed, again, chain(bench.rollout("x"), 1).reward(1.0), chain(bench.rollout("y"), 1).reward(0.0))
+    built = bench.build(round_=0, min_coverage=0.0)
+    assert built.manifest["dropped"] == {"attempt_conflict": 1 + calls}
+    assert built.manifest["rows"] == 2
+
+
+def test_a_call_that_an_agent_on_one_machine_makes_at_once_in_a_trace_of_its_own_is_no_conflict(bench: Bench) -> None:
+    rollout = _run(bench, "a", "one", begins=0.0, reward=1.0)
+    rollout.call(1, [1], [2], at=0.0)
+    rollout.spans[-1].trace_id, rollout.spans[-1].parent = hex_id(32, bench.run_id, "inner"), None
+    for call in rollout.spans[1:]:
+        call.attributes[keys.CALL_SAME_CLOCK] = True
+    bench.send(rollout, chain(bench.rollout("y"), 1).reward(0.0))
+    built = bench.build(round_=0)
+    assert (built.manifest["dropped"], built.manifest["rows"]) == ({}, 3)
+
+
 def test_a_new_attempt_of_a_killed_run_is_trained_alone(bench: Bench) -> None:
     bench.send(_run(bench, "job", "one", begins=0.0, reward=None))
     bench.send(_run(bench, "job", "two", begins=50.0, reward=2.0, attempt=1_764_000_000))
