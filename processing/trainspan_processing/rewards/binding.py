@@ -5,10 +5,11 @@ The first rule that applies decides:
 - `rollout`: it states so, has no span, or is on the rollout's or a process's own span: the rollout;
 - `call`: it is on a call span: that call;
 - `client_call`: it is on the client's span of a call: that call;
+- `unclear`: it names a response that is not stored;
 - `step`: it is on any other span, and a call under that span, else under the span's parent, came back before it: the latest
   such call (preceding_call.py);
 - `unclear`: there are such calls, but it cannot be known which of them came back before it, or it is of a call that cannot be
-  found;
+  found, as if it names a call that is not stored;
 - `fallback`: none of these: the rollout.
 """
 
@@ -46,6 +47,7 @@ _DIRECT: Final = (
 )
 _RULES: Final = (
     *_DIRECT,
+    _Rule(UNCLEAR, pl.col("about_response").is_not_null(), None),
     _Rule("step", pl.col("step_call_span").is_not_null(), ("step_call_trace", "step_call_span")),
     _Rule(UNCLEAR, pl.col("is_unclear").fill_null(value=False) | (_OF == "call"), None),
     _Rule("fallback", pl.lit(True), None),

@@ -2,7 +2,7 @@
 
 The agent and the policy server may have two clocks, so that a call's end and a step's time cannot be compared as they are:
 - The agent's process may say which call had come back last (`last_call`). Calls are then compared with that one, in the order of
-  the server.
+  the server. If that one is not stored, the answer is unclear.
 - Otherwise the agent's own record says when a call came back: the client's span of the call or of its HTTP request, or the server's
   time if both are on one machine.
 - A call of which neither is known is the preceding one only if it is the only one under the span, or the only one under a parent
@@ -31,10 +31,12 @@ def preceding_call(rows: pl.DataFrame, calls: pl.DataFrame, spans: pl.DataFrame,
     own = calls.join(rows, on=ROLLOUT_KEY, how="semi", nulls_equal=True, maintain_order="left")
     calls = _scoped(own, matches)
     scopes = _scopes(rows, calls).join(_steps(spans), on=["scope_trace", "scope_span"], how="left")
-    known = _with_last_call(rows, scopes, calls)
-    causal = _after_last_call(known, calls)
-    timed = _by_time(rows.join(known, on="row", how="anti"), scopes, calls)
-    return pl.concat([causal, timed])
+    named = _with_last_call(rows, scopes, calls)
+    causal = _after_last_call(named.drop_nulls("last_trace"), calls)
+    timed = _by_time(rows.join(named, on="row", how="anti"), scopes, calls)
+    nothing = (pl.lit(None, dtype=pl.String).alias(name) for name in _CALL)
+    lost = named.filter(pl.col("last_trace").is_null()).select("row", *nothing, pl.lit(value=True).alias("is_unclear"))
+    return pl.concat([causal, timed, lost])
 
 
 def _scoped(calls: pl.DataFrame, matches: CallMatches) -> pl.DataFrame:
@@ -90,7 +92,8 @@ def _steps(spans: pl.DataFrame) -> pl.DataFrame:
 
 
 def _with_last_call(rows: pl.DataFrame, scopes: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
-    """The rows whose last call is known, with its end as `last_end_ns` by the server's clock and its key and scope."""
+    """The rows that name their last call, with its end as `last_end_ns` by the server's clock and its key and scope, NULL if it is
+    not stored."""
     around = scopes.filter(pl.col("rank") == 0).select("row", pl.lit(value=True).alias("is_around"))
     before = pl.when(pl.col("is_around").is_null()).then("last_call_before_span")
     named = rows.join(around, on="row", how="left").with_columns(pl.coalesce("last_call", before).alias("last_call"))
@@ -102,7 +105,7 @@ def _with_last_call(rows: pl.DataFrame, scopes: pl.DataFrame, calls: pl.DataFram
         pl.col("scope_trace").alias("last_scope_trace"),
         pl.col("scope_span").alias("last_scope_span"),
     ).unique([*ROLLOUT_KEY, "last_call"], keep="first", maintain_order=True)
-    return named.join(last, on=[*ROLLOUT_KEY, "last_call"], how="inner")
+    return named.drop_nulls("last_call").join(last, on=[*ROLLOUT_KEY, "last_call"], how="left", nulls_equal=True)
 
 
 def _after_last_call(known: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:

@@ -175,7 +175,27 @@ def test_a_reward_names_no_call_of_another_rollout(bench: Bench) -> None:
     _call(other, 0, 0.0)
     other.reward(9.0, at=50.0, **{keys.EVALUATION_OF: "call", keys.LAST_CALL: call})
     bench.send(victim, other)
-    assert bench.edges() == [("b", "step", 0, 9.0)]
+    assert bench.edges() == [("b", "unclear", None, 9.0)]
+
+
+@pytest.mark.parametrize("naming", ["last call", "last call before the span", "response", "rollout"])
+def test_a_reward_that_names_a_call_that_is_not_stored_goes_to_no_other_call(bench: Bench, naming: str) -> None:
+    rollout = bench.rollout("a")
+    step = rollout.span("step", 1.0, 9.0)
+    _call(rollout, 0, 0.0, parent=step, trainspan__call__same_clock=True)
+    lost = {keys.LAST_CALL: hex_id(16, bench.run_id, "lost")}
+    tool = rollout.span("tool", 5.0, 8.0, parent=step)
+    if naming == "last call before the span":
+        rollout.spans[-1].attributes |= lost
+    names = {
+        "last call": lost,
+        "last call before the span": {},
+        "response": {keys.GEN_AI_RESPONSE_ID: "chatcmpl-lost"},
+        "rollout": lost | {keys.EVALUATION_OF: "rollout"},
+    }
+    rollout.reward(1.0, on=tool, at=7.0, **names[naming])
+    bench.send(rollout)
+    assert bench.edges() == [("a", "rollout" if naming == "rollout" else "unclear", None, 1.0)]
 
 
 @pytest.mark.parametrize("skew", SKEWS_S)
