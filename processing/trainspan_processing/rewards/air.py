@@ -96,7 +96,8 @@ def signals(
         pl.col("start_ns").alias("finished_ns"),
         pl.col("end_ns").alias("span_end_ns"),
         pl.col("last_call").alias("last_call_before_span"),
-        pl.lit(None, dtype=pl.String).alias("of"),
+        # A call under the step's own span was made after the step began.
+        *(pl.lit(None, dtype=pl.String).alias(name) for name in ("of", "span_id")),
     )
     return (
         rows.join(preceding_call(rows, calls, spans, matches), on="row", how="inner")

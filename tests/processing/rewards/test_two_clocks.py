@@ -212,3 +212,17 @@ def test_a_failed_tool_is_charged_to_the_call_that_asked_for_it_whatever_the_ser
     bench.send(*rollouts)
     table = rows(bench.build(round_=0, credit="step", baseline="none", air="tool_error=-0.5"))
     assert table.sort("rollout_id", "call_index")["reward"].to_list() == [1.0, 1.5, 4.0] * 3
+
+
+@pytest.mark.parametrize("same_clock", [True, False])
+def test_a_failed_tool_is_not_charged_to_a_call_that_was_made_inside_of_it(bench: Bench, same_clock: bool) -> None:
+    rollout = bench.rollout("a")
+    agent = rollout.span("agent", 0.5, 9.0)
+    asking = {keys.GEN_AI_OPERATION: "chat", keys.GEN_AI_REQUEST_MODEL: "policy"}
+    _call(rollout, 0, 0.0, parent=rollout.span("client", 1.9, 2.6, parent=agent, **asking))
+    tool = rollout.span("tool", 3.0, 8.0, parent=agent, **{keys.GEN_AI_OPERATION: "execute_tool"})
+    rollout.spans[-1].failed = True
+    _call(rollout, 1, 0.0, parent=tool, trainspan__call__same_clock=same_clock)
+    bench.send(rollout.reward(1.0))
+    table = rows(bench.build(round_=0, credit="step", baseline="none", air="tool_error=-0.5"))
+    assert table.sort("call_index")["reward"].to_list() == [-0.5, None]
