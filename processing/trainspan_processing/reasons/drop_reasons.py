@@ -31,6 +31,7 @@ from trainspan_schemas.telemetry import keys
 
 __all__ = [
     "GROUP_REASONS",
+    "UNTRUSTED",
     "UNTRUSTED_REWARD",
     "admitted_reasons",
     "call_reason",
@@ -42,9 +43,10 @@ __all__ = [
 
 GROUP_REASONS: Final = ("singleton_group", "zero_spread_group")
 
+UNTRUSTED: Final = "untrusted"
 UNTRUSTED_REWARD: Final = "untrusted_reward"
 
-_ADMISSIBLE: Final = ("unsigned", "unstated_sampling", "untrusted", UNTRUSTED_REWARD)
+_ADMISSIBLE: Final = ("unsigned", "unstated_sampling", UNTRUSTED, UNTRUSTED_REWARD)
 _CUT_OFF: Final = ["abort", "cancelled", "error", "incomplete"]
 _GREEDY_BELOW: Final = 1e-5  # vLLM samples greedily below this temperature
 
@@ -116,7 +118,7 @@ def call_reason(admitted: frozenset[str] = frozenset(), *, mask_overlong: bool =
         ("no_rollout", pl.col("rollout_id").is_null()),
         ("not_selected", ~pl.col("selected")),
         ("other_policy", pl.col("other_policy")),
-        ("untrusted", pl.col("untrusted")),
+        (UNTRUSTED, pl.col("untrusted")),
         ("unsigned", pl.col("rollout_is_signed") & ~pl.col("is_signed")),
     ]
     how: list[_Rule] = [

@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 
 from trainspan_processing.read.source import Source
-from trainspan_processing.reasons.drop_reasons import UNTRUSTED_REWARD, admitted_reasons
+from trainspan_processing.reasons.drop_reasons import UNTRUSTED, UNTRUSTED_REWARD, admitted_reasons
 from trainspan_processing.tables import ROLLOUT_KEY
 from trainspan_processing.traces.reward_trust import with_admitted_rewards
 from trainspan_processing.traces.rollout_reader import stored_rollouts
@@ -37,9 +37,11 @@ def select(source: Source, traces: TraceIndex, settings: DatasetSettings) -> Tra
         _is_named("agent", settings.agents).alias("selected"),
         ~_is_named("policy_name", settings.policies).alias("other_policy"),
     )
-    chosen = replace(traces, rollouts=rollouts, calls=calls)
-    if UNTRUSTED_REWARD in admitted_reasons(settings.admit):
-        chosen = replace(chosen, evaluations=with_admitted_rewards(traces.evaluations, rollouts))
+    admitted = admitted_reasons(settings.admit)
+    evaluations = traces.admitting if UNTRUSTED in admitted else traces.evaluations
+    if UNTRUSTED_REWARD in admitted:
+        evaluations = with_admitted_rewards(evaluations, rollouts)
+    chosen = replace(traces, rollouts=rollouts, calls=calls, evaluations=evaluations)
     return chosen if settings.filter is None else _filtered(source, chosen, settings.filter)
 
 

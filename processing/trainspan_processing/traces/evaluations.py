@@ -147,8 +147,8 @@ def with_feedback(
 ) -> pl.DataFrame:
     """EVALUATIONS with the feedback on responses of `calls`, as evaluations of these calls' spans.
 
-    Feedback on a response with several choices goes to the first one. Feedback on a response of several rollouts, by all CLAIMS,
-    is left out, as is feedback on other responses.
+    Feedback on a response with several choices goes to the first one, preferably by the policy server's record. Feedback on a
+    response of several rollouts, by all CLAIMS, stays as it was read, as does feedback on other responses.
     """
     if feedback.is_empty():
         return evaluations
@@ -156,7 +156,7 @@ def with_feedback(
     owners = owners.join(contested(claims), on="stem", how="anti").select("stem", *ROLLOUT_KEY).unique()
     answered = (
         calls.filter(pl.col("response_id").is_not_null() & pl.col("rollout_id").is_not_null())
-        .sort("response_id", *ROLLOUT_KEY, "choice_index", "span_id")
+        .sort(pl.col("untrusted").fill_null(value=False), "response_id", *ROLLOUT_KEY, "choice_index", "span_id")
         .select(
             response_stem().alias("stem"),
             pl.col("trace_id").alias("call_trace_id"),
@@ -167,9 +167,10 @@ def with_feedback(
         .join(owners, on=["stem", *ROLLOUT_KEY], how="semi", maintain_order="left")
         .unique("stem", keep="first", maintain_order=True)
     )
-    found = feedback.with_columns(response_stem().alias("stem")).join(answered, on="stem", how="inner")
+    owned = feedback.with_columns(response_stem().alias("stem")).join(owners, on="stem", how="semi")
+    found = owned.join(answered, on="stem", how="inner")
     # The read may contain the same record, without a target or bound only to its rollout: the response is more specific.
-    rest = evaluations.join(feedback.select(_SAME), on=_SAME, how="anti", nulls_equal=True)
+    rest = evaluations.join(owned.select(_SAME), on=_SAME, how="anti", nulls_equal=True)
     found = found.drop("trace_id", "span_id").rename({"call_trace_id": "trace_id", "call_span_id": "span_id"})
     nothing = [name for name in EVALUATIONS if name not in found.columns]
     found = found.with_columns(pl.lit(None, dtype=EVALUATIONS[name]).alias(name) for name in nothing)

@@ -53,7 +53,10 @@ class TraceIndex:
     spans: pl.DataFrame
     """SPANS."""
     evaluations: pl.DataFrame
-    """EVALUATIONS."""
+    """EVALUATIONS, with late feedback on responses that trusted CLAIMS name: the call of another claim's response may be in a
+    rollout that is not in this index."""
+    admitting: pl.DataFrame
+    """The same with late feedback by all claims, for a user who admits untrusted calls."""
     matches: CallMatches
     rollouts: pl.DataFrame
     """The rollout table (traces/rollout_table.py) with `selected`."""
@@ -94,10 +97,12 @@ def index_traces(
     rollouts = with_collisions(rollouts, calls, stored.collisions)
     prompts = _prompts(source, calls, matched.matches, spans)
     claims = pl.concat([response_claims(stored.feedback, calls), around.claims]).unique()
+    rewards = with_own_rewards(stored.evaluations, rollouts)
     return TraceIndex(
         calls=_with_agents(calls, matched.matches, prompts, rollouts),
         spans=spans,
-        evaluations=with_feedback(with_own_rewards(stored.evaluations, rollouts), stored.feedback, calls, claims),
+        evaluations=with_feedback(rewards, stored.feedback, calls, claims.filter(~pl.col("untrusted"))),
+        admitting=with_feedback(rewards, stored.feedback, calls, claims),
         matches=matched.matches,
         rollouts=rollouts,
         others=others,

@@ -40,8 +40,9 @@ def _only(rollout: TestRollout, add: Callable[[TestRollout], object]) -> TestRol
     return part
 
 
-def _build(collector: CollectorProcess, out: Path, **settings: Any) -> BuiltDataset:
-    request = BuildRequest([str(collector.store)], out, DatasetSettings(**{"baseline": "dr_grpo", **settings}), round=0)
+def _build(collector: CollectorProcess, out: Path, *, every_round: bool = False, **settings: Any) -> BuiltDataset:
+    chosen = DatasetSettings(**{"baseline": "dr_grpo", **settings})
+    request = BuildRequest([str(collector.store)], out, chosen, round=None if every_round else 0)
     return build_dataset(request, Clock(lambda: START_NS + 10**13, lambda _: None))
 
 
@@ -113,6 +114,31 @@ def test_a_record_whose_evaluation_was_dropped_as_a_duplicate_does_not_reward_fo
     send(address, [a.reward(1.0), b.reward(0.0)], _token("runner"))
     built = _build(guarded, tmp_path / "dataset")
     assert rows(built).select("rollout_id", "return").rows() == [("a", 1.0), ("b", 0.0)]
+
+
+def test_a_click_on_a_response_of_a_used_rollout_does_not_go_to_an_agent_that_claims_the_response(
+    guarded: CollectorProcess, tmp_path: Path
+) -> None:
+    address = str(guarded.address.grpc)
+    victim, other, thief, last = (TestRollout(name) for name in ("victim", "other", "thief", "last"))
+    response = {keys.GEN_AI_RESPONSE_ID.replace(".", "__"): "resp-clicked"}
+    calls = [_only(each, lambda part: part.call(0, [1], [2])) for each in (other, thief, last)]
+    send(address, [_only(victim, lambda part: part.call(0, [1], [2], **response)), *calls], _token("serving"))
+    send(address, [victim.reward(1.0), other.reward(0.0)], _token("runner"))
+    out = tmp_path / "dataset"
+    assert _build(guarded, out, every_round=True).manifest["rows"] == 2
+    send(address, [_only(thief, lambda part: part.call(1, [1], [3], **response))], _token("agent"))
+    click = _only(TestRollout("person"), lambda part: _records(part, (5.0, "resp-clicked", 7.0)))
+    del click.logs[0].attributes[-1]  # it names no rollout
+    send(address, [thief, last.reward(0.0), click], _token("runner"))
+    later = {"every_round": True, "baseline": "none", "min_coverage": 0.0}
+    built = _build(guarded, out, **later)
+    assert rows(built).select("rollout_id", "rollout_reward").rows() == [("last", 0.0)]
+    assert built.manifest["dropped_rollouts"] == {"no_reward": 1}
+    assert built.manifest["rewards_unmatched"] == 1
+    admitting = _build(guarded, out, admit="untrusted", **later)
+    assert rows(admitting).select("rollout_id", "rollout_reward").rows() == [("thief", 7.0)] * 2
+    assert admitting.manifest["rewards_unmatched"] == 0
 
 
 def test_an_agents_record_takes_no_trusted_reward_of_the_same_name_score_and_time_away(

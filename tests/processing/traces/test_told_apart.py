@@ -169,6 +169,18 @@ def test_a_click_on_a_response_of_several_rollouts_rewards_none_of_them(bench: B
     assert built.manifest["dropped"] == {"no_reward": 2}
 
 
+def test_a_click_goes_to_the_servers_record_of_a_call_that_its_agent_records_too(bench: Bench) -> None:
+    rollout = bench.rollout("a")
+    response = f"chatcmpl-{bench.run_id}-clicked"
+    rollout.call(0, [1], [2], gen_ai__response__id=f"{response}-1")
+    bench.send(rollout)
+    rollout.spans.clear()
+    rollout.call(1, [1], [3], gen_ai__response__id=f"{response}-0")
+    send(bench.collectors[0].grpc, [rollout], token="")
+    bench.send(_record(bench, response, span=None))
+    assert bench.edges() == [("a", "response", 0, 0.75)]
+
+
 def test_answers_to_several_prompts_of_one_request_are_all_trained(bench: Bench) -> None:
     rollout = bench.rollout("a")
     response = f"cmpl-{bench.run_id}"
