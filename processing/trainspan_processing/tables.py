@@ -26,6 +26,9 @@ __all__ = [
 
 Schema = dict[str, pl.DataType | type[pl.DataType]]
 
+_HALVES: Final = ((2, 3), (4, 5))
+"""Kinds SERVER and CLIENT, PRODUCER and CONSUMER: client and server may share a span as two halves."""
+
 ROLLOUT_KEY: Final = ["rollout_id", "attempt"]
 SPAN_KEY: Final = ["trace_id", "span_id"]
 
@@ -213,21 +216,26 @@ def each_once(spans: pl.DataFrame) -> pl.DataFrame:
 
 
 def once_each(spans: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """`spans` (SPANS or CALLS), each SPAN_KEY once, and COLLISIONS of distinct spans that share one.
+    """`spans` (SPANS with `kind`, or CALLS), each SPAN_KEY once, and COLLISIONS of distinct spans that share one.
 
-    Within a store the collector tells them apart from copies of one span and marks them; spans in two stores are compared here.
+    Within a store the collector tells them apart from copies of one span and marks them; spans in two stores are compared here, by
+    its rules (collector/rows/same_span.py).
     """
     once = each_once(spans)
     if once.height == spans.height:
         return once, empty(COLLISIONS)
     same = spans.filter(pl.struct(SPAN_KEY).is_duplicated()).with_columns(pl.col("untrusted").fill_null(value=False))
     # A span of less standing gives way to another one.
-    is_runners = pl.lit(value=False)
-    if "boundary" in same.columns:
+    is_runners, half = pl.lit(value=False), pl.lit(None, dtype=pl.Int64)
+    if "kind" in same.columns:
         is_runners = ((pl.col("boundary") == "runner") & pl.col("status").is_not_null()).fill_null(value=False)
+        kind, alike = pl.col("kind").fill_null(0), [*SPAN_KEY, "untrusted"]
+        lowest, highest = kind.min().over(alike), kind.max().over(alike)
+        are_halves = pl.any_horizontal((lowest == low) & (highest == high) for low, high in _HALVES)
+        half = pl.when(are_halves).then(kind)
     stated = pl.when(pl.col("rollout_id").is_not_null()).then(pl.struct("rollout_id", pl.col("attempt").fill_null(0)))
     facts = (pl.col("start_ns") // 1000, pl.col("parent_span_id"), stated.drop_nulls())
-    several = same.group_by(*SPAN_KEY, "untrusted", is_runners.alias("is_runners")).agg(
+    several = same.group_by(*SPAN_KEY, "untrusted", is_runners.alias("is_runners"), half.alias("half")).agg(
         pl.any_horizontal(fact.n_unique() > 1 for fact in facts).alias("are_distinct")
     )
     return once, several.filter("are_distinct").select(*COLLISIONS).unique()

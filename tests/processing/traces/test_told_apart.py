@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from tests.processing.conftest import Bench, rows
 from tests.processing.support.traces import TestRollout, chain, hex_id, send
@@ -37,12 +38,15 @@ def test_rollouts_that_seeded_ids_mix_up_are_left_out_by_name(bench: Bench, stor
 
 def test_copies_of_a_span_are_no_collision(bench: Bench) -> None:
     rollout, other = chain(bench.rollout("a"), 2).reward(1.0), chain(bench.rollout("b"), 2).reward(0.0)
-    root = rollout.root_span
+    rollout.span("tool", 50.0, 60.0)
+    root, tool = rollout.root_span, rollout.spans[-1]
+    tool.kind = Span.SPAN_KIND_CLIENT
     ends, root.end = root.end, -1_700_000_000.0  # an SDK sends it unfinished first
     bench.send(rollout)
     root.end = ends
     bench.send(rollout, other)
     bench.send(rollout, other)  # an export is tried again
+    tool.kind, tool.start = Span.SPAN_KIND_SERVER, 51.0  # the other half of one span
     bench.send(rollout, store=1)
     built = bench.build(round_=0, stores=(0, 1))
     assert built.manifest["dropped"] == {}
