@@ -3,9 +3,12 @@
 import re
 from pathlib import Path
 
+import polars as pl
+
 from tests.processing.conftest import Bench, rows
 from tests.processing.support.traces import chain
 from tests.support.places import ROOT
+from trainspan_processing.reasons.drop_reasons import rollout_reason
 
 _PAGE = ROOT / "docs" / "processing.md"
 
@@ -27,3 +30,25 @@ def test_a_users_own_reward_credit_and_baseline_of_the_page(bench: Bench, tmp_pa
     )
     # rewards −2, −4, −9, only on the last call; their median is −4
     assert rows(built)["advantage"].to_list() == [4.0, 2.0, 4.0, 0.0, 4.0, -5.0]
+
+
+def test_the_table_of_reasons_has_those_of_rollouts_in_the_order_in_which_they_apply() -> None:
+    faults = {  # column → its value with and without the fault
+        "selected": (False, True),
+        "split": ("val", "train"),
+        **dict.fromkeys(("superseded", "collides", "conflicts"), (True, False)),
+        "complete": (False, True),
+        "teaches": (False, True),
+        **dict.fromkeys(("reward_failed", "reward_unclear", "reward_outside"), (True, False)),
+        **dict.fromkeys(("reward_untrusted", "reward_invalid"), (True, False)),
+    }
+    rollouts = pl.DataFrame(  # the first has every fault, each of the others one less
+        [[faults[name][place < count] for place, name in enumerate(faults)] for count in range(len(faults) + 1)],
+        schema=list(faults),
+        orient="row",
+    ).with_columns(status=pl.lit("agent_error"), reward=pl.lit(None, dtype=pl.Float64))
+    reasons = rollouts.select(rollout_reason()).to_series().to_list()
+    assert (len(set(reasons)), reasons[-1]) == (13, "no_reward")
+    table = _PAGE.read_text().partition("first in this order")[2].partition("\n### ")[0]
+    listed = [name for row in re.findall(r"^\| (`.*?`) \|", table, re.MULTILINE) for name in re.findall("`(.*?)`", row)]
+    assert [name for name in listed if name in reasons] == reasons
