@@ -18,7 +18,6 @@ from trainspan_schemas.telemetry.utf8 import escaped
 
 __all__ = ["encodable"]
 
-_INTEGERS: Final = range(-(2**63), 2**63)
 _OF_RECORD: Final = ("body", "severity_text", "attributes", "event_name")
 
 
@@ -32,7 +31,7 @@ def _is_clean(value: Any) -> bool:
     if isinstance(value, str):
         return value.isascii() or escaped(value) is value
     if isinstance(value, int):
-        return value in _INTEGERS
+        return -(2**63) <= value < 2**63  # a range would go through all of them for a subclass of int
     if isinstance(value, Mapping):
         return all(_is_clean(key) and _is_clean(item) for key, item in value.items())
     return not isinstance(value, (list, tuple)) or all(map(_is_clean, value))

@@ -8,15 +8,16 @@ from tests.support.otlp.recorder import OtlpRecorder
 from trainspan_schemas.telemetry import keys
 
 PROGRAM = r"""
-import httpx, os, trainspan
+import http, httpx, os, trainspan
 from opentelemetry import trace
 from opentelemetry.trace import Link, SpanContext, Status, StatusCode
 
 tracer = trace.get_tracer("scope \udc81", "1\udc81")
-with trainspan.rollout(task_id="task \udc80", rollout_id="r \ud83d") as r:
+with trainspan.rollout(task_id="task \udc80", rollout_id="r \ud83d", attempt=0) as r:
     link = Link(SpanContext(1, 1, True), {"k\udc82": "v\udc82"})
     with tracer.start_as_current_span("name \udc83", links=[link]) as span:
         span.set_attributes({"text": "a\udc84", "\udc85": 1, "list": ["x", "\udc86"], "long": 10**23, "whole": "whole 😀"})
+        span.set_attribute("status", http.HTTPStatus.OK)
         span.add_event("event \udc87", {"k": "\udc88"})
         span.set_status(Status(StatusCode.ERROR, "why \udc89"))
     httpx.post(os.environ["OPENAI_BASE_URL"] + "/chat/completions", json={"model": "policy", "messages": []})
@@ -46,6 +47,7 @@ def test_half_characters_in_names_attributes_and_ids_are_escaped_and_nothing_els
         r"\udc85": 1,
         "list": ["x", r"\udc86"],
         "long": "100000000000000000000000",
+        "status": 200,
         "whole": "whole 😀",
     }
     assert span.events == [(r"event \udc87", {"k": r"\udc88"})]
