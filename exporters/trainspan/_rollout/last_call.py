@@ -3,15 +3,21 @@
 Times cannot tell it: the policy server has a clock of its own. The server names each call in its response, and code that runs
 afterwards in the same context, or waits for a task or thread that was started there, comes after that call. Of tasks that run
 side by side, each has its own last call.
+
+OpenTelemetry's context alone cannot tell it either: what is attached while a span is current, as during each call of an
+instrumented client, is gone with the span. So the call is also noted in a variable of Python's context.
 """
 
+import contextlib
 import re
 import weakref
+from collections.abc import Iterator
+from contextvars import ContextVar
 from typing import Final
 
 from opentelemetry import context
 
-__all__ = ["ReturnedCall", "came_back", "last_call"]
+__all__ = ["ReturnedCall", "came_back", "last_call", "note", "noted", "noting"]
 
 _KEY: Final = context.create_key("trainspan-last-call")
 _SPAN_ID: Final = re.compile("[0-9a-f]{16}")
@@ -40,11 +46,20 @@ class ReturnedCall:
         """The beginning of its rollout, which the rollout's scope holds."""
         return (self._above[0]() if self._above else None) or self
 
+    def comes_after(self, other: "ReturnedCall") -> bool:
+        """Whether this call was made in a context in which `other` had come back."""
+        return any(one() is other for one in self._above)
+
+
+_noted: Final["ContextVar[ReturnedCall | None]"] = ContextVar("trainspan-last-call", default=None)
+
 
 def came_back(rollout: ReturnedCall, call: str | None) -> None:
     """Notes in the running code's context that `call` was answered; `rollout` is the beginning of its rollout."""
     named = call if call and _SPAN_ID.fullmatch(call) else None
-    context.attach(context.set_value(_KEY, ReturnedCall(named, _current(rollout))))
+    returned = ReturnedCall(named, _current(rollout))
+    _noted.set(returned)
+    context.attach(context.set_value(_KEY, returned))
 
 
 def last_call(rollout: ReturnedCall, ctx: context.Context | None = None) -> str | None:
@@ -52,6 +67,28 @@ def last_call(rollout: ReturnedCall, ctx: context.Context | None = None) -> str 
     return _current(rollout, ctx).latest
 
 
+def noted() -> ReturnedCall | None:
+    """What the running code carries to the threads that it starts, beside OpenTelemetry's context."""
+    return _noted.get()
+
+
+def note(carried: ReturnedCall | None) -> None:
+    """Notes in a thread what the code that started it carried."""
+    _noted.set(carried)
+
+
+@contextlib.contextmanager
+def noting(carried: ReturnedCall | None) -> Iterator[None]:
+    """Notes what a job of a pool carries while it runs; it does not come after the calls of its thread's other jobs."""
+    token = _noted.set(carried)
+    try:
+        yield
+    finally:
+        _noted.reset(token)
+
+
 def _current(rollout: ReturnedCall, ctx: context.Context | None = None) -> ReturnedCall:
-    found = context.get_value(_KEY, ctx)
-    return found if isinstance(found, ReturnedCall) and found.first is rollout else rollout
+    attached, latest = context.get_value(_KEY, ctx), _noted.get()
+    if not isinstance(attached, ReturnedCall) or attached.first is not rollout:
+        attached = rollout
+    return latest if latest is not None and latest.comes_after(attached) else attached

@@ -1,7 +1,7 @@
 """Carries the current context into threads and thread pools, so that their spans and calls belong to the same rollout.
 
-A thread starts in the context in which it was started, a task of a pool in that in which it was submitted. Only
-OpenTelemetry's context is carried: the program's own context variables are as without us, and so are tracebacks.
+A thread starts in the context in which it was started, a task of a pool in that in which it was submitted. Carried are
+OpenTelemetry's context and the last call alone: the program's own context variables are as without us, and so are tracebacks.
 """
 
 import threading
@@ -14,6 +14,7 @@ from opentelemetry import context
 from opentelemetry.context import Context
 
 from trainspan._guard import guarded, hidden
+from trainspan._rollout.last_call import note, noted, noting
 from trainspan._rollout.suspension import separate_flow, switch_carried
 
 __all__ = ["watch_threads"]
@@ -52,26 +53,27 @@ def _submit(wrapped: Callable[..., Any], _pool: futures.Executor, args: tuple[An
 
 @guarded
 def _keep(thread: threading.Thread) -> None:
-    vars(thread)[_CONTEXT] = context.get_current()
+    vars(thread)[_CONTEXT] = context.get_current(), noted()
 
 
 @guarded
 def _enter(thread: threading.Thread) -> None:
     kept = vars(thread).pop(_CONTEXT, None)
     if kept is not None:
-        context.attach(kept)
+        context.attach(kept[0])
+        note(kept[1])
 
 
 @guarded
 def _in_context(function: Callable[..., Any]) -> Callable[..., Any]:
     """Returns `function` to be called in the current context, whichever thread calls it."""
-    kept = context.get_current()
+    kept, call_before = context.get_current(), noted()
     switch_carried(function)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         token = _attach(kept)
         try:
-            with hidden, separate_flow():
+            with hidden, separate_flow(), noting(call_before):
                 return function(*args, **kwargs)
         finally:
             if token is not None:

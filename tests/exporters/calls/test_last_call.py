@@ -77,18 +77,31 @@ def test_a_call_in_a_span_a_thread_or_a_pool_that_has_ended_is_the_last_one_outs
     assert _last(scope) == 5
 
 
+@contextlib.contextmanager
+def _client_span() -> Iterator[None]:
+    """What the instrumentor of a client puts around each of its calls."""
+    with trace.use_span(remote_span(TraceParent("a" * 32, "2" * 16))):
+        yield
+
+
+@pytest.mark.parametrize("around", [contextlib.nullcontext, _client_span], ids=["plain", "in a client's span"])
 def test_a_task_that_another_one_waits_for_comes_before_it_and_tasks_side_by_side_have_each_their_own(
-    scope: Scope,
+    scope: Scope, around: Callable[[], contextlib.AbstractContextManager[None]]
 ) -> None:
     async def work(number: int, turn: asyncio.Event, following: asyncio.Event) -> int | None:
         await turn.wait()
-        _call(scope, number)
+        with around():
+            _call(scope, number)
         following.set()
         await asyncio.sleep(0.01)  # the other one has called meanwhile
+        assert await asyncio.to_thread(_last, scope) == number
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(_last, scope).result() == number
         return _last(scope)
 
     async def main() -> None:
-        _call(scope, 1)
+        with around():
+            _call(scope, 1)
         await asyncio.wait_for(asyncio.create_task(_awaited()), 5)
         assert _last(scope) == 2
         events = [asyncio.Event() for _ in range(4)]
@@ -98,9 +111,52 @@ def test_a_task_that_another_one_waits_for_comes_before_it_and_tasks_side_by_sid
         assert _last(scope) == 5
 
     async def _awaited() -> None:
-        _call(scope, 2)
+        with around():
+            _call(scope, 2)
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("around", [contextlib.nullcontext, _client_span], ids=["plain", "in a client's span"])
+def test_threads_and_jobs_side_by_side_have_each_their_own_and_a_threads_next_job_none_of_an_earlier_one(
+    scope: Scope, around: Callable[[], contextlib.AbstractContextManager[None]]
+) -> None:
+    calls: dict[int, int | None] = {}
+    turns = [threading.Event() for _ in range(3)]
+
+    def work(number: int) -> None:
+        with around():
+            _call(scope, number)
+        turns[number - 1].set()
+        turns[-1].wait(5)  # the other one has called meanwhile
+        inner = threading.Thread(target=lambda: calls.update({number: _last(scope)}))
+        inner.start()
+        inner.join()
+        assert _last(scope) == number
+
+    def both(start: Callable[[int], object]) -> None:
+        calls.clear()
+        for turn in turns:
+            turn.clear()
+        for number in (1, 2):
+            start(number)
+            assert turns[number - 1].wait(5)
+        turns[-1].set()
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in (1, 2)]
+    both(lambda number: threads[number - 1].start())
+    for thread in threads:
+        thread.join()
+    assert calls == {1: 1, 2: 2}
+    with ThreadPoolExecutor(2) as pool:
+        jobs = []
+        both(lambda number: jobs.append(pool.submit(work, number)))
+        for job in jobs:
+            job.result()
+        assert calls == {1: 1, 2: 2}
+        with around():
+            _call(scope, 3)
+        assert {pool.submit(_last, scope).result() for _ in range(4)} == {3}
 
 
 def test_calls_of_another_rollout_do_not_count(scope: Scope) -> None:
