@@ -142,8 +142,8 @@ def _write(path: Path, flag: int, text: str) -> None:
 def _answers(address: str) -> bool:
     """Whether something answers there; True if only a resolver could tell, which may wait itself.
 
-    Any server does: one of HTTP/2 with its settings, one of HTTP/1 or TLS with an error. gRPC is not asked, because a
-    program can fork meanwhile.
+    Any server does: one of HTTP/2 with its settings, one of HTTP/1 or TLS with an error, or it closes the connection.
+    gRPC is not asked, because a program can fork meanwhile.
     """
     match = _NUMERIC.fullmatch(address)
     if match is None:
@@ -151,6 +151,9 @@ def _answers(address: str) -> bool:
     try:
         with socket.create_connection((match[1].strip("[]"), int(match[2])), _ANSWER_S) as connection:
             connection.sendall(_PREFACE)
-            return bool(connection.recv(1))
+            connection.recv(1)
+    except (ConnectionResetError, BrokenPipeError):  # it closed without reading all
+        return True
     except OSError:
         return False
+    return True

@@ -4,7 +4,9 @@ import re
 import signal
 import socket
 import subprocess
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from tests.support.agents.programs import WITHOUT_OPENAI, environment, run, writ
 from tests.support.otlp.recorder import OtlpRecorder
 from tests.support.ports import free_port
 from trainspan._hook import _is_helper
+from trainspan._process import outage
 from trainspan_schemas.telemetry import keys
 
 
@@ -322,3 +325,36 @@ def test_spans_after_an_outage_arrive_from_the_program_and_its_children(tmp_path
             assert process.wait(20) == 0
             recorder.wait_for(lambda seen: len(seen.spans) >= 4)
     assert {"child", "parent", "trainspan.process", "trainspan.rollout"} <= {span.name for span in recorder.spans}
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        pytest.param(lambda connection: connection.sendall(b"x"), True, id="it says something"),
+        pytest.param(lambda connection: connection.recv(100), True, id="it closes, as TLS does"),
+        pytest.param(lambda connection: None, True, id="it closes without reading all"),
+        pytest.param(lambda connection: time.sleep(0.3), False, id="it hangs"),
+        pytest.param(None, False, id="nothing listens"),
+    ],
+)
+def test_a_collector_that_closes_without_a_word_does_answer(
+    answer: Callable[[socket.socket], object] | None, expected: bool
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+
+        def serve() -> None:
+            assert answer is not None
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(5)
+                answer(connection)
+
+        if answer is None:
+            server.close()
+            assert outage._answers(address) is expected
+            return
+        thread = threading.Thread(target=serve)
+        thread.start()
+        assert outage._answers(address) is expected
+        thread.join()
