@@ -171,10 +171,20 @@ class Rollout:
                     Rollout(self._wanted, is_again=self._is_again),
                     contextlib.aclosing(function(*args, **kwargs)) as steps,
                 ):
-                    received = None
-                    with contextlib.suppress(StopAsyncIteration):
-                        while True:
-                            received = yield await steps.asend(received)
+                    step = steps.asend(None)
+                    while True:
+                        try:
+                            value = await step
+                        except StopAsyncIteration:
+                            return
+                        try:
+                            received = yield value
+                        except (GeneratorExit, asyncio.CancelledError):  # it is closed, or its closing is canceled
+                            raise
+                        except BaseException as error:
+                            step = steps.athrow(error)
+                        else:
+                            step = steps.asend(received)
 
             return cast("_F", run_async_steps)
 

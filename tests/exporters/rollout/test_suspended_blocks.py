@@ -10,7 +10,7 @@ import functools
 import gc
 import logging
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -21,6 +21,7 @@ from opentelemetry.context import Context
 import trainspan
 from trainspan import _guard
 from trainspan._calls.policy_request import prepare
+from trainspan._rollout.scope import Scope, current_scope
 from trainspan_schemas.telemetry import keys
 from trainspan_schemas.telemetry.identity import parse_baggage
 
@@ -102,9 +103,20 @@ def test_a_generator_that_is_left_is_ok_and_one_that_is_cancelled_at_work_is_not
             assert block._scope is not None
             statuses.append(str(block._scope.status))
 
+    scopes: list[Scope | None] = []
+
+    @trainspan.rollout()
+    async def decorated() -> AsyncIterator[int]:
+        scopes.append(current_scope())
+        yield 0
+
     async def leave() -> None:
         async for _ in agent(None):
             break  # the loop ends before it is closed
+
+    async def leave_decorated() -> None:
+        async for _ in decorated():
+            break
 
     async def cancel() -> None:
         future = asyncio.get_running_loop().create_future()
@@ -116,8 +128,10 @@ def test_a_generator_that_is_left_is_ok_and_one_that_is_cancelled_at_work_is_not
         await asyncio.wait([task])
 
     asyncio.run(leave())
+    asyncio.run(leave_decorated())
     asyncio.run(cancel())
     assert statuses == ["ok", "cancelled"]
+    assert [scope and scope.status for scope in scopes] == ["ok"]
 
 
 def test_generators_advanced_in_turn_keep_their_blocks() -> None:
@@ -402,6 +416,28 @@ async def test_a_decorated_generator_is_one_rollout_from_its_first_step_to_its_l
     assert (await started_async.asend("sent"), ask()) == ("async", None)  # type: ignore[attr-defined]
     await started_async.aclose()  # type: ignore[attr-defined]
     assert (closed, ask()) == (["async"], None)
+
+
+@asynchronous
+async def test_what_is_thrown_into_a_decorated_asynchronous_generator_arrives_in_it() -> None:
+    @trainspan.rollout(task_id="thrown")
+    async def steps() -> AsyncGenerator[str, str]:
+        for step in range(2):
+            try:
+                yield f"{step} {ask()}"
+            except ValueError as error:
+                received = yield f"{step} {error} {ask()}"
+                assert received == "sent"
+
+    started = steps()
+    assert await anext(started) == "0 thrown"
+    assert await started.athrow(ValueError("a")) == "0 a thrown"
+    assert await started.asend("sent") == "1 thrown"
+    with pytest.raises(KeyError, match="b"):
+        await started.athrow(KeyError("b"))
+    with pytest.raises(StopAsyncIteration):
+        await anext(started)
+    assert ask() is None
 
 
 def test_a_reward_between_the_steps_is_refused_by_name_unless_a_block_is_named(
