@@ -123,8 +123,12 @@ class _Worker:
 
 
 def _encode(outcome: JobOutcome) -> bytes:
-    """Encodes the outcome as a line; a value that is too long or not JSON is replaced with the start of its repr."""
-    with contextlib.suppress(TypeError, ValueError, RecursionError):
+    """Encodes the outcome as a line that the runner accepts.
+
+    A value that is too long or not JSON is replaced with the start of its repr, an error with its start; rewards that
+    are too many are the agent's error.
+    """
+    with contextlib.suppress(Exception):  # whatever the agent's own classes raise
         line = encode(outcome)
         if b"\\ud" in line:
             outcome = dataclasses.replace(
@@ -135,7 +139,21 @@ def _encode(outcome: JobOutcome) -> bytes:
             line = encode(outcome)
         if len(line) <= MAX_OUTCOME_BYTES:
             return line
-    return encode(dataclasses.replace(outcome, value=escaped(repr(outcome.value)[:MAX_VALUE_CHARS])))
+    error = outcome.error and escaped(outcome.error[:MAX_VALUE_CHARS])
+    value = None if error else escaped(_shown(outcome.value)[:MAX_VALUE_CHARS])
+    line = encode(dataclasses.replace(outcome, value=value, error=error))
+    if len(line) <= MAX_OUTCOME_BYTES:
+        return line
+    report = dataclasses.replace(outcome.report, rewards=[])
+    error = f"the agent gave {len(outcome.report.rewards)} rewards, too many to report; give their sum"
+    return encode(dataclasses.replace(outcome, value=None, error=error, report=report))
+
+
+def _shown(value: Any) -> str:
+    try:
+        return repr(value)
+    except Exception:
+        return f"<{type(value).__name__}>"
 
 
 async def _in_thread(function: Callable[..., Any], task: dict[str, Any]) -> Any:
@@ -190,7 +208,10 @@ def _end(scope: Scope, error: BaseException | None) -> None:
 
 
 def _text(error: BaseException) -> str:
-    message = " ".join(str(error).split())
+    try:
+        message = " ".join(str(error).split())
+    except Exception:  # of the agent's own class
+        message = ""
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 

@@ -13,9 +13,10 @@ from tests.rollouts.agents.test_functions import rewards, rollouts, statuses, ta
 from tests.rollouts.conftest import Run
 from tests.support.agents.openai_server import OpenAIServer
 from tests.support.otlp.recorder import OtlpRecorder
+from trainspan import _worker
 from trainspan_rollouts.executors import agent_process, command_executor
 from trainspan_rollouts.executors.agent_process import MemoryKills, read_reports, remove_folder
-from trainspan_schemas.agents.worker import AgentReport, decode
+from trainspan_schemas.agents.worker import AgentReport, JobOutcome, decode
 from trainspan_schemas.errors import InvalidRecordError
 
 GOOD = {"calls": 2, "policy_failing": False, "rewards": [0.5]}
@@ -227,6 +228,45 @@ def test_an_agent_that_writes_to_its_workers_channel_or_cancels_itself_failed(
         caplog.text.count("the worker died with code -15 after it wrote InvalidRecordError: not a worker message") == 2
     )
     assert "error='the agent cancelled itself'" in caplog.text
+
+
+class _Silent(Exception):
+    def __str__(self) -> str:
+        raise AttributeError
+
+    __repr__ = __str__
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "rewards", "expected"),
+    [
+        pytest.param(None, "E: " + "x" * 1600, [1.0], (None, "E: xxx", [1.0]), id="a long error"),
+        pytest.param(None, "😀" * 1600, [1.0], (None, "😀😀😀😀😀😀", [1.0]), id="of 12 bytes a character"),
+        pytest.param("y" * 1600, None, [1.0], ("'yyyyy", None, [1.0]), id="a long value"),
+        pytest.param(_Silent(), None, [], ("<_Sile", None, []), id="a value that cannot be shown"),
+        pytest.param(0.5, None, [0.1] * 320, (None, "the ag", []), id="very many rewards"),
+    ],
+)
+def test_whatever_a_job_ends_with_its_workers_message_is_one_that_the_runner_accepts(
+    monkeypatch: pytest.MonkeyPatch,
+    value: object,
+    error: str | None,
+    rewards: list[float],
+    expected: tuple[object, str | None, list[float]],
+) -> None:
+    monkeypatch.setattr(_worker, "MAX_OUTCOME_BYTES", 1600)
+    monkeypatch.setattr(_worker, "MAX_VALUE_CHARS", 100)
+    outcome = JobOutcome(1, value, error, False, 0.5, AgentReport(2, False, rewards))
+    line = _worker._encode(outcome)
+    assert len(line) <= 1600
+    message = decode(line)
+    assert isinstance(message, JobOutcome)
+    start = message.value and message.value[:6]
+    assert (start, message.error and message.error[:6], message.report.rewards) == expected
+
+
+def test_an_error_that_cannot_say_its_text_is_named_by_its_type() -> None:
+    assert _worker._text(_Silent()) == "_Silent"
 
 
 def test_a_message_of_a_worker_with_other_fields_or_types_is_none() -> None:
