@@ -166,7 +166,7 @@ class CommandExecutor:
         finally:
             await process.close()
         duration_s = time.monotonic() - start_s
-        is_short_of_memory = process.code in _KILLED and self._memory.explain(kills)
+        is_short_of_memory = not timed_out and process.code in _KILLED and self._memory.explain(kills)
         ended = _ended(process, timed_out, is_short_of_memory, duration_s)
         ended = await self._with_report(ended, folder)
         await self._removed(folder)
