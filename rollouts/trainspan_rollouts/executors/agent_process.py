@@ -22,7 +22,7 @@ from trainspan_rollouts.executors.orphans import GRACE_S
 from trainspan_schemas.agents.worker import AgentReport
 from trainspan_schemas.errors import InvalidRecordError
 
-__all__ = ["AgentProcess", "MemoryKills", "make_folder", "read_reports", "remove_folder"]
+__all__ = ["AgentProcess", "MemoryKills", "make_folder", "read_reports", "remove_folder", "write_task"]
 
 TAIL_BYTES: Final = 64 * 1024
 MAX_REPORT_BYTES: Final = 1024 * 1024
@@ -159,20 +159,20 @@ class MemoryKills:
         return True
 
 
-def make_folder(task: bytes) -> tuple[Path, Path]:
-    """Makes an agent's folder with its task file; returns both. Raises OSError.
+def make_folder() -> Path:
+    """Makes an agent's folder. Raises OSError.
 
     It is in no folder of the runner's: an agent that removes what is around its own would cost the others theirs.
     """
-    folder = Path(tempfile.mkdtemp(prefix="trainspan-"))
+    return Path(tempfile.mkdtemp(prefix="trainspan-"))
+
+
+def write_task(folder: Path, task: bytes) -> Path:
+    """Writes the task file into an agent's folder and returns its path. Raises OSError."""
     file = folder / "task" / "task.json"
-    try:
-        file.parent.mkdir()
-        file.write_bytes(task)
-    except OSError:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-    return folder, file
+    file.parent.mkdir()
+    file.write_bytes(task)
+    return file
 
 
 def read_reports(folder: Path) -> AgentReport | None:

@@ -20,6 +20,7 @@ from trainspan_rollouts.executors.agent_process import (
     make_folder,
     read_reports,
     remove_folder,
+    write_task,
 )
 from trainspan_rollouts.executors.executor import Ended, Execution
 from trainspan_rollouts.executors.orphans import OrphanGuard
@@ -141,18 +142,29 @@ class CommandExecutor:
 
     async def execute(self, execution: Execution) -> Ended:
         """Runs one process; then kills whatever it left running in its process group."""
-        start_s, kills = time.monotonic(), self._memory.count()
-        task = json.dumps(execution.task.for_agent()).encode()
-        folder = None
+        start_s = time.monotonic()
         try:
-            folder, task_file = await asyncio.to_thread(make_folder, task)
+            folder = make_folder()
+        except OSError as error:
+            return self._not_started(error, start_s)
+        try:
+            ended = await self._run(execution, folder, start_s)
+        except BaseException:
+            self._remove(folder)
+            raise
+        await self._removed(folder)
+        return ended
+
+    async def _run(self, execution: Execution, folder: Path, start_s: float) -> Ended:
+        kills = self._memory.count()
+        task = json.dumps(execution.task.for_agent()).encode()
+        try:
+            task_file = await asyncio.to_thread(write_task, folder, task)
             command = [fill_in(word, execution.task, task_file) for word in self._command]
             environment = self._environment(execution, task, task_file, folder)
             process = await AgentProcess.start(command, environment, task + b"\n")
         except OSError as error:
-            if folder is not None:
-                await self._removed(folder)
-            return Ended("infra_error", time.monotonic() - start_s, error=self._why_not_started(error))
+            return self._not_started(error, start_s)
         timed_out = False
         try:
             await asyncio.wait_for(process.wait(), execution.time_left(self._timeout_s))
@@ -161,16 +173,12 @@ class CommandExecutor:
             await process.end()
         except asyncio.CancelledError:
             await asyncio.shield(process.end())
-            self._remove(folder)
             raise
         finally:
             await process.close()
         duration_s = time.monotonic() - start_s
         is_short_of_memory = not timed_out and process.code in _KILLED and self._memory.explain(kills)
-        ended = _ended(process, timed_out, is_short_of_memory, duration_s)
-        ended = await self._with_report(ended, folder)
-        await self._removed(folder)
-        return ended
+        return await self._with_report(_ended(process, timed_out, is_short_of_memory, duration_s), folder)
 
     async def _with_report(self, ended: Ended, folder: Path) -> Ended:
         """With the report that the agent left; one that breaks the rules is the agent's error."""
@@ -203,11 +211,11 @@ class CommandExecutor:
             await asyncio.wait(self._removals, timeout=FOLDER_S)
         self._reader.close()
 
-    def _why_not_started(self, error: OSError) -> str:
+    def _not_started(self, error: OSError, start_s: float) -> Ended:
         text = f"cannot start {self._command[1]}: {error}"
         if error.errno == errno.E2BIG:
             text += "; the task is too long for an argument: pass {task_file}, or read the task from stdin"
-        return text
+        return Ended("infra_error", time.monotonic() - start_s, error=text)
 
     def _environment(self, execution: Execution, task: bytes, task_file: Path, reports: Path) -> dict[str, str]:
         base = self._policy_url.rstrip("/").removesuffix("/v1")

@@ -2,13 +2,16 @@
 
 import asyncio
 import tempfile
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from trainspan_rollouts.executors import command_executor
-from trainspan_rollouts.executors.agent_process import MemoryKills
+from trainspan_rollouts.executors.agent_process import AgentProcess, MemoryKills
 from trainspan_rollouts.executors.command_executor import CommandExecutor
 from trainspan_rollouts.executors.executor import Ended, Execution
 from trainspan_rollouts.task_file import Task
@@ -73,3 +76,45 @@ def test_an_agent_that_timed_out_takes_no_other_agents_excuse_for_being_killed(
     assert (timed_out.status, timed_out.exit_code) == ("timeout", 137)
     assert (other.status, other.exit_code) == ("infra_error", -9)
     assert str(other.error).startswith("killed for lack of memory")
+
+
+@pytest.mark.parametrize("stage", ["write_task", "AgentProcess.start", "wait", "read_reports", "remove_folder"])
+def test_an_agent_that_is_cancelled_leaves_no_folder_at_whatever_stage_it_is(
+    stage: str, temporary: Path, executor: Callable[[str], CommandExecutor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reached = threading.Event()
+
+    def slow(function: Callable[..., Any]) -> Callable[..., Any]:
+        def wait(*args: Any) -> Any:
+            reached.set()
+            time.sleep(0.3)
+            return function(*args)
+
+        return wait
+
+    async def start(*_: Any) -> AgentProcess:
+        reached.set()
+        await asyncio.sleep(60)
+        raise AssertionError
+
+    if stage == "AgentProcess.start":
+        monkeypatch.setattr(AgentProcess, "start", start)
+    elif stage != "wait":
+        monkeypatch.setattr(command_executor, stage, slow(getattr(command_executor, stage)))
+
+    async def main() -> None:
+        agents = executor("sleep 60" if stage == "wait" else "exit 0")
+        await agents.start()
+        task = asyncio.create_task(agents.execute(execution("x")))
+        if stage == "wait":
+            await asyncio.sleep(0.3)
+        else:
+            assert await asyncio.to_thread(reached.wait, 10)
+        assert len([*temporary.iterdir()]) == 1
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await agents.close()
+
+    asyncio.run(main())
+    assert [*temporary.iterdir()] == []
