@@ -7,7 +7,8 @@ current context gets the one of the innermost such frame on the call stack. This
 in both directions: `inside` is the generator's, `outside` that of the code around it. A program without such blocks is
 not watched.
 
-A generator that is a context manager or a fixture is different: its block is for the code that entered the manager.
+A generator that is a context manager, a fixture or a hook wrapper is different: its block is for the code that entered
+the manager.
 """
 
 import asyncio
@@ -48,6 +49,8 @@ _GENERATOR: Final = CO_GENERATOR | CO_ASYNC_GENERATOR
 
 _MANAGERS: Final[dict[str, tuple[str, ...]]] = {
     "contextlib": (),
+    "pluggy._callers": (),
+    "pluggy._execution": (),
     "_pytest.fixtures": (),
     "pytest_asyncio.plugin": (),
     "anyio._backends._asyncio": ("_run_tests_and_fixtures",),

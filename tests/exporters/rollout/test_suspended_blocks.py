@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, 
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import pluggy
 import pytest
 from opentelemetry import context, trace
 from opentelemetry.context import Context
@@ -374,6 +375,42 @@ def test_a_block_entered_by_a_generator_for_its_caller_goes_on_after_the_generat
     with contextlib.ExitStack() as stack:
         assert [*begin(stack)] == ["lasting"]
         assert ask() == "lasting"
+    assert ask() is None
+
+
+class _Hooks:
+    @pluggy.HookspecMarker("agents")
+    def solve(self) -> list[str | None]:  # type: ignore[empty-body]
+        """Called with rollouts around it."""
+
+
+class _Agent:
+    @pluggy.HookimplMarker("agents")
+    def solve(self) -> str | None:
+        return ask()
+
+
+class _Wrapper:
+    @pluggy.HookimplMarker("agents")(wrapper=True)
+    def solve(self) -> Iterator[None]:
+        with trainspan.rollout(task_id="wrapper"):
+            return (yield)  # type: ignore[return-value]
+
+
+class _OldWrapper:
+    @pluggy.HookimplMarker("agents")(hookwrapper=True)
+    def solve(self) -> Iterator[None]:
+        with trainspan.rollout(task_id="old"):
+            yield
+
+
+@pytest.mark.parametrize(("wrapper", "task"), [(_Wrapper, "wrapper"), (_OldWrapper, "old")])
+def test_a_hook_wrapper_of_pluggy_holds_what_it_wraps(wrapper: type, task: str) -> None:
+    manager = pluggy.PluginManager("agents")
+    manager.add_hookspecs(_Hooks)
+    manager.register(_Agent())
+    manager.register(wrapper())
+    assert manager.hook.solve() == [task]
     assert ask() is None
 
 
