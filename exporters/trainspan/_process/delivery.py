@@ -60,6 +60,11 @@ _ENDPOINT_VARIABLES: Final = (
     "OTEL_EXPORTER_OTLP_LOGS_ENDPOINT",
 )
 _NOISE: Final = ("Transient error", "Failed to export", "Shutdown in progress", "Exporter already shutdown")
+_CODE: Final = re.compile(r" code: (?:StatusCode\.)?(\w+)")
+"""What an exporter says that the collector answered: a status of gRPC or HTTP."""
+_SILENT: Final = ("None", "UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED")
+"""Codes of exporters for no answer."""
+_DENIED: Final = ("UNAUTHENTICATED", "PERMISSION_DENIED", "401", "403")
 
 
 class _Losses:
@@ -74,6 +79,8 @@ class _Losses:
         self.first_failure_s: float | None = None
         self.failing: set[str] = set()
         """The collectors of which the last export failed."""
+        self.answers: dict[str, str] = {}
+        """HOST:PORT of a collector → the code with which it refused the last export that failed."""
         self.given_up: set[str] = set()
         """The collectors that did not answer when the process ended."""
         self.reported = False
@@ -82,7 +89,8 @@ class _Losses:
 
 _losses = _Losses()
 _thread = threading.local()
-"""`exporting`: whether the thread is exporting to the collector; `deadline_s`: the deadline of that export."""
+"""`exporting`: whether the thread is exporting to the collector; `deadline_s`: the deadline of that export;
+`answer`: the code with which the collector refused it."""
 
 
 def before_fork() -> None:
@@ -142,7 +150,7 @@ def _watcher(name: str, what: str) -> Callable[[ModuleType], None]:
                 return success
             lock = _losses.exporting[address]
             held = lock.acquire(timeout=LOCK_PATIENCE_S)
-            _thread.exporting = True
+            _thread.exporting, _thread.answer = True, None
             try:
                 items = encodable(items) or items
                 if _has_no_time(exporter, address):
@@ -165,7 +173,16 @@ def _watcher(name: str, what: str) -> Callable[[ModuleType], None]:
 
 
 def _is_no_noise(record: LogRecord) -> bool:
-    return not (_is_exporting() and str(record.msg).startswith(_NOISE))
+    if not (_is_exporting() and str(record.msg).startswith(_NOISE)):
+        return True
+    _note_answer(record)
+    return False
+
+
+@guarded
+def _note_answer(record: LogRecord) -> None:
+    code = _CODE.search(record.getMessage())
+    _thread.answer = code[1] if code and code[1] not in _SILENT else None
 
 
 @guarded
@@ -211,6 +228,10 @@ def _note(address: str, what: str, count: int, *, delivered: bool, tried: bool =
             return
         if tried:
             outage.mark(address)
+            if _thread.answer:
+                _losses.answers[address] = _thread.answer
+            else:
+                _losses.answers.pop(address, None)
         _losses.failing.add(address)
         _losses.lost[what] += count
         _losses.endpoints.add(address)
@@ -264,7 +285,18 @@ def report_loss(*, at_end: bool = True) -> None:
             return
         lost = " and ".join(f"{count} {what}" for what, count in sorted(_losses.lost.items()))
     logger.warning(
-        "event=telemetry_lost lost=%r endpoint=%s; the agent is not affected, start `trainspan collector` there",
+        "event=telemetry_lost lost=%r endpoint=%s; the agent is not affected, %s",
         lost,
         ",".join(sorted(_losses.endpoints)),
+        _advice(),
     )
+
+
+def _advice() -> str:
+    if not _losses.endpoints <= _losses.answers.keys():
+        return "start `trainspan collector` there"
+    codes = sorted({_losses.answers[address] for address in _losses.endpoints})
+    answered = f"the collector answered {', '.join(codes)}"
+    if not set(codes).issubset(_DENIED):
+        return answered
+    return f"{answered}: put the agent's token into OTEL_EXPORTER_OTLP_HEADERS"

@@ -1,14 +1,18 @@
 """However an agent ends, its spans arrive, its rollout has the right status, and its exit is as without trainspan."""
 
+import contextlib
 import re
 import signal
 import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import grpc
 import pytest
 
 from tests.support.agents.openai_server import OpenAIServer
@@ -358,3 +362,55 @@ def test_a_collector_that_closes_without_a_word_does_answer(
         thread.start()
         assert outage._answers(address) is expected
         thread.join()
+
+
+class _Denying(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_error(401)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+class _Aborting(grpc.GenericRpcHandler):  # type: ignore[misc]
+    def service(self, _: object) -> grpc.RpcMethodHandler:
+        def deny(_: object, context: grpc.ServicerContext) -> None:
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, "unknown token")
+
+        return grpc.unary_unary_rpc_method_handler(deny)
+
+
+@contextlib.contextmanager
+def _denying(protocol: str) -> Iterator[int]:
+    """A collector that takes nothing; its port."""
+    if protocol == "grpc":
+        server = grpc.server(ThreadPoolExecutor(1), handlers=[_Aborting()])
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        yield port
+        server.stop(None).wait()
+        return
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Denying) as http:
+        thread = threading.Thread(target=http.serve_forever)
+        thread.start()
+        yield http.server_port
+        http.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize(("protocol", "code"), [("grpc", "UNAUTHENTICATED"), ("http/protobuf", "401")])
+def test_an_agent_whose_token_is_refused_is_told_so_and_not_to_start_a_collector(
+    tmp_path: Path, protocol: str, code: str
+) -> None:
+    agent = write(tmp_path, "from opentelemetry import trace\ntrace.get_tracer('agent').start_span('x').end()")
+    with _denying(protocol) as port:
+        endpoint = f"http://localhost:{port}"
+        wired = {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "OTEL_EXPORTER_OTLP_PROTOCOL": protocol}
+        ran = run(agent, {**WITHOUT_OPENAI, **wired})
+    assert ran.code == 0
+    (line,) = ran.stderr.splitlines()
+    expected = f"the collector answered {code}: put the agent's token into OTEL_EXPORTER_OTLP_HEADERS"
+    assert (
+        f"event=telemetry_lost lost='2 spans' endpoint=localhost:{port}; the agent is not affected, {expected}" in line
+    )
