@@ -369,12 +369,12 @@ class _Denying(BaseHTTPRequestHandler):
         self.rfile.read(int(self.headers["Content-Length"]))
         self.send_error(401)
 
-    def log_message(self, *_: object) -> None:
+    def log_message(self, format: str, *args: object) -> None:
         pass
 
 
 class _Aborting(grpc.GenericRpcHandler):  # type: ignore[misc]
-    def service(self, _: object) -> grpc.RpcMethodHandler:
+    def service(self, handler_call_details: object) -> grpc.RpcMethodHandler:
         def deny(_: object, context: grpc.ServicerContext) -> None:
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "unknown token")
 

@@ -394,7 +394,7 @@ class _Wrapper:
     @pluggy.HookimplMarker("agents")(wrapper=True)
     def solve(self) -> Iterator[None]:
         with trainspan.rollout(task_id="wrapper"):
-            return (yield)  # type: ignore[return-value]
+            return (yield)
 
 
 class _OldWrapper:
