@@ -10,6 +10,7 @@ from tests.support.agents.openai_server import OpenAIServer
 from tests.support.agents.programs import WITHOUT_OPENAI, run, write
 from tests.support.otlp.recorder import OtlpRecorder
 from trainspan_schemas.telemetry import keys
+from trainspan_schemas.telemetry.clock import clock_id
 from trainspan_schemas.telemetry.identity import Identity, TraceParent
 
 ASK = """
@@ -62,7 +63,12 @@ def test_a_plain_script_is_one_rollout_in_one_trace_with_its_reward_by_plain_ope
         rollout.trace_id
     ] * 3
     assert {request.traceparent.span_id for request in policy.requests if request.traceparent} == chats
-    assert policy.requests[0].baggage == {keys.ROLLOUT_ID: rollout.trace_id, keys.ATTEMPT: "0", keys.SPLIT: "train"}
+    assert policy.requests[0].baggage == {
+        keys.ROLLOUT_ID: rollout.trace_id,
+        keys.ATTEMPT: "0",
+        keys.SPLIT: "train",
+        keys.CLOCK: clock_id(),
+    }
 
 
 def test_concurrent_calls_in_tasks_threads_and_pools_stay_in_the_rollouts_trace(

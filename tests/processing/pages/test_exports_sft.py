@@ -43,7 +43,9 @@ def test_a_vendors_answers_train_a_model_of_ones_own(
     assert capsys.readouterr().err.splitlines()[-1].startswith("  too_long 1, e.g. warm.jsonl:1: ")
     assert run([*command, "--min-reward", "1"]) == 0
     captured = capsys.readouterr()
-    assert captured.out.startswith("1 answers of 1 examples in 1 rows, 0 of them held out; 2 trained tokens of ")
+    assert captured.out.startswith(
+        "training on the CPU in float32\n1 answers of 1 examples in 1 rows, 0 of them held out; 2 trained tokens of "
+    )
     assert captured.out.endswith("warm is complete: trainspan serve warm\n")
     user, assistant = {"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}
     assert json.loads(Path("warm.jsonl").read_text()) == {"prompt": [user], "completion": [assistant]}

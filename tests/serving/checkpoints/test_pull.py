@@ -36,6 +36,7 @@ def trainer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, st
         CheckpointLedger(folder.parent).append(LedgerEntry("published", None, NAME))
     (root / "checkpoints" / NAME / "link").symlink_to("/etc/passwd")
     (root / "token").write_text(TOKEN)
+    (root / "token").chmod(0o600)
     with weights_server(root / "checkpoints", root) as url:
         yield root / "checkpoints", url
 

@@ -23,7 +23,8 @@ _MANY = """
 INSERT INTO stored.spans BY NAME
 SELECT
     $after + i AS seq, hash($after + i) AS span_key, 4611686018427387904 AS richness,
-    printf('%016x%016x', hash(i), $after + i) AS trace_id, printf('%016x', hash($after + i)) AS span_id, false AS is_call
+    printf('%016x%016x', hash(i), $after + i) AS trace_id, printf('%016x', hash($after + i)) AS span_id, false AS is_call,
+    's' AS name, 1000 AS start_ns, 2000 AS end_ns, 0 AS kind
 FROM range(1, $n + 1) t(i)
 """
 

@@ -60,6 +60,7 @@ def test_weights_are_not_hashed_if_the_trainer_has_stored_their_hashes(tmp_path:
 def test_silent_connections_without_a_token_do_not_keep_others_out(tmp_path: Path) -> None:
     folder = write(tmp_path / "checkpoints", 1)
     (tmp_path / "token").write_text("secret")
+    (tmp_path / "token").chmod(0o600)
     with weights_server(tmp_path / "checkpoints", tmp_path) as url:
         address = url.removeprefix("http://")
         host, _, port = address.rpartition(":")

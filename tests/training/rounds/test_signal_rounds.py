@@ -55,6 +55,6 @@ def test_a_judge_that_does_not_look_is_an_alarm_after_four_rounds(
     if informative:
         assert last.signal_within > 2
         assert last.signal_p < 0.02
-        assert last.signal_z > 5
+        assert last.signal_z > 4
     else:
         assert abs(last.signal_z) < 2.5

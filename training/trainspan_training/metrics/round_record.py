@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from trainspan_schemas.artifacts.agreement import Agreement
 from trainspan_schemas.config.settings import TrainSettings
 from trainspan_schemas.durable import append_line
-from trainspan_training.metrics.signal import Signal
 
 if TYPE_CHECKING:
     from trainspan_training.data.steps import Step
+    from trainspan_training.metrics.signal import Signal
     from trainspan_training.objective.token_stats import StepStats
 
 __all__ = ["METRICS_FILE", "RoundRecord", "append", "has", "read", "signals", "summarize"]
@@ -203,8 +203,10 @@ def read(checkpoints: Path) -> list[dict[str, Any]]:
     return records
 
 
-def signals(checkpoints: Path) -> list[Signal]:
+def signals(checkpoints: Path) -> "list[Signal]":
     """The tests for a signal in the rounds so far, without those that failed."""
+    from trainspan_training.metrics.signal import Signal
+
     fields = ("signal_within", "signal_between", "signal_p")
     lines = [line for line in read(checkpoints) if line.get("signal_p") is not None and not line.get("error")]
     return [Signal(*(float(line[name]) for name in fields)) for line in lines]

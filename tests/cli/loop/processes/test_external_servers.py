@@ -57,6 +57,7 @@ def checkpoints_at(home: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, s
     """A folder with version 2 as its newest checkpoint, and the checkpoint's name."""
     monkeypatch.setenv("TRAINSPAN_HOME", str(home))
     (home / "token").write_text("secret\n")
+    (home / "token").chmod(0o600)
     name = checkpoint_name(2)
     model_at(home / "checkpoints" / name, version=2)
     write_latest(home / "checkpoints", name)

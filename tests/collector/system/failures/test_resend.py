@@ -48,7 +48,14 @@ def _requests() -> list[tuple[str, bytes]]:
             span(trace, 3, tokens),
         ]
         requests += [(TRACES, trace_request(*spans).SerializeToString())]
-        requests += [(TRACES, trace_request(span(trace, 2, name="started", end_time_unix_nano=0)).SerializeToString())]
+        requests += [
+            (
+                TRACES,
+                trace_request(
+                    span(trace, 2, name="started", parent_span_id=span_id(1), end_time_unix_nano=0)
+                ).SerializeToString(),
+            )
+        ]
         records = [
             LogRecord(
                 event_name=keys.EVALUATION_EVENT, attributes=key_values({**reward, keys.ROLLOUT_ID: f"r{trace}"})
