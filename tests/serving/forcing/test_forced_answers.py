@@ -86,6 +86,11 @@ def _without_pieces(value: Any, path: str, pieces: dict[str, str]) -> Any:
             pieces[f"{path}.{key}"] = pieces.get(f"{path}.{key}", "") + kept.pop(key)
     for key in ("sequence_number", "token_ids"):
         kept.pop(key, None)
+    # The last pieces of a tool's arguments come with the finish reason, or before it.
+    of_tools = [tool for tool in kept.get("tool_calls") or [] if any(tool[key] for key in tool if key != "index")]
+    kept.pop("tool_calls", None)
+    if of_tools:
+        kept["tool_calls"] = of_tools
     return kept
 
 
