@@ -31,11 +31,14 @@ class Case:
     """`agent`: six turns in groups of eight; `long`: answers that fill a micro-batch; `ragged`: answers of all lengths."""
     settings: dict[str, Any]
     profile: bool = False
+    compiled: bool = False
+    """Whether the model's layers are compiled."""
 
 
 CASES = {
-    "0.5B_agent_auto": Case("0.5B", "agent", {"forward": "auto"}, profile=True),
     "1.5B_long_packed": Case("1.5B", "long", {"forward": "packed"}, profile=True),
+    "1.5B_long_compiled": Case("1.5B", "long", {"forward": "packed"}, profile=True, compiled=True),
+    "0.5B_agent_auto": Case("0.5B", "agent", {"forward": "auto"}, profile=True),
     "0.5B_long_packed": Case("0.5B", "long", {"forward": "packed"}, profile=True),
     "0.5B_long_padded": Case("0.5B", "long", {"forward": "padded"}, profile=True),
     "0.5B_ragged_packed": Case("0.5B", "ragged", {"forward": "packed"}),
@@ -61,8 +64,10 @@ KERNELS = {
 
 
 def main() -> None:
+    from trainspan_training.devices.cores import prepare_process
     from trainspan_training.objective.heavy_imports import import_training
 
+    prepare_process()
     import_training()
     with tempfile.TemporaryDirectory() as folder:
         for name, case in CASES.items():
@@ -124,6 +129,9 @@ def measured(case: Case, folder: Path) -> dict[str, Any]:
     model.config.max_position_embeddings = 32_768
     if settings.forward != "padded":
         attention.prepare(model, settings.forward)
+    if case.compiled:
+        for layer in model.model.layers:
+            layer.compile(dynamic=True)
     if settings.adapter:
         model = _with_adapter(model, settings, folder, cuda=cuda)
     began = time.perf_counter()
@@ -227,7 +235,7 @@ def _peaks(estimate: Any) -> dict[str, Any]:
 
 
 def _compilation() -> dict[str, Any]:
-    """How often lengths caused a compilation: after 8 variants of a function PyTorch gives up and materializes all scores."""
+    """How often lengths caused a compilation; see `attention._compiled` for its limit."""
     import torch._dynamo.utils as dynamo
 
     return {

@@ -12,8 +12,10 @@ __all__ = ["main"]
 
 
 def main() -> None:
+    from trainspan_training.devices.cores import prepare_process
     from trainspan_training.objective.heavy_imports import import_training
 
+    prepare_process()
     import_training()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)

@@ -17,6 +17,7 @@ from typing import Any
 from benchmarks.support.workload import Workload
 from tests.support.models.tiny_model import make_tiny_model
 from trainspan_schemas.config.settings import TrainSettings
+from trainspan_training.devices.cores import prepare_process
 from trainspan_training.model.loading import load_tokenizer
 from trainspan_training.objective.heavy_imports import import_training
 
@@ -52,6 +53,7 @@ SMALL_WORK = Workload(groups=2, group=4, turns=3, prompt=48, sampled=8, observed
 
 def measure() -> dict[str, Any]:
     """Figures by model size and forward mode; medians over the measured steps."""
+    prepare_process()
     import_training()
     import torch
 
