@@ -4,16 +4,18 @@ Small model, real loss; every layout in float32 and bfloat16, whole weights and 
 """
 
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.figures import TINY, attempt, note
 
-__all__ = ["LIMITS", "compared", "main", "make_reference", "settings_of"]
+__all__ = ["compared", "main", "make_reference", "settings_of"]
 
-LIMITS = {"float32": 1e-4, "bfloat16": 0.25}
-"""Greatest ‖gradient − expected‖ / ‖expected‖; in bfloat16 rounding moves tokens across the clip."""
+FLOAT32, ROUNDING = 1e-4, 1.25
+"""Greatest ‖gradient − expected‖ / ‖expected‖ in float32; in bfloat16, the greatest multiple of what a plain pass on the CPU
+loses by rounding, which moves tokens across the clip."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,8 @@ class Reference:
     logged: list[Any]
     loss: float
     gradient: dict[str, Any]
+    rounding: float
+    """‖gradient − expected‖ / ‖expected‖ of the same passes in bfloat16."""
 
 
 def main() -> None:
@@ -36,7 +40,7 @@ def main() -> None:
 
 def measure_all(folder: Path) -> None:
     expected = make_reference(folder / "model")
-    note("exact", "reference", {"loss": expected.loss, "calls": len(expected.logged), "on": "cpu, float32"})
+    note("exact", "reference", {"loss": expected.loss, "calls": len(expected.logged), "rounding": expected.rounding})
     for mode in ("padded", "packed", "tree"):
         for dtype, recomputed in (("float32", False), ("bfloat16", False), ("bfloat16", True)):
             settings = settings_of(mode, dtype, recomputed=recomputed)
@@ -49,6 +53,8 @@ def measure_all(folder: Path) -> None:
 
 
 def make_reference(folder: Path) -> Reference:
+    import torch
+
     from tests.support.models.tiny_model import make_tiny_model
     from tests.training.support.exactness.references import mixed_rollouts, reference
     from trainspan_schemas.config.settings import TrainSettings
@@ -58,13 +64,24 @@ def make_reference(folder: Path) -> Reference:
     model = make_tiny_model(folder, context=2048, hidden=hidden, layers=layers)
     logged = mixed_rollouts(load_model(model).eval())
     loss, gradient = reference(load_model(model), logged, TrainSettings())
-    return Reference(model, logged, loss, gradient)
+    with torch.autocast("cpu", torch.bfloat16):
+        _, rounded = reference(load_model(model), logged, TrainSettings())
+    return Reference(model, logged, loss, gradient, _apart(rounded, gradient))
+
+
+def _apart(gradient: dict[str, Any], expected: dict[str, Any]) -> float:
+    ours, theirs = _joined(gradient, expected), _joined(expected, expected)
+    return float((ours - theirs).norm() / theirs.norm())
+
+
+def _joined(gradient: dict[str, Any], names: Iterable[str]) -> Any:
+    import torch
+
+    return torch.cat([gradient[name].double().cpu().flatten() for name in names])
 
 
 def compared(expected: Reference, settings: Any, folder: Path, chunk: int | None = None) -> dict[str, Any]:
     """How far one step's loss and gradient are off; with `chunk`, the output head takes so many logits at a time."""
-    import torch
-
     from tests.training.support.exactness.references import gradients
     from trainspan_training.model.loading import load_model
 
@@ -72,19 +89,14 @@ def compared(expected: Reference, settings: Any, folder: Path, chunk: int | None
     if chunk is not None:
         trainer.scorer.chunk = chunk
     loss = float(trainer.accumulate(trainer.model, _micro_batches(expected, settings)))
-    gradient = {name: value.float().cpu() for name, value in gradients(trainer.policy).items()}
+    gradient = gradients(trainer.policy)
     if gradient.keys() != expected.gradient.keys():
         raise ValueError(f"gradients of other tensors: {sorted(gradient.keys() ^ expected.gradient.keys())[:5]}")
-    ours, theirs = (
-        torch.cat([side[name].flatten() for name in expected.gradient]) for side in (gradient, expected.gradient)
-    )
-    apart = float((ours - theirs).norm() / theirs.norm())
+    apart = _apart(gradient, expected.gradient)
     return {
         "loss_off": abs(loss / expected.loss - 1),
         "gradient_off_norm": apart,
-        "gradient_off_worst": float((ours - theirs).abs().max() / theirs.abs().max()),
-        "cosine": float(torch.cosine_similarity(ours, theirs, dim=0)),
-        "within": apart <= LIMITS[settings.dtype],
+        "within": apart <= (FLOAT32 if settings.dtype == "float32" else ROUNDING * expected.rounding),
         "device": str(trainer.accelerator.device),
     }
 
@@ -96,7 +108,7 @@ def noise(expected: Reference, folder: Path) -> dict[str, Any]:
     from trainspan_training.model.loading import load_model
 
     logprobs = {}
-    for dtype in LIMITS:
+    for dtype in ("float32", "bfloat16"):
         settings = settings_of("padded", dtype)
         scorer = _trainer(load_model(expected.model), expected, settings, folder).scorer
         logprobs[dtype] = np.concatenate([scorer.logprobs(batch) for batch in _micro_batches(expected, settings)])

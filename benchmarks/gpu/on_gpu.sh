@@ -12,7 +12,9 @@ kit="${GPU_KIT:-$root/.gpu}"
 export OUT="${OUT:-$kit/out}" GPU_KIT_SCRATCH="${GPU_KIT_SCRATCH:-/tmp/trainspan-gpu}"
 python="${PYTHON:-python3}"
 mkdir -p "$OUT" "$GPU_KIT_SCRATCH"
-export PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
+# Bytecode of the image's packages goes where this user can write: importing them takes 17 s without.
+export PYTHONPYCACHEPREFIX="${PYTHONPYCACHEPREFIX:-$GPU_KIT_SCRATCH/bytecode}"
+export PYTHONUNBUFFERED=1 PYTHONFAULTHANDLER=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 export TRAINSPAN_HOME="${TRAINSPAN_HOME:-$GPU_KIT_SCRATCH/home}"
 # Compiled kernels are kept between calls on the same machine.
 export TORCHINDUCTOR_CACHE_DIR="${TORCHINDUCTOR_CACHE_DIR:-$GPU_KIT_SCRATCH/inductor}"
@@ -29,7 +31,7 @@ limited() {
     local limit="$(($1 * slow))"
     shift
     [ "$limit" -gt "$(left)" ] && limit="$(left)"
-    timeout -k 10 "$limit" "$@"
+    timeout -s ABRT -k 10 "$limit" "$@" # a step that exceeds its limit prints where it was
 }
 
 # step NAME LIMIT COMMAND…: one step; its output goes to log.txt, code and seconds to steps.tsv.

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.nn.attention.flex_attention import create_block_mask
 
 from tests.support.dataset_files import sample_rollouts
 from tests.training.support.exactness.references import (
@@ -47,31 +48,50 @@ def test_a_token_sees_its_ancestors_and_nothing_else() -> None:
     assert [row.nonzero().flatten().tolist() for row in seen] == [[0], [0, 1], [0, 1, 2], [0, 1, 3], [0, 4]]
 
 
-def test_the_block_mask_of_flex_attention_sees_what_the_dense_mask_sees(model: Any) -> None:
+def test_the_block_mask_of_flex_attention_is_the_one_that_pytorch_makes_of_all_pairs(model: Any) -> None:
+    """Of a tree, of packed rows, and of subtrees that end at, before and after the edges of blocks."""
     batch = block_tree(model)
-    assert batch.branches is not None
     assert batch.tokens.shape[1] % 128 == 0
     assert batch.n_tokens < batch.tokens.size
-    assert_blocks_fit(torch.from_numpy(batch.branches.ends), compiled=False)
-
-
-@pytest.mark.slow
-def test_the_block_mask_made_by_a_compiled_function_is_the_same(model: Any) -> None:
-    """As on a GPU, of a tree and of packed rows."""
     rows = make_sequences(as_calls(mixed_rollouts(model)), merge=True)
-    for batch in (block_tree(model), *made(packed(rows, 16384, blocks=True), rows)):
-        assert batch.branches is not None
-        assert_blocks_fit(torch.from_numpy(batch.branches.ends), compiled=True)
+    assert_blocks_fit(ends_of(batch))
+    for one in made(packed(rows, 16384, blocks=True), rows):
+        assert_blocks_fit(ends_of(one))
+    rng = np.random.default_rng(0)
+    for _ in range(30):
+        places = np.arange(128 * rng.integers(1, 7))
+        ends = places + rng.geometric(1 / rng.choice([1, 100, 500]), len(places))
+        ends[rng.random(len(ends)) < 0.5] //= 128
+        ends[rng.random(len(ends)) < 0.1] = 0  # sees nothing
+        assert_blocks_fit(torch.from_numpy(ends.clip(max=len(ends))))
+    assert_blocks_fit(torch.full((1024,), 1024))
 
 
-def assert_blocks_fit(ends: torch.Tensor, *, compiled: bool) -> None:
-    blocks, dense = block_mask(ends, compiled=compiled), dense_mask(ends)
+def ends_of(batch: MicroBatch) -> torch.Tensor:
+    assert batch.branches is not None
+    return torch.from_numpy(batch.branches.ends)
+
+
+def assert_blocks_fit(ends: torch.Tensor) -> None:
+    found = block_mask(ends)
+    expected = create_block_mask(found.mask_mod, None, None, len(ends), len(ends), device="cpu", BLOCK_SIZE=128)
     places = torch.arange(len(ends))
-    sees = blocks.mask_mod(torch.tensor(0), torch.tensor(0), places[:, None], places[None, :])
-    assert torch.equal(sees, dense[0, 0])
-    edge = len(ends) // 128
-    needed = dense[0, 0].view(edge, 128, edge, 128).any(dim=3).any(dim=1)
-    assert torch.equal(blocks.to_dense()[0, 0].bool(), needed), "exactly the needed blocks are computed"
+    sees = found.mask_mod(torch.tensor(0), torch.tensor(0), places[:, None], places[None, :])
+    assert torch.equal(sees, dense_mask(ends)[0, 0])
+    tables = (
+        ("kv_num_blocks", "kv_indices"),
+        ("full_kv_num_blocks", "full_kv_indices"),
+        ("q_num_blocks", "q_indices"),
+        ("full_q_num_blocks", "full_q_indices"),
+    )
+    for numbers, indices in tables:
+        assert torch.equal(getattr(found, numbers), getattr(expected, numbers)), numbers
+        for row, listed, wanted in zip(
+            getattr(found, numbers)[0, 0], getattr(found, indices)[0, 0], getattr(expected, indices)[0, 0], strict=True
+        ):
+            assert torch.equal(listed[:row], wanted[:row]), indices
+    assert found.kv_indices.dtype == expected.kv_indices.dtype
+    assert found.seq_lengths == expected.seq_lengths
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.utils.weak import WeakTensorKeyDictionary
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -66,17 +66,32 @@ def dense_mask(ends: Tensor) -> Tensor:
     return seen[None, None]
 
 
-def block_mask(ends: Tensor, *, compiled: bool = False) -> Any:
-    """The mask for flex attention, which computes only blocks with a visible pair.
+def block_mask(ends: Tensor) -> BlockMask:
+    """The mask for flex attention, from the ends (T,) of subtrees, T in whole blocks: it computes only blocks with a visible pair.
 
-    Built by a compiled function if attention itself is compiled: otherwise all T² pairs would be in memory at once.
+    A block of keys is visible to a later block of queries if a subtree ends after the first query, and visible as a whole
+    if all end after the last. So pairs of tokens are never in memory, and nothing is compiled for a number of tokens.
     """
 
     def sees(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return (key <= query) & (query < ends[key])
 
-    build = _compiled(create_block_mask) if ends.is_cuda or compiled else create_block_mask
-    return build(sees, None, None, len(ends), len(ends), device=str(ends.device), BLOCK_SIZE=BLOCK)
+    first, last = ends.view(-1, BLOCK).aminmax(dim=1)
+    starts = torch.arange(0, len(ends), BLOCK, device=ends.device)
+    later = starts[:, None] > starts
+    whole = later & (first >= starts[:, None] + BLOCK)
+    own = (ends > torch.arange(len(ends), device=ends.device)).view(-1, BLOCK).any(dim=1)
+    partly = (later & (last > starts[:, None]) & ~whole) | own.diag()
+    return BlockMask.from_kv_blocks(
+        *_listed(partly), *_listed(whole), BLOCK_SIZE=BLOCK, mask_mod=sees, seq_lengths=(len(ends), len(ends))
+    )
+
+
+def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Of the blocks of queries (Q, K): the number (1, 1, Q) of their blocks of keys, and those first (1, 1, Q, K)."""
+    numbers = blocks.sum(dim=1, dtype=torch.int32)
+    indices = blocks.to(torch.int8).argsort(dim=1, descending=True, stable=True).to(torch.int32)
+    return numbers[None, None], indices[None, None].contiguous()
 
 
 def attend(
