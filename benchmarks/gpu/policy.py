@@ -21,6 +21,7 @@ __all__ = ["main"]
 
 ROOT = Path(__file__).parents[2]
 SHOP = "examples/shop"
+DEMO_S = float(os.environ.get("GPU_KIT_DEMO_SECONDS", "330"))
 LARGE = Size(hidden=1536, layers=32, heads=12, key_heads=2, inner=8960, vocabulary=49_152)
 """1.57 billion weights with SmolLM2's vocabulary, whose tokenizer it gets: an agent needs a real one."""
 SERVER_FLAGS = "--enforce-eager --max-model-len 2048"
@@ -35,7 +36,7 @@ def main(what: str) -> None:
         attempt(
             "policy",
             "demo",
-            lambda: loop(base, SCRATCH / "demo-home", rounds=2 if TINY else 14, control=False, limit_s=330),
+            lambda: loop(base, SCRATCH / "demo-home", rounds=2 if TINY else 14, control=False, limit_s=DEMO_S),
         )
     else:
         large = SCRATCH / "large-model"
