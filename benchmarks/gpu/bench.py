@@ -6,13 +6,15 @@ of bf16 matrix products that `facts` measured.
 
 import re
 import statistics
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu.facts import product
 from benchmarks.gpu.figures import TINY, attempt, matmul_rate, note
 from benchmarks.support.workload import Workload
 from benchmarks.training.accelerator import SIZES, SMALL, Size, config_of, make_model, operations
@@ -62,15 +64,17 @@ KERNELS = {
 """Kind → pattern of kernel names, first match; rough, since names tell little of fused kernels."""
 
 
-def main() -> None:
+def main(names: Sequence[str]) -> None:
     from trainspan_training.devices.cores import prepare_process
     from trainspan_training.objective.heavy_imports import import_training
 
     prepare_process()
     import_training()
     with tempfile.TemporaryDirectory() as folder:
-        for name, case in CASES.items():
-            attempt("bench", name, lambda case=case: measured(case, Path(folder)), 145)
+        if matmul_rate() is None:
+            attempt("facts", "matmul_bf16", lambda: product("bfloat16"))
+        for name in names or CASES:
+            attempt("bench", name, lambda name=name: measured(CASES[name], Path(folder)), 145)
     note("bench", "done", True)
 
 
@@ -283,4 +287,4 @@ def _profiled(act: Callable[[], None]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

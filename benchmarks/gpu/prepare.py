@@ -68,7 +68,7 @@ class Archive:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--limit-mib", type=float, default=64.0, help="most that one transfer may take (default: 64)")
+    parser.add_argument("--limit-mib", type=float, default=62.0, help="most that one transfer may take (default: 62)")
     parser.add_argument("--python", default="3.12", help="Python of the machine with the GPU (default: 3.12)")
     parser.add_argument("--trainer-only", action="store_true", help="without vLLM and the model: one transfer")
     options = parser.parse_args()
