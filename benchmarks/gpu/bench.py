@@ -35,11 +35,15 @@ class Case:
     profile: bool = False
     compiled: bool = False
     """Whether the model's layers are compiled."""
+    rounded: bool = False
+    """Whether layers have copies of their weights in bfloat16, so that all between them is bfloat16, as in the server."""
 
 
 CASES = {
     "1.5B_long_packed": Case("1.5B", "long", {"forward": "packed"}, profile=True),
+    "1.5B_long_rounded": Case("1.5B", "long", {"forward": "packed"}, profile=True, rounded=True),
     "1.5B_long_compiled": Case("1.5B", "long", {"forward": "packed"}, profile=True, compiled=True),
+    "1.5B_long_both": Case("1.5B", "long", {"forward": "packed"}, profile=True, compiled=True, rounded=True),
     "0.5B_agent_auto": Case("0.5B", "agent", {"forward": "auto"}, profile=True),
     "0.5B_long_packed": Case("0.5B", "long", {"forward": "packed"}, profile=True),
     "0.5B_ragged_packed": Case("0.5B", "ragged", {"forward": "packed"}),
@@ -118,7 +122,7 @@ def measured(case: Case, folder: Path) -> dict[str, Any]:
     from trainspan_schemas.config.settings import TrainSettings
     from trainspan_training.devices.team import Team
     from trainspan_training.model.loading import load_tokenizer
-    from trainspan_training.objective import attention, memory
+    from trainspan_training.objective import memory
     from trainspan_training.objective.grpo_trainer import TransitionGRPOTrainer
 
     cuda = torch.cuda.is_available()
@@ -128,15 +132,7 @@ def measured(case: Case, folder: Path) -> dict[str, Any]:
     config.max_position_embeddings = 32_768
     budget = memory.fit(config, settings, memory.available(settings, cuda=cuda), cuda=cuda, team=Team())
     settings = replace(settings, gradient_checkpointing=budget.kept < budget.longest)
-    model = make_model(sizes()[case.size])
-    model.config.max_position_embeddings = 32_768
-    if settings.forward != "padded":
-        attention.prepare(model, settings.forward)
-    if case.compiled:
-        for layer in model.model.layers:
-            layer.compile(dynamic=True)
-    if settings.adapter:
-        model = _with_adapter(model, settings, folder, cuda=cuda)
+    model = _model(case, settings, folder, cuda=cuda)
     began = time.perf_counter()
     step = planned(case, settings, config, budget, cuda=cuda)
     planning_s = time.perf_counter() - began
@@ -155,10 +151,13 @@ def measured(case: Case, folder: Path) -> dict[str, Any]:
 
     tokenizer = load_tokenizer(make_tiny_model(folder / f"tokenizer-{len(list(folder.iterdir()))}", hidden=32))
     trainer = TransitionGRPOTrainer(model, tokenizer, settings, steps(), str(folder), budget=budget)
+    if case.rounded:
+        _round_layers(trainer)
     trainer.train()
     took = [later - earlier for earlier, later in zip(marks[WARM:-1], marks[WARM + 1 :], strict=True)]
     figures = {
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "trained_parameters": sum(each.numel() for each in model.parameters() if each.requires_grad),
         "planning_s": round(planning_s, 3),
         "first_step_s": round(marks[1] - marks[0], 2),
         "step_s": round(statistics.median(took), 4),
@@ -197,6 +196,22 @@ def planned(case: Case, settings: Any, config: Any, budget: Any, *, cuda: bool) 
     return step.build(rows)
 
 
+def _model(case: Case, settings: Any, folder: Path, *, cuda: bool) -> Any:
+    import torch
+
+    from trainspan_training.objective import attention
+
+    model = make_model(sizes()[case.size])
+    model.config.max_position_embeddings = 32_768
+    if settings.forward != "padded":
+        attention.prepare(model, settings.forward)
+    if case.compiled:
+        torch._dynamo.config.specialize_float = True  # floats would be computed on the CPU
+        for layer in model.model.layers:
+            layer.compile(dynamic=True)
+    return _with_adapter(model, settings, folder, cuda=cuda) if settings.adapter == "lora" else model
+
+
 def _with_adapter(model: Any, settings: Any, folder: Path, *, cuda: bool) -> Any:
     import torch
 
@@ -205,6 +220,34 @@ def _with_adapter(model: Any, settings: Any, folder: Path, *, cuda: bool) -> Any
 
     frozen = model.to(torch.bfloat16) if cuda else model
     return add_adapter(frozen, settings, Policy(folder, None, str(folder), 0, folder))
+
+
+def _round_layers(trainer: Any) -> None:
+    """From forward to backward of a micro-batch, layers have copies of their weights in bfloat16."""
+    import torch
+
+    accumulate, base = trainer.accumulate, trainer.policy.model
+    base.embed_tokens.register_forward_hook(lambda _module, _inputs, states: states.to(torch.bfloat16))
+
+    def rounded(model: Any, step: Sequence[Any]) -> Any:
+        total = 0
+        for batch in step:
+            weights = [
+                (module, name, weight)
+                for layer in base.layers
+                for module in layer.modules()
+                for name, weight in module.named_parameters(recurse=False)
+            ]
+            for module, name, weight in weights:
+                del module._parameters[name]
+                setattr(module, name, weight.to(torch.bfloat16))
+            total += accumulate(model, [batch])
+            for module, name, weight in weights:
+                delattr(module, name)
+                module.register_parameter(name, weight)
+        return total
+
+    trainer.accumulate = rounded
 
 
 def _speed(case: Case, step: Any, seconds: float) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from importlib import metadata
 from typing import Any
 
-from benchmarks.gpu.figures import TINY, attempt
+from benchmarks.gpu.figures import SCRATCH, TINY, attempt
 
 __all__ = ["main"]
 
@@ -27,6 +27,7 @@ _DISTRIBUTIONS = (
 
 def main() -> None:
     attempt("facts", "versions", versions)
+    attempt("facts", "unmet", unmet)
     attempt("facts", "nvidia_smi", nvidia_smi)
     attempt("facts", "torch", torch_build)
     attempt("facts", "matmul_bf16", lambda: product("bfloat16"))
@@ -43,6 +44,25 @@ def versions() -> dict[str, str | None]:
         except metadata.PackageNotFoundError:
             versions[name] = None
     return versions
+
+
+def unmet() -> list[str]:
+    """Requirements of the packages that were brought which the machine does not meet."""
+    from packaging.requirements import Requirement
+
+    missing = []
+    for package in metadata.distributions(path=[str(SCRATCH / "site")]):
+        for text in package.requires or ():
+            needed = Requirement(text)
+            if needed.marker and not needed.marker.evaluate({"extra": ""}):
+                continue
+            try:
+                version = metadata.version(needed.name)
+            except metadata.PackageNotFoundError:
+                version = None
+            if version is None or not needed.specifier.contains(version, prereleases=True):
+                missing.append(f"{package.name} needs {needed}, here {version}")
+    return sorted(missing)
 
 
 def nvidia_smi() -> str:

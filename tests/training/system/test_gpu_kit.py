@@ -95,6 +95,8 @@ def test_each_kind_of_step_gives_its_figures_at_tiny_size(tmp_path: Path, monkey
     expected = exact.make_reference(tmp_path / "model")
     assert exact.compared(expected, exact.settings_of("packed", "float32"), tmp_path)["within"]
     ours = bench.measured(bench.Case("0.5B", "agent", {"forward": "auto", "weights": "token"}), tmp_path)
+    adapted = bench.measured(bench.Case("0.5B", "agent", {"adapter": "lora"}), tmp_path)
+    assert ours["trained_parameters"] == ours["parameters"] == adapted["parameters"] - adapted["trained_parameters"]
     theirs = stock.stock(tmp_path, 8)
     assert ours["trained_tokens"] == theirs["trained_tokens"] == 2 * 4 * 3 * 8
     assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-3)
