@@ -26,7 +26,7 @@ PACKAGES = {
 SOURCES = (*PACKAGES, "tests", "benchmarks", "deploy", "evaluation", "examples", "tools")
 FLOORS = {
     "schemas": (
-        "agents",
+        "agents policy_server",
         "artifacts config store",
         "telemetry",
         "home",

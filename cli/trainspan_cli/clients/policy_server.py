@@ -1,19 +1,17 @@
 """The loop's HTTP client of the policy server."""
 
-import json
 import re
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
 from http.client import HTTPException
-from typing import Any
 
-from trainspan_schemas.errors import PolicyServerError, TrainspanError
+from trainspan_schemas.errors import PolicyServerError
 from trainspan_schemas.home import token
 from trainspan_schemas.opener import OPENER
+from trainspan_schemas.policy_server import ServerState, read_state
 
-__all__ = ["PolicyClient", "policy_at", "served", "versions_in"]
+__all__ = ["PolicyClient", "state_at"]
 
 _ORDER_TIMEOUT_S = 180.0
 """Covers running requests, moving the weights, and another change that the server is busy with."""
@@ -39,16 +37,8 @@ class PolicyClient:
             return False
         return True
 
-    def policy(self) -> dict[str, Any]:
-        """`GET /trainspan/policy`: version, checkpoint, counts of captured, exported and dropped calls."""
-        text = self._get("/trainspan/policy")
-        try:
-            answer: dict[str, Any] = json.loads(text)
-        except ValueError as error:
-            raise PolicyServerError(
-                f"{self.url}/trainspan/policy does not answer as a policy server: {text[:80]!r}"
-            ) from error
-        return answer
+    def state(self) -> ServerState:
+        return read_state(self.url, self._timeout_s)
 
     def sleep(self) -> None:
         """Has the server release its accelerator's memory for the trainer; requests are held until `wake` or a swap."""
@@ -102,22 +92,9 @@ class PolicyClient:
         return body
 
 
-def served(state: dict[str, Any], policy: str | None) -> dict[str, Any]:
-    """Version, checkpoint and canary of a policy, from the state of its server; None: the only one."""
-    own: dict[str, Any] = state if policy is None else state["policies"][policy]
-    return own
-
-
-def policy_at(url: str) -> dict[str, Any] | None:
-    """The policy's status from the server at a URL (with or without /v1); None if there is no answer."""
-    client = PolicyClient(url.rstrip("/").removesuffix("/v1"), timeout_s=2)
+def state_at(url: str) -> ServerState | None:
+    """The state of the server at a URL (with or without /v1); None if there is no answer."""
     try:
-        return client.policy()
-    except (TrainspanError, ValueError):
+        return read_state(url.rstrip("/").removesuffix("/v1"), timeout_s=2)
+    except PolicyServerError:
         return None
-
-
-def versions_in(state: Mapping[str, Any]) -> str:
-    """The versions in service, such as `version 3`, or `writer version 3, rewriter version 1`."""
-    named = [f"{name} version {own['version']}" for name, own in (state.get("policies") or {}).items()]
-    return ", ".join(named) or f"version {state['version']}"

@@ -4,10 +4,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from trainspan_cli.clients.policy_server import PolicyClient
 from trainspan_schemas.errors import PolicyServerError
+from trainspan_schemas.policy_server import ServerState
 
 __all__ = ["PolicyServers", "Readings", "ServerCounts"]
 
@@ -88,13 +89,13 @@ class PolicyServers:
         """Whether one of them answers and is ready."""
         return any(self._each(PolicyClient.is_healthy))
 
-    def policy(self) -> dict[str, Any]:
+    def state(self) -> ServerState:
         """The state of the server with the newest versions. Raises PolicyServerError if none answers."""
-        return max(self.states().values(), key=_versions)
+        return max(self.states().values(), key=lambda state: state.versions)
 
-    def states(self) -> dict[str, dict[str, Any]]:
+    def states(self) -> dict[str, ServerState]:
         """URL → state of each server that answers. Raises PolicyServerError if none does."""
-        return dict(self._answers(lambda client: (client.url, client.policy())))
+        return dict(self._answers(lambda client: (client.url, client.state())))
 
     def counts(self) -> Readings:
         """Raises PolicyServerError if no server answers."""
@@ -142,19 +143,14 @@ class PolicyServers:
 def _counts(client: PolicyClient) -> tuple[str, int, ServerCounts, bool, int]:
     """URL, start, counts, whether the server swaps at the moment, and how far its clock is behind."""
     answers, tokens, asked_ns = client.successful_answers(), client.sampled_tokens(), time.time_ns()
-    state = client.policy()
-    internal = state["internal_requests"]
+    state = client.state()
     counts = ServerCounts(
-        answers - internal,
-        internal,
-        state["internal_calls"],
-        state["calls_captured"],
-        state["calls_exported"],
-        state["calls_dropped"] + state["calls_refused"],
+        answers - state.internal_requests,
+        state.internal_requests,
+        state.internal_calls,
+        state.calls.captured,
+        state.calls.exported,
+        state.calls.dropped + state.calls.refused,
         tokens,
     )
-    return client.url, state["started_ns"], counts, state["changing"], max(0, asked_ns - state["now_ns"])
-
-
-def _versions(state: dict[str, Any]) -> tuple[int, ...]:
-    return state["version"], *(own["version"] for own in (state.get("policies") or {}).values())
+    return client.url, state.started_ns, counts, state.changing, max(0, asked_ns - state.now_ns)

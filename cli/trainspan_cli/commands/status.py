@@ -11,7 +11,6 @@ def status(config: ConfigOption = None, format: FormatOption = "table") -> None:
 
     Example: trainspan status --format json
     """
-    from trainspan_cli.clients.policy_server import versions_in
     from trainspan_cli.doctor.overview import overview
 
     found = overview(settings(config))
@@ -22,7 +21,7 @@ def status(config: ConfigOption = None, format: FormatOption = "table") -> None:
     print("collector  ", f"pid {collector['pid']}, OTLP {collector['grpc']}" if collector else "not running")
     for server in found["policy_servers"]:
         policy, place = server["state"], f" at {server['url']}" if len(found["policy_servers"]) > 1 else ""
-        state = f"{versions_in(policy)}, {policy['in_flight']} in flight" if policy else "not running"
+        state = f"{server['versions']}, {policy['in_flight']} in flight" if policy else "not running"
         print("policy     ", f"{state}{place}")
     print("store      ", found["store"] or "none yet")
     for one in found["stores"]:

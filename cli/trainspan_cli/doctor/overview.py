@@ -5,7 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from trainspan_cli.clients.policy_server import policy_at
+from trainspan_cli.clients.policy_server import state_at
 from trainspan_cli.clients.store import counts
 from trainspan_cli.doctor.rollouts_overview import rollouts_overview
 from trainspan_cli.loop.state.run_folder import RunFolder
@@ -35,7 +35,7 @@ def overview(settings: Settings) -> dict[str, Any]:
         "store": str(store) if store.exists() else None,
         "collector": asdict(collector) if collector else None,
         "stores": stores,
-        "policy_servers": [{"url": url, "state": policy_at(url)} for url in policy_servers_of(settings)],
+        "policy_servers": [_policy_server(url) for url in policy_servers_of(settings)],
         "latest_checkpoint": str(newest) if newest else None,
         "latest_version": CheckpointMeta.read(newest).version if newest else None,
         "latest_checkpoints": {policy: str(folder) if folder else None for policy, folder in latest.items() if policy},
@@ -44,6 +44,11 @@ def overview(settings: Settings) -> dict[str, Any]:
         "run": _newest_run(),
         "rollouts": rollouts_overview(),
     }
+
+
+def _policy_server(url: str) -> dict[str, Any]:
+    state = state_at(url)
+    return {"url": url, "versions": str(state), "state": state.as_json()} if state else {"url": url, "state": None}
 
 
 def _latest(checkpoints: Path) -> Path | None:

@@ -1,15 +1,14 @@
 """What `trainspan doctor` finds of the processes: collectors and policy servers."""
 
 import socket
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 from urllib.parse import urlsplit
 
-from trainspan_cli.clients.policy_server import policy_at, versions_in
+from trainspan_cli.clients.policy_server import state_at
 from trainspan_cli.doctor.finding import Finding
 from trainspan_cli.settings import policy_servers_of
 from trainspan_schemas.config.settings import Settings
+from trainspan_schemas.policy_server import ServerState
 
 __all__ = ["process_findings"]
 
@@ -19,7 +18,7 @@ def process_findings(settings: Settings, policy_url: str | None = None) -> list[
     findings = []
     findings += [_collector_finding(url) for url in settings.collector.endpoints]
     urls = (policy_url,) if policy_url else policy_servers_of(settings)
-    states = {url: policy_at(url) for url in urls}
+    states = {url: state_at(url) for url in urls}
     for url, policy in states.items():
         if policy is None:
             findings.append(
@@ -28,7 +27,7 @@ def process_findings(settings: Settings, policy_url: str | None = None) -> list[
         else:
             found = _policy_finding(policy)
             findings.append(found if len(urls) == 1 else replace(found, detail=f"{found.detail}, at {url}"))
-    if len(served := {versions_in(policy) for policy in states.values() if policy}) > 1:
+    if len(served := {str(policy) for policy in states.values() if policy}) > 1:
         detail = f"the policy servers serve different versions: {'; '.join(sorted(served))}"
         advice = "restart those that are behind: with `weights_url` they catch up"
         findings.append(Finding("problem", "policy server", detail, advice))
@@ -43,14 +42,14 @@ def _collector_finding(url: str) -> Finding:
     return Finding("problem", "collector", detail, "start `trainspan collector`")
 
 
-def _policy_finding(policy: Mapping[str, Any]) -> Finding:
-    counts = ", ".join(f"{policy[f'calls_{name}']} {name}" for name in ("dropped", "refused", "spooled"))
-    detail = f"{versions_in(policy)}, {policy['calls_captured']} calls captured, {counts}"
-    if trouble := policy["export_trouble"]:
-        advice = f"calls wait on disk: {trouble}"
-    elif policy["calls_refused"]:
+def _policy_finding(state: ServerState) -> Finding:
+    calls = state.calls
+    detail = f"{state}, {calls.captured} calls captured, {calls.dropped} dropped, {calls.refused} refused, {calls.spooled} spooled"
+    if state.export_trouble:
+        advice = f"calls wait on disk: {state.export_trouble}"
+    elif calls.refused:
         advice = "the collector refused calls; they are kept and retried when the server starts: see its log"
-    elif policy["calls_dropped"]:
+    elif calls.dropped:
         advice = "the spool was full while the collector was unreachable; those calls cannot be trained"
     else:
         return Finding("ok", "policy server", detail, "")

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from trainspan_cli.clients.policy_server import served
 from trainspan_cli.loop.checks.integrity import Check, left_out_check, version_check
 from trainspan_cli.loop.checks.pass_at import pass_at
 from trainspan_cli.loop.checks.stopping import best_validation
@@ -19,6 +18,7 @@ from trainspan_schemas.config.policy_scope import Policy
 from trainspan_schemas.config.settings import Settings
 from trainspan_schemas.home import policy_dir
 from trainspan_schemas.intervals import RewardEstimate
+from trainspan_schemas.policy_server import ServerState
 from trainspan_training.checkpoints.ledger import CheckpointLedger
 
 __all__ = ["Validations"]
@@ -70,8 +70,8 @@ class Validations:
             self._services.level_servers()
             collected = self._stages.collect(tasks, round_, "val", loop.eval_n)
             self._screen.collecting("", round_)
-            state = self._services.policy.policy()
-            in_service = {policy: served(state, policy)["version"] for policy in self._stages.policies}
+            state = self._services.policy.state()
+            in_service = {policy: state.of(policy).version for policy in self._stages.policies}
             estimate, left_out = self._measured(round_)
             versions = version_check(collected.versions, in_service)
             checks = [*collected.checks, versions.record(), left_out.record()]
@@ -93,9 +93,9 @@ class Validations:
             self._keep_best()
         return recorded_s
 
-    def _versions(self, state: dict[str, Any]) -> dict[str, Any]:
+    def _versions(self, state: ServerState) -> dict[str, Any]:
         """The versions in service."""
-        found = {policy: {"policy_version": served(state, policy)["version"]} for policy in self._stages.policies}
+        found = {policy: {"policy_version": state.of(policy).version} for policy in self._stages.policies}
         alone = found.get(None)
         return alone or {"policy_version": None, "policies": found}
 

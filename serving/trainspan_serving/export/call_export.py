@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import astuple
 
+from trainspan_schemas.policy_server import CallCounts
 from trainspan_schemas.store.collectors import Collectors
 from trainspan_schemas.telemetry import keys
 from trainspan_serving.export.call_span import CallSpan
-from trainspan_serving.export.exporter import Counts, Exporter
+from trainspan_serving.export.exporter import Exporter
 
 __all__ = ["CallExport"]
 
@@ -23,10 +24,10 @@ class CallExport:
         key = span.attributes.get(keys.ROLLOUT_ID) or span.trace_id
         self._exporters[self._collectors.url_for(str(key)) if self._collectors else ""].add(span)
 
-    def counts(self) -> Counts:
+    def counts(self) -> CallCounts:
         """The counts of all collectors together."""
         each = [astuple(exporter.counts()) for exporter in self._exporters.values()]
-        return Counts(*map(sum, zip(*each, strict=True)))
+        return CallCounts(*map(sum, zip(*each, strict=True)))
 
     def trouble(self) -> str | None:
         """Returns why calls are waiting; None if they are not."""

@@ -11,14 +11,14 @@ import logging
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from trainspan_schemas.policy_server import CallCounts
 from trainspan_serving.export.call_queue import CallQueue
 from trainspan_serving.export.call_span import AttributeValue, CallSpan, encode_request
 from trainspan_serving.export.collector_client import CollectorClient, Delivery
 from trainspan_serving.export.spool import Spool
 
-__all__ = ["Counts", "Exporter"]
+__all__ = ["Exporter"]
 
 _log = logging.getLogger(__name__)
 
@@ -27,21 +27,6 @@ _REPORT_INTERVAL_S = 10.0
 _MAX_BACKOFF_S = 2.0
 _SLICE_S = 0.5
 """How long the spool is drained before new calls get a turn."""
-
-
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """Calls since the server started."""
-
-    captured: int
-    exported: int
-    dropped: int
-    spooled: int = 0
-    """Waiting on disk."""
-    recovered: int = 0
-    """Left on disk by earlier server processes and not sent yet; not included in the other counts."""
-    refused: int = 0
-    """Refused permanently by the collector; kept on disk."""
 
 
 class Exporter:
@@ -90,10 +75,10 @@ class Exporter:
             else:
                 self._drop(1, f"the queue is full, {self._why_full}")
 
-    def counts(self) -> Counts:
+    def counts(self) -> CallCounts:
         with self._counting:
             spooled, recovered = (self._spool.spans, self._spool.recovered) if self._spool else (0, 0)
-            return Counts(self._captured, self._exported, self._dropped, spooled, recovered, self._refused)
+            return CallCounts(self._captured, self._exported, self._dropped, spooled, recovered, self._refused)
 
     def trouble(self) -> str | None:
         """Returns why calls are waiting; None if they are not."""

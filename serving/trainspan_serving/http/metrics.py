@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from trainspan_serving.export.exporter import Counts
+from trainspan_schemas.policy_server import CallCounts
 from trainspan_serving.forcing.registry import BranchRegistry
 from trainspan_serving.swap.policy_server import PolicyServer
 
@@ -13,7 +13,7 @@ __all__ = ["PolicyMetrics"]
 class PolicyMetrics:
     """A collector for prometheus_client, read at each scrape of `/metrics`."""
 
-    def __init__(self, server: PolicyServer, counts: Callable[[], Counts], branches: BranchRegistry) -> None:
+    def __init__(self, server: PolicyServer, counts: Callable[[], CallCounts], branches: BranchRegistry) -> None:
         self._server, self._counts, self._branches = server, counts, branches
 
     def register(self) -> None:

@@ -62,7 +62,7 @@ def test_an_answer_that_is_cut_off_or_no_policy_server_s_is_that_of_a_server_tha
         threading.Thread(target=http.serve_forever, daemon=True).start()
         servers = PolicyServers([f"http://127.0.0.1:{http.server_port}"], timeout_s=2)
         with pytest.raises(PolicyServerError, match="does not answer as a policy server: '<html>'"):
-            servers.policy()
+            servers.state()
         with pytest.raises(PolicyServerError, match="no answer"):
             servers.counts()
         assert not servers.is_healthy()
@@ -75,12 +75,12 @@ def test_if_no_server_answers_they_are_asked_again_until_one_is_back() -> None:
     silences: list[float] = []
     servers = PolicyServers([url], timeout_s=2, retry_for_s=20, on_silence=lambda: silences.append(time.monotonic()))
     with ThreadPoolExecutor(1) as pool:
-        asking = pool.submit(servers.policy)
+        asking = pool.submit(servers.state)
         time.sleep(0.3)
         assert not asking.done()
         with policy_server(port=int(url.rpartition(":")[2])) as back:
             back.state = state(5, 1)
-            assert asking.result(timeout=20)["version"] == 5
+            assert asking.result(timeout=20).alone.version == 5
     assert silences, "whoever started it can start it again"
 
 
@@ -90,14 +90,14 @@ def test_a_server_that_is_away_is_left_out_and_the_newest_version_is_that_of_all
         with policy_server() as two:
             two.state = state(4, 200)
             servers = PolicyServers([one.url, two.url], timeout_s=2)
-            assert servers.policy()["version"] == 4
+            assert servers.state().alone.version == 4
             assert servers.is_healthy()
-        assert servers.policy()["version"] == 3
-        assert servers.states() == {one.url: one.state}
+        assert servers.state().alone.version == 3
+        assert [*servers.states()] == [one.url]
         assert servers.counts().total.captured == 9
         assert servers.is_healthy()
     assert not servers.is_healthy()
-    for ask in (servers.policy, servers.counts, servers.states):
+    for ask in (servers.state, servers.counts, servers.states):
         with pytest.raises(PolicyServerError, match="no answer from the policy server at"):
             ask()
 
@@ -106,4 +106,4 @@ def test_the_newest_of_several_policies_counts() -> None:
     with policy_server() as one, policy_server() as two:
         one.state = state(0, 1, policies={"writer": {"version": 2}, "critic": {"version": 1}})
         two.state = state(0, 2, policies={"writer": {"version": 2}, "critic": {"version": 3}})
-        assert PolicyServers([one.url, two.url]).policy()["policies"]["critic"]["version"] == 3
+        assert PolicyServers([one.url, two.url]).state().of("critic").version == 3

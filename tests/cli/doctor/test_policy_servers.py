@@ -51,4 +51,6 @@ def test_status_has_a_line_for_each_server(
         assert lines == [f"policy      version 4, 2 in flight at {one.url}", f"policy      not running at {AWAY}"]
         status(format="json")
     servers = json.loads(capsys.readouterr().out)["policy_servers"]
-    assert servers == [{"url": one.url, "state": one.state}, {"url": AWAY, "state": None}]
+    (here, away) = servers
+    assert (here["url"], here["versions"], here["state"]["version"]) == (one.url, "version 4", 4)
+    assert away == {"url": AWAY, "state": None}

@@ -228,15 +228,15 @@ def test_a_server_that_chooses_its_library_settles_on_the_one_that_can_be_replay
     client = PolicyClient(plain.server.url)
 
     def client_requests() -> int:
-        return client.successful_answers() - client.policy()["internal_requests"]
+        return client.successful_answers() - client.state().internal_requests
 
     before = client_requests()
     status, answer, _ = plain.server.post("/v1/chat/completions", body, {"traceparent": str(parent)})
     assert status == 200, answer
     (span,) = plain.sink.wait(1, lambda span: span.trace_id == parent.trace_id)
     assert client_requests() == before + 1
-    state = client.policy()
-    assert state["internal_requests"] > state["internal_calls"], "the request that fixes the grammar library is no call"
+    state = client.state()
+    assert state.internal_requests > state.internal_calls, "the request that fixes the grammar library is no call"
     grammar = constraint(span).grammar
     assert grammar
     assert (grammar.kind, grammar.library, grammar.any_whitespace) == ("json_schema", "xgrammar", True)

@@ -7,12 +7,13 @@ import pytest
 
 from tests.support.otlp.sink import otlp_sink
 from tests.support.ports import free_port
+from trainspan_schemas.policy_server import CallCounts
 from trainspan_schemas.store.collectors import Collectors
 from trainspan_schemas.telemetry import keys
 from trainspan_serving.export.call_export import CallExport
 from trainspan_serving.export.call_span import CallSpan
 from trainspan_serving.export.collector_client import CollectorClient
-from trainspan_serving.export.exporter import Counts, Exporter
+from trainspan_serving.export.exporter import Exporter
 from trainspan_serving.export.spools import open_spools
 
 MIB = 2**20
@@ -45,7 +46,7 @@ def test_calls_follow_their_rollout_and_without_one_their_trace(tmp_path: Path) 
         expected[collectors.url_for(rollout or f"{number + 1:032x}")].add(number)
     assert found == expected
     assert all(expected.values())
-    assert export.counts() == Counts(40, 40, 0)
+    assert export.counts() == CallCounts(40, 40, 0)
 
 
 def test_calls_wait_on_disk_for_their_own_collector_and_the_trouble_names_it(tmp_path: Path) -> None:
@@ -57,7 +58,7 @@ def test_calls_wait_on_disk_for_their_own_collector_and_the_trouble_names_it(tmp
         export.close(1.0)
         arrived = len(sink.spans())
     assert 0 < arrived < 40
-    assert export.counts() == Counts(40, arrived, 0, spooled=40 - arrived)
+    assert export.counts() == CallCounts(40, arrived, 0, spooled=40 - arrived)
     assert str(export.trouble()).startswith(f"{down}: UNAVAILABLE")
 
 
@@ -81,7 +82,7 @@ def test_calls_that_wait_for_a_collector_that_is_removed_go_to_the_others(
     for url, numbers in found.items():
         assert numbers == {number for number, key in keys_of.items() if collectors.url_for(key) == url}
     assert "calls that waited for a collector that is no longer named go to the others count=10" in caplog.text
-    assert export.counts() == Counts(0, 0, 0), "they were counted by the earlier server"
+    assert export.counts() == CallCounts(0, 0, 0), "they were counted by the earlier server"
 
 
 def test_calls_of_a_removed_collector_that_cannot_be_read_now_are_kept(
@@ -108,4 +109,4 @@ def test_without_a_collector_calls_are_counted_and_dropped() -> None:
     export = CallExport(None, {})
     export.add(call(0, "r"))
     export.close(1.0)
-    assert export.counts() == Counts(1, 0, 1)
+    assert export.counts() == CallCounts(1, 0, 1)

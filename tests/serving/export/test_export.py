@@ -13,10 +13,11 @@ import pytest
 from tests.support.otlp.sink import otlp_sink
 from tests.support.ports import free_port
 from trainspan_schemas.errors import ConfigError
+from trainspan_schemas.policy_server import CallCounts
 from trainspan_schemas.telemetry.identity import TraceParent
 from trainspan_serving.export.call_span import CallSpan
 from trainspan_serving.export.collector_client import CollectorClient
-from trainspan_serving.export.exporter import Counts, Exporter
+from trainspan_serving.export.exporter import Exporter
 from trainspan_serving.export.spool import Spool
 
 GIB = 2**30
@@ -52,7 +53,7 @@ def test_spans_arrive_in_order_with_their_types(tmp_path: Path) -> None:
     assert (first.trace_id, first.span_id, first.parent_span_id) == (sent.trace_id, sent.span_id, parent)
     assert (first.start_ns, first.end_ns, first.kind, first.status, first.links) == (5, 9, 2, 0, [])
     assert first.attributes == {"number": 0, "share": 0.5, "flag": True, "ids": b"\1", "reasons": ["stop"]}
-    assert exporter.counts() == Counts(1200, 1200, 0)
+    assert exporter.counts() == CallCounts(1200, 1200, 0)
     assert not list((tmp_path / "spool").rglob("*.otlp"))
 
 
@@ -70,13 +71,13 @@ def test_calls_wait_on_disk_for_a_collector_that_starts_late_and_arrive_in_order
     exporter = exporter_to(f"http://127.0.0.1:{port}", tmp_path)
     for number in range(3):
         exporter.add(span(number))
-        _wait_for(lambda count=number + 1: exporter.counts() == Counts(count, 0, 0, spooled=count))  # type: ignore[misc]
+        _wait_for(lambda count=number + 1: exporter.counts() == CallCounts(count, 0, 0, spooled=count))  # type: ignore[misc]
     with otlp_sink(port) as (sink, _):
         assert [one.attributes["number"] for one in sink.wait(3)] == [0, 1, 2]
         exporter.add(span(3))
         assert sink.wait(4)[3].attributes["number"] == 3
         exporter.close(5.0)
-    assert exporter.counts() == Counts(4, 4, 0)
+    assert exporter.counts() == CallCounts(4, 4, 0)
 
 
 def test_what_a_dead_server_left_on_disk_is_sent_by_the_next_one_before_its_own(tmp_path: Path) -> None:
@@ -86,19 +87,19 @@ def test_what_a_dead_server_left_on_disk_is_sent_by_the_next_one_before_its_own(
     started = time.monotonic()
     first.close(5.0)
     assert time.monotonic() - started < 2.0  # it does not wait for an unreachable collector
-    assert first.counts() == Counts(3, 0, 0, spooled=3)
+    assert first.counts() == CallCounts(3, 0, 0, spooled=3)
     (left,) = (tmp_path / "spool").glob("*.otlp")
     assert (left.stat().st_mode & 0o777, (tmp_path / "spool").stat().st_mode & 0o777) == (0o600, 0o700)
     (tmp_path / "spool" / "0000000000000009-5.tmp").write_bytes(b"half a request")
 
     port = free_port()
     second = exporter_to(f"http://127.0.0.1:{port}", tmp_path)
-    assert second.counts() == Counts(0, 0, 0, recovered=3)
+    assert second.counts() == CallCounts(0, 0, 0, recovered=3)
     second.add(span(3))
     with otlp_sink(port) as (sink, _):
         assert [one.attributes["number"] for one in sink.wait(4)] == [0, 1, 2, 3]
         second.close(5.0)
-    assert second.counts() == Counts(1, 1, 0)
+    assert second.counts() == CallCounts(1, 1, 0)
     assert not list((tmp_path / "spool").rglob("*.otlp"))
 
 
@@ -112,7 +113,7 @@ def test_beyond_the_bounds_of_disk_and_queue_the_newest_are_dropped_and_counted(
         _wait_for(lambda count=number + 1: exporter.counts().spooled == count)  # type: ignore[misc]
     for number in range(2, 5):
         exporter.add(span(number, bytes(8_000)))
-    assert exporter.counts() == Counts(5, 0, 2, spooled=2)
+    assert exporter.counts() == CallCounts(5, 0, 2, spooled=2)
     assert sum(file.stat().st_size for file in (tmp_path / "spool").rglob("*.otlp")) <= 20_000
     assert "calls dropped count=1" in caplog.text
     with otlp_sink(port) as (sink, _):
@@ -121,7 +122,7 @@ def test_beyond_the_bounds_of_disk_and_queue_the_newest_are_dropped_and_counted(
         exporter.add(span(5))
         assert sink.wait(4)[3].attributes["number"] == 5
         exporter.close(5.0)
-    assert exporter.counts() == Counts(6, 4, 2)
+    assert exporter.counts() == CallCounts(6, 4, 2)
 
 
 def test_calls_that_cannot_be_written_to_disk_wait_in_memory_and_are_counted_as_lost_at_the_end(
@@ -132,13 +133,13 @@ def test_calls_that_cannot_be_written_to_disk_wait_in_memory_and_are_counted_as_
     shutil.rmtree(tmp_path / "spool")
     exporter.add(span())
     time.sleep(0.5)
-    assert exporter.counts() == Counts(1, 0, 0)
+    assert exporter.counts() == CallCounts(1, 0, 0)
     with otlp_sink(port) as (sink, _):
         sink.wait(1)
         _wait_for(lambda: exporter.counts().exported == 1)
     exporter.add(span())
     exporter.close(0.5)
-    assert exporter.counts() == Counts(2, 1, 1)
+    assert exporter.counts() == CallCounts(2, 1, 1)
     assert "calls dropped count=1" in caplog.text
 
 
@@ -159,7 +160,7 @@ def test_after_five_minutes_of_outage_under_traffic_everything_is_delivered(tmp_
         received = sink.wait(count, timeout_s=60)
         exporter.close(10.0)
     assert [one.attributes["number"] for one in received] == list(range(count))
-    assert exporter.counts() == Counts(count, count, 0)
+    assert exporter.counts() == CallCounts(count, count, 0)
 
 
 def test_the_queue_is_bounded_by_number_and_by_bytes(tmp_path: Path) -> None:
@@ -168,11 +169,11 @@ def test_the_queue_is_bounded_by_number_and_by_bytes(tmp_path: Path) -> None:
     for number in range(5):
         few.add(span(number))
     assert time.monotonic() - started < 0.1
-    assert few.counts() == Counts(5, 0, 2)
+    assert few.counts() == CallCounts(5, 0, 2)
     small = exporter_to(nowhere(), tmp_path / "small", max_bytes=10_000, delay_s=60)
     small.add(span(0, bytes(8_000)))
     small.add(span(1, bytes(8_000)))
-    assert small.counts() == Counts(2, 0, 1)
+    assert small.counts() == CallCounts(2, 0, 1)
     few.close(0.2)
     small.close(0.2)
 
@@ -188,7 +189,7 @@ def test_calls_that_the_collector_refuses_permanently_are_kept_and_retried_at_th
         exporter.add(span(1))
         assert sink.wait(1)[0].attributes["number"] == 1
         exporter.close(5.0)
-        assert exporter.counts() == Counts(2, 1, 0, refused=1)
+        assert exporter.counts() == CallCounts(2, 1, 0, refused=1)
         assert "calls refused count=1" in caplog.text
         assert len(list((tmp_path / "spool" / "refused").glob("*.otlp"))) == 1
         again = exporter_to(url, tmp_path)
@@ -204,7 +205,7 @@ def test_a_refused_request_out_of_the_spool_is_kept_too(tmp_path: Path) -> None:
     _wait_for(lambda: exporter.counts().spooled == 1)
     with otlp_sink(port) as (sink, _):
         sink.refusals = [grpc.StatusCode.INVALID_ARGUMENT]
-        _wait_for(lambda: exporter.counts() == Counts(1, 0, 0, refused=1))
+        _wait_for(lambda: exporter.counts() == CallCounts(1, 0, 0, refused=1))
         exporter.close(5.0)
     assert len(list((tmp_path / "spool" / "refused").glob("*.otlp"))) == 1
 
@@ -226,7 +227,7 @@ def test_calls_wait_while_their_token_is_refused_and_are_sent_with_the_changed_o
             exporter.add(span(number))
         _wait_for(lambda: exporter.trouble() is not None or len(asked) > 3)
         assert [one.attributes["number"] for one in sink.wait(50)] == list(range(50))
-        _wait_for(lambda: exporter.counts() == Counts(50, 50, 0))
+        _wait_for(lambda: exporter.counts() == CallCounts(50, 50, 0))
         assert exporter.trouble() is None
         exporter.close(5.0)
     assert len(asked) == 4
@@ -294,7 +295,7 @@ def test_a_token_that_cannot_be_read_now_is_read_again(tmp_path: Path) -> None:
         exporter.add(span(0))
         assert sink.wait(1)[0].attributes["number"] == 0
         exporter.close(5.0)
-    assert (n_asked, exporter.counts()) == (3, Counts(1, 1, 0))
+    assert (n_asked, exporter.counts()) == (3, CallCounts(1, 1, 0))
 
 
 @pytest.mark.parametrize(
@@ -313,7 +314,7 @@ def test_a_request_that_is_too_large_is_refused_unless_the_response_asks_for_a_r
         sink.refusals, sink.trailers = [grpc.StatusCode.RESOURCE_EXHAUSTED], trailers
         exporter = exporter_to(url, tmp_path)
         exporter.add(span(0))
-        _wait_for(lambda: exporter.counts() == Counts(1, 1 - refused, 0, refused=refused))
+        _wait_for(lambda: exporter.counts() == CallCounts(1, 1 - refused, 0, refused=refused))
         exporter.close(5.0)
     assert ("RESOURCE_EXHAUSTED" in caplog.text) or not refused
 
@@ -325,14 +326,14 @@ def test_only_the_span_that_cannot_be_encoded_is_lost(tmp_path: Path) -> None:
             exporter.add(span(number))
         exporter.close(5.0)
         assert [one.attributes["number"] for one in sink.spans()] == [0, 2]
-    assert exporter.counts() == Counts(3, 2, 1)
+    assert exporter.counts() == CallCounts(3, 2, 1)
 
 
 def test_without_a_collector_calls_are_counted_and_dropped() -> None:
     exporter = Exporter(None, None)
     exporter.add(span())
     exporter.close(1.0)
-    assert exporter.counts() == Counts(1, 0, 1)
+    assert exporter.counts() == CallCounts(1, 0, 1)
 
 
 def test_an_endpoint_that_is_not_a_url_is_refused() -> None:

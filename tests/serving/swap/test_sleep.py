@@ -45,9 +45,9 @@ def test_the_loop_puts_it_to_sleep_and_wakes_it(stack: Stack, monkeypatch: pytes
     monkeypatch.setenv("TRAINSPAN_HOME", str(stack.server.home))
     client = PolicyClient(stack.server.url)
     client.sleep()
-    assert client.policy()["asleep"] is True
+    assert client.state().asleep is True
     client.wake()
-    assert client.policy()["asleep"] is False
+    assert client.state().asleep is False
     monkeypatch.setenv("TRAINSPAN_HOME", str(stack.server.home / "other"))
     with pytest.raises(PolicyServerError, match="answered /trainspan/sleep with 401"):
         client.sleep()

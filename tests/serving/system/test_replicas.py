@@ -19,11 +19,12 @@ from tests.support.policy_server.process import RunningServer, policy_server
 from tests.support.policy_server.weights import weights_server
 from tests.support.ports import free_ports
 from trainspan_schemas.artifacts.checkpoint import CheckpointMeta, hash_weights
+from trainspan_schemas.policy_server import Offer
 from trainspan_schemas.telemetry import keys
 from trainspan_training.checkpoints.folder import accepted_checkpoint
 from trainspan_training.checkpoints.ledger import CheckpointLedger, LedgerEntry
 from trainspan_training.checkpoints.replica_swap import publish
-from trainspan_training.checkpoints.swap_request import Offer, PolicyAddress
+from trainspan_training.checkpoints.swap_request import PolicyAddress
 
 CLIENTS = 6
 CALLS_PER_ROLLOUT = 4

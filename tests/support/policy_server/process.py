@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainspan_schemas.policy_server import STATE_PATH, ServerState
+
 REPOSITORY = Path(__file__).parents[3]
 
 
@@ -31,7 +33,10 @@ class RunningServer:
             return json.loads(answer.read())
 
     def policy(self) -> dict[str, Any]:
-        state: dict[str, Any] = self.get("/trainspan/policy")
+        with urllib.request.urlopen(self.url + STATE_PATH, timeout=30) as answer:
+            body = answer.read()
+        assert ServerState.parse(body).as_json() == json.loads(body)
+        state: dict[str, Any] = json.loads(body)
         return state
 
     def post(

@@ -8,8 +8,9 @@ import pytest
 
 from tests.support.ports import free_port
 from tests.training.support.swap_server import PolicyServer, policy_server
+from trainspan_schemas.policy_server import Offer
 from trainspan_training.checkpoints.replica_swap import publish, served_folders
-from trainspan_training.checkpoints.swap_request import Offer, PolicyAddress, Swap
+from trainspan_training.checkpoints.swap_request import PolicyAddress, Swap
 
 pytestmark = pytest.mark.usefixtures("home")
 

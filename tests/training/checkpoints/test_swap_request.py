@@ -14,8 +14,9 @@ from tests.support.ports import free_port
 from tests.training.support.sessions import GENTLE, Run
 from tests.training.support.swap_server import policy_server
 from trainspan_schemas.artifacts.checkpoint import CheckpointMeta, read_latest
+from trainspan_schemas.policy_server import Offer
 from trainspan_training.checkpoints.replica_swap import publish, served_folders
-from trainspan_training.checkpoints.swap_request import Offer, PolicyAddress, Swap
+from trainspan_training.checkpoints.swap_request import PolicyAddress, Swap
 
 pytestmark = pytest.mark.usefixtures("home")
 

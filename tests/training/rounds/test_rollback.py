@@ -23,12 +23,13 @@ from trainspan_cli.loop.state.run_folder import LEDGER_REST_S, RunFolder
 from trainspan_cli.main import run
 from trainspan_schemas.artifacts.checkpoint import CheckpointMeta, read_latest, write_latest
 from trainspan_schemas.errors import CheckpointError
+from trainspan_schemas.policy_server import Offer
 from trainspan_training.checkpoints import swap_request
 from trainspan_training.checkpoints.folder import Checkpoints
 from trainspan_training.checkpoints.ledger import CheckpointLedger
 from trainspan_training.checkpoints.replica_swap import publish
 from trainspan_training.checkpoints.rollback import roll_back
-from trainspan_training.checkpoints.swap_request import Offer, PolicyAddress, Swap
+from trainspan_training.checkpoints.swap_request import PolicyAddress, Swap
 from trainspan_training.objective.schedule import Schedule
 from trainspan_training.rounds import publication
 from trainspan_training.rounds.result import RoundResult

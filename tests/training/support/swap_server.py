@@ -4,9 +4,11 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from trainspan_schemas.policy_server import CallCounts, PolicyInService, ServerState
 
 
 @dataclass
@@ -17,11 +19,44 @@ class PolicyServer:
     asked: list[tuple[str, str | None, dict[str, Any]]] = field(default_factory=list)
     """(path, Authorization, body) of each request."""
     state: dict[str, Any] = field(default_factory=dict)
-    """The state that it reports; if there is one, a swap that is answered with 200 changes it."""
+    """What its state has beside `USUAL`; without anything it has none. A swap that is answered with 200 changes it."""
     on_refusal: Callable[[], None] = lambda: None
     """Called before a swap is refused."""
     silent: int = 0
     """How many of the next requests for the state are answered as if the server were not there."""
+
+
+_POLICY = PolicyInService(0, "model", None, "full", None, None)
+USUAL = ServerState(
+    alone=_POLICY,
+    policies={},
+    base="model",
+    model="policy",
+    dtype="float32",
+    started_ns=1,
+    now_ns=2**62,  # not behind
+    in_flight=0,
+    requests_ended=0,
+    internal_requests=0,
+    internal_calls=0,
+    forced_requests=0,
+    branches=0,
+    branches_diverged=0,
+    open=True,
+    changing=False,
+    asleep=False,
+    behind=None,
+    calls=CallCounts(0, 0, 0),
+    export_trouble=None,
+)
+
+
+def whole(state: dict[str, Any]) -> dict[str, Any]:
+    """A state with the usual values of what it leaves out."""
+    policies = state.get("policies", {})
+    if isinstance(policies, dict):
+        policies = {name: {**asdict(_POLICY), **policy} for name, policy in policies.items()}
+    return {**USUAL.as_json(), **state, "policies": policies} if state else {}
 
 
 @contextmanager
@@ -39,7 +74,7 @@ def policy_server(*answers: tuple[int, dict[str, Any]], port: int = 0) -> Iterat
 
         def do_GET(self) -> None:
             server.silent, is_silent = max(0, server.silent - 1), server.silent > 0
-            self._answer(502 if is_silent else 200, server.state)
+            self._answer(502 if is_silent else 200, whole(server.state))
 
         def _answer(self, status: int, answer: dict[str, Any]) -> None:
             content = json.dumps(answer).encode()

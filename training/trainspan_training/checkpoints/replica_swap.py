@@ -11,17 +11,17 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import TypeVar
 
+from trainspan_schemas.policy_server import Offer, ServerState
 from trainspan_training.checkpoints.swap_request import (
-    Offer,
     PolicyAddress,
     Swap,
     always,
-    in_service,
     publish_to_one,
     served_names,
     stage,
+    state_at,
 )
 
 __all__ = ["publish", "served_folders"]
@@ -54,7 +54,7 @@ def publish(
         if swap.outcome == "refused":
             _take_out({servers[0]: swap}, {}, offer, accepted, retry_for_s)
         return swap
-    before = {server: state for server, state in _each(servers, in_service).items() if state}
+    before = {server: state for server, state in _each(servers, state_at).items() if state}
     there = [*before] or (servers if was_there else ())
     swap, outcomes = _publish_to_all(servers, there, offer, retry_for_s, is_wanted)
     if swap.outcome == "refused":
@@ -96,7 +96,7 @@ def _publish_to_all(
         return next(iter(outcomes.values())), outcomes
     outcomes |= _each(ready, swap_one)
     away = [server for server in servers if server not in there]
-    late = [server for server, state in _each(away, in_service).items() if state]
+    late = [server for server, state in _each(away, state_at).items() if state]
     outcomes |= _each(late, swap_one)
     refusal = next((swap for swap in outcomes.values() if swap.outcome == "refused"), None)
     return refusal or first, outcomes
@@ -111,7 +111,7 @@ def _each(servers: Sequence[PolicyAddress], ask: Callable[[PolicyAddress], _T]) 
 
 def _take_out(
     outcomes: Mapping[PolicyAddress, Swap],
-    before: Mapping[PolicyAddress, Mapping[str, Any]],
+    before: Mapping[PolicyAddress, ServerState],
     refused: Offer,
     accepted: Offer | None,
     retry_for_s: float,
@@ -126,11 +126,11 @@ def _take_out(
         outcome = outcomes[server].outcome
         may_serve_it = outcome == "swapped" or (server in before and outcome != "refused")
         state = _settled(server, retry_for_s, retry_for_s if may_serve_it else 0.0)
-        if not state:
+        if state is None:
             return "it does not answer, and may serve it"
-        if not refused.is_served(state):
+        if not state.serves(refused, server.policy):
             return None
-        target = accepted or _offer_of(before.get(server, {}))
+        target = accepted or _offer_of(before.get(server), server.policy)
         if target is None or target.checkpoint == refused.checkpoint:
             return "it has served no accepted checkpoint"
         return publish_to_one(server, target, retry_for_s=retry_for_s, was_there=True).error
@@ -145,22 +145,22 @@ def _take_out(
     }
 
 
-def _settled(server: PolicyAddress, most_s: float, silent_s: float) -> dict[str, Any]:
-    """What the server serves once no change is in progress; empty if it is silent for `silent_s`."""
+def _settled(server: PolicyAddress, most_s: float, silent_s: float) -> ServerState | None:
+    """The server's state once no change is in progress; None if it is silent for `silent_s`."""
     began = time.monotonic()
-    while not (state := in_service(server)) or state["changing"]:
-        if time.monotonic() - began >= (most_s if state else silent_s):
+    while (state := state_at(server)) is None or state.changing:
+        if time.monotonic() - began >= (silent_s if state is None else most_s):
             break
         time.sleep(_POLL_S)
     return state
 
 
-def _offer_of(state: Mapping[str, Any]) -> Offer | None:
-    """What a server served; None if that is a model that is no checkpoint."""
-    checkpoint, version = state.get("checkpoint"), state.get("version")
-    if not isinstance(checkpoint, str) or not isinstance(version, int):
+def _offer_of(state: ServerState | None, policy: str | None) -> Offer | None:
+    """What a server served; None if it did not answer, or has no such policy."""
+    if state is None or not (policy is None or policy in state.policies):
         return None
-    return Offer(checkpoint, version, state.get("weights_sha256"))
+    earlier = state.of(policy)
+    return Offer(earlier.checkpoint, earlier.version, earlier.weights_sha256)
 
 
 def _joined(swap: Swap, outcomes: Mapping[PolicyAddress, Swap]) -> Swap:

@@ -8,10 +8,11 @@ from pathlib import Path
 
 from trainspan_schemas.artifacts.checkpoint import CheckpointMeta, checkpoint_name, write_latest
 from trainspan_schemas.errors import CheckpointError
+from trainspan_schemas.policy_server import Offer
 from trainspan_training.checkpoints.folder import accepted_checkpoint, complete_checkpoints, latest_held
 from trainspan_training.checkpoints.ledger import CheckpointLedger, LedgerEntry
 from trainspan_training.checkpoints.replica_swap import publish
-from trainspan_training.checkpoints.swap_request import EVENTS, Offer, PolicyAddress, Swap, served_names
+from trainspan_training.checkpoints.swap_request import EVENTS, PolicyAddress, Swap, served_names
 
 __all__ = ["RolledBack", "roll_back"]
 

@@ -7,27 +7,26 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from trainspan_schemas.artifacts.checkpoint import CheckpointMeta
+from trainspan_schemas.errors import PolicyServerError
 from trainspan_schemas.home import token
 from trainspan_schemas.opener import OPENER
+from trainspan_schemas.policy_server import Offer, Reason, ServerState, read_state
 from trainspan_training.checkpoints.ledger import Event
 
 __all__ = [
     "EVENTS",
-    "Offer",
     "Outcome",
     "PolicyAddress",
     "Swap",
     "always",
-    "in_service",
     "publish_to_one",
     "served_dtype",
     "served_names",
     "stage",
+    "state_at",
 ]
 
 log = logging.getLogger(__name__)
@@ -48,12 +47,6 @@ EVENTS: dict[Outcome, Event] = {
     "off": "unpublished",
 }
 
-CANARY_FAILED = "canary_failed"
-"""The `reason` in the server's answer if the checkpoint itself is at fault."""
-_REASON_UNFIT = "unfit"
-_REASON_COPYING = "copying"
-"""The server is copying the files; `copied_bytes` says how far it is."""
-_REASON_COPY_FAILED = "copy_failed"
 _ASK_TIMEOUT_S = 10.0
 _LEAST_TRY_S = 5.0
 _LONGEST_WAIT_S = 10.0
@@ -76,27 +69,6 @@ class PolicyAddress:
     @property
     def base(self) -> str:
         return self.url.rstrip("/").removesuffix("/v1")
-
-
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """A checkpoint as it is named to policy servers."""
-
-    checkpoint: str
-    version: int
-    weights_sha256: str | None
-    """What its files must have, so that a server does not take an earlier folder of the same name for it."""
-
-    @classmethod
-    def of(cls, folder: Path) -> "Offer":
-        """Raises CheckpointError if the folder is no checkpoint."""
-        meta = CheckpointMeta.read(folder)
-        return cls(folder.name, meta.version, meta.weights_sha256)
-
-    def is_served(self, state: dict[str, Any]) -> bool:
-        """Whether this is what a server serves, by its `in_service`."""
-        hashes = {self.weights_sha256, state.get("weights_sha256")} - {None}
-        return state.get("checkpoint") == self.checkpoint and len(hashes) < 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +137,7 @@ def _retried(
             return Swap("failed", {"error": f"{offer.checkpoint} was withdrawn"})
         swap, wait_s = _try(address, what, offer, max(_LEAST_TRY_S, deadline - time.monotonic()))
         answer = swap.answer or {}
-        if answer.get("reason") == _REASON_COPYING and answer.get("copied_bytes") != copied_bytes:
+        if answer.get("reason") == Reason.COPYING and answer.get("copied_bytes") != copied_bytes:
             copied_bytes, deadline = answer.get("copied_bytes"), time.monotonic() + retry_for_s
         may_pass = swap.outcome == "busy" or (swap.outcome == "unreachable" and was_there)
         if not may_pass or time.monotonic() + wait_s >= deadline:
@@ -183,34 +155,35 @@ def _retried(
 
 def served_dtype(url: str) -> str | None:
     """The dtype that the first policy server that answers at `url` computes in, e.g. "bfloat16"; None without one."""
-    states = (_state(server.url) for server in PolicyAddress(url).servers)
-    dtype = next((state.get("dtype") for state in states if state), None)
-    return dtype if isinstance(dtype, str) else None
+    states = (state_at(server) for server in PolicyAddress(url).servers)
+    return next((state.dtype for state in states if state), None)
 
 
-def in_service(address: PolicyAddress) -> dict[str, Any]:
-    """What one server says of the policy: `checkpoint`, `version`, `weights_sha256` and more, the full weights as `base`, and
-    whether it is `changing`; empty without an answer."""
-    state = _state(address.url)
-    if not state:
-        return {}
-    policies = state.get("policies")
-    own = policies.get(address.policy) if isinstance(policies, dict) and address.policy else state
-    return {**(own if isinstance(own, dict) else {}), "base": state.get("base"), "changing": state.get("changing")}
+def state_at(address: PolicyAddress) -> ServerState | None:
+    """The state of one server; None without an answer."""
+    if address.url == "none":
+        return None
+    try:
+        return read_state(address.base, _ASK_TIMEOUT_S)
+    except PolicyServerError:
+        return None
 
 
 def served_names(address: PolicyAddress) -> frozenset[str]:
     """Names of the folders that one server serves the policy from, including an adapter's base; empty without an answer."""
-    own = in_service(address)
-    return frozenset(name for name in (own.get("checkpoint"), own.get("base")) if isinstance(name, str))
+    state = state_at(address)
+    if state is None:
+        return frozenset()
+    served = state.alone if address.policy is None else state.policies.get(address.policy)
+    return frozenset((state.base, *([served.checkpoint] if served else [])))
 
 
 def _try(address: PolicyAddress, what: str, offer: Offer, timeout_s: float) -> tuple[Swap, float]:
     """Makes one request; returns its result and the seconds to wait before a retry."""
-    base, named = address.base, {} if address.policy is None else {"policy": address.policy}
+    base = address.base
     request = urllib.request.Request(
         f"{base}/trainspan/{what}",
-        data=json.dumps({**named, **asdict(offer)}).encode(),
+        data=offer.to_json(address.policy).encode(),
         headers={"Content-Type": "application/json", "Authorization": f"Bearer {token()}"},
     )
     try:
@@ -227,11 +200,11 @@ def _try(address: PolicyAddress, what: str, offer: Offer, timeout_s: float) -> t
 def _outcome_of(status: int, answer: dict[str, Any]) -> Outcome:
     """A 409 without that reason is not from the canary; a proxy in front of a restarting server answers 502 to 504."""
     reason = answer.get("reason")
-    if status == 409 and reason == CANARY_FAILED:
+    if status == 409 and reason == Reason.CANARY_FAILED:
         return "refused"
-    if status == 400 and reason == _REASON_UNFIT:
+    if status == 400 and reason == Reason.UNFIT:
         return "unfit"
-    if reason == _REASON_COPY_FAILED:
+    if reason == Reason.COPY_FAILED:
         return "failed"  # the server has tried long enough
     return "busy" if status in (502, 503, 504) else "failed"
 
@@ -240,17 +213,6 @@ def _retry_after_s(header: str | None) -> float:
     """Parses seconds only; a date is not worth parsing here."""
     asked = float(header) if header and header.isdigit() else 1.0
     return min(max(asked, 0.1), _LONGEST_WAIT_S)
-
-
-def _state(url: str) -> dict[str, Any]:
-    """`GET /trainspan/policy`; empty if the server does not answer."""
-    if url == "none":
-        return {}
-    try:
-        with OPENER.open(f"{PolicyAddress(url).base}/trainspan/policy", timeout=_ASK_TIMEOUT_S) as response:
-            return _parsed(response.read())
-    except (OSError, http.client.HTTPException):
-        return {}
 
 
 def _parsed(body: bytes) -> dict[str, Any]:

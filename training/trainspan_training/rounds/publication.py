@@ -13,10 +13,11 @@ from safetensors import SafetensorError
 
 from trainspan_schemas.artifacts.checkpoint import Canary, CheckpointMeta, read_latest
 from trainspan_schemas.config.settings import TrainSettings
+from trainspan_schemas.policy_server import Offer
 from trainspan_training.checkpoints.folder import Checkpoints, RolledBackError, accepted_checkpoint
 from trainspan_training.checkpoints.ledger import LedgerEntry
 from trainspan_training.checkpoints.replica_swap import publish
-from trainspan_training.checkpoints.swap_request import EVENTS, Offer, PolicyAddress, Swap
+from trainspan_training.checkpoints.swap_request import EVENTS, PolicyAddress, Swap
 from trainspan_training.data.dataset import DatasetFolder
 from trainspan_training.devices.leader import Leader
 from trainspan_training.metrics import round_record

@@ -3,16 +3,15 @@
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from trainspan_cli.clients.policy_server import served
 from trainspan_cli.clients.policy_servers import PolicyServers
 from trainspan_schemas.artifacts.checkpoint import META_FILE, CheckpointMeta, base_digest, read_latest
 from trainspan_schemas.config.policy_scope import Policy
 from trainspan_schemas.config.settings import Settings
 from trainspan_schemas.errors import ConfigError, ProcessError
 from trainspan_schemas.home import policy_dir
-from trainspan_training.checkpoints.swap_request import Offer, PolicyAddress, publish_to_one
+from trainspan_schemas.policy_server import Offer, PolicyInService, ServerState
+from trainspan_training.checkpoints.swap_request import PolicyAddress, publish_to_one
 
 __all__ = ["bring_up_to_date", "check_external", "level", "wait_for_servers"]
 
@@ -58,15 +57,15 @@ def bring_up_to_date(
         took = 0
         for url, state in states.items():
             own = _served(url, state, policy)
-            if digest and own.get("base_digest") not in (None, digest):
+            if digest and own.base_digest not in (None, digest):
                 raise ConfigError(
                     f"the policy server at {url} has another model than the run: restart it with {model} "
-                    f"(digest {digest}, not {own['base_digest']})"
+                    f"(digest {digest}, not {own.base_digest})"
                 )
             if latest is None:
-                if own["version"] != version:
+                if own.version != version:
                     raise ConfigError(
-                        f"the policy server at {url} serves version {own['version']}, which is not of this run: restart it "
+                        f"the policy server at {url} serves version {own.version}, which is not of this run: restart it "
                         f"with the model that the run starts from, version {version}"
                     )
                 continue
@@ -92,7 +91,7 @@ def level(servers: PolicyServers, checkpoints: Path, policies: Sequence[Policy],
             continue
         offer = Offer.of(latest)
         for url, state in servers.states().items():
-            if not offer.is_served(_served(url, state, policy)):
+            if not _served(url, state, policy).serves(offer):
                 address = PolicyAddress(url, policy)
                 swap = publish_to_one(address, offer, retry_for_s=timeout_s, was_there=True)
                 if swap.outcome != "swapped":
@@ -108,9 +107,9 @@ def _identity(folder: Path) -> tuple[int, str | None]:
     return version, base_digest(folder)
 
 
-def _served(url: str, state: dict[str, Any], policy: Policy) -> dict[str, Any]:
+def _served(url: str, state: ServerState, policy: Policy) -> PolicyInService:
     try:
-        return served(state, policy)
+        return state.of(policy)
     except KeyError:
         raise ConfigError(
             f"the policy server at {url} has no policy {policy}: start it with the same [policies] as the loop"

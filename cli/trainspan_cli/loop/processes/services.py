@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 
 from trainspan_cli.clients.new_rewards import last_places
-from trainspan_cli.clients.policy_server import served
 from trainspan_cli.clients.policy_servers import PolicyServers
 from trainspan_cli.loop.processes.child_processes import Service
 from trainspan_cli.loop.processes.devices import Devices
@@ -92,9 +91,9 @@ class Services:
             server.wait_until(self.policy.is_healthy, timeout_s)
         for trainer in self._trainers.values():
             trainer.wait_until(partial(_has_spoken, trainer), timeout_s)
-        state = self.policy.policy()
+        state = self.policy.state()
         for policy in self._policies:
-            self._screen.policy(served(state, policy)["version"], policy)
+            self._screen.policy(state.of(policy).version, policy)
 
     def _start_server(self, model: str, checkpoints: list[str], timeout_s: float) -> Service:
         """Starts the loop's own policy server, and waits for it if the trainer needs it at once."""

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import IO, Any, ParamSpec, TypeAlias, TypeVar
 
 from trainspan_cli.clients.new_rewards import Places, last_places, new_rewards, validation_rewards
-from trainspan_cli.clients.policy_server import served
 from trainspan_cli.clients.store import counts
 from trainspan_cli.loop.checks.integrity import stage_checks, stored_checks
 from trainspan_cli.loop.checks.stage_counts import (
@@ -403,15 +402,14 @@ class Stages:
 
     def version(self, policy: Policy) -> int:
         """The version of the policy in service."""
-        version: int = served(self._services.policy.policy(), policy)["version"]
-        return version
+        return self._services.policy.state().of(policy).version
 
     def _recovered(self, known: dict[str, Any], policy: Policy) -> dict[str, Any]:
         """Reconstructs an event from the trainer's files and the policy server's last swap."""
-        now = served(self._services.policy.policy(), policy)
-        self._screen.policy(now["version"], policy)
+        now = self._services.policy.state().of(policy)
+        self._screen.policy(now.version, policy)
         tokens = {"trained": known.get("trained_tokens"), "forwarded": known.get("forwarded_tokens")}
-        swap = {"version": now["version"], "canary": now["canary"]}
+        swap = {"version": now.version, "canary": now.canary}
         return {
             **known,
             "event": "round",

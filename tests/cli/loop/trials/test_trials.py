@@ -26,9 +26,10 @@ from trainspan_schemas.artifacts.dataset import dataset_dir, manifest_path
 from trainspan_schemas.config.load import load_settings
 from trainspan_schemas.config.settings import Settings
 from trainspan_schemas.errors import ConfigError
+from trainspan_schemas.policy_server import Offer
 from trainspan_training.checkpoints import rollback
 from trainspan_training.checkpoints.ledger import CheckpointLedger, LedgerEntry
-from trainspan_training.checkpoints.swap_request import Offer, PolicyAddress
+from trainspan_training.checkpoints.swap_request import PolicyAddress
 
 
 class KilledError(BaseException):
