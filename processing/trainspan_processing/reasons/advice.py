@@ -29,7 +29,7 @@ ADVICE: Final[dict[DropReason, str]] = {
     "no_reward": "call trainspan.reward(…) in the agent, or pass --judge to `trainspan rollout`, or --reward module:function here",
     "reward_out_of_range": "rewards, or their sums, are beyond [dataset] max_reward: scale the judge's or the agent's scores, or "
     "raise it",
-    "invalid_reward": "the score of the reward is text, true or false, NaN or infinite, or missing: send a finite number as "
+    "invalid_reward": "the score of a reward is text, true or false, NaN or infinite, or missing: send a finite number as "
     "gen_ai.evaluation.score.value",
     "incomplete": "answers were cut off before a finish reason: see the policy server's log",
     "overlong": "calls reached their length limit, and [dataset] overlong masks them: raise the agent's max_tokens, or set overlong = keep",

@@ -7,7 +7,7 @@
 2. `not_selected`, `validation`, `superseded_by_retry`, `id_collision` (distinct spans of its trace have the same ids),
    `attempt_conflict` (two runs have its id and attempt), `unfinished`, the rollout's status if it is not ok and has no reward,
    `judge_error`, `reward_unclear` (which call a reward belongs to is unknown), `reward_out_of_range`, `untrusted_reward` (its
-   only rewards are untrusted), `invalid_reward` (their scores are no finite numbers), `no_reward`
+   only rewards are untrusted), `invalid_reward` (a score is no finite number), `no_reward`
 3. `redacted`, `ended_by_server`, `incomplete`, `overlong` (if such calls are masked), `not_delivered`,
    `attributes_dropped`, `multimodal`, `constrained` (its constraint is unknown) or `constrained:NAME` (it cannot be replayed),
    `greedy`, `sampling_truncated`, `unstated_sampling`
@@ -86,7 +86,7 @@ def rollout_reason() -> pl.Expr:
         ("reward_unclear", pl.col("reward_unclear")),
         ("reward_out_of_range", pl.col("reward_outside")),
         (UNTRUSTED_REWARD, pl.col("reward").is_null() & pl.col("reward_untrusted")),
-        ("invalid_reward", pl.col("reward").is_null() & pl.col("reward_invalid")),
+        ("invalid_reward", pl.col("reward_invalid")),
         ("no_reward", pl.col("reward").is_null()),
     ]
     return pl.coalesce(early_reason(), status, _first(late))

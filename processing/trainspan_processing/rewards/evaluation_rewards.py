@@ -28,7 +28,7 @@ class Rewards:
     untrusted: pl.DataFrame
     """rollout_id, attempt of rollouts with rewards sent with an agent's token although another token is required."""
     invalid: pl.DataFrame
-    """rollout_id, attempt of rollouts with rewards whose score is no finite number."""
+    """rollout_id, attempt of rollouts with a reward that counts but whose score is no finite number."""
 
     def of_rollouts(self, name: str) -> pl.DataFrame:
         """rollout_id, attempt, `rollout_reward`: the sum of the rewards bound to the rollout itself."""
@@ -57,12 +57,12 @@ def bind_rewards(
 ) -> Rewards:
     """The rewards with one of `names` from EVALUATIONS, bound to CALLS and the rollout table."""
     chosen = evaluations.filter(pl.col("name").is_in(list(names)))
-    scored = chosen.filter(pl.col("score").is_finite())
-    named = _with_attempt(scored, rollouts)
-    invalid = _with_attempt(chosen.filter(~pl.col("score").is_finite().fill_null(False)), rollouts)
-    unmatched = scored.height - named.height
-    untrusted = named.filter(pl.col("untrusted").fill_null(False)).select(ROLLOUT_KEY).unique(maintain_order=True)
-    named = named.filter(~pl.col("untrusted").fill_null(False)).join(
+    is_scored = pl.col("score").is_finite().fill_null(value=False)
+    named = _with_attempt(chosen, rollouts)
+    unmatched = chosen.filter(is_scored).height - named.filter(is_scored).height
+    is_untrusted = pl.col("untrusted").fill_null(value=False)
+    untrusted = named.filter(is_untrusted & is_scored).select(ROLLOUT_KEY).unique(maintain_order=True)
+    named = named.filter(~is_untrusted).join(
         rollouts.select(
             *ROLLOUT_KEY,
             "judge",
@@ -78,13 +78,14 @@ def bind_rewards(
         on_root.fill_null(False) & (pl.col("source") == "judge") & pl.col("on_span").fill_null(False)
     )
     ignored_self_rewards = named.filter(~counts)["rollout_id"].n_unique()
-    edges = bind(named.filter(counts), calls, spans, matches)
+    counted = named.filter(counts)
+    edges = bind(counted.filter(is_scored), calls, spans, matches)
     return Rewards(
         edges.select(pl.col(name).cast(kind) for name, kind in EDGES.items()),
         unmatched,
         ignored_self_rewards,
         untrusted,
-        invalid.select(ROLLOUT_KEY).unique(maintain_order=True),
+        counted.filter(~is_scored).select(ROLLOUT_KEY).unique(maintain_order=True),
     )
 
 

@@ -324,13 +324,16 @@ def test_the_first_reason_of_the_documented_order_is_the_one(bench: Bench) -> No
 def test_a_reward_whose_score_is_no_finite_number_is_named(bench: Bench, score: Any) -> None:
     bench.send(*(chain(bench.rollout(name), 1).reward(reward) for name, reward in (("a", 1.0), ("b", 0.0))))
     given = {keys.EVALUATION_NAME: "reward"} | ({} if score is None else {keys.EVALUATION_SCORE: score})
-    invalid, both = (chain(bench.rollout(name), 1) for name in ("c", "d"))
-    for rollout in (invalid, both.reward(0.5)):
-        rollout.root_span.events.append((rollout.begins + 99.0, given))
-    bench.send(invalid, both)
+    invalid, both, judged = bench.rollout("c"), bench.rollout("d"), bench.rollout("e", judge="exact")
+    judged.reward(0.25, **{keys.EVALUATION_SOURCE: "judge"})
+    for rollout in (invalid, both.reward(0.5), judged):
+        chain(rollout, 1).root_span.events.append((rollout.begins + 99.0, given))
+    bench.send(invalid, both, judged)
     built = bench.build(round_=0)
-    assert built.manifest["dropped"] == {"invalid_reward": 1}
-    assert sorted(rows(built)["return"].to_list()) == [0.0, 0.5, 1.0]
+    # The sum of .5 and a score that is no number is unknown; beside a judge's verdict an agent's own score does not count.
+    assert built.manifest["dropped"] == {"invalid_reward": 2}
+    assert built.manifest["dropped_rollouts"] == {"invalid_reward": 2}
+    assert sorted(rows(built)["return"].to_list()) == [0.0, 0.25, 1.0]
 
 
 def test_there_is_advice_for_every_reason() -> None:
@@ -355,7 +358,7 @@ def test_records_with_an_agents_token_are_untrusted_if_others_are_required() -> 
             "reward_failed": [False] * 3,
             "reward_outside": [False] * 3,
             "reward_untrusted": [True, True, False],
-            "reward_invalid": [True, True, False],
+            "reward_invalid": [True, False, False],
             **{key: [False] * 3 for key in ("collides", "conflicts", "reward_unclear")},
             "teaches": [True] * 3,
             "reward": [None, 1.0, None],
