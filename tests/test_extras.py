@@ -5,6 +5,7 @@ import importlib.util
 import re
 import subprocess
 import sys
+import time
 import tomllib
 from collections.abc import Iterator
 from functools import cache
@@ -15,7 +16,10 @@ import pytest
 
 from tests.support.places import ROOT
 from tests.test_architecture import PACKAGES
+from trainspan_cli import extras
+from trainspan_cli.doctor.examine import examine
 from trainspan_cli.extras import PARTS, ImportCheck, extra_with
+from trainspan_schemas.config.settings import Settings
 
 EXTRAS = {
     "schemas": (),
@@ -143,6 +147,21 @@ def test_what_the_doctor_vouches_for_was_imported(tmp_path: Path, monkeypatch: p
     errors = [check.error(part) for part in light]
     assert [error and error.partition(":")[0] for error in errors] == ["ModuleNotFoundError"] * 2
     assert all("numpy" in (error or "") for error in errors)
+
+
+def test_imports_that_do_not_end_cost_the_doctor_one_wait_for_all_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a machine whose cores are busy; it names what it does not know, and accuses nothing."""
+    (tmp_path / "sitecustomize.py").write_text("import time; time.sleep(600)")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(extras, "_TIMEOUT_S", 1.0)
+    begun = time.monotonic()
+    found = {finding.subject: finding for finding in examine(Settings(), [str(tmp_path / "spans.duckdb")])}
+    assert time.monotonic() - begun < 10
+    unknown = [found[name] for name in ("collector", "processing", "viewer")]
+    assert {(one.level, one.detail) for one in unknown} == {("note", "unknown: its import did not end within 1 s")}
+    assert list(found).index("store") < list(found).index("viewer"), "what is quick is said first"
 
 
 def test_the_function_that_the_doctor_imports_a_part_by_is_there() -> None:

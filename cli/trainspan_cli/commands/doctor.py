@@ -1,11 +1,14 @@
 """`trainspan doctor`."""
 
 import json
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from trainspan_cli.settings import ConfigOption, FormatOption, StoresOption, settings, stores_of
+
+if TYPE_CHECKING:
+    from trainspan_cli.doctor.finding import Finding
 
 
 def doctor(
@@ -27,12 +30,13 @@ def doctor(
     from trainspan_cli.doctor.examine import examine
 
     chosen = settings(config)
-    findings = examine(chosen, stores_of(chosen, store), policy_url)
-    if format == "json":
-        print(json.dumps([finding.record() for finding in findings]))
-    else:
-        for finding in findings:
+    findings: list[Finding] = []
+    for finding in examine(chosen, stores_of(chosen, store), policy_url):
+        findings.append(finding)
+        if format != "json":
             mark = {"ok": "✓", "note": "·", "problem": "✗"}[finding.level]
             advice = f" → {finding.advice}" if finding.advice else ""
-            print(f"{mark} {finding.subject}: {finding.detail}{advice}")
+            print(f"{mark} {finding.subject}: {finding.detail}{advice}", flush=True)
+    if format == "json":
+        print(json.dumps([finding.record() for finding in findings]))
     return 1 if any(finding.level == "problem" for finding in findings) else 0

@@ -3,7 +3,7 @@
 import importlib.util
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -12,52 +12,56 @@ from trainspan_cli.doctor.capture_checks import stored_findings
 from trainspan_cli.doctor.chat_template import merge_ratios, model_template, prefix_keeping_template
 from trainspan_cli.doctor.finding import Finding
 from trainspan_cli.doctor.processes import process_findings
-from trainspan_cli.extras import PARTS, ImportCheck
+from trainspan_cli.extras import PARTS, ImportCheck, Part
 from trainspan_schemas.config.settings import Settings
 from trainspan_schemas.home import served_model
 
 __all__ = ["examine", "template_findings"]
 
 
-def examine(settings: Settings, stores: Sequence[str], policy_url: str | None = None) -> list[Finding]:
-    """All findings: installation, processes, then the capture of each store (a path or a grpc:// address).
+def examine(settings: Settings, stores: Sequence[str], policy_url: str | None = None) -> Iterator[Finding]:
+    """All findings as they are made: processes, the capture of each store (a path or a grpc:// address), installation.
 
     `policy_url` (with or without /v1) replaces the policy servers of the settings.
     """
     # The imports take longest and run during all other checks.
     imports = ImportCheck([part for part in PARTS if importlib.util.find_spec(part.mark)])
-    running = [*process_findings(settings, policy_url), *template_findings(settings.serving.model or served_model())]
+    yield Finding("ok", "python", f"{sys.version.split()[0]} at {sys.executable}")
+    yield from _agent_hook()
+    yield from process_findings(settings, policy_url)
+    yield from template_findings(settings.serving.model or served_model())
     for store in stores:
-        found = stored_findings(store, settings)
-        running += found if len(stores) == 1 else [replace(one, subject=f"{one.subject} of {store}") for one in found]
-    return [*_installation(imports), *running]
-
-
-def _installation(imports: ImportCheck) -> list[Finding]:
-    findings = [Finding("ok", "python", f"{sys.version.split()[0]} at {sys.executable}")]
+        for found in stored_findings(store, settings):
+            yield found if len(stores) == 1 else replace(found, subject=f"{found.subject} of {store}")
     for part in PARTS:
-        extra = " or ".join(part.extras)
-        advice = f"pip install 'trainspan[{part.extras[0]}]'"
-        if part not in imports.parts:
-            advice += " if that part is to run here"
-            findings.append(Finding("note", extra, f"{part.mark} is not installed here", advice))
-        elif error := imports.error(part):
-            findings.append(Finding("problem", extra, f"cannot be imported: {error}", advice))
-        else:
-            findings.append(Finding("ok", extra, "can be imported"))
+        yield _importable(part, imports)
+
+
+def _importable(part: Part, imports: ImportCheck) -> Finding:
+    extra = " or ".join(part.extras)
+    advice = f"pip install 'trainspan[{part.extras[0]}]'"
+    if part not in imports.parts:
+        return Finding("note", extra, f"{part.mark} is not installed here", f"{advice} if that part is to run here")
+    try:
+        error = imports.error(part)
+    except TimeoutError as slow:
+        return Finding("note", extra, f"unknown: {slow}", "run this again when the machine is less busy")
+    if error:
+        return Finding("problem", extra, f"cannot be imported: {error}", advice)
+    return Finding("ok", extra, "can be imported")
+
+
+def _agent_hook() -> Iterator[Finding]:
     hooks = [entry.value for entry in entry_points(group="opentelemetry_pre_instrument")]
     if "trainspan._hook:install" in hooks:
-        findings.append(Finding("ok", "agent hook", "`opentelemetry-instrument` will load trainspan"))
+        yield Finding("ok", "agent hook", "`opentelemetry-instrument` will load trainspan")
     else:
         advice = "install trainspan with pip into the agent's own environment"
-        findings.append(
-            Finding("problem", "agent hook", "`opentelemetry-instrument` does not find trainspan here", advice)
-        )
+        yield Finding("problem", "agent hook", "`opentelemetry-instrument` does not find trainspan here", advice)
     if os.environ.get("TRAINSPAN_DISABLED", "").lower() in ("1", "true"):
-        findings.append(Finding("problem", "agent hook", "TRAINSPAN_DISABLED is set", "unset it"))
+        yield Finding("problem", "agent hook", "TRAINSPAN_DISABLED is set", "unset it")
     if os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
-        findings.append(Finding("problem", "agent hook", "OTEL_SDK_DISABLED is set: no spans are created", "unset it"))
-    return findings
+        yield Finding("problem", "agent hook", "OTEL_SDK_DISABLED is set: no spans are created", "unset it")
 
 
 def template_findings(model: str | None) -> list[Finding]:
