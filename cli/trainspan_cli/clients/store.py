@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from trainspan_schemas.errors import StoreError
-from trainspan_schemas.store.access import open_store
+from trainspan_schemas.store.access import open_store, server_message
 
-__all__ = ["backlog", "counts", "rows", "server_message"]
+__all__ = ["backlog", "counts", "rows"]
 
 
 def rows(store: str, sql: str, wait_ms: int = 10_000) -> list[dict[str, Any]]:
@@ -21,7 +21,7 @@ def rows(store: str, sql: str, wait_ms: int = 10_000) -> list[dict[str, Any]]:
         try:
             found: list[dict[str, Any]] = client.do_get(ticket, options).read_all().to_pylist()
         except ArrowException as error:
-            raise StoreError(f"the store refused a query: {str(error).splitlines()[0]}") from error
+            raise StoreError(f"the store refused a query: {server_message(error).splitlines()[0]}") from error
         finally:
             client.close()
     return found
@@ -46,11 +46,8 @@ def backlog(store: str) -> tuple[int, float | None]:
             try:
                 [result] = client.do_action(flight.Action("backlog", b""), options)
             except ArrowException as error:
-                raise StoreError(f"the store does not report its backlog: {str(error).splitlines()[0]}") from error
+                raise StoreError(
+                    f"the store does not report its backlog: {server_message(error).splitlines()[0]}"
+                ) from error
     answer = json.loads(result.body.to_pybytes())
     return answer["journal_bytes_not_loaded"], answer["seconds"]
-
-
-def server_message(error: Exception) -> str:
-    """The collector's line in a Flight error, without gRPC's additions."""
-    return str(error).partition(". Detail:")[0].partition(" gRPC client debug context")[0]

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trainspan_cli.clients.store import server_message
 from trainspan_cli.settings import ConfigOption, StoresOption, settings, stores_of
 from trainspan_cli.views.query_result import PRINTERS
 from trainspan_schemas.errors import StoreError, UsageError
-from trainspan_schemas.store.access import open_store
+from trainspan_schemas.store.access import open_store, server_message
 from trainspan_schemas.store.endpoint import StoreEndpoint
 
 if TYPE_CHECKING:

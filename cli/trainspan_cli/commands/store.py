@@ -7,11 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from trainspan_cli.clients.store import server_message
 from trainspan_cli.settings import ConfigOption, FormatOption, StoreOption, settings
 from trainspan_schemas.errors import StoreError, UsageError
 from trainspan_schemas.home import home, store_path
-from trainspan_schemas.store.access import open_store
+from trainspan_schemas.store.access import open_store, server_message
 from trainspan_schemas.store.endpoint import StoreEndpoint
 
 __all__ = ["store"]

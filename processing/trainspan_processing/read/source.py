@@ -11,7 +11,7 @@ import polars as pl
 
 from trainspan_processing.tables import SPAN_KEY
 from trainspan_schemas.errors import StoreError
-from trainspan_schemas.store.access import open_store
+from trainspan_schemas.store.access import open_store, server_message
 from trainspan_schemas.store.endpoint import StoreEndpoint
 
 __all__ = ["Selection", "Source"]
@@ -189,7 +189,7 @@ class Source:
             if pending:
                 yield self._frame(number, pending)
         except pa.ArrowException as error:
-            message = str(error).strip().splitlines()[0]
+            message = server_message(error).splitlines()[0]
             raise StoreError(f"store {self.stores[number]}: reading failed: {message}") from error
 
     def _frame(self, number: int, batches: list[Any]) -> pl.DataFrame:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Final
 
 from trainspan_schemas.errors import ProcessError, StoreError
 from trainspan_schemas.store.endpoint import StoreEndpoint
@@ -28,8 +29,12 @@ __all__ = [
     "open_store",
     "readers_file",
     "running_collector",
+    "server_message",
     "write_address",
 ]
+
+_DAMAGED: Final = ("Corrupt database file", "IO Error: Failed to read", "IO Error: Could not read enough bytes")
+"""Beginnings of DuckDB's messages about a file that is not what it wrote."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +90,13 @@ def running_collector(store: Path) -> StoreAddress | None:
             return StoreAddress(**json.load(file)) if _is_locked(file.fileno()) else None
     except (FileNotFoundError, json.JSONDecodeError, TypeError):
         return None
+
+
+def server_message(error: Exception) -> str:
+    """The collector's text in an error of Arrow Flight, without gRPC's additions, and what to do if the store is damaged."""
+    text = str(error).strip().partition(". Detail:")[0].partition(". gRPC client debug context")[0]
+    text = text or type(error).__name__
+    return f"{text}; the store is damaged: put back a copy of it" if text.startswith(_DAMAGED) else text
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from trainspan_schemas.errors import StoreError
-from trainspan_schemas.store.access import open_store
+from trainspan_schemas.store.access import open_store, server_message
 
 __all__ = ["QueryRows", "StoreReader"]
 
@@ -113,9 +113,9 @@ class _StoreConnection:
                 flight.FlightUnauthenticatedError,
                 flight.FlightTimedOutError,
             ) as error:
-                raise _LostError(_message(error)) from error
+                raise _LostError(server_message(error).splitlines()[0]) from error
             except ArrowException as error:
-                raise StoreError(_message(error)) from error
+                raise StoreError(server_message(error).splitlines()[0]) from error
 
     def hold(self) -> None:
         """Opens the connection unless it is open: a collector that was started only for readers then stays for a while."""
@@ -200,9 +200,3 @@ def _distinct(names: Sequence[str]) -> tuple[str, ...]:
         seen[name] = before + 1
         result.append(f"{name}_{before}" if before else name)
     return tuple(result)
-
-
-def _message(error: Exception) -> str:
-    """The first line of the server's message."""
-    line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    return line.partition(". Detail:")[0].partition(". gRPC client debug context:")[0]
