@@ -31,6 +31,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Span
 
 from trainspan._guard import guarded
+from trainspan._rollout.last_call import note, noted
 from trainspan._rollout.scope import Scope, scope_in, with_scope
 
 __all__ = [
@@ -72,6 +73,8 @@ class Block:
         self.flows: weakref.WeakSet[Any] = weakref.WeakSet()
         """The tasks and threads in whose context it was attached."""
         self.token: Token[Context] | None = None
+        self.noted_outside = self.noted_inside = noted()
+        """The calls that came back last (last_call.py): of generators that are advanced in turn, each has its own."""
 
 
 class _Watched:
@@ -101,7 +104,10 @@ def leave(block: Block) -> None:
     """Makes current again what is outside the block; it may be called in any task or thread."""
     current = context.get_current()
     block.live = False
-    restored = _forget_frame(block) is None and _reset(block.token)
+    frame = _forget_frame(block)
+    if frame is not None:
+        note(block.noted_outside)
+    restored = frame is None and _reset(block.token)
     if not restored:
         _Watched.leaked.add(weakref.ref(block, _Watched.leaked.discard))
         _watch()
@@ -133,9 +139,13 @@ def came_at_a_yield(error: BaseException) -> bool:
         entry = entry.tb_next
     if entry is None or entry.tb_next is not None or not entry.tb_frame.f_code.co_flags & _GENERATOR:
         return False
-    code = entry.tb_frame.f_code.co_code
-    resumed = (code[at + 1] & 3 for at in (entry.tb_lasti, entry.tb_lasti + 2) if opname[code[at]] == "RESUME")
-    return next(resumed, 0) == 1  # 2 and 3: within `yield from` and `await`
+    return 1 in (_resumed_as(entry.tb_frame, at) for at in (entry.tb_lasti, entry.tb_lasti + 2))
+
+
+def _resumed_as(frame: FrameType, at: int) -> int:
+    """What the frame resumes from at this instruction: 1 `yield`, 2 `yield from`, 3 `await`, 0 none of them."""
+    code = frame.f_code.co_code
+    return code[at + 1] & 3 if opname[code[at]] == "RESUME" else 0
 
 
 def _block_in(ctx: Context) -> Block | None:
@@ -227,12 +237,23 @@ def _on_stack() -> Sequence[Block]:
     """The live blocks of the generators that are running here, the innermost first."""
     blocks: list[Block] = []
     frames = _Watched.frames
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if id(frame) in frames:
-            blocks += reversed(frames.get(id(frame), ()))
-        frame = frame.f_back
+    for top in _stacks():
+        frame: FrameType | None = top
+        while frame is not None:
+            if id(frame) in frames:
+                blocks += reversed(frames.get(id(frame), ()))
+            frame = frame.f_back
     return blocks
+
+
+def _stacks() -> Iterator[FrameType | None]:
+    """The running code's stack, and those of the greenlets that wait for it, as SQLAlchemy's asynchronous sessions do."""
+    yield sys._getframe(2)
+    greenlet = sys.modules.get("greenlet")
+    waiting = greenlet.getcurrent().parent if greenlet is not None else None
+    while waiting is not None:
+        yield waiting.gr_frame
+        waiting = waiting.parent
 
 
 def _has_finished(block: Block) -> bool:
@@ -256,9 +277,25 @@ def _forget_frame(block: Block) -> FrameType | None:
 
 def _is_left(block: Block, inside: Sequence[Block]) -> bool:
     """Whether this code is outside of a block in its context."""
-    if block in inside or not _is_here(block):
+    if block in inside:
         return False
+    if not _is_here(block):
+        return block.live and _is_callback() and _waits_at_a_yield(block)
     return not block.live or not (block.frame is None or _has_finished(block))
+
+
+def _is_callback() -> bool:
+    """Whether an event loop runs this code outside any task, in a context that asyncio copied when it was told to."""
+    return asyncio._get_running_loop() is not None and _task() is None
+
+
+def _waits_at_a_yield(block: Block) -> bool:
+    """Whether its generator leaves it to the consumer what happens meanwhile, and when it goes on."""
+    frame = block.frame
+    if frame is None or _has_finished(block):
+        return False
+    at = frame.f_lasti
+    return opname[frame.f_code.co_code[at]] == "YIELD_VALUE" and _resumed_as(frame, at + 2) in (1, 2)
 
 
 def _right(raw: Context) -> Context:
@@ -267,11 +304,14 @@ def _right(raw: Context) -> Context:
     ctx = raw
     while (block := _block_in(ctx)) is not None and _is_left(block, inside):
         if block.live:
-            block.inside = ctx
+            block.inside, block.noted_inside = ctx, noted()
+            note(block.noted_outside)
         ctx = block.outside
     for block in reversed(inside):
         if block not in _around(ctx):
             block.outside, ctx = ctx, block.inside
+            block.noted_outside = noted()
+            note(block.noted_inside)
             block.flows.add(_flow())
     return ctx
 

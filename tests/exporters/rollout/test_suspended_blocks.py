@@ -12,8 +12,10 @@ import logging
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from itertools import zip_longest
+from typing import Any, cast
 
+import greenlet
 import pluggy
 import pytest
 from opentelemetry import context, trace
@@ -22,6 +24,7 @@ from opentelemetry.context import Context
 import trainspan
 from trainspan import _guard
 from trainspan._calls.policy_request import prepare
+from trainspan._rollout.last_call import came_back, last_call
 from trainspan._rollout.scope import Scope, current_scope
 from trainspan_schemas.telemetry import keys
 from trainspan_schemas.telemetry.identity import parse_baggage
@@ -253,6 +256,87 @@ async def test_a_generator_whose_steps_are_tasks_or_threads_of_their_own_keeps_i
     async for _ in iterate_in_threadpool(solve("pool", synchronous)):
         assert ask() is None
     assert synchronous == ["pool"] * 6
+
+
+@asynchronous
+async def test_callbacks_that_a_consumer_leaves_to_the_loop_are_outside_of_the_waiting_block() -> None:
+    """asyncio copies the context for them without asking OpenTelemetry, while the generator's is still attached."""
+    loop = asyncio.get_running_loop()
+    calls: list[tuple[str, str | None]] = []
+    started: list[asyncio.Task[None]] = []
+
+    def note(name: str) -> None:
+        calls.append((name, ask()))
+
+    def start_task() -> None:
+        async def run() -> None:
+            note("task")
+
+        started.append(loop.create_task(run()))
+
+    def schedule() -> None:
+        loop.call_soon(note, "soon")
+        loop.call_later(0.001, start_task)
+        future = loop.create_future()
+        future.add_done_callback(lambda _: note("done"))
+        future.set_result(None)
+
+    async def agent() -> AsyncIterator[int]:
+        with trainspan.rollout(task_id="agent"):
+            yield 0
+            schedule()
+            await asyncio.sleep(0.05)
+            yield 1
+
+    steps = agent()
+    await anext(steps)
+    schedule()
+    await asyncio.sleep(0.05)
+    assert calls == [("soon", None), ("done", None), ("task", None)]
+    await anext(steps)
+    assert calls[3:] == [("soon", "agent"), ("done", "agent"), ("task", "agent")]
+    await steps.aclose()
+
+
+@asynchronous
+async def test_a_greenlet_that_a_generator_waits_for_is_in_its_block() -> None:
+    """As in SQLAlchemy's asynchronous sessions: the greenlet has a stack of its own, in the generator's context."""
+
+    def spawned(function: Callable[[], str | None]) -> str | None:
+        current = greenlet.getcurrent()
+        other = greenlet.greenlet(function, current)
+        other.gr_context = current.gr_context
+        return cast("str | None", other.switch())
+
+    async def agent() -> AsyncIterator[str | None]:
+        with trainspan.rollout(task_id="agent"):
+            yield spawned(ask)
+            await asyncio.sleep(0)
+            yield spawned(lambda: spawned(ask))
+
+    assert [(inside, spawned(ask)) async for inside in agent()] == [("agent", None)] * 2
+
+
+def test_generators_advanced_in_turn_have_each_their_own_last_call() -> None:
+    """Both join one rollout, so that a reward of="call" would otherwise go to the other one's call."""
+    calls: list[tuple[str | None, str]] = []
+
+    def agent(names: str) -> Iterator[str]:
+        with trainspan.rollout():
+            for name in names:
+                scope = current_scope()
+                assert scope is not None
+                came_back(scope.beginning, name * 16)
+                yield name
+                calls.append((last_call(scope.beginning), name * 16))
+
+    with trainspan.rollout(task_id="outer"):
+        scope = current_scope()
+        assert scope is not None
+        last = [last_call(scope.beginning) for _ in zip_longest(agent("ab"), agent("cde"))]
+    assert calls == [(name, name) for _, name in calls]
+    assert sorted(name[0] for _, name in calls) == list("abcde")
+    assert [name and name[0] for name in last] == ["c", "d", "e"]
 
 
 def test_generators_kept_in_variables_can_be_resumed_within_other_blocks() -> None:
