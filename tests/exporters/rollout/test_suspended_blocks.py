@@ -8,6 +8,7 @@ import contextlib
 import contextvars
 import functools
 import gc
+import importlib
 import logging
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
@@ -15,7 +16,6 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import zip_longest
 from typing import Any, cast
 
-import greenlet
 import pluggy
 import pytest
 from opentelemetry import context, trace
@@ -28,6 +28,8 @@ from trainspan._rollout.last_call import came_back, last_call
 from trainspan._rollout.scope import Scope, current_scope
 from trainspan_schemas.telemetry import keys
 from trainspan_schemas.telemetry.identity import parse_baggage
+
+greenlet: Any = importlib.import_module("greenlet")  # without types
 
 URL = "http://127.0.0.1:9/v1"
 
@@ -281,7 +283,7 @@ async def test_callbacks_that_a_consumer_leaves_to_the_loop_are_outside_of_the_w
         future.add_done_callback(lambda _: note("done"))
         future.set_result(None)
 
-    async def agent() -> AsyncIterator[int]:
+    async def agent() -> AsyncGenerator[int]:
         with trainspan.rollout(task_id="agent"):
             yield 0
             schedule()
@@ -599,7 +601,7 @@ async def test_an_ended_block_is_joined_by_no_block_of_its_tasks() -> None:
 @asynchronous
 async def test_a_block_holds_its_tasks_threads_and_gathered_calls() -> None:
     async with trainspan.rollout(task_id="held"):
-        assert await asyncio.gather(async_ask(), asyncio.to_thread(ask)) == ["held"] * 2
+        assert list(await asyncio.gather(async_ask(), asyncio.to_thread(ask))) == ["held"] * 2
         with trainspan.rollout(task_id="inner"):
             assert ask() == "held"
         carried = context.get_current()
