@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import functools
 import inspect
+import os
 import time
 import weakref
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Link, NonRecordingSpan, Span, SpanContext, Status, StatusCode, TraceFlags
 
 from trainspan._calls.http_clients import wrap_clients
-from trainspan._guard import guarded
+from trainspan._guard import guarded, refuse
 from trainspan._rollout.ids import SystemIds, draw_from_system, new_id
 from trainspan._rollout.reward import evaluate
 from trainspan._rollout.scope import Boundary, Scope, current_scope
@@ -284,7 +285,15 @@ def _start(name: str, ctx: Context | None, attributes: dict[str, str | int] | No
         cast(
             "Any", tracer
         ).id_generator = _IDS  # of this tracer alone: the program's generator may draw from what it seeds
-    return tracer.start_span(name, ctx, attributes=attributes, links=links)
+    span = tracer.start_span(name, ctx, attributes=attributes, links=links)
+    started = span.get_span_context()
+    if started.is_valid and not started.trace_flags.sampled:
+        refuse(
+            "not_sampled",
+            f"the sampler of this program's tracer (OTEL_TRACES_SAMPLER={os.environ.get('OTEL_TRACES_SAMPLER', '')}) drops "
+            "the span of a rollout, which then stays unfinished and is not trained: sample all traces",
+        )
+    return span
 
 
 @guarded

@@ -62,6 +62,10 @@ def _agent_hook() -> Iterator[Finding]:
         yield Finding("problem", "agent hook", "TRAINSPAN_DISABLED is set", "unset it")
     if os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         yield Finding("problem", "agent hook", "OTEL_SDK_DISABLED is set: no spans are created", "unset it")
+    sampler = os.environ.get("OTEL_TRACES_SAMPLER", "").strip().lower()
+    if sampler and not sampler.endswith("always_on"):
+        detail = f"OTEL_TRACES_SAMPLER={sampler}: rollouts whose spans it drops stay unfinished"
+        yield Finding("problem", "agent hook", detail, "unset it for agents whose rollouts are trained")
 
 
 def template_findings(model: str | None) -> list[Finding]:

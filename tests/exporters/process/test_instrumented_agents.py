@@ -382,3 +382,18 @@ def test_a_traced_node_program_that_an_agent_starts_sends_its_spans(tmp_path: Pa
     assert (ran.code, ran.stderr) == (0, "")
     assert len([span for span in recorder.spans if span.service == "node-agent"]) == 2
     assert recorder.one("trainspan.rollout").attributes[keys.ROLLOUT_STATUS] == "ok"
+
+
+@pytest.mark.parametrize("sampler", ["always_off", "parentbased_always_off"])
+def test_a_sampler_that_drops_rollouts_is_named_once(tmp_path: Path, wired: dict[str, str], sampler: str) -> None:
+    source = """
+    import trainspan
+    for _ in range(2):
+        with trainspan.rollout():
+            trainspan.reward(1.0)
+    """
+    ran = run(write(tmp_path, source), {**wired, "OTEL_TRACES_SAMPLER": sampler})
+    assert ran.code == 0
+    (line,) = ran.stderr.splitlines()
+    assert f"event=not_sampled; the sampler of this program's tracer (OTEL_TRACES_SAMPLER={sampler}) drops" in line
+    assert "not trained" in line
