@@ -7,7 +7,7 @@ numbers, and unknown members are ignored. Spec: https://opentelemetry.io/docs/sp
 import json
 import re
 from base64 import b64encode
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from google.protobuf.json_format import MessageToJson, ParseDict, ParseError
@@ -15,6 +15,7 @@ from google.protobuf.message import Message
 
 from trainspan_collector.otlp.signals import OtlpSignal
 from trainspan_schemas.errors import InvalidRecordError
+from trainspan_schemas.telemetry.utf8 import well_formed
 
 __all__ = ["encodable", "from_json", "parsed_bytes", "to_json"]
 
@@ -32,7 +33,7 @@ def from_json(signal: OtlpSignal, body: bytes) -> bytes:
         if not isinstance(content, dict):
             raise InvalidRecordError(f"the body is a JSON {type(content).__name__}, not an object")
         if _SURROGATE.search(body):
-            content = _mapped(content, encodable)
+            content = well_formed(content, "OTLP/JSON")
         _encode_ids(content)
         ParseDict(content, message, ignore_unknown_fields=True)
         packed: bytes = message.SerializeToString()
@@ -104,13 +105,3 @@ def _members(parent: dict[str, Any], *names: str) -> Iterator[dict[str, Any]]:
         items = parent.get(name)
         if isinstance(items, list):
             yield from (item for item in items if isinstance(item, dict))
-
-
-def _mapped(value: Any, change: Callable[[str], str]) -> Any:
-    if isinstance(value, str):
-        return change(value)
-    if isinstance(value, list):
-        return [_mapped(item, change) for item in value]
-    if isinstance(value, dict):
-        return {change(key): _mapped(item, change) for key, item in value.items()}
-    return value

@@ -15,6 +15,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceResponse,
 )
 
+from trainspan_collector.otlp.text_repair import repaired
 from trainspan_schemas.errors import InvalidRecordError
 
 __all__ = ["LOGS", "METRICS", "SIGNALS", "TRACES", "ExportOutcome", "OtlpSignal"]
@@ -50,10 +51,29 @@ class OtlpSignal:
         try:
             message.ParseFromString(body)
         except DecodeError as error:
-            raise InvalidRecordError(
-                f"the body of {len(body)} bytes is not an {self.request.__name__} in protobuf: {error}"
-            ) from error
+            raise self._not_one(body, error) from error
         return message
+
+    def parse_repaired(self, body: bytes) -> tuple[Any, bytes, int]:
+        """The request in `body`, its bytes, and the number of its texts that were not valid UTF-8 (text_repair.py).
+
+        Raises InvalidRecordError.
+        """
+        try:
+            return self.parse(body), body, 0
+        except InvalidRecordError:
+            try:
+                valid, n_repaired = repaired(body, self.request.DESCRIPTOR)
+            except ValueError as error:
+                raise self._not_one(body, error) from error
+            if not n_repaired:
+                raise
+            return self.parse(valid), valid, n_repaired
+
+    def _not_one(self, body: bytes, error: Exception) -> InvalidRecordError:
+        return InvalidRecordError(
+            f"the body of {len(body)} bytes is not an {self.request.__name__} in protobuf: {error}"
+        )
 
     def answer(self, outcome: ExportOutcome) -> Message:
         """The response; an empty message if everything was accepted."""

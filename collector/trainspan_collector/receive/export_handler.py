@@ -106,8 +106,11 @@ class ExportHandler:
                     signal.parse(piece)
                 n_items = 1
                 continue
-            request = signal.parse(piece)
-            n_new, kept = rejections.take(request, piece)
+            request, valid, n_repaired = signal.parse_repaired(piece)
+            if n_repaired:
+                self._metrics.repaired(n_repaired)
+                log.warning("event=invalid_text texts=%d; their invalid bytes are escaped", n_repaired)
+            n_new, kept = rejections.take(request, valid)
             n_items += n_new
             if n_new:
                 redacted = self._redaction.apply(request, kept)

@@ -94,6 +94,7 @@ class Metrics:
         )
         redacted = self._counter("redacted_values", "Values removed before storing.", "kind")
         self._secrets, self._blocked = redacted.labels("secret"), redacted.labels("blocked")
+        self._repaired = self._counter("repaired_texts", "Texts that were not valid UTF-8, stored with escapes.")
         self._commit_s = Histogram(
             _PREFIX + "commit_seconds",
             "Time to write and sync one group of requests.",
@@ -122,6 +123,9 @@ class Metrics:
     def redacted(self, n_secrets: int, n_blocked: int) -> None:
         self._secrets.inc(n_secrets)
         self._blocked.inc(n_blocked)
+
+    def repaired(self, n_texts: int) -> None:
+        self._repaired.inc(n_texts)
 
     def committed(self, seconds: float) -> None:
         """Counts a group of requests that is now on disk."""

@@ -52,6 +52,33 @@ def _refusal(collector: CollectorProcess, method: str, body: bytes, **options: o
     return caught.value
 
 
+def test_a_text_that_is_not_utf_8_costs_neither_its_batch_nor_its_span(collector: CollectorProcess) -> None:
+    """As SDKs in languages send it whose strings may hold any bytes; ids that differ there stay different."""
+    body = trace_request(
+        span(941, 1, name="fine"),
+        span(941, 2, {"trainspan.rollout.id": "AAAA", "long": "é" * 100}, name="BBBB"),
+        span(941, 3, {"trainspan.rollout.id": "CCCC"}),
+    ).SerializeToString()
+    for valid, sent in ((b"AAAA", b"a\xed\xa0\xbd"), (b"BBBB", b"\xffend"), (b"CCCC", b"a\xed\xa0\xbe")):
+        body = body.replace(valid, sent)
+    before = _repaired_texts(collector)
+    send(collector.address, TRACES, body)
+    assert [name for _, name in _stored(collector, 941)][:2] == ["fine", "\\xffend"]
+    where = f"trace_id = '{trace_id(941).hex()}' ORDER BY span_id"
+    texts = [json.loads(text) for (text,) in select(collector.address, f"SELECT attributes FROM spans WHERE {where}")]
+    assert [text.get("trainspan.rollout.id") for text in texts] == [None, "a\\xed\\xa0\\xbd", "a\\xed\\xa0\\xbe"]
+    assert texts[1]["long"] == "é" * 100
+    assert _repaired_texts(collector) == before + 3
+    for cut_short in (body[:-1], body.replace(b"\xffend", b"\xffen") + b"\x0a"):
+        assert _refusal(collector, TRACES, cut_short).code() == grpc.StatusCode.INVALID_ARGUMENT
+
+
+def _repaired_texts(collector: CollectorProcess) -> int:
+    page = request(collector.address, "/metrics", method="GET").body.decode()
+    (line,) = (line for line in page.splitlines() if line.startswith("trainspan_collector_repaired_texts_"))
+    return int(float(line.split()[-1]))
+
+
 @pytest.mark.parametrize("compression", [grpc.Compression.NoCompression, grpc.Compression.Gzip])
 def test_the_sdk_exporter_delivers_every_field_of_a_span(
     collector: CollectorProcess, compression: grpc.Compression
