@@ -6,11 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["RewardEstimate", "measured", "t_half_width", "t_interval"]
+__all__ = ["MOST_LEFT_OUT", "RewardEstimate", "measured", "t_half_width", "t_interval"]
 
 Z_95 = 1.959964
 T_95 = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622)
 """Student's t at 97.5 % for 1 to 9 degrees of freedom; above 9, the Cornish-Fisher expansion around Z_95 is used."""
+
+MOST_LEFT_OUT = 0.1
+"""The largest share of rollouts without a reward at which the mean of the others says much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,11 @@ class RewardEstimate:
         mean, deviation = (value if math.isfinite(value) else None for value in (self.mean, self.deviation))
         more = {"n_rollouts": self.n_rollouts, "left_out": self.left_out}
         return {"n": self.n, "mean": mean, "deviation": deviation, "binary": self.binary, **more}
+
+    @property
+    def stands(self) -> bool:
+        """Whether a version may be judged by the mean: no version gains by losing rollouts."""
+        return bool(self.n) and self.left_out <= MOST_LEFT_OUT * self.n_rollouts
 
     @property
     def interval(self) -> tuple[float, float] | None:

@@ -95,6 +95,9 @@ class Process:
         self.step()
         return 1, (since[0] + 1,)
 
+    def keep_alive(self) -> None:
+        """No other process may end."""
+
     def validation_rewards(self, since: Places) -> int:
         return 0
 
@@ -213,6 +216,22 @@ def test_a_run_that_is_killed_anywhere_makes_the_same_rounds_in_order(
         records = world.folder.records()
         assert (records[-1]["kind"], records[-1]["round"]) == ("eval", count)
     assert killed_at > 15
+
+
+def test_a_loop_to_which_nobody_sends_rewards_ends_when_its_hours_are_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has no round, so that nothing but the wait itself can end it."""
+    monkeypatch.setenv("TRAINSPAN_HOME", str(tmp_path))
+    world = World(tmp_path, LoopSettings(rounds=5, eval_every=1, max_hours=1 / 3600, live_rewards=1), is_live=True)
+    process = Process(world.folder, 10_000)
+    process.new_rewards = lambda since: (0, since)  # type: ignore[method-assign]
+    began = time.monotonic()
+    assert world.start(monkeypatch, process)
+    assert 1.0 <= time.monotonic() - began < WAIT_S
+    assert world.rounds() == process.trained_rounds == []
+    assert world.folder.read("run.json")["status"] == "finished"
+    assert "no round began within [loop] max_hours" in world.shown.getvalue()
 
 
 def test_the_seconds_of_all_records_add_up_to_those_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,10 +3,11 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Any
 
 from trainspan_cli.loop.state.reward_records import RewardRecords
 from trainspan_schemas.artifacts.agreement import Agreement
+from trainspan_schemas.intervals import MOST_LEFT_OUT
 from trainspan_schemas.telemetry.status import DROP_REASONS, without_detail
 
 __all__ = [
@@ -22,9 +23,6 @@ __all__ = [
     "training_checks",
     "version_check",
 ]
-
-MOST_LEFT_OUT: Final = 0.1
-"""Share of rollouts without a reward. A mean over the others is off by up to about this share of the range of rewards."""
 
 
 @dataclass(frozen=True, slots=True)

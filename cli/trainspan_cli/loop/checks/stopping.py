@@ -26,7 +26,7 @@ def stop_reason(settings: LoopSettings, records: Sequence[Record], round_: int) 
         first.setdefault(record["round"], record)  # a second one of a round is the final one
     validations = list(first.values())
     if validations and settings.stop_at is not None:
-        reached = _mean(validations[-1])
+        reached = _standing(validations[-1])
         if reached >= settings.stop_at:
             return f"validation reached {reached:.3f}, [loop] stop_at is {settings.stop_at:g}"
     best = best_validation(validations)
@@ -46,18 +46,19 @@ def spent_s(records: Sequence[Record]) -> float:
 
 
 def best_validation(records: Sequence[Record]) -> Record | None:
-    """The validation with the highest mean reward, the earliest among equals; None if no validation has rewards."""
-    validations = [record for record in _validations(records) if not math.isnan(_mean(record))]
-    return max(validations, key=lambda record: (_mean(record), -record["round"])) if validations else None
+    """The validation with the highest mean reward, the earliest among equals; None if none stands (see `_standing`)."""
+    validations = [record for record in _validations(records) if not math.isnan(_standing(record))]
+    return max(validations, key=lambda record: (_standing(record), -record["round"])) if validations else None
 
 
 def _validations(records: Sequence[Record]) -> list[Record]:
     return [record for record in records if record["kind"] == "eval" and record["name"] == "validation"]
 
 
-def _mean(record: Record) -> float:
-    """The mean reward; NaN if no rollout had one."""
-    return RewardEstimate.of_record(record).mean
+def _standing(record: Record) -> float:
+    """The mean reward; NaN if no rollout had one, or if so many were left out that the mean of the others says little."""
+    estimate = RewardEstimate.of_record(record)
+    return estimate.mean if estimate.stands else math.nan
 
 
 def _seconds(record: Record) -> float:

@@ -77,7 +77,7 @@ def outcome(run: RunFolder) -> ComparedRun:
     record, records, validations = run.read("run.json"), run.records(), _validations(run)
     if not validations:
         raise UsageError(f"run {run.run_id} has no validation with rewards yet: nothing to compare")
-    best_round = max(validations, key=lambda round_: (validations[round_].mean, -round_))
+    best_round = max(validations, key=lambda round_: (validations[round_].stands, validations[round_].mean, -round_))
     rounds = [one for one in records if one["kind"] == "round"]
     return ComparedRun(
         run_id=run.run_id,

@@ -43,6 +43,23 @@ def test_a_run_ends_after_validations_without_a_better_one() -> None:
     assert stop_reason(patient, [*records, validation(20, 51)], 20) is None
 
 
+def test_a_validation_that_left_out_more_than_a_tenth_is_neither_the_best_nor_the_goal() -> None:
+    """Whoever is left out could have had any reward: a version must not gain by losing rollouts."""
+    goal = replace(SETTINGS, stop_at=0.6)
+    few = validation(5, 90) | {"n_rollouts": 100, "left_out": 11}
+    enough = validation(10, 60) | {"n_rollouts": 100, "left_out": 10}
+    assert stop_reason(goal, [validation(0, 20), few], 5) is None
+    assert stop_reason(goal, [validation(0, 20), few, enough], 10) == "validation reached 0.600, [loop] stop_at is 0.6"
+    best = best_validation([validation(0, 20), few, enough])
+    assert best is not None
+    assert best["round"] == 10
+    assert best_validation([few]) is None
+    patient = replace(SETTINGS, patience=1)
+    assert stop_reason(patient, [validation(0, 95), few], 5) == (
+        "1 validations without a better one than after round 0 ([loop] patience)"
+    )
+
+
 def test_a_run_ends_after_its_hours() -> None:
     timed = replace(SETTINGS, max_hours=0.5)
     round_ = {"kind": "round", "round": 1, "seconds": {"total": 900.0}}
