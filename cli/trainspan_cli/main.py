@@ -89,7 +89,7 @@ def _invoke(name: str, arguments: Sequence[str]) -> int:
         if error.name and (extra := extra_with(error.name, name)):
             return _fail(f"{name} needs {error.name}: pip install 'trainspan[{extra}]'", 1)
         raise
-    except (OSError, RecursionError) as error:  # a file that is missing, not readable or nested beyond reading
+    except (OSError, RecursionError, UnicodeDecodeError) as error:  # a file that cannot be read as what it should be
         logging.getLogger(__name__).debug("%s failed", name, exc_info=True)
         named = f"{error.filename}: " if isinstance(error, OSError) and error.filename else ""
         return _fail(f"{named}{getattr(error, 'strerror', None) or error} (TRAINSPAN_LOG=DEBUG shows where)", 1)

@@ -62,6 +62,10 @@ def sft(
         raise UsageError(f"--format {format!r} is unknown: use table or json")
     if (data is None) == (store is None and dataset is None):
         raise UsageError("name either --data, or --store or --dataset")
+    if dataset is not None and Path(dataset).is_file():
+        raise UsageError(
+            f"--dataset {dataset} is a file, no folder of a dataset: name a store with --store, examples with --data"
+        )
     chosen = settings(config)
     section = override(chosen.sft, **given)
     section = override(section, model=section.model or chosen.train.model)

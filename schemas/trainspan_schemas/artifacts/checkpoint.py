@@ -122,7 +122,9 @@ class CheckpointMeta:
             return cls(**{name: raw.get(name) for name in cls.__dataclass_fields__})  # type: ignore[arg-type]
         except FileNotFoundError as error:
             raise CheckpointError(f"{folder} has no {META_FILE}: it is not a trainspan checkpoint") from error
-        except (json.JSONDecodeError, TypeError, AttributeError) as error:
+        except OSError as error:
+            raise CheckpointError(f"{folder / META_FILE} cannot be read: {error.strerror}") from error
+        except (ValueError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{folder / META_FILE} is malformed: {error}") from error
 
 
@@ -157,19 +159,31 @@ class Canary:
             return cls(raw["dtype"], [CanaryPrompt(**prompt) for prompt in raw["prompts"]])
         except FileNotFoundError as error:
             raise CheckpointError(f"{folder} has no {CANARY_FILE}") from error
-        except (json.JSONDecodeError, KeyError, TypeError, ValueError) as error:
+        except OSError as error:
+            raise CheckpointError(f"{folder / CANARY_FILE} cannot be read: {error.strerror}") from error
+        except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"{folder / CANARY_FILE} is malformed: {error}") from error
 
 
 def read_latest(checkpoints: Path) -> Path | None:
-    """The folder of the newest good checkpoint; None if nothing was published. Raises CheckpointError if it is missing."""
+    """The folder of the newest good checkpoint; None if nothing was published.
+
+    Raises CheckpointError if it is missing, or if it cannot be read which one that is.
+    """
     try:
-        name = (checkpoints / LATEST).read_text().strip()
+        name = (checkpoints / LATEST).read_text(errors="replace").strip()
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise CheckpointError(
+            f"{checkpoints / LATEST} cannot be read ({error.strerror}): write the name of a checkpoint into it, or choose another "
+            "--checkpoints"
+        ) from error
     folder = checkpoints / name
     if not name or "/" in name or not folder.is_dir():
-        raise CheckpointError(f"{checkpoints / LATEST} names {name!r}, which is not a folder there")
+        raise CheckpointError(
+            f"{checkpoints / LATEST} names {name!r}, which is not a folder there: write the name of one into it"
+        )
     return folder
 
 

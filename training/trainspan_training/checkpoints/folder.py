@@ -85,10 +85,13 @@ def version_in(name: str | None) -> int | None:
 
 
 class Checkpoints:
-    """One trainer's lock on a checkpoints folder. Raises CheckpointError if another trainer holds it."""
+    """One trainer's lock on a checkpoints folder. Raises CheckpointError if it is no folder, or another trainer holds it."""
 
     def __init__(self, root: Path) -> None:
-        root.mkdir(parents=True, exist_ok=True)
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError) as error:
+            raise CheckpointError(f"{root} is not a folder: choose another --checkpoints") from error
         self.root = root
         self._lock = (root / ".lock").open("w")
         try:

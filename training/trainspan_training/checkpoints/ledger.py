@@ -91,7 +91,7 @@ class CheckpointLedger:
 
 def _read(path: Path) -> list[LedgerEntry]:
     try:
-        lines = path.read_text().splitlines()
+        lines = path.read_text(errors="replace").splitlines()
     except FileNotFoundError:
         return []
     entries = []

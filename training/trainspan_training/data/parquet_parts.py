@@ -79,7 +79,7 @@ def _opened(path: Path) -> Iterator[Any]:
         with pq.ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER_BYTES) as file:
             yield file
     except (pa.ArrowException, OSError) as error:
-        raise DatasetError(f"{path} cannot be read as transitions: {error}") from error
+        raise DatasetError(f"{path} cannot be read as transitions ({error}): build the dataset again") from error
 
 
 def lists_of(table: Any, name: str) -> "list[NDArray[Any]]":

@@ -192,7 +192,7 @@ def read(checkpoints: Path) -> list[dict[str, Any]]:
     """All records, skipping a line torn by a kill or a full disk."""
     records = []
     try:
-        lines = (checkpoints / METRICS_FILE).read_text().splitlines()
+        lines = (checkpoints / METRICS_FILE).read_text(errors="replace").splitlines()
     except FileNotFoundError:
         return []
     for line in lines:
