@@ -48,6 +48,8 @@ UNTRUSTED_REWARD: Final = "untrusted_reward"
 
 _ADMISSIBLE: Final = ("unsigned", "unstated_sampling", UNTRUSTED, UNTRUSTED_REWARD)
 _CUT_OFF: Final = ["abort", "cancelled", "error", "incomplete"]
+_EVERY_TOKEN: Final = 1 << 20
+"""No model has more tokens: of calls that a client recorded, the vocabulary is unknown (the policy server records 0 instead)."""
 _GREEDY_BELOW: Final = 1e-5  # vLLM samples greedily below this temperature
 
 
@@ -105,7 +107,7 @@ def call_reason(admitted: frozenset[str] = frozenset(), *, mask_overlong: bool =
     temperature = pl.col("temperature")
     truncated = (
         (pl.col("top_p") < 1)
-        | (pl.col("top_k") > 0)
+        | ((pl.col("top_k") > 0) & (pl.col("top_k") < _EVERY_TOKEN))
         | (pl.col("min_p") > 0)
         | (pl.col("frequency_penalty") != 0)
         | (pl.col("presence_penalty") != 0)

@@ -336,6 +336,17 @@ def test_a_reward_whose_score_is_no_finite_number_is_named(bench: Bench, score: 
     assert sorted(rows(built)["return"].to_list()) == [0.0, 0.25, 1.0]
 
 
+def test_a_top_k_of_more_tokens_than_any_vocabulary_has_truncates_nothing(bench: Bench) -> None:
+    """As a client records it that asks for all tokens; the policy server knows its vocabulary, and records 0."""
+    for name, top_k, reward in (("a", 2**31 - 1, 1.0), ("b", 1 << 20, 0.0), ("c", 200_000, 0.0), ("d", -1, 0.5)):
+        rollout = bench.rollout(name).reward(reward)
+        rollout.call(0, [1], [2], gen_ai__request__top_k=top_k)
+        bench.send(rollout)
+    built = bench.build(round_=0)
+    assert built.manifest["dropped"] == {"sampling_truncated": 1}
+    assert sorted(rows(built)["return"].to_list()) == [0.0, 0.5, 1.0]
+
+
 def test_there_is_advice_for_every_reason() -> None:
     assert set(ADVICE) == set(DROP_REASONS)
 
