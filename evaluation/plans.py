@@ -178,7 +178,6 @@ class Plan:
             "rollouts.tasks": str(self.tasks),
             "rollouts.python": str(self.python),
             "loop.seed": str(self.seed),
-            "loop.keep_best": "false",
             "loop.probe_tasks": "",
         }
         chosen |= self.settings

@@ -131,6 +131,9 @@ def store_result(
         "loop": _loop_settings(folder),
         "start": _estimate(found[0]),
         "end": _estimate(found[-1]),
+        "consolidated": next(
+            ({**one["consolidation"], **_estimate(one)} for one in records if "consolidation" in one), None
+        ),
         **_supervised(plan),
         "rounds": sum(record["kind"] == "round" for record in records),
         "rollouts": rollouts,

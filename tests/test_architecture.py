@@ -59,7 +59,7 @@ FLOORS = {
         "tables",
     ),
     "training": (
-        "session",
+        "adoption session",
         "dataset_queue rounds sft",
         "metrics",
         "objective",

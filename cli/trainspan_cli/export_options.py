@@ -1,5 +1,6 @@
 """The options that choose rollouts for supervised files, and the request made of them, for `export` and `sft`."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -40,7 +41,7 @@ def export_request(
     form: str,
     model: str | None,
 ) -> "ExportRequest":
-    """The request for an export of `source`: the folder or URL of a dataset, or a store (path or grpc:// address).
+    """The request for an export of `source`: the folder or URL of a dataset, a folder of datasets, or a store (path or grpc:// address).
 
     The `stores` hold the messages of a dataset's rollouts, or are exported together with a `source` that is a store. Without
     `source`, the rollouts are those of the `stores`. Raises UsageError.
@@ -54,13 +55,15 @@ def export_request(
     is_store = source is None or source.startswith("grpc") or Path(source).is_file()
     if agents is None and settings.dataset.agents is not None:
         agents = [name.strip() for name in settings.dataset.agents.split(",")]
-    published = None if source is None or is_store else open_published(local_dataset(source))
+    folder = None if source is None or is_store else local_dataset(source)
+    datasets = () if folder is None else tuple(map(open_published, _datasets_of(folder)))
+    built_from = [store for one in datasets for store in one.stores]
     named = [source] if source is not None and is_store else []
     return ExportRequest(
         kind=kind,
         out=out,
-        stores=tuple(dict.fromkeys((*named, *stores))) or (tuple(published.stores) if published else ()),
-        dataset=published,
+        stores=tuple(dict.fromkeys((*named, *stores) or built_from)),
+        datasets=datasets,
         settings=settings.dataset,
         run_id=run,
         round=round,
@@ -68,6 +71,14 @@ def export_request(
         agents=frozenset(agents or ()),
         decoder=_decoder(model, settings.serving.model) if form == "text" else None,
     )
+
+
+def _datasets_of(folder: Path) -> list[Path]:
+    """The folder itself, or the datasets in it, such as those of all rounds of a run, without those that have no rows."""
+    from trainspan_schemas.artifacts.dataset import dataset_dirs, manifest_path
+
+    found = [] if manifest_path(folder).exists() else dataset_dirs(folder)
+    return [one for one in found if json.loads(manifest_path(one).read_bytes())["rows"]] or [folder]
 
 
 def run_export(request: "ExportRequest") -> "Exported":

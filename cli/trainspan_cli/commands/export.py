@@ -25,7 +25,9 @@ def export(
     kind: Annotated[str, typer.Argument(help="sft: the best rollout of each group; dpo: its best and its worst.")],
     dataset: Annotated[
         str,
-        typer.Argument(help="Folder or URL of a dataset, or a store if no dataset can be built (a vendor's model)."),
+        typer.Argument(
+            help="Folder or URL of a dataset, a folder of datasets, or a store if no dataset can be built (a vendor's model)."
+        ),
     ],
     out: Annotated[Path, typer.Argument(help="JSON lines file to write.")],
     store: Annotated[

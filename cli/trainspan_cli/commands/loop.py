@@ -34,6 +34,7 @@ def loop(
     """
     import dataclasses
 
+    from trainspan_cli.loop.consolidation import check_consolidation
     from trainspan_cli.loop.sampling.choice import check_sampling
     from trainspan_cli.loop.state.run_folder import RunFolder, newest_unfinished
     from trainspan_cli.loop.state.series import SeedSeries
@@ -50,6 +51,7 @@ def loop(
     check_sampling(chosen)
     tasks = LoopTasks.open(chosen)
     check_trials(chosen, tasks.trial)
+    check_consolidation(chosen, tasks)
     if seeds == 1:
         values = dataclasses.asdict(chosen)
         folder = (newest_unfinished(values) if resume else None) or RunFolder.create(values)

@@ -42,12 +42,23 @@ def sft(
     store: Annotated[
         list[str] | None, typer.Option(help="Instead: a store, as a path or grpc:// address; may be repeated.")
     ] = None,
-    dataset: Annotated[str | None, typer.Option(help="Instead: the folder or URL of a dataset.")] = None,
+    dataset: Annotated[
+        str | None, typer.Option(help="Instead: the folder or URL of a dataset, or a folder of datasets.")
+    ] = None,
     run: RunOption = None,
     round: RoundOption = None,
     min_reward: MinRewardOption = None,
     agent: AgentOption = None,
     form: FormOption = "chat",
+    checkpoints: Annotated[
+        Path | None,
+        typer.Option(
+            help="Make the result the next version of these checkpoints, and swap it in ([train] policy_url)."
+        ),
+    ] = None,
+    policy_url: Annotated[
+        str | None, typer.Option(help="Policy server to swap it in [default: train.policy_url].")
+    ] = None,
     given: Given,
     format: FormatOption = "table",
     config: ConfigOption = None,
@@ -95,11 +106,20 @@ def sft(
             file=sys.stderr,
         )
         return 128 + done.signal
+    version = None
+    if checkpoints is not None:
+        from trainspan_training.adoption import adopt
+        from trainspan_training.checkpoints.swap_request import PolicyAddress
+
+        address = PolicyAddress(policy_url or chosen.train.policy_url)
+        version = adopt(out, checkpoints, address, retry_for_s=chosen.train.publish_timeout_s)
     manifest = done.manifest or {}
     if format == "json":
-        _print_json({"event": "done", "out": str(out), "was_there": done.steps == 0, **manifest})
+        _print_json({"event": "done", "out": str(out), "was_there": done.steps == 0, "version": version, **manifest})
     else:
         print(f"{out} {'was complete already' if done.steps == 0 else 'is complete'}: trainspan serve {out}")
+        if version is not None:
+            print(f"it is version {version} in {checkpoints}")
     return 0
 
 
@@ -129,12 +149,7 @@ def _exported(request: "ExportRequest", out: Path) -> Path:
         "agents": sorted(request.agents),
         "decoded_with": request.decoder.model if request.decoder else None,
     }
-    source = {"stores": list(request.stores)}
-    if request.dataset is not None:
-        source["dataset"] = str(request.dataset.path)  # type: ignore[assignment]
-    same = all(known.get(key) == value for key, value in asked.items())
-    same = same and all(known.get("source", {}).get(key) == value for key, value in source.items())
-    if not same:
+    if known.get("source") != request.source() or any(known.get(key) != value for key, value in asked.items()):
         raise UsageError(f"{path} exists: train on it with --data {path}, or remove it to export again")
     if not begun:
         path.unlink()

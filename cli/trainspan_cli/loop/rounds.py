@@ -9,6 +9,7 @@ from typing import Any
 from trainspan_cli.loop.checks.integrity import Check, dataset_checks, reward_checks, training_checks
 from trainspan_cli.loop.checks.skipping import skip_check, skip_reason, skipped_rounds
 from trainspan_cli.loop.checks.stopping import stop_reason
+from trainspan_cli.loop.consolidation import Consolidation
 from trainspan_cli.loop.processes.screen import Screen
 from trainspan_cli.loop.processes.services import Services
 from trainspan_cli.loop.processes.stages import Stages
@@ -44,6 +45,7 @@ class Loop:
         self._stages = stages
         self._validation = Validations(settings, tasks, self._services, stages, folder, screen)
         self._trials = Trials(settings, tasks.trial, self._services, stages, folder, screen)
+        self._consolidation = Consolidation(settings, tasks, self._services, self._validation, folder, screen)
         self._sampler = choose_sampler(settings, tasks, stages, folder, screen)
         self._recorded_at = time.monotonic()
 
@@ -87,11 +89,13 @@ class Loop:
                     f"{len(refused)} of {round_} new versions were refused, the last one: {refused[-1]['refused']}"
                 )
             self._validation.run(round_, loop.eval_tasks, probe=True)
+            if (unconsolidated := self._consolidation.run(round_)) is not None:
+                self._screen.note(f"the run's successes are not trained on once more: {unconsolidated}")
         finally:
             self._sampler.stop()
             self._services.stop()
             self._sampler.close()
-        folder.finish("finished", ended=ended, untrained_rounds=untrained)
+        folder.finish("finished", ended=ended, untrained_rounds=untrained, unconsolidated=unconsolidated)
         return {"run_id": folder.run_id, "folder": str(folder.path), "records": folder.records()}
 
     def _last_published(self, round_: int) -> int:

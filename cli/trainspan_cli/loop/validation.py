@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from trainspan_cli.loop.checks.integrity import Check, left_out_check, version_check
 from trainspan_cli.loop.checks.pass_at import pass_at
@@ -23,7 +23,12 @@ from trainspan_training.checkpoints.ledger import CheckpointLedger
 
 __all__ = ["Validations"]
 
-EvalName = Literal["validation", "probe"]
+EvalName = Literal["validation", "probe", "consolidated"]
+_TITLES: Final[Mapping[EvalName, str]] = {
+    "validation": "validation",
+    "probe": "hard probe",
+    "consolidated": "validation of the consolidated version",
+}
 
 
 class Validations:
@@ -65,33 +70,44 @@ class Validations:
             drawn = min(count, len(pool))
             if not drawn or (name, round_, drawn) in on_record:
                 continue
-            self._screen.collecting("validation" if name == "validation" else "hard probe", round_)
             tasks = self._folder.draw_tasks(f"{name}-{round_:04d}-{drawn}", pool, count, f"{loop.seed}-{name}-{count}")
-            self._services.level_servers()
-            collected = self._stages.collect(tasks, round_, "val", loop.eval_n)
-            self._screen.collecting("", round_)
-            state = self._services.policy.state()
-            in_service = {policy: state.of(policy).version for policy in self._stages.policies}
-            estimate, left_out = self._measured(round_)
-            versions = version_check(collected.versions, in_service)
-            checks = [*collected.checks, versions.record(), left_out.record()]
-            record = {
-                "kind": "eval",
-                "name": name,
-                "round": round_,
-                **self._versions(state),
-                "tasks": drawn,
-                **estimate,
-                "status": collected.result["status"],
-                "calls": collected.result["calls"],
-                "seconds": collected.seconds,
-                "checks": checks,
-            }
-            self._folder.append(record)
-            recorded_s += collected.seconds
-            self._screen.record(record)
-            self._keep_best()
+            record = self._evaluated(name, round_, tasks, drawn)
+            self.append(record)
+            recorded_s += record["seconds"]
         return recorded_s
+
+    def again(self, before: Mapping[str, Any]) -> dict[str, Any]:
+        """Repeats a validation, on the same tasks, under the consolidated version; returns its record, which is not appended yet."""
+        tasks = self._folder.path / "tasks" / f"validation-{before['round']:04d}-{before['tasks']}.jsonl"
+        return self._evaluated("consolidated", before["round"], tasks, before["tasks"])
+
+    def append(self, record: dict[str, Any]) -> None:
+        """Appends the record of an evaluation."""
+        self._folder.append(record)
+        self._screen.record(record)
+        self._keep_best()
+
+    def _evaluated(self, name: EvalName, round_: int, tasks: Path, drawn: int) -> dict[str, Any]:
+        self._screen.collecting(_TITLES[name], round_)
+        self._services.level_servers()
+        collected = self._stages.collect(tasks, round_, "val", self._settings.loop.eval_n)
+        self._screen.collecting("", round_)
+        state = self._services.policy.state()
+        in_service = {policy: state.of(policy).version for policy in self._stages.policies}
+        estimate, left_out = self._measured(round_)
+        versions = version_check(collected.versions, in_service)
+        return {
+            "kind": "eval",
+            "name": name,
+            "round": round_,
+            **self._versions(state),
+            "tasks": drawn,
+            **estimate,
+            "status": collected.result["status"],
+            "calls": collected.result["calls"],
+            "seconds": collected.seconds,
+            "checks": [*collected.checks, versions.record(), left_out.record()],
+        }
 
     def _versions(self, state: ServerState) -> dict[str, Any]:
         """The versions in service."""
@@ -105,7 +121,7 @@ class Validations:
         Does nothing if one of them was pruned since.
         """
         best = best_validation(self._folder.records())
-        if not self._settings.loop.keep_best or best is None or self._is_kept(best):
+        if best is None or self._is_kept(best):
             return
         folders = {policy: policy_dir(self._folder.checkpoints, policy) for policy in self._stages.policies}
         names = {policy: name for policy, name in _checkpoints(best).items() if _is_made_in(folders[policy], name)}

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -47,8 +48,8 @@ class ExportRequest:
     out: Path
     stores: Sequence[str]
     """Stores with the messages, as paths or grpc:// addresses."""
-    dataset: Published | None
-    """Export its rollouts with their rewards; None: all complete rewarded rollouts of the stores."""
+    datasets: Sequence[Published]
+    """Export their rollouts with their rewards; none: all complete rewarded rollouts of the stores."""
     settings: DatasetSettings
     """Choose a store's rollouts (`split`, `filter`, `admit`) and determine their rewards."""
     run_id: str | None = None
@@ -57,7 +58,13 @@ class ExportRequest:
     agents: frozenset[str] = frozenset()
     """Only these agents' calls; empty: all."""
     decoder: Decoder | None = None
-    """Decode text from token ids instead of using recorded messages; needs a dataset."""
+    """Decode text from token ids instead of using recorded messages; needs datasets."""
+
+    def source(self) -> dict[str, Any]:
+        """What the examples are made from, as the manifest names it."""
+        manifests = {str(one.path): manifest_path(one.path).read_bytes() for one in self.datasets}
+        hashes = {path: hashlib.sha256(manifest).hexdigest() for path, manifest in manifests.items()}
+        return {**({"datasets": hashes} if hashes else {}), "stores": list(self.stores)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +85,14 @@ def export(request: ExportRequest, clock: Clock) -> Exported:
     """
     if request.out.exists():
         raise UsageError(f"{request.out} exists: remove it, or choose another name")
-    if request.decoder is not None and request.dataset is None:
+    if request.decoder is not None and not request.datasets:
         raise UsageError("--form text decodes the tokens of a dataset's rows: name a dataset, not a store")
-    if request.decoder is not None and request.dataset is not None:
-        examples = _made(request, _candidates_of(request.dataset), _decoded(request.dataset, request.decoder))
+    if request.decoder is not None:
+        candidates = _candidates_of(request)
+        examples = _made(request, candidates, _decoded(request, request.decoder, _wanted(request, candidates)))
     else:
         with Source(request.stores, allow_behind=True) as source:
-            candidates = _candidates_of(request.dataset) if request.dataset else _candidates_in(source, request, clock)
+            candidates = _candidates_of(request) if request.datasets else _candidates_in(source, request, clock)
             examples = _made(request, candidates, dict(read_conversations(source, [each.key for each in candidates])))
     if not examples.rows:
         raise DatasetError(f"{examples.groups} groups contain no example: {_why(examples)}")
@@ -114,9 +122,13 @@ def _why(examples: Examples) -> str:
     return ", ".join(f"{reason} {count}" for reason, count in examples.skipped.most_common())
 
 
-def _candidates_of(dataset: Published) -> list[RewardedRollout]:
-    """The rollouts that the dataset compared, including rollouts that had nothing to be compared with."""
-    return _grouped(dataset.seen().filter(pl.col("reward").is_not_null()))
+def _candidates_of(request: ExportRequest) -> list[RewardedRollout]:
+    """The rollouts that the datasets compared, including rollouts that had nothing to be compared with."""
+    return [
+        candidate
+        for dataset in request.datasets
+        for candidate in _grouped(dataset.seen().filter(pl.col("reward").is_not_null()))
+    ]
 
 
 def _candidates_in(source: Source, request: ExportRequest, clock: Clock) -> list[RewardedRollout]:
@@ -150,35 +162,40 @@ def _grouped(rollouts: pl.DataFrame) -> list[RewardedRollout]:
     ]
 
 
-def _decoded(dataset: Published, decoder: Decoder) -> dict[tuple[str, int], list[RecordedCall]]:
-    """The rows of the dataset as text. Where the text is not that of the sampled tokens alone, they have a flaw."""
+def _wanted(request: ExportRequest, candidates: Sequence[RewardedRollout]) -> frozenset[tuple[str, int]]:
+    """The rollouts of which an example may be made, as far as one can tell without their text."""
+    least = -math.inf if request.kind == "dpo" or request.min_reward is None else request.min_reward
+    return frozenset(candidate.key for candidate in candidates if candidate.reward >= least)
+
+
+def _decoded(
+    request: ExportRequest, decoder: Decoder, wanted: frozenset[tuple[str, int]]
+) -> dict[tuple[str, int], list[RecordedCall]]:
+    """The rows of the wanted rollouts as text. Where the text is not that of the sampled tokens alone, they have a flaw."""
     said: dict[tuple[str, int], list[RecordedCall]] = {}
     columns = ["rollout_id", "attempt", "agent", "policy_name", "prompt_ids", "completion_ids", "finish_reason"]
-    for rollout_id, attempt, agent, model, prompt, completion, finish in dataset.rows(columns).iter_rows():
-        if not decoder.covers(prompt) or not decoder.covers(completion):
-            raise DatasetError(
-                f"the vocabulary of {decoder.model} differs from that of the rows of {dataset.path}: name the model that sampled them"
-            )
-        texts = decoder.text(prompt), decoder.text(completion)
-        exact = [decoder.ids(text) for text in texts] == [list(prompt), list(completion)]
-        call = RecordedCall(agent, model, *texts, finish != "length", None if exact else "other_tokens")
-        said.setdefault((rollout_id, attempt), []).append(call)
+    for dataset in request.datasets:
+        for rows in dataset.files(columns):
+            for rollout_id, attempt, agent, model, prompt, completion, finish in rows.iter_rows():
+                if (rollout_id, attempt) not in wanted:
+                    continue
+                if not decoder.covers(prompt) or not decoder.covers(completion):
+                    raise DatasetError(
+                        f"the vocabulary of {decoder.model} differs from that of the rows of {dataset.path}: "
+                        "name the model that sampled them"
+                    )
+                texts = decoder.text(prompt), decoder.text(completion)
+                exact = [decoder.ids(text) for text in texts] == [list(prompt), list(completion)]
+                call = RecordedCall(agent, model, *texts, finish != "length", None if exact else "other_tokens")
+                said.setdefault((rollout_id, attempt), []).append(call)
     return said
 
 
 def _write(request: ExportRequest, examples: Examples) -> None:
     """Writes the examples under a temporary name, then the manifest, and then renames the examples."""
-    source: dict[str, Any] = {"stores": list(request.stores)}
-    if request.dataset is not None:
-        path = request.dataset.path
-        source = {
-            "dataset": str(path),
-            "sha256": hashlib.sha256(manifest_path(path).read_bytes()).hexdigest(),
-            **source,
-        }
     manifest = {
         "kind": request.kind,
-        "source": source,
+        "source": request.source(),
         "run_id": request.run_id,
         "round": request.round,
         "min_reward": request.min_reward,

@@ -13,7 +13,6 @@ from trainspan_cli.loop.state.task_pool import LoopTasks
 from trainspan_cli.loop.validation import Validations
 from trainspan_rollouts.records import Shard
 from trainspan_rollouts.run_ledger import ledger_file
-from trainspan_schemas.config.loop import LoopSettings
 from trainspan_schemas.config.settings import Settings
 from trainspan_schemas.home import policy_dir
 from trainspan_schemas.intervals import RewardEstimate
@@ -40,12 +39,11 @@ def validated(folder: RunFolder, round_: int, mean: float, **versions: Any) -> N
     folder.append({"kind": "eval", "name": "validation", "round": round_, "tasks": 4, **versions, **estimate})
 
 
-def resume(folder: RunFolder, *policies: Policy, keep_best: bool = True) -> dict[str, Any] | None:
+def resume(folder: RunFolder, *policies: Policy) -> dict[str, Any] | None:
     """Starts the loop again, which has no validation left to run; returns what it kept."""
     unused: Any = None
     stages: Any = SimpleNamespace(policies=policies or (None,))
-    settings = Settings(loop=LoopSettings(keep_best=keep_best))
-    Validations(settings, LoopTasks(None, None, None, None), unused, stages, folder, unused).run(0, 4)
+    Validations(Settings(), LoopTasks(None, None, None, None), unused, stages, folder, unused).run(0, 4)
     best: dict[str, Any] | None = folder.read("run.json").get("best")
     return best
 
@@ -57,7 +55,6 @@ def test_a_resumed_loop_keeps_the_best_checkpoint_that_an_earlier_one_could_not(
     assert resume(folder) is None, "the model that the run starts from is no checkpoint of the run"
     validated(folder, 2, 0.75, policy_version=2)
     validated(folder, 3, 0.25, policy_version=1)
-    assert resume(folder, keep_best=False) is None
     best = resume(folder)
     assert best is not None
     assert (best["round"], best["checkpoint"]) == (2, str(folder.path / "best" / "policy-000002"))

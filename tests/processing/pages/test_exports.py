@@ -348,6 +348,26 @@ def test_the_rows_of_a_dataset_are_decoded_exactly(bench: Bench, tmp_path: Path)
     ]
 
 
+def test_the_datasets_of_a_run_are_exported_together_without_groups_below_the_least_reward(
+    bench: Bench, tmp_path: Path
+) -> None:
+    model = make_byte_tokenizer(tmp_path)
+    for round_, rewards in ((1, (1.0, 0.0)), (2, (0.5, 0.0)), (3, (0.0, 1.0))):
+        for name, reward in zip("ab", rewards, strict=True):
+            rollout = bench.rollout(f"{name}{round_}", task=f"t{round_}")
+            rollout.call(0, encode(model, "q"), encode(model, f"{name}{round_}"))
+            bench.send(rollout.reward(reward))
+        built = bench.build()
+    out = tmp_path / "text.jsonl"
+    command = ["sft", built.path.parent, out, "--form", "text", "--model", model, "--min-reward", "1"]
+    done = _export(bench, *command, "--format", "json")
+    assert done.returncode == 0, done.stderr
+    assert [line["completion"] for line in _lines(out)] == ["a1", "b3"]
+    assert json.loads(done.stdout)["skipped"] == {"below_min_reward": 1}
+    manifest = json.loads((tmp_path / "text.jsonl.manifest.json").read_text())
+    assert [Path(path).name for path in manifest["source"]["datasets"]] == ["round-0000", "round-0001", "round-0002"]
+
+
 def test_an_answer_whose_text_has_other_tokens_is_left_out_and_counted(bench: Bench, tmp_path: Path) -> None:
     """It ends within a character of two bytes, which decodes to the replacement character."""
     model = make_byte_tokenizer(tmp_path)

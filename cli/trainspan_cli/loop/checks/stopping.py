@@ -46,8 +46,12 @@ def spent_s(records: Sequence[Record]) -> float:
 
 
 def best_validation(records: Sequence[Record]) -> Record | None:
-    """The validation with the highest mean reward, the earliest among equals; None if none stands (see `_standing`)."""
-    validations = [record for record in _validations(records) if not math.isnan(_standing(record))]
+    """The validation with the highest mean reward, the earliest among equals; None if none stands (see `_standing`).
+
+    That of a consolidated version counts if the version was kept.
+    """
+    kept = [record for record in records if (record.get("consolidation") or {}).get("kept")]
+    validations = [record for record in (*_validations(records), *kept) if not math.isnan(_standing(record))]
     return max(validations, key=lambda record: (_standing(record), -record["round"])) if validations else None
 
 

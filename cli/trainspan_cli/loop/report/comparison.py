@@ -105,11 +105,12 @@ def group_runs(runs: Sequence[RunFolder]) -> list[Series]:
 
 
 def _validations(run: RunFolder) -> dict[int, RewardEstimate]:
-    """The last validation of each round (the final one has more tasks than intermediate ones)."""
+    """The last validation of each round: the final one has more tasks, and that of a consolidated version comes last if it was kept."""
     return {
         int(record["round"]): RewardEstimate.of_record(record)
         for record in run.records()
-        if record["kind"] == "eval" and record["name"] == "validation" and record["n"]
+        if record["kind"] == "eval" and record["n"]
+        if record["name"] == "validation" or (record.get("consolidation") or {}).get("kept")
     }
 
 

@@ -29,7 +29,7 @@ from trainspan_schemas.errors import CheckpointError, ConfigError
 from trainspan_training.checkpoints.rollback import roll_back
 from trainspan_training.checkpoints.swap_request import PolicyAddress
 
-__all__ = ["Trial", "Trials", "check_trials"]
+__all__ = ["Trial", "Trials", "check_trials", "put_back"]
 
 _TRIES: Final = 2
 
@@ -181,23 +181,24 @@ class Trials:
         assert before is not None, "it was compared with it"
         if is_in_service(self._folder.checkpoints, checkpoint_name(verdict.version)):
             self._screen.stage(f"version {before} goes back in service")
-            if (failure := self._rolled_back(before)) is not None:
+            if (failure := put_back(before, self._services, self._settings, self._folder)) is not None:
                 return failure
         self._screen.policy(before)
         if not self._evidence.has(round_, before) and self._stages.version(None) == before:
             self._roll_out(round_, before)
         return None
 
-    def _rolled_back(self, version: int) -> str | None:
-        """Puts a version back in service, at every server that answers; returns why it could not."""
-        address, failure = PolicyAddress(self._services.policy.url), ""
-        patience_s = self._settings.train.publish_timeout_s  # a server may drain and hash for minutes
-        for _ in range(_TRIES):
-            self._services.keep_alive()
-            try:
-                roll_back(self._folder.checkpoints, version, address, retry_for_s=patience_s)
-            except CheckpointError as error:
-                failure = str(error)
-            else:
-                return "; ".join(self._services.level_servers()) or None
-        return failure
+
+def put_back(version: int, services: Services, settings: Settings, folder: RunFolder) -> str | None:
+    """Puts a version back in service, at every server that answers; returns why it could not."""
+    address, failure = PolicyAddress(services.policy.url), ""
+    patience_s = settings.train.publish_timeout_s  # a server may drain and hash for minutes
+    for _ in range(_TRIES):
+        services.keep_alive()
+        try:
+            roll_back(folder.checkpoints, version, address, retry_for_s=patience_s)
+        except CheckpointError as error:
+            failure = str(error)
+        else:
+            return "; ".join(services.level_servers()) or None
+    return failure

@@ -65,3 +65,18 @@ async def solve(task: dict[str, Any]) -> float | None:
         model="policy", messages=[{"role": "user", "content": str(task["input"])}], max_tokens=8
     )
     return {"same": 1.0, "none": None}.get(plan, float(index % 2))
+
+
+async def solve_tersely(task: dict[str, Any]) -> float:
+    """Calls once; the reward is 1 if the answer is empty, that is, ends with its first token.
+
+    For val tasks with FICKLE_INVERSE set, it is 1 if the answer is not.
+    """
+    client = AsyncOpenAI()
+    answer = await client.chat.completions.create(
+        model="policy", messages=[{"role": "user", "content": str(task["input"])}], max_tokens=4
+    )
+    choice = answer.choices[0]
+    solved = choice.finish_reason == "stop" and not choice.message.content
+    inverse = "FICKLE_INVERSE" in os.environ and task["id"].startswith("val")
+    return float(solved != inverse)

@@ -15,7 +15,7 @@ from trainspan_viewer.pages.run.integrity import integrity
 from trainspan_viewer.queries.run import RunModel, SettingRow
 from trainspan_viewer.queries.runs import Record
 
-__all__ = ["render_run", "sections"]
+__all__ = ["consolidation", "render_run", "sections"]
 
 _MOST_EVALUATIONS: Final = 100
 
@@ -68,9 +68,23 @@ def _facts(model: RunModel) -> Element:
         rows.append(["skipped rounds", f"{skipped} of {len(run.rounds)}"])
     if refused := sum(1 for record in run.rounds if record.get("refused")):
         rows.append(["refused versions", element("span", f"{refused} of {len(run.rounds)}", class_="bad")])
+    rows += [["consolidation", consolidation(record)] for record in run.records if record.get("consolidation")]
+    if why := run.run.get("unconsolidated"):
+        rows.append(["consolidation", f"none: {why}"])
     if ended := run.run.get("ended"):
         rows.append(["ended because", str(ended)])
     return table(["", ""], rows, text=frozenset({0, 1}), caption="the run")
+
+
+def consolidation(record: Record) -> str:
+    """What became of the version that was trained on the run's own successes, and what it cost."""
+    made = record["consolidation"]
+    before, after = RewardEstimate.of_record(made["before"]), RewardEstimate.of_record(record)
+    return (
+        f"{'kept' if made['kept'] else 'not kept'}: version {made['version']}, from version {made['start']} on {made['answers']} "
+        f"answers; validation {before} → {after}; {made['steps']} steps, {count(made['trained_tokens'])} trained and "
+        f"{count(made['forwarded_tokens'])} forwarded tokens, {seconds(made['seconds'])}"
+    )
 
 
 def _evaluations(model: RunModel) -> list[Child]:

@@ -10,6 +10,7 @@ from trainspan_schemas.intervals import RewardEstimate
 from trainspan_viewer.html.document import Page
 from trainspan_viewer.html.elements import Child, Element, element, link, table
 from trainspan_viewer.html.formats import count, number, seconds
+from trainspan_viewer.pages.run.run import consolidation
 from trainspan_viewer.queries.check import StageEvidence, StageModel
 
 __all__ = ["render_stage"]
@@ -68,6 +69,8 @@ def _facts(model: StageModel) -> Element:
             ["calls", count(record.get("calls"))],
             ["time", seconds(record.get("seconds"))],
         ]
+        if record.get("consolidation"):
+            rows.append(["consolidation", consolidation(record)])
     return table(["", ""], rows, text=frozenset({0, 1}), caption="what happened")
 
 
