@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from trainspan_cli.clients.policy_server import served
-from trainspan_cli.loop.checks.integrity import training_checks
+from trainspan_cli.loop.checks.integrity import SIGNAL_CHECK, training_checks
 from trainspan_cli.loop.checks.stopping import best_validation
 from trainspan_cli.loop.processes.child_processes import Commands
 from trainspan_cli.loop.processes.screen import Screen
@@ -85,6 +84,9 @@ class Consolidation:
             return "the last validation has no rewards"
         if read_latest(self._folder.checkpoints) is None:
             return "no round was trained"
+        rounds = [one for one in self._folder.records() if one["kind"] == "round"]
+        if any(check["name"] == SIGNAL_CHECK and not check["ok"] for one in rounds[-1:] for check in one["checks"]):
+            return "its rewards look independent of the answers"
         try:
             made = self._made()
         except ProcessError as error:
@@ -162,8 +164,8 @@ class Consolidation:
         The mean on the same tasks decides. A test at a level would keep most versions that are worse.
         """
         record = self._validation.again(before)
-        now = served(self._services.policy.policy(), None)
-        swap = {"version": now["version"], "canary": now["canary"]}
+        now = self._services.policy.state().alone
+        swap = {"version": now.version, "canary": now.canary}
         fresh = training_checks({"recovered": True, "version": made["version"], "swap": swap})[-1]
         estimate = RewardEstimate.of_record(record)
         kept = estimate.n > 0 and estimate.mean >= RewardEstimate.of_record(before).mean and fresh.ok

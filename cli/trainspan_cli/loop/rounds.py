@@ -6,7 +6,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from trainspan_cli.loop.checks.integrity import Check, dataset_checks, reward_checks, training_checks
+from trainspan_cli.loop.checks.integrity import Check, dataset_checks, reward_checks, signal_check, training_checks
 from trainspan_cli.loop.checks.skipping import skip_check, skip_reason, skipped_rounds
 from trainspan_cli.loop.checks.stopping import stop_reason
 from trainspan_cli.loop.consolidation import Consolidation
@@ -149,6 +149,7 @@ class Loop:
         skipped = skip_reason(manifest, event)
         trial = self._sampler.alongside(self._trials.judge, round_)
         found = [*training_checks(event), skip_check(self._records(policy), skipped), *self._trials.checks(trial)]
+        found += [] if skipped else [signal_check(event)]
         checks += [check.record() for check in found]
         if trial is None:
             return PolicyOutcome(event.get("version"), manifest, event, skipped, checks, seconds)

@@ -145,12 +145,16 @@ def test_a_version_is_kept_if_the_mean_of_the_last_validation_does_not_fall(
     assert put_back == ([] if kept else [2])
 
 
-def test_a_run_that_trained_nothing_says_why_and_live_traffic_is_left_alone(
+def test_a_run_without_training_or_a_signal_says_why_and_live_traffic_is_left_alone(
     folder: RunFolder, tasks: LoopTasks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     validated(folder, 2, 0.5)
     assert Loop(folder, tasks, 0.5).run(monkeypatch) == "no round was trained"
+    train(folder, 1)
+    checks = [{"name": "rewards carry a signal", "ok": False, "detail": ""}]
+    folder.append({"kind": "round", "round": 2, "checks": checks})
+    assert Loop(folder, tasks, 0.5).run(monkeypatch) == "its rewards look independent of the answers"
     unused: Any = None
     live = Consolidation(Settings(), tasks, unused, unused, folder, unused)
     assert live.run(2) is None
-    assert len(folder.records()) == 1
+    assert len(folder.records()) == 2

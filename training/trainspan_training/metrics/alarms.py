@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from trainspan_training.metrics.round_record import RoundRecord
 
-__all__ = ["ALARMS", "Alarm", "raised"]
+__all__ = ["ALARMS", "LEAST_EVIDENCE", "NO_SIGNAL_ADVICE", "SIGNAL_ROUNDS", "Alarm", "raised"]
 
 
 SIGNAL_ROUNDS = 4
-"""Rounds after which missing evidence that rewards depend on the answers is an alarm."""
+"""Tested rounds after which missing evidence that rewards depend on the answers is an alarm."""
+LEAST_EVIDENCE = 3.0
+"""Standard deviations that the evidence has to reach in one of the rounds so far."""
+NO_SIGNAL_ADVICE = "rewards look independent of the answers: is the judge looking at them?"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +65,10 @@ ALARMS = (
     ),
     Alarm(
         "no_signal",
-        lambda record: record.signal_z if record.signal_rounds >= SIGNAL_ROUNDS else math.nan,
-        2.5,
+        lambda record: record.signal_best if record.signal_rounds >= SIGNAL_ROUNDS else math.nan,
+        LEAST_EVIDENCE,
         False,
-        "rewards look independent of the answers: is the judge looking at them?",
+        NO_SIGNAL_ADVICE,
     ),
     Alarm(
         "much_clipping",

@@ -64,6 +64,8 @@ class RoundRecord:
     """p of both; NaN if no group had different advantages."""
     signal_z: float
     """The evidence of all rounds so far, in standard deviations."""
+    signal_best: float
+    """The greatest evidence after any round so far: later rounds with few mixed groups take away none of it."""
     signal_rounds: int
     """Number of these rounds that could be tested."""
     k1: float

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from trainspan_training.data.dataset import Call
 
-__all__ = ["NO_SIGNAL", "RolloutGradients", "RolloutLabels", "Signal", "evidence", "signal_of"]
+__all__ = ["NO_SIGNAL", "RolloutGradients", "RolloutLabels", "Signal", "best_evidence", "evidence", "signal_of"]
 
 PERMUTATIONS = 999
 _MEMORY = 0.8
@@ -143,3 +143,12 @@ def evidence(signals: Sequence[Signal]) -> float:
     scores = np.array([signal.z for signal in signals if signal.tested])
     weights = _MEMORY ** np.arange(len(scores))[::-1]
     return float(weights @ scores / np.sqrt((weights**2).sum())) if len(scores) else math.nan
+
+
+def best_evidence(signals: Sequence[Signal]) -> float:
+    """The greatest `evidence` after any of the rounds; NaN if none was tested.
+
+    With a coin it reaches 3 in .4 % of runs of 4 rounds, and in 2 % of runs of 20.
+    """
+    tested = [signal for signal in signals if signal.tested]
+    return max((evidence(tested[:count]) for count in range(1, len(tested) + 1)), default=math.nan)

@@ -8,7 +8,7 @@ from trainspan_schemas.artifacts.checkpoint import checkpoint_name
 from trainspan_schemas.config.settings import TrainSettings
 from trainspan_training.data.dataset import DatasetFolder
 from trainspan_training.metrics.round_record import RoundRecord, summarize
-from trainspan_training.metrics.signal import Signal, evidence
+from trainspan_training.metrics.signal import Signal, best_evidence, evidence
 from trainspan_training.model.starting_policy import Policy
 from trainspan_training.objective.token_stats import StepStats, TokenSums
 from trainspan_training.rounds.old_policy import Prepared, agreement_of
@@ -64,6 +64,7 @@ class Trained:
             signal_between=self.signals[-1].between,
             signal_p=self.signals[-1].p,
             signal_z=evidence(self.signals),
+            signal_best=best_evidence(self.signals),
             signal_rounds=sum(signal.tested for signal in self.signals),
             tokens_per_second=summary["forwarded_tokens"] / (self.seconds["train"] + self.seconds["optimizer"]),
             policy_versions=[*outline.versions[:1], *outline.versions[-1:]],

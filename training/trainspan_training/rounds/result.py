@@ -23,6 +23,9 @@ _SHARED = (
     "reward_mean",
     "learning_rate",
     "staleness_mean",
+    "signal_z",
+    "signal_best",
+    "signal_rounds",
 )
 
 

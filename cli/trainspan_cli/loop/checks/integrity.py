@@ -9,8 +9,10 @@ from trainspan_cli.loop.state.reward_records import RewardRecords
 from trainspan_schemas.artifacts.agreement import Agreement
 from trainspan_schemas.intervals import MOST_LEFT_OUT
 from trainspan_schemas.telemetry.status import DROP_REASONS, without_detail
+from trainspan_training.metrics.alarms import LEAST_EVIDENCE, NO_SIGNAL_ADVICE, SIGNAL_ROUNDS
 
 __all__ = [
+    "SIGNAL_CHECK",
     "Check",
     "StageCounts",
     "StoredCounts",
@@ -18,11 +20,14 @@ __all__ = [
     "dataset_checks",
     "left_out_check",
     "reward_checks",
+    "signal_check",
     "stage_checks",
     "stored_checks",
     "training_checks",
     "version_check",
 ]
+
+SIGNAL_CHECK: Final = "rewards carry a signal"
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +249,16 @@ def reward_checks(rewards: RewardRecords) -> list[Check]:
 
 def _same(recorded: float, used: float | None) -> bool:
     return used is not None and math.isclose(recorded, used, rel_tol=1e-9, abs_tol=1e-12)
+
+
+def signal_check(event: Mapping[str, Any]) -> Check:
+    """Checks that rewards depend on the answers, by the trainer's tests of all rounds so far (docs/training.md)."""
+    rounds, best = event.get("signal_rounds") or 0, event.get("signal_best")
+    if best is None:
+        return Check(SIGNAL_CHECK, True, "no round could be tested yet")
+    detail = f"signal_z {event['signal_z']:.1f} after {rounds} tested rounds, at most {best:.1f} so far"
+    missing = rounds >= SIGNAL_ROUNDS and best < LEAST_EVIDENCE
+    return Check(SIGNAL_CHECK, not missing, f"{detail}; {NO_SIGNAL_ADVICE}" if missing else detail)
 
 
 def training_checks(event: Mapping[str, Any]) -> list[Check]:

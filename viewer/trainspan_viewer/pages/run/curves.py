@@ -24,6 +24,11 @@ def run_curves(run: RunRecords) -> list[Child]:
         _trial_chart(rounds),
         _trained_chart(rounds),
         _metric_chart("KL (nats per token)", run, {"k3": "k3 to the sampler", "kl": "after the last step"}),
+        _metric_chart(
+            "evidence that rewards carry a signal (standard deviations)",
+            run,
+            {"signal_z": "rounds so far", "signal_best": "greatest so far"},
+        ),
         _metric_chart("entropy (nats)", run, {"entropy": "entropy"}),
         chart(
             "mean |Δ log-probability|, server and trainer",
