@@ -23,7 +23,7 @@ from tests.support.dataset_files import LoggedCall
 __all__ = ["Case", "agent_work", "calls_of", "main", "measured", "sizes"]
 
 WARM, MEASURED = 1, 2
-_UNLIMITED = {"old_policy": "logged", "learning_rate": 1e-9, "max_kl": 1e30, "max_ratio": 1e300, "max_loss": 1e30}
+_UNLIMITED = {"old_policy": "logged", "learning_rate": 1e-9, "max_kl": 1e30, "max_ratio": 1e300}
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,7 @@ from benchmarks.gpu.figures import attempt, note
 
 __all__ = ["main"]
 
-SETTINGS = (
-    "max_kl = 1e9\nmax_ratio = 1e30\nmax_loss = 1e9\nrollouts_per_step = 32\ntarget_kl = 0\nlearning_rate = 1e-6\n"
-)
+SETTINGS = "max_kl = 1e9\nmax_ratio = 1e30\nrollouts_per_step = 32\ntarget_kl = 0\nlearning_rate = 1e-6\n"
 
 
 def main() -> None:

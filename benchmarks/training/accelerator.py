@@ -86,9 +86,7 @@ def run(size: Size, work: Workload, forward: str, *, cuda: bool) -> dict[str, An
     from trainspan_training.objective import attention, memory
     from trainspan_training.objective.grpo_trainer import TransitionGRPOTrainer
 
-    settings = TrainSettings(
-        forward=forward, old_policy="logged", learning_rate=1e-9, max_kl=1e9, max_ratio=1e30, max_loss=1e9
-    )
+    settings = TrainSettings(forward=forward, old_policy="logged", learning_rate=1e-9, max_kl=1e9, max_ratio=1e30)
     torch.manual_seed(0)
     config = config_of(size)
     free = memory.available(settings, cuda=cuda)

@@ -20,7 +20,7 @@ VOCABULARY, LETTERS = 16, 8
 PROMPTS, GROUP, PROMPT, COMPLETION = 16, 8, 3, 4
 ROUNDS = 24
 AGES = (0, 3, 6)
-BASE: dict[str, Any] = {"learning_rate": 3e-3, "max_kl": 1e9, "max_ratio": 1e30, "max_loss": 1e9, "forward": "padded"}
+BASE: dict[str, Any] = {"learning_rate": 3e-3, "max_kl": 1e9, "max_ratio": 1e30, "forward": "padded"}
 VARIANTS = {
     "logged": TrainSettings(old_policy="logged", **BASE),
     "recompute": TrainSettings(old_policy="recompute", correction="none", **BASE),

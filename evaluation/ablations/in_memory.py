@@ -35,7 +35,7 @@ MAX_TOKENS = 16
 STEPS = 4
 EPSILON = 1e-4
 """As in the baseline `grpo`."""
-LIMITS: Mapping[str, Any] = {"max_kl": 1e9, "max_ratio": 1e30, "max_loss": 1e9, "dtype": "float32"}
+LIMITS: Mapping[str, Any] = {"max_kl": 1e9, "max_ratio": 1e30, "dtype": "float32"}
 """No round is aborted: an arm that diverges is seen to diverge."""
 
 

@@ -132,6 +132,9 @@ class TrainSettings:
     Pushing tokens away becomes unstable with many steps, long before pulling towards tokens does."""
     target_kl: float = 0.1
     """k3 against the ratio's other policy at which a round's steps end; the last one is shortened to reach it; 0: no limit."""
+    signal_gate: bool = False
+    """Make smaller steps after rounds whose rewards look independent of the answers
+    ([the test](training.md#do-rewards-carry-a-signal))."""
     loss: str = "clip"
     """`clip` (PPO's surrogate with a clipped ratio) or `cispo` (a capped ratio, and every token gives a gradient).
 
@@ -222,8 +225,6 @@ class TrainSettings:
     """Limit of k3 against the ratio's other policy; beyond it the round ends and the previous policy stays."""
     max_ratio: float = 1000.0
     """The same for the largest importance ratio of a token."""
-    max_loss: float = 100.0
-    """The same for the absolute value of a step's loss."""
     engine_mismatch: float | None = None
     """Alarm threshold of the mean |Δ log-probability| between server and trainer; default: 3e-5 if both compute in float32,
     else 0.1.

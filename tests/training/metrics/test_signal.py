@@ -14,6 +14,7 @@ from trainspan_training.metrics.signal import (
     Signal,
     best_evidence,
     evidence,
+    signal_gate,
     signal_of,
 )
 
@@ -145,3 +146,14 @@ def test_evidence_once_reached_is_not_lost_by_rounds_that_say_little() -> None:
     assert math.isnan(best_evidence([NO_SIGNAL]))
     assert evidence([strong, strong, *[weak] * 10]) < 1
     assert best_evidence([strong, strong, *[weak] * 10, NO_SIGNAL]) == evidence([strong, strong]) > 3
+
+
+def test_the_gate_starts_open_and_closes_only_on_evidence_against_a_signal() -> None:
+    none, some = Signal(0, 0, 0.5), Signal(0, 0, NormalDist().cdf(-1.5))
+    assert signal_gate([]) == signal_gate([NO_SIGNAL]) == signal_gate([some]) == 1
+    # A score of 0 takes 1.5²/2 = 1.125 from the log odds of 3: (1 / (1 + e^-1.875)) / (1 / (1 + e^-3)).
+    assert signal_gate([none]) == pytest.approx(0.86704 / 0.95257, abs=1e-4)
+    assert signal_gate([none, some]) == pytest.approx(1), "1.5² − 1.125 gives it back"
+    assert signal_gate([none] * 3) < 0.5
+    assert signal_gate([none] * 1000) == 1e-3
+    assert signal_gate([some] * 1000) == 1

@@ -53,6 +53,6 @@ def test_memory_is_free_before_the_server_is_asked_to_swap_and_after_a_round_tha
         write_dataset(tmp_path / "dataset", sample_rollouts(model, rollouts=2, seed=round_), round_=round_)
     run(rounds=1)
     assert done == ["free", "swap"]
-    (failed,) = run(dataclasses.replace(GENTLE, max_loss=1e-9), rounds=1)
+    (failed,) = run(dataclasses.replace(GENTLE, max_kl=1e-30), rounds=1)
     assert failed.error
     assert done == ["free", "swap", "free"]

@@ -23,7 +23,6 @@ from trainspan_schemas.config.settings import TrainSettings
     [
         ({"max_kl": 0.01}, "the KL divergence from the old policy is "),
         ({"max_ratio": 1.5, "max_kl": 1e9}, "an importance ratio is "),
-        ({"max_loss": 1e-6}, "the loss is "),
     ],
 )
 def test_a_step_beyond_a_limit_moves_no_weight(

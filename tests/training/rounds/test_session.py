@@ -228,10 +228,10 @@ def test_weights_that_moved_before_the_divergence_are_put_back(run: Run, tmp_pat
 def test_the_figures_of_a_broken_round_are_those_of_its_steps_that_ran(run: Run, tmp_path: Path, model: Any) -> None:
     write_dataset(tmp_path / "dataset", sample_rollouts(model, rollouts=4))
     (whole,) = run(dataclasses.replace(GENTLE), checkpoints=tmp_path / "whole")
-    (broken,) = run(dataclasses.replace(GENTLE, max_loss=1e-9))
+    (broken,) = run(dataclasses.replace(GENTLE, max_kl=1e-30))
     assert whole.record is not None
     assert broken.record is not None
-    assert "max_loss" in (broken.error or "")
+    assert "max_kl" in (broken.error or "")
     assert (whole.record.steps, broken.record.steps) == (2, 1)
     assert broken.record.trained_tokens == whole.record.tokens_by_step["trained"][0]
     assert broken.record.tokens_by_step["forwarded"] == whole.record.tokens_by_step["forwarded"][:1]

@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.dataset_files import LoggedCall, logprobs_of, write_dataset
 from tests.training.support.sessions import GENTLE, Run
+from trainspan_training.metrics.signal import Signal, signal_gate
 
 pytestmark = pytest.mark.usefixtures("home")
 
@@ -46,9 +47,13 @@ def test_a_judge_that_does_not_look_is_an_alarm_after_four_rounds(
 ) -> None:
     for round_ in range(4):
         write_dataset(tmp_path / "dataset", calls(model, round_, informative=informative), round_=round_)
-    results = run(dataclasses.replace(GENTLE, learning_rate=1e-6), rounds=4)
+    results = run(dataclasses.replace(GENTLE, learning_rate=1e-6, signal_gate=True), rounds=4)
     lines = [json.loads(line) for line in (tmp_path / "checkpoints/metrics.jsonl").read_text().splitlines()]
     assert [line["signal_rounds"] for line in lines] == [1, 2, 3, 4]
+    tests = [Signal(*(line[f"signal_{name}"] for name in ("within", "between", "p"))) for line in lines]
+    gates = [signal_gate(tests[:count]) for count in range(4)]
+    assert [line["learning_rate"] for line in lines] == pytest.approx([1e-6 * gate for gate in gates])
+    assert gates == [1.0] * 4 if informative else gates[3] < 0.8
     assert [("no_signal" in line["alarms"]) for line in lines] == [False, False, False, not informative]
     last = results[-1].record
     assert last is not None

@@ -205,12 +205,13 @@ def read(checkpoints: Path) -> list[dict[str, Any]]:
     return records
 
 
-def signals(checkpoints: Path) -> "list[Signal]":
-    """The tests for a signal in the rounds so far, without those that failed."""
+def signals(checkpoints: Path, before: int) -> "list[Signal]":
+    """The tests for a signal in the rounds before a round, without those that failed."""
     from trainspan_training.metrics.signal import Signal
 
     fields = ("signal_within", "signal_between", "signal_p")
-    lines = [line for line in read(checkpoints) if line.get("signal_p") is not None and not line.get("error")]
+    known = (line for line in read(checkpoints) if line["round"] < before and not line.get("error"))
+    lines = [line for line in known if line.get("signal_p") is not None]
     return [Signal(*(float(line[name]) for name in fields)) for line in lines]
 
 

@@ -49,7 +49,6 @@ _POSITIVE = (
     "max_grad_norm",
     "micro_batch_tokens",
     "max_kl",
-    "max_loss",
     "keep_checkpoints",
     "const_tokens",
     "lora_rank",

@@ -147,8 +147,6 @@ def fault_of(stats: StepStats, limits: TrainSettings, *, fresh: bool) -> str | N
     """Why a step must not be applied, or None. `fresh`: its calls were sampled by the round's starting weights."""
     if not math.isfinite(stats.loss):
         return f"the loss is {stats.loss}"
-    if abs(stats.loss) > limits.max_loss:
-        return f"the loss is {stats.loss:.3g}, beyond max_loss {limits.max_loss:g}"
     if not math.isfinite(stats.grad_norm):
         return f"the gradient norm is {stats.grad_norm}"
     if (fault := kl_fault(stats.sums, limits, fresh=fresh)) is not None:

@@ -72,10 +72,11 @@ class RoundSteps:
             steps = with_reference(self._trainer, steps, self._reference)
         return against_old(self._trainer, steps, self._settings, staleness, server_dtype)
 
-    def make(self, outline: Outline, prepared: Prepared, rounds: int) -> Iterator[list[MicroBatch]]:
+    def make(self, outline: Outline, prepared: Prepared, rounds: int, gate: float) -> Iterator[list[MicroBatch]]:
         """Yields the optimizer steps after so many `rounds` until one fails or the policy has moved to `target_kl`.
 
-        The figures of tokens, and the sample of the test for a signal, are those of the first pass.
+        `gate` is the share of their rate that is used; k3 grows with its square. The figures of tokens, and the sample of the
+        test for a signal, are those of the first pass.
         """
         trainer, steps = self._trainer, prepared.steps
         count = len(steps) * self._settings.passes
@@ -83,11 +84,11 @@ class RoundSteps:
         trainer.sampler = self._sample = SignalSample(outline.labels, trainer.team)
         # Against an older sampler k3 is not the movement of this round.
         is_movement = prepared.old_policy == "recompute" or outline.staleness.fresh
-        trainer.trust = TrustRegion(self._settings.target_kl if is_movement else 0.0)
+        trainer.trust = TrustRegion(self._settings.target_kl * gate**2 if is_movement else 0.0)
         for index in range(count):
             if index == len(steps):
                 trainer.recorder = trainer.sampler = None
-            trainer.rate = trainer.schedule.at(rounds + (index + 0.5) / count)
+            trainer.rate = gate * trainer.schedule.at(rounds + (index + 0.5) / count)
             yield list(steps[index % len(steps)].micro_batches)
             if trainer.failure or trainer.trust.reached:
                 break

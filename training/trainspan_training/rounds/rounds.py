@@ -7,7 +7,7 @@ publishes.
 
 import logging
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,6 +27,7 @@ from trainspan_training.devices.leader import Leader
 from trainspan_training.metrics.alarms import raised
 from trainspan_training.metrics.movement import Movement
 from trainspan_training.metrics.round_record import RoundRecord, has, signals
+from trainspan_training.metrics.signal import Signal, signal_gate
 from trainspan_training.metrics.stage_clock import StageClock
 from trainspan_training.model.full_weights import FullWeights, load_slices
 from trainspan_training.model.lora import AdapterWeights
@@ -159,7 +160,8 @@ class Rounds:
         self._server_dtype = Canary.read(missing_state.policy.folder).dtype
         prepared = self._steps.prepare(steps, outline.staleness, self._server_dtype)
         with self._clock.timed("optimizer"):
-            yield from self._steps.make(outline, prepared, lineage.rounds(self._policy.version))
+            earlier = self._signals(missing_state.dataset)
+            yield from self._steps.make(outline, prepared, lineage.rounds(self._policy.version), self._gate(earlier))
         trained = self._trained(missing_state.dataset, outline, prepared, lineage)
         tokens = self._steps.token_file(missing_state.dataset, prepared)
         repeated = self._files.restore(missing_state.policy)
@@ -200,7 +202,8 @@ class Rounds:
         with self._clock.timed("state"):
             self._files.settle()
         with self._clock.timed("optimizer"):
-            yield from self._steps.make(outline, prepared, lineage.rounds(self._policy.version))
+            earlier = self._signals(dataset)
+            yield from self._steps.make(outline, prepared, lineage.rounds(self._policy.version), self._gate(earlier))
         try:
             return self._finish(self._trained(dataset, outline, prepared, lineage))
         except RolledBackError as error:  # the steps are discarded, and nothing went wrong
@@ -256,7 +259,6 @@ class Rounds:
         seconds["optimizer"] -= seconds["train"]
         with self._clock.timed("signal"):
             signal = self._steps.signal()
-            earlier = self._leader.share(lambda checkpoints: signals(checkpoints.root))
         with self._clock.timed("check"):
             moved = self.trainer.scorer.measure(prepared.sample)
             failure = self.trainer.failure or kl_fault(moved, self._settings, fresh=self.trainer.fresh)
@@ -267,7 +269,7 @@ class Rounds:
             prepared=prepared,
             stats=stats,
             kl=moved.mean("k3_old"),
-            signals=(*earlier, signal),
+            signals=(*self._signals(dataset), signal),
             moved=self._moved(outline, lineage),
             unrecorded_tokens=self._steps.unrecorded_tokens,
             failure=failure,
@@ -276,6 +278,14 @@ class Rounds:
             server_dtype=self._server_dtype,
             seconds=seconds,
         )
+
+    def _signals(self, dataset: DatasetFolder) -> list[Signal]:
+        """The tests of the rounds before the dataset's."""
+        earlier: list[Signal] = self._leader.share(lambda checkpoints: signals(checkpoints.root, dataset.round))
+        return earlier
+
+    def _gate(self, earlier: Sequence[Signal]) -> float:
+        return signal_gate(earlier) if self._settings.signal_gate else 1.0
 
     def _lineage(self) -> Lineage:
         lineage: Lineage = self._leader.share(lambda checkpoints: Lineage.of(checkpoints.ledger))
