@@ -11,7 +11,7 @@ from evaluation.plans import CONTROLS, FROM_SCRATCH, RESULTS, TASKS, Plan, defau
 from evaluation.provenance import provenance
 from trainspan_schemas.config.load import CONFIG_FILE
 
-CHAIN, AIR = "chain", "air"
+CHAIN = "chain"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -40,11 +40,10 @@ def parser() -> argparse.ArgumentParser:
     bakeoff = commands.add_parser("bakeoff", help="compare estimators of credit with true advantages")
     bakeoff.add_argument(
         "where",
-        choices=(CHAIN, AIR, *TASKS),
-        help="a chain with exact values, searches for AIR rules on it, or an agent's rollouts",
+        choices=(CHAIN, *TASKS),
+        help="a chain with exact values, or an agent's rollouts",
     )
     bakeoff.add_argument("--seeds", type=int, default=10, help="seeds of the chain (default: 10)")
-    bakeoff.add_argument("--searches", type=int, default=200, help="searches for AIR rules (default: 200)")
     bakeoff.add_argument("--model", help="model of the agent, as for run")
     bakeoff.add_argument("--warm-start", type=int, default=0, metavar="STEPS", help="supervised steps before")
     bakeoff.add_argument("--set", action="append", default=[], metavar="SECTION.NAME=VALUE", help="change a setting")
@@ -97,15 +96,9 @@ def plans(options: argparse.Namespace) -> list[Plan]:
 
 def bake_off(options: argparse.Namespace, command: str) -> str:
     """Runs a bake-off and stores its result and picture; returns its tables."""
-    from evaluation.bakeoff.report import FOLDER, draw_chain, store, table_of_agent, table_of_air, tables_of_chain
+    from evaluation.bakeoff.report import FOLDER, draw_chain, store, table_of_agent, tables_of_chain
 
     began = provenance()
-    if options.where == AIR:
-        from evaluation.bakeoff.air_runs import run_air
-
-        result = run_air(options.searches)
-        store(AIR, command, began, result)
-        return table_of_air(result)
     if options.where != CHAIN:
         from evaluation.bakeoff.agent_runs import AgentBakeoff, run_agent
 

@@ -15,7 +15,6 @@ COMMANDS = {
     "serve": "Serve the policy with vLLM: OpenAI API, token-exact capture, hot swap.",
     "rollout": "Run an agent on tasks and judge the results.",
     "branch": "Measure the calls of stored rollouts by branches from their states.",
-    "air": "Search for intermediate rewards that agree with measured advantages.",
     "reward": "Reward a rollout, or one response, after the fact.",
     "dataset": "Build the next dataset of transitions with credit from stored spans.",
     "explain": "Explain one rollout: its calls, rewards and credit, with its tokens in color.",

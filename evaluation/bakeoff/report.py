@@ -11,7 +11,7 @@ from evaluation.plans import RESULTS
 from evaluation.provenance import since
 from trainspan_schemas.intervals import t_interval
 
-__all__ = ["FOLDER", "draw_chain", "store", "table_of_agent", "table_of_air", "tables_of_chain"]
+__all__ = ["FOLDER", "draw_chain", "store", "table_of_agent", "tables_of_chain"]
 
 FOLDER: Final = RESULTS / "bakeoff"
 DRAWN: Final = ("identical", "gigpo", "per_agent, air", "vine m 4", "vine m 4, random:.1", "exact")
@@ -58,15 +58,6 @@ def table_of_agent(result: Mapping[str, Any]) -> str:
     for name, found in result["agreement"].items():
         cells = [_interval(found[kind]) for kind in kinds]
         lines.append(f"| {name} | {' | '.join(cells)} | {found['dropped']:.0%} |")
-    return "\n".join(lines)
-
-
-def table_of_air(result: Mapping[str, Any]) -> str:
-    """How often searches propose rules, as a Markdown table."""
-    lines = ["| data | branched rollouts | true rule | a false rule | nothing |", "|---|---|---|---|---|"]
-    for found in result["found"]:
-        cells = [f"{found[kind]:.1%}" for kind in ("true", "false", "nothing")]
-        lines.append(f"| {found['data']} | {found['rollouts']} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

@@ -11,7 +11,6 @@ COMMANDS = (
     "serve",
     "rollout",
     "branch",
-    "air",
     "reward",
     "dataset",
     "explain",

@@ -76,8 +76,8 @@ def _summary(report: "BranchReport") -> list[str]:
         )
     if report.of_other_policies:
         lines.append(
-            f"{report.of_other_policies} rollouts were branched with another policy version than theirs: credit vine and "
-            "trainspan air do not use these values"
+            f"{report.of_other_policies} rollouts were branched with another policy version than theirs: credit vine does "
+            "not use these values"
         )
     if report.skipped_states:
         reasons = ", ".join(f"{count} {reason}" for reason, count in report.skipped_states.items())

@@ -27,13 +27,12 @@ def scores_of(rollouts: Sequence[BranchedRollout], run_id: str, reward: Sequence
             span, value = (call.trace_id, call.span_id), call.value
             if value is not None and (value.by == "branches" or call.advantage is not None):
                 name, said = _VALUES[value.by]
-                said, plain = said.format(value.n), None if value.plain == value.mean else value.plain
-                more = _measured(run_id, reward, call, value, value.interval, value.policies, plain)
+                said = said.format(value.n)
+                more = _measured(run_id, reward, call, value, value.interval, value.policies)
                 yield FeedbackScore(
                     value.mean, name, "branches", rollout.rollout_id, explanation=said, span=span, more=more
                 )
             if value is not None and call.advantage is not None and call.policies:
-                plain = None if call.plain_advantage == call.advantage else call.plain_advantage
                 said = "value of the state after this call less that of the state before it"
                 yield FeedbackScore(
                     call.advantage,
@@ -42,7 +41,7 @@ def scores_of(rollouts: Sequence[BranchedRollout], run_id: str, reward: Sequence
                     rollout.rollout_id,
                     explanation=said,
                     span=span,
-                    more=_measured(run_id, reward, call, value, call.interval, call.policies, plain),
+                    more=_measured(run_id, reward, call, value, call.interval, call.policies),
                 )
 
 
@@ -53,9 +52,7 @@ def _measured(
     value: StateValue,
     interval: tuple[float, float] | None,
     policies: Sequence[str],
-    plain: float | None,
 ) -> dict[str, Value | None]:
-    """`plain`: the score without rewards from the trace, if it differs."""
     low, high = interval or (None, None)
     return {
         keys.INTERVAL_LOW: low,
@@ -64,7 +61,6 @@ def _measured(
         keys.MEASURED_ROLLOUTS: value.n,
         keys.MEASURED_DIVERGED: call.status.get("diverged", 0),
         keys.MEASURED_STATUS: [f"{status} {count}" for status, count in call.status.items()] or None,
-        keys.MEASURED_PLAIN: plain,
         keys.MEASURED_POLICIES: list(policies) or None,
         keys.MEASURED_REWARD: list(reward),
     }

@@ -15,7 +15,6 @@ from trainspan_processing.branches.values import BranchedRollout, StateBranches,
 from trainspan_processing.dataset.ledger import NOTHING_USED
 from trainspan_processing.read.policy_versions import PolicyVersions, policies_of
 from trainspan_processing.read.source import Selection, Source
-from trainspan_processing.rewards.definition import plain_settings
 from trainspan_processing.rewards.status_rewards import FUNCTION_STATUSES
 from trainspan_processing.tables import CALLS, ROLLOUT_KEY
 from trainspan_processing.traces.trace_index import TraceIndex, index_traces
@@ -26,8 +25,8 @@ __all__ = ["Candidates", "find_candidates", "measure", "newest_round", "rounds_o
 
 _GROUP: Final = ["run_id", "round", "split", "task_id", "by_runner"]
 """Rollouts that a process beside the runner began are no part of the runner's groups."""
-_FACTS: Final = [*ROLLOUT_KEY, *_GROUP, "judge", "end_ns", "reward", "plain_reward"]
-_OF_GROUP: Final = [*_GROUP, "rewards", "plain"]
+_FACTS: Final = [*ROLLOUT_KEY, *_GROUP, "judge", "end_ns", "reward"]
+_OF_GROUP: Final = [*_GROUP, "rewards"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +34,13 @@ class Candidates:
     """Rollouts that can be branched."""
 
     rollouts: pl.DataFrame
-    """rollout_id, attempt, run_id, round, split, task_id, by_runner, judge, end_ns, reward and plain_reward, in the order of
-    their ends."""
+    """rollout_id, attempt, run_id, round, split, task_id, by_runner, judge, end_ns and reward, in the order of their ends."""
     calls: pl.DataFrame
     """Their CALLS, in order."""
     states: pl.DataFrame
     """Their STATES."""
     group_rewards: pl.DataFrame
-    """run_id, round, split, task_id, by_runner, `rewards` and `plain` (`plain_reward`): of every group of theirs, all rollouts included."""
+    """run_id, round, split, task_id, by_runner, `rewards`: of every group of theirs, all rollouts included."""
     skipped: Counter[str]
     """Reason → rollouts that cannot be branched."""
 
@@ -123,7 +121,7 @@ def _of_selection(
     groups = (
         rollouts.filter(pl.col("reward").is_not_null() & pl.col("teaches") & ~pl.col("superseded"))
         .group_by(_GROUP)
-        .agg(pl.col("reward").alias("rewards"), pl.col("plain_reward").alias("plain"))
+        .agg(pl.col("reward").alias("rewards"))
     )
     skipped = Counter(dict(judged["obstacle"].drop_nulls().value_counts().iter_rows()))
     return Candidates(
@@ -181,7 +179,7 @@ def measure(
             if (began := named.get(str(task_id))) is not None:
                 from_state = _state_branches(ends, policies.get((task_id,), ()))
                 found.setdefault((began.rollout_id, began.attempt), {})[began.call] = from_state
-    groups = {row[:-2]: StateBranches(*row[-2:]) for row in candidates.group_rewards.select(_OF_GROUP).iter_rows()}
+    groups = {row[:-1]: StateBranches(row[-1]) for row in candidates.group_rewards.select(_OF_GROUP).iter_rows()}
     states = candidates.states.partition_by(ROLLOUT_KEY, as_dict=True)
     own_rewards = [
         reward for states_of_one in found.values() for own in states_of_one.values() for reward in own.rewards
@@ -208,7 +206,6 @@ def _state_branches(ends: pl.DataFrame, policies: tuple[str, ...]) -> StateBranc
     silent = pl.col("status").is_in(FUNCTION_STATUSES) & ~(pl.col("teaches") & pl.col("reward").is_not_null())
     return StateBranches(
         counted["reward"].to_list(),
-        counted["plain_reward"].to_list(),
         dict(sorted(Counter(ends["status"].drop_nulls()).items())),
         ends.filter(silent).height,
         policies,
@@ -216,10 +213,5 @@ def _state_branches(ends: pl.DataFrame, policies: tuple[str, ...]) -> StateBranc
 
 
 def _rewarded(source: Source, traces: TraceIndex, settings: DatasetSettings) -> pl.DataFrame:
-    """The rollout table with `reward` as in a dataset, and `plain_reward` without the rewards of `air` and `overlong`."""
-    rollouts = reward_chunk(source, traces, settings, with_state=False).rewarded.rollouts
-    if (plain := plain_settings(settings)) == settings:
-        return rollouts.with_columns(pl.col("reward").alias("plain_reward"))
-    others = reward_chunk(source, traces, plain, with_state=False).rewarded.rollouts
-    own = others.select(*ROLLOUT_KEY, pl.col("reward").alias("plain_reward"))
-    return rollouts.join(own, on=ROLLOUT_KEY, how="left", maintain_order="left")
+    """The rollout table with `reward` as in a dataset."""
+    return reward_chunk(source, traces, settings, with_state=False).rewarded.rollouts

@@ -24,8 +24,6 @@ class StateBranches:
 
     rewards: Sequence[float]
     """Of those that have one, without those that diverged."""
-    plain: Sequence[float]
-    """The same without the rewards that `air` and `overlong` add."""
     status: Mapping[str, int] = field(default_factory=dict)
     """Status → how many ended so."""
     unrewarded: int = 0
@@ -46,8 +44,6 @@ class StateValue:
     """Rewarded rollouts it is the mean of."""
     by: str
     """`branches`, `group`, or `reward` (after the last call)."""
-    plain: float
-    """The mean without the rewards that `air` and `overlong` add."""
     policies: tuple[str, ...] = ()
     """Name and version of every policy that sampled for the branches."""
 
@@ -57,7 +53,7 @@ class StateValue:
         if not own.rewards:
             return None
         mean = statistics.mean(own.rewards)
-        return cls(mean, _interval(own.rewards, two), len(own.rewards), by, statistics.mean(own.plain), own.policies)
+        return cls(mean, _interval(own.rewards, two), len(own.rewards), by, own.policies)
 
     @classmethod
     def of_branches(cls, branches: StateBranches, two: tuple[float, float] | None) -> "StateValue | None":
@@ -81,8 +77,6 @@ class BranchedCall:
     value: StateValue | None
     advantage: float | None
     """V after the call − V before it; None if either is unknown."""
-    plain_advantage: float | None
-    """The advantage without the rewards that `air` and `overlong` add."""
     interval: tuple[float, float] | None
     """Of the advantage, 95 %."""
     status: Mapping[str, int]
@@ -105,7 +99,7 @@ class BranchedRollout:
     task_id: str | None
     reward: float
     is_other_policy: bool
-    """Whether another version of the policy sampled the branches: credit `vine` and `trainspan air` use no such values."""
+    """Whether another version of the policy sampled the branches: credit `vine` uses no such values."""
     calls: tuple[BranchedCall, ...]
 
     def record(self) -> dict[str, Any]:
@@ -123,7 +117,7 @@ def measure_rollout(
 ) -> BranchedRollout:
     """The values of a rollout's states.
 
-    `rollout` has rollout_id, attempt, task_id, reward and plain_reward; `states` are its STATES; `group` is its group, itself
+    `rollout` has rollout_id, attempt, task_id and reward; `states` are its STATES; `group` is its group, itself
     included; `branches` are those of each state. If other policy versions sampled them, the group gives no value: it is that of
     another policy. `two`: see `two_values`.
     """
@@ -131,7 +125,7 @@ def measure_rollout(
     values = {call: StateValue.of_branches(own, two) for call, own in branches.items() if call < end}
     if values.get(0) is None and group is not None and len(group.rewards) > 1 and not is_other_policy:
         values[0] = StateValue.of(group, "group", two)
-    values[end] = StateValue(reward, (reward, reward), 1, "reward", float(rollout["plain_reward"]))
+    values[end] = StateValue(reward, (reward, reward), 1, "reward")
     calls = []
     for row in states.iter_rows(named=True):
         before, after = values.get(row["call"]), values.get(row["call"] + 1)
@@ -145,7 +139,6 @@ def measure_rollout(
                 value=before,
                 advantage=after.mean - before.mean if known else None,  # type: ignore[union-attr]
                 interval=_difference(before, after) if known else None,  # type: ignore[arg-type]
-                plain_advantage=after.plain - before.plain if known else None,  # type: ignore[union-attr]
                 status=dict(own.status) if own else {},
                 unrewarded=own.unrewarded if own else 0,
                 policies=tuple(sorted({name for value in (before, after) if value for name in value.policies})),

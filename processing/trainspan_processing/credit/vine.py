@@ -31,7 +31,7 @@ def state_values(source: Source, calls: pl.DataFrame, reward: Sequence[str]) -> 
     Values of other policy versions than the rollout's, or of another reward than `reward` (a `reward_definition`), are left
     out; returns also the number of calls that have only such values.
     """
-    measured, ignored = own_scores(source, calls, _value_by_branches, lambda said: tuple(said) == tuple(reward))
+    measured, ignored = own_scores(source, calls, _value_by_branches, reward)
     values = measured.select(*SPAN_KEY, pl.col("score").alias("state_value"))
     return calls.join(values, on=SPAN_KEY, how="left", maintain_order="left"), ignored
 

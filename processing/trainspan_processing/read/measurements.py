@@ -29,8 +29,6 @@ class Measured:
     score: float
     interval: tuple[float, float] | None
     """95 %; None: too few rollouts, or equal rewards."""
-    plain: float
-    """The same without the rewards that `air` and `overlong` add; `score` if there were none."""
     policies: tuple[str, ...] = ()
     """Name and version of every policy that sampled the branches of this number."""
     reward: tuple[str, ...] = ()
@@ -90,10 +88,10 @@ def own_scores(
     source: Source,
     calls: pl.DataFrame,
     pick: Callable[[Measurement], Measured | None],
-    is_same_reward: Callable[[Sequence[str]], bool],
+    reward: Sequence[str],
 ) -> tuple[pl.DataFrame, int]:
-    """trace_id, span_id, `score` and `plain` of each of CALLS: its newest measurement by the policy versions of its own
-    rollout, with the same reward, as `is_same_reward` says of a `reward_definition`.
+    """trace_id, span_id and `score` of each of CALLS: its newest measurement by the policy versions of its own rollout, with
+    the same `reward` (a `reward_definition`).
 
     The values and rewards of a rollout are those of the policy that sampled it and of the settings now, so that values of
     another version or reward cannot be compared with them. Also returns how many calls have only such measurements, or some
@@ -107,13 +105,13 @@ def own_scores(
         scored = [one for one in map(pick, measured.get((span[0], span[1]), ())) if one is not None]
         own = policies.get((rollout_id, attempt), ())
         fitting = [
-            (*span, one.score, one.plain)
+            (*span, one.score)
             for one in scored
-            if one.policies and is_same_reward(one.reward) and not versions.differ(one.policies, own, run_id, round_)
+            if one.policies and one.reward == tuple(reward) and not versions.differ(one.policies, own, run_id, round_)
         ]
         found += fitting[:1]
         ignored += bool(scored and not fitting)
-    schema = {**dict.fromkeys(SPAN_KEY, pl.String), "score": pl.Float64, "plain": pl.Float64}
+    schema = {**dict.fromkeys(SPAN_KEY, pl.String), "score": pl.Float64}
     return pl.DataFrame(found, schema=schema, orient="row"), ignored
 
 
@@ -145,12 +143,9 @@ def _measured(said: _Said | None) -> Measured | None:
         return None
     ends = [said[1].get(name) for name in (keys.INTERVAL_LOW, keys.INTERVAL_HIGH)]
     low, high = (float(end) if _is_number(end) else None for end in ends)
-    score, plain = float(_score(said[1])), said[1].get(keys.MEASURED_PLAIN)
     interval = None if low is None or high is None else (low, high)
-    reward = _texts(said, keys.MEASURED_REWARD)
-    return Measured(
-        score, interval, float(plain) if _is_number(plain) else score, _texts(said, keys.MEASURED_POLICIES), reward
-    )
+    policies, reward = _texts(said, keys.MEASURED_POLICIES), _texts(said, keys.MEASURED_REWARD)
+    return Measured(float(_score(said[1])), interval, policies, reward)
 
 
 def _texts(said: _Said, key: str) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from trainspan_processing.tables import EDGES, ROLLOUT_KEY, SPAN_KEY, Schema, em
 from trainspan_processing.traces.call_matching import CallMatches
 from trainspan_schemas.errors import UsageError
 
-__all__ = ["AIR", "RULES", "air_edges", "air_rules", "signals"]
+__all__ = ["AIR", "RULES", "air_edges", "air_rules"]
 
 AIR: Final = "air"
 """The name of these rewards."""
@@ -66,7 +66,7 @@ def air_edges(
     """
     if not rules:
         return empty(EDGES)
-    found = signals(rules, calls, spans, matches, outputs)
+    found = _signals(rules, calls, spans, matches, outputs)
     scores = pl.DataFrame({"rule": list(rules), "score": list(rules.values())}, schema=_SCORES)
     edges = scores.with_row_index("order").join(found, on="rule", maintain_order="left_right")
     edges = edges.with_columns(
@@ -77,7 +77,7 @@ def air_edges(
     return edges.select(pl.col(column).cast(kind) for column, kind in EDGES.items())
 
 
-def signals(
+def _signals(
     names: Collection[str], calls: pl.DataFrame, spans: pl.DataFrame, matches: CallMatches, outputs: pl.DataFrame
 ) -> pl.DataFrame:
     """`rule`, rollout_id, attempt, call_trace_id, call_span_id, `is_unclear` (then without a call) and time_ns of each occurrence

@@ -3,10 +3,8 @@
 import hashlib
 import inspect
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Final
 
 from trainspan_processing.reasons.overlong import OVERLONG, overlong_penalty
 from trainspan_processing.rewards.air import AIR, air_rules
@@ -15,9 +13,7 @@ from trainspan_processing.rewards.status_rewards import status_rewards
 from trainspan_schemas.agents.functions import load_function
 from trainspan_schemas.config.settings import DatasetSettings
 
-__all__ = ["code_digest", "plain_definition", "plain_settings", "reward_definition", "reward_digest"]
-
-_SIGNALS: Final = (f"{AIR}=", f"{OVERLONG}=")
+__all__ = ["code_digest", "reward_definition", "reward_digest"]
 
 
 def reward_definition(settings: DatasetSettings) -> tuple[str, ...]:
@@ -54,22 +50,6 @@ def code_digest(function: str) -> str:
     except TypeError:
         source = None
     return hashlib.sha256(Path(source).read_bytes()).hexdigest() if source else "unknown"
-
-
-def plain_settings(settings: DatasetSettings) -> DatasetSettings:
-    """The settings without the rewards that `air` and `overlong` add."""
-    punishes = settings.overlong == "punish"
-    return replace(
-        settings,
-        air=None,
-        overlong="keep" if punishes else settings.overlong,
-        overlong_penalty=None if punishes else settings.overlong_penalty,
-    )
-
-
-def plain_definition(definition: Sequence[str]) -> tuple[str, ...]:
-    """A `reward_definition` without the rewards that `air` and `overlong` add."""
-    return tuple(part for part in definition if not part.startswith(_SIGNALS))
 
 
 def _listed(scores: Mapping[str, float]) -> str:

@@ -10,7 +10,7 @@ from trainspan_processing.read.source import Source
 from trainspan_processing.tables import SPAN_KEY
 from trainspan_schemas.errors import UsageError
 
-__all__ = ["OUTPUT", "check_pattern", "matching_outputs", "tool_outputs"]
+__all__ = ["OUTPUT", "check_pattern", "matching_outputs"]
 
 OUTPUT: Final = "output:"
 """Rules that begin so name a regular expression (Rust's syntax) for which tool outputs are searched."""
@@ -30,7 +30,7 @@ def check_pattern(rule: str) -> None:
         raise UsageError(f"air has {rule!r}, whose pattern is no regular expression: {error}") from error
 
 
-def tool_outputs(source: Source, spans: pl.DataFrame) -> Iterator[pl.DataFrame]:
+def _tool_outputs(source: Source, spans: pl.DataFrame) -> Iterator[pl.DataFrame]:
     """trace_id, span_id and `output` of the tool calls among `spans` (SPANS) that recorded one, in batches."""
     tools = spans.filter("is_tool")
     for batch in source.attributes(tools) if tools.height else ():
@@ -42,7 +42,7 @@ def matching_outputs(source: Source, spans: pl.DataFrame, rules: Sequence[str]) 
     """`rule`, trace_id and span_id of the tool calls whose output matches a rule's pattern; the source is read if there is one."""
     patterns = [rule for rule in rules if rule.startswith(OUTPUT)]
     found = [pl.DataFrame(schema=_MATCHED)]
-    for batch in tool_outputs(source, spans) if patterns else ():
+    for batch in _tool_outputs(source, spans) if patterns else ():
         for rule in patterns:
             matched = batch.filter(pl.col("output").str.contains(rule.removeprefix(OUTPUT)))
             found.append(matched.select(pl.lit(rule).alias("rule"), *SPAN_KEY))

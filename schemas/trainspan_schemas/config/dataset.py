@@ -55,7 +55,7 @@ class DatasetSettings:
     """Rewards of single calls from signals of the trace, such as `tool_error=-0.1,parse_error=-0.1`; default: none.
 
     The signals are `tool_error`, `parse_error`, `repeated_call`, and `output:PATTERN` for tool outputs that match a regular
-    expression without a comma; `trainspan air` searches for rules."""
+    expression without a comma."""
     overlong: str = "keep"
     """Calls that reach the length limit: `keep`, `mask` (do not train them) or `punish` (lower their reward)."""
     overlong_penalty: float | None = None

@@ -119,7 +119,6 @@ MEASURED_ROLLOUTS: Final = "trainspan.measured.rollouts"  # int: rewarded rollou
 MEASURED_STATUS: Final = (
     "trainspan.measured.status"  # str[] of "STATUS COUNT": the branches from the state before the call
 )
-MEASURED_PLAIN: Final = "trainspan.measured.plain"  # double: the score without rewards from the trace; absent if equal
 MEASURED_REWARD: Final = "trainspan.measured.reward"  # str[] of "SETTING=VALUE": what made the rewards
 MEASURED_DIVERGED: Final = "trainspan.measured.diverged"  # int: branches that did not reach the state before the call
 MEASURED_POLICIES: Final = "trainspan.measured.policies"  # str[] of "NAME VERSION": what sampled the branches

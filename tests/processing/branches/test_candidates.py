@@ -254,7 +254,7 @@ def test_branches_of_another_version_have_no_group_value_to_be_compared_with(ben
     assert measured(bench, [point(one, 1)]) == [[None, 0.75], [0.5, None]]
 
 
-def test_advantages_are_also_measured_without_the_penalties_that_are_set(bench: Bench) -> None:
+def test_advantages_are_of_rewards_with_the_penalties_that_are_set(bench: Bench) -> None:
     one, other = chain(bench.rollout("a"), 2).reward(1.0), chain(bench.rollout("b"), 2).reward(0.0)
     for rollout in (one, made := branch(bench, one, 1, 0, 1.0)):
         rollout.span("tool", 1.6, 1.8, **{"gen_ai.operation.name": "execute_tool"})  # after call 0
@@ -265,9 +265,8 @@ def test_advantages_are_also_measured_without_the_penalties_that_are_set(bench: 
         candidates = find_candidates(source, [Selection(bench.run_id)], dataset, None, now_ns=bench.now)
         rollouts = measure(source, f"{bench.run_id}-branches", [point(one, 1)], candidates, dataset, now_ns=bench.now)
     first, second = rollouts[0].calls
-    # The group earned .8 and 0 with the penalty, the branch .8: 1 and 0, and 1 without.
-    assert (first.advantage, first.plain_advantage) == (pytest.approx(0.8 - 0.4), 1 - 0.5)
-    assert (second.advantage, second.plain_advantage) == (0.0, 0.0)
+    # The group earned .8 and 0, the branch .8.
+    assert (first.advantage, second.advantage) == (pytest.approx(0.8 - 0.4), 0.0)
 
 
 def test_the_tokens_of_a_rounds_branches_leave_out_other_rounds_and_repeated_answers(bench: Bench) -> None:
@@ -290,7 +289,7 @@ def test_rewards_of_two_values_have_wilsons_interval_and_equal_ones_of_unknown_s
     assert two_values([0.5, 0.5]) is None
 
     def interval(rewards: list[float], run: list[float]) -> tuple[float, float] | None:
-        value = StateValue.of(StateBranches(rewards, rewards), "branches", two_values(run))
+        value = StateValue.of(StateBranches(rewards), "branches", two_values(run))
         assert value is not None
         return value.interval
 

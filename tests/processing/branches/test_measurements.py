@@ -52,18 +52,17 @@ def from_run(run: str, low: float, high: float, rollouts: int, diverged: int = 0
 
 def test_evaluations_carry_interval_rollouts_divergence_run_and_policies() -> None:
     start, later = (
-        StateValue(0.5, (0.1, 0.9), 6, "group", 0.5),
-        StateValue(0.25, (0.05, 0.7), 4, "branches", 0.375, ("policy 3",)),
+        StateValue(0.5, (0.1, 0.9), 6, "group"),
+        StateValue(0.25, (0.05, 0.7), 4, "branches", ("policy 3",)),
     )
     facts: dict[str, Any] = {"trace_id": "t", "agent": None, "policy_version": 3, "surprisal": None, "interval": None}
     facts |= {
         "unrewarded": 0,
         "status": {},
         "advantage": None,
-        "plain_advantage": None,
         "policies": ("policy 3",),
     }
-    compared = {"advantage": -0.25, "plain_advantage": -0.125, "interval": (-0.7, 0.3)}
+    compared = {"advantage": -0.25, "interval": (-0.7, 0.3)}
     calls = (
         BranchedCall(0, span_id="a", value=start, **(facts | compared)),
         BranchedCall(1, span_id="b", value=later, **(facts | {"status": {"diverged": 1, "ok": 4}})),
@@ -79,8 +78,6 @@ def test_evaluations_carry_interval_rollouts_divergence_run_and_policies() -> No
     group, advantage, value = (one.attributes() for one in sent)
     assert group.items() >= {keys.INTERVAL_LOW: 0.1, keys.INTERVAL_HIGH: 0.9, keys.MEASURED_ROLLOUTS: 6}.items()
     assert keys.MEASURED_POLICIES not in group
-    assert keys.MEASURED_PLAIN not in group
-    assert (advantage[keys.MEASURED_PLAIN], value[keys.MEASURED_PLAIN]) == (-0.125, 0.375)
     assert value[keys.MEASURED_STATUS] == ["diverged 1", "ok 4"]
     assert (advantage[keys.INTERVAL_LOW], advantage[keys.INTERVAL_HIGH]) == (-0.7, 0.3)
     assert advantage[keys.MEASURED_POLICIES] == ["policy 3"]
@@ -113,18 +110,18 @@ def test_a_call_shows_its_newest_measurement_and_counts_the_others(bench: Bench,
     first, second, third = account.calls
     [start] = first.measured
     assert (start.value, start.advantage) == (
-        Measured(0.5, (0.1, 0.9), 0.5, ("policy 3",), REWARD),
-        Measured(0.25, (-0.3, 0.6), 0.25, ("policy 3",), REWARD),
+        Measured(0.5, (0.1, 0.9), ("policy 3",), REWARD),
+        Measured(0.25, (-0.3, 0.6), ("policy 3",), REWARD),
     )
     assert (start.is_start, start.source, start.policies) == (True, "2 of its group", ("policy 3",))
     newest, older = second.measured
     assert (newest.run_id, newest.value, newest.advantage) == (
         "new",
-        Measured(0.75, (0.3, 0.95), 0.75, ("policy 3",), REWARD),
+        Measured(0.75, (0.3, 0.95), ("policy 3",), REWARD),
         None,
     )
     assert (newest.rollouts, newest.diverged, newest.source) == (4, 1, "4 branches")
-    assert (older.run_id, older.value) == ("old", Measured(0.0, (0.0, 0.5), 0.0, ("policy 3",), REWARD))
+    assert (older.run_id, older.value) == ("old", Measured(0.0, (0.0, 0.5), ("policy 3",), REWARD))
     assert third.measured == []
     assert [edge.name for edge in account.edges] == ["reward"]
     text = re.sub("<[^>]+>", "|", explanation_page(account))

@@ -188,7 +188,7 @@ def test_hostile_text_stays_text_and_two_megabytes_of_it_are_cut() -> None:
 def test_a_branch_links_the_call_that_it_begins_at_and_a_rollout_its_branches() -> None:
     """They are of other runs: the dataset that explains this rollout does not explain them."""
     branches = [(1, StoredBranch(1, f"b/{number}", 0, "other", "ok", 1.0)) for number in range(500)]
-    measured = Measurement("other", 0, Measured(0.5, None, 0.5), False, None, 2, 1, ("p 3",))
+    measured = Measurement("other", 0, Measured(0.5, None), False, None, 2, 1, ("p 3",))
     origin = BranchAccount(BranchOrigin("of", 2, 1), repeated=1, sampled=3)
     account = replace(
         rollout(call(0, [1], [2]), call(1, [1, 2], [3], measured=[measured])), branch=origin, branches=branches
