@@ -33,14 +33,6 @@ class LoopSettings:
     With 1, the agents work on the next round while the trainer learns from this one; a call is then up to 1 version
     behind when it is trained. A stream pauses while so many rounds' groups wait for training; there, 0 counts as 1. It cannot be
     combined with `[serving] sleep`."""
-    branches: int = 0
-    """Branches from each chosen state of a round's rollouts ([branches](credit-assignment.md#branches)); 0: none.
-
-    They are trained too, as groups of their own. `[dataset] credit = "vine"` uses the values that they measure."""
-    branch_calls: str = "random:0.1"
-    """Calls of each rollout to measure, as in `trainspan branch --calls`."""
-    branch_rollouts: int = 16
-    """Number of rollouts of a round that are branched, chosen by a hash."""
     eval_tasks: int = 500
     """Validation tasks before the first and after the last round; 0: none."""
     val_tasks: int = 100

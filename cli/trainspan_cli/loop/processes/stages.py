@@ -26,7 +26,7 @@ from trainspan_cli.loop.processes.screen import Screen
 from trainspan_cli.loop.processes.services import Services
 from trainspan_cli.loop.state.run_folder import RunFolder
 from trainspan_cli.views.rollout_result import UNFINISHED
-from trainspan_rollouts.run_ledger import ledger_files, recorded_target, waiting_rounds
+from trainspan_rollouts.run_ledger import recorded_target, waiting_rounds
 from trainspan_schemas.agents.functions import is_function_name
 from trainspan_schemas.artifacts.dataset import dataset_dir, manifest_path
 from trainspan_schemas.config.policy_scope import Policy, policies_of, scoped
@@ -44,8 +44,6 @@ Nothing: TypeAlias = Mapping[Policy, dict[str, Any]]
 
 NOTHING_TO_TRAIN = 3
 """Exit code of `trainspan dataset` if there is nothing to train on."""
-NOTHING_TO_BRANCH = 3
-"""Exit code of `trainspan branch` if no state can be branched; 1 with a result means that no branch is ok."""
 STORED_TIMEOUT_S = 15.0
 _RETRY_S = 0.5
 
@@ -212,51 +210,6 @@ class Stages:
         target = self._settings.loop.target or self._settings.loop.val_target
         assert target is not None, "checked when tasks were opened"
         return arguments, [target] if is_function_name(target) else ["--", *shlex.split(target)]
-
-    def branch(self, round_: int) -> dict[str, Any]:
-        """Branches the round's rollouts; returns the command's result without the values, which are stored.
-
-        Branches of an interrupted loop are resumed. No values are measured if no state can be branched.
-        """
-        return self._read(self._branched, round_)
-
-    def _branched(self, round_: int) -> dict[str, Any]:
-        """See `branch`. Raises StoreError if a store was away."""
-        settings, loop, services = self._settings.rollouts, self._settings.loop, self._services
-        run_id, target = self._folder.run_id, self._settings.loop.target
-        assert target is not None, "checked with the settings"
-        arguments = ["--of-run", run_id, "--of-round", str(round_), "--run", run_id]
-        arguments += [word for store in services.stores for word in ("--store", store)]
-        arguments += ["--calls", loop.branch_calls, "--n", str(loop.branches), "--limit", str(loop.branch_rollouts)]
-        arguments += ["--policy-url", services.agents_url, *services.collector_option()]
-        arguments += ["--judge", settings.judge] if settings.judge else []
-        arguments += ["--resume"] if ledger_files(run_id, round_, None, of_branches=True) else []
-        agent = [target] if is_function_name(target) else ["--", *shlex.split(target)]
-        result: dict[str, Any] = {}
-        away: list[str] = []
-
-        def on_event(event: dict[str, Any]) -> None:
-            if event.get("event") == "result":
-                result.update({name: value for name, value in event.items() if name not in ("event", "rollouts")})
-            elif event.get("event") == "progress":
-                self._screen.progress(event)
-            elif "store_error" in event:
-                away.append(event["store_error"])
-
-        admitted, log = (0, 1, UNFINISHED, NOTHING_TO_BRANCH), self._folder.logs / "branch.log"
-        code, message = self._command("branch", arguments, agent, on_event, admitted=admitted)
-        if code == NOTHING_TO_BRANCH:
-            self._screen.note(f"round {round_} has no branches: {message}")
-            return result
-        if result.get("unacknowledged"):  # the collector was down: it is restarted, and the values need these verdicts
-            result.clear()
-            again = [*(word for word in arguments if word != "--resume"), "--resume"]
-            _, message = self._command("branch", again, agent, on_event, admitted=admitted)
-        if not result:
-            raise (StoreError if away else ProcessError)(f"branch failed: {message} (log: {log})")
-        if result.get("unacknowledged"):
-            raise ProcessError(f"the collector has not acknowledged all verdicts of branches (log: {log})")
-        return result
 
     def dataset(self, round_: int, *, are_stored: bool, policies: Sequence[Policy] | None = None) -> Nothing:
         """Builds the datasets of a round's rollouts, which the trainers pick up at once; only those of `policies`, if given.

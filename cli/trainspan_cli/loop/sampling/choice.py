@@ -12,6 +12,8 @@ from trainspan_schemas.config.settings import Settings
 from trainspan_schemas.errors import ConfigError
 
 MODES = ("rounds", "stream")
+VINE = "vine"
+"""The credit of values that branches measured."""
 
 __all__ = ["check_sampling", "choose_sampler"]
 
@@ -24,9 +26,7 @@ def choose_sampler(settings: Settings, tasks: LoopTasks, stages: Stages, folder:
 
 
 def check_sampling(settings: Settings) -> None:
-    """Raises ConfigError if rollouts cannot run ahead of training as far as the settings say, or cannot be branched so; UsageError
-    for `branch_calls` that say nothing.
-    """
+    """Raises ConfigError if rollouts cannot run ahead of training as far as the settings say, or their credit needs branches."""
     loop = settings.loop
     if loop.mode not in MODES:
         raise ConfigError(f"loop.mode = {loop.mode!r}: {' or '.join(MODES)}")
@@ -44,22 +44,10 @@ def check_sampling(settings: Settings) -> None:
     if loop.policies_in_turn and (loop.overlap or loop.mode == "stream"):
         name = "loop.overlap" if loop.overlap else 'loop.mode = "stream"'
         raise ConfigError(f"{name} trains all policies at the same time: set loop.policies_in_turn = false")
-    if loop.branches and (loop.target is None or loop.mode != "rounds"):
+    if VINE in (settings.dataset.credit, *(policy.credit for policy in settings.policies.values())):
         raise ConfigError(
-            'loop.branches needs rollouts that the loop makes in rounds: set loop.target and mode = "rounds"'
-        )
-    if loop.branches and loop.overlap:
-        raise ConfigError(
-            f"loop.branches with loop.overlap = {loop.overlap}: a new version would be served before the branches of older "
-            "rollouts are sampled, and values of different versions cannot be compared; set one of them to 0"
-        )
-    if loop.branches:
-        from trainspan_processing.branches.choice import CallChoice
-
-        CallChoice.parse(loop.branch_calls)
-    if loop.branches < 0 or loop.branch_rollouts < 1:
-        raise ConfigError(
-            f"loop.branches = {loop.branches}, loop.branch_rollouts = {loop.branch_rollouts}: at least 0, and at least 1"
+            f"credit {VINE!r} needs branches, which the loop does not make: it would be credit 'identical'; choose another, or build "
+            f"a dataset of branched rollouts with `trainspan dataset --credit {VINE}`"
         )
     limit = settings.train.max_staleness
     if limit is not None and limit < loop.overlap:

@@ -112,18 +112,9 @@ class RoundSampler:
         """The round's rollouts, also of an interrupted loop; None if only their dataset is left."""
         self._begun.add(round_)
         known = self._folder.sampled(round_)
-        is_built = self._stages.has_dataset(round_)
-        if known is None and is_built:
+        if known is None and self._stages.has_dataset(round_):
             return None
-        collected = Collected(**known) if known is not None else self._rollouts(round_)
-        if self._settings.loop.branches and not is_built:
-            self._screen.collecting("branches", round_)
-            branches = self._stages.branch(round_)
-            collected.result["branches"] = branches
-            for total, part in (("sampled_tokens", "sampled_tokens"), ("sampling_seconds", "seconds")):
-                collected.result[total] = collected.result.get(total, 0) + branches.get(part, 0)
-            self._screen.collecting("", round_)
-        return collected
+        return Collected(**known) if known is not None else self._rollouts(round_)
 
     def _rollouts(self, round_: int) -> Collected:
         loop = self._settings.loop

@@ -19,18 +19,12 @@ from trainspan_cli.loop.state.run_folder import RunFolder
 from trainspan_cli.loop.state.task_pool import TaskPool
 from trainspan_schemas.artifacts.dataset import dataset_dir
 from trainspan_schemas.config.loop import LoopSettings
+from trainspan_schemas.config.policies import PolicySettings
 from trainspan_schemas.config.settings import Settings
-from trainspan_schemas.errors import ConfigError, ProcessError, UsageError
+from trainspan_schemas.errors import ConfigError, ProcessError
 
 WAIT_S = 10.0
 ALONE = {"total": 8, "sampled_tokens": 100, "sampling_seconds": 2.0}
-WITH_BRANCHES = {
-    "total": 8,
-    "sampled_tokens": 130,
-    "sampling_seconds": 3.5,
-    "branches": {"states": 2, "sampled_tokens": 30, "seconds": 1.5},
-}
-"""The result of a round: its tokens are those of its rollouts and of its branches."""
 
 
 class RecordedStages:
@@ -58,10 +52,6 @@ class RecordedStages:
             1.0,
             is_stored=True,
         )
-
-    def branch(self, round_: int) -> dict[str, Any]:
-        self.events.append(f"branch {round_}")
-        return {"states": 2, "sampled_tokens": 30, "seconds": 1.5}
 
     def has_dataset(self, round_: int) -> bool:
         return dataset_dir(self._folder.datasets, round_).exists()
@@ -229,12 +219,12 @@ def test_settings_that_cannot_overlap_are_refused() -> None:
         check_sampling(dataclasses.replace(settings, loop=LoopSettings(target="a:b", mode="waves")))
     with pytest.raises(ConfigError, match=r"loop\.overlap = -1: at least 0"):
         check_sampling(dataclasses.replace(settings, loop=LoopSettings(target="a:b", overlap=-1)))
-    with pytest.raises(UsageError, match=r"calls = 'entropy2': use all, random:0\.25"):
-        check_sampling(
-            dataclasses.replace(settings, loop=LoopSettings(target="a:b", branches=4, branch_calls="entropy2"))
-        )
-    with pytest.raises(ConfigError, match=r"loop.branches with loop.overlap = 1: .* set one of them to 0"):
-        check_sampling(dataclasses.replace(settings, loop=LoopSettings(target="a:b", overlap=1, branches=4)))
+    measured = dataclasses.replace(settings.dataset, credit="vine")
+    with pytest.raises(ConfigError, match=r"credit 'vine' needs branches, which the loop does not make"):
+        check_sampling(dataclasses.replace(settings, dataset=measured))
+    one_policy = {"planner": PolicySettings(credit="vine")}
+    with pytest.raises(ConfigError, match=r"credit 'vine' needs branches, which the loop does not make"):
+        check_sampling(dataclasses.replace(settings, policies=one_policy))
     asleep = dataclasses.replace(settings.serving, sleep=True)
     with pytest.raises(ConfigError, match=r"set serving\.sleep = false"):
         check_sampling(dataclasses.replace(settings, loop=LoopSettings(target="a:b", overlap=1), serving=asleep))
@@ -255,28 +245,10 @@ def test_settings_that_cannot_overlap_are_refused() -> None:
         check_sampling(dataclasses.replace(settings, loop=streamed, train=never))
 
 
-def test_a_rounds_branches_are_made_after_its_rollouts_and_before_those_of_the_next_round(world: World) -> None:
-    loop = dataclasses.replace(world.settings.loop, branches=4, target="agent:solve")
-    world.settings = dataclasses.replace(world.settings, loop=loop)
-    sampler, stages = world.start()
-    sampler.begin(1)
-    assert sampler.take(1).rollout == WITH_BRANCHES
-    until(stages, "branch 2")
-    made = [event for event in stages.events if not event.startswith("dataset")]
-    assert made == ["collect 1", "collected 1", "branch 1", "collect 2", "collected 2", "branch 2"]
-
-
-def test_an_interrupted_loop_resumes_its_branches_with_the_recorded_rollouts(world: World) -> None:
-    world.settings = dataclasses.replace(world.settings, loop=LoopSettings(rounds=1, branches=4, target="agent:solve"))
+def test_an_interrupted_loop_goes_on_with_the_recorded_rollouts(world: World) -> None:
+    world.settings = dataclasses.replace(world.settings, loop=LoopSettings(rounds=1, target="agent:solve"))
     world.folder.keep_sampled(1, Collected(ALONE, [], 1.0, is_stored=True).record())
     sampler, stages = world.start()
     sampler.begin(1)
-    assert sampler.take(1).rollout == WITH_BRANCHES
-    assert stages.events == ["branch 1", "dataset 1"]
-
-
-def test_branches_need_rollouts_that_the_loop_makes_in_rounds() -> None:
-    for changed in ({"target": None}, {"mode": "stream"}):
-        loop = dataclasses.replace(LoopSettings(target="agent:solve", branches=4), **changed)
-        with pytest.raises(ConfigError, match=r"loop\.branches needs rollouts that the loop makes in rounds"):
-            check_sampling(dataclasses.replace(Settings(), loop=loop))
+    assert sampler.take(1).rollout == ALONE
+    assert stages.events == ["dataset 1"]
