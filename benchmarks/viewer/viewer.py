@@ -100,7 +100,6 @@ def _pages(made: BenchWorld) -> dict[str, str]:
     alone = large.row(23, named=True)["rollout_id"]
     run = f"/runs/{made.run}"
     others = sorted((path.name for path in (made.home / "runs").iterdir() if path.name != made.run), reverse=True)
-    sql = "SELECT round, count(*) AS rollouts, avg(reward) AS reward FROM rollouts WHERE split = 'train' GROUP BY ALL"
     return {
         "runs": "/",
         "compare": f"/compare?run={made.run}&run={others[0]}&run={others[1]}",
@@ -135,7 +134,6 @@ def _pages(made: BenchWorld) -> dict[str, str]:
         "long rollout": long,
         "long group": long.replace("?", "/group?"),
         "long tokens, mismatch": long.replace("?", "/calls/1?") + "&overlay=mismatch",
-        "query": "/query?" + urlencode({"sql": sql}),
         "live": "/live",
     }
 
@@ -144,7 +142,7 @@ def _others(made: BenchWorld) -> list[str]:
     """Pages that are shown before: the same kinds, of other rollouts."""
     row = _seen(made).filter(pl.col("calls") == 8).row(-1, named=True)
     address = _address(made, row)
-    return ["/", "/query?sql=SELECT+1", address, address.replace("?", "/calls/0?"), _group(made, row)]
+    return ["/", address, address.replace("?", "/calls/0?"), _group(made, row)]
 
 
 def _seen(made: BenchWorld) -> pl.DataFrame:

@@ -7,10 +7,9 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from tests.support.tls import make_certificate
-from tests.viewer.support.world import RUN, Viewer, World, serving
+from tests.viewer.support.world import RUN, SLOW_VIEW, Viewer, World, serving
 
 
 def test_the_address_with_the_token_opens_the_pages_and_leaves_no_token_behind(page: Any, viewer: Viewer) -> None:
@@ -71,24 +70,6 @@ def test_groups_are_filtered_and_a_reason_leads_to_its_rollouts(page: Any, world
     assert sorted(rollouts.locator("td:first-child").all_inner_texts()) == ["view-e0", "view-e1"]
     page.get_by_role("link", name="quality").click()
     assert page.locator("figure svg").count() >= 5
-
-
-def test_a_query_draws_a_chart_and_is_kept_in_the_browser(page: Any) -> None:
-    page.goto("/query")
-    sql = f"SELECT row_number() OVER () AS n, reward FROM rollouts WHERE run_id = '{RUN}' ORDER BY reward"
-    page.locator("#sql").fill(sql)
-    page.locator("#sql").press("Control+Enter")
-    page.get_by_role("table", name="result").wait_for()
-    assert page.get_by_role("table", name="result").locator("tbody tr").count() == 8
-    assert page.locator("figure svg .line").count() == 1
-    page.get_by_label("name of this query").fill("rewards")
-    page.get_by_role("button", name="keep").click()
-    page.goto("/query")
-    page.get_by_label("kept queries").select_option("rewards")
-    assert page.locator("#sql").input_value() == sql
-    page.locator("#sql").fill("DROP TABLE spans")
-    page.get_by_role("button", name="run").click()
-    assert page.get_by_role("alert").inner_text()
 
 
 WAITS = "Updates wait while a part of this page is selected or in focus"
@@ -193,7 +174,6 @@ LOOK = """() => ({
 
 
 def _paths(world: World) -> list[str]:
-    evil = "SELECT attributes, '<script>document.title=1</script>' AS x FROM spans WHERE len(attributes) > 1000000"
     return [
         "/",
         "/datasets",
@@ -206,22 +186,20 @@ def _paths(world: World) -> list[str]:
         f"/rollouts/view-h1?dataset={world.dataset}",
         *(f"/rollouts/view-h0{below}?dataset={world.dataset}" for below in ("", "/group", "/spans", "/calls/0")),
         f"/rollouts/view-m0?dataset={world.dataset}&credit=return_to_go&baseline=rloo",
-        f"/query?sql={evil.replace(' ', '+')}",
-        f"/query?sql=SELECT+task_id,+agent+FROM+calls+WHERE+run_id='{RUN}'",
     ]
 
 
 def test_a_page_that_takes_long_appears_once_it_is_ready(chromium: Any, world: World) -> None:
-    sql = quote("SELECT sum(hash(a.range, b.range) % 7) AS hashes FROM range(20000) a, range(4000) b")
     with (
-        serving(world.home, world.store, page_wait_ms=30) as running,
+        serving(world.home, world.store, program=SLOW_VIEW, page_wait_ms=30) as running,
         contextlib.closing(chromium.new_context(base_url=running.url)) as context,
     ):
         page = context.new_page()
         page.goto(f"/?key={running.key}")
-        page.goto(f"/query?sql={sql}", wait_until="commit")  # the page asks again by itself, maybe before it has loaded
+        page.wait_for_selector("h1:has-text('Runs')")  # the waiting page would navigate once more
+        page.goto("/slow/3000", wait_until="commit")  # the page asks again by itself, maybe before it has loaded
         assert page.locator("main[data-waiting] [role=status]").inner_text() == "The store is being read…"
-        page.wait_for_selector("th:has-text('hashes')", timeout=60_000)
+        page.wait_for_selector("h1:has-text('Slept 3000 ms')", timeout=60_000)
         assert page.locator("main[data-waiting]").count() == 0
 
 

@@ -2,13 +2,15 @@
 
 import json
 import time
+from html import unescape
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
 from tests.processing.conftest import Bench
 from tests.processing.support.traces import chain
 from trainspan_schemas.config.settings import Settings
+from trainspan_viewer.html.document import Page, served
+from trainspan_viewer.pages.run.stage import _evidence
 from trainspan_viewer.queries.check import load_stage
 from trainspan_viewer.queries.params import Params
 from trainspan_viewer.queries.places import ViewerPaths
@@ -38,8 +40,8 @@ def test_the_linked_rows_are_those_that_the_check_counted(bench: Bench, tmp_path
     for place in (0, 1):
         model = load_stage(sources, Params("/x", {"run": bench.run_id, "place": str(place)}, {}))
         for check in model.checks:
-            (sql,) = parse_qs(urlsplit(check.links[0][1]).query)["sql"]
-            found[check.name, place] = len(sources.store.select(sql).rows)
+            found[check.name, place] = len(sources.store.select(check.query).rows)
+            assert f'trainspan sql "{check.query.splitlines()[0]}' in unescape(served(Page("", [_evidence(check)])))
     sources.store.close()
     assert [found[name, 0] for name in names] == [5, 2, 2]
     assert [found[name, 1] for name in names] == [4, 1, 1]
@@ -68,8 +70,7 @@ def test_a_validation_and_a_probe_after_the_same_round_lead_to_their_own_rows(be
         assert time.monotonic() < deadline
     found = []
     for place in (0, 1):
-        for check in load_stage(sources, Params("/x", {"run": bench.run_id, "place": str(place)}, {})).checks:
-            (sql,) = parse_qs(urlsplit(check.links[0][1]).query)["sql"]
-            found.append(len(sources.store.select(sql).rows))
+        stage = load_stage(sources, Params("/x", {"run": bench.run_id, "place": str(place)}, {}))
+        found += [len(sources.store.select(check.query).rows) for check in stage.checks]
     sources.store.close()
     assert found == [2, 1, 3, 1]

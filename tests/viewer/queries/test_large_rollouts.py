@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +143,7 @@ def test_spans_of_a_shared_trace_are_those_of_the_attempt_and_the_others_are_cou
     assert (shown.n_others, shown.shared) == (2 + 2 + 1, [first.trace_id])
     text = served(render_spans(shown))
     assert "5 more spans of its traces are of another attempt or rollout, or of none" in text
-    assert f"trace_id+%3D+%27{first.trace_id}%27" in text
+    assert f"FROM spans WHERE trace_id IN ('{first.trace_id}') ORDER BY start_ns" in unescape(text)
     # What names no rollout is of the only attempt of its trace.
     address = Params("/p", {"rollout": alone.rollout_id}, {"dataset": ["none"]})
     shown = load_spans(sources, address)

@@ -24,7 +24,7 @@ LINK: dict[str, Any] = {"sec_fetch_site": "cross-site", "sec_fetch_mode": "navig
 
 
 def test_without_a_token_no_client_reads(viewer: Viewer, world: World) -> None:
-    for path in ("/", f"/runs/{RUN}", f"/datasets/{world.dataset}", "/query?sql=SELECT+1", "/live", "/nothing"):
+    for path in ("/", f"/runs/{RUN}", f"/datasets/{world.dataset}", "/live", "/nothing"):
         answer = viewer.get(path, authorized=False)
         assert answer.status == 401, path
         assert RUN not in answer.text
@@ -142,7 +142,7 @@ def test_an_unchanged_page_is_not_sent_again(viewer: Viewer) -> None:
         (f"/runs/{RUN}?from=x", 400, "not a whole number"),
         ("/datasets/round-0001?least_reward=inf", 400, "not finite"),
         ("/datasets/round-0001?view=x", 400, "not one of"),
-        (f"/query?sql={'x' * 30_000}", 400, "at most"),
+        (f"/datasets/round-0001?view=rollouts&text={'x' * 30_000}", 400, "at most"),
     ],
 )
 def test_a_wrong_address_is_answered_with_a_reason(viewer: Viewer, path: str, status: int, said: str) -> None:

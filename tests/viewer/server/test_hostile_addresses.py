@@ -18,7 +18,7 @@ VALUES = (
 NAMES = (
     *("from", "to", "view", "reason", "text", "reward_from", "reward_to", "status", "agent", "finish", "tokens_from"),
     *("tokens_to", "sort", "outcome", "against", "attempt", "dataset", "credit", "baseline", "gamma", "air", "overlay"),
-    *("sql", "run", "checks_from", "step_by", "group_over", "reward_name", "combine"),
+    *("run", "checks_from", "step_by", "group_over", "reward_name", "combine"),
 )
 
 

@@ -8,7 +8,7 @@ import threading
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ from tests.viewer.support.trainer_figures import write_figures
 from trainspan_schemas.config.settings import Settings
 from trainspan_schemas.store.roles import Role, make_home_token_file, token_of
 
-__all__ = ["EVIL", "RUN", "Answer", "Viewer", "World", "make_world", "serving"]
+__all__ = ["EVIL", "RUN", "SLOW_VIEW", "Answer", "Viewer", "World", "make_world", "serving"]
 
 RUN = "20260102-030405-0a1b2c3d"
 OTHER_RUN = "20260101-000000-ffffffff"
@@ -32,6 +32,8 @@ EVIL = (
 )
 
 MEGABYTES = 2_000_000
+VIEW = ("-m", "trainspan_cli", "view")
+SLOW_VIEW = ("-m", "tests.viewer.support.slow_view")
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,12 +210,14 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 @contextmanager
-def serving(home: Path, store: str, *arguments: str, **settings: object) -> Iterator[Viewer]:
+def serving(
+    home: Path, store: str, *arguments: str, program: Sequence[str] = VIEW, **settings: object
+) -> Iterator[Viewer]:
     """Runs `trainspan view` on a free port; `settings` of `[view]` become environment variables."""
     # On a busy machine, a browser would get the page that waits, and load again while a test looks at it.
     environ = {"TRAINSPAN_VIEW__PAGE_WAIT_MS": "60000", **os.environ, "TRAINSPAN_HOME": str(home)}
     environ |= {f"TRAINSPAN_VIEW__{name.upper()}": str(value) for name, value in settings.items()}
-    command = [sys.executable, "-m", "trainspan_cli", "view", "--port", "0", "--store", store, *arguments]
+    command = [sys.executable, *program, "--port", "0", "--store", store, *arguments]
     process = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stderr is not None

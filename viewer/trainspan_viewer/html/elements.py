@@ -6,6 +6,7 @@ and every address is a path on this server or a picture within the page, so that
 
 import base64
 import re
+import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
@@ -13,7 +14,7 @@ from xml.etree import ElementTree
 
 from trainspan_processing.text.safe_text import visible
 
-__all__ = ["Child", "Element", "element", "isolated", "link", "listed", "picture", "table"]
+__all__ = ["Child", "Element", "element", "isolated", "link", "listed", "picture", "sql_command", "table"]
 
 Element = ElementTree.Element
 Child = Element | str | int | None
@@ -71,6 +72,12 @@ def listed(texts: Iterable[object]) -> list[Child]:
     for text in texts:
         parts += [", ", isolated(text)] if parts else [isolated(text)]
     return parts
+
+
+def sql_command(sql: str, shows: str) -> Element:
+    """The command line that runs a SELECT on the store, folded under what it `shows`."""
+    quoted = shlex.quote(sql) if set(sql) & set('"$`\\!') else f'"{sql}"'
+    return element("details", element("summary", shows), element("pre", f"trainspan sql {quoted}"))
 
 
 def picture(file: Path, text: str) -> Element:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import quote, urlencode
+from urllib.parse import quote
 
 from trainspan_schemas.artifacts.run_files import RunFiles, check_name, json_lines, record_of
 from trainspan_viewer.queries.params import Params
@@ -61,6 +61,8 @@ class StageEvidence:
     name: str
     holds: bool
     detail: str
+    query: str
+    """The SELECT of the stored rows that the check counted; empty if there is none."""
     links: Sequence[tuple[str, str]]
     """Text and address of what the check counted."""
     figures: str
@@ -106,7 +108,8 @@ def load_stage(sources: Sources, params: Params) -> StageModel:
             name=check_name(policy, check["name"]),
             holds=check["ok"],
             detail=check["detail"],
-            links=_links(check, files, record, datasets.get(policy)),
+            query=_query(check["name"], files, record),
+            links=_links(check, datasets.get(policy)),
             figures=_figures(check["name"], record_of(record, policy)),
             log="" if check["ok"] else _log_end(files.path / "logs" / _log_of(check["name"], policy)),
         )
@@ -134,16 +137,20 @@ def _log_of(name: str, policy: str | None) -> str:
     return f"{log}-{policy}.log" if policy and log == "trainer" else f"{log}.log"
 
 
-def _links(check: Mapping[str, Any], files: RunFiles, record: Record, dataset: str | None) -> list[tuple[str, str]]:
+def _query(name: str, files: RunFiles, record: Record) -> str:
+    if name not in _QUERIES:
+        return ""
+    # A validation after a round has the round's number; only the split distinguishes their rows.
+    split = "train" if record["kind"] == "round" else "val"
+    sql = _QUERIES[name].format(run=_quoted(files.run_id), round=int(record["round"]), split=split)
+    if split == "val" and (tasks := _tasks_of(files, record)):
+        among = ", ".join(f"'{_quoted(task)}'" for task in tasks)
+        sql = _VALIDATED.sub(lambda found: f"{found[0]} AND {found[1] or ''}task_id IN ({among})", sql)
+    return sql
+
+
+def _links(check: Mapping[str, Any], dataset: str | None) -> list[tuple[str, str]]:
     found = []
-    if query := _QUERIES.get(check["name"]):
-        # A validation after a round has the round's number; only the split distinguishes their rows.
-        split = "train" if record["kind"] == "round" else "val"
-        sql = query.format(run=_quoted(files.run_id), round=int(record["round"]), split=split)
-        if split == "val" and (tasks := _tasks_of(files, record)):
-            among = ", ".join(f"'{_quoted(task)}'" for task in tasks)
-            sql = _VALIDATED.sub(lambda found: f"{found[0]} AND {found[1] or ''}task_id IN ({among})", sql)
-        found.append(("the stored rows", f"/query?{urlencode({'sql': sql})}"))
     if dataset and check["name"] in ("every drop is named", "rewards are those of the runner"):
         found.append(("the dataset", f"/datasets/{quote(dataset, safe=':')}"))
     found += [
@@ -156,7 +163,7 @@ def _links(check: Mapping[str, Any], files: RunFiles, record: Record, dataset: s
 def _tasks_of(files: RunFiles, record: Record) -> list[str]:
     """The tasks of an evaluation, by which its rows differ from those of another one after the same round.
 
-    Empty if they are not on disk, or too many for an address.
+    Empty if they are not on disk, or too many for a command line.
     """
     path = files.path / "tasks" / f"{record['name']}-{int(record['round']):04d}-{record.get('tasks')}.jsonl"
     tasks = [str(line["id"]) for line in json_lines(path) if isinstance(line, dict) and "id" in line]

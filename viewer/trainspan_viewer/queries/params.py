@@ -21,8 +21,6 @@ class Params:
     """The path, percent-encoded as it was asked."""
     path: Mapping[str, str]
     query: Mapping[str, Sequence[str]]
-    is_foreign: bool = False
-    """Whether another site's page led here: what costs much then waits until the reader asks for it."""
 
     def text(self, name: str, default: str = "") -> str:
         """The value in the path, else the first one in the query."""

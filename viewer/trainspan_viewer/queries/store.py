@@ -46,12 +46,9 @@ class StoreReader:
         self.stores = stores
         self._connections = [_StoreConnection(store) for store in stores]
 
-    def select(self, sql: str, most: int = 1000, *, names_store: bool = False) -> QueryRows:
-        """The first `most` rows of one SELECT on each store, one store after the other.
-
-        `names_store`: if there are several, the first column is the store.
-        """
-        return self._joined([one.get({"sql": sql}, most) for one in self._connections], most, names_store=names_store)
+    def select(self, sql: str, most: int = 1000) -> QueryRows:
+        """The first `most` rows of one SELECT on each store, one store after the other."""
+        return self._joined([one.get({"sql": sql}, most) for one in self._connections], most)
 
     def read(self, name: str, columns: Sequence[str], most: int = 10_000, **parameters: object) -> QueryRows:
         """The first `most` rows of a named read, which examines only what its parameters name, as for `select`."""
@@ -72,19 +69,15 @@ class StoreReader:
         for one in self._connections:
             one.close()
 
-    def _joined(self, results: Sequence[QueryRows], most: int, *, names_store: bool = False) -> QueryRows:
+    def _joined(self, results: Sequence[QueryRows], most: int) -> QueryRows:
         first = results[0]
         if len(results) == 1:
             return first
         if any(result.columns != first.columns for result in results):
             raise StoreError("the stores give different columns for this query")
-        rows = [
-            (store, *row) if names_store else row
-            for store, result in zip(self.stores, results, strict=True)
-            for row in result.rows
-        ]
+        rows = [row for result in results for row in result.rows]
         return QueryRows(
-            columns=("store", *first.columns) if names_store else first.columns,
+            columns=first.columns,
             rows=rows[:most],
             is_cut=len(rows) > most or any(result.is_cut for result in results),
             is_behind=any(result.is_behind for result in results),
@@ -167,36 +160,15 @@ class _StoreConnection:
 
 
 def _taken(reader: Any, most: int) -> QueryRows:
-    names = _distinct(reader.schema.names)
+    names = tuple(reader.schema.names)
     metadata = reader.schema.metadata or {}
     is_behind = metadata.get(b"behind") == b"true"
     rows: list[tuple[Any, ...]] = []
     size = 0
     for chunk in reader:
         size += chunk.data.nbytes
-        columns = zip(names, chunk.data.columns, strict=True)
-        rows.extend(zip(*(_values(name, column) for name, column in columns), strict=True))
+        rows.extend(zip(*(column.to_pylist() for column in chunk.data.columns), strict=True))
         if len(rows) > most or size > _MOST_BYTES:
             reader.cancel()
             return QueryRows(names, rows[:most], is_cut=True, is_behind=is_behind)
     return QueryRows(names, rows, is_cut=False, is_behind=is_behind)
-
-
-def _values(name: str, column: Any) -> list[Any]:
-    """Raises StoreError for a value that Python's types lack, such as an infinite time."""
-    try:
-        values: list[Any] = column.to_pylist()
-    except (ValueError, OverflowError) as error:
-        raise StoreError(f"column {name} has a value that cannot be shown ({error}): cast it to VARCHAR") from error
-    return values
-
-
-def _distinct(names: Sequence[str]) -> tuple[str, ...]:
-    """Makes names unique: a second `a` becomes `a_1`."""
-    seen: dict[str, int] = {}
-    result = []
-    for name in names:
-        before = seen.get(name, 0)
-        seen[name] = before + 1
-        result.append(f"{name}_{before}" if before else name)
-    return tuple(result)

@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 _AT_ONCE: Final = 4
 """Pages that are made at the same time; others wait."""
 _SLOW_AT_ONCE: Final = 2
-"""The same for answers whose work the reader chooses: queries, and credit that is recomputed. Other pages do not wait for them."""
+"""The same for answers whose work the reader chooses: searches, and credit that is recomputed. Other pages do not wait for them."""
 _CLOSED: Final = 499
 _MOST_BYTES: Final = 1_000_000
 """Of one page. Pages bound what they show; this holds whatever they forgot."""
@@ -80,7 +80,7 @@ class _Turns:
 
     def of(self, view: View, params: Params) -> asyncio.Semaphore:
         slow = _CREDIT if view.path == _NOTES else _WORK
-        return self.slow if view.is_slow or slow & params.query.keys() else self.plain
+        return self.slow if slow & params.query.keys() else self.plain
 
 
 def _endpoint(view: View, sources: Sources, note_file: NoteFile, guard: Guard, turns: _Turns) -> Endpoint:
@@ -108,7 +108,7 @@ def _endpoint(view: View, sources: Sources, note_file: NoteFile, guard: Guard, t
     async def made(request: Request, work: Work | None) -> Response:
         query = {name: request.query_params.getlist(name) for name in request.query_params}
         path = {name: unquote(str(value)) for name, value in request.path_params.items()}
-        params = Params(request.url.path, path, query, is_foreign=guard.is_foreign(request.headers))
+        params = Params(request.url.path, path, query)
         async with turns.of(view, params):
             is_gone = not work.is_wanted if work else await request.is_disconnected()  # while it waited for its turn
             return Response(status_code=_CLOSED) if is_gone else await run_in_threadpool(answer, params)

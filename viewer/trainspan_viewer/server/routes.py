@@ -7,7 +7,6 @@ from typing import Any
 from trainspan_viewer.html.document import Page
 from trainspan_viewer.pages.dataset import render_dataset, render_datasets
 from trainspan_viewer.pages.live import render_live
-from trainspan_viewer.pages.query import render_query
 from trainspan_viewer.pages.rollout.group import render_group
 from trainspan_viewer.pages.rollout.rollout import render_rollout
 from trainspan_viewer.pages.rollout.spans import render_spans
@@ -29,7 +28,6 @@ from trainspan_viewer.queries.notes.subjects_of_pages import (
     run_subject,
 )
 from trainspan_viewer.queries.params import Params
-from trainspan_viewer.queries.query import load_query
 from trainspan_viewer.queries.rollout.group import load_group
 from trainspan_viewer.queries.rollout.raw_spans import load_spans
 from trainspan_viewer.queries.rollout.rollout import load_rollout
@@ -49,8 +47,6 @@ class View:
     """As in Starlette: `/runs/{run}`."""
     load: Callable[[Sources, Params], Any]
     render: Callable[[Any], Page]
-    is_slow: bool = False
-    """Whether the reader decides how long it takes."""
     subject: Callable[[Any], Subject | None] = lambda _: None
     """What notes on the page are about."""
 
@@ -61,7 +57,6 @@ ROUTES: tuple[View, ...] = (
     View("/datasets", load_datasets, render_datasets),
     View("/datasets/{dataset}", load_dataset, render_dataset, subject=dataset_subject),
     View("/live", load_live, render_live),
-    View("/query", load_query, render_query, is_slow=True),
     View("/runs/{run}", load_run, render_run, subject=run_subject),
     View("/runs/{run}/compare/{other}", load_compare, render_compare),
     View("/runs/{run}/records/{place}", load_stage, render_stage),

@@ -107,51 +107,6 @@ document.addEventListener("keydown", (event) => {
   }
 });
 
-// Queries: Ctrl+Enter runs; queries can be kept in this browser under a name.
-const query = document.querySelector("form#query");
-if (query) {
-  const sql = query.querySelector("#sql");
-  const saved = query.querySelector("#saved");
-  const all = () => JSON.parse(localStorage.getItem("queries") ?? "{}");
-  const keep = (queries) => localStorage.setItem("queries", JSON.stringify(queries));
-  const button = (text, action) => {
-    const made = document.createElement("button");
-    made.type = "button";
-    made.textContent = text;
-    made.addEventListener("click", action);
-    return made;
-  };
-  const show = () => {
-    const names = document.createElement("select");
-    names.setAttribute("aria-label", "kept queries");
-    names.append(new Option("kept queries…", ""), ...Object.keys(all()).map((name) => new Option(name, name)));
-    names.addEventListener("change", () => {
-      if (all()[names.value]) sql.value = all()[names.value];
-    });
-    const name = document.createElement("input");
-    name.placeholder = "name";
-    name.setAttribute("aria-label", "name of this query");
-    name.size = 14;
-    saved.replaceChildren(
-      names, " ", name, " ",
-      button("keep", () => {
-        if (name.value && sql.value) keep({ ...all(), [name.value]: sql.value });
-        show();
-      }), " ",
-      button("forget", () => {
-        const { [names.value]: gone, ...rest } = all();
-        keep(rest);
-        show();
-      }),
-    );
-    for (const box of [names, name]) box.removeAttribute("name");
-  };
-  saved.hidden = false;
-  show();
-  sql.addEventListener("keydown", (event) => {
-    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) query.requestSubmit();
-  });
-}
 // Rollouts and groups
 // Tokens: what is known about the one that is pointed at, or that the arrow keys reach.
 const parsed = new WeakMap();

@@ -1,10 +1,9 @@
 """The page of a rollout's raw spans."""
 
 from typing import Final
-from urllib.parse import urlencode
 
 from trainspan_viewer.html.document import Page
-from trainspan_viewer.html.elements import Child, Element, element, isolated, link
+from trainspan_viewer.html.elements import Child, Element, element, isolated, link, sql_command
 from trainspan_viewer.html.formats import count, seconds
 from trainspan_viewer.pages.rollout.texts import pre
 from trainspan_viewer.queries.rollout.raw_spans import PAGE, RawSpan, SpansModel
@@ -52,15 +51,11 @@ def _others(model: SpansModel) -> Element | None:
         return element("p", said, class_="note")
     one = model.n_others == 1
     said = f"{count(model.n_others)} more {'span of its traces is' if one else 'spans of its traces are'} "
-    links: list[Child] = [link(_address(trace), f"all spans of trace {trace[:12]}") for trace in model.shared]
-    return element("p", f"{said}of another attempt or rollout, or of none: ", *_listed(links), class_="note")
-
-
-def _address(trace_id: str) -> str:
-    columns = "start_ns, name, service_name, span_id, parent_span_id, attributes"
-    return "/query?" + urlencode(
-        {"sql": f"SELECT {columns}\nFROM spans WHERE trace_id = '{trace_id}' ORDER BY start_ns"}
-    )
+    traces = ", ".join(f"'{trace}'" for trace in model.shared[:_MOST_LINKS])
+    columns = "start_ns, name, service_name, trace_id, span_id, parent_span_id, attributes"
+    sql = f"SELECT {columns} FROM spans WHERE trace_id IN ({traces}) ORDER BY start_ns"
+    note = element("p", f"{said}of another attempt or rollout, or of none.", class_="note")
+    return element("div", note, sql_command(sql, "all spans of these traces"))
 
 
 def _listed(links: list[Child]) -> list[Child]:

@@ -8,7 +8,7 @@ from urllib.parse import quote
 from trainspan_schemas.artifacts.run_files import versions
 from trainspan_schemas.intervals import RewardEstimate
 from trainspan_viewer.html.document import Page
-from trainspan_viewer.html.elements import Child, Element, element, link, table
+from trainspan_viewer.html.elements import Child, Element, element, link, sql_command, table
 from trainspan_viewer.html.formats import count, number, seconds
 from trainspan_viewer.pages.run.run import consolidation
 from trainspan_viewer.queries.check import StageEvidence, StageModel
@@ -92,6 +92,7 @@ def _evidence(check: StageEvidence) -> Element:
         element("h3", element("span", sign, class_=kind), f" {check.name}"),
         element("p", check.detail, class_=None if check.holds else "bad"),
         element("p", *links) if links else None,
+        sql_command(check.query, "the stored rows") if check.query else None,
         element("details", element("summary", "figures"), element("pre", check.figures)) if check.figures else None,
         element("details", element("summary", "end of the log"), element("pre", check.log), open=True)
         if check.log
