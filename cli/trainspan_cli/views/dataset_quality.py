@@ -1,12 +1,10 @@
-"""The quality report in the terminal: kept and dropped calls of a dataset, distributions of rewards and lengths."""
+"""A dataset in the terminal: a summary of its quality, and where calls of an agent could not be merged."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
@@ -15,23 +13,13 @@ if TYPE_CHECKING:
 
 __all__ = ["print_merge_failures", "print_quality"]
 
-_BLOCKS = " ▁▂▃▄▅▆▇█"
-_TITLES = {
-    "reward": "reward",
-    "advantage": "advantage",
-    "calls_per_rollout": "rows / rollout",
-    "prompt_tokens": "prompt tokens",
-    "completion_tokens": "trained tokens",
-}
-
 
 def print_quality(manifest: Mapping[str, Any], place: str, *, was_there: bool, page: Path | None) -> None:
-    """Prints the manifest of the dataset at `place`, a folder or URL; `page` is its report as HTML."""
+    """Prints a summary of the dataset at `place`, a folder or URL; `page` is its report as HTML."""
     console = Console(markup=False, highlight=False, emoji=False)
     console.print(Text(f"{place}{' (was there already)' if was_there else ''}", style="italic"))
-    console.print(_facts(manifest))
-    if distributions := manifest.get("distributions"):
-        console.print(_distributions(distributions))
+    for line in _summary(manifest):
+        console.print(Text(line), soft_wrap=True)
     if page is not None:
         console.print(Text(f"report: {page}", style="dim"))
 
@@ -71,77 +59,47 @@ def print_merge_failures(found: "Sequence[tuple[int, Unmerged]]", place: str, de
                 console.print(Text(f"  {'':>8}  {visible(repr(known.text(ids)))}", style="dim"), soft_wrap=True)
 
 
-def _facts(manifest: Mapping[str, Any]) -> Table:
-    table = Table(show_header=False)
-    table.add_column(style="bold")
-    table.add_column(justify="right")
-    rewards = manifest["rewards"]
-    table.add_row("rollouts seen / kept", f"{manifest['rollouts_seen']} / {manifest['rollouts']}")
-    table.add_row("groups seen / kept", f"{manifest['groups_seen']} / {manifest['groups']}")
-    if spread := manifest.get("groups_spread"):
-        table.add_row("  with all rewards equal", str(spread["zero_spread"]))
-        table.add_row("  of one rollout", str(spread["singleton"]))
-    table.add_row("calls seen", str(manifest["calls_seen"]))
-    table.add_row("calls kept", str(manifest["calls_kept"]))
-    for reason, count in manifest["dropped"].items():
-        table.add_row(Text(f"  dropped: {reason}"), str(count))
-    table.add_row("coverage", _share(manifest["coverage"]))
-    if manifest["rollouts_without_calls"]:
-        table.add_row("rollouts without calls", str(manifest["rollouts_without_calls"]))
-    if manifest["pending"]["rollouts"]:
-        table.add_row("rollouts still arriving", str(manifest["pending"]["rollouts"]))
-    incomplete = manifest.get("groups_incomplete") or {}
-    if incomplete.get("waiting"):
-        table.add_row("groups waiting for their last rollouts", str(incomplete["waiting"]))
-    if incomplete.get("taken"):
-        table.add_row("groups taken without their last rollouts", str(incomplete["taken"]))
-    if manifest.get("rewards_late"):
-        table.add_row("rewards that came too late", str(manifest["rewards_late"]))
-    if manifest["ignored_self_rewards"]:
-        table.add_row("rollouts whose own rewards were ignored", str(manifest["ignored_self_rewards"]))
-    if manifest["rewards_unmatched"]:
-        shared = f", {several} responses have several" if (several := manifest.get("responses_ambiguous")) else ""
-        table.add_row("rewards that match no rollout", f"{manifest['rewards_unmatched']}{shared}")
-    if manifest.get("ignored_values"):
-        table.add_row("measured values of another policy version or reward, not used", str(manifest["ignored_values"]))
-    if (split := manifest.get("split_traces", {})).get("traces"):
-        table.add_row("traces in several stores", Text(f"{split['traces']}, e.g. {split['examples'][0]['trace_id']}"))
-    table.add_row("reward mean ± std", f"{_number(rewards['mean'])} ± {_number(rewards['std'])}")
-    table.add_row("credit × baseline", Text(f"{manifest['credit']['credit']} × {manifest['credit']['baseline']}"))
-    table.add_row("segments (merge ratio)", f"{manifest['segments']} ({_number(manifest['merge_ratio'])})")
-    for cause, failed in manifest.get("merge_failures", {}).items():
-        where = f"{failed['example']['rollout_id'][:12]} call {failed['example']['call_index']}"
-        table.add_row(Text(f"  not merged: {cause}"), Text(f"{failed['calls']}, e.g. {where}"))
-    table.add_row("policy versions", f"{manifest['min_policy_version']} – {manifest['max_policy_version']}")
-    return table
+def _summary(manifest: Mapping[str, Any]) -> Iterator[str]:
+    """What was kept and dropped, and counts that call for a look; the page has the distributions."""
+    rewards, spread, credit = manifest["rewards"], manifest["groups_spread"], manifest["credit"]
+    yield (
+        f"rollouts kept: {manifest['rollouts']} of {manifest['rollouts_seen']}, in {manifest['groups']} of {manifest['groups_seen']} "
+        f"groups ({spread['zero_spread']} with all rewards equal, {spread['singleton']} of one rollout)"
+    )
+    yield f"calls kept: {manifest['calls_kept']} of {manifest['calls_seen']} (coverage {_share(manifest['coverage'])})"
+    if manifest["dropped"]:
+        yield f"calls dropped: {_counts(manifest['dropped'])}"
+    yield f"reward {_number(rewards['mean'])} ± {_number(rewards['std'])}, {credit['credit']} × {credit['baseline']}"
+    failures = {cause: failed["calls"] for cause, failed in manifest["merge_failures"].items()}
+    not_merged = f"; calls not merged: {_counts(failures)}" if failures else ""
+    yield f"{manifest['segments']} segments (merge ratio {_number(manifest['merge_ratio'])}){not_merged}"
+    yield f"policy versions: {manifest['min_policy_version']} to {manifest['max_policy_version']}"
+    if also := {name: count for name, count in _odd(manifest).items() if count}:
+        yield f"also: {_counts(also)}"
 
 
-def _distributions(distributions: Mapping[str, Mapping[str, Any]]) -> Table:
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("", style="bold", no_wrap=True)
-    for name in ("min", "p10", "p50", "p90", "max"):
-        table.add_column(name, justify="right")
-    table.add_column("from min to max", no_wrap=True)
-    for name, values in distributions.items():
-        if values["n"]:
-            shown = (_short(values[column]) for column in ("min", "p10", "p50", "p90", "max"))
-            table.add_row(_TITLES.get(name, name), *shown, _sparkline(values["counts"]))
-    return table
+def _odd(manifest: Mapping[str, Any]) -> dict[str, int]:
+    incomplete = manifest["groups_incomplete"]
+    return {
+        "rollouts without calls": manifest["rollouts_without_calls"],
+        "rollouts still arriving": manifest["pending"]["rollouts"],
+        "groups waiting for their last rollouts": incomplete["waiting"],
+        "groups taken without their last rollouts": incomplete["taken"],
+        "rewards that came too late": manifest["rewards_late"],
+        "rollouts whose own rewards were ignored": manifest["ignored_self_rewards"],
+        "rewards that match no rollout": manifest["rewards_unmatched"],
+        "responses that several rollouts have": manifest["responses_ambiguous"],
+        "measured values of another policy version or reward": manifest["ignored_values"],
+        "traces in several stores": manifest["split_traces"]["traces"],
+    }
 
 
-def _sparkline(counts: Sequence[int]) -> str:
-    """One character per bin; only empty bins are blank."""
-    greatest = max(counts, default=0)
-    levels = len(_BLOCKS) - 1
-    return "".join(_BLOCKS[-(-count * levels // greatest)] if count else " " for count in counts)
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in counts.items())
 
 
 def _number(value: float | None) -> str:
     return "–" if value is None else f"{value:.3f}"
-
-
-def _short(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3g}" if abs(value) < 100 else f"{value:.0f}"
 
 
 def _share(value: float | None) -> str:

@@ -61,7 +61,8 @@ def test_rows_that_one_dataset_dropped_are_named_with_the_reason(bench: Bench) -
     assert (difference.rollouts.only_b, difference.rollouts.why_not_in_a) == (2, {"zero_spread_group": 2})
     table = _diff(a.path, b.path)
     assert table.returncode == 1
-    assert "in A: zero_spread_group" in table.stdout
+    assert "rows: 0 only in A, 4 only in B, 4 in both\n  not in A: 4 zero_spread_group\n" in table.stdout
+    assert "setting keep_zero_spread: False → True" in table.stdout
     assert json.loads(_diff(a.path, b.path, "--format", "json").stdout)["equal"] is False
 
 

@@ -36,7 +36,7 @@ def test_a_round_is_built_printed_and_read_by_its_consumers(bench: Bench) -> Non
     bench.send(*(chain(bench.rollout(name, round=3), 2).reward(float(name == "a")) for name in "ab"))
     table = _run(bench, "--run", bench.run_id, "--round", "3")
     assert table.returncode == 0, table.stderr
-    assert "calls kept" in table.stdout
+    assert "calls kept: 4 of 4 (coverage 100.0%)" in table.stdout
     assert "identical × grpo" in table.stdout
     answer = _run(bench, "--run", bench.run_id, "--round", "3", "--format", "json")
     manifest = json.loads(answer.stdout)
