@@ -7,7 +7,8 @@ import json
 import sys
 from pathlib import Path
 
-from trainspan_schemas.config.load import POLICIES, tables, variables_of
+from trainspan_schemas.config.load import POLICIES, sections, variables_of
+from trainspan_schemas.config.marks import ADVANCED, OF_TRAIN, marked
 from trainspan_schemas.config.setting_docs import SettingDoc, setting_docs
 
 _PAGE = Path(__file__).parents[1] / "docs" / "configuration.md"
@@ -32,33 +33,69 @@ An environment variable takes precedence over the file, and an option of the com
 If a setting has two variables, the first one wins.
 An option has the name of its setting with hyphens: `--learning-rate` is `learning_rate`.
 An unknown section or key is an error that names the nearest known one.
+Settings that hardly anybody needs are in the table [`[advanced]`](#advanced).
 The state folder `$TRAINSPAN_HOME` is `.trainspan/` unless that variable is set.
 A list is written with commas in an environment variable.
 Relative paths are relative to the working directory, sizes are in bytes, and names that end in `_s` are in seconds.
 """
 _KINDS = {str: "string", int: "integer", float: "float", bool: "boolean", tuple: "list of strings"}
 _MIB = 1024 * 1024
+_COLUMNS = ("| setting | type | default | meaning | environment variable |", "|---|---|---|---|---|")
 
 
 def page() -> str:
     """The whole page."""
-    return "\n".join([_HEAD, *(_section(name, owner) for name, owner in tables().items())])
+    return "\n".join(
+        [_HEAD, *(_section(name, owner) for name, owner in sections().items()), _of_policies(), _advanced()]
+    )
 
 
 def _section(name: str, owner: type) -> str:
     _, _, topic = (owner.__doc__ or "").partition(": ")
-    rows = ["| setting | type | default | meaning | environment variable |", "|---|---|---|---|---|"]
-    rows += [_row(doc) for doc in setting_docs(name)]
-    title = f"{name}.NAME" if name == POLICIES else name
-    return "\n".join([f"## `[{title}]`", "", topic[0].upper() + topic[1:], "", *rows, ""])
+    rows = [*_COLUMNS, *(_row(doc, doc.name) for doc in setting_docs(name) if doc.mark is None)]
+    if shared := marked(owner, OF_TRAIN):
+        rows += [
+            "",
+            f"{', '.join(f'`{it}`' for it in shared)} are those of [`[train]`](#train), or the command's options.",
+        ]
+    return "\n".join([f"## `[{name}]`", "", topic[0].upper() + topic[1:], "", *rows, ""])
 
 
-def _row(doc: SettingDoc) -> str:
+def _of_policies() -> str:
+    """What one policy can set: its agents, and settings of other sections."""
+    docs = {doc.name: doc for doc in setting_docs(POLICIES)}
+    agents = docs.pop("agents")
+    own = ", ".join(f"`{name}` ({(doc.stated_default or '').removeprefix('that of ')})" for name, doc in docs.items())
+    lines = [
+        "A policy of its own for some agents, as an adapter on the common base model.",
+        f"`agents`: {agents.summary.removesuffix('.')}; default: {agents.stated_default}.",
+        f"It can differ from the other policies in these settings, whose meaning and default are those of the table: {own}.",
+        "They have no environment variables.",
+    ]
+    return "\n".join([f"## `[{POLICIES}.NAME]`", "", *lines, ""])
+
+
+def _advanced() -> str:
+    docs = [doc for name in sections() for doc in setting_docs(name) if doc.mark == ADVANCED]
+    rows = [*_COLUMNS, *(_row(doc, f"{doc.section}.{doc.name}") for doc in docs)]
+    intro = [
+        "Settings that hardly anybody needs, each with its section: `collector.load_interval_s = 0.5`.",
+        "Commands take those of their sections as options too, but do not list them in `--help`.",
+    ]
+    return "\n".join([f"## `[{ADVANCED}]`", "", *intro, "", *rows, ""])
+
+
+def _row(doc: SettingDoc, name: str) -> str:
     meaning = f"{doc.summary} {doc.details}".strip()
-    variables = (
-        ", ".join(f"`{it}`" for it in variables_of(doc.section, doc.name)) if doc.section != POLICIES else "none"
+    variables = ", ".join(f"`{it}`" for it in variables_of(doc.section, doc.name))
+    kind = ", ".join(f"`{it}`" for it in doc.choices) or _KINDS[doc.kind]
+    cells = (
+        f"`{name}`",
+        kind,
+        doc.stated_default or _value(doc),
+        meaning,
+        variables,
     )
-    cells = (f"`{doc.name}`", _KINDS[doc.kind], doc.stated_default or _value(doc), meaning, variables)
     return "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |"
 
 

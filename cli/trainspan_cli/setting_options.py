@@ -7,6 +7,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
+from trainspan_schemas.config.marks import ADVANCED
 from trainspan_schemas.config.setting_docs import SettingDoc, setting_docs
 
 __all__ = ["Given", "help_of", "setting_options"]
@@ -23,7 +24,7 @@ def setting_options(
     """Gives a command an option for each of these settings, in place of its keyword parameter `given: Given`,
     or of another one (`place`) for a second section.
 
-    Without names, all settings of the section become options.
+    Without names, all settings of the section become options. Those of advanced settings are hidden in the help.
     """
     docs = [doc for doc in setting_docs(section) if not names or doc.name in names]
     if missing := set(names) - {doc.name for doc in docs}:
@@ -62,7 +63,8 @@ def _replaced(signature: inspect.Signature, place: str, docs: list[SettingDoc]) 
 
 def _option(doc: SettingDoc) -> Any:
     name = f"--{doc.name.replace('_', '-')}"
-    return Annotated[doc.kind | None, typer.Option(name, help=_help(doc))]
+    values = "|".join(doc.choices) or None
+    return Annotated[doc.kind | None, typer.Option(name, help=_help(doc), metavar=values, hidden=doc.mark == ADVANCED)]
 
 
 def _help(doc: SettingDoc) -> str:

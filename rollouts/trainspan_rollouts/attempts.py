@@ -174,7 +174,7 @@ class Attempts:
         """Names the first reward that is beyond the limit; None if there is none."""
         limit = self._settings.max_reward
         found = next((reward for reward in rewards if not abs(reward) <= limit), None)
-        return None if found is None else f"a reward of {found:g} is beyond [dataset] max_reward = {limit:g}"
+        return None if found is None else f"a reward of {found:g} is beyond [advanced] dataset.max_reward = {limit:g}"
 
     def _log_failure(self, verdict: Verdict, identity: Identity) -> None:
         """Logs each kind of failure once as a warning, and every repetition at debug level."""

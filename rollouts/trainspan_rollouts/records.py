@@ -76,7 +76,7 @@ class RunSettings:
     """Concurrent verdicts, in addition to the `concurrency` agents."""
     judge_timeout_s: float = 120.0
     max_reward: float = 1e6
-    """Scores beyond it, in either direction, are not used; `[dataset] max_reward`."""
+    """Scores beyond it, in either direction, are not used; `[advanced] dataset.max_reward`."""
     policy_url: str = "http://127.0.0.1:8000/v1"
     policy_servers: tuple[str, ...] = ()
     """The servers behind `policy_url`, if that is a balancer."""

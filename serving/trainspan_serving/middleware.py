@@ -46,6 +46,10 @@ _log = logging.getLogger(__name__)
 
 
 _FLUSH_S = 5.0
+_MAX_SPOOL_BYTES = 1024 * 1024 * 1024
+"""Call spans on disk that wait for one collector; beyond it the newest are dropped."""
+_MAX_PREFIX_BYTES = 256 * 1024 * 1024
+"""Memory for the stored calls that branches of rollouts repeat."""
 _GUARDED = ("/v1", "/v2", "/inference", "/cohere")
 """Paths for which vLLM asks for its API key."""
 _WITHOUT_WEIGHTS = frozenset(
@@ -204,7 +208,7 @@ class PolicyMiddleware:
         server = await PolicyServer.start(plan, Engine(client, merges_adapters=plan.merge_adapters), tap)
         branches = BranchRegistry(
             client.model_config.get_vocab_size(),
-            plan.max_prefix_bytes,
+            _MAX_PREFIX_BYTES,
             lambda ids: client.get_tokenizer().decode(list(ids)),
         )
         PolicyMetrics(server, exporter.counts, branches).register()
@@ -246,7 +250,7 @@ def _open_export(plan: ServerPlan, state: Path) -> CallExport:
             lambda: plan.token_advice(url),
         )
 
-    spools = open_spools(state / "spool", collectors, plan.spool_max_bytes)
+    spools = open_spools(state / "spool", collectors, _MAX_SPOOL_BYTES)
     return CallExport(collectors, {url: Exporter(client(url), spool) for url, spool in spools.items()})
 
 

@@ -11,6 +11,7 @@ from trainspan_cli.setting_options import Given, setting_options
 from trainspan_schemas.config.load import override
 from trainspan_schemas.config.setting_docs import setting_docs
 from trainspan_schemas.config.settings import DatasetSettings
+from trainspan_schemas.errors import ConfigError
 
 CLI = CliRunner(env={"COLUMNS": "200"})
 
@@ -67,9 +68,22 @@ def test_help_is_the_settings_text_with_its_default() -> None:
         "--max-tokens <int>  Drop calls with more tokens in prompt and completion [default: no limit].",
         "--keep-zero-spread  Keep groups whose rewards are all equal; their advantage is 0.",
         "--twice  Twice.",
+        "--overlong keep|mask|punish",
     ):
         assert " ".join(line.split()) in " ".join(text.split())
     assert "`" not in text
+
+
+def test_advanced_settings_are_options_that_the_help_does_not_list() -> None:
+    _, text = _run("--help")
+    assert ("--group-over" in text, "--step-by" in text) == (True, False)
+    seen, _ = _run("--step-by", "agent")
+    assert seen["given"]["step_by"] == "agent"
+
+
+def test_an_option_with_a_few_values_takes_no_other() -> None:
+    with pytest.raises(ConfigError, match="overlong = 'cut': use one of keep, mask, punish"):
+        override(DatasetSettings(), overlong="cut")
 
 
 @pytest.mark.parametrize("command", ["dataset", "rollout", "serve", "train"])

@@ -14,7 +14,6 @@ from trainspan_cli.settings import ConfigOption, FormatOption, PolicyOption, Sto
 from trainspan_schemas.config.load import override
 from trainspan_schemas.config.policy_scope import Policy, scoped
 from trainspan_schemas.config.settings import Settings
-from trainspan_schemas.errors import UsageError
 
 if TYPE_CHECKING:
     from trainspan_processing.assembly.build import BuildRequest, BuiltDataset
@@ -108,19 +107,17 @@ def _request(chosen: Settings, given: Given, stores: list[str] | None, policy: P
 
 @contextlib.contextmanager
 def _engine(name: str, chosen: Settings) -> "Iterator[Engine]":
-    """Where the dataset is computed. Raises UsageError for an unknown engine, and what connecting to Ray raises."""
+    """Where the dataset is computed. Raises what connecting to Ray raises."""
     from trainspan_processing.read.engine import OneProcess
     from trainspan_processing.read.ray_engine import RayEngine
 
     if name == "local":
         yield OneProcess()
-    elif name == "ray":
+    else:
         from trainspan_cli.clients.ray_cluster import ray_cluster
 
         with ray_cluster(chosen):
             yield RayEngine(chosen.ray)
-    else:
-        raise UsageError(f"engine = {name!r}: it must be 'local' or 'ray'")
 
 
 def _built(request: "BuildRequest", engine: "Engine", *, as_json: bool) -> "BuiltDataset":

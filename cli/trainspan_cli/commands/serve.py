@@ -10,7 +10,7 @@ from trainspan_cli.setting_options import Given, help_of, setting_options
 from trainspan_cli.settings import ConfigOption, FormatOption, settings
 from trainspan_schemas.config.load import override
 from trainspan_schemas.config.policies import agents_of_policies
-from trainspan_schemas.config.policy_checks import check_policies, trained_lora_rank
+from trainspan_schemas.config.policy_scope import check_policies, trained_lora_rank
 from trainspan_schemas.config.settings import Settings
 
 COMMAND_OPTIONS = {"context_settings": {"allow_extra_args": True}}

@@ -11,7 +11,6 @@ from trainspan_processing.credit.plan import make_plan
 from trainspan_processing.credit.vine import state_values
 from trainspan_processing.read.source import Source
 from trainspan_processing.read.tokens import chunks_of_rollouts, read_tokens
-from trainspan_processing.reasons.choices import check_choices
 from trainspan_processing.reasons.drop_reasons import admitted_reasons, call_reason
 from trainspan_processing.reasons.overlong import overlong_mode
 from trainspan_processing.reasons.selection import load_filter, select
@@ -48,7 +47,6 @@ class RewardedChunk:
 
 def states_are_needed(settings: DatasetSettings, *, calls_reward: bool = True) -> bool:
     """Whether calls are compared by state. Raises UsageError for unusable names and functions, before any work."""
-    check_choices(settings.choices)
     if settings.reward is not None and calls_reward:
         load_reward(settings.reward)
     if settings.filter is not None:

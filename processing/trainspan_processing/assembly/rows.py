@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from trainspan_processing.merging.lineage import trace_lineage
 from trainspan_processing.merging.merge_failures import MergeFailures
 from trainspan_processing.read.tokens import Tokens
-from trainspan_processing.reasons.choices import check_choices, unused
+from trainspan_processing.reasons.choices import unused
 from trainspan_processing.reasons.drop_reasons import token_reason
 from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY
 from trainspan_schemas.artifacts.dataset import COLUMNS
@@ -42,7 +42,7 @@ class CallLimits:
     max_tokens: int | None
     keep_zero_spread: bool
     choices: str
-    """One of CHOICES: which answers to one request are kept."""
+    """`used` or `all`: which answers to one request are kept."""
 
 
 @dataclass(slots=True)
@@ -91,7 +91,7 @@ def limits(settings: DatasetSettings, newest: int | None) -> CallLimits:
         settings.max_staleness,
         settings.max_tokens,
         settings.keep_zero_spread,
-        check_choices(settings.choices),
+        settings.choices,
     )
 
 

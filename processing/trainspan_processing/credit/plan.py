@@ -104,9 +104,9 @@ def make_plan(settings: DatasetSettings, *, has_tasks: bool) -> CreditPlan:
         rewards=reward_names(settings.reward_name),
         per_agent=per_agent,
         by_agent=by_agent,
-        combine=_one_of("combine", settings.combine, COMBINATIONS),
-        group_over=_one_of("group_over", settings.group_over, GROUP_OVER),
-        step_by=_one_of("step_by", settings.step_by, STEP_BY),
+        combine=settings.combine,
+        group_over=settings.group_over,
+        step_by=settings.step_by,
         gamma=settings.gamma,
         episode_weight=settings.episode_weight,
         state_weight=settings.state_weight,
@@ -188,12 +188,6 @@ def _by_agent(text: str, default: Estimator) -> dict[str, Estimator]:
         credit, plus, baseline = name.rpartition("+")
         found[agent] = Estimator(credit if plus else default.credit, baseline)
     return found
-
-
-def _one_of(key: str, value: str, known: tuple[str, ...]) -> str:
-    if value not in known:
-        raise UsageError(f"{key} = {value!r}: use one of {', '.join(known)}")
-    return value
 
 
 def plan_for(settings: DatasetSettings, rewards: Sequence[RewardName], compared: pl.DataFrame) -> CreditPlan:

@@ -11,7 +11,7 @@ ADVICE: Final[dict[DropReason, str]] = {
     "unfinished": "spans are missing or have not arrived yet: wait with --wait-s 30, and make sure that every agent process "
     "ends normally and exports to this collector",
     "group_unfinished": "the last rollouts of their tasks have not arrived: build again later, wait with --wait-s 60, or lower "
-    "[dataset] group_wait_s",
+    "[advanced] dataset.group_wait_s",
     "agent_error": 'the agent crashed: see `trainspan sql "SELECT rollout_id, status FROM rollouts"` and its output',
     "timeout": "the agent ran out of time: raise [rollouts] timeout_s",
     "cancelled": "the rollouts were cancelled: run them again",
@@ -27,7 +27,7 @@ ADVICE: Final[dict[DropReason, str]] = {
     'trainspan.reward(…, of="call"), name the response (gen_ai.response.id) in the event, or instrument the HTTP client; credit = '
     '"identical" does not need it',
     "no_reward": "call trainspan.reward(…) in the agent, or pass --judge to `trainspan rollout`, or --reward module:function here",
-    "reward_out_of_range": "rewards, or their sums, are beyond [dataset] max_reward: scale the judge's or the agent's scores, or "
+    "reward_out_of_range": "rewards, or their sums, are beyond [advanced] dataset.max_reward: scale the judge's or the agent's scores, or "
     "raise it",
     "invalid_reward": "the score of a reward is text, true or false, NaN or infinite, or missing: send a finite number as "
     "gen_ai.evaluation.score.value",

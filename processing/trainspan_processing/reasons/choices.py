@@ -6,7 +6,6 @@ and all of them count as used.
 """
 
 from collections.abc import Iterable
-from typing import Final
 
 import numpy as np
 import polars as pl
@@ -18,18 +17,8 @@ from trainspan_processing.reasons.overlong import is_overlong
 from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY, empty
 from trainspan_processing.traces.trace_index import TraceIndex
 from trainspan_schemas.config.settings import DatasetSettings
-from trainspan_schemas.errors import UsageError
 
-__all__ = ["CHOICES", "check_choices", "unused", "unused_overlong"]
-
-CHOICES: Final = ("used", "all")
-
-
-def check_choices(name: str) -> str:
-    """The setting itself. Raises UsageError if it is unknown."""
-    if name not in CHOICES:
-        raise UsageError(f"choices = {name!r}: use one of {', '.join(CHOICES)}")
-    return name
+__all__ = ["unused", "unused_overlong"]
 
 
 def unused_overlong(source: Source, traces: TraceIndex, settings: DatasetSettings) -> pl.DataFrame:

@@ -19,9 +19,7 @@ _GREATEST_PENALTY: Final = 1.0
 
 
 def overlong_mode(settings: DatasetSettings) -> str:
-    """`keep`, `mask` or `punish`. Raises UsageError for any other mode, and for a penalty that would have no effect."""
-    if settings.overlong not in MODES:
-        raise UsageError(f"overlong = {settings.overlong!r}: use one of {', '.join(MODES)}")
+    """`keep`, `mask` or `punish`. Raises UsageError for a penalty that would have no effect."""
     if settings.overlong_penalty is not None and settings.overlong != "punish":
         raise UsageError(
             f"overlong_penalty = {settings.overlong_penalty:g} has no effect: overlong is {settings.overlong!r}; "

@@ -14,7 +14,7 @@ _HIGHEST: Final = 1e100
 
 
 def check_max_reward(limit: float) -> float:
-    """Returns `[dataset] max_reward`. Raises UsageError for a limit that is none."""
+    """Returns `[advanced] dataset.max_reward`. Raises UsageError for a limit that is none."""
     if not 0 < limit <= _HIGHEST or not math.isfinite(limit):
         raise UsageError(f"max_reward = {limit:g}: it must be positive and at most {_HIGHEST:g}")
     return limit

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import polars as pl
 
 from trainspan_processing.read.source import Source
-from trainspan_processing.reasons.choices import check_choices, unused_overlong
+from trainspan_processing.reasons.choices import unused_overlong
 from trainspan_processing.reasons.drop_reasons import early_reason, rollout_reason
 from trainspan_processing.reasons.overlong import OVERLONG, overlong_edges, overlong_penalty
 from trainspan_processing.rewards.air import AIR, air_edges, air_rules
@@ -80,7 +80,7 @@ def reward_rollouts(
     if (penalty := overlong_penalty(settings)) is not None:
         rewards = (*rewards, RewardName(OVERLONG, may_be_missing=True, is_penalty=True))
         charged = traces.calls
-        if check_choices(settings.choices) == "used":
+        if settings.choices == "used":
             charged = charged.join(unused_overlong(source, traces, settings), on=SPAN_KEY, how="anti")
         signals = pl.concat([signals, overlong_edges(penalty, charged)])
     needed = [reward.name for reward in names if not reward.may_be_missing]

@@ -37,8 +37,6 @@ def choose_executor(settings: RunSettings) -> Executor:
 def _check(settings: RunSettings) -> None:
     if not settings.target:
         raise UsageError("no agent to run: name module:function, or a command after --")
-    if settings.engine not in ("local", "ray"):
-        raise UsageError(f"engine = {settings.engine!r}: it must be 'local' or 'ray'")
     for name in ("n", "concurrency", "workers", "judge_concurrency"):
         if (value := getattr(settings, name)) is not None and value < 1:
             raise UsageError(f"{name} = {value}: it must be at least 1")

@@ -1,6 +1,9 @@
 """Settings of what agents run on: the policy server, the runner, and a cluster."""
 
 from dataclasses import dataclass
+from typing import Literal
+
+from trainspan_schemas.config.marks import Advanced
 
 __all__ = ["RaySettings", "RolloutsSettings", "ServingSettings"]
 
@@ -34,7 +37,7 @@ class ServingSettings:
 
     The server sends the token of the role serving.
     If there is no collector on this machine, the headers in OTEL_EXPORTER_OTLP_HEADERS are sent."""
-    device: str = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device: `cpu`, `cuda`, or `auto`, the one that the installed vLLM is built for.
 
     With `auto`, a vLLM for CPUs refuses to start where a GPU is."""
@@ -44,7 +47,7 @@ class ServingSettings:
     """Context length in tokens; default: the model's own."""
     max_lora_rank: int | None = None
     """Serve LoRA adapters up to this rank; default: the rank of `[train]` or of the served adapter, else no adapters."""
-    merge_adapters: bool | None = None
+    merge_adapters: Advanced[bool | None] = None
     """Add a LoRA adapter to the full weights at each swap instead of computing it next to them; default: on a CPU with one
     policy in float32, where it is faster.
 
@@ -56,10 +59,6 @@ class ServingSettings:
     """Answer only requests whose identity or URL the runner signed; others get 401."""
     sleep: bool = False
     """Let a trainer on the same GPU put the server to sleep and use its memory in the meantime."""
-    spool_max_bytes: int = 1024 * 1024 * 1024
-    """Maximum size on disk of the call spans that wait for one collector; beyond it the newest are dropped."""
-    max_prefix_bytes: int = 256 * 1024 * 1024
-    """Maximum memory for the stored calls that branches of rollouts repeat ([branches](credit-assignment.md#branches))."""
     train_sampling: bool = False
     """Sample training rollouts at temperature 1 without truncation, whatever the client asks for.
 
@@ -68,13 +67,13 @@ class ServingSettings:
     """Sample validation rollouts at this temperature without truncation; 0: greedy; default: as the client asks."""
     strict_tools: bool = True
     """Make calls of tools with `strict: true` follow the tool's schema, as vLLM does by default; false samples them freely."""
-    body_timeout_s: float = 60.0
+    body_timeout_s: Advanced[float] = 60.0
     """How long the body of a request may take to arrive before the request gets 408."""
-    max_body_bytes: int = 64 * 1024 * 1024
+    max_body_bytes: Advanced[int] = 64 * 1024 * 1024
     """Maximum size of a request's body; a longer one gets 413.
 
     If the length is announced, the answer comes before the body is read."""
-    swap_timeout_s: float = 30.0
+    swap_timeout_s: Advanced[float] = 30.0
     """How long a request is held during a swap before it gets 503 with Retry-After."""
     drain_timeout_s: float = 60.0
     """How long a swap or a sleep request waits for running generations before it ends them.
@@ -86,7 +85,7 @@ class ServingSettings:
 
     They stop after a token, and continue with the new weights once these are loaded. Each call's span says which tokens are
     of which version. Requests with a LoRA adapter that is not merged keep it until they end, with or without this."""
-    canary_tolerance: float | None = None
+    canary_tolerance: Advanced[float | None] = None
     """Maximum mean |Δ log-probability| between server and trainer at a swap; default: 1e-4 in float32, else 0.2.
 
     The float32 default applies to each token, and only if both compute in float32; otherwise the mean counts."""
@@ -104,7 +103,7 @@ class RolloutsSettings:
     """Rollouts per task."""
     concurrency: int = 16
     """Maximum number of rollouts in progress."""
-    engine: str = "local"
+    engine: Literal["local", "ray"] = "local"
     """Where agents run: `local`, on this machine, or `ray`, on the nodes of a Ray cluster (see `[ray]`)."""
     workers: int | None = None
     """Worker processes for a `module:function` target; default: 1, with the engine `ray` one per CPU of the cluster.
@@ -119,13 +118,13 @@ class RolloutsSettings:
     """Seconds after which a rollout is stopped with status `timeout`."""
     retries: int = 1
     """Further attempts after an infrastructure failure."""
-    deliver_timeout_s: float = 60.0
+    deliver_timeout_s: Advanced[float] = 60.0
     """Seconds that a finished run waits for an unavailable collector before it fails.
 
     `--resume` then sends its verdicts."""
     judge: str | None = None
     """`module:function` that gives the reward; default: the agent's own evaluations count."""
-    judge_concurrency: int = 16
+    judge_concurrency: Advanced[int] = 16
     """Maximum number of verdicts in progress.
 
     Judges run in threads, or in one event loop if the judge is an `async def`, while agents keep running."""
@@ -174,5 +173,5 @@ class RaySettings:
     """CPUs that each worker, or each task of a dataset, reserves on its node."""
     worker_resource: str | None = None
     """Custom resource of the nodes that may be used, as in `ray start --resources`; default: any node."""
-    start_timeout_s: float = 120.0
+    start_timeout_s: Advanced[float] = 120.0
     """How long the command waits for a worker if the cluster has room for none."""

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from trainspan_schemas.config.marks import Advanced
+
 __all__ = ["CollectorSettings"]
 
 
@@ -27,33 +29,33 @@ class CollectorSettings:
     """OTLP/HTTP listener: HOST:PORT, or `off`."""
     flight: str = "127.0.0.1:4319"
     """Arrow Flight listener: HOST:PORT."""
-    load_interval_s: float = 2.0
+    load_interval_s: Advanced[float] = 2.0
     """Maximum age of journaled spans before they are loaded. Readers do not wait for it."""
-    load_max_bytes: int = 32 * 1024 * 1024
+    load_max_bytes: Advanced[int] = 32 * 1024 * 1024
     """Journal size at which a batch is loaded, regardless of its number of spans."""
-    max_request_bytes: int = 64 * 1024 * 1024
+    max_request_bytes: Advanced[int] = 64 * 1024 * 1024
     """Maximum size of one OTLP request, before and after decompression."""
-    max_request_items: int = 200_000
+    max_request_items: Advanced[int] = 200_000
     """Maximum number of spans, log records or metrics in one OTLP request."""
-    max_inflight_bytes: int = 256 * 1024 * 1024
+    max_inflight_bytes: Advanced[int] = 256 * 1024 * 1024
     """Maximum size of all requests in memory. Requests beyond it wait, and are then refused."""
-    min_free_disk_bytes: int = 512 * 1024 * 1024
+    min_free_disk_bytes: Advanced[int] = 512 * 1024 * 1024
     """Free disk space below which requests are refused."""
-    overload_wait_s: float = 1.0
+    overload_wait_s: Advanced[float] = 1.0
     """How long a request waits for capacity before it is refused. Keep it below the exporters' timeouts."""
-    sql_timeout_s: float = 60.0
+    sql_timeout_s: Advanced[float] = 60.0
     """Time limit of a user's query."""
-    sql_memory_bytes: int = 512 * 1024 * 1024
+    sql_memory_bytes: Advanced[int] = 512 * 1024 * 1024
     """Memory limit of a user's query.
 
     Half of it is for DuckDB, an eighth if a thousand of the store's largest rows would not fit into it; large sorts and joins
     spill to disk beyond that. A query that needs more is ended."""
-    duckdb_memory_bytes: int = 144 * 1024 * 1024
+    duckdb_memory_bytes: Advanced[int] = 144 * 1024 * 1024
     """DuckDB's memory limit for loading and for named reads.
 
     DuckDB uses one thread per 64 MiB. Larger work spills to disk. If loading still runs out of memory, the store is reopened
     with twice the limit."""
-    checkpoint_bytes: int = 256 * 1024 * 1024
+    checkpoint_bytes: Advanced[int] = 256 * 1024 * 1024
     """Size of the loaded journal at which DuckDB is checkpointed and that journal deleted."""
     retention_days: float | None = None
     """Days after which a trace that receives nothing new is deleted; default: never."""

@@ -1,6 +1,9 @@
 """Settings of the dataset: what is trained, and its credit."""
 
 from dataclasses import dataclass
+from typing import Literal
+
+from trainspan_schemas.config.marks import Advanced
 
 __all__ = ["DatasetSettings"]
 
@@ -13,7 +16,7 @@ class DatasetSettings:
     """Folder of datasets, or a URL such as `s3://bucket/prefix`; default: `$TRAINSPAN_HOME/dataset`.
 
     A URL is of any store that fsspec knows; S3 needs `pip install 'trainspan[s3]'`."""
-    engine: str = "local"
+    engine: Literal["local", "ray"] = "local"
     """Where the dataset is computed: `local`, in this process, or `ray`, as tasks on the nodes of a Ray cluster (see `[ray]`).
 
     The bytes are the same. With `ray`, `out` must be a URL, or in a folder that all nodes share, and the stores must be at addresses
@@ -32,22 +35,22 @@ class DatasetSettings:
     It is called with a `StoredRollout`."""
     status_rewards: str | None = None
     """Rewards of failed rollouts, such as `timeout=0,agent_error=-1`; default: these rollouts are dropped."""
-    reward_concurrency: int = 1
+    reward_concurrency: Advanced[int] = 1
     """Maximum number of calls of `reward` in progress, in threads.
 
     Above 1 the function must be thread-safe, and it gains time only if it waits."""
-    reward_timeout_s: float = 120.0
+    reward_timeout_s: Advanced[float] = 120.0
     """Seconds after which a call of `reward` is abandoned and its rollout dropped as `judge_error`."""
     reward_name: str = "reward"
     """Evaluation that is the reward; several as `correct=1,style=0.2,tools?=0.1`.
 
     The numbers are weights, and `?` marks one that a rollout may lack."""
-    max_reward: float = 1e6
+    max_reward: Advanced[float] = 1e6
     """Rewards beyond this, in either direction, do not count: one would outweigh all others, or overflow.
 
     It holds for each score, and for the sums over a call and a rollout. A dataset drops such rollouts as `reward_out_of_range`, and
     a judge that gives such a score fails."""
-    combine: str = "sum"
+    combine: Literal["sum", "gdpo"] = "sum"
     """How several rewards are combined: `sum` (add, then compare) or `gdpo` (compare each, then add).
 
     `gdpo` scales its sum by the batch."""
@@ -56,22 +59,22 @@ class DatasetSettings:
 
     The signals are `tool_error`, `parse_error`, `repeated_call`, and `output:PATTERN` for tool outputs that match a regular
     expression without a comma."""
-    overlong: str = "keep"
+    overlong: Literal["keep", "mask", "punish"] = "keep"
     """Calls that reach the length limit: `keep`, `mask` (do not train them) or `punish` (lower their reward)."""
-    overlong_penalty: float | None = None
+    overlong_penalty: Advanced[float | None] = None
     """Amount that `punish` subtracts from the reward of such a call; default: 1."""
     gamma: float = 1.0
     """Discount per call for `return_to_go`, `gigpo` and `rtmc`."""
-    group_over: str = "rollouts"
+    group_over: Literal["rollouts", "turns", "calls"] = "rollouts"
     """What a call is compared with: the group's `rollouts`, its calls of the same turn (`turns`), or all of its `calls`.
 
     With `turns`, later calls are not compared with earlier ones, which have more reward to come. With `calls`, a rollout with
     more calls has more weight."""
-    step_by: str = "turn"
+    step_by: Advanced[Literal["turn", "agent"]] = "turn"
     """Calls that `step` compares within a group: those of the same `turn`, or of the same `agent`."""
-    episode_weight: float = 1.0
+    episode_weight: Advanced[float] = 1.0
     """Weight of the comparison of whole rollouts in `gigpo`."""
-    state_weight: float = 1.0
+    state_weight: Advanced[float] = 1.0
     """Weight of the comparison of calls from the same state in `gigpo`."""
     agent_credit: str | None = None
     """Estimators for `per_agent`, such as `planner=rloo,coder=return_to_go+grpo,*=rae`; default: `baseline` for all."""
@@ -79,7 +82,7 @@ class DatasetSettings:
     """Comma-separated agents whose calls are trained; default: all."""
     policies: str | None = None
     """Comma-separated policies whose calls are trained; default: all."""
-    choices: str = "used"
+    choices: Advanced[Literal["used", "all"]] = "used"
     """Which of several answers to one request (n > 1) are trained: `used` (the agent continued with them) or `all`."""
     filter: str | None = None
     """`module:function(StoredRollout) -> bool` that selects the rollouts to train on; default: all."""
@@ -106,11 +109,11 @@ class DatasetSettings:
     """Drop calls with more tokens in prompt and completion; default: no limit.
 
     Calls are never cut."""
-    settle_s: float = 60.0
+    settle_s: Advanced[float] = 60.0
     """Seconds of silence after which an incomplete rollout counts as `unfinished`."""
     wait_s: float = 0.0
     """How long to wait for rollouts that are still arriving."""
-    group_wait_s: float = 300.0
+    group_wait_s: Advanced[float] = 300.0
     """How long a task's group waits for rollouts that its runner has not finished.
 
     It is counted from the group's last activity; the group is then used as it is. The default is twice the runner's timeout

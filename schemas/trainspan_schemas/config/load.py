@@ -10,13 +10,24 @@ import tomllib
 import types
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from trainspan_schemas.config.policy_checks import check_policies
+from trainspan_schemas.config.marks import ADVANCED, OF_TRAIN, marked
+from trainspan_schemas.config.policy_scope import check_policies
 from trainspan_schemas.config.settings import PolicySettings, Settings
 from trainspan_schemas.errors import ConfigError
 
-__all__ = ["CONFIG_FILE", "POLICIES", "load_settings", "override", "sections", "tables", "variables_of"]
+__all__ = [
+    "CONFIG_FILE",
+    "POLICIES",
+    "choices_of",
+    "kind_of",
+    "load_settings",
+    "override",
+    "sections",
+    "tables",
+    "variables_of",
+]
 
 CONFIG_FILE = "trainspan.toml"
 ENV_PREFIX = "TRAINSPAN_"
@@ -58,15 +69,40 @@ def load_settings(config: Path | None, environ: Mapping[str, str]) -> Settings:
     for sender in ("serving", "rollouts"):
         if "collector" not in values.get(sender, {}):
             built[sender] = override(built[sender], collector=",".join(built["collector"].endpoints))
+    shared = {name: getattr(built["train"], name) for name in marked(sections()["sft"], OF_TRAIN)}
+    built["sft"] = override(built["sft"], **shared)
     settings = Settings(**built, policies=policies)
     check_policies(settings)
     return settings
 
 
 def override(section: _Section, **flags: object) -> _Section:
-    """The section with the given flags (those that are not None) applied."""
+    """The section with the given flags (those that are not None) applied. Raises ConfigError for a value that is none of its choices."""
     given = {key: value for key, value in flags.items() if value is not None}
+    hints = get_type_hints(type(section))
+    for key, value in given.items():
+        if key in hints and (choices := choices_of(hints[key])):
+            _check_choice(key, value, choices)
     return dataclasses.replace(section, **given)  # type: ignore[type-var]
+
+
+def choices_of(hint: object) -> tuple[str, ...]:
+    """The values of a setting that has only these; empty for others."""
+    return get_args(kind) if get_origin(kind := kind_of(hint)) is Literal else ()
+
+
+def kind_of(hint: object) -> Any:
+    """The type of a setting without None."""
+    return next(it for it in get_args(hint) if it is not type(None)) if is_optional(hint) else hint
+
+
+def is_optional(hint: object) -> bool:
+    return get_origin(hint) in (types.UnionType, Union)
+
+
+def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ConfigError(f"{name} = {value!r}: use one of {', '.join(choices)}")
 
 
 def sections() -> dict[str, type]:
@@ -95,6 +131,7 @@ def _read_toml(path: Path) -> dict[str, dict[str, Any]]:
         raise ConfigError(f"{path}: {error}") from error
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    advanced = raw.pop(ADVANCED, {})
     for section, table in raw.items():
         if not isinstance(table, dict):
             raise ConfigError(f"{path}: {section!r} is outside a section; sections are {', '.join(sections())}")
@@ -105,7 +142,24 @@ def _read_toml(path: Path) -> dict[str, dict[str, Any]]:
             _check_known(str(path), section, None)
         for key in table:
             _check_known(str(path), section, key)
+            if key in marked(sections()[section], ADVANCED):
+                raise ConfigError(
+                    f"{path}: {key} of [{section}] is advanced: write {section}.{key} = … in [{ADVANCED}]"
+                )
+    _check_advanced(path, advanced)
+    for section, table in advanced.items():
+        raw.setdefault(section, {}).update(table)
     return raw
+
+
+def _check_advanced(path: Path, advanced: object) -> None:
+    for section, table in advanced.items() if isinstance(advanced, dict) else [(ADVANCED, None)]:
+        if not isinstance(table, dict):
+            raise ConfigError(f"{path}: [{ADVANCED}] has lines such as collector.load_interval_s = 1.0")
+        for key in table:
+            _check_known(f"{path}: [{ADVANCED}]", section, key)
+            if key not in marked(sections()[section], ADVANCED):
+                raise ConfigError(f"{path}: {section}.{key} is not advanced: write {key} = … in [{section}]")
 
 
 def _check_policies_table(path: Path, policies: Mapping[str, object]) -> None:
@@ -129,6 +183,8 @@ def _check_known(where: str, section: str, key: str | None) -> None:
     known = [field.name for field in dataclasses.fields(known_sections[section])]
     if key is not None and key not in known:
         raise ConfigError(f"{where}: unknown key {key!r} in [{section}]{_nearest(key, known)}")
+    if key in marked(known_sections[section], OF_TRAIN):
+        raise ConfigError(f"{where}: {key} of [{section}] is that of [train]: set it there, or give the option")
 
 
 def _nearest(word: str, known: "Mapping[str, object] | list[str]") -> str:
@@ -143,9 +199,12 @@ def _build(section: str, cls: type, values: Mapping[str, object]) -> Any:
 
 def _convert(name: str, value: object, hint: object) -> object:
     """Converts `value` to the field's type; text from the environment is parsed."""
-    optional = isinstance(hint, types.UnionType)
-    kinds = [kind for kind in get_args(hint) if kind is not type(None)] if optional else [hint]
-    kind = kinds[0]
+    optional, kind = is_optional(hint), kind_of(hint)
+    if choices := choices_of(hint):
+        if optional and value == "":
+            return None
+        _check_choice(name, value, choices)
+        return value
     if optional and value in ("", "none") and kind is not str:
         return None
     if get_origin(kind) is tuple:

@@ -1,6 +1,9 @@
 """Settings of the loop and of the viewer."""
 
 from dataclasses import dataclass
+from typing import Literal
+
+from trainspan_schemas.config.marks import Advanced
 
 __all__ = ["LoopSettings", "ViewSettings"]
 
@@ -20,11 +23,11 @@ class LoopSettings:
     """Without a target: number of new rewards that make a round."""
     live_wait_s: float = 600.0
     """Without a target: seconds after which a round takes fewer rewards, but at least one."""
-    live_feedback_s: float = 3600.0
+    live_feedback_s: Advanced[float] = 3600.0
     """Without a target: seconds from a rollout's first span in which its reward may arrive; later ones may be left out."""
     tasks_per_round: int = 32
     """Training tasks drawn for each round; each is rolled out `[rollouts] n` times."""
-    mode: str = "rounds"
+    mode: Literal["rounds", "stream"] = "rounds"
     """`rounds` (each round has its own rollouts) or `stream` (a constant number of rollouts is in progress, and complete
     groups are trained as soon as there are `tasks_per_round`)."""
     overlap: int = 0
@@ -41,7 +44,7 @@ class LoopSettings:
     """Rounds between validations; 0: only at the start and the end."""
     eval_n: int = 1
     """Rollouts per validation task; several give pass@k in addition to the mean."""
-    success_reward: float = 1.0
+    success_reward: Advanced[float] = 1.0
     """Minimum reward of a rollout that counts as solved in pass@k."""
     stop_at: float | None = None
     """End the run when a validation reaches this mean reward; default: never."""
@@ -66,7 +69,7 @@ class LoopSettings:
     A version that is worse is refused: the one before goes back in service. The tasks are never trained on."""
     trial_n: int = 1
     """Rollouts of each trial task under each version."""
-    trial_level: float = 0.05
+    trial_level: Advanced[float] = 0.05
     """Greatest probability of refusing a version that is as good as the one before."""
     server_devices: str | None = None
     """GPUs of the policy server, such as `0` or `0,1`; default: the first.
@@ -78,13 +81,11 @@ class LoopSettings:
     On a shared GPU the server's share of memory is 0.4 unless a flag sets it."""
     trainer_devices: str | None = None
     """GPUs of the trainer, one process on each; default: all but the server's, or the only one."""
-    trainer_processes: int | None = None
+    trainer_processes: Advanced[int | None] = None
     """Processes of the trainer if there is no GPU; default: 1."""
     trainer_launch: str | None = None
     """Command that launches the trainer's processes, such as `accelerate launch --config_file fsdp.yaml`; default:
     `torchrun` for several."""
-    restarts: int = 3
-    """Maximum number of restarts of each process that exits unexpectedly."""
     ready_timeout_s: float = 600.0
     """How long to wait for the collector, the policy server and the trainer to become ready.
 
@@ -119,5 +120,5 @@ class ViewSettings:
     """PEM key of `tls_cert`; default: no TLS."""
     insecure_allow_remote: bool = False
     """Listen without TLS on an address that other machines can reach."""
-    page_wait_ms: int = 200
+    page_wait_ms: Advanced[int] = 200
     """Milliseconds after which a browser gets a page that says what it waits for, and loads the rest by itself."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from trainspan_schemas.errors import ConfigError
 
@@ -20,7 +21,7 @@ class PolicySettings:
     """Advantage baseline; default: that of `[dataset]`."""
     gamma: float | None = None
     """Discount per call; default: that of `[dataset]`."""
-    group_over: str | None = None
+    group_over: Literal["rollouts", "turns", "calls"] | None = None
     """What a call is compared with; default: that of `[dataset]`."""
     reward: str | None = None
     """Function that rewards each stored rollout; default: that of `[dataset]`."""

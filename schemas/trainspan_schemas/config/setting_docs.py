@@ -5,11 +5,11 @@ import dataclasses
 import inspect
 import itertools
 import re
-import types
 from dataclasses import dataclass
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, get_origin, get_type_hints
 
-from trainspan_schemas.config.load import tables
+from trainspan_schemas.config.load import choices_of, kind_of, tables
+from trainspan_schemas.config.marks import ADVANCED, OF_TRAIN, marked
 
 __all__ = ["SettingDoc", "setting_docs"]
 
@@ -24,6 +24,8 @@ class SettingDoc:
     name: str
     kind: type
     """str, int, float, bool, or tuple for a list of strings."""
+    choices: tuple[str, ...]
+    """The only values, if there are some."""
     default: object
     """None if another value replaces it; `stated_default` then describes that value."""
     summary: str
@@ -32,6 +34,8 @@ class SettingDoc:
     """The default in words, if the text states it."""
     details: str
     """The rest of its text."""
+    mark: str | None = None
+    """`advanced`, `of [train]`, or None."""
 
 
 def setting_docs(section: str) -> tuple[SettingDoc, ...]:
@@ -41,8 +45,12 @@ def setting_docs(section: str) -> tuple[SettingDoc, ...]:
     """
     owner: Any = tables()[section]
     texts, hints = _texts(owner), get_type_hints(owner)
+    marks = {name: mark for mark in (ADVANCED, OF_TRAIN) for name in marked(owner, mark)}
     return tuple(
-        _read(section, field.name, hints[field.name], field.default, texts.get(field.name, ""))
+        dataclasses.replace(
+            _read(section, field.name, hints[field.name], field.default, texts.get(field.name, "")),
+            mark=marks.get(field.name),
+        )
         for field in dataclasses.fields(owner)
     )
 
@@ -54,11 +62,12 @@ def _read(section: str, name: str, hint: Any, default: object, text: str) -> Set
         raise ValueError(
             f'[{section}] {name} needs a text under it; if its default is None, the text ends with "; default: WHAT."'
         )
-    kind = next(it for it in get_args(hint) if it is not type(None)) if isinstance(hint, types.UnionType) else hint
+    kind, choices = kind_of(hint), choices_of(hint)
     return SettingDoc(
         section=section,
         name=name,
-        kind=get_origin(kind) or kind,
+        kind=str if choices else get_origin(kind) or kind,
+        choices=choices,
         default=default,
         summary=f"{stated[1]}." if stated else summary,
         stated_default=stated[2] if stated else None,

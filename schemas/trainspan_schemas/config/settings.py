@@ -3,6 +3,7 @@
 The text under a field is its documentation everywhere: `docs/configuration.md` and the help of the commands' options are
 generated from it (see `setting_docs`). Its first paragraph is also the option's help; a second one is for the page only.
 If a default is None, the first paragraph ends with "; default: WHAT." and names the value that is used instead.
+The type of a setting that hardly anybody sets is `Advanced[…]` (see `marks`).
 
 Paths are relative to the working directory unless absolute.
 """

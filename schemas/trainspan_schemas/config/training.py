@@ -1,7 +1,9 @@
 """Settings of supervised training and of the trainer."""
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
+
+from trainspan_schemas.config.marks import Advanced, OfTrain
 
 __all__ = ["DEFAULT_LORA_RANK", "SftSettings", "TrainSettings"]
 
@@ -19,66 +21,66 @@ class SftSettings:
     """Jinja file with the chat template to train and serve with; default: the model's own.
 
     It is saved with the result, so that `trainspan serve` renders conversations in the same way."""
-    loss_on: str = "assistant"
+    loss_on: Advanced[Literal["assistant", "all"]] = "assistant"
     """Tokens in the loss: `assistant` (the model's answers, each with the token that ends it) or `all`."""
     epochs: float = 3.0
     """Number of passes over the conversations."""
     max_steps: int | None = None
     """Number of optimizer steps, whatever the number of passes; default: `epochs` decides."""
-    batch_tokens: int | None = None
+    batch_tokens: Advanced[int | None] = None
     """Tokens in the loss of one optimizer step, about; default: a 32nd of an epoch, at least 256 and at most 16384.
 
     Conversations are never split between steps."""
     learning_rate: float | None = None
     """Peak learning rate of AdamW; default: 2e-4 up to 135 million weights, falling to 1e-5 at a billion; ten times that for
     an adapter."""
-    warmup: float = 0.05
+    warmup: Advanced[float] = 0.05
     """Share of the steps over which the learning rate rises from 0."""
-    decay: str = "cosine"
-    """Learning rate after that: `constant`, or `linear` or `cosine` decay to a tenth of it."""
-    weight_decay: float = 0.0
+    decay: Advanced[Literal["constant", "linear", "cosine"]] = "cosine"
+    """Learning rate after the warmup: `constant`, or `linear` or `cosine` decay to a tenth of it."""
+    weight_decay: OfTrain[float] = 0.0
     """Weight decay of AdamW; norms and biases are excluded."""
-    max_grad_norm: float = 1.0
+    max_grad_norm: OfTrain[float] = 1.0
     """Norm to which a larger gradient is clipped."""
     max_tokens: int | None = None
     """Greatest number of tokens of a call, prompt and answer; default: the model's context."""
-    too_long: str = "drop"
+    too_long: Advanced[Literal["drop", "cut"]] = "drop"
     """What happens to a longer call: `drop`, or `cut` (train the beginning of its answer). Both are counted."""
-    eval_fraction: float = 0.05
+    eval_fraction: Advanced[float] = 0.05
     """Share of the conversations that is held out for the evaluation loss.
 
     Conversations with the same first prompt are held out together."""
-    eval_every: int | None = None
+    eval_every: Advanced[int | None] = None
     """Steps between evaluations; default: one per epoch."""
-    save_every_s: float = 300.0
+    save_every_s: Advanced[float] = 300.0
     """Seconds between saved states, from which a job that was stopped continues; 0: after each step."""
-    adapter: str = "none"
+    adapter: Literal["none", "lora"] = "none"
     """`none` (train all weights) or `lora` (train a low-rank adapter on frozen weights)."""
     lora_rank: int | None = None
     """Rank of the adapter; default: 16."""
-    lora_alpha: float | None = None
+    lora_alpha: Advanced[float | None] = None
     """The adapter's output is scaled by alpha / rank; default: twice the rank."""
-    lora_targets: str | None = None
+    lora_targets: Advanced[str | None] = None
     """Comma-separated names of the adapted modules; default: all linear layers except the output head."""
-    lora_result: str = "merged"
+    lora_result: Literal["merged", "adapter"] = "merged"
     """The result with `adapter = "lora"`: `merged` (a whole model) or `adapter` (the adapter alone, to be served on its base).
 
     Only a whole model can be the start of `trainspan train` and `trainspan loop`."""
-    device: str = "auto"
+    device: OfTrain[Literal["auto", "cpu", "cuda"]] = "auto"
     """Device: `cpu`, `cuda`, or `auto`, a GPU if there is one.
 
     With `auto`, training is refused where a GPU is that PyTorch does not see."""
-    dtype: str | None = None
+    dtype: OfTrain[Literal["float32", "bfloat16"] | None] = None
     """Data type of the computation: `float32` or `bfloat16` (autocast); default: bfloat16 on a GPU, else float32.
 
     Trained weights, gradients and Adam's moments are float32 in both cases."""
-    gradient_checkpointing: bool | None = None
+    gradient_checkpointing: OfTrain[bool | None] = None
     """Recompute activations in the backward pass instead of keeping them; default: where it fits into memory, the faster."""
-    memory_gib: float | None = None
+    memory_gib: OfTrain[float | None] = None
     """Memory that the training may use on its device; default: the memory that is free at its start."""
-    micro_batch_tokens: int | None = None
+    micro_batch_tokens: OfTrain[int | None] = None
     """Maximum number of tokens in one forward pass, padding included; default: 16384, or as many as fit into memory."""
-    forward: str = "auto"
+    forward: OfTrain[Literal["auto", "padded", "packed", "tree"]] = "auto"
     """`padded`, `packed` (rows one after another, no padding), `tree` (shared prefixes are forwarded once), or `auto` (the
     cheapest)."""
     seed: int = 0
@@ -99,9 +101,9 @@ class TrainSettings:
     """Policy server to swap after each round, or several with commas; `none` only writes checkpoints."""
     weights_host: str = "127.0.0.1"
     """Address on which `trainspan weights` serves checkpoints to policy servers on other machines."""
-    weights_port: int = 8090
+    weights_port: Advanced[int] = 8090
     """Port of `trainspan weights`; 0: any free one."""
-    publish_timeout_s: float = 300.0
+    publish_timeout_s: Advanced[float] = 300.0
     """How long a swap is retried while the server is busy, or unavailable after it was reached in the same round.
 
     While a server copies the checkpoint, the time begins again with each step forward."""
@@ -114,9 +116,9 @@ class TrainSettings:
     """Rounds of a run over which the learning rate rises from 0; refused ones do not count.
 
     Without it Adam's first steps move the policy furthest, with the least information."""
-    weight_decay: float = 0.0
+    weight_decay: Advanced[float] = 0.0
     """Weight decay of AdamW; norms and biases are excluded."""
-    adam_beta2: float = 0.999
+    adam_beta2: Advanced[float] = 0.999
     """Decay of Adam's mean of squared gradients per step; 0.95 to 0.99 follows gradients of changing size faster."""
     rollouts_per_step: int = 8
     """Rollouts in an optimizer step; a round has as many steps as its trained rollouts fill, at least one.
@@ -148,7 +150,7 @@ class TrainSettings:
     `ratio = "call"`, or 5 with `cispo`.
 
     The higher upper side keeps exploration."""
-    ratio: str = "token"
+    ratio: Literal["token", "call"] = "token"
     """Unit of the importance ratio: `token`, or `call` (geometric mean over a call's tokens, as in GSPO).
 
     `call` is for long answers and mixtures of experts."""
@@ -157,30 +159,30 @@ class TrainSettings:
     or `module:function`.
 
     With `token`, long rollouts count more. With `const`, sums are divided by `const_tokens`, as in Dr. GRPO."""
-    const_tokens: int | None = None
+    const_tokens: Advanced[int | None] = None
     """With `weights = "const"`: divisor of the sum over each rollout, whatever its length; default: none, required by
     `const`."""
     kl_coef: float = 0.0
     """Coefficient of the KL divergence to the model that the run started from, in the loss.
 
     If it is not 0, that model is loaded as well (except with LoRA), and each row is forwarded once more."""
-    old_policy: str | None = None
+    old_policy: Advanced[Literal["logged", "recompute"] | None] = None
     """Denominator of the ratio: `logged` (the sampler) or `recompute` (the policy at the round's start); default: chosen by
     round.
 
     `logged` is chosen if all calls are of the current version and both server and trainer compute in float32."""
-    correction: str | None = None
+    correction: Advanced[Literal["truncate", "mask", "none"] | None] = None
     """With `recompute`: weight of a token by w = π_old/π_sampler: `truncate` (min(w, cap)), `mask` (w within 1/cap … cap,
     else 0) or `none`; default: `truncate`."""
-    correction_cap: float | None = None
+    correction_cap: Advanced[float | None] = None
     """Cap of `correction`; default: 2."""
-    reject_ratio: float | None = None
+    reject_ratio: Advanced[float | None] = None
     """With `recompute`: drop calls whose geometric mean of w is outside 1/x … x; default: none are dropped.
 
     Values of 1.05 to 1.5 are usual."""
     max_staleness: int | None = None
     """Do not train calls with more updates between their version and the policy than this; default: no limit."""
-    adapter: str = "none"
+    adapter: Literal["none", "lora"] = "none"
     """`none` (train all weights) or `lora` (train a low-rank adapter on frozen weights).
 
     An adapter takes a fraction of the memory and has small checkpoints."""
@@ -190,15 +192,15 @@ class TrainSettings:
     The server's `max_lora_rank` must allow it."""
     lora_alpha: float | None = None
     """The adapter's output is scaled by alpha / rank; default: twice the rank."""
-    lora_targets: str | None = None
+    lora_targets: Advanced[str | None] = None
     """Comma-separated names of the adapted modules; default: all linear layers except the output head."""
-    max_grad_norm: float = 1.0
+    max_grad_norm: Advanced[float] = 1.0
     """Norm to which a larger gradient is clipped."""
-    device: str = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device: `cpu`, `cuda`, or `auto`, a GPU if there is one.
 
     With `auto`, training is refused where a GPU is that PyTorch does not see."""
-    dtype: str | None = None
+    dtype: Literal["float32", "bfloat16"] | None = None
     """Data type of the computation: `float32` or `bfloat16` (autocast); default: bfloat16 on a GPU, else float32.
 
     Trained weights, gradients and Adam's moments are float32 in both cases."""
@@ -208,37 +210,37 @@ class TrainSettings:
     """Memory that the trainer may use on its device; default: the memory that is free at its start.
 
     The memory estimate is compared with it before anything is loaded."""
-    memory_share: float = 1.0
-    """Share of that free memory, for trainers that start on the same device at the same time.
+    memory_share: Advanced[float] = 1.0
+    """Share of the device's free memory, for trainers that start on the same device at the same time.
 
     The loop divides the memory among the trainers of several policies."""
     micro_batch_tokens: int | None = None
     """Maximum number of tokens in one forward pass, padding included; default: 16384, or as many as fit into memory.
 
     Set it if runs must be bit-identical on machines with different amounts of free memory."""
-    merge: bool = True
+    merge: Advanced[bool] = True
     """Merge the calls of a segment into one row, so that each token is forwarded once per rollout."""
-    forward: str = "auto"
+    forward: Literal["auto", "padded", "packed", "tree"] = "auto"
     """`padded`, `packed` (rows one after another, no padding), `tree` (shared prefixes are forwarded once), or `auto` (the
     cheapest)."""
     max_kl: float = 0.5
     """Limit of k3 against the ratio's other policy; beyond it the round ends and the previous policy stays."""
-    max_ratio: float = 1000.0
-    """The same for the largest importance ratio of a token."""
-    engine_mismatch: float | None = None
+    max_ratio: Advanced[float] = 1000.0
+    """Limit of a token's importance ratio; beyond it the round ends and the previous policy stays."""
+    engine_mismatch: Advanced[float | None] = None
     """Alarm threshold of the mean |Δ log-probability| between server and trainer; default: 3e-5 if both compute in float32,
     else 0.1.
 
     It is measured at the first step of a round on fresh data. The threshold of k3 is its square."""
-    keep_checkpoints: int = 5
+    keep_checkpoints: Advanced[int] = 5
     """Number of newest checkpoints kept on disk.
 
     `latest`, its parent and the served checkpoint are always kept."""
-    keep_start: bool = False
+    keep_start: Advanced[bool] = False
     """Also write the model that the run starts from as a checkpoint, so that it can be put back in service.
 
     The loop sets it with `[loop] trial_tasks`."""
-    token_figures_mib: float = 64.0
+    token_figures_mib: Advanced[float] = 64.0
     """Maximum MiB of per-token figures that a round writes (17 bytes a token, before compression); 0: none are written.
 
     They are the trainer's log-probability, entropy, ratio and clip of each trained token, for `trainspan view`."""

@@ -26,7 +26,7 @@ def check_can_merge(adapter: Path, served: Weights) -> None:
         reasons.append("an adapter on quantized weights")
     if reasons:
         raise CheckpointError(
-            f"{adapter.name}: {reasons[0]} cannot be merged: start the server with [serving] merge_adapters = false"
+            f"{adapter.name}: {reasons[0]} cannot be merged: start the server with [advanced] serving.merge_adapters = false"
         )
 
 

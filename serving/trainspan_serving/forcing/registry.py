@@ -58,7 +58,7 @@ class BranchRegistry:
             raise RegistryError(400, f"lives_s = {prefix.lives_s:g}: at most {LONGEST_LIFE_S:g}")
         size = _size(prefix)
         if size > self._max_bytes:
-            raise RegistryError(413, f"a prefix of {size} bytes exceeds [serving] max_prefix_bytes = {self._max_bytes}")
+            raise RegistryError(413, f"a prefix of {size} bytes exceeds the limit of {self._max_bytes}")
         if len(self._branches) >= _MAX_BRANCHES or self._bytes + size > self._max_bytes:
             raise RegistryError(
                 503,

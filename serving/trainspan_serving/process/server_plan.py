@@ -77,8 +77,6 @@ class ServerPlan:
     """Whether to refuse requests that the runner did not sign."""
     sleep: bool
     """Whether the server may be put to sleep."""
-    spool_max_bytes: int
-    max_prefix_bytes: int
     body_timeout_s: float
     max_body_bytes: int
     swap_timeout_s: float
@@ -161,8 +159,6 @@ def make_plan(
         signing_key_file=str(Path(settings.signing_key_file).resolve()) if settings.signing_key_file else None,
         require_signature=settings.require_signature,
         sleep=settings.sleep,
-        spool_max_bytes=settings.spool_max_bytes,
-        max_prefix_bytes=settings.max_prefix_bytes,
         body_timeout_s=settings.body_timeout_s,
         max_body_bytes=settings.max_body_bytes,
         swap_timeout_s=settings.swap_timeout_s,

@@ -149,4 +149,4 @@ def test_an_interrupted_command_ends_its_tasks_and_leaves_nothing(command: Datas
 def test_an_unknown_engine_is_refused(command: DatasetCommand) -> None:
     process = command.start("none", "--engine", "spark")
     _, errors = process.communicate(timeout=100)
-    assert (process.returncode, errors.strip()) == (2, "trainspan: engine = 'spark': it must be 'local' or 'ray'")
+    assert (process.returncode, errors.strip()) == (2, "trainspan: engine = 'spark': use one of local, ray")

@@ -461,8 +461,6 @@ def test_an_answer_that_the_agent_discarded_is_left_out_by_name(bench: Bench, tm
     assert table["prefix_len"].to_list() == [0, 4, 6, 0]
     whole = bench.build(round_=0, choices="all", out=tmp_path / "all")
     assert (whole.manifest["dropped"], whole.manifest["rows"]) == ({}, 12)
-    with pytest.raises(UsageError, match="choices = 'best': use one of used, all"):
-        bench.build(round_=0, choices="best", out=tmp_path / "best")
 
 
 def test_answers_of_which_nothing_shows_which_was_used_are_all_kept(bench: Bench) -> None:

@@ -130,7 +130,6 @@ def test_an_answer_counts_as_used_for_the_penalty_if_it_does_for_training(bench:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"overlong": "cut"}, "overlong = 'cut': use one of keep, mask, punish"),
         ({"overlong_penalty": 1.0}, "overlong_penalty = 1 has no effect: overlong is 'keep'"),
         ({"overlong": "punish", "overlong_penalty": -1.0}, "overlong_penalty = -1 must be a number greater than 0"),
         ({"overlong": "punish", "overlong_penalty": float("nan")}, "overlong_penalty = nan must be a number"),

@@ -46,8 +46,15 @@ def test_several_collectors_are_those_of_the_policy_server_and_the_runner(tmp_pa
         ("[train]\nlearningrate = 1\n", "unknown key 'learningrate' in [train]; did you mean 'learning_rate'?"),
         ("[trian]\nseed = 1\n", "unknown section [trian]; did you mean 'train'?"),
         ("[train]\nseed = 'x'\n", "train.seed = 'x' is not of type int"),
-        ("[train]\nmerge = 3\n", "train.merge = 3 is not true or false"),
+        ("[advanced]\ntrain.merge = 3\n", "train.merge = 3 is not true or false"),
         ("seed = 1\n", "'seed' is outside a section"),
+        ("[train]\nmax_loss = 1\n", "max_loss of [train] is advanced: write train.max_loss = … in [advanced]"),
+        ("[advanced]\ntrain.seed = 1\n", "train.seed is not advanced: write seed = … in [train]"),
+        ("[advanced]\ntrain.maxloss = 1\n", "unknown key 'maxloss' in [train]; did you mean 'max_loss'?"),
+        ("[advanced]\nmax_loss = 1\n", "[advanced] has lines such as collector.load_interval_s = 1.0"),
+        ("[loop]\nmode = 'waves'\n", "loop.mode = 'waves': use one of rounds, stream"),
+        ("[train]\ndtype = 'float16'\n", "train.dtype = 'float16': use one of float32, bfloat16"),
+        ("[sft]\ndtype = 'float32'\n", "dtype of [sft] is that of [train]: set it there, or give the option"),
         ("[train\n", "trainspan.toml"),
     ],
 )
@@ -63,7 +70,7 @@ def test_an_unknown_variable_names_the_nearest_key() -> None:
 
 
 def test_optional_numbers_and_integers_for_floats_are_read(tmp_path: Path) -> None:
-    config = written(tmp_path, "[dataset]\nmax_staleness = 2\nsettle_s = 5\n")
+    config = written(tmp_path, "[dataset]\nmax_staleness = 2\n[advanced]\ndataset.settle_s = 5\n")
     dataset = load_settings(config, {"TRAINSPAN_DATASET__MAX_TOKENS": "512"}).dataset
     assert (dataset.max_staleness, dataset.max_tokens, dataset.settle_s) == (2, 512, 5.0)
     assert isinstance(dataset.settle_s, float)
@@ -72,3 +79,16 @@ def test_optional_numbers_and_integers_for_floats_are_read(tmp_path: Path) -> No
 def test_a_named_file_that_is_missing_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no configuration file"):
         load_settings(tmp_path / "none.toml", {})
+
+
+def test_advanced_settings_have_a_table_and_their_sections_variables(tmp_path: Path) -> None:
+    config = written(tmp_path, "[advanced]\ncollector.load_interval_s = 0.5\ntrain.max_loss = 7\n[train]\nseed = 3\n")
+    settings = load_settings(config, {"TRAINSPAN_TRAIN__MAX_RATIO": "9"})
+    assert settings.collector.load_interval_s == 0.5
+    assert (settings.train.max_loss, settings.train.max_ratio, settings.train.seed) == (7.0, 9.0, 3)
+
+
+def test_supervised_training_computes_with_the_trainers_settings(tmp_path: Path) -> None:
+    config = written(tmp_path, "[train]\ndtype = 'float32'\nforward = 'packed'\nseed = 3\n[sft]\nepochs = 2\n")
+    sft = load_settings(config, {"TRAINSPAN_TRAIN__MICRO_BATCH_TOKENS": "512"}).sft
+    assert (sft.dtype, sft.forward, sft.micro_batch_tokens, sft.seed, sft.epochs) == ("float32", "packed", 512, 0, 2.0)

@@ -7,8 +7,7 @@ import pytest
 
 from trainspan_schemas.config.load import load_settings
 from trainspan_schemas.config.policies import agents_of_policies
-from trainspan_schemas.config.policy_checks import trained_lora_rank
-from trainspan_schemas.config.policy_scope import policies_of, scoped
+from trainspan_schemas.config.policy_scope import policies_of, scoped, trained_lora_rank
 from trainspan_schemas.config.settings import DatasetSettings, PolicySettings, TrainSettings
 from trainspan_schemas.errors import ConfigError, UsageError
 from trainspan_schemas.home import policy_dir

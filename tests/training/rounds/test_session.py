@@ -400,8 +400,6 @@ def test_a_model_that_has_a_version_is_counted_on_from_there(run: Run, tmp_path:
         ),
         (TrainSettings(correction_cap=0.5), "correction_cap = 0.5 must be greater than 1"),
         (TrainSettings(lora_rank=8), 'lora_rank = 8 has no effect: adapter = "none" trains no adapter'),
-        (TrainSettings(adapter="dora"), "adapter = 'dora' is not known; choose none or lora"),
-        (TrainSettings(ratio="row"), "ratio = 'row' is not known; choose token or call"),
         (TrainSettings(max_staleness=-1), "max_staleness = -1 must not be less than 0"),
         (TrainSettings(rollouts_per_step=0), "train.rollouts_per_step = 0 must be greater than 0"),
         (TrainSettings(policy_url="localhost:8000"), "train.policy_url = 'localhost:8000' is neither"),

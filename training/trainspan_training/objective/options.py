@@ -32,16 +32,6 @@ _REPORTERS = ("tensorboard", "trackio", "wandb")
 _PER_MICRO_BATCH = ("grpo", "bnpo", "dr_grpo", "sapo", "luspo")
 _PER_ROW = ("vespo",)
 
-_CHOICES: dict[str, tuple[str, ...]] = {
-    "ratio": ("token", "call"),
-    "old_policy": ("logged", "recompute"),
-    "correction": ("truncate", "mask", "none"),
-    "adapter": ("none", "lora"),
-    "device": ("auto", "cpu", "cuda"),
-    "dtype": ("float32", "bfloat16"),
-    "forward": ("auto", "padded", "packed", "tree"),
-}
-
 _POSITIVE = (
     "learning_rate",
     "rollouts_per_step",
@@ -66,9 +56,6 @@ def check(settings: TrainSettings) -> None:
     if settings.weights not in WEIGHTS and not is_function_name(settings.weights):
         known = ", ".join(WEIGHTS)
         raise ConfigError(f"train.weights = {settings.weights!r} is not known; choose {known} or module:function")
-    for name, choices in _CHOICES.items():
-        if (value := getattr(settings, name)) is not None and value not in choices:
-            raise ConfigError(f"train.{name} = {value!r} is not known; choose {' or '.join(choices)}")
     _check_numbers(settings)
     _check_idle(settings)
     _check_reporters(settings)

@@ -25,20 +25,11 @@ _SHARED = (
 """Settings that mean the same in `[train]`."""
 _NAMES = re.compile(rf"\btrain\.({'|'.join(_SHARED)})\b")
 
-_CHOICES = {
-    "loss_on": ("assistant", "all"),
-    "decay": ("constant", "linear", "cosine"),
-    "too_long": ("drop", "cut"),
-    "lora_result": ("merged", "adapter"),
-}
 _POSITIVE = ("epochs", "max_steps", "batch_tokens", "max_tokens", "eval_every")
 
 
 def check(settings: SftSettings) -> None:
     """Raises ConfigError for a setting that is unknown, invalid, or has no effect with the others."""
-    for name, choices in _CHOICES.items():
-        if (value := getattr(settings, name)) not in choices:
-            raise ConfigError(f"sft.{name} = {value!r} is not known; choose {' or '.join(choices)}")
     for name in _POSITIVE:
         if (value := getattr(settings, name)) is not None and not value > 0:
             raise ConfigError(f"sft.{name} = {value} must be greater than 0")

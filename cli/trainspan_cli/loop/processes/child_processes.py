@@ -19,6 +19,8 @@ __all__ = ["Commands", "Service"]
 
 PR_SET_PDEATHSIG = 1
 _STOP_S = 15.0
+_RESTARTS = 3
+"""Of one service: what ends a fourth time does not get well by itself."""
 
 
 _prctl = ctypes.CDLL(None).prctl
@@ -50,7 +52,6 @@ class Service:
         arguments: Sequence[str],
         environ: Mapping[str, str],
         log: Path,
-        restarts: int,
         launcher: Sequence[str] = (sys.executable,),
     ) -> None:
         self.name = name
@@ -58,7 +59,7 @@ class Service:
         self.events: queue.Queue[dict[str, Any]] = queue.Queue()
         self._arguments = list(arguments)
         self._environ = dict(environ)
-        self._restarts_left = restarts
+        self._restarts_left = _RESTARTS
         self._launcher = launcher
         self._process: subprocess.Popen[str] | None = None
 

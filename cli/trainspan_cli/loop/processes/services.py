@@ -241,7 +241,7 @@ class Services:
     ) -> Service:
         log = self._folder.logs / f"{name.replace(' ', '-')}.log"
         whole = [*arguments, *self.config, *flags]
-        service = Service(name, whole, environ or self.environ, log, self._settings.loop.restarts, launcher)
+        service = Service(name, whole, environ or self.environ, log, launcher)
         self._running.append(service)
         service.start()
         return service

@@ -11,7 +11,6 @@ from trainspan_cli.loop.state.task_pool import LoopTasks
 from trainspan_schemas.config.settings import Settings
 from trainspan_schemas.errors import ConfigError
 
-MODES = ("rounds", "stream")
 VINE = "vine"
 """The credit of values that branches measured."""
 
@@ -28,8 +27,6 @@ def choose_sampler(settings: Settings, tasks: LoopTasks, stages: Stages, folder:
 def check_sampling(settings: Settings) -> None:
     """Raises ConfigError if rollouts cannot run ahead of training as far as the settings say, or their credit needs branches."""
     loop = settings.loop
-    if loop.mode not in MODES:
-        raise ConfigError(f"loop.mode = {loop.mode!r}: {' or '.join(MODES)}")
     if loop.overlap < 0:
         raise ConfigError(f"loop.overlap = {settings.loop.overlap}: at least 0")
     if loop.target is None and (loop.overlap or loop.mode != "rounds"):

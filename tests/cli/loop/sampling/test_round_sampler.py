@@ -215,8 +215,6 @@ def test_settings_that_cannot_overlap_are_refused() -> None:
     check_sampling(settings)
     with pytest.raises(ConfigError, match="are for rollouts that the loop makes"):
         check_sampling(dataclasses.replace(settings, loop=LoopSettings(mode="stream")))
-    with pytest.raises(ConfigError, match="loop\\.mode = 'waves': rounds or stream"):
-        check_sampling(dataclasses.replace(settings, loop=LoopSettings(target="a:b", mode="waves")))
     with pytest.raises(ConfigError, match=r"loop\.overlap = -1: at least 0"):
         check_sampling(dataclasses.replace(settings, loop=LoopSettings(target="a:b", overlap=-1)))
     measured = dataclasses.replace(settings.dataset, credit="vine")

@@ -73,7 +73,7 @@ def _read(
     files = parts(checkpoints, name)
     if not files:
         return Missing(
-            f"the trainer wrote no figures of {name}: set [train] token_figures_mib above 0, or look again in a moment"
+            f"the trainer wrote no figures of {name}: set [advanced] train.token_figures_mib above 0, or look again in a moment"
         )
     own = (pl.col("rollout_id") == rollout_id) & (pl.col("attempt") == attempt) & (pl.col("span_id") == span_id)
     left_out = 0
@@ -85,7 +85,7 @@ def _read(
         rows = pl.scan_parquet(file).filter(own).select("step", *_LISTS).collect()
         if rows.height:
             return _figures(name, rows.row(0, named=True), about)
-    why = f"; {left_out} tokens did not fit into [train] token_figures_mib" if left_out else ""
+    why = f"; {left_out} tokens did not fit into [advanced] train.token_figures_mib" if left_out else ""
     return Missing(f"the trainer did not train this call in the round that made {name}{why}")
 
 
