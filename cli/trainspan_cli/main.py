@@ -10,29 +10,38 @@ from importlib.metadata import version
 
 from trainspan_schemas.errors import NothingToBranchError, NothingToTrainError, TrainspanError, UsageError
 
-COMMANDS = {
-    "collector": "Receive OTLP and store it in DuckDB.",
-    "serve": "Serve the policy with vLLM: OpenAI API, token-exact capture, hot swap.",
-    "rollout": "Run an agent on tasks and judge the results.",
-    "branch": "Measure the calls of stored rollouts by branches from their states.",
-    "reward": "Reward a rollout, or one response, after the fact.",
-    "dataset": "Build the next dataset of transitions with credit from stored spans.",
-    "explain": "Explain one rollout: its calls, rewards and credit, with its tokens in color.",
-    "diff": "Show the differences between two datasets.",
-    "export": "Write rollouts as SFT or DPO training files for TRL.",
-    "sft": "Train a model on conversations, to start from.",
-    "train": "Train on the newest dataset, publish the checkpoint and swap it in.",
-    "loop": "Run rollouts, dataset and training for many rounds, supervised.",
-    "compare": "Compare runs of the loop over their seeds and settings.",
-    "weights": "Serve the trainer's checkpoints to policy servers on other machines.",
-    "swap": "Put an earlier version of the policy back in service.",
-    "view": "Show runs, datasets, groups and rollouts in a browser.",
-    "sql": "Query the store.",
-    "store": "Verify, compact, measure, purge or migrate the store.",
-    "status": "Show the running processes, and the runs, datasets and checkpoints on disk.",
-    "doctor": "Check the installation, the processes and the capture.",
+GROUPS = {
+    "Run agents": {
+        "rollout": "Run an agent on tasks and judge the results.",
+        "branch": "Measure the calls of stored rollouts by branches from their states.",
+        "reward": "Reward a rollout, or one response, after the fact.",
+    },
+    "Learn": {
+        "dataset": "Build the next dataset of transitions with credit from stored spans.",
+        "export": "Write rollouts as SFT or DPO training files for TRL.",
+        "sft": "Train a model on conversations, to start from.",
+        "train": "Train on the newest dataset, publish the checkpoint and swap it in.",
+        "loop": "Run rollouts, dataset and training for many rounds, supervised.",
+    },
+    "Look": {
+        "view": "Show runs, datasets, groups and rollouts in a browser.",
+        "explain": "Explain one rollout: its calls, rewards and credit, with its tokens in color.",
+        "diff": "Show the differences between two datasets.",
+        "compare": "Compare runs of the loop over their seeds and settings.",
+        "sql": "Query the store.",
+        "status": "Show the running processes, and the runs, datasets and checkpoints on disk.",
+    },
+    "Operate": {
+        "collector": "Receive OTLP and store it in DuckDB.",
+        "serve": "Serve the policy with vLLM: OpenAI API, token-exact capture, hot swap.",
+        "weights": "Serve the trainer's checkpoints to policy servers on other machines.",
+        "swap": "Put an earlier version of the policy back in service.",
+        "store": "Verify, compact, measure, purge or migrate the store.",
+        "doctor": "Check the installation, the processes and the capture.",
+    },
 }
-"""Subcommand → its line in `trainspan --help`; it is implemented by `trainspan_cli.commands.<name>.<name>`."""
+"""Groups of subcommands, each with its line in `trainspan --help`; `trainspan_cli.commands.<name>.<name>` implements one."""
+COMMANDS = tuple(name for group in GROUPS.values() for name in group)
 
 
 def main() -> None:
@@ -115,10 +124,9 @@ def _help() -> str:
         "Usage: trainspan COMMAND [OPTIONS]",
         "",
         "Reinforcement learning from the traces of any agent.",
-        "",
-        "Commands:",
     ]
-    lines += [f"  {name:<10} {line}" for name, line in COMMANDS.items()]
+    for group, commands in GROUPS.items():
+        lines += ["", f"{group}:", *(f"  {name:<10} {line}" for name, line in commands.items())]
     lines += [
         "",
         "Help for a command: trainspan COMMAND --help. Settings: trainspan.toml. State: .trainspan/",
