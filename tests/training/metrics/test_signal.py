@@ -1,16 +1,20 @@
 """The test whether rewards depend on what was sampled."""
 
 import math
+from collections.abc import Sequence
 from statistics import NormalDist
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tests.support.dataset_files import LoggedCall
+from tests.training.support.exactness.references import as_calls
 from trainspan_training.metrics.alarms import LEAST_EVIDENCE, SIGNAL_ROUNDS
 from trainspan_training.metrics.signal import (
     NO_SIGNAL,
-    RolloutGradients,
+    CallGradients,
+    CallLabels,
     Signal,
     best_evidence,
     evidence,
@@ -19,6 +23,12 @@ from trainspan_training.metrics.signal import (
 )
 
 GROUPS, SIZE, TOKENS, WIDTH = 4, 8, 5, 12
+
+
+def of_one_call(advantages: Sequence[float], groups: Sequence[str]) -> CallLabels:
+    """Rollouts of one call."""
+    count = len(groups)
+    return CallLabels(tuple(groups), tuple(range(count)), (0,) * count, tuple(advantages))
 
 
 def sampled_round(rng: np.random.Generator, strength: float) -> Signal:
@@ -31,8 +41,9 @@ def sampled_round(rng: np.random.Generator, strength: float) -> Signal:
     directions, owner = rng.normal(size=(GROUPS, 16)), np.repeat(np.arange(GROUPS * SIZE), 4)
     gradients = strength * labels[owner, None] * directions[owner // SIZE] + rng.normal(size=(len(owner), 16))
     hidden = 1 + 0.3 * rng.normal(size=(len(owner), 16))
-    kernel = RolloutGradients(owner, hidden.astype(np.float32), gradients.astype(np.float32)).kernel()
-    signal = signal_of(kernel, labels.tolist(), names, rng)
+    whose = of_one_call(labels.tolist(), names)
+    kernel = CallGradients(owner, hidden.astype(np.float32), gradients.astype(np.float32)).kernel(whose.rollouts)
+    signal = signal_of(kernel, whose, rng)
     assert signal is not None
     return signal
 
@@ -49,7 +60,7 @@ def red_runs(runs: int, strength: float) -> float:
     return red / runs
 
 
-def rollouts(rng: np.random.Generator, *, informative: bool) -> tuple[NDArray[np.float64], list[float], list[str]]:
+def rollouts(rng: np.random.Generator, *, informative: bool) -> tuple[NDArray[np.float64], CallLabels]:
     """Rollouts of which half sample tokens of one kind; only if `informative` are these the ones with a reward."""
     wanted = rng.normal(size=WIDTH)
     names = [f"g{group}" for group in range(GROUPS) for _ in range(SIZE)]
@@ -58,17 +69,71 @@ def rollouts(rng: np.random.Generator, *, informative: bool) -> tuple[NDArray[np
     owner = np.repeat(np.arange(len(names)), TOKENS)
     gradients = kinds[owner, None] * wanted * 0.5 + rng.normal(size=(len(owner), WIDTH))
     hidden = 1 + 0.3 * rng.normal(size=(len(owner), WIDTH))
-    sample = RolloutGradients(owner, hidden.astype(np.float32), gradients.astype(np.float32))
-    return sample.kernel(), labels.tolist(), names
+    sample, whose = (
+        CallGradients(owner, hidden.astype(np.float32), gradients.astype(np.float32)),
+        of_one_call(labels, names),
+    )
+    return sample.kernel(whose.rollouts), whose
 
 
 def test_the_kernel_is_the_mean_over_pairs_of_tokens() -> None:
-    """Rollout 0 has tokens (g 1, h 1) and (g 3, h 2), rollout 1 has (g 2, h 5)."""
-    sample = RolloutGradients(
+    """Call 0 has tokens (g 1, h 1) and (g 3, h 2), call 1 has (g 2, h 5)."""
+    sample = CallGradients(
         np.array([0, 0, 1]), np.array([[1], [2], [5]], np.float32), np.array([[1], [3], [2]], np.float32)
     )
     # K_01 = (1·2·1·5 + 3·2·2·5) / 2 = 35; K_00 = (1 + 2·3·2 + 9·4) / 4 = 12.25; K_11 = 4·25.
-    assert sample.kernel().tolist() == [[12.25, 35], [35, 100]]
+    assert sample.kernel((0, 1)).tolist() == [[12.25, 35], [35, 100]]
+    # As calls of one rollout with three tokens: 70 / 9, 49 / 9, 100 / 9.
+    assert sample.kernel((0, 0)) == pytest.approx(np.array([[49, 70], [70, 100]]) / 9)
+
+
+def test_calls_exchange_advantages_with_those_of_the_same_turn() -> None:
+    calls = as_calls(
+        [
+            LoggedCall(f"rollout-0-{rollout}", [5] * 4, [6], [-1.0], advantage=10.0 * rollout + turn, call_index=turn)
+            for rollout, turns in enumerate((2, 1, 3))
+            for turn in range(turns)
+        ],
+        group=lambda call: "g",
+    )
+    labels = CallLabels.of(calls)
+    assert labels.rollouts == (0, 0, 1, 2, 2, 2)
+    assert labels.turns == (0, 1, 0, 0, 1, 2)
+    assert labels.advantages == (0, 1, 10, 20, 21, 22)
+
+
+def several_calls(rng: np.random.Generator, *, informative: bool) -> tuple[NDArray[np.float64], CallLabels]:
+    """Rollouts of 1 to 5 calls, each with a reward of its own, whose signs differ from call to call."""
+    groups, owners, turns, labels = [], [], [], []
+    for rollout in range(GROUPS * SIZE):
+        for turn in range(rng.integers(1, 6)):
+            groups.append(f"g{rollout // SIZE}")
+            owners.append(rollout)
+            turns.append(turn)
+            labels.append(rng.choice([-1.0, 1.0]))
+    wanted, count = rng.normal(size=WIDTH), len(labels)
+    kinds = np.array(labels) if informative else rng.choice([-1.0, 1.0], count)
+    owner = np.repeat(np.arange(count), TOKENS)
+    gradients = kinds[owner, None] * wanted * 0.5 + rng.normal(size=(len(owner), WIDTH))
+    hidden = 1 + 0.3 * rng.normal(size=(len(owner), WIDTH))
+    whose = CallLabels(tuple(groups), tuple(owners), tuple(turns), tuple(labels))
+    sample = CallGradients(owner, hidden.astype(np.float32), gradients.astype(np.float32))
+    return sample.kernel(whose.rollouts), whose
+
+
+def test_rewards_of_single_calls_are_told_from_a_coin_though_they_cancel_over_a_rollout() -> None:
+    zs = []
+    for seed in range(150):
+        rng = np.random.default_rng(seed)
+        if seed < 5:
+            signal = signal_of(*several_calls(rng, informative=True), rng)
+            assert signal is not None
+            assert signal.p < 0.003
+        signal = signal_of(*several_calls(rng, informative=False), rng)
+        assert signal is not None
+        zs.append(signal.z)
+    assert abs(np.mean(zs)) < 0.2
+    assert 0.8 < np.std(zs) < 1.2
 
 
 def test_rewards_of_what_was_sampled_are_told_from_a_coin() -> None:
@@ -97,10 +162,10 @@ def test_a_coin_is_no_evidence_at_the_stated_rate() -> None:
 
 def test_groups_without_a_difference_cannot_be_tested() -> None:
     rng = np.random.default_rng(0)
-    assert signal_of(np.eye(4), [0.0] * 4, ["a", "a", "b", "b"], rng) is None
-    assert signal_of(np.eye(2), [1.0, -1.0], ["a", "b"], rng) is None
+    assert signal_of(np.eye(4), of_one_call([0.0] * 4, "aabb"), rng) is None
+    assert signal_of(np.eye(2), of_one_call([1.0, -1.0], "ab"), rng) is None
     pair = np.array([[1.0, 0.5], [0.5, 1.0]])
-    assert signal_of(pair, [1.0, -1.0], ["a", "a"], rng) is None, "two rollouts have one product in either order"
+    assert signal_of(pair, of_one_call([1.0, -1.0], "aa"), rng) is None, "two rollouts have one product in either order"
 
 
 @pytest.mark.parametrize(("groups", "size", "successes"), [(4, 2, 1), (2, 8, 1), (8, 8, 1)])
@@ -114,7 +179,7 @@ def test_few_rollouts_are_no_evidence_either_way(groups: int, size: int, success
             [rng.permutation([1.0] * successes + [0.0] * (size - successes)) for _ in range(groups)]
         )
         names = [f"g{index // size}" for index in range(groups * size)]
-        signal = signal_of(vectors @ vectors.T, (labels - successes / size).tolist(), names, rng)
+        signal = signal_of(vectors @ vectors.T, of_one_call(labels - successes / size, names), rng)
         zs += [] if signal is None else [signal.z]
     assert len(zs) > 150
     assert abs(np.mean(zs)) < 0.25

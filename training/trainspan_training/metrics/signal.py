@@ -1,17 +1,19 @@
-"""Do a round's rewards depend on what was sampled? A test on the gradients of its rollouts.
+"""Do a round's rewards depend on what was sampled? A test on the gradients of its calls.
 
 The gradient of log π(y_t) by the output head's weights is an outer product with the last hidden state h_t. Its other
 factor, onehot(y_t) − π, is seen through the head: g_t, the gradient by h_t. So ⟨g_t, g_s⟩⟨h_t, h_s⟩ compares what two
 tokens teach, without a backward pass, and
 
-    K_ij = mean over the tokens t of rollout i and s of rollout j of ⟨g_t, g_s⟩⟨h_t, h_s⟩.
+    K_ij = Σ over the tokens t of call i and s of call j of ⟨g_t, g_s⟩⟨h_t, h_s⟩ / (n_i n_j),
 
-If rewards say something about the tokens, rollouts with advantages of one sign teach the same: Σ A_i A_j K_ij is large,
-both over pairs within a group and over pairs of different groups. If they say nothing, the advantages within a group
-can be exchanged, so permuting them there gives the exact null distribution of both sums.
+where n_i is the number of tokens of the call's whole rollout. If rewards say something about the tokens, calls with
+advantages of one sign teach the same: Σ A_i A_j K_ij is large, both over pairs of a group's rollouts and over pairs of
+different groups. If they say nothing, the rollouts of a group can exchange their advantages, which gives the null
+distribution of both sums.
 """
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import NormalDist
@@ -25,8 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NO_SIGNAL",
-    "RolloutGradients",
-    "RolloutLabels",
+    "CallGradients",
+    "CallLabels",
     "Signal",
     "best_evidence",
     "evidence",
@@ -45,45 +47,61 @@ _LEAST_GATE = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
-class RolloutLabels:
-    """The R rollouts of a round, and which calls are theirs."""
+class CallLabels:
+    """The C calls of a round: what each is compared with, and its advantage."""
 
     groups: tuple[str, ...] = ()
-    """(R,)"""
+    """(C,) the rollouts' groups."""
+    rollouts: tuple[int, ...] = ()
+    """(C,) from 0 to R − 1."""
+    turns: tuple[int, ...] = ()
+    """(C,) position among the calls of its rollout."""
     advantages: tuple[float, ...] = ()
-    """(R,) mean over the rollout's trained tokens."""
+    """(C,)"""
     of_call: Mapping[int, int] = field(default_factory=dict)
-    """Index of a call in the dataset → rollout, from 0 to R − 1."""
+    """Row of a call in the dataset → its place here."""
 
     @classmethod
-    def of(cls, calls: "Sequence[Call]") -> "RolloutLabels":
+    def of(cls, calls: "Sequence[Call]") -> "CallLabels":
         rollouts = {name: index for index, name in enumerate(dict.fromkeys(call.rollout for call in calls))}
-        of_call = {call.number: rollouts[call.rollout] for call in calls}
-        owner, tokens = [of_call[call.number] for call in calls], [len(call.completion_ids) for call in calls]
-        sums = np.bincount(owner, [call.advantage * count for call, count in zip(calls, tokens, strict=True)])
-        groups = {rollouts[call.rollout]: call.group for call in calls}
-        means = sums / np.bincount(owner, tokens) if calls else sums
-        return cls(tuple(groups[index] for index in range(len(groups))), tuple(means.tolist()), of_call)
+        ordered = sorted(calls, key=lambda call: (rollouts[call.rollout], call.index, call.number))
+        counts: Counter[str] = Counter()
+        turns = []
+        for call in ordered:
+            turns.append(counts[call.rollout])
+            counts[call.rollout] += 1
+        return cls(
+            tuple(call.group for call in ordered),
+            tuple(rollouts[call.rollout] for call in ordered),
+            tuple(turns),
+            tuple(call.advantage for call in ordered),
+            {call.number: index for index, call in enumerate(ordered)},
+        )
+
+    def take(self, places: NDArray[np.int64]) -> "CallLabels":
+        """Those of some calls, without their rows."""
+        parts = (tuple(part[place] for place in places) for part in (self.groups, self.rollouts, self.turns))
+        return CallLabels(*parts, tuple(self.advantages[place] for place in places))
 
 
 @dataclass(frozen=True, slots=True)
-class RolloutGradients:
-    """N tokens of R rollouts, at most a sample of each."""
+class CallGradients:
+    """N tokens of C calls, a sample of those of each rollout."""
 
-    rollouts: NDArray[np.int64]
-    """(N,) rollout of each token, from 0 to R − 1."""
+    calls: NDArray[np.int64]
+    """(N,) call of each token, from 0 to C − 1."""
     hidden: NDArray[np.float32]
     """(N, H) last hidden states."""
     gradients: NDArray[np.float32]
     """(N, H) gradients of the tokens' log-probabilities by them."""
 
-    def kernel(self) -> NDArray[np.float64]:
-        """K (R, R)."""
+    def kernel(self, rollouts: Sequence[int]) -> NDArray[np.float64]:
+        """K (C, C); `rollouts` (C,): whose call each is."""
         together = (self.gradients @ self.gradients.T) * (self.hidden @ self.hidden.T)
-        counts_R = np.bincount(self.rollouts)
-        mean_RN = np.zeros((len(counts_R), len(self.rollouts)), dtype=np.float32)
-        mean_RN[self.rollouts, np.arange(len(self.rollouts))] = 1 / counts_R[self.rollouts]
-        kernel: NDArray[np.float64] = (mean_RN @ together @ mean_RN.T).astype(np.float64)
+        owners_N = np.asarray(rollouts)[self.calls]
+        share_CN = np.zeros((len(rollouts), len(self.calls)), dtype=np.float32)
+        share_CN[self.calls, np.arange(len(self.calls))] = 1 / np.bincount(owners_N)[owners_N]
+        kernel: NDArray[np.float64] = (share_CN @ together @ share_CN.T).astype(np.float64)
         return kernel
 
 
@@ -112,23 +130,26 @@ class Signal:
         return NormalDist().inv_cdf(1 - min(max(self.p, 0.001), 0.999))
 
 
-def signal_of(
-    kernel: NDArray[np.float64], advantages: Sequence[float], groups: Sequence[str], rng: np.random.Generator
-) -> Signal | None:
-    """Tests R rollouts with their `kernel` (R, R), `advantages` (R,) and `groups` (R,).
+def signal_of(kernel: NDArray[np.float64], labels: CallLabels, rng: np.random.Generator) -> Signal | None:
+    """Tests C calls with their `kernel` (C, C).
 
-    Returns None if permuting changes nothing, as without a group that has different advantages.
+    Rollouts of a group exchange their advantages turn by turn, in one order for all turns that they share. Returns None if
+    that changes nothing, as without a group that has different advantages.
     """
-    members = [np.flatnonzero(np.asarray(groups) == group) for group in dict.fromkeys(groups)]
-    actual_R = np.asarray(advantages, dtype=np.float64)
-    if not any(np.ptp(actual_R[rows]) > 0 for rows in members):
+    actual_C, owners_C = np.asarray(labels.advantages, dtype=np.float64), np.asarray(labels.rollouts)
+    cells: dict[tuple[str, int], list[int]] = {}
+    for place, cell in enumerate(zip(labels.groups, labels.turns, strict=True)):
+        cells.setdefault(cell, []).append(place)
+    if not any(np.ptp(actual_C[places]) > 0 for places in cells.values()):
         return None
-    labels_PR = np.tile(actual_R, (PERMUTATIONS + 1, 1))
-    for rows in members:
-        labels_PR[1:, rows] = rng.permuted(labels_PR[1:, rows], axis=1)
-    same = np.asarray(groups)[:, None] == np.asarray(groups)[None]
-    other_rollout = ~np.eye(len(actual_R), dtype=bool)
-    tests = [_test(labels_PR, np.where(pairs, kernel, 0.0)) for pairs in (same & other_rollout, ~same)]
+    labels_PC = np.tile(actual_C, (PERMUTATIONS + 1, 1))
+    order_PR = rng.random((PERMUTATIONS, owners_C.max() + 1))
+    for places in cells.values():
+        taken_P = np.argsort(order_PR[:, owners_C[places]], axis=1)
+        labels_PC[1:, places] = actual_C[places][taken_P]
+    same = np.asarray(labels.groups)[:, None] == np.asarray(labels.groups)[None]
+    other_rollout = owners_C[:, None] != owners_C[None]
+    tests = [_test(labels_PC, np.where(pairs, kernel, 0.0)) for pairs in (same & other_rollout, ~same)]
     (within, p_within_P), (between, p_between_P) = tests
     smaller_P = np.minimum(p_within_P, p_between_P)
     less, equal = float((smaller_P < smaller_P[0]).mean()), float((smaller_P == smaller_P[0]).mean())

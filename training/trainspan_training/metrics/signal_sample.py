@@ -10,7 +10,7 @@ from torch import Tensor
 
 from trainspan_training.data.micro_batches import MicroBatch
 from trainspan_training.devices.team import Team
-from trainspan_training.metrics.signal import NO_SIGNAL, RolloutGradients, RolloutLabels, Signal, signal_of
+from trainspan_training.metrics.signal import NO_SIGNAL, CallGradients, CallLabels, Signal, signal_of
 from trainspan_training.objective.logprobs import Probe
 
 __all__ = ["SignalSample"]
@@ -22,16 +22,18 @@ _TOKENS = 2000
 class SignalSample:
     """The sample of one process of the `team`, of the rollouts in `labels`."""
 
-    def __init__(self, labels: RolloutLabels, team: Team) -> None:
+    def __init__(self, labels: CallLabels, team: Team) -> None:
         self._labels = labels
         self._team = team
-        self._left_R = np.full(len(labels.groups), max(1, _TOKENS // max(1, len(labels.groups) * team.size)))
+        rollouts = max(labels.rollouts, default=0) + 1
+        self._left_R = np.full(rollouts, max(1, _TOKENS // (rollouts * team.size)))
         self._parts: list[tuple[np.ndarray, Tensor, Tensor]] = []
 
     def probe(self, batch: MicroBatch) -> Probe | None:
         """The tokens of a micro-batch that are sampled."""
         of_call = self._labels.of_call
-        rollouts_N = np.array([of_call[call] for call in batch.calls.tolist()], dtype=np.int64)
+        calls_N = np.array([of_call[call] for call in batch.calls.tolist()], dtype=np.int64)
+        rollouts_N = np.asarray(self._labels.rollouts)[calls_N]
         chosen = []
         for rollout in np.unique(rollouts_N):
             tokens = np.flatnonzero(rollouts_N == rollout)
@@ -42,7 +44,7 @@ class SignalSample:
             return None
 
         def receive(hidden: Tensor, gradients: Tensor) -> None:
-            self._parts.append((rollouts_N[tokens], hidden.float(), gradients.float()))
+            self._parts.append((calls_N[tokens], hidden.float(), gradients.float()))
 
         return Probe(torch.from_numpy(tokens), receive)
 
@@ -56,8 +58,7 @@ class SignalSample:
         if not parts:
             return NO_SIGNAL
         owner, hidden, gradients = (np.concatenate([part[index] for part in parts]) for index in range(3))
-        seen, rollouts = np.unique(owner, return_inverse=True)
-        kernel = RolloutGradients(rollouts, hidden, gradients).kernel()
-        labels = self._labels
-        advantages, groups = [labels.advantages[index] for index in seen], [labels.groups[index] for index in seen]
-        return signal_of(kernel, advantages, groups, np.random.default_rng(seed)) or NO_SIGNAL
+        seen, calls = np.unique(owner, return_inverse=True)
+        labels = self._labels.take(seen)
+        kernel = CallGradients(calls, hidden, gradients).kernel(labels.rollouts)
+        return signal_of(kernel, labels, np.random.default_rng(seed)) or NO_SIGNAL

@@ -20,7 +20,7 @@ from trainspan_training.data.loss_weights import Rule
 from trainspan_training.data.sequences import TokenSequence, make_sequences
 from trainspan_training.data.steps import Step, plan_steps
 from trainspan_training.devices.team import Team
-from trainspan_training.metrics.signal import RolloutLabels
+from trainspan_training.metrics.signal import CallLabels
 from trainspan_training.model.loading import context_of
 from trainspan_training.model.starting_policy import Policy
 from trainspan_training.rounds.canary import Prompt, draw_prompts
@@ -49,7 +49,7 @@ class Outline:
     """The known policy versions of the calls, ascending."""
     prompts: list[Prompt]
     """Prompts for a canary, drawn from the rows."""
-    labels: RolloutLabels
+    labels: CallLabels
 
     def why_nothing(self, settings: TrainSettings) -> str:
         """Why no call of the dataset is left."""
@@ -133,7 +133,7 @@ class RoundReading:
             unreplayed=replay.reasons,
             versions=tuple(sorted(known)),
             prompts=draw_prompts(self._rows, context_of(config), settings.seed) if self._rows else [],
-            labels=RolloutLabels.of(calls),
+            labels=CallLabels.of(calls),
         )
 
     def take(self, outline: Outline) -> list[Step]:
