@@ -20,9 +20,6 @@ __all__ = ["CreditPlan", "Estimator", "make_plan", "plan_for"]
 GIGPO: Final = "gigpo"
 PER_AGENT: Final = "per_agent"
 ANY_AGENT: Final = "*"
-GROUP_OVER: Final = ("rollouts", "turns", "calls")
-STEP_BY: Final = ("turn", "agent")
-COMBINATIONS: Final = ("sum", "gdpo")
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,11 @@ from trainspan_processing.tables import EDGES, ROLLOUT_KEY
 from trainspan_schemas.config.settings import DatasetSettings
 from trainspan_schemas.errors import UsageError
 
-__all__ = ["MODES", "OVERLONG", "is_overlong", "overlong_edges", "overlong_mode", "overlong_penalty"]
+__all__ = ["OVERLONG", "is_overlong", "overlong_edges", "overlong_mode", "overlong_penalty"]
 
 OVERLONG: Final = "overlong"
 """The name of the penalty among the rewards, its rule, and the drop reason of masked calls."""
 
-MODES: Final = ("keep", "mask", "punish")
 _GREATEST_PENALTY: Final = 1.0
 """Penalty of an answer beyond the limit, equation 13."""
 

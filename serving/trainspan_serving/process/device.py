@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from trainspan_schemas.config.settings import ServingSettings
-from trainspan_schemas.errors import ConfigError, ProcessError
+from trainspan_schemas.errors import ProcessError
 from trainspan_schemas.gpus import installed_gpus, visible_gpus
 
 __all__ = ["SHARE_BESIDE_TRAINER", "ServerDevice", "choose_device", "last_value"]
@@ -37,10 +37,8 @@ def choose_device(
 ) -> ServerDevice:
     """The device by `[serving] device`; this vLLM is a build for CPUs, or for GPUs.
 
-    Raises ConfigError or ProcessError if it would not be used: a GPU by a build for CPUs, or by CUDA with an old driver.
+    Raises ProcessError if it would not be used: a GPU by a build for CPUs, or by CUDA with an old driver.
     """
-    if settings.device not in ("auto", "cpu", "cuda"):
-        raise ConfigError(f"serving.device = {settings.device!r} is not known; choose auto, cpu or cuda")
     installed = installed_gpus()
     visible = visible_gpus(environ, installed) if installed.names else ()
     if is_cpu_build:

@@ -108,7 +108,7 @@ def test_texts_are_joined_as_a_server_joins_them_and_images_are_counted(
         ([], "name either --data, or --store or --dataset"),
         (["--data", "d.jsonl", "--store", "s"], "name either --data, or --store or --dataset"),
         (["--data", "d.jsonl", "--min-reward", "1"], "--min-reward choose rollouts of a store"),
-        (["--data", "d.jsonl", "--loss-on", "user"], "sft.loss_on = 'user' is not known"),
+        (["--data", "d.jsonl", "--loss-on", "user"], "loss_on = 'user': use one of assistant, all"),
     ],
 )
 def test_wrong_usage_is_one_line(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -53,6 +53,7 @@ def test_several_collectors_are_those_of_the_policy_server_and_the_runner(tmp_pa
         ("[advanced]\ntrain.maxloss = 1\n", "unknown key 'maxloss' in [train]; did you mean 'max_loss'?"),
         ("[advanced]\nmax_loss = 1\n", "[advanced] has lines such as collector.load_interval_s = 1.0"),
         ("[loop]\nmode = 'waves'\n", "loop.mode = 'waves': use one of rounds, stream"),
+        ("[serving]\ndevice = 'gpu'\n", "serving.device = 'gpu': use one of auto, cpu, cuda"),
         ("[train]\ndtype = 'float16'\n", "train.dtype = 'float16': use one of float32, bfloat16"),
         ("[sft]\ndtype = 'float32'\n", "dtype of [sft] is that of [train]: set it there, or give the option"),
         ("[train\n", "trainspan.toml"),

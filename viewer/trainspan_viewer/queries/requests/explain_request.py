@@ -3,17 +3,17 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_type_hints
 
 from trainspan_processing.credit.baselines import BASELINES
-from trainspan_processing.credit.plan import COMBINATIONS, GIGPO, GROUP_OVER, PER_AGENT, STEP_BY
+from trainspan_processing.credit.plan import GIGPO, PER_AGENT
 from trainspan_processing.credit.rtmc import RTMC
 from trainspan_processing.credit.rules import CREDITS
 from trainspan_processing.credit.vine import VINE
 from trainspan_processing.dataset.published import open_published
 from trainspan_processing.explain.inquiry import Question
-from trainspan_processing.reasons.overlong import MODES
 from trainspan_schemas.agents.functions import is_function_name
+from trainspan_schemas.config.load import choices_of
 from trainspan_schemas.config.settings import DatasetSettings
 from trainspan_schemas.errors import UsageError
 from trainspan_viewer.queries.answers import models_of
@@ -25,6 +25,7 @@ __all__ = ["CREDIT_SETTINGS", "ExplainRequest", "Knob", "ask", "chosen_changes",
 
 _MOST_EXACT = 1e15
 """Whole numbers below it are equal as floats and as integers."""
+_TYPES: Final = get_type_hints(DatasetSettings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +44,14 @@ CREDIT_SETTINGS: Final = (
     Knob("baseline", tuple(BASELINES), may_be_absent=True),
     Knob("gamma", is_number=True),
     Knob("air", may_be_absent=True),
-    Knob("group_over", GROUP_OVER),
-    Knob("step_by", STEP_BY),
+    Knob("group_over", choices_of(_TYPES["group_over"])),
+    Knob("step_by", choices_of(_TYPES["step_by"])),
     Knob("episode_weight", is_number=True),
     Knob("state_weight", is_number=True),
     Knob("agent_credit", may_be_absent=True),
     Knob("reward_name"),
-    Knob("combine", COMBINATIONS),
-    Knob("overlong", MODES),
+    Knob("combine", choices_of(_TYPES["combine"])),
+    Knob("overlong", choices_of(_TYPES["overlong"])),
     Knob("overlong_penalty", is_number=True, may_be_absent=True),
     Knob("status_rewards", may_be_absent=True),
 )
