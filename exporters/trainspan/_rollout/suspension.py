@@ -20,7 +20,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import Token
-from inspect import CO_ASYNC_GENERATOR, CO_GENERATOR
+from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE, CO_GENERATOR
 from opcode import opname
 from types import FrameType, ModuleType
 from typing import Any, Final, cast
@@ -160,13 +160,21 @@ def _around(ctx: Context) -> Iterator[Block]:
 
 
 def _generator_around(frame: FrameType | None) -> FrameType | None:
-    """Returns the innermost generator among the callers in this task that is not a context manager."""
+    """Returns the innermost generator among the callers in this task that is not a context manager.
+
+    A coroutine that no task and no `await` advances, but a program's own scheduler, is such a generator, too.
+    """
     task = _task()
     bottom = getattr(task.get_coro(), "cr_frame", None) if isinstance(task, asyncio.Task) else None
+    may_be_sent = task is None or bottom is not None
     while frame is not None:
-        if frame.f_code.co_flags & _GENERATOR and not _is_manager(frame.f_back):
+        kind, caller = frame.f_code.co_flags, frame.f_back
+        if kind & _GENERATOR and not _is_manager(caller):
             return frame
-        frame = frame.f_back if frame is not bottom else None
+        is_awaited = caller is not None and caller.f_code.co_flags & (_GENERATOR | CO_COROUTINE)
+        if kind & CO_COROUTINE and may_be_sent and frame is not bottom and not is_awaited:
+            return frame
+        frame = caller if frame is not bottom else None
     return None
 
 

@@ -11,6 +11,7 @@ import gc
 import importlib
 import logging
 import threading
+import types
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import zip_longest
@@ -339,6 +340,42 @@ def test_generators_advanced_in_turn_have_each_their_own_last_call() -> None:
     assert calls == [(name, name) for _, name in calls]
     assert sorted(name[0] for _, name in calls) == list("abcde")
     assert [name and name[0] for name in last] == ["c", "d", "e"]
+
+
+def test_coroutines_that_a_program_advances_itself_keep_their_blocks() -> None:
+    """A scheduler of its own, without asyncio's tasks, as simulations have them."""
+
+    @types.coroutine
+    def pause() -> Iterator[None]:
+        yield
+
+    calls: list[tuple[str, str | None]] = []
+
+    async def agent(task: str) -> None:
+        async def step() -> None:
+            calls.append((task, ask()))
+            await pause()
+
+        with trainspan.rollout(task_id=task):
+            await step()
+            await step()
+
+    def advance_all() -> list[str | None]:
+        between, running = [], [agent("a"), agent("b")]
+        while running:
+            for coroutine in list(running):
+                try:
+                    coroutine.send(None)
+                except StopIteration:
+                    running.remove(coroutine)
+                between.append(ask())
+        return between
+
+    async def within_a_task() -> list[str | None]:
+        return advance_all()
+
+    assert advance_all() == asyncio.run(within_a_task()) == [None] * 6
+    assert calls == [("a", "a"), ("b", "b")] * 4
 
 
 def test_generators_kept_in_variables_can_be_resumed_within_other_blocks() -> None:
