@@ -10,7 +10,7 @@ from typing import Any
 
 import polars as pl
 
-from evaluation.plans import FROM_SCRATCH, ROOT, SMOLLM2, Plan, default_model, policy_program, variables_of
+from evaluation.plans import FROM_SCRATCH, ROOT, SMOLLM2, SUCCESS, Plan, default_model, policy_program, variables_of
 from evaluation.results import read_result, run_of
 from trainspan_schemas.artifacts.dataset import dataset_dirs
 
@@ -18,8 +18,6 @@ __all__ = ["continued", "make_untrained", "rejection_sampled", "warm_started"]
 
 PROBE_STEPS = (2, 8)
 """Steps of two short trainings, whose difference is the CPU time of a step."""
-SUCCESS = {"shop": 1.0, "calculator": 1.0, "math": 1.0, "sql": 1.0, "retrieval": 0.7, "game": 0.99}
-"""Least reward of a rollout that the control `rejection` trains on."""
 
 
 def make_untrained(plan: Plan) -> None:

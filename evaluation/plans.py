@@ -21,6 +21,7 @@ __all__ = [
     "SCRATCH",
     "SMOLLM2",
     "SPLITS",
+    "SUCCESS",
     "TASKS",
     "Plan",
     "default_model",
@@ -43,6 +44,8 @@ SPLITS = "scratch-splits"
 FROM_SCRATCH = (SCRATCH, SPLITS)
 SMOLLM2 = "SmolLM2-135M-Instruct"
 """The name in results of the model that is taken without `--model`."""
+SUCCESS = {"shop": 1.0, "calculator": 1.0, "math": 1.0, "sql": 1.0, "retrieval": 0.7, "game": 0.99}
+"""Least reward of a rollout that the control `rejection` and consolidation train on."""
 CONTROLS = ("random", "warm", "sft", "rejection")
 
 
@@ -179,6 +182,7 @@ class Plan:
             "rollouts.python": str(self.python),
             "loop.seed": str(self.seed),
             "loop.probe_tasks": "",
+            "loop.success_reward": str(SUCCESS[self.task]),
         }
         chosen |= self.settings
         if name := self.settings.get("rollouts.tasks"):
