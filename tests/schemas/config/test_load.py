@@ -48,10 +48,10 @@ def test_several_collectors_are_those_of_the_policy_server_and_the_runner(tmp_pa
         ("[train]\nseed = 'x'\n", "train.seed = 'x' is not of type int"),
         ("[advanced]\ntrain.merge = 3\n", "train.merge = 3 is not true or false"),
         ("seed = 1\n", "'seed' is outside a section"),
-        ("[train]\nmax_loss = 1\n", "max_loss of [train] is advanced: write train.max_loss = … in [advanced]"),
+        ("[train]\nmax_ratio = 1\n", "max_ratio of [train] is advanced: write train.max_ratio = … in [advanced]"),
         ("[advanced]\ntrain.seed = 1\n", "train.seed is not advanced: write seed = … in [train]"),
-        ("[advanced]\ntrain.maxloss = 1\n", "unknown key 'maxloss' in [train]; did you mean 'max_loss'?"),
-        ("[advanced]\nmax_loss = 1\n", "[advanced] has lines such as collector.load_interval_s = 1.0"),
+        ("[advanced]\ntrain.maxratio = 1\n", "unknown key 'maxratio' in [train]; did you mean 'max_ratio'?"),
+        ("[advanced]\nmax_ratio = 1\n", "[advanced] has lines such as collector.load_interval_s = 1.0"),
         ("[loop]\nmode = 'waves'\n", "loop.mode = 'waves': use one of rounds, stream"),
         ("[serving]\ndevice = 'gpu'\n", "serving.device = 'gpu': use one of auto, cpu, cuda"),
         ("[train]\ndtype = 'float16'\n", "train.dtype = 'float16': use one of float32, bfloat16"),
@@ -83,10 +83,10 @@ def test_a_named_file_that_is_missing_is_an_error(tmp_path: Path) -> None:
 
 
 def test_advanced_settings_have_a_table_and_their_sections_variables(tmp_path: Path) -> None:
-    config = written(tmp_path, "[advanced]\ncollector.load_interval_s = 0.5\ntrain.max_loss = 7\n[train]\nseed = 3\n")
+    config = written(tmp_path, "[advanced]\ncollector.load_interval_s = 0.5\ntrain.engine_mismatch = 7\n[train]\nseed = 3\n")
     settings = load_settings(config, {"TRAINSPAN_TRAIN__MAX_RATIO": "9"})
     assert settings.collector.load_interval_s == 0.5
-    assert (settings.train.max_loss, settings.train.max_ratio, settings.train.seed) == (7.0, 9.0, 3)
+    assert (settings.train.engine_mismatch, settings.train.max_ratio, settings.train.seed) == (7.0, 9.0, 3)
 
 
 def test_supervised_training_computes_with_the_trainers_settings(tmp_path: Path) -> None:

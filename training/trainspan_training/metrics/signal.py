@@ -80,8 +80,12 @@ class CallLabels:
 
     def take(self, places: NDArray[np.int64]) -> "CallLabels":
         """Those of some calls, without their rows."""
-        parts = (tuple(part[place] for place in places) for part in (self.groups, self.rollouts, self.turns))
-        return CallLabels(*parts, tuple(self.advantages[place] for place in places))
+        return CallLabels(
+            tuple(self.groups[place] for place in places),
+            tuple(self.rollouts[place] for place in places),
+            tuple(self.turns[place] for place in places),
+            tuple(self.advantages[place] for place in places),
+        )
 
 
 @dataclass(frozen=True, slots=True)
