@@ -83,7 +83,9 @@ def test_a_named_file_that_is_missing_is_an_error(tmp_path: Path) -> None:
 
 
 def test_advanced_settings_have_a_table_and_their_sections_variables(tmp_path: Path) -> None:
-    config = written(tmp_path, "[advanced]\ncollector.load_interval_s = 0.5\ntrain.engine_mismatch = 7\n[train]\nseed = 3\n")
+    config = written(
+        tmp_path, "[advanced]\ncollector.load_interval_s = 0.5\ntrain.engine_mismatch = 7\n[train]\nseed = 3\n"
+    )
     settings = load_settings(config, {"TRAINSPAN_TRAIN__MAX_RATIO": "9"})
     assert settings.collector.load_interval_s == 0.5
     assert (settings.train.engine_mismatch, settings.train.max_ratio, settings.train.seed) == (7.0, 9.0, 3)
