@@ -22,7 +22,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
         lambda home: (home / "checkpoints/latest").mkdir(parents=True)
     ),
     "which is not a folder there: write the name of one into it": (
-        lambda home: (home / "checkpoints").mkdir() or (home / "checkpoints/latest").write_bytes(b"\xff\x00")
+        lambda home: _checkpoint(home, "../latest", b"\xff\x00")
     ),
     "trainspan.json is malformed: 'utf-8' codec": lambda home: _checkpoint(home, "trainspan.json", b"\xff\xfe{}"),
     "no dataset in": lambda home: (home / "dataset").rename(home / "elsewhere"),
