@@ -132,7 +132,7 @@ class TrainSettings:
     """Factor of negative advantages in the loss: 1 leaves them as they are, 0 trains on positive ones only.
 
     Pushing tokens away becomes unstable with many steps, long before pulling towards tokens does."""
-    target_kl: float = 0.1
+    target_kl: float = 0.2
     """k3 against the ratio's other policy at which a round's steps end; the last one is shortened to reach it; 0: no limit."""
     signal_gate: bool = False
     """Make smaller steps after rounds whose rewards look independent of the answers

@@ -42,7 +42,7 @@ def calls(model: Any, seed: int, *, informative: bool) -> list[LoggedCall]:
 
 
 @pytest.mark.parametrize("informative", [True, False])
-def test_a_judge_that_does_not_look_is_an_alarm_after_four_rounds(
+def test_a_judge_that_does_not_look_shows_in_the_evidence_and_closes_the_gate(
     run: Run, tmp_path: Path, model: Any, informative: bool
 ) -> None:
     for round_ in range(4):
@@ -54,7 +54,7 @@ def test_a_judge_that_does_not_look_is_an_alarm_after_four_rounds(
     gates = [signal_gate(tests[:count]) for count in range(4)]
     assert [line["learning_rate"] for line in lines] == pytest.approx([1e-6 * gate for gate in gates])
     assert gates == [1.0] * 4 if informative else gates[3] < 0.8
-    assert [("no_signal" in line["alarms"]) for line in lines] == [False, False, False, not informative]
+    assert not any("no_signal" in line["alarms"] for line in lines), "too early"
     last = results[-1].record
     assert last is not None
     if informative:

@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 __all__ = ["ALARMS", "LEAST_EVIDENCE", "NO_SIGNAL_ADVICE", "SIGNAL_ROUNDS", "Alarm", "raised"]
 
 
-SIGNAL_ROUNDS = 4
+SIGNAL_ROUNDS = 8
 """Tested rounds after which missing evidence that rewards depend on the answers is an alarm."""
-LEAST_EVIDENCE = 3.0
+LEAST_EVIDENCE = 1.0
 """Standard deviations that the evidence has to reach in one of the rounds so far."""
 NO_SIGNAL_ADVICE = "rewards look independent of the answers: is the judge looking at them?"
 

@@ -221,12 +221,12 @@ def test_a_recovered_round_holds_with_an_earlier_version_in_service_only_if_its_
     ("rounds", "best", "ok", "detail"),
     [
         (0, None, True, "no round could be tested yet"),
-        (3, 0.4, True, "signal_z 0.1 after 3 tested rounds, at most 0.4 so far"),
-        (4, 2.9, False, "at most 2.9 so far; rewards look independent of the answers: is the judge looking at them?"),
-        (9, 3.1, True, "signal_z 0.1 after 9 tested rounds, at most 3.1 so far"),
+        (7, 0.4, True, "signal_z 0.1 after 7 tested rounds, at most 0.4 so far"),
+        (8, 0.9, False, "at most 0.9 so far; rewards look independent of the answers: is the judge looking at them?"),
+        (9, 1.1, True, "signal_z 0.1 after 9 tested rounds, at most 1.1 so far"),
     ],
 )
-def test_rewards_without_evidence_after_four_rounds_are_an_alarm(
+def test_rewards_without_evidence_after_eight_rounds_are_an_alarm(
     rounds: int, best: float | None, ok: bool, detail: str
 ) -> None:
     check = signal_check({"signal_rounds": rounds, "signal_z": None if best is None else 0.1, "signal_best": best})
