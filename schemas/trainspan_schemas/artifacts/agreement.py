@@ -13,7 +13,7 @@ from typing import Any, Final
 __all__ = ["LIMITS", "Agreement", "applied_limit", "is_exact", "limit_of"]
 
 LIMITS: Final = {"float32": 3e-5, "bfloat16": 0.1}
-"""Maximum mean |Δ| by the coarser of the two dtypes; float16 counts as bfloat16. Measured: see docs/decisions/."""
+"""Maximum mean |Δ| by the coarser of the two dtypes; float16 counts as bfloat16. Measured: see docs/decisions/training.md."""
 MOVEMENT_SLACK: Final = 8.0
 """Factor by which calls of earlier versions may differ more than the policy moved on a sample of each round's tokens."""
 

@@ -14,7 +14,7 @@ __all__ = ["Schedule", "TrustRegion", "fitting_rate"]
 _LEAST = 1e-6
 """Full training of large models: DeepSeekMath (7 billion, arXiv 2402.03300) and DAPO (32 billion, arXiv 2503.14476)."""
 _SMALL, _SMALL_RATE = 135e6, 2e-5
-"""A model size, and a rate that trained it well (docs/decisions/)."""
+"""A model size, and a rate that trained it well (docs/decisions/training.md)."""
 _ADAPTER = 10
 """An adapter tolerates about ten times the rate of full training (Schulman et al., LoRA Without Regret, 2025)."""
 _FLOOR = 0.1
