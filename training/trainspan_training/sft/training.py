@@ -30,7 +30,7 @@ __all__ = ["OnEvent", "Training"]
 log = logging.getLogger(__name__)
 
 _RATE = 10
-"""Supervised training tolerates about ten times the rate of reinforcement learning (docs/decisions/warm-start.md)."""
+"""Supervised training tolerates about ten times the rate of reinforcement learning (docs/decisions/training.md)."""
 _OPTIMIZER = "optimizer"
 
 OnEvent = Callable[[dict[str, Any]], None]
