@@ -1,12 +1,14 @@
 """Which runs end with supervised training on their own successes, where it starts, and what decides."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tests.training.support.swap_server import USUAL
 from trainspan_cli.loop import consolidation
 from trainspan_cli.loop.consolidation import Consolidation, check_consolidation
 from trainspan_cli.loop.state.run_folder import RunFolder
@@ -61,9 +63,8 @@ class Loop:
     def __init__(self, folder: RunFolder, tasks: LoopTasks, mean: float) -> None:
         self.folder, self.mean = folder, mean
         self.commands: list[list[str]] = []
-        server = SimpleNamespace(
-            url="http://s", policy=lambda: {"version": 3, "canary": {"status": "fresh", "evidence": "e"}}
-        )
+        now = replace(USUAL.alone, version=3, canary={"status": "fresh", "evidence": "e"})
+        server = SimpleNamespace(url="http://s", state=lambda: replace(USUAL, alone=now))
         self.services: Any = SimpleNamespace(
             config=[], beside_server={}, policy=server, stop_trainers=lambda: None, keep_alive=lambda: None
         )

@@ -2,12 +2,14 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tests.training.support.swap_server import USUAL
 from trainspan_cli.loop.state.run_folder import RunFolder
 from trainspan_cli.loop.state.task_pool import LoopTasks
 from trainspan_cli.loop.validation import Validations
@@ -105,7 +107,7 @@ def test_a_validation_counts_what_its_mean_leaves_out_and_too_much_is_an_alarm(
     total = 9 + failed
     collected = SimpleNamespace(checks=[], versions={"policy": [2]}, result={"status": {}, "calls": 9}, seconds=1.0)
     stages: Any = SimpleNamespace(policies=(None,), collect=lambda *_: collected)
-    server = SimpleNamespace(policy=lambda: {"version": 2})
+    server = SimpleNamespace(state=lambda: replace(USUAL, alone=replace(USUAL.alone, version=2)))
     services: Any = SimpleNamespace(policy=server, level_servers=list)
     pool = type("Pool", (), {"draw": lambda _, count, seed: ["{}"] * count, "__len__": lambda _: total})()
     screen: Any = SimpleNamespace(collecting=lambda *_: None, record=lambda _: None)
