@@ -5,6 +5,7 @@ import contextlib
 import functools
 import inspect
 import os
+import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -80,6 +81,7 @@ class Rollout:
         self._span: Span | None = None
         self._block: Block | None = None
         self._joined = False
+        self._pid = 0
 
     @property
     def id(self) -> str:
@@ -117,6 +119,7 @@ class Rollout:
     def __enter__(self) -> "Rollout":
         if self._block is not None:
             raise RuntimeError("this rollout block is already entered; call trainspan.rollout(...) for another")
+        self._pid = os.getpid()
         outer = current_scope()
         self._joined = outer is not None and not outer.provisional and not outer.ended
         if outer is not None and self._joined:
@@ -207,7 +210,7 @@ class Rollout:
             wanted.rollout_id or new_id(),
             wanted.run_id,
             wanted.task_id,
-            _new_attempt() if self._is_again else wanted.attempt,
+            _attempts.next(wanted.rollout_id) if self._is_again else wanted.attempt,
             wanted.round,
             wanted.split,
         )
@@ -220,6 +223,8 @@ class Rollout:
     def _end(self, status: RolloutStatus, error: BaseException | None) -> None:
         assert self._span is not None
         assert self._scope is not None
+        if self._pid != os.getpid():
+            return  # a forked child left its parent's block
         if self._joined:
             if error is not None:
                 self._span.set_status(Status(StatusCode.ERROR, repr(error)))
@@ -228,14 +233,30 @@ class Rollout:
             end_rollout_span(self._scope, status, error)
 
 
-def _new_attempt() -> int:
-    """A number above those of earlier runs: the time in seconds, or one more than the last if this process has given that out."""
-    _Attempts.latest = max(int(time.time()), _Attempts.latest + 1)
-    return _Attempts.latest
-
-
 class _Attempts:
-    latest = 0
+    """Numbers of the runs of rollouts whose ids the program chose, each above those of earlier runs."""
+
+    def __init__(self, most: int = 10_000) -> None:
+        self._most = most
+        self._latest: dict[str, int] = {}
+        self.unlock()
+
+    def unlock(self) -> None:
+        """Also for a forked child: another thread may have held the lock."""
+        self._lock = threading.Lock()
+
+    def next(self, rollout_id: str) -> int:
+        """The time in seconds; one more than the last run's if this process ran the same rollout within that second."""
+        with self._lock:
+            number = max(int(time.time()), self._latest.pop(rollout_id, 0) + 1)
+            self._latest[rollout_id] = number
+            if len(self._latest) > self._most:
+                del self._latest[next(iter(self._latest))]
+        return number
+
+
+_attempts: Final = _Attempts()
+os.register_at_fork(after_in_child=_attempts.unlock)
 
 
 def begin_hosted(boundary: Boundary, task_id: str | None = None) -> Scope | None:
@@ -259,7 +280,7 @@ def end_hosted(scope: Scope, status: RolloutStatus, error: BaseException | None 
     """Ends a host's rollout; one without policy requests and rewards is not reported."""
     _open.discard(scope)
     scope.status = status
-    if scope.was_used:
+    if scope.was_used and scope.began_here:
         end_rollout_span(scope, status, error)
 
 
@@ -316,8 +337,8 @@ def _link_to_enclosing() -> list[Link]:
 
 
 def end_open_rollouts(status: RolloutStatus) -> int:
-    """Ends all unfinished blocks, tests and jobs of the process; returns their number."""
-    scopes = list(_open)
+    """Ends all unfinished blocks, tests and jobs that this process began; returns their number."""
+    scopes = [scope for scope in _open if scope.began_here]
     for scope in scopes:
         if scope.boundary == "request":
             end_hosted(scope, status)

@@ -4,6 +4,7 @@ The scope is stored in OpenTelemetry's context under our own key. It is never pu
 instrumentation sends to every host.
 """
 
+import os
 import threading
 from typing import Final, Literal, cast
 
@@ -50,6 +51,7 @@ class Scope:
         self.status: RolloutStatus | None = None
         """How it ended; None while it runs."""
         self.beginning = ReturnedCall()
+        self._pid = os.getpid()
         self._lock = threading.Lock()
         self.reset()
 
@@ -72,6 +74,11 @@ class Scope:
         with self._lock:
             self._recorded += 1
             return self._recorded - 1
+
+    @property
+    def began_here(self) -> bool:
+        """Whether this process began it; a forked child leaves its end to the parent."""
+        return self._pid == os.getpid()
 
     @property
     def ended(self) -> bool:

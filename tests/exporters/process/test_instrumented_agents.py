@@ -258,6 +258,58 @@ def test_forked_and_spawned_children_send_their_own_spans_under_the_process(
     assert {span.trace_id for span in recorder.spans} == {rollout.trace_id}
 
 
+def test_a_block_ends_in_the_process_that_began_it_whatever_its_forked_children_do(
+    tmp_path: Path, recorder: OtlpRecorder, wired: dict[str, str]
+) -> None:
+    """The children leave a block of their parent, by returning, by an exception and by exit, while another thread has one open."""
+    source = f"""{ASK}
+    import multiprocessing
+    import threading
+    import trainspan
+
+    fork = multiprocessing.get_context("fork")
+
+    def bad(_):
+        raise ValueError("one bad tool")
+
+    def other():
+        with trainspan.rollout(task_id="other"):
+            began.set()
+            done.wait()
+
+    began, done = threading.Event(), threading.Event()
+    thread = threading.Thread(target=other)
+    thread.start()
+    began.wait()
+    with trainspan.rollout(task_id="pool"):
+        with fork.Pool(2) as pool:
+            pool.map(abs, range(3))
+    with trainspan.rollout(task_id="bad"):
+        child = fork.Process(target=bad, args=(1,))
+        sys.stderr = open(os.devnull, "w")
+        child.start()
+        child.join()
+        sys.stderr = sys.__stderr__
+    with trainspan.rollout(task_id="exit"):
+        if os.fork() == 0:
+            sys.exit(3)
+        os.wait()
+    with trainspan.rollout(task_id="joined"):
+        with trainspan.rollout():
+            if os.fork() == 0:
+                raise SystemExit(4)
+            os.wait()
+    done.set()
+    thread.join()
+    """
+    ran = run(write(tmp_path, source), wired)
+    assert (ran.code, ran.stderr) == (0, "")
+    ends = [(span.attributes.get(keys.TASK_ID), span.attributes.get(keys.ROLLOUT_STATUS)) for span in recorder.spans]
+    for task in ("pool", "bad", "exit", "other"):
+        assert [status for name, status in ends if name == task and status] == ["ok"], task
+    assert [status for name, status in ends if name == "joined" and status] == ["ok"]
+
+
 def test_explicit_rollouts_in_a_process_have_their_own_traces_and_replace_its_rollout(
     tmp_path: Path, policy: OpenAIServer, recorder: OtlpRecorder, wired: dict[str, str]
 ) -> None:

@@ -1,12 +1,14 @@
 """Ids are the operating system's: programs that seed `random` do not repeat them, and get the numbers they would get."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from tests.support.agents.programs import WITHOUT_OPENAI, run, write
 from tests.support.otlp.recorder import OtlpRecorder
+from trainspan import _rollout_block
 from trainspan_schemas.telemetry import keys
 
 SEEDS = """
@@ -62,3 +64,19 @@ def test_rollouts_and_steps_of_a_program_that_seeds_have_ids_of_their_own(
     assert len({span.span_id for span in [*explicit, *steps]}) == 12
     rewards = {attributes[keys.EVALUATION_ID] for span in steps for _, attributes in span.events}
     assert len(rewards) == 8
+
+
+def test_runs_of_one_id_are_numbered_by_the_clock_however_many_other_ids_have_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So that a run after a restart is above those before it."""
+    now = 1_800_000_000.0
+    monkeypatch.setattr(_rollout_block.time, "time", lambda: now)
+    attempts = _rollout_block._Attempts(most=100)
+    assert [attempts.next(f"job-{number}") for number in range(3000)] == [1_800_000_000] * 3000
+    assert [attempts.next("job-2999") for _ in range(3)] == [1_800_000_001, 1_800_000_002, 1_800_000_003]
+    now += 60
+    assert attempts.next("job-2999") == 1_800_000_060
+    with ThreadPoolExecutor(8) as pool:
+        numbers = list(pool.map(lambda _: attempts.next("job-1"), range(2000)))
+    assert len(set(numbers)) == 2000
