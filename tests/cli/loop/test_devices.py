@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 
 from tests.support.ports import free_ports
+from tests.training.support.swap_server import whole
 from trainspan_cli.loop.processes import child_processes, services
 from trainspan_cli.loop.processes.devices import Devices
 from trainspan_cli.loop.processes.screen import Screen
@@ -96,6 +97,7 @@ def test_the_launch_command_is_run_by_this_python() -> None:
     assert launcher(trainer_processes=2) == (*TORCHRUN, "2")
 
 
+STATE = json.dumps(whole({"policies": {"writer": {}, "rewriter": {}}}))
 CHILD = """
 import http.server, json, os, sys, time
 name, log, port, alone = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4] == "alone"
@@ -110,7 +112,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def answer(self):
         self.send_response(200)
         self.end_headers()
-        self.wfile.write(b'{"version": 0, "policies": {"writer": {"version": 0}, "rewriter": {"version": 0}}}')
+        self.wfile.write(STATE)
     do_GET = answer
     def do_POST(self):
         note(self.path)
@@ -122,7 +124,7 @@ while time.time() < deadline and not (not alone and '"train"' in open(log).read(
 server = http.server.HTTPServer(("127.0.0.1", port), Handler)
 note("ready")
 server.serve_forever()
-"""
+""".replace("(STATE)", f"({STATE.encode()!r})")
 """Replaces the commands: reports when it starts and with which devices; answers as a policy server after a second, or not
 before the trainer starts."""
 

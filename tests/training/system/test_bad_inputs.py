@@ -16,14 +16,17 @@ def _checkpoint(home: Path, name: str, content: bytes) -> None:
     (home / "checkpoints/policy-000001" / name).write_bytes(content)
 
 
+def _latest(home: Path, content: bytes) -> None:
+    (home / "checkpoints").mkdir()
+    (home / "checkpoints/latest").write_bytes(content)
+
+
 DAMAGES: dict[str, Callable[[Path], object]] = {
     "checkpoints is not a folder: choose another --checkpoints": lambda home: (home / "checkpoints").write_text("x"),
     "checkpoints/latest cannot be read (Is a directory): write the name of a checkpoint into it": (
         lambda home: (home / "checkpoints/latest").mkdir(parents=True)
     ),
-    "which is not a folder there: write the name of one into it": (
-        lambda home: _checkpoint(home, "../latest", b"\xff\x00")
-    ),
+    "which is not a folder there: write the name of one into it": (lambda home: _latest(home, b"\xff\x00")),
     "trainspan.json is malformed: 'utf-8' codec": lambda home: _checkpoint(home, "trainspan.json", b"\xff\xfe{}"),
     "no dataset in": lambda home: (home / "dataset").rename(home / "elsewhere"),
     "part-0000.parquet (Is a directory): build the dataset again": lambda home: _replace_by_folder(

@@ -1,6 +1,7 @@
 """A collector that the loop found running ends, such as that of a loop that was killed: the loop starts its own."""
 
 import io
+import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from tests.support.ports import free_ports
+from tests.training.support.swap_server import USUAL
 from trainspan_cli.loop.processes import child_processes, services
 from trainspan_cli.loop.processes.screen import Screen
 from trainspan_cli.loop.processes.services import Services
@@ -32,7 +34,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200)
         self.end_headers()
-        self.wfile.write(b'{"version": 0}')
+        self.wfile.write(sys.argv[4].encode())
     def log_message(self, *_): ...
 http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
 """
@@ -43,6 +45,7 @@ def test_the_loop_starts_a_collector_when_the_one_that_it_found_running_has_ende
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (port,) = free_ports(1)
+    state = json.dumps(USUAL.as_json())
     adopted, own = tmp_path / "adopted", tmp_path / "collects"
     adopted.touch()
 
@@ -50,7 +53,7 @@ def test_the_loop_starts_a_collector_when_the_one_that_it_found_running_has_ende
         return SimpleNamespace(grpc="127.0.0.1:1", tls=False) if adopted.exists() or own.exists() else None
 
     def command(arguments: list[str], _: object) -> list[str]:
-        return [sys.executable, "-c", CHILD, arguments[0], str(tmp_path), str(port)]
+        return [sys.executable, "-c", CHILD, arguments[0], str(tmp_path), str(port), state]
 
     stopped: list[str] = []
     end = child_processes.Service.stop
