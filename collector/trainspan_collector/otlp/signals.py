@@ -63,7 +63,8 @@ class OtlpSignal:
             return self.parse(body), body, 0
         except InvalidRecordError:
             try:
-                valid, n_repaired = repaired(body, self.request.DESCRIPTOR)
+                kind: Any = self.request.DESCRIPTOR  # of two classes, by protobuf's build
+                valid, n_repaired = repaired(body, kind)
             except ValueError as error:
                 raise self._not_one(body, error) from error
             if not n_repaired:

@@ -68,7 +68,7 @@ def _facts(model: RunModel) -> Element:
         rows.append(["skipped rounds", f"{skipped} of {len(run.rounds)}"])
     if refused := sum(1 for record in run.rounds if record.get("refused")):
         rows.append(["refused versions", element("span", f"{refused} of {len(run.rounds)}", class_="bad")])
-    rows += [["consolidation", consolidation(record)] for record in run.records if record.get("consolidation")]
+    rows.extend(["consolidation", consolidation(record)] for record in run.records if record.get("consolidation"))
     if why := run.run.get("unconsolidated"):
         rows.append(["consolidation", f"none: {why}"])
     if ended := run.run.get("ended"):
