@@ -34,7 +34,7 @@ _ESTIMATE: Final = ("n", "mean", "deviation", "binary")
 
 
 def check_consolidation(settings: Settings, tasks: LoopTasks) -> None:
-    """Raises ConfigError if it is asked for and cannot be done."""
+    """Raises ConfigError if the settings ask for consolidation and this run cannot have it."""
     if settings.loop.consolidate and (why := _unfit(settings, tasks)):
         raise ConfigError(f"[loop] consolidate = true: {why}")
 

@@ -90,7 +90,7 @@ def end(status: RolloutStatus, error: BaseException | None = None) -> None:
     report_unread()
     end_open_rollouts("cancelled" if status == "ok" else status)
     scope = process_scope()
-    if scope is None:
+    if scope is None or not scope.began_here:
         return
     _leave_report(scope)
     if scope.boundary == "process" and not scope.superseded:

@@ -134,7 +134,7 @@ class TrainSettings:
     Pushing tokens away becomes unstable with many steps, long before pulling towards tokens does."""
     target_kl: float = 0.2
     """k3 against the ratio's other policy at which a round's steps end; the last one is shortened to reach it; 0: no limit."""
-    signal_gate: bool = False
+    signal_gate: Advanced[bool] = False
     """Make smaller steps after rounds whose rewards look independent of the answers
     ([the test](training.md#do-rewards-carry-a-signal))."""
     loss: str = "clip"

@@ -308,6 +308,7 @@ def test_a_block_ends_in_the_process_that_began_it_whatever_its_forked_children_
     for task in ("pool", "bad", "exit", "other"):
         assert [status for name, status in ends if name == task and status] == ["ok"], task
     assert [status for name, status in ends if name == "joined" and status] == ["ok"]
+    assert len({span.span_id for span in recorder.spans}) == len(recorder.spans), "no span is sent twice"
 
 
 def test_explicit_rollouts_in_a_process_have_their_own_traces_and_replace_its_rollout(
