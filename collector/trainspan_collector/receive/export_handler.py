@@ -103,7 +103,7 @@ class ExportHandler:
         for piece in cut(signal, body, self._max_items):
             if signal is METRICS:
                 if len(body) <= SMALL_BYTES:
-                    signal.parse(piece)
+                    signal.parse_repaired(piece)
                 n_items = 1
                 continue
             request, valid, n_repaired = signal.parse_repaired(piece)

@@ -73,6 +73,15 @@ def test_a_text_that_is_not_utf_8_costs_neither_its_batch_nor_its_span(collector
         assert _refusal(collector, TRACES, cut_short).code() == grpc.StatusCode.INVALID_ARGUMENT
 
 
+@pytest.mark.parametrize("method", [TRACES, LOGS, METRICS])
+def test_a_text_that_is_not_utf_8_is_taken_with_every_signal(collector: CollectorProcess, method: str) -> None:
+    """In all three, field 1.1.1 is an attribute of the resource."""
+    key = b"\x0a\x03a\xffb"
+    body = b"\x0a\x09\x0a\x07\x0a\x05" + key
+    send(collector.address, method, body)
+    assert _refusal(collector, method, body[:-1]).code() == grpc.StatusCode.INVALID_ARGUMENT
+
+
 def _repaired_texts(collector: CollectorProcess) -> int:
     page = request(collector.address, "/metrics", method="GET").body.decode()
     (line,) = (line for line in page.splitlines() if line.startswith("trainspan_collector_repaired_texts_"))
