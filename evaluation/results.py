@@ -10,7 +10,7 @@ from evaluation.ablations.retokenized import count_retokenized
 from evaluation.cpu_time import cpu_at, noted
 from evaluation.plans import RESULTS, Plan
 from evaluation.provenance import provenance, since
-from trainspan_cli.loop.state.run_folder import RunFolder
+from trainspan_loop.state.run_folder import RunFolder
 from trainspan_schemas.artifacts.checkpoint import hash_weights
 from trainspan_schemas.artifacts.run_files import json_lines
 from trainspan_schemas.config.load import CONFIG_FILE

@@ -11,7 +11,7 @@ from evaluation.environments import prepare
 from evaluation.models import continued, make_untrained, rejection_sampled, warm_started
 from evaluation.plans import ROOT, Plan
 from evaluation.results import begin, read_result, run_of, same_start, store_result
-from trainspan_cli.loop.state.run_folder import RunFolder
+from trainspan_loop.state.run_folder import RunFolder
 
 __all__ = ["carry_out"]
 

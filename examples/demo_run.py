@@ -21,9 +21,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from trainspan_cli.loop.checks.integrity import SIGNAL_CHECK
-from trainspan_cli.loop.report.run_report import write_report
-from trainspan_cli.loop.state.run_folder import RunFolder
+from trainspan_loop.checks.integrity import SIGNAL_CHECK
+from trainspan_loop.report.run_report import write_report
+from trainspan_loop.state.run_folder import RunFolder
 from trainspan_schemas.config.load import load_settings
 from trainspan_schemas.errors import ConfigError
 from trainspan_schemas.home import home, store_path

@@ -21,6 +21,7 @@ PACKAGES = {
     "processing": "trainspan_processing",
     "viewer": "trainspan_viewer",
     "training": "trainspan_training",
+    "loop": "trainspan_loop",
     "cli": "trainspan_cli",
 }
 SOURCES = (*PACKAGES, "tests", "benchmarks", "deploy", "evaluation", "examples", "tools")
@@ -31,7 +32,7 @@ FLOORS = {
         "telemetry",
         "home",
         "durable gpus intervals opener resources secret_files web_origins",
-        "errors",
+        "errors exit_codes",
     ),
     "collector": (
         "process",
@@ -77,11 +78,18 @@ FLOORS = {
         "records task_stream",
         "task_file",
     ),
+    "loop": (
+        "rounds",
+        "consolidation",
+        "sampling trials validation",
+        "processes",
+        "checks report",
+        "addresses clients state",
+    ),
     "cli": (
         "__main__",
         "commands main",
         "branching doctor",
-        "loop",
         "clients export_options extras setting_options settings views",
     ),
     "serving": ("middleware worker", "http", "swap", "capture process", "export checkpoints forcing"),
@@ -197,7 +205,7 @@ def imported_roots(path: Path) -> set[str]:
     return roots
 
 
-@pytest.mark.parametrize("folder", [folder for folder in PACKAGES if folder != "cli"])
+@pytest.mark.parametrize("folder", [folder for folder in PACKAGES if folder not in ("loop", "cli")])
 def test_a_part_imports_only_schemas_and_itself(folder: str) -> None:
     allowed = {"trainspan_schemas", PACKAGES[folder]}
     if folder == "schemas":
@@ -209,6 +217,11 @@ def test_a_part_imports_only_schemas_and_itself(folder: str) -> None:
     for module in modules:
         ours = imported_roots(module) & set(PACKAGES.values())
         assert ours <= allowed, f"{module.relative_to(ROOT)} imports {sorted(ours - allowed)}"
+
+
+def test_the_loop_imports_any_part_but_the_command() -> None:
+    for module in (ROOT / "loop" / "trainspan_loop").rglob("*.py"):
+        assert "trainspan_cli" not in imported_roots(module), module
 
 
 @pytest.mark.parametrize("folder", FLOORS)

@@ -49,6 +49,7 @@ def test_a_planted_slowdown_of_15_percent_is_found(tmp_path: Path, part: str) ->
         "processing",
         "viewer",
         "training",
+        "loop",
         "cli",
     ):
         shutil.copytree(ROOT / package, tmp_path / package)

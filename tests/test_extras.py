@@ -30,6 +30,7 @@ EXTRAS = {
     "processing": ("processing",),
     "viewer": ("viewer",),
     "training": ("training",),
+    "loop": (),
     "cli": (),
 }
 """Folder → its extras, each of which must provide, with the base, everything that the folder imports."""
@@ -42,9 +43,10 @@ OPTIONAL = {
     ("processing", "tokenizers"): "text next to token ids, if there is a tokenizer",
     ("processing", "huggingface-hub"): "text next to token ids, for downloaded models",
     ("serving", "torch"): "inside vLLM's worker, which comes with its own torch",
-    ("cli", "numpy"): "trials of new versions",
+    ("loop", "numpy"): "trials of new versions",
+    ("loop", "pyarrow"): "reads of the store",
+    ("loop", "matplotlib"): "pictures of runs",
     ("cli", "pyarrow"): "commands that read the store or a dataset",
-    ("cli", "matplotlib"): "pictures of runs",
     ("cli", "transformers"): "the findings of `doctor` on chat templates",
 }
 """(folder, distribution) imported only within functions → its purpose; without it, the command names the extra to install."""

@@ -28,7 +28,18 @@ __all__ = ["compare", "is_slower", "main", "ratio"]
 ROOT = Path(__file__).resolve().parents[2]
 _STORED = ROOT / "benchmarks" / "results" / "bench-guard.json"
 _LIMIT = 1.10
-_PACKAGES = ("schemas", "exporters", "rollouts", "serving", "collector", "processing", "viewer", "training", "cli")
+_PACKAGES = (
+    "schemas",
+    "exporters",
+    "rollouts",
+    "serving",
+    "collector",
+    "processing",
+    "viewer",
+    "training",
+    "loop",
+    "cli",
+)
 _ROUNDS = 40
 _FEWEST_ROUNDS = 9
 _DRAWS = 400
@@ -106,7 +117,10 @@ def _turn(worker: "subprocess.Popen[str]") -> float:
 
 
 def _unpacked(commit: str, folder: Path) -> Path:
-    archive = subprocess.run(["git", "archive", commit, *_PACKAGES], cwd=ROOT, stdout=subprocess.PIPE, check=True)
+    listing = ["git", "ls-tree", "--name-only", commit]
+    names = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    packages = [package for package in _PACKAGES if package in names]
+    archive = subprocess.run(["git", "archive", commit, *packages], cwd=ROOT, stdout=subprocess.PIPE, check=True)
     subprocess.run(["tar", "x", "-C", str(folder)], input=archive.stdout, check=True)
     return folder
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from trainspan_cli.loop.trials.comparison import compare
+from trainspan_loop.trials.comparison import compare
 
 __all__ = ["measure"]
 

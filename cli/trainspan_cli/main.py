@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 
 from trainspan_schemas.errors import NothingToBranchError, NothingToTrainError, TrainspanError, UsageError
+from trainspan_schemas.exit_codes import NOTHING_TO_TRAIN
 
 GROUPS = {
     "Run agents": {
@@ -82,9 +83,9 @@ def _invoke(name: str, arguments: Sequence[str]) -> int:
     except UsageError as error:
         return _fail(str(error), 2)
     except NothingToTrainError as error:
-        return _fail(str(error), 3, error.details)
+        return _fail(str(error), NOTHING_TO_TRAIN, error.details)
     except NothingToBranchError as error:
-        return _fail(str(error), 3)
+        return _fail(str(error), NOTHING_TO_TRAIN)
     except TrainspanError as error:
         return _fail(str(error), 1)
     except typer.Abort:

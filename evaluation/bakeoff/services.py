@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from evaluation.plans import Plan
-from trainspan_cli.clients.policy_server import PolicyClient
-from trainspan_cli.loop.processes.child_processes import Commands, Service
+from trainspan_loop.clients.policy_server import PolicyClient
+from trainspan_loop.processes.child_processes import Commands, Service
 from trainspan_schemas.store.access import running_collector
 
 __all__ = ["AgentWorld", "agent_world"]

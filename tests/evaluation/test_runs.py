@@ -21,7 +21,7 @@ from evaluation.plans import CONTROLS, EXAMPLES, ROOT, SCRATCH, TASKS, Plan, def
 from evaluation.report import draw_training, is_separate, points, runs_table, section_of, smoothed_rewards, write_report
 from evaluation.results import begin, evaluations, read_results, same_start, store_result
 from evaluation.runs import carry_out
-from trainspan_cli.loop.state.run_folder import RunFolder
+from trainspan_loop.state.run_folder import RunFolder
 from trainspan_schemas.agents.functions import is_function_name
 from trainspan_schemas.config.load import load_settings
 from trainspan_schemas.config.policies import agents_of_policies

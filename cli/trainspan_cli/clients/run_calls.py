@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from trainspan_cli.clients.store import counts
+from trainspan_loop.clients.store import counts
 from trainspan_schemas.errors import StoreError
 from trainspan_schemas.store.access import running_collector
 

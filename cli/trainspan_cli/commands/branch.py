@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trainspan_cli.setting_options import Given, setting_options
-from trainspan_cli.settings import ConfigOption, FormatOption, StoresOption, settings, stores_of
+from trainspan_cli.settings import ConfigOption, FormatOption, StoresOption, settings
+from trainspan_loop.addresses import stores_of
 from trainspan_schemas.config.load import override
 from trainspan_schemas.errors import StoreError, UsageError
 

@@ -19,9 +19,9 @@ def compare(
 
     Example: trainspan compare 20261120-101500-1a2b3c4d 20261120-113000-5e6f7a8b --html compare.html
     """
-    from trainspan_cli.loop.report.comparison import group_runs
-    from trainspan_cli.loop.report.comparison_report import comparison_record, comparison_table, write_comparison
-    from trainspan_cli.loop.state.run_folder import RunFolder
+    from trainspan_loop.report.comparison import group_runs
+    from trainspan_loop.report.comparison_report import comparison_record, comparison_table, write_comparison
+    from trainspan_loop.state.run_folder import RunFolder
     from trainspan_schemas.home import runs_dir
 
     folders = []

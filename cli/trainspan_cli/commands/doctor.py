@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trainspan_cli.settings import ConfigOption, FormatOption, StoresOption, settings, stores_of
+from trainspan_cli.settings import ConfigOption, FormatOption, StoresOption, settings
+from trainspan_loop.addresses import stores_of
 
 if TYPE_CHECKING:
     from trainspan_cli.doctor.finding import Finding

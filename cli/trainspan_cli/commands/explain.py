@@ -7,15 +7,8 @@ from typing import Annotated
 import typer
 
 from trainspan_cli.setting_options import Given, setting_options
-from trainspan_cli.settings import (
-    ConfigOption,
-    FormatOption,
-    PolicyOption,
-    StoresOption,
-    TokenizerOption,
-    settings,
-    stores_of,
-)
+from trainspan_cli.settings import ConfigOption, FormatOption, PolicyOption, StoresOption, TokenizerOption, settings
+from trainspan_loop.addresses import stores_of
 from trainspan_schemas.config.policy_scope import scoped
 
 

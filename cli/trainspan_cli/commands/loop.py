@@ -14,8 +14,8 @@ from trainspan_schemas.home import is_url
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from trainspan_cli.loop.state.run_folder import RunFolder
-    from trainspan_cli.loop.state.task_pool import LoopTasks
+    from trainspan_loop.state.run_folder import RunFolder
+    from trainspan_loop.state.task_pool import LoopTasks
     from trainspan_schemas.config.settings import Settings
 
 
@@ -34,12 +34,12 @@ def loop(
     """
     import dataclasses
 
-    from trainspan_cli.loop.consolidation import check_consolidation
-    from trainspan_cli.loop.sampling.choice import check_sampling
-    from trainspan_cli.loop.state.run_folder import RunFolder, newest_unfinished
-    from trainspan_cli.loop.state.series import SeedSeries
-    from trainspan_cli.loop.state.task_pool import LoopTasks
-    from trainspan_cli.loop.trials.trials import check_trials
+    from trainspan_loop.consolidation import check_consolidation
+    from trainspan_loop.sampling.choice import check_sampling
+    from trainspan_loop.state.run_folder import RunFolder, newest_unfinished
+    from trainspan_loop.state.series import SeedSeries
+    from trainspan_loop.state.task_pool import LoopTasks
+    from trainspan_loop.trials.trials import check_trials
     from trainspan_schemas.config.load import override
 
     if seeds < 1:
@@ -74,12 +74,12 @@ def _run(
 ) -> dict[str, Any]:
     from rich.console import Console
 
-    from trainspan_cli.loop.checks.integrity import all_hold
-    from trainspan_cli.loop.checks.skipping import skipped_rounds
-    from trainspan_cli.loop.processes.screen import Screen
-    from trainspan_cli.loop.report.run_report import write_report
-    from trainspan_cli.loop.rounds import Loop
-    from trainspan_cli.loop.trials.verdict import refused_rounds
+    from trainspan_loop.checks.integrity import all_hold
+    from trainspan_loop.checks.skipping import skipped_rounds
+    from trainspan_loop.processes.screen import Screen
+    from trainspan_loop.report.run_report import write_report
+    from trainspan_loop.rounds import Loop
+    from trainspan_loop.trials.verdict import refused_rounds
 
     console = Console(stderr=format == "json")
     try:

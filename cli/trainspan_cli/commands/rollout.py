@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trainspan_cli.setting_options import Given, setting_options
-from trainspan_cli.settings import ConfigOption, FormatOption, settings, stores_of
+from trainspan_cli.settings import ConfigOption, FormatOption, settings
+from trainspan_loop.addresses import stores_of
 from trainspan_schemas.config.load import override
 from trainspan_schemas.errors import UsageError
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trainspan_cli.settings import ConfigOption, StoresOption, settings, stores_of
+from trainspan_cli.settings import ConfigOption, StoresOption, settings
 from trainspan_cli.views.query_result import PRINTERS
+from trainspan_loop.addresses import stores_of
 from trainspan_schemas.errors import StoreError, UsageError
 from trainspan_schemas.store.access import open_store, server_message
 from trainspan_schemas.store.endpoint import StoreEndpoint

@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from trainspan_cli.setting_options import Given, setting_options
-from trainspan_cli.settings import ConfigOption, FormatOption, PolicyOption, policy_servers_of, settings
+from trainspan_cli.settings import ConfigOption, FormatOption, PolicyOption, settings
+from trainspan_loop.addresses import policy_servers_of
 from trainspan_schemas.artifacts.run_files import RunFiles
 from trainspan_schemas.config.load import override
 from trainspan_schemas.config.policy_scope import scoped

@@ -5,7 +5,8 @@ from typing import Annotated
 import typer
 
 from trainspan_cli.setting_options import Given, setting_options
-from trainspan_cli.settings import ConfigOption, StoresOption, settings, stores_of
+from trainspan_cli.settings import ConfigOption, StoresOption, settings
+from trainspan_loop.addresses import stores_of
 
 
 @setting_options("view", "host", "port", "read_only")

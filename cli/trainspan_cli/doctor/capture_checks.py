@@ -5,8 +5,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from trainspan_cli.clients.store import backlog, rows
 from trainspan_cli.doctor.finding import Finding
+from trainspan_loop.clients.store import backlog, rows
 from trainspan_schemas.config.settings import Settings
 from trainspan_schemas.errors import TrainspanError
 from trainspan_schemas.store.access import running_collector

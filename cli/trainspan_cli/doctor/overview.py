@@ -5,11 +5,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from trainspan_cli.clients.policy_server import state_at
-from trainspan_cli.clients.store import counts
 from trainspan_cli.doctor.rollouts_overview import rollouts_overview
-from trainspan_cli.loop.state.run_folder import RunFolder
-from trainspan_cli.settings import policy_servers_of
+from trainspan_loop.addresses import policy_servers_of
+from trainspan_loop.clients.policy_server import state_at
+from trainspan_loop.clients.store import counts
+from trainspan_loop.state.run_folder import RunFolder
 from trainspan_schemas.artifacts.checkpoint import CheckpointMeta, read_latest
 from trainspan_schemas.artifacts.dataset import dataset_dirs
 from trainspan_schemas.artifacts.run_files import record_of

@@ -4,9 +4,9 @@ import socket
 from dataclasses import replace
 from urllib.parse import urlsplit
 
-from trainspan_cli.clients.policy_server import state_at
 from trainspan_cli.doctor.finding import Finding
-from trainspan_cli.settings import policy_servers_of
+from trainspan_loop.addresses import policy_servers_of
+from trainspan_loop.clients.policy_server import state_at
 from trainspan_schemas.config.settings import Settings
 from trainspan_schemas.policy_server import ServerState
 

@@ -2,15 +2,14 @@
 
 import dataclasses
 import json
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
+
+from trainspan_schemas.exit_codes import UNFINISHED
 
 if TYPE_CHECKING:
     from trainspan_rollouts import RunResult
 
-__all__ = ["UNFINISHED", "exit_code", "print_json", "print_table"]
-
-UNFINISHED: Final = 75
-"""`EX_TEMPFAIL` of sysexits.h: the same command with `--resume` continues."""
+__all__ = ["exit_code", "print_json", "print_table"]
 
 
 def exit_code(result: "RunResult", *, is_part: bool = False) -> int:

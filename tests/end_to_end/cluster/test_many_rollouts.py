@@ -10,7 +10,7 @@ import pytest
 from tests.end_to_end.cluster.conftest import Site, wait_for
 from tests.support.collector.process import CollectorProcess
 from tests.support.ray_cluster import RayCluster
-from trainspan_cli.clients.store import rows
+from trainspan_loop.clients.store import rows
 from trainspan_rollouts.run_ledger import statuses
 
 COUNT = 10_000

@@ -24,7 +24,7 @@ from tests.support.policy_server.balancer import balancer
 from tests.support.policy_server.process import RunningServer, policy_server
 from tests.support.ports import free_ports
 from tests.support.ray_cluster import RayCluster
-from trainspan_cli.clients.store import rows
+from trainspan_loop.clients.store import rows
 from trainspan_schemas.artifacts.dataset import dataset_dirs, manifest_path
 from trainspan_schemas.telemetry import keys
 

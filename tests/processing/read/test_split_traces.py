@@ -7,7 +7,7 @@ import pytest
 
 from tests.processing.conftest import Bench, rows
 from tests.processing.support.traces import TestRollout, chain
-from trainspan_cli.clients.new_rewards import last_places
+from trainspan_loop.clients.new_rewards import last_places
 from trainspan_processing.assembly.build import BuildRequest, BuiltDataset, build_dataset
 from trainspan_schemas.config.settings import DatasetSettings
 from trainspan_schemas.errors import UsageError

@@ -12,7 +12,7 @@ import pytest
 from tests.serving.support.servers import Models, Stack
 from tests.support.models.canary import logprobs_of
 from tests.support.otlp.sink import ReceivedSpan
-from trainspan_cli.clients.policy_server import PolicyClient
+from trainspan_loop.clients.policy_server import PolicyClient
 from trainspan_schemas.agents.unnamed_agents import agent_of_body
 from trainspan_schemas.artifacts.checkpoint import digest_of_model
 from trainspan_schemas.telemetry import keys

@@ -19,7 +19,7 @@ from tests.support.models.tiny_model import make_tiny_model
 from tests.support.otlp.sink import ReceivedSpan, otlp_sink
 from tests.support.policy_server.constrained import Scorer, constraint, logged
 from tests.support.policy_server.process import policy_server
-from trainspan_cli.clients.policy_server import PolicyClient
+from trainspan_loop.clients.policy_server import PolicyClient
 from trainspan_schemas.telemetry import keys
 from trainspan_schemas.telemetry.identity import TraceParent
 from trainspan_schemas.telemetry.tokens import decode_ids

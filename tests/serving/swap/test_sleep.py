@@ -10,7 +10,7 @@ import pytest
 from tests.serving.support.servers import Models, Stack
 from tests.serving.support.traffic import LONG_PROMPT, greedy
 from tests.support.models.canary import greedy_ids
-from trainspan_cli.clients.policy_server import PolicyClient
+from trainspan_loop.clients.policy_server import PolicyClient
 from trainspan_schemas.errors import PolicyServerError
 from trainspan_schemas.telemetry import keys
 

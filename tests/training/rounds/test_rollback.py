@@ -17,10 +17,10 @@ from safetensors.torch import load_file
 from tests.support.dataset_files import sample_rollouts, write_dataset
 from tests.training.support.sessions import GENTLE, same_weights
 from tests.training.support.swap_server import policy_server
-from trainspan_cli.loop.checks.integrity import training_checks
-from trainspan_cli.loop.checks.skipping import skip_reason
-from trainspan_cli.loop.state.run_folder import LEDGER_REST_S, RunFolder
 from trainspan_cli.main import run
+from trainspan_loop.checks.integrity import training_checks
+from trainspan_loop.checks.skipping import skip_reason
+from trainspan_loop.state.run_folder import LEDGER_REST_S, RunFolder
 from trainspan_schemas.artifacts.checkpoint import CheckpointMeta, read_latest, write_latest
 from trainspan_schemas.errors import CheckpointError
 from trainspan_schemas.policy_server import Offer

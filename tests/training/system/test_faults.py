@@ -13,7 +13,7 @@ import torch
 
 from tests.support.dataset_files import LoggedCall, sample_rollouts, write_dataset
 from tests.training.support.sessions import GENTLE
-from trainspan_cli.loop.checks.integrity import training_checks
+from trainspan_loop.checks.integrity import training_checks
 from trainspan_training.model.loading import load_model
 from trainspan_training.rounds.result import RoundResult
 from trainspan_training.session import TrainJob, train

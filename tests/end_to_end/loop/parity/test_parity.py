@@ -21,10 +21,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.support.places import DemoRun
-from trainspan_cli.clients.store import rows
-from trainspan_cli.loop.checks.integrity import Check, reward_checks
-from trainspan_cli.loop.state.reward_records import read_rewards
 from trainspan_cli.main import run as trainspan
+from trainspan_loop.checks.integrity import Check, reward_checks
+from trainspan_loop.clients.store import rows
+from trainspan_loop.state.reward_records import read_rewards
 from trainspan_schemas.artifacts.dataset import manifest_path
 
 pytestmark = pytest.mark.timeout(1500)

@@ -21,7 +21,7 @@ from examples.calculator import agent, judge
 from tests.end_to_end.loop.parity.seeded_agent import seed_of
 from tests.end_to_end.loop.parity.test_parity import Stored, advantages_of, assert_parity
 from tests.support.places import ROOT, DemoRun, make_place, write_loop_config
-from trainspan_cli.clients.store import rows
+from trainspan_loop.clients.store import rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 

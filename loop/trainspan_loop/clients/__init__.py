@@ -1,0 +1,1 @@
+"""Requests to the policy servers and the stores of a run."""

@@ -1,0 +1,54 @@
+"""How many rewards the stores got since a place (`seq`)."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from trainspan_loop.clients.store import rows
+from trainspan_processing.rewards.names import reward_names
+from trainspan_schemas.config.policy_scope import policies_of, scoped
+from trainspan_schemas.config.settings import Settings
+from trainspan_schemas.telemetry import keys
+
+__all__ = ["Places", "last_places", "new_rewards", "validation_rewards"]
+
+Places = tuple[int, ...]
+"""A place (`seq`) in each store, in their order."""
+
+_IS_ROLLOUT: Final = f"""json_extract_string(attributes, '$."{keys.ROLLOUT_STATUS}"') IS NOT NULL"""
+
+
+def last_places(stores: Sequence[str]) -> Places:
+    """The places that the stores have reached. Raises StoreError."""
+    return tuple(int(rows(store, "SELECT coalesce(max(seq), 0) AS seq FROM spans")[0]["seq"]) for store in stores)
+
+
+def new_rewards(stores: Sequence[str], settings: Settings, since: Places) -> tuple[int, Places]:
+    """The number of trusted rewards after these places, and the places up to which they were counted.
+
+    Rewards are those with a reward name of any policy. If a function rewards the rollouts of any policy, these are the rollouts
+    that ended. Raises StoreError.
+    """
+    table, condition = _rewards(settings)
+    query = f"SELECT count(*) FILTER ({condition}) AS rewards, max(seq) AS seq FROM {table} WHERE seq > "
+    found = [rows(store, f"{query}{place}")[0] for store, place in zip(stores, since, strict=True)]
+    reached = (place if one["seq"] is None else one["seq"] for one, place in zip(found, since, strict=True))
+    return sum(one["rewards"] for one in found), tuple(reached)
+
+
+def validation_rewards(stores: Sequence[str], settings: Settings, since: Places) -> int:
+    """How many of these rewards are of validation rollouts. Raises StoreError."""
+    table, condition = _rewards(settings)
+    id_ = "trace_id" if table == "spans" else "rollout_id"
+    of_validation = f"{id_} IN (SELECT {id_} FROM rollouts WHERE split = 'val')"
+    query = f"SELECT count(*) AS rewards FROM {table} WHERE {condition} AND {of_validation} AND seq > "
+    return sum(int(rows(store, f"{query}{place}")[0]["rewards"]) for store, place in zip(stores, since, strict=True))
+
+
+def _rewards(settings: Settings) -> tuple[str, str]:
+    """The table that has a row for each reward, and the condition for these rows."""
+    datasets = [scoped(settings, policy).dataset for policy in policies_of(settings)]
+    if any(dataset.reward is not None for dataset in datasets):
+        return "spans", _IS_ROLLOUT
+    named = {item.name for dataset in datasets for item in reward_names(dataset.reward_name)}
+    names = ", ".join("'" + name.replace("'", "''") + "'" for name in sorted(named))
+    return "evaluations", f"NOT coalesce(untrusted, false) AND name IN ({names})"

@@ -1,0 +1,187 @@
+"""The end of a run: supervised training on its own successes, from its best version, kept if validation does not fall.
+
+Each step leaves a file or a record, so that a loop that was killed at any point continues: `consolidation.json` has the start, and
+the version once it is swapped in; `trainspan sft` continues from its own states; the validation's record has the decision, and a
+version that is not kept is taken out of service after it.
+"""
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from trainspan_loop.checks.integrity import SIGNAL_CHECK, training_checks
+from trainspan_loop.checks.stopping import best_validation
+from trainspan_loop.processes.child_processes import Commands
+from trainspan_loop.processes.screen import Screen
+from trainspan_loop.processes.services import Services
+from trainspan_loop.state.run_folder import RunFolder
+from trainspan_loop.state.task_pool import LoopTasks
+from trainspan_loop.trials.lineage import is_in_service
+from trainspan_loop.trials.trials import put_back
+from trainspan_loop.validation import Validations
+from trainspan_schemas.artifacts.checkpoint import CheckpointMeta, checkpoint_name, read_latest
+from trainspan_schemas.artifacts.run_files import json_lines
+from trainspan_schemas.config.settings import Settings
+from trainspan_schemas.errors import ConfigError, ProcessError
+from trainspan_schemas.intervals import RewardEstimate
+from trainspan_training.checkpoints.ledger import CheckpointLedger
+
+__all__ = ["Consolidation", "check_consolidation"]
+
+_STATE: Final = "consolidation.json"
+_ESTIMATE: Final = ("n", "mean", "deviation", "binary")
+
+
+def check_consolidation(settings: Settings, tasks: LoopTasks) -> None:
+    """Raises ConfigError if the settings ask for consolidation and this run cannot have it."""
+    if settings.loop.consolidate and (why := _unfit(settings, tasks)):
+        raise ConfigError(f"[loop] consolidate = true: {why}")
+
+
+def _unfit(settings: Settings, tasks: LoopTasks) -> str | None:
+    """Why runs with these settings cannot be consolidated."""
+    if settings.policies:
+        return "[policies] has several policies, and supervised training is of one"
+    if settings.train.adapter != "none":
+        return f"[train] adapter = {settings.train.adapter!r}, and supervised training starts from a whole model"
+    if not tasks.val or not settings.loop.eval_tasks:
+        return "there are no validation tasks ([loop] eval_tasks) that could tell whether it helps"
+    return None
+
+
+class Consolidation:
+    """That of one run."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        tasks: LoopTasks,
+        services: Services,
+        validation: Validations,
+        folder: RunFolder,
+        screen: Screen,
+    ) -> None:
+        self._settings = settings
+        self._tasks = tasks
+        self._services = services
+        self._validation = validation
+        self._folder = folder
+        self._screen = screen
+
+    def run(self, round_: int) -> str | None:
+        """Trains, validates and decides after the last round, unless all of that is done; returns why nothing was trained, if it was to be.
+
+        Raises ProcessError if a version that is not kept cannot be taken out of service: a resumed run tries again.
+        """
+        loop = self._settings.loop
+        wanted = loop.target is not None if loop.consolidate is None else loop.consolidate
+        if not wanted:
+            return None
+        if (why := _unfit(self._settings, self._tasks)) is not None:
+            return why
+        if (before := self._last_validation(round_)) is None:
+            return "the last validation has no rewards"
+        if read_latest(self._folder.checkpoints) is None:
+            return "no round was trained"
+        rounds = [one for one in self._folder.records() if one["kind"] == "round"]
+        if any(check["name"] == SIGNAL_CHECK and not check["ok"] for one in rounds[-1:] for check in one["checks"]):
+            return "its rewards look independent of the answers"
+        try:
+            made = self._made()
+        except ProcessError as error:
+            return str(error)
+        record = next((one for one in self._folder.records() if one.get("consolidation")), None)
+        if record is None:
+            record = self._validated(before, made)
+        if not record["consolidation"]["kept"]:
+            self._take_out(made["version"])
+        return None
+
+    def _last_validation(self, round_: int) -> dict[str, Any] | None:
+        found = [one for one in self._folder.records() if one["kind"] == "eval" and one["name"] == "validation"]
+        return next((one for one in reversed(found) if one["round"] == round_ and one["n"]), None)
+
+    def _made(self) -> dict[str, Any]:
+        """What was trained; see `_described`. Raises ProcessError if `trainspan sft` failed."""
+        state = self._folder.read(_STATE)
+        if "version" in state:
+            return state
+        if not state:
+            state = self._start()
+            self._folder.write(_STATE, state)
+        began, services, settings = time.monotonic(), self._services, self._settings
+        self._screen.stage("training on the run's successes")
+        services.stop_trainers()
+        if settings.serving.sleep:
+            services.policy.sleep()
+        out = self._folder.path / "consolidated"
+        arguments = ["sft", "--dataset", str(self._folder.datasets), "--form", "text", "--out", str(out)]
+        arguments += ["--min-reward", str(settings.loop.success_reward), "--model", state["model"]]
+        arguments += ["--adapter", "none", "--lora-result", "merged", "--device", settings.train.device]
+        arguments += ["--seed", str(settings.train.seed), "--checkpoints", str(self._folder.checkpoints)]
+        arguments += ["--policy-url", services.policy.url, *services.config, "--format", "json"]
+        done: dict[str, Any] = {}
+        log = self._folder.logs / "sft.log"
+        code, message = Commands().run(arguments, services.beside_server, log, done.update)
+        self._screen.stage("")
+        if code:
+            raise ProcessError(f"{message.removeprefix('trainspan: ')} (log: {log})")
+        state |= self._described(out, done)
+        state["seconds"] = time.monotonic() - began
+        self._folder.write(_STATE, state)
+        return state
+
+    def _start(self) -> dict[str, Any]:
+        """The best version by validation: its number, and the folder or name of the model."""
+        best = best_validation(self._folder.records())
+        assert best is not None, "there is a validation with rewards"
+        version, kept = best["policy_version"], self._folder.read("run.json").get("best") or {}
+        folder = self._folder.checkpoints / checkpoint_name(version)
+        if kept.get("policy_version") == version:
+            folder = Path(kept["checkpoint"])
+        elif CheckpointLedger(self._folder.checkpoints).of_checkpoint(folder.name) is None:
+            return {"start": version, "model": self._settings.train.model or self._settings.serving.model}
+        elif not folder.is_dir():  # pruned before it could be kept
+            latest = read_latest(self._folder.checkpoints)
+            assert latest is not None, "a round was trained"
+            version, folder = CheckpointMeta.read(latest).version, latest
+        return {"start": version, "model": str(folder)}
+
+    @staticmethod
+    def _described(out: Path, done: Mapping[str, Any]) -> dict[str, Any]:
+        """The version, and what it was trained on; tokens are those of all passes, also of those before a kill."""
+        steps = [line for line in json_lines(out / "sft" / "metrics.jsonl") if "trained_tokens" in line]
+        return {
+            **{name: done[name] for name in ("version", "examples", "answers", "dropped", "steps", "learning_rate")},
+            "trained_tokens": sum(line["trained_tokens"] for line in steps),
+            "forwarded_tokens": sum(line["forwarded_tokens"] for line in steps),
+        }
+
+    def _validated(self, before: Mapping[str, Any], made: Mapping[str, Any]) -> dict[str, Any]:
+        """Appends the record of its validation, with the decision.
+
+        The mean on the same tasks decides. A test at a level would keep most versions that are worse.
+        """
+        record = self._validation.again(before)
+        now = self._services.policy.state().alone
+        swap = {"version": now.version, "canary": now.canary}
+        fresh = training_checks({"recovered": True, "version": made["version"], "swap": swap})[-1]
+        estimate = RewardEstimate.of_record(record)
+        kept = estimate.n > 0 and estimate.mean >= RewardEstimate.of_record(before).mean and fresh.ok
+        record["checks"].append(fresh.record())
+        record["seconds"] += made["seconds"]
+        record["consolidation"] = {**made, "before": {name: before[name] for name in _ESTIMATE}, "kept": kept}
+        self._validation.append(record)
+        return record
+
+    def _take_out(self, version: int) -> None:
+        root, name = self._folder.checkpoints, checkpoint_name(version)
+        if not is_in_service(root, name):
+            return
+        parent = CheckpointMeta.read(root / name).parent or ""
+        before = CheckpointMeta.read(root / parent).version
+        self._screen.note(f"validation fell: version {before} goes back in service in place of version {version}")
+        if (failure := put_back(before, self._services, self._settings, self._folder)) is not None:
+            raise ProcessError(f"version {version} is worse and still in service: {failure}")
+        self._screen.policy(before)

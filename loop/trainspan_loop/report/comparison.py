@@ -1,0 +1,129 @@
+"""Comparison of runs: their differing settings, and the results over their seeds."""
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainspan_loop.state.run_folder import RunFolder
+from trainspan_schemas.errors import UsageError
+from trainspan_schemas.intervals import RewardEstimate, measured, t_interval
+
+__all__ = ["Band", "ComparedRun", "Series", "group_runs", "measured_in"]
+
+SEEDS = (("loop", "seed"), ("train", "seed"))
+"""Settings in which runs of one series may differ."""
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """Held-out mean reward after `round`, over the seeds with that validation; 95 % `interval`, None for a single seed."""
+
+    round: int
+    mean: float
+    interval: tuple[float, float] | None
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedRun:
+    """Summary of a run. Estimates are over held-out tasks."""
+
+    run_id: str
+    seed: int
+    status: str
+    rounds: int
+    start: RewardEstimate
+    end: RewardEstimate
+    best: RewardEstimate
+    best_round: int
+    seconds: float
+    alarms: int
+    """Checks of the integrity panel that did not hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Runs of the same settings except for the seed; `label` names the settings that distinguish them from other series."""
+
+    label: str
+    runs: tuple[RunFolder, ...]
+
+    def outcomes(self) -> list[ComparedRun]:
+        return [outcome(run) for run in self.runs]
+
+    def validation(self) -> list[Band]:
+        """The bands by round, over the seeds."""
+        means: defaultdict[int, list[float]] = defaultdict(list)
+        for run in self.runs:
+            for round_, estimate in _validations(run).items():
+                means[round_].append(estimate.mean)
+        return [Band(round_, sum(values) / len(values), t_interval(values)) for round_, values in sorted(means.items())]
+
+    def gain(self) -> tuple[float, tuple[float, float] | None]:
+        """The mean of (end − start) over the seeds, and its 95 % t-interval."""
+        gains = [one.end.mean - one.start.mean for one in self.outcomes()]
+        return sum(gains) / len(gains), t_interval(gains)
+
+
+def measured_in(series: Sequence[Series]) -> str:
+    """The quantity measured by the validations of all runs: "success" or "reward"."""
+    return measured(estimate for one in series for run in one.runs for estimate in _validations(run).values())
+
+
+def outcome(run: RunFolder) -> ComparedRun:
+    """Summarizes a run. Raises UsageError if it has no validation yet."""
+    record, records, validations = run.read("run.json"), run.records(), _validations(run)
+    if not validations:
+        raise UsageError(f"run {run.run_id} has no validation with rewards yet: nothing to compare")
+    best_round = max(validations, key=lambda round_: (validations[round_].stands, validations[round_].mean, -round_))
+    rounds = [one for one in records if one["kind"] == "round"]
+    return ComparedRun(
+        run_id=run.run_id,
+        seed=int(record["settings"]["loop"]["seed"]),
+        status=str(record.get("status")),
+        rounds=len(rounds),
+        start=validations[min(validations)],
+        end=validations[max(validations)],
+        best=validations[best_round],
+        best_round=best_round,
+        seconds=sum(one["seconds"]["total"] if one["kind"] == "round" else one["seconds"] for one in records),
+        alarms=sum(not check["ok"] for one in records for check in one["checks"]),
+    )
+
+
+def group_runs(runs: Sequence[RunFolder]) -> list[Series]:
+    """The series in the order of their first run, labeled by the settings in which they differ."""
+    flat = {run: _flat(run.read("run.json").get("settings", {})) for run in runs}
+    keys = {key for settings in flat.values() for key in settings}
+    differing = sorted(key for key in keys if len({_text(settings.get(key)) for settings in flat.values()}) > 1)
+    members: defaultdict[str, list[RunFolder]] = defaultdict(list)
+    for run, settings in flat.items():
+        members[", ".join(f"{key}={_text(settings.get(key))}" for key in differing)].append(run)
+    return [Series(label or "all", tuple(found)) for label, found in members.items()]
+
+
+def _validations(run: RunFolder) -> dict[int, RewardEstimate]:
+    """The last validation of each round: the final one has more tasks, and that of a consolidated version comes last if it was kept."""
+    return {
+        int(record["round"]): RewardEstimate.of_record(record)
+        for record in run.records()
+        if record["kind"] == "eval" and record["n"]
+        if record["name"] == "validation" or (record.get("consolidation") or {}).get("kept")
+    }
+
+
+def _flat(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    return {
+        f"{section}.{key}": value
+        for section, values in settings.items()
+        for key, value in values.items()
+        if (section, key) not in SEEDS
+    }
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, float) and math.isfinite(value):
+        return f"{value:g}"
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,175 @@
+"""`$TRAINSPAN_HOME/runs/<run>/`: the state of one run on disk, from which it resumes after any kill."""
+
+import fcntl
+import json
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TextIO
+
+from trainspan_loop.state.task_pool import TaskPool
+from trainspan_schemas.artifacts.checkpoint import write_latest
+from trainspan_schemas.artifacts.run_files import RunFiles, json_lines
+from trainspan_schemas.durable import append_line
+from trainspan_schemas.errors import ProcessError
+from trainspan_schemas.home import make_home, policy_dir, runs_dir
+from trainspan_training.checkpoints.ledger import CONSUMING
+
+__all__ = ["RunFolder", "newest_unfinished"]
+
+_READER_S = 1.0
+"""A process that checks whether the run is active holds the lock briefly."""
+LEDGER_REST_S = 20.0
+"""A running trainer writes a round's metrics well within this time after the ledger's last line of that round."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder(RunFiles):
+    """Paths and records of a run; files are replaced atomically or appended in whole lines."""
+
+    @classmethod
+    def create(cls, settings: Mapping[str, Any]) -> "RunFolder":
+        """Creates a new run; its id starts with the time, so that names sort by age."""
+        run_id = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{uuid.uuid4().hex[:8]}"
+        folder = cls(runs_dir() / run_id)
+        make_home()
+        folder.path.mkdir(parents=True)
+        folder.write("run.json", {"run_id": run_id, "status": "running", "settings": settings})
+        return folder
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Locks the run for this process. Raises ProcessError if another one holds the lock."""
+        with (self.path / "lock").open("w") as file:
+            deadline = time.monotonic() + _READER_S
+            while not _locks(file):
+                if time.monotonic() > deadline:
+                    raise ProcessError(f"run {self.run_id} is in progress in another `trainspan loop`")
+                time.sleep(0.02)
+            yield
+
+    def write(self, name: str, value: Mapping[str, Any]) -> None:
+        """Replaces a JSON file atomically."""
+        path = self.path / name
+        temporary = path.with_name(f".{path.name}.tmp")
+        temporary.write_text(json.dumps(value, indent=2, default=str) + "\n")
+        temporary.replace(path)
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Appends a record to `rounds.jsonl`."""
+        append_line(self.path / "rounds.jsonl", json.dumps(record, default=str))
+
+    def used(self, dataset_sha256: str, policy: str | None = None) -> str | None:
+        """The newest event by which a policy's trainer used up a dataset; None if a trainer that starts trains it."""
+        entries = json_lines(policy_dir(self.checkpoints, policy) / "ledger.jsonl")
+        events = [entry["event"] for entry in entries if entry.get("dataset") == dataset_sha256]
+        return next((event for event in reversed(events) if event in CONSUMING), None)
+
+    def trained_before(self, dataset_sha256: str, policy: str | None = None) -> dict[str, Any] | None:
+        """The record of a policy's trainer of a finished dataset: from its metrics, else from its ledger.
+
+        The ledger is written first. It is used without metrics only after 20 s without a write: the trainer was then killed.
+        Metrics of an attempt that did not use up the dataset do not count.
+        """
+        if (used := self.used(dataset_sha256, policy)) is None:
+            return None
+        has_failed = used in ("aborted", "refused")
+        for line in json_lines(self.metrics_file(policy)):
+            if line.get("dataset") == dataset_sha256 and (has_failed or not line.get("error")):
+                return line
+        ledger = policy_dir(self.checkpoints, policy) / "ledger.jsonl"
+        # A clock that was set back makes the last write lie in the future.
+        if abs(time.time() - ledger.stat().st_mtime) < LEDGER_REST_S:
+            return None
+        for entry in json_lines(ledger):
+            if entry.get("dataset") != dataset_sha256:
+                continue
+            reason = entry.get("reason") or f"{entry['event']}, then interrupted before its metrics"
+            # After "trained" the trainer still swaps: only events that end a round count.
+            if entry.get("event") in ("skipped", "published", "unpublished", "withdrawn"):
+                return {"skipped": reason}
+            if entry.get("event") in ("aborted", "refused"):
+                return {"error": reason}
+        return None
+
+    def is_withdrawn(self, checkpoint: str | None, policy: str | None = None) -> bool:
+        """Whether an earlier checkpoint of a policy was put back in service instead of this one."""
+        entries = json_lines(policy_dir(self.checkpoints, policy) / "ledger.jsonl")
+        last = [entry["event"] for entry in entries if checkpoint and entry.get("checkpoint") == checkpoint][-1:]
+        return last == ["withdrawn"]
+
+    def keep_sampled(self, round_: int, collected: Mapping[str, Any]) -> None:
+        """Keeps the figures of a round's rollouts, so that a loop that was killed does not repeat them."""
+        (self.path / "sampled").mkdir(exist_ok=True)
+        self.write(_sampled_name(round_), collected)
+
+    def sampled(self, round_: int) -> dict[str, Any] | None:
+        """What `keep_sampled` kept."""
+        return self.read(_sampled_name(round_)) or None
+
+    def keep_best(self, checkpoints: Mapping[str | None, str], record: Mapping[str, Any]) -> None:
+        """Keeps checkpoints (policy → name) in `best/` in place of the earlier best, as hard links, which survive pruning.
+
+        A single policy's is `best/<name>`. Several are a folder of checkpoints to serve from, `best/round-<number>`.
+        """
+        best = self.path / "best"
+        alone = checkpoints.get(None)
+        target = best / (alone or f"round-{record['round']:04d}")
+        best.mkdir(exist_ok=True)
+        if not target.exists():
+            temporary = best / f".{target.name}"
+            shutil.rmtree(temporary, ignore_errors=True)
+            for policy, name in checkpoints.items():
+                own = temporary / policy / name if policy is not None else temporary
+                shutil.copytree(policy_dir(self.checkpoints, policy) / name, own, copy_function=os.link)
+                if policy is not None:
+                    write_latest(own.parent, name)
+            temporary.rename(target)
+        kept = {key: record[key] for key in ("round", "policy_version", "n", "mean", "deviation", "binary")}
+        self.write("run.json", {**self.read("run.json"), "best": {"checkpoint": str(target), **kept}})
+        for other in best.iterdir():
+            if other != target:
+                shutil.rmtree(other)
+
+    def finish(self, status: str, **more: Any) -> None:
+        self.write("run.json", {**self.read("run.json"), "status": status, **more})
+
+    def draw_tasks(self, name: str, tasks: TaskPool, count: int, seed: str) -> Path:
+        """Writes a task file with `count` of the tasks (all, if fewer), drawn by `seed`; the same on every call."""
+        path = self.path / "tasks" / f"{name}.jsonl"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("".join(line + "\n" for line in tasks.draw(count, seed)))
+        return path
+
+
+def newest_unfinished(settings: Mapping[str, Any]) -> RunFolder | None:
+    """The newest run, if it is unfinished and has the same settings."""
+    folders = sorted(runs_dir().glob("*/run.json")) if runs_dir().is_dir() else []
+    if not folders:
+        return None
+    folder = RunFolder(folders[-1].parent)
+    run = folder.read("run.json")
+    same = json.loads(json.dumps(settings, default=str)) == run.get("settings")
+    return folder if run.get("status") == "running" and same else None
+
+
+def _sampled_name(round_: int) -> str:
+    return f"sampled/round-{round_:04d}.json"
+
+
+def _locks(file: TextIO) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,0 +1,162 @@
+"""Validations and the hard probe: held-out tasks rolled out under one policy."""
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from trainspan_loop.checks.integrity import Check, left_out_check, version_check
+from trainspan_loop.checks.pass_at import pass_at
+from trainspan_loop.checks.stopping import best_validation
+from trainspan_loop.processes.screen import Screen
+from trainspan_loop.processes.services import Services
+from trainspan_loop.processes.stages import Stages
+from trainspan_loop.state.run_folder import RunFolder
+from trainspan_loop.state.task_pool import LoopTasks, TaskPool
+from trainspan_schemas.artifacts.checkpoint import checkpoint_name
+from trainspan_schemas.config.policy_scope import Policy
+from trainspan_schemas.config.settings import Settings
+from trainspan_schemas.home import policy_dir
+from trainspan_schemas.intervals import RewardEstimate
+from trainspan_schemas.policy_server import ServerState
+from trainspan_training.checkpoints.ledger import CheckpointLedger
+
+__all__ = ["Validations"]
+
+EvalName = Literal["validation", "probe", "consolidated"]
+_TITLES: Final[Mapping[EvalName, str]] = {
+    "validation": "validation",
+    "probe": "hard probe",
+    "consolidated": "validation of the consolidated version",
+}
+
+
+class Validations:
+    """The validations of one run, each recorded once. No swap and no training rollouts may happen meanwhile; users of a live loop may."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        tasks: LoopTasks,
+        services: Services,
+        stages: Stages,
+        folder: RunFolder,
+        screen: Screen,
+    ) -> None:
+        self._settings = settings
+        self._tasks = tasks
+        self._services = services
+        self._stages = stages
+        self._folder = folder
+        self._screen = screen
+
+    def run(self, round_: int, count: int, *, probe: bool = False) -> float:
+        """Runs the validation after `round_`, and with `probe` the hard probe, unless they are recorded already.
+
+        Returns the seconds on their records.
+        """
+        recorded_s = 0.0
+        loop = self._settings.loop
+        self._keep_best()
+        named: list[tuple[EvalName, TaskPool]] = [("validation", self._tasks.val)] if self._tasks.val else []
+        if probe and self._tasks.probe:
+            named.append(("probe", self._tasks.probe))
+        on_record = {
+            (record["name"], record["round"], record["tasks"])
+            for record in self._folder.records()
+            if record["kind"] == "eval"
+        }
+        for name, pool in named:
+            drawn = min(count, len(pool))
+            if not drawn or (name, round_, drawn) in on_record:
+                continue
+            tasks = self._folder.draw_tasks(f"{name}-{round_:04d}-{drawn}", pool, count, f"{loop.seed}-{name}-{count}")
+            record = self._evaluated(name, round_, tasks, drawn)
+            self.append(record)
+            recorded_s += record["seconds"]
+        return recorded_s
+
+    def again(self, before: Mapping[str, Any]) -> dict[str, Any]:
+        """Repeats a validation, on the same tasks, under the consolidated version; returns its record, which is not appended yet."""
+        tasks = self._folder.path / "tasks" / f"validation-{before['round']:04d}-{before['tasks']}.jsonl"
+        return self._evaluated("consolidated", before["round"], tasks, before["tasks"])
+
+    def append(self, record: dict[str, Any]) -> None:
+        """Appends the record of an evaluation."""
+        self._folder.append(record)
+        self._screen.record(record)
+        self._keep_best()
+
+    def _evaluated(self, name: EvalName, round_: int, tasks: Path, drawn: int) -> dict[str, Any]:
+        self._screen.collecting(_TITLES[name], round_)
+        self._services.level_servers()
+        collected = self._stages.collect(tasks, round_, "val", self._settings.loop.eval_n)
+        self._screen.collecting("", round_)
+        state = self._services.policy.state()
+        in_service = {policy: state.of(policy).version for policy in self._stages.policies}
+        estimate, left_out = self._measured(round_)
+        versions = version_check(collected.versions, in_service)
+        return {
+            "kind": "eval",
+            "name": name,
+            "round": round_,
+            **self._versions(state),
+            "tasks": drawn,
+            **estimate,
+            "status": collected.result["status"],
+            "calls": collected.result["calls"],
+            "seconds": collected.seconds,
+            "checks": [*collected.checks, versions.record(), left_out.record()],
+        }
+
+    def _versions(self, state: ServerState) -> dict[str, Any]:
+        """The versions in service."""
+        found = {policy: {"policy_version": state.of(policy).version} for policy in self._stages.policies}
+        alone = found.get(None)
+        return alone or {"policy_version": None, "policies": found}
+
+    def _keep_best(self) -> None:
+        """Keeps the checkpoints of the best validation on record, also if an earlier loop ended before it could.
+
+        Does nothing if one of them was pruned since.
+        """
+        best = best_validation(self._folder.records())
+        if best is None or self._is_kept(best):
+            return
+        folders = {policy: policy_dir(self._folder.checkpoints, policy) for policy in self._stages.policies}
+        names = {policy: name for policy, name in _checkpoints(best).items() if _is_made_in(folders[policy], name)}
+        if names and all((folders[policy] / name).is_dir() for policy, name in names.items()):
+            self._folder.keep_best(names, best)
+
+    def _is_kept(self, validation: Mapping[str, Any]) -> bool:
+        kept = self._folder.read("run.json").get("best") or {}
+        return all(kept.get(key) == validation[key] for key in ("round", "n", "mean"))
+
+    def _measured(self, round_: int) -> tuple[dict[str, Any], Check]:
+        """The estimate of the last validation, pass@k if each task was rolled out several times, and the check of what is left out.
+
+        It is computed from the runner's ledger, so that it includes no rewards from outside the validation.
+        """
+        from trainspan_rollouts.run_ledger import ledger_files, task_outcomes
+
+        ledgers = ledger_files(self._folder.run_id, round_, "val")
+        tasks = [outcomes for file in ledgers for outcomes in task_outcomes(file).values()]
+        rewards = [[outcome.reward for outcome in outcomes] for outcomes in tasks]
+        record = RewardEstimate.of(rewards).record()
+        if self._settings.loop.eval_n > 1:
+            solved = self._settings.loop.success_reward
+            known = [[value for value in values if value is not None] for values in rewards]
+            record["pass_at"] = pass_at([[value >= solved for value in values] for values in known if values])
+        left_out = Counter(outcome.unrewarded for outcomes in tasks for outcome in outcomes if outcome.reward is None)
+        return record, left_out_check(left_out, record["n_rollouts"])
+
+
+def _checkpoints(validation: Mapping[str, Any]) -> dict[Policy, str]:
+    """The names of the checkpoints that answered a validation."""
+    named: Mapping[Policy, Mapping[str, Any]] = validation.get("policies") or {None: validation}
+    return {policy: checkpoint_name(own["policy_version"]) for policy, own in named.items()}
+
+
+def _is_made_in(folder: Path, checkpoint: str) -> bool:
+    """Whether the checkpoint was made or published there; the model that the run starts from was not."""
+    return CheckpointLedger(folder).of_checkpoint(checkpoint) is not None

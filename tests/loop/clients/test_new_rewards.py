@@ -1,0 +1,72 @@
+"""Rewards since a place in the store, from a real collector."""
+
+from typing import Any
+
+from tests.processing.conftest import Bench, bench, collectors, run_id  # noqa: F401 - fixtures
+from tests.processing.support.traces import chain
+from trainspan_loop.clients.new_rewards import last_places, new_rewards, validation_rewards
+from trainspan_schemas.config.settings import DatasetSettings, PolicySettings, Settings
+from trainspan_schemas.telemetry import keys
+
+
+def test_rewards_are_counted_once_by_name_and_only_if_they_count(bench: Bench) -> None:  # noqa: F811
+    store, settings = [str(bench.collectors[0].store)], Settings()
+    begin = last_places(store)
+    assert new_rewards(store, settings, begin) == (0, begin)
+    bench.send(chain(bench.rollout("a"), 2).reward(1.0), chain(bench.rollout("b", status=None), 1))
+    count, place = new_rewards(store, settings, begin)
+    assert count == 1
+    assert place > begin
+    assert new_rewards(store, settings, place) == (0, place)
+    bench.send(chain(bench.rollout("c"), 1).reward(0.5, **_named("it's good")))
+    assert new_rewards(store, settings, place)[0] == 0, "of another name"
+    quoted = Settings(dataset=DatasetSettings(reward_name="it's good=1,reward?=0.5"))
+    assert new_rewards(store, quoted, begin)[0] == 2
+    judged = Settings(dataset=DatasetSettings(reward="judge:score"))
+    assert new_rewards(store, judged, begin)[0] == 2, "rollouts that ended: a and c"
+
+
+def test_rewards_in_several_stores_are_added_up_and_each_store_has_its_own_place(bench: Bench) -> None:  # noqa: F811
+    stores, settings = [str(collector.store) for collector in bench.collectors[:2]], Settings()
+    begin = last_places(stores)
+    bench.send(chain(bench.rollout("a"), 1).reward(1.0), store=0)
+    bench.send(chain(bench.rollout("b"), 1).reward(1.0), chain(bench.rollout("c"), 1).reward(0.0), store=1)
+    count, places = new_rewards(stores, settings, begin)
+    assert count == 3
+    assert new_rewards(stores, settings, places) == (0, places)
+    assert new_rewards(stores, settings, (begin[0], places[1]))[0] == 1
+
+
+def test_rollouts_of_a_validation_are_known_whatever_rewards_them(bench: Bench) -> None:  # noqa: F811
+    store = [str(bench.collectors[0].store)]
+    begin = last_places(store)
+    bench.send(
+        chain(bench.rollout("a", split="val"), 1).reward(1.0),
+        chain(bench.rollout("b", split="val"), 1).reward(0.0),
+        chain(bench.rollout("c"), 1).reward(1.0),
+    )
+    for settings in (Settings(), Settings(dataset=DatasetSettings(reward="judge:score"))):
+        assert new_rewards(store, settings, begin)[0] == 3
+        assert validation_rewards(store, settings, begin) == 2
+
+
+def test_rewards_of_every_policy_count(bench: Bench) -> None:  # noqa: F811
+    store = [str(bench.collectors[0].store)]
+    begin = last_places(store)
+    bench.send(
+        chain(bench.rollout("a"), 1).reward(1.0, **_named("quality")),
+        chain(bench.rollout("b"), 1).reward(1.0, **_named("speed")),
+        chain(bench.rollout("c"), 1).reward(1.0),
+    )
+
+    def count(**policies: PolicySettings) -> int:
+        return new_rewards(store, Settings(policies=policies), begin)[0]
+
+    named = {"writer": PolicySettings(reward_name="quality"), "rewriter": PolicySettings(reward_name="speed,quality")}
+    assert count(**named) == 2, "those named `reward` are of no policy"
+    assert count(**named, editor=PolicySettings()) == 3
+    assert count(**named, editor=PolicySettings(reward="judge:score")) == 3, "rollouts that ended"
+
+
+def _named(name: str) -> dict[str, Any]:
+    return {keys.EVALUATION_NAME: name}

@@ -1,0 +1,168 @@
+"""Runs of two settings and two seeds, compared."""
+
+import csv
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from trainspan_cli.main import run
+from trainspan_loop.report.comparison import group_runs
+from trainspan_loop.report.run_report import write_report
+from trainspan_loop.state.run_folder import RunFolder
+from trainspan_loop.state.series import SeedSeries
+from trainspan_schemas.config.settings import LoopSettings, Settings
+from trainspan_schemas.intervals import RewardEstimate
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TRAINSPAN_HOME", str(tmp_path))
+    return tmp_path
+
+
+def finished_run(seed: int, rate: float, start: int, end: int, scale: float = 1.0) -> RunFolder:
+    """Of 100 tasks, `start` and later `end` are solved, for a reward of `scale` each."""
+    folder = RunFolder.create({"loop": {"seed": seed, "rounds": 1}, "train": {"seed": seed, "learning_rate": rate}})
+    for round_, successes in ((0, start), (1, end)):
+        check = {"name": "every call is stored", "ok": round_ == 0 or end > 10, "detail": "<b>x</b>"}
+        folder.append(
+            {
+                "kind": "eval",
+                "name": "validation",
+                "round": round_,
+                "policy_version": round_,
+                "tasks": 100,
+                **RewardEstimate.of([[scale]] * successes + [[0.0]] * (100 - successes)).record(),
+                "status": {"ok": 100},
+                "seconds": 30.0,
+                "checks": [check],
+            }
+        )
+    folder.append(
+        {
+            "kind": "round",
+            "round": 1,
+            "policy_version": 1,
+            "rollout": {"total": 8, "mean_reward": 0.5},
+            "dataset": {"calls_seen": 9, "calls_kept": 8, "dropped": {"timeout": 1}},
+            "train": {"logp_diff_max": 1e-6},
+            "seconds": {"rollouts": 40.0, "dataset": 5.0, "train": 15.0, "total": 60.0},
+            "checks": [],
+        }
+    )
+    folder.checkpoints.mkdir()
+    (folder.checkpoints / "metrics.jsonl").write_text(
+        json.dumps({"round": 1, "version": 1, "policy_versions": [0, 0], "kl": 0.25, "error": None}) + "\n"
+    )
+    folder.finish("finished")
+    return folder
+
+
+def test_runs_are_grouped_by_their_settings_and_compared_over_their_seeds() -> None:
+    runs = [finished_run(0, 1e-5, 20, 60), finished_run(1, 1e-5, 10, 40), finished_run(0, 2e-5, 20, 5)]
+    slow, fast = group_runs(runs)
+    assert (slow.label, fast.label) == ("train.learning_rate=1e-05", "train.learning_rate=2e-05")
+    gain, interval = slow.gain()
+    # gains .4 and .3: mean .35, s = .0707107, half = 12.7062·s/√2 = .63531
+    assert gain == pytest.approx(0.35)
+    assert interval == pytest.approx((0.35 - 0.63531, 0.35 + 0.63531), abs=1e-5)
+    assert [band.mean for band in slow.validation()] == pytest.approx([0.15, 0.5])
+    assert fast.gain() == (pytest.approx(-0.15), None)
+    (outcome,) = fast.outcomes()
+    assert (outcome.alarms, outcome.best_round, outcome.seconds) == (1, 0, 120.0)
+
+
+def test_the_command_prints_and_writes_the_comparison(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [finished_run(0, 1e-5, 20, 60).run_id, finished_run(1, 1e-5, 10, 40).run_id]
+    page = state / "compare.html"
+    assert run(["compare", *runs, "--format", "json", "--html", str(page)]) == 0
+    (series,) = json.loads(capsys.readouterr().out)
+    assert [one["seed"] for one in series["runs"]] == [0, 1]
+    assert "+0.350" in page.read_text()
+    assert (state / "compare.png").read_bytes().startswith(b"\x89PNG")
+    assert run(["compare", "nothing"]) == 2
+    assert "no run nothing" in capsys.readouterr().err
+
+
+class Seen(HTMLParser):
+    """The names of a document's elements and attributes."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.attributes: set[str] = set()
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+
+
+def test_the_report_escapes_and_its_table_has_the_trainer_figures() -> None:
+    folder = finished_run(0, 1e-5, 20, 60)
+    page = write_report(folder, "a <run>", [("<i>gain", False, "</li><script>x")]).read_text()
+    assert "a &lt;run&gt;" in page
+    assert "✗ &lt;i&gt;gain: &lt;/li&gt;&lt;script&gt;x" in page
+    assert "unsafe" not in page
+    seen = Seen(page)
+    assert "script" not in seen.tags
+    assert "<i>gain" not in page
+    assert "style" not in seen.attributes
+    assert "holds: <b&gt;x" in page  # within an attribute, where < is text
+    assert "<b>x" not in page
+    (line,) = csv.DictReader((folder.path / "rounds.csv").open())
+    assert (line["round"], line["reward_mean"], line["validation"], line["train_kl"]) == ("1", "0.5", "0.6", "0.25")
+
+
+@pytest.mark.parametrize(("scale", "measure", "mean"), [(1.0, "success", 0.6), (-3.5, "reward", -2.1)])
+def test_rewards_outside_0_and_1_are_no_success_in_any_place(
+    scale: float, measure: str, mean: float, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from matplotlib.figure import Figure
+
+    figures: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **_: (figures.append(figure), path.touch()))
+    run_ = finished_run(0, 1e-5, 20, 60, scale)
+    page = write_report(run_, "a run", []).read_text()
+    assert f">{measure}</th>" in page
+    assert f"{mean:.3f}" in page
+    (line,) = csv.DictReader((run_.path / "rounds.csv").open())
+    assert float(line["validation"]) == pytest.approx(mean)
+    compared = state / "compare.html"
+    assert run(["compare", run_.run_id, "--html", str(compared)]) == 0
+    assert f"Held-out {measure} by round" in compared.read_text()
+    for figure in (figures[0], figures[-1]):
+        axis = figure.axes[0]
+        assert axis.get_ylabel() in (measure, f"held-out {measure}")
+        low, high = axis.get_ylim()
+        assert low <= mean <= high, "the drawn values are visible"
+
+
+def test_status_shows_a_mean_reward_with_its_interval(capsys: pytest.CaptureFixture[str]) -> None:
+    finished_run(0, 1e-5, 20, 60, 100.0)
+    assert run(["status"]) == 0
+    # 60 of 100 tasks with reward 100: s² = 100²·.24·100/99, t(99) = 1.9842
+    assert "validation after round 1: 60.000 [50.230, 69.770], n 100" in capsys.readouterr().out
+    assert run(["status", "--format", "json"]) == 0
+    start, end = json.loads(capsys.readouterr().out)["run"]["validations"]
+    assert (start["mean"], end["mean"], end["n"], end["binary"]) == (20.0, 60.0, 100, False)
+
+
+def test_a_series_continues_with_the_unfinished_seeds() -> None:
+    settings = Settings(loop=LoopSettings(seed=7))
+    series = SeedSeries.open(settings, 2, resume=True)
+    pending = series.unfinished()
+    first_settings, first = next(pending)
+    assert (first_settings.loop.seed, first_settings.train.seed) == (7, 0)
+    first.finish("finished")
+    second_settings, second = next(pending)
+    assert (second_settings.loop.seed, second_settings.train.seed) == (8, 1)
+
+    again = SeedSeries.open(settings, 2, resume=True)
+    assert again.path == series.path
+    assert [folder for _, folder in again.unfinished()] == [second]
+    assert again.runs() == [first, second]
+    again.finish()
+    assert SeedSeries.open(settings, 2, resume=True).path != series.path
