@@ -17,7 +17,9 @@ from benchmarks.gpu.figures import attempt, note
 
 __all__ = ["main"]
 
-SETTINGS = "max_kl = 1e9\nmax_ratio = 1e30\nrollouts_per_step = 32\ntarget_kl = 0\nlearning_rate = 1e-6\n"
+LIMITS = "max_kl = 1e9\nrollouts_per_step = 32\ntarget_kl = 0\nlearning_rate = 1e-6\n"
+ADVANCED = "[advanced]\ntrain.max_ratio = 1e30\n"
+ADAPTER = 'adapter = "lora"\n'
 
 
 def main() -> None:
@@ -37,7 +39,7 @@ def main() -> None:
         attempt("rounds", "full_weights", lambda: moved(folder / "full", 1, 2))
         state = [path.stat().st_size for path in (folder / "full" / "optimizer").rglob("*.safetensors")]
         note("rounds", "optimizer_bytes", sum(state) or None)
-        attempt("rounds", "adapter_round", lambda: train(rounds[0], model, folder / "lora", 'adapter = "lora"\n'), 90)
+        attempt("rounds", "adapter_round", lambda: train(rounds[0], model, folder / "lora", ADAPTER), 90)
 
 
 def save_model(folder: Path) -> dict[str, Any]:
@@ -56,12 +58,17 @@ def save_model(folder: Path) -> dict[str, Any]:
     return {"bytes": sum(path.stat().st_size for path in folder.iterdir())}
 
 
+def settings_file(settings: str = "") -> str:
+    """A settings file without limits on how far a round moves; `settings` are more lines of [train]."""
+    return f"[train]\n{LIMITS}{settings}{ADVANCED}"
+
+
 def train(dataset: Path, model: Path, checkpoints: Path, settings: str = "") -> dict[str, Any]:
     """One round in a process of its own. Raises RuntimeError with the end of its output if it fails."""
     home = checkpoints.with_name(f"{checkpoints.name}-home")
     home.mkdir(exist_ok=True)
     config = home / "trainspan.toml"
-    config.write_text("[train]\n" + SETTINGS + settings)
+    config.write_text(settings_file(settings))
     command = [sys.executable, "-m", "trainspan_cli", "train", "--config", str(config), "--dataset", str(dataset)]
     command += ["--model", str(model), "--checkpoints", str(checkpoints), "--policy-url", "none", "--format", "json"]
     environment = {**os.environ, "TRAINSPAN_HOME": str(home), "TRAINSPAN_LOG": "info"}

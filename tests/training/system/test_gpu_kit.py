@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu import bench, exact, figures, prepare, stock, summary
+from benchmarks.gpu import bench, exact, figures, prepare, rounds, stock, summary
 from benchmarks.gpu.fatbin import Cleared, clear_other_architectures
 from tests.support.places import ROOT
+from trainspan_schemas.config.load import load_settings
 
 KIT = ROOT / "benchmarks" / "gpu"
 
@@ -123,3 +124,10 @@ def test_goals_compare_what_was_measured_and_say_what_was_not() -> None:
     assert values["held-out success of the demo"] is None
     assert summary.verdict("peak", 1.2, 1.0, more=False) == "goal peak: 1.2, MISSED (at most 1)"
     assert summary.verdict("share", 0.41, 0.4, more=True) == "goal share: 0.41, reached (at least 0.4)"
+
+
+@pytest.mark.parametrize("lines", ["", rounds.ADAPTER])
+def test_the_settings_of_its_rounds_are_settings_of_now(tmp_path: Path, lines: str) -> None:
+    (tmp_path / "trainspan.toml").write_text(rounds.settings_file(lines))
+    settings = load_settings(tmp_path / "trainspan.toml", {}).train
+    assert (settings.max_ratio, settings.adapter) == (1e30, "lora" if lines else "none")
