@@ -131,9 +131,7 @@ def store_result(
         "loop": _loop_settings(folder),
         "start": _estimate(found[0]),
         "end": _estimate(found[-1]),
-        "consolidated": next(
-            ({**one["consolidation"], **_estimate(one)} for one in records if "consolidation" in one), None
-        ),
+        "consolidated": next((_consolidated(one) for one in records if "consolidation" in one), None),
         **_supervised(plan),
         "rounds": sum(record["kind"] == "round" for record in records),
         "rollouts": rollouts,
@@ -215,8 +213,14 @@ def _round(record: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict[str, A
     }
 
 
+def _consolidated(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The supervised pass at the end, without the folder of the version that it started from."""
+    return {**{key: value for key, value in record["consolidation"].items() if key != "model"}, **_estimate(record)}
+
+
 def _trained(train: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: train.get(key) for key in ("rows", "tokens", "kl", "entropy", "grad_norm", "logp_diff_max")}
+    figures = {key: train.get(key) for key in ("rows", "kl", "entropy", "grad_norm", "logp_diff_max")}
+    return {**figures, "tokens": {what: train.get(f"{what}_tokens") for what in ("trained", "forwarded")}}
 
 
 def _of_policy(own: Mapping[str, Any]) -> dict[str, Any]:

@@ -27,12 +27,12 @@ PACKAGES = {
 SOURCES = (*PACKAGES, "tests", "benchmarks", "deploy", "evaluation", "examples", "tools")
 FLOORS = {
     "schemas": (
-        "agents policy_server",
+        "agents command_events policy_server",
         "artifacts config store",
         "telemetry",
         "home",
         "durable gpus intervals opener resources secret_files web_origins",
-        "errors exit_codes",
+        "errors",
     ),
     "collector": (
         "process",

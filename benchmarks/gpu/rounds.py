@@ -3,7 +3,6 @@
 The second process loads the first one's checkpoint and Adam's state. Then one round with an adapter.
 """
 
-import json
 import os
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from typing import Any
 
 from benchmarks.gpu.bench import agent_work, sizes
 from benchmarks.gpu.figures import attempt, note
+from trainspan_schemas.command_events import RoundTrained, parse
 
 __all__ = ["main"]
 
@@ -75,12 +75,12 @@ def train(dataset: Path, model: Path, checkpoints: Path, settings: str = "") -> 
     began = time.perf_counter()
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=100, check=False)
     wall_s = time.perf_counter() - began
-    events = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    event = next((one for one in events if one.get("event") == "round"), None)
+    event = next((one for one in map(parse, done.stdout.splitlines()) if isinstance(one, RoundTrained)), None)
     if done.returncode or event is None:
         raise RuntimeError(f"code {done.returncode}: {(done.stderr or done.stdout)[-500:]}")
     told = [line for line in done.stderr.splitlines() if "micro_batch_tokens" in line or "warn" in line.lower()]
-    figures = {key: event.get(key) for key in ("seconds", "version", "tokens", "micro_batches", "error", "skipped")}
+    names = ("seconds", "version", "trained_tokens", "forwarded_tokens", "micro_batches", "error", "skipped")
+    figures = {name: getattr(event, name) for name in names}
     return {"wall_s": round(wall_s, 2), **figures, "log": told[:4]}
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from benchmarks.support.workload import Workload
 from tests.support.dataset_files import write_dataset
+from trainspan_schemas.command_events import RoundTrained, parse
 
 __all__ = ["measure"]
 
@@ -45,9 +46,8 @@ def measure() -> dict[str, Any]:
         seconds = time.monotonic() - began
         usage = resources()
     assert running.returncode == 0, log
-    events = [json.loads(line) for line in out.splitlines()]
-    (event,) = [event for event in events if event["event"] == "round"]
-    assert event["error"] is None, event
+    (event,) = [event for event in map(parse, out.splitlines()) if isinstance(event, RoundTrained)]
+    assert event.error is None, event
     chosen = re.search(r"micro_batch_tokens=(\d+) \((.*?)\): about ([\d.]+) GiB \((.*)\), ([\d.]+) GiB are free", log)
     assert chosen, log
     return {
@@ -58,9 +58,9 @@ def measure() -> dict[str, Any]:
         "estimate": chosen[4],
         "free_gib": float(chosen[5]),
         "peak_gib": usage,
-        "micro_batches": event["micro_batches"],
-        "tokens": event["tokens"],
-        "stages_s": event["seconds"],
+        "micro_batches": {"count": event.micro_batches, "tokens": event.micro_batch_tokens},
+        "tokens": {"trained": event.trained_tokens, "forwarded": event.forwarded_tokens},
+        "stages_s": event.seconds,
         "seconds": round(seconds, 1),
     }
 

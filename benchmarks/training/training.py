@@ -80,9 +80,9 @@ def _run(settings: TrainSettings, datasets: Path, checkpoints: Path, rounds: int
     return {
         "seconds": round(statistics.median(seconds), 3),
         "cpu_seconds": round(statistics.median(cpu_seconds), 3),
-        "trained_tokens": event["tokens"]["trained"],
-        "forwarded_tokens": event["tokens"]["forwarded"],
-        "stages": event["seconds"],
+        "trained_tokens": event.trained_tokens,
+        "forwarded_tokens": event.forwarded_tokens,
+        "stages": event.seconds,
     }
 
 

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
+from trainspan_schemas.command_events import NOTHING_TO_TRAIN
 from trainspan_schemas.errors import NothingToBranchError, NothingToTrainError, TrainspanError, UsageError
-from trainspan_schemas.exit_codes import NOTHING_TO_TRAIN
 
 GROUPS = {
     "Run agents": {

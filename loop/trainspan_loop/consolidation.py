@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from trainspan_loop.checks.integrity import SIGNAL_CHECK, training_checks
+from trainspan_loop.checks.integrity import SIGNAL_CHECK, swap_check
 from trainspan_loop.checks.stopping import best_validation
 from trainspan_loop.processes.child_processes import Commands
 from trainspan_loop.processes.screen import Screen
@@ -22,6 +22,7 @@ from trainspan_loop.trials.trials import put_back
 from trainspan_loop.validation import Validations
 from trainspan_schemas.artifacts.checkpoint import CheckpointMeta, checkpoint_name, read_latest
 from trainspan_schemas.artifacts.run_files import json_lines
+from trainspan_schemas.command_events import Event, FineTuned, RoundTrained
 from trainspan_schemas.config.settings import Settings
 from trainspan_schemas.errors import ConfigError, ProcessError
 from trainspan_schemas.intervals import RewardEstimate
@@ -121,11 +122,12 @@ class Consolidation:
         arguments += ["--adapter", "none", "--lora-result", "merged", "--device", settings.train.device]
         arguments += ["--seed", str(settings.train.seed), "--checkpoints", str(self._folder.checkpoints)]
         arguments += ["--policy-url", services.policy.url, *services.config, "--format", "json"]
-        done: dict[str, Any] = {}
+        events: list[Event] = []
         log = self._folder.logs / "sft.log"
-        code, message = Commands().run(arguments, services.beside_server, log, done.update)
+        code, message = Commands().run(arguments, services.beside_server, log, events.append)
         self._screen.stage("")
-        if code:
+        done = next((event for event in events if isinstance(event, FineTuned)), None)
+        if code or done is None:
             raise ProcessError(f"{message.removeprefix('trainspan: ')} (log: {log})")
         state |= self._described(out, done)
         state["seconds"] = time.monotonic() - began
@@ -149,11 +151,12 @@ class Consolidation:
         return {"start": version, "model": str(folder)}
 
     @staticmethod
-    def _described(out: Path, done: Mapping[str, Any]) -> dict[str, Any]:
+    def _described(out: Path, done: FineTuned) -> dict[str, Any]:
         """The version, and what it was trained on; tokens are those of all passes, also of those before a kill."""
         steps = [line for line in json_lines(out / "sft" / "metrics.jsonl") if "trained_tokens" in line]
         return {
-            **{name: done[name] for name in ("version", "examples", "answers", "dropped", "steps", "learning_rate")},
+            "version": done.version,
+            **{name: done.manifest[name] for name in ("examples", "answers", "dropped", "steps", "learning_rate")},
             "trained_tokens": sum(line["trained_tokens"] for line in steps),
             "forwarded_tokens": sum(line["forwarded_tokens"] for line in steps),
         }
@@ -166,7 +169,7 @@ class Consolidation:
         record = self._validation.again(before)
         now = self._services.policy.state().alone
         swap = {"version": now.version, "canary": now.canary}
-        fresh = training_checks({"recovered": True, "version": made["version"], "swap": swap})[-1]
+        fresh = swap_check(RoundTrained(before["round"], made["version"], swap=swap, recovered=True))
         estimate = RewardEstimate.of_record(record)
         kept = estimate.n > 0 and estimate.mean >= RewardEstimate.of_record(before).mean and fresh.ok
         record["checks"].append(fresh.record())

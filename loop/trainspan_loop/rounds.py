@@ -3,6 +3,7 @@
 import json
 import time
 from collections import defaultdict
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +136,7 @@ class Loop:
             nothing |= self._stages.dataset(round_, are_stored=sampled.are_stored, policies=[policy])
             seconds["dataset"] = time.monotonic() - began
         if policy in nothing:
-            skipped = skip_reason(nothing[policy], {})
+            skipped = skip_reason(nothing[policy], None)
             checks = [skip_check(self._records(policy), skipped).record()]
             return PolicyOutcome(self._stages.version(policy), nothing[policy], {}, skipped, checks, seconds)
         dataset = dataset_dir(policy_dir(self._folder.datasets, policy), round_)
@@ -146,16 +147,16 @@ class Loop:
         event = self._stages.trained(round_, policy)
         seconds["train"] = time.monotonic() - began
         self._screen.stage("")
-        skipped = skip_reason(manifest, event)
+        skipped = skip_reason(manifest, event.skipped)
         trial = self._sampler.alongside(self._trials.judge, round_)
         found = [*training_checks(event), skip_check(self._records(policy), skipped), *self._trials.checks(trial)]
         found += [] if skipped else [signal_check(event)]
         checks += [check.record() for check in found]
         if trial is None:
-            return PolicyOutcome(event.get("version"), manifest, event, skipped, checks, seconds)
+            return PolicyOutcome(event.version, manifest, asdict(event), skipped, checks, seconds)
         seconds["trial"] = trial.seconds
         told = trial.refused, trial.verdict.record()
-        return PolicyOutcome(trial.in_service, manifest, event, skipped, checks, seconds, *told)
+        return PolicyOutcome(trial.in_service, manifest, asdict(event), skipped, checks, seconds, *told)
 
     def _records(self, policy: Policy) -> list[dict[str, Any]]:
         """The records of rounds as the policy sees them."""

@@ -103,8 +103,8 @@ class Validations:
             **self._versions(state),
             "tasks": drawn,
             **estimate,
-            "status": collected.result["status"],
-            "calls": collected.result["calls"],
+            "status": collected.result.status,
+            "calls": collected.result.calls,
             "seconds": collected.seconds,
             "checks": [*collected.checks, versions.record(), left_out.record()],
         }

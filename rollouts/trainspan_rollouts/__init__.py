@@ -2,7 +2,7 @@
 
 In reading order:
 
-- `run`: runs all rollouts; `records`: its input and output; `totals` counts.
+- `run`: runs all rollouts; `records`: its settings; `totals` counts.
 - `plan`: the rollouts in order; `task_file` and `task_stream` read tasks.
 - `attempts`: the attempts at one rollout, from agent to verdict.
 - `executors/`: starts the agent. `choice` picks the executor for a target, `executor` is their interface.
@@ -11,7 +11,7 @@ In reading order:
 - `run_ledger`: the progress that `--resume` reads.
 """
 
-from trainspan_rollouts.records import Progress, RunResult, RunSettings
+from trainspan_rollouts.records import RunSettings
 from trainspan_rollouts.run import run_rollouts
 
-__all__ = ["Progress", "RunResult", "RunSettings", "run_rollouts"]
+__all__ = ["RunSettings", "run_rollouts"]

@@ -1,19 +1,15 @@
-"""The input and output of a run: settings, progress and result."""
+"""The settings of a run."""
 
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
 
 from trainspan_schemas.artifacts.branches import BranchSource
 from trainspan_schemas.config.agents import RaySettings
 from trainspan_schemas.errors import UsageError
 from trainspan_schemas.telemetry.identity import Split
 
-__all__ = ["REPEATED", "Progress", "RunResult", "RunSettings", "Shard"]
-
-REPEATED: Final = frozenset({"infra_error", "cancelled"})
-"""Final statuses that a resumed run repeats."""
+__all__ = ["RunSettings", "Shard"]
 
 _SHARD = re.compile(r"(\d{1,6})/(\d{1,6})", re.ASCII)
 
@@ -93,54 +89,3 @@ class RunSettings:
     """Resume this run and round: finished rollouts are not repeated."""
     branches: BranchSource | None = None
     """The rollouts are branches of stored ones: `tasks` is a file of branch points (artifacts/branches.py)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """The progress of a run."""
-
-    done: int
-    failed: int
-    """Done with a status other than `ok`."""
-    total: int
-    """So far, if tasks arrive on standard input."""
-    mean_reward: float | None
-    groups: int
-    """Tasks of which all rollouts are done."""
-    oldest_round: int | None
-    """The first round with a task of which some are not done; None if there is none."""
-    status: dict[str, int]
-    """Final status → rollouts."""
-    rewarded: int
-    """Rollouts with a reward."""
-    calls: int
-    """Successful model calls of all attempts, as reported by the agents."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunResult:
-    """The result of a run."""
-
-    run_id: str
-    round: int
-    split: Split | None
-    total: int
-    status: dict[str, int]
-    """Final status → rollouts."""
-    mean_reward: float | None
-    """Over the rollouts with a reward."""
-    rewarded: int
-    calls: int
-    """Successful model calls of all attempts, as reported by the agents."""
-    seconds: float
-    unacknowledged: int
-    """Rollouts with a verdict that the collector has not acknowledged; resume the run to send them."""
-    resumed: int = 0
-    """Rollouts that an earlier process of the run had finished, included in the total."""
-    uncounted: int = 0
-    """Attempts whose agents ended before they could report their calls."""
-
-    @property
-    def unfinished(self) -> int:
-        """Rollouts and verdicts that the same command with `resume` repeats or sends."""
-        return self.unacknowledged + sum(self.status.get(status, 0) for status in REPEATED)

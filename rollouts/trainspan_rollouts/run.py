@@ -14,11 +14,12 @@ from trainspan_rollouts.executors.branching import Branching
 from trainspan_rollouts.executors.choice import choose_executor
 from trainspan_rollouts.judge import Judge
 from trainspan_rollouts.plan import Plan
-from trainspan_rollouts.records import Progress, RunResult, RunSettings
+from trainspan_rollouts.records import RunSettings
 from trainspan_rollouts.rollout_spans import RolloutSpans
 from trainspan_rollouts.run_ledger import open_ledger
 from trainspan_rollouts.task_stream import STDIN
 from trainspan_rollouts.totals import Totals
+from trainspan_schemas.command_events import Progress, RunResult
 from trainspan_schemas.errors import UsageError
 from trainspan_schemas.store.collectors import Collectors
 from trainspan_schemas.store.endpoint import headers_of

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import IO, Any, Final
 from urllib.parse import quote
 
-from trainspan_rollouts.records import REPEATED, RunSettings, Shard
+from trainspan_rollouts.records import RunSettings, Shard
 from trainspan_rollouts.task_stream import STDIN
+from trainspan_schemas.command_events import REPEATED
 from trainspan_schemas.errors import UsageError
 from trainspan_schemas.home import home
 from trainspan_schemas.telemetry.identity import Identity, Split

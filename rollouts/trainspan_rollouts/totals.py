@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
-from trainspan_rollouts.records import Progress
+from trainspan_schemas.command_events import Progress
 from trainspan_schemas.telemetry.status import RolloutStatus
 
 __all__ = ["Totals"]

@@ -14,6 +14,7 @@ from trainspan_loop.consolidation import Consolidation, check_consolidation
 from trainspan_loop.state.run_folder import RunFolder
 from trainspan_loop.state.task_pool import LoopTasks, TaskPool
 from trainspan_schemas.artifacts.checkpoint import write_latest
+from trainspan_schemas.command_events import FineTuned
 from trainspan_schemas.config.loop import LoopSettings
 from trainspan_schemas.config.policies import PolicySettings
 from trainspan_schemas.config.settings import Settings
@@ -87,7 +88,7 @@ class Loop:
                 loop.commands.append(arguments)
                 train(loop.folder, 3)
                 figures = dict.fromkeys(("examples", "answers", "steps", "learning_rate"), 1)
-                on_event({"version": 3, "dropped": {}, **figures})
+                on_event(FineTuned("out", was_there=False, version=3, manifest={"dropped": {}, **figures}))
                 return 0, ""
 
         monkeypatch.setattr(consolidation, "Commands", Commands)

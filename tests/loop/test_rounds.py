@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from tests.loop.run_results import run_result
 from trainspan_loop import rounds
 from trainspan_loop.checks import stopping
 from trainspan_loop.clients.new_rewards import Places
@@ -19,6 +20,7 @@ from trainspan_loop.processes.stages import Collected
 from trainspan_loop.state.run_folder import RunFolder
 from trainspan_loop.state.task_pool import LoopTasks, TaskPool
 from trainspan_schemas.artifacts.dataset import dataset_dir, manifest_path
+from trainspan_schemas.command_events import RoundTrained
 from trainspan_schemas.config.loop import LoopSettings
 from trainspan_schemas.config.settings import Settings
 from trainspan_schemas.errors import ProcessError
@@ -67,7 +69,7 @@ class Process:
         time.sleep(self.rollouts_s)
         self.in_progress -= 1
         self.step()
-        return Collected({"total": n}, [], 1.0, is_stored=True)
+        return Collected(run_result(n), [], 1.0, is_stored=True)
 
     def has_dataset(self, round_: int) -> bool:
         return dataset_dir(self.folder.datasets, round_).exists()
@@ -101,13 +103,13 @@ class Process:
     def validation_rewards(self, since: Places) -> int:
         return 0
 
-    def trained(self, round_: int, policy: None) -> dict[str, Any]:
+    def trained(self, round_: int, policy: None) -> RoundTrained:
         self.step()
         deadline = time.monotonic() + WAIT_S
         while round_ in self.ahead and not self.has_dataset(self.ahead[round_]):
             assert time.monotonic() < deadline
             time.sleep(0.001)
-        return {"event": "round", "round": round_, "version": round_}
+        return RoundTrained(round_, round_)
 
     def validate(self, round_: int, count: int, *, probe: bool = False) -> float:
         on_record = [one for one in self.folder.records() if (one["kind"], one["round"]) == ("eval", round_)]

@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from trainspan_loop.processes.screen import Screen
+from trainspan_schemas.command_events import Progress
 from trainspan_schemas.intervals import RewardEstimate
 
 OK = {"name": "every call is stored", "ok": True, "detail": "3"}
@@ -44,7 +45,7 @@ def show(*, terminal: bool, width: int = 150) -> str:
         screen.record(EVAL)
         screen.round(1, 3)
         screen.policy(1)
-        screen.progress({"done": 10, "failed": 2, "total": 64, "mean_reward": 0.2})
+        screen.progress(Progress(done=10, failed=2, total=64, mean_reward=0.2))
         screen.record(ROUND)
     return out.getvalue()
 

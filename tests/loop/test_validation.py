@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.loop.run_results import run_result
 from tests.training.support.swap_server import USUAL
 from trainspan_loop.state.run_folder import RunFolder
 from trainspan_loop.state.task_pool import LoopTasks
@@ -105,7 +106,7 @@ def test_a_validation_counts_what_its_mean_leaves_out_and_too_much_is_an_alarm(
     ledger.parent.mkdir(parents=True)
     ledger.write_text("".join(json.dumps(line) + "\n" for line in lines))
     total = 9 + failed
-    collected = SimpleNamespace(checks=[], versions={"policy": [2]}, result={"status": {}, "calls": 9}, seconds=1.0)
+    collected = SimpleNamespace(checks=[], versions={"policy": [2]}, result=run_result(9), seconds=1.0)
     stages: Any = SimpleNamespace(policies=(None,), collect=lambda *_: collected)
     server = SimpleNamespace(state=lambda: replace(USUAL, alone=replace(USUAL.alone, version=2)))
     services: Any = SimpleNamespace(policy=server, level_servers=list)

@@ -11,7 +11,8 @@ import pytest
 from tests.support.agents.openai_server import OpenAIServer
 from tests.support.agents.programs import WITHOUT_OPENAI, environment, write
 from tests.support.otlp.recorder import OtlpRecorder
-from trainspan_rollouts import RunResult, RunSettings, run_rollouts
+from trainspan_rollouts import RunSettings, run_rollouts
+from trainspan_schemas.command_events import RunResult
 
 Run = Callable[..., RunResult]
 

@@ -10,8 +10,9 @@ from trainspan_processing.branches.candidates import measure
 from trainspan_processing.branches.stored_calls import StoredCallReader
 from trainspan_processing.branches.values import BranchedRollout
 from trainspan_processing.read.source import Source
-from trainspan_rollouts import Progress, RunResult, RunSettings, run_rollouts
+from trainspan_rollouts import RunSettings, run_rollouts
 from trainspan_schemas.artifacts.branches import BRANCH_TASK
+from trainspan_schemas.command_events import Progress, RunResult
 from trainspan_schemas.config.settings import DatasetSettings
 from trainspan_schemas.telemetry import keys
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import gc
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,6 +11,7 @@ import typer
 from trainspan_cli.setting_options import Given, setting_options
 from trainspan_cli.settings import ConfigOption, FormatOption, PolicyOption, StoresOption, settings
 from trainspan_loop.addresses import stores_of
+from trainspan_schemas.command_events import DatasetBuilt, NoDataset, event_line
 from trainspan_schemas.config.load import override
 from trainspan_schemas.config.policy_scope import Policy, scoped
 from trainspan_schemas.config.settings import Settings
@@ -81,8 +81,8 @@ def dataset(
         as_json = format == "json"
         built = _rebuilt(again, request, store, engine) if again else _built(request, engine, as_json=as_json)
     if format == "json":
-        rows = {} if request.mirror is None else {"rows_url": request.mirror.rows_url(built.path)}
-        print(json.dumps({"path": built.place, **rows, "sha256": built.sha256, **built.manifest}))
+        rows_url = None if request.mirror is None else request.mirror.rows_url(built.path)
+        print(event_line(DatasetBuilt(built.place, built.sha256, built.manifest, rows_url)))
         return
     _print(built)
     if show_merge_failures:
@@ -134,11 +134,11 @@ def _built(request: "BuildRequest", engine: "Engine", *, as_json: bool) -> "Buil
         return build_dataset(request, Clock(time.time_ns, time.sleep), {QUALITY_PAGE: quality_page}, engine)
     except NothingToTrainError as error:
         if as_json:
-            print(json.dumps({"nothing_to_train": str(error), **error.figures}))
+            print(event_line(NoDataset(nothing_to_train=str(error), figures=error.figures)))
         raise
     except StoreError as error:
         if as_json:
-            print(json.dumps({"store_error": str(error)}))
+            print(event_line(NoDataset(store_error=str(error))))
         raise
 
 

@@ -12,11 +12,13 @@ import typer
 from trainspan_cli.setting_options import Given, setting_options
 from trainspan_cli.settings import ConfigOption, FormatOption, settings
 from trainspan_loop.addresses import stores_of
+from trainspan_schemas.command_events import event_line
 from trainspan_schemas.config.load import override
 from trainspan_schemas.errors import UsageError
 
 if TYPE_CHECKING:
-    from trainspan_rollouts import RunResult, RunSettings
+    from trainspan_rollouts import RunSettings
+    from trainspan_schemas.command_events import RunResult
     from trainspan_schemas.config.settings import Settings
 
 
@@ -117,13 +119,13 @@ def _run(wanted: "RunSettings", loaded: "Settings", *, as_json: bool) -> "RunRes
     """Runs the rollouts and prints progress and result."""
     from trainspan_cli.clients.run_calls import stored_calls
     from trainspan_cli.views.rollout_progress import JsonProgress, ProgressBar
-    from trainspan_cli.views.rollout_result import print_json, print_table
+    from trainspan_cli.views.rollout_result import print_table
     from trainspan_rollouts import run_rollouts
     from trainspan_rollouts.task_stream import STDIN
 
     if as_json:
         result = run_rollouts(wanted, JsonProgress(every=wanted.tasks == STDIN))
-        print_json(result)
+        print(event_line(result), flush=True)
         return result
     with ProgressBar() as bar:
         result = run_rollouts(wanted, bar)

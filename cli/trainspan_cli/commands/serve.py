@@ -1,13 +1,13 @@
 """`trainspan serve`: the policy server."""
 
 import dataclasses
-import json
 from typing import Annotated
 
 import typer
 
 from trainspan_cli.setting_options import Given, help_of, setting_options
 from trainspan_cli.settings import ConfigOption, FormatOption, settings
+from trainspan_schemas.command_events import Ready, event_line
 from trainspan_schemas.config.load import override
 from trainspan_schemas.config.policies import agents_of_policies
 from trainspan_schemas.config.policy_scope import check_policies, trained_lora_rank
@@ -66,7 +66,7 @@ def serve(
 
     def ready(url: str, version: int) -> None:
         if format_ == "json":
-            print(json.dumps({"event": "ready", "url": url, "version": version, **where}), flush=True)
+            print(event_line(Ready(url, version, where["device"])), flush=True)
         else:
             print(f"serving policy version {version} at {url}", flush=True)
 

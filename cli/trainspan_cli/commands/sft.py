@@ -19,6 +19,7 @@ from trainspan_cli.export_options import (
 )
 from trainspan_cli.setting_options import Given, setting_options
 from trainspan_cli.settings import ConfigOption, FormatOption, settings
+from trainspan_schemas.command_events import FineTuned, event_line
 from trainspan_schemas.config.load import override
 from trainspan_schemas.errors import UsageError
 
@@ -113,9 +114,8 @@ def sft(
 
         address = PolicyAddress(policy_url or chosen.train.policy_url)
         version = adopt(out, checkpoints, address, retry_for_s=chosen.train.publish_timeout_s)
-    manifest = done.manifest or {}
     if format == "json":
-        _print_json({"event": "done", "out": str(out), "was_there": done.steps == 0, "version": version, **manifest})
+        print(event_line(FineTuned(str(out), done.steps == 0, version, done.manifest or {})), flush=True)
     else:
         print(f"{out} {'was complete already' if done.steps == 0 else 'is complete'}: trainspan serve {out}")
         if version is not None:

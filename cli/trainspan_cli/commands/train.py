@@ -1,6 +1,5 @@
 """`trainspan train`: the trainer."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,6 +8,7 @@ import typer
 from trainspan_cli.setting_options import Given, setting_options
 from trainspan_cli.settings import ConfigOption, FormatOption, PolicyOption, settings
 from trainspan_schemas.artifacts.dataset import manifest_path, round_of
+from trainspan_schemas.command_events import Ready, event_line
 from trainspan_schemas.config.load import override
 from trainspan_schemas.config.policy_scope import Policy, scoped
 from trainspan_schemas.errors import TrainingError, UsageError
@@ -68,13 +68,13 @@ def train(
 
     def ready(device: str, dtype: str) -> None:
         if format == "json":
-            print(json.dumps({"event": "ready", "device": device, "dtype": dtype}), flush=True)
+            print(event_line(Ready(device=device, dtype=dtype)), flush=True)
         else:
             print(f"training on {device} in {dtype}{': waiting for datasets' if follow else ''}", flush=True)
 
     def on_result(result: RoundResult) -> None:
         results.append(result)
-        print(json.dumps(result.event()) if format == "json" else result.line(), flush=True)
+        print(event_line(result.event()) if format == "json" else result.line(), flush=True)
 
     run(job, ready, on_result)
     if not follow and results and (failure := results[0].failure):

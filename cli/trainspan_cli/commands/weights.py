@@ -17,8 +17,8 @@ def weights(
 
     Example: trainspan weights --weights-host 10.0.0.1
     """
-    import json
 
+    from trainspan_schemas.command_events import Ready, event_line
     from trainspan_schemas.config.load import override
     from trainspan_schemas.errors import ProcessError
     from trainspan_schemas.home import checkpoints_dir, token
@@ -28,9 +28,7 @@ def weights(
     root = checkpoints_dir(chosen.checkpoints)
 
     def announce(url: str) -> None:
-        print(
-            json.dumps({"event": "ready", "url": url}) if format_ == "json" else f"serving {root} at {url}", flush=True
-        )
+        print(event_line(Ready(url)) if format_ == "json" else f"serving {root} at {url}", flush=True)
 
     try:
         serve_files(root, chosen.weights_host, chosen.weights_port, token(), announce)

@@ -1,13 +1,10 @@
 """Progress output of a run: JSON lines or a bar."""
 
-import dataclasses
-import json
 import sys
 import time
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    from trainspan_rollouts import Progress
+from trainspan_schemas.command_events import Progress, event_line
 
 __all__ = ["JsonProgress", "ProgressBar"]
 
@@ -25,7 +22,7 @@ class JsonProgress:
         now_s = time.monotonic()
         if now_s >= self._next_s or progress.done == progress.total:
             self._next_s = now_s + self._interval_s
-            print(json.dumps({"event": "progress", **dataclasses.asdict(progress)}), flush=True)
+            print(event_line(progress), flush=True)
 
 
 class ProgressBar:

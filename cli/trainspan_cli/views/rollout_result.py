@@ -1,15 +1,8 @@
 """Output of a run's result."""
 
-import dataclasses
-import json
-from typing import TYPE_CHECKING
+from trainspan_schemas.command_events import UNFINISHED, RunResult
 
-from trainspan_schemas.exit_codes import UNFINISHED
-
-if TYPE_CHECKING:
-    from trainspan_rollouts import RunResult
-
-__all__ = ["exit_code", "print_json", "print_table"]
+__all__ = ["exit_code", "print_table"]
 
 
 def exit_code(result: "RunResult", *, is_part: bool = False) -> int:
@@ -17,10 +10,6 @@ def exit_code(result: "RunResult", *, is_part: bool = False) -> int:
     if result.unfinished:
         return UNFINISHED
     return 0 if is_part or result.status.get("ok") else 1
-
-
-def print_json(result: "RunResult") -> None:
-    print(json.dumps({"event": "result", **dataclasses.asdict(result)}), flush=True)
 
 
 def print_table(result: "RunResult", stored: int | None) -> None:

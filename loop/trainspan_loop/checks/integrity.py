@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from trainspan_loop.state.reward_records import RewardRecords
 from trainspan_schemas.artifacts.agreement import Agreement
+from trainspan_schemas.command_events import RoundTrained
 from trainspan_schemas.intervals import MOST_LEFT_OUT
 from trainspan_schemas.telemetry.status import DROP_REASONS, without_detail
 from trainspan_training.metrics.alarms import LEAST_EVIDENCE, NO_SIGNAL_ADVICE, SIGNAL_ROUNDS
@@ -23,6 +24,7 @@ __all__ = [
     "signal_check",
     "stage_checks",
     "stored_checks",
+    "swap_check",
     "training_checks",
     "version_check",
 ]
@@ -251,46 +253,44 @@ def _same(recorded: float, used: float | None) -> bool:
     return used is not None and math.isclose(recorded, used, rel_tol=1e-9, abs_tol=1e-12)
 
 
-def signal_check(event: Mapping[str, Any]) -> Check:
+def signal_check(event: RoundTrained) -> Check:
     """Checks that rewards depend on the answers, by the trainer's tests of all rounds so far (docs/training.md)."""
-    rounds, best = event.get("signal_rounds") or 0, event.get("signal_best")
+    rounds, best = event.signal_rounds or 0, event.signal_best
     if best is None:
         return Check(SIGNAL_CHECK, True, "no round could be tested yet")
-    detail = f"signal_z {event['signal_z']:.1f} after {rounds} tested rounds, at most {best:.1f} so far"
+    detail = f"signal_z {event.signal_z:.1f} after {rounds} tested rounds, at most {best:.1f} so far"
     missing = rounds >= SIGNAL_ROUNDS and best < LEAST_EVIDENCE
     return Check(SIGNAL_CHECK, not missing, f"{detail}; {NO_SIGNAL_ADVICE}" if missing else detail)
 
 
-def training_checks(event: Mapping[str, Any]) -> list[Check]:
+def training_checks(event: RoundTrained) -> list[Check]:
     """Checks that server and trainer agreed on the sampled tokens, and that the server now has the trainer's weights."""
-    if event.get("skipped"):
+    if event.skipped:
         return []
-    reported = event.get("agreement")
-    agreement = Agreement(**reported) if reported else None
-    checks = [
-        Check(
-            "server and trainer agree",
-            agreement is not None and not agreement.mismatch,
-            str(agreement or "not measured"),
-        )
-    ]
-    swap = event.get("swap") or {}
+    agreement = Agreement(**event.agreement) if event.agreement else None
+    agree = agreement is not None and not agreement.mismatch
+    return [Check("server and trainer agree", agree, str(agreement or "not measured")), swap_check(event)]
+
+
+def swap_check(event: RoundTrained) -> Check:
+    """Checks that the server has the version of the round."""
+    swap = event.swap or {}
     canary = swap.get("canary") or {}
-    is_put_back = bool(event.get("withdrawn")) and canary.get("status") != "stale"
-    if event.get("recovered") and (is_put_back or not canary):
+    is_put_back = event.withdrawn and canary.get("status") != "stale"
+    if event.recovered and (is_put_back or not canary):
         # The server was started from the checkpoint after an interruption, or its last swap was to the earlier version.
-        served = is_put_back or swap.get("version") == event.get("version")
+        served = is_put_back or swap.get("version") == event.version
         why = "; an earlier version was put back in service" if is_put_back else ""
-        detail = f"version {swap.get('version')} of {event.get('version')}{why}"
-        return [*checks, Check("the server has the round's policy", served, detail)]
-    fresh = canary.get("status") == "fresh" and swap.get("version") == event.get("version")
+        return Check(
+            "the server has the round's policy", served, f"version {swap.get('version')} of {event.version}{why}"
+        )
+    fresh = canary.get("status") == "fresh" and swap.get("version") == event.version
     detail = (
         swap.get("error")
-        or event.get("error")
+        or event.error
         or (f"canary {canary.get('status')}: {canary.get('evidence')}" if canary else "no canary")
     )
-    checks.append(Check("the swap is fresh", fresh, f"version {event.get('version')}: {detail}"))
-    return checks
+    return Check("the swap is fresh", fresh, f"version {event.version}: {detail}")
 
 
 def all_hold(checks: Sequence[Mapping[str, Any]]) -> bool:

@@ -13,17 +13,17 @@ MOST_IN_A_ROW: Final = 2
 """Maximum number of skipped rounds in a row that chance explains; more have another cause."""
 
 
-def skip_reason(manifest: Record, event: Record) -> str | None:
-    """The reason to skip the round, from its manifest (or the figures of `trainspan dataset` without one) and the trainer's event."""
+def skip_reason(manifest: Record, skipped: str | None) -> str | None:
+    """The reason to skip the round, from its manifest (or the figures of `trainspan dataset` without one) and the trainer's reason."""
     if nothing := manifest.get("nothing_to_train"):
         return str(nothing)
-    if not event.get("skipped"):
+    if not skipped:
         return None
     dropped: Mapping[str, int] = manifest.get("dropped") or {}
     if manifest.get("rows") == 0 and dropped:
         named = ", ".join(f"{reason} {count}" for reason, count in dropped.items())
         return f"no contrast: none of {manifest['calls_seen']} calls is trained ({named})"
-    return str(event["skipped"])
+    return skipped
 
 
 def skipped_rounds(records: Sequence[Record]) -> list[Record]:

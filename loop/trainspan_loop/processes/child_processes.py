@@ -1,8 +1,6 @@
-"""Child processes of the loop: long-lived services with a log file each, and commands that end with a JSON result."""
+"""Child processes of the loop: long-lived services with a log file each, and commands that end with a result."""
 
-import contextlib
 import ctypes
-import json
 import queue
 import signal
 import subprocess
@@ -11,9 +9,10 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
-from trainspan_schemas.errors import ProcessError
+from trainspan_schemas.command_events import Event, parse
+from trainspan_schemas.errors import InvalidRecordError, ProcessError
 
 __all__ = ["Commands", "Service"]
 
@@ -41,7 +40,7 @@ def _tail(log: Path, lines: int = 1) -> str:
 
 
 class Service:
-    """A long-lived `trainspan` command: stderr goes to `log`, JSON lines of stdout go to `events`.
+    """A long-lived `trainspan` command: stderr goes to `log`, events on stdout go to `events`, other lines to `log`, too.
 
     `launcher` runs its module, in one process or in several.
     """
@@ -56,7 +55,7 @@ class Service:
     ) -> None:
         self.name = name
         self.log = log
-        self.events: queue.Queue[dict[str, Any]] = queue.Queue()
+        self.events: queue.Queue[Event] = queue.Queue()
         self._arguments = list(arguments)
         self._environ = dict(environ)
         self._restarts_left = _RESTARTS
@@ -87,11 +86,13 @@ class Service:
         with self.log.open("a") as log:
             for line in stdout:
                 try:
-                    event = json.loads(line)
-                except json.JSONDecodeError:
+                    event = parse(line)
+                except InvalidRecordError as error:
+                    log.write(f"{error}: ")
+                    event = None
+                if event is None:
                     log.write(line)
-                    continue
-                if isinstance(event, dict):
+                else:
                     self.events.put(event)
 
     def keep_alive(self) -> bool:
@@ -145,10 +146,10 @@ class Commands:
         arguments: Sequence[str],
         environ: Mapping[str, str],
         log: Path,
-        on_event: Callable[[dict[str, Any]], None],
+        on_event: Callable[[Event], None],
         write: Callable[[IO[str]], None] | None = None,
     ) -> tuple[int, str]:
-        """Runs a command to its end and passes each JSON line to `on_event`. `write` gets its standard input, in a thread.
+        """Runs a command to its end and passes each of its events to `on_event`. `write` gets its standard input, in a thread.
 
         Returns the exit code and the last line of stderr. An interrupt stops the command too. Raises ProcessError if
         commands were stopped before this one could start.
@@ -162,10 +163,8 @@ class Commands:
             threading.Thread(target=write, args=(process.stdin,), daemon=True).start()
         try:
             for line in process.stdout:
-                with contextlib.suppress(json.JSONDecodeError):
-                    event = json.loads(line)
-                    if isinstance(event, dict):
-                        on_event(event)
+                if (event := parse(line)) is not None:
+                    on_event(event)
             code = process.wait()
         except BaseException:
             _end(process)

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trainspan_schemas.artifacts.run_files import versions
+from trainspan_schemas.command_events import Progress
 from trainspan_schemas.intervals import RewardEstimate
 
 __all__ = ["Screen"]
@@ -42,7 +43,7 @@ class Screen:
         self._collecting, self._collecting_round, self._collecting_began = "", 0, self._began
         self._round, self._round_text = 0, ""
         self._versions: dict[str | None, int] = {}
-        self._progress: dict[str, Any] = {}
+        self._progress: Progress | None = None
         self._rounds: list[dict[str, Any]] = []
         self._evals: list[dict[str, Any]] = []
         self._notes: list[str] = []
@@ -57,7 +58,7 @@ class Screen:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stage = "done" if value is None else "stopped"
-        self._collecting, self._progress = "", {}
+        self._collecting, self._progress = "", None
         if self._live:
             self._live.stop()
 
@@ -71,7 +72,7 @@ class Screen:
     def collecting(self, name: str, round_: int) -> None:
         """Shows which rollouts run, possibly of a later round than the one in training; empty if none."""
         self._collecting, self._collecting_round, self._collecting_began = name, round_, time.monotonic()
-        self._progress = {}
+        self._progress = None
         if name:
             self._stage = "" if self._stage != "training" else self._stage
             self._announce(name)
@@ -87,8 +88,8 @@ class Screen:
         if version is not None:
             self._versions[policy] = version
 
-    def progress(self, event: dict[str, Any]) -> None:
-        self._progress = event
+    def progress(self, progress: Progress) -> None:
+        self._progress = progress
 
     def note(self, text: str) -> None:
         self._notes = [*self._notes[-3:], text]
@@ -118,7 +119,7 @@ class Screen:
         head.add_row(Text(where, style="bold"), Text(f"{version}   {self._clock()}"))
         parts: list[Any] = [head]
         if self._progress:
-            parts.append(self._progress_line())
+            parts.append(self._progress_line(self._progress))
         if self._rounds or self._evals:
             parts.append(self._table())
         parts += [Text(note, style="red" if note.startswith("ALARM") else "yellow") for note in self._notes]
@@ -132,14 +133,12 @@ class Screen:
             else self._collecting
         )
 
-    def _progress_line(self) -> Table:
-        event = self._progress
+    def _progress_line(self, progress: Progress) -> Table:
         grid = Table.grid(padding=(0, 2))
-        done, total = int(event.get("done", 0)), max(1, int(event.get("total", 1)))
-        reward = event.get("mean_reward")
+        done, total = progress.done, max(1, progress.total)
         elapsed = max(1e-3, time.monotonic() - self._collecting_began)
-        text = f"{done}/{total} done, {event.get('failed', 0)} failed, {done / elapsed:.0f}/s"
-        text += f", mean reward {reward:.2f}" if reward is not None else ""
+        text = f"{done}/{total} done, {progress.failed} failed, {done / elapsed:.0f}/s"
+        text += f", mean reward {progress.mean_reward:.2f}" if progress.mean_reward is not None else ""
         grid.add_row(ProgressBar(total=total, completed=done, width=30), Text(text))
         return grid
 

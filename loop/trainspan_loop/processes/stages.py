@@ -7,7 +7,7 @@ import shlex
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, ParamSpec, TypeAlias, TypeVar
 
@@ -28,10 +28,18 @@ from trainspan_loop.state.run_folder import RunFolder
 from trainspan_rollouts.run_ledger import recorded_target, waiting_rounds
 from trainspan_schemas.agents.functions import is_function_name
 from trainspan_schemas.artifacts.dataset import dataset_dir, manifest_path
+from trainspan_schemas.command_events import (
+    NOTHING_TO_TRAIN,
+    UNFINISHED,
+    Event,
+    NoDataset,
+    Progress,
+    RoundTrained,
+    RunResult,
+)
 from trainspan_schemas.config.policy_scope import Policy, policies_of, scoped
 from trainspan_schemas.config.settings import Settings
 from trainspan_schemas.errors import ProcessError, StoreError
-from trainspan_schemas.exit_codes import NOTHING_TO_TRAIN, UNFINISHED
 from trainspan_schemas.home import policy_dir
 
 __all__ = ["Collected", "Nothing", "Stages"]
@@ -50,17 +58,29 @@ _RETRY_S = 0.5
 class Collected:
     """The result of one `trainspan rollout`."""
 
-    result: dict[str, Any]
-    """The command's result, with `sampled_tokens` (by the server) and `sampling_seconds` (the command's run time)."""
+    result: RunResult
     checks: list[dict[str, Any]]
     seconds: float
     is_stored: bool
     """Whether the collector has every rollout."""
     versions: dict[str, list[int]] = field(default_factory=dict)
     """Of rollouts of split val: name of each policy → its versions that answered."""
+    sampled_tokens: int | None = None
+    """By the servers; None if others used them meanwhile."""
+    sampling_seconds: float | None = None
+    """The command's run time."""
+
+    @classmethod
+    def of_record(cls, record: Mapping[str, Any]) -> "Collected":
+        return cls(**{**record, "result": RunResult(**record["result"])})
 
     def record(self) -> dict[str, Any]:
         return asdict(self)
+
+    def figures(self) -> dict[str, Any]:
+        """Those of a round's record."""
+        sampled = {"sampled_tokens": self.sampled_tokens, "sampling_seconds": self.sampling_seconds}
+        return {**asdict(self.result), **sampled}
 
 
 class Stages:
@@ -102,7 +122,7 @@ class Stages:
         return self._collect(str(tasks), round_, split, n, self._screen.progress)
 
     def stream(
-        self, round_: int, n: int, on_progress: Callable[[dict[str, Any]], None], write: Callable[[IO[str]], None]
+        self, round_: int, n: int, on_progress: Callable[[Progress], None], write: Callable[[IO[str]], None]
     ) -> Collected:
         """Runs the agent `n` times on each training task that `write` writes to the runner, until it closes the pipe."""
         return self._collect("-", round_, "train", n, on_progress, write)
@@ -113,13 +133,13 @@ class Stages:
         with self._others.quiet:
             began, began_ns = time.monotonic(), time.time_ns()
             result = self._roll_out(run_id, str(tasks), round_, "val", n, lambda _: None)
-            total, calls = result["total"], result["calls"]
+            total, calls = result.total, result.calls
             began_ns -= self._services.policy.counts().behind_ns
             scope = StageScope(run_id, "val", round_)
             stored = self._read(wait_for_stored, self.stores, scope, began_ns, rollouts=total, requests=calls)
             versions = self._read(stored_versions, self.stores, scope, began_ns)
             self._others.add(stored)
-        checks = [check.record() for check in stored_checks(stored, total, calls, result["uncounted"])]
+        checks = [check.record() for check in stored_checks(stored, total, calls, result.uncounted)]
         return Collected(result, checks, time.monotonic() - began, stored.rollouts >= total, versions)
 
     def _wake(self) -> None:
@@ -132,7 +152,7 @@ class Stages:
         round_: int,
         split: str,
         n: int,
-        on_progress: Callable[[dict[str, Any]], None],
+        on_progress: Callable[[Progress], None],
         write: Callable[[IO[str]], None] | None = None,
     ) -> Collected:
         began, services = time.monotonic(), self._services
@@ -142,12 +162,12 @@ class Stages:
         result = self._roll_out(self._folder.run_id, tasks, round_, split, n, on_progress, write)
         sampling_s = time.monotonic() - began
         with self._others.quiet:
-            made = result["total"] - result["resumed"]
-            found = self._read(meter.stop, made, result["calls"], uncounted=result["uncounted"])
-            result |= {"sampled_tokens": found.sampled_tokens, "sampling_seconds": sampling_s}
+            made = result.total - result.resumed
+            counted = self._read(meter.stop, made, result.calls, uncounted=result.uncounted)
             versions = self._read(meter.versions) if split == "val" else {}
-        checks = [check.record() for check in stage_checks(found, self._settings.rollouts.concurrency)]
-        return Collected(result, checks, time.monotonic() - began, found.stored_rollouts >= found.rollouts, versions)
+        checks = [check.record() for check in stage_checks(counted, self._settings.rollouts.concurrency)]
+        are_stored, seconds = counted.stored_rollouts >= counted.rollouts, time.monotonic() - began
+        return Collected(result, checks, seconds, are_stored, versions, counted.sampled_tokens, sampling_s)
 
     def _roll_out(
         self,
@@ -156,16 +176,16 @@ class Stages:
         round_: int,
         split: str,
         n: int,
-        on_progress: Callable[[dict[str, Any]], None],
+        on_progress: Callable[[Progress], None],
         write: Callable[[IO[str]], None] | None = None,
-    ) -> dict[str, Any]:
+    ) -> RunResult:
         """Runs `trainspan rollout` and returns its result, once the collector has every verdict."""
-        result: dict[str, Any] = {}
+        results: list[RunResult] = []
 
-        def on_event(event: dict[str, Any]) -> None:
-            if event.get("event") == "result":
-                result.update(event)
-            elif event.get("event") == "progress":
+        def on_event(event: Event) -> None:
+            if isinstance(event, RunResult):
+                results.append(event)
+            elif isinstance(event, Progress):
                 on_progress(event)
 
         arguments, agent = self._runner(run_id, tasks, round_, split, n)
@@ -174,15 +194,14 @@ class Stages:
         resumed = ["--resume"] if is_begun else []
         # Exit code 1 with a result: no rollout is ok, which fails the round but not the loop. The round goes on without
         # rollouts that could be repeated.
-        code, message = self._command(
+        _, message = self._command(
             "rollout", [*arguments, *resumed], agent, on_event, admitted=(0, 1, UNFINISHED), write=write
         )
-        if code != 0 and not result:
+        if not results:
             raise ProcessError(f"rollout failed: {message} (log: {self._folder.logs / 'rollout.log'})")
-        if result.get("unacknowledged"):  # the collector was down: it is restarted and receives the verdicts
+        if results[0].unacknowledged:  # the collector was down: it is restarted and receives the verdicts
             self._send_waiting(arguments, agent)
-            result["unacknowledged"] = 0
-        return result
+        return replace(results[0], unacknowledged=0)
 
     def send_waiting(self) -> None:
         """Sends the verdicts of streamed rollouts that no collector had acknowledged when the loop was interrupted."""
@@ -191,10 +210,11 @@ class Stages:
 
     def _send_waiting(self, arguments: list[str], agent: list[str]) -> None:
         """Sends the verdicts that a runner with these arguments left in its ledger."""
-        result: dict[str, Any] = {}
+        events: list[Event] = []
         again = [*arguments, "--resume"]
-        code, message = self._command("rollout", again, agent, result.update, admitted=(0, 1, UNFINISHED))
-        if left := result.get("unacknowledged", message if code else 0):
+        code, message = self._command("rollout", again, agent, events.append, admitted=(0, 1, UNFINISHED))
+        results = [event for event in events if isinstance(event, RunResult)]
+        if left := results[0].unacknowledged if results else message if code else 0:
             raise ProcessError(
                 f"the collector has not acknowledged all verdicts: {left} (log: {self._folder.logs / 'rollout.log'})"
             )
@@ -279,12 +299,13 @@ class Stages:
 
     def _built(self, arguments: list[str]) -> dict[str, Any]:
         """Builds a dataset; returns why there is none, if nothing can be trained. Raises StoreError if a store was away."""
-        summary: dict[str, Any] = {}
-        code, message = self._command("dataset", arguments, [], summary.update, admitted=(0, 1, NOTHING_TO_TRAIN))
+        events: list[Event] = []
+        code, message = self._command("dataset", arguments, [], events.append, admitted=(0, 1, NOTHING_TO_TRAIN))
+        reason = next((event for event in events if isinstance(event, NoDataset)), NoDataset())
         if code == 1:
             failure = f"dataset failed: {message} (log: {self._folder.logs / 'dataset.log'})"
-            raise (StoreError if "store_error" in summary else ProcessError)(failure)
-        return {"nothing_to_train": message, **summary} if code == NOTHING_TO_TRAIN else {}
+            raise (ProcessError if reason.store_error is None else StoreError)(failure)
+        return {**reason.figures, "nothing_to_train": message} if code == NOTHING_TO_TRAIN else {}
 
     def _read(self, read: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """What `read` gets from the stores; it is repeated for `ready_timeout_s`, because a collector may be restarting."""
@@ -327,7 +348,7 @@ class Stages:
                 time.sleep(0.1)
         return missing
 
-    def trained(self, round_: int, policy: Policy) -> dict[str, Any]:
+    def trained(self, round_: int, policy: Policy) -> RoundTrained:
         """Waits for the event of the policy's trainer for the round's dataset, which the trainer finds by itself.
 
         If the trainer used it before the loop (or the trainer) was killed, there is no event: the result then comes from
@@ -342,41 +363,37 @@ class Stages:
                 event = self._services.trainer(policy).events.get(timeout=0.5)
             except queue.Empty:
                 if earlier is not None:
-                    return self._recovered(earlier, policy)
+                    return self._recovered(round_, earlier, policy)
                 self._services.keep_alive()
                 continue
-            if event.get("event") == "round" and event.get("round") == round_:
-                self._screen.policy(event.get("version"), policy)
-                if event.get("error") and self._folder.used(sha256, policy) is None:
-                    raise ProcessError(f"round {round_} is not trained: {event['error']}; mend that, then use --resume")
+            if isinstance(event, RoundTrained) and event.round == round_:
+                self._screen.policy(event.version, policy)
+                if event.error and self._folder.used(sha256, policy) is None:
+                    raise ProcessError(f"round {round_} is not trained: {event.error}; mend that, then use --resume")
                 return event
 
     def version(self, policy: Policy) -> int:
         """The version of the policy in service."""
         return self._services.policy.state().of(policy).version
 
-    def _recovered(self, known: dict[str, Any], policy: Policy) -> dict[str, Any]:
+    def _recovered(self, round_: int, known: dict[str, Any], policy: Policy) -> RoundTrained:
         """Reconstructs an event from the trainer's files and the policy server's last swap."""
         now = self._services.policy.state().of(policy)
         self._screen.policy(now.version, policy)
-        tokens = {"trained": known.get("trained_tokens"), "forwarded": known.get("forwarded_tokens")}
-        swap = {"version": now.version, "canary": now.canary}
-        return {
-            **known,
-            "event": "round",
-            "recovered": True,
-            "tokens": tokens,
-            "swap": swap,
-            "skipped": known.get("skipped"),
-            "withdrawn": self._folder.is_withdrawn(known.get("checkpoint"), policy),
-        }
+        return RoundTrained.of_metrics(
+            {"version": None, **known},
+            round=round_,
+            swap={"version": now.version, "canary": now.canary},
+            withdrawn=self._folder.is_withdrawn(known.get("checkpoint"), policy),
+            recovered=True,
+        )
 
     def _command(
         self,
         name: str,
         arguments: list[str],
         target: Sequence[str],
-        on_event: Callable[[dict[str, Any]], None],
+        on_event: Callable[[Event], None],
         admitted: Sequence[int] = (0,),
         write: Callable[[IO[str]], None] | None = None,
     ) -> tuple[int, str]:

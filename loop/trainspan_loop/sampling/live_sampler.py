@@ -15,6 +15,7 @@ from trainspan_loop.processes.stages import Stages
 from trainspan_loop.sampling.sampler import SampledRound
 from trainspan_loop.state.run_folder import RunFolder
 from trainspan_schemas.artifacts.dataset import dataset_dir, manifest_path
+from trainspan_schemas.command_events import Progress
 from trainspan_schemas.config.settings import Settings
 from trainspan_schemas.errors import StoreError
 from trainspan_schemas.home import policy_dir
@@ -156,7 +157,7 @@ class LiveSampler:
                 return True
             if is_over:
                 return False
-            self._screen.progress({"done": self._new, "total": loop.live_rewards})
+            self._screen.progress(Progress(done=self._new, failed=0, total=loop.live_rewards))
             self._stages.keep_alive()
             time.sleep(_LOOK_S)
 

@@ -114,7 +114,7 @@ class RoundSampler:
         known = self._folder.sampled(round_)
         if known is None and self._stages.has_dataset(round_):
             return None
-        return Collected(**known) if known is not None else self._rollouts(round_)
+        return Collected.of_record(known) if known is not None else self._rollouts(round_)
 
     def _rollouts(self, round_: int) -> Collected:
         loop = self._settings.loop
@@ -137,4 +137,4 @@ class RoundSampler:
         if collected is None:
             return SampledRound(nothing=nothing)
         seconds = {"rollouts": collected.seconds, "dataset": time.monotonic() - began}
-        return SampledRound(collected.result, collected.checks, seconds, nothing, are_stored)
+        return SampledRound(collected.figures(), collected.checks, seconds, nothing, are_stored)

@@ -3,11 +3,12 @@
 import contextlib
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import IO, Any
 
 from trainspan_loop.state.run_folder import RunFolder
 from trainspan_loop.state.task_pool import TaskPool
+from trainspan_schemas.command_events import Progress
 from trainspan_schemas.config.settings import Settings
 from trainspan_schemas.errors import TaskFileError
 
@@ -41,7 +42,7 @@ class TaskFeed:
     groups wait for training.
     """
 
-    def __init__(self, settings: Settings, lines: Iterator[str], on_progress: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, settings: Settings, lines: Iterator[str], on_progress: Callable[[Progress], None]) -> None:
         loop, rollouts = settings.loop, settings.rollouts
         self._n = rollouts.n
         self._batch = loop.tasks_per_round * rollouts.n
@@ -53,7 +54,7 @@ class TaskFeed:
         self._given = 0
         self._closed = False
         self._failure: TaskFileError | None = None
-        self._now: dict[str, Any] = {"done": 0, "groups": 0, "status": {}, "rewarded": 0, "calls": 0}
+        self._now = Progress(done=0, failed=0, total=0)
         self._before = self._now
         """The progress when the last batch was cut."""
 
@@ -83,14 +84,15 @@ class TaskFeed:
             self._closed = True
             self._changed.notify_all()
 
-    def progress(self, event: dict[str, Any]) -> None:
-        """Takes a progress event of the runner."""
+    def progress(self, progress: Progress) -> None:
+        """Takes the runner's progress."""
         with self._changed:
-            self._now = {**event}
-            done = self._now["done"] - self._before["done"]
+            self._now = progress
+            done = progress.done - self._before.done
             failed = sum(count for name, count in self._status().items() if name != "ok")
+            rewarded, mean_reward = self._rewards()
             self._changed.notify_all()
-        self._on_progress({**event, "done": done, "failed": failed, "total": self._batch, **self._rewards()})
+        self._on_progress(Progress(done, failed, self._batch, mean_reward, rewarded=rewarded))
 
     def wait(self, groups: int, timeout_s: float) -> bool:
         """Waits until so many complete groups are ready; returns whether they are. Raises TaskFileError of the task file."""
@@ -104,12 +106,14 @@ class TaskFeed:
         """Takes all complete groups as a batch; returns its figures, as in the result of `trainspan rollout`."""
         with self._changed:
             now, before = self._now, self._before
+            rewarded, mean_reward = self._rewards()
             figures = {
-                "total": now["done"] - before["done"],
-                "groups": now["groups"] - before["groups"],
+                "total": now.done - before.done,
+                "groups": now.groups - before.groups,
                 "status": self._status(),
-                "calls": now["calls"] - before["calls"],
-                **self._rewards(),
+                "calls": now.calls - before.calls,
+                "rewarded": rewarded,
+                "mean_reward": mean_reward,
             }
             self._before = now
             self._changed.notify_all()
@@ -118,32 +122,30 @@ class TaskFeed:
     @property
     def done(self) -> int:
         """Rollouts that are done."""
-        return int(self._now["done"])
+        return self._now.done
 
     @property
     def oldest_round(self) -> int | None:
         """The first draw with a task of which some rollouts are not done; None if there is none."""
-        found: int | None = self._now.get("oldest_round")
-        return found
+        return self._now.oldest_round
 
     def _ready(self) -> int:
-        return int(self._now["groups"] - self._before["groups"])
+        return self._now.groups - self._before.groups
 
     def _has_room(self) -> bool:
-        return self._given * self._n - self._now["done"] < self._max_open and self._ready() < self._max_ready
+        return self._given * self._n - self._now.done < self._max_open and self._ready() < self._max_ready
 
     def _status(self) -> dict[str, int]:
         """Final status → rollouts since the last batch."""
-        now, before = self._now["status"], self._before["status"]
+        now, before = self._now.status, self._before.status
         return {name: more for name, count in now.items() if (more := count - before.get(name, 0))}
 
-    def _rewards(self) -> dict[str, Any]:
+    def _rewards(self) -> tuple[int, float | None]:
         """Number of rewards and their mean since the last batch."""
-        now, before = self._now, self._before
-        rewarded = now["rewarded"] - before["rewarded"]
-        total = _sum(now) - _sum(before)
-        return {"rewarded": rewarded, "mean_reward": total / rewarded if rewarded else None}
+        rewarded = self._now.rewarded - self._before.rewarded
+        total = _sum(self._now) - _sum(self._before)
+        return rewarded, total / rewarded if rewarded else None
 
 
-def _sum(progress: Mapping[str, Any]) -> float:
-    return float(progress.get("mean_reward") or 0.0) * int(progress["rewarded"])
+def _sum(progress: Progress) -> float:
+    return (progress.mean_reward or 0.0) * progress.rewarded

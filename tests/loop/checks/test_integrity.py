@@ -16,6 +16,7 @@ from trainspan_loop.checks.integrity import (
 )
 from trainspan_loop.state.reward_records import RewardRecords
 from trainspan_schemas.artifacts.agreement import Agreement
+from trainspan_schemas.command_events import RoundTrained
 
 WHOLE = StageCounts(
     server_answers=30,
@@ -31,11 +32,9 @@ WHOLE = StageCounts(
     servers_changed=0,
     sampled_tokens=300,
 )
-TRAINED: dict[str, Any] = {
-    "version": 3,
-    "agreement": asdict(Agreement(2e-6, 1e-11, 3e-5, True, "float32", "float32")),
-    "swap": {"version": 3, "canary": {"status": "fresh", "evidence": "the server computes with all 272 tensors"}},
-}
+AGREEMENT = asdict(Agreement(2e-6, 1e-11, 3e-5, True, "float32", "float32"))
+SWAP = {"version": 3, "canary": {"status": "fresh", "evidence": "the server computes with all 272 tensors"}}
+TRAINED = RoundTrained(3, 3, agreement=AGREEMENT, swap=SWAP)
 
 
 def failed(checks: list) -> list[str]:  # type: ignore[type-arg]
@@ -186,18 +185,18 @@ def test_a_fresh_swap_and_agreeing_logprobs_hold() -> None:
 @pytest.mark.parametrize(
     ("change", "alarm"),
     [
-        ({"agreement": {**TRAINED["agreement"], "mean": 4e-5}}, "server and trainer agree"),
-        ({"agreement": {**TRAINED["agreement"], "k3": 2e-9}}, "server and trainer agree"),
-        ({"agreement": {**TRAINED["agreement"], "mean": None, "k3": None}}, "server and trainer agree"),
+        ({"agreement": {**AGREEMENT, "mean": 4e-5}}, "server and trainer agree"),
+        ({"agreement": {**AGREEMENT, "k3": 2e-9}}, "server and trainer agree"),
+        ({"agreement": {**AGREEMENT, "mean": None, "k3": None}}, "server and trainer agree"),
         ({"agreement": None}, "server and trainer agree"),
         ({"swap": {"error": "connection refused"}}, "the swap is fresh"),
-        ({"swap": {**TRAINED["swap"], "version": 2}}, "the swap is fresh"),
+        ({"swap": {**SWAP, "version": 2}}, "the swap is fresh"),
         ({"swap": {"version": 3, "canary": {"status": "inconclusive"}}}, "the swap is fresh"),
         ({"swap": {"version": 3, "canary": {"status": "stale"}}}, "the swap is fresh"),
     ],
 )
-def test_mismatch_and_stale_weights_are_alarms(change: dict[str, object], alarm: str) -> None:
-    assert failed(training_checks({**TRAINED, **change})) == [alarm]
+def test_mismatch_and_stale_weights_are_alarms(change: dict[str, Any], alarm: str) -> None:
+    assert failed(training_checks(dataclasses.replace(TRAINED, **change))) == [alarm]
 
 
 @pytest.mark.parametrize(
@@ -212,9 +211,9 @@ def test_mismatch_and_stale_weights_are_alarms(change: dict[str, object], alarm:
     ],
 )
 def test_a_recovered_round_holds_with_an_earlier_version_in_service_only_if_its_own_is_withdrawn(
-    change: dict[str, object], alarm: list[str]
+    change: dict[str, Any], alarm: list[str]
 ) -> None:
-    assert failed(training_checks({**TRAINED, "recovered": True, **change})) == alarm
+    assert failed(training_checks(dataclasses.replace(TRAINED, recovered=True, **change))) == alarm
 
 
 @pytest.mark.parametrize(
@@ -229,10 +228,12 @@ def test_a_recovered_round_holds_with_an_earlier_version_in_service_only_if_its_
 def test_rewards_without_evidence_after_eight_rounds_are_an_alarm(
     rounds: int, best: float | None, ok: bool, detail: str
 ) -> None:
-    check = signal_check({"signal_rounds": rounds, "signal_z": None if best is None else 0.1, "signal_best": best})
+    check = signal_check(
+        RoundTrained(9, 9, signal_rounds=rounds, signal_z=None if best is None else 0.1, signal_best=best)
+    )
     assert (check.ok, check.detail.endswith(detail)) == (ok, True)
 
 
 def test_a_skipped_round_has_nothing_to_check_and_no_checks_never_hold() -> None:
-    assert training_checks({"skipped": "no rows"}) == []
+    assert training_checks(RoundTrained(1, 0, skipped="no rows")) == []
     assert not all_hold([])

@@ -13,7 +13,6 @@ from trainspan_loop.processes.screen import Screen
 from trainspan_loop.report.run_report import write_report
 from trainspan_loop.state.run_folder import RunFolder
 
-TRAINED: dict[str, Any] = {"version": 1, "skipped": None}
 EMPTY = {"rows": 0, "calls_seen": 24, "dropped": {"zero_spread_group": 20, "validation": 4}}
 
 
@@ -32,15 +31,15 @@ def record(round_: int, skipped: str | None) -> dict[str, Any]:
 
 
 def test_a_round_that_trained_is_not_skipped() -> None:
-    assert skip_reason({"rows": 20, "calls_seen": 24, "dropped": {"no_reward": 4}}, TRAINED) is None
+    assert skip_reason({"rows": 20, "calls_seen": 24, "dropped": {"no_reward": 4}}, None) is None
 
 
 def test_a_round_is_skipped_for_a_reason_with_figures() -> None:
     reason = "none of 24 calls is trainable; most excluded by timeout (24)"
-    assert skip_reason({"nothing_to_train": reason}, {}) == reason
-    shown = skip_reason(EMPTY, {"skipped": "the dataset has no rows"})
+    assert skip_reason({"nothing_to_train": reason}, None) == reason
+    shown = skip_reason(EMPTY, "the dataset has no rows")
     assert shown == "no contrast: none of 24 calls is trained (zero_spread_group 20, validation 4)"
-    assert skip_reason({"rows": 5, "dropped": {}}, {"skipped": "its files are gone"}) == "its files are gone"
+    assert skip_reason({"rows": 5, "dropped": {}}, "its files are gone") == "its files are gone"
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ if name == "collector":
         sys.exit("the store is in use")
     (folder / "collects").touch()
 if name == "train":
-    print("{}", flush=True)
+    print('{"event": "ready"}', flush=True)
 if name != "serve":
     time.sleep(60)
 class Handler(http.server.BaseHTTPRequestHandler):

@@ -159,14 +159,14 @@ def test_an_interrupted_round_is_finished_and_its_rollouts_are_not_made_twice(wo
     (world.folder / "wait").unlink()
 
     collected = world.stages.collect(world.tasks, 1, "train", 2)
-    assert (collected.result["total"], collected.result["resumed"]) == (6, 4)
-    assert collected.result["status"] == {"ok": 6}
+    assert (collected.result.total, collected.result.resumed) == (6, 4)
+    assert collected.result.status == {"ok": 6}
     assert collected.is_stored
     assert world.ran() == {"a": 2, "b": 2, "slow": 4}
     query = "SELECT task_id, count(DISTINCT rollout_id) AS n FROM rollouts WHERE round = 1 GROUP BY task_id"
     assert {row["task_id"]: row["n"] for row in rows(world.location, query)} == {"a": 2, "b": 2, "slow": 2}
     again = world.stages.collect(world.tasks, 1, "train", 2)
-    assert again.result["resumed"] == 6
+    assert again.result.resumed == 6
     assert [check["name"] for check in again.checks if not check["ok"]] == [], "there was nothing left to count"
 
 
@@ -184,7 +184,7 @@ def test_a_rollout_that_is_never_stored_is_waited_for_once(world: World, monkeyp
 def test_a_validation_that_was_interrupted_begins_anew(world: World) -> None:
     world.start_collector()
     world.stages.collect(world.tasks, 1, "val", 1)
-    assert world.stages.collect(world.tasks, 1, "val", 1).result["resumed"] == 0
+    assert world.stages.collect(world.tasks, 1, "val", 1).result.resumed == 0
 
 
 def test_verdicts_of_an_interrupted_stream_are_sent(world: World) -> None:

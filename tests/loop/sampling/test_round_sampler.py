@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import json
 import threading
 import time
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from tests.loop.run_results import run_result
 from trainspan_loop.processes.screen import Screen
 from trainspan_loop.processes.stages import Collected
 from trainspan_loop.sampling.choice import check_sampling
@@ -24,7 +26,7 @@ from trainspan_schemas.config.settings import Settings
 from trainspan_schemas.errors import ConfigError, ProcessError
 
 WAIT_S = 10.0
-ALONE = {"total": 8, "sampled_tokens": 100, "sampling_seconds": 2.0}
+ALONE = Collected(run_result(8), [], 1.0, is_stored=True, sampled_tokens=100, sampling_seconds=2.0)
 
 
 class RecordedStages:
@@ -47,9 +49,11 @@ class RecordedStages:
                 raise ProcessError("stopped")
         self.events.append(f"collected {round_}")
         return Collected(
-            {"total": n, "sampled_tokens": 100, "sampling_seconds": 2.0},
+            run_result(n),
             [{"name": "counted", "ok": True, "detail": split}],
             1.0,
+            sampled_tokens=100,
+            sampling_seconds=2.0,
             is_stored=True,
         )
 
@@ -110,7 +114,7 @@ def test_a_round_is_collected_while_the_one_before_is_trained(world: World) -> N
     stages.slow = {3: threading.Event()}
     sampler.begin(1)
     first = sampler.take(1)
-    assert (first.rollout, first.nothing, list(first.seconds)) == (ALONE, {}, ["rollouts", "dataset"])
+    assert (first.rollout, first.nothing, list(first.seconds)) == (ALONE.figures(), {}, ["rollouts", "dataset"])
     assert first.checks == [{"name": "counted", "ok": True, "detail": "train"}]
     until(stages, "collected 2")
     assert "collect 3" not in stages.events, "training of round 1 is not done"
@@ -120,7 +124,7 @@ def test_a_round_is_collected_while_the_one_before_is_trained(world: World) -> N
     until(stages, "collect 3")
     assert "dataset 2" in stages.events, "a dataset does not wait for the rollouts of the next round"
     stages.slow[3].set()
-    assert sampler.take(3).rollout == ALONE
+    assert sampler.take(3).rollout == ALONE.figures()
 
 
 def test_a_validation_comes_between_rounds_and_before_the_next_dataset(world: World) -> None:
@@ -194,8 +198,8 @@ def test_a_restarted_loop_repeats_no_rollouts_that_were_collected(world: World) 
 
     again, stages = world.start()
     again.begin(1)
-    assert again.take(2).rollout == ALONE
-    assert again.take(3).rollout == ALONE
+    assert again.take(2).rollout == ALONE.figures()
+    assert again.take(3).rollout == ALONE.figures()
     assert stages.events == ["collect 3", "collected 3", "dataset 3"]
 
 
@@ -245,8 +249,8 @@ def test_settings_that_cannot_overlap_are_refused() -> None:
 
 def test_an_interrupted_loop_goes_on_with_the_recorded_rollouts(world: World) -> None:
     world.settings = dataclasses.replace(world.settings, loop=LoopSettings(rounds=1, target="agent:solve"))
-    world.folder.keep_sampled(1, Collected(ALONE, [], 1.0, is_stored=True).record())
+    world.folder.keep_sampled(1, json.loads(json.dumps(ALONE.record())))
     sampler, stages = world.start()
     sampler.begin(1)
-    assert sampler.take(1).rollout == ALONE
+    assert sampler.take(1).rollout == ALONE.figures()
     assert stages.events == ["dataset 1"]

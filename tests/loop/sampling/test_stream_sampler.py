@@ -11,6 +11,7 @@ from typing import IO, Any
 import pytest
 from rich.console import Console
 
+from tests.loop.run_results import run_result
 from trainspan_loop.processes.screen import Screen
 from trainspan_loop.processes.stages import Collected
 from trainspan_loop.sampling.sampler import Sampler
@@ -18,6 +19,7 @@ from trainspan_loop.sampling.stream_sampler import StreamSampler
 from trainspan_loop.state.run_folder import RunFolder
 from trainspan_loop.state.task_pool import TaskPool
 from trainspan_schemas.artifacts.dataset import dataset_dir
+from trainspan_schemas.command_events import Progress
 from trainspan_schemas.config.agents import RolloutsSettings
 from trainspan_schemas.config.loop import LoopSettings
 from trainspan_schemas.config.settings import Settings
@@ -38,7 +40,7 @@ class RunningStages:
         self.token_counts: Iterator[int] = itertools.repeat(0)
 
     def stream(
-        self, round_: int, n: int, on_progress: Callable[[dict[str, Any]], None], write: Callable[[IO[str]], None]
+        self, round_: int, n: int, on_progress: Callable[[Progress], None], write: Callable[[IO[str]], None]
     ) -> Collected:
         self.runners += 1
         self.begun.set()
@@ -48,12 +50,12 @@ class RunningStages:
             def write(self, line: str) -> int:
                 nonlocal done
                 done += 1
-                on_progress({"done": done, "groups": done, "status": {"ok": done}, "rewarded": done, "calls": done})
+                on_progress(Progress(done, 0, done, groups=done, status={"ok": done}, rewarded=done, calls=done))
                 return len(line)
 
         write(Runner())
         self.runners -= 1
-        return Collected({"total": done}, [], 1.0, is_stored=True)
+        return Collected(run_result(done), [], 1.0, is_stored=True)
 
     def send_waiting(self) -> None: ...
 

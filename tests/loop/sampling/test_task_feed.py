@@ -14,6 +14,7 @@ import pytest
 from trainspan_loop.sampling.task_feed import TaskFeed, drawn_tasks
 from trainspan_loop.state.run_folder import RunFolder
 from trainspan_loop.state.task_pool import TaskPool
+from trainspan_schemas.command_events import Progress
 from trainspan_schemas.config.agents import RolloutsSettings
 from trainspan_schemas.config.loop import LoopSettings
 from trainspan_schemas.config.settings import Settings
@@ -29,7 +30,7 @@ class Runner:
     """The other end of the feed's pipe."""
 
     def __init__(self, settings: Settings = SETTINGS, lines: Iterator[str] | None = None) -> None:
-        self.shown: list[dict[str, Any]] = []
+        self.shown: list[Progress] = []
         self.feed = TaskFeed(settings, lines or (f"{number}\n" for number in range(1000)), self.shown.append)
         reader, writer = os.pipe()
         self.lines: list[str] = []
@@ -46,17 +47,7 @@ class Runner:
     def report(self, done: int, groups: int, mean: float | None = None, **more: Any) -> None:
         """Reports `done` rollouts in `groups` complete groups."""
         status = more.pop("status", {"ok": done})
-        self.feed.progress(
-            {
-                "done": done,
-                "groups": groups,
-                "mean_reward": mean,
-                "rewarded": done,
-                "status": status,
-                "calls": done,
-                **more,
-            }
-        )
+        self.feed.progress(Progress(done, 0, done, mean, groups, status=status, rewarded=done, calls=done, **more))
 
     def has(self, count: int) -> bool:
         """Whether exactly so many tasks were given out, and no more within a moment."""
@@ -110,17 +101,7 @@ def test_a_batch_has_the_figures_since_the_one_before() -> None:
         "mean_reward": 0.5,
     }
     runner.report(7, 3, mean=2 / 7, status={"ok": 6, "timeout": 1}, oldest_round=2)
-    assert runner.shown[-1] | {"status": {}} == {
-        "done": 3,
-        "failed": 1,
-        "total": 4,
-        "groups": 3,
-        "mean_reward": pytest.approx(0.0),
-        "rewarded": 3,
-        "status": {},
-        "calls": 7,
-        "oldest_round": 2,
-    }
+    assert runner.shown[-1] == Progress(done=3, failed=1, total=4, mean_reward=pytest.approx(0.0), rewarded=3)
     cut = runner.feed.cut()
     assert (cut["total"], cut["status"], cut["mean_reward"]) == (3, {"ok": 2, "timeout": 1}, pytest.approx(0.0))
     assert (runner.feed.done, runner.feed.oldest_round) == (7, 2)

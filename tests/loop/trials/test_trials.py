@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 from rich.console import Console
 
+from tests.loop.run_results import run_result
 from tests.training.support.swap_server import PolicyServer, policy_server
 from trainspan_loop.clients.policy_server import PolicyClient
 from trainspan_loop.processes.screen import Screen
@@ -79,7 +80,7 @@ class World:
         path = ledger_file(run_id, round_, "val", Shard(0, 1))
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        return Collected({}, [], 1.0, is_stored=True, versions={"policy": [self.version(), *self.others]})
+        return Collected(run_result(), [], 1.0, is_stored=True, versions={"policy": [self.version(), *self.others]})
 
     def trials(self) -> Trials:
         """Those of a loop that starts: its server serves `latest`."""

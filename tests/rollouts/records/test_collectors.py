@@ -8,7 +8,7 @@ from tests.rollouts.conftest import Run
 from tests.support.agents.openai_server import OpenAIServer
 from tests.support.otlp.recorder import OtlpRecorder
 from tests.support.ports import free_port
-from trainspan_rollouts.records import RunResult
+from trainspan_schemas.command_events import RunResult
 from trainspan_schemas.store.collectors import Collectors
 from trainspan_schemas.telemetry import keys
 

@@ -81,7 +81,7 @@ def test_the_optimizer_has_the_settings_and_the_default_rate_is_on_record(
     assert {tuple(group["betas"]) for group in groups} == {(0.9, 0.95)}
     write_dataset(tmp_path / "dataset", sample_rollouts(model, rollouts=2))
     (result,) = run(TrainSettings(policy_url="none", rollouts_per_step=64))
-    assert result.event()["learning_rate"] == 1e-5, "half of the default: the only step is in the middle of the warm-up"
+    assert result.event().learning_rate == 1e-5, "half of the default: the only step is in the middle of the warm-up"
 
 
 def test_the_step_that_would_pass_the_target_is_shortened_to_reach_it_and_is_the_last() -> None:

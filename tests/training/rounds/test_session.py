@@ -17,6 +17,7 @@ from tests.training.support.sessions import GENTLE, Run, names, same_weights, we
 from tests.training.support.swap_server import policy_server
 from trainspan_schemas.artifacts.checkpoint import Canary, CheckpointMeta, digest_of_model, read_latest
 from trainspan_schemas.artifacts.trained_tokens import parts
+from trainspan_schemas.command_events import event_line, parse
 from trainspan_schemas.config.settings import TrainSettings
 from trainspan_schemas.errors import CheckpointError, ConfigError, DatasetError, UsageError
 from trainspan_training.model.loading import load_model
@@ -43,15 +44,16 @@ def test_a_round_writes_a_whole_checkpoint_with_its_lineage(
         assert (folder / companion).read_bytes() == (model_dir / companion).read_bytes()
     assert not same_weights(folder, model_dir)
     event = result.event()
-    assert (event["event"], event["round"], event["version"], event["checkpoint"]) == ("round", 3, 1, folder.name)
-    assert (event["rows"], event["rollouts"]) == (16, 8)
-    assert event["tokens"]["trained"] == sum(len(call.completion_ids) for call in calls)
-    assert event["tokens"]["forwarded"] == sum(
+    assert parse(event_line(event)) == event
+    assert (event.round, event.version, event.checkpoint) == (3, 1, folder.name)
+    assert (event.rows, event.rollouts) == (16, 8)
+    assert event.trained_tokens == sum(len(call.completion_ids) for call in calls)
+    assert event.forwarded_tokens == sum(
         len(call.prompt_ids) + len(call.completion_ids) - call.prefix_len for call in calls
     )
-    assert event["logp_diff_max"] < 1e-4, "the first step sees the weights that sampled"
-    assert event["reward_mean"] == 0.5
-    assert event["skipped"] is event["error"] is event["swap"] is None
+    assert (event.logp_diff_max or 1.0) < 1e-4, "the first step sees the weights that sampled"
+    assert event.reward_mean == 0.5
+    assert event.skipped is event.error is event.swap is None
     (record,) = [json.loads(line) for line in (checkpoints / "metrics.jsonl").read_text().splitlines()]
     assert (record["version"], record["steps"], record["alarms"]) == (1, 4, [])
     assert record["dataset"] == meta.dataset_sha256 == CheckpointMeta.read(folder).dataset_sha256
@@ -288,7 +290,7 @@ def test_the_alarm_tells_a_server_whose_logprobs_are_not_these_weights(run: Run,
     assert fresh.record is not None
     assert stale.record is not None
     assert "engine_mismatch" in fresh.record.alarms
-    assert fresh.event()["logp_diff_mean"] == pytest.approx(0.01, abs=1e-4)
+    assert fresh.event().logp_diff_mean == pytest.approx(0.01, abs=1e-4)
     assert "engine_mismatch" not in stale.record.alarms, (
         "rows of version 0 are not those of version 1, which is no fault"
     )
@@ -299,7 +301,7 @@ def test_a_checkpoint_is_swapped_in_with_the_token(run: Run, tmp_path: Path, mod
     answer = {"version": 1, "checkpoint": "policy-000001", "canary": {"status": "fresh"}}
     with policy_server((200, answer)) as server:
         (result,) = run(dataclasses.replace(GENTLE, policy_url=server.url + "/v1"))
-    assert result.event()["swap"] == answer
+    assert result.event().swap == answer
     token = (tmp_path / "home/token").read_text().strip()
     sha256 = CheckpointMeta.read(tmp_path / "checkpoints" / "policy-000001").weights_sha256
     body = {"checkpoint": "policy-000001", "version": 1, "weights_sha256": sha256}
@@ -316,7 +318,7 @@ def test_a_refused_checkpoint_gives_way_to_its_parent(run: Run, tmp_path: Path, 
     assert third.record is not None
     assert (third.record.version, third.record.checkpoint) == (3, "policy-000003")
     assert refused.error == "the policy server refused policy-000002: canary is stale"
-    assert refused.event()["swap"] == stale
+    assert refused.event().swap == stale
     assert refused.record is not None
     assert (refused.record.version, refused.record.checkpoint) == (1, "policy-000001")
     checkpoints = tmp_path / "checkpoints"
@@ -331,7 +333,7 @@ def test_an_unreachable_policy_server_leaves_the_checkpoint_published_on_disk(
 ) -> None:
     write_dataset(tmp_path / "dataset", sample_rollouts(model, rollouts=2))
     (result,) = run(dataclasses.replace(GENTLE, policy_url="http://127.0.0.1:1"))
-    assert "no answer from http://127.0.0.1:1" in result.event()["swap"]["error"]
+    assert "no answer from http://127.0.0.1:1" in (result.event().swap or {})["error"]
     assert result.failure is None
     assert read_latest(tmp_path / "checkpoints") == tmp_path / "checkpoints/policy-000001"
 

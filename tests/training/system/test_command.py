@@ -16,6 +16,7 @@ from tests.training.support.processes.forks import forked
 from tests.training.support.swap_server import policy_server
 from trainspan_cli.main import run
 from trainspan_schemas.artifacts.checkpoint import CheckpointMeta, digest_of_model
+from trainspan_schemas.command_events import Ready, RoundTrained, parse
 
 
 def command(*arguments: str) -> list[str]:
@@ -44,9 +45,10 @@ def test_one_round_prints_json_lines_and_nothing_else(tmp_path: Path, model: Any
     options = ("--model", str(model_dir), "--policy-url", "none", "--learning-rate", "1e-5", "--format", "json")
     done = trainspan_train(tmp_path, *options)
     assert (done.returncode, done.stderr) == (0, "")
-    ready, event = (json.loads(line) for line in done.stdout.splitlines())
-    assert ready == {"event": "ready", "device": "the CPU", "dtype": "float32"}
-    assert (event["event"], event["round"], event["version"]) == ("round", 7, 1)
+    ready, event = map(parse, done.stdout.splitlines())
+    assert ready == Ready(device="the CPU", dtype="float32")
+    assert isinstance(event, RoundTrained)
+    assert (event.round, event.version) == (7, 1)
     assert (tmp_path / "checkpoints/latest").read_text() == "policy-000001\n"
     again = trainspan_train(tmp_path, *options)
     assert again.returncode == 1

@@ -56,9 +56,9 @@ def second_round(tmp_path: Path, model: Any, model_dir: Path, monkeypatch: pytes
     def second(calls: list[LoggedCall]) -> dict[str, bool]:
         labeled = [dataclasses.replace(call, policy_version=1) for call in calls]
         write_dataset(tmp_path / "dataset", labeled, round_=1)
-        event = run().event() | {"swap": FRESH}
+        event = dataclasses.replace(run().event(), swap=FRESH)
         expected = "logged" if dtype == "float32" else "recompute"
-        assert event["agreement"]["trainer_dtype"] == dtype
+        assert (event.agreement or {})["trainer_dtype"] == dtype
         panel = {check.name: check.ok for check in training_checks(event)}
         assert panel["server and trainer agree"] == ("engine_mismatch" not in metrics()["alarms"])
         if all(panel.values()):

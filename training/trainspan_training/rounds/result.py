@@ -1,32 +1,14 @@
 """The outcome of a dataset, as reported by the commands."""
 
 from dataclasses import asdict, dataclass
-from typing import Any
 
+from trainspan_schemas.command_events import RoundTrained
 from trainspan_training.checkpoints.swap_request import Swap
 from trainspan_training.metrics.round_record import RoundRecord, finite
 
 __all__ = ["NO_ROWS", "RoundResult"]
 
 NO_ROWS = "the dataset has no rows"
-
-_SHARED = (
-    "rows",
-    "rollouts",
-    "loss",
-    "grad_norm",
-    "kl",
-    "logp_diff_max",
-    "logp_diff_mean",
-    "logp_diff_k3",
-    "entropy",
-    "reward_mean",
-    "learning_rate",
-    "staleness_mean",
-    "signal_z",
-    "signal_best",
-    "signal_rounds",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,24 +52,17 @@ class RoundResult:
             f"{sum(record.seconds.values()) - record.seconds['wait']:.2f} s, {swap.get(self.swap.outcome, self.swap.error)}"
         )
 
-    def event(self) -> dict[str, Any]:
-        """The JSON line of the round; missing figures are null."""
-        record = asdict(self.record) if self.record else {}
-        return {
-            "event": "round",
-            "round": self.round,
-            "version": self.version,
-            "checkpoint": self.checkpoint,
-            **{name: finite(record.get(name)) for name in _SHARED},
-            "clip_fraction": finite(self.record.clip_fraction) if self.record else None,
-            "agreement": finite(record.get("agreement")),
-            "seconds": {name: round(value, 4) for name, value in record.get("seconds", {}).items()},
-            "tokens": {"trained": record.get("trained_tokens", 0), "forwarded": record.get("forwarded_tokens", 0)},
-            "micro_batches": {
-                "count": record.get("micro_batches", 0),
-                "tokens": record.get("micro_batch_tokens", 0),
-            },
-            "swap": self.swap.answer,
-            "skipped": self.skipped,
-            "error": self.error,
-        }
+    def event(self) -> RoundTrained:
+        """What the command tells programs."""
+        metrics = finite(asdict(self.record)) if self.record else {}
+        seconds = {stage: round(seconds, 4) for stage, seconds in metrics.get("seconds", {}).items()}
+        return RoundTrained.of_metrics(
+            metrics,
+            round=self.round,
+            version=self.version,
+            checkpoint=self.checkpoint,
+            seconds=seconds,
+            swap=self.swap.answer,
+            skipped=self.skipped,
+            error=self.error,
+        )

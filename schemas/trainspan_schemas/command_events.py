@@ -1,0 +1,230 @@
+"""What commands tell programs: exit codes, and under `--format json` one JSON object a line, whose key `event` names its type.
+
+The command prints `event_line(event)`, and its reader gets the same value back from `parse`.
+Other exit codes are 0 (done), 1 (failed) and 2 (wrong usage).
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final, TypeAlias
+
+from trainspan_schemas.errors import InvalidRecordError
+from trainspan_schemas.telemetry.identity import Split
+
+__all__ = [
+    "NOTHING_TO_TRAIN",
+    "REPEATED",
+    "UNFINISHED",
+    "DatasetBuilt",
+    "Event",
+    "FineTuned",
+    "NoDataset",
+    "Progress",
+    "Ready",
+    "RoundTrained",
+    "RunResult",
+    "event_line",
+    "parse",
+]
+
+NOTHING_TO_TRAIN: Final = 3
+"""Exit code of `trainspan dataset`: no call can be trained; of `trainspan branch`: no call can be branched from."""
+UNFINISHED: Final = 75
+"""Exit code of `trainspan rollout`: the same command with `--resume` continues (`EX_TEMPFAIL` of sysexits.h)."""
+REPEATED: Final = frozenset({"infra_error", "cancelled"})
+"""Final statuses of rollouts that a resumed run repeats."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A service is ready: `serve` with its URL and version, `weights` with its URL, `train` with device and dtype."""
+
+    url: str | None = None
+    version: int | None = None
+    device: str | None = None
+    dtype: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """The progress of `trainspan rollout`."""
+
+    done: int
+    failed: int
+    """Done with a status other than `ok`."""
+    total: int
+    """So far, if tasks arrive on standard input."""
+    mean_reward: float | None = None
+    groups: int = 0
+    """Tasks of which all rollouts are done."""
+    oldest_round: int | None = None
+    """The first round with a task of which some are not done; None if there is none."""
+    status: dict[str, int] = field(default_factory=dict)
+    """Final status → rollouts."""
+    rewarded: int = 0
+    """Rollouts with a reward."""
+    calls: int = 0
+    """Successful model calls of all attempts, as reported by the agents."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """The result of `trainspan rollout`."""
+
+    run_id: str
+    round: int
+    split: Split | None
+    total: int
+    status: dict[str, int]
+    """Final status → rollouts."""
+    mean_reward: float | None
+    """Over the rollouts with a reward."""
+    rewarded: int
+    calls: int
+    """Successful model calls of all attempts, as reported by the agents."""
+    seconds: float
+    unacknowledged: int
+    """Rollouts with a verdict that the collector has not acknowledged; resume the run to send them."""
+    resumed: int = 0
+    """Rollouts that an earlier process of the run had finished, included in the total."""
+    uncounted: int = 0
+    """Attempts whose agents ended before they could report their calls."""
+
+    @property
+    def unfinished(self) -> int:
+        """Rollouts and verdicts that the same command with `resume` repeats or sends."""
+        return self.unacknowledged + sum(self.status.get(status, 0) for status in REPEATED)
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetBuilt:
+    """`trainspan dataset` built a dataset."""
+
+    path: str
+    """Folder or URL."""
+    sha256: str
+    """Of the manifest."""
+    manifest: Mapping[str, Any]
+    rows_url: str | None = None
+    """Of the rows, if the dataset is under a URL."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoDataset:
+    """`trainspan dataset` built none, for one of two reasons."""
+
+    nothing_to_train: str | None = None
+    """Why no call can be trained."""
+    store_error: str | None = None
+    """Why a store could not be read."""
+    figures: Mapping[str, Any] = field(default_factory=dict)
+    """Those that the manifest would have had."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundTrained:
+    """A trainer is done with a dataset; figures that were not measured are None. `metrics.jsonl` has all of them."""
+
+    round: int
+    version: int | None
+    """Of the newest good policy afterwards."""
+    checkpoint: str | None = None
+    """Its checkpoint; None if it is still the starting model."""
+    rows: int | None = None
+    rollouts: int | None = None
+    loss: float | None = None
+    grad_norm: float | None = None
+    kl: float | None = None
+    logp_diff_max: float | None = None
+    logp_diff_mean: float | None = None
+    logp_diff_k3: float | None = None
+    entropy: float | None = None
+    reward_mean: float | None = None
+    learning_rate: float | None = None
+    staleness_mean: float | None = None
+    signal_z: float | None = None
+    signal_best: float | None = None
+    signal_rounds: int | None = None
+    clip_low: float | None = None
+    """Share of trained tokens."""
+    clip_high: float | None = None
+    trained_tokens: int | None = None
+    forwarded_tokens: int | None = None
+    micro_batches: int | None = None
+    micro_batch_tokens: int | None = None
+    """Greatest number of tokens in one."""
+    agreement: Mapping[str, Any] | None = None
+    """Of server and trainer (artifacts/agreement.py); None if it was not measured."""
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """Stage → seconds."""
+    swap: Mapping[str, Any] | None = None
+    """The policy server's answer, or its key `error`; None if publishing is off."""
+    skipped: str | None = None
+    """Why nothing was trained."""
+    error: str | None = None
+    """What went wrong, in which case the previous policy stays."""
+    withdrawn: bool = False
+    """Whether an earlier version was put back in service in its place."""
+    recovered: bool = False
+    """Whether the loop read this from the trainer's files, because the trainer or the loop was killed."""
+
+    @classmethod
+    def of_metrics(cls, metrics: Mapping[str, Any], **more: Any) -> "RoundTrained":
+        """From a line of `metrics.jsonl`; `more` replaces its fields."""
+        return cls(**{**{name: value for name, value in metrics.items() if name in cls.__slots__}, **more})
+
+
+@dataclass(frozen=True, slots=True)
+class FineTuned:
+    """`trainspan sft` is done."""
+
+    out: str
+    """The model's folder."""
+    was_there: bool
+    """Whether it was complete before."""
+    version: int | None
+    """Its number among the checkpoints of `--checkpoints`; None without that option."""
+    manifest: Mapping[str, Any]
+
+
+Event: TypeAlias = Ready | Progress | RunResult | DatasetBuilt | NoDataset | RoundTrained | FineTuned
+
+_NAMES: Final[dict[type[Event], str]] = {
+    Ready: "ready",
+    Progress: "progress",
+    RunResult: "result",
+    DatasetBuilt: "dataset",
+    NoDataset: "no_dataset",
+    RoundTrained: "round",
+    FineTuned: "done",
+}
+_TYPES: Final = {name: type_ for type_, name in _NAMES.items()}
+_SPREAD: Final[dict[type[Event], str]] = {DatasetBuilt: "manifest", NoDataset: "figures", FineTuned: "manifest"}
+"""Type → its field whose entries stand beside the other fields in the line."""
+
+
+def event_line(event: Event) -> str:
+    """The event in one line, without its end."""
+    values = asdict(event)
+    more = values.pop(_SPREAD.get(type(event), ""), {})
+    return json.dumps({"event": _NAMES[type(event)], **more, **values})
+
+
+def parse(text: str) -> Event | None:
+    """The event in a line; None if it is something else. Raises InvalidRecordError if its fields are not the type's."""
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    name = values.pop("event", None) if isinstance(values, dict) else None
+    type_ = _TYPES.get(name) if isinstance(name, str) else None
+    if type_ is None:
+        return None
+    if (spread := _SPREAD.get(type_)) is not None:
+        own = {name: values.pop(name) for name in type_.__slots__ if name in values}
+        values = {**own, spread: values}
+    try:
+        return type_(**values)
+    except TypeError as error:
+        raise InvalidRecordError(f"a line with the event {_NAMES[type_]} has other fields: {error}") from error
