@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final
 
-from trainspan_rollouts.executors.agent_process import MemoryKills
+from trainspan_rollouts.executors.agent_process import REST_S, MemoryKills
 from trainspan_rollouts.executors.command_executor import instrumented
 from trainspan_rollouts.executors.executor import Ended, Execution
 from trainspan_rollouts.executors.orphans import GRACE_S, OrphanGuard
@@ -113,6 +113,7 @@ class _Worker:
         self._numbers = itertools.count()
         self._answers: dict[int, asyncio.Future[JobOutcome | Ended]] = {}
         self._listener = asyncio.create_task(self._listen(reader))
+        self._closer = asyncio.create_task(_close_after(process, writer))
         self.is_lost = False
 
     @classmethod
@@ -130,6 +131,7 @@ class _Worker:
                 start_new_session=True,
             )
         reader, writer = await asyncio.open_connection(sock=ours, limit=MAX_OUTCOME_BYTES)
+        closer = asyncio.create_task(_close_after(process, writer))
         try:
             line = await asyncio.wait_for(reader.readline(), START_TIMEOUT_S)
             message = decode(line) if line else None
@@ -140,6 +142,8 @@ class _Worker:
         except BaseException:
             await asyncio.shield(_kill(process))
             raise
+        finally:
+            closer.cancel()
         if isinstance(message, Ready):
             return cls(process, reader, writer, message.is_async, memory)
         writer.close()
@@ -176,7 +180,8 @@ class _Worker:
         except TimeoutError:
             await _kill(self._process)
         self._listener.cancel()
-        await asyncio.gather(self._listener, return_exceptions=True)
+        self._closer.cancel()
+        await asyncio.gather(self._listener, self._closer, return_exceptions=True)
 
     async def _stop_late(self, number: int, answer: "asyncio.Future[Any]") -> None:
         """Cancels a coroutine; kills the worker if that does not help or the function is synchronous."""
@@ -208,15 +213,14 @@ class _Worker:
             self._lose(await self._death(wrote))
 
     async def _death(self, wrote: str) -> Ended:
-        """How the executions of a worker end that died: for lack of memory, or by the fault of an agent in it.
+        """How the executions of a worker end that died, for lack of memory or by the fault of an agent; ends its children.
 
         If it had only one, that one's; of several, nobody knows whose, so they are tried again first.
         """
         self.is_lost = True
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._process.wait(), CANCEL_GRACE_S)
-        if self._process.returncode is None:
-            await _kill(self._process)
+        await _kill(self._process)
         code = self._process.returncode
         error = f"the worker died with code {code}{wrote}"
         if code == -signal.SIGKILL and not wrote and self._memory.explain(self._kills):
@@ -243,6 +247,13 @@ def _ended(answer: JobOutcome | Ended) -> Ended:
     if answer.error is None:
         return Ended("ok", answer.duration_s, value=answer.value, report=answer.report)
     return Ended("agent_error", answer.duration_s, error=answer.error, report=answer.report)
+
+
+async def _close_after(process: asyncio.subprocess.Process, writer: asyncio.StreamWriter) -> None:
+    """Ends the reading from a worker that has ended: a child that it forked holds the channel too."""
+    await process.wait()
+    await asyncio.sleep(REST_S)
+    writer.close()
 
 
 async def _kill(process: asyncio.subprocess.Process) -> None:
