@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final
 
-from trainspan_rollouts.executors.agent_process import REST_S, MemoryKills
+from trainspan_rollouts.executors.agent_process import REST_S, MemoryKills, cause_of
 from trainspan_rollouts.executors.command_executor import instrumented
 from trainspan_rollouts.executors.executor import Ended, Execution
 from trainspan_rollouts.executors.orphans import GRACE_S, OrphanGuard
@@ -68,14 +68,20 @@ class WorkerPool:
     async def start(self) -> None:
         """Starts all workers. Raises UsageError or ProcessError if the target cannot be used."""
         await asyncio.to_thread(self._guard.start)
-        await asyncio.gather(*(self._worker(slot) for slot in range(self._count)))
+        try:
+            await asyncio.gather(*(self._worker(slot) for slot in range(self._count)))
+        except OSError as error:
+            raise ProcessError(self._not_started(error)) from error
 
     async def execute(self, execution: Execution) -> Ended:
         """Executes the function once in the least busy worker."""
         slot = min(range(self._count), key=lambda index: self._waiting[index])
         self._waiting[slot] += 1
         try:
-            worker = await self._worker(slot)
+            try:
+                worker = await self._worker(slot)
+            except OSError as error:
+                return Ended("infra_error", 0.0, error=self._not_started(error))
             return await worker.execute(execution, execution.time_left(self._timeout_s))
         finally:
             self._waiting[slot] -= 1
@@ -85,6 +91,9 @@ class WorkerPool:
         live = [worker for worker in self._workers if worker is not None]
         await asyncio.gather(*(worker.close() for worker in live))
         await asyncio.to_thread(self._guard.close)
+
+    def _not_started(self, error: OSError) -> str:
+        return f"cannot start a worker for {self._target}: {cause_of(error)}"
 
     async def _worker(self, slot: int) -> "_Worker":
         async with self._slots[slot]:
