@@ -19,7 +19,7 @@ from trainspan_schemas.telemetry import keys
 __all__ = ["Redacted", "Redaction"]
 
 _SECRET_KEY: Final = re.compile(
-    r"^gen_ai\.(request\.)?headers$|(^|[._-])((proxy-)?authorization|(x-)?api[_-]key|(set-)?cookie)$", re.IGNORECASE
+    r"^gen_ai\.(request\.)?headers$|(^|[._-])((proxy-)?authorization|(set-?)?cookie)$|api[_-]?key$", re.IGNORECASE
 )
 _KEY_END: Final = 32  # characters: whatever precedes them, the name of a secret is among these
 _VALUE_FOLLOWS: Final = b"\x12"  # the tag of KeyValue.value: the bytes before it end a key
@@ -33,30 +33,46 @@ def _folded(data: bytes) -> bytes:
 
 _SECRET_BYTES: Final = (
     _folded(b"horization"),
-    *(_folded(key + _VALUE_FOLLOWS) for key in (b"eaders", b"cookie")),
-    *(_folded(words) for words in (b"pi-key", b"pi_key", b"pi key")),
+    _folded(b"eaders" + _VALUE_FOLLOWS),
+    *(_folded(words) for words in (b"cookie", b"pikey", b"pi-key", b"pi_key", b"pi key")),
 )
 """A folded request with a secret contains one of these, or a key. Letters that make the search slow are left out."""
 _KEY_START: Final = b"sk-"
 _KEY_BYTES: Final = re.compile(rb"sk-[a-z0-9\x7f-]{20}")
 """The start of a key in a folded request, where an underscore is 7f. The byte before it may be a length, so it says nothing."""
+_OPEN: Final = r"""(?:b?\\*+["'])"""
+"""A quote, also one of Python's bytes, or escaped in a text in a text."""
+_CLOSE: Final = r"""(?:\\*+["'])?+"""
+_IS: Final = rf"""\s*+(?:,\s*+{_OPEN}value\\*+["']\s*+:|[:=])\s*+"""
+"""Between a name and its value, also as in `{"name": …, "value": …}`."""
+_OR_NEXT: Final = rf"(?:{_IS}|\s*+,\s*+)"
+"""The same, or the next item of a list."""
+_PAIR: Final = r"""[\w.-]++=[^\s;,"'\\]*+"""
 _SECRET_TEXT: Final = re.compile(
-    r"""
+    rf"""
     (
-        authorization \\*+["']?+ \s*+[:=,]\s*+ \\*+["']?+ \s*+ (?:bearer|basic)\s++
-      | x-api-key \\*+["']?+ \s*+[:=,]\s*+ \\*+["']?+
-      | api[ ]key[ ]provided \s*+:\s*+ \\*+["']?+
-    ) [^\s"'\\,}\]]++
-  | (api[-_ ]key \\*+["']?+ \s*+[:=,]\s*+ \\*+["']?+) (?=[a-z_.-]*+[0-9]) [\w.+/~-]{16,}+
-  | (?<![\w-]) sk- (?=[a-z_-]*+[0-9]) [\w-]{20,}+
+        (?:authorization|x-?api-?key) {_CLOSE}{_IS}{_OPEN} \s*+ (?:(?:bearer|basic|token)\s++)?+
+    ) [^"'\\\r\n]++
+  | (
+        authorization {_CLOSE}{_OR_NEXT}{_OPEN}?+ \s*+ (?:bearer|basic)\s++
+      | x-?api-?key {_CLOSE}{_OR_NEXT}{_OPEN}?+
+      | api[ ]key[ ]provided \s*+:\s*+ {_OPEN}?+
+    ) [^\s"'\\,}}\]]++
+  | ((?:authorization|api[-_ ]?key) {_CLOSE}{_OR_NEXT}{_OPEN}?+ (?:token\s++)?+) (?=[a-z_.+~-]*+[0-9]) [\w.+/=~-]{{16,}}+
+  | (cookie {_CLOSE}{_OR_NEXT}{_OPEN}?+) {_PAIR} (?:;\s?+{_PAIR})*+
+  | (?<![\w-]) sk- (?=[a-z_-]*+[0-9]) [\w-]{{20,}}+
     """,
     re.IGNORECASE | re.VERBOSE | re.ASCII,
 )
 """Headers in texts, OpenAI's message about a wrong key, and what looks like a key: long, and with a digit.
 
-It gives no character back, so that it takes a time in proportion to the text, whatever a sender writes.
+In quotes, all that is in them is the value of `authorization`; without quotes and a scheme it must look like a key, as
+prose speaks of the authorization too. It gives no character back, so that it takes a time in proportion to the text,
+whatever a sender writes.
 """
-_TEXT_WORDS: Final = ("uthorization", "pi-key", "pi_key", "pi key", "sk-")
+_NAME_AND_VALUE: Final = ({"name", "value"}, {"key", "value"})
+_REMOVED: Final = "[removed]"
+_TEXT_WORDS: Final = ("uthorization", "pikey", "pi-key", "pi_key", "pi key", "cookie", "sk-")
 """Parts, in lower case, of every text with a secret."""
 
 
@@ -121,7 +137,7 @@ class _Removal:
         text = getattr(message, field)
         lower = text.lower()
         if any(word in lower for word in _TEXT_WORDS):
-            text, n_found = _SECRET_TEXT.subn(r"\1\2[removed]", text)
+            text, n_found = _SECRET_TEXT.subn(rf"\1\2\3\4{_REMOVED}", text)
             if n_found:
                 setattr(message, field, text)
                 self.n_secrets += n_found
@@ -140,7 +156,7 @@ class _Removal:
             self._blocked[key] = None
             self.n_blocked += 1
             return True
-        if _SECRET_KEY.search(key, max(0, len(key) - _KEY_END)):
+        if _names_secret(key):
             self.n_secrets += 1
             return True
         return False
@@ -150,10 +166,26 @@ class _Removal:
         if kind == "string_value":
             self.clean_text(value, "string_value")
         elif kind == "kvlist_value":
-            self._clean_pairs(value.kvlist_value.values)
+            pairs = value.kvlist_value.values
+            self._clean_pairs(pairs)
+            if len(pairs) == 2 and {pair.key for pair in pairs} in _NAME_AND_VALUE:
+                self._clean_named(*(pair.value for pair in sorted(pairs, key=lambda pair: pair.key == "value")))
         elif kind == "array_value":
-            for item in value.array_value.values:
+            items = value.array_value.values
+            for item in items:
                 self._clean_value(item)
+            if len(items) == 2:
+                self._clean_named(*items)
+
+    def _clean_named(self, name: AnyValue, value: AnyValue) -> None:
+        """Replaces the value of a header that is a pair."""
+        if _names_secret(name.string_value) and value.WhichOneof("value") == "string_value":
+            value.string_value = _REMOVED
+            self.n_secrets += 1
+
+
+def _names_secret(key: str) -> bool:
+    return _SECRET_KEY.search(key, max(0, len(key) - _KEY_END)) is not None
 
 
 def _owners(request: Any) -> Iterator[tuple[Any, list[Any], list[tuple[Any, str]]]]:

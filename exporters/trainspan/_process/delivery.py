@@ -33,7 +33,7 @@ EXPORT_TIMEOUT_S: Final = 2.0
 other languages in milliseconds."""
 EXIT_BUDGET_S: Final = 2.0
 RETRY_AT_EXIT_S: Final = 0.5
-"""Time for an exporter at exit if its last attempt failed."""
+"""Time at exit for an answer if the last export failed, and for another export of a child."""
 FORK_WAIT_S: Final = 2.5
 """Maximum total time that all forks of a process wait for running exports: for the first one that fails, not for more."""
 LOCK_PATIENCE_S: Final = 0.5
@@ -54,6 +54,12 @@ _SENDING_MODULES: Final = (
     "opentelemetry.exporter.otlp.proto.http.trace_exporter",
     "opentelemetry.exporter.otlp.proto.http._log_exporter",
 )
+_PROCESSORS: Final = {
+    "opentelemetry.sdk.trace.export": "BatchSpanProcessor",
+    "opentelemetry.sdk._logs._internal.export": "BatchLogRecordProcessor",
+}
+_THREAD_PREFIX: Final = "OtelBatch"
+"""Of the names of their threads, which export in the background."""
 _ENDPOINT_VARIABLES: Final = (
     "OTEL_EXPORTER_OTLP_ENDPOINT",
     "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
@@ -84,6 +90,8 @@ class _Losses:
         self.given_up: set[str] = set()
         """The collectors that did not answer when the process ended."""
         self.reported = False
+        self.n_shutdowns = 0
+        """Shutdowns of a processor that the agent waits for."""
         self.exit_deadline_s: float | None = None
 
 
@@ -98,7 +106,7 @@ def before_fork() -> None:
 
     Not for those to a collector that does not answer: the child does not call it either.
     """
-    answering = [lock for address, lock in list(_losses.exporting.items()) if address not in _losses.failing]
+    answering = [lock for address, lock in list(_losses.exporting.items()) if not _is_failing(address)]
     for lock in answering:
         began_s = time.monotonic()
         if lock.acquire(timeout=_losses.fork_wait_s):
@@ -124,6 +132,8 @@ def watch_exporters() -> None:
     for name in _SENDING_MODULES:
         getLogger(name).addFilter(_is_no_noise)
         wrapt.register_post_import_hook(guarded(_bound_retries), name)
+    for module, name in _PROCESSORS.items():
+        wrapt.register_post_import_hook(guarded(_flush_watcher(name)), module)
 
 
 def _bound_retries(module: ModuleType) -> None:
@@ -149,7 +159,7 @@ def _watcher(name: str, what: str) -> Callable[[ModuleType], None]:
             elif not items:
                 return success
             lock = _losses.exporting[address]
-            held = lock.acquire(timeout=LOCK_PATIENCE_S)
+            held = lock.acquire(timeout=0 if _is_failing(address) and _waiting() == "agent" else LOCK_PATIENCE_S)
             _thread.exporting, _thread.answer = True, None
             try:
                 items = encodable(items) or items
@@ -170,6 +180,51 @@ def _watcher(name: str, what: str) -> Callable[[ModuleType], None]:
 
     watch.__name__ = f"watch_{name}"
     return watch
+
+
+def _flush_watcher(name: str) -> Callable[[ModuleType], None]:
+    """During an outage, what the agent flushes stays in the queue, and what it shuts down is lost, without a wait."""
+
+    def force_flush(wrapped: Callable[..., Any], processor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not _is_ending() and _feeds_failing(processor):
+            return True  # as the SDK's own after a failure: False would keep it from flushing the next processor
+        return wrapped(*args, **kwargs)
+
+    def shutdown(wrapped: Callable[..., Any], _processor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        _losses.n_shutdowns += 1
+        try:
+            return wrapped(*args, **kwargs)
+        finally:
+            _losses.n_shutdowns -= 1
+
+    def watch(module: ModuleType) -> None:
+        wrapt.wrap_function_wrapper(getattr(module, name), "force_flush", force_flush)
+        wrapt.wrap_function_wrapper(getattr(module, name), "shutdown", shutdown)
+
+    watch.__name__ = f"watch_{name}"
+    return watch
+
+
+@guarded
+def _feeds_failing(processor: Any) -> bool:
+    """Whether the last export failed to the collector that a processor exports to."""
+    exporter = getattr(getattr(processor, "_batch_processor", processor), "_exporter", None) or processor.span_exporter
+    return (
+        hasattr(exporter, "_endpoint")
+        and bool(_sends_to_collector(exporter))
+        and _is_failing(_host_and_port(str(exporter._endpoint)))
+    )
+
+
+def _is_failing(address: str) -> bool:
+    return address in _losses.failing or outage.is_known(address)
+
+
+def _waiting() -> outage.Waiting:
+    if _is_ending():
+        return "nobody" if outage.is_root() else "exit of a child"
+    in_background = threading.current_thread().name.startswith(_THREAD_PREFIX) and not _losses.n_shutdowns
+    return "nobody" if in_background else "agent"
 
 
 def _is_no_noise(record: LogRecord) -> bool:
@@ -203,14 +258,14 @@ def _has_no_time(exporter: Any, address: str) -> bool:
     if holder._timeout == _SDK_TIMEOUT_S and not any(map(_TIMEOUT_VARIABLE.fullmatch, os.environ)):
         holder._timeout = EXPORT_TIMEOUT_S
     patience_s = EXPORT_TIMEOUT_S if _losses.exit_deadline_s is None else RETRY_AT_EXIT_S
-    if address in _losses.given_up or not outage.may_export(address, patience_s, _is_ending):
+    if address in _losses.given_up or not outage.may_export(address, patience_s, _waiting):
         if _is_ending():
             _losses.given_up.add(address)
         return True
     left_s = math.inf
     if _losses.exit_deadline_s is not None:
         left_s = _losses.exit_deadline_s - time.monotonic()
-        if address in _losses.failing:
+        if address in _losses.failing and _waiting() != "nobody":
             left_s = min(left_s, RETRY_AT_EXIT_S)
     if left_s > 0:
         holder._timeout = min(holder._timeout, left_s)

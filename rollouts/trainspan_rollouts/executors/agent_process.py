@@ -5,6 +5,7 @@ An agent can leave anything: what is read here has a limit, and whatever breaks 
 
 import asyncio
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -22,7 +23,7 @@ from trainspan_rollouts.executors.orphans import GRACE_S
 from trainspan_schemas.agents.worker import AgentReport
 from trainspan_schemas.errors import InvalidRecordError
 
-__all__ = ["AgentProcess", "MemoryKills", "make_folder", "read_reports", "remove_folder", "write_task"]
+__all__ = ["AgentProcess", "MemoryKills", "cause_of", "make_folder", "read_reports", "remove_folder", "write_task"]
 
 TAIL_BYTES: Final = 64 * 1024
 MAX_REPORT_BYTES: Final = 1024 * 1024
@@ -157,6 +158,14 @@ class MemoryKills:
             return False
         self._explained = explained
         return True
+
+
+def cause_of(error: OSError) -> str:
+    """What failed and where, as text for people. A script without its interpreter is the kernel's "No such file" too."""
+    file = error.filename
+    text = f"{error.strerror or error}" + (f": {file}" if file else "")
+    missing = error.errno == errno.ENOENT and isinstance(file, str) and os.path.isfile(file)
+    return f"{text} (its interpreter is missing)" if missing else text
 
 
 def make_folder() -> Path:

@@ -17,6 +17,7 @@ from typing import Any, Final
 from trainspan_rollouts.executors.agent_process import (
     AgentProcess,
     MemoryKills,
+    cause_of,
     make_folder,
     read_reports,
     remove_folder,
@@ -146,7 +147,7 @@ class CommandExecutor:
         try:
             folder = make_folder()
         except OSError as error:
-            return self._not_started(error, start_s)
+            return _not_started("make a folder for the agent", error, start_s)
         try:
             ended = await self._run(execution, folder, start_s)
         except BaseException:
@@ -160,11 +161,14 @@ class CommandExecutor:
         task = json.dumps(execution.task.for_agent()).encode()
         try:
             task_file = await asyncio.to_thread(write_task, folder, task)
+        except OSError as error:
+            return _not_started("write the agent's task", error, start_s)
+        try:
             command = [fill_in(word, execution.task, task_file) for word in self._command]
             environment = self._environment(execution, task, task_file, folder)
             process = await AgentProcess.start(command, environment, task + b"\n")
         except OSError as error:
-            return self._not_started(error, start_s)
+            return _not_started(f"start {self._command[1]}", error, start_s)
         timed_out = False
         try:
             await asyncio.wait_for(process.wait(), execution.time_left(self._timeout_s))
@@ -211,12 +215,6 @@ class CommandExecutor:
             await asyncio.wait(self._removals, timeout=FOLDER_S)
         self._reader.close()
 
-    def _not_started(self, error: OSError, start_s: float) -> Ended:
-        text = f"cannot start {self._command[1]}: {error}"
-        if error.errno == errno.E2BIG:
-            text += "; the task is too long for an argument: pass {task_file}, or read the task from stdin"
-        return Ended("infra_error", time.monotonic() - start_s, error=text)
-
     def _environment(self, execution: Execution, task: bytes, task_file: Path, reports: Path) -> dict[str, str]:
         base = self._policy_url.rstrip("/").removesuffix("/v1")
         environment = {
@@ -231,6 +229,13 @@ class CommandExecutor:
         if len(f"{ENV_TASK}=") + len(task) + 1 <= MAX_STRING_BYTES:
             environment[ENV_TASK] = task.decode()
         return environment
+
+
+def _not_started(what: str, error: OSError, start_s: float) -> Ended:
+    text = f"cannot {what}: {cause_of(error)}"
+    if error.errno == errno.E2BIG:
+        text += "; the task is too long for an argument: pass {task_file}, or read the task from stdin"
+    return Ended("infra_error", time.monotonic() - start_s, error=text)
 
 
 def _called(function: Callable[[Path], AgentReport | None], folder: Path) -> AgentReport | None:

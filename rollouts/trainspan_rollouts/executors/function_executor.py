@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final
 
-from trainspan_rollouts.executors.agent_process import MemoryKills
+from trainspan_rollouts.executors.agent_process import REST_S, MemoryKills, cause_of
 from trainspan_rollouts.executors.command_executor import instrumented
 from trainspan_rollouts.executors.executor import Ended, Execution
 from trainspan_rollouts.executors.orphans import GRACE_S, OrphanGuard
@@ -68,14 +68,20 @@ class WorkerPool:
     async def start(self) -> None:
         """Starts all workers. Raises UsageError or ProcessError if the target cannot be used."""
         await asyncio.to_thread(self._guard.start)
-        await asyncio.gather(*(self._worker(slot) for slot in range(self._count)))
+        try:
+            await asyncio.gather(*(self._worker(slot) for slot in range(self._count)))
+        except OSError as error:
+            raise ProcessError(self._not_started(error)) from error
 
     async def execute(self, execution: Execution) -> Ended:
         """Executes the function once in the least busy worker."""
         slot = min(range(self._count), key=lambda index: self._waiting[index])
         self._waiting[slot] += 1
         try:
-            worker = await self._worker(slot)
+            try:
+                worker = await self._worker(slot)
+            except OSError as error:
+                return Ended("infra_error", 0.0, error=self._not_started(error))
             return await worker.execute(execution, execution.time_left(self._timeout_s))
         finally:
             self._waiting[slot] -= 1
@@ -85,6 +91,9 @@ class WorkerPool:
         live = [worker for worker in self._workers if worker is not None]
         await asyncio.gather(*(worker.close() for worker in live))
         await asyncio.to_thread(self._guard.close)
+
+    def _not_started(self, error: OSError) -> str:
+        return f"cannot start a worker for {self._target}: {cause_of(error)}"
 
     async def _worker(self, slot: int) -> "_Worker":
         async with self._slots[slot]:
@@ -113,6 +122,7 @@ class _Worker:
         self._numbers = itertools.count()
         self._answers: dict[int, asyncio.Future[JobOutcome | Ended]] = {}
         self._listener = asyncio.create_task(self._listen(reader))
+        self._closer = asyncio.create_task(_close_after(process, writer))
         self.is_lost = False
 
     @classmethod
@@ -130,6 +140,7 @@ class _Worker:
                 start_new_session=True,
             )
         reader, writer = await asyncio.open_connection(sock=ours, limit=MAX_OUTCOME_BYTES)
+        closer = asyncio.create_task(_close_after(process, writer))
         try:
             line = await asyncio.wait_for(reader.readline(), START_TIMEOUT_S)
             message = decode(line) if line else None
@@ -140,6 +151,8 @@ class _Worker:
         except BaseException:
             await asyncio.shield(_kill(process))
             raise
+        finally:
+            closer.cancel()
         if isinstance(message, Ready):
             return cls(process, reader, writer, message.is_async, memory)
         writer.close()
@@ -176,7 +189,8 @@ class _Worker:
         except TimeoutError:
             await _kill(self._process)
         self._listener.cancel()
-        await asyncio.gather(self._listener, return_exceptions=True)
+        self._closer.cancel()
+        await asyncio.gather(self._listener, self._closer, return_exceptions=True)
 
     async def _stop_late(self, number: int, answer: "asyncio.Future[Any]") -> None:
         """Cancels a coroutine; kills the worker if that does not help or the function is synchronous."""
@@ -208,15 +222,14 @@ class _Worker:
             self._lose(await self._death(wrote))
 
     async def _death(self, wrote: str) -> Ended:
-        """How the executions of a worker end that died: for lack of memory, or by the fault of an agent in it.
+        """How the executions of a worker end that died, for lack of memory or by the fault of an agent; ends its children.
 
         If it had only one, that one's; of several, nobody knows whose, so they are tried again first.
         """
         self.is_lost = True
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._process.wait(), CANCEL_GRACE_S)
-        if self._process.returncode is None:
-            await _kill(self._process)
+        await _kill(self._process)
         code = self._process.returncode
         error = f"the worker died with code {code}{wrote}"
         if code == -signal.SIGKILL and not wrote and self._memory.explain(self._kills):
@@ -243,6 +256,13 @@ def _ended(answer: JobOutcome | Ended) -> Ended:
     if answer.error is None:
         return Ended("ok", answer.duration_s, value=answer.value, report=answer.report)
     return Ended("agent_error", answer.duration_s, error=answer.error, report=answer.report)
+
+
+async def _close_after(process: asyncio.subprocess.Process, writer: asyncio.StreamWriter) -> None:
+    """Ends the reading from a worker that has ended: a child that it forked holds the channel too."""
+    await process.wait()
+    await asyncio.sleep(REST_S)
+    writer.close()
 
 
 async def _kill(process: asyncio.subprocess.Process) -> None:

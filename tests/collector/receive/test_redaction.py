@@ -58,6 +58,10 @@ def _after(attributes: Mapping[str, Attribute], *blocked: str) -> dict[str, Any]
         "X-API-Key",
         "OPENAI_API_KEY",
         "Gen_AI.Request.HEADERS",
+        "apiKey",
+        "llm.openaiApiKey",
+        "http.request.header.xApiKey",
+        "APIKEY",
         "cOoKiE",
     ],
 )
@@ -89,12 +93,59 @@ def test_a_secret_attribute_is_gone_and_leaves_no_mark(key: str, value: Attribut
         "{'api-key': '%s'}",
         "client = OpenAI(api_key='%s')",
         "OPENAI_API_KEY=%s python agent.py",
+        '[["authorization","Bearer %s"], ["host","x"]]',
+        '[["authorization","%s"], ["host","x"]]',
+        "[(b'Authorization', b'Bearer %s'), (b'Host', b'x')]",
+        "{b'Authorization': b'Bearer %s', b'Host': b'x'}",
+        '{"name": "authorization", "value": "Bearer %s"}, {"name": "host", "value": "x"}',
+        '{"name": "Authorization", "value": "%s"}',
+        '{"apiKey": "%s", "model": "m"}',
+        "apiKey: '%s'",
+        "{'xApiKey': '%s'}",
+        '{"Authorization": "%s", "x": 1}',
+        '{"Authorization": "Token %s", "x": 1}',
+        r"{\"Authorization\": \"%s\", \"x\": 1}",
+        "Authorization: %s, and more",
+        "authorization: token %s",
+        "Proxy-Authorization: Basic %s",
         "Error code: 401 - {'error': {'message': 'Incorrect API key provided: %s'}}",
     ],
 )
-def test_a_bearer_token_within_text_is_cut_out_of_it(text: str) -> None:
-    left = _after({"llm.invocation_parameters": text % SECRET})
+@pytest.mark.parametrize("secret", [SECRET, "abcdefgh+.~-0123456789/=="])
+def test_a_bearer_token_within_text_is_cut_out_of_it(text: str, secret: str) -> None:
+    left = _after({"llm.invocation_parameters": text % secret})
     assert left["llm.invocation_parameters"].string_value == text % "[removed]"
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("Set-Cookie: session=%s; Path=/; HttpOnly\r\nDate: x", "Set-Cookie: [removed]; HttpOnly\r\nDate: x"),
+        ("curl -H 'Cookie: session=%s; theme=dark' https://x", "curl -H 'Cookie: [removed]' https://x"),
+        ('{"cookie": "session=%s", "x": 1}', '{"cookie": "[removed]", "x": 1}'),
+        ("[(b'set-cookie', b'id=%s; Secure')]", "[(b'set-cookie', b'[removed]; Secure')]"),
+        ('{"Authorization": "Digest a={%s}, b", "x": 1}', '{"Authorization": "[removed]", "x": 1}'),
+        ('{"name": "Cookie", "value": "id=%s"}', '{"name": "Cookie", "value": "[removed]"}'),
+    ],
+)
+@pytest.mark.parametrize("secret", [SECRET, "x", "a" * 100_000])
+def test_a_whole_value_is_cut_out_of_a_text_whatever_it_is(text: str, left: str, secret: str) -> None:
+    assert _after({"headers": text % secret})["headers"].string_value == left
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        ["Authorization", "secret"],
+        {"name": "x-api-key", "value": "secret"},
+        {"value": "secret", "key": "Set-Cookie"},
+    ],
+)
+def test_the_value_of_a_header_that_is_a_pair_is_replaced(header: Attribute) -> None:
+    left = _after({"sent": {"headers": [header, ["host", "kept"]]}})["sent"]  # type: ignore[list-item]
+    assert "secret" not in str(left)
+    assert "[removed]" in str(left)
+    assert "kept" in str(left)
 
 
 @pytest.mark.parametrize("run", [".", "-proxy", "_x-api", "authorization", "\n"])
@@ -134,17 +185,38 @@ def test_endless_keys_take_no_time_and_hide_no_secret(run: str) -> None:
             "a-",
             "x-api-key='",
             "api-key,",
+            "cookie",
+            "cookie:",
+            "cookie=a",
+            "cookie:a;",
+            "a=b;",
+            ";a",
+            ",'value'",
+            "b'",
+            "apikey=",
+            'authorization,"value',
+            'authorization,"value":"',
         ),
     ],
 )
 @pytest.mark.parametrize(
-    "head", ["authorization", "authorization:", "authorization: bearer", "api_key=", "sk-", "x-api-key:"]
+    "head",
+    [
+        "authorization",
+        "authorization:",
+        "authorization: bearer",
+        "api_key=",
+        "sk-",
+        "x-api-key:",
+        "cookie:",
+        'authorization","value":"',
+    ],
 )
 def test_a_megabyte_of_anything_is_searched_in_no_time(head: str, run: str) -> None:
     text = head + run * (2**20 // len(run))
-    began = time.monotonic()
+    began = time.process_time()
     _after({"text": text + "x"})
-    assert time.monotonic() - began < 2
+    assert time.process_time() - began < 2
 
 
 def test_secret_attributes_are_removed_in_a_time_that_grows_with_their_number() -> None:
@@ -191,6 +263,9 @@ def test_a_vendors_key_is_cut_out_of_a_text_wherever_it_is(key: str) -> None:
         "api_key: str | None = None, api-key, x_api_key = header(default_value_of_the_key)",
         "risk-taking-at-scale-2024-with-care, task-00000000000000000001, sk-learn-is-no-key-but-a-library",
         "Incorrect API key provided.",
+        "Ask for the authorization of the request, with authorization: required; authorization, cookies and cookie: none.",
+        '["authorization", "cookie", "accept"], {"authorization": {"type": "string"}}, cookie = jar.get(name=x)',
+        "the authorization=self.authorization, cookie == other, set_cookie(key=1), the cookie, name = first",
         "sk-proj- and sk-ant- begin keys",
     ],
 )

@@ -268,8 +268,9 @@ MANY_PROCESSES = """
             if (child := os.fork()) == 0:
                 os._exit(0)
             os.waitpid(child, 0)
+        only = {name: value for name, value in os.environ.items() if not name.startswith("TRAINSPAN_")}
         for _ in range(3):
-            subprocess.run([sys.executable, "-c", "pass"], check=True)
+            subprocess.run(f"{sys.executable} -c pass; true", shell=True, env=only, check=True)
         print(time.monotonic() - began_s)
 """
 
@@ -278,7 +279,7 @@ def test_without_a_collector_only_the_first_failure_and_the_end_of_a_program_wai
     agent = write(tmp_path, MANY_PROCESSES)
 
     def seconds(endpoint: str) -> tuple[float, str]:
-        ran = run(agent, {**WITHOUT_OPENAI, "OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "TMPDIR": str(tmp_path)})
+        ran = run(agent, {**WITHOUT_OPENAI, "OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "TMPDIR": "/proc"})
         assert ran.code == 0
         return float(ran.stdout), ran.stderr
 
@@ -297,7 +298,44 @@ def test_without_a_collector_only_the_first_failure_and_the_end_of_a_program_wai
             n_lost = int(re.search(r"lost='(\d+) spans'", line)[1])  # type: ignore[index]
             assert n_lost >= 8 + 1 + 11, "those of the program and of its children"
             assert endpoint.removeprefix("http://") in line
-    assert not list(tmp_path.glob("trainspan-outage*"))
+
+
+FLUSHES = """
+    import os, time
+    from opentelemetry import trace
+    from opentelemetry._logs import get_logger_provider
+    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+
+    provider = trace.get_tracer_provider()
+
+    def seconds(n, function):
+        began_s = time.monotonic()
+        for _ in range(n):
+            trace.get_tracer("agent").start_span("work").end()
+            function()
+        return time.monotonic() - began_s
+
+    print(seconds(1, provider.force_flush))
+    print(seconds(10, lambda: (provider.force_flush(), get_logger_provider().force_flush())))
+    time.sleep(.5)  # in the middle of what the exporting thread does
+    print(seconds(10, provider.force_flush))
+    provider.add_span_processor(SimpleSpanProcessor(OTLPSpanExporter(endpoint=os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"])))
+    print(seconds(10, lambda: None))
+    print(seconds(1, provider.shutdown))
+"""
+
+
+def test_without_a_collector_only_the_first_flush_and_the_last_wait(tmp_path: Path) -> None:
+    agent = write(tmp_path, FLUSHES)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        for endpoint in ("http://127.0.0.1:9", f"http://127.0.0.1:{silent.getsockname()[1]}", "http://localhost:9"):
+            ran = run(agent, {**WITHOUT_OPENAI, "OTEL_EXPORTER_OTLP_ENDPOINT": endpoint})
+            assert ran.code == 0
+            first, second, third, each_span, shutdown = map(float, ran.stdout.split())
+            assert max(first, shutdown) < 3.5, "one export of 2 s"
+            assert max(second, third, each_span) < 1.0, (endpoint, ran.stdout)
+            assert re.findall("lost='(.*?)'", ran.stderr) == ["43 spans"], "32 of the program, 11 of them twice"
 
 
 def test_spans_after_an_outage_arrive_from_the_program_and_its_children(tmp_path: Path) -> None:
@@ -316,7 +354,7 @@ def test_spans_after_an_outage_arrive_from_the_program_and_its_children(tmp_path
     """
     port = free_port()
     command = ["opentelemetry-instrument", "python", str(write(tmp_path, source))]
-    extra = {**WITHOUT_OPENAI, "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{port}", "TMPDIR": str(tmp_path)}
+    extra = {**WITHOUT_OPENAI, "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{port}"}
     with subprocess.Popen(
         command, env=environment(extra), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -329,6 +367,25 @@ def test_spans_after_an_outage_arrive_from_the_program_and_its_children(tmp_path
             assert process.wait(20) == 0
             recorder.wait_for(lambda seen: len(seen.spans) >= 4)
     assert {"child", "parent", "trainspan.process", "trainspan.rollout"} <= {span.name for span in recorder.spans}
+
+
+def test_losses_are_never_written_into_a_file_of_the_agents(tmp_path: Path) -> None:
+    source = """
+    import os
+    files = [number for number in range(100) if os.path.islink(f"/proc/self/fd/{number}")]
+    shared = [number for number in files if "trainspan-outage" in os.readlink(f"/proc/self/fd/{number}")]
+    assert shared
+    data = os.open("data", os.O_RDWR | os.O_CREAT)
+    for number in shared:
+        os.dup2(data, number)
+    if (child := os.fork()) == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    """
+    ran = run(write(tmp_path, source), {**WITHOUT_OPENAI, "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"})
+    assert ran.code == 0
+    assert (tmp_path / "data").read_bytes() == b""
+    assert re.findall("lost='(.*?)'", ran.stderr) == ["1 spans", "1 spans"], "the child tells its own loss"
 
 
 @pytest.mark.parametrize(
@@ -356,11 +413,11 @@ def test_a_collector_that_closes_without_a_word_does_answer(
 
         if answer is None:
             server.close()
-            assert outage._answers(address) is expected
+            assert outage._answers(address, 0.1) is expected
             return
         thread = threading.Thread(target=serve)
         thread.start()
-        assert outage._answers(address) is expected
+        assert outage._answers(address, 0.1) is expected
         thread.join()
 
 

@@ -212,7 +212,8 @@ def test_a_trusted_caller_chooses_the_rollout_of_its_request(
     with serving(tmp_path, wired, TRAINSPAN_TRUST_BAGGAGE="1") as agent:
         assert agent.get("/simple/x", {"baggage": identity.to_baggage()}) == 200
     (request,) = policy.requests
-    assert Identity.from_attributes(request.baggage) == identity
+    spans = [(span.name, span.parent_span_id, span.attributes) for span in recorder.spans]
+    assert Identity.from_attributes(request.baggage) == identity, (request.headers, spans)
     assert not requests_of(recorder)
     (served,) = [span for span in recorder.spans if span.name == "GET /simple/{text}"]
     assert served.attributes[keys.ROLLOUT_CALLS] == 1

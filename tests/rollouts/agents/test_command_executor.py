@@ -1,6 +1,11 @@
 """The executor of commands by itself, where a test decides when its agents end or are cancelled."""
 
 import asyncio
+import errno
+import os
+import re
+import shutil
+import sys
 import tempfile
 import threading
 import time
@@ -14,6 +19,7 @@ from trainspan_rollouts.executors import command_executor
 from trainspan_rollouts.executors.agent_process import AgentProcess, MemoryKills
 from trainspan_rollouts.executors.command_executor import CommandExecutor
 from trainspan_rollouts.executors.executor import Ended, Execution
+from trainspan_rollouts.executors.function_executor import WorkerPool
 from trainspan_rollouts.task_file import Task
 from trainspan_schemas.store.collectors import Collectors
 from trainspan_schemas.telemetry.identity import Identity, TraceParent
@@ -118,3 +124,66 @@ def test_an_agent_that_is_cancelled_leaves_no_folder_at_whatever_stage_it_is(
 
     asyncio.run(main())
     assert [*temporary.iterdir()] == []
+
+
+def _full(*_: Any) -> Path:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/tmp/x/task.json")
+
+
+@pytest.mark.parametrize(
+    ("what", "error"),
+    [
+        ("folder", r"cannot make a folder for the agent: No such file or directory: \S+/temporary/trainspan-\w+"),
+        ("disk", "cannot write the agent's task: No space left on device: /tmp/x/task.json"),
+        ("program", r"cannot start \S+/sh: No such file or directory: \S+/opentelemetry-instrument"),
+    ],
+)
+def test_an_agent_that_is_not_started_names_what_failed_and_where(
+    what: str, error: str, tmp_path: Path, temporary: Path, executor: Callable[[str], CommandExecutor],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    async def main() -> Ended:
+        agents = executor("exit 0")
+        await agents.start()
+        match what:
+            case "folder":
+                shutil.rmtree(temporary)
+            case "disk":
+                monkeypatch.setattr(command_executor, "write_task", _full)
+            case "program":
+                (tmp_path / "opentelemetry-instrument").unlink()
+        ended = await agents.execute(execution("x"))
+        await agents.close()
+        return ended
+
+    ended = asyncio.run(main())
+    assert ended.status == "infra_error"
+    assert re.fullmatch(error, str(ended.error)), ended.error
+
+
+def test_a_worker_that_cannot_be_started_costs_its_own_rollout_only_and_names_the_cause(tmp_path: Path) -> None:
+    python, wrapper, agent = (tmp_path / name for name in ("python", "opentelemetry-instrument", "agent.py"))
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    wrapper.write_text(good := '#!/bin/sh\nexec "$@"\n')
+    for file in (python, wrapper):
+        file.chmod(0o755)
+    agent.write_text("import os\ndef solve(task): return task['input'] if task['input'] == 'lives' else os._exit(7)")
+
+    async def main() -> tuple[Ended, Ended, Ended]:
+        pool = WorkerPool(f"{agent}:solve", 1, TIMEOUT_S, {"PATH": "/usr/bin:/bin"}, str(python))
+        await pool.start()
+        dies = await pool.execute(execution("dies"))
+        wrapper.write_text("#!/no/such/python\n")
+        not_started = await pool.execute(execution("lives"))
+        wrapper.write_text(good)
+        lives = await pool.execute(execution("lives"))
+        await pool.close()
+        return dies, not_started, lives
+
+    dies, not_started, lives = asyncio.run(main())
+    assert (dies.status, dies.exit_code) == ("agent_error", 7)
+    assert (not_started.status, not_started.error) == (
+        "infra_error",
+        f"cannot start a worker for {agent}:solve: No such file or directory: {wrapper} (its interpreter is missing)",
+    )
+    assert (lives.status, lives.value) == ("ok", "lives")

@@ -1,6 +1,7 @@
 """Function agents: real workers under `opentelemetry-instrument`, with the real openai SDK."""
 
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -226,6 +227,7 @@ def test_with_a_judge_only_its_verdict_is_the_reward_and_an_agent_cannot_pay_its
         ("other.py:solve", None, UsageError, r"no file other\.py"),
         ("broken:solve", None, ProcessError, r"importing broken:solve failed: ZeroDivisionError"),
         ("leaves:solve", None, ProcessError, r"the worker for leaves:solve exited with code 3 during startup"),
+        ("forks:solve", None, ProcessError, r"the worker for forks:solve exited with code 3 during startup"),
         ("agent:solve", "broken:judge", ProcessError, r"importing broken:judge failed: ZeroDivisionError"),
         (
             "agent:solve",
@@ -238,12 +240,14 @@ def test_with_a_judge_only_its_verdict_is_the_reward_and_an_agent_cannot_pay_its
 def test_an_unusable_target_is_reported_before_anything_runs(
     run: Run, recorder: OtlpRecorder, target: str, judge: str | None, error: type[Exception], message: str
 ) -> None:
-    with open("broken.py", "w") as broken, open("leaves.py", "w") as leaves:
-        broken.write("1 / 0")
-        leaves.write("import os; os._exit(3)")
+    Path("broken.py").write_text("1 / 0")
+    Path("leaves.py").write_text("import os; os._exit(3)")
+    Path("forks.py").write_text("import os, time\nif os.fork() == 0: time.sleep(600)\nos._exit(3)")
     Path("takes_one.py").write_text("async def judge(task): return 1.0\n")
+    began_s = time.monotonic()
     with pytest.raises(error, match=message):
         run("def solve(task): pass", tasks("x"), target, judge=judge)
+    assert time.monotonic() - began_s < 30
     assert not recorder.spans
 
 

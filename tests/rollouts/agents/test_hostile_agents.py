@@ -293,3 +293,21 @@ def test_a_message_of_a_worker_with_other_fields_or_types_is_none() -> None:
     ):
         with pytest.raises(InvalidRecordError, match="not a worker message"):
             decode(json.dumps({**outcome, **wrong}).encode())
+
+
+def test_a_worker_that_dies_ends_its_rollout_though_a_child_holds_its_channel(run: Run, recorder: OtlpRecorder) -> None:
+    source = """
+    import os, pathlib, time
+
+    def solve(task):
+        if os.fork() == 0:
+            pathlib.Path("child").write_text(str(os.getpid()))
+            time.sleep(600)
+        os._exit(7)
+    """
+    began_s = time.monotonic()
+    result = run(source, tasks("x"), "agent:solve", timeout_s=50.0)
+    assert time.monotonic() - began_s < 30
+    assert result.status == {"agent_error": 1}
+    assert statuses(recorder) == {("x", 0): "agent_error"}
+    assert not is_running(int(Path("child").read_text()))

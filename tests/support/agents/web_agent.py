@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -59,7 +60,8 @@ def web_agent(folder: Path, command: list[str], extra: Mapping[str, str]) -> Ite
     finally:
         process.terminate()
         try:
-            process.communicate(timeout=20)
+            _, stderr = process.communicate(timeout=20)
+            sys.stderr.write(stderr)  # shown if the test fails
         except subprocess.TimeoutExpired:
             _kill(process)
 
