@@ -68,11 +68,12 @@ def load_reward(name: str) -> Callable[..., Any]:
 def reward_rollouts(
     source: Source, traces: TraceIndex, settings: DatasetSettings, returned: pl.DataFrame | None = None
 ) -> Rewarded:
-    """Rewards every rollout of the index. Raises UsageError for malformed settings or a function that cannot be loaded.
+    """Rewards every rollout of the index by what is heard. Raises UsageError for malformed settings or a function that cannot be loaded.
 
     `returned` is what the reward function returned when a dataset was built (Published.returned); then it is not called.
     """
     check_max_reward(settings.max_reward)
+    traces = traces.heard()
     names, rules = reward_names(settings.reward_name), air_rules(settings.air)
     rewards = (*names, RewardName(AIR, may_be_missing=True, is_penalty=True)) if rules else names
     outputs = matching_outputs(source, traces.spans, list(rules))
