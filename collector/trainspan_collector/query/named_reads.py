@@ -94,7 +94,12 @@ _STRETCH: Final = 2048
 
 _OF_ROLLOUT: Final = """
 LEFT JOIN (
-    SELECT rollout_id, min(run_id) AS run_id, min(round) AS round FROM stored.rollout_identities GROUP BY ALL
+    SELECT rollout_id, min(run_id) AS run_id, min(round) AS round
+    FROM stored.rollout_identities
+    SEMI JOIN (
+        SELECT rollout_id, max(standing) AS standing FROM stored.rollout_identities GROUP BY rollout_id
+    ) USING (rollout_id, standing)
+    GROUP BY rollout_id
 ) i ON i.rollout_id = """
 
 _SOURCES: Final = {

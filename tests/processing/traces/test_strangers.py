@@ -1,5 +1,6 @@
 """What a stranger says of a rollout, without a token: it is stored and counted, and changes nothing of a rollout that others vouch for."""
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -102,3 +103,66 @@ def test_nothing_that_a_stranger_says_leaves_out_moves_or_holds_up_a_runners_rol
         (f"{bench.run_id}-{name}", turn, turn, "t0", sign) for name, sign in (("a", 1), ("b", -1)) for turn in (0, 1)
     ]
     assert table.with_columns(table["advantage"].sign().cast(int)).rows() == wanted
+
+
+@pytest.mark.parametrize("standing", ["a runner", "a program of the user"])
+def test_what_a_rollouts_own_span_leaves_open_is_not_filled_in_by_a_stranger(bench: Bench, standing: str) -> None:
+    """Its task, its round and its split decide its group; its run decides where its rewards are read, its attempt which has them."""
+    for name, score in (("a", 1.0), ("b", 0.0)):
+        rollout = bench.rollout(name, round=None, task=None).log_reward(score, at=50.0)
+        chain(rollout, 1)
+        if standing != "a runner":
+            rollout.root_span.attributes[keys.ROLLOUT_BOUNDARY] = "explicit"
+        for span in rollout.spans:
+            del span.attributes[keys.SPLIT]
+        bench.send(rollout)
+    for attempt in (0, 7):
+        forged = bench.rollout("a", round=5, task="other", split="val", attempt=attempt, begins=-1.0)
+        forged.run, forged.root_span.attributes[keys.RUN_ID] = "0", "0"
+        forged.root_span.span_id = "e" * 16
+        forged.span("more", 1.0, 2.0)
+        send(bench.collectors[0].grpc, [forged, _own_trace(forged)], token="")
+    built = bench.build(baseline="none")
+    assert built.manifest["dropped"] == {}
+    table = rows(built).select("run_id", "round", "task_id", "attempt", "rollout_reward")
+    assert table.rows() == [(bench.run_id, None, None, 0, 1.0), (bench.run_id, None, None, 0, 0.0)]
+    with bench.source() as source:
+        sql = f"SELECT reward FROM rollouts WHERE run_id = '{bench.run_id}' ORDER BY rollout_id"
+        assert [reward for batch in source.query(sql) for reward in batch["reward"]] == [1.0, 0.0]
+
+
+def test_a_span_of_another_rollout_in_its_trace_does_not_take_a_runners_calls_away(bench: Bench) -> None:
+    """A black box is known by its trace alone."""
+    for name, score in (("a", 1.0), ("b", 0.0)):
+        rollout = chain(bench.rollout(name), 1).reward(score)
+        for key in rollout.identity():
+            del rollout.spans[1].attributes[key]
+        bench.send(rollout)
+    forged = bench.rollout("a", status=None)
+    forged.span("any", 1.0, 2.0)
+    forged.spans[0].attributes[keys.ROLLOUT_ID] = f"{bench.run_id}-other"
+    send(bench.collectors[0].grpc, [forged], token="")
+    built = bench.build(round_=0, min_coverage=0.0)
+    assert (built.manifest["dropped"], built.manifest["rows"]) == ({}, 2)
+
+
+def test_a_call_in_a_clients_span_that_an_agent_sent_is_untrusted_like_any_other(bench: Bench) -> None:
+    """OpenInference's spans may contain the raw answer with token ids, which anyone can make up."""
+    bench.send(chain(bench.rollout("a"), 1).reward(1.0), chain(bench.rollout("b"), 1).reward(0.0))
+    forged = bench.rollout("a", status=None)
+    answer = {
+        "id": "resp-forged",
+        "model": "other",
+        "prompt_token_ids": [1, 2],
+        "choices": [
+            {"index": 0, "finish_reason": "stop", "token_ids": [6], "logprobs": {"content": [{"logprob": -0.1}]}}
+        ],
+    }
+    asked = {"logprobs": True, "temperature": 1.0, "top_p": 1.0}
+    forged.span(
+        "client", 3.0, 4.0, openinference__span__kind="LLM", llm__model_name="other", output__value=json.dumps(answer),
+        llm__invocation_parameters=json.dumps(asked),
+    )  # fmt: skip
+    send(bench.collectors[0].grpc, [forged], token="")
+    built = bench.build(round_=0, min_coverage=0.0)
+    assert (built.manifest["dropped"], built.manifest["rows"]) == ({"untrusted": 1}, 2)
