@@ -121,6 +121,7 @@ SPANS: Final[Schema] = {
     "stated_calls": pl.Int32,
     "judge": pl.String,
     "group_size": pl.Int32,
+    "served_calls": pl.Int32,
     "is_signed": pl.Boolean,
     "own_reward": pl.Boolean,
     "untrusted": pl.Boolean,
@@ -129,7 +130,8 @@ SPANS: Final[Schema] = {
     "received_ns": pl.Int64,
 }
 """Every span except calls with tokens, with the needed columns only. A `status` marks a rollout's own span, on which
-`group_size` is the number of rollouts that its runner makes of the task. `is_client_call`: a client's instrumentation
+`group_size` is the number of rollouts that its runner makes of the task, and `served_calls` that of the calls that the policy servers
+began, as they told the runner. `is_client_call`: a client's instrumentation
 describes a model call; `has_answer`: it contains the raw response with token ids. `is_bare_call`: a call of the policy server
 without token ids. `has_prompt`: it may have recorded a system prompt. `tool_signature` identifies a tool together with its
 input. `is_signed`: of a rollout's own span, its runner signed what it passed on; of a bare call, its caller had that signature.

@@ -114,7 +114,7 @@ class Progress:
     rewarded: int
     """Rollouts with a reward."""
     calls: int
-    """Successful model calls of all attempts, as reported by the agents."""
+    """Model calls of all attempts: successful ones as reported by the agents, at most those that the policy servers began."""
 
 
 @dataclass(frozen=True, slots=True)

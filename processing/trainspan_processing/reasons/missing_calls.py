@@ -120,14 +120,17 @@ def _index_gaps(calls: pl.DataFrame, bare: int) -> list[Lack]:
 def _uncounted(
     calls: pl.DataFrame, bare: pl.DataFrame, spans: pl.DataFrame, words: dict[SpanKey, SpanWords]
 ) -> list[Lack]:
-    """Successful calls counted by the agent's processes, if the policy server has fewer."""
+    """Calls that the policy servers began, else successful calls counted by the agent's processes, if fewer are stored."""
     stating = spans.filter(pl.col("stated_calls").is_not_null())
     is_runners = pl.col("status").is_not_null() & (pl.col("boundary") == "runner").fill_null(False)
     runners = stating.filter(is_runners).sort("untrusted", "start_ns", *SPAN_KEY).head(1)
-    expected = int((runners if runners.height else stating)["stated_calls"].sum())
+    told = spans.filter(is_runners & pl.col("served_calls").is_not_null()).head(1)["served_calls"]
+    expected = int((told if told.len() else (runners if runners.height else stating)["stated_calls"]).sum())
     requests = _requests(calls) + bare.height
     if requests >= expected:
         return []
+    if told.len():
+        return [Lack(f"the policy server began {_many(expected, 'call')}, but {requests} are stored", _SERVER_SENDS)]
     stored = _requests_by_process(calls, bare, spans, stating)
     processes = stating.filter(~is_runners).select(*SPAN_KEY, "stated_calls")
     texts = [

@@ -46,16 +46,8 @@ def rollout_table(
             pl.coalesce(pl.min_horizontal("end_ns", "received_ns"), "last_ns").alias("end_ns"),
             pl.coalesce("start_ns", "first_ns").alias("start_ns"),
         )
-        .drop(
-            "first_ns",
-            "last_ns",
-            "received_ns",
-            "stated_calls",
-            "stated_elsewhere",
-            "n_requests",
-            "n_bare",
-            "n_missing",
-        )
+        .drop(*("first_ns", "last_ns", "received_ns", "served_calls", "stated_calls", "stated_elsewhere"))
+        .drop("n_requests", "n_bare", "n_missing")
         .drop("expected", "counts_all", "open_with_id", "open_without_id", "has_rival", "has_strays", "root_signed")
         .sort(ROLLOUT_KEY)
         .collect(engine="in-memory")  # keeps the sorted order
@@ -92,13 +84,17 @@ def _facts(
 
 
 def _expected_calls() -> pl.Expr:
-    """Returns how many calls the agent's side saw succeed; NULL if nobody counted.
+    """Returns how many calls there were; NULL if nobody counted.
 
-    A runner counts the calls of all processes; any other rollout span only those of its own process.
+    If the policy servers told the runner how many they began, that is it: an agent's own count could have its rollout left out.
+    Otherwise it is how many the agent's side saw succeed; a runner's span counts those of all processes, any other one only those of its
+    own process.
     """
     stated, elsewhere = (pl.col(name).cast(pl.Int64) for name in ("stated_calls", "stated_elsewhere"))
     return (
-        pl.when(pl.col("counts_all").fill_null(False))
+        pl.when(pl.col("by_runner").fill_null(False) & pl.col("served_calls").is_not_null())
+        .then(pl.col("served_calls").cast(pl.Int64))
+        .when(pl.col("counts_all").fill_null(False))
         .then(pl.coalesce(stated, elsewhere))
         .otherwise(pl.coalesce(stated + elsewhere, stated, elsewhere))
     )
@@ -182,15 +178,8 @@ def _rollout_spans(spans: pl.LazyFrame) -> pl.LazyFrame:
     """The rollout span of each rollout: the runner's before the agent's own."""
     rank = pl.col("boundary").replace_strict(_BOUNDARY_RANK, default=len(_BOUNDARY_RANK), return_dtype=pl.UInt8)
     facts = (
-        "status",
-        "judge",
-        "stated_calls",
-        "group_size",
-        "service_name",
-        *SPAN_KEY,
-        "start_ns",
-        "end_ns",
-        "received_ns",
+        *("status", "judge", "stated_calls", "served_calls", "group_size", "service_name"),
+        *(*SPAN_KEY, "start_ns", "end_ns", "received_ns"),
     )
     is_runners = pl.col("boundary") == "runner"
     by_runner = (is_runners & ~pl.col("untrusted").fill_null(False)).fill_null(False)

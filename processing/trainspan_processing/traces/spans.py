@@ -60,7 +60,7 @@ _SIGNS: Final = {
         *("agent.name", "traceloop.entity.name", "crewai.agent.role", "ai.telemetry.functionId"),
         *(_LANGGRAPH_NODE, "metadata", "graph.node.id"),
     ),
-    "has_group_size": _any_key(keys.GROUP_SIZE),
+    "has_numbers": _any_key(keys.GROUP_SIZE, keys.SERVED_CALLS),
     "has_output": _any_key("output.value"),
     "has_model": _any_key("llm.model_name"),
     "has_error": _any_key("error.type"),
@@ -125,7 +125,10 @@ _OF_TOOLS: Final = {
         ),
     ).hash()
 }
-_OF_ROLLOUTS: Final = {"_group_size": number(keys.GROUP_SIZE).cast(pl.Int32, strict=False)}
+_OF_ROLLOUTS: Final = {
+    "_group_size": number(keys.GROUP_SIZE).cast(pl.Int32, strict=False),
+    "_served_calls": number(keys.SERVED_CALLS).cast(pl.Int32, strict=False),
+}
 _OF_FAILURES: Final = {"_error": text("error.type")}
 _OF_BARE_CALLS: Final = {"_call_signed": boolean(keys.CALL_SIGNED)}
 
@@ -189,6 +192,7 @@ def _narrowed(batch: pl.DataFrame) -> pl.DataFrame:
             pl.when(~pl.col("is_bare_call")).then("is_signed").alias("is_signed"),
             pl.lit(False).alias("has_answer"),
             pl.lit(None, dtype=pl.Int32).alias("group_size"),
+            pl.lit(None, dtype=pl.Int32).alias("served_calls"),
             pl.lit(None, dtype=pl.UInt64).alias("tool_signature"),
         )
     )
@@ -196,7 +200,7 @@ def _narrowed(batch: pl.DataFrame) -> pl.DataFrame:
         pl.col("of_dialect") | pl.col("is_tool"),
         pl.col("names_agent") & pl.col("agent").is_null(),
         pl.col("has_error") & pl.col("failed"),
-        pl.col("has_group_size") & pl.col("status").is_not_null(),
+        pl.col("has_numbers") & pl.col("status").is_not_null(),
         pl.col("is_bare_call") & pl.col("has_signature"),
         (pl.col("is_client_call") | pl.col("is_bare_call"))
         & (pl.col("has_output") | (pl.col("has_model") & pl.col("request_model").is_null())),
@@ -235,7 +239,7 @@ def _searched(spans: pl.DataFrame) -> pl.DataFrame:
     spans = with_where(spans, pl.col("is_client_call") & pl.col("has_output"), _OF_ANSWERS)
     spans = with_where(spans.drop("tool_signature"), pl.col("is_tool"), _OF_TOOLS)
     spans = with_where(spans, pl.col("failed") & pl.col("has_error"), _OF_FAILURES)
-    spans = with_where(spans, pl.col("has_group_size") & pl.col("status").is_not_null(), _OF_ROLLOUTS)
+    spans = with_where(spans, pl.col("has_numbers") & pl.col("status").is_not_null(), _OF_ROLLOUTS)
     spans = with_where(spans, pl.col("is_bare_call") & pl.col("has_signature"), _OF_BARE_CALLS)
     return spans.with_columns(
         pl.coalesce("agent", "_agent").alias("agent"),
@@ -244,6 +248,7 @@ def _searched(spans: pl.DataFrame) -> pl.DataFrame:
         pl.col("_holds_ids").fill_null(False).alias("has_answer"),
         pl.coalesce("_error", "error_type").alias("error_type"),
         pl.col("_group_size").alias("group_size"),
+        pl.col("_served_calls").alias("served_calls"),
         pl.coalesce("_call_signed", "is_signed").alias("is_signed"),
     )
 

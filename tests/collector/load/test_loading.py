@@ -65,6 +65,7 @@ def test_a_call_span_becomes_a_call_with_its_columns_and_keeps_the_rest_as_attri
     export(collector.address, span(1, 1, attributes, parent_span_id=span_id(9), dropped_attributes_count=1))
     [call] = _trace_rows(collector, "calls", 1)
     assert call.pop("seq") > 0
+    assert call.pop("received_ns") > 10**18
     kept = json.loads(call.pop("attributes"))
     assert kept == {key: value for key, value in attributes.items() if key not in TOKENS}
     facts = {name: call.pop(name) for name in PROMOTED}
