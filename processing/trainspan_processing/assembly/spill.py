@@ -50,6 +50,8 @@ class ChunkSummary:
     contested: frozenset[str]
     """Responses of several rollouts that late feedback names."""
     ignored_values: int
+    ignored_claims: dict[str, int]
+    """Claim → rollouts of which someone says so who is not heard."""
     function_error: str | None
 
 
@@ -113,6 +115,7 @@ def _spill(
         unmatched=chunk.rewarded.unmatched,
         contested=frozenset(contested(traces.claims)["stem"]),
         ignored_values=chunk.ignored_values,
+        ignored_claims=dict(traces.ignored.group_by("claim").len().sort("claim").iter_rows()),
         function_error=chunk.rewarded.function_error,
     )
 

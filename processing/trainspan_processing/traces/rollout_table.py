@@ -7,7 +7,7 @@ import polars as pl
 from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY
 from trainspan_processing.traces.trust import heard
 
-__all__ = ["heard_spans", "open_client_calls", "rollout_table", "with_collisions"]
+__all__ = ["heard_spans", "ignored_claims", "open_client_calls", "rollout_table", "with_collisions"]
 
 _BOUNDARY_RANK = {"runner": 0, "explicit": 1, "request": 2, "process": 3}
 _IDENTITY = ["task_id", "run_id", "round", "split"]
@@ -33,7 +33,8 @@ def rollout_table(
     Columns: rollout_id, attempt, task_id, run_id, round, split, status, judge, group_size, `is_signed` (by its runner),
     `by_runner` (it has a runner's span), `root_untrusted` (of the rollout span), `own_reward` (the runner left the reward to the
     agent), trace_id and span_id of the rollout span, start_ns, end_ns (of the rollout span, else of its spans), service_name,
-    n_calls (u32), `complete` (nothing is missing), `pending` (not complete, but its latest activity is more recent than
+    n_calls (u32), `n_stored` (requests with or without tokens), `overstated` (its agent reported more calls than the policy servers
+    began), `complete` (nothing is missing), `pending` (not complete, but its latest activity is more recent than
     `settle_s`), `superseded` (a later attempt exists), `conflicts` (two runs have its id and attempt).
     """
     silent_ns = now_ns - pl.col("last_ns")
@@ -46,8 +47,10 @@ def rollout_table(
             pl.coalesce(pl.min_horizontal("end_ns", "received_ns"), "last_ns").alias("end_ns"),
             pl.coalesce("start_ns", "first_ns").alias("start_ns"),
         )
-        .drop(*("first_ns", "last_ns", "received_ns", "served_calls", "stated_calls", "stated_elsewhere"))
-        .drop("n_requests", "n_bare", "n_missing")
+        .drop(*("first_ns", "last_ns", "received_ns", "stated_elsewhere"))
+        .with_columns((pl.col("n_requests") + pl.col("n_bare")).alias("n_stored"))
+        .with_columns((pl.col("stated_calls") > pl.col("served_calls")).fill_null(False).alias("overstated"))
+        .drop("n_requests", "n_bare", "n_missing", "served_calls", "stated_calls")
         .drop("expected", "counts_all", "open_with_id", "open_without_id", "has_rival", "has_strays", "root_signed")
         .sort(ROLLOUT_KEY)
         .collect(engine="in-memory")  # keeps the sorted order
@@ -123,6 +126,36 @@ def heard_spans(spans: pl.DataFrame, vouched: pl.DataFrame) -> pl.DataFrame:
     """The SPANS of known rollouts that are heard (VOUCHED), with their rollout."""
     identified = _with_rollout(spans.lazy()).collect(engine="in-memory")
     return heard(identified, vouched).filter("is_heard")
+
+
+def ignored_claims(
+    rollouts: pl.DataFrame,
+    calls: pl.DataFrame,
+    spans: pl.DataFrame,
+    covered: pl.DataFrame,
+    served: Collection[str],
+    vouched: pl.DataFrame,
+) -> pl.DataFrame:
+    """rollout_id, `claim` of the ROLLOUTS of which someone says otherwise who is not heard.
+
+    `attempt`: there is another attempt; `status`: another own span; `calls`: more calls than are stored, or than the policy servers told
+    the runner of; `open_calls`: a call with a response id that is not stored. They may be true, of an agent that is no cheat.
+    """
+    said = heard(_with_rollout(spans.lazy()).collect(engine="in-memory"), vouched).filter(~pl.col("is_heard"))
+    others = calls.filter(~pl.col("is_heard")).select(ROLLOUT_KEY)
+    counted = said.filter(pl.col("status").is_null()).group_by(ROLLOUT_KEY).agg(pl.col("stated_calls").sum())
+    more = rollouts.join(counted, on=ROLLOUT_KEY, how="left").filter(
+        pl.col("overstated") | (pl.col("stated_calls") > pl.col("n_stored")).fill_null(value=False)
+    )
+    is_open = open_client_calls(said.lazy(), covered.lazy(), served).collect(engine="in-memory")
+    claims = {
+        "attempt": pl.concat([said.select(ROLLOUT_KEY), others]).join(rollouts, on=ROLLOUT_KEY, how="anti"),
+        "status": said.filter(pl.col("status").is_not_null()),
+        "calls": more,
+        "open_calls": is_open.filter(pl.col("response_id").is_not_null()),
+    }
+    named = [frame.select("rollout_id", pl.lit(name).alias("claim")) for name, frame in claims.items()]
+    return pl.concat(named).unique().join(rollouts, on="rollout_id", how="semi")
 
 
 def _with_rollout(spans: pl.LazyFrame) -> pl.LazyFrame:

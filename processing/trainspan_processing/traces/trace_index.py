@@ -20,7 +20,7 @@ from trainspan_processing.traces.evaluations import (
     response_claims,
     with_feedback,
 )
-from trainspan_processing.traces.rollout_table import rollout_table, with_collisions
+from trainspan_processing.traces.rollout_table import ignored_claims, rollout_table, with_collisions
 from trainspan_processing.traces.server_calls import ordered_calls, with_defaults
 from trainspan_processing.traces.spans import read_spans, system_hashes
 from trainspan_processing.traces.trust import heard, vouched_rollouts, with_own_rewards
@@ -72,6 +72,8 @@ class TraceIndex:
     """CLAIMS of these calls, and of other chunks as far as known, on the responses that late feedback names."""
     vouched: pl.DataFrame
     """VOUCHED."""
+    ignored: pl.DataFrame
+    """rollout_id, `claim` of what others say of these rollouts (`ignored_claims`)."""
 
     def heard(self) -> "TraceIndex":
         """The index with only those calls that count for their rollout."""
@@ -125,6 +127,7 @@ def index_traces(
         covered=matched.covered,
         claims=claims,
         vouched=stored.vouched,
+        ignored=ignored_claims(rollouts, calls, spans, matched.covered, stored.served, stored.vouched),
     )
 
 

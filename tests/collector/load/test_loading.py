@@ -163,7 +163,9 @@ def test_of_two_copies_that_ended_together_the_last_one_that_says_something_else
         _trace_rows(collector, "spans", trace)
     assert [json.loads(row["attributes"]) for row in _trace_rows(collector, "spans", trace)] == [{"a": "b"}]
     query = f"SELECT count(*) FROM stored.spans WHERE trace_id = '{trace_id(trace).hex()}'"
-    assert select(collector.address, query) == [(1 if is_one_batch else 2,)]  # an export that is tried again adds no row
+    assert select(collector.address, query) == [
+        (1 if is_one_batch else 2,)
+    ]  # an export that is tried again adds no row
 
 
 def test_the_same_span_id_in_two_traces_is_two_spans(collector: CollectorProcess) -> None:

@@ -75,6 +75,14 @@ _CLAIMS: dict[str, Callable[[Bench], TestRollout]] = {
 }
 
 
+_COUNTED = {
+    "a higher attempt": ["attempt"],
+    "an open call": ["open_calls"],
+    "a number of calls": ["calls"],
+    "a second root with an earlier start": ["status"],
+}
+
+
 def _of_runner(bench: Bench, name: str, score: float, **more: Any) -> TestRollout:
     """A rollout of a runner that signs, with two calls."""
     rollout = bench.rollout(name, stated_calls=2, judge="m:f", **more)
@@ -98,6 +106,7 @@ def test_nothing_that_a_stranger_says_leaves_out_moves_or_holds_up_a_runners_rol
     assert bench.slept == []
     assert built.manifest["pending"] == {"rollouts": 0, "calls": 0}
     assert built.manifest["dropped"] == ({"untrusted": 1} if claim == "a call of its own" else {})
+    assert built.manifest["ignored_claims"] == dict.fromkeys(_COUNTED.get(claim, ()), 1)
     table = rows(built).select("rollout_id", "call_index", "turn", "task_id", "advantage").sort("rollout_id", "turn")
     wanted = [
         (f"{bench.run_id}-{name}", turn, turn, "t0", sign) for name, sign in (("a", 1), ("b", -1)) for turn in (0, 1)
