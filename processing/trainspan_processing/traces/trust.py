@@ -15,7 +15,7 @@ import polars as pl
 from trainspan_processing.tables import Schema
 from trainspan_schemas.telemetry import keys
 
-__all__ = ["VOUCHED", "heard", "vouched_rollouts", "with_admitted_rewards", "with_own_rewards"]
+__all__ = ["VOUCHED", "heard", "of_own_traces", "vouched_rollouts", "with_admitted_rewards", "with_own_rewards"]
 
 VOUCHED: Final[Schema] = {"rollout_id": pl.String, "signs": pl.Boolean}
 """The rollouts that someone vouches for; `signs`: their runner signed what it passed to the agent."""
@@ -50,6 +50,18 @@ def heard(rows: pl.DataFrame, vouched: pl.DataFrame) -> pl.DataFrame:
         .with_columns((pl.col("signs").is_null() | (is_trusted & ~pl.col("is_unsigned"))).alias("is_heard"))
         .drop("signs")
     )
+
+
+def of_own_traces(spans: pl.DataFrame, calls: pl.DataFrame, vouched: pl.DataFrame) -> pl.DataFrame:
+    """SPANS without those that are not heard and are in no trace with a span or one of CALLS of their rollout that is: the agent's own
+    steps are in such a trace, whose id no other agent knows."""
+    marked = heard(spans, vouched)
+    if marked["is_heard"].all():
+        return spans
+    own = pl.concat([marked.filter("is_heard"), calls], how="diagonal").select("rollout_id", "trace_id").unique()
+    known = own.with_columns(pl.lit(value=True).alias("is_own"))
+    located = marked.join(known, on=["rollout_id", "trace_id"], how="left", maintain_order="left")
+    return located.filter(pl.col("is_heard") | pl.col("is_own")).select(spans.columns)
 
 
 def with_own_rewards(evaluations: pl.DataFrame, rollouts: pl.DataFrame) -> pl.DataFrame:

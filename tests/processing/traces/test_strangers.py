@@ -14,9 +14,9 @@ _CLIENT = {"gen_ai.operation.name": "chat", "gen_ai.request.model": "policy"}
 _YEARS_S = 12 * 365 * 86_400.0
 
 
-def _forged(bench: Bench, **more: Any) -> TestRollout:
-    """Spans in the name of the rollout `a`, in a trace of the stranger's own."""
-    forged = bench.rollout("a", **{"status": None, **more})
+def _forged(bench: Bench, name: str = "a", **more: Any) -> TestRollout:
+    """Spans in the name of a rollout, without its own span."""
+    forged = bench.rollout(name, **{"status": None, **more})
     forged.spans.clear()
     return forged
 
@@ -175,3 +175,23 @@ def test_a_call_in_a_clients_span_that_an_agent_sent_is_untrusted_like_any_other
     send(bench.collectors[0].grpc, [forged], token="")
     built = bench.build(round_=0, min_coverage=0.0)
     assert (built.manifest["dropped"], built.manifest["rows"]) == ({"untrusted": 1}, 2)
+
+
+def test_a_strangers_tool_calls_cost_a_rollout_nothing_and_its_own_agents_do(bench: Bench) -> None:
+    tool = {
+        "gen_ai__operation__name": "execute_tool",
+        "gen_ai__tool__name": "search",
+        "gen_ai__tool__call__arguments": '{"q": 1}',
+    }
+    for name in ("a", "b"):
+        bench.send(chain(bench.rollout(name), 1).reward(1.0))
+        agents = _forged(bench, name)
+        agents.span("tool", 10.0, 11.0, **tool)
+        if name == "b":
+            agents.span("again", 12.0, 13.0, **tool)
+        send(bench.collectors[0].grpc, [agents], token="")
+    forged = _forged(bench)
+    forged.span("earlier", 5.0, 6.0, **tool)
+    send(bench.collectors[0].grpc, [_own_trace(forged)], token="")
+    built = bench.build(round_=0, baseline="none", air="repeated_call=-0.5")
+    assert rows(built).sort("rollout_id")["rollout_reward"].to_list() == [1.0, 0.5]
