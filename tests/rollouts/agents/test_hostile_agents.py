@@ -235,19 +235,24 @@ def test_an_agent_that_asks_for_another_attempt_or_kills_itself_failed_in_the_en
         sys.exit(1)
     if case == "again":
         sys.exit(75)
+    if case == "memory":  # as one that takes all of it until the kernel kills it
+        kills = int(pathlib.Path("vmstat").read_text().split()[-1])
+        pathlib.Path("vmstat").write_text(f"oom_kill {kills + 1}")
     os.kill(os.getpid(), signal.SIGKILL)
     """
     vmstat = tmp_path / "vmstat"
     vmstat.write_text("nr_free_pages 1\noom_kill 7\n")
     monkeypatch.setattr(command_executor, "MemoryKills", lambda: MemoryKills(vmstat))
-    result = run(source, tasks("claim", "again", "killed"), "python", "agent.py", "{input}")
-    assert result.status == {"agent_error": 3}
+    result = run(source, tasks("claim", "again", "killed", "memory"), "python", "agent.py", "{input}", concurrency=1)
+    assert result.status == {"agent_error": 4}
     assert statuses(recorder) == {
         ("claim", 0): "infra_error",  # tried again because it asked for that
         ("claim", 1): "agent_error",
         ("again", 0): "infra_error",
         ("again", 1): "agent_error",
         ("killed", 0): "agent_error",
+        ("memory", 0): "infra_error",
+        ("memory", 1): "agent_error",
     }
 
 
