@@ -83,13 +83,14 @@ CALLS: Final[Schema] = {
     "redacted": pl.Boolean,
     "untrusted": pl.Boolean,
     "is_signed": pl.Boolean,
+    "received_ns": pl.Int64,
     "tokens_source": pl.String,
     "n_tokens": pl.UInt32,
 }
 """One row per call with tokens, without the tokens themselves: `n_tokens` counts tokens of prompt and answer. `store` is the
 number of the `--store` that it was read from and `seq` its place there, NULL if no call span contains the tokens. `obstacle` is
 the reason for dropping a constrained call, NULL if its constraint can be replayed. `same_clock`: the agent is on the server's
-machine. `tokens_source` is `engine` for call spans
+machine. `received_ns` is the time by the collector's clock when the row came. `tokens_source` is `engine` for call spans
 of the policy server, `response` for responses kept by a client's instrumentation (traces/client_calls.py)."""
 
 SPANS: Final[Schema] = {
@@ -120,17 +121,21 @@ SPANS: Final[Schema] = {
     "stated_calls": pl.Int32,
     "judge": pl.String,
     "group_size": pl.Int32,
+    "served_calls": pl.Int32,
     "is_signed": pl.Boolean,
     "own_reward": pl.Boolean,
     "untrusted": pl.Boolean,
     "is_request": pl.Boolean,
     "last_call": pl.String,
+    "received_ns": pl.Int64,
 }
 """Every span except calls with tokens, with the needed columns only. A `status` marks a rollout's own span, on which
-`group_size` is the number of rollouts that its runner makes of the task. `is_client_call`: a client's instrumentation
+`group_size` is the number of rollouts that its runner makes of the task, and `served_calls` that of the calls that the policy servers
+began, as they told the runner. `is_client_call`: a client's instrumentation
 describes a model call; `has_answer`: it contains the raw response with token ids. `is_bare_call`: a call of the policy server
 without token ids. `has_prompt`: it may have recorded a system prompt. `tool_signature` identifies a tool together with its
-input. `seq` is the span's number in its store. `is_request`: a client's span of an HTTP request. `last_call` is the span id of
+input. `is_signed`: of a rollout's own span, its runner signed what it passed on; of a bare call, its caller had that signature.
+`seq` is the span's number in its store. `is_request`: a client's span of an HTTP request. `last_call` is the span id of
 the call that had come back last in the agent's process when the span began."""
 
 EVALUATIONS: Final[Schema] = {

@@ -8,7 +8,7 @@ from typing import Final
 
 from trainspan_rollouts.executors.branching import Branching
 from trainspan_rollouts.executors.executor import Ended, Execution, Executor
-from trainspan_rollouts.executors.policy_witness import PolicyWitness
+from trainspan_rollouts.executors.policy_witness import PolicyWitness, Testimony
 from trainspan_rollouts.judge import Judge, Result
 from trainspan_rollouts.plan import PlannedRollout
 from trainspan_rollouts.records import RunSettings
@@ -16,7 +16,7 @@ from trainspan_rollouts.rollout_spans import RolloutSpans
 from trainspan_rollouts.run_ledger import RunLedger
 from trainspan_rollouts.task_file import Task
 from trainspan_schemas.agents.functions import number_of
-from trainspan_schemas.telemetry.identity import Identity, TraceParent
+from trainspan_schemas.telemetry.identity import Identity
 from trainspan_schemas.telemetry.keys import REWARD
 from trainspan_schemas.telemetry.status import RolloutStatus
 
@@ -105,7 +105,8 @@ class Attempts:
                     ended = await self._executor.execute(execution)
                 else:
                     ended = await self._branching.execute(planned.point, execution, self._executor)
-                ended = await self._explained(ended, span.parent, is_last=is_last)
+                seen = await self._witness.ask(identity, span.parent.trace_id)
+                ended = await self._explained(ended, seen, is_last=is_last)
             finally:
                 self._agents.release()
             verdict = await self._judged(planned.task, identity, ended)
@@ -114,11 +115,17 @@ class Attempts:
             span.end("cancelled", judge=judge, error="the run was stopped")
             raise
         calls = ended.report.calls if ended.report else None
-        self._on_calls(calls)
+        counted = calls
+        if calls is not None and seen.calls is not None and calls > seen.calls:
+            counted = seen.calls
+            told = f"its agent reports {calls} calls, the policy servers began {seen.calls}: theirs count"
+            self._log_once("calls", "calls_unknown_to_servers", identity, told)
+        self._on_calls(counted)
         self._ledger.end(identity, number, verdict.status, verdict.reward)
         span.end(
             verdict.status,
             calls=calls,
+            served_calls=seen.calls,
             judge=judge,
             scores=verdict.scores,
             source=verdict.source,
@@ -127,15 +134,15 @@ class Attempts:
         self._log_failure(verdict, identity)
         return verdict, ended.blameless
 
-    async def _explained(self, ended: Ended, parent: TraceParent, *, is_last: bool) -> Ended:
+    async def _explained(self, ended: Ended, seen: Testimony, *, is_last: bool) -> Ended:
         """Whose failure it was. What only an agent says is a reason to try again, but no excuse in the end."""
         if ended.status != "agent_error":
             return ended
         asks_again = ended.asks_again
         if ended.report is not None and ended.report.policy_failing:
-            seen = await self._witness.failure(parent.trace_id, ended.duration_s)
-            if seen is not None:
-                return replace(ended, status="infra_error", error=f"{ended.error}; {seen}")
+            failure = (await self._witness.looked_again(seen)).failure(ended.duration_s)
+            if failure is not None:
+                return replace(ended, status="infra_error", error=f"{ended.error}; {failure}")
             asks_again = True
         if asks_again and not is_last:
             return replace(ended, status="infra_error", error=f"{ended.error}; it is tried again")
@@ -178,18 +185,12 @@ class Attempts:
 
     def _log_failure(self, verdict: Verdict, identity: Identity) -> None:
         """Logs each kind of failure once as a warning, and every repetition at debug level."""
-        if verdict.error is None:
-            return
-        error = verdict.error[:_LONGEST_LOGGED]
-        sort = f"{verdict.status}: {error}"
+        if verdict.error is not None:
+            error = verdict.error[:_LONGEST_LOGGED]
+            self._log_once(f"{verdict.status}: {error}", f"rollout_failed status={verdict.status}", identity, error)
+
+    def _log_once(self, sort: str, event: str, identity: Identity, error: str) -> None:
         level = logging.DEBUG if sort in self._logged or len(self._logged) >= _MOST_WARNINGS else logging.WARNING
         self._logged.add(sort)
-        _log.log(
-            level,
-            "event=rollout_failed status=%s task=%s rollout=%s attempt=%d error=%r",
-            verdict.status,
-            identity.task_id,
-            identity.rollout_id,
-            identity.attempt,
-            error,
-        )
+        named = identity.task_id, identity.rollout_id, identity.attempt
+        _log.log(level, "event=%s task=%s rollout=%s attempt=%d error=%r", event, *named, error)

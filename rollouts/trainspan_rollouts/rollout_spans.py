@@ -111,6 +111,7 @@ class RolloutSpan:
         status: RolloutStatus,
         *,
         calls: int | None = None,
+        served_calls: int | None = None,
         judge: str | None = None,
         scores: Mapping[str, float] | None = None,
         source: str = "judge",
@@ -121,6 +122,7 @@ class RolloutSpan:
             keys.ROLLOUT_STATUS: status,
             keys.ROLLOUT_BOUNDARY: "runner",
             keys.ROLLOUT_CALLS: calls,
+            keys.SERVED_CALLS: served_calls,
             keys.ROLLOUT_JUDGE: judge,
             keys.ROLLOUT_OWN_REWARD: True if judge is None else None,
         }

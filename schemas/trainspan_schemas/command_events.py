@@ -65,7 +65,7 @@ class Progress:
     rewarded: int = 0
     """Rollouts with a reward."""
     calls: int = 0
-    """Successful model calls of all attempts, as reported by the agents."""
+    """Model calls of all attempts: successful ones as reported by the agents, at most those that the policy servers began."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class RunResult:
     """Over the rollouts with a reward."""
     rewarded: int
     calls: int
-    """Successful model calls of all attempts, as reported by the agents."""
+    """Model calls of all attempts: successful ones as reported by the agents, at most those that the policy servers began."""
     seconds: float
     unacknowledged: int
     """Rollouts with a verdict that the collector has not acknowledged; resume the run to send them."""

@@ -13,7 +13,7 @@ from typing import Any
 from trainspan_schemas.agents.unnamed_agents import agent_of_body
 from trainspan_schemas.errors import InvalidRecordError, one_line
 from trainspan_schemas.store.endpoint import headers_of
-from trainspan_schemas.telemetry.failures import FAILURES_PATH
+from trainspan_schemas.telemetry.failures import FAILURES_PATH, RequestFailures, keys_of_path
 from trainspan_schemas.telemetry.signing import signing_key
 from trainspan_serving.capture.call_counter import CallCounter
 from trainspan_serving.capture.caller import Caller, identify
@@ -28,7 +28,7 @@ from trainspan_serving.forcing.registry import BranchRegistry
 from trainspan_serving.http.admin import ADMIN_PREFIX, handle_admin
 from trainspan_serving.http.answer import AnswerStream
 from trainspan_serving.http.asgi import App, Message, Receive, Scope, Send, answer_error, answer_json
-from trainspan_serving.http.body import BodyError, ClientGoneError, read_body, replayed
+from trainspan_serving.http.body import BodyError, ClientGoneError, check_json, read_body, replayed
 from trainspan_serving.http.failures import FailureLog
 from trainspan_serving.http.metrics import PolicyMetrics
 from trainspan_serving.http.prefixes import PREFIX_PATHS, handle_prefix
@@ -75,6 +75,11 @@ class _Parts:
     signing_key: bytes
     branches: BranchRegistry
     failures: FailureLog
+    counter: CallCounter
+
+    def requests_of(self, attempt_keys: Sequence[str]) -> RequestFailures:
+        calls = sum(map(self.counter.count, attempt_keys))
+        return RequestFailures(self.failures.count(attempt_keys), self.failures.up_s, calls)
 
 
 class PolicyMiddleware:
@@ -98,8 +103,7 @@ class PolicyMiddleware:
             timeout_s = self._parts.server.plan.body_timeout_s
             await handle_prefix(self._parts.branches, self._parts.signing_key, timeout_s, scope, receive, send)
         elif scope["path"].startswith(FAILURES_PATH):
-            failures = self._parts.failures.of(scope["path"].removeprefix(FAILURES_PATH))
-            await answer_json(send, 200, failures.to_record())
+            await answer_json(send, 200, self._parts.requests_of(keys_of_path(scope["raw_path"])).to_record())
         elif scope["path"].startswith(ADMIN_PREFIX):
             parts = self._parts
             await handle_admin(parts.server, parts.exporter, parts.branches, scope, receive, send)
@@ -115,9 +119,9 @@ class PolicyMiddleware:
         except InvalidRecordError as error:
             await answer_error(send, 400, str(error))
             return
-        send = parts.failures.watched(caller, send)
+        watched = parts.failures.watched(caller, send)
         if scope["method"] != "POST":
-            await self._app(scope, receive, send)
+            await self._app(scope, receive, watched)
             return
         if _lacks_key(scope, parts.api_keys):
             await answer_json(send, 401, {"error": "Unauthorized"})  # as vLLM does, but before the body is read
@@ -129,13 +133,14 @@ class PolicyMiddleware:
         limits = server.plan
         try:
             body = await read_body(scope, receive, max_bytes=limits.max_body_bytes, timeout_s=limits.body_timeout_s)
+            check_json(scope, body)
         except ClientGoneError:
             return
         except BodyError as error:
             await answer_error(send, error.status, str(error))
             return
         if scope["path"] in _WITHOUT_WEIGHTS:
-            await self._app(scope, replayed(body, receive), send)
+            await self._app(scope, replayed(body, receive), watched)
         else:
             if caller.agent is None:
                 caller = replace(caller, agent=agent_of_body(body))
@@ -147,6 +152,8 @@ class PolicyMiddleware:
     ) -> None:
         """Passes a request that may use the weights to vLLM; holds it while they change. `receive` yields `body` again."""
         server, limit_s = parts.server, parts.server.plan.swap_timeout_s
+        exchange: Exchange | None = None
+        send = parts.failures.watched(caller, send, lambda: exchange is not None and bool(exchange.generations))
         entered = await server.gate.enter(limit_s)
         if entered is None:
             why = "it is asleep" if server.asleep else "new weights are being loaded"
@@ -165,7 +172,8 @@ class PolicyMiddleware:
                 await self._app(scope, answer.receive, answer.send)
         except Exception:
             if not await answer.end_stream():
-                parts.failures.add(caller)
+                if exchange.generations:
+                    parts.failures.add(caller)
                 raise
         finally:
             if exchange.is_cut and exchange.ended_status == 503:  # also in a stream, whose status was sent
@@ -215,7 +223,7 @@ class PolicyMiddleware:
         keys_given = app.state.args.api_key or [os.environ.get("VLLM_API_KEY")]
         api_keys = tuple(key for key in keys_given if key)
         key = signing_key(plan.signing_key_file)
-        self._parts = _Parts(exporter, tap, server, api_keys, key, branches, FailureLog())
+        self._parts = _Parts(exporter, tap, server, api_keys, key, branches, FailureLog(), counter)
         catching_up = CatchingUp(server)
         await catching_up.before_listening()
         self._ready = asyncio.create_task(_report_when_listening(app, catching_up))

@@ -90,6 +90,7 @@ def _odd(manifest: Mapping[str, Any]) -> dict[str, int]:
         "rewards that match no rollout": manifest["rewards_unmatched"],
         "responses that several rollouts have": manifest["responses_ambiguous"],
         "measured values of another policy version or reward": manifest["ignored_values"],
+        "claims of untrusted senders that were ignored": sum(manifest["ignored_claims"].values()),
         "traces in several stores": manifest["split_traces"]["traces"],
     }
 

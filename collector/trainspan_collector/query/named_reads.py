@@ -24,11 +24,12 @@ _EXTRAS: Final = {
         *("rollout_status", "rollout_boundary", "rollout_judge", "rollout_calls"),
         *("is_call", "call_index", "policy_name", "policy_version", "finish_reason", "delivered", "n_tokens"),
         *PROMOTED,
-        *("last_call", "collides"),
+        *("last_call", "collides", "received_ns"),
     ),
     "calls": (
         *("parent_span_id", "status_code", "attributes", "resource", "scope_name", "dropped_attributes", "n_tokens"),
         *PROMOTED,
+        "received_ns",
     ),
     "evaluations": ("attempt", "of", "on_span", "last_call", "about_response"),
 }
@@ -93,7 +94,12 @@ _STRETCH: Final = 2048
 
 _OF_ROLLOUT: Final = """
 LEFT JOIN (
-    SELECT rollout_id, min(run_id) AS run_id, min(round) AS round FROM stored.rollout_identities GROUP BY ALL
+    SELECT rollout_id, min(run_id) AS run_id, min(round) AS round
+    FROM stored.rollout_identities
+    SEMI JOIN (
+        SELECT rollout_id, max(standing) AS standing FROM stored.rollout_identities GROUP BY rollout_id
+    ) USING (rollout_id, standing)
+    GROUP BY rollout_id
 ) i ON i.rollout_id = """
 
 _SOURCES: Final = {

@@ -97,7 +97,7 @@ near_logs AS MATERIALIZED (
 ),"""
 _BASES: Final = ("live_spans", "live_evaluations", "logs")
 _DERIVED: Final = (
-    "trace_rollouts", "rollout_identities", "span_identities", "bound_evaluations", "log_rollouts", "rollouts",
+    "statements", "trace_rollouts", "rollout_identities", "span_identities", "bound_evaluations", "log_rollouts", "rollouts",
 )  # fmt: skip
 _NAME: Final = re.compile(rf"\b(?:stored\.({'|'.join((*_BASES, *_DERIVED))})|main\.(rollouts))\b")
 _WORD: Final = re.compile(r"\w+")

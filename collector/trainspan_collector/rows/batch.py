@@ -18,7 +18,16 @@ from trainspan_collector.rows.evaluations import read_evaluation
 from trainspan_collector.rows.feedback import read_feedback, target_of_events
 from trainspan_collector.rows.logs import read_log
 from trainspan_collector.rows.same_span import are_distinct, facts_of, identity_of, standing
-from trainspan_collector.rows.spans import Origin, read_origin, read_span, signed, span_bytes, span_events
+from trainspan_collector.rows.spans import (
+    Origin,
+    content_of,
+    rank_of,
+    read_origin,
+    read_span,
+    signed,
+    span_bytes,
+    span_events,
+)
 from trainspan_collector.rows.tables import arrow_table
 from trainspan_collector.rows.tally import Tally
 from trainspan_schemas.store.tables import EvaluationRow, LogRow, SpanRow
@@ -49,8 +58,8 @@ class Tables:
 class Batch:
     """Rows, each key once. `last_seq` is the last number assigned, `n_bytes` the approximate size of the rows' texts and tokens.
 
-    Of two copies of a span, the richer one stays (tokens, then an end time, then size; see `spans`); distinct spans with the
-    same ids all stay (`same_span`).
+    Of two copies of a span, one stays (`spans.rank_of`); distinct spans with the same ids
+    all stay (`same_span`).
     Of two copies of an evaluation, the trusted one stays, then the event on its span, since that shows where it belongs.
     """
 
@@ -222,15 +231,22 @@ class Batch:
             facts = facts_of(row)
             if are_distinct(facts, facts_of(first)):
                 key, row = (*key, identity_of(facts)), row._replace(collides=True)
-        self._put(self._spans, key, row, _span_rank)
+        self._put(self._spans, key, row, rank_of, content_of)
 
-    def _put(self, rows: dict[_Key, _Row], key: _Key, row: _Row, rank: Callable[[_Row], int]) -> None:
+    def _put(
+        self,
+        rows: dict[_Key, _Row],
+        key: _Key,
+        row: _Row,
+        rank: Callable[[_Row], int],
+        content: Callable[[_Row], object] = lambda _: None,
+    ) -> None:
         old = rows.get(key)
         if old is None:
             rows[key] = row
             return
         self.n_duplicates += 1
-        if rank(row) > rank(old):
+        if rank(row) > rank(old) or (rank(row) == rank(old) and content(row) != content(old)):
             del rows[key]
             rows[key] = row
             row = old
@@ -239,10 +255,6 @@ class Batch:
     def _next_seq(self) -> int:
         self.last_seq += 1
         return self.last_seq
-
-
-def _span_rank(row: SpanRow) -> int:
-    return row.richness
 
 
 def _log_rank(_: LogRow) -> int:

@@ -16,11 +16,12 @@ from trainspan_schemas.errors import InvalidRecordError
 from trainspan_schemas.store.tables import SpanRow
 from trainspan_schemas.telemetry import keys
 
-__all__ = ["Origin", "read_origin", "read_span", "signed", "span_bytes", "span_events"]
+__all__ = ["SIZE", "Origin", "content_of", "rank_of", "read_origin", "read_span", "signed", "span_bytes", "span_events"]
 
 _MAX_INT64: Final = 2**63 - 1
 _VERDICT: Final = 7 << 60  # more than any span of tokens
-_SIZE: Final = (1 << 60) - 1  # the bits of the richness below its flags
+SIZE: Final = (1 << 60) - 1
+"""The bits of the richness below its flags."""
 _PACKERS: Final = {
     keys.PROMPT_TOKEN_IDS: pack_ids,
     keys.COMPLETION_TOKEN_IDS: pack_ids,
@@ -195,12 +196,23 @@ def _pack_tokens(values: Mapping[str, AnyValue]) -> tuple[dict[str, bytes], dict
 def span_bytes(row: SpanRow) -> int:
     """The approximate size of a span's texts and tokens, those that it shares with other spans included."""
     shared = len(row.resource) + len(row.scope_json) + len(row.scope_name) + len(row.service_name or "")
-    return (row.richness & _SIZE) + shared + len(row.trace_state)
+    return (row.richness & SIZE) + shared + len(row.trace_state)
+
+
+def rank_of(row: SpanRow) -> int:
+    """Of copies of one span, the one of the greatest rank stays, of several the last export that differs from the one before: the
+    runner's own span, then trusted ones, those with tokens, those that have ended, and the one that ended last. A copy's size tells
+    nothing: what it corrects may be shorter."""
+    return row.richness & ~SIZE | max(row.end_ns, 0) // 1000
+
+
+def content_of(row: SpanRow) -> object:
+    """What differs between two exports of a span that do not say the same."""
+    return row.name, row.status_code, row.status_message, row.attributes, row.events, row.links
 
 
 def _richness(size: int, *, has_tokens: bool, has_ended: bool, untrusted: bool, is_verdict: bool) -> int:
-    """Ranks spans with the same ids: first the runner's rollout spans, then trusted ones, those with tokens, ended ones, larger
-    ones."""
+    """The flags that decide between copies of a span (`rank_of`), and below them its size."""
     richness = _VERDICT | size if is_verdict else has_tokens << 62 | has_ended << 61 | size
     return richness - 2**63 if untrusted else richness
 

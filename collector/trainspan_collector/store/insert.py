@@ -111,7 +111,7 @@ def drop_empty_places(cursor: duckdb.DuckDBPyConnection) -> None:
 def _insert(
     cursor: duckdb.DuckDBPyConnection, index: KeyIndex, groups: RowGroups, table: str, incoming: pa.Table
 ) -> _Inserted:
-    """Inserts what is new or of greater rank than what is stored."""
+    """Inserts what is new or replaces what is stored."""
     copies = index.copies(cursor, table, incoming)
     rows = _best(copies)
     stored = index.find(rows)
@@ -120,7 +120,7 @@ def _insert(
         copies = index.copies(cursor, table, incoming)
         rows = _best(copies)
         stored = index.find(rows)
-    kept = {key: copy for key, copy in rows.items() if key not in stored or copy.rank > stored[key].rank}
+    kept = {key: copy for key, copy in rows.items() if key not in stored or copy.replaces(stored[key])}
     if replaced := [(stored[key].seq, copy.seq) for key, copy in kept.items() if key in stored]:
         seqs, by_seqs = zip(*replaced, strict=True)
         cursor.from_arrow(pa.table({"seq": seqs, "by_seq": by_seqs})).insert_into("stored.superseded")
@@ -132,10 +132,10 @@ def _insert(
 
 
 def _best(copies: Sequence[tuple[bytes, Copy]]) -> dict[bytes, Copy]:
-    """The copy of the greatest rank of each key, the first of several: marks of distinct rows of a batch may be equal."""
+    """The copy of each key that stays: marks of distinct rows of a batch may be equal."""
     best: dict[bytes, Copy] = {}
     for key, copy in copies:
-        if key not in best or copy.rank > best[key].rank:
+        if key not in best or copy.replaces(best[key]):
             best[key] = copy
     return best
 

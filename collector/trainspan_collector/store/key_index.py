@@ -29,6 +29,7 @@ import duckdb
 import pyarrow as pa
 from rocksdict import BlockBasedOptions, Cache, DBCompressionType, Options, Rdict, WriteBatch
 
+from trainspan_collector.rows.spans import SIZE
 from trainspan_collector.runtime.threads import named
 from trainspan_schemas.errors import StoreError
 
@@ -44,20 +45,26 @@ _IDENTITIES: Final[Mapping[str, str]] = {
 }
 """Table → SQL expression that identifies a row among the rows of all tables."""
 _RANKS: Final[Mapping[str, str]] = {
-    "spans": "richness",
+    "spans": f"richness & {~SIZE} | greatest(end_ns, 0) // 1000",
     "logs": "0",
     "evaluations": "2 * (NOT untrusted)::INTEGER + on_span::INTEGER",
 }
 """Table → SQL expression of a row's rank."""
 _MARKS: Final[Mapping[str, str]] = {"spans": _MARK, "logs": "0::UBIGINT", "evaluations": "0::UBIGINT"}
 """Table → SQL expression that is equal for two copies of a row, unless one was sent before all of it was known."""
+_CONTENTS: Final[Mapping[str, str]] = {
+    "spans": "hash(name, status_code, status_message, attributes, events, links)",
+    "logs": "0::UBIGINT",
+    "evaluations": "0::UBIGINT",
+}
+"""Table → SQL expression that tells a copy that was sent again from one that says something else."""
 _LIVE: Final[Mapping[str, str]] = {"spans": "live_spans", "logs": "logs", "evaluations": "live_evaluations"}
 """Table → relation of its rows that no richer one replaced."""
 _STATE: Final = "SELECT last_seq, (SELECT value FROM meta WHERE key = 'epoch') FROM stored.progress"
 
 _HEADER: Final = b"header"
-_FORMAT: Final = 4
-_COPY: Final = struct.Struct("<qqQ")
+_FORMAT: Final = 5
+_COPY: Final = struct.Struct("<qqQQ")
 _SALT_BYTES: Final = 16
 _KEY_BYTES: Final = 16
 _ROWS_AT_ONCE: Final = 20_480
@@ -86,9 +93,14 @@ class Copy(NamedTuple):
 
     seq: int
     rank: int
-    """The copy of the greatest rank stays; of several, the first one."""
+    """The copy of the greatest rank stays; of several, the last one that says something else than the one before."""
     mark: int = 0
     """If it differs, they may be distinct rows with one key."""
+    content: int = 0
+
+    def replaces(self, stored: "Copy") -> bool:
+        """Whether it stays if it comes after `stored`."""
+        return self.rank > stored.rank or (self.rank == stored.rank and self.content != stored.content)
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,7 +307,7 @@ class KeyIndex:
 
 
 def _columns(table: str) -> str:
-    return f"{_IDENTITIES[table]} AS identity, seq, {_RANKS[table]} AS rank, {_MARKS[table]} AS mark"
+    return f"{_IDENTITIES[table]} AS identity, seq, {_RANKS[table]} AS rank, {_MARKS[table]} AS mark, {_CONTENTS[table]} AS content"
 
 
 def _hash(salted: hashlib.blake2b, identity: str) -> bytes:

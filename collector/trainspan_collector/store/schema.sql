@@ -27,27 +27,42 @@ SELECT * FROM stored.spans s ANTI JOIN stored.superseded d ON d.seq = s.seq WHER
 CREATE OR REPLACE VIEW stored.live_evaluations AS
 SELECT * FROM stored.evaluations e ANTI JOIN stored.superseded d ON d.seq = e.seq WHERE e.seq IS NOT NULL;
 
+-- The spans that state a rollout, with their standing: 2 the runner's own span, 1 trusted, 0 untrusted. Those of less standing than
+-- another one of their trace or of their attempt decide nothing there.
+CREATE OR REPLACE VIEW stored.statements AS
+SELECT
+    seq, trace_id, rollout_id, attempt, task_id, run_id, round, split, untrusted, rollout_status, rollout_calls,
+    CASE
+        WHEN untrusted THEN 0
+        WHEN rollout_status IS NOT NULL AND rollout_boundary = 'runner' THEN 2
+        ELSE 1
+    END AS standing
+FROM stored.live_spans
+WHERE rollout_id IS NOT NULL;
+
 -- The rollout of each trace with exactly one (rollout, attempt): it is assigned to spans that arrived without identity.
 CREATE OR REPLACE VIEW stored.trace_rollouts AS
 SELECT trace_id, min(rollout_id) AS rollout_id, min(attempt) AS attempt
-FROM stored.live_spans
-WHERE rollout_id IS NOT NULL
+FROM stored.statements
+SEMI JOIN (SELECT trace_id, max(standing) AS standing FROM stored.statements GROUP BY trace_id) USING (trace_id, standing)
 GROUP BY trace_id
 HAVING count(DISTINCT (rollout_id, attempt)) = 1;
 
--- The identity of each rollout, from its spans: trusted ones first, and among them the rollout span.
+-- The identity of each attempt, from its spans of the greatest standing, the rollout span first.
 CREATE OR REPLACE VIEW stored.rollout_identities AS
 SELECT
-    rollout_id,
-    attempt,
-    first(task_id ORDER BY untrusted, rollout_status IS NULL, seq) FILTER (task_id IS NOT NULL) AS task_id,
-    first(run_id ORDER BY untrusted, rollout_status IS NULL, seq) FILTER (run_id IS NOT NULL) AS run_id,
-    first(round ORDER BY untrusted, rollout_status IS NULL, seq) FILTER (round IS NOT NULL) AS round,
-    first(split ORDER BY untrusted, rollout_status IS NULL, seq) FILTER (split IS NOT NULL) AS split,
-    sum(rollout_calls) FILTER (rollout_status IS NULL) AS process_calls
-FROM stored.live_spans
-WHERE rollout_id IS NOT NULL
-GROUP BY rollout_id, attempt;
+    s.rollout_id,
+    s.attempt,
+    b.standing,
+    first(task_id ORDER BY rollout_status IS NULL, seq) FILTER (task_id IS NOT NULL AND s.standing = b.standing) AS task_id,
+    first(run_id ORDER BY rollout_status IS NULL, seq) FILTER (run_id IS NOT NULL AND s.standing = b.standing) AS run_id,
+    first(round ORDER BY rollout_status IS NULL, seq) FILTER (round IS NOT NULL AND s.standing = b.standing) AS round,
+    first(split ORDER BY rollout_status IS NULL, seq) FILTER (split IS NOT NULL AND s.standing = b.standing) AS split,
+    sum(rollout_calls) FILTER (rollout_status IS NULL AND (s.standing > 0 OR b.standing = 0)) AS process_calls
+FROM stored.statements s
+JOIN (SELECT rollout_id, attempt, max(standing) AS standing FROM stored.statements GROUP BY rollout_id, attempt) b
+    ON b.rollout_id = s.rollout_id AND b.attempt = s.attempt
+GROUP BY s.rollout_id, s.attempt, b.standing;
 
 -- Every span with its rollout: its own identity, else its trace's, completed with the rollout's.
 CREATE OR REPLACE VIEW stored.span_identities AS
@@ -137,7 +152,11 @@ WITH rollout_spans AS (
         ORDER BY untrusted, coalesce(list_position(['runner', 'explicit', 'request', 'process'], rollout_boundary), 5), seq
     ) = 1
 ),
-last_attempts AS (SELECT rollout_id, max(attempt) AS attempt FROM rollout_spans GROUP BY rollout_id),
+last_attempts AS (
+    SELECT rollout_id, coalesce(max(attempt) FILTER (NOT untrusted), max(attempt)) AS attempt
+    FROM rollout_spans
+    GROUP BY rollout_id
+),
 rewards AS (
     SELECT r.seq, sum(e.score ORDER BY e.score) AS reward
     FROM rollout_spans r

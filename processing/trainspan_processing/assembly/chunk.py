@@ -11,7 +11,7 @@ from trainspan_processing.credit.plan import make_plan
 from trainspan_processing.credit.vine import state_values
 from trainspan_processing.read.source import Source
 from trainspan_processing.read.tokens import chunks_of_rollouts, read_tokens
-from trainspan_processing.reasons.drop_reasons import admitted_reasons, call_reason
+from trainspan_processing.reasons.drop_reasons import UNSIGNED, UNTRUSTED, admitted_reasons, call_reason
 from trainspan_processing.reasons.overlong import overlong_mode
 from trainspan_processing.reasons.selection import load_filter, select
 from trainspan_processing.rewards.definition import reward_definition
@@ -65,7 +65,7 @@ def reward_chunk(
     """Rewards the indexed rollouts, and finds those that can be compared and their groups. `returned`: see reward_rollouts."""
     traces = select(source, traces, settings)
     rewarded = reward_rollouts(source, traces, settings, returned)
-    compared = _compared(source, traces, rewarded)
+    compared = _compared(source, traces.heard(), rewarded)
     calls = _with_rewards(traces.calls, rewarded, compared)
     plan = make_plan(settings, has_tasks=True)
     if with_state:
@@ -89,7 +89,7 @@ def reward_chunk(
             ),
             _own_reward(rewarded.rewards),
         ).drop(names, extra),
-        calls.filter(pl.col("rollout").is_not_null()).select(*_CREDITED, *extra, *names),
+        calls.filter(pl.col("rollout").is_not_null() & pl.col("is_heard")).select(*_CREDITED, *extra, *names),
         traces.others.join(reasons, on=ROLLOUT_KEY, how="left"),
         ignored_values,
     )
@@ -110,13 +110,17 @@ def _with_rewards(calls: pl.DataFrame, rewarded: Rewarded, compared: pl.DataFram
     """Adds the columns of their rollout and their own rewards to all calls."""
     names = [reward.name for reward in rewarded.rewards]
     of_group = compared.select(*ROLLOUT_KEY, "rollout", "group_id", *(rollout_column(name) for name in names))
-    said = (pl.col("reason").alias("rollout_reason"), pl.col("is_signed").alias("rollout_is_signed"), "task_id")
+    said = (pl.col("reason").alias("rollout_reason"), "task_id", pl.lit(value=True).alias("is_known"))
     of_rollout = rewarded.rollouts.select(*ROLLOUT_KEY, *said).join(
         of_group, on=ROLLOUT_KEY, how="left", maintain_order="left"
     )
+    # An attempt that only a stranger states is none.
+    whose = pl.when(pl.col("untrusted").fill_null(value=False)).then(pl.lit(UNTRUSTED)).otherwise(pl.lit(UNSIGNED))
     return (
         calls.drop("task_id")
         .join(of_rollout, on=ROLLOUT_KEY, how="left", maintain_order="left")
+        .with_columns(pl.when("is_known").then("rollout_reason").otherwise(whose).alias("rollout_reason"))
+        .drop("is_known")
         .join(rewarded.of_calls, on=SPAN_KEY, how="left", maintain_order="left")
     )
 

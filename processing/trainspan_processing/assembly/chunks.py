@@ -4,6 +4,7 @@ All rollouts are compared with each other, so a few numbers per rollout and call
 """
 
 import logging
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -40,7 +41,8 @@ class Assembly:
     """All rollouts, rewarded and credited; no tokens read."""
 
     rollouts: pl.DataFrame
-    """rollout_id, attempt, run_id, round, task_id, reward, end_ns, split, status, group_size, `pending` and `reason`."""
+    """rollout_id, attempt, run_id, round, task_id, reward, end_ns, split, status, group_size, `pending`, `by_runner`, `is_signed` and
+    `reason`."""
     groups: Groups
     """Groups whose last rollouts have not arrived; rollouts of waiting groups are pending."""
     compared: pl.DataFrame
@@ -71,6 +73,8 @@ class Assembly:
     """Responses of several rollouts that late feedback names."""
     ignored_values: int
     """Measured values of states by other policy versions than the rollouts'."""
+    ignored_claims: dict[str, int]
+    """Claim → rollouts of which someone says so who is not heard (traces/rollout_table.py)."""
     function_error: str | None
     folder: Files
     """Folder with the sound calls of each part."""
@@ -152,6 +156,11 @@ def _together(
             history.otherwise_rewarded,
             plan.estimator.baseline,
         )
+    if claims := sum((Counter(part.ignored_claims) for part in parts), Counter[str]()):
+        log.warning(
+            "event=claims_ignored %s: untrusted senders say otherwise of so many rollouts that others vouch for",
+            " ".join(f"{claim}={count}" for claim, count in sorted(claims.items())),
+        )
     credited = credit(_taken_out(parts, compared), compared, (history or History()).values, plan)
     others = pl.concat(part.others for part in parts)
     judged = judged_others(others, any_call=any(part.calls for part in parts))
@@ -176,6 +185,7 @@ def _together(
         unmatched=sum(part.unmatched for part in parts),
         contested=len(frozenset().union(*(part.contested for part in parts))),
         ignored_values=sum(part.ignored_values for part in parts),
+        ignored_claims=dict(sorted(claims.items())),
         function_error=next((part.function_error for part in parts if part.function_error), None),
         folder=folder,
     )

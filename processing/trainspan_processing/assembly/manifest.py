@@ -72,6 +72,7 @@ def make_manifest(
         "rewards_unmatched": assembly.unmatched,
         "responses_ambiguous": assembly.contested,
         "ignored_values": assembly.ignored_values,
+        "ignored_claims": assembly.ignored_claims,
         "split_traces": dict(split),
         "merge_ratio": (counts.rows - counts.segments) / merges if merges else None,
         "segments": counts.segments,

@@ -13,7 +13,7 @@ from trainspan_processing.merging.lineage import trace_lineage
 from trainspan_processing.merging.merge_failures import MergeFailures
 from trainspan_processing.read.tokens import Tokens
 from trainspan_processing.reasons.choices import unused
-from trainspan_processing.reasons.drop_reasons import token_reason
+from trainspan_processing.reasons.drop_reasons import UNTRUSTED, token_reason
 from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY
 from trainspan_schemas.artifacts.dataset import COLUMNS
 from trainspan_schemas.config.settings import DatasetSettings
@@ -95,9 +95,12 @@ def limits(settings: DatasetSettings, newest: int | None) -> CallLimits:
     )
 
 
-def newest_version(calls: pl.DataFrame) -> int | None:
-    """The highest version among `calls` of the selected policies."""
-    newest = calls.filter(~pl.col("other_policy"))["policy_version"].max()
+def newest_version(calls: pl.DataFrame, admitted: frozenset[str] = frozenset()) -> int | None:
+    """The highest version among `calls` of the selected policies, without those that an agent sent unless they are admitted."""
+    counts = ~pl.col("other_policy")
+    if UNTRUSTED not in admitted:
+        counts &= ~pl.col("untrusted").fill_null(value=False)
+    newest = calls.filter(counts)["policy_version"].max()
     return newest if isinstance(newest, int) else None
 
 

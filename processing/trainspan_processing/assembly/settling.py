@@ -23,7 +23,7 @@ _FIRST_PAUSE_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 2.0
 _FACTS: Final = [
     *(*ROLLOUT_KEY, "run_id", "round", "task_id", "split", "status", "group_size"),
-    *("pending", "superseded", "end_ns"),
+    *("pending", "superseded", "by_runner", "is_signed", "end_ns"),
 ]
 """The columns that decide whether to wait for a rollout."""
 

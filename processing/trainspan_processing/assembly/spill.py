@@ -10,6 +10,7 @@ from trainspan_processing.assembly.chunk import reward_chunk
 from trainspan_processing.assembly.rows import newest_version
 from trainspan_processing.dataset.files import Files, RemoteFiles
 from trainspan_processing.read.source import Source
+from trainspan_processing.reasons.drop_reasons import admitted_reasons
 from trainspan_processing.reasons.reason_counts import count_reasons
 from trainspan_processing.reasons.reason_examples import first_examples
 from trainspan_processing.rewards.names import RewardName
@@ -49,6 +50,8 @@ class ChunkSummary:
     contested: frozenset[str]
     """Responses of several rollouts that late feedback names."""
     ignored_values: int
+    ignored_claims: dict[str, int]
+    """Claim → rollouts of which someone says so who is not heard."""
     function_error: str | None
 
 
@@ -86,7 +89,15 @@ def _spill(
     return ChunkSummary(
         rollouts=compact(
             chunk.rewarded.rollouts.select(
-                *_OF_ROLLOUT, "split", "status", "group_size", "pending", "reason", "function_rewards"
+                *_OF_ROLLOUT,
+                "split",
+                "status",
+                "group_size",
+                "pending",
+                "by_runner",
+                "is_signed",
+                "reason",
+                "function_rewards",
             )
         ),
         compared=compact(numbered),
@@ -97,13 +108,14 @@ def _spill(
             chunk.others.select(*ROLLOUT_KEY, *SPAN_KEY, "agent", "is_bare_call", "redacted", "rollout_reason")
         ),
         rewards=chunk.rewarded.rewards,
-        newest=newest_version(chunk.calls),
+        newest=newest_version(chunk.calls, admitted_reasons(settings.admit)),
         calls=chunk.calls.height,
         evaluations=count_evaluations(traces.evaluations, [reward.name for reward in chunk.rewarded.rewards]),
         ignored_self_rewards=chunk.rewarded.ignored_self_rewards,
         unmatched=chunk.rewarded.unmatched,
         contested=frozenset(contested(traces.claims)["stem"]),
         ignored_values=chunk.ignored_values,
+        ignored_claims=dict(traces.ignored.group_by("claim").len().sort("claim").iter_rows()),
         function_error=chunk.rewarded.function_error,
     )
 

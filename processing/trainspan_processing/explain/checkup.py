@@ -84,9 +84,7 @@ def _unfinished(source: Source, traces: TraceIndex) -> Iterator[Trouble]:
 
 def _constrained(source: Source, traces: TraceIndex) -> Iterator[Trouble]:
     """One finding per kind of constraint."""
-    calls = traces.calls.with_columns(
-        pl.lit(None, dtype=pl.String).alias("rollout_reason"), pl.lit(value=False).alias("rollout_is_signed")
-    )
+    calls = traces.calls.with_columns(pl.lit(None, dtype=pl.String).alias("rollout_reason"))
     judged = calls.with_columns(call_reason().alias("reason")).filter(pl.col("reason").str.starts_with("constrained"))
     for (reason,), part in judged.partition_by("reason", as_dict=True, maintain_order=True).items():
         many = f"{part.height} of {traces.calls.height} calls"

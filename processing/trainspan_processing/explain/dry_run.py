@@ -10,7 +10,7 @@ from trainspan_processing.credit.advantages import credit, with_credit
 from trainspan_processing.credit.plan import CreditPlan, plan_for
 from trainspan_processing.dataset.ledger import DatasetLedger, History
 from trainspan_processing.read.source import Source
-from trainspan_processing.reasons.drop_reasons import judged_others
+from trainspan_processing.reasons.drop_reasons import admitted_reasons, judged_others
 from trainspan_processing.rewards.definition import reward_digest
 from trainspan_processing.rewards.rollout_rewards import Rewarded
 from trainspan_processing.tables import ROLLOUT_KEY
@@ -70,7 +70,7 @@ def dry_run(
         calls=with_credit(chunk.calls, credited.calls),
         terms=credited.terms,
         others=judged_others(chunk.others, any_call=chunk.calls.height > 0),
-        limits=limits(settings, newest_version(chunk.calls)),
+        limits=limits(settings, newest_version(chunk.calls, admitted_reasons(settings.admit))),
     )
 
 

@@ -27,10 +27,8 @@ def unused_overlong(source: Source, traces: TraceIndex, settings: DatasetSetting
     Tokens are read only for rollouts with such an answer among several to the same request.
     """
     nothing = pl.lit(None, dtype=pl.String)
-    signed = traces.rollouts.select(*ROLLOUT_KEY, pl.col("is_signed").alias("rollout_is_signed"))
-    calls = traces.calls.join(signed, on=ROLLOUT_KEY, how="left", maintain_order="left")
     reason = call_reason(admitted_reasons(settings.admit))
-    sound = calls.with_columns(nothing.alias("rollout_reason")).filter(reason.is_null())
+    sound = traces.calls.with_columns(nothing.alias("rollout_reason")).filter(reason.is_null())
     request = [*ROLLOUT_KEY, "response_id"]
     several = pl.col("response_id").is_not_null() & (pl.len().over(request) > 1) & is_overlong().any().over(request)
     asked = sound.join(sound.filter(several).select(ROLLOUT_KEY), on=ROLLOUT_KEY, how="semi", maintain_order="left")

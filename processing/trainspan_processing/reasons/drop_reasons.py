@@ -31,6 +31,7 @@ from trainspan_schemas.telemetry import keys
 
 __all__ = [
     "GROUP_REASONS",
+    "UNSIGNED",
     "UNTRUSTED",
     "UNTRUSTED_REWARD",
     "admitted_reasons",
@@ -43,10 +44,11 @@ __all__ = [
 
 GROUP_REASONS: Final = ("singleton_group", "zero_spread_group")
 
+UNSIGNED: Final = "unsigned"
 UNTRUSTED: Final = "untrusted"
 UNTRUSTED_REWARD: Final = "untrusted_reward"
 
-_ADMISSIBLE: Final = ("unsigned", "unstated_sampling", UNTRUSTED, UNTRUSTED_REWARD)
+_ADMISSIBLE: Final = (UNSIGNED, "unstated_sampling", UNTRUSTED, UNTRUSTED_REWARD)
 _CUT_OFF: Final = ["abort", "cancelled", "error", "incomplete"]
 _EVERY_TOKEN: Final = 1 << 20
 """No model has more tokens: of calls that a client recorded, the vocabulary is unknown (the policy server records 0 instead)."""
@@ -103,7 +105,7 @@ def admitted_reasons(text: str | None) -> frozenset[str]:
 
 
 def call_reason(admitted: frozenset[str] = frozenset(), *, mask_overlong: bool = False) -> pl.Expr:
-    """Reason of a call (CALLS with `rollout_reason`, `rollout_is_signed`, `selected`, `other_policy`), if found without tokens."""
+    """Reason of a call (CALLS of an index with `rollout_reason`), if found without tokens."""
     temperature = pl.col("temperature")
     truncated = (
         (pl.col("top_p") < 1)
@@ -121,7 +123,7 @@ def call_reason(admitted: frozenset[str] = frozenset(), *, mask_overlong: bool =
         ("not_selected", ~pl.col("selected")),
         ("other_policy", pl.col("other_policy")),
         (UNTRUSTED, pl.col("untrusted")),
-        ("unsigned", pl.col("rollout_is_signed") & ~pl.col("is_signed")),
+        (UNSIGNED, pl.col("is_unsigned")),
     ]
     how: list[_Rule] = [
         ("redacted", pl.col("redacted")),

@@ -10,8 +10,9 @@ import polars as pl
 from trainspan_processing.read.source import Source
 from trainspan_processing.read.span_words import SpanKey, SpanWords, quoted_ids, read_words
 from trainspan_processing.tables import SPAN_KEY
-from trainspan_processing.traces.rollout_table import open_client_calls, with_rollout
+from trainspan_processing.traces.rollout_table import heard_spans, open_client_calls
 from trainspan_processing.traces.trace_index import TraceIndex
+from trainspan_processing.traces.trust import heard
 from trainspan_schemas.telemetry import keys
 
 __all__ = ["Lack", "find_lacks"]
@@ -60,8 +61,9 @@ def find_lacks(source: Source, traces: TraceIndex, rollout_id: str, attempt: int
     row = traces.rollouts.filter(own)
     if row.is_empty() or row["complete"].item():
         return []
-    calls, bare = traces.calls.filter(own), traces.others.filter(pl.col("is_bare_call") & own)
-    spans = with_rollout(traces.spans.lazy()).filter(own).collect(engine="in-memory")
+    calls = traces.calls.filter(own & pl.col("is_heard"))
+    bare = heard(traces.others.filter(pl.col("is_bare_call") & own), traces.vouched).filter("is_heard")
+    spans = heard_spans(traces.spans, traces.vouched).filter(own)
     is_open = open_client_calls(spans.lazy(), traces.covered.lazy(), traces.served)
     unanswered = is_open.sort("start_ns").collect(engine="in-memory")
     processes = spans.filter(pl.col("stated_calls").is_not_null())
@@ -118,14 +120,17 @@ def _index_gaps(calls: pl.DataFrame, bare: int) -> list[Lack]:
 def _uncounted(
     calls: pl.DataFrame, bare: pl.DataFrame, spans: pl.DataFrame, words: dict[SpanKey, SpanWords]
 ) -> list[Lack]:
-    """Successful calls counted by the agent's processes, if the policy server has fewer."""
+    """Calls that the policy servers began, else successful calls counted by the agent's processes, if fewer are stored."""
     stating = spans.filter(pl.col("stated_calls").is_not_null())
     is_runners = pl.col("status").is_not_null() & (pl.col("boundary") == "runner").fill_null(False)
     runners = stating.filter(is_runners).sort("untrusted", "start_ns", *SPAN_KEY).head(1)
-    expected = int((runners if runners.height else stating)["stated_calls"].sum())
+    told = spans.filter(is_runners & pl.col("served_calls").is_not_null()).head(1)["served_calls"]
+    expected = int((told if told.len() else (runners if runners.height else stating)["stated_calls"]).sum())
     requests = _requests(calls) + bare.height
     if requests >= expected:
         return []
+    if told.len():
+        return [Lack(f"the policy server began {_many(expected, 'call')}, but {requests} are stored", _SERVER_SENDS)]
     stored = _requests_by_process(calls, bare, spans, stating)
     processes = stating.filter(~is_runners).select(*SPAN_KEY, "stated_calls")
     texts = [

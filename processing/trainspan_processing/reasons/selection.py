@@ -3,17 +3,17 @@
 import hashlib
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import polars as pl
 
 from trainspan_processing.read.source import Source
-from trainspan_processing.reasons.drop_reasons import UNTRUSTED, UNTRUSTED_REWARD, admitted_reasons
+from trainspan_processing.reasons.drop_reasons import UNSIGNED, UNTRUSTED, UNTRUSTED_REWARD, admitted_reasons
 from trainspan_processing.tables import ROLLOUT_KEY
-from trainspan_processing.traces.reward_trust import with_admitted_rewards
 from trainspan_processing.traces.rollout_reader import stored_rollouts
 from trainspan_processing.traces.trace_index import TraceIndex
+from trainspan_processing.traces.trust import with_admitted_rewards
 from trainspan_schemas.agents.functions import load_function
 from trainspan_schemas.artifacts.branches import BRANCH_TASK
 from trainspan_schemas.config.settings import DatasetSettings
@@ -22,22 +22,33 @@ from trainspan_schemas.errors import DatasetError, UsageError
 __all__ = ["load_filter", "select"]
 
 
+_ADMITTED_CALLS: Final = {UNTRUSTED: "untrusted", UNSIGNED: "is_unsigned"}
+"""Reason → the column of the calls that count for their rollout if it is admitted."""
+
+
 def load_filter(name: str) -> Callable[..., Any]:
     """The user's filter function. Raises UsageError or ProcessError if it cannot be used (functions.py)."""
     return load_function(name, "rollout")
 
 
 def select(source: Source, traces: TraceIndex, settings: DatasetSettings) -> TraceIndex:
-    """The index with `selected` on calls and rollouts, `other_policy` on calls, `split` per the settings, and the rewards that they admit.
+    """The index with `selected` on calls and rollouts, `other_policy` on calls, `split` per the settings, and the calls and rewards
+    that they admit.
 
     Raises UsageError for malformed settings, DatasetError if the filter raises.
     """
     rollouts = _with_split(traces.rollouts, settings.split)
+    admitted = admitted_reasons(settings.admit)
     calls = traces.calls.with_columns(
         _is_named("agent", settings.agents).alias("selected"),
         ~_is_named("policy_name", settings.policies).alias("other_policy"),
+        pl.any_horizontal(
+            "is_heard", *(pl.col(name) for reason, name in _ADMITTED_CALLS.items() if reason in admitted)
+        ).alias("is_heard"),
     )
-    admitted = admitted_reasons(settings.admit)
+    counted = calls.filter("is_heard").group_by(ROLLOUT_KEY).agg(pl.len().alias("n_calls"))
+    rollouts = rollouts.drop("n_calls").join(counted, on=ROLLOUT_KEY, how="left", maintain_order="left")
+    rollouts = rollouts.with_columns(pl.col("n_calls").fill_null(0))
     evaluations = traces.admitting if UNTRUSTED in admitted else traces.evaluations
     if UNTRUSTED_REWARD in admitted:
         evaluations = with_admitted_rewards(evaluations, rollouts)
@@ -84,7 +95,7 @@ def _filtered(source: Source, traces: TraceIndex, name: str) -> TraceIndex:
     """Sets `selected` to false for rollouts that the user's function rejects."""
     function = load_filter(name)
     left_out = []
-    for key, stored in stored_rollouts(source, traces, traces.rollouts):
+    for key, stored in stored_rollouts(source, traces.heard(), traces.rollouts):
         try:
             wanted = function(stored)
         except Exception as error:

@@ -26,12 +26,15 @@ class Groups:
 
 
 def find_groups(rollouts: pl.DataFrame, ledger: DatasetLedger, now_ns: int, wait_s: float) -> Groups:
-    """Groups from rollouts with status, split, `group_size`, `pending`, end_ns and the columns of _GROUP; validation has none.
+    """Groups from rollouts with status, split, `group_size`, `pending`, `by_runner`, `is_signed`, end_ns and the columns of _GROUP;
+    validation has none. Of a group that a runner makes, only the runner's rollouts count.
 
     A rollout has arrived if an earlier dataset used it, or if its last attempt has ended, was not a failure that is retried,
     and is not pending. A group waits until `wait_s` after the latest activity of its rollouts.
     """
     rollouts = rollouts.filter((pl.col("split") != "val").fill_null(True))
+    is_runners = pl.col("by_runner") | pl.col("is_signed")
+    rollouts = rollouts.filter(is_runners | ~is_runners.any().over(_GROUP))
     sized = rollouts.filter(pl.col("group_size").is_not_null() & pl.col("task_id").is_not_null())
     if sized.is_empty():
         return Groups(rollouts.select(ROLLOUT_KEY).clear())

@@ -27,6 +27,7 @@ from trainspan_processing.rewards.tool_outputs import matching_outputs
 from trainspan_processing.tables import EDGES, ROLLOUT_KEY, SPAN_KEY, empty
 from trainspan_processing.traces.rollout_reader import stored_rollouts
 from trainspan_processing.traces.trace_index import TraceIndex
+from trainspan_processing.traces.trust import of_own_traces
 from trainspan_schemas.agents.functions import load_function
 from trainspan_schemas.config.settings import DatasetSettings
 from trainspan_schemas.errors import UsageError
@@ -68,15 +69,17 @@ def load_reward(name: str) -> Callable[..., Any]:
 def reward_rollouts(
     source: Source, traces: TraceIndex, settings: DatasetSettings, returned: pl.DataFrame | None = None
 ) -> Rewarded:
-    """Rewards every rollout of the index. Raises UsageError for malformed settings or a function that cannot be loaded.
+    """Rewards every rollout of the index by what is heard. Raises UsageError for malformed settings or a function that cannot be loaded.
 
     `returned` is what the reward function returned when a dataset was built (Published.returned); then it is not called.
     """
     check_max_reward(settings.max_reward)
+    traces = traces.heard()
     names, rules = reward_names(settings.reward_name), air_rules(settings.air)
     rewards = (*names, RewardName(AIR, may_be_missing=True, is_penalty=True)) if rules else names
-    outputs = matching_outputs(source, traces.spans, list(rules))
-    signals = air_edges(rules, traces.calls, traces.spans, traces.matches, outputs)
+    spans = of_own_traces(traces.spans, traces.calls, traces.vouched) if rules else traces.spans
+    outputs = matching_outputs(source, spans, list(rules))
+    signals = air_edges(rules, traces.calls, spans, traces.matches, outputs)
     if (penalty := overlong_penalty(settings)) is not None:
         rewards = (*rewards, RewardName(OVERLONG, may_be_missing=True, is_penalty=True))
         charged = traces.calls

@@ -31,6 +31,9 @@ OTHERS: Final[Schema] = {
     "is_bare_call": pl.Boolean,
     "redacted": pl.Boolean,
     "has_answer": pl.Boolean,
+    "untrusted": pl.Boolean,
+    "is_signed": pl.Boolean,
+    "received_ns": pl.Int64,
 }
 """One row per call without a call span with tokens; `is_bare_call` if the policy server still recorded it."""
 

@@ -5,8 +5,9 @@ from collections.abc import Collection
 import polars as pl
 
 from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY
+from trainspan_processing.traces.trust import heard
 
-__all__ = ["open_client_calls", "rollout_table", "with_collisions", "with_rollout"]
+__all__ = ["heard_spans", "ignored_claims", "open_client_calls", "rollout_table", "with_collisions"]
 
 _BOUNDARY_RANK = {"runner": 0, "explicit": 1, "request": 2, "process": 3}
 _IDENTITY = ["task_id", "run_id", "round", "split"]
@@ -19,42 +20,53 @@ def rollout_table(
     spans: pl.DataFrame,
     covered: pl.DataFrame,
     served: Collection[str],
+    vouched: pl.DataFrame,
     *,
     now_ns: int,
     settle_s: float,
 ) -> pl.DataFrame:
-    """Rollouts from CALLS (ordered), OTHERS that the policy server recorded without tokens, SPANS, the client call spans that
-    a call covers, and the names of the served models.
+    """Rollouts from CALLS (ordered) and OTHERS that the policy server recorded without tokens, as far as they are heard, all SPANS,
+    the client call spans that a call covers, the names of the served models, and VOUCHED.
+
+    Only what is heard counts (traces/trust.py). A time after the one at which the collector received it counts as that one.
 
     Columns: rollout_id, attempt, task_id, run_id, round, split, status, judge, group_size, `is_signed` (by its runner),
     `by_runner` (it has a runner's span), `root_untrusted` (of the rollout span), `own_reward` (the runner left the reward to the
     agent), trace_id and span_id of the rollout span, start_ns, end_ns (of the rollout span, else of its spans), service_name,
-    n_calls (u32), `complete` (nothing is missing), `pending` (not complete, but its latest activity is more recent than
+    n_calls (u32), `n_stored` (requests with or without tokens), `overstated` (its agent reported more calls than the policy servers
+    began), `complete` (nothing is missing), `pending` (not complete, but its latest activity is more recent than
     `settle_s`), `superseded` (a later attempt exists), `conflicts` (two runs have its id and attempt).
     """
     silent_ns = now_ns - pl.col("last_ns")
     return (
-        _facts(calls, bare_calls, spans, covered, served)
+        _facts(calls, bare_calls, heard_spans(spans, vouched).lazy(), covered, served, vouched)
         .with_columns(_completeness().alias("complete"))
         .with_columns(
             (~pl.col("complete") & (silent_ns < int(settle_s * 1e9))).alias("pending"),
             (pl.col("attempt") < pl.col("attempt").max().over("rollout_id")).alias("superseded"),
-            pl.coalesce("end_ns", "last_ns").alias("end_ns"),
+            pl.coalesce(pl.min_horizontal("end_ns", "received_ns"), "last_ns").alias("end_ns"),
             pl.coalesce("start_ns", "first_ns").alias("start_ns"),
         )
-        .drop("first_ns", "last_ns", "stated_calls", "stated_elsewhere", "n_requests", "n_bare", "n_missing")
-        .drop("expected", "counts_all", "open_with_id", "open_without_id", "has_rival", "has_strays")
+        .drop(*("first_ns", "last_ns", "received_ns", "stated_elsewhere"))
+        .with_columns((pl.col("n_requests") + pl.col("n_bare")).alias("n_stored"))
+        .with_columns((pl.col("stated_calls") > pl.col("served_calls")).fill_null(False).alias("overstated"))
+        .drop("n_requests", "n_bare", "n_missing", "served_calls", "stated_calls")
+        .drop("expected", "counts_all", "open_with_id", "open_without_id", "has_rival", "has_strays", "root_signed")
         .sort(ROLLOUT_KEY)
         .collect(engine="in-memory")  # keeps the sorted order
     )
 
 
 def _facts(
-    calls: pl.DataFrame, bare_calls: pl.DataFrame, spans: pl.DataFrame, covered: pl.DataFrame, served: Collection[str]
+    calls: pl.DataFrame,
+    bare_calls: pl.DataFrame,
+    identified: pl.LazyFrame,
+    covered: pl.DataFrame,
+    served: Collection[str],
+    vouched: pl.DataFrame,
 ) -> pl.LazyFrame:
     """The known facts of each rollout; counts are 0 if there is nothing to count."""
     owned = calls.lazy().filter(pl.col("rollout_id").is_not_null())
-    identified = with_rollout(spans.lazy())
     roots = _rollout_spans(identified)
     return (
         _identities(owned, identified)
@@ -64,9 +76,10 @@ def _facts(
         .join(_call_counts(owned), on=ROLLOUT_KEY, how="left")
         .join(_bare_counts(bare_calls.lazy()), on=ROLLOUT_KEY, how="left")
         .join(_open_counts(identified, covered.lazy(), served), on=ROLLOUT_KEY, how="left")
+        .join(vouched.lazy().rename({"signs": "is_signed"}), on="rollout_id", how="left")
         .with_columns(
             _expected_calls().alias("expected"),
-            pl.col("by_runner", "own_reward").fill_null(False),
+            pl.col("by_runner", "own_reward", "is_signed").fill_null(False),
             (pl.col("has_rival") | pl.col("has_strays")).fill_null(False).alias("conflicts"),
             pl.col("n_calls", "n_requests", "n_bare", "n_missing", "open_with_id", "open_without_id").fill_null(0),
         )
@@ -74,13 +87,17 @@ def _facts(
 
 
 def _expected_calls() -> pl.Expr:
-    """Returns how many calls the agent's side saw succeed; NULL if nobody counted.
+    """Returns how many calls there were; NULL if nobody counted.
 
-    A runner counts the calls of all processes; any other rollout span only those of its own process.
+    If the policy servers told the runner how many they began, that is it: an agent's own count could have its rollout left out.
+    Otherwise it is how many the agent's side saw succeed; a runner's span counts those of all processes, any other one only those of its
+    own process.
     """
     stated, elsewhere = (pl.col(name).cast(pl.Int64) for name in ("stated_calls", "stated_elsewhere"))
     return (
-        pl.when(pl.col("counts_all").fill_null(False))
+        pl.when(pl.col("by_runner").fill_null(False) & pl.col("served_calls").is_not_null())
+        .then(pl.col("served_calls").cast(pl.Int64))
+        .when(pl.col("counts_all").fill_null(False))
         .then(pl.coalesce(stated, elsewhere))
         .otherwise(pl.coalesce(stated + elsewhere, stated, elsewhere))
     )
@@ -105,11 +122,53 @@ def _completeness() -> pl.Expr:
     )
 
 
-def with_rollout(spans: pl.LazyFrame) -> pl.LazyFrame:
-    """Spans of known rollouts; a span without a rollout id is assigned to the only rollout of its trace."""
+def heard_spans(spans: pl.DataFrame, vouched: pl.DataFrame) -> pl.DataFrame:
+    """The SPANS of known rollouts that are heard (VOUCHED), with their rollout."""
+    identified = _with_rollout(spans.lazy()).collect(engine="in-memory")
+    return heard(identified, vouched).filter("is_heard")
+
+
+def ignored_claims(
+    rollouts: pl.DataFrame,
+    calls: pl.DataFrame,
+    spans: pl.DataFrame,
+    covered: pl.DataFrame,
+    served: Collection[str],
+    vouched: pl.DataFrame,
+) -> pl.DataFrame:
+    """rollout_id, `claim` of the ROLLOUTS of which someone says otherwise who is not heard.
+
+    `attempt`: there is another attempt; `status`: another own span; `calls`: more calls than are stored, or than the policy servers told
+    the runner of; `open_calls`: a call with a response id that is not stored. They may be true, of an agent that is no cheat.
+    """
+    said = heard(_with_rollout(spans.lazy()).collect(engine="in-memory"), vouched).filter(~pl.col("is_heard"))
+    others = calls.filter(~pl.col("is_heard")).select(ROLLOUT_KEY)
+    counted = said.filter(pl.col("status").is_null()).group_by(ROLLOUT_KEY).agg(pl.col("stated_calls").sum())
+    more = rollouts.join(counted, on=ROLLOUT_KEY, how="left").filter(
+        pl.col("overstated") | (pl.col("stated_calls") > pl.col("n_stored")).fill_null(value=False)
+    )
+    is_open = open_client_calls(said.lazy(), covered.lazy(), served).collect(engine="in-memory")
+    claims = {
+        "attempt": pl.concat([said.select(ROLLOUT_KEY), others]).join(rollouts, on=ROLLOUT_KEY, how="anti"),
+        "status": said.filter(pl.col("status").is_not_null()),
+        "calls": more,
+        "open_calls": is_open.filter(pl.col("response_id").is_not_null()),
+    }
+    named = [frame.select("rollout_id", pl.lit(name).alias("claim")) for name, frame in claims.items()]
+    return pl.concat(named).unique().join(rollouts, on="rollout_id", how="semi")
+
+
+def _with_rollout(spans: pl.LazyFrame) -> pl.LazyFrame:
+    """Spans of known rollouts; a span without a rollout id is assigned to the only rollout of its trace, by the runner's own span if
+    there is one, else by trusted spans if there are any."""
+    is_trusted = ~pl.col("untrusted").fill_null(value=False)
+    is_runners = ((pl.col("boundary") == "runner") & pl.col("status").is_not_null()).fill_null(value=False)
+    standing = is_trusted.cast(pl.UInt8) + (is_trusted & is_runners).cast(pl.UInt8)
     of_trace = (
         spans.filter(pl.col("rollout_id").is_not_null())
-        .select("trace_id", *ROLLOUT_KEY)
+        .select("trace_id", *ROLLOUT_KEY, standing.alias("standing"))
+        .filter(pl.col("standing") == pl.col("standing").max().over("trace_id"))
+        .drop("standing")
         .with_columns(pl.col("attempt").fill_null(0))
         .unique()
         .filter(pl.len().over("trace_id") == 1)
@@ -131,9 +190,10 @@ def with_rollout(spans: pl.LazyFrame) -> pl.LazyFrame:
 
 def _identities(calls: pl.LazyFrame, spans: pl.LazyFrame) -> pl.LazyFrame:
     """Every rollout with its identity (preferably from the rollout span) and the times of its first and last activity."""
+    active_ns = pl.min_horizontal(pl.max_horizontal("start_ns", "end_ns"), "received_ns")
     said = pl.concat(
         frame.group_by(*ROLLOUT_KEY, *_IDENTITY, rank.alias("rank")).agg(
-            pl.col("start_ns").min(), pl.max_horizontal("start_ns", "end_ns").max().alias("last_ns")
+            pl.col("start_ns").min(), active_ns.max().alias("last_ns")
         )
         for frame, rank in (
             (spans, pl.col("status").is_null().cast(pl.UInt8)),
@@ -148,20 +208,23 @@ def _identities(calls: pl.LazyFrame, spans: pl.LazyFrame) -> pl.LazyFrame:
 
 
 def _rollout_spans(spans: pl.LazyFrame) -> pl.LazyFrame:
-    """The rollout span of each rollout: a trusted one first, the runner's before the agent's own."""
+    """The rollout span of each rollout: the runner's before the agent's own."""
     rank = pl.col("boundary").replace_strict(_BOUNDARY_RANK, default=len(_BOUNDARY_RANK), return_dtype=pl.UInt8)
-    facts = ("status", "judge", "stated_calls", "group_size", "service_name", *SPAN_KEY, "start_ns", "end_ns")
+    facts = (
+        *("status", "judge", "stated_calls", "served_calls", "group_size", "service_name"),
+        *(*SPAN_KEY, "start_ns", "end_ns", "received_ns"),
+    )
     is_runners = pl.col("boundary") == "runner"
     by_runner = (is_runners & ~pl.col("untrusted").fill_null(False)).fill_null(False)
-    signed = (pl.col("is_signed") & is_runners).alias("is_signed")
+    signed = (pl.col("is_signed") & is_runners).alias("root_signed")
     own_reward = by_runner & pl.col("judge").is_null() & pl.col("own_reward").fill_null(False)
     # Sent again under another id, it is in the same trace and begins at the same time.
     run = pl.struct("trace_id", "start_ns")
-    alike = [*ROLLOUT_KEY, pl.col("untrusted").fill_null(False), "boundary"]
+    alike = [*ROLLOUT_KEY, "boundary"]
     return (
         spans.filter(pl.col("status").is_not_null())
         .with_columns((run.n_unique().over(alike) > 1).alias("has_rival"))
-        .sort("untrusted", rank, "start_ns", *SPAN_KEY)
+        .sort(rank, "start_ns", *SPAN_KEY)
         .unique(ROLLOUT_KEY, keep="first", maintain_order=True)
         .select(
             *ROLLOUT_KEY,
@@ -188,18 +251,11 @@ def _strays(calls: pl.LazyFrame, spans: pl.LazyFrame, roots: pl.LazyFrame) -> pl
         pl.col("trace_id").alias("own_trace"),
         pl.col("start_ns").alias("begins_ns"),
         (pl.col("end_ns") - pl.col("start_ns")).alias("lasts_ns"),
-        *("counts_all", "root_untrusted", pl.col("is_signed").fill_null(False).alias("root_signed")),
+        *("counts_all", pl.col("root_signed").fill_null(False)),
     )
-    # Nobody else's word makes a run ambiguous.
-    is_heard = pl.col("root_untrusted") | ~pl.col("untrusted").fill_null(False)
-    is_heard &= ~pl.col("root_signed") | pl.col("is_signed").fill_null(False)
     is_own = pl.col("trace_id") == pl.col("own_trace")
-    of_spans = (
-        spans.join(own.filter(~pl.col("counts_all").fill_null(False)), on=ROLLOUT_KEY)
-        .filter(is_heard)
-        .select(
-            *ROLLOUT_KEY, (~is_own & (pl.col("start_ns") < pl.col("begins_ns") - _TOLERANCE_NS)).alias("has_strays")
-        )
+    of_spans = spans.join(own.filter(~pl.col("counts_all").fill_null(False)), on=ROLLOUT_KEY).select(
+        *ROLLOUT_KEY, (~is_own & (pl.col("start_ns") < pl.col("begins_ns") - _TOLERANCE_NS)).alias("has_strays")
     )
     last, first = pl.col("start_ns").filter(is_own).max(), pl.col("start_ns").filter(~is_own).min()
     is_too_early = (last - first > pl.col("lasts_ns").first() + _TOLERANCE_NS).fill_null(False)
@@ -209,7 +265,7 @@ def _strays(calls: pl.LazyFrame, spans: pl.LazyFrame, roots: pl.LazyFrame) -> pl
     began_before = (~is_own & is_comparable & (pl.col("start_ns") < pl.col("begins_ns") - tolerance)).any()
     of_calls = (
         calls.join(own, on=ROLLOUT_KEY)
-        .filter(is_heard)
+        .filter(~pl.col("root_signed") | pl.col("is_signed").fill_null(False))
         .group_by(ROLLOUT_KEY)
         .agg((is_too_early | began_before).alias("has_strays"))
     )

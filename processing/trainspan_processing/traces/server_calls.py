@@ -23,7 +23,7 @@ CALL_COLUMNS: Final = [
     *("seq", "trace_id", "span_id", "parent_span_id", "rollout_id", "attempt", "task_id", "run_id", "round", "split"),
     *("agent",),
     *("call_index", "policy_name", "policy_version", "finish_reason", "delivered", "start_ns", "end_ns"),
-    *("dropped_attributes", "untrusted"),
+    *("dropped_attributes", "untrusted", "received_ns"),
     *("request_model", "response_id", "state_key", "policy_version_spans", "redacted", "call_facts"),
     "n_tokens",
 ]
@@ -105,19 +105,24 @@ def with_defaults(calls: pl.DataFrame) -> pl.DataFrame:
 
 
 def ordered_calls(calls: pl.DataFrame) -> pl.DataFrame:
-    """CALLS sorted by rollout and, within it, in the order in which they were made; adds `position` (u32, from 0 within its
-    rollout) and `counted_index` (the server's own index).
+    """CALLS with `is_heard`, sorted by rollout and, within it, in the order in which they were made; adds `position` (u32, from 0
+    within its rollout) and `counted_index` (the server's own index). Calls that are not heard come last and change nothing of the
+    order of the others.
 
     Calls are ordered by call index, or by start time if a rollout's indexes are missing, not unique, or from several
     servers. Two spans with the same response and choice count once, unless a server counted them as two calls: a client may give
     several calls one id (`X-Request-Id`). `call_index` becomes the position if the server's own
     index gives no order.
     """
-    calls = calls.sort(*ROLLOUT_KEY, "start_ns", *SPAN_KEY, nulls_last=False)
-    begins = pl.any_horizontal(pl.col(name).ne_missing(pl.col(name).shift(1)) for name in ROLLOUT_KEY)
-    changes = ~begins & pl.col("server").ne_missing(pl.col("server").shift(1))
+    calls = calls.sort(*ROLLOUT_KEY, ~pl.col("is_heard"), "start_ns", *SPAN_KEY, nulls_last=False)
+    differs = {name: pl.col(name).ne_missing(pl.col(name).shift(1)) for name in (*ROLLOUT_KEY, "is_heard", "server")}
+    begins_whole = differs["rollout_id"] | differs["attempt"]
+    begins = begins_whole | differs["is_heard"]
     calls = calls.with_columns(
-        begins.cum_sum().alias("_rollout"), changes.alias("_changes"), pl.col("call_index").alias("counted_index")
+        begins.cum_sum().alias("_rollout"),
+        begins_whole.cum_sum().alias("_whole"),
+        (~begins & differs["server"]).alias("_changes"),
+        pl.col("call_index").alias("counted_index"),
     )
     calls = calls.filter(pl.col("response_id").is_null() | ~_is_repeated(calls))
     unclear = pl.col("call_index").is_null() | pl.struct("_rollout", "call_index", "choice_index").is_duplicated()
@@ -128,9 +133,9 @@ def ordered_calls(calls: pl.DataFrame) -> pl.DataFrame:
         .with_columns(pl.when(~pl.col("_unclear").any().over("_rollout")).then("call_index").alias("_index"))
         # Rows that are equal in these columns stay in the order of SPAN_KEY.
         .sort("_rollout", "_index", "start_ns", "choice_index", nulls_last=False, maintain_order=True)
-        .with_columns(pl.int_range(pl.len(), dtype=pl.UInt32).over("_rollout").alias("position"))
+        .with_columns(pl.int_range(pl.len(), dtype=pl.UInt32).over("_whole").alias("position"))
         .with_columns(pl.coalesce("_index", pl.col("position").cast(pl.Int32)).alias("call_index"))
-        .drop("_rollout", "_changes", "_unclear", "_index")
+        .drop("_rollout", "_whole", "_changes", "_unclear", "_index")
     )
 
 

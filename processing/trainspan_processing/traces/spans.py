@@ -12,7 +12,7 @@ from typing import Final
 
 import polars as pl
 
-from trainspan_processing.read.json_attributes import contains_any, has_key, number, text, with_where
+from trainspan_processing.read.json_attributes import boolean, contains_any, has_key, number, text, with_where
 from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.tables import COLLISIONS, SPAN_KEY, SPANS, compact, empty, once_each
 from trainspan_processing.traces.server_calls import CALL_COLUMNS, join_calls, narrow_calls, redacts_what_is_needed
@@ -26,6 +26,7 @@ _SPAN_COLUMNS: Final = [
     *("service_name", *_IDENTITY, "agent"),
     *("rollout_status", "rollout_boundary", "rollout_judge", "rollout_calls"),
     *("operation", "request_model", "response_id", "redacted", "attribute_keys", "untrusted", "kind", "last_call"),
+    "received_ns",
 ]
 _COLUMNS: Final = list(dict.fromkeys(("is_call", "collides", *_SPAN_COLUMNS, *CALL_COLUMNS)))
 """Columns requested from the read `spans`, which returns calls as well."""
@@ -59,10 +60,11 @@ _SIGNS: Final = {
         *("agent.name", "traceloop.entity.name", "crewai.agent.role", "ai.telemetry.functionId"),
         *(_LANGGRAPH_NODE, "metadata", "graph.node.id"),
     ),
-    "has_group_size": _any_key(keys.GROUP_SIZE),
+    "has_numbers": _any_key(keys.GROUP_SIZE, keys.SERVED_CALLS),
     "has_output": _any_key("output.value"),
     "has_model": _any_key("llm.model_name"),
     "has_error": _any_key("error.type"),
+    "has_signature": _any_key(keys.CALL_SIGNED),
     "has_prompt": _any_key(
         *("gen_ai.system_instructions", keys.GEN_AI_INPUT_MESSAGES),
         *("gen_ai.prompt.0.role", "llm.input_messages.0.message.role"),
@@ -123,8 +125,12 @@ _OF_TOOLS: Final = {
         ),
     ).hash()
 }
-_OF_ROLLOUTS: Final = {"_group_size": number(keys.GROUP_SIZE).cast(pl.Int32, strict=False)}
+_OF_ROLLOUTS: Final = {
+    "_group_size": number(keys.GROUP_SIZE).cast(pl.Int32, strict=False),
+    "_served_calls": number(keys.SERVED_CALLS).cast(pl.Int32, strict=False),
+}
 _OF_FAILURES: Final = {"_error": text("error.type")}
+_OF_BARE_CALLS: Final = {"_call_signed": boolean(keys.CALL_SIGNED)}
 
 
 def read_spans(source: Source, selection: Selection) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
@@ -183,8 +189,10 @@ def _narrowed(batch: pl.DataFrame) -> pl.DataFrame:
             (operation == keys.OPERATION_EXECUTE_TOOL).fill_null(False).alias("is_tool"),
             ((pl.col("kind") == _KIND_CLIENT) & pl.col("status").is_null()).fill_null(False).alias("is_request"),
             pl.when("is_bare_call").then(redacts_what_is_needed()).alias("redacted"),
+            pl.when(~pl.col("is_bare_call")).then("is_signed").alias("is_signed"),
             pl.lit(False).alias("has_answer"),
             pl.lit(None, dtype=pl.Int32).alias("group_size"),
+            pl.lit(None, dtype=pl.Int32).alias("served_calls"),
             pl.lit(None, dtype=pl.UInt64).alias("tool_signature"),
         )
     )
@@ -192,7 +200,8 @@ def _narrowed(batch: pl.DataFrame) -> pl.DataFrame:
         pl.col("of_dialect") | pl.col("is_tool"),
         pl.col("names_agent") & pl.col("agent").is_null(),
         pl.col("has_error") & pl.col("failed"),
-        pl.col("has_group_size") & pl.col("status").is_not_null(),
+        pl.col("has_numbers") & pl.col("status").is_not_null(),
+        pl.col("is_bare_call") & pl.col("has_signature"),
         (pl.col("is_client_call") | pl.col("is_bare_call"))
         & (pl.col("has_output") | (pl.col("has_model") & pl.col("request_model").is_null())),
     ]
@@ -230,7 +239,8 @@ def _searched(spans: pl.DataFrame) -> pl.DataFrame:
     spans = with_where(spans, pl.col("is_client_call") & pl.col("has_output"), _OF_ANSWERS)
     spans = with_where(spans.drop("tool_signature"), pl.col("is_tool"), _OF_TOOLS)
     spans = with_where(spans, pl.col("failed") & pl.col("has_error"), _OF_FAILURES)
-    spans = with_where(spans, pl.col("has_group_size") & pl.col("status").is_not_null(), _OF_ROLLOUTS)
+    spans = with_where(spans, pl.col("has_numbers") & pl.col("status").is_not_null(), _OF_ROLLOUTS)
+    spans = with_where(spans, pl.col("is_bare_call") & pl.col("has_signature"), _OF_BARE_CALLS)
     return spans.with_columns(
         pl.coalesce("agent", "_agent").alias("agent"),
         pl.coalesce("request_model", "_model").alias("request_model"),
@@ -238,6 +248,8 @@ def _searched(spans: pl.DataFrame) -> pl.DataFrame:
         pl.col("_holds_ids").fill_null(False).alias("has_answer"),
         pl.coalesce("_error", "error_type").alias("error_type"),
         pl.col("_group_size").alias("group_size"),
+        pl.col("_served_calls").alias("served_calls"),
+        pl.coalesce("_call_signed", "is_signed").alias("is_signed"),
     )
 
 

@@ -20,10 +20,10 @@ from trainspan_processing.traces.evaluations import (
     response_claims,
     with_feedback,
 )
-from trainspan_processing.traces.reward_trust import with_own_rewards
-from trainspan_processing.traces.rollout_table import rollout_table, with_collisions
+from trainspan_processing.traces.rollout_table import ignored_claims, rollout_table, with_collisions
 from trainspan_processing.traces.server_calls import ordered_calls, with_defaults
 from trainspan_processing.traces.spans import read_spans, system_hashes
+from trainspan_processing.traces.trust import heard, vouched_rollouts, with_own_rewards
 
 __all__ = ["Clock", "TraceIndex", "index_chunks", "index_traces"]
 
@@ -48,8 +48,8 @@ class TraceIndex:
     """Everything known without the tokens."""
 
     calls: pl.DataFrame
-    """CALLS, ordered, with `position`, `turn`, `next_index`, `agent` resolved, and `selected` and `other_policy` (all and
-    none, before reasons/selection.py)."""
+    """CALLS, ordered, with `is_heard`, `is_unsigned`, `position`, `turn`, `next_index`, `agent` resolved, and `selected` and
+    `other_policy` (all and none, before reasons/selection.py)."""
     spans: pl.DataFrame
     """SPANS."""
     evaluations: pl.DataFrame
@@ -70,6 +70,14 @@ class TraceIndex:
     """Keys of the client spans that describe a call that has arrived."""
     claims: pl.DataFrame
     """CLAIMS of these calls, and of other chunks as far as known, on the responses that late feedback names."""
+    vouched: pl.DataFrame
+    """VOUCHED."""
+    ignored: pl.DataFrame
+    """rollout_id, `claim` of what others say of these rollouts (`ignored_claims`)."""
+
+    def heard(self) -> "TraceIndex":
+        """The index with only those calls that count for their rollout."""
+        return self if self.calls["is_heard"].all() else replace(self, calls=self.calls.filter("is_heard"))
 
 
 def index_traces(
@@ -91,8 +99,16 @@ def index_traces(
     stored = _collect(source, selection, around)
     matched = _without_used(_match(source, stored, around), used)
     calls, others, spans = matched.calls, matched.others, stored.spans
-    bare_calls = others.filter("is_bare_call")
-    rollouts = rollout_table(calls, bare_calls, spans, matched.covered, stored.served, now_ns=now_ns, settle_s=settle_s)
+    rollouts = rollout_table(
+        calls.filter("is_heard"),
+        heard(others.filter("is_bare_call"), stored.vouched).filter("is_heard"),
+        spans,
+        matched.covered,
+        stored.served,
+        stored.vouched,
+        now_ns=now_ns,
+        settle_s=settle_s,
+    )
     rollouts = rollouts.join(used, on=ROLLOUT_KEY, how="anti", maintain_order="left").with_columns(_ALL_SELECTED)
     rollouts = with_collisions(rollouts, calls, stored.collisions)
     prompts = _prompts(source, calls, matched.matches, spans)
@@ -110,6 +126,8 @@ def index_traces(
         served=stored.served,
         covered=matched.covered,
         claims=claims,
+        vouched=stored.vouched,
+        ignored=ignored_claims(rollouts, calls, spans, matched.covered, stored.served, stored.vouched),
     )
 
 
@@ -125,6 +143,8 @@ class _Stored:
     served: frozenset[str]
     collisions: pl.DataFrame
     """COLLISIONS."""
+    vouched: pl.DataFrame
+    """VOUCHED."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +165,12 @@ def _collect(source: Source, selection: Selection, around: ChunkContext) -> _Sto
     judging = selection if selection.rollout_ids is None else replace(selection, run_id=None, round=None)
     evaluations = collect_evaluations(source.read("evaluations", judging, EVALUATION_COLUMNS))
     feedback = around.feedback if around.feedback is not None else read_feedback(source)
-    calls = ordered_calls(_with(own_calls, around.calls) if around.are_counted else own_calls)
-    named = pl.concat([calls["policy_name"], calls["request_model"]]).drop_nulls().unique()
+    some_calls = _with(own_calls, around.calls) if around.are_counted else own_calls
+    vouched = vouched_rollouts(spans, some_calls)
+    calls = ordered_calls(heard(some_calls, vouched))
+    serving = calls.filter(~pl.col("untrusted").fill_null(value=False))
+    serving = calls if serving.is_empty() else serving
+    named = pl.concat([serving["policy_name"], serving["request_model"]]).drop_nulls().unique()
     return _Stored(
         calls=calls,
         spans=_with(spans, around.near(spans, own_calls)),
@@ -154,6 +178,7 @@ def _collect(source: Source, selection: Selection, around: ChunkContext) -> _Sto
         feedback=feedback,
         served=around.served | frozenset(named.to_list()),
         collisions=collisions,
+        vouched=vouched,
     )
 
 
@@ -191,7 +216,7 @@ def _with_answers(source: Source, stored: _Stored, matched: _Matched, members: p
     if answered.is_empty():
         return matched
     as_read = matched.calls.with_columns(pl.col("counted_index").alias("call_index")).select(list(CALLS))
-    calls = ordered_calls(pl.concat([as_read, with_defaults(answered)]))
+    calls = ordered_calls(heard(pl.concat([as_read, with_defaults(answered)]), stored.vouched))
     return replace(matched, calls=calls, matches=match_calls(calls, stored.spans))
 
 
@@ -323,7 +348,7 @@ def _with_agents(
     `turn` counts the calls of one agent within a rollout from 0; the choices of one response share it. `next_index` is the
     call index of the agent's next turn, NULL after its last one.
     """
-    of_agent = [*ROLLOUT_KEY, "agent"]
+    of_agent = [*ROLLOUT_KEY, "is_heard", "agent"]
     first_choice = (pl.col("choice_index") == 0) | pl.col("response_id").is_null()
     said = matches.calls.join(prompts, on=["client_trace_id", "client_span_id"], how="left", maintain_order="left")
     return (
@@ -348,7 +373,7 @@ def _past_choices(calls: pl.DataFrame) -> pl.DataFrame:
     """Sets `next_index` past the other choices of the same response."""
     if not calls["choice_index"].max():
         return calls
-    turn = [*ROLLOUT_KEY, "agent", "turn"]
+    turn = [*ROLLOUT_KEY, "is_heard", "agent", "turn"]
     turns = calls.select(*turn, "call_index").unique(turn, keep="first", maintain_order=True)
     following = pl.col("call_index").shift(-1).over(turn[:-1]).alias("next_index")
     return calls.drop("next_index").join(

@@ -263,6 +263,7 @@ def _ended(process: AgentProcess, timed_out: bool, is_short_of_memory: bool, dur
     if code == 0:
         return Ended("ok", duration_s, None, stdout, code)
     error = f"exit code {code}: {process.last_error_line}"
-    if is_short_of_memory:
-        return Ended("infra_error", duration_s, None, stdout, code, f"killed for lack of memory: {error}")
-    return Ended("agent_error", duration_s, None, stdout, code, error, asks_again=code == TEMPORARY_FAILURE)
+    if is_short_of_memory:  # it may have taken all of it itself
+        error = f"killed for lack of memory: {error}"
+    asks_again = is_short_of_memory or code == TEMPORARY_FAILURE
+    return Ended("agent_error", duration_s, None, stdout, code, error, asks_again=asks_again)

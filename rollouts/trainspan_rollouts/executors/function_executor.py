@@ -222,9 +222,9 @@ class _Worker:
             self._lose(await self._death(wrote))
 
     async def _death(self, wrote: str) -> Ended:
-        """How the executions of a worker end that died, for lack of memory or by the fault of an agent; ends its children.
+        """How the executions of a worker that died end; ends its children.
 
-        If it had only one, that one's; of several, nobody knows whose, so they are tried again first.
+        If it had only one and memory was left, that one's; otherwise nobody knows whose, so they are tried again first.
         """
         self.is_lost = True
         with contextlib.suppress(TimeoutError):
@@ -232,9 +232,11 @@ class _Worker:
         await _kill(self._process)
         code = self._process.returncode
         error = f"the worker died with code {code}{wrote}"
-        if code == -signal.SIGKILL and not wrote and self._memory.explain(self._kills):
-            return Ended("infra_error", 0.0, exit_code=code, error=f"{error}, for lack of memory")
-        return Ended("agent_error", 0.0, exit_code=code, error=error, asks_again=len(self._answers) > 1)
+        is_short_of_memory = code == -signal.SIGKILL and not wrote and self._memory.explain(self._kills)
+        if is_short_of_memory:  # an agent in it may have taken all of it
+            error = f"{error}, for lack of memory"
+        asks_again = is_short_of_memory or len(self._answers) > 1
+        return Ended("agent_error", 0.0, exit_code=code, error=error, asks_again=asks_again)
 
     def _lose(self, ended: Ended) -> None:
         self.is_lost = True

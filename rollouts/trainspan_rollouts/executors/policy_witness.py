@@ -1,47 +1,123 @@
-"""Asks the policy servers whether they failed an attempt at a rollout, which an agent may only claim."""
+"""Asks the policy servers about an attempt at a rollout: the calls that they began, and whether they failed it. An agent only claims
+either."""
 
 import asyncio
 import http.client
 import urllib.error
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from trainspan_schemas.opener import OPENER
-from trainspan_schemas.telemetry.failures import FAILURES_PATH, RequestFailures
+from trainspan_schemas.telemetry.failures import RequestFailures, attempt_key, failures_path
+from trainspan_schemas.telemetry.identity import Identity
 
-__all__ = ["PolicyWitness"]
+__all__ = ["PolicyWitness", "Testimony"]
 
 ANSWER_S: Final = 5.0
 _MAX_BYTES: Final = 4096
+_NO_TRACE: Final = "0" * 32
+
+
+@dataclass(frozen=True, slots=True)
+class _Silence:
+    """A server that does not answer at all."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Testimony:
+    """What the servers say of an attempt, by URL; None: it is none of `trainspan serve` and cannot tell."""
+
+    answers: dict[str, RequestFailures | _Silence | None]
+
+    @property
+    def calls(self) -> int | None:
+        """The calls that they began; None if one of them cannot be asked."""
+        told = [answer for answer in self.answers.values() if isinstance(answer, RequestFailures)]
+        return sum(answer.calls for answer in told) if len(told) == len(self.answers) else None
+
+    def failure(self, duration_s: float) -> str | None:
+        """How they failed an attempt that began `duration_s` ago; None if they did not.
+
+        One server of several that does not answer, or was started meanwhile, need not have had any of its calls.
+        """
+        is_only = len(self.answers) == 1
+        for url, answer in self.answers.items():
+            if isinstance(answer, RequestFailures):
+                if answer.failures:
+                    return f"the policy server at {url} failed {answer.failures} of its requests"
+                if answer.up_s < duration_s and (is_only or answer.calls):
+                    return f"the policy server at {url} was started meanwhile"
+        silent = [
+            f"the policy server at {url} {answer.why}"
+            for url, answer in self.answers.items()
+            if isinstance(answer, _Silence)
+        ]
+        return silent[0] if len(silent) == len(self.answers) else None
 
 
 class PolicyWitness:
-    """The policy servers as witnesses of their own failures.
-
-    A server that is none of `trainspan serve` cannot tell: its failures are then known only if it does not answer.
-    """
+    """The policy servers as witnesses."""
 
     def __init__(self, policy_urls: Sequence[str]) -> None:
         self._servers = [url.rstrip("/").removesuffix("/v1") for url in policy_urls]
+        self._ours: set[str] = set()
+        """Those that have told something; others are told no rollout ids."""
+        self._others: set[str] = set()
 
-    async def failure(self, trace_id: str, duration_s: float) -> str | None:
-        """How the servers failed an attempt that began `duration_s` ago with this trace; None if they did not."""
-        asked = [asyncio.to_thread(_failure, server, trace_id, duration_s) for server in self._servers]
-        return next(filter(None, await asyncio.gather(*asked)), None)
+    async def ask(self, identity: Identity, trace_id: str) -> Testimony:
+        """Asks all servers about the attempt with this trace."""
+        answers = await asyncio.gather(
+            *(asyncio.to_thread(self._ask, each, identity, trace_id) for each in self._servers)
+        )
+        return Testimony(dict(zip(self._servers, answers, strict=True)))
+
+    async def looked_again(self, seen: Testimony) -> Testimony:
+        """`seen`, with whether those that cannot tell still answer."""
+        unknown = [server for server, answer in seen.answers.items() if answer is None]
+        statuses = await asyncio.gather(*(asyncio.to_thread(_status, server) for server in unknown))
+        silent = {
+            server: _Silence("cannot be reached")
+            for server, status in zip(unknown, statuses, strict=True)
+            if status is None
+        }
+        return Testimony({**seen.answers, **silent})
+
+    def _ask(self, server: str, identity: Identity, trace_id: str) -> RequestFailures | _Silence | None:
+        if server in self._others:
+            return None
+        if server not in self._ours:
+            answer = _answer(server, _NO_TRACE)
+            if not isinstance(answer, RequestFailures):
+                if answer is None:
+                    self._others.add(server)
+                return answer
+            self._ours.add(server)
+        return _answer(server, trace_id, attempt_key(identity.rollout_id, identity.attempt))
 
 
-def _failure(server: str, trace_id: str, duration_s: float) -> str | None:
+def _answer(server: str, *keys: str) -> RequestFailures | _Silence | None:
     try:
-        with OPENER.open(f"{server}{FAILURES_PATH}{trace_id}", timeout=ANSWER_S) as answer:
-            seen = RequestFailures.from_json(answer.read(_MAX_BYTES))
+        with OPENER.open(server + failures_path(*keys), timeout=ANSWER_S) as answer:
+            return RequestFailures.from_json(answer.read(_MAX_BYTES))
     except urllib.error.HTTPError as error:
-        return f"the policy server at {server} answered {error.code}" if error.code >= 500 else None
+        # A gateway may have an error of its own at this path.
+        is_failing = error.code >= 500 and (_status(server) or 500) >= 500
+        return _Silence(f"answered {error.code}") if is_failing else None
     except (OSError, http.client.HTTPException) as error:
-        return f"the policy server at {server} cannot be reached: {error}"
+        return _Silence(f"cannot be reached: {error}")
     except ValueError:
         return None
-    if seen.failures:
-        return f"the policy server at {server} failed {seen.failures} of its requests"
-    if seen.up_s < duration_s:
-        return f"the policy server at {server} was started meanwhile"
-    return None
+
+
+def _status(server: str) -> int | None:
+    """The status of its answer to a simple request; None if it cannot be reached."""
+    try:
+        with OPENER.open(f"{server}/v1/models", timeout=ANSWER_S) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+    except (OSError, http.client.HTTPException):
+        return None

@@ -45,7 +45,7 @@ class SpanRow(NamedTuple):
     span_key: _Unsigned
     """The span id as a number: the key, with `trace_id`, for finding duplicates."""
     richness: _Long
-    """Of two spans with the same ids, the one with the greater value is kept."""
+    """Flags that decide which of two spans with the same ids is kept, and the size of its texts and tokens."""
     trace_id: _Text
     span_id: _Text
     parent_span_id: _Text | None

@@ -1,16 +1,32 @@
-"""What a policy server says of its own failures to answer the requests of one attempt at a rollout."""
+"""What a policy server says of the requests of one attempt at a rollout: its own failures to answer, and the calls that it began."""
 
 import json
 import math
 from dataclasses import asdict, dataclass
 from typing import Final
+from urllib.parse import quote, unquote
 
 from trainspan_schemas.errors import InvalidRecordError
 
-__all__ = ["FAILURES_PATH", "RequestFailures"]
+__all__ = ["FAILURES_PATH", "RequestFailures", "attempt_key", "failures_path", "keys_of_path"]
 
 FAILURES_PATH: Final = "/trainspan/failures/"
-"""Followed by the attempt's trace id: 32 hex digits."""
+"""Followed by the keys that the attempt's calls are counted under, each percent-encoded, with commas between them."""
+
+
+def attempt_key(rollout_id: str, attempt: int) -> str:
+    """The key of the calls of signed callers with this identity; of those whose URL or key names the trace, it is the trace id."""
+    return f"{rollout_id}/{attempt}"
+
+
+def failures_path(*attempt_keys: str) -> str:
+    """The path at which a server tells of these keys together."""
+    return FAILURES_PATH + ",".join(quote(key, safe="") for key in attempt_keys)
+
+
+def keys_of_path(raw_path: bytes) -> list[str]:
+    """The keys in such a path, as it was sent."""
+    return [unquote(key) for key in raw_path.decode("latin-1").removeprefix(FAILURES_PATH).split(",")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,9 +34,11 @@ class RequestFailures:
     """The failures of one server."""
 
     failures: int
-    """Requests that it answered with 429 or 5xx, or whose answer it broke off."""
+    """Requests that it refused as too many, that an engine at work on them failed, or whose answer it broke off."""
     up_s: float
     """Seconds since it was started."""
+    calls: int = 0
+    """Calls that it began, whatever became of them."""
 
     def to_record(self) -> dict[str, float]:
         return asdict(self)
@@ -30,9 +48,9 @@ class RequestFailures:
         """Raises InvalidRecordError."""
         try:
             record = json.loads(body)
-            failures, up_s = int(record["failures"]), float(record["up_s"])
+            failures, up_s, calls = int(record["failures"]), float(record["up_s"]), int(record["calls"])
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise InvalidRecordError(f"not the failures of a server: {body[:100]!r}") from error
-        if failures < 0 or not math.isfinite(up_s):
+        if failures < 0 or calls < 0 or not math.isfinite(up_s):
             raise InvalidRecordError(f"not the failures of a server: {body[:100]!r}")
-        return cls(failures, up_s)
+        return cls(failures, up_s, calls)

@@ -18,6 +18,9 @@ SPLIT: Final = "trainspan.split"  # "train" | "val"
 # The rollout's own span (runner, explicit block or process), recognized by ROLLOUT_STATUS.
 ROLLOUT_STATUS: Final = "trainspan.rollout.status"
 ROLLOUT_CALLS: Final = "trainspan.rollout.calls"  # int: successful calls seen by the agent's side, if known
+SERVED_CALLS: Final = (
+    "trainspan.rollout.served_calls"  # int: calls that the policy servers began, as they told the runner
+)
 ROLLOUT_BOUNDARY: Final = "trainspan.rollout.boundary"  # "runner" | "explicit" | "request" | "process"
 ROLLOUT_SIGNED: Final = "trainspan.rollout.signed"  # true: the runner signed what it passed to the agent
 ROLLOUT_JUDGE: Final = "trainspan.rollout.judge"  # "module:function"; then only evaluations of source "judge" count

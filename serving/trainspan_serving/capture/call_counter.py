@@ -54,6 +54,12 @@ class CallCounter:
         self._save(key, number + 1)
         return number
 
+    def count(self, key: str) -> int:
+        """How many numbers of `key` were given out."""
+        key = _bounded(key)
+        number = self._counts.get(key)
+        return self._stored(key) if number is None else number
+
     def close(self) -> None:
         self._database.close()
 

@@ -16,6 +16,7 @@ from typing import Any
 from trainspan_schemas.errors import InvalidRecordError
 from trainspan_schemas.telemetry import keys
 from trainspan_schemas.telemetry.clock import clock_id
+from trainspan_schemas.telemetry.failures import attempt_key
 from trainspan_schemas.telemetry.identity import Identity, TraceParent, parse_baggage
 
 __all__ = ["Caller", "identify"]
@@ -49,10 +50,10 @@ class Caller:
 
     @property
     def counter_key(self) -> str | None:
-        """The key that calls are counted under: the attempt of a rollout, otherwise the trace."""
-        if self.identity:
-            return f"{self.identity.rollout_id}/{self.identity.attempt}"
-        return self.trace_id
+        """The key that calls are counted under: the attempt of a rollout, otherwise the trace. Callers without a signature are counted
+        apart, or they could use up the numbers of a runner's rollout."""
+        key = attempt_key(*self.attempt) if self.attempt else self.trace_id
+        return key if self.is_signed or key is None else f"unsigned {key}"
 
     @property
     def attempt(self) -> tuple[str, int] | None:

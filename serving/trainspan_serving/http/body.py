@@ -1,16 +1,29 @@
-"""Reads the whole body of a request, within a size and time limit, before the request counts as in flight."""
+"""Reads the whole body of a request, within a size and time limit, before the request counts as in flight, and checks its JSON.
+
+vLLM answers some malformed bodies with 500, as if it had failed.
+"""
 
 import asyncio
+import json
+import math
+import re
 from collections.abc import MutableMapping
-from typing import Any
+from typing import Any, Final
 
 from trainspan_serving.http.asgi import Message, Receive, Scope
 
-__all__ = ["BodyError", "ClientGoneError", "read_body", "replayed"]
+__all__ = ["BodyError", "ClientGoneError", "check_json", "read_body", "replayed"]
+
+MAX_DEPTH: Final = 100
+"""Levels of lists and objects in each other; the deepest JSON schemas have about thirty."""
+_MAX_INT: Final = 2**63
+_LONG_NUMBER: Final = re.compile(rb"[0-9]{19}|[eE][+-]?[0-9]{3}|NaN|Infinity")
+"""Every number beyond the limits has one of these; looking at each number would take ten times as long."""
+_HALF_CHARACTER: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 class BodyError(Exception):
-    """A body that is too long (413) or too slow (408)."""
+    """A body that is too long (413), too slow (408) or malformed (400)."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)
@@ -47,6 +60,63 @@ async def read_body(scope: Scope, receive: Receive, *, max_bytes: int, timeout_s
                     return b"".join(chunks)
     except TimeoutError:
         raise BodyError(408, f"the body did not arrive within {timeout_s:g} s; got {size} bytes of it") from None
+
+
+def check_json(scope: Scope, body: bytes) -> None:
+    """Raises BodyError (400) if a body that says it is JSON is none that vLLM can read: a JSON object in UTF-8, not deeper than MAX_DEPTH,
+    with finite numbers that 64 bits can hold and texts of whole characters."""
+    kind = next((value for name, value in scope["headers"] if name == b"content-type"), b"application/json")
+    if not body.strip() or b"json" not in kind.lower():
+        return  # no body, or another format
+    try:
+        text = body.decode()
+        numbers: dict[str, Any] = {}
+        if _LONG_NUMBER.search(body):
+            numbers = {"parse_int": _checked_int, "parse_float": _checked_float, "parse_constant": _checked_float}
+        request = json.loads(text, **numbers)
+        if not isinstance(request, dict):
+            raise BodyError(400, f"the body must be a JSON object, not a {type(request).__name__}")
+        if _HALF_CHARACTER.search(body):
+            json.dumps(request, ensure_ascii=False).encode()
+    except UnicodeDecodeError as error:
+        raise BodyError(
+            400, f"the body is not UTF-8: byte {error.start} is {body[error.start : error.start + 1]!r}"
+        ) from None
+    except UnicodeEncodeError as error:
+        raise BodyError(
+            400, f"the body has half a character (a lone surrogate): {error.object[error.start]!a}"
+        ) from None
+    except ValueError as error:
+        raise BodyError(400, f"the body is not JSON: {error}") from None
+    except RecursionError:
+        raise _too_deep() from None
+    _check_depth(request)
+
+
+def _checked_int(text: str) -> int:
+    if len(text) > 20 or not -_MAX_INT <= int(text) < _MAX_INT:
+        raise ValueError(f"the integer {text[:30]} does not fit into 64 bits")
+    return int(text)
+
+
+def _checked_float(text: str) -> float:
+    if not math.isfinite(float(text)):
+        raise ValueError(f"the number {text[:30]} is not finite")
+    return float(text)
+
+
+def _check_depth(request: dict[str, Any]) -> None:
+    level: list[Any] = [request]
+    for _ in range(MAX_DEPTH):
+        inner = (item.values() if isinstance(item, dict) else item for item in level)
+        level = [value for values in inner for value in values if isinstance(value, dict | list)]
+        if not level:
+            return
+    raise _too_deep()
+
+
+def _too_deep() -> BodyError:
+    return BodyError(400, f"the body has more than {MAX_DEPTH} levels of lists and objects in each other")
 
 
 def replayed(body: bytes, receive: Receive) -> Receive:

@@ -65,6 +65,7 @@ def test_a_call_span_becomes_a_call_with_its_columns_and_keeps_the_rest_as_attri
     export(collector.address, span(1, 1, attributes, parent_span_id=span_id(9), dropped_attributes_count=1))
     [call] = _trace_rows(collector, "calls", 1)
     assert call.pop("seq") > 0
+    assert call.pop("received_ns") > 10**18
     kept = json.loads(call.pop("attributes"))
     assert kept == {key: value for key, value in attributes.items() if key not in TOKENS}
     facts = {name: call.pop(name) for name in PROMOTED}
@@ -135,6 +136,36 @@ def test_of_two_spans_with_the_same_ids_the_richer_stays_in_either_order(
         _trace_rows(collector, "spans", trace)  # each loaded separately
     assert [row["name"] for row in _trace_rows(collector, "spans", trace)] == ["call"]
     assert len(_trace_rows(collector, "calls", trace)) == 1
+
+
+@pytest.mark.parametrize("is_one_batch", [True, False])
+@pytest.mark.parametrize("is_later_first", [True, False])
+def test_of_two_ended_copies_the_one_that_ended_last_stays_and_not_the_larger(
+    collector: CollectorProcess, is_later_first: bool, is_one_batch: bool
+) -> None:
+    trace = 130 + 2 * is_later_first + is_one_batch
+    copies = [span(trace, 1, {"a": "x" * 5_000}), span(trace, 1, {"a": "b"}, end_time_unix_nano=9_000)]
+    copies = copies[::-1] if is_later_first else copies
+    for sent in [copies] if is_one_batch else [[copy] for copy in copies]:
+        export(collector.address, *sent)
+        _trace_rows(collector, "spans", trace)
+    assert [json.loads(row["attributes"]) for row in _trace_rows(collector, "spans", trace)] == [{"a": "b"}]
+
+
+@pytest.mark.parametrize("is_one_batch", [True, False])
+def test_of_two_copies_that_ended_together_the_last_one_that_says_something_else_stays(
+    collector: CollectorProcess, is_one_batch: bool
+) -> None:
+    trace = 134 + is_one_batch
+    copies = [span(trace, 1, {"a": "x" * 5_000}), span(trace, 1, {"a": "b"}), span(trace, 1, {"a": "b"})]
+    for sent in [copies] if is_one_batch else [[copy] for copy in copies]:
+        export(collector.address, *sent)
+        _trace_rows(collector, "spans", trace)
+    assert [json.loads(row["attributes"]) for row in _trace_rows(collector, "spans", trace)] == [{"a": "b"}]
+    query = f"SELECT count(*) FROM stored.spans WHERE trace_id = '{trace_id(trace).hex()}'"
+    assert select(collector.address, query) == [
+        (1 if is_one_batch else 2,)
+    ]  # an export that is tried again adds no row
 
 
 def test_the_same_span_id_in_two_traces_is_two_spans(collector: CollectorProcess) -> None:

@@ -64,7 +64,7 @@ def test_what_was_replaced_an_hour_ago_is_deleted_once_it_is_much(store: Store, 
     assert chore.apply(store.filling.cursor) == 12
     assert _counts(store) == (20, 40, 20)
     assert store.differences() == (0, 0)
-    _send(store, 20, 3)
+    _send(store, 20, 4)
     assert _counts(store) == (20, 40, 20)
 
 

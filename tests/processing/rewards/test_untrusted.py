@@ -71,8 +71,8 @@ def test_a_call_that_names_a_rollout_without_its_runners_signature_is_not_traine
     signed.root_span.attributes[keys.ROLLOUT_SIGNED] = True
     for rollout in (signed, old):
         rollout.call(0, [1], [2], trainspan__call__signed=True)
-        rollout.call(1, [1, 2], [3], at=1, trainspan__call__signed=False)
-        rollout.call(2, [1, 2, 3], [4], at=2)
+        rollout.call(0, [1, 2], [3], at=2, trainspan__call__signed=False)  # a server counts these apart
+        rollout.call(1, [1, 2, 3], [4], at=3)
         rollout.reward(1.0)
     # An agent's own rollout span cannot make other calls count as unsigned.
     own = bench.rollout("own").reward(1.0)
@@ -83,7 +83,7 @@ def test_a_call_that_names_a_rollout_without_its_runners_signature_is_not_traine
     assert built.manifest["dropped"] == {"unsigned": 1}
     kept = rows(built).group_by("rollout_id", maintain_order=True).agg("call_index").rows()
     names = {name.removeprefix(f"{bench.run_id}-"): indexes for name, indexes in kept}
-    assert names == {"signed": [0, 2], "old": [0, 1, 2], "own": [0]}
+    assert names == {"signed": [0, 1], "old": [0, 1, 2], "own": [0]}
     admitted = bench.build(out=bench.out / "admitted", baseline="none", admit="unsigned")
     assert admitted.manifest["dropped"] == {}
 

@@ -5,7 +5,9 @@ import pytest
 
 from tests.processing.conftest import Bench, rows
 from tests.processing.support.traces import SECOND, START_NS, TestRollout, chain, hex_id
+from trainspan_processing.reasons.missing_calls import find_lacks
 from trainspan_schemas.errors import DatasetError
+from trainspan_schemas.telemetry import keys
 
 
 def _facts(bench: Bench) -> dict[str, tuple[bool, bool, bool]]:
@@ -108,6 +110,19 @@ def test_a_rollout_span_of_the_agent_counts_its_own_process_and_a_runners_counts
     bench.send(own, lost, runners)
     complete = {name: facts[0] for name, facts in _facts(bench).items()}
     assert complete == {"own0": True, "lost0": False, "runners0": True}
+
+
+def test_an_agents_count_decides_nothing_if_the_policy_servers_told_the_runner_theirs(bench: Bench) -> None:
+    rollouts = [chain(bench.rollout(name, stated_calls=99), 2) for name in ("whole", "lost", "forged")]
+    for rollout, served in zip(rollouts, (2, 3, 2), strict=True):
+        rollout.root_span.attributes[keys.SERVED_CALLS] = served
+    rollouts[2].root_span.attributes[keys.ROLLOUT_BOUNDARY] = "explicit"  # only a runner asks the servers
+    bench.send(*rollouts)
+    complete = {name: facts[0] for name, facts in _facts(bench).items()}
+    assert complete == {"whole0": True, "lost0": False, "forged0": False}
+    with bench.source() as source:
+        (lack,) = find_lacks(source, bench.traces(), f"{bench.run_id}-lost", 0)
+    assert lack.what == "the policy server began 3 calls, but 2 are stored"
 
 
 _DIALECTS = {

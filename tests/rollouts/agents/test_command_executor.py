@@ -80,7 +80,7 @@ def test_an_agent_that_timed_out_takes_no_other_agents_excuse_for_being_killed(
     timed_out, other = asyncio.run(both())
     assert (tmp_path / "ready").exists()
     assert (timed_out.status, timed_out.exit_code) == ("timeout", 137)
-    assert (other.status, other.exit_code) == ("infra_error", -9)
+    assert (other.status, other.asks_again, other.exit_code) == ("agent_error", True, -9)
     assert str(other.error).startswith("killed for lack of memory")
 
 

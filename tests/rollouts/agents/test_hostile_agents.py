@@ -1,5 +1,6 @@
 """Agents that leave or write what they should not, or that claim that others failed."""
 
+import asyncio
 import json
 import os
 import time
@@ -11,13 +12,17 @@ import pytest
 from tests.rollouts.agents.test_commands import is_running
 from tests.rollouts.agents.test_functions import rewards, rollouts, statuses, tasks
 from tests.rollouts.conftest import Run
+from tests.rollouts.records.test_resuming import NOBODY
 from tests.support.agents.openai_server import OpenAIServer
 from tests.support.otlp.recorder import OtlpRecorder
 from trainspan import _worker
 from trainspan_rollouts.executors import agent_process, command_executor
 from trainspan_rollouts.executors.agent_process import MemoryKills, read_reports, remove_folder
+from trainspan_rollouts.executors.policy_witness import PolicyWitness
 from trainspan_schemas.agents.worker import AgentReport, JobOutcome, decode
 from trainspan_schemas.errors import InvalidRecordError
+from trainspan_schemas.telemetry import keys
+from trainspan_schemas.telemetry.identity import Identity
 
 GOOD = {"calls": 2, "policy_failing": False, "rewards": [0.5]}
 
@@ -146,9 +151,9 @@ def test_reports_that_break_the_rules_cost_only_their_own_rollout_and_children_h
     ("failures", "claimed"),
     [
         pytest.param(None, "agent_error", id="a server that cannot tell"),
-        pytest.param({"failures": 0, "up_s": 1e6}, "agent_error", id="the server answered all"),
-        pytest.param({"failures": 3, "up_s": 1e6}, "infra_error", id="the server failed requests"),
-        pytest.param({"failures": 0, "up_s": 0.01}, "infra_error", id="the server was started meanwhile"),
+        pytest.param({"failures": 0, "up_s": 1e6, "calls": 1}, "agent_error", id="the server answered all"),
+        pytest.param({"failures": 3, "up_s": 1e6, "calls": 1}, "infra_error", id="the server failed requests"),
+        pytest.param({"failures": 0, "up_s": 0.01, "calls": 0}, "infra_error", id="the server was started meanwhile"),
     ],
 )
 def test_a_claim_that_the_policy_server_failed_is_believed_if_the_server_says_so(
@@ -167,6 +172,56 @@ def test_a_claim_that_the_policy_server_failed_is_believed_if_the_server_says_so
     assert statuses(recorder) == {("x", 0): "infra_error", ("x", 1): claimed}
 
 
+def test_an_agents_count_of_its_calls_is_shown_and_the_servers_count_stands_beside_it(
+    run: Run, policy: OpenAIServer, recorder: OtlpRecorder, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = """
+    import json, os, pathlib
+
+    pathlib.Path(os.environ["TRAINSPAN_REPORT"], "9.json").write_text('{"calls": 99, "policy_failing": false, "rewards": [1.0]}')
+    """
+    policy.failures = lambda: {"failures": 0, "up_s": 1e6, "calls": 2}
+    result = run(source, tasks("x", "y"), "python", "agent.py")
+    assert (result.status, result.calls) == ({"ok": 2}, 4)
+    counts = [
+        (span.attributes[keys.ROLLOUT_CALLS], span.attributes[keys.SERVED_CALLS])
+        for span in recorder.named("trainspan.rollout")
+    ]
+    assert counts == [(99, 2)] * 2
+    (warning,) = [record.getMessage() for record in caplog.records if "calls_unknown_to_servers" in record.getMessage()]
+    assert "its agent reports 99 calls, the policy servers began 2: theirs count" in warning
+
+
+def _failure(*policy_urls: str) -> str | None:
+    async def ask() -> str | None:
+        witness = PolicyWitness(policy_urls)
+        seen = await witness.ask(Identity("r"), "1" * 32)
+        return (await witness.looked_again(seen)).failure(5.0)
+
+    return asyncio.run(ask())
+
+
+def test_only_a_server_that_had_calls_of_a_rollout_and_failed_excuses_it() -> None:
+    def told(failures: int, up_s: float, calls: int) -> Callable[[], dict[str, float]]:
+        return lambda: {"failures": failures, "up_s": up_s, "calls": calls}
+
+    good, bad, new, used = (
+        OpenAIServer(failures=told(*counts)) for counts in ((0, 1e6, 3), (2, 1e6, 3), (0, 1.0, 0), (0, 1.0, 1))
+    )
+    gateway = OpenAIServer(failures=lambda: None, status=lambda _: 200, failures_status=500)
+    broken = OpenAIServer(failures=lambda: None, status=lambda _: 502, failures_status=502)
+    with good, bad, new, used, gateway, broken:
+        assert _failure(good.url) is None
+        assert _failure(good.url, bad.url) == f"the policy server at {bad.url[:-3]} failed 2 of its requests"
+        assert _failure(new.url) == f"the policy server at {new.url[:-3]} was started meanwhile"
+        assert _failure(good.url, new.url) is None
+        assert _failure(good.url, used.url) == f"the policy server at {used.url[:-3]} was started meanwhile"
+        assert _failure(gateway.url) is None  # an error of its own, at this path
+        assert _failure(broken.url) == f"the policy server at {broken.url[:-3]} answered 502"
+        assert _failure(good.url, broken.url, NOBODY) is None  # dead, but not all
+        assert str(_failure(broken.url, NOBODY)).startswith("the policy server at")
+
+
 def test_an_agent_that_asks_for_another_attempt_or_kills_itself_failed_in_the_end(
     run: Run, recorder: OtlpRecorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,19 +235,24 @@ def test_an_agent_that_asks_for_another_attempt_or_kills_itself_failed_in_the_en
         sys.exit(1)
     if case == "again":
         sys.exit(75)
+    if case == "memory":  # as one that takes all of it until the kernel kills it
+        kills = int(pathlib.Path("vmstat").read_text().split()[-1])
+        pathlib.Path("vmstat").write_text(f"oom_kill {kills + 1}")
     os.kill(os.getpid(), signal.SIGKILL)
     """
     vmstat = tmp_path / "vmstat"
     vmstat.write_text("nr_free_pages 1\noom_kill 7\n")
     monkeypatch.setattr(command_executor, "MemoryKills", lambda: MemoryKills(vmstat))
-    result = run(source, tasks("claim", "again", "killed"), "python", "agent.py", "{input}")
-    assert result.status == {"agent_error": 3}
+    result = run(source, tasks("claim", "again", "killed", "memory"), "python", "agent.py", "{input}", concurrency=1)
+    assert result.status == {"agent_error": 4}
     assert statuses(recorder) == {
         ("claim", 0): "infra_error",  # tried again because it asked for that
         ("claim", 1): "agent_error",
         ("again", 0): "infra_error",
         ("again", 1): "agent_error",
         ("killed", 0): "agent_error",
+        ("memory", 0): "infra_error",
+        ("memory", 1): "agent_error",
     }
 
 

@@ -91,7 +91,7 @@ def test_baggage_may_come_in_several_headers_and_carries_notes() -> None:
     for value in ("x=1", identity.to_baggage("critic"), f"{keys.NO_BOUNDARY}=true,{keys.STATE_KEY}=s%201"):
         scope["headers"].append((b"baggage", value.encode()))
     caller = identify(scope, [], KEY)
-    assert (caller.identity, caller.agent, caller.counter_key) == (identity, "critic", "r1/2")
+    assert (caller.identity, caller.agent, caller.counter_key) == (identity, "critic", "unsigned r1/2")
     assert dict(caller.notes) == {keys.NO_BOUNDARY: "true", keys.STATE_KEY: "s 1"}
 
 
@@ -103,8 +103,16 @@ def test_the_client_is_the_user_agent_cut_to_a_line() -> None:
 
 
 def test_without_a_rollout_calls_are_counted_by_trace() -> None:
-    assert identify(scope_of(traceparent=str(TRACE)), [], KEY).counter_key == TRACE.trace_id
+    assert identify(scope_of(traceparent=str(TRACE)), [], KEY).counter_key == f"unsigned {TRACE.trace_id}"
     assert identify(scope_of(), [], KEY).counter_key is None
+
+
+def test_who_has_no_signature_takes_no_numbers_of_who_has_one() -> None:
+    identity = Identity("r1", attempt=2)
+    signed, unsigned = (
+        identify(scope_of(baggage=given.to_baggage()), [], KEY) for given in (identity.signed(KEY), identity)
+    )
+    assert (signed.counter_key, unsigned.counter_key) == ("r1/2", "unsigned r1/2")
 
 
 @given(st.text(max_size=80), st.binary(max_size=80), st.binary(max_size=80), st.binary(max_size=80))

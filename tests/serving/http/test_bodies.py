@@ -8,7 +8,11 @@ import urllib.error
 import urllib.request
 from typing import Any
 
+from tests.serving.forcing.branches import Rollout
+from tests.serving.http.test_body import MALFORMED
 from tests.serving.support.servers import Stack
+from trainspan_schemas.telemetry import keys
+from trainspan_schemas.telemetry.failures import RequestFailures, attempt_key, failures_path
 
 MESSAGES = [{"role": "user", "content": "calc 7*5"}]
 CHAT = {"model": "policy", "messages": MESSAGES, "max_tokens": 24, "seed": 3}
@@ -155,3 +159,44 @@ def test_a_connection_that_was_idle_for_longer_than_httpx_keeps_one_is_still_ope
         assert connection.sock is socket
         time.sleep(idle_s)
     connection.close()
+
+
+def test_no_malformed_body_on_any_route_counts_as_the_servers_failure(base_policy: Stack) -> None:
+    """An agent could excuse itself by one."""
+    rollout = Rollout(base_policy)
+    url, headers = (
+        base_policy.server.url,
+        {"traceparent": str(rollout.parent), "baggage": rollout.identity.to_baggage()},
+    )
+    with urllib.request.urlopen(f"{url}/openapi.json", timeout=60) as answer:
+        routes = [path for path, methods in json.load(answer)["paths"].items() if "post" in methods]
+    assert {"/invocations", "/v1/chat/completions", "/tokenize"} <= set(routes)
+    ours = [
+        path for path in routes if not path.startswith("/trainspan/") and path not in ("/ping", "/sleep", "/wake_up")
+    ]
+    answers = {
+        (path, body[:30]): rollout.send(path.replace("{", "").replace("}", ""), body, headers)[0]
+        for path in ours
+        for body in (
+            *MALFORMED.values(),
+            b'{"model": 5, "messages": {"a": 1}, "prompt": {}, "input": 7}',
+            b"{}",
+            b'{"prompt": null}',
+        )
+    }
+    assert {case: status for case, status in answers.items() if status >= 500} == {}
+    own = failures_path(rollout.parent.trace_id, attempt_key(rollout.identity.rollout_id, 0))
+    with urllib.request.urlopen(url + own, timeout=60) as answer:
+        assert RequestFailures.from_json(answer.read()).failures == 0
+
+
+def test_the_server_tells_how_many_calls_of_an_attempt_it_began(base_policy: Stack) -> None:
+    rollout = Rollout(base_policy)
+    own = failures_path(rollout.parent.trace_id, attempt_key(rollout.identity.rollout_id, 0))
+    for _ in range(2):
+        assert rollout.ask("/v1/completions", {"prompt": "calc", "max_tokens": 2})[0] == 200
+    unsigned = {"traceparent": str(rollout.parent), "baggage": f"{keys.ROLLOUT_ID}={rollout.identity.rollout_id}"}
+    assert rollout.ask("/v1/completions", {"prompt": "calc", "max_tokens": 2}, unsigned)[0] == 200
+    with urllib.request.urlopen(base_policy.server.url + own, timeout=60) as answer:
+        told = RequestFailures.from_json(answer.read())
+    assert (told.calls, told.failures) == (2, 0)

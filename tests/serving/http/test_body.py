@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from trainspan_serving.http.body import BodyError, ClientGoneError, read_body, replayed
+from trainspan_serving.http.body import BodyError, ClientGoneError, check_json, read_body, replayed
 from trainspan_serving.swap.gate import Gate
 
 Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -97,3 +97,41 @@ def test_a_forgotten_request_may_leave_later_without_affecting_others() -> None:
         return [*seen, await gate.close(0.01)]
 
     assert asyncio.run(run()) == [False, 1, 0, True, None, 1, 1, False, True]
+
+
+def check(body: bytes, kind: bytes | None = b"application/json") -> None:
+    check_json({"headers": [] if kind is None else [(b"content-type", kind)]}, body)
+
+
+MALFORMED: dict[str, bytes] = {
+    "is not JSON": b'{"a": ',
+    "more than 100 levels": b"[" * 100_000,
+    "levels of lists": b'{"a": ' + b"[" * 100 + b"]" * 100 + b"}",
+    "is not UTF-8: byte 7": b'{"a": "\xff"}',
+    "is not UTF-8: byte 0": '{"a": 1}'.encode("utf-16"),
+    "half a character": b'{"model": "\\ud83d"}',
+    "the number NaN is not finite": b'{"temperature": NaN}',
+    "the number 1e999 is not finite": b'{"temperature": 1e999}',
+    "does not fit into 64 bits": b'{"seed": ' + b"9" * 5000 + b"}",
+    "the integer 9223372036854775808 does not": b'{"prompt": [9223372036854775808]}',
+    "not a list": b"[1]",
+    "not a str": b'"text"',
+}
+
+
+@pytest.mark.parametrize("message", MALFORMED)
+def test_a_malformed_body_is_refused_by_name(message: str) -> None:
+    with pytest.raises(BodyError, match=message) as caught:
+        check(MALFORMED[message])
+    assert caught.value.status == 400
+
+
+def test_other_bodies_are_left_to_vllm() -> None:
+    check(b"")
+    check(b" \n")
+    check(b"\xff", b"multipart/form-data; boundary=x")
+    check(
+        '{"a": "é\\ud83d\\ude00", "b": [1e300, -9223372036854775808, 9223372036854775807], "c": "NaN 1e999"}'.encode()
+    )
+    check(b'{"a": ' + b"[" * 99 + b"]" * 99 + b"}", b"Application/JSON; charset=utf-8")
+    check(b'{"a": 1}', None)

@@ -43,6 +43,8 @@ class OpenAIServer:
     redirect: Callable[[str], str | None] = lambda _path: None
     failures: Callable[[], dict[str, Any] | None] = lambda: None
     """What it says of its own failures, as `trainspan serve` does; None: it cannot tell."""
+    failures_status: int = 404
+    """The status if it cannot tell."""
     names_calls: bool = False
     """Whether its responses name the calls that they answer, as the policy server's do: by the number of the request."""
     requests: list[Recorded] = field(default_factory=list)
@@ -76,7 +78,7 @@ class OpenAIServer:
                 if self.path.startswith(FAILURES_PATH):
                     told = outer.failures()
                     data = json.dumps(told or {}).encode()
-                    self.send_response(404 if told is None else 200)
+                    self.send_response(outer.failures_status if told is None else 200)
                     self.send_header("content-length", str(len(data)))
                     self.end_headers()
                     self.wfile.write(data)

@@ -82,6 +82,7 @@ def _facts(manifest: Mapping[str, Any]) -> Element:
         ("rewards that match no rollout", str(manifest["rewards_unmatched"])),
         ("responses that several rollouts have", str(manifest["responses_ambiguous"])),
         ("measured values of another policy version or reward", str(manifest["ignored_values"])),
+        ("claims of untrusted senders that were ignored", str(sum(manifest["ignored_claims"].values()))),
         ("traces in several stores", str(manifest["split_traces"]["traces"])),
         ("rewards that arrived after their rollout was used", str(manifest["rewards_late"])),
         ("groups waiting for their last rollouts", str(manifest["groups_incomplete"]["waiting"])),
