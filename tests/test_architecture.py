@@ -90,7 +90,7 @@ FLOORS = {
         "__main__",
         "commands main",
         "branching doctor",
-        "clients export_options extras setting_options settings views",
+        "clients export_options extras named_settings setting_options settings views",
     ),
     "serving": ("middleware worker", "http", "swap", "capture process", "export checkpoints forcing"),
     "exporters": (

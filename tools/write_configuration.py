@@ -32,6 +32,8 @@ learning_rate = 2e-5
 An environment variable takes precedence over the file, and an option of the command takes precedence over both.
 If a setting has two variables, the first one wins.
 An option has the name of its setting with hyphens: `--learning-rate` is `learning_rate`.
+Every command takes `--set SECTION.KEY=VALUE` for any setting, such as `--set train.kl_coef=0.05`.
+It stands for the setting's variable, also in the processes that the command starts.
 An unknown section or key is an error that names the nearest known one.
 Settings that hardly anybody needs are in the table [`[advanced]`](#advanced).
 The state folder `$TRAINSPAN_HOME` is `.trainspan/` unless that variable is set.

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
+from trainspan_cli.named_settings import NAMED, advice, named_settings, set_for_command
 from trainspan_schemas.command_events import NOTHING_TO_TRAIN
 from trainspan_schemas.errors import NothingToBranchError, NothingToTrainError, TrainspanError, UsageError
 
@@ -42,6 +43,7 @@ GROUPS = {
     },
 }
 """Groups of subcommands, each with its line in `trainspan --help`; `trainspan_cli.commands.<name>.<name>` implements one."""
+_EPILOG = f"Any setting of docs/configuration.md: {NAMED} SECTION.KEY=VALUE."
 COMMANDS = tuple(name for group in GROUPS.values() for name in group)
 
 
@@ -68,7 +70,12 @@ def run(arguments: Sequence[str]) -> int:
         level=os.environ.get("TRAINSPAN_LOG", "WARNING").upper(),
         format="%(asctime)s %(levelname)s %(name)s %(message)s",
     )
-    return _invoke(name, rest)
+    try:
+        rest, variables = named_settings(rest)
+    except UsageError as error:
+        return _fail(str(error), 2)
+    with set_for_command(variables):
+        return _invoke(name, rest)
 
 
 def _invoke(name: str, arguments: Sequence[str]) -> int:
@@ -78,7 +85,7 @@ def _invoke(name: str, arguments: Sequence[str]) -> int:
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     try:
         module = importlib.import_module(f"trainspan_cli.commands.{name}")
-        app.command(name=name, **getattr(module, "COMMAND_OPTIONS", {}))(getattr(module, name))
+        app.command(name=name, epilog=_EPILOG, **getattr(module, "COMMAND_OPTIONS", {}))(getattr(module, name))
         result = get_command(app).main(list(arguments), prog_name=f"trainspan {name}", standalone_mode=False)
     except UsageError as error:
         return _fail(str(error), 2)
@@ -108,7 +115,7 @@ def _invoke(name: str, arguments: Sequence[str]) -> int:
         )  # typer's errors have it; their base class was click's until 0.25
         if message is None:
             raise
-        return _fail(f"{message()} (see `trainspan {name} --help`)", 2)
+        return _fail(f"{message()} ({advice(message()) or f'see `trainspan {name} --help`'})", 2)
     return result if isinstance(result, int) else 0
 
 
@@ -130,6 +137,7 @@ def _help() -> str:
         lines += ["", f"{group}:", *(f"  {name:<10} {line}" for name, line in commands.items())]
     lines += [
         "",
-        "Help for a command: trainspan COMMAND --help. Settings: trainspan.toml. State: .trainspan/",
+        "Help for a command: trainspan COMMAND --help. Settings: trainspan.toml, or --set SECTION.KEY=VALUE with any command.",
+        "State: .trainspan/",
     ]
     return "\n".join(lines)

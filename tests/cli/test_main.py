@@ -1,3 +1,4 @@
+import os
 import re
 import subprocess
 import sys
@@ -6,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from trainspan_cli import main
+from trainspan_cli.named_settings import named_settings, set_for_command
+from trainspan_schemas.config.load import load_settings
 
 COMMANDS = (
     "rollout",
@@ -53,12 +56,37 @@ def test_every_command_explains_itself_with_an_example(name: str) -> None:
     assert "Example" in done.stdout
 
 
+def test_any_setting_is_given_to_any_command_and_what_follows_two_dashes_is_the_agents() -> None:
+    agent = ["--", "python", "agent.py", "--set", "train.x=1"]
+    given = ["agent.py:solve", "--set", "rollouts.n=3", "--n", "4", "--set=train.max_ratio=1e3", *agent]
+    rest, variables = named_settings(given)
+    assert rest == ["agent.py:solve", "--n", "4", *agent]
+    assert variables == {"TRAINSPAN_ROLLOUTS__N": "3", "TRAINSPAN_TRAIN__MAX_RATIO": "1e3"}
+    with set_for_command(variables):
+        chosen = load_settings(None, os.environ)
+    assert (chosen.rollouts.n, chosen.train.max_ratio) == (3, 1000.0)
+    assert "TRAINSPAN_ROLLOUTS__N" not in os.environ
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["datset"], "no command 'datset'; did you mean 'dataset'?"),
         (["loop", "--ronds", "3"], "--ronds"),
         (["loop", "--config", "missing.toml"], "no configuration file missing.toml"),
+        (
+            ["train", "--kl-coef", "0.1"],
+            "kl_coef is a setting: --set train.kl_coef=VALUE, kl_coef in [train], or TRAINSPAN_",
+        ),
+        (
+            ["train", "--max-ratio", "9"],
+            "--set train.max_ratio=VALUE, train.max_ratio in [advanced], or TRAINSPAN_TRAIN__",
+        ),
+        (["dataset", "--seed", "9"], "--set train.seed=VALUE, --set loop.seed=VALUE"),
+        (["train", "--set", "train.kl_coeff=3"], "--set: unknown key 'kl_coeff' in [train]; did you mean 'kl_coef'?"),
+        (["train", "--set=kl_coef"], "--set kl_coef: write --set SECTION.KEY=VALUE"),
+        (["train", "--set"], "write --set SECTION.KEY=VALUE"),
+        (["train", "--set", "train.kl_coef=x"], "train.kl_coef = 'x' is not of type float"),
     ],
 )
 def test_wrong_usage_is_one_line_and_exit_code_2(arguments: list[str], message: str) -> None:

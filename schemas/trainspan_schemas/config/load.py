@@ -20,6 +20,7 @@ from trainspan_schemas.errors import ConfigError
 __all__ = [
     "CONFIG_FILE",
     "POLICIES",
+    "check_known",
     "choices_of",
     "kind_of",
     "load_settings",
@@ -60,7 +61,7 @@ def load_settings(config: Path | None, environ: Mapping[str, str]) -> Settings:
     for name, text in sorted(environ.items()):
         if name.startswith(ENV_PREFIX) and "__" in name:
             section, _, key = name.removeprefix(ENV_PREFIX).lower().partition("__")
-            _check_known(name, section, key)
+            check_known(name, section, key)
             values.setdefault(section, {})[key] = text
     policies = {
         name: _build(f"{POLICIES}.{name}", PolicySettings, own) for name, own in values.get(POLICIES, {}).items()
@@ -139,9 +140,9 @@ def _read_toml(path: Path) -> dict[str, dict[str, Any]]:
             _check_policies_table(path, table)
             continue
         if not table:
-            _check_known(str(path), section, None)
+            check_known(str(path), section, None)
         for key in table:
-            _check_known(str(path), section, key)
+            check_known(str(path), section, key)
             if key in marked(sections()[section], ADVANCED):
                 raise ConfigError(
                     f"{path}: {key} of [{section}] is advanced: write {section}.{key} = … in [{ADVANCED}]"
@@ -157,7 +158,7 @@ def _check_advanced(path: Path, advanced: object) -> None:
         if not isinstance(table, dict):
             raise ConfigError(f"{path}: [{ADVANCED}] has lines such as collector.load_interval_s = 1.0")
         for key in table:
-            _check_known(f"{path}: [{ADVANCED}]", section, key)
+            check_known(f"{path}: [{ADVANCED}]", section, key)
             if key not in marked(sections()[section], ADVANCED):
                 raise ConfigError(f"{path}: {section}.{key} is not advanced: write {key} = … in [{section}]")
 
@@ -174,7 +175,8 @@ def _check_policies_table(path: Path, policies: Mapping[str, object]) -> None:
                 raise ConfigError(f"{path}: unknown key {key!r} in [{POLICIES}.{name}]{_nearest(key, known)}")
 
 
-def _check_known(where: str, section: str, key: str | None) -> None:
+def check_known(where: str, section: str, key: str | None) -> None:
+    """Raises ConfigError, which begins with `where`, if there is no such setting, or it is set elsewhere; None: any of the section."""
     known_sections = sections()
     if section == POLICIES:
         raise ConfigError(f"{where}: policies are set in {CONFIG_FILE} only, each in a section [{POLICIES}.NAME]")
