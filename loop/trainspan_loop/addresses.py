@@ -2,20 +2,19 @@
 
 from collections.abc import Sequence
 
-from trainspan_schemas.config.agents import RolloutsSettings
-from trainspan_schemas.config.collector import CollectorSettings
+from trainspan_schemas.config.load import own_endpoint, own_policy_server
 from trainspan_schemas.config.settings import Settings
 from trainspan_schemas.home import store_path
 from trainspan_schemas.store.access import StoreAddress
-from trainspan_schemas.store.endpoint import dialed_host, is_loopback
+from trainspan_schemas.store.endpoint import is_loopback
+from trainspan_schemas.web_origins import dialed_host
 
 __all__ = ["agents_url_of", "collectors_of", "policy_servers_of", "stores_of"]
 
 
 def policy_servers_of(chosen: Settings) -> tuple[str, ...]:
     """The roots of the policy servers: those behind a balancer, otherwise that of `[serving]`."""
-    own = f"http://{dialed_host(chosen.serving.host)}:{chosen.serving.port}"
-    named = chosen.rollouts.policy_servers or (own,)
+    named = chosen.rollouts.policy_servers or (own_policy_server(chosen.serving),)
     return tuple(url.rstrip("/").removesuffix("/v1") for url in named)
 
 
@@ -25,7 +24,7 @@ def agents_url_of(chosen: Settings) -> str:
     It counts for several servers and for one that other machines can reach. A server of this machine alone has one URL.
     """
     first, *others = policy_servers_of(chosen)
-    is_set = chosen.rollouts.policy_url != RolloutsSettings().policy_url
+    is_set = chosen.rollouts.policy_url != f"{own_policy_server(chosen.serving)}/v1"
     is_reachable = bool(chosen.rollouts.policy_servers) or not _is_local(chosen.serving.host)
     if others or (is_set and is_reachable):
         return chosen.rollouts.policy_url
@@ -37,7 +36,7 @@ def collectors_of(chosen: Settings, address: StoreAddress) -> str:
     assert address.grpc is not None, "it takes telemetry"
     host, _, port = address.grpc.rpartition(":")
     endpoints = chosen.collector.endpoints
-    if endpoints != CollectorSettings().endpoints and not _is_local(host):
+    if endpoints != (own_endpoint(chosen.collector),) and not _is_local(host):
         return ",".join(endpoints)
     return f"{'https' if address.tls else 'http'}://{dialed_host(host)}:{port}"
 

@@ -131,7 +131,7 @@ class RolloutsSettings:
     judge_timeout_s: float = 120.0
     """Seconds after which a verdict is abandoned and its rollout gets status `judge_error`."""
     policy_url: str = "http://127.0.0.1:8000/v1"
-    """Base URL of the policy, passed to agents as OPENAI_BASE_URL.
+    """Base URL of the policy, passed to agents as OPENAI_BASE_URL; default: that of `[serving] host` and `port`.
 
     Agents of the loop get the address of its own policy server instead if that listens on a loopback address."""
     policy_servers: tuple[str, ...] = ()

@@ -14,7 +14,7 @@ class CollectorSettings:
     store: str | None = None
     """DuckDB file of the store; default: `$TRAINSPAN_HOME/spans.duckdb`."""
     endpoints: tuple[str, ...] = ("http://127.0.0.1:4317",)
-    """OTLP/gRPC URLs of all collectors, to which the policy server, the runner and its agents send.
+    """OTLP/gRPC URLs of all collectors, to which the policy server, the runner and its agents send; default: that of `grpc`.
 
     Each rollout goes to one of them, chosen by its id and the URLs' hosts and ports: write them the same way on all machines.
     The loop's own collector is named by its address if it listens on a loopback address.

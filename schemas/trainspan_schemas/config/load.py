@@ -12,10 +12,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from trainspan_schemas.config.agents import ServingSettings
+from trainspan_schemas.config.collector import CollectorSettings
 from trainspan_schemas.config.marks import ADVANCED, OF_TRAIN, marked
 from trainspan_schemas.config.policy_scope import check_policies
 from trainspan_schemas.config.settings import PolicySettings, Settings
 from trainspan_schemas.errors import ConfigError
+from trainspan_schemas.web_origins import dialed_host
 
 __all__ = [
     "CONFIG_FILE",
@@ -25,6 +28,8 @@ __all__ = [
     "kind_of",
     "load_settings",
     "override",
+    "own_endpoint",
+    "own_policy_server",
     "sections",
     "tables",
     "variables_of",
@@ -67,6 +72,7 @@ def load_settings(config: Path | None, environ: Mapping[str, str]) -> Settings:
         name: _build(f"{POLICIES}.{name}", PolicySettings, own) for name, own in values.get(POLICIES, {}).items()
     }
     built = {section: _build(section, cls, values.get(section, {})) for section, cls in sections().items()}
+    built |= _following(values, built)
     for sender in ("serving", "rollouts"):
         if "collector" not in values.get(sender, {}):
             built[sender] = override(built[sender], collector=",".join(built["collector"].endpoints))
@@ -75,6 +81,32 @@ def load_settings(config: Path | None, environ: Mapping[str, str]) -> Settings:
     settings = Settings(**built, policies=policies)
     check_policies(settings)
     return settings
+
+
+def own_endpoint(collector: CollectorSettings) -> str | None:
+    """The URL of the OTLP/gRPC listener on this machine; None without one, or if its port is chosen at the start."""
+    host, _, port = collector.grpc.rpartition(":")
+    if not port.isdecimal() or not int(port):
+        return None
+    return f"{'https' if collector.tls_cert else 'http'}://{dialed_host(host)}:{port}"
+
+
+def own_policy_server(serving: ServingSettings) -> str:
+    """The root URL of the policy server on this machine."""
+    return f"http://{dialed_host(serving.host)}:{serving.port}"
+
+
+def _following(values: Mapping[str, Mapping[str, Any]], built: Mapping[str, Any]) -> dict[str, Any]:
+    """The sections whose addresses are not set, with those of the listeners: an address is named once."""
+    found: dict[str, Any] = {}
+    if "endpoints" not in values.get("collector", {}) and (endpoint := own_endpoint(built["collector"])):
+        found["collector"] = override(built["collector"], endpoints=(endpoint,))
+    if built["serving"].port:
+        url = own_policy_server(built["serving"])
+        for section, own in (("rollouts", f"{url}/v1"), ("train", url)):
+            if "policy_url" not in values.get(section, {}):
+                found[section] = override(built[section], policy_url=own)
+    return found
 
 
 def override(section: _Section, **flags: object) -> _Section:

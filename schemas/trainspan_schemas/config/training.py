@@ -98,7 +98,7 @@ class TrainSettings:
 
     The policy server must see the same folder."""
     policy_url: str = "http://127.0.0.1:8000"
-    """Policy server to swap after each round, or several with commas; `none` only writes checkpoints."""
+    """Policy server to swap after each round, or several with commas; default: that of `[serving]`; `none` only writes checkpoints."""
     weights_host: str = "127.0.0.1"
     """Address on which `trainspan weights` serves checkpoints to policy servers on other machines."""
     weights_port: Advanced[int] = 8090

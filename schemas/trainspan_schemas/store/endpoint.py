@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 from trainspan_schemas.errors import ConfigError
 from trainspan_schemas.store.roles import Role, home_token_file, token_of
 
-__all__ = ["StoreEndpoint", "dialed_host", "headers_of", "is_loopback", "is_this_machine"]
+__all__ = ["StoreEndpoint", "headers_of", "is_loopback", "is_this_machine"]
 
 PING_EVERY_S = 60.0
 """A connection that is silent for so long is probed. The collector allows a ping every 10 s; a server with gRPC's defaults would
@@ -93,17 +93,6 @@ def is_loopback(url: str) -> bool:
     except ValueError:
         return host == "localhost"
     return address.is_loopback or address.is_unspecified
-
-
-def dialed_host(host: str) -> str:
-    """The host, for a URL, at which a listener on `host` answers on this machine: loopback if it listens on all addresses."""
-    try:
-        address = ipaddress.ip_address(host.strip("[]"))
-    except ValueError:
-        return host
-    if address.version == 4:
-        return "127.0.0.1" if address.is_unspecified else host
-    return "[::1]" if address.is_unspecified else f"[{address}]"
 
 
 def _host_of(url: str) -> str:

@@ -39,6 +39,32 @@ def test_several_collectors_are_those_of_the_policy_server_and_the_runner(tmp_pa
     assert (own.serving.collector, own.rollouts.collector) == ("none", "http://a:4317,http://b:4317")
 
 
+def test_senders_follow_the_listeners_unless_they_are_set(tmp_path: Path) -> None:
+    moved = written(tmp_path, "[collector]\ngrpc = '0.0.0.0:5317'\n[serving]\nport = 9000\n")
+    settings = load_settings(moved, {})
+    assert settings.collector.endpoints == ("http://127.0.0.1:5317",)
+    assert settings.serving.collector == settings.rollouts.collector == "http://127.0.0.1:5317"
+    assert (settings.rollouts.policy_url, settings.train.policy_url) == (
+        "http://127.0.0.1:9000/v1",
+        "http://127.0.0.1:9000",
+    )
+    named = {
+        "TRAINSPAN_TRAIN__POLICY_URL": "none",
+        "OPENAI_BASE_URL": "http://b/v1",
+        "OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:1",
+    }
+    settings = load_settings(moved, named)
+    assert (settings.rollouts.policy_url, settings.train.policy_url) == ("http://b/v1", "none")
+    assert settings.rollouts.collector == "http://c:1"
+
+
+def test_listeners_without_a_known_port_move_no_sender(tmp_path: Path) -> None:
+    for grpc in ("off", "127.0.0.1:0"):
+        settings = load_settings(written(tmp_path, f"[collector]\ngrpc = '{grpc}'\n[serving]\nport = 0\n"), {})
+        assert settings.collector.endpoints == ("http://127.0.0.1:4317",)
+        assert settings.rollouts.policy_url == "http://127.0.0.1:8000/v1"
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
