@@ -13,7 +13,7 @@ export MAKE_GOAL := $(firstword $(MAKECMDGOALS))
 export HF_HUB_DISABLE_TELEMETRY := 1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo demo-control demo-tiny setup test test-slow check format collector serve dataset train bench bench-guard clean
+.PHONY: demo demo-control demo-tiny setup test test-slow check format collector serve dataset train bench bench-guard wheel clean
 .DEFAULT_GOAL := help
 
 help:
@@ -24,6 +24,7 @@ help:
 	@echo "make check         ruff, mypy, pyright;  make test-slow: the long tests"
 	@echo "make bench         measurements;  make bench-guard: whether a part is slower than the last stored measurement (6 minutes)"
 	@echo "make collector | serve | dataset | train   one process of the loop, like the command of that name"
+	@echo "make wheel         build dist/trainspan-*.whl, for the environments of agents"
 	@echo "make setup         only install into .venv;  make clean: remove .venv, .venv-agents and caches (never .trainspan)"
 
 $(SETUP): pyproject.toml constraints/cpu.txt constraints/gpu.txt tools/setup.sh tools/preflight.py
@@ -70,6 +71,9 @@ bench: $(SETUP) $(AGENTS)
 
 bench-guard: $(SETUP)
 	@$(BIN)/python -m benchmarks.guard
+
+wheel: $(SETUP)
+	@$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .
 
 clean:
 	rm -rf .venv .venv-agents .pytest_cache .mypy_cache .ruff_cache build dist

@@ -20,6 +20,7 @@ from trainspan_cli import extras
 from trainspan_cli.doctor.examine import examine
 from trainspan_cli.extras import PARTS, ImportCheck, extra_with
 from trainspan_schemas.config.settings import Settings
+from trainspan_schemas.errors import pip_install
 
 EXTRAS = {
     "schemas": (),
@@ -113,12 +114,12 @@ def test_a_part_imports_only_what_its_extra_declares(folder: str) -> None:
 @pytest.mark.parametrize(
     ("module", "command", "message"),
     [
-        ("numpy", "dataset", "dataset needs numpy: pip install 'trainspan[processing]'"),
-        ("duckdb", "collector", "collector needs duckdb: pip install 'trainspan[collector]'"),
+        ("numpy", "dataset", f"dataset needs numpy: {pip_install('processing')}"),
+        ("duckdb", "collector", f"collector needs duckdb: {pip_install('collector')}"),
         (
             "google.rpc.status_pb2",
             "collector",
-            "collector needs google.rpc.status_pb2: pip install 'trainspan[collector]'",
+            f"collector needs google.rpc.status_pb2: {pip_install('collector')}",
         ),
     ],
 )

@@ -155,7 +155,7 @@ def test_agents_collector_and_processing_each_work_alone(wheel: Path, python: Pa
     ):
         done = environment.run(*arguments)
         assert done.returncode == 1
-        assert f"pip install 'trainspan[{extra}]'" in done.stderr
+        assert f"pip install '{wheel}[{extra}]'" in done.stderr
         assert len(done.stderr.strip().splitlines()) == 1, done.stderr
 
 

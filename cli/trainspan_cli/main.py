@@ -10,7 +10,7 @@ from importlib.metadata import version
 
 from trainspan_cli.named_settings import NAMED, advice, named_settings, set_for_command
 from trainspan_schemas.command_events import NOTHING_TO_TRAIN
-from trainspan_schemas.errors import NothingToBranchError, NothingToTrainError, TrainspanError, UsageError
+from trainspan_schemas.errors import NothingToBranchError, NothingToTrainError, TrainspanError, UsageError, pip_install
 
 GROUPS = {
     "Run agents": {
@@ -103,7 +103,7 @@ def _invoke(name: str, arguments: Sequence[str]) -> int:
         from trainspan_cli.extras import extra_with
 
         if error.name and (extra := extra_with(error.name, name)):
-            return _fail(f"{name} needs {error.name}: pip install 'trainspan[{extra}]'", 1)
+            return _fail(f"{name} needs {error.name}: {pip_install(extra)}", 1)
         raise
     except (OSError, RecursionError, UnicodeDecodeError) as error:  # a file that cannot be read as what it should be
         logging.getLogger(__name__).debug("%s failed", name, exc_info=True)

@@ -11,7 +11,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final, cast
 
-from trainspan_schemas.errors import TaskFileError
+from trainspan_schemas.errors import TaskFileError, pip_install
 from trainspan_schemas.telemetry.identity import Split
 from trainspan_schemas.telemetry.utf8 import well_formed
 
@@ -141,7 +141,7 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
         import pyarrow.parquet as pq
     except ModuleNotFoundError as error:
         raise TaskFileError(
-            f"{path}: Parquet needs pyarrow: pip install 'trainspan[processing]', or write the tasks as JSON lines"
+            f"{path}: Parquet needs pyarrow: {pip_install('processing')}, or write the tasks as JSON lines"
         ) from error
     number = 0
     try:

@@ -4,7 +4,10 @@ A message states the problem, the value, and what to do next; commands print it 
 3 for `NothingToTrainError`, followed by its details, one per line, and for `NothingToBranchError`).
 """
 
+import json
 from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, distribution
+from urllib.parse import unquote, urlsplit
 
 __all__ = [
     "CheckpointError",
@@ -22,6 +25,7 @@ __all__ = [
     "TrainspanError",
     "UsageError",
     "one_line",
+    "pip_install",
 ]
 
 
@@ -93,3 +97,14 @@ class ProcessError(TrainspanError, RuntimeError):
 def one_line(error: Exception) -> str:
     """The error as text for people, without line breaks."""
     return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+def pip_install(extra: str = "") -> str:
+    """The command that installs this trainspan with an extra: from the checkout or wheel that it came from, else from an index."""
+    try:
+        origin = json.loads(distribution("trainspan").read_text("direct_url.json") or "{}")
+    except (PackageNotFoundError, ValueError):
+        origin = {}
+    url = urlsplit(origin.get("url", ""))
+    source = unquote(url.path) if url.scheme == "file" else "trainspan"
+    return f"pip install '{source}{f'[{extra}]' if extra else ''}'"

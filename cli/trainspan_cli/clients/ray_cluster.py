@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from trainspan_cli.clients.working_dir import kept_back
 from trainspan_schemas.config.settings import Settings
-from trainspan_schemas.errors import ConfigError, ProcessError
+from trainspan_schemas.errors import ConfigError, ProcessError, pip_install
 
 if TYPE_CHECKING:
     from trainspan_rollouts import RunSettings
@@ -31,7 +31,7 @@ def ray_cluster(settings: Settings, secrets: Iterable[str | Path | None] = ()) -
     try:
         import ray
     except ModuleNotFoundError as error:
-        raise ConfigError("the engine ray needs ray: pip install 'trainspan[ray]', on each node as well") from error
+        raise ConfigError(f"the engine ray needs ray: {pip_install('ray')}, on each node as well") from error
     environment = runtime_env(settings, secrets)
     address = settings.ray.address or os.environ.get("RAY_ADDRESS") or "auto"
     _check_answers(address)

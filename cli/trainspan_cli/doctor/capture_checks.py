@@ -8,7 +8,7 @@ from pathlib import Path
 from trainspan_cli.doctor.finding import Finding
 from trainspan_loop.clients.store import backlog, rows
 from trainspan_schemas.config.settings import Settings
-from trainspan_schemas.errors import TrainspanError
+from trainspan_schemas.errors import TrainspanError, pip_install
 from trainspan_schemas.store.access import running_collector
 from trainspan_schemas.telemetry import keys
 
@@ -30,7 +30,7 @@ def stored_findings(store: str, settings: Settings) -> list[Finding]:
         except TrainspanError as error:
             return [Finding("problem", "store", str(error))]
         except ModuleNotFoundError as error:
-            advice = "pip install 'trainspan[collector]' here, or run the command on the collector's machine"
+            advice = f"{pip_install('collector')} here, or run the command on the collector's machine"
             return [Finding("note", "store", f"{store} cannot be read without {error.name}", advice)]
     advice = "start `trainspan collector`, then run an agent under `opentelemetry-instrument`"
     return [Finding("note", "store", f"nothing stored yet at {store}", advice)]
@@ -87,7 +87,7 @@ def capture_findings(store: str) -> list[Finding]:
             """AND (s.attributes LIKE '%"gen_ai.request.model"%' OR s.attributes LIKE '%"llm.model_name"%'))""",
             lambda n: f"{n} rollouts made model calls that nothing recorded",
             "set OPENAI_BASE_URL of the agent to the policy server; for conversations with a vendor's model, "
-            "pip install 'trainspan[messages]' in the agent's environment",
+            f"{pip_install('messages')} in the agent's environment",
         ),
         (
             "token ids",
@@ -101,7 +101,7 @@ def capture_findings(store: str) -> list[Finding]:
             "boundary",
             f"""SELECT count(*) FROM spans WHERE attributes LIKE '%"{keys.NO_BOUNDARY}"%'""",
             lambda n: f"{n} calls of a web agent belong to no single request",
-            "pip install 'trainspan[web]' in the agent's environment, or put each task into `with trainspan.rollout():`",
+            f"{pip_install('web')} in the agent's environment, or put each task into `with trainspan.rollout():`",
         ),
         (
             "rewards",

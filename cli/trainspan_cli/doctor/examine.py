@@ -14,6 +14,8 @@ from trainspan_cli.doctor.finding import Finding
 from trainspan_cli.doctor.processes import process_findings
 from trainspan_cli.extras import PARTS, ImportCheck, Part
 from trainspan_schemas.config.settings import Settings
+from trainspan_schemas.errors import pip_install
+from trainspan_schemas.gpus import installed_gpus
 from trainspan_schemas.home import served_model
 
 __all__ = ["examine", "template_findings"]
@@ -39,7 +41,8 @@ def examine(settings: Settings, stores: Sequence[str], policy_url: str | None = 
 
 def _importable(part: Part, imports: ImportCheck) -> Finding:
     extra = " or ".join(part.extras)
-    advice = f"pip install 'trainspan[{part.extras[0]}]'"
+    needs_cpu_build = "serve-cpu" in part.extras and not installed_gpus().names
+    advice = pip_install("serve-cpu" if needs_cpu_build else part.extras[0])
     if part not in imports.parts:
         return Finding("note", extra, f"{part.mark} is not installed here", f"{advice} if that part is to run here")
     try:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from trainspan_schemas.errors import DatasetError, UsageError, one_line
+from trainspan_schemas.errors import DatasetError, UsageError, one_line, pip_install
 
 __all__ = ["Objects", "check_url"]
 
@@ -161,7 +161,7 @@ def _errors() -> tuple[type[Exception], ...]:
 
 
 def _package(scheme: str, error: ImportError) -> str:
-    return "s3fs: pip install 'trainspan[s3]'" if scheme in ("s3", "s3a") else f"another package: {error}"
+    return f"s3fs: {pip_install('s3')}" if scheme in ("s3", "s3a") else f"another package: {error}"
 
 
 def _reason(error: Exception) -> str:

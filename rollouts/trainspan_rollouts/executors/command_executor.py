@@ -28,7 +28,7 @@ from trainspan_rollouts.executors.orphans import OrphanGuard
 from trainspan_rollouts.task_file import Task
 from trainspan_schemas.agents.invocation import Invoker
 from trainspan_schemas.agents.worker import AgentReport
-from trainspan_schemas.errors import InvalidRecordError, ProcessError
+from trainspan_schemas.errors import InvalidRecordError, ProcessError, pip_install
 from trainspan_schemas.store.collectors import ENV_COLLECTORS, Collectors
 from trainspan_schemas.store.senders import without_credentials
 from trainspan_schemas.telemetry.identity import (
@@ -71,7 +71,7 @@ def instrumented(command: Sequence[str], environ: Mapping[str, str]) -> list[str
         return [str(wrapper), program, *command[1:]]
     found = shutil.which(_INSTRUMENT, path=environ.get("PATH"))
     if found is None:
-        raise ProcessError(f"{_INSTRUMENT} not found: pip install trainspan in the agent's environment")
+        raise ProcessError(f"{_INSTRUMENT} not found: {pip_install()} in the agent's environment")
     return [found, program, *command[1:]]
 
 

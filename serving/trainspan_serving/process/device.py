@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from trainspan_schemas.config.settings import ServingSettings
-from trainspan_schemas.errors import ProcessError
+from trainspan_schemas.errors import ProcessError, pip_install
 from trainspan_schemas.gpus import installed_gpus, visible_gpus
 
 __all__ = ["SHARE_BESIDE_TRAINER", "ServerDevice", "choose_device", "last_value"]
@@ -42,7 +42,7 @@ def choose_device(
     installed = installed_gpus()
     visible = visible_gpus(environ, installed) if installed.names else ()
     if is_cpu_build:
-        install = "this vLLM is a build for CPUs: run `make setup` again or pip install 'trainspan[serve]'"
+        install = f"this vLLM is a build for CPUs: run `make setup` again or {pip_install('serve')}"
         if settings.device == "cuda":
             raise ProcessError(f"--device cuda, but {install}")
         if settings.device == "auto" and visible:
@@ -51,7 +51,7 @@ def choose_device(
     if settings.device == "cpu":
         raise ProcessError(
             "--device cpu needs a build of vLLM for CPUs, and this one is for GPUs: "
-            "pip install 'trainspan[serve-cpu]' in another environment, or leave --device out"
+            f"{pip_install('serve-cpu')} in another environment, or leave --device out"
         )
     if visible and installed.trouble:
         raise ProcessError(f"{installed}: {installed.trouble}")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from trainspan_schemas.artifacts.checkpoint import read_latest
 from trainspan_schemas.config.settings import ServingSettings
-from trainspan_schemas.errors import CheckpointError, ProcessError, UsageError
+from trainspan_schemas.errors import CheckpointError, ProcessError, UsageError, pip_install
 from trainspan_schemas.home import checkpoints_dir, remember_served_model
 from trainspan_schemas.resources import available_cores
 from trainspan_schemas.store.collectors import Collectors
@@ -98,7 +98,7 @@ def prepare(
     Raises CheckpointError, ConfigError, UsageError or ProcessError.
     """
     if importlib.util.find_spec("vllm") is None:
-        raise ProcessError("serve needs vLLM: pip install 'trainspan[serve-cpu]', or 'trainspan[serve]' on a GPU")
+        raise ProcessError(f"serve needs vLLM: {pip_install('serve-cpu')}, or its extra 'serve' on a GPU")
     refuse_replicas(*replicas_of(flags, environ))
     if settings.collector != "none":
         Collectors.of(settings.collector)

@@ -21,6 +21,7 @@ from tests.support.ray_cluster import RayCluster
 from tests.support.s3_server import S3Server
 from trainspan_cli.main import run
 from trainspan_schemas.artifacts.checkpoint import digest_of_model
+from trainspan_schemas.errors import pip_install
 
 _HELD = """
 import os, pathlib, time
@@ -260,4 +261,4 @@ def test_without_its_extra_a_url_is_refused_with_the_command_that_installs_it(tm
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
     )
-    assert done.stderr.strip() == ("trainspan: s3://bucket/x needs s3fs: pip install 'trainspan[s3]'")
+    assert done.stderr.strip() == f"trainspan: s3://bucket/x needs s3fs: {pip_install('s3')}"

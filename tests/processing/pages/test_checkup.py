@@ -13,6 +13,7 @@ from trainspan_cli.doctor.capture_checks import capture_findings, rollout_findin
 from trainspan_cli.doctor.finding import Finding
 from trainspan_cli.doctor.processes import process_findings
 from trainspan_schemas.config.settings import ServingSettings, Settings
+from trainspan_schemas.errors import pip_install
 
 
 @pytest.fixture
@@ -78,7 +79,7 @@ def test_rollouts_without_recorded_calls_are_counted(collector: RunningCollector
     collector.send([TestRollout("vendor", stated_calls=2), TestRollout("idle", stated_calls=0), recorded])
     (finding,) = [one for one in capture_findings(str(collector.store)) if one.subject == "calls unknown"]
     assert finding.detail == "1 rollouts made model calls that nothing recorded"
-    assert "pip install 'trainspan[messages]'" in finding.advice
+    assert pip_install("messages") in finding.advice
 
 
 def test_another_policy_server_is_asked_if_one_is_named() -> None:

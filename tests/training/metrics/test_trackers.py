@@ -4,6 +4,7 @@ import dataclasses
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -17,7 +18,7 @@ from tests.support.dataset_files import sample_rollouts, write_dataset
 from tests.support.places import ROOT
 from tests.training.support.sessions import GENTLE, Run
 from trainspan_schemas.config.settings import TrainSettings
-from trainspan_schemas.errors import ConfigError
+from trainspan_schemas.errors import ConfigError, pip_install
 from trainspan_training.checkpoints.folder import run_name
 from trainspan_training.metrics.trackers import places
 from trainspan_training.objective.options import check
@@ -94,7 +95,7 @@ def test_names_that_are_unknown_or_not_installed_are_refused(monkeypatch: pytest
     ):
         check(TrainSettings(report_to="tensorbord"))
     monkeypatch.setattr("trainspan_training.objective.options.find_spec", lambda _: None)
-    with pytest.raises(ConfigError, match=r'wandb is not installed; run pip install "trainspan\[wandb\]"'):
+    with pytest.raises(ConfigError, match=re.escape(f"wandb is not installed; run {pip_install('wandb')}")):
         check(TrainSettings(report_to="wandb"))
 
 

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 from trainspan_schemas.agents.functions import is_function_name
 from trainspan_schemas.config.settings import TrainSettings
-from trainspan_schemas.errors import ConfigError
+from trainspan_schemas.errors import ConfigError, pip_install
 
 __all__ = ["LOSSES", "WEIGHTS", "check", "clip_range", "compute_dtype", "reporters"]
 
@@ -103,7 +103,7 @@ def _check_reporters(settings: TrainSettings) -> None:
             )
         if find_spec(name) is None:
             raise ConfigError(
-                f'train.report_to = {settings.report_to!r}: {name} is not installed; run pip install "trainspan[{name}]"'
+                f"train.report_to = {settings.report_to!r}: {name} is not installed; run {pip_install(name)}"
             )
 
 
