@@ -14,13 +14,28 @@ if TYPE_CHECKING:
     from trainspan_processing.export.export import Exported, ExportRequest
     from trainspan_processing.text.token_text import Decoder
 
-__all__ = ["AgentOption", "FormOption", "MinRewardOption", "RoundOption", "RunOption", "export_request", "run_export"]
+__all__ = [
+    "AgentOption",
+    "AllOption",
+    "FormOption",
+    "MinRewardOption",
+    "RoundOption",
+    "RunOption",
+    "export_request",
+    "run_export",
+]
 
 RunOption = Annotated[str | None, typer.Option("--run", help="From a store: only rollouts of this run.")]
 RoundOption = Annotated[int | None, typer.Option("--round", help="From a store: only rollouts of this round.")]
 MinRewardOption = Annotated[float | None, typer.Option(help="Skip groups whose best reward is lower.")]
 AgentOption = Annotated[
     list[str] | None, typer.Option(help="Only this agent's calls; may be repeated [default: dataset.agents].")
+]
+AllOption = Annotated[
+    bool,
+    typer.Option(
+        "--all", help="All rollouts with at least --min-reward, not only the shortest best one of each group."
+    ),
 ]
 FormOption = Annotated[
     str, typer.Option("--form", help="chat: recorded messages; text: the dataset's tokens, decoded exactly.")
@@ -37,6 +52,7 @@ def export_request(
     run: str | None,
     round: int | None,
     min_reward: float | None,
+    take_all: bool,
     agents: Sequence[str] | None,
     form: str,
     model: str | None,
@@ -50,6 +66,8 @@ def export_request(
     from trainspan_processing.dataset.published import open_published
     from trainspan_processing.export.export import ExportRequest
 
+    if take_all and kind == "dpo":
+        raise UsageError("--all is for examples; a pair is of a group's best and worst rollout")
     if form not in ("chat", "text"):
         raise UsageError(f"no form {form!r}: use chat or text")
     is_store = source is None or source.startswith("grpc") or Path(source).is_file()
@@ -68,6 +86,7 @@ def export_request(
         run_id=run,
         round=round,
         min_reward=min_reward,
+        take_all=take_all,
         agents=frozenset(agents or ()),
         decoder=_decoder(model, settings.serving.model) if form == "text" else None,
     )

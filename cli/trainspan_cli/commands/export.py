@@ -8,6 +8,7 @@ import typer
 
 from trainspan_cli.export_options import (
     AgentOption,
+    AllOption,
     FormOption,
     MinRewardOption,
     RoundOption,
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
 
 
 def export(
-    kind: Annotated[str, typer.Argument(help="sft: the best rollout of each group; dpo: its best and its worst.")],
+    kind: Annotated[
+        str, typer.Argument(help="sft: the best rollout of each group, or --all; dpo: its best and its worst.")
+    ],
     dataset: Annotated[
         str,
         typer.Argument(
@@ -39,6 +42,7 @@ def export(
     run: RunOption = None,
     round: RoundOption = None,
     min_reward: MinRewardOption = None,
+    all: AllOption = False,
     agent: AgentOption = None,
     form: FormOption = "chat",
     model: TokenizerOption = None,
@@ -62,6 +66,7 @@ def export(
         run=run,
         round=round,
         min_reward=min_reward,
+        take_all=all,
         agents=agent,
         form=form,
         model=model,

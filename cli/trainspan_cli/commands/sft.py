@@ -10,6 +10,7 @@ import typer
 
 from trainspan_cli.export_options import (
     AgentOption,
+    AllOption,
     FormOption,
     MinRewardOption,
     RoundOption,
@@ -49,6 +50,7 @@ def sft(
     run: RunOption = None,
     round: RoundOption = None,
     min_reward: MinRewardOption = None,
+    all: AllOption = False,
     agent: AgentOption = None,
     form: FormOption = "chat",
     checkpoints: Annotated[
@@ -92,12 +94,13 @@ def sft(
             run=run,
             round=round,
             min_reward=min_reward,
+            take_all=all,
             agents=agent,
             form=form,
             model=section.model,
         )
         data = _exported(request, out)
-    elif unused := _given(run=run, round=round, min_reward=min_reward, agent=agent, form=form != "chat"):
+    elif unused := _given(run=run, round=round, min_reward=min_reward, all=all, agent=agent, form=form != "chat"):
         raise UsageError(f"{', '.join(unused)} choose rollouts of a store or a dataset, and --data is a file")
     done = fine_tune(SftJob(section, data, out), _print_json if format == "json" else _Lines().print_event)
     if done.signal is not None:
@@ -146,6 +149,7 @@ def _exported(request: "ExportRequest", out: Path) -> Path:
         "run_id": request.run_id,
         "round": request.round,
         "min_reward": request.min_reward,
+        "all": request.take_all,
         "agents": sorted(request.agents),
         "decoded_with": request.decoder.model if request.decoder else None,
     }

@@ -31,7 +31,6 @@ __all__ = ["ExportRequest", "Exported", "Kind", "export"]
 
 Kind = Literal["sft", "dpo"]
 
-_MAKERS: Final = {"sft": supervised_examples, "dpo": preference_pairs}
 _NO_TEXT: Final = (
     "no client instrumentation recorded the messages: install trainspan[messages] in the agent's environment (for the openai "
     "package; other clients need their instrumentation, and OpenTelemetry's own ones the setting "
@@ -57,6 +56,8 @@ class ExportRequest:
     min_reward: float | None = None
     agents: frozenset[str] = frozenset()
     """Only these agents' calls; empty: all."""
+    take_all: bool = False
+    """For sft: all rollouts of a group with at least `min_reward`, or with its highest reward, instead of the shortest best one."""
     decoder: Decoder | None = None
     """Decode text from token ids instead of using recorded messages; needs datasets."""
 
@@ -110,8 +111,10 @@ def _made(
     groups: dict[str, list[RewardedRollout]] = {}
     for candidate in candidates:
         groups.setdefault(candidate.group, []).append(candidate)
-    make = _MAKERS[request.kind]
-    return make(groups, lambda key: said.get(key, ()), min_reward=request.min_reward, agents=request.agents)
+    limits: dict[str, Any] = {"min_reward": request.min_reward, "agents": request.agents}
+    if request.kind == "dpo":
+        return preference_pairs(groups, lambda key: said.get(key, ()), **limits)
+    return supervised_examples(groups, lambda key: said.get(key, ()), **limits, take_all=request.take_all)
 
 
 def _why(examples: Examples) -> str:
@@ -199,6 +202,7 @@ def _write(request: ExportRequest, examples: Examples) -> None:
         "run_id": request.run_id,
         "round": request.round,
         "min_reward": request.min_reward,
+        "all": request.take_all,
         "agents": sorted(request.agents),
         "decoded_with": request.decoder.model if request.decoder else None,
         "examples": len(examples.rows),

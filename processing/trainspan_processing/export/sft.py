@@ -13,10 +13,12 @@ def supervised_examples(
     *,
     min_reward: float | None,
     agents: frozenset[str],
+    take_all: bool = False,
 ) -> Examples:
     """Every whole call of the best rollout of each group: {"prompt", "completion"}, and "tools" if any were offered.
 
-    Among equally good rollouts, the one with the fewest calls is used. The reasons `below_min_reward` and `no_text` count
+    Among equally good rollouts, the one with the fewest calls is used; with `take_all`, each of them and each with a reward of
+    at least `min_reward`. The reasons `below_min_reward` and `no_text` count
     groups, `cut_off`, `not_selected`, `other_parts` (images, files) and `other_tokens` (see RecordedCall) count calls.
     """
     made = Examples(groups=len(groups))
@@ -25,16 +27,20 @@ def supervised_examples(
         if min_reward is not None and highest < min_reward:
             made.skipped["below_min_reward"] += 1
             continue
-        best = [candidate for candidate in candidates if candidate.reward == highest]
+        least = highest if min_reward is None or not take_all else min_reward
+        best = [candidate for candidate in candidates if candidate.reward >= least]
         found = [(candidate, calls_of(candidate.key)) for candidate in best]
         recorded = [(candidate, calls) for candidate, calls in found if calls]
         if not recorded:
             made.skipped["no_text"] += 1
             continue
-        chosen, calls = min(recorded, key=lambda pair: (len(pair[1]), pair[0].key))
-        kept = kept_calls(calls, agents, made.skipped)
-        for call in kept:
-            made.rows.append({"prompt": call.prompt, "completion": call.answer, **offered_tools(call)})
-            made.sources.append({"rollout_id": chosen.rollout_id, "attempt": chosen.attempt, "reward": chosen.reward})
-        made.groups_used += bool(kept)
+        recorded.sort(key=lambda pair: (len(pair[1]), pair[0].key))
+        before = len(made.rows)
+        for chosen, calls in recorded if take_all else recorded[:1]:
+            for call in kept_calls(calls, agents, made.skipped):
+                made.rows.append({"prompt": call.prompt, "completion": call.answer, **offered_tools(call)})
+                made.sources.append(
+                    {"rollout_id": chosen.rollout_id, "attempt": chosen.attempt, "reward": chosen.reward}
+                )
+        made.groups_used += len(made.rows) > before
     return made

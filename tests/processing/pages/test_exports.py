@@ -233,6 +233,21 @@ def test_the_best_rollout_gives_its_calls_and_of_equals_the_shortest() -> None:
     assert made.sources == [{"rollout_id": "b", "attempt": 0, "reward": 1.0}]
 
 
+@pytest.mark.parametrize(("least", "answers"), [(None, ["3", "1", "2"]), (0.5, ["3", "5", "1", "2"])])
+def test_all_rollouts_that_are_good_enough_give_their_calls_if_asked(least: float | None, answers: list[str]) -> None:
+    said = {"a": _said(("q", "1"), ("r", "2")), "b": _said(("q", "3")), "c": _said(("q", "4")), "d": _said(("q", "5"))}
+    made = supervised_examples(
+        _candidates(a=1.0, b=1.0, c=0.0, d=0.5),
+        lambda key: said[key[0]],
+        min_reward=least,
+        agents=frozenset(),
+        take_all=True,
+    )
+    assert [row["completion"][0]["content"] for row in made.rows] == answers, "the shortest first"
+    assert [source["rollout_id"] for source in made.sources].count("a") == 2
+    assert made.groups_used == 1
+
+
 def test_groups_whose_best_is_bad_are_left_out() -> None:
     made = supervised_examples(_candidates(a=0.5), lambda key: _said(("q", "1")), min_reward=1.0, agents=frozenset())
     assert (made.rows, dict(made.skipped)) == ([], {"below_min_reward": 1})
