@@ -24,6 +24,7 @@ __all__ = [
     "Ready",
     "RoundTrained",
     "RunResult",
+    "StepTrained",
     "event_line",
     "parse",
 ]
@@ -123,6 +124,23 @@ class NoDataset:
 
 
 @dataclass(frozen=True, slots=True)
+class StepTrained:
+    """A trainer has made an optimizer step."""
+
+    round: int
+    step: int
+    """From 1, over all passes."""
+    steps: int
+    """Planned; `target_kl` may end the round earlier."""
+    forwarded_tokens: int
+    seconds: float
+
+    def __str__(self) -> str:
+        rate, left_s = self.forwarded_tokens / max(self.seconds, 1e-6), (self.steps - self.step) * self.seconds
+        return f"step {self.step} of {self.steps}, {rate:.0f} tokens/s, about {left_s:.0f} s left"
+
+
+@dataclass(frozen=True, slots=True)
 class RoundTrained:
     """A trainer is done with a dataset; figures that were not measured are None. `metrics.jsonl` has all of them."""
 
@@ -188,7 +206,7 @@ class FineTuned:
     manifest: Mapping[str, Any]
 
 
-Event: TypeAlias = Ready | Progress | RunResult | DatasetBuilt | NoDataset | RoundTrained | FineTuned
+Event: TypeAlias = Ready | Progress | RunResult | DatasetBuilt | NoDataset | StepTrained | RoundTrained | FineTuned
 
 _NAMES: Final[dict[type[Event], str]] = {
     Ready: "ready",
@@ -196,6 +214,7 @@ _NAMES: Final[dict[type[Event], str]] = {
     RunResult: "result",
     DatasetBuilt: "dataset",
     NoDataset: "no_dataset",
+    StepTrained: "step",
     RoundTrained: "round",
     FineTuned: "done",
 }

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from trainspan_loop.processes.screen import Screen
-from trainspan_schemas.command_events import Progress
+from trainspan_schemas.command_events import Progress, StepTrained
 from trainspan_schemas.intervals import RewardEstimate
 
 OK = {"name": "every call is stored", "ok": True, "detail": "3"}
@@ -31,7 +31,7 @@ ROUND: dict[str, Any] = {
         "sampled_tokens": 1200,
         "sampling_seconds": 4.0,
     },
-    "train": {"tokens": {"trained": 700}, "logp_diff_mean": 3e-6},
+    "train": {"trained_tokens": 700, "logp_diff_mean": 3e-6},
     "seconds": {"rollouts": 4.0, "dataset": 1.0, "train": 2.0, "total": 7.0},
     "checks": [{"name": "the swap is fresh", "ok": False, "detail": "[bold]canary stale[/bold]"}],
 }
@@ -48,6 +48,17 @@ def show(*, terminal: bool, width: int = 150) -> str:
         screen.progress(Progress(done=10, failed=2, total=64, mean_reward=0.2))
         screen.record(ROUND)
     return out.getvalue()
+
+
+def test_a_terminal_shows_how_far_the_training_of_a_round_is() -> None:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=150, color_system=None)
+    with Screen(console, "run") as screen:
+        screen.stage("training")
+        screen.step(StepTrained(1, step=2, steps=8, forwarded_tokens=1200, seconds=3.0), None)
+        screen.collecting("rollouts", 2)
+        console.print(screen)
+    assert "training: step 2 of 8, 400 tokens/s, about 18 s left" in out.getvalue()
 
 
 def test_a_pipe_gets_one_line_per_record() -> None:

@@ -13,6 +13,7 @@ from trainspan_schemas.command_events import (
     Ready,
     RoundTrained,
     RunResult,
+    StepTrained,
     event_line,
     parse,
 )
@@ -31,6 +32,7 @@ RESULT = RunResult("r", 2, None, 8, {"ok": 6, "infra_error": 2}, 0.5, 6, 12, 3.5
         NoDataset(nothing_to_train="no call", figures={"calls_seen": 4, "dropped": {"no_reward": 4}}),
         NoDataset(store_error="no answer"),
         RoundTrained(1, 2, "policy-000002", loss=0.5, agreement={"mean": 1e-6}, seconds={"train": 2.0}, withdrawn=True),
+        StepTrained(1, 2, 8, 1200, 3.0),
         FineTuned("warm", False, None, {"examples": 3}),
     ],
 )
@@ -46,7 +48,7 @@ def test_the_entries_of_a_manifest_stand_beside_the_path() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "INFO started", "[1]", "3", "{}", '{"event": "step"}', '{"event": []}', "[" * 100_000]
+    "text", ["", "INFO started", "[1]", "3", "{}", '{"event": "start"}', '{"event": []}', "[" * 100_000]
 )
 def test_a_line_of_something_else_is_no_event(text: str) -> None:
     assert parse(text) is None

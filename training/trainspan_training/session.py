@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
+from trainspan_schemas.command_events import StepTrained
 from trainspan_schemas.config.settings import TrainSettings
 from trainspan_schemas.errors import UsageError
 from trainspan_schemas.home import served_model
@@ -62,10 +63,15 @@ class _Stopped(BaseException):
     """Raised on SIGTERM. Only the work in progress is lost: see `checkpoints`."""
 
 
-def train(job: TrainJob, on_ready: Callable[[str, str], None], on_result: Callable[[RoundResult], None]) -> None:
-    """Runs the job, calls `on_ready` with device and dtype, and `on_result` for each dataset. SIGTERM ends it early, without an error.
+def train(
+    job: TrainJob,
+    on_ready: Callable[[str, str], None],
+    on_result: Callable[[RoundResult], None],
+    on_step: Callable[[StepTrained], None] = lambda _: None,
+) -> None:
+    """Runs the job, calls `on_ready` with device and dtype, `on_step` after each step, and `on_result` for each dataset.
 
-    In a team, only the leader calls `on_ready` and `on_result`, and all processes end with the same error. Raises
+    SIGTERM ends it early, without an error. In a team, only the leader calls them, and all processes end with the same error. Raises
     ConfigError, CheckpointError or DatasetError if the job cannot be done; in a single process, before any heavy
     import.
     """
@@ -80,7 +86,7 @@ def train(job: TrainJob, on_ready: Callable[[str, str], None], on_result: Callab
         team = Team.join()
         try:
             with _held(job.checkpoints, team) as checkpoints:
-                _Session(job, team, checkpoints, rule, on_ready, on_result).run()
+                _Session(job, team, checkpoints, rule, on_ready, on_step, on_result).run()
             team.finish()
         except Exception as error:
             if (first := team.fail(error)) is error:
@@ -120,6 +126,7 @@ class _Session:
         checkpoints: Checkpoints | None,
         rule: Rule,
         on_ready: Callable[[str, str], None],
+        on_step: Callable[[StepTrained], None],
         on_result: Callable[[RoundResult], None],
     ) -> None:
         self._job = job
@@ -127,6 +134,7 @@ class _Session:
         self._leader = Leader(team, checkpoints)
         self._rule = rule
         self._on_ready = on_ready
+        self._on_step = on_step if team.leads else lambda _: None
         self._on_result = on_result
         self._picture = _Picture(job.checkpoints)
 
@@ -149,6 +157,7 @@ class _Session:
                 policy,
                 settings,
                 self._rule,
+                self._on_step,
                 self._report,
                 self._team,
                 address=self._job.address,

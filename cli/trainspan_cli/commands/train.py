@@ -1,5 +1,6 @@
 """`trainspan train`: the trainer."""
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -8,7 +9,7 @@ import typer
 from trainspan_cli.setting_options import Given, setting_options
 from trainspan_cli.settings import ConfigOption, FormatOption, PolicyOption, settings
 from trainspan_schemas.artifacts.dataset import manifest_path, round_of
-from trainspan_schemas.command_events import Ready, event_line
+from trainspan_schemas.command_events import Ready, StepTrained, event_line
 from trainspan_schemas.config.load import override
 from trainspan_schemas.config.policy_scope import Policy, scoped
 from trainspan_schemas.errors import TrainingError, UsageError
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from trainspan_processing.dataset.mirror import Mirror
 
 __all__ = ["train"]
+
+_SHOWN_EVERY_S = 10.0
 
 
 @setting_options(
@@ -65,6 +68,7 @@ def train(
     checkpoints = policy_dir(checkpoints_dir(chosen.checkpoints), policy)
     job = TrainJob(chosen, datasets, checkpoints, follow, rounds, policy, mirror)
     results: list[RoundResult] = []
+    shown_at = time.monotonic()
 
     def ready(device: str, dtype: str) -> None:
         if format == "json":
@@ -76,7 +80,15 @@ def train(
         results.append(result)
         print(event_line(result.event()) if format == "json" else result.line(), flush=True)
 
-    run(job, ready, on_result)
+    def on_step(step: StepTrained) -> None:
+        nonlocal shown_at
+        if format == "json":
+            print(event_line(step), flush=True)
+        elif step.step < step.steps and time.monotonic() - shown_at > _SHOWN_EVERY_S:
+            shown_at = time.monotonic()
+            print(f"round {step.round}: {step}", flush=True)
+
+    run(job, ready, on_result, on_step)
     if not follow and results and (failure := results[0].failure):
         raise TrainingError(failure)
 

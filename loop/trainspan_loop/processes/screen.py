@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trainspan_schemas.artifacts.run_files import versions
-from trainspan_schemas.command_events import Progress
+from trainspan_schemas.command_events import Progress, StepTrained
 from trainspan_schemas.intervals import RewardEstimate
 
 __all__ = ["Screen"]
@@ -69,12 +69,16 @@ class Screen:
         self._stage = name
         self._announce(name)
 
+    def step(self, step: StepTrained, policy: str | None) -> None:
+        """Shows how far the training of a policy is."""
+        self._stage = f"training{'' if policy is None else f' {policy}'}: {step}"
+
     def collecting(self, name: str, round_: int) -> None:
         """Shows which rollouts run, possibly of a later round than the one in training; empty if none."""
         self._collecting, self._collecting_round, self._collecting_began = name, round_, time.monotonic()
         self._progress = None
         if name:
-            self._stage = "" if self._stage != "training" else self._stage
+            self._stage = self._stage if self._stage.startswith("training") else ""
             self._announce(name)
 
     def _announce(self, name: str) -> None:

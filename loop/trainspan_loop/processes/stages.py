@@ -36,6 +36,7 @@ from trainspan_schemas.command_events import (
     Progress,
     RoundTrained,
     RunResult,
+    StepTrained,
 )
 from trainspan_schemas.config.policy_scope import Policy, policies_of, scoped
 from trainspan_schemas.config.settings import Settings
@@ -366,6 +367,8 @@ class Stages:
                     return self._recovered(round_, earlier, policy)
                 self._services.keep_alive()
                 continue
+            if isinstance(event, StepTrained) and event.round == round_:
+                self._screen.step(event, policy)
             if isinstance(event, RoundTrained) and event.round == round_:
                 self._screen.policy(event.version, policy)
                 if event.error and self._folder.used(sha256, policy) is None:

@@ -16,7 +16,7 @@ from tests.training.support.processes.forks import forked
 from tests.training.support.swap_server import policy_server
 from trainspan_cli.main import run
 from trainspan_schemas.artifacts.checkpoint import CheckpointMeta, digest_of_model
-from trainspan_schemas.command_events import Ready, RoundTrained, parse
+from trainspan_schemas.command_events import Ready, RoundTrained, StepTrained, parse
 
 
 def command(*arguments: str) -> list[str]:
@@ -45,7 +45,8 @@ def test_one_round_prints_json_lines_and_nothing_else(tmp_path: Path, model: Any
     options = ("--model", str(model_dir), "--policy-url", "none", "--learning-rate", "1e-5", "--format", "json")
     done = trainspan_train(tmp_path, *options)
     assert (done.returncode, done.stderr) == (0, "")
-    ready, event = map(parse, done.stdout.splitlines())
+    ready, *steps, event = map(parse, done.stdout.splitlines())
+    assert [(step.round, step.step, step.steps) for step in steps if isinstance(step, StepTrained)] == [(7, 1, 1)]
     assert ready == Ready(device="the CPU", dtype="float32")
     assert isinstance(event, RoundTrained)
     assert (event.round, event.version) == (7, 1)
@@ -102,11 +103,11 @@ def test_a_trainer_that_is_killed_trains_each_dataset_once(tmp_path: Path, model
         last = 0 if stop is signal.SIGKILL else 2
         with forked(tmp_path, "trainspan_cli", "train", *options, "--follow", TRAINSPAN_HOME=str(tmp_path)) as trainer:
             until = time.monotonic() + 240
-            while not any(event.get("round") == last for event in trainer.events()):
+            while not any((event["event"], event.get("round")) == ("round", last) for event in trainer.events()):
                 assert trainer.process.is_alive(), trainer.err.read_text()
                 assert time.monotonic() < until
                 time.sleep(0.01)
-            printed.append(trainer.events())
+            printed.append([event for event in trainer.events() if event["event"] != "step"])
             assert trainer.process.pid
             os.kill(trainer.process.pid, stop)
             assert trainer.wait(60).code == code

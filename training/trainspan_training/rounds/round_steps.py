@@ -3,9 +3,11 @@
 A round that is repeated to rebuild Adam's state takes the same path as a new one.
 """
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from trainspan_schemas.command_events import StepTrained
 from trainspan_schemas.config.settings import TrainSettings
 from trainspan_training.checkpoints.lineage import Lineage
 from trainspan_training.constraints.replay import Replayer, serialized_tokenizer
@@ -35,12 +37,20 @@ class RoundSteps:
     """
 
     def __init__(
-        self, trainer: TransitionGRPOTrainer, settings: TrainSettings, rule: Rule, clock: StageClock, *, reference: Any
+        self,
+        trainer: TransitionGRPOTrainer,
+        settings: TrainSettings,
+        rule: Rule,
+        clock: StageClock,
+        on_step: Callable[[StepTrained], None],
+        *,
+        reference: Any,
     ) -> None:
         self._trainer = trainer
         self._settings = settings
         self._rule = rule
         self._clock = clock
+        self._on_step = on_step
         self._reference = reference
         self._config = trainer.policy.config.get_text_config()
         size, tokenizer = int(self._config.vocab_size), trainer.processing_class
@@ -72,8 +82,10 @@ class RoundSteps:
             steps = with_reference(self._trainer, steps, self._reference)
         return against_old(self._trainer, steps, self._settings, staleness, server_dtype)
 
-    def make(self, outline: Outline, prepared: Prepared, rounds: int, gate: float) -> Iterator[list[MicroBatch]]:
-        """Yields the optimizer steps after so many `rounds` until one fails or the policy has moved to `target_kl`.
+    def make(
+        self, outline: Outline, prepared: Prepared, round_: int, rounds: int, gate: float
+    ) -> Iterator[list[MicroBatch]]:
+        """Yields the optimizer steps of a dataset after so many `rounds` until one fails or the policy has moved to `target_kl`.
 
         `gate` is the share of their rate that is used; k3 grows with its square. The figures of tokens, and the sample of the
         test for a signal, are those of the first pass.
@@ -89,7 +101,9 @@ class RoundSteps:
             if index == len(steps):
                 trainer.recorder = trainer.sampler = None
             trainer.rate = gate * trainer.schedule.at(rounds + (index + 0.5) / count)
-            yield list(steps[index % len(steps)].micro_batches)
+            step, began = steps[index % len(steps)], time.perf_counter()
+            yield list(step.micro_batches)
+            self._on_step(StepTrained(round_, index + 1, count, step.forwarded, time.perf_counter() - began))
             if trainer.failure or trainer.trust.reached:
                 break
 

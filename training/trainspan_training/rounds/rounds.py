@@ -14,6 +14,7 @@ from typing import Any
 from safetensors import SafetensorError
 
 from trainspan_schemas.artifacts.checkpoint import Canary
+from trainspan_schemas.command_events import StepTrained
 from trainspan_schemas.config.settings import TrainSettings
 from trainspan_schemas.errors import DatasetError, TrainingError
 from trainspan_training.checkpoints.folder import Checkpoints, RolledBackError
@@ -50,7 +51,9 @@ log = logging.getLogger(__name__)
 
 
 class Rounds:
-    """An iterable of optimizer steps; set `trainer` (and `reference`) first. Calls `on_result` for each dataset.
+    """An iterable of optimizer steps; set `trainer` (and `reference`) first.
+
+    Calls `on_step` after each of them, and `on_result` for each dataset.
 
     With `keep_going` an unusable dataset is skipped; otherwise iterating raises DatasetError or TrainingError. With
     `missing_state`, `policy` is the parent of the newest policy, whose state is rebuilt first. An `unloaded` model gets its weights
@@ -63,6 +66,7 @@ class Rounds:
         leader: Leader[Checkpoints],
         policy: Policy,
         settings: TrainSettings,
+        on_step: Callable[[StepTrained], None],
         on_result: Callable[[RoundResult], None],
         *,
         address: PolicyAddress,
@@ -77,6 +81,7 @@ class Rounds:
         self._leader = leader
         self._started_from = policy
         self._settings = settings
+        self._on_step = on_step
         self._on_result = on_result
         self._address = address
         self._layout = layout
@@ -126,7 +131,7 @@ class Rounds:
 
     def _set_up(self) -> None:
         trainer, settings = self.trainer, self._settings
-        self._steps = RoundSteps(trainer, settings, self._rule, self._clock, reference=self.reference)
+        self._steps = RoundSteps(trainer, settings, self._rule, self._clock, self._on_step, reference=self.reference)
         self._canary = CanaryKeeper(trainer.team)
         self._files = PolicyFiles(self._leader, self._weights, trainer, settings.keep_checkpoints)
         self._publication = Publication(
@@ -161,7 +166,8 @@ class Rounds:
         prepared = self._steps.prepare(steps, outline.staleness, self._server_dtype)
         with self._clock.timed("optimizer"):
             earlier = self._signals(missing_state.dataset)
-            yield from self._steps.make(outline, prepared, lineage.rounds(self._policy.version), self._gate(earlier))
+            done, gate = lineage.rounds(self._policy.version), self._gate(earlier)
+            yield from self._steps.make(outline, prepared, missing_state.dataset.round, done, gate)
         trained = self._trained(missing_state.dataset, outline, prepared, lineage)
         tokens = self._steps.token_file(missing_state.dataset, prepared)
         repeated = self._files.restore(missing_state.policy)
@@ -203,7 +209,8 @@ class Rounds:
             self._files.settle()
         with self._clock.timed("optimizer"):
             earlier = self._signals(dataset)
-            yield from self._steps.make(outline, prepared, lineage.rounds(self._policy.version), self._gate(earlier))
+            done, gate = lineage.rounds(self._policy.version), self._gate(earlier)
+            yield from self._steps.make(outline, prepared, dataset.round, done, gate)
         try:
             return self._finish(self._trained(dataset, outline, prepared, lineage))
         except RolledBackError as error:  # the steps are discarded, and nothing went wrong
