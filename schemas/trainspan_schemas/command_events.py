@@ -214,7 +214,7 @@ _NAMES: Final[dict[type[Event], str]] = {
     RunResult: "result",
     DatasetBuilt: "dataset",
     NoDataset: "no_dataset",
-    StepTrained: "step",
+    StepTrained: "round_step",
     RoundTrained: "round",
     FineTuned: "done",
 }

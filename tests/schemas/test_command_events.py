@@ -48,7 +48,7 @@ def test_the_entries_of_a_manifest_stand_beside_the_path() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "INFO started", "[1]", "3", "{}", '{"event": "start"}', '{"event": []}', "[" * 100_000]
+    "text", ["", "INFO started", "[1]", "3", "{}", '{"event": "step", "loss": 1}', '{"event": []}', "[" * 100_000]
 )
 def test_a_line_of_something_else_is_no_event(text: str) -> None:
     assert parse(text) is None

@@ -14,7 +14,7 @@ _SHOWN = 20
 
 
 def print_branches_json(report: "BranchReport") -> None:
-    print(json.dumps({"event": "result", **report.record()}), flush=True)
+    print(json.dumps({"event": "branches", **report.record()}), flush=True)
 
 
 def print_branches(report: "BranchReport") -> None:

@@ -306,7 +306,8 @@ class Stages:
         if code == 1:
             failure = f"dataset failed: {message} (log: {self._folder.logs / 'dataset.log'})"
             raise (ProcessError if reason.store_error is None else StoreError)(failure)
-        return {**reason.figures, "nothing_to_train": message} if code == NOTHING_TO_TRAIN else {}
+        why = reason.nothing_to_train or message
+        return {**reason.figures, "nothing_to_train": why} if code == NOTHING_TO_TRAIN else {}
 
     def _read(self, read: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """What `read` gets from the stores; it is repeated for `ready_timeout_s`, because a collector may be restarting."""

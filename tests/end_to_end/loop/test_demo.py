@@ -50,7 +50,7 @@ def test_each_round_made_a_policy_that_then_answered(demo: DemoRun) -> None:
     for record in rounds:
         assert record["dataset"]["calls_kept"] > 100
         # Rollouts with a common prefix share its tokens, so fewer may be forwarded than are trained.
-        assert min(record["train"]["tokens"][kind] for kind in ("forwarded", "trained")) > 100
+        assert min(record["train"][f"{kind}_tokens"] for kind in ("forwarded", "trained")) > 100
 
 
 def test_the_command_that_it_ends_with_names_a_model(demo: DemoRun) -> None:

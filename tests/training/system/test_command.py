@@ -107,7 +107,7 @@ def test_a_trainer_that_is_killed_trains_each_dataset_once(tmp_path: Path, model
                 assert trainer.process.is_alive(), trainer.err.read_text()
                 assert time.monotonic() < until
                 time.sleep(0.01)
-            printed.append([event for event in trainer.events() if event["event"] != "step"])
+            printed.append([event for event in trainer.events() if event["event"] != "round_step"])
             assert trainer.process.pid
             os.kill(trainer.process.pid, stop)
             assert trainer.wait(60).code == code
