@@ -105,27 +105,29 @@ class Attempts:
                     ended = await self._executor.execute(execution)
                 else:
                     ended = await self._branching.execute(planned.point, execution, self._executor)
-                seen = await self._witness.ask(identity, span.parent.trace_id)
-                ended = await self._explained(ended, seen, is_last=is_last)
             finally:
                 self._agents.release()
+            seen = await self._witness.ask(identity, span.parent.trace_id)
+            ended = await self._explained(ended, seen, is_last=is_last)
             verdict = await self._judged(planned.task, identity, ended)
         except asyncio.CancelledError:
             self._ledger.end(identity, number, "cancelled", None)
             span.end("cancelled", judge=judge, error="the run was stopped")
             raise
         calls = ended.report.calls if ended.report else None
+        # Servers without the runner's key count no call as the rollout's: then nobody can tell but the agent.
+        served = None if seen.calls == 0 and calls else seen.calls
         counted = calls
-        if calls is not None and seen.calls is not None and calls > seen.calls:
-            counted = seen.calls
-            told = f"its agent reports {calls} calls, the policy servers began {seen.calls}: theirs count"
+        if calls is not None and served is not None and calls > served:
+            counted = served
+            told = f"its agent reports {calls} calls, the policy servers began {served}: theirs count"
             self._log_once("calls", "calls_unknown_to_servers", identity, told)
         self._on_calls(counted)
         self._ledger.end(identity, number, verdict.status, verdict.reward)
         span.end(
             verdict.status,
             calls=calls,
-            served_calls=seen.calls,
+            served_calls=served,
             judge=judge,
             scores=verdict.scores,
             source=verdict.source,

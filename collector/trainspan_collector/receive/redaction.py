@@ -57,7 +57,7 @@ _SECRET_TEXT: Final = re.compile(
         authorization {_CLOSE}{_OR_NEXT}{_OPEN}?+ \s*+ (?:bearer|basic)\s++
       | x-?api-?key {_CLOSE}{_OR_NEXT}{_OPEN}?+
       | api[ ]key[ ]provided \s*+:\s*+ {_OPEN}?+
-    ) [^\s"'\\,}}\]]++
+    ) (?![{{\[]) [^\s"'\\,}}\]]++
   | ((?:authorization|api[-_ ]?key) {_CLOSE}{_OR_NEXT}{_OPEN}?+ (?:token\s++)?+) (?=[a-z_.+~-]*+[0-9]) [\w.+/=~-]{{16,}}+
   | (cookie {_CLOSE}{_OR_NEXT}{_OPEN}?+) {_PAIR} (?:;\s?+{_PAIR})*+
   | (?<![\w-]) sk- (?=[a-z_-]*+[0-9]) [\w-]{{20,}}+

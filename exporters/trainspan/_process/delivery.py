@@ -277,7 +277,7 @@ def _has_no_time(exporter: Any, address: str) -> bool:
 def _note(address: str, what: str, count: int, *, delivered: bool, tried: bool = True) -> None:
     with _losses.lock:
         if delivered:
-            if address in _losses.failing or not outage.is_root():
+            if address in _losses.failing or not outage.is_root() or outage.is_known(address):
                 outage.clear(address)
             _losses.failing.discard(address)
             return

@@ -23,7 +23,7 @@ from trainspan_processing.traces.evaluations import (
 from trainspan_processing.traces.rollout_table import ignored_claims, rollout_table, with_collisions
 from trainspan_processing.traces.server_calls import ordered_calls, with_defaults
 from trainspan_processing.traces.spans import read_spans, system_hashes
-from trainspan_processing.traces.trust import heard, vouched_rollouts, with_own_rewards
+from trainspan_processing.traces.trust import counted_calls, heard, vouched_rollouts, with_own_rewards
 
 __all__ = ["Clock", "TraceIndex", "index_chunks", "index_traces"]
 
@@ -100,7 +100,7 @@ def index_traces(
     matched = _without_used(_match(source, stored, around), used)
     calls, others, spans = matched.calls, matched.others, stored.spans
     rollouts = rollout_table(
-        calls.filter("is_heard"),
+        counted_calls(calls, spans, stored.vouched),
         heard(others.filter("is_bare_call"), stored.vouched).filter("is_heard"),
         spans,
         matched.covered,

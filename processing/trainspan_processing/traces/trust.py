@@ -15,7 +15,15 @@ import polars as pl
 from trainspan_processing.tables import Schema
 from trainspan_schemas.telemetry import keys
 
-__all__ = ["VOUCHED", "heard", "of_own_traces", "vouched_rollouts", "with_admitted_rewards", "with_own_rewards"]
+__all__ = [
+    "VOUCHED",
+    "counted_calls",
+    "heard",
+    "of_own_traces",
+    "vouched_rollouts",
+    "with_admitted_rewards",
+    "with_own_rewards",
+]
 
 VOUCHED: Final[Schema] = {"rollout_id": pl.String, "signs": pl.Boolean}
 """The rollouts that someone vouches for; `signs`: their runner signed what it passed to the agent."""
@@ -50,6 +58,23 @@ def heard(rows: pl.DataFrame, vouched: pl.DataFrame) -> pl.DataFrame:
         .with_columns((pl.col("signs").is_null() | (is_trusted & ~pl.col("is_unsigned"))).alias("is_heard"))
         .drop("signs")
     )
+
+
+def counted_calls(calls: pl.DataFrame, spans: pl.DataFrame, vouched: pl.DataFrame) -> pl.DataFrame:
+    """The CALLS by which a rollout is complete: those that are heard, or the policy server's unsigned ones of an attempt with none.
+
+    A server without the runner's key knows no signature: `admit = "unsigned"` trains such calls, once all of them have arrived.
+    """
+    if calls["is_heard"].all():
+        return calls
+    key = ["rollout_id", "attempt"]
+    attempts = heard(spans, vouched).filter(pl.col("is_heard") & pl.col("status").is_not_null()).select(key).unique()
+    silent = attempts.join(calls.filter("is_heard"), on=key, how="anti").with_columns(
+        pl.lit(value=True).alias("is_silent")
+    )
+    may_count = pl.col("is_silent").fill_null(value=False) & ~pl.col("untrusted").fill_null(value=False)
+    located = calls.join(silent, on=key, how="left", maintain_order="left")
+    return located.filter(pl.col("is_heard") | may_count).drop("is_silent")
 
 
 def of_own_traces(spans: pl.DataFrame, calls: pl.DataFrame, vouched: pl.DataFrame) -> pl.DataFrame:

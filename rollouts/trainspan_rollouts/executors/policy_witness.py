@@ -3,6 +3,7 @@ either."""
 
 import asyncio
 import http.client
+import time
 import urllib.error
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from trainspan_schemas.telemetry.identity import Identity
 __all__ = ["PolicyWitness", "Testimony"]
 
 ANSWER_S: Final = 5.0
+ASKED_AGAIN_S: Final = 60.0
 _MAX_BYTES: Final = 4096
 _NO_TRACE: Final = "0" * 32
 
@@ -65,7 +67,8 @@ class PolicyWitness:
         self._servers = [url.rstrip("/").removesuffix("/v1") for url in policy_urls]
         self._ours: set[str] = set()
         """Those that have told something; others are told no rollout ids."""
-        self._others: set[str] = set()
+        self._others: dict[str, float] = {}
+        """Those that could not tell → when they are asked again: a gateway may answer for a server that starts."""
 
     async def ask(self, identity: Identity, trace_id: str) -> Testimony:
         """Asks all servers about the attempt with this trace."""
@@ -86,13 +89,13 @@ class PolicyWitness:
         return Testimony({**seen.answers, **silent})
 
     def _ask(self, server: str, identity: Identity, trace_id: str) -> RequestFailures | _Silence | None:
-        if server in self._others:
+        if time.monotonic() < self._others.get(server, 0.0):
             return None
         if server not in self._ours:
             answer = _answer(server, _NO_TRACE)
             if not isinstance(answer, RequestFailures):
                 if answer is None:
-                    self._others.add(server)
+                    self._others[server] = time.monotonic() + ASKED_AGAIN_S
                 return answer
             self._ours.add(server)
         return _answer(server, trace_id, attempt_key(identity.rollout_id, identity.attempt))

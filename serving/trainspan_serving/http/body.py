@@ -16,9 +16,10 @@ __all__ = ["BodyError", "ClientGoneError", "check_json", "read_body", "replayed"
 
 MAX_DEPTH: Final = 100
 """Levels of lists and objects in each other; the deepest JSON schemas have about thirty."""
-_MAX_INT: Final = 2**63
 _LONG_NUMBER: Final = re.compile(rb"[0-9]{19}|[eE][+-]?[0-9]{3}|NaN|Infinity")
 """Every number beyond the limits has one of these; looking at each number would take ten times as long."""
+_SCHEMAS: Final = frozenset({"tools", "functions", "messages", "response_format", "structured_outputs", "guided_json"})
+"""Fields whose numbers are text to the model, or the bounds of a grammar."""
 _HALF_CHARACTER: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
@@ -76,6 +77,8 @@ def check_json(scope: Scope, body: bytes) -> None:
         request = json.loads(text, **numbers)
         if not isinstance(request, dict):
             raise BodyError(400, f"the body must be a JSON object, not a {type(request).__name__}")
+        if numbers:
+            _check_integers(request)
         if _HALF_CHARACTER.search(body):
             json.dumps(request, ensure_ascii=False).encode()
     except UnicodeDecodeError as error:
@@ -94,14 +97,29 @@ def check_json(scope: Scope, body: bytes) -> None:
 
 
 def _checked_int(text: str) -> int:
-    if len(text) > 20 or not -_MAX_INT <= int(text) < _MAX_INT:
-        raise ValueError(f"the integer {text[:30]} does not fit into 64 bits")
+    if len(text) > 20:
+        raise _too_large(text)
     return int(text)
+
+
+def _check_integers(request: dict[str, Any]) -> None:
+    """Schemas may name the bounds of unsigned integers; what vLLM passes to its engine is signed."""
+    rest: list[Any] = [value for name, value in request.items() if name not in _SCHEMAS]
+    while rest:
+        value = rest.pop()
+        if isinstance(value, dict | list):
+            rest.extend(value.values() if isinstance(value, dict) else value)
+        elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+            raise _too_large(str(value))
+
+
+def _too_large(text: str) -> BodyError:
+    return BodyError(400, f"the integer {text[:30]} does not fit into 64 bits")
 
 
 def _checked_float(text: str) -> float:
     if not math.isfinite(float(text)):
-        raise ValueError(f"the number {text[:30]} is not finite")
+        raise BodyError(400, f"the number {text[:30]} is not finite")
     return float(text)
 
 

@@ -267,6 +267,7 @@ def test_a_vendors_key_is_cut_out_of_a_text_wherever_it_is(key: str) -> None:
         '["authorization", "cookie", "accept"], {"authorization": {"type": "string"}}, cookie = jar.get(name=x)',
         "the authorization=self.authorization, cookie == other, set_cookie(key=1), the cookie, name = first",
         "sk-proj- and sk-ant- begin keys",
+        '{"x-api-key": {"type": "string"}, "X-API-Key": ["header"]}',
     ],
 )
 def test_text_that_only_speaks_of_keys_stays_as_it_is(text: str) -> None:

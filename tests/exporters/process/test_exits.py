@@ -471,3 +471,24 @@ def test_an_agent_whose_token_is_refused_is_told_so_and_not_to_start_a_collector
     assert (
         f"event=telemetry_lost lost='2 spans' endpoint=localhost:{port}; the agent is not affected, {expected}" in line
     )
+
+
+CHILD_FAILED = """
+import os
+from trainspan._process import delivery, outage
+
+outage.begin()
+address = "127.0.0.1:4317"
+if (child := os.fork()) == 0:  # such as a tool in a sandbox without a network
+    outage.mark(address)
+    os._exit(0)
+os.waitpid(child, 0)
+assert outage.is_known(address)
+delivery._note(address, "spans", 5, delivered=True)
+assert not outage.is_known(address), "the next flush would do nothing"
+"""
+
+
+def test_what_the_first_process_delivers_ends_the_outage_that_a_child_reported(tmp_path: Path) -> None:
+    ran = run(write(tmp_path, CHILD_FAILED), {}, instrument=False)
+    assert (ran.code, ran.stderr) == (0, "")

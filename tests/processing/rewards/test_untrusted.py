@@ -88,6 +88,21 @@ def test_a_call_that_names_a_rollout_without_its_runners_signature_is_not_traine
     assert admitted.manifest["dropped"] == {}
 
 
+def test_a_server_without_the_runners_key_is_waited_for_until_it_has_all_calls(bench: Bench) -> None:
+    """Its calls are admitted as unsigned: no rollout may be trained before all that its agent counted have arrived."""
+    whole, partial = bench.rollout("whole"), bench.rollout("partial")
+    for rollout, n_stored in ((whole, 2), (partial, 1)):
+        rollout.root_span.attributes |= {keys.ROLLOUT_SIGNED: True, keys.ROLLOUT_CALLS: 2}
+        for index in range(n_stored):
+            rollout.call(index, [1], [2 + index], at=1 + index, trainspan__call__signed=False)
+        rollout.reward(1.0)
+    bench.send(whole, partial)
+    built = bench.build(baseline="none", admit="unsigned", settle_s=0.0)
+    kept = rows(built).group_by("rollout_id", maintain_order=True).agg("call_index").rows()
+    assert [(name.removeprefix(f"{bench.run_id}-"), indexes) for name, indexes in kept] == [("whole", [0, 1])]
+    assert built.manifest["dropped"] == {"unfinished": 1}
+
+
 def _records(rollout: TestRollout, *records: tuple[float, str, float]) -> TestRollout:
     """Evaluation records (time, response id, score), all with one evaluation id."""
     for at, response, score in records:
