@@ -90,6 +90,8 @@ def test_nothing_to_train_on_gives_an_explanation_and_exit_code_3(bench: Bench) 
     (reason,) = record.pop("reasons")
     assert (reason["name"], reason["calls"], reason["lowers_coverage"]) == ("no_reward", 1, True)
     assert record == {
+        "event": "no_dataset",
+        "store_error": None,
         "rollouts_seen": 1,
         "calls_seen": 1,
         "calls_trainable": 0,
