@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.guard.__main__ import compare, is_slower, ratio
+from benchmarks.guard.__main__ import PACKAGES, compare, is_slower, ratio
 from tests.support.places import ROOT
 
 PLANTED = """
@@ -40,18 +40,7 @@ PLACES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("part", PLACES)
 def test_a_planted_slowdown_of_15_percent_is_found(tmp_path: Path, part: str) -> None:
-    for package in (
-        "schemas",
-        "exporters",
-        "rollouts",
-        "serving",
-        "collector",
-        "processing",
-        "viewer",
-        "training",
-        "loop",
-        "cli",
-    ):
+    for package in PACKAGES:
         shutil.copytree(ROOT / package, tmp_path / package)
     for path, function in PLACES[part]:
         with (tmp_path / path).open("a") as file:

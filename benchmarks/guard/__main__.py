@@ -23,12 +23,12 @@ from benchmarks.__main__ import commit, machine
 from benchmarks.guard.turns import PARTS
 from benchmarks.support.pairs import rotated
 
-__all__ = ["compare", "is_slower", "main", "ratio"]
+__all__ = ["PACKAGES", "compare", "is_slower", "main", "ratio"]
 
 ROOT = Path(__file__).resolve().parents[2]
 _STORED = ROOT / "benchmarks" / "results" / "bench-guard.json"
 _LIMIT = 1.10
-_PACKAGES = (
+PACKAGES = (
     "schemas",
     "exporters",
     "rollouts",
@@ -83,7 +83,7 @@ def is_slower(pairs: Sequence[tuple[float, float]]) -> bool:
 
 @contextlib.contextmanager
 def _worker(part: str, tree: Path) -> "Iterator[subprocess.Popen[str]]":
-    path = os.pathsep.join([*(str(tree / package) for package in _PACKAGES), str(ROOT)])
+    path = os.pathsep.join([*(str(tree / package) for package in PACKAGES), str(ROOT)])
     with tempfile.TemporaryDirectory(prefix="trainspan-guard-") as home, tempfile.TemporaryFile("w+") as messages:
         environment = {
             **os.environ,
@@ -119,7 +119,7 @@ def _turn(worker: "subprocess.Popen[str]") -> float:
 def _unpacked(commit: str, folder: Path) -> Path:
     listing = ["git", "ls-tree", "--name-only", commit]
     names = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
-    packages = [package for package in _PACKAGES if package in names]
+    packages = [package for package in PACKAGES if package in names]
     archive = subprocess.run(["git", "archive", commit, *packages], cwd=ROOT, stdout=subprocess.PIPE, check=True)
     subprocess.run(["tar", "x", "-C", str(folder)], input=archive.stdout, check=True)
     return folder
