@@ -6,6 +6,7 @@ import http.client
 import time
 import urllib.error
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,6 +18,9 @@ __all__ = ["PolicyWitness", "Testimony"]
 
 ANSWER_S: Final = 5.0
 ASKED_AGAIN_S: Final = 60.0
+SILENCE_S: Final = 10.0
+"""How long a server that did not answer is not asked again: each question would hold up the end of an attempt."""
+_MOST_QUESTIONS: Final = 32
 _MAX_BYTES: Final = 4096
 _NO_TRACE: Final = "0" * 32
 
@@ -68,19 +72,21 @@ class PolicyWitness:
         self._ours: set[str] = set()
         """Those that have told something; others are told no rollout ids."""
         self._others: dict[str, float] = {}
-        """Those that could not tell → when they are asked again: a gateway may answer for a server that starts."""
+        """Those that could not tell or did not answer → when they are asked again: a gateway may answer for a server that starts."""
+        self._threads = ThreadPoolExecutor(_MOST_QUESTIONS, "policy-witness")
 
     async def ask(self, identity: Identity, trace_id: str) -> Testimony:
         """Asks all servers about the attempt with this trace."""
-        answers = await asyncio.gather(
-            *(asyncio.to_thread(self._ask, each, identity, trace_id) for each in self._servers)
-        )
+        loop = asyncio.get_running_loop()
+        questions = [loop.run_in_executor(self._threads, self._ask, each, identity, trace_id) for each in self._servers]
+        answers = await asyncio.gather(*questions)
         return Testimony(dict(zip(self._servers, answers, strict=True)))
 
     async def looked_again(self, seen: Testimony) -> Testimony:
         """`seen`, with whether those that cannot tell still answer."""
         unknown = [server for server, answer in seen.answers.items() if answer is None]
-        statuses = await asyncio.gather(*(asyncio.to_thread(_status, server) for server in unknown))
+        loop = asyncio.get_running_loop()
+        statuses = await asyncio.gather(*(loop.run_in_executor(self._threads, _status, each) for each in unknown))
         silent = {
             server: _Silence("cannot be reached")
             for server, status in zip(unknown, statuses, strict=True)
@@ -89,16 +95,18 @@ class PolicyWitness:
         return Testimony({**seen.answers, **silent})
 
     def _ask(self, server: str, identity: Identity, trace_id: str) -> RequestFailures | _Silence | None:
-        if time.monotonic() < self._others.get(server, 0.0):
+        began = time.monotonic()
+        if began < self._others.get(server, 0.0):
             return None
-        if server not in self._ours:
-            answer = _answer(server, _NO_TRACE)
-            if not isinstance(answer, RequestFailures):
-                if answer is None:
-                    self._others[server] = time.monotonic() + ASKED_AGAIN_S
-                return answer
+        answer = _answer(server, _NO_TRACE) if server not in self._ours else None
+        if server in self._ours or isinstance(answer, RequestFailures):
             self._ours.add(server)
-        return _answer(server, trace_id, attempt_key(identity.rollout_id, identity.attempt))
+            answer = _answer(server, trace_id, attempt_key(identity.rollout_id, identity.attempt))
+        elif answer is None:
+            self._others[server] = began + ASKED_AGAIN_S
+        if isinstance(answer, _Silence) and time.monotonic() - began >= ANSWER_S:
+            self._others[server] = time.monotonic() + SILENCE_S
+        return answer
 
 
 def _answer(server: str, *keys: str) -> RequestFailures | _Silence | None:

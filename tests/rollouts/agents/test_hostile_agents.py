@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,7 @@ from tests.rollouts.records.test_resuming import NOBODY
 from tests.support.agents.openai_server import OpenAIServer
 from tests.support.otlp.recorder import OtlpRecorder
 from trainspan import _worker
-from trainspan_rollouts.executors import agent_process, command_executor
+from trainspan_rollouts.executors import agent_process, command_executor, policy_witness
 from trainspan_rollouts.executors.agent_process import MemoryKills, read_reports, remove_folder
 from trainspan_rollouts.executors.policy_witness import PolicyWitness
 from trainspan_schemas.agents.worker import AgentReport, JobOutcome, decode
@@ -220,6 +221,31 @@ def test_only_a_server_that_had_calls_of_a_rollout_and_failed_excuses_it() -> No
         assert _failure(broken.url) == f"the policy server at {broken.url[:-3]} answered 502"
         assert _failure(good.url, broken.url, NOBODY) is None  # dead, but not all
         assert str(_failure(broken.url, NOBODY)).startswith("the policy server at")
+
+
+def test_a_server_that_does_not_answer_holds_up_one_attempt_and_still_excuses_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(policy_witness, "ANSWER_S", 0.3)
+
+    async def ask(witness: PolicyWitness) -> tuple[float, str | None]:
+        began = time.monotonic()
+        seen = await witness.ask(Identity("r"), "1" * 32)
+        took_s = time.monotonic() - began
+        assert seen.calls is None
+        return took_s, (await witness.looked_again(seen)).failure(5.0)
+
+    async def ask_twice(url: str) -> list[tuple[float, str | None]]:
+        witness = PolicyWitness([url])
+        return [await ask(witness), await ask(witness)]
+
+    with socket.create_server(("127.0.0.1", 0)) as stalled:
+        url = f"http://127.0.0.1:{stalled.getsockname()[1]}"
+        (first_s, first), (second_s, second) = asyncio.run(ask_twice(url))
+    assert first_s > 0.3
+    assert second_s < 0.1
+    assert first == f"the policy server at {url} cannot be reached: timed out"
+    assert second == f"the policy server at {url} cannot be reached"
 
 
 def test_an_agent_that_asks_for_another_attempt_or_kills_itself_failed_in_the_end(
