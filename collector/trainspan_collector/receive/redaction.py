@@ -19,7 +19,8 @@ from trainspan_schemas.telemetry import keys
 __all__ = ["Redacted", "Redaction"]
 
 _SECRET_KEY: Final = re.compile(
-    r"^gen_ai\.(request\.)?headers$|(^|[._-])((proxy-)?authorization|(set-?)?cookie)$|api[_-]?key$", re.IGNORECASE
+    r"^gen_ai\.(request\.)?headers$|(^|[._-])((proxy-)?authorization|(set-?)?cookie)$|api[_-]?key$|auth-?token$",
+    re.IGNORECASE,
 )
 _KEY_END: Final = 32  # characters: whatever precedes them, the name of a secret is among these
 _VALUE_FOLLOWS: Final = b"\x12"  # the tag of KeyValue.value: the bytes before it end a key
@@ -34,12 +35,14 @@ def _folded(data: bytes) -> bytes:
 _SECRET_BYTES: Final = (
     _folded(b"horization"),
     _folded(b"eaders" + _VALUE_FOLLOWS),
-    *(_folded(words) for words in (b"cookie", b"pikey", b"pi-key", b"pi_key", b"pi key")),
+    *(_folded(words) for words in (b"cookie", b"pikey", b"pi-key", b"pi_key", b"pi key", b"h-token", b"htoken")),
 )
-"""A folded request with a secret contains one of these, or a key. Letters that make the search slow are left out."""
+"""A folded request with a secret contains one of these, a key, or a URL's password. Letters that make the search slow are left
+out."""
 _KEY_START: Final = b"sk-"
 _KEY_BYTES: Final = re.compile(rb"sk-[a-z0-9\x7f-]{20}")
 """The start of a key in a folded request, where an underscore is 7f. The byte before it may be a length, so it says nothing."""
+_URL_BYTES: Final = re.compile(rb"://[^\s/@:]*+:[^\s/@]++@")
 _OPEN: Final = r"""(?:b?\\*+["'])"""
 """A quote, also one of Python's bytes, or escaped in a text in a text."""
 _CLOSE: Final = r"""(?:\\*+["'])?+"""
@@ -51,20 +54,22 @@ _PAIR: Final = r"""[\w.-]++=[^\s;,"'\\]*+"""
 _SECRET_TEXT: Final = re.compile(
     rf"""
     (
-        (?:authorization|x-?api-?key) {_CLOSE}{_IS}{_OPEN} \s*+ (?:(?:bearer|basic|token)\s++)?+
+        (?:authorization|x-?api-?key|x-?auth-?token) {_CLOSE}{_IS}{_OPEN} \s*+ (?:(?:bearer|basic|token)\s++)?+
     ) [^"'\\\r\n]++
+  | (authorization \s*+[:=]\s*+ (?:digest|aws4-hmac-sha256)\s++) [^\r\n]++
   | (
         authorization {_CLOSE}{_OR_NEXT}{_OPEN}?+ \s*+ (?:bearer|basic)\s++
-      | x-?api-?key {_CLOSE}{_OR_NEXT}{_OPEN}?+
+      | x-?(?:api-?key|auth-?token) {_CLOSE}{_OR_NEXT}{_OPEN}?+
       | api[ ]key[ ]provided \s*+:\s*+ {_OPEN}?+
     ) (?![{{\[]) [^\s"'\\,}}\]]++
   | ((?:authorization|api[-_ ]?key) {_CLOSE}{_OR_NEXT}{_OPEN}?+ (?:token\s++)?+) (?=[a-z_.+~-]*+[0-9]) [\w.+/=~-]{{16,}}+
   | (cookie {_CLOSE}{_OR_NEXT}{_OPEN}?+) {_PAIR} (?:;\s?+{_PAIR})*+
+  | (://[^\s/@:]*+:) [^\s/@]++ (?=@)
   | (?<![\w-]) sk- (?=[a-z_-]*+[0-9]) [\w-]{{20,}}+
     """,
     re.IGNORECASE | re.VERBOSE | re.ASCII,
 )
-"""Headers in texts, OpenAI's message about a wrong key, and what looks like a key: long, and with a digit.
+"""Headers in texts, OpenAI's message about a wrong key, passwords in URLs, and what looks like a key: long, and with a digit.
 
 In quotes, all that is in them is the value of `authorization`; without quotes and a scheme it must look like a key, as
 prose speaks of the authorization too. It gives no character back, so that it takes a time in proportion to the text,
@@ -72,7 +77,7 @@ whatever a sender writes.
 """
 _NAME_AND_VALUE: Final = ({"name", "value"}, {"key", "value"})
 _REMOVED: Final = "[removed]"
-_TEXT_WORDS: Final = ("uthorization", "pikey", "pi-key", "pi_key", "pi key", "cookie", "sk-")
+_TEXT_WORDS: Final = ("uthorization", "pikey", "pi-key", "pi_key", "pi key", "cookie", "h-token", "htoken", "sk-", "@")
 """Parts, in lower case, of every text with a secret."""
 
 
@@ -137,7 +142,7 @@ class _Removal:
         text = getattr(message, field)
         lower = text.lower()
         if any(word in lower for word in _TEXT_WORDS):
-            text, n_found = _SECRET_TEXT.subn(rf"\1\2\3\4{_REMOVED}", text)
+            text, n_found = _SECRET_TEXT.subn(rf"\1\2\3\4\5\6{_REMOVED}", text)
             if n_found:
                 setattr(message, field, text)
                 self.n_secrets += n_found
@@ -208,5 +213,7 @@ def _owners(request: Any) -> Iterator[tuple[Any, list[Any], list[tuple[Any, str]
 def _may_have_secrets(body: bytes) -> bool:
     folded = np.bitwise_or(np.frombuffer(body, np.uint8), _CASE_BIT)
     if contains_any(folded, _SECRET_BYTES):
+        return True
+    if b"@" in body and _URL_BYTES.search(body):
         return True
     return contains_any(folded, (_KEY_START,)) and _KEY_BYTES.search(folded.data) is not None

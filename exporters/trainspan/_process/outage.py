@@ -50,7 +50,7 @@ class _Program:
     descriptor: int = -1
     """The root's file; -1 if there is none."""
     table: mmap.mmap = mmap.mmap(-1, _TABLE_BYTES)
-    """Its first page: per collector, in the place that its name's checksum gives, when an export failed (Unix time), or 0."""
+    """Its first page: per collector and network, in the place of their checksum, when an export failed (Unix time), or 0."""
     root: int = os.getpid()
     """The root's process id."""
 
@@ -65,7 +65,11 @@ def begin() -> None:
     if inherited is not None:
         _Program.root, _Program.descriptor = inherited
     else:
-        _Program.descriptor = os.memfd_create(f"trainspan-outage-{os.getpid()}", 0)  # a program after exec has it too
+        import fcntl
+
+        created = os.memfd_create(f"trainspan-outage-{os.getpid()}", 0)  # a program after exec has it too
+        _Program.descriptor = fcntl.fcntl(created, fcntl.F_DUPFD, 3)  # never a standard stream, if one is closed
+        os.close(created)
         os.ftruncate(_Program.descriptor, _TABLE_BYTES)
     _Program.table = mmap.mmap(_Program.descriptor, _TABLE_BYTES)
 
@@ -125,7 +129,10 @@ def _failed_s(address: str) -> float:
 
 
 def _place(address: str) -> int:
-    return zlib.crc32(address.encode()) % (_TABLE_BYTES // _TIME.size) * _TIME.size
+    network = 0
+    with contextlib.suppress(OSError):  # a tool in a sandbox without a network says nothing about others
+        network = os.stat("/proc/self/ns/net").st_ino
+    return zlib.crc32(f"{network} {address}".encode()) % (_TABLE_BYTES // _TIME.size) * _TIME.size
 
 
 def may_export(address: str, patience_s: float, waiting: Callable[[], Waiting]) -> bool:

@@ -63,6 +63,8 @@ def _after(attributes: Mapping[str, Attribute], *blocked: str) -> dict[str, Any]
         "http.request.header.xApiKey",
         "APIKEY",
         "cOoKiE",
+        "X-Auth-Token",
+        "http.request.header.x-auth-token",
     ],
 )
 @pytest.mark.parametrize("value", [SECRET, [SECRET], {"authorization": SECRET}])
@@ -108,6 +110,8 @@ def test_a_secret_attribute_is_gone_and_leaves_no_mark(key: str, value: Attribut
         "Authorization: %s, and more",
         "authorization: token %s",
         "Proxy-Authorization: Basic %s",
+        "X-Auth-Token: %s",
+        '{"x-auth-token": "%s"}',
         "Error code: 401 - {'error': {'message': 'Incorrect API key provided: %s'}}",
     ],
 )
@@ -125,6 +129,13 @@ def test_a_bearer_token_within_text_is_cut_out_of_it(text: str, secret: str) -> 
         ('{"cookie": "session=%s", "x": 1}', '{"cookie": "[removed]", "x": 1}'),
         ("[(b'set-cookie', b'id=%s; Secure')]", "[(b'set-cookie', b'[removed]; Secure')]"),
         ('{"Authorization": "Digest a={%s}, b", "x": 1}', '{"Authorization": "[removed]", "x": 1}'),
+        (
+            "connect('postgresql+psycopg://agent:%s@db:5432/a')",
+            "connect('postgresql+psycopg://agent:[removed]@db:5432/a')",
+        ),
+        ("git clone https://:%s@example.com/a.git", "git clone https://:[removed]@example.com/a.git"),
+        ('Authorization: Digest username="u", response="%s"\r\nDate: x', "Authorization: Digest [removed]\r\nDate: x"),
+        ("authorization: AWS4-HMAC-SHA256 Credential=a, Signature=%s", "authorization: AWS4-HMAC-SHA256 [removed]"),
         ('{"name": "Cookie", "value": "id=%s"}', '{"name": "Cookie", "value": "[removed]"}'),
     ],
 )
@@ -167,6 +178,9 @@ def test_endless_keys_take_no_time_and_hide_no_secret(run: str) -> None:
             '"',
             "authorization:",
             "authorization: ",
+            "authorization: digest ",
+            "://",
+            "://a:",
             "bearer ",
             "api_key",
             "api_key=",
@@ -267,6 +281,8 @@ def test_a_vendors_key_is_cut_out_of_a_text_wherever_it_is(key: str) -> None:
         '["authorization", "cookie", "accept"], {"authorization": {"type": "string"}}, cookie = jar.get(name=x)',
         "the authorization=self.authorization, cookie == other, set_cookie(key=1), the cookie, name = first",
         "sk-proj- and sk-ant- begin keys",
+        "https://example.com:8080/@a, http://a@b.com, ssh://git@host:22/x, write to a@b.com: it is at https://x.org",
+        "the x-auth-token header, an auth token: none",
         '{"x-api-key": {"type": "string"}, "X-API-Key": ["header"]}',
     ],
 )

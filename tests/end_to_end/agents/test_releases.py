@@ -28,6 +28,7 @@ PYTHON = f"3.{sys.version_info.minor}"
 PROGRAMS = (
     "tests/exporters/process/test_instrumented_agents.py",
     "tests/exporters/process/test_exits.py",
+    "tests/exporters/process/test_outages.py",
     "tests/exporters/process/test_faults.py",
     "tests/exporters/process/test_unnoticed.py",
 )
