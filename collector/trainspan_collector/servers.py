@@ -1,5 +1,6 @@
 """The listeners. They stay up while the store is reopened: senders are told to retry later, and readers wait."""
 
+import socket
 from collections.abc import Callable
 
 from trainspan_collector.network.credentials import AccessControl
@@ -9,7 +10,7 @@ from trainspan_collector.receive.admission import Admission
 from trainspan_collector.receive.export_handler import ExportHandler
 from trainspan_collector.receive.grpc_server import GrpcServer
 from trainspan_collector.receive.http_app import HttpApp
-from trainspan_collector.receive.http_server import HttpServer
+from trainspan_collector.receive.http_server import HttpServer, listen
 from trainspan_collector.receive.memory_budget import MemoryBudget
 from trainspan_collector.receive.redaction import Redaction
 from trainspan_collector.runtime.metrics import Metrics, StoreState
@@ -23,7 +24,11 @@ _READER_GRACE_S = 10.0
 
 
 class Servers:
-    """OTLP/gRPC, OTLP/HTTP and Flight. Bound by `bind`, started by the first `open_to`, stopped by `close`."""
+    """OTLP/gRPC, OTLP/HTTP and Flight. Bound by `bind`, started by the first `open_to`, stopped by `close`.
+
+    Without TLS, the ports of OTLP/gRPC and OTLP/HTTP each speak both: the HTTP server listens at both, and passes clients of
+    gRPC on to the gRPC server's. With TLS, what a client speaks cannot be seen.
+    """
 
     def __init__(
         self,
@@ -49,12 +54,17 @@ class Servers:
         self._grpc_server: GrpcServer | None = None
         self._http_server: HttpServer | None = None
         self._flight_server: FlightServer | None = None
+        self._grpc_listener: socket.socket | None = None
+        """The gRPC server's port, if the HTTP server listens there."""
         self._started = False
 
     @property
     def grpc_address(self) -> str | None:
         """HOST:PORT as bound."""
-        return f"{self._grpc.host}:{self._grpc_server.port}" if self._grpc and self._grpc_server else None
+        if self._grpc is None or self._grpc_server is None:
+            return None
+        listener = self._grpc_listener
+        return f"{self._grpc.host}:{listener.getsockname()[1] if listener else self._grpc_server.port}"
 
     @property
     def http_address(self) -> str | None:
@@ -66,10 +76,17 @@ class Servers:
 
     def bind(self) -> None:
         """Binds the ports, once. Raises StoreError if one is in use."""
+        shares = self._grpc is not None and self._http is not None and self.guard.tls is None
         if self._grpc is not None and self._grpc_server is None:
-            self._grpc_server = bind(self._grpc, self._make_receiver)
+            if shares:
+                self._grpc_listener = bind(self._grpc, listen)
+                self._grpc_server = self._make_receiver("127.0.0.1:0")
+            else:
+                self._grpc_server = bind(self._grpc, self._make_receiver)
         if self._http is not None and self._http_server is None:
             self._http_server = bind(self._http, self._make_http_server)
+            if self._grpc_listener is not None:
+                self._http_server.share(self._grpc_listener)
         if self._flight is not None and self._flight_server is None:
             self._flight_server = bind(self._flight, lambda address: FlightServer(address, self.guard))
 
@@ -125,4 +142,5 @@ class Servers:
             max_request_bytes=self._settings.max_request_bytes,
             hosts=hosts if self.guard.access.admits_agents else None,
         )
-        return HttpServer(address, web, guard=self.guard)
+        grpc_port = self._grpc_server.port if self._grpc_server and self._grpc_listener else None
+        return HttpServer(address, web, guard=self.guard, grpc_port=grpc_port)

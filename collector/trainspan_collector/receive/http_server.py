@@ -1,21 +1,24 @@
 """The HTTP listener: an ASGI server (uvicorn) in a separate thread.
 
 It bounds what uvicorn does not: the number of connections, and the time that one may take to send a request's headers.
+Clients of gRPC are passed on to the gRPC server, whose port it may serve too.
 """
 
 import asyncio
+import functools
 import logging
 import socket
 import threading
-from typing import Final
+from typing import Any, Final
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from trainspan_collector.network.credentials import AccessControl
+from trainspan_collector.receive.grpc_relay import PREFACE, relay
 from trainspan_collector.receive.http_app import HttpApp
 
-__all__ = ["HttpServer"]
+__all__ = ["HttpServer", "listen"]
 
 _BACKLOG: Final = 1024
 _MAX_CONNECTIONS: Final = 1000
@@ -25,15 +28,15 @@ _HEADERS_S: Final = 20.0
 class HttpServer:
     """Binds `address` at once, serves after `start`. Raises OSError if nothing can listen there."""
 
-    def __init__(self, address: str, web: HttpApp, *, guard: AccessControl) -> None:
+    def __init__(self, address: str, web: HttpApp, *, guard: AccessControl, grpc_port: int | None = None) -> None:
+        """`grpc_port` is the local port of the gRPC server to which clients of gRPC are passed on; None: they are refused."""
         tls = guard.tls
-        host, _, port = address.rpartition(":")
         self._web = web
-        self._socket = _listen(host.strip("[]"), int(port))
-        self.port: int = self._socket.getsockname()[1]
+        self._sockets = [listen(address)]
+        self.port: int = self._sockets[0].getsockname()[1]
         config = uvicorn.Config(
             web,
-            http=_Connection,
+            http=functools.partial(_Connection, grpc_port=grpc_port),  # type: ignore[arg-type]
             ws="none",
             lifespan="off",
             log_config=None,
@@ -50,6 +53,10 @@ class HttpServer:
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._run, name="http", daemon=True)
 
+    def share(self, listener: socket.socket) -> None:
+        """Serves the connections of `listener` too, and closes it in the end. Before `start`."""
+        self._sockets.append(listener)
+
     def start(self) -> None:
         self._thread.start()
 
@@ -59,11 +66,12 @@ class HttpServer:
         self._server.should_exit = True
         if self._thread.is_alive():
             self._thread.join()
-        self._socket.close()
+        for listener in self._sockets:
+            listener.close()
         self._web.close()
 
     def _run(self) -> None:
-        asyncio.run(self._server.serve(sockets=[self._socket]))
+        asyncio.run(self._server.serve(sockets=self._sockets))
 
 
 class _Connection(H11Protocol):  # h11 bounds the size of headers, which httptools does not
@@ -71,12 +79,32 @@ class _Connection(H11Protocol):  # h11 bounds the size of headers, which httptoo
 
     _unbegun: asyncio.TimerHandle | None = None
 
+    def __init__(self, *given: Any, grpc_port: int | None, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self._grpc_port = grpc_port
+        """None: this is no client of gRPC."""
+        self._first = b""
+        self._relay: asyncio.Task[None] | None = None
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if len(self.connections) > _MAX_CONNECTIONS:
             transport.abort()
         else:
             self._await_request()
+
+    def data_received(self, data: bytes) -> None:
+        if self._grpc_port is None:
+            super().data_received(data)
+            return
+        self._first += data
+        if self._first.startswith(PREFACE):
+            self._stop_waiting()
+            self.connections.discard(self)
+            self._relay = self.loop.create_task(relay(self.transport, self._first, self._grpc_port))
+        elif not PREFACE.startswith(self._first):
+            self._grpc_port = None
+            super().data_received(self._first)
 
     def handle_events(self) -> None:
         super().handle_events()
@@ -104,12 +132,14 @@ class _Connection(H11Protocol):  # h11 bounds the size of headers, which httptoo
             self._unbegun.cancel()
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+def listen(address: str) -> socket.socket:
+    """A socket that listens at HOST:PORT. Raises OSError."""
+    host, _, port = address.rpartition(":")
+    family, kind, protocol, _, at = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
+        listener.bind(at)
         listener.listen(_BACKLOG)
     except OSError:
         listener.close()
