@@ -18,12 +18,11 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 import wrapt
-from opentelemetry import trace
-from opentelemetry._logs import get_logger_provider
 
 from trainspan._guard import guarded, logger
 from trainspan._process import collectors, outage
 from trainspan._process.encodable import encodable
+from trainspan._process.providers import first_providers
 from trainspan._releases import bound_retries, failure_result
 
 __all__ = ["after_fork_in_parent", "before_fork", "flush", "forget", "report_loss", "resume", "watch_exporters"]
@@ -304,7 +303,7 @@ def flush(budget_s: float = EXIT_BUDGET_S) -> None:
     """
     _losses.exit_deadline_s = time.monotonic() + budget_s
     guarded(collectors.begin_flush)()
-    for provider in (trace.get_tracer_provider(), get_logger_provider()):
+    for provider in first_providers():
         _flush_provider(provider)
     guarded(collectors.end_flush)(_losses.exit_deadline_s)
 

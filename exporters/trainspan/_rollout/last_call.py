@@ -34,12 +34,13 @@ class ReturnedCall:
     def __init__(self, call: str | None = None, before: "ReturnedCall | None" = None) -> None:
         self.latest = call
         """16 hex digits; None: no call, or one of a server that does not name its calls."""
-        above: list[weakref.ref[ReturnedCall]] = [] if before is None else [*before._above, weakref.ref(before)]
-        # One that no context holds any more is asked for no longer.
-        self._above: list[weakref.ref[ReturnedCall]] = [one for one in above if one() is not None]
-        for one in self._above:
-            if (earlier := one()) is not None:
-                earlier.latest = call
+        self._above: list[weakref.ref[ReturnedCall]] = []
+        """Its predecessors, from the beginning on. One that no context holds any more is asked for no longer."""
+        if before is not None:
+            for reference in (*before._above, weakref.ref(before)):
+                if (earlier := reference()) is not None:
+                    earlier.latest = call
+                    self._above.append(reference)
 
     @property
     def first(self) -> "ReturnedCall":
@@ -91,4 +92,6 @@ def _current(rollout: ReturnedCall, ctx: context.Context | None = None) -> Retur
     attached, latest = context.get_value(_KEY, ctx), _noted.get()
     if not isinstance(attached, ReturnedCall) or attached.first is not rollout:
         attached = rollout
-    return latest if latest is not None and latest.comes_after(attached) else attached
+    if latest is None or latest is attached:
+        return attached
+    return latest if latest.comes_after(attached) else attached

@@ -15,7 +15,7 @@ from trainspan._rollout.web_request import RequestRollouts
 from trainspan_schemas.telemetry import keys
 from trainspan_schemas.telemetry.identity import Identity
 
-__all__ = ["invoked_agent", "stamp_spans_of"]
+__all__ = ["add_processor", "invoked_agent", "stamp_spans_of"]
 
 _MAX_DEPTH = 64
 
@@ -90,11 +90,21 @@ def _agent_of(span: Span) -> str | None:
 @guarded
 def stamp_spans_of(provider: object) -> bool:
     """Adds the processors to an SDK tracer provider, once; returns False if it is not an SDK provider."""
-    add = getattr(provider, "add_span_processor", None)
+    if getattr(provider, "_trainspan_stamped", False):
+        return True
+    if not add_processor(provider, RequestRollouts()):
+        return False
+    provider._trainspan_stamped = True  # type: ignore[attr-defined]
+    return add_processor(provider, IdentityStamp())
+
+
+def add_processor(provider: object, processor: SpanProcessor) -> bool:
+    """Adds one processor to those that an SDK tracer provider has; returns False if it is not an SDK provider.
+
+    Not by the provider's own method if there is another way: at the first call, Phoenix's drops its own exporter.
+    """
+    add = getattr(getattr(provider, "_active_span_processor", provider), "add_span_processor", None)
     if add is None:
         return False
-    if not getattr(provider, "_trainspan_stamped", False):
-        provider._trainspan_stamped = True  # type: ignore[attr-defined]
-        add(RequestRollouts())
-        add(IdentityStamp())
+    add(processor)
     return True
