@@ -72,7 +72,7 @@ def bind_rewards(
         on=ROLLOUT_KEY,
         how="inner",
     )
-    named = _without_other_roots(named, spans)
+    named = _without_other_roots(named, spans, n_rollouts=rollouts["span_id"].count())
     on_root = (pl.col("trace_id") == pl.col("root_trace_id")) & (pl.col("span_id") == pl.col("root_span_id"))
     counts = pl.col("judge").is_null() | (
         on_root.fill_null(False) & (pl.col("source") == "judge") & pl.col("on_span").fill_null(False)
@@ -89,10 +89,12 @@ def bind_rewards(
     )
 
 
-def _without_other_roots(evaluations: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
+def _without_other_roots(evaluations: pl.DataFrame, spans: pl.DataFrame, *, n_rollouts: int) -> pl.DataFrame:
     """The evaluations (with `root_trace_id` and `root_span_id`) without those on a second own span of a rollout, of the same kind:
-    the span was sent again under another id, and so were its evaluations."""
+    the span was sent again under another id, and so were its evaluations. `n_rollouts` have an own span."""
     roots = spans.filter(pl.col("status").is_not_null()).select(*SPAN_KEY, pl.col("boundary").fill_null(""))
+    if roots.height <= n_rollouts:  # none has two
+        return evaluations
     located = evaluations.join(roots.rename({"boundary": "_on"}), on=SPAN_KEY, how="left", maintain_order="left").join(
         roots.rename({"trace_id": "root_trace_id", "span_id": "root_span_id", "boundary": "_root"}),
         on=["root_trace_id", "root_span_id"],

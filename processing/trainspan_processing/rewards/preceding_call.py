@@ -28,6 +28,8 @@ def preceding_call(rows: pl.DataFrame, calls: pl.DataFrame, spans: pl.DataFrame,
     `rows` have row, rollout_id, attempt, trace_id, span_id, parent_span_id, finished_ns, span_end_ns (NULL: unknown span),
     `of`, `last_call` and `last_call_before_span` (of the span's own start, which holds if no call is under it).
     """
+    if rows.is_empty():
+        return rows.select("row", *(pl.lit(None, pl.String).alias(name) for name in _CALL), is_unclear=False)
     own = calls.join(rows, on=ROLLOUT_KEY, how="semi", nulls_equal=True, maintain_order="left")
     calls = _scoped(own, matches)
     scopes = _scopes(rows, calls).join(_steps(spans), on=["scope_trace", "scope_span"], how="left")
