@@ -26,7 +26,7 @@ class LoggedCall:
     segment_pos: int = 0
     prefix_len: int = 0
     temperature: float = 1.0
-    policy_version: int = 0
+    policy_version: int | None = 0
     group_id: str | None = None
     """None: a group of its own."""
     policy_version_spans: str | None = None

@@ -181,7 +181,9 @@ class TrainSettings:
 
     Values of 1.05 to 1.5 are usual."""
     max_staleness: int | None = None
-    """Do not train calls with more updates between their version and the policy than this; default: no limit."""
+    """Do not train calls with more updates between one of their versions and the policy than this; default: no limit.
+
+    With a limit, calls of unknown version are not trained either."""
     adapter: Literal["none", "lora"] = "none"
     """`none` (train all weights) or `lora` (train a low-rank adapter on frozen weights).
 

@@ -44,19 +44,20 @@ def test_data_of_older_policies_are_weighted_and_counted(run: Run, tmp_path: Pat
     assert fresh.record.alarms == []
 
 
-def test_the_age_of_calls_is_no_movement_of_a_round_even_if_the_ratio_is_against_their_samplers(
-    run: Run, tmp_path: Path, model: Any
+@pytest.mark.parametrize("version", [0, 1])
+def test_the_distance_of_samplers_is_no_movement_of_a_round_even_if_the_ratio_is_against_them(
+    run: Run, tmp_path: Path, model: Any, version: int
 ) -> None:
-    """Otherwise old calls would widen the limit within which server and trainer agree on old calls."""
+    """Otherwise old calls, or an engine that samples otherwise, would widen the limit within which both agree on old calls."""
     write_dataset(tmp_path / "dataset", sample_rollouts(model, rollouts=4, seed=0), round_=0)
     old = [
         dataclasses.replace(call, logprobs=[value - 0.3 for value in call.logprobs])
-        for call in sample_rollouts(model, rollouts=4, seed=1)
+        for call in sample_rollouts(model, rollouts=4, seed=1, version=version)
     ]
     write_dataset(tmp_path / "dataset", old, round_=1)
     _, stale = run(dataclasses.replace(GENTLE, old_policy="logged"), rounds=2)
     assert stale.record is not None
-    assert (stale.record.old_policy, stale.record.staleness_max) == ("logged", 1)
+    assert (stale.record.old_policy, stale.record.staleness_max) == ("logged", 1 - version)
     assert stale.record.kl < 1e-3, "k3 of a distance of .3 is .05"
 
 
@@ -111,7 +112,27 @@ def test_calls_beyond_the_staleness_limit_are_left_out_and_counted(run: Run, tmp
     _, mixed, stale = run(dataclasses.replace(GENTLE, max_staleness=0), rounds=3)
     assert mixed.record is not None
     assert (mixed.record.rows, mixed.record.stale_calls, mixed.record.staleness_max) == (3, 2, 0)
-    assert stale.skipped == "all 4 calls are beyond train.max_staleness 0"
+    assert stale.skipped == "all 4 calls are beyond train.max_staleness 0, or of unknown version"
+
+
+def test_the_staleness_limit_counts_the_most_distant_tokens_of_a_call_and_admits_no_unknown_version(
+    run: Run, tmp_path: Path, model: Any
+) -> None:
+    """After a rollback from version 2 to version 1 the lowest version of a call, its `policy_version`, is not the most distant."""
+    write_dataset(tmp_path / "dataset", sample_rollouts(model, rollouts=4, seed=0), round_=0)
+    limited = dataclasses.replace(GENTLE, max_staleness=0, old_policy="logged")
+    (first,) = run(limited, rounds=1)
+    assert first.version == 1
+    across, unknown, current = (sample_rollouts(model, rollouts=2, turns=1, seed=seed, version=1) for seed in (1, 2, 3))
+    across = [
+        dataclasses.replace(call, policy_version_spans=f"[[2, 0, 1], [1, 1, {len(call.completion_ids)}]]")
+        for call in across
+    ]
+    unknown = [dataclasses.replace(call, policy_version=None) for call in unknown]
+    write_dataset(tmp_path / "dataset", across + unknown + current, round_=1)
+    (second,) = run(limited, rounds=1)
+    assert second.record is not None
+    assert (second.record.rows, second.record.stale_calls, second.record.staleness_max) == (2, 4, 0)
 
 
 def test_the_reference_of_the_kl_term_is_the_model_that_the_run_started_from(

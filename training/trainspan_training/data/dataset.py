@@ -160,11 +160,14 @@ def read_constrained(
     for path, first, held in _files(dataset, only):
         if _OF_CONSTRAINT[0] not in columns_of(path):
             continue
-        columns = (*_OF_CONSTRAINT, "policy_version", "completion_ids")
+        columns = (*_OF_CONSTRAINT, "policy_version", "policy_version_spans", "completion_ids")
         for table, numbers in tables(path, columns, first, held, only):
             said = table.select(columns[:-1]).to_pylist()
             for number, row, ids in zip(numbers, said, lists_of(table, "completion_ids"), strict=True):
-                if row["constraint"] is not None and not _is_left_out(row["policy_version"], is_stale):
+                if row["constraint"] is None:
+                    continue
+                spans = _spans(row["policy_version_spans"], path)
+                if not _is_left_out(row["policy_version"], spans, is_stale):
                     text = texts.setdefault(row["constraint"], row["constraint"])
                     yield ConstrainedCall(number, text, row["constraint_start"] or 0, ids.copy())
 
@@ -179,7 +182,7 @@ def read_calls(
 ) -> tuple[list[Call], int]:
     """Returns (calls, number of stale calls), verified against the manifest's hashes and counts.
 
-    Calls whose policy version `is_stale` are dropped and counted; calls of unknown version are kept. `limited`
+    With `is_stale`, calls of which it says so of any version, and calls of unknown version, are dropped and counted. `limited`
     attaches the limits of constraints to calls; calls that it drops are not counted. `only` selects calls by number, as
     whole segments: other calls, and files without any of these, are not read. Unless `whole`, a call that continues its
     segment keeps only its new tokens in memory. Raises DatasetError, naming the file or row, for a hash mismatch,
@@ -190,7 +193,7 @@ def read_calls(
     for path, first, held in _files(dataset, only):
         for table, numbers in tables(path, _COLUMNS, first, held, only):
             read = _calls(table, numbers, path)
-            recent = [call for call in read if not _is_left_out(call.policy_version, is_stale)]
+            recent = [call for call in read if not _is_left_out(call.policy_version, call.version_spans, is_stale)]
             stale += len(read) - len(recent)
             kept = recent if limited is None else limited(recent)
             calls += kept if whole else [segments.cut(call) for call in kept]
@@ -218,8 +221,13 @@ def _files(dataset: DatasetFolder, only: frozenset[int] | None) -> Iterator[tupl
         raise DatasetError(f"{dataset.path} has {rows} rows, but its manifest states {dataset.rows}: build it again")
 
 
-def _is_left_out(version: int | None, is_stale: Callable[[int], bool] | None) -> bool:
-    return is_stale is not None and version is not None and is_stale(version)
+def _is_left_out(
+    version: int | None, spans: Sequence[tuple[int, int, int]], is_stale: Callable[[int], bool] | None
+) -> bool:
+    """After a rollback, the most distant of several versions need not be the lowest, which is `version`."""
+    if is_stale is None:
+        return False
+    return version is None or any(is_stale(one) for one in {version, *(of for of, _, _ in spans)})
 
 
 class _Segments:

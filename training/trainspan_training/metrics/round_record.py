@@ -110,7 +110,7 @@ class RoundRecord:
     """Mean number of versions that the calls are behind, over trained tokens."""
     staleness_max: int
     stale_calls: int
-    """Number of calls beyond `max_staleness`, which were not trained."""
+    """Number of calls beyond `max_staleness`, or of unknown version if that is set, which were not trained."""
     constrained_calls: int
     """Number of calls trained under the masks or biases they were sampled under."""
     unreplayed_calls: dict[str, int]

@@ -118,9 +118,9 @@ def against_old(
         measured = trainer.scorer.measure(sample_of(steps[0]))
         logged = not agreement_of(measured, trainer.dtype, server_dtype, settings, staleness).mismatch
     if logged:
+        # The distance of the samplers, by their age or their engine, is no movement of these steps.
         sample = sample_of(steps[-1])
-        if not staleness.fresh:  # the samplers are earlier versions: their distance is no movement of these steps
-            sample = replace(sample, old=trainer.scorer.logprobs(sample))
+        sample = replace(sample, old=trainer.scorer.logprobs(sample))
         return Prepared(tuple(steps), "logged", OffPolicySums(), sample)
     correction = Correction.of(settings)
     corrected, total = [], OffPolicySums()

@@ -4,7 +4,7 @@ The leader shares little: which rows go together, and their weights. The other p
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,7 +54,11 @@ class Outline:
     def why_nothing(self, settings: TrainSettings) -> str:
         """Why no call of the dataset is left."""
         stale, lost = self.staleness.dropped, self.unreplayed
-        causes = [f"{stale} calls are beyond train.max_staleness {settings.max_staleness}"] if stale else []
+        causes = (
+            [f"{stale} calls are beyond train.max_staleness {settings.max_staleness}, or of unknown version"]
+            if stale
+            else []
+        )
         causes += [f"{sum(lost.values())} calls cannot be replayed: {', '.join(lost)}"] if lost else []
         return f"all {causes[0]}" if len(causes) == 1 else "; ".join(causes) or NO_ROWS
 
@@ -82,16 +86,17 @@ class RoundReading:
         self._rows: list[TokenSequence] = []
         self._dropped = 0
 
-    def _is_stale(self, version: int) -> bool:
+    def _is_stale(self) -> Callable[[int], bool] | None:
+        """Whether a version is beyond the limit; None if there is no limit."""
         limit = self._settings.max_staleness
-        return limit is not None and self._behind(version) > limit
+        return None if limit is None else lambda version: self._behind(version) > limit
 
     def replay(self) -> None:
         """Replays the constraints of calls, in the leader. Raises DatasetError."""
 
         def replay() -> None:
             check_policy(self._dataset, self._policy)
-            self._replay = self._replayer.replay(read_constrained(self._dataset, is_stale=self._is_stale))
+            self._replay = self._replayer.replay(read_constrained(self._dataset, is_stale=self._is_stale()))
 
         self._team.share(replay)
 
@@ -101,7 +106,7 @@ class RoundReading:
         def read() -> None:
             self._calls, self._dropped = read_calls(
                 self._dataset,
-                is_stale=self._is_stale,
+                is_stale=self._is_stale(),
                 whole=not self._settings.merge,
                 limited=self._replay.limited,
             )
