@@ -101,12 +101,13 @@ def frames(rollouts: Sequence[Rollout], group: int = 0, first: int = 0) -> tuple
             "rollout": range(first, first + len(rollouts)),
             "group": [group] * len(rollouts),
             "run_id": ["run"] * len(rollouts),
+            "judge": None,
             "end_ns": range(first, first + len(rollouts)),
             "rollout_id": [f"{first + number:08d}" for number in range(len(rollouts))],
             "attempt": [0] * len(rollouts),
             "is_branch": False,
         },
-        schema_overrides={"rollout": pl.UInt32, "group": pl.UInt32, "attempt": pl.Int32},
+        schema_overrides={"rollout": pl.UInt32, "group": pl.UInt32, "attempt": pl.Int32, "judge": pl.String},
     )
     return pl.DataFrame(calls, schema_overrides=kinds), facts
 
@@ -166,12 +167,13 @@ def discrimination(turns: int, *, dense: bool, credit: str, seed: int = 0, group
             "rollout": number,
             "group": number // size,
             "run_id": ["run"] * len(number),
+            "judge": None,
             "end_ns": number,
             "rollout_id": [f"{each:08d}" for each in number],
             "attempt": [0] * len(number),
             "is_branch": False,
         },
-        schema_overrides={"rollout": pl.UInt32, "group": pl.UInt32, "attempt": pl.Int32},
+        schema_overrides={"rollout": pl.UInt32, "group": pl.UInt32, "attempt": pl.Int32, "judge": pl.String},
     )
     plan = plan_of({"credit": credit, "baseline": "dr_grpo"})
     credited = assign_advantages(calls, rollouts, pl.DataFrame(schema=HISTORY), plan).calls.sort("rollout", "position")

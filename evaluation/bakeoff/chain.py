@@ -137,11 +137,12 @@ def frames(
             "rollout": np.arange(count) + start,
             "group": group,
             "run_id": ["chain"] * count,
+            "judge": None,
             "end_ns": np.arange(count) + start,
             "rollout_id": [f"{start + each:08d}" for each in range(count)],
             "attempt": [0] * count,
             "is_branch": are_branches,
         },
-        schema_overrides={"rollout": pl.UInt32, "group": pl.UInt32, "attempt": pl.Int32},
+        schema_overrides={"rollout": pl.UInt32, "group": pl.UInt32, "attempt": pl.Int32, "judge": pl.String},
     )
     return found, rollouts

@@ -174,12 +174,13 @@ HISTORY: Final[Schema] = {
     "rollout_id": pl.String,
     "attempt": pl.Int32,
     "run_id": pl.String,
+    "judge": pl.String,
     "end_ns": pl.Int64,
     "part": pl.String,
     "value": pl.Float64,
 }
 """Values of rollouts of earlier datasets. `part` is "" for the whole rollout, else the agent's or reward's share, or with
-`step` the mean over its calls of one turn or agent."""
+`step` the mean over its calls of one turn or agent. `judge`: whose verdict it is; NULL: the agent's, or a reward function's."""
 
 
 EDGES: Final[Schema] = {

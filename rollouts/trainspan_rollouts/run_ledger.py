@@ -20,6 +20,7 @@ from urllib.parse import quote
 
 from trainspan_rollouts.records import RunSettings, Shard
 from trainspan_rollouts.task_stream import STDIN
+from trainspan_schemas.agents.functions import code_digest
 from trainspan_schemas.command_events import REPEATED
 from trainspan_schemas.errors import UsageError
 from trainspan_schemas.home import home
@@ -135,7 +136,7 @@ def open_ledger(settings: RunSettings) -> "RunLedger":
             )
     file = ledger_file(run_id, round_, split, shard, of_branches=of_branches)
     resume = settings.resume and (shard.count == 1 or file.exists())
-    return RunLedger(file, round_, settings.tasks, settings.target, resume=resume)
+    return RunLedger(file, round_, settings.tasks, settings.target, resume=resume, judge=settings.judge)
 
 
 def _stem(round_: str, split: Split | None, *, of_branches: bool) -> str:
@@ -221,11 +222,13 @@ def _whole(file: Path, lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
 class RunLedger:
     """Appends a line as each rollout starts and is delivered; thread-safe."""
 
-    def __init__(self, file: Path, round_: int, tasks: Path, target: Iterable[str], *, resume: bool) -> None:
+    def __init__(
+        self, file: Path, round_: int, tasks: Path, target: Iterable[str], *, resume: bool, judge: str | None = None
+    ) -> None:
         """Starts a new file, or with `resume` continues the existing one.
 
-        Raises UsageError if there is nothing to resume, if the run had another task file or target, or if another
-        process has the ledger open.
+        Raises UsageError if there is nothing to resume, if the run had another task file, target or judge (its verdicts would be
+        compared with this one's), or if another process has the ledger open.
         """
         self._lock = threading.Lock()
         self._writing = threading.Lock()
@@ -235,7 +238,9 @@ class RunLedger:
         self._finished: dict[str, Finished] = {}
         self._waiting: dict[tuple[str, int], dict[str, Any]] = {}
         """Spans in this file that the collector has not acknowledged."""
-        head = {"tasks": "-" if tasks == STDIN else str(tasks.resolve()), "target": list(target)}
+        head: dict[str, Any] = {"tasks": "-" if tasks == STDIN else str(tasks.resolve()), "target": list(target)}
+        if judge is not None:
+            head |= {"judge": judge, "judge_sha256": code_digest(judge)}
         if resume and not file.exists():
             raise UsageError(f"nothing to resume: {file} does not exist; run without --resume first")
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -329,8 +334,12 @@ class RunLedger:
             self._write(head)
             return
         first, *lines = data[:whole].splitlines(keepends=True)
-        if (found := json.loads(first)) != head:
-            raise UsageError(f"cannot resume {file}: it is for {found}, not {head}")
+        found = json.loads(first)
+        if changed := [name for name in (*head, *found) if head.get(name) != found.get(name)]:
+            name = changed[0]
+            raise UsageError(
+                f"cannot resume {file}: its {name} is {found.get(name)}, not {head.get(name)}; choose another --run, or undo the change"
+            )
         for record in _whole(file, lines):
             self._take(record)
 

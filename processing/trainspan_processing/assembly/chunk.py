@@ -96,7 +96,7 @@ def reward_chunk(
 
 
 def _compared(source: Source, traces: TraceIndex, rewarded: Rewarded) -> pl.DataFrame:
-    present = rewarded.rollouts.filter(pl.col("reason").is_null() & (pl.col("n_calls") > 0)).with_row_index("rollout")
+    present = rewarded.judged.filter(pl.col("reason").is_null() & (pl.col("n_calls") > 0)).with_row_index("rollout")
     firsts = first_calls(traces.calls, present.filter(pl.col("task_id").is_null()))
     return with_groups(present, hash_prompts(firsts, _ids(source, firsts, traces.answers)))
 

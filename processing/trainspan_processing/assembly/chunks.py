@@ -41,8 +41,8 @@ class Assembly:
     """All rollouts, rewarded and credited; no tokens read."""
 
     rollouts: pl.DataFrame
-    """rollout_id, attempt, run_id, round, task_id, reward, end_ns, split, status, group_size, `pending`, `by_runner`, `is_signed` and
-    `reason`."""
+    """rollout_id, attempt, run_id, round, task_id, judge, reward, end_ns, split, status, group_size, `pending`, `by_runner`,
+    `is_signed` and `reason`."""
     groups: Groups
     """Groups whose last rollouts have not arrived; rollouts of waiting groups are pending."""
     compared: pl.DataFrame

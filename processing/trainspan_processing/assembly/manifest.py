@@ -17,8 +17,7 @@ from trainspan_processing.credit.plan import CreditPlan
 from trainspan_processing.dataset.ledger import Earlier, History
 from trainspan_processing.dataset.parquet import FileEntry
 from trainspan_processing.reasons.coverage import Coverage
-from trainspan_processing.rewards.definition import code_digest
-from trainspan_schemas.agents.functions import is_function_name
+from trainspan_schemas.agents.functions import code_digest, is_function_name
 from trainspan_schemas.artifacts.branches import BRANCH_TASK
 from trainspan_schemas.artifacts.dataset import DATASET_VERSION, LEDGER_FILE
 

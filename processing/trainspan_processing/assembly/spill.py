@@ -21,7 +21,7 @@ from trainspan_schemas.config.settings import DatasetSettings
 
 __all__ = ["ChunkSummary", "Spill", "read_spilled"]
 
-_OF_ROLLOUT: Final = [*ROLLOUT_KEY, "run_id", "round", "task_id", "reward", "end_ns"]
+_OF_ROLLOUT: Final = [*ROLLOUT_KEY, "run_id", "round", "task_id", "judge", "reward", "end_ns"]
 _OF_CALL: Final = [
     *("rollout", "store", "seq", *SPAN_KEY, *ROLLOUT_KEY, "run_id", "round", "task_id", "agent"),
     *("call_index", "next_index", "turn"),
@@ -88,7 +88,7 @@ def _spill(
     # The frames that stay must not keep alive the texts that they were sliced from.
     return ChunkSummary(
         rollouts=compact(
-            chunk.rewarded.rollouts.select(
+            chunk.rewarded.judged.select(
                 *_OF_ROLLOUT,
                 "split",
                 "status",

@@ -52,7 +52,7 @@ def assign_advantages(calls: pl.DataFrame, rollouts: pl.DataFrame, history: pl.D
     """Advantages of `calls` by `plan`.
 
     `calls` have rollout, position, agent, turn, for `gigpo` and `rtmc` state, for `rtmc` action, and per reward its
-    `step_column` and `rollout_column` (f64, NULL if missing). `rollouts` have rollout, `group` (u32), run_id, end_ns, rollout_id,
+    `step_column` and `rollout_column` (f64, NULL if missing). `rollouts` have rollout, `group` (u32), run_id, judge, end_ns, rollout_id,
     attempt and `is_branch`, and are sorted by their ids; `history` is HISTORY. Raises UsageError if a user's function returns something
     invalid.
     """
@@ -85,6 +85,7 @@ def credit(calls: pl.DataFrame, compared: pl.DataFrame, history: pl.DataFrame, p
         "rollout",
         pl.col("group_id").rank("dense").cast(pl.UInt32).alias("group"),
         "run_id",
+        "judge",
         "end_ns",
         *ROLLOUT_KEY,
         pl.col("task_id").str.contains(BRANCH_TASK).fill_null(value=False).alias("is_branch"),

@@ -2,7 +2,8 @@
 
 An item is one of the compared values: a rollout's return, or a call's with `group_over = turns` or `calls`, `step` and `gigpo`.
 Input: one row per item with `item` (u32), `rollout` (u32, the rollout of the value), `group` (u32, compared within a task),
-`pool` (u32, compared across tasks: with `group_over = turns` and `step` the calls of the same turn or agent, else everything),
+`pool` (u32, compared across tasks: with `group_over = turns` and `step` the calls of the same turn or agent, else everything, of
+one judge),
 `value` v (f64, never NULL), `is_branch` (whether the rollout is a branch of another one), `run_id`, `end_ns`, `rollout_id`,
 `attempt`, and `history` (True for a rollout's value from an earlier dataset, which only `running` and `rae` use; `item`,
 `rollout` and `group` are NULL there).

@@ -10,6 +10,7 @@ from trainspan_processing.credit.rtmc import RTMC, rtmc_terms
 from trainspan_processing.credit.rules import CREDITS
 from trainspan_processing.credit.vine import VINE, vine_terms
 from trainspan_processing.tables import Schema
+from trainspan_schemas.agents.functions import code_digest, is_function_name
 from trainspan_schemas.errors import UsageError
 
 __all__ = ["CALL", "Comparison"]
@@ -17,7 +18,7 @@ __all__ = ["CALL", "Comparison"]
 CALL: Final = ["rollout", "position"]
 """The columns that identify a call."""
 
-_FACTS: Final = ["rollout", "group", "run_id", "end_ns", "rollout_id", "attempt", "is_branch"]
+_FACTS: Final = ["rollout", "group", "run_id", "judge", "end_ns", "rollout_id", "attempt", "is_branch"]
 _PARTS: Final[Schema] = {"rollout": pl.UInt32, "part": pl.String, "value": pl.Float64}
 _NO_PARTS: Final = pl.DataFrame(schema=_PARTS)
 _EVERYTHING: Final = pl.lit(0, dtype=pl.UInt32).alias("pool")
@@ -80,7 +81,9 @@ class Comparison:
             terms, parts = self._over_calls(credited, plan.step_by, of_step, estimator)
             return _labeled(terms, "step"), parts
         if plan.group_over == "turns":
-            terms, parts = self._over_calls(credited, "turn", f"{part} turn:".lstrip(), estimator)
+            terms, parts = self._over_calls(
+                credited, "turn", f"{part} {_turns(estimator, plan.gamma)}:".lstrip(), estimator
+            )
             return _labeled(terms, "turn"), parts
         if plan.group_over == "calls":
             terms, parts = self._over_calls(credited, None, "", estimator)
@@ -130,6 +133,15 @@ class Comparison:
         return valued.drop("value").join(compared, on="item", how="inner", maintain_order="left"), parts
 
 
+def _turns(estimator: Estimator, gamma: float) -> str:
+    """The name of the values of turns: those by another rule are not compared with these."""
+    rule = estimator.credit
+    if rule == "identical":
+        return "turn"
+    code = f" {code_digest(rule)[:16]}" if is_function_name(rule) else ""
+    return f"turn {rule}{code} gamma {gamma!r}"
+
+
 def _is_rewarded() -> pl.Expr:
     """Whether a rollout's calls have any reward: a rollout that misses it is not compared, and is no 0."""
     return pl.col("rollout_reward").first().is_not_null() | pl.col("step_reward").is_not_null().any()
@@ -150,15 +162,29 @@ def _labeled(terms: pl.DataFrame, term: str, weight: float = 1.0) -> pl.DataFram
 
 
 def _compare(items: pl.DataFrame, past: pl.DataFrame, estimator: Estimator) -> pl.DataFrame:
-    """Applies the baseline to `items` and to `past`, the items of earlier datasets."""
-    columns = ["item", "rollout", "group", "pool", "value", "run_id", "end_ns", "rollout_id", "attempt", "is_branch"]
+    """Applies the baseline to `items` and to `past`, the items of earlier datasets. Each judge's rewards are a pool of their own."""
+    columns = [
+        "item",
+        "rollout",
+        "group",
+        "pool",
+        "value",
+        "run_id",
+        "judge",
+        "end_ns",
+        "rollout_id",
+        "attempt",
+        "is_branch",
+    ]
     frame = items.select(columns).with_columns(pl.lit(False).alias("history"))
     if past.height:
         number = pl.lit(None, dtype=pl.UInt32)
         missing = (number.alias(name) for name in ("item", "rollout", "group"))
         before = past.with_columns(*missing, pl.lit(False).alias("is_branch"), pl.lit(True).alias("history"))
         frame = pl.concat([frame, before.select(frame.columns)]).rechunk()
-    compared = baseline_of(estimator)(frame)
+    if frame["judge"].n_unique() > 1:
+        frame = frame.with_columns(pl.struct("pool", "judge").rank("dense").cast(pl.UInt32).alias("pool"))
+    compared = baseline_of(estimator)(frame.drop("judge"))
     _check_comparison(estimator.baseline, compared, items)
     return compared
 

@@ -31,6 +31,7 @@ LEDGER: Final[Schema] = {
     "task_id": pl.String,
     "reward": pl.Float64,
     "reward_digest": pl.String,
+    "judge": pl.String,
     "end_ns": pl.Int64,
     "calls": pl.UInt32,
     "kept": pl.UInt32,
@@ -43,6 +44,7 @@ LEDGER: Final[Schema] = {
 """One line per rollout that a dataset saw: number of `calls`, number `kept` as rows; `reason` if no call was kept.
 
 `reward_digest`: hash of the definition of `reward` (rewards/definition.py), NULL without a reward.
+`judge`: the judge that gave the reward; NULL if none did.
 `parts`: JSON {part: value}, the shares of agents and single rewards if later datasets compare with them.
 `rewards`: number of evaluations with the reward's names, NULL in datasets of earlier versions.
 `function_rewards`: JSON {reward: number or null} as the reward function returned it, `null` if it failed; NULL if it was not
@@ -172,15 +174,18 @@ def _joined(before: pl.DataFrame, lines: pl.DataFrame) -> pl.DataFrame:
     # Of many rollouts few are seen again, and mostly none.
     again = before["rollout_id"].is_in(lines["rollout_id"].unique().implode())
     kept = before if not again.any() else before.filter(~again)
+    of_its_reward = pl.col("reward_digest") == pl.col("reward_digest").drop_nulls().last()
     added = (
         pl.concat([before.filter(again), lines])
         .group_by(ROLLOUT_KEY, maintain_order=True)
         .agg(
             # A rollout first seen without a reward may have received one since.
             pl.col("run_id", "round", "task_id", "reward", "reward_digest", "end_ns").drop_nulls().last(),
+            pl.col("judge").filter(pl.col("reward").is_not_null()).last(),
             pl.col("calls", "kept", "rewards").max(),
             pl.col("reason").last(),
-            pl.col("parts", "function_rewards", "dropped").drop_nulls().last(),
+            pl.col("parts").filter(of_its_reward).drop_nulls().last(),
+            pl.col("function_rewards", "dropped").drop_nulls().last(),
         )
     )
     return pl.concat([kept.select(*LEDGER), added.select(*LEDGER)])

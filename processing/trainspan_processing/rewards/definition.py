@@ -1,19 +1,17 @@
 """The settings that a rollout's reward is computed with, in a form that can be compared."""
 
 import hashlib
-import inspect
 import json
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 
 from trainspan_processing.reasons.overlong import OVERLONG, overlong_penalty
 from trainspan_processing.rewards.air import AIR, air_rules
 from trainspan_processing.rewards.names import reward_names
 from trainspan_processing.rewards.status_rewards import status_rewards
-from trainspan_schemas.agents.functions import load_function
+from trainspan_schemas.agents.functions import code_digest
 from trainspan_schemas.config.settings import DatasetSettings
 
-__all__ = ["code_digest", "reward_definition", "reward_digest"]
+__all__ = ["reward_definition", "reward_digest"]
 
 
 def reward_definition(settings: DatasetSettings) -> tuple[str, ...]:
@@ -41,15 +39,6 @@ def reward_digest(settings: DatasetSettings) -> str:
     """
     code = None if settings.reward is None else code_digest(settings.reward)
     return hashlib.sha256(json.dumps([*reward_definition(settings), code]).encode()).hexdigest()[:16]
-
-
-def code_digest(function: str) -> str:
-    """sha256 of the source file of a user's function; `unknown` of a callable object, or a function written in C."""
-    try:
-        source = inspect.getsourcefile(inspect.unwrap(load_function(function)))
-    except TypeError:
-        source = None
-    return hashlib.sha256(Path(source).read_bytes()).hexdigest() if source else "unknown"
 
 
 def _listed(scores: Mapping[str, float]) -> str:

@@ -59,6 +59,13 @@ class Rewarded:
     ignored_self_rewards: int = 0
     unmatched: int = 0
     function_error: str | None = None
+    by_function: bool = False
+    """Whether the rewards are a function's."""
+
+    @property
+    def judged(self) -> pl.DataFrame:
+        """`rollouts`, in which `judge` is NULL unless the reward is its verdict."""
+        return self.rollouts.with_columns(pl.lit(None, pl.String).alias("judge")) if self.by_function else self.rollouts
 
 
 def load_reward(name: str) -> Callable[..., Any]:
@@ -177,6 +184,7 @@ def _by_function(
         edges,
         kept,
         function_error=said.first_error,
+        by_function=True,
     )
 
 

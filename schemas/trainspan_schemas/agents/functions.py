@@ -1,5 +1,8 @@
 """Functions named in settings and arguments: `package.module:function` or `path/to/file.py:function`."""
 
+import contextlib
+import functools
+import hashlib
 import importlib
 import importlib.util
 import inspect
@@ -11,7 +14,7 @@ from typing import Any
 
 from trainspan_schemas.errors import InvalidRecordError, ProcessError, UsageError
 
-__all__ = ["is_function_name", "load_function", "number_of"]
+__all__ = ["code_digest", "is_function_name", "load_function", "number_of"]
 
 
 def is_function_name(text: str) -> bool:
@@ -30,24 +33,34 @@ def load_function(name: str, *parameters: str, may_be_async: bool = False) -> Ca
     """
     if not is_function_name(name):
         raise UsageError(f"{name!r} does not name a function: write module:function or path/to/file.py:function")
-    place, _, function = name.rpartition(":")
-    try:
-        module = _from_file(Path(place)) if place.endswith(".py") else _from_path(place)
-    except (ImportError, SyntaxError) as error:
-        raise UsageError(f"cannot load {name!r}: {type(error).__name__}: {error}") from error
-    except UsageError:
-        raise
-    except Exception as error:  # the user's code
-        raise ProcessError(f"importing {name} failed: {type(error).__name__}: {error}") from error
+    module, function = _module(name), name.rpartition(":")[2]
     found = getattr(module, function, None)
     if not callable(found):
         known = ", ".join(
             sorted(key for key, value in vars(module).items() if _is_own_function(value, module.__name__))
         )
-        raise UsageError(f"{place} has no function {function!r}; it has {known or 'none'}")
+        raise UsageError(f"{name.rpartition(':')[0]} has no function {function!r}; it has {known or 'none'}")
     if parameters:
         _check_form(name, found, parameters, may_be_async=may_be_async)
     return found  # type: ignore[no-any-return]
+
+
+def code_digest(name: str) -> str:
+    """sha256 of the source of the function of that name: of the file that it is named in, and of the one that defines it.
+
+    Other modules that these import are not included. `unknown` without a file. Raises as `load_function`.
+    """
+    function: Any = load_function(name)
+    while isinstance(function, functools.partial):
+        function = function.func
+    files: list[str] = []
+    for where in (_module(name), inspect.unwrap(function), type(function)):
+        with contextlib.suppress(TypeError, OSError):  # written in C, or an object, of which only the type has a source
+            files += filter(None, [inspect.getsourcefile(where)])
+    digests = [hashlib.sha256(Path(file).read_bytes()).hexdigest() for file in dict.fromkeys(files)]
+    if len(digests) > 1:
+        return hashlib.sha256("".join(digests).encode()).hexdigest()
+    return digests[0] if digests else "unknown"
 
 
 def number_of(value: Any, giver: str) -> float:
@@ -78,6 +91,18 @@ def _check_form(name: str, function: Callable[..., Any], parameters: tuple[str, 
 
 def _is_own_function(value: object, module: str) -> bool:
     return callable(value) and getattr(value, "__module__", None) == module
+
+
+def _module(name: str) -> Any:
+    place = name.rpartition(":")[0]
+    try:
+        return _from_file(Path(place)) if place.endswith(".py") else _from_path(place)
+    except (ImportError, SyntaxError) as error:
+        raise UsageError(f"cannot load {name!r}: {type(error).__name__}: {error}") from error
+    except UsageError:
+        raise
+    except Exception as error:  # the user's code
+        raise ProcessError(f"importing {name} failed: {type(error).__name__}: {error}") from error
 
 
 def _put_first(folder: Path) -> None:

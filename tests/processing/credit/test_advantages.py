@@ -139,7 +139,7 @@ def test_over_turns_the_return_to_go_is_compared_with_that_of_the_same_turn() ->
     # compared with the mean return of whole rollouts, .5, the second call of the first rollout would look bad
     assert advantages(rollouts, baseline="dr_grpo", credit="return_to_go")[1] == pytest.approx(0.0)
     # .5 is above the mean of the second turn's returns to go before, and below that of the rollouts
-    past = [("turn:1", 0.25), ("", 2.0)]
+    past = [("turn return_to_go gamma 1.0:1", 0.25), ("turn:1", 5.0), ("", 2.0)]
     assert advantages([Rollout(None, [0.5, 0.5])], baseline="running", history=past, **over_turns)[1] == pytest.approx(
         0.25
     )

@@ -16,6 +16,7 @@ from trainspan_processing.dataset.ledger_summary import LedgerFile
 from trainspan_processing.dataset.published import open_published
 from trainspan_schemas.artifacts.dataset import about_dir, dataset_dir
 from trainspan_schemas.errors import DatasetError
+from trainspan_schemas.telemetry import keys
 
 SUMMARY = ".ledgers"
 
@@ -164,3 +165,53 @@ def test_rewards_that_were_defined_otherwise_are_no_history(
     # running: the mean of 2 and 3; rae: .95 · .245 + .05 · 4 = .43275
     assert rows(again)["advantage"].to_list() == [1.5 if baseline == "running" else pytest.approx(3.56725)]
     assert bench.build(baseline="none", out=bench.out.with_name("none")).manifest["history"] is None
+
+
+@pytest.mark.parametrize(("baseline", "expected"), [("running", [1.0]), ("global", [-0.70711, 0.70711])])
+def test_verdicts_of_different_judges_are_not_compared_with_each_other(
+    bench: Bench, baseline: str, expected: list[float]
+) -> None:
+    """`lenient` gave 10 in an earlier dataset and 20 in this one; `strict` gives 2 and 3."""
+    verdict = {keys.EVALUATION_SOURCE: "judge"}
+    bench.send(chain(bench.rollout("a", judge="m:lenient"), 1).reward(10.0, **verdict))
+    bench.build(baseline="none")
+    bench.send(chain(bench.rollout("b", judge="m:lenient", task="other", begins=100.0), 1).reward(20.0, **verdict))
+    for name, reward in (("c", 2.0), ("d", 3.0)):
+        rollout = bench.rollout(name, judge="m:strict", begins=100.0 * (1 + reward))
+        bench.send(chain(rollout, 1).reward(reward, **verdict))
+    built = rows(bench.build(baseline=baseline))
+    strict = built.filter(~pl.col("rollout_id").str.ends_with("-b"))
+    assert strict["advantage"].to_list() == [pytest.approx(value, abs=1e-4) for value in expected]
+    lenient = built.filter(pl.col("rollout_id").str.ends_with("-b"))["advantage"].to_list()
+    assert lenient == ([10.0] if baseline == "running" else [])
+    function = "tests.processing.support.reward_functions:length"
+    by_function = bench.build(baseline="running", out=bench.out / "function", reward=function)
+    assert rows(by_function).height == 3, "a function rewards all: only the first has none before it"
+
+
+def test_values_of_turns_by_another_credit_rule_or_discount_are_no_history(bench: Bench) -> None:
+    """z has 9 at both turns. By `return_to_go` with γ = .5, a and b have .5 and 1 there, c has 1 and 2.
+
+    a was not trained by the first dataset, because nothing was before it, so each later one compares it again."""
+    bench.send(chain(bench.rollout("a"), 2).reward(1.0), chain(bench.rollout("z", begins=50.0), 2).reward(9.0))
+    turns = {"baseline": "running", "group_over": "turns"}
+    bench.build(**turns)
+    bench.send(*(chain(bench.rollout(n, begins=100.0 * r), 2).reward(r) for n, r in (("b", 1.0), ("c", 2.0))))
+    built = bench.build(**turns, credit="return_to_go", gamma=0.5)
+    assert rows(built).select("return", "advantage").rows() == [(0.5, 0.0), (1.0, 0.0), (1.0, 0.5), (2.0, 1.0)]
+    bench.send(chain(bench.rollout("d", begins=300.0), 2).reward(4.0))
+    again = bench.build(**turns, credit="return_to_go", gamma=0.5)
+    assert rows(again).select("return", "advantage").rows() == [
+        (2.0, pytest.approx(4 / 3)),
+        (4.0, pytest.approx(8 / 3)),
+    ]
+
+
+def test_shares_of_a_rollout_seen_again_are_those_of_its_reward(tmp_path: Path) -> None:
+    """It was dropped, and is rewarded otherwise by a dataset that has no shares: those by the earlier reward go."""
+    publish(tmp_path, 0, {"rollout_id": "r", "kept": 0, "parts": '{"agent:a": 5.0}', "judge": "m:f"})
+    publish(tmp_path, 1, {"rollout_id": "r", "kept": 0, "reward": 2.0, "reward_digest": "e"})
+    publish(tmp_path, 2, {"rollout_id": "r", "kept": 0, "reward": None, "reward_digest": None, "judge": "m:g"})
+    ledger = read_ledger(tmp_path)
+    assert ledger.history("e").values.select("judge", "part", "value").rows() == [(None, "", 2.0)]
+    assert ledger.history("d").values.is_empty()

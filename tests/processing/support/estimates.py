@@ -59,14 +59,21 @@ def estimate(
             "rollout": range(count),
             "group": [rollout.group for rollout in rollouts],
             "run_id": ["run"] * count,
+            "judge": None,
             "end_ns": range(1_000, 1_000 + count),
             "rollout_id": [f"r{number:04d}" for number in range(count)],
             "attempt": [0] * count,
             "is_branch": [rollout.is_branch for rollout in rollouts],
         },
-        schema_overrides={"rollout": pl.UInt32, "group": pl.UInt32, "attempt": pl.Int32, "end_ns": pl.Int64},
+        schema_overrides={
+            "rollout": pl.UInt32,
+            "group": pl.UInt32,
+            "attempt": pl.Int32,
+            "end_ns": pl.Int64,
+            "judge": pl.String,
+        },
     )
-    past = [(f"p{number:04d}", 0, "run", number, part, value) for number, (part, value) in enumerate(history)]
+    past = [(f"p{number:04d}", 0, "run", None, number, part, value) for number, (part, value) in enumerate(history)]
     if shuffled:
         calls = calls.sample(fraction=1.0, shuffle=True, seed=7)
     return assign_advantages(calls, facts, pl.DataFrame(past, schema=HISTORY, orient="row"), plan)

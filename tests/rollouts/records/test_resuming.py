@@ -171,9 +171,33 @@ def test_nothing_to_resume_and_another_target_are_errors(run: Run) -> None:
     with pytest.raises(UsageError, match=r"nothing to resume: .* does not exist"):
         run(source, tasks("x"), "agent:solve", resume=True)
     assert run(source, tasks("x"), "agent:solve").total == 1
-    with pytest.raises(UsageError, match=r"cannot resume .*: it is for .*solve.*, not .*other"):
+    with pytest.raises(
+        UsageError, match=r"cannot resume .*: its target is \['agent:solve'\], not \['agent:other'\]; choose"
+    ):
         run(source, tasks("x"), "agent:other", resume=True)
     assert run(source, tasks("x"), "agent:other").resumed == 0  # without --resume a run starts over
+
+
+def test_a_run_is_not_resumed_with_another_judge_whose_verdicts_would_be_compared_with_the_earlier_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code = "def strict(task, result): return 0.0\nlenient = strict\n"
+    Path("resumed_judge.py").write_text(code)
+
+    def resumed(judge: str | None, *, resume: bool = True) -> None:
+        file = tmp_path / "ledger.jsonl"
+        RunLedger(file, 0, Path("tasks.jsonl"), ["agent:solve"], resume=resume, judge=judge).close()
+
+    resumed("resumed_judge.py:strict", resume=False)
+    resumed("resumed_judge.py:strict")
+    with pytest.raises(UsageError, match=r"its judge is resumed_judge.py:strict, not resumed_judge.py:lenient"):
+        resumed("resumed_judge.py:lenient")
+    with pytest.raises(UsageError, match=r"its judge is resumed_judge.py:strict, not None"):
+        resumed(None)
+    Path("resumed_judge.py").write_text(code.replace("0.0", "1.0"))
+    with pytest.raises(UsageError, match=r"its judge_sha256 is .*; choose another --run, or undo the change"):
+        resumed("resumed_judge.py:strict")
 
 
 def test_a_full_disk_leaves_no_part_of_a_line(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainspan_schemas.agents.functions import is_function_name, load_function, number_of
+from trainspan_schemas.agents.functions import code_digest, is_function_name, load_function, number_of
 from trainspan_schemas.errors import InvalidRecordError, ProcessError, UsageError
 
 
@@ -13,6 +13,32 @@ def test_a_function_is_found_in_a_file_and_in_a_module(tmp_path: Path, monkeypat
     monkeypatch.chdir(tmp_path)
     assert load_function(f"{tmp_path}/graders_of_a_file.py:score")(1) == 2
     assert load_function("graders_of_a_file:score")(2) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "changed"),
+    [
+        ("from digested_library import lenient as judge", ("lenient", "strict")),
+        ("import functools, digested_library as d\njudge = functools.partial(d.lenient, at=1)", ("at=1", "at=2")),
+        ("import digested_library\njudge = digested_library.Judge(1)", ("(1)", "(2)")),
+        ("class Judge:\n  def __call__(self): return 1\njudge = Judge()", ("return 1", "return 2")),
+        ("judge = max", ("max", "min")),
+    ],
+)
+def test_the_digest_of_a_function_follows_the_file_that_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, changed: tuple[str, str]
+) -> None:
+    """Also where it is another module's function, a partial one, an object, or written in C."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "digested_library.py").write_text(
+        "def lenient(at=0): pass\ndef strict(): pass\n"
+        "class Judge:\n  def __init__(self, at): pass\n  def __call__(self): pass\n"
+    )
+    for name, code in (("first", text), ("second", text.replace(*changed)), ("copy", text)):
+        (tmp_path / f"digested_{name}.py").write_text(code)
+    first, second, copy = (code_digest(f"digested_{name}.py:judge") for name in ("first", "second", "copy"))
+    assert first == copy != second
+    assert len(first) == 64
 
 
 def test_a_command_line_is_no_function() -> None:
