@@ -82,6 +82,11 @@ class WorkerPool:
                 worker = await self._worker(slot)
             except OSError as error:
                 return Ended("infra_error", 0.0, error=self._not_started(error))
+            except (
+                ProcessError,
+                UsageError,
+            ) as error:  # one that worked before: killed as it began, or its code was changed
+                return Ended("infra_error", 0.0, error=f"cannot start a worker again: {error}")
             return await worker.execute(execution, execution.time_left(self._timeout_s))
         finally:
             self._waiting[slot] -= 1

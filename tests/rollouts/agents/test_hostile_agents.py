@@ -17,7 +17,7 @@ from tests.rollouts.records.test_resuming import NOBODY
 from tests.support.agents.openai_server import OpenAIServer
 from tests.support.otlp.recorder import OtlpRecorder
 from trainspan import _worker
-from trainspan_rollouts.executors import agent_process, command_executor, policy_witness
+from trainspan_rollouts.executors import agent_process, command_executor, function_executor, policy_witness
 from trainspan_rollouts.executors.agent_process import MemoryKills, read_reports, remove_folder
 from trainspan_rollouts.executors.policy_witness import PolicyWitness
 from trainspan_schemas.agents.worker import AgentReport, JobOutcome, decode
@@ -280,6 +280,63 @@ def test_an_agent_that_asks_for_another_attempt_or_kills_itself_failed_in_the_en
         ("memory", 0): "infra_error",
         ("memory", 1): "agent_error",
     }
+
+
+@pytest.mark.parametrize(
+    ("others", "attempts"),
+    [
+        pytest.param(["neighbor"], {("neighbor", 0): "infra_error", ("neighbor", 1): "ok"}, id="in the same worker"),
+        pytest.param(["later"], {("later", 0): "infra_error", ("later", 1): "ok"}, id="whose worker is killed too"),
+    ],
+)
+def test_a_function_that_takes_all_memory_failed_in_the_end_and_costs_others_one_attempt(
+    run: Run,
+    recorder: OtlpRecorder,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    others: list[str],
+    attempts: dict[tuple[str, int], str],
+) -> None:
+    """Nobody knows whose kill it was, if it shared its worker. `later` comes while memory is still short: its worker is killed as it
+    begins."""
+    vmstat = tmp_path / "vmstat"
+    vmstat.write_text("oom_kill 7\n")
+    source = """
+    import asyncio, os, pathlib, signal
+
+    short, vmstat = pathlib.Path("short").resolve(), pathlib.Path("vmstat").resolve()
+
+    def kill():
+        kills = int(vmstat.read_text().split()[-1])
+        vmstat.write_text(f"oom_kill {kills + 1}")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if short.exists():
+        short.unlink()
+        kill()
+
+    async def solve(task):
+        tried = pathlib.Path(task["id"]).resolve()
+        is_first = not tried.exists()
+        tried.touch()
+        if task["input"] == "memory":
+            await asyncio.sleep(.5)
+            if not is_first:
+                short.touch()
+            kill()
+        if task["input"] == "neighbor" and is_first:
+            await asyncio.sleep(30)
+        return 1
+    """
+    monkeypatch.setattr(function_executor, "MemoryKills", lambda: MemoryKills(vmstat))
+    width = 2 if others == ["neighbor"] else 1
+    result = run(source, tasks("memory", *others), "agent:solve", workers=1, concurrency=width, retries=1)
+    assert statuses(recorder) == {("memory", 0): "infra_error", ("memory", 1): "agent_error", **attempts}
+    assert result.status == {"agent_error": 1, "ok": 1}
+    assert "the worker died with code -9, for lack of memory; it is tried again" in caplog.text
+    assert "error='the worker died with code -9, for lack of memory'" in caplog.text
+    assert ("cannot start a worker again: " in caplog.text) == (others == ["later"])
 
 
 def test_each_kill_for_lack_of_memory_explains_the_end_of_one_agent(tmp_path: Path) -> None:
