@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from trainspan_loop.clients.store import rows
+from trainspan_processing.reasons.drop_reasons import UNTRUSTED_REWARD, admitted_reasons
 from trainspan_processing.rewards.names import reward_names
 from trainspan_schemas.config.policy_scope import policies_of, scoped
 from trainspan_schemas.config.settings import Settings
@@ -23,7 +24,7 @@ def last_places(stores: Sequence[str]) -> Places:
 
 
 def new_rewards(stores: Sequence[str], settings: Settings, since: Places) -> tuple[int, Places]:
-    """The number of trusted rewards after these places, and the places up to which they were counted.
+    """The number of trusted or admitted rewards after these places, and the places up to which they were counted.
 
     Rewards are those with a reward name of any policy. If a function rewards the rollouts of any policy, these are the rollouts
     that ended. Raises StoreError.
@@ -51,4 +52,6 @@ def _rewards(settings: Settings) -> tuple[str, str]:
         return "spans", _IS_ROLLOUT
     named = {item.name for dataset in datasets for item in reward_names(dataset.reward_name)}
     names = ", ".join("'" + name.replace("'", "''") + "'" for name in sorted(named))
-    return "evaluations", f"NOT coalesce(untrusted, false) AND name IN ({names})"
+    is_admitted = any(UNTRUSTED_REWARD in admitted_reasons(dataset.admit) for dataset in datasets)
+    trusted = "" if is_admitted else " AND NOT coalesce(untrusted, false)"
+    return "evaluations", f"name IN ({names}) AND isfinite(score){trusted}"

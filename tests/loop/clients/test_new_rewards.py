@@ -1,9 +1,11 @@
 """Rewards since a place in the store, from a real collector."""
 
+from pathlib import Path
 from typing import Any
 
 from tests.processing.conftest import Bench, bench, collectors, run_id  # noqa: F401 - fixtures
-from tests.processing.support.traces import chain
+from tests.processing.support.traces import TestRollout, chain, send
+from tests.support.collector.process import running
 from trainspan_loop.clients.new_rewards import last_places, new_rewards, validation_rewards
 from trainspan_schemas.config.settings import DatasetSettings, PolicySettings, Settings
 from trainspan_schemas.telemetry import keys
@@ -24,6 +26,22 @@ def test_rewards_are_counted_once_by_name_and_only_if_they_count(bench: Bench) -
     assert new_rewards(store, quoted, begin)[0] == 2
     judged = Settings(dataset=DatasetSettings(reward="judge:score"))
     assert new_rewards(store, judged, begin)[0] == 2, "rollouts that ended: a and c"
+    bench.send(chain(bench.rollout("d"), 1).reward(float("nan")))
+    assert new_rewards(store, settings, place)[0] == 0, "no number"
+
+
+def test_rewards_of_untrusted_senders_count_if_the_dataset_admits_them(tmp_path: Path) -> None:
+    """Otherwise live traffic whose agents reward themselves would never begin a round."""
+    tokens = tmp_path / "tokens.toml"
+    tokens.write_text(f'agent = "{"a" * 20}"\nrunner = "{"r" * 20}"\n')
+    tokens.chmod(0o600)
+    with running(tmp_path / "spans.duckdb", "--token-file", str(tokens)) as collector:
+        store = [str(collector.store)]
+        send(str(collector.address.grpc), [TestRollout("a").reward(1.0)], "a" * 20)
+        send(str(collector.address.grpc), [TestRollout("b").reward(1.0)], "r" * 20)
+        assert new_rewards(store, Settings(), (0,))[0] == 1
+        admitting = Settings(dataset=DatasetSettings(admit="untrusted_reward"))
+        assert new_rewards(store, admitting, (0,))[0] == 2
 
 
 def test_rewards_in_several_stores_are_added_up_and_each_store_has_its_own_place(bench: Bench) -> None:  # noqa: F811
