@@ -71,6 +71,7 @@ def _publish(out: Path, number: int) -> None:
             "end_ns": 1_700_000_000_000_000_000 + number * 1_000_000_000 + rollout,
             "calls": 3,
             "kept": 3,
+            "evaluations": 1,
             "rewards": 1,
         }
         for rollout in range(ROLLOUTS)

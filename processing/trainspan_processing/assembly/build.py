@@ -151,7 +151,7 @@ def build_dataset(
         check_outcome(coverage, settings, _where(request), reasons, may_be_empty=is_round)
         check_policies(counts.policies, _where(request))
         lines = lines.join(assembly.evaluations, on="rollout_id", how="left", maintain_order="left")
-        lines = lines.with_columns(pl.col("rewards").fill_null(0))
+        lines = lines.with_columns(pl.col("evaluations", "rewards").fill_null(0))
         digest = pl.when(pl.col("reward").is_not_null()).then(pl.lit(reward_digest(settings)))
         lines = lines.with_columns(digest.alias("reward_digest"))
         write_ledger(scratch.about, lines_to_write(lines, late, late_rewards, ledger))

@@ -6,7 +6,7 @@ All rollouts are compared with each other, so a few numbers per rollout and call
 import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import polars as pl
 
@@ -18,17 +18,20 @@ from trainspan_processing.assembly.spill import ChunkSummary, Spill
 from trainspan_processing.credit.advantages import credit
 from trainspan_processing.credit.plan import CreditPlan, plan_for
 from trainspan_processing.dataset.files import Files
-from trainspan_processing.dataset.ledger import DatasetLedger, History
+from trainspan_processing.dataset.ledger import NOTHING_USED, DatasetLedger, History
 from trainspan_processing.read.engine import Engine
 from trainspan_processing.read.source import Selection, Source
+from trainspan_processing.reasons.coverage import with_more_evaluations
 from trainspan_processing.reasons.drop_reasons import judged_others
 from trainspan_processing.reasons.reason_counts import count_reasons
 from trainspan_processing.reasons.reason_examples import first_examples
+from trainspan_processing.reasons.selection import admitted_evaluations
 from trainspan_processing.reasons.waiting import Groups, find_groups
 from trainspan_processing.rewards.definition import reward_digest
+from trainspan_processing.rewards.evaluation_rewards import count_rewards
 from trainspan_processing.tables import ROLLOUT_KEY, empty
 from trainspan_processing.traces.evaluations import COUNTED, EVALUATION_COLUMNS, collect_evaluations, count_evaluations
-from trainspan_processing.traces.trace_index import Clock, index_chunks
+from trainspan_processing.traces.trace_index import Clock, index_chunks, index_traces
 from trainspan_schemas.config.settings import DatasetSettings
 
 __all__ = ["Assembly", "assemble"]
@@ -64,7 +67,8 @@ class Assembly:
     used: pl.DataFrame
     """rollout_id, attempt and current number of `calls` of the rollouts that an earlier dataset used."""
     evaluations: pl.DataFrame
-    """COUNTED: the evaluations with the reward's names, of new rollouts and of rollouts that an earlier dataset used."""
+    """COUNTED and COUNTED_REWARDS: of evaluations with the reward's names, of new rollouts and of those that an earlier dataset
+    used and that have more evaluations than it counted."""
     history: History | None
     """The values of earlier datasets; None if the baseline does not need them."""
     ignored_self_rewards: int
@@ -122,7 +126,7 @@ def assemble(
     together = pl.concat(part.rollouts for part in parts)
     groups = find_groups(together, ledger, moment.now_ns, settings.group_wait_s if may_leave_groups else 0.0)
     names = [reward.name for reward in parts[0].rewards]
-    before = _evaluations_of_used(source, selection, moment, names)
+    before = _rewards_of_used(source, selection, moment, names, settings, ledger)
     return _together(parts, together, groups, settings, ledger, folder, moment, before)
 
 
@@ -180,7 +184,7 @@ def _together(
         history=history,
         evaluations=pl.concat([*(part.evaluations for part in parts), evaluations_of_used])
         .group_by("rollout_id")
-        .agg(pl.col("rewards").max()),
+        .agg(pl.col("evaluations", "rewards").max()),
         ignored_self_rewards=sum(part.ignored_self_rewards for part in parts),
         unmatched=sum(part.unmatched for part in parts),
         contested=len(frozenset().union(*(part.contested for part in parts))),
@@ -199,6 +203,26 @@ def _taken_out(parts: Sequence[ChunkSummary], compared: pl.DataFrame) -> pl.Data
         calls = part.credited.pop().rename({"rollout": "in_part"})
         frames.append(calls.join(numbers, on="in_part", maintain_order="left").drop("in_part"))
     return pl.concat(frames)
+
+
+def _rewards_of_used(
+    source: Source,
+    selection: Selection,
+    moment: Moment,
+    names: Sequence[str],
+    settings: DatasetSettings,
+    ledger: DatasetLedger,
+) -> pl.DataFrame:
+    """COUNTED and COUNTED_REWARDS of the used rollouts with more evaluations than the ledger counted: only these are indexed again,
+    to tell which of the evaluations count."""
+    grown = with_more_evaluations(_evaluations_of_used(source, selection, moment, names), ledger)
+    if grown.is_empty():
+        return grown.with_columns(pl.lit(0, pl.UInt32).alias("rewards"))
+    again = Selection(rollout_ids=grown["rollout_id"].to_list())
+    around = replace(moment.around, are_counted=False)
+    traces = index_traces(source, again, NOTHING_USED, now_ns=moment.now_ns, settle_s=settings.settle_s, around=around)
+    rewards = count_rewards(admitted_evaluations(traces, settings), traces.spans, traces.rollouts, names)
+    return grown.join(rewards, on="rollout_id", how="left").with_columns(pl.col("rewards").fill_null(0))
 
 
 def _evaluations_of_used(source: Source, selection: Selection, moment: Moment, names: Sequence[str]) -> pl.DataFrame:

@@ -13,6 +13,8 @@ from trainspan_processing.read.source import Source
 from trainspan_processing.reasons.drop_reasons import admitted_reasons
 from trainspan_processing.reasons.reason_counts import count_reasons
 from trainspan_processing.reasons.reason_examples import first_examples
+from trainspan_processing.reasons.selection import admitted_evaluations
+from trainspan_processing.rewards.evaluation_rewards import count_rewards
 from trainspan_processing.rewards.names import RewardName
 from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY, compact
 from trainspan_processing.traces.evaluations import contested, count_evaluations
@@ -45,6 +47,7 @@ class ChunkSummary:
     newest: int | None
     calls: int
     evaluations: pl.DataFrame
+    """COUNTED and COUNTED_REWARDS."""
     ignored_self_rewards: int
     unmatched: int
     contested: frozenset[str]
@@ -71,6 +74,7 @@ def _spill(
     source: Source, traces: TraceIndex, settings: DatasetSettings, folder: Files, number: int, *, with_state: bool
 ) -> ChunkSummary:
     chunk = reward_chunk(source, traces, settings, with_state=with_state)
+    names = [reward.name for reward in chunk.rewarded.rewards]
     is_sound = pl.col("reason").is_null()
     sound = chunk.calls.filter(is_sound).select(_OF_CALL).rename({"rollout": "in_part"})
     for frame, name in zip((sound, traces.answers), _names(number), strict=True):
@@ -110,7 +114,11 @@ def _spill(
         rewards=chunk.rewarded.rewards,
         newest=newest_version(chunk.calls, admitted_reasons(settings.admit)),
         calls=chunk.calls.height,
-        evaluations=count_evaluations(traces.evaluations, [reward.name for reward in chunk.rewarded.rewards]),
+        evaluations=count_evaluations(traces.evaluations, names).join(
+            count_rewards(admitted_evaluations(traces, settings), traces.spans, traces.rollouts, names),
+            on="rollout_id",
+            how="left",
+        ),
         ignored_self_rewards=chunk.rewarded.ignored_self_rewards,
         unmatched=chunk.rewarded.unmatched,
         contested=frozenset(contested(traces.claims)["stem"]),

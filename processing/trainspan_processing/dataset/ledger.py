@@ -37,6 +37,7 @@ LEDGER: Final[Schema] = {
     "kept": pl.UInt32,
     "reason": pl.String,
     "parts": pl.String,
+    "evaluations": pl.UInt32,
     "rewards": pl.UInt32,
     "function_rewards": pl.String,
     "dropped": pl.String,
@@ -46,7 +47,8 @@ LEDGER: Final[Schema] = {
 `reward_digest`: hash of the definition of `reward` (rewards/definition.py), NULL without a reward.
 `judge`: the judge that gave the reward; NULL if none did.
 `parts`: JSON {part: value}, the shares of agents and single rewards if later datasets compare with them.
-`rewards`: number of evaluations with the reward's names, NULL in datasets of earlier versions.
+`evaluations`: number of evaluations with the reward's names, whoever sent them; `rewards`: of those that count as rewards. Both NULL
+in datasets of earlier versions.
 `function_rewards`: JSON {reward: number or null} as the reward function returned it, `null` if it failed; NULL if it was not
 asked about the rollout.
 `dropped`: JSON {reason: number of calls} of the calls that are no rows; NULL if all are.
@@ -182,7 +184,7 @@ def _joined(before: pl.DataFrame, lines: pl.DataFrame) -> pl.DataFrame:
             # A rollout first seen without a reward may have received one since.
             pl.col("run_id", "round", "task_id", "reward", "reward_digest", "end_ns").drop_nulls().last(),
             pl.col("judge").filter(pl.col("reward").is_not_null()).last(),
-            pl.col("calls", "kept", "rewards").max(),
+            pl.col("calls", "kept", "evaluations", "rewards").max(),
             pl.col("reason").last(),
             pl.col("parts").filter(of_its_reward).drop_nulls().last(),
             pl.col("function_rewards", "dropped").drop_nulls().last(),

@@ -25,6 +25,7 @@ __all__ = [
     "ledger_lines",
     "lines_to_write",
     "measure_coverage",
+    "with_more_evaluations",
 ]
 
 EXPECTED: Final = frozenset(
@@ -186,16 +187,24 @@ def late_calls(now: pl.DataFrame, ledger: DatasetLedger) -> pl.DataFrame:
 
 
 def late_evaluations(now: pl.DataFrame, ledger: DatasetLedger) -> pl.DataFrame:
-    """rollout_id, `rewards` and the number of `late` ones, which arrived after the dataset that used the rollout was built.
+    """rollout_id, `evaluations`, `rewards` and the number of `late` rewards, which arrived after the dataset that used the rollout
+    was built, of the used rollouts with more evaluations than the ledger counted.
 
-    `now` has rollout_id and `rewards`, the current number of evaluations with the reward's names.
+    `now` has the current numbers.
     """
     counted = ledger.used.group_by("rollout_id").agg(pl.col("rewards").max().alias("counted"))
+    more = pl.col("rewards").cast(pl.Int64) - pl.col("counted")
     return (
-        now.join(counted, on="rollout_id")
-        .filter(pl.col("rewards") > pl.col("counted"))
-        .select("rollout_id", "rewards", (pl.col("rewards") - pl.col("counted")).alias("late"))
+        with_more_evaluations(now, ledger)
+        .join(counted, on="rollout_id")
+        .select("rollout_id", "evaluations", "rewards", more.clip(0).alias("late"))
     )
+
+
+def with_more_evaluations(now: pl.DataFrame, ledger: DatasetLedger) -> pl.DataFrame:
+    """The rows of `now` (with rollout_id and `evaluations`) of used rollouts of which the ledger counted fewer evaluations."""
+    counted = ledger.used.group_by("rollout_id").agg(pl.col("evaluations").max().alias("counted"))
+    return now.join(counted, on="rollout_id").filter(pl.col("evaluations") > pl.col("counted")).drop("counted")
 
 
 def measure_coverage(
@@ -233,18 +242,18 @@ def lines_to_write(
 ) -> pl.DataFrame:
     """LEDGER rows of a new dataset, without pending rollouts, so that the next dataset counts those."""
     seen_again = late.select(*ROLLOUT_KEY, "late", pl.col("calls").alias("calls_now"))
-    new_rewards = late_rewards.select("rollout_id", pl.col("rewards").alias("rewards_now"))
+    new_rewards = late_rewards.select("rollout_id", pl.col("evaluations", "rewards").name.suffix("_now"))
     later = (
         ledger.used.join(seen_again, on=ROLLOUT_KEY, how="left")
         .join(new_rewards, on="rollout_id", how="left")
-        .filter(pl.col("calls_now").is_not_null() | pl.col("rewards_now").is_not_null())
+        .filter(pl.col("calls_now").is_not_null() | pl.col("evaluations_now").is_not_null())
         .with_columns(
             pl.lit(0, dtype=pl.UInt32).alias("kept"),
             pl.when(pl.col("calls_now").is_not_null()).then(pl.lit("late_after_consumed")).alias("reason"),
             pl.lit(None, dtype=pl.String).alias("parts"),
             _braced(pl.format('"late_after_consumed": {}', "late")).alias("dropped"),
             pl.coalesce("calls_now", "calls").alias("calls"),
-            pl.coalesce("rewards_now", "rewards").alias("rewards"),
+            *(pl.coalesce(f"{name}_now", name).alias(name) for name in ("evaluations", "rewards")),
         )
     )
     return pl.concat([frame.select(*LEDGER) for frame in (lines.filter(~pl.col("pending")), later)])

@@ -19,7 +19,7 @@ from trainspan_schemas.artifacts.branches import BRANCH_TASK
 from trainspan_schemas.config.settings import DatasetSettings
 from trainspan_schemas.errors import DatasetError, UsageError
 
-__all__ = ["load_filter", "select"]
+__all__ = ["admitted_evaluations", "load_filter", "select"]
 
 
 _ADMITTED_CALLS: Final = {UNTRUSTED: "untrusted", UNSIGNED: "is_unsigned"}
@@ -49,11 +49,15 @@ def select(source: Source, traces: TraceIndex, settings: DatasetSettings) -> Tra
     counted = calls.filter("is_heard").group_by(ROLLOUT_KEY).agg(pl.len().alias("n_calls"))
     rollouts = rollouts.drop("n_calls").join(counted, on=ROLLOUT_KEY, how="left", maintain_order="left")
     rollouts = rollouts.with_columns(pl.col("n_calls").fill_null(0))
-    evaluations = traces.admitting if UNTRUSTED in admitted else traces.evaluations
-    if UNTRUSTED_REWARD in admitted:
-        evaluations = with_admitted_rewards(evaluations, rollouts)
-    chosen = replace(traces, rollouts=rollouts, calls=calls, evaluations=evaluations)
+    chosen = replace(traces, rollouts=rollouts, calls=calls, evaluations=admitted_evaluations(traces, settings))
     return chosen if settings.filter is None else _filtered(source, chosen, settings.filter)
+
+
+def admitted_evaluations(traces: TraceIndex, settings: DatasetSettings) -> pl.DataFrame:
+    """EVALUATIONS of the index, in which those that the settings admit are not untrusted."""
+    admitted = admitted_reasons(settings.admit)
+    evaluations = traces.admitting if UNTRUSTED in admitted else traces.evaluations
+    return with_admitted_rewards(evaluations, traces.rollouts) if UNTRUSTED_REWARD in admitted else evaluations
 
 
 def _is_named(column: str, names: str | None) -> pl.Expr:

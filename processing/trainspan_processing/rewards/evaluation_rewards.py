@@ -5,14 +5,18 @@ Evaluations with the same name and target add up. A missing reward is NULL, neve
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import polars as pl
 
 from trainspan_processing.rewards.binding import bind
-from trainspan_processing.tables import EDGES, ROLLOUT_KEY, SPAN_KEY
+from trainspan_processing.tables import EDGES, ROLLOUT_KEY, SPAN_KEY, Schema
 from trainspan_processing.traces.call_matching import CallMatches
 
-__all__ = ["Rewards", "bind_rewards"]
+__all__ = ["COUNTED_REWARDS", "Rewards", "bind_rewards", "count_rewards"]
+
+COUNTED_REWARDS: Final[Schema] = {"rollout_id": pl.String, "rewards": pl.UInt32}
+"""Number of a rollout's evaluations that count as rewards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,23 +66,9 @@ def bind_rewards(
     unmatched = chosen.filter(is_scored).height - named.filter(is_scored).height
     is_untrusted = pl.col("untrusted").fill_null(value=False)
     untrusted = named.filter(is_untrusted & is_scored).select(ROLLOUT_KEY).unique(maintain_order=True)
-    named = named.filter(~is_untrusted).join(
-        rollouts.select(
-            *ROLLOUT_KEY,
-            "judge",
-            pl.col("trace_id").alias("root_trace_id"),
-            pl.col("span_id").alias("root_span_id"),
-        ),
-        on=ROLLOUT_KEY,
-        how="inner",
-    )
-    named = _without_other_roots(named, spans, n_rollouts=rollouts["span_id"].count())
-    on_root = (pl.col("trace_id") == pl.col("root_trace_id")) & (pl.col("span_id") == pl.col("root_span_id"))
-    counts = pl.col("judge").is_null() | (
-        on_root.fill_null(False) & (pl.col("source") == "judge") & pl.col("on_span").fill_null(False)
-    )
-    ignored_self_rewards = named.filter(~counts)["rollout_id"].n_unique()
-    counted = named.filter(counts)
+    named = _judged(named.filter(~is_untrusted), spans, rollouts)
+    ignored_self_rewards = named.filter(~pl.col("counts"))["rollout_id"].n_unique()
+    counted = named.filter("counts").drop("counts")
     edges = bind(counted.filter(is_scored), calls, spans, matches)
     return Rewards(
         edges.select(pl.col(name).cast(kind) for name, kind in EDGES.items()),
@@ -89,19 +79,48 @@ def bind_rewards(
     )
 
 
-def _without_other_roots(evaluations: pl.DataFrame, spans: pl.DataFrame, *, n_rollouts: int) -> pl.DataFrame:
+def count_rewards(
+    evaluations: pl.DataFrame, spans: pl.DataFrame, rollouts: pl.DataFrame, names: Sequence[str]
+) -> pl.DataFrame:
+    """COUNTED_REWARDS: how many of EVALUATIONS with one of `names` reward, without late feedback on responses."""
+    is_reward = pl.col("name").is_in(list(names)) & pl.col("score").is_finite() & pl.col("response_id").is_null()
+    named = _with_attempt(evaluations.filter(is_reward & ~pl.col("untrusted").fill_null(value=False)), rollouts)
+    counted = _judged(named, spans, rollouts).filter("counts").group_by("rollout_id").len("rewards")
+    return counted.select(pl.col(name).cast(kind) for name, kind in COUNTED_REWARDS.items())
+
+
+def _judged(evaluations: pl.DataFrame, spans: pl.DataFrame, rollouts: pl.DataFrame) -> pl.DataFrame:
+    """Evaluations of trusted senders with `counts`: of a rollout with a judge only the judge's own do."""
+    named = evaluations.join(
+        rollouts.select(
+            *ROLLOUT_KEY,
+            "judge",
+            pl.col("trace_id").alias("root_trace_id"),
+            pl.col("span_id").alias("root_span_id"),
+        ),
+        on=ROLLOUT_KEY,
+        how="inner",
+    )
+    on_root = (pl.col("trace_id") == pl.col("root_trace_id")) & (pl.col("span_id") == pl.col("root_span_id"))
+    counts = pl.col("judge").is_null() | (
+        on_root.fill_null(False) & (pl.col("source") == "judge") & pl.col("on_span").fill_null(False)
+    )
+    return _without_other_roots(named, spans).with_columns(counts.alias("counts"))
+
+
+def _without_other_roots(evaluations: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
     """The evaluations (with `root_trace_id` and `root_span_id`) without those on a second own span of a rollout, of the same kind:
-    the span was sent again under another id, and so were its evaluations. `n_rollouts` have an own span."""
-    roots = spans.filter(pl.col("status").is_not_null()).select(*SPAN_KEY, pl.col("boundary").fill_null(""))
-    if roots.height <= n_rollouts:  # none has two
+    the span was sent again under another id, and so were its evaluations."""
+    is_root = (pl.col("trace_id") == pl.col("root_trace_id")) & (pl.col("span_id") == pl.col("root_span_id"))
+    if evaluations.select(is_root.fill_null(value=False).all()).item():
         return evaluations
+    roots = spans.filter(pl.col("status").is_not_null()).select(*SPAN_KEY, pl.col("boundary").fill_null(""))
     located = evaluations.join(roots.rename({"boundary": "_on"}), on=SPAN_KEY, how="left", maintain_order="left").join(
         roots.rename({"trace_id": "root_trace_id", "span_id": "root_span_id", "boundary": "_root"}),
         on=["root_trace_id", "root_span_id"],
         how="left",
         maintain_order="left",
     )
-    is_root = (pl.col("trace_id") == pl.col("root_trace_id")) & (pl.col("span_id") == pl.col("root_span_id"))
     return located.filter(((pl.col("_on") != pl.col("_root")) | is_root).fill_null(value=True)).drop("_on", "_root")
 
 

@@ -76,14 +76,14 @@ def collect_evaluations(batches: Iterable[pl.DataFrame]) -> pl.DataFrame:
     return unique.with_columns(pl.lit(None, dtype=pl.String).alias("response_id")).select(*EVALUATIONS)
 
 
-COUNTED: Final[Schema] = {"rollout_id": pl.String, "rewards": pl.UInt32}
-"""Number of evaluations of a rollout."""
+COUNTED: Final[Schema] = {"rollout_id": pl.String, "evaluations": pl.UInt32}
+"""Number of evaluations of a rollout, whoever sent them."""
 
 
 def count_evaluations(evaluations: pl.DataFrame, names: Collection[str]) -> pl.DataFrame:
     """COUNTED of EVALUATIONS with one of these names and a score, by rollout id, without late feedback on responses."""
     counts = pl.col("name").is_in(list(names)) & pl.col("score").is_finite() & pl.col("response_id").is_null()
-    counted = evaluations.filter(counts & pl.col("rollout_id").is_not_null()).group_by("rollout_id").len("rewards")
+    counted = evaluations.filter(counts & pl.col("rollout_id").is_not_null()).group_by("rollout_id").len("evaluations")
     return counted.select(pl.col(name).cast(kind) for name, kind in COUNTED.items())
 
 

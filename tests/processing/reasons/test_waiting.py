@@ -222,7 +222,11 @@ def test_datasets_of_earlier_versions_do_not_say_how_many_rewards_they_saw(bench
     bench.send(*used)
     ledger = about_dir(bench.build().path) / "rollouts.jsonl"
     lines = [json.loads(line) for line in ledger.read_text().splitlines()]
-    ledger.write_text("".join(json.dumps({k: v for k, v in line.items() if k != "rewards"}) + "\n" for line in lines))
+    ledger.write_text(
+        "".join(
+            json.dumps({k: v for k, v in line.items() if k not in ("evaluations", "rewards")}) + "\n" for line in lines
+        )
+    )
     bench.send(_late_reward(used[0], 500.0), *_pair(bench, "cd"))
     built = bench.build()
     assert (built.manifest["rewards_late"], built.manifest["rows"]) == (0, 2)

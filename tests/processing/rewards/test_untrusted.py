@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.processing.conftest import Bench, rows
-from tests.processing.support.traces import START_NS, TestRollout, send
+from tests.processing.support.traces import START_NS, TestRollout, TestSpan, send
 from tests.support.collector.process import CollectorProcess, running
 from trainspan_processing.assembly.build import BuildRequest, BuiltDataset, build_dataset
 from trainspan_processing.stored_rollout import StoredRollout
@@ -63,6 +63,50 @@ def test_a_reward_or_a_call_that_came_with_an_agents_token_does_not_count(
     assert built.manifest["dropped_rollouts"] == {"untrusted_reward": 1}
     table = rows(built).select("rollout_id", "call_index", "return", "advantage").rows()
     assert table == [("a", 0, 1.0, 0.5), ("b", 0, 0.0, -0.5)]
+
+
+@pytest.mark.parametrize(("admit", "late"), [(None, 3), ("untrusted_reward", 4)])
+def test_only_rewards_that_would_count_are_late(
+    guarded: CollectorProcess, tmp_path: Path, admit: str | None, late: int
+) -> None:
+    """After each rollout was used: a stranger rewards `plain` three times, its runner once; `own`'s agent, to which its runner left the
+    reward, does so in its own trace, and a stranger of its id elsewhere; `judged` gets a second verdict and a reward of its agent.
+    `free` has no runner: its agent's reward counts if that is admitted."""
+    address = str(guarded.address.grpc)
+    plain, own, judged, free = (TestRollout(name) for name in ("plain", "own", "judged", "free"))
+    own.root_span.attributes[keys.ROLLOUT_OWN_REWARD] = True
+    judged.root_span.attributes[keys.ROLLOUT_JUDGE] = "m:f"
+    free.root_span.attributes[keys.ROLLOUT_BOUNDARY] = "explicit"
+    all_ = (plain, own, judged, free)
+    send(address, [_only(each, lambda part: part.call(0, [1], [2])) for each in all_], _token("serving"))
+    early = [_only(each, lambda part: part.log_reward(1.0, at=2.0, span_id=part.root)) for each in (own, free)]
+    send(address, [_only(plain, lambda part: part.log_reward(9.0, at=3.0)), *early], _token("agent"))
+    verdict = {keys.EVALUATION_SOURCE: "judge"}
+    rewarded = [plain.reward(1.0), own, judged.reward(1.0, **verdict), free.reward(0.0)]
+    send(address, rewarded, _token("runner"))
+    out = tmp_path / "dataset"
+    built = _build(guarded, out, baseline="none", admit=admit)
+    assert (built.manifest["rollouts"], built.manifest["rewards_late"]) == (4, 0)
+
+    strangers = [_only(plain, lambda part, at=at: part.log_reward(5.0, at=at)) for at in (11.0, 12.0, 13.0)]
+    elsewhere = _only(own, lambda part: part.log_reward(5.0, at=14.0))
+    itself = [
+        _only(each, lambda part: part.log_reward(0.5, at=15.0, span_id=part.root)) for each in (own, judged, free)
+    ]
+    send(address, [*strangers, elsewhere, *itself], _token("agent"))
+    send(address, [_only(plain, lambda part: part.log_reward(0.5, at=16.0))], _token("runner"))
+    second = TestRollout("judged")
+    second.spans = [TestSpan(second.trace_id, second.root, None, 0.0, 100.0, judged.root_span.attributes)]
+    send(address, [second.reward(1.0, at=99.0, **verdict).reward(0.0, at=99.5, **verdict)], _token("runner"))
+    fresh = TestRollout("fresh")
+    send(address, [_only(fresh, lambda part: part.call(0, [1], [2]))], _token("serving"))
+    send(address, [fresh.reward(1.0)], _token("runner"))
+    again = _build(guarded, out, every_round=True, baseline="none", admit=admit)
+    assert again.manifest["rewards_late"] == late
+    fresh = TestRollout("fresher")
+    send(address, [_only(fresh, lambda part: part.call(0, [1], [2]))], _token("serving"))
+    send(address, [fresh.reward(1.0)], _token("runner"))
+    assert _build(guarded, out, every_round=True, baseline="none", admit=admit).manifest["rewards_late"] == 0
 
 
 def test_a_call_that_names_a_rollout_without_its_runners_signature_is_not_trained(bench: Bench) -> None:
