@@ -13,7 +13,7 @@ from opentelemetry import context, trace
 from opentelemetry._logs import SeverityNumber, get_logger
 from opentelemetry.sdk import _logs as sdk_logs
 
-__all__ = ["bound_retries", "emit_event", "failure_result", "hand_record"]
+__all__ = ["bound_retries", "emit_event", "failure_result", "hand_record", "processors_of", "renew_channel"]
 
 _EXPORT_RESULTS: Final = ("SpanExportResult", "LogRecordExportResult", "LogExportResult")
 """The last one became the second in 1.39."""
@@ -49,9 +49,29 @@ def hand_record(processor: Any, record: Any) -> None:
     (processor.on_emit if hasattr(processor, "on_emit") else processor.emit)(record)
 
 
+def processors_of(provider: object) -> tuple[Any, ...]:
+    """Returns the span or log record processors of an SDK provider."""
+    together = getattr(provider, "_active_span_processor", None) or getattr(
+        provider, "_multi_log_record_processor", None
+    )
+    return (*getattr(together, "_span_processors", ()), *getattr(together, "_log_record_processors", ()))
+
+
 def failure_result(exporters: ModuleType) -> Any:
     """Returns the value that `export` in this module returns on failure."""
     return next(getattr(exporters, name).FAILURE for name in _EXPORT_RESULTS if hasattr(exporters, name))
+
+
+def renew_channel(exporter: Any) -> None:
+    """Gives an exporter a new channel, after a failure.
+
+    Earlier releases keep theirs, which waits up to two minutes before it connects again; later ones renew it themselves.
+    """
+    if hasattr(exporter, "_initialize_channel_and_stub") or not hasattr(exporter, "_stub"):  # the latter: HTTP
+        return
+    fresh = type(exporter)()  # from the environment, as the SDK makes it
+    if (fresh._endpoint, fresh._headers) == (exporter._endpoint, exporter._headers):
+        exporter._client = fresh._client
 
 
 def bound_retries(exporters: ModuleType, left_s: Callable[[], float]) -> None:

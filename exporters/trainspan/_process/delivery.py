@@ -23,7 +23,8 @@ from trainspan._guard import guarded, logger
 from trainspan._process import collectors, outage
 from trainspan._process.encodable import encodable
 from trainspan._process.providers import first_providers
-from trainspan._releases import bound_retries, failure_result
+from trainspan._releases import bound_retries, failure_result, processors_of, renew_channel
+from trainspan._rollout import span_processor
 
 __all__ = ["after_fork_in_parent", "before_fork", "flush", "forget", "report_loss", "resume", "watch_exporters"]
 
@@ -57,6 +58,8 @@ _PROCESSORS: Final = {
     "opentelemetry.sdk.trace.export": "BatchSpanProcessor",
     "opentelemetry.sdk._logs._internal.export": "BatchLogRecordProcessor",
 }
+_EXPORTER_NAMES: Final = ("_exporter", "span_exporter")
+"""Attributes of a processor: the second one up to 1.33, for spans."""
 _THREAD_PREFIX: Final = "OtelBatch"
 """Of the names of their threads, which export in the background."""
 _ENDPOINT_VARIABLES: Final = (
@@ -165,6 +168,8 @@ def _watcher(name: str, what: str) -> Callable[[ModuleType], None]:
                 if _has_no_time(exporter, address):
                     _note(address, what, len(items), delivered=False, tried=False)
                     return failure
+                if _is_failing(address):
+                    guarded(renew_channel)(exporter)
                 result = wrapped(items, *args[1:], **kwargs)
             except Exception:  # up to 1.34, the HTTP exporters raise what others log
                 result = failure
@@ -182,14 +187,20 @@ def _watcher(name: str, what: str) -> Callable[[ModuleType], None]:
 
 
 def _flush_watcher(name: str) -> Callable[[ModuleType], None]:
-    """During an outage, what the agent flushes stays in the queue, and what it shuts down is lost, without a wait."""
+    """During an outage, what the agent flushes stays in the queue, without a wait.
+
+    What the agent shuts down is flushed and goes on: its rollout ends later, and its process does at the very end.
+    """
 
     def force_flush(wrapped: Callable[..., Any], processor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not _is_ending() and _feeds_failing(processor):
             return True  # as the SDK's own after a failure: False would keep it from flushing the next processor
         return wrapped(*args, **kwargs)
 
-    def shutdown(wrapped: Callable[..., Any], _processor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def shutdown(wrapped: Callable[..., Any], processor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not _is_ending() and _is_needed(processor):
+            processor.force_flush()
+            return None
         _losses.n_shutdowns += 1
         try:
             return wrapped(*args, **kwargs)
@@ -205,14 +216,32 @@ def _flush_watcher(name: str) -> Callable[[ModuleType], None]:
 
 
 @guarded
+def _is_needed(processor: Any) -> bool:
+    """Whether it sends what this process's rollouts still need to the collector: it is one of the global providers'."""
+    exporter = _exporter(processor)
+    if not hasattr(exporter, "_endpoint") or not _sends_to_collector(exporter):
+        return False
+    for provider in first_providers():
+        if any(processor is one for one in processors_of(provider)):
+            span_processor.outlive_shutdown(provider)
+            return True
+    return False
+
+
+@guarded
 def _feeds_failing(processor: Any) -> bool:
     """Whether the last export failed to the collector that a processor exports to."""
-    exporter = getattr(getattr(processor, "_batch_processor", processor), "_exporter", None) or processor.span_exporter
+    exporter = _exporter(processor)
     return (
         hasattr(exporter, "_endpoint")
         and bool(_sends_to_collector(exporter))
         and _is_failing(_host_and_port(str(exporter._endpoint)))
     )
+
+
+def _exporter(processor: Any) -> Any:
+    inner = getattr(processor, "_batch_processor", processor)
+    return next((found for name in _EXPORTER_NAMES if (found := getattr(inner, name, None)) is not None), None)
 
 
 def _is_failing(address: str) -> bool:

@@ -11,10 +11,10 @@ from types import ModuleType
 from typing import Any, Final
 
 import wrapt
-from opentelemetry import trace
-from opentelemetry._logs import get_logger_provider
 
 from trainspan._guard import guarded
+from trainspan._process.providers import first_providers
+from trainspan._releases import processors_of
 
 __all__ = ["watch_gevent"]
 
@@ -129,8 +129,5 @@ def _leave(old: Any) -> None:
 
 
 def _batch_processors() -> Iterator[Any]:
-    traces = getattr(trace.get_tracer_provider(), "_active_span_processor", None)
-    logs = getattr(get_logger_provider(), "_multi_log_record_processor", None)
-    processors = (*getattr(traces, "_span_processors", ()), *getattr(logs, "_log_record_processors", ()))
-    for processor in processors:
+    for processor in (processor for provider in first_providers() for processor in processors_of(provider)):
         yield getattr(processor, "_batch_processor", processor)

@@ -16,7 +16,7 @@ from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 
 from trainspan._guard import guarded
 from trainspan._releases import hand_record
-from trainspan._rollout.span_processor import add_processor, stamp_spans_of
+from trainspan._rollout.span_processor import add_processor, outlive_shutdown, stamp_spans_of
 
 __all__ = ["first_providers", "follow_providers"]
 
@@ -84,6 +84,7 @@ def _replace(module: Any, name: str, holder: Any, variable: str, take: Any) -> N
 def _take_tracer_provider(provider: Any) -> bool:
     if not hasattr(_First.tracer, "_active_span_processor") or not stamp_spans_of(provider):
         return False
+    outlive_shutdown(provider)
     return add_processor(provider, _SpansToFirst())
 
 

@@ -8,14 +8,14 @@ from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
 
-from trainspan._guard import guarded
+from trainspan._guard import guarded, refuse
 from trainspan._rollout.last_call import last_call
 from trainspan._rollout.scope import process_scope, scope_in
 from trainspan._rollout.web_request import RequestRollouts
 from trainspan_schemas.telemetry import keys
 from trainspan_schemas.telemetry.identity import Identity
 
-__all__ = ["add_processor", "invoked_agent", "stamp_spans_of"]
+__all__ = ["add_processor", "invoked_agent", "outlive_shutdown", "stamp_spans_of"]
 
 _MAX_DEPTH = 64
 
@@ -24,13 +24,38 @@ _METHOD = re.compile(r"\.[a-z_]+$")
 
 _parents: "weakref.WeakKeyDictionary[Span, Span]" = weakref.WeakKeyDictionary()
 """Span → its parent, while the span is in use."""
+_outliving: "weakref.WeakSet[Any]" = weakref.WeakSet()
+"""Providers whose exports go on after their shutdown."""
+
+
+def outlive_shutdown(provider: Any) -> None:
+    """Notes that a provider's exports go on after its shutdown."""
+    _outliving.add(provider)
 
 
 class IdentityStamp(SpanProcessor):
     """Sets the identity from the context, or the parent span, or the process (in a thread that lost its context).
 
-    It also names the model call that came back last before the span.
+    It also names the model call that came back last before the span, and warns of a rollout that a shutdown of the provider loses.
     """
+
+    def __init__(self, provider: object) -> None:
+        self._provider = provider
+        self._is_shut_down = False
+
+    def shutdown(self) -> None:
+        """Called when the program shuts the provider down, possibly in the middle of a rollout."""
+        self._is_shut_down = True
+
+    def on_end(self, span: ReadableSpan) -> None:
+        """Called in the thread that ends the span."""
+        if self._is_shut_down and span.name == keys.ROLLOUT_SPAN_NAME and self._provider not in _outliving:
+            task = (span.attributes or {}).get(keys.TASK_ID)
+            refuse(
+                "tracing_was_shut_down",
+                f"the program shut its tracer provider down before the rollout{f' of task {task!r}' if task else ''} ended, whose "
+                "span is lost and which is not trained: call force_flush() there, and shutdown() after the last rollout",
+            )
 
     def on_start(self, span: Span, parent_context: Context | None = None) -> None:
         """Called in the thread that starts the span."""
@@ -95,7 +120,7 @@ def stamp_spans_of(provider: object) -> bool:
     if not add_processor(provider, RequestRollouts()):
         return False
     provider._trainspan_stamped = True  # type: ignore[attr-defined]
-    return add_processor(provider, IdentityStamp())
+    return add_processor(provider, IdentityStamp(provider))
 
 
 def add_processor(provider: object, processor: SpanProcessor) -> bool:

@@ -142,7 +142,8 @@ def test_without_a_collector_only_the_first_flush_and_the_last_wait(tmp_path: Pa
             first, second, third, each_span, shutdown = map(float, ran.stdout.split())
             assert max(first, shutdown) < 3.5, "one export of 2 s"
             assert max(second, third, each_span) < 1.0, (endpoint, ran.stdout)
-            assert re.findall("lost='(.*?)'", ran.stderr) == ["43 spans"], "32 of the program, 11 of them twice"
+            # 33 of the program, 11 of them twice; up to 1.33 the second processor also exports after its shutdown.
+            assert re.findall("lost='(.*?)'", ran.stderr) in (["44 spans"], ["45 spans"])
 
 
 def test_spans_after_an_outage_arrive_from_the_program_and_its_children(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.support.agents.programs import Ran, run, write
+from tests.support.agents.programs import WITHOUT_OPENAI, Ran, run, write
 from tests.support.otlp.recorder import OtlpRecorder
 from trainspan_schemas.telemetry import keys
 
@@ -76,3 +76,53 @@ _logs.get_logger_provider().shutdown()
     assert (ran.code, ran.stderr) == (0, "")
     assert [span.name for span in vendor.spans] == ["work"]
     assert {"work", "trainspan.rollout"} <= {span.name for span in recorder.spans}
+
+
+SHUTS_DOWN = """
+    import os, time
+    import trainspan
+    from opentelemetry import trace
+    from opentelemetry._logs import get_logger_provider
+
+    with trainspan.rollout(task_id="first") as first:
+        trace.get_tracer_provider().shutdown()
+        get_logger_provider().shutdown()
+    first.reward(1.0)
+    with trainspan.rollout(task_id="second") as second:
+        second.reward(0.5)
+"""
+
+
+def test_a_program_that_shuts_its_providers_down_loses_nothing_that_comes_after(
+    tmp_path: Path, recorder: OtlpRecorder
+) -> None:
+    """Two rollouts, one of which ends after the shutdown, and a reward after the end of each."""
+    ran = run(write(tmp_path, SHUTS_DOWN), {**WITHOUT_OPENAI, "OTEL_EXPORTER_OTLP_ENDPOINT": recorder.endpoint})
+    assert (ran.code, ran.stderr) == (0, "")
+    ended = [span.attributes for span in recorder.named("trainspan.rollout")]
+    assert [(of[keys.TASK_ID], of[keys.ROLLOUT_STATUS]) for of in ended if keys.TASK_ID in of] == [
+        ("first", "ok"),
+        ("second", "ok"),
+    ]
+    assert sorted(record.attributes[keys.EVALUATION_SCORE] for record in recorder.logs) == [0.5, 1.0]
+
+
+def test_a_program_that_shuts_a_provider_of_its_own_down_is_told_which_rollout_that_loses(
+    tmp_path: Path, recorder: OtlpRecorder
+) -> None:
+    source = """
+    from opentelemetry import trace
+    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    trace.set_tracer_provider(TracerProvider())
+    trace.get_tracer_provider().add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    """
+    agent = write(tmp_path, source + SHUTS_DOWN.replace("get_logger_provider().shutdown()", "pass"))
+    ran = run(agent, {"OTEL_EXPORTER_OTLP_ENDPOINT": recorder.endpoint}, instrument=False)
+    assert ran.code == 0
+    (line,) = [line for line in ran.stderr.splitlines() if "event=" in line]
+    assert line.startswith("event=tracing_was_shut_down; ")
+    assert "before the rollout of task 'first' ended" in line
+    assert "force_flush()" in line

@@ -335,13 +335,15 @@ def test_under_gevent_the_program_ends_quietly_and_sends_all(
         from gevent import events, monkey
         from opentelemetry import trace
         processors = trace.get_tracer_provider()._active_span_processor._span_processors
-        (exporting,) = (one for one in processors if hasattr(one, "_batch_processor"))
-        old, left = exporting._batch_processor._worker_awaken, []
+        (exporting,) = (one for one in processors if type(one).__name__ == "BatchSpanProcessor")
+        batches = getattr(exporting, "_batch_processor", exporting)
+        waker = "_worker_awaken" if hasattr(batches, "_worker_awaken") else "condition"  # its name up to 1.33
+        old, left = getattr(batches, waker), []
 
         def during_the_patch(event):
             sleep(.05)  # more time for the exporting threads
             if getattr(event, "module_name", "") == "threading":
-                left.append(exporting._batch_processor._worker_awaken is not old)
+                left.append(getattr(batches, waker) is not old)
 
         events.subscribers.append(during_the_patch)
         monkey.patch_all()
