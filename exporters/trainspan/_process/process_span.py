@@ -97,6 +97,8 @@ def end(status: RolloutStatus, error: BaseException | None = None) -> None:
         end_rollout_span(scope, status, error)
     else:
         scope.span.set_attribute(keys.ROLLOUT_CALLS, scope.calls)
+        if scope.boundary == "process":  # others replaced it: with a boundary but without a status it is no rollout
+            scope.span.set_attribute(keys.ROLLOUT_BOUNDARY, scope.boundary)
         if error is not None:
             scope.span.record_exception(error)
         scope.span.end()

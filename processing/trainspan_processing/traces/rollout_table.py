@@ -28,7 +28,8 @@ def rollout_table(
     """Rollouts from CALLS (ordered) and OTHERS that the policy server recorded without tokens, as far as they are heard, all SPANS,
     the client call spans that a call covers, the names of the served models, and VOUCHED.
 
-    Only what is heard counts (traces/trust.py). A time after the one at which the collector received it counts as that one.
+    Only what is heard counts (traces/trust.py). A process without calls of its own, whose rollouts are blocks in it, is none. A time
+    after the one at which the collector received it counts as that one.
 
     Columns: rollout_id, attempt, task_id, run_id, round, split, status, judge, group_size, `is_signed` (by its runner),
     `by_runner` (it has a runner's span), `root_untrusted` (of the rollout span), `own_reward` (the runner left the reward to the
@@ -38,8 +39,14 @@ def rollout_table(
     `settle_s`), `superseded` (a later attempt exists), `conflicts` (two runs have its id and attempt).
     """
     silent_ns = now_ns - pl.col("last_ns")
+    identified = heard_spans(spans, vouched)
+    is_replaced = ((pl.col("boundary") == "process") & pl.col("status").is_null()).fill_null(value=False)
+    replaced = identified.filter(is_replaced).select(*ROLLOUT_KEY, pl.lit(value=True).alias("is_replaced")).unique()
     return (
-        _facts(calls, bare_calls, heard_spans(spans, vouched).lazy(), covered, served, vouched)
+        _facts(calls, bare_calls, identified.lazy(), covered, served, vouched)
+        .join(replaced.lazy(), on=ROLLOUT_KEY, how="left")
+        .filter(pl.col("is_replaced").is_null() | (pl.col("n_requests") + pl.col("n_bare") > 0))
+        .drop("is_replaced")
         .with_columns(_completeness().alias("complete"))
         .with_columns(
             (~pl.col("complete") & (silent_ns < int(settle_s * 1e9))).alias("pending"),

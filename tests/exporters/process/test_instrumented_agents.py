@@ -335,6 +335,7 @@ def test_explicit_rollouts_in_a_process_have_their_own_traces_and_replace_its_ro
     assert (ran.code, ran.stderr) == (0, "")
     first, second, process = recorder.named("trainspan.rollout")
     assert keys.ROLLOUT_STATUS not in process.attributes
+    assert process.attributes[keys.ROLLOUT_BOUNDARY] == "process"
     assert len({first.trace_id, second.trace_id, process.trace_id}) == 3
     assert first.links == [process.trace_id]
     identity = Identity.from_attributes(first.attributes)

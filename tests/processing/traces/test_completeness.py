@@ -163,6 +163,21 @@ def test_a_client_call_in_another_trace_is_found_by_its_response_id(bench: Bench
     assert _facts(bench) == {"a0": (True, False, False)}
 
 
+def test_a_process_whose_rollouts_are_blocks_in_it_is_no_rollout_unless_it_has_calls_of_its_own(bench: Bench) -> None:
+    block, replaced, caller = (
+        bench.rollout("block"),
+        bench.rollout("replaced", status=None),
+        bench.rollout("caller", status=None),
+    )
+    for process in (replaced, caller):
+        process.span("process", 0.0, 9.0, trainspan__rollout__boundary="process", trainspan__rollout__calls=0)
+        process.span("outside the blocks", 1.0, 2.0)
+    caller.call(0, [1], [2])
+    bench.send(chain(block, 1).reward(1.0), replaced, caller)
+    built = bench.build(baseline="none")
+    assert (built.manifest["rollouts_seen"], built.manifest["dropped_rollouts"]) == (2, {"unfinished": 1})
+
+
 def test_a_retry_supersedes_the_attempts_before_it(bench: Bench) -> None:
     bench.send(chain(bench.rollout("a", status="infra_error"), 1), chain(bench.rollout("a", attempt=1), 1).reward(1.0))
     assert _facts(bench) == {"a0": (True, False, True), "a1": (True, False, False)}

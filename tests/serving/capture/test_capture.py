@@ -179,18 +179,24 @@ def test_a_stream_of_two_choices_keeps_them_apart(caller: Caller, models: Models
         check_tokens(span, models, ids[number])
 
 
-def test_two_prompts_of_a_completion_are_two_choices_of_one_call(caller: Caller, models: Models) -> None:
-    prompt = [[5, 6, 7, 8, 9], [20, 21, 22]]
-    answer = caller.client.completions.create(
-        model="policy", prompt=prompt, max_tokens=12, extra_body={"return_token_ids": True}
-    )
-    spans = caller.spans(2)
-    assert [span.attributes[keys.CHOICE_INDEX] for span in spans] == [0, 1]
+@pytest.mark.parametrize("stream", [False, True])
+def test_two_answers_to_each_of_two_prompts_are_four_choices_of_one_call(
+    caller: Caller, models: Models, stream: bool
+) -> None:
+    prompts = [[5, 6, 7, 8, 9], [20, 21, 22]]
+    body: dict[str, Any] = {"prompt": prompts, "n": 2, "max_tokens": 12, "extra_body": {"return_token_ids": True}}
+    created = caller.client.completions.create(model="policy", stream=stream, **body)
+    answers = [answer.model_dump() for answer in (created if stream else [created])]
+    ids: dict[int, list[int]] = {}
+    for choice in (choice for answer in answers for choice in answer["choices"]):
+        ids.setdefault(choice["index"], []).extend(choice["token_ids"] or [])
+    spans = caller.spans(4)
+    assert [span.attributes[keys.CHOICE_INDEX] for span in spans] == [0, 1, 2, 3]
     assert {span.attributes[keys.CALL_INDEX] for span in spans} == {0}
-    for span, choice, ids in zip(spans, answer.model_dump()["choices"], prompt, strict=True):
-        check_tokens(span, models, choice["token_ids"])
-        assert decode_ids(span.attributes[keys.PROMPT_TOKEN_IDS]) == ids
-        assert span.attributes[keys.GEN_AI_RESPONSE_ID] == answer.id
+    for number, span in enumerate(spans):
+        check_tokens(span, models, ids[number])
+        assert decode_ids(span.attributes[keys.PROMPT_TOKEN_IDS]) == prompts[number // 2]
+        assert span.attributes[keys.GEN_AI_RESPONSE_ID] == answers[0]["id"]
         assert span.name == "text_completion policy"
 
 
