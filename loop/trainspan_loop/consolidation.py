@@ -75,9 +75,7 @@ class Consolidation:
 
         Raises ProcessError if a version that is not kept cannot be taken out of service: a resumed run tries again.
         """
-        loop = self._settings.loop
-        wanted = loop.target is not None if loop.consolidate is None else loop.consolidate
-        if not wanted:
+        if not self._settings.loop.consolidate:
             return None
         if (why := _unfit(self._settings, self._tasks)) is not None:
             return why

@@ -44,9 +44,9 @@ def test_each_round_made_a_policy_that_then_answered(demo: DemoRun) -> None:
         hashlib.sha256(path.read_bytes()).hexdigest()
         for path in (demo.folder / "checkpoints").glob("policy-*/model.safetensors")
     }
-    assert len(weights) == 3, "that of the consolidation is the third"
+    assert len(weights) == 2
     evals = [(record["name"], record["policy_version"]) for record in records(demo, "eval")]
-    assert evals == [("validation", 0), ("probe", 0), ("validation", 2), ("probe", 2), ("consolidated", 3)]
+    assert evals == [("validation", 0), ("probe", 0), ("validation", 2), ("probe", 2)]
     for record in rounds:
         assert record["dataset"]["calls_kept"] > 100
         # Rollouts with a common prefix share its tokens, so fewer may be forwarded than are trained.

@@ -25,7 +25,6 @@ def test_two_seeds_run_one_after_the_other_and_are_compared(demo: DemoRun, tmp_p
             "val_tasks": 20,
             "eval_every": 1,
             "eval_n": 4,
-            "consolidate": False,
         },
     )
     command = ["trainspan", "loop", "--config", str(config), "--seeds", "2", "--format", "json"]

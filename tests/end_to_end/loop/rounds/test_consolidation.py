@@ -41,6 +41,7 @@ def prepare(tmp_path: Path) -> tuple[Place, list[str]]:
             "tasks_per_round": 4,
             "eval_tasks": VAL_TASKS,
             "eval_every": 0,
+            "consolidate": True,
         },
     )
     config.write_text(config.read_text().replace('judge = ""\n', ""))

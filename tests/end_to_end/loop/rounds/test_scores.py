@@ -25,7 +25,7 @@ def test_a_run_with_rewards_of_100_and_minus_3_5_ends_with_its_validations(demo:
         tmp_path / "trainspan.toml",
         demo.place.home / "calculator",
         rollouts={"judge": f"{judge}:score"},
-        loop={"rounds": 1, "tasks_per_round": 16, "eval_tasks": 24, "eval_n": 2, "consolidate": False},
+        loop={"rounds": 1, "tasks_per_round": 16, "eval_tasks": 24, "eval_n": 2},
     )
     command = ["trainspan", "loop", "--config", str(config)]
     done = subprocess.run(
