@@ -8,6 +8,7 @@ import pytest
 
 from tests.support.models.tiny_model import CHATML
 from trainspan_cli.doctor.chat_template import (
+    left_out,
     merge_ratios,
     model_template,
     prefix_keeping_template,
@@ -80,14 +81,34 @@ def test_the_doctor_names_a_template_that_deletes_thoughts_and_one_that_does_not
     assert f"trainspan serve {tmp_path} -- --chat-template {keeper}" in finding.advice
 
 
+@pytest.mark.parametrize(
+    ("template", "missing"),
+    [
+        (CHATML, ["tool definitions", "tool calls"]),
+        (_trl_template("qwen3"), []),
+        ("{% for m in messages %}{{ m.content }}{% endfor %}{{ tools }}", ["tool calls"]),
+        ("{{ raise_exception('nothing') }}", []),
+    ],
+)
+def test_a_template_without_a_place_for_tools_is_known(template: str, missing: list[str]) -> None:
+    assert left_out(template, {}) == missing
+
+
+def test_the_doctor_says_that_a_template_leaves_tools_out(tmp_path: Path) -> None:
+    tools, history = template_findings(str(_model(tmp_path, CHATML)))
+    assert tools.detail.startswith(f"of {tmp_path} leaves out tool definitions and tool calls")
+    assert "--chat-template" in tools.advice
+    assert history.level == "ok"
+
+
 def test_the_doctor_says_what_to_do_if_no_better_template_is_known(tmp_path: Path) -> None:
-    (finding,) = template_findings(str(_model(tmp_path, DROPS_THOUGHTS)))
+    _, finding = template_findings(str(_model(tmp_path, DROPS_THOUGHTS)))
     assert finding.level == "note"
     assert "leaves earlier answers as they are" in finding.advice
 
 
 def test_the_doctor_is_content_with_a_template_that_keeps_history(tmp_path: Path) -> None:
-    (finding,) = template_findings(str(_model(tmp_path, CHATML)))
+    _, finding = template_findings(str(_model(tmp_path, CHATML)))
     assert (finding.level, finding.advice) == ("ok", "")
     assert template_findings(None) == []
     assert template_findings("org/model-that-is-not-here") == []

@@ -1,4 +1,5 @@
-"""Detection of chat templates that rewrite history (such as deleting `<think>` of earlier answers) and so prevent merging.
+"""Detection of chat templates that leave tools out, or that rewrite history (such as deleting `<think>` of earlier answers) and so
+prevent merging.
 
 A call merges into the previous one if its prompt begins with that call's prompt and answer. This is tested on
 conversations in which the agent sends the model's answers back unchanged.
@@ -11,13 +12,36 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-__all__ = ["HistoryProbe", "merge_ratios", "model_template", "prefix_keeping_template", "probe_history", "renderer"]
+__all__ = [
+    "HistoryProbe",
+    "left_out",
+    "merge_ratios",
+    "model_template",
+    "prefix_keeping_template",
+    "probe_history",
+    "renderer",
+]
 
 Message = dict[str, Any]
 Render = Callable[[list[Message]], str]
 """Messages → the prompt for the next answer. Raises if the template refuses them."""
 
 _TURNS: Final = 4
+_TOOL: Final[dict[str, Any]] = {
+    "name": "probe_the_tools",
+    "description": "",
+    "parameters": {"type": "object", "properties": {}},
+}
+_ASKS: Final[list[Message]] = [{"role": "user", "content": "question"}]
+_CALLS: Final[list[Message]] = [
+    *_ASKS,
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": "0", "type": "function", "function": {"name": _TOOL["name"], "arguments": {}}}],
+    },
+    {"role": "tool", "tool_call_id": "0", "content": "result"},
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +113,25 @@ def renderer(template: str, special_tokens: Mapping[str, Any]) -> Render:
         return str(answer[0][0])
 
     return render
+
+
+def left_out(template: str, special_tokens: Mapping[str, Any]) -> list[str]:
+    """What of an agent's tools is not in its prompts: "tool definitions", "tool calls". Empty too if it cannot be rendered.
+
+    Raises ModuleNotFoundError without transformers.
+    """
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    offered: list[Any] = [{"type": "function", "function": _TOOL}]
+    missing = []
+    for what, messages, tools in (("tool definitions", _ASKS, offered), ("tool calls", _CALLS, None)):
+        try:
+            rendered: Any = render_jinja_template([messages], tools=tools, chat_template=template, **special_tokens)
+        except Exception:  # noqa: BLE001 - templates raise anything
+            continue
+        if str(_TOOL["name"]) not in str(rendered[0][0]):
+            missing.append(what)
+    return missing
 
 
 def prefix_keeping_template(template: str) -> Path | None:

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Any
 
 from trainspan_cli.doctor.capture_checks import stored_findings
-from trainspan_cli.doctor.chat_template import merge_ratios, model_template, prefix_keeping_template
+from trainspan_cli.doctor.chat_template import left_out, merge_ratios, model_template, prefix_keeping_template
 from trainspan_cli.doctor.finding import Finding
 from trainspan_cli.doctor.processes import process_findings
 from trainspan_cli.extras import PARTS, ImportCheck, Part
@@ -72,11 +73,23 @@ def _agent_hook() -> Iterator[Finding]:
 
 
 def template_findings(model: str | None) -> list[Finding]:
-    """Whether the chat template of a model directory rewrites history; empty if there is no template to check."""
+    """Whether the chat template of a model directory leaves tools out or rewrites history; empty if there is none to check."""
     found = model_template(Path(model)) if model else None
     if model is None or found is None or importlib.util.find_spec("transformers") is None:
         return []
     template, special_tokens = found
+    return [*_of_tools(model, template, special_tokens), *_of_history(model, template, special_tokens)]
+
+
+def _of_tools(model: str, template: str, special_tokens: dict[str, Any]) -> list[Finding]:
+    if not (missing := " and ".join(left_out(template, special_tokens))):
+        return []
+    detail = f"of {model} leaves out {missing}: an agent's request may offer tools, its prompt does not have them"
+    advice = "for an agent with tools, serve a model that knows them, or a template that renders them: `-- --chat-template FILE`"
+    return [Finding("note", "chat template", detail, advice)]
+
+
+def _of_history(model: str, template: str, special_tokens: dict[str, Any]) -> list[Finding]:
     ratios = merge_ratios(template, special_tokens)
     if not ratios:
         return []
