@@ -15,7 +15,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from trainspan_collector.network.credentials import AccessControl
-from trainspan_collector.receive.grpc_relay import PREFACE, relay
+from trainspan_collector.network.grpc_relay import PREFACE, relay
 from trainspan_collector.receive.http_app import HttpApp
 
 __all__ = ["HttpServer", "listen"]
