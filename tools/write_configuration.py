@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from trainspan_schemas.config.load import POLICIES, sections, variables_of
-from trainspan_schemas.config.marks import ADVANCED, OF_TRAIN, marked
+from trainspan_schemas.config.marks import ADVANCED
 from trainspan_schemas.config.setting_docs import SettingDoc, setting_docs
 
 _PAGE = Path(__file__).parents[1] / "docs" / "configuration.md"
@@ -54,12 +54,7 @@ def page() -> str:
 
 def _section(name: str, owner: type) -> str:
     _, _, topic = (owner.__doc__ or "").partition(": ")
-    rows = [*_COLUMNS, *(_row(doc, doc.name) for doc in setting_docs(name) if doc.mark is None)]
-    if shared := marked(owner, OF_TRAIN):
-        rows += [
-            "",
-            f"{', '.join(f'`{it}`' for it in shared)} are those of [`[train]`](#train), or the command's options.",
-        ]
+    rows = [*_COLUMNS, *(_row(doc, doc.name) for doc in setting_docs(name) if not doc.is_advanced)]
     return "\n".join([f"## `[{name}]`", "", topic[0].upper() + topic[1:], "", *rows, ""])
 
 
@@ -78,7 +73,7 @@ def _of_policies() -> str:
 
 
 def _advanced() -> str:
-    docs = [doc for name in sections() for doc in setting_docs(name) if doc.mark == ADVANCED]
+    docs = [doc for name in sections() for doc in setting_docs(name) if doc.is_advanced]
     rows = [*_COLUMNS, *(_row(doc, f"{doc.section}.{doc.name}") for doc in docs)]
     intro = [
         "Settings that hardly anybody needs, each with its section: `collector.load_interval_s = 0.5`.",

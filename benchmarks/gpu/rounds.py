@@ -19,7 +19,7 @@ __all__ = ["main"]
 
 LIMITS = "max_kl = 1e9\nrollouts_per_step = 32\ntarget_kl = 0\nlearning_rate = 1e-6\n"
 ADVANCED = "[advanced]\ntrain.max_ratio = 1e30\n"
-ADAPTER = 'adapter = "lora"\n'
+ADAPTER = '[model]\nadapter = "lora"\n'
 
 
 def main() -> None:
@@ -59,7 +59,7 @@ def save_model(folder: Path) -> dict[str, Any]:
 
 
 def settings_file(settings: str = "") -> str:
-    """A settings file without limits on how far a round moves; `settings` are more lines of [train]."""
+    """A settings file without limits on how far a round moves; `settings` are more tables."""
     return f"[train]\n{LIMITS}{settings}{ADVANCED}"
 
 

@@ -66,6 +66,6 @@ def advice(message: str) -> str | None:
     if len(docs) > 1:
         return f"{key} is a setting of {len(docs)} sections: {', '.join(f'{NAMED} {section}.{key}=VALUE' for section, _ in docs)}"
     for section, doc in docs:
-        place = f"{section}.{key} in [{ADVANCED}]" if doc.mark == ADVANCED else f"{key} in [{section}]"
+        place = f"{section}.{key} in [{ADVANCED}]" if doc.is_advanced else f"{key} in [{section}]"
         return f"{key} is a setting: {NAMED} {section}.{key}=VALUE, {place}, or {variables_of(section, key)[0]}"
     return None

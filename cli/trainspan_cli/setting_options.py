@@ -7,7 +7,6 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from trainspan_schemas.config.marks import ADVANCED
 from trainspan_schemas.config.setting_docs import SettingDoc, setting_docs
 
 __all__ = ["Given", "help_of", "setting_options"]
@@ -64,7 +63,7 @@ def _replaced(signature: inspect.Signature, place: str, docs: list[SettingDoc]) 
 def _option(doc: SettingDoc) -> Any:
     name = f"--{doc.name.replace('_', '-')}"
     values = "|".join(doc.choices) or None
-    return Annotated[doc.kind | None, typer.Option(name, help=_help(doc), metavar=values, hidden=doc.mark == ADVANCED)]
+    return Annotated[doc.kind | None, typer.Option(name, help=_help(doc), metavar=values, hidden=doc.is_advanced)]
 
 
 def _help(doc: SettingDoc) -> str:

@@ -44,8 +44,8 @@ def _unfit(settings: Settings, tasks: LoopTasks) -> str | None:
     """Why runs with these settings cannot be consolidated."""
     if settings.policies:
         return "[policies] has several policies, and supervised training is of one"
-    if settings.train.adapter != "none":
-        return f"[train] adapter = {settings.train.adapter!r}, and supervised training starts from a whole model"
+    if settings.model.adapter != "none":
+        return f"[model] adapter = {settings.model.adapter!r}, and supervised training starts from a whole model"
     if not tasks.val or not settings.loop.eval_tasks:
         return "there are no validation tasks ([loop] eval_tasks) that could tell whether it helps"
     return None
@@ -117,7 +117,7 @@ class Consolidation:
         out = self._folder.path / "consolidated"
         arguments = ["sft", "--dataset", str(self._folder.datasets), "--form", "text", "--out", str(out)]
         arguments += ["--min-reward", str(settings.loop.success_reward), "--model", state["model"]]
-        arguments += ["--adapter", "none", "--lora-result", "merged", "--device", settings.train.device]
+        arguments += ["--adapter", "none", "--lora-result", "merged", "--device", settings.model.device]
         arguments += ["--seed", str(settings.train.seed), "--checkpoints", str(self._folder.checkpoints)]
         arguments += ["--policy-url", services.policy.url, *services.config, "--format", "json"]
         events: list[Event] = []

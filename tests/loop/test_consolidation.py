@@ -18,7 +18,7 @@ from trainspan_schemas.command_events import FineTuned
 from trainspan_schemas.config.loop import LoopSettings
 from trainspan_schemas.config.policies import PolicySettings
 from trainspan_schemas.config.settings import Settings
-from trainspan_schemas.config.training import TrainSettings
+from trainspan_schemas.config.training import ModelSettings, TrainSettings
 from trainspan_schemas.errors import ConfigError
 from trainspan_schemas.intervals import RewardEstimate
 from trainspan_training.checkpoints.ledger import CheckpointLedger, LedgerEntry
@@ -99,7 +99,7 @@ class Loop:
     ("settings", "why"),
     [
         (Settings(loop=WANTED, policies={"writer": PolicySettings()}), "several policies"),
-        (Settings(loop=WANTED, train=TrainSettings(adapter="lora")), "adapter = 'lora'"),
+        (Settings(loop=WANTED, model=ModelSettings(adapter="lora")), "adapter = 'lora'"),
         (Settings(loop=LoopSettings(consolidate=True, eval_tasks=0)), "no validation tasks"),
     ],
 )

@@ -19,7 +19,14 @@ from trainspan_loop.processes.devices import Devices
 from trainspan_loop.processes.screen import Screen
 from trainspan_loop.processes.services import Services
 from trainspan_loop.state.run_folder import RunFolder
-from trainspan_schemas.config.settings import LoopSettings, PolicySettings, ServingSettings, Settings, TrainSettings
+from trainspan_schemas.config.settings import (
+    LoopSettings,
+    ModelSettings,
+    PolicySettings,
+    ServingSettings,
+    Settings,
+    TrainSettings,
+)
 from trainspan_schemas.errors import ConfigError
 from trainspan_schemas.gpus import Gpus
 
@@ -216,7 +223,8 @@ def test_each_policy_has_a_trainer_with_a_gpu_or_its_share_of_memory(
     monkeypatch.setenv("TRAINSPAN_HOME", str(tmp_path))
     settings = Settings(
         serving=ServingSettings(port=port),
-        train=TrainSettings(model="model", adapter="lora", memory_share=0.8),
+        train=TrainSettings(model="model"),
+        model=ModelSettings(adapter="lora", memory_share=0.8),
         loop=LoopSettings(ready_timeout_s=30),
         policies={"writer": PolicySettings(), "rewriter": PolicySettings()},
     )

@@ -33,8 +33,9 @@ __all__ = ["sft"]
 @setting_options(
     "sft",
     *("model", "chat_template", "loss_on", "epochs", "max_steps", "batch_tokens", "learning_rate", "max_tokens"),
-    *("too_long", "eval_fraction", "adapter", "lora_rank", "lora_result", "device", "dtype", "seed"),
+    *("too_long", "eval_fraction", "lora_result", "seed"),
 )
+@setting_options("model", "adapter", "lora_rank", "device", "dtype", place="of_model")
 def sft(
     *,
     out: Annotated[Path, typer.Option(help="Folder of the finished model; it must not exist.")],
@@ -63,6 +64,7 @@ def sft(
         str | None, typer.Option(help="Policy server to swap it in [default: train.policy_url].")
     ] = None,
     given: Given,
+    of_model: Given,
     format: FormatOption = "table",
     config: ConfigOption = None,
 ) -> int:
@@ -81,7 +83,7 @@ def sft(
             f"--dataset {dataset} is a file, no folder of a dataset: name a store with --store, examples with --data"
         )
     chosen = settings(config)
-    section = override(chosen.sft, **given)
+    section = override(chosen.sft, **given, **of_model)
     section = override(section, model=section.model or chosen.train.model)
 
     from trainspan_training.sft.job import SftJob, fine_tune

@@ -23,18 +23,8 @@ __all__ = ["train"]
 _SHOWN_EVERY_S = 10.0
 
 
-@setting_options(
-    "train",
-    "model",
-    "checkpoints",
-    "policy_url",
-    "learning_rate",
-    "keep_start",
-    "report_to",
-    "seed",
-    "memory_share",
-    "device",
-)
+@setting_options("train", "model", "checkpoints", "policy_url", "learning_rate", "keep_start", "report_to", "seed")
+@setting_options("model", "memory_share", "device", place="of_model")
 def train(
     *,
     dataset: Annotated[
@@ -43,6 +33,7 @@ def train(
     ] = None,
     policy: PolicyOption = None,
     given: Given,
+    of_model: Given,
     follow: Annotated[bool, typer.Option("--follow", help="Keep training each dataset that appears.")] = False,
     rounds: Annotated[int | None, typer.Option(help="With --follow: stop after this number of datasets.")] = None,
     format: FormatOption = "table",
@@ -58,7 +49,7 @@ def train(
     if format not in ("table", "json"):
         raise UsageError(f"--format {format!r} is unknown: use table or json")
     scope = scoped(settings(config), policy)
-    chosen = override(scope.train, **given)
+    chosen = override(scope.train, **given, **of_model)
     datasets, mirror = _datasets(dataset, scope.dataset.out, policy)
 
     from trainspan_training.rounds.result import RoundResult

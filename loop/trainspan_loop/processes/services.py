@@ -49,7 +49,7 @@ class Services:
             os.environ,
             trainers=len(self._policies),
             has_server=not settings.rollouts.policy_servers and settings.serving.device != "cpu",
-            has_trainer=settings.train.device != "cpu",
+            has_trainer=settings.model.device != "cpu",
         )
         self.environ = {**os.environ, "PYTHONUNBUFFERED": "1"}
         self._are_external = bool(settings.rollouts.policy_servers)
@@ -123,7 +123,7 @@ class Services:
     def _launch_trainers(self, command: list[str]) -> None:
         """Starts a trainer for each policy, on devices of its own or with its share of their memory."""
         for policy, own in zip(self._policies, self.devices.trainers, strict=True):
-            share = own.share * self._settings.train.memory_share
+            share = own.share * self._settings.model.memory_share
             scope = [] if policy is None else ["--policy", policy, "--memory-share", f"{share:g}"]
             self._trainers[policy] = self._launch(
                 "trainer" if policy is None else f"trainer {policy}",

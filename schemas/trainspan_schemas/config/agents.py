@@ -46,7 +46,7 @@ class ServingSettings:
     max_model_len: int | None = None
     """Context length in tokens; default: the model's own."""
     max_lora_rank: int | None = None
-    """Serve LoRA adapters up to this rank; default: the rank of `[train]` or of the served adapter, else no adapters."""
+    """Serve LoRA adapters up to this rank; default: the rank of `[model]` or of the served adapter, else no adapters."""
     merge_adapters: Advanced[bool | None] = None
     """Add a LoRA adapter to the full weights at each swap instead of computing it next to them; default: on a CPU with one
     policy in float32, where it is faster.

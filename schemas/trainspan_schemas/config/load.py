@@ -8,15 +8,15 @@ import dataclasses
 import difflib
 import tomllib
 import types
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from trainspan_schemas.config.agents import ServingSettings
 from trainspan_schemas.config.collector import CollectorSettings
-from trainspan_schemas.config.marks import ADVANCED, OF_TRAIN, marked
+from trainspan_schemas.config.marks import ADVANCED, advanced
 from trainspan_schemas.config.policy_scope import check_policies
-from trainspan_schemas.config.settings import PolicySettings, Settings
+from trainspan_schemas.config.settings import ModelSettings, PolicySettings, Settings
 from trainspan_schemas.errors import ConfigError
 from trainspan_schemas.web_origins import dialed_host
 
@@ -25,6 +25,7 @@ __all__ = [
     "POLICIES",
     "check_known",
     "choices_of",
+    "keys_of",
     "kind_of",
     "load_settings",
     "override",
@@ -76,8 +77,8 @@ def load_settings(config: Path | None, environ: Mapping[str, str]) -> Settings:
     for sender in ("serving", "rollouts"):
         if "collector" not in values.get(sender, {}):
             built[sender] = override(built[sender], collector=",".join(built["collector"].endpoints))
-    shared = {name: getattr(built["train"], name) for name in marked(sections()["sft"], OF_TRAIN)}
-    built["sft"] = override(built["sft"], **shared)
+    shared = dataclasses.asdict(built["model"])
+    built |= {name: override(built[name], **shared) for name in ("sft", "train")}
     settings = Settings(**built, policies=policies)
     check_policies(settings)
     return settings
@@ -144,6 +145,12 @@ def sections() -> dict[str, type]:
     return {name: hint for name, hint in hints.items() if name != POLICIES}
 
 
+def keys_of(owner: type) -> tuple[str, ...]:
+    """The keys of a section: those of `[model]` are not repeated in the sections that have its settings too."""
+    shared = keys_of(ModelSettings) if owner is not ModelSettings and issubclass(owner, ModelSettings) else ()
+    return tuple(field.name for field in dataclasses.fields(owner) if field.name not in shared)
+
+
 def tables() -> dict[str, type]:
     """All tables of `trainspan.toml`: the sections, and that of one policy."""
     return {**sections(), POLICIES: PolicySettings}
@@ -164,7 +171,7 @@ def _read_toml(path: Path) -> dict[str, dict[str, Any]]:
         raise ConfigError(f"{path}: {error}") from error
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
-    advanced = raw.pop(ADVANCED, {})
+    hidden = raw.pop(ADVANCED, {})
     for section, table in raw.items():
         if not isinstance(table, dict):
             raise ConfigError(f"{path}: {section!r} is outside a section; sections are {', '.join(sections())}")
@@ -175,23 +182,23 @@ def _read_toml(path: Path) -> dict[str, dict[str, Any]]:
             check_known(str(path), section, None)
         for key in table:
             check_known(str(path), section, key)
-            if key in marked(sections()[section], ADVANCED):
+            if key in advanced(sections()[section]):
                 raise ConfigError(
                     f"{path}: {key} of [{section}] is advanced: write {section}.{key} = … in [{ADVANCED}]"
                 )
-    _check_advanced(path, advanced)
-    for section, table in advanced.items():
+    _check_advanced(path, hidden)
+    for section, table in hidden.items():
         raw.setdefault(section, {}).update(table)
     return raw
 
 
-def _check_advanced(path: Path, advanced: object) -> None:
-    for section, table in advanced.items() if isinstance(advanced, dict) else [(ADVANCED, None)]:
+def _check_advanced(path: Path, hidden: object) -> None:
+    for section, table in hidden.items() if isinstance(hidden, dict) else [(ADVANCED, None)]:
         if not isinstance(table, dict):
             raise ConfigError(f"{path}: [{ADVANCED}] has lines such as collector.load_interval_s = 1.0")
         for key in table:
             check_known(f"{path}: [{ADVANCED}]", section, key)
-            if key not in marked(sections()[section], ADVANCED):
+            if key not in advanced(sections()[section]):
                 raise ConfigError(f"{path}: {section}.{key} is not advanced: write {key} = … in [{section}]")
 
 
@@ -214,14 +221,15 @@ def check_known(where: str, section: str, key: str | None) -> None:
         raise ConfigError(f"{where}: policies are set in {CONFIG_FILE} only, each in a section [{POLICIES}.NAME]")
     if section not in known_sections:
         raise ConfigError(f"{where}: unknown section [{section}]{_nearest(section, known_sections)}")
-    known = [field.name for field in dataclasses.fields(known_sections[section])]
+    owner = known_sections[section]
+    known = keys_of(owner)
     if key is not None and key not in known:
-        raise ConfigError(f"{where}: unknown key {key!r} in [{section}]{_nearest(key, known)}")
-    if key in marked(known_sections[section], OF_TRAIN):
-        raise ConfigError(f"{where}: {key} of [{section}] is that of [train]: set it there, or give the option")
+        inherits = any(field.name == key for field in dataclasses.fields(owner))
+        advice = "; it is a setting of [model]" if inherits else _nearest(key, known)
+        raise ConfigError(f"{where}: unknown key {key!r} in [{section}]{advice}")
 
 
-def _nearest(word: str, known: "Mapping[str, object] | list[str]") -> str:
+def _nearest(word: str, known: Iterable[str]) -> str:
     matches = difflib.get_close_matches(word, list(known), n=1, cutoff=0.4)
     return f"; did you mean {matches[0]!r}?" if matches else f"; known: {', '.join(known)}"
 

@@ -36,9 +36,9 @@ class PolicySettings:
     kl_coef: float | None = None
     """Coefficient of the KL divergence to the base model in the loss; default: that of `[train]`."""
     lora_rank: int | None = None
-    """Rank of its adapter; default: that of `[train]`."""
+    """Rank of its adapter; default: that of `[model]`."""
     lora_alpha: float | None = None
-    """The adapter's output is scaled by alpha / rank; default: that of `[train]`."""
+    """The adapter's output is scaled by alpha / rank; default: that of `[model]`."""
 
 
 def agents_of_policies(policies: Mapping[str, PolicySettings]) -> dict[str, tuple[str, ...]]:

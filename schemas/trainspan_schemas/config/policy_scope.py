@@ -63,15 +63,15 @@ def check_policies(settings: Settings) -> None:
         raise ConfigError(
             "[policies] and [advanced] serving.merge_adapters exclude each other: the policies share one base model"
         )
-    if policies and settings.train.adapter != "lora":
-        raise ConfigError('[policies] needs [train] adapter = "lora": each policy is an adapter on one base model')
+    if policies and settings.model.adapter != "lora":
+        raise ConfigError('[policies] needs [model] adapter = "lora": each policy is an adapter on one base model')
 
 
 def trained_lora_rank(settings: Settings) -> int | None:
     """The highest rank of the adapters that are trained; None if full weights are."""
-    if settings.train.adapter != "lora":
+    if settings.model.adapter != "lora":
         return None
-    common = settings.train.lora_rank or DEFAULT_LORA_RANK
+    common = settings.model.lora_rank or DEFAULT_LORA_RANK
     return max((policy.lora_rank or common for policy in settings.policies.values()), default=common)
 
 

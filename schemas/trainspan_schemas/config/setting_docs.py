@@ -8,8 +8,8 @@ import re
 from dataclasses import dataclass
 from typing import Any, get_origin, get_type_hints
 
-from trainspan_schemas.config.load import choices_of, kind_of, tables
-from trainspan_schemas.config.marks import ADVANCED, OF_TRAIN, marked
+from trainspan_schemas.config.load import choices_of, keys_of, kind_of, tables
+from trainspan_schemas.config.marks import advanced
 
 __all__ = ["SettingDoc", "setting_docs"]
 
@@ -34,8 +34,8 @@ class SettingDoc:
     """The default in words, if the text states it."""
     details: str
     """The rest of its text."""
-    mark: str | None = None
-    """`advanced`, `of [train]`, or None."""
+    is_advanced: bool
+    """Whether it is set in `[advanced]`."""
 
 
 def setting_docs(section: str) -> tuple[SettingDoc, ...]:
@@ -45,17 +45,14 @@ def setting_docs(section: str) -> tuple[SettingDoc, ...]:
     """
     owner: Any = tables()[section]
     texts, hints = _texts(owner), get_type_hints(owner)
-    marks = {name: mark for mark in (ADVANCED, OF_TRAIN) for name in marked(owner, mark)}
+    marked, defaults = advanced(owner), {field.name: field.default for field in dataclasses.fields(owner)}
     return tuple(
-        dataclasses.replace(
-            _read(section, field.name, hints[field.name], field.default, texts.get(field.name, "")),
-            mark=marks.get(field.name),
-        )
-        for field in dataclasses.fields(owner)
+        _read(section, name, hints[name], defaults[name], texts.get(name, ""), is_advanced=name in marked)
+        for name in keys_of(owner)
     )
 
 
-def _read(section: str, name: str, hint: Any, default: object, text: str) -> SettingDoc:
+def _read(section: str, name: str, hint: Any, default: object, text: str, *, is_advanced: bool) -> SettingDoc:
     summary, *details = (" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
     stated = _DEFAULT.fullmatch(summary)
     if not summary or (default is None and stated is None):
@@ -72,6 +69,7 @@ def _read(section: str, name: str, hint: Any, default: object, text: str) -> Set
         summary=f"{stated[1]}." if stated else summary,
         stated_default=stated[2] if stated else None,
         details=" ".join(details),
+        is_advanced=is_advanced,
     )
 
 

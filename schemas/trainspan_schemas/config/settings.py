@@ -16,13 +16,14 @@ from trainspan_schemas.config.collector import CollectorSettings
 from trainspan_schemas.config.dataset import DatasetSettings
 from trainspan_schemas.config.loop import LoopSettings, ViewSettings
 from trainspan_schemas.config.policies import PolicySettings
-from trainspan_schemas.config.training import DEFAULT_LORA_RANK, SftSettings, TrainSettings
+from trainspan_schemas.config.training import DEFAULT_LORA_RANK, ModelSettings, SftSettings, TrainSettings
 
 __all__ = [
     "DEFAULT_LORA_RANK",
     "CollectorSettings",
     "DatasetSettings",
     "LoopSettings",
+    "ModelSettings",
     "PolicySettings",
     "RaySettings",
     "RolloutsSettings",
@@ -36,13 +37,14 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """All sections of `trainspan.toml`."""
+    """All sections of `trainspan.toml`; `sft` and `train` have the settings of `model` too."""
 
     collector: CollectorSettings = field(default_factory=CollectorSettings)
     serving: ServingSettings = field(default_factory=ServingSettings)
     rollouts: RolloutsSettings = field(default_factory=RolloutsSettings)
     ray: RaySettings = field(default_factory=RaySettings)
     dataset: DatasetSettings = field(default_factory=DatasetSettings)
+    model: ModelSettings = field(default_factory=ModelSettings)
     sft: SftSettings = field(default_factory=SftSettings)
     train: TrainSettings = field(default_factory=TrainSettings)
     loop: LoopSettings = field(default_factory=LoopSettings)

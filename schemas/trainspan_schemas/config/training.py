@@ -1,18 +1,61 @@
-"""Settings of supervised training and of the trainer."""
+"""Settings of the trained model, of supervised training and of the trainer."""
 
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from trainspan_schemas.config.marks import Advanced, OfTrain
+from trainspan_schemas.config.marks import Advanced
 
-__all__ = ["DEFAULT_LORA_RANK", "SftSettings", "TrainSettings"]
+__all__ = ["DEFAULT_LORA_RANK", "ModelSettings", "SftSettings", "TrainSettings"]
 
 DEFAULT_LORA_RANK: Final = 16
-"""Rank of a trained adapter if `[train] lora_rank` is not set, and of the adapters that are served with it."""
+"""Rank of a trained adapter if `[model] lora_rank` is not set, and of the adapters that are served with it."""
 
 
 @dataclass(frozen=True, slots=True)
-class SftSettings:
+class ModelSettings:
+    """`[model]`: what is trained of a model, and on which device, by the trainer and by supervised training."""
+
+    adapter: Literal["none", "lora"] = "none"
+    """`none` (train all weights) or `lora` (train a low-rank adapter on frozen weights).
+
+    An adapter takes a fraction of the memory and has small checkpoints."""
+    lora_rank: int | None = None
+    """Rank of the adapter; default: 16.
+
+    The server's `max_lora_rank` must allow it."""
+    lora_alpha: float | None = None
+    """The adapter's output is scaled by alpha / rank; default: twice the rank."""
+    lora_targets: Advanced[str | None] = None
+    """Comma-separated names of the adapted modules; default: all linear layers except the output head."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Device: `cpu`, `cuda`, or `auto`, a GPU if there is one.
+
+    With `auto`, training is refused where a GPU is that PyTorch does not see."""
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """Data type of the computation: `float32` or `bfloat16` (autocast); default: bfloat16 on a GPU, else float32.
+
+    Trained weights, gradients and Adam's moments are float32 in both cases."""
+    gradient_checkpointing: bool | None = None
+    """Recompute activations in the backward pass instead of keeping them; default: where it fits into memory, the faster."""
+    memory_gib: float | None = None
+    """Memory that training may use on its device; default: the memory that is free at its start.
+
+    The memory estimate is compared with it before anything is loaded."""
+    memory_share: Advanced[float] = 1.0
+    """Share of the device's free memory, for trainers that start on the same device at the same time.
+
+    The loop divides the memory among the trainers of several policies."""
+    micro_batch_tokens: int | None = None
+    """Maximum number of tokens in one forward pass, padding included; default: 16384, or as many as fit into memory.
+
+    Set it if runs must be bit-identical on machines with different amounts of free memory."""
+    forward: Literal["auto", "padded", "packed", "tree"] = "auto"
+    """`padded`, `packed` (rows one after another, no padding), `tree` (shared prefixes are forwarded once), or `auto` (the
+    cheapest)."""
+
+
+@dataclass(frozen=True, slots=True)
+class SftSettings(ModelSettings):
     """`[sft]`: conversations in, a model to start from out."""
 
     model: str | None = None
@@ -38,9 +81,9 @@ class SftSettings:
     """Share of the steps over which the learning rate rises from 0."""
     decay: Advanced[Literal["constant", "linear", "cosine"]] = "cosine"
     """Learning rate after the warmup: `constant`, or `linear` or `cosine` decay to a tenth of it."""
-    weight_decay: OfTrain[float] = 0.0
+    weight_decay: Advanced[float] = 0.0
     """Weight decay of AdamW; norms and biases are excluded."""
-    max_grad_norm: OfTrain[float] = 1.0
+    max_grad_norm: Advanced[float] = 1.0
     """Norm to which a larger gradient is clipped."""
     max_tokens: int | None = None
     """Greatest number of tokens of a call, prompt and answer; default: the model's context."""
@@ -54,41 +97,16 @@ class SftSettings:
     """Steps between evaluations; default: one per epoch."""
     save_every_s: Advanced[float] = 300.0
     """Seconds between saved states, from which a job that was stopped continues; 0: after each step."""
-    adapter: Literal["none", "lora"] = "none"
-    """`none` (train all weights) or `lora` (train a low-rank adapter on frozen weights)."""
-    lora_rank: int | None = None
-    """Rank of the adapter; default: 16."""
-    lora_alpha: Advanced[float | None] = None
-    """The adapter's output is scaled by alpha / rank; default: twice the rank."""
-    lora_targets: Advanced[str | None] = None
-    """Comma-separated names of the adapted modules; default: all linear layers except the output head."""
     lora_result: Literal["merged", "adapter"] = "merged"
     """The result with `adapter = "lora"`: `merged` (a whole model) or `adapter` (the adapter alone, to be served on its base).
 
     Only a whole model can be the start of `trainspan train` and `trainspan loop`."""
-    device: OfTrain[Literal["auto", "cpu", "cuda"]] = "auto"
-    """Device: `cpu`, `cuda`, or `auto`, a GPU if there is one.
-
-    With `auto`, training is refused where a GPU is that PyTorch does not see."""
-    dtype: OfTrain[Literal["float32", "bfloat16"] | None] = None
-    """Data type of the computation: `float32` or `bfloat16` (autocast); default: bfloat16 on a GPU, else float32.
-
-    Trained weights, gradients and Adam's moments are float32 in both cases."""
-    gradient_checkpointing: OfTrain[bool | None] = None
-    """Recompute activations in the backward pass instead of keeping them; default: where it fits into memory, the faster."""
-    memory_gib: OfTrain[float | None] = None
-    """Memory that the training may use on its device; default: the memory that is free at its start."""
-    micro_batch_tokens: OfTrain[int | None] = None
-    """Maximum number of tokens in one forward pass, padding included; default: 16384, or as many as fit into memory."""
-    forward: OfTrain[Literal["auto", "padded", "packed", "tree"]] = "auto"
-    """`padded`, `packed` (rows one after another, no padding), `tree` (shared prefixes are forwarded once), or `auto` (the
-    cheapest)."""
     seed: int = 0
     """Seed for the order of conversations, the held-out share and a new adapter."""
 
 
 @dataclass(frozen=True, slots=True)
-class TrainSettings:
+class TrainSettings(ModelSettings):
     """`[train]`: Parquet in, checkpoints out."""
 
     model: str | None = None
@@ -184,47 +202,10 @@ class TrainSettings:
     """Do not train calls with more updates between one of their versions and the policy than this; default: no limit.
 
     With a limit, calls of unknown version are not trained either."""
-    adapter: Literal["none", "lora"] = "none"
-    """`none` (train all weights) or `lora` (train a low-rank adapter on frozen weights).
-
-    An adapter takes a fraction of the memory and has small checkpoints."""
-    lora_rank: int | None = None
-    """Rank of the adapter; default: 16.
-
-    The server's `max_lora_rank` must allow it."""
-    lora_alpha: float | None = None
-    """The adapter's output is scaled by alpha / rank; default: twice the rank."""
-    lora_targets: Advanced[str | None] = None
-    """Comma-separated names of the adapted modules; default: all linear layers except the output head."""
     max_grad_norm: Advanced[float] = 1.0
     """Norm to which a larger gradient is clipped."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device: `cpu`, `cuda`, or `auto`, a GPU if there is one.
-
-    With `auto`, training is refused where a GPU is that PyTorch does not see."""
-    dtype: Literal["float32", "bfloat16"] | None = None
-    """Data type of the computation: `float32` or `bfloat16` (autocast); default: bfloat16 on a GPU, else float32.
-
-    Trained weights, gradients and Adam's moments are float32 in both cases."""
-    gradient_checkpointing: bool | None = None
-    """Recompute activations in the backward pass instead of keeping them; default: where it fits into memory, the faster."""
-    memory_gib: float | None = None
-    """Memory that the trainer may use on its device; default: the memory that is free at its start.
-
-    The memory estimate is compared with it before anything is loaded."""
-    memory_share: Advanced[float] = 1.0
-    """Share of the device's free memory, for trainers that start on the same device at the same time.
-
-    The loop divides the memory among the trainers of several policies."""
-    micro_batch_tokens: int | None = None
-    """Maximum number of tokens in one forward pass, padding included; default: 16384, or as many as fit into memory.
-
-    Set it if runs must be bit-identical on machines with different amounts of free memory."""
     merge: Advanced[bool] = True
     """Merge the calls of a segment into one row, so that each token is forwarded once per rollout."""
-    forward: Literal["auto", "padded", "packed", "tree"] = "auto"
-    """`padded`, `packed` (rows one after another, no padding), `tree` (shared prefixes are forwarded once), or `auto` (the
-    cheapest)."""
     max_kl: float = 0.5
     """Limit of k3 against the ratio's other policy; beyond it the round ends and the previous policy stays."""
     max_ratio: Advanced[float] = 1000.0

@@ -156,7 +156,7 @@ def test_each_policy_has_a_dataset_of_its_own_calls_with_its_own_credit(bench: B
     """A rollout is used once by each policy; the calls of the others are counted by name."""
     config = tmp_path / "trainspan.toml"
     config.write_text(
-        '[train]\nadapter = "lora"\n[policies.writer]\n[policies.rewriter]\ncredit = "return_to_go"\ngamma = 0.5\n'
+        '[model]\nadapter = "lora"\n[policies.writer]\n[policies.rewriter]\ncredit = "return_to_go"\ngamma = 0.5\n'
     )
     for name, reward in (("a", 1.0), ("b", 0.0)):
         rollout = bench.rollout(name, round=1)

@@ -80,8 +80,8 @@ def test_listeners_without_a_known_port_move_no_sender(tmp_path: Path) -> None:
         ("[advanced]\nmax_ratio = 1\n", "[advanced] has lines such as collector.load_interval_s = 1.0"),
         ("[loop]\nmode = 'waves'\n", "loop.mode = 'waves': use one of rounds, stream"),
         ("[serving]\ndevice = 'gpu'\n", "serving.device = 'gpu': use one of auto, cpu, cuda"),
-        ("[train]\ndtype = 'float16'\n", "train.dtype = 'float16': use one of float32, bfloat16"),
-        ("[sft]\ndtype = 'float32'\n", "dtype of [sft] is that of [train]: set it there, or give the option"),
+        ("[model]\ndtype = 'float16'\n", "model.dtype = 'float16': use one of float32, bfloat16"),
+        ("[train]\ndtype = 'float32'\n", "unknown key 'dtype' in [train]; it is a setting of [model]"),
         ("[train\n", "trainspan.toml"),
     ],
 )
@@ -117,7 +117,9 @@ def test_advanced_settings_have_a_table_and_their_sections_variables(tmp_path: P
     assert (settings.train.engine_mismatch, settings.train.max_ratio, settings.train.seed) == (7.0, 9.0, 3)
 
 
-def test_supervised_training_computes_with_the_trainers_settings(tmp_path: Path) -> None:
-    config = written(tmp_path, "[train]\ndtype = 'float32'\nforward = 'packed'\nseed = 3\n[sft]\nepochs = 2\n")
-    sft = load_settings(config, {"TRAINSPAN_TRAIN__MICRO_BATCH_TOKENS": "512"}).sft
-    assert (sft.dtype, sft.forward, sft.micro_batch_tokens, sft.seed, sft.epochs) == ("float32", "packed", 512, 0, 2.0)
+def test_trainer_and_supervised_training_have_the_settings_of_the_model(tmp_path: Path) -> None:
+    config = written(tmp_path, "[model]\ndtype = 'float32'\nforward = 'packed'\n[train]\nseed = 3\n[sft]\nepochs = 2\n")
+    settings = load_settings(config, {"TRAINSPAN_MODEL__MICRO_BATCH_TOKENS": "512"})
+    for section in (settings.model, settings.train, settings.sft):
+        assert (section.dtype, section.forward, section.micro_batch_tokens) == ("float32", "packed", 512)
+    assert (settings.train.seed, settings.sft.seed, settings.sft.epochs) == (3, 0, 2.0)

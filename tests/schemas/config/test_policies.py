@@ -12,7 +12,7 @@ from trainspan_schemas.config.settings import DatasetSettings, PolicySettings, T
 from trainspan_schemas.errors import ConfigError, UsageError
 from trainspan_schemas.home import policy_dir
 
-LORA = '[train]\nadapter = "lora"\n'
+LORA = '[model]\nadapter = "lora"\n'
 BOTH = '[policies.writer]\nagents = "writer, editor"\n[policies.rewriter]\n'
 
 
@@ -35,7 +35,7 @@ def test_without_policies_there_are_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (BOTH, '[policies] needs [train] adapter = "lora"'),
+        (BOTH, '[policies] needs [model] adapter = "lora"'),
         (f"{LORA}[policies.Writer]\n", "[policies.Writer]: a policy's name has 1 to 64 of the characters"),
         (f'{LORA}[policies."../x"]\n', "[policies.../x]: a policy's name has 1 to 64 of the characters"),
         (f"{LORA}[policies.{'w' * 65}]\n", "a policy's name has 1 to 64 of the characters"),
@@ -66,7 +66,8 @@ def test_a_policy_answers_its_own_name_by_default() -> None:
 
 
 def test_the_settings_of_a_policy_come_before_those_of_dataset_and_train(tmp_path: Path) -> None:
-    text = f"""{LORA}learning_rate = 1e-4
+    text = f"""{LORA}[train]
+learning_rate = 1e-4
 [dataset]
 baseline = "rloo"
 policies = "another"

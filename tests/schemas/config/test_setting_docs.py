@@ -8,7 +8,6 @@ import pytest
 
 from tests.support.places import ROOT
 from trainspan_schemas.config.load import load_settings, sections, variables_of
-from trainspan_schemas.config.marks import OF_TRAIN
 from trainspan_schemas.config.setting_docs import _read, setting_docs
 
 TOOL = "tools/write_configuration.py"
@@ -34,14 +33,12 @@ def test_a_setting_is_documented_by_the_text_under_it() -> None:
 @pytest.mark.parametrize(("default", "text"), [(3, ""), (None, "How many there are.")])
 def test_a_setting_without_text_or_default_is_refused(default: object, text: str) -> None:
     with pytest.raises(ValueError, match=r"\[loop\] n needs a text under it"):
-        _read("loop", "n", int, default, text)
+        _read("loop", "n", int, default, text, is_advanced=False)
 
 
 @pytest.mark.parametrize("section", sections())
 def test_each_documented_variable_sets_its_setting(section: str) -> None:
     for doc in setting_docs(section):
-        if doc.mark == OF_TRAIN:
-            continue
         text = {
             str: doc.choices[-1] if doc.choices else "text",
             int: "7",

@@ -19,7 +19,7 @@ from trainspan_schemas.artifacts.checkpoint import CANARY_FILE, write_latest
 from trainspan_schemas.telemetry import keys
 
 CONFIG = """
-[train]
+[model]
 adapter = "lora"
 lora_rank = 4
 [policies.writer]

@@ -322,7 +322,7 @@ def test_two_processes_train_constrained_calls_as_one_does(
     split: bool, tmp_path: Path, model: Any, model_dir: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each replays its own calls; the weights, whole or split over both, equal those of a single process."""
-    monkeypatch.setenv("TRAINSPAN_TRAIN__MICRO_BATCH_TOKENS", "200")
+    monkeypatch.setenv("TRAINSPAN_MODEL__MICRO_BATCH_TOKENS", "200")
     calls = [
         sampled(constraint, tokenizer, model, 10 * number + copy).call
         for number, constraint in enumerate(KINDS.values())

@@ -83,7 +83,7 @@ def tensors(folder: Path) -> dict[str, Any]:
         ({"ACCELERATE_USE_MEGATRON_LM": "true"}, "Megatron-LM is not supported"),
         ({**FSDP, "FSDP_VERSION": "1"}, "FSDP_VERSION is 1: set fsdp_version: 2"),
         ({**FSDP, "FSDP_OFFLOAD_PARAMS": "true"}, "leave fsdp_offload_params out"),
-        ({**FSDP, "FSDP_ACTIVATION_CHECKPOINTING": "true"}, "set train.gradient_checkpointing"),
+        ({**FSDP, "FSDP_ACTIVATION_CHECKPOINTING": "true"}, "set model.gradient_checkpointing"),
         (FSDP, "one process has nothing to split"),
     ],
 )
@@ -129,9 +129,9 @@ def test_two_processes_make_the_weights_of_one(
     tmp_path: Path, model: Any, model_dir: Path, adapter: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two rounds, the second on data of an older version, so that the old policy is recomputed in both processes."""
-    monkeypatch.setenv("TRAINSPAN_TRAIN__ADAPTER", adapter)
+    monkeypatch.setenv("TRAINSPAN_MODEL__ADAPTER", adapter)
     monkeypatch.setenv("TRAINSPAN_TRAIN__KL_COEF", "0.1")
-    monkeypatch.setenv("TRAINSPAN_TRAIN__MICRO_BATCH_TOKENS", "200")
+    monkeypatch.setenv("TRAINSPAN_MODEL__MICRO_BATCH_TOKENS", "200")
     events = {}
     for processes in (1, 2):
         folder = tmp_path / str(processes)
@@ -201,8 +201,8 @@ def test_processes_that_split_the_weights_make_the_checkpoints_of_one(
     tmp_path: Path, tied_model_dir: Path, adapter: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A round; then new processes, an aborted round (weights and state are restored) and a round; then one process."""
-    monkeypatch.setenv("TRAINSPAN_TRAIN__ADAPTER", adapter)
-    monkeypatch.setenv("TRAINSPAN_TRAIN__MICRO_BATCH_TOKENS", "200")
+    monkeypatch.setenv("TRAINSPAN_MODEL__ADAPTER", adapter)
+    monkeypatch.setenv("TRAINSPAN_MODEL__MICRO_BATCH_TOKENS", "200")
     model = load_model(tied_model_dir).eval()
     events = {}
     for processes in (1, 2):

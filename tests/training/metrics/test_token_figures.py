@@ -242,7 +242,7 @@ def test_two_processes_write_a_part_each_and_each_token_once(tmp_path: Path, mod
         port = free.getsockname()[1]
     train = ("trainspan_cli", "train", "--model", str(model_dir), "--policy-url", "none", "--learning-rate", "1e-5")
     shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TRAINSPAN_HOME": str(tmp_path)}
-    shared["TRAINSPAN_TRAIN__MICRO_BATCH_TOKENS"] = "60"
+    shared["TRAINSPAN_MODEL__MICRO_BATCH_TOKENS"] = "60"
     with ExitStack() as running:
         pair = [running.enter_context(forked(tmp_path, *train, RANK=r, LOCAL_RANK=r, **shared)) for r in "01"]
         ends = [process.wait(240) for process in pair]

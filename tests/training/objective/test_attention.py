@@ -210,7 +210,7 @@ def test_models_whose_layers_would_not_look_at_the_mask_are_forwarded_padded() -
     assert "linear_attention" in (refusal(Qwen3NextConfig()) or "")
     assert batch_layout(TrainSettings(), sliding, cuda=False).mode == "padded"
     with pytest.raises(
-        ConfigError, match=r'train.forward = "tree" cannot be used: the model has layers of type sliding'
+        ConfigError, match=r'model.forward = "tree" cannot be used: the model has layers of type sliding'
     ):
         batch_layout(TrainSettings(forward="tree"), sliding, cuda=False)
 
@@ -249,7 +249,7 @@ def test_a_model_whose_attention_cannot_be_exchanged_is_forwarded_padded(model_d
     assert not attention.prepare(eager, "auto")
     assert eager.config._attn_implementation == "eager"
     assert batch_layout(TrainSettings(), eager.config, cuda=True, masks=False).mode == "padded"
-    with pytest.raises(ConfigError, match=r'train.forward = "packed" cannot be used: its attention cannot be replaced'):
+    with pytest.raises(ConfigError, match=r'model.forward = "packed" cannot be used: its attention cannot be replaced'):
         batch_layout(TrainSettings(forward="packed"), eager.config, cuda=True, masks=False)
 
 

@@ -68,7 +68,7 @@ def test_all_weights_of_a_1_7b_model_do_not_fit_into_24_gib_and_an_adapter_does(
     line = str(refused.value)
     assert line.startswith("training all weights of 1.72 billion parameters, 512 tokens at a time, takes about ")
     assert "24.0 GiB are free" in line
-    assert 'set train.adapter = "lora" and leave train.micro_batch_tokens out' in line
+    assert 'set model.adapter = "lora" and leave model.micro_batch_tokens out' in line
     assert "; or " not in line, "smaller batches alone do not help"
     assert re.search(r"--gpu-memory-utilization 0\.(\d+)", line)
     assert fit(config, TrainSettings(adapter="lora"), memory, cuda=True, team=Team()).longest > 16384
@@ -153,7 +153,7 @@ def test_micro_batches_that_were_asked_for_and_do_not_fit_are_refused(config: An
     needed = estimate(config, TrainSettings(micro_batch_tokens=4096), cuda=True).total
     memory = Memory(needed, needed)
     assert fit(config, TrainSettings(micro_batch_tokens=4096), memory, cuda=True, team=Team()).tokens == 4096
-    with pytest.raises(TrainingError, match=r"8192 tokens at a time, .* leave train.micro_batch_tokens out"):
+    with pytest.raises(TrainingError, match=r"8192 tokens at a time, .* leave model.micro_batch_tokens out"):
         fit(config, TrainSettings(micro_batch_tokens=8192), memory, cuda=True, team=Team())
 
 
@@ -170,5 +170,5 @@ def test_what_may_be_used_is_a_setting_or_what_is_free() -> None:
 def test_a_refusal_names_the_share_of_the_memory(config: Any) -> None:
     needed = estimate(config, TrainSettings(micro_batch_tokens=4096), cuda=True).total
     settings = TrainSettings(micro_batch_tokens=8192, memory_share=0.5)
-    with pytest.raises(TrainingError, match=r"GiB are free \(train.memory_share is 0.5\): "):
+    with pytest.raises(TrainingError, match=r"GiB are free \(model.memory_share is 0.5\): "):
         fit(config, settings, Memory(2 * needed, needed), cuda=True, team=Team())

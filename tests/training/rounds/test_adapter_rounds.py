@@ -76,7 +76,7 @@ def test_checkpoints_of_another_kind_or_shape_are_refused_by_name(
     for round_ in range(3):
         write_dataset(tmp_path / "dataset", sample_rollouts(model, rollouts=2, seed=round_), round_=round_)
     run(adapter_settings(model_dir), rounds=1)
-    with pytest.raises(CheckpointError, match=r"is of kind lora, but train.adapter = 'none' trains full"):
+    with pytest.raises(CheckpointError, match=r"is of kind lora, but model.adapter = 'none' trains full"):
         run()
     with pytest.raises(CheckpointError, match=r"the adapter in policy-000001 does not match train.lora_\*"):
         run(dataclasses.replace(adapter_settings(model_dir), lora_rank=8))

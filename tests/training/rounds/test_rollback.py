@@ -400,7 +400,7 @@ def test_one_of_several_policies_is_put_back_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("trainspan.toml").write_text('[train]\nadapter = "lora"\n[policies.writer]\n[policies.rewriter]\n')
+    Path("trainspan.toml").write_text('[model]\nadapter = "lora"\n[policies.writer]\n[policies.rewriter]\n')
     for policy in ("writer", "rewriter"):
         for version in (1, 2):
             folder = Path("checkpoints", policy, f"policy-{version:06d}")

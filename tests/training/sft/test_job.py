@@ -284,7 +284,7 @@ def test_what_cannot_be_done_is_refused_with_its_reason(
     [
         ({"eval_fraction": 1.0}, "sft.eval_fraction = 1.0 must be at least 0 and less than 1"),
         ({"lora_result": "adapter"}, 'sft.lora_result = "adapter" has no effect'),
-        ({"lora_rank": 4}, "sft.lora_rank = 4 has no effect"),
+        ({"lora_rank": 4}, "model.lora_rank = 4 has no effect"),
         ({"learning_rate": 0.0}, "sft.learning_rate = 0.0 must be greater than 0"),
         ({"epochs": 0}, "sft.epochs = 0 must be greater than 0"),
     ],
@@ -295,5 +295,5 @@ def test_settings_that_make_no_sense_are_named(settings: Event, message: str) ->
 
 
 def test_only_settings_are_renamed_in_messages() -> None:
-    with pytest.raises(CheckpointError, match=r"^/data/train.v2/train.json: set sft.adapter$"), own_names():
-        raise CheckpointError("/data/train.v2/train.json: set train.adapter")
+    with pytest.raises(CheckpointError, match=r"^/data/train.v2/train.json: set sft.learning_rate$"), own_names():
+        raise CheckpointError("/data/train.v2/train.json: set train.learning_rate")

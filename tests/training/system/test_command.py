@@ -124,7 +124,7 @@ def test_each_policy_is_trained_from_its_own_datasets_into_its_own_checkpoints(
 ) -> None:
     """With its own learning rate and rank; the swap request names it, and another policy's dataset is refused."""
     (tmp_path / "trainspan.toml").write_text(
-        '[train]\nadapter = "lora"\nlora_rank = 4\nlearning_rate = 1e-5\nwarmup_rounds = 0\n'
+        '[model]\nadapter = "lora"\nlora_rank = 4\n[train]\nlearning_rate = 1e-5\nwarmup_rounds = 0\n'
         "[policies.writer]\nlearning_rate = 2e-5\nlora_rank = 2\n[policies.rewriter]\n"
     )
     base = digest_of_model(model_dir)

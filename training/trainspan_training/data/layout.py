@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainspan_schemas.config.settings import TrainSettings
+from trainspan_schemas.config.settings import ModelSettings
 from trainspan_schemas.errors import ConfigError
 from trainspan_training.data.cuts import PASS, Cut, TreeCost, packed, padded, shared, unique_tokens
 from trainspan_training.data.sequences import TokenSequence
@@ -109,7 +109,7 @@ class BatchLayout:
 
 
 def batch_layout(
-    settings: TrainSettings,
+    settings: ModelSettings,
     config: Any,
     *,
     cuda: bool,
@@ -124,7 +124,7 @@ def batch_layout(
     text = config.get_text_config()
     reason = refusal(text) or (None if masks else "its attention cannot be replaced")
     if settings.forward in ("packed", "tree") and reason:
-        raise ConfigError(f'train.forward = "{settings.forward}" cannot be used: {reason}; leave it out')
+        raise ConfigError(f'model.forward = "{settings.forward}" cannot be used: {reason}; leave it out')
     hidden = int(text.hidden_size)
     inner = int(getattr(text, "intermediate_size", None) or 4 * hidden)
     layer = 4 * hidden**2 + 3 * hidden * inner

@@ -26,7 +26,7 @@ _REFUSED = {
 }
 _REFUSED_WITH_FSDP = {
     "FSDP_OFFLOAD_PARAMS": "offloading weights is not supported; leave fsdp_offload_params out",
-    "FSDP_ACTIVATION_CHECKPOINTING": "leave fsdp_activation_checkpointing out, and set train.gradient_checkpointing",
+    "FSDP_ACTIVATION_CHECKPOINTING": "leave fsdp_activation_checkpointing out, and set model.gradient_checkpointing",
 }
 """Variables that `accelerate launch` sets, and why they are refused if true."""
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from safetensors.torch import load_file
 
-from trainspan_schemas.config.settings import DEFAULT_LORA_RANK, TrainSettings
+from trainspan_schemas.config.settings import DEFAULT_LORA_RANK, SftSettings, TrainSettings
 from trainspan_schemas.errors import CheckpointError, ConfigError
 from trainspan_training.checkpoints.tensor_files import TensorParts
 from trainspan_training.devices.sharding import part_of, settled, stored, whole
@@ -64,7 +64,7 @@ class AdapterWeights:
         }
 
 
-def add_adapter(model: Any, settings: TrainSettings, policy: Policy) -> Any:
+def add_adapter(model: Any, settings: TrainSettings | SftSettings, policy: Policy) -> Any:
     """The model with an adapter: that of the policy's checkpoint, or a new one that has no effect yet.
 
     Raises ConfigError if the model lacks a target, or if a target is one of two tied matrices. Raises CheckpointError if the
@@ -85,7 +85,7 @@ def add_adapter(model: Any, settings: TrainSettings, policy: Policy) -> Any:
     try:
         adapted = get_peft_model(model, config)
     except ValueError as error:
-        raise ConfigError(f"train.lora_targets = {settings.lora_targets!r} do not fit the model: {error}") from error
+        raise ConfigError(f"model.lora_targets = {settings.lora_targets!r} do not fit the model: {error}") from error
     _check_tied(adapted.get_base_model(), settings.lora_targets)
     if policy.checkpoint:
         _check_shapes(adapted, policy)
@@ -100,7 +100,7 @@ def _check_tied(model: Any, targets: str | None) -> None:
         return
     if getattr(embedding, "base_layer", embedding).weight is getattr(head, "base_layer", head).weight:
         raise ConfigError(
-            f"train.lora_targets = {targets!r} adapt the output head or the embedding, which are one matrix in this model "
+            f"model.lora_targets = {targets!r} adapt the output head or the embedding, which are one matrix in this model "
             "(tie_word_embeddings): leave both out"
         )
 

@@ -49,7 +49,7 @@ def starting_policy(checkpoints: Checkpoints, model: str | None, adapter: str = 
         meta = CheckpointMeta.read(latest)
         if meta.kind != kind:
             raise CheckpointError(
-                f"{latest} is of kind {meta.kind}, but train.adapter = {adapter!r} trains {kind}: choose another --checkpoints"
+                f"{latest} is of kind {meta.kind}, but model.adapter = {adapter!r} trains {kind}: choose another --checkpoints"
             )
         folder = check_folder(latest) if kind == "full" else _base_of(latest, meta)
         return Policy(latest, latest.name, meta.base, meta.version, folder, meta.policy, meta.base_digest)

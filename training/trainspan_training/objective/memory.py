@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from trainspan_schemas.config.settings import DEFAULT_LORA_RANK, TrainSettings
+from trainspan_schemas.config.settings import DEFAULT_LORA_RANK, ModelSettings, TrainSettings
 from trainspan_schemas.errors import TrainingError
 from trainspan_schemas.resources import available_memory_bytes, free_memory_bytes
 from trainspan_training.data.cuts import BLOCK
@@ -78,7 +78,7 @@ class Memory:
     """Excludes what other processes hold, above all a policy server on the same device."""
 
 
-def available(settings: TrainSettings, *, cuda: bool, processes: int = 1) -> Memory:
+def available(settings: ModelSettings, *, cuda: bool, processes: int = 1) -> Memory:
     """The memory that the settings allow or the device has; the `processes` of this machine share main memory."""
     if settings.memory_gib is not None:
         allowed = int(settings.memory_gib * settings.memory_share * GIB)
@@ -93,13 +93,14 @@ def available(settings: TrainSettings, *, cuda: bool, processes: int = 1) -> Mem
 
 
 def estimate(
-    config: Any, settings: TrainSettings, *, cuda: bool, parts: int = 1, logits: int = CHUNK
+    config: Any, settings: ModelSettings, *, cuda: bool, parts: int = 1, logits: int = CHUNK
 ) -> MemoryEstimate:
     """Estimate for a model's configuration, from shapes alone; for one of the `parts` of its weights and state.
 
     Activations are recomputed unless `gradient_checkpointing` is false; `logits` exist at a time.
     """
     whole, adapter, recomputes = _parameters(config, settings)
+    has_reference = isinstance(settings, TrainSettings) and settings.kl_coef != 0
     total = -(-whole // parts)
     adapter = -(-adapter // parts)
     text = config.get_text_config()
@@ -126,7 +127,7 @@ def estimate(
         gradients=4 * trained,
         optimizer=8 * trained,
         copies=2 * trained if halved else 0,
-        reference=untrained * whole if settings.kl_coef and full else 0,
+        reference=untrained * whole if has_reference and full else 0,
         activations=layers * tokens * hidden * 4 + 3 * within if recomputed else layers * within,
         # Scores of all positions, one chunk of logits and, for a trained head, its gradient (and the tied embedding's).
         logits=tokens * hidden * 2 * width + chunk * vocabulary * logit + block_bytes(vocabulary) + sums,
@@ -139,7 +140,7 @@ def _mask_bytes(tokens: int, *, cuda: bool) -> int:
     return 16 * (-(-tokens // BLOCK)) ** 2 if cuda else 8 * tokens * min(tokens, DENSE_TOKENS)
 
 
-def fit(config: Any, settings: TrainSettings, memory: Memory, *, cuda: bool, team: Team) -> TokenBudget:
+def fit(config: Any, settings: ModelSettings, memory: Memory, *, cuda: bool, team: Team) -> TokenBudget:
     """The sizes that fit into free memory; the same in all processes of the team, limited by the one with the least.
 
     Raises TrainingError in all of them if one has no room for the micro-batches of the settings, or for any.
@@ -165,7 +166,7 @@ def fit(config: Any, settings: TrainSettings, memory: Memory, *, cuda: bool, tea
     return budget
 
 
-def _fit(config: Any, settings: TrainSettings, memory: Memory, *, cuda: bool, parts: int) -> TokenBudget:
+def _fit(config: Any, settings: ModelSettings, memory: Memory, *, cuda: bool, parts: int) -> TokenBudget:
     check(config, settings, memory, cuda=cuda, parts=parts)
     width = 2 if compute_dtype(settings, cuda=cuda) == "bfloat16" else 4
     large = int(np.clip(_CHUNK_SHARE * memory.free / width, CHUNK, _MOST_LOGITS if cuda else CHUNK))
@@ -173,7 +174,7 @@ def _fit(config: Any, settings: TrainSettings, memory: Memory, *, cuda: bool, pa
 
 
 def _with_chunks(
-    config: Any, settings: TrainSettings, memory: Memory, logits: int, *, cuda: bool, parts: int
+    config: Any, settings: ModelSettings, memory: Memory, logits: int, *, cuda: bool, parts: int
 ) -> TokenBudget:
     """The sizes with so many logits at a time, or with the smallest chunks, which `check` has proved to fit."""
 
@@ -211,11 +212,11 @@ def _greatest(fits: Callable[[int], bool], least: int) -> int:
     return least
 
 
-def _of(settings: TrainSettings, tokens: int) -> TrainSettings:
+def _of(settings: ModelSettings, tokens: int) -> ModelSettings:
     return replace(settings, micro_batch_tokens=tokens)
 
 
-def check(config: Any, settings: TrainSettings, memory: Memory, *, cuda: bool, parts: int = 1) -> MemoryEstimate:
+def check(config: Any, settings: ModelSettings, memory: Memory, *, cuda: bool, parts: int = 1) -> MemoryEstimate:
     """The estimate, for the smallest micro-batch if the settings do not name one.
 
     Raises TrainingError, with advice on what would fit, if it exceeds free memory.
@@ -226,7 +227,7 @@ def check(config: Any, settings: TrainSettings, memory: Memory, *, cuda: bool, p
         return needed
     total, _, _ = _parameters(config, settings)
     what = "an adapter" if settings.adapter == "lora" else "all weights"
-    share = "" if settings.memory_share == 1 else f" (train.memory_share is {settings.memory_share:g})"
+    share = "" if settings.memory_share == 1 else f" (model.memory_share is {settings.memory_share:g})"
     raise TrainingError(
         f"training {what} of {total / 1e9:.2f} billion parameters, {asked.micro_batch_tokens} tokens at a time, takes about "
         f"{_gib(needed.total)} GiB ({needed}), but only {_gib(memory.free)} GiB are free{share}: "
@@ -235,7 +236,7 @@ def check(config: Any, settings: TrainSettings, memory: Memory, *, cuda: bool, p
 
 
 def _proposals(
-    config: Any, settings: TrainSettings, memory: Memory, needed: MemoryEstimate, *, cuda: bool, parts: int
+    config: Any, settings: ModelSettings, memory: Memory, needed: MemoryEstimate, *, cuda: bool, parts: int
 ) -> list[str]:
     """Proposals that fit, best first."""
     found = []
@@ -248,7 +249,7 @@ def _proposals(
         )
     least = _of(settings, _LEAST_TOKENS)
     if settings.micro_batch_tokens and estimate(config, least, cuda=cuda, parts=parts).total <= memory.free:
-        found.append("leave train.micro_batch_tokens out: it is then fitted to the free memory")
+        found.append("leave model.micro_batch_tokens out: it is then fitted to the free memory")
     if settings.adapter == "none":
         lora = replace(least, adapter="lora", gradient_checkpointing=True)
         size = estimate(config, lora, cuda=cuda, parts=parts).total
@@ -257,9 +258,9 @@ def _proposals(
     return found or ["use a smaller model or a larger device"]
 
 
-def _lora_proposal(config: Any, lora: TrainSettings, memory: Memory, size: int, *, cuda: bool) -> str:
+def _lora_proposal(config: Any, lora: ModelSettings, memory: Memory, size: int, *, cuda: bool) -> str:
     """Advice for the smallest micro-batch; the policy server's share assumes a micro-batch of the usual size."""
-    text = f'set train.adapter = "lora" and leave train.micro_batch_tokens out ({_gib(size)} GiB at least'
+    text = f'set model.adapter = "lora" and leave model.micro_batch_tokens out ({_gib(size)} GiB at least'
     total, _, _ = _parameters(config, lora)
     left = memory.free - max(size, min(estimate(config, _of(lora, MOST_TOKENS), cuda=cuda).total, memory.free))
     if cuda and left >= 2 * total + _SERVER_OVERHEAD:
@@ -267,7 +268,7 @@ def _lora_proposal(config: Any, lora: TrainSettings, memory: Memory, size: int, 
     return text + ")"
 
 
-def _parameters(config: Any, settings: TrainSettings) -> tuple[int, int, bool]:
+def _parameters(config: Any, settings: ModelSettings) -> tuple[int, int, bool]:
     """Number of parameters of the model, and of the adapter in the settings; whether activations can be recomputed."""
     rank = (settings.lora_rank or DEFAULT_LORA_RANK) if settings.adapter == "lora" else 0
     kind: Any = type(config)

@@ -7,10 +7,10 @@ setting that is given has an effect.
 from importlib.util import find_spec
 
 from trainspan_schemas.agents.functions import is_function_name
-from trainspan_schemas.config.settings import TrainSettings
+from trainspan_schemas.config.settings import ModelSettings, TrainSettings
 from trainspan_schemas.errors import ConfigError, pip_install
 
-__all__ = ["LOSSES", "WEIGHTS", "check", "clip_range", "compute_dtype", "reporters"]
+__all__ = ["LOSSES", "WEIGHTS", "check", "check_model", "clip_range", "compute_dtype", "reporters"]
 
 LOSSES = ("clip", "cispo")
 """`clip`: PPO's surrogate (arXiv 1707.06347), which clips the ratio at 1 + ε; `cispo` (arXiv 2506.13585) caps at ε."""
@@ -37,21 +37,18 @@ _POSITIVE = (
     "rollouts_per_step",
     "passes",
     "max_grad_norm",
-    "micro_batch_tokens",
     "max_kl",
     "keep_checkpoints",
     "const_tokens",
-    "lora_rank",
-    "lora_alpha",
-    "memory_gib",
-    "memory_share",
     "engine_mismatch",
 )
+_POSITIVE_OF_MODEL = ("micro_batch_tokens", "lora_rank", "lora_alpha", "memory_gib", "memory_share")
 _ABOVE_ONE = ("correction_cap", "reject_ratio", "max_ratio")
 
 
 def check(settings: TrainSettings) -> None:
     """Raises ConfigError for a setting that is unknown, invalid, or has no effect with the others."""
+    check_model(settings)
     _check_loss(settings.loss)
     if settings.weights not in WEIGHTS and not is_function_name(settings.weights):
         known = ", ".join(WEIGHTS)
@@ -63,13 +60,23 @@ def check(settings: TrainSettings) -> None:
         raise ConfigError(
             f'train.policy_url = {settings.policy_url!r} is neither "none" nor starts with http:// or https://'
         )
-    if settings.memory_share > 1:
-        raise ConfigError(f"train.memory_share = {settings.memory_share:g} must be at most 1")
     low, high = clip_range(settings)
     if not 0 <= low <= 1 <= high:
         raise ConfigError(
             f"train.epsilon and train.epsilon_high clip the ratio to {low:g} … {high:g}: the range must include 1"
         )
+
+
+def check_model(settings: ModelSettings) -> None:
+    """Raises ConfigError for a setting of `[model]` that is invalid, or has no effect with the others."""
+    _check_positive("model", settings, _POSITIVE_OF_MODEL)
+    if settings.memory_share > 1:
+        raise ConfigError(f"model.memory_share = {settings.memory_share:g} must be at most 1")
+    for name in ("lora_rank", "lora_alpha", "lora_targets") if settings.adapter == "none" else ():
+        if (value := getattr(settings, name)) is not None:
+            raise ConfigError(
+                f'model.{name} = {value!r} has no effect: adapter = "none" trains no adapter; leave it out'
+            )
 
 
 def clip_range(settings: TrainSettings) -> tuple[float, float]:
@@ -83,7 +90,7 @@ def clip_range(settings: TrainSettings) -> tuple[float, float]:
     )
 
 
-def compute_dtype(settings: TrainSettings, *, cuda: bool) -> str:
+def compute_dtype(settings: ModelSettings, *, cuda: bool) -> str:
     """The dtype that the trainer computes in: `float32` or `bfloat16`."""
     return settings.dtype or ("bfloat16" if cuda else "float32")
 
@@ -117,10 +124,14 @@ def _check_loss(loss: str) -> None:
     raise ConfigError(f"train.loss = {loss!r} is not supported{reason}; choose {' or '.join(LOSSES)}")
 
 
-def _check_numbers(settings: TrainSettings) -> None:
-    for name in _POSITIVE:
+def _check_positive(section: str, settings: ModelSettings, names: tuple[str, ...]) -> None:
+    for name in names:
         if (value := getattr(settings, name)) is not None and not value > 0:
-            raise ConfigError(f"train.{name} = {value} must be greater than 0")
+            raise ConfigError(f"{section}.{name} = {value} must be greater than 0")
+
+
+def _check_numbers(settings: TrainSettings) -> None:
+    _check_positive("train", settings, _POSITIVE)
     for name in _ABOVE_ONE:
         if (value := getattr(settings, name)) is not None and not value > 1:
             raise ConfigError(f"train.{name} = {value} must be greater than 1")
@@ -153,10 +164,6 @@ def _check_idle(settings: TrainSettings) -> None:
             for name in ("correction", "correction_cap", "reject_ratio")
         ),
         ("correction_cap", settings.correction == "none", 'correction = "none" has no cap'),
-        *(
-            (name, settings.adapter == "none", 'adapter = "none" trains no adapter')
-            for name in ("lora_rank", "lora_alpha", "lora_targets")
-        ),
     ]
     for name, unused, reason in idle:
         if unused and getattr(settings, name) is not None:

@@ -176,7 +176,7 @@ def _check(rows: Sequence[TokenSequence], vocabulary: int, context: int, longest
         if len(row.tokens) > longest:
             raise TrainingError(
                 f"rollout {row.rollout} has a sequence of {len(row.tokens)} tokens, but memory has room for {longest}: "
-                'set [dataset] max_tokens or train.adapter = "lora"'
+                'set [dataset] max_tokens or model.adapter = "lora"'
             )
         if int(row.tokens.max()) >= vocabulary or int(row.tokens.min()) < 0:
             raise DatasetError(
