@@ -97,7 +97,20 @@ def rejection_sampled(plan: Plan) -> Path:
     for dataset in datasets:
         command = ["export", "sft", str(dataset), str(data / f"{dataset.name}.jsonl"), "--form", "text"]
         _trainspan(plan, *command, "--model", plan.start, "--min-reward", str(SUCCESS[plan.task]))
-    _trainspan(plan, "sft", "--data", str(data), "--model", plan.start, "--out", str(out), "--seed", str(plan.seed))
+    _trainspan(
+        plan,
+        "sft",
+        "--data",
+        str(data),
+        "--model",
+        plan.start,
+        "--out",
+        str(out),
+        "--seed",
+        str(plan.seed),
+        "--adapter",
+        "none",
+    )
     return out
 
 
@@ -121,7 +134,7 @@ def _finished(plan: Plan) -> dict[str, Any]:
 def _fine_tune(plan: Plan, model: str, data: Path, out: Path, steps: int) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
     command = ["sft", "--data", str(data), "--model", model, "--out", str(out), "--max-steps", str(steps)]
-    _trainspan(plan, *command, "--seed", str(plan.seed))
+    _trainspan(plan, *command, "--seed", str(plan.seed), "--adapter", "none")
 
 
 def _trainspan(plan: Plan, *arguments: str) -> None:

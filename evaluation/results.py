@@ -192,7 +192,7 @@ def _supervised(plan: Plan) -> dict[str, Any]:
     if not path.exists():
         return {}
     manifest = json.loads(path.read_text())
-    names = ("steps", "examples", "trained_tokens", "batch_tokens", "learning_rate", "held_out_loss")
+    names = ("steps", "examples", "trained_tokens", "learning_rate", "eval_loss")
     return {"supervised": {name: manifest[name] for name in names}}
 
 

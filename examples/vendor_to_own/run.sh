@@ -18,7 +18,7 @@ mkdir -p "$work"
 student=${1:-$work/student}
 if [ $# = 0 ]; then # random weights need more passes and a higher rate than a pretrained model
   [ -d "$student" ] || python $here/student.py "$student"
-  export TRAINSPAN_SFT__EPOCHS=${TRAINSPAN_SFT__EPOCHS:-12} TRAINSPAN_SFT__LEARNING_RATE=${TRAINSPAN_SFT__LEARNING_RATE:-2e-3}
+  export TRAINSPAN_SFT__NUM_TRAIN_EPOCHS=${TRAINSPAN_SFT__NUM_TRAIN_EPOCHS:-12} TRAINSPAN_SFT__LEARNING_RATE=${TRAINSPAN_SFT__LEARNING_RATE:-2e-3}
 fi
 export TRAINSPAN_ROLLOUTS__TASKS=$work/tasks.jsonl TRAINSPAN_TRAIN__MODEL=$work/warm
 

@@ -21,7 +21,6 @@ from trainspan_loop.trials.lineage import is_in_service
 from trainspan_loop.trials.trials import put_back
 from trainspan_loop.validation import Validations
 from trainspan_schemas.artifacts.checkpoint import CheckpointMeta, checkpoint_name, read_latest
-from trainspan_schemas.artifacts.run_files import json_lines
 from trainspan_schemas.command_events import Event, FineTuned, RoundTrained
 from trainspan_schemas.config.settings import Settings
 from trainspan_schemas.errors import ConfigError, ProcessError
@@ -127,7 +126,7 @@ class Consolidation:
         done = next((event for event in events if isinstance(event, FineTuned)), None)
         if code or done is None:
             raise ProcessError(f"{message.removeprefix('trainspan: ')} (log: {log})")
-        state |= self._described(out, done)
+        state |= self._described(done)
         state["seconds"] = time.monotonic() - began
         self._folder.write(_STATE, state)
         return state
@@ -149,14 +148,14 @@ class Consolidation:
         return {"start": version, "model": str(folder)}
 
     @staticmethod
-    def _described(out: Path, done: FineTuned) -> dict[str, Any]:
-        """The version, and what it was trained on; tokens are those of all passes, also of those before a kill."""
-        steps = [line for line in json_lines(out / "sft" / "metrics.jsonl") if "trained_tokens" in line]
+    def _described(done: FineTuned) -> dict[str, Any]:
+        """The version, and what it was trained on; tokens are those of all passes."""
+        manifest = done.manifest
         return {
             "version": done.version,
-            **{name: done.manifest[name] for name in ("examples", "answers", "dropped", "steps", "learning_rate")},
-            "trained_tokens": sum(line["trained_tokens"] for line in steps),
-            "forwarded_tokens": sum(line["forwarded_tokens"] for line in steps),
+            **{name: manifest[name] for name in ("examples", "answers", "dropped", "steps", "learning_rate")},
+            "trained_tokens": round(manifest["epochs"] * manifest["trained_tokens"]),
+            "forwarded_tokens": round(manifest["epochs"] * manifest["tokens"]),
         }
 
     def _validated(self, before: Mapping[str, Any], made: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,6 +18,9 @@ __all__ = [
     "UNFINISHED",
     "DatasetBuilt",
     "Event",
+    "FineTuneEvaluated",
+    "FineTuneStarted",
+    "FineTuneStep",
     "FineTuned",
     "NoDataset",
     "Progress",
@@ -194,6 +197,70 @@ class RoundTrained:
 
 
 @dataclass(frozen=True, slots=True)
+class FineTuneStarted:
+    """`trainspan sft` begins to train, or continues."""
+
+    device: str
+    dtype: str
+    examples: int
+    answers: int
+    """Trained or held out."""
+    rows: int
+    """Answers that continue one another share a row."""
+    held_out_rows: int
+    tokens: int
+    """In an epoch."""
+    trained_tokens: int
+    """In the loss of an epoch."""
+    rewritten: int
+    """Answers whose prompt does not begin with the tokens of the previous answer, though its messages do."""
+    dropped: Mapping[str, int]
+    """Reason → answers."""
+    named: Mapping[str, list[str]]
+    """Reason, or `rewritten` → the first examples that it applies to."""
+    learning_rate: float
+    """At its peak."""
+    gradient_accumulation_steps: int
+    step: int = 0
+    """After which it continues."""
+    steps: int = 0
+    """Of the whole job."""
+
+
+@dataclass(frozen=True, slots=True)
+class FineTuneStep:
+    """`trainspan sft` has made an optimizer step."""
+
+    step: int
+    """From 1."""
+    steps: int
+    epoch: float
+    """Passes over the conversations so far."""
+    loss: float
+    """Mean −log π over the trained tokens of the step, in nats."""
+    grad_norm: float
+    """Before clipping."""
+    learning_rate: float
+    entropy: float
+    """Mean over the trained tokens of each forward pass, in nats."""
+    forwarded_tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class FineTuneEvaluated:
+    """`trainspan sft` has measured the conversations that are held out."""
+
+    step: int
+    """After which it was measured."""
+    steps: int
+    epoch: float
+    eval_loss: float
+    """Mean −log π over their trained tokens, in nats."""
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class FineTuned:
     """`trainspan sft` is done."""
 
@@ -206,7 +273,19 @@ class FineTuned:
     manifest: Mapping[str, Any]
 
 
-Event: TypeAlias = Ready | Progress | RunResult | DatasetBuilt | NoDataset | StepTrained | RoundTrained | FineTuned
+Event: TypeAlias = (
+    Ready
+    | Progress
+    | RunResult
+    | DatasetBuilt
+    | NoDataset
+    | StepTrained
+    | RoundTrained
+    | FineTuneStarted
+    | FineTuneStep
+    | FineTuneEvaluated
+    | FineTuned
+)
 
 _NAMES: Final[dict[type[Event], str]] = {
     Ready: "ready",
@@ -216,6 +295,9 @@ _NAMES: Final[dict[type[Event], str]] = {
     NoDataset: "no_dataset",
     StepTrained: "round_step",
     RoundTrained: "round",
+    FineTuneStarted: "start",
+    FineTuneStep: "step",
+    FineTuneEvaluated: "evaluation",
     FineTuned: "done",
 }
 _TYPES: Final = {name: type_ for type_, name in _NAMES.items()}

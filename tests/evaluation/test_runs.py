@@ -83,7 +83,7 @@ def test_the_settings_of_each_task_name_files_that_exist(task: str) -> None:
     for name in filter(None, (settings.loop.target, settings.rollouts.judge)):
         assert is_function_name(name)
         assert (ROOT / name.partition(":")[0]).is_file()
-    template, flags = settings.sft.chat_template, settings.loop.server_flags or ""
+    template, flags = settings.sft.chat_template_path, settings.loop.server_flags or ""
     assert template is None or (ROOT / template).is_file()
     assert ("--chat-template" in flags) == (template is not None)
     assert template is None or template in flags
@@ -347,22 +347,22 @@ def test_settings_of_supervised_training_reach_it_and_name_its_model(monkeypatch
         seen.append(options["env"])
         return subprocess.CompletedProcess(command, 0)
 
-    plan = Plan("shop", 0, "m", warm_steps=2, settings={"sft.adapter": "lora", "dataset.credit": "step"})
+    plan = Plan("shop", 0, "m", warm_steps=2, settings={"sft.max_length": "512", "dataset.credit": "step"})
     assert plan.warm_model != replace(plan, settings={}).warm_model
-    assert plan.warm_model == replace(plan, settings={"sft.adapter": "lora"}).warm_model
+    assert plan.warm_model == replace(plan, settings={"sft.max_length": "512"}).warm_model
     monkeypatch.setattr(models.subprocess, "run", run)
     warm_started(plan)
-    assert (seen[0]["TRAINSPAN_SFT__ADAPTER"], "TRAINSPAN_DATASET__CREDIT" in seen[0]) == ("lora", False)
+    assert (seen[0]["TRAINSPAN_SFT__MAX_LENGTH"], "TRAINSPAN_DATASET__CREDIT" in seen[0]) == ("512", False)
 
 
 def test_a_control_records_its_supervised_training() -> None:
     plan = Plan("math", 0, "m", "sft")
     about = plan.state / "model" / "sft" / "manifest.json"
     about.parent.mkdir(parents=True)
-    figures = {"steps": 3, "examples": 4, "trained_tokens": 50, "batch_tokens": 20, "learning_rate": 1e-4}
-    about.write_text(json.dumps({**figures, "held_out_loss": None, "data": {"path": "/secret"}}))
+    figures = {"steps": 3, "examples": 4, "trained_tokens": 50, "learning_rate": 1e-4}
+    about.write_text(json.dumps({**figures, "eval_loss": None, "data": {"path": "/secret"}}))
     result = store_result(plan, finished(plan, validation(0, 0.0)), 60.0)
-    assert result["supervised"] == {**figures, "held_out_loss": None}
+    assert result["supervised"] == {**figures, "eval_loss": None}
     (row,) = [line for line in runs_table([{**result, "cpu_s": {"preparation": 60.0, "run": 120.0}}]) if "sft" in line]
     assert row.split(" | ")[7] == "3", "its training is part of its CPU time"
 

@@ -87,7 +87,9 @@ class Loop:
             def run(self, arguments: list[str], environ: object, log: Path, on_event: Any) -> tuple[int, str]:
                 loop.commands.append(arguments)
                 train(loop.folder, 3)
-                figures = dict.fromkeys(("examples", "answers", "steps", "learning_rate"), 1)
+                figures = dict.fromkeys(
+                    ("examples", "answers", "steps", "learning_rate", "epochs", "tokens", "trained_tokens"), 1
+                )
                 on_event(FineTuned("out", was_there=False, version=3, manifest={"dropped": {}, **figures}))
                 return 0, ""
 

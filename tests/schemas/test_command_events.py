@@ -8,6 +8,9 @@ from trainspan_schemas.command_events import (
     DatasetBuilt,
     Event,
     FineTuned,
+    FineTuneEvaluated,
+    FineTuneStarted,
+    FineTuneStep,
     NoDataset,
     Progress,
     Ready,
@@ -33,6 +36,9 @@ RESULT = RunResult("r", 2, None, 8, {"ok": 6, "infra_error": 2}, 0.5, 6, 12, 3.5
         NoDataset(store_error="no answer"),
         RoundTrained(1, 2, "policy-000002", loss=0.5, agreement={"mean": 1e-6}, seconds={"train": 2.0}, withdrawn=True),
         StepTrained(1, 2, 8, 1200, 3.0),
+        FineTuneStarted("the CPU", "float32", 3, 4, 2, 1, 90, 9, 1, {"no_end": 1}, {"no_end": ["d.jsonl:3"]}, 2e-4, 8),
+        FineTuneStep(1, 8, 0.5, 1.5, 0.3, 2e-4, 1.1, 90, 0.2),
+        FineTuneEvaluated(0, 8, 0.0, 1.6, 0.1),
         FineTuned("warm", False, None, {"examples": 3}),
     ],
 )
@@ -48,7 +54,7 @@ def test_the_entries_of_a_manifest_stand_beside_the_path() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "INFO started", "[1]", "3", "{}", '{"event": "step", "loss": 1}', '{"event": []}', "[" * 100_000]
+    "text", ["", "INFO started", "[1]", "3", "{}", '{"event": "other", "loss": 1}', '{"event": []}', "[" * 100_000]
 )
 def test_a_line_of_something_else_is_no_event(text: str) -> None:
     assert parse(text) is None

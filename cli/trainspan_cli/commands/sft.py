@@ -3,6 +3,8 @@
 import json
 import signal
 import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,8 +22,9 @@ from trainspan_cli.export_options import (
 )
 from trainspan_cli.setting_options import Given, setting_options
 from trainspan_cli.settings import ConfigOption, FormatOption, settings
-from trainspan_schemas.command_events import FineTuned, event_line
+from trainspan_schemas.command_events import FineTuned, FineTuneEvaluated, FineTuneStarted, FineTuneStep, event_line
 from trainspan_schemas.config.load import override
+from trainspan_schemas.config.settings import TrainSettings
 from trainspan_schemas.errors import UsageError
 
 if TYPE_CHECKING:
@@ -30,11 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["sft"]
 
 
-@setting_options(
-    "sft",
-    *("model", "chat_template", "loss_on", "epochs", "max_steps", "batch_tokens", "learning_rate", "max_tokens"),
-    *("too_long", "eval_fraction", "lora_result", "seed"),
-)
+@setting_options("sft")
 @setting_options("model", "adapter", "lora_rank", "device", "dtype", place="of_model")
 def sft(
     *,
@@ -76,35 +75,32 @@ def sft(
     """
     if format not in ("table", "json"):
         raise UsageError(f"--format {format!r} is unknown: use table or json")
-    if (data is None) == (store is None and dataset is None):
-        raise UsageError("name either --data, or --store or --dataset")
-    if dataset is not None and Path(dataset).is_file():
-        raise UsageError(
-            f"--dataset {dataset} is a file, no folder of a dataset: name a store with --store, examples with --data"
-        )
     chosen = settings(config)
-    section = override(chosen.sft, **given, **of_model)
+    shared = chosen.sft
+    if of_model["adapter"] == "none":  # the adapter of the settings is then the trainer's alone
+        shared = replace(shared, lora_rank=None, lora_alpha=None, lora_targets=None)
+    section = override(shared, **given, **of_model)
     section = override(section, model=section.model or chosen.train.model)
+    chooses: dict[str, Any] = {
+        "run": run,
+        "round": round,
+        "min_reward": min_reward,
+        "take_all": all,
+        "agents": agent,
+        "form": form,
+    }
+    _check_source(data, store, dataset, chooses)
 
-    from trainspan_training.sft.job import SftJob, fine_tune
-    from trainspan_training.sft.options import check
+    from trainspan_training.sft.job import SftJob, check, fine_tune
 
     check(section)
     if data is None:
-        request = export_request(
-            *("sft", dataset, store or (), out.with_name(f"{out.name}.jsonl"), chosen),
-            run=run,
-            round=round,
-            min_reward=min_reward,
-            take_all=all,
-            agents=agent,
-            form=form,
-            model=section.model,
+        export = export_request(
+            *("sft", dataset, store or (), out.with_name(f"{out.name}.jsonl"), chosen), **chooses, model=section.model
         )
-        data = _exported(request, out)
-    elif unused := _given(run=run, round=round, min_reward=min_reward, all=all, agent=agent, form=form != "chat"):
-        raise UsageError(f"{', '.join(unused)} choose rollouts of a store or a dataset, and --data is a file")
-    done = fine_tune(SftJob(section, data, out), _print_json if format == "json" else _Lines().print_event)
+        data = _exported(export, out)
+    on_event = _print_line if format == "table" else lambda event: print(event_line(event), flush=True)
+    done = fine_tune(SftJob(section, data, out), on_event)
     if done.signal is not None:
         name = signal.Signals(done.signal).name
         print(
@@ -112,13 +108,7 @@ def sft(
             file=sys.stderr,
         )
         return 128 + done.signal
-    version = None
-    if checkpoints is not None:
-        from trainspan_training.adoption import adopt
-        from trainspan_training.checkpoints.swap_request import PolicyAddress
-
-        address = PolicyAddress(policy_url or chosen.train.policy_url)
-        version = adopt(out, checkpoints, address, retry_for_s=chosen.train.publish_timeout_s)
+    version = None if checkpoints is None else _adopted(out, checkpoints, policy_url, chosen.train)
     if format == "json":
         print(event_line(FineTuned(str(out), done.steps == 0, version, done.manifest or {})), flush=True)
     else:
@@ -128,8 +118,29 @@ def sft(
     return 0
 
 
-def _given(**options: object) -> list[str]:
-    return [f"--{name.replace('_', '-')}" for name, value in options.items() if value not in (None, False)]
+def _check_source(
+    data: Path | None, store: list[str] | None, dataset: str | None, chooses: Mapping[str, object]
+) -> None:
+    """Raises UsageError unless there is one source, and options that choose rollouts have some to choose from."""
+    if (data is None) == (store is None and dataset is None):
+        raise UsageError("name either --data, or --store or --dataset")
+    if dataset is not None and Path(dataset).is_file():
+        raise UsageError(
+            f"--dataset {dataset} is a file, no folder of a dataset: name a store with --store, examples with --data"
+        )
+    names = {"take_all": "all", "agents": "agent"}
+    given = [name for name, value in chooses.items() if value not in (None, False, "chat")]
+    if data is not None and given:
+        options = ", ".join(f"--{names.get(name, name).replace('_', '-')}" for name in given)
+        raise UsageError(f"{options} choose rollouts of a store or a dataset, and --data is a file")
+
+
+def _adopted(out: Path, checkpoints: Path, policy_url: str | None, train: TrainSettings) -> int:
+    """The result's number as the next version of the checkpoints, after the swap."""
+    from trainspan_training.adoption import adopt
+    from trainspan_training.checkpoints.swap_request import PolicyAddress
+
+    return adopt(out, checkpoints, PolicyAddress(policy_url or train.policy_url), retry_for_s=train.publish_timeout_s)
 
 
 def _exported(request: "ExportRequest", out: Path) -> Path:
@@ -163,46 +174,33 @@ def _exported(request: "ExportRequest", out: Path) -> Path:
     return path
 
 
-def _print_json(event: dict[str, Any]) -> None:
-    print(json.dumps(event), flush=True)
-
-
-class _Lines:
-    """Prints the events for people: the data, every evaluation, and about twenty of the steps."""
-
-    def print_event(self, event: dict[str, Any]) -> None:
-        getattr(self, f"_{event['event']}")(event)
-
-    @staticmethod
-    def _start(event: dict[str, Any]) -> None:
-        from trainspan_training.sft.data.rendering import dropped_lines
-
-        print(f"training on {event['device']} in {event['dtype']}")
-        print(
-            f"{event['answers']} answers of {event['examples']} examples in {event['rows']} rows, "
-            f"{event['held_out_rows']} of them held out; {event['trained_tokens']} trained tokens of {event['tokens']}"
-        )
-        for line in dropped_lines(event["dropped"], event["named"]):
-            print(f"  dropped: {line}")
-        for name, what in (("cut", "are cut at the end"), ("rewritten", "do not continue the tokens before them")):
-            if event[name]:
-                print(f"  {event[name]} answers {what}, e.g. {', '.join(event['named'][name])}")
-        again = f", continued after step {event['step']}" if event["step"] else ""
-        print(
-            f"{event['steps']} steps of about {event['batch_tokens']} tokens, learning rate {event['learning_rate']:g}{again}",
-            flush=True,
-        )
-
-    @staticmethod
-    def _step(event: dict[str, Any]) -> None:
-        step, steps = event["step"], event["steps"]
-        if step % max(1, steps // 20) == 0 or step in (1, steps):
+def _print_line(event: FineTuneStarted | FineTuneStep | FineTuneEvaluated) -> None:
+    """Prints an event for people: the data, every evaluation, and about twenty of the steps."""
+    match event:
+        case FineTuneStarted():
+            for line in _start_lines(event):
+                print(line, flush=True)
+        case FineTuneEvaluated():
+            print(f"step {event.step} of {event.steps}: held-out loss {event.eval_loss:.4f}", flush=True)
+        case FineTuneStep() if event.step % max(1, event.steps // 20) == 0 or event.step in (1, event.steps):
             print(
-                f"step {step} of {steps}: loss {event['loss']:.4f}, grad norm {event['grad_norm']:.3f}, "
-                f"{event['forwarded_tokens'] / event['seconds']:.0f} tokens/s",
+                f"step {event.step} of {event.steps}: loss {event.loss:.4f}, grad norm {event.grad_norm:.3f}, "
+                f"{event.forwarded_tokens / event.seconds:.0f} tokens/s",
                 flush=True,
             )
 
-    @staticmethod
-    def _evaluation(event: dict[str, Any]) -> None:
-        print(f"step {event['step']} of {event['steps']}: held-out loss {event['held_out_loss']:.4f}", flush=True)
+
+def _start_lines(event: FineTuneStarted) -> Iterator[str]:
+    from trainspan_training.sft.data.rendering import dropped_lines
+
+    yield f"training on {event.device} in {event.dtype}"
+    yield (
+        f"{event.answers} answers of {event.examples} examples in {event.rows} rows, {event.held_out_rows} of them held out; "
+        f"{event.trained_tokens} trained tokens of {event.tokens}"
+    )
+    yield from (f"  dropped: {line}" for line in dropped_lines(event.dropped, event.named))
+    if event.rewritten:
+        names = ", ".join(event.named["rewritten"])
+        yield f"  {event.rewritten} answers do not continue the tokens before them, e.g. {names}"
+    again = f", continued after step {event.step}" if event.step else ""
+    yield f"{event.steps} steps, learning rate {event.learning_rate:g}{again}"

@@ -56,47 +56,42 @@ class ModelSettings:
 
 @dataclass(frozen=True, slots=True)
 class SftSettings(ModelSettings):
-    """`[sft]`: conversations in, a model to start from out."""
+    """`[sft]`: conversations in, a model to start from out, with TRL's names (`SFTConfig`) for what TRL does."""
 
     model: str | None = None
     """Model directory or Hugging Face id to start from; default: `[train] model`, else the model last served."""
-    chat_template: str | None = None
+    chat_template_path: str | None = None
     """Jinja file with the chat template to train and serve with; default: the model's own.
 
     It is saved with the result, so that `trainspan serve` renders conversations in the same way."""
-    loss_on: Advanced[Literal["assistant", "all"]] = "assistant"
-    """Tokens in the loss: `assistant` (the model's answers, each with the token that ends it) or `all`."""
-    epochs: float = 3.0
+    assistant_only_loss: Advanced[bool] = True
+    """Train the model's answers only, each with the token that ends it; otherwise all tokens."""
+    num_train_epochs: float = 3.0
     """Number of passes over the conversations."""
     max_steps: int | None = None
-    """Number of optimizer steps, whatever the number of passes; default: `epochs` decides."""
-    batch_tokens: Advanced[int | None] = None
-    """Tokens in the loss of one optimizer step, about; default: a 32nd of an epoch, at least 256 and at most 16384.
-
-    Conversations are never split between steps."""
+    """Number of optimizer steps, whatever the number of passes; default: `num_train_epochs` decides."""
+    gradient_accumulation_steps: Advanced[int | None] = None
+    """Forward passes in an optimizer step, each of one pack of conversations; default: those of a 32nd of an epoch, with 256 to
+    16384 trained tokens."""
     learning_rate: float | None = None
     """Peak learning rate of AdamW; default: 2e-4 up to 135 million weights, falling to 1e-5 at a billion; ten times that for
     an adapter."""
-    warmup: Advanced[float] = 0.05
-    """Share of the steps over which the learning rate rises from 0."""
-    decay: Advanced[Literal["constant", "linear", "cosine"]] = "cosine"
-    """Learning rate after the warmup: `constant`, or `linear` or `cosine` decay to a tenth of it."""
-    weight_decay: Advanced[float] = 0.0
-    """Weight decay of AdamW; norms and biases are excluded."""
-    max_grad_norm: Advanced[float] = 1.0
-    """Norm to which a larger gradient is clipped."""
-    max_tokens: int | None = None
-    """Greatest number of tokens of a call, prompt and answer; default: the model's context."""
-    too_long: Advanced[Literal["drop", "cut"]] = "drop"
-    """What happens to a longer call: `drop`, or `cut` (train the beginning of its answer). Both are counted."""
+    lr_scheduler_type: Advanced[Literal["cosine", "linear", "constant_with_warmup"]] = "cosine"
+    """Course of the learning rate after the warmup."""
+    warmup_steps: Advanced[float] = 0.05
+    """Steps over which the learning rate rises from 0; below 1 a share of all steps."""
+    max_length: int | None = None
+    """Greatest number of tokens of a call, prompt and answer; default: the model's context.
+
+    Longer calls are left out and counted."""
     eval_fraction: Advanced[float] = 0.05
     """Share of the conversations that is held out for the evaluation loss.
 
     Conversations with the same first prompt are held out together."""
-    eval_every: Advanced[int | None] = None
+    eval_steps: Advanced[int | None] = None
     """Steps between evaluations; default: one per epoch."""
-    save_every_s: Advanced[float] = 300.0
-    """Seconds between saved states, from which a job that was stopped continues; 0: after each step."""
+    save_steps: Advanced[int | None] = None
+    """Steps between saved states, from which a job that was stopped continues; default: those of five minutes."""
     lora_result: Literal["merged", "adapter"] = "merged"
     """The result with `adapter = "lora"`: `merged` (a whole model) or `adapter` (the adapter alone, to be served on its base).
 

@@ -79,7 +79,7 @@ def test_an_agent_goes_the_whole_way_without_a_changed_line(tmp_path: Path) -> N
         "TEACHER_PORT": str(teacher_port),
         "DEMONSTRATIONS": "600",
         "OMP_NUM_THREADS": "1",
-        "TRAINSPAN_SFT__EPOCHS": "20",
+        "TRAINSPAN_SFT__NUM_TRAIN_EPOCHS": "20",
         "TRAINSPAN_LOOP__ROUNDS": "2",
         "TRAINSPAN_LOOP__EVAL_TASKS": "100",
     }
@@ -91,7 +91,7 @@ def test_an_agent_goes_the_whole_way_without_a_changed_line(tmp_path: Path) -> N
     manifest = json.loads((work / "warm" / "sft" / "manifest.json").read_text())
     assert 440 <= manifest["examples"] / 2 <= 540  # about 81 % of the rollouts: two answers each, one in ten wrong
     assert (manifest["dropped"], manifest["rewritten"]) == ({}, 0)
-    assert manifest["held_out_loss"] < 0.5
+    assert manifest["eval_loss"] < 0.5
     (run,) = (place.home / "runs").iterdir()
     records = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
     assert all(check["ok"] for record in records for check in record["checks"])

@@ -118,8 +118,10 @@ def test_advanced_settings_have_a_table_and_their_sections_variables(tmp_path: P
 
 
 def test_trainer_and_supervised_training_have_the_settings_of_the_model(tmp_path: Path) -> None:
-    config = written(tmp_path, "[model]\ndtype = 'float32'\nforward = 'packed'\n[train]\nseed = 3\n[sft]\nepochs = 2\n")
+    config = written(
+        tmp_path, "[model]\ndtype = 'float32'\nforward = 'packed'\n[train]\nseed = 3\n[sft]\nnum_train_epochs = 2\n"
+    )
     settings = load_settings(config, {"TRAINSPAN_MODEL__MICRO_BATCH_TOKENS": "512"})
     for section in (settings.model, settings.train, settings.sft):
         assert (section.dtype, section.forward, section.micro_batch_tokens) == ("float32", "packed", 512)
-    assert (settings.train.seed, settings.sft.seed, settings.sft.epochs) == (3, 0, 2.0)
+    assert (settings.train.seed, settings.sft.seed, settings.sft.num_train_epochs) == (3, 0, 2.0)

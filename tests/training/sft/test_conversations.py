@@ -7,14 +7,11 @@ from typing import Any
 import pytest
 
 from tests.support.models.tiny_model import CHATML
-from trainspan_schemas.config.settings import SftSettings
 from trainspan_schemas.errors import DatasetError
-from trainspan_training.data.layout import BatchLayout
 from trainspan_training.model.loading import load_tokenizer
 from trainspan_training.sft.data.conversations import Conversations, hold_out, make_rows
 from trainspan_training.sft.data.examples import find_files, read_examples
 from trainspan_training.sft.data.rendering import Renderer
-from trainspan_training.sft.plan import plan_of
 
 Message = dict[str, Any]
 
@@ -43,7 +40,7 @@ def rows_of(model_dir: Path, tmp_path: Path) -> Any:
     def make(*lines: dict[str, Any], template: str = CHATML, **options: Any) -> Conversations:
         file = tmp_path / "data.jsonl"
         file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        chosen = {"max_tokens": 512, "cut": False, "loss_on_all": False} | options
+        chosen = {"max_length": 512} | options
         renderer = Renderer(tokenizer, frozenset([tokenizer.eos_token_id]), template)
         return make_rows(read_examples([file])[0], renderer, **chosen)
 
@@ -53,10 +50,7 @@ def rows_of(model_dir: Path, tmp_path: Path) -> Any:
 def trained(tokenizer_dir: Path, made: Conversations) -> list[list[str]]:
     """The trained text of each row, by answer."""
     tokenizer = load_tokenizer(tokenizer_dir)
-    return [
-        [tokenizer.decode(row.tokens[part.start : part.start + len(part.logprobs)]) for part in row.sampled]
-        for row in made.rows
-    ]
+    return [[tokenizer.decode(row.tokens[start : start + size]) for start, size in row.answers] for row in made.rows]
 
 
 def test_messages_and_the_lines_of_an_export_give_the_same_rows(rows_of: Any, model_dir: Path) -> None:
@@ -88,21 +82,18 @@ def test_a_rewritten_history_is_counted_and_every_answer_still_trained_after_its
         assert len(made.named["rewritten"]) == 1
 
 
-def test_what_is_too_long_is_dropped_or_cut_and_counted(rows_of: Any, model_dir: Path) -> None:
+def test_what_is_too_long_is_dropped_and_counted(rows_of: Any, model_dir: Path) -> None:
     lines = [{"messages": dialog("q", "short", "1234567890")}, {"messages": dialog("q" * 90, "never")}]
     (row,) = rows_of(*lines).rows[:1]
     limit = len(row.tokens) - 4
-    dropped = rows_of(*lines, max_tokens=limit)
+    dropped = rows_of(*lines, max_length=limit)
     assert trained(model_dir, dropped) == [["short<|im_end|>"]]
     assert (dict(dropped.dropped), dropped.named["too_long"]) == ({"too_long": 2}, ["data.jsonl:1", "data.jsonl:2"])
-    cut = rows_of(*lines, max_tokens=limit, cut=True)
-    assert trained(model_dir, cut) == [["short<|im_end|>", "1234567"]]
-    assert (cut.cut, dict(cut.dropped)) == (1, {"too_long": 1})
 
 
 def test_the_loss_can_be_on_all_tokens(rows_of: Any) -> None:
-    (row,) = rows_of({"messages": dialog("q", "a", "b")}, loss_on_all=True).rows
-    assert row.positions.tolist() == list(range(1, len(row.tokens)))
+    (row,) = rows_of({"messages": dialog("q", "a", "b")}, assistant_only=False).rows
+    assert row.labels.tolist() == [-100, *row.tokens.tolist()[1:]]
 
 
 @pytest.mark.parametrize(
@@ -149,24 +140,6 @@ def test_the_answers_of_a_conversation_are_held_out_together_if_the_template_for
     assert len({row.group for row in made.rows}) == 20
     _, held = hold_out(made.rows, 0.1, seed=0)
     assert len(held) == 6, "two conversations of three answers"
-
-
-def test_an_epoch_trains_each_row_once_in_steps_of_about_equal_size(rows_of: Any) -> None:
-    lines = [{"messages": dialog(f"q{number}", *["a" * (number % 7 + 1)] * (number % 3 + 1))} for number in range(60)]
-    rows = rows_of(*lines).rows
-    layout = BatchLayout("packed", 512, pair=0.0, dense=True)
-    plan = plan_of(rows, [], layout, SftSettings(batch_tokens=60, epochs=2))
-    assert plan.steps == 2 * plan.steps_per_epoch
-    steps = [sorted(call for batch in step for call in set(batch.calls.tolist())) for step in plan.after(0)]
-    sizes = [step[0].n_step for step in plan.after(0)]
-    first, second = steps[: plan.steps_per_epoch], steps[plan.steps_per_epoch :]
-    assert first != second
-    for epoch in (first, second):
-        assert sorted(call for step in epoch for call in step) == sorted(row.number for row in rows)
-    assert 40 <= min(sizes) <= max(sizes) <= 80
-    assert [step[0].n_step for step in plan.after(5)] == sizes[5:]
-    assert plan_of(rows, [], layout, SftSettings(max_steps=3)).steps == 3
-    assert plan_of(rows[:2], [], layout, SftSettings(batch_tokens=1)).steps_per_epoch == 2
 
 
 def test_half_characters_of_a_conversation_become_the_replacement_character(tmp_path: Path) -> None:

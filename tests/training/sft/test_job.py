@@ -16,16 +16,22 @@ import torch
 from tests.support.models.tiny_model import CHATML
 from tests.training.support.sessions import same_weights, weights
 from trainspan_schemas.artifacts.checkpoint import base_digest, digest_of_model
+from trainspan_schemas.command_events import FineTuneEvaluated, FineTuneStarted, FineTuneStep
 from trainspan_schemas.config.settings import SftSettings
 from trainspan_schemas.errors import CheckpointError, ConfigError, NothingToTrainError, TrainingError
 from trainspan_training.model.loading import check_folder, load_model, load_tokenizer
-from trainspan_training.sft.job import SftJob, fine_tune
-from trainspan_training.sft.options import check, own_names
-from trainspan_training.sft.stopping import SftOutcome
+from trainspan_training.sft.job import SftJob, SftOutcome, check, fine_tune
 
-SETTINGS = SftSettings(epochs=3, batch_tokens=60, learning_rate=3e-3, eval_fraction=0.1, save_every_s=0)
+SETTINGS = SftSettings(
+    num_train_epochs=3,
+    gradient_accumulation_steps=3,
+    learning_rate=3e-3,
+    eval_fraction=0.1,
+    save_steps=1,
+    forward="padded",
+)
 
-Event = dict[str, Any]
+Figures = dict[str, Any]
 
 
 def conversations(count: int = 24) -> str:
@@ -47,14 +53,14 @@ def fine_tuned(tmp_path: Path, model_dir: Path, home: None) -> Callable[..., Sft
     """Runs a job on tmp_path/data.jsonl; returns its outcome."""
     (tmp_path / "data.jsonl").write_text(conversations())
 
-    def run(out: str = "out", on_event: Callable[[Event], None] = lambda _: None, **settings: Any) -> SftOutcome:
+    def run(out: str = "out", on_event: Callable[[Any], None] = lambda _: None, **settings: Any) -> SftOutcome:
         chosen = dataclasses.replace(SETTINGS, **{"model": str(model_dir), **settings})
         return fine_tune(SftJob(chosen, tmp_path / "data.jsonl", tmp_path / out), on_event)
 
     return run
 
 
-def figures(out: Path) -> list[Event]:
+def figures(out: Path) -> list[Any]:
     return [json.loads(line) for line in (out / "sft" / "metrics.jsonl").read_text().splitlines()]
 
 
@@ -67,21 +73,21 @@ def unlike(one: Path, other: Path) -> float:
 def test_a_job_writes_a_model_that_answers_like_the_conversations(
     fine_tuned: Callable[..., SftOutcome], tmp_path: Path, model_dir: Path
 ) -> None:
-    events: list[Event] = []
-    done = fine_tuned(on_event=events.append, epochs=20, save_every_s=300)
+    events: list[Any] = []
+    done = fine_tuned(on_event=events.append, num_train_epochs=20, save_steps=None)
     out = tmp_path / "out"
     assert (done.out, done.done, done.signal) == (out, done.steps, None)
     assert sorted(path.name for path in out.iterdir()) == sorted([*(path.name for path in model_dir.iterdir()), "sft"])
     assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith("out")) == ["out"]
     assert base_digest(out) == digest_of_model(out) != digest_of_model(model_dir)
-    measured = [record["held_out_loss"] for record in figures(out) if "held_out_loss" in record]
+    measured = [record["eval_loss"] for record in figures(out) if "eval_loss" in record]
     assert len(measured) == 21
     assert measured[0] > 3
     assert measured[-1] < 1
     manifest = json.loads((out / "sft" / "manifest.json").read_text())
     assert (manifest["examples"], manifest["answers"], manifest["dropped"]) == (24, 48, {})
     assert manifest["base"] == str(model_dir)
-    assert manifest["held_out_loss"] == measured[-1]
+    assert manifest["eval_loss"] == measured[-1]
     assert manifest["job"]["settings"]["seed"] == 0
     assert manifest["versions"]["trl"]
     model, tokenizer = load_model(check_folder(out)), load_tokenizer(out)
@@ -92,13 +98,13 @@ def test_a_job_writes_a_model_that_answers_like_the_conversations(
     said = tokenizer.decode(ids)
     assert said.startswith("calc ")
     assert said.endswith("<|im_end|>")
-    assert [event["event"] for event in events[:3]] == ["start", "evaluation", "step"]
+    assert [type(event) for event in events[:3]] == [FineTuneStarted, FineTuneEvaluated, FineTuneStep]
     (tmp_path / "out.unfinished").mkdir()  # a kill between the rename and the removal
-    (tmp_path / "out.unfinished" / "job.json").write_text(json.dumps(manifest["job"]))
-    assert fine_tuned(epochs=20, save_every_s=1).steps == 0  # it is complete, and nothing runs again
+    (tmp_path / "out.unfinished" / "job.json").write_text(json.dumps({"job": manifest["job"], "kept": {}}))
+    assert fine_tuned(num_train_epochs=20, save_steps=1).steps == 0  # it is complete, and nothing runs again
     assert not (tmp_path / "out.unfinished").exists()
-    with pytest.raises(CheckpointError, match="is the result of a job with another epochs"):
-        fine_tuned(epochs=2)
+    with pytest.raises(CheckpointError, match="is the result of a job with another num_train_epochs"):
+        fine_tuned(num_train_epochs=2)
 
 
 @pytest.mark.parametrize("adapter", ["none", "lora"])
@@ -107,23 +113,23 @@ def test_a_job_that_is_stopped_or_breaks_continues_to_the_same_weights(
 ) -> None:
     whole = fine_tuned("whole", adapter=adapter)
 
-    def stop(event: Event) -> None:
-        if event["event"] == "step" and event["step"] == 4:
+    def stop(event: Any) -> None:
+        if isinstance(event, FineTuneStep) and event.step == 4:
             os.kill(os.getpid(), signal.SIGTERM)
 
     stopped = fine_tuned("out", stop, adapter=adapter)
     assert (stopped.done, stopped.steps, stopped.signal) == (4, whole.steps, signal.SIGTERM)
     assert not (tmp_path / "out").exists()
 
-    def breaks(event: Event) -> None:
-        if event["event"] == "step" and event["step"] == 9:
+    def breaks(event: Any) -> None:
+        if isinstance(event, FineTuneStep) and event.step == 9:
             raise RuntimeError("a kill: step 9 is in the metrics, and not in a state")
 
     with pytest.raises(RuntimeError, match="a kill"):
         fine_tuned("out", breaks, adapter=adapter)
-    starts: list[Event] = []
+    starts: list[Any] = []
     done = fine_tuned("out", starts.append, adapter=adapter)
-    assert (starts[0]["step"], done.done) == (8, whole.steps)
+    assert (starts[0].step, done.done) == (8, whole.steps)
     assert unlike(tmp_path / "out", tmp_path / "whole") < 1e-6
     steps = [record["step"] for record in figures(tmp_path / "out") if "loss" in record]
     assert steps == list(range(1, whole.steps + 1))
@@ -157,8 +163,8 @@ def test_a_mixture_of_experts_continues_after_a_stop(
     mixture: dict[str, Any] = {"model": str(tmp_path / "mixture"), "max_steps": 4}
     fine_tuned("whole", **mixture)
 
-    def stop(event: Event) -> None:
-        if event["event"] == "step" and event["step"] == 2:
+    def stop(event: Any) -> None:
+        if isinstance(event, FineTuneStep) and event.step == 2:
             os.kill(os.getpid(), signal.SIGTERM)
 
     assert fine_tuned(on_event=stop, **mixture).done == 2
@@ -166,28 +172,55 @@ def test_a_mixture_of_experts_continues_after_a_stop(
     assert unlike(tmp_path / "out", tmp_path / "whole") < 1e-6
 
 
-def test_a_job_that_is_stopped_after_its_last_step_keeps_its_last_loss(
-    fine_tuned: Callable[..., SftOutcome], tmp_path: Path
-) -> None:
-    def stop(event: Event) -> None:
-        if event["event"] == "step" and event["step"] == 6:
+def test_a_signal_in_the_last_step_does_not_stop_the_job(fine_tuned: Callable[..., SftOutcome], tmp_path: Path) -> None:
+    def stop(event: Any) -> None:
+        if isinstance(event, FineTuneStep) and event.step == 6:
             os.kill(os.getpid(), signal.SIGINT)
 
-    stopped = fine_tuned(on_event=stop, max_steps=6)
-    assert (stopped.done, stopped.signal) == (6, signal.SIGINT)
-    fine_tuned(max_steps=6)
-    measured = [record for record in figures(tmp_path / "out") if "held_out_loss" in record]
+    done = fine_tuned(on_event=stop, max_steps=6)
+    assert (done.done, done.signal) == (6, None)
+    measured = [record for record in figures(tmp_path / "out") if "eval_loss" in record]
     manifest = json.loads((tmp_path / "out" / "sft" / "manifest.json").read_text())
-    assert manifest["held_out_loss"] == measured[-1]["held_out_loss"]
-    assert len({record["step"] for record in measured}) == len(measured), "no step is measured twice"
+    assert manifest["eval_loss"] == measured[-1]["eval_loss"]
+    assert measured[-1]["step"] == 6
+
+
+def test_a_torn_state_is_not_resumed_from(fine_tuned: Callable[..., SftOutcome], tmp_path: Path) -> None:
+    def breaks(event: Any) -> None:
+        if isinstance(event, FineTuneStep) and event.step == 4:
+            raise RuntimeError("a kill")
+
+    with pytest.raises(RuntimeError, match="a kill"):
+        fine_tuned(on_event=breaks, max_steps=6)
+    torn = tmp_path / "out.unfinished" / "checkpoint-9"
+    torn.mkdir()
+    (torn / "trainer_state.json").write_text('{"global_step": 9')
+    starts: list[Any] = []
+    fine_tuned(on_event=starts.append, max_steps=6)
+    assert starts[0].step == 3
+
+
+def test_a_step_that_is_not_finite_is_neither_saved_nor_part_of_a_result(
+    fine_tuned: Callable[..., SftOutcome], tmp_path: Path, model_dir: Path
+) -> None:
+    model = load_model(model_dir)
+    with torch.no_grad():
+        model.lm_head.weight[0] = float("nan")
+    model.save_pretrained(tmp_path / "broken")
+    load_tokenizer(model_dir).save_pretrained(tmp_path / "broken")
+    with pytest.raises(TrainingError, match=r"the loss is nan .* lower sft.learning_rate"):
+        fine_tuned(model=str(tmp_path / "broken"), forward="padded")
+    assert not (tmp_path / "out").exists()
+    assert not list((tmp_path / "out.unfinished").glob("checkpoint-*"))
 
 
 @pytest.mark.slow
 def test_a_killed_job_continues_to_the_same_weights(
     fine_tuned: Callable[..., SftOutcome], tmp_path: Path, model_dir: Path
 ) -> None:
-    fine_tuned("whole", epochs=10)
-    options = ["--epochs", "10", "--batch-tokens", "60", "--learning-rate", "3e-3", "--eval-fraction", "0.1"]
+    fine_tuned("whole", num_train_epochs=10)
+    options = ["--num-train-epochs", "10", "--gradient-accumulation-steps", "3", "--learning-rate", "3e-3"]
+    options += ["--eval-fraction", "0.1"]
     command = [
         sys.executable,
         "-m",
@@ -203,7 +236,8 @@ def test_a_killed_job_continues_to_the_same_weights(
     environ = os.environ | {
         "TRAINSPAN_HOME": str(tmp_path / "home"),
         "OMP_NUM_THREADS": "1",
-        "TRAINSPAN_SFT__SAVE_EVERY_S": "0",
+        "TRAINSPAN_SFT__SAVE_STEPS": "1",
+        "TRAINSPAN_MODEL__FORWARD": "padded",
     }
     for step in (3, 17):
         with subprocess.Popen(
@@ -247,7 +281,7 @@ def test_another_chat_template_is_trained_and_served(fine_tuned: Callable[..., S
     template = CHATML.replace("'<|im_end|>' + '\n'", "'<|im_end|>'")
     assert template != CHATML
     (tmp_path / "own.jinja").write_text(template)
-    fine_tuned(chat_template=str(tmp_path / "own.jinja"), max_steps=1)
+    fine_tuned(chat_template_path=str(tmp_path / "own.jinja"), max_steps=1)
     assert load_tokenizer(tmp_path / "out").chat_template == template
 
 
@@ -259,21 +293,23 @@ def test_what_cannot_be_done_is_refused_with_its_reason(
     with pytest.raises(CheckpointError, match="full exists and no `trainspan sft` wrote it"):
         fine_tuned("full")
     with pytest.raises(NothingToTrainError, match="none of 24 examples can be trained") as nothing:
-        fine_tuned(max_tokens=5)
+        fine_tuned(max_length=5)
     assert nothing.value.details == (
         "too_long 48, e.g. data.jsonl:1, data.jsonl:2, data.jsonl:3, data.jsonl:4, data.jsonl:5: "
-        "prompt and answer exceed sft.max_tokens",
+        "prompt and answer exceed sft.max_length",
     )
     with pytest.raises(TrainingError, match=r"takes about .* are free: use a smaller model"):
         fine_tuned(memory_gib=0.001)
     assert not (tmp_path / "out.unfinished").exists()
 
-    def stop(_: Event) -> None:
+    def stop(_: Any) -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
     assert fine_tuned(on_event=stop).signal == signal.SIGINT
-    with pytest.raises(CheckpointError, match=r"out.unfinished holds an unfinished job with another epochs, seed"):
-        fine_tuned(seed=1, epochs=1)
+    with pytest.raises(
+        CheckpointError, match=r"out.unfinished holds an unfinished job with another num_train_epochs, seed"
+    ):
+        fine_tuned(seed=1, num_train_epochs=1)
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(TrainingError, match="sft trains in one process"):
         fine_tuned()
@@ -286,14 +322,9 @@ def test_what_cannot_be_done_is_refused_with_its_reason(
         ({"lora_result": "adapter"}, 'sft.lora_result = "adapter" has no effect'),
         ({"lora_rank": 4}, "model.lora_rank = 4 has no effect"),
         ({"learning_rate": 0.0}, "sft.learning_rate = 0.0 must be greater than 0"),
-        ({"epochs": 0}, "sft.epochs = 0 must be greater than 0"),
+        ({"num_train_epochs": 0}, "sft.num_train_epochs = 0 must be greater than 0"),
     ],
 )
-def test_settings_that_make_no_sense_are_named(settings: Event, message: str) -> None:
+def test_settings_that_make_no_sense_are_named(settings: Figures, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         check(SftSettings(**settings))
-
-
-def test_only_settings_are_renamed_in_messages() -> None:
-    with pytest.raises(CheckpointError, match=r"^/data/train.v2/train.json: set sft.learning_rate$"), own_names():
-        raise CheckpointError("/data/train.v2/train.json: set train.learning_rate")

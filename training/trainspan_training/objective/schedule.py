@@ -1,4 +1,4 @@
-"""The learning rate of each step: a default that fits the model, warm-up by rounds, in `sft` by steps with decay.
+"""The learning rate of each step: a default that fits the model, and warm-up by rounds.
 
 It depends only on the number of updates that led to the policy, so that a restarted trainer resumes at the same point.
 `TrustRegion` lowers it where a round would move the policy too far.
@@ -17,8 +17,6 @@ _SMALL, _SMALL_RATE = 135e6, 2e-5
 """A model size, and a rate that trained it well (docs/decisions/training.md)."""
 _ADAPTER = 10
 """An adapter tolerates about ten times the rate of full training (Schulman et al., LoRA Without Regret, 2025)."""
-_FLOOR = 0.1
-"""Share of the rate that remains after decay."""
 _LEAST_SHARE = 0.1
 """A step that would be shortened to less than this share is not made."""
 
@@ -31,12 +29,10 @@ def fitting_rate(parameters: int, *, adapter: bool) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Rises from 0 to `rate` over `warmup` rounds, then falls to a tenth of it until round `end` unless it is constant."""
+    """Rises from 0 to `rate` over `warmup` rounds."""
 
     rate: float
     warmup: float
-    decay: str = "constant"
-    end: int = 0
 
     @classmethod
     def of(cls, settings: TrainSettings, parameters: int) -> "Schedule":
@@ -48,13 +44,7 @@ class Schedule:
 
     def at(self, rounds: float) -> float:
         """The rate of a step in the middle of which so many rounds have passed since version 0."""
-        if rounds < self.warmup:
-            return self.rate * rounds / self.warmup
-        if self.decay == "constant":
-            return self.rate
-        done = min(1.0, (rounds - self.warmup) / (self.end - self.warmup))
-        left = 1 - done if self.decay == "linear" else (1 + math.cos(math.pi * done)) / 2
-        return self.rate * (_FLOOR + (1 - _FLOOR) * left)
+        return self.rate * rounds / self.warmup if rounds < self.warmup else self.rate
 
 
 class TrustRegion:

@@ -4,12 +4,13 @@ import hashlib
 import json
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainspan_schemas.artifacts.checkpoint import digest_of_model
+from trainspan_schemas.command_events import FineTuneStarted
 from trainspan_schemas.config.settings import SftSettings
 from trainspan_schemas.errors import CheckpointError, ConfigError, TrainingError
 from trainspan_schemas.home import served_model
@@ -18,24 +19,28 @@ from trainspan_training.devices.device import device_name, hide_gpus
 from trainspan_training.model.loading import find_model
 from trainspan_training.model.starting_policy import Policy
 from trainspan_training.objective.heavy_imports import import_training
-from trainspan_training.sft.data.examples import ConversationFile, find_files, read_examples
+from trainspan_training.objective.options import check_model
+from trainspan_training.sft.data.examples import ConversationFile, Example, find_files, read_examples
 from trainspan_training.sft.data.rendering import read_template
-from trainspan_training.sft.options import check, own_names
-from trainspan_training.sft.stopping import SftOutcome, Stopped, StopSignal
-from trainspan_training.sft.work_folder import ABOUT, MANIFEST, WorkFolder, is_complete, work_path
+from trainspan_training.sft.job_folder import JobFolder
+from trainspan_training.sft.stop_signal import Stopped, StopSignal
 
-__all__ = ["SftJob", "fine_tune"]
+if TYPE_CHECKING:
+    from trainspan_training.sft.trainer import ConversationTrainer, OnEvent
+
+__all__ = ["SftJob", "SftOutcome", "check", "fine_tune"]
 
 _NO_EFFECT = (
-    "model",
-    "chat_template",
-    "save_every_s",
-    "memory_gib",
-    "micro_batch_tokens",
-    "gradient_checkpointing",
-    "device",
+    *("model", "chat_template_path", "save_steps", "device"),
+    *("memory_gib", "memory_share", "micro_batch_tokens", "gradient_checkpointing"),
 )
 """Settings that change the result by rounding only, or name contents that are hashed themselves."""
+_PACK_TOKENS = {True: 4096, False: 512}
+"""Greatest size of a pack on a GPU, and on a CPU: attention computes all pairs of its tokens."""
+_POSITIVE = (
+    *("num_train_epochs", "max_steps", "gradient_accumulation_steps", "learning_rate"),
+    *("max_length", "eval_steps", "save_steps"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +54,38 @@ class SftJob:
     """Folder of the finished model; it must not exist, or be empty."""
 
 
-def fine_tune(job: SftJob, on_event: Callable[[dict[str, Any]], None]) -> SftOutcome:
+@dataclass(frozen=True, slots=True)
+class SftOutcome:
+    """How a job ended."""
+
+    out: Path
+    steps: int
+    """Of the whole job; 0 if it was complete before."""
+    done: int
+    """Those made so far."""
+    signal: int | None = None
+    """The signal that stopped it."""
+    manifest: dict[str, Any] | None = None
+    """The finished model's manifest."""
+
+
+def check(settings: SftSettings) -> None:
+    """Raises ConfigError for a setting that is invalid, or has no effect with the others."""
+    for name in _POSITIVE:
+        if (value := getattr(settings, name)) is not None and not value > 0:
+            raise ConfigError(f"sft.{name} = {value} must be greater than 0")
+    if not 0 <= settings.eval_fraction < 1:
+        raise ConfigError(f"sft.eval_fraction = {settings.eval_fraction} must be at least 0 and less than 1")
+    if not settings.warmup_steps >= 0:
+        raise ConfigError(f"sft.warmup_steps = {settings.warmup_steps} must not be less than 0")
+    if settings.lora_result == "adapter" and settings.adapter == "none":
+        raise ConfigError('sft.lora_result = "adapter" has no effect: adapter = "none" trains no adapter')
+    if settings.lora_result == "adapter" and settings.chat_template_path:
+        raise ConfigError('sft.chat_template_path has no place in an adapter: set lora_result = "merged"')
+    check_model(settings)
+
+
+def fine_tune(job: SftJob, on_event: "OnEvent") -> SftOutcome:
     """Runs the job, or continues it, and calls `on_event` with its figures as they come.
 
     A signal ends it cleanly after the current step; the same job continues from there. Raises ConfigError, DatasetError,
@@ -63,8 +99,7 @@ def fine_tune(job: SftJob, on_event: Callable[[dict[str, Any]], None]) -> SftOut
     stop = StopSignal()
     before = {number: signal.signal(number, stop.on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        with own_names():
-            return _run(job, stop, on_event)
+        return _run(job, stop, on_event)
     except Stopped:
         return SftOutcome(job.out, 0, 0, stop.signal)
     finally:
@@ -72,35 +107,105 @@ def fine_tune(job: SftJob, on_event: Callable[[dict[str, Any]], None]) -> SftOut
             signal.signal(number, handler)
 
 
-def _run(job: SftJob, stop: StopSignal, on_event: Callable[[dict[str, Any]], None]) -> SftOutcome:
+def _run(job: SftJob, stop: StopSignal, on_event: "OnEvent") -> SftOutcome:
     settings = job.settings
-    template = read_template(settings.chat_template) if settings.chat_template else None
-    if template is not None and settings.lora_result == "adapter":
-        raise ConfigError('sft.chat_template has no place in an adapter: set lora_result = "merged"')
+    template = read_template(settings.chat_template_path) if settings.chat_template_path else None
     examples, sources = read_examples(find_files(job.data))
     policy = _policy(settings)
-    identity = _identity(settings, sources, policy, template)
-
-    if is_complete(job.out, identity):
-        if work_path(job.out).exists():
-            WorkFolder(job.out, identity).remove()  # killed after the result was renamed
-        return SftOutcome(job.out, 0, 0, manifest=json.loads((job.out / ABOUT / MANIFEST).read_text()))
+    folder = JobFolder(job.out, _identity(settings, sources, policy, template))
+    if (manifest := folder.finished()) is not None:
+        return SftOutcome(job.out, 0, 0, manifest=manifest)
     import_training()
     device = device_name(settings.device)
     share_cores(1)
-    from trainspan_training.sft.setup import set_up
+    from trainspan_training.sft.result import finish
 
-    work = WorkFolder(job.out, identity)
-    try:
+    with folder.held():
         try:
-            training = set_up(settings, policy, examples, work, stop, on_event, template, device)
+            trainer = _prepared(settings, policy, examples, folder, stop, on_event, template, device)
         except BaseException:
-            if work.latest() is None:
-                work.remove()  # it has not begun
+            if folder.latest() is None:
+                folder.remove()  # it has not begun
             raise
-        return training.run(job.out, {"job": identity, "data": _described(job.data, sources)})
-    finally:
-        work.close()
+        try:
+            with stop.working():
+                trainer.run(settings.eval_steps, folder.latest())
+        except OSError as error:
+            raise TrainingError(f"cannot save in {folder.path}: {error}; run it again to continue") from error
+        steps, done = trainer.state.max_steps, trainer.state.global_step
+        if done < steps:
+            return SftOutcome(job.out, steps, done, stop.signal)
+        about = {"job": folder.identity, "data": _described(job.data, sources), "base": policy.base}
+        manifest = finish(trainer, folder, settings, policy, template, about)
+    return SftOutcome(job.out, steps, steps, manifest=manifest)
+
+
+def _prepared(
+    settings: SftSettings,
+    policy: Policy,
+    examples: Sequence[Example],
+    folder: JobFolder,
+    stop: StopSignal,
+    on_event: "OnEvent",
+    template: str | None,
+    device: str,
+) -> "ConversationTrainer":
+    """The trainer with its rows and model.
+
+    Raises NothingToTrainError if no answer can be trained, DatasetError, ConfigError, CheckpointError or TrainingError.
+    """
+    import torch
+
+    from trainspan_training.devices.team import Team
+    from trainspan_training.model.loading import load_config, load_model, load_tokenizer
+    from trainspan_training.model.lora import add_adapter
+    from trainspan_training.objective import memory
+    from trainspan_training.objective.options import compute_dtype
+    from trainspan_training.sft.data.conversations import hold_out
+    from trainspan_training.sft.data.rows import check_rows, read_rows
+    from trainspan_training.sft.trainer import ConversationTrainer, Progress, packs_exactly, sft_config
+
+    cuda = torch.cuda.is_available()
+    if cuda and (devices := torch.cuda.device_count()) > 1:
+        raise TrainingError(f"{devices} GPUs are visible, and sft trains on one: set CUDA_VISIBLE_DEVICES")
+    config, tokenizer = load_config(policy.model), load_tokenizer(policy.model)
+    made = read_rows(settings, config, policy.model, tokenizer, examples, template)
+    budget = memory.fit(config, settings, memory.available(settings, cuda=cuda), cuda=cuda, team=Team())
+    vocabulary = int(config.get_text_config().vocab_size)
+    check_rows(made.rows, vocabulary, budget.longest)
+    dtype = compute_dtype(settings, cuda=cuda)
+    model = load_model(policy.model, frozen=settings.adapter == "lora" and dtype == "bfloat16")
+    longest = max(len(row.tokens) for row in made.rows)
+    pack = 0
+    if settings.forward != "padded" and packs_exactly(model, vocabulary):
+        pack = max(longest, min(_PACK_TOKENS[cuda], budget.tokens))
+    elif settings.forward in ("packed", "tree"):
+        raise ConfigError(
+            f'model.forward = "{settings.forward}" cannot be used: the model mixes packed rows; leave it out'
+        )
+    pack = folder.remember("pack_tokens", pack)
+    if settings.adapter == "lora":
+        model = add_adapter(model, settings, policy)
+    rows, held_out = hold_out(made.rows, settings.eval_fraction, settings.seed)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    recompute = budget.kept < max(pack, longest)
+    args = sft_config(settings, rows, parameters, folder.path, pack_tokens=pack, recompute=recompute)
+    start = FineTuneStarted(
+        device=device,
+        dtype=dtype,
+        examples=made.examples,
+        answers=made.answers,
+        rows=len(made.rows),
+        held_out_rows=len(held_out),
+        tokens=sum(len(row.tokens) for row in rows),
+        trained_tokens=sum(row.n_trained for row in rows),
+        rewritten=made.rewritten,
+        dropped=dict(made.dropped.most_common()),
+        named=made.named,
+        learning_rate=args.learning_rate,
+        gradient_accumulation_steps=args.gradient_accumulation_steps,
+    )
+    return ConversationTrainer(model, tokenizer, args, rows, held_out, Progress(stop, start, on_event))
 
 
 def _policy(settings: SftSettings) -> Policy:

@@ -1,164 +1,203 @@
-"""TRL's SFT trainer, fed with planned optimizer steps, each a list of micro-batches.
+"""Supervised training by TRL's `SFTTrainer`: our rows in; its packing, loss, schedule, evaluation, saving and resuming.
 
-The loss is TRL's: the sum of −log π over the trained tokens of the whole step, divided by their number, so that splitting
-a step into more micro-batches changes nothing. Only its log-probabilities are computed by `objective`, as for GRPO: rows
-may be packed or form prefix trees, and logits exist for one chunk of trained tokens at a time.
+The loss of a step is the sum of −log π over the trained tokens of the whole step, divided by their number, so that it does
+not depend on how the step's rows are packed. Packed rows do not see each other: `packs_exactly` proves it for the model.
 """
 
 import math
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import torch
-from datasets import Dataset
-from torch import Tensor, nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback
+from datasets import Dataset, disable_progress_bars
+from torch import Tensor
+from transformers import PrinterCallback, TrainerCallback
 from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
 
-from trainspan_schemas.config.settings import TrainSettings
+from trainspan_schemas.command_events import FineTuneEvaluated, FineTuneStarted, FineTuneStep
+from trainspan_schemas.config.settings import SftSettings
 from trainspan_schemas.errors import TrainingError
-from trainspan_training.data.layout import TokenBudget
-from trainspan_training.data.micro_batches import MicroBatch
-from trainspan_training.devices.team import Team
-from trainspan_training.objective.logprobs import Scorer
+from trainspan_training.model.full_weights import FullWeights
+from trainspan_training.model.starting_policy import Policy
 from trainspan_training.objective.options import compute_dtype
+from trainspan_training.objective.schedule import fitting_rate
+from trainspan_training.sft.data.conversations import Row
+from trainspan_training.sft.stop_signal import StopSignal
 
-__all__ = ["ConversationTrainer", "StepFigures"]
+__all__ = ["ConversationTrainer", "OnEvent", "Progress", "dataset_of", "packs_exactly", "sft_config"]
 
-_ENDLESS = 2**62
+_STEPS, _LEAST, _MOST = 32, 256, 16384
+"""Steps of an epoch, and limits of the trained tokens of a step, if `gradient_accumulation_steps` is not set."""
+_RATE = 10
+"""Supervised training tolerates about ten times the rate of reinforcement learning (docs/decisions/training.md)."""
+_SAVED_EVERY_S = 300.0
+_SAME = 0.1
+"""Greatest difference of logits, in their standard deviations, that rounding explains: another row's tokens change more."""
 
-
-@dataclass(frozen=True, slots=True)
-class StepFigures:
-    """What an optimizer step measured."""
-
-    loss: float
-    """Mean −log π over its trained tokens, in nats."""
-    entropy: float
-    """Mean over the same tokens."""
-    grad_norm: float
-    """Before clipping."""
-    seconds: float
+OnEvent = Callable[[FineTuneStarted | FineTuneStep | FineTuneEvaluated], None]
 
 
-class ConversationTrainer(SFTTrainer):
-    """Supervised training over optimizer steps. `train()` iterates `steps` once; the iterator may block or save in between.
-
-    A step whose loss or gradient is not finite raises TrainingError and leaves the weights unchanged.
-    """
-
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        settings: TrainSettings,
-        steps: Iterable[list[MicroBatch]],
-        output_dir: str,
-        budget: TokenBudget | None = None,
-    ) -> None:
-        self.steps = steps
-        self.rate = 0.0
-        """Learning rate of the next step."""
-        self.figures: StepFigures | None = None
-        """Those of the last step."""
-        self._limits = settings
-        self._measured: list[Tensor] = []
-        super().__init__(
-            model=model,
-            args=_config(settings, output_dir),
-            train_dataset=Dataset.from_dict({"input_ids": [[0]], "labels": [[0]]}),
-            processing_class=tokenizer,
-        )
-        self.remove_callback(PrinterCallback)
-        self.aux_loss_enabled = False  # a mixture's load balancing is a mean over a micro-batch
-        double = any(parameter.dtype == torch.float64 for parameter in model.parameters())
-        self._scorer = Scorer(
-            self.accelerator,
-            lambda: self.policy,
-            settings,
-            Team(),
-            dtype=torch.float64 if double else torch.float32,
-            budget=budget,
-        )
-
-    @property
-    def policy(self) -> Any:
-        """The live model itself, without what accelerate wraps around it."""
-        return self.accelerator.unwrap_model(self.model)
-
-    def get_train_dataloader(self) -> Any:
-        return self.steps
-
-    def _prepare_inputs(self, inputs: Any) -> Any:
-        return inputs
-
-    def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
-        """Runs forward and backward of a whole step and clips the gradient; returns the loss."""
-        began = time.perf_counter()
-        optimizer: Any = self.optimizer
-        for group in optimizer.param_groups if optimizer else ():
-            group["lr"] = self.rate
-        loss = self.accumulate(model, inputs)
-        norm: Any = self.accelerator.clip_grad_norm_(model.parameters(), self._limits.max_grad_norm)
-        entropy = sum(float(part) for part in self._measured) / inputs[0].n_step
-        self.figures = StepFigures(float(loss), entropy, float(norm), time.perf_counter() - began)
-        if not (math.isfinite(self.figures.loss) and math.isfinite(self.figures.grad_norm)):
-            raise TrainingError(
-                f"the loss is {self.figures.loss:g} and its gradient has norm {self.figures.grad_norm:g}: "
-                "lower sft.learning_rate"
-            )
-        return loss
-
-    def accumulate(self, model: nn.Module, step: Sequence[MicroBatch]) -> Tensor:
-        """Adds the gradient of the step's loss to `.grad`, micro-batch by micro-batch; returns the loss."""
-        self.current_gradient_accumulation_steps = 1
-        self._measured = []
-        total = torch.zeros((), device=self.accelerator.device, dtype=torch.float64)
-        for batch in step:
-            total += super().training_step(model, batch, None).double()  # type: ignore[no-untyped-call]
-        return total
-
-    def compute_loss(
-        self, model: nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
-    ) -> Any:
-        """The micro-batch's share of the step's loss. `outputs` do not exist: there are no logits."""
-        scores = self._scorer.score(model, inputs)
-        self._measured.append(scores.entropies.sum().detach())
-        loss = -scores.logprobs.sum() / inputs.n_step
-        return (loss, None) if return_outputs else loss
-
-    def held_out_loss(self, batches: Sequence[MicroBatch]) -> float:
-        """Mean −log π over the trained tokens of the batches, without training on them."""
-        total = sum(-float(self._scorer.logprobs(batch).sum()) for batch in batches)
-        return total / batches[0].n_step
-
-    def log(self, *_: Any, **__: Any) -> None:
-        """Does nothing: transformers and TRL log means over micro-batches."""
+def dataset_of(rows: Sequence[Row]) -> Dataset:
+    """The rows as TRL takes them, with the masks as labels."""
+    return Dataset.from_dict({"input_ids": [row.tokens for row in rows], "labels": [row.labels for row in rows]})
 
 
-def _config(settings: TrainSettings, output_dir: str) -> SFTConfig:
-    """Configuration for one optimizer step per dataloader item; TRL prepares, saves, evaluates and logs nothing."""
+def sft_config(
+    settings: SftSettings, rows: Sequence[Row], parameters: int, folder: Path, *, pack_tokens: int, recompute: bool
+) -> SFTConfig:
+    """TRL's configuration for these trained rows; `pack_tokens`: greatest size of a pack, 0: each row is forwarded alone."""
     cuda = torch.cuda.is_available()
+    tokens, trained = sum(len(row.tokens) for row in rows), sum(row.n_trained for row in rows)
+    step_tokens = tokens * min(_MOST, max(_LEAST, trained // _STEPS)) / trained
+    pass_tokens = pack_tokens or tokens / len(rows)
+    passes = settings.gradient_accumulation_steps or max(1, round(step_tokens / pass_tokens))
+    rate = settings.learning_rate or _RATE * fitting_rate(parameters, adapter=settings.adapter == "lora")
     return SFTConfig(
-        output_dir=output_dir,
+        output_dir=str(folder),
+        num_train_epochs=settings.num_train_epochs,
+        max_steps=settings.max_steps or -1,
+        gradient_accumulation_steps=passes,
+        per_device_train_batch_size=1,
+        per_device_eval_batch_size=1,
+        packing=pack_tokens > 0,
+        max_length=pack_tokens or None,
+        learning_rate=rate,
+        lr_scheduler_type=settings.lr_scheduler_type,
+        warmup_steps=settings.warmup_steps,
+        seed=settings.seed,
         use_cpu=not cuda,
         bf16=compute_dtype(settings, cuda=cuda) == "bfloat16",
-        gradient_checkpointing=bool(settings.gradient_checkpointing),
+        gradient_checkpointing=recompute,
         gradient_checkpointing_kwargs={"use_reentrant": False},
-        dataset_kwargs={"skip_prepare_dataset": True},
-        lr_scheduler_type="constant",  # the rate of each step is set in `training_step`
-        weight_decay=settings.weight_decay,
-        max_grad_norm=0.0,  # clipped in `training_step`, before the optimizer can see a non-finite gradient
-        seed=settings.seed,
-        max_steps=_ENDLESS,
-        per_device_train_batch_size=1,
-        gradient_accumulation_steps=1,
-        logging_strategy="no",
-        save_strategy="no",
-        eval_strategy="no",
+        router_aux_loss_coef=0.0,  # a mixture's load balancing is a mean over a pack
+        dataloader_pin_memory=cuda,
+        logging_steps=1,
+        logging_nan_inf_filter=False,
+        save_strategy="steps" if settings.save_steps else "no",
+        save_steps=settings.save_steps or 500,
+        save_total_limit=1,
         report_to=[],
         disable_tqdm=True,
     )
+
+
+class ConversationTrainer(SFTTrainer):
+    """TRL's trainer on rows, some of them held out. It saves states, and ends after a signal."""
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        args: SFTConfig,
+        rows: Sequence[Row],
+        held_out: Sequence[Row],
+        events: "Progress",
+    ) -> None:
+        disable_progress_bars()
+        super().__init__(
+            model=model,
+            args=args,
+            train_dataset=dataset_of(rows),
+            eval_dataset=dataset_of(held_out) if held_out else None,
+            processing_class=tokenizer,
+            callbacks=[events],
+        )
+        self.remove_callback(PrinterCallback)
+        self._events = events
+        packs: Any = self.train_dataset
+        held_out_packs: Any = self.eval_dataset
+        self._passes = len(packs)
+        self._held_out_mean = sum(row.n_trained for row in held_out) / len(held_out_packs) if held_out else 0.0
+
+    def run(self, eval_steps: int | None, state: Path | None) -> None:
+        """Trains from the saved state, or from the start, and evaluates every `eval_steps` steps, or once an epoch."""
+        if self.eval_dataset is not None:
+            self.args.eval_strategy = "steps"
+            self.args.eval_steps = eval_steps or -(-self._passes // self.args.gradient_accumulation_steps)
+            self.args.eval_on_start = state is None
+        self.train(resume_from_checkpoint=str(state) if state else None)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        """Loads the weights of a state. transformers' own would leave a mixture's experts as they are: files name them otherwise."""
+        if hasattr(self.model, "peft_config"):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+            return
+        folder = Path(resume_from_checkpoint)
+        FullWeights(self.accelerator.unwrap_model(self.model)).restore(Policy(folder, folder.name, "", 0, folder))
+
+    def figures(self) -> dict[str, Any]:
+        """Those of the manifest, after training; `epochs` are the passes that were made."""
+        losses = [line["eval_loss"] for line in self.state.log_history if "eval_loss" in line]
+        reached = {"step": self.state.global_step, "steps": self.state.max_steps, "epochs": self.state.epoch}
+        return {**asdict(self._events.start), **reached, "eval_loss": losses[-1] if losses else None}
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """TRL's loss. The mean of those of the held-out packs is then −log π per trained token, not per pack."""
+        if not model.training:
+            num_items_in_batch = self._held_out_mean
+        return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)  # type: ignore[no-untyped-call]
+
+
+class Progress(TrainerCallback):
+    """Reports what TRL logs as events, saves a state every five minutes unless `save_steps` is set, and stops after a signal.
+
+    A step whose loss or gradient is not finite raises TrainingError before its weights are saved.
+    """
+
+    def __init__(self, stop: StopSignal, start: FineTuneStarted, on_event: OnEvent) -> None:
+        self._stop = stop
+        self.start = start
+        self._on_event = on_event
+        self._saved_at = self._logged_at = time.monotonic()
+        self._tokens = 0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._logged_at = time.monotonic()
+        self._on_event(replace(self.start, step=state.global_step, steps=state.max_steps))
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step >= state.max_steps:
+            control.should_save = False  # the result is written at once, and TRL cannot resume after the last step
+        elif args.save_strategy == "no" and time.monotonic() - self._saved_at >= _SAVED_EVERY_S:
+            control.should_save = True
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._saved_at = time.monotonic()
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **_: Any) -> None:
+        logs, now = logs or {}, time.monotonic()
+        step, steps, epoch, seconds = state.global_step, state.max_steps, state.epoch or 0.0, now - self._logged_at
+        if "eval_loss" in logs:
+            self._on_event(FineTuneEvaluated(step, steps, epoch, logs["eval_loss"], seconds))
+        elif "loss" in logs:
+            loss, norm = logs["loss"], logs["grad_norm"]
+            if not (math.isfinite(loss) and math.isfinite(norm)):
+                raise TrainingError(f"the loss is {loss:g} and its gradient has norm {norm:g}: lower sft.learning_rate")
+            forwarded, self._tokens = int(logs["num_tokens"]) - self._tokens, int(logs["num_tokens"])
+            rate, entropy = logs["learning_rate"], logs["entropy"]
+            self._on_event(FineTuneStep(step, steps, epoch, loss, norm, rate, entropy, forwarded, seconds))
+            if self._stop.signal is not None and step < steps:
+                control.should_save = control.should_training_stop = True
+        self._logged_at = now
+
+
+@torch.no_grad()
+def packs_exactly(model: Any, vocabulary: int) -> bool:
+    """Whether the model computes the same for a row in a pack as for the row alone; False if its layers mix them."""
+    device = next(model.parameters()).device
+    rows = [torch.arange(first, first + 8, device=device)[None] % vocabulary for first in (0, 8)]
+
+    def logits(tokens: Tensor, positions: Tensor) -> Tensor:
+        scores: Tensor = model(input_ids=tokens, position_ids=positions, use_cache=False).logits
+        return scores[0].float()
+
+    positions = torch.arange(8, device=device)[None]
+    alone = torch.cat([logits(row, positions) for row in rows])
+    together = logits(torch.cat(rows, dim=1), torch.cat([positions, positions], dim=1))
+    return bool((together - alone).abs().max() < _SAME * alone.std())

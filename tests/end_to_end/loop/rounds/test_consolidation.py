@@ -34,7 +34,7 @@ def prepare(tmp_path: Path) -> tuple[Place, list[str]]:
         config,
         inputs,
         rollouts={"n": 8, "judge": ""},
-        sft={"epochs": 40, "batch_tokens": 2, "save_every_s": 0.0, "eval_fraction": 0.0},
+        sft={"num_train_epochs": 40, "gradient_accumulation_steps": 1, "save_steps": 1, "eval_fraction": 0.0},
         loop={
             "target": "tests/end_to_end/loop/rounds/fickle_agent.py:solve_tersely",
             "rounds": 2,
@@ -72,7 +72,7 @@ def kill_once(command: list[str], environ: dict[str, str], is_there: Callable[[]
 def test_a_loop_killed_while_it_consolidates_comes_to_the_same_end(tmp_path: Path) -> None:
     place, command = prepare(tmp_path)
     home = place.home
-    kill_once(command, place.environ, lambda: any(home.glob("runs/*/consolidated.unfinished/step-*")))
+    kill_once(command, place.environ, lambda: any(home.glob("runs/*/consolidated.unfinished/checkpoint-*")))
     time.sleep(3)
     kill_once(
         command,

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
-from trainspan_training.data.sequences import Sampled, TokenSequence
 from trainspan_training.sft.data.examples import Example, Message
 from trainspan_training.sft.data.rendering import AnswerTokens, Renderer
 
-__all__ = ["Conversations", "hold_out", "make_rows"]
+__all__ = ["Conversations", "Row", "hold_out", "make_rows"]
 
 _OPEN_ROWS = 16
 """Rows that a later answer may continue: agents that take turns do not end each other's rows."""
@@ -20,16 +20,38 @@ _NAMED = 5
 """Examples named for each reason."""
 
 
+@dataclass(frozen=True, slots=True)
+class Row:
+    """T tokens, of which those of the answers are trained."""
+
+    group: str
+    """Rows of one group are held out together."""
+    tokens: NDArray[np.int32]
+    """(T,)"""
+    answers: tuple[tuple[int, int], ...]
+    """Start, which is never 0, and length of each answer."""
+
+    @property
+    def n_trained(self) -> int:
+        return sum(size for _, size in self.answers)
+
+    @property
+    def labels(self) -> NDArray[np.int32]:
+        """(T,) the tokens, and −100 where they are not trained."""
+        labels = np.full_like(self.tokens, -100)
+        for start, size in self.answers:
+            labels[start : start + size] = self.tokens[start : start + size]
+        return labels
+
+
 @dataclass(slots=True)
 class Conversations:
     """The rows, and what became of every answer."""
 
-    rows: list[TokenSequence] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
     examples: int = 0
     answers: int = 0
     """Answers that are trained."""
-    cut: int = 0
-    """Those of them that lack their end, because they were too long."""
     rewritten: int = 0
     """Answers whose prompt does not begin with the tokens of the previous answer, though its messages do."""
     dropped: Counter[str] = field(default_factory=Counter)
@@ -48,15 +70,13 @@ class Conversations:
 
 
 @dataclass(slots=True)
-class _Row:
+class _OpenRow:
     """A row that may still grow."""
 
     call: AnswerTokens
     """Its last answer."""
-    starts: list[tuple[int, int]]
-    """Start and length of each answer."""
+    answers: list[tuple[int, int]]
     group: str
-    number: int
 
 
 @dataclass(slots=True)
@@ -65,7 +85,7 @@ class _Talk:
 
     said: Sequence[Message] = ()
     """Its messages so far, without thoughts, which clients do not send back."""
-    row: _Row | None = None
+    row: _OpenRow | None = None
     """That of its last answer."""
     group: str | None = None
     """That of its first answer: rows of one conversation are held out together."""
@@ -75,16 +95,16 @@ class _Talk:
 
 
 def make_rows(
-    examples: Iterable[Example], renderer: Renderer, *, max_tokens: int, cut: bool, loss_on_all: bool
+    examples: Iterable[Example], renderer: Renderer, *, max_length: int, assistant_only: bool = True
 ) -> Conversations:
-    """The training rows of the examples; `cut`: keep the beginning of an answer that is too long.
+    """The training rows of the examples.
 
     An answer whose prompt begins with exactly the tokens of a recent row continues that row: each token is forwarded
     once. If the template rewrites the history, the answer gets its own row in the same group, which only costs time.
     """
     made = Conversations()
-    rows: list[_Row] = []
-    recent: deque[_Row] = deque(maxlen=_OPEN_ROWS)
+    rows: list[_OpenRow] = []
+    recent: deque[_OpenRow] = deque(maxlen=_OPEN_ROWS)
     talks: deque[_Talk] = deque(maxlen=_OPEN_ROWS)
     for example in examples:
         made.examples += 1
@@ -94,36 +114,30 @@ def make_rows(
             talk = _Talk()
             talks.append(talk)
         talk.said = said
-        for call in _fitting(example, renderer, made, max_tokens=max_tokens, cut=cut):
+        for call in _fitting(example, renderer, made, max_length):
             row = next((row for row in recent if _continues(row.call, call)), None)
             if row is None:
                 talk.group = talk.group or hashlib.sha256(call.prompt.tobytes()).hexdigest()
-                row = _Row(call, [], talk.group, made.answers)
+                row = _OpenRow(call, [], talk.group)
                 rows.append(row)
                 recent.append(row)
             if talk.row is not None and row is not talk.row:
                 made.rewritten += 1
                 made.name("rewritten", example.name)
             row.call = call
-            row.starts.append((len(call.prompt), len(call.answer)))
+            row.answers.append((len(call.prompt), len(call.answer)))
             made.answers += 1
             talk.row, talk.group = row, row.group
-    made.rows = [_sequence(row, loss_on_all=loss_on_all) for row in rows]
+    made.rows = [_closed(row, assistant_only=assistant_only) for row in rows]
     return made
 
 
-def _fitting(
-    example: Example, renderer: Renderer, made: Conversations, *, max_tokens: int, cut: bool
-) -> Iterator[AnswerTokens]:
+def _fitting(example: Example, renderer: Renderer, made: Conversations, max_length: int) -> Iterator[AnswerTokens]:
     for call in renderer.calls(example):
         if isinstance(call, str):
             made.drop(call, example.name)
-        elif call.size <= max_tokens:
+        elif call.size <= max_length:
             yield call
-        elif cut and len(call.prompt) < max_tokens:
-            made.cut += 1
-            made.name("cut", example.name)
-            yield AnswerTokens(call.prompt, call.answer[: max_tokens - len(call.prompt)])
         else:
             made.drop("too_long", example.name)
 
@@ -138,14 +152,12 @@ def _continues(before: AnswerTokens, call: AnswerTokens) -> bool:
     )
 
 
-def _sequence(row: _Row, *, loss_on_all: bool) -> TokenSequence:
+def _closed(row: _OpenRow, *, assistant_only: bool) -> Row:
     tokens = np.concatenate([row.call.prompt, row.call.answer])
-    starts = [(1, len(tokens) - 1)] if loss_on_all else row.starts
-    parts = tuple(Sampled(row.number, start, np.zeros(size, np.float32), 1.0, 1.0) for start, size in starts)
-    return TokenSequence(str(row.number), row.group, tokens, parts)
+    return Row(row.group, tokens, tuple(row.answers) if assistant_only else ((1, len(tokens) - 1),))
 
 
-def hold_out(rows: Sequence[TokenSequence], share: float, seed: int) -> tuple[list[TokenSequence], list[TokenSequence]]:
+def hold_out(rows: Sequence[Row], share: float, seed: int) -> tuple[list[Row], list[Row]]:
     """(trained, held out): about this share of the groups is held out, at least one unless the share is 0 or there is only one."""
     groups = list(dict.fromkeys(row.group for row in rows))
     count = min(len(groups) - 1, max(1, round(share * len(groups)))) if share else 0

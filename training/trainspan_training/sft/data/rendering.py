@@ -23,13 +23,13 @@ REASONS: Final = {
     "no_prompt": "nothing comes before the answer",
     "refused_by_template": "the chat template raised an error",
     "template_rewrites": "the chat template renders an answer other than as a continuation of its prompt: "
-    "set sft.chat_template to one that keeps prefixes",
-    "not_rendered": "the chat template leaves out the answer's text or a tool call: set sft.chat_template to one that renders them",
+    "set sft.chat_template_path to one that keeps prefixes",
+    "not_rendered": "the chat template leaves out the answer's text or a tool call: set sft.chat_template_path to one that renders them",
     "boundary": "the tokens of prompt and answer, one after the other, are not the text that the template renders",
-    "no_end": "no token at which the server stops follows the answer: end the text with it, or set sft.chat_template",
+    "no_end": "no token at which the server stops follows the answer: end the text with it, or set sft.chat_template_path",
     "stop_inside": "the answer contains a token at which the server would have stopped",
     "bad_arguments": "the arguments of a tool call are not a JSON object, which no server would render",
-    "too_long": "prompt and answer exceed sft.max_tokens",
+    "too_long": "prompt and answer exceed sft.max_length",
 }
 """Why an answer is not trained, and what to do."""
 
@@ -41,7 +41,7 @@ class AnswerTokens:
     prompt: NDArray[np.int32]
     """(P,) not empty."""
     answer: NDArray[np.int32]
-    """(A,) up to and including the token that ends it, unless it was cut."""
+    """(A,) up to and including the token that ends it."""
 
     @property
     def size(self) -> int:
@@ -141,4 +141,4 @@ def read_template(path: str) -> str:
     try:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"sft.chat_template = {path!r} cannot be read: {error}") from error
+        raise ConfigError(f"sft.chat_template_path = {path!r} cannot be read: {error}") from error

@@ -6,9 +6,8 @@ from typing import Any
 
 from trainspan_schemas.config.settings import SftSettings
 from trainspan_schemas.errors import ConfigError, DatasetError, NothingToTrainError, TrainingError
-from trainspan_training.data.sequences import TokenSequence
 from trainspan_training.model.loading import context_of
-from trainspan_training.sft.data.conversations import Conversations, make_rows
+from trainspan_training.sft.data.conversations import Conversations, Row, make_rows
 from trainspan_training.sft.data.examples import Example
 from trainspan_training.sft.data.rendering import Renderer, dropped_lines, stop_tokens
 
@@ -20,15 +19,14 @@ def read_rows(
 ) -> Conversations:
     """The training rows. Raises NothingToTrainError with the reasons if there are none."""
     if template is None and not tokenizer.chat_template and any(example.text is None for example in examples):
-        raise ConfigError(f"{folder} has no chat template: set sft.chat_template to a file")
+        raise ConfigError(f"{folder} has no chat template: set sft.chat_template_path to a file")
     stops = stop_tokens(tokenizer, config.get_text_config(), config, _generation_config(folder))
     context = context_of(config.get_text_config())
     made = make_rows(
         examples,
         Renderer(tokenizer, stops, template),
-        max_tokens=min(settings.max_tokens or context, context),
-        cut=settings.too_long == "cut",
-        loss_on_all=settings.loss_on == "all",
+        max_length=min(settings.max_length or context, context),
+        assistant_only=settings.assistant_only_loss,
     )
     if not made.rows:
         raise NothingToTrainError(
@@ -46,12 +44,12 @@ def _generation_config(folder: Path) -> Any:
         return None
 
 
-def check_rows(rows: Sequence[TokenSequence], vocabulary: int, longest: int) -> None:
+def check_rows(rows: Sequence[Row], vocabulary: int, longest: int) -> None:
     for row in rows:
         if len(row.tokens) > longest:
             raise TrainingError(
                 f"a conversation has {len(row.tokens)} tokens, memory has room for {longest}: "
-                'set sft.max_tokens or sft.adapter = "lora"'
+                'set sft.max_length or model.adapter = "lora"'
             )
         if int(row.tokens.max()) >= vocabulary:
             raise DatasetError(

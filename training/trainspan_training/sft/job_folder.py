@@ -1,0 +1,118 @@
+"""The folder `OUT.unfinished` of a job: what the job is, and TRL's states (`checkpoint-N`) from which it continues after a kill."""
+
+import fcntl
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from trainspan_schemas.errors import CheckpointError
+
+__all__ = ["ABOUT", "MANIFEST", "JobFolder"]
+
+ABOUT: Final = "sft"
+"""The folder inside the finished model's with manifest and metrics; later checkpoints do not copy it."""
+MANIFEST: Final = "manifest.json"
+_JOB_FILE: Final = "job.json"
+_STATE_FILE: Final = "trainer_state.json"
+"""The last file that TRL writes of a state."""
+
+
+class JobFolder:
+    """The folder of the job whose result will be `out`. `identity`: what determines the result; another one is refused."""
+
+    def __init__(self, out: Path, identity: Mapping[str, Any]) -> None:
+        self.out = out
+        self.path = out.with_name(f"{out.name}.unfinished")
+        self.identity: dict[str, Any] = json.loads(json.dumps(identity))
+        self._kept: dict[str, int] = {}
+
+    def finished(self) -> dict[str, Any] | None:
+        """The manifest of the result, if it is there. Raises CheckpointError if `out` is anything else."""
+        if not self.out.exists() or (self.out.is_dir() and not any(self.out.iterdir())):
+            return None
+        try:
+            manifest: dict[str, Any] = json.loads((self.out / ABOUT / MANIFEST).read_text())
+            known = manifest["job"]
+        except (OSError, ValueError, KeyError, TypeError):
+            raise CheckpointError(f"{self.out} exists and no `trainspan sft` wrote it: give another --out") from None
+        if other := _differing(known, self.identity):
+            raise CheckpointError(
+                f"{self.out} is the result of a job with another {', '.join(other)}: give another --out, or delete it"
+            )
+        if self.path.exists():  # killed after the result was renamed
+            shutil.rmtree(self.path)
+        return manifest
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Within the block the folder is this process's. Raises CheckpointError if another process or job has it."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        with (self.path / ".lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise CheckpointError(
+                    f"another process works on {self.path}: stop it, or give another --out"
+                ) from error
+            self._claim()
+            yield
+
+    def remember(self, name: str, value: int) -> int:
+        """The value that the job began with, which is this one if it has none: a continued job must not choose anew."""
+        if name not in self._kept:
+            self._kept[name] = value
+            self._write()
+        return self._kept[name]
+
+    def latest(self) -> Path | None:
+        """The newest complete state."""
+        states = [path.parent for path in self.path.glob(f"checkpoint-*/{_STATE_FILE}") if _is_json(path)]
+        return max(states, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
+
+    def remove(self) -> None:
+        """Deletes the folder: the job is complete, or has not begun."""
+        shutil.rmtree(self.path)
+
+    def _claim(self) -> None:
+        file = self.path / _JOB_FILE
+        if not file.exists():
+            self._write()
+            return
+        try:
+            job = json.loads(file.read_text())
+            known, self._kept = job["job"], job["kept"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(f"{file} is damaged ({error}): delete {self.path}, or give another --out") from error
+        if other := _differing(known, self.identity):
+            raise CheckpointError(
+                f"{self.path} holds an unfinished job with another {', '.join(other)}: run it again as before to finish it, "
+                "delete the folder, or give another --out"
+            )
+
+    def _write(self) -> None:
+        temporary = self.path / f".{_JOB_FILE}"
+        temporary.write_text(json.dumps({"job": self.identity, "kept": self._kept}, indent=2) + "\n")
+        temporary.replace(self.path / _JOB_FILE)
+
+
+def _is_json(file: Path) -> bool:
+    try:
+        json.loads(file.read_text())
+    except ValueError:
+        return False
+    return True
+
+
+def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """The keys with different values; those of inner objects by their own names."""
+    keys = []
+    for key in dict.fromkeys((*one, *other)):
+        values = one.get(key), other.get(key)
+        if isinstance(values[0], dict) and isinstance(values[1], dict):
+            keys += _differing(values[0], values[1])
+        elif values[0] != values[1]:
+            keys.append(key)
+    return keys
