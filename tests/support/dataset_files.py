@@ -76,35 +76,6 @@ def write_dataset(
     return temporary.rename(folder)
 
 
-def as_version_2(folder: Path) -> Path:
-    """Turns a dataset into version 2, without the columns of constrained calls."""
-    return _as_version(folder, 2, ["constraint", "constraint_start"])
-
-
-def as_version_1(folder: Path) -> Path:
-    """Turns a dataset into version 1: everything in one folder `round=NNNN`, without the column `rollout_reward`."""
-    folder = _as_version(folder, 1, ["constraint", "constraint_start", "rollout_reward"])
-    about = about_dir(folder)
-    manifest = json.loads((about / MANIFEST).read_text())
-    for path in about.iterdir():
-        path.rename(folder / path.name)
-    about.rmdir()
-    return folder.rename(folder.with_name(f"round={manifest['round']:04d}"))
-
-
-def _as_version(folder: Path, version: int, without: list[str]) -> Path:
-    import pyarrow.parquet as pq
-
-    path = about_dir(folder) / MANIFEST
-    manifest = json.loads(path.read_text())
-    for file in manifest["files"]:
-        part = folder / file["name"]
-        pq.write_table(pq.ParquetFile(part).read().drop(without), part)
-        file["sha256"] = hashlib.sha256(part.read_bytes()).hexdigest()
-    path.write_text(json.dumps({**manifest, "version": version}))
-    return folder
-
-
 def _row(call: LoggedCall, round_: int, run_id: str) -> dict[str, Any]:
     row: dict[str, Any] = dict.fromkeys(COLUMNS)
     row |= {name: getattr(call, name) for name in call.__dataclass_fields__}

@@ -12,7 +12,6 @@ from tests.support.models.tiny_model import make_tiny_model
 from tests.training.support.processes.imports import import_once
 from tests.training.support.sessions import GENTLE, Run
 from trainspan_schemas.config.settings import TrainSettings
-from trainspan_training.metrics import curves
 from trainspan_training.model.loading import load_model, load_tokenizer
 from trainspan_training.rounds.result import RoundResult
 from trainspan_training.session import TrainJob, train
@@ -58,18 +57,11 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def run(home: None, tmp_path: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Trains from `model_dir` on tmp_path/dataset into tmp_path/checkpoints; returns the results.
+def run(home: None, tmp_path: Path, model_dir: Path) -> Run:
+    """Trains from `model_dir` on tmp_path/dataset into tmp_path/checkpoints; returns the results."""
 
-    The curves are drawn only if `drawn`: they take as long as the rest of a small run.
-    """
-
-    def _run(
-        settings: TrainSettings = GENTLE, *, rounds: int | None = None, drawn: bool = False, **job: Any
-    ) -> list[RoundResult]:
+    def _run(settings: TrainSettings = GENTLE, *, rounds: int | None = None, **job: Any) -> list[RoundResult]:
         results: list[RoundResult] = []
-        if not drawn:
-            monkeypatch.setattr(curves, "draw", lambda _: None)
         settings = settings if settings.model else dataclasses.replace(settings, model=str(model_dir))
         chosen = {"datasets": tmp_path / "dataset", "checkpoints": tmp_path / "checkpoints"} | job
         train(TrainJob(settings, follow=rounds is not None, rounds=rounds, **chosen), lambda *_: None, results.append)

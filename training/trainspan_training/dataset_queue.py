@@ -76,7 +76,7 @@ def newest(path: Path, ledger: CheckpointLedger, upstream: Upstream | None = Non
 
 
 def follow(
-    root: Path, ledger: CheckpointLedger, idle: Callable[[], None], upstream: Upstream | None = None
+    root: Path, ledger: CheckpointLedger, idle: Callable[[], None] = lambda: None, upstream: Upstream | None = None
 ) -> Iterator[DatasetFolder]:
     """Yields each unconsumed dataset under `root`, by round, forever. Calls `idle` while there is none.
 

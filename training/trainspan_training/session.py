@@ -2,7 +2,6 @@
 
 import logging
 import signal
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -33,8 +32,6 @@ from trainspan_training.rounds.result import NO_ROWS, RoundResult
 __all__ = ["TrainJob", "train"]
 
 log = logging.getLogger(__name__)
-
-_DRAW_EVERY_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +133,6 @@ class _Session:
         self._on_ready = on_ready
         self._on_step = on_step if team.leads else lambda _: None
         self._on_result = on_result
-        self._picture = _Picture(job.checkpoints)
 
     def run(self) -> None:
         settings = self._job.settings
@@ -166,11 +162,7 @@ class _Session:
             )
             if self._team.leads:
                 self._on_ready(device, rounds.trainer.dtype)
-            try:
-                rounds.run()
-            finally:
-                if self._team.leads:
-                    self._picture.draw()
+            rounds.run()
 
     def _datasets(self, policy: Policy) -> Iterator[DatasetFolder] | None:
         """Datasets to train; None if there is nothing to train."""
@@ -190,11 +182,10 @@ class _Session:
 
     def _appearing(self) -> Iterator[DatasetFolder]:
         assert self._leader.held is not None, "the leader holds the checkpoints folder"
-        return follow(self._job.datasets, self._leader.held.ledger, self._picture.draw_if_due, self._job.upstream)
+        return follow(self._job.datasets, self._leader.held.ledger, upstream=self._job.upstream)
 
     def _report(self, result: RoundResult) -> None:
         if self._team.leads:
-            self._picture.stale = self._picture.stale or result.record is not None
             self._on_result(result)
 
 
@@ -208,24 +199,3 @@ def _start(checkpoints: Checkpoints, job: TrainJob) -> Policy:
 def _missing_state(checkpoints: Checkpoints, policy: Policy, job: TrainJob) -> MissingState | None:
     missing = find_missing_state(checkpoints, policy, job.datasets)
     return missing and replace(missing, dataset=fetched(missing.dataset, job.upstream))
-
-
-class _Picture:
-    """Draws the curves if a round has changed them: occasionally while waiting, and at the end."""
-
-    def __init__(self, checkpoints: Path) -> None:
-        self._checkpoints = checkpoints
-        self._drawn_at = time.monotonic()
-        self.stale = False
-
-    def draw_if_due(self) -> None:
-        if time.monotonic() - self._drawn_at > _DRAW_EVERY_S:
-            self.draw()
-
-    def draw(self) -> None:
-        if self.stale:
-            from trainspan_training.metrics.curves import draw
-
-            draw(self._checkpoints)
-            self.stale = False
-            self._drawn_at = time.monotonic()

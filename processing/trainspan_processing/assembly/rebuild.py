@@ -69,10 +69,6 @@ def _differences(original: Published, again: Published) -> list[str]:
     if old == new:
         return []
     found = [f"{before['rows']} rows, {after['rows']} in the rebuild"]
-    if before["version"] != after["version"]:
-        found.append(
-            f"the dataset version changed from {before['version']} to {after['version']}, which has other columns"
-        )
     for name, digest in before["functions"].items():
         if after["functions"].get(name) != digest:
             found.append(f"{name} has changed")

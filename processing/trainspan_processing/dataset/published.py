@@ -11,7 +11,7 @@ import polars as pl
 
 from trainspan_processing.dataset.ledger import LEDGER, DatasetLedger, ledger_path
 from trainspan_processing.tables import ROLLOUT_KEY, Schema
-from trainspan_schemas.artifacts.dataset import READABLE_VERSIONS, dataset_dirs, manifest_path
+from trainspan_schemas.artifacts.dataset import DATASET_VERSION, dataset_dirs, manifest_path
 from trainspan_schemas.errors import DatasetError, UsageError
 
 __all__ = ["SEEN", "Published", "open_published"]
@@ -130,9 +130,8 @@ def open_published(path: Path) -> Published:
         raise DatasetError(f"{said} cannot be read: {error}") from error
     if not isinstance(manifest, dict):
         raise DatasetError(f"{said} cannot be read: it is not an object")
-    if manifest.get("version") not in READABLE_VERSIONS:
-        known = ", ".join(map(str, READABLE_VERSIONS))
+    if (version := manifest.get("version")) != DATASET_VERSION:
         raise DatasetError(
-            f"{path} has dataset version {manifest.get('version')}, but this trainspan reads {known}: build it again"
+            f"{path} has dataset version {version}, but this trainspan reads {DATASET_VERSION}: build it again"
         )
     return Published(path, manifest)

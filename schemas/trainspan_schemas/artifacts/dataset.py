@@ -6,9 +6,7 @@ dataset/round-0007.about/    manifest.json  rollouts.jsonl  quality.html
 ```
 
 The parts have a folder to themselves because not all Parquet readers ignore other files: Polars refuses any other extension.
-Version 1 kept the parts and their description in one folder `round=0007`, and had no column `rollout_reward`.
-Version 2 had no columns `constraint` and `constraint_start`, and no constrained calls: a reader of version 2 would train
-those as if they were unconstrained.
+A reader that ignored the columns `constraint` and `constraint_start` would train constrained calls as if they were free.
 """
 
 import os
@@ -22,7 +20,6 @@ __all__ = [
     "DATASET_VERSION",
     "LEDGER_FILE",
     "MANIFEST",
-    "READABLE_VERSIONS",
     "about_dir",
     "dataset_dir",
     "dataset_dirs",
@@ -32,13 +29,12 @@ __all__ = [
 ]
 
 DATASET_VERSION: Final = 3
-READABLE_VERSIONS: Final = (1, 2, 3)
 MANIFEST: Final = "manifest.json"
 LEDGER_FILE: Final = "rollouts.jsonl"
 ABOUT: Final = ".about"
 """Suffix of the folder that describes a dataset."""
 
-_ROUND_DIR: Final = re.compile(r"round[-=](\d{4,})")
+_ROUND_DIR: Final = re.compile(r"round-(\d{4,})")
 
 COLUMNS: Final[dict[str, str]] = {
     "rollout_id": "string",
@@ -99,7 +95,7 @@ def round_dir_name(round_: int) -> str:
 
 
 def round_of(name: str) -> int | None:
-    """The number in the folder name of a dataset, of any version; None for any other name."""
+    """The number in the folder name of a dataset; None for any other name."""
     match = _ROUND_DIR.fullmatch(name)
     return int(match[1]) if match else None
 
@@ -120,14 +116,12 @@ def _round_in(entry: "os.DirEntry[str]") -> int | None:
 
 
 def dataset_dir(root: Path, round_: int) -> Path:
-    """The folder of the dataset with this number: the existing one, of any version, or the one to create."""
+    """The folder of the dataset with this number: the existing one, or the one to create."""
     return next((path for path in dataset_dirs(root) if round_of(path.name) == round_), root / round_dir_name(round_))
 
 
 def about_dir(dataset: Path) -> Path:
-    """The folder that describes a dataset: next to it, or in version 1 the dataset folder itself."""
-    if (dataset / MANIFEST).exists():
-        return dataset
+    """The folder that describes a dataset, next to it."""
     whole = dataset if dataset.name not in ("", "..") else dataset.resolve()
     return whole.with_name(whole.name + ABOUT)
 

@@ -1,4 +1,4 @@
-"""A dataset's folder: common readers open it, it appears atomically, and version 1 folders are still readable."""
+"""A dataset's folder: common readers open it, it appears atomically."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,18 +12,10 @@ import pytest
 
 from tests.processing.conftest import Bench, rows
 from tests.processing.support.traces import chain
-from tests.support.dataset_files import as_version_1
 from trainspan_processing.assembly import parts
-from trainspan_processing.assembly.rebuild import rebuild
-from trainspan_processing.dataset.diff import compare_datasets
-from trainspan_processing.dataset.published import open_published
 from trainspan_processing.dataset.scratch import local_scratch
-from trainspan_processing.explain.explain import explain_rollout
-from trainspan_processing.explain.inquiry import Question
 from trainspan_schemas.artifacts.dataset import COLUMNS, about_dir, dataset_dirs
-from trainspan_schemas.config.settings import DatasetSettings
 from trainspan_schemas.errors import DatasetError
-from trainspan_training.data.dataset import open_dataset, read_calls
 
 
 def _pair(bench: Bench, names: str, **more: Any) -> None:
@@ -76,38 +68,6 @@ def test_one_line_of_every_reader_opens_the_folder(
         assert [*found[0]] == [*COLUMNS], name
         assert [tuple(None if row[key] is pd.NA else row[key] for key in names) for row in found] == expected, name
         assert [list(row["prompt_ids"]) for row in found] == prompts, name
-
-
-def test_a_dataset_of_version_1_is_still_read_by_everything(bench: Bench, tmp_path: Path) -> None:
-    _pair(bench, "ab")
-    new = bench.build(out=tmp_path / "new")
-    old = as_version_1(bench.build().path)
-    published = open_published(old)
-    difference = compare_datasets(published, open_published(new.path))
-    assert difference.is_empty
-    assert difference.rows.both == 4
-    assert len(read_calls(open_dataset(old))[0]) == 4
-    question = Question(
-        (str(bench.collectors[0].store),), f"{bench.run_id}-b", settings=DatasetSettings(), dataset=published
-    )
-    assert explain_rollout(question, bench.clock).agrees is True
-    # Its rollouts count as used, and the next dataset is written next to it.
-    _pair(bench, "cd")
-    later = bench.build()
-    assert [path.name for path in dataset_dirs(bench.out)] == ["round=0000", "round-0001"]
-    assert sorted(set(rows(later)["rollout_id"])) == [f"{bench.run_id}-c", f"{bench.run_id}-d"]
-    # A dataset built after it can be rebuilt; the old one itself has other columns now.
-    assert rebuild(later.path, tmp_path / "later", None, bench.clock).differences == []
-    [_, why, *_] = rebuild(old, tmp_path / "again", None, bench.clock).differences
-    assert why == "the dataset version changed from 1 to 3, which has other columns"
-
-
-def test_a_round_of_version_1_is_not_built_a_second_time(bench: Bench) -> None:
-    _pair(bench, "ab", round=4)
-    first = bench.build(round_=4)
-    old = as_version_1(first.path)
-    again = bench.build(round_=4)
-    assert (again.path, again.was_there) == (old, True)
 
 
 def test_a_command_that_was_killed_while_it_published_leaves_no_dataset_and_is_run_again(bench: Bench) -> None:

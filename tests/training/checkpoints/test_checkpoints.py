@@ -262,21 +262,6 @@ def test_a_state_counts_once_all_of_its_parts_are_there_and_is_cleared_away_othe
     assert [path.name for path in (tmp_path / "optimizer").iterdir()] == ["policy-000001"], "no state without a policy"
 
 
-def test_a_state_in_the_layout_of_an_earlier_version_is_named(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path)
-    folder = write(checkpoints, 1, "a")
-    shutil.rmtree(checkpoints.state_folder(folder.name))
-    old = tmp_path / "optimizer/policy-000001.safetensors"
-    old.write_bytes(b"")
-    with pytest.raises(
-        CheckpointError,
-        match=r"optimizer/policy-000001.safetensors has Adam's state in the format of an earlier version",
-    ):
-        checkpoints.state_files(folder.name)
-    old.unlink()
-    assert checkpoints.state_files(folder.name) == []
-
-
 def test_a_second_trainer_on_the_same_folder_is_refused(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     with pytest.raises(CheckpointError, match="another trainer is using"):

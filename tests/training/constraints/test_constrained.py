@@ -13,7 +13,7 @@ import pytest
 import torch
 import xgrammar
 
-from tests.support.dataset_files import LoggedCall, as_version_2, write_dataset
+from tests.support.dataset_files import LoggedCall, write_dataset
 from tests.training.devices.test_team import tensors, train
 from tests.training.support.exactness.references import Measured, as_calls, assert_same, gradients
 from tests.training.support.processes.pair import FSDP
@@ -305,14 +305,6 @@ def test_a_dataset_whose_calls_cannot_be_replayed_is_skipped_with_the_reason(run
     write_dataset(tmp_path / "dataset", [call, dataclasses.replace(call, rollout_id="b")])
     (result,) = run(rounds=1)
     assert result.skipped == "all 2 calls cannot be replayed: constrained:other_version"
-
-
-def test_a_dataset_of_version_2_is_trained_as_before(run: Run, tmp_path: Path) -> None:
-    call = LoggedCall("a", [3, 4], [5, 6], [-1.0, -1.0], 1.0)
-    as_version_2(write_dataset(tmp_path / "dataset", [call, dataclasses.replace(call, rollout_id="b", advantage=-1.0)]))
-    (result,) = run()
-    assert result.record
-    assert (result.record.rows, result.record.constrained_calls, result.record.unreplayed_calls) == (2, 0, {})
 
 
 @pytest.mark.slow

@@ -11,8 +11,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tests.support.dataset_files import LoggedCall, as_version_1, write_dataset
-from trainspan_schemas.artifacts.dataset import MANIFEST, about_dir, dataset_dir, dataset_dirs, manifest_path
+from tests.support.dataset_files import LoggedCall, write_dataset
+from trainspan_schemas.artifacts.dataset import about_dir, dataset_dirs, manifest_path
 from trainspan_schemas.errors import DatasetError
 from trainspan_training.data.dataset import open_dataset, read_calls
 from trainspan_training.data.sequences import make_sequences
@@ -84,11 +84,12 @@ def test_a_dataset_of_another_version_is_refused(tmp_path: Path) -> None:
         open_dataset(folder)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"version": 1}', '{"version": 1, "round": null}'])
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"version": 3}', '{"version": 3, "round": null}'])
 def test_a_malformed_manifest_is_refused(tmp_path: Path, text: str) -> None:
-    (tmp_path / MANIFEST).write_text(text)
+    folder = write_dataset(tmp_path, [CALL], round_=3)
+    manifest_path(folder).write_text(text)
     with pytest.raises(DatasetError, match=r"manifest\.json is malformed"):
-        open_dataset(tmp_path)
+        open_dataset(folder)
 
 
 def test_a_dataset_without_what_describes_it_is_refused(tmp_path: Path) -> None:
@@ -96,17 +97,6 @@ def test_a_dataset_without_what_describes_it_is_refused(tmp_path: Path) -> None:
     shutil.rmtree(about_dir(folder))
     with pytest.raises(DatasetError, match=r"cannot read .*round-0003\.about/manifest\.json"):
         open_dataset(folder)
-
-
-def test_a_dataset_of_version_1_is_read(tmp_path: Path) -> None:
-    new = write_dataset(tmp_path / "new", [CALL], round_=3)
-    old = as_version_1(write_dataset(tmp_path / "old", [CALL], round_=3))
-    assert old.name == "round=0003"
-    assert sorted(path.name for path in old.parent.iterdir()) == ["round=0003"]
-    assert dataset_dirs(old.parent) == [dataset_dir(old.parent, 3)] == [old]
-    ([before], _), ([after], _) = (read_calls(open_dataset(folder)) for folder in (old, new))
-    assert before.prompt_ids.tolist() == after.prompt_ids.tolist() == [1, 2, 3]
-    assert before.advantage == after.advantage == 0.75
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ checkpoints/policy-000003/             loaded by a policy server
 checkpoints/policy-000004.refused/     refused by a policy server; kept for inspection
 checkpoints/optimizer/policy-000003/part-00001-of-00002.safetensors
 checkpoints/tokens/policy-000003/part-00001-of-00002.parquet
-checkpoints/latest  ledger.jsonl  metrics.jsonl  curves.png
+checkpoints/latest  ledger.jsonl  metrics.jsonl
 ```
 A checkpoint is written under a temporary name, then renamed; then `latest` is updated. After a kill at any moment,
 `Checkpoints._recover` rolls forward to the nearest complete state. Adam's state is written after the checkpoint: a kill
@@ -122,23 +122,15 @@ class Checkpoints:
         return self.root / "optimizer" / name
 
     def state_files(self, name: str) -> list[Path]:
-        """The parts of a checkpoint's optimizer state; empty unless it is complete.
-
-        Raises CheckpointError if an earlier version of trainspan wrote the state, so that it is not silently ignored.
-        """
-        folder = self.state_folder(name)
-        files = sorted(folder.glob("part-*.safetensors"))
-        if not files and (old := folder.with_name(f"{name}.safetensors")).exists():
-            raise CheckpointError(
-                f"{old} has Adam's state in the format of an earlier version: delete it to let Adam start from zero"
-            )
+        """The parts of a checkpoint's optimizer state; empty unless it is complete."""
+        files = sorted(self.state_folder(name).glob("part-*.safetensors"))
         expected = int(files[0].stem.rpartition("-")[2]) if files else 0
         return files if len(files) == expected else []
 
     def lacks_state(self, name: str) -> bool:
         """Whether a checkpoint has no complete optimizer state, though its round made one.
 
-        The model that a run starts from, written as a checkpoint, never had one. Raises CheckpointError like `state_files`.
+        The model that a run starts from, written as a checkpoint, never had one.
         """
         return not self.state_files(name) and CheckpointMeta.read(self.root / name).dataset_sha256 is not None
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainspan_schemas.artifacts.dataset import READABLE_VERSIONS, manifest_path
+from trainspan_schemas.artifacts.dataset import DATASET_VERSION, manifest_path
 from trainspan_schemas.errors import DatasetError
-from trainspan_training.data.parquet_parts import columns_of, lists_of, row_groups, tables, verify
+from trainspan_training.data.parquet_parts import lists_of, row_groups, tables, verify
 
 if TYPE_CHECKING:
     import numpy as np
@@ -36,7 +36,6 @@ _COLUMNS = (
 )
 _NULLABLE = ("policy_version", "policy_version_spans", "group_id")
 _OF_CONSTRAINT = ("constraint", "constraint_start")
-"""Columns added in dataset version 3."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +49,7 @@ class DatasetFolder:
     rows: int
     rollouts: int
     policy: str | None
-    """Name of the policy that sampled the calls; None in version 1 datasets."""
+    """Name of the policy that sampled the calls; None if there is only one."""
     bases: tuple[str, ...]
     """Digests of the base models of its policies; empty if the calls do not name one."""
     reward_mean: float | None
@@ -124,9 +123,10 @@ def open_dataset(path: Path) -> DatasetFolder:
     try:
         manifest: dict[str, Any] = json.loads(text)
         version = manifest["version"]
-        if version not in READABLE_VERSIONS:
-            known = ", ".join(map(str, READABLE_VERSIONS))
-            raise DatasetError(f"{path} has dataset version {version}, but this trainer reads {known}: rebuild it")
+        if version != DATASET_VERSION:
+            raise DatasetError(
+                f"{path} has dataset version {version}, but this trainer reads {DATASET_VERSION}: rebuild it"
+            )
         rewards, spread = manifest.get("rewards") or {}, manifest.get("groups_spread") or {}
         return DatasetFolder(
             path=path,
@@ -158,8 +158,6 @@ def read_constrained(
     """
     texts: dict[str, str] = {}  # interned: long, and the same in many rows
     for path, first, held in _files(dataset, only):
-        if _OF_CONSTRAINT[0] not in columns_of(path):
-            continue
         columns = (*_OF_CONSTRAINT, "policy_version", "policy_version_spans", "completion_ids")
         for table, numbers in tables(path, columns, first, held, only):
             said = table.select(columns[:-1]).to_pylist()

@@ -12,7 +12,7 @@ from trainspan_schemas.errors import DatasetError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["columns_of", "lists_of", "row_groups", "tables", "verify"]
+__all__ = ["lists_of", "row_groups", "tables", "verify"]
 
 _ROWS_AT_ONCE = 16
 """Number of rows with whole prompts in memory at once."""
@@ -36,12 +36,6 @@ def row_groups(path: Path) -> list[int]:
     """Number of rows in each row group of a file, from its footer."""
     with _opened(path) as file:
         return [file.metadata.row_group(index).num_rows for index in range(file.metadata.num_row_groups)]
-
-
-def columns_of(path: Path) -> list[str]:
-    """Column names of a file."""
-    with _opened(path) as file:
-        return list(file.schema_arrow.names)
 
 
 def tables(

@@ -1,1 +1,1 @@
-"""Per-round metrics: records, alarms, trackers, curves."""
+"""Per-round metrics: records, alarms, trackers."""

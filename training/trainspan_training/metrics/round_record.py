@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainspan_schemas.artifacts.agreement import Agreement
+from trainspan_schemas.artifacts.run_files import json_lines
 from trainspan_schemas.config.settings import TrainSettings
 from trainspan_schemas.durable import append_line
 
@@ -192,17 +193,7 @@ def append(checkpoints: Path, record: RoundRecord) -> None:
 
 def read(checkpoints: Path) -> list[dict[str, Any]]:
     """All records, skipping a line torn by a kill or a full disk."""
-    records = []
-    try:
-        lines = (checkpoints / METRICS_FILE).read_text(errors="replace").splitlines()
-    except FileNotFoundError:
-        return []
-    for line in lines:
-        try:
-            records.append(json.loads(line))
-        except json.JSONDecodeError:
-            continue
-    return records
+    return json_lines(checkpoints / METRICS_FILE)
 
 
 def signals(checkpoints: Path, before: int) -> "list[Signal]":

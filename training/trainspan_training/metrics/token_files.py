@@ -112,7 +112,7 @@ def _groups(ends: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
 
 
 def _names(dataset: DatasetFolder, rows: NDArray[np.int64]) -> pa.Table:
-    """The columns that name the calls with these row numbers, in their order; NULL if the dataset has no such column."""
+    """The columns that name the calls with these row numbers, in their order."""
     schema = pa.schema([(name, _TYPES[COLUMNS[name]]) for name in _FROM_DATASET])
     found, first = [schema.empty_table()], 0
     for name, _ in dataset.files:
@@ -121,8 +121,6 @@ def _names(dataset: DatasetFolder, rows: NDArray[np.int64]) -> pa.Table:
             here = rows[(rows >= first) & (rows < last)] - first
             if len(here):
                 table = file.read(columns=list(_FROM_DATASET), use_threads=False).take(pa.array(here))
-                for missing in set(_FROM_DATASET) - set(table.column_names):
-                    table = table.append_column(missing, pa.nulls(len(here)))
                 found.append(table.select(_FROM_DATASET).cast(schema))
         first = last
     return pa.concat_tables(found).combine_chunks()
