@@ -79,7 +79,7 @@ class SftSettings(ModelSettings):
     lr_scheduler_type: Advanced[Literal["cosine", "linear", "constant_with_warmup"]] = "cosine"
     """Course of the learning rate after the warmup."""
     warmup_steps: Advanced[float] = 0.05
-    """Steps over which the learning rate rises from 0; below 1 a share of all steps."""
+    """Steps over which the learning rate rises from 0; below 1 a share of all steps, rounded down."""
     max_length: int | None = None
     """Greatest number of tokens of a call, prompt and answer; default: the model's context.
 

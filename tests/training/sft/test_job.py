@@ -179,6 +179,9 @@ def test_a_signal_in_the_last_step_does_not_stop_the_job(fine_tuned: Callable[..
 
     done = fine_tuned(on_event=stop, max_steps=6)
     assert (done.done, done.signal) == (6, None)
+    rates = [record["learning_rate"] for record in figures(tmp_path / "out") if "loss" in record]
+    assert rates[0] == 3e-3, "no step of a short job is lost to the warmup"
+    assert rates == sorted(rates, reverse=True)
     measured = [record for record in figures(tmp_path / "out") if "eval_loss" in record]
     manifest = json.loads((tmp_path / "out" / "sft" / "manifest.json").read_text())
     assert manifest["eval_loss"] == measured[-1]["eval_loss"]

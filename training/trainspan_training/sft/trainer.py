@@ -121,6 +121,12 @@ class ConversationTrainer(SFTTrainer):
             self.args.eval_on_start = state is None
         self.train(resume_from_checkpoint=str(state) if state else None)
 
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        """TRL's schedule, with a share of the steps as warmup rounded down: its first warmup step has a rate of 0."""
+        if self.args.warmup_steps < 1:
+            self.args.warmup_steps = int(self.args.warmup_steps * num_training_steps)
+        return super().create_scheduler(num_training_steps, optimizer)
+
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         """Loads the weights of a state. transformers' own would leave a mixture's experts as they are: files name them otherwise."""
         if hasattr(self.model, "peft_config"):
