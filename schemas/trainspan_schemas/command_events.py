@@ -242,7 +242,7 @@ class FineTuneStep:
     """Before clipping."""
     learning_rate: float
     entropy: float
-    """Mean over the trained tokens of each forward pass, in nats."""
+    """Mean over the same tokens, in nats."""
     forwarded_tokens: int
     seconds: float
 

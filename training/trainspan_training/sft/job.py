@@ -205,7 +205,8 @@ def _prepared(
         learning_rate=args.learning_rate,
         gradient_accumulation_steps=args.gradient_accumulation_steps,
     )
-    return ConversationTrainer(model, tokenizer, args, rows, held_out, Progress(stop, start, on_event))
+    progress = Progress(stop, start, on_event)
+    return ConversationTrainer(model, tokenizer, args, rows, held_out, progress, logits=budget.logits)
 
 
 def _policy(settings: SftSettings) -> Policy:

@@ -1,4 +1,4 @@
-"""Supervised training by TRL's `SFTTrainer`: our rows in; its packing, loss, schedule, evaluation, saving and resuming.
+"""Supervised training by TRL's `SFTTrainer`: our rows and log-probabilities in; its packing, schedule, saving and resuming.
 
 The loss of a step is the sum of −log π over the trained tokens of the whole step, divided by their number, so that it does
 not depend on how the step's rows are packed. Packed rows do not see each other: `packs_exactly` proves it for the model.
@@ -23,6 +23,8 @@ from trainspan_schemas.config.settings import SftSettings
 from trainspan_schemas.errors import TrainingError
 from trainspan_training.model.full_weights import FullWeights
 from trainspan_training.model.starting_policy import Policy
+from trainspan_training.objective.head import CHUNK
+from trainspan_training.objective.logprobs import score
 from trainspan_training.objective.options import compute_dtype
 from trainspan_training.objective.schedule import fitting_rate
 from trainspan_training.sft.data.conversations import Row
@@ -86,7 +88,7 @@ def sft_config(
 
 
 class ConversationTrainer(SFTTrainer):
-    """TRL's trainer on rows, some of them held out. It saves states, and ends after a signal."""
+    """TRL's trainer on rows, some of them held out. It saves states, and ends after a signal; `logits` exist at a time."""
 
     def __init__(
         self,
@@ -96,6 +98,8 @@ class ConversationTrainer(SFTTrainer):
         rows: Sequence[Row],
         held_out: Sequence[Row],
         events: "Progress",
+        *,
+        logits: int = CHUNK,
     ) -> None:
         disable_progress_bars()
         super().__init__(
@@ -108,6 +112,10 @@ class ConversationTrainer(SFTTrainer):
         )
         self.remove_callback(PrinterCallback)
         self._events = events
+        self._logits = logits
+        double = any(parameter.dtype == torch.float64 for parameter in model.parameters())
+        self._score_dtype = torch.float64 if double else torch.float32
+        self._entropies, self._trained, self._forwarded = 0.0, 0, 0
         packs: Any = self.train_dataset
         held_out_packs: Any = self.eval_dataset
         self._passes = len(packs)
@@ -143,11 +151,31 @@ class ConversationTrainer(SFTTrainer):
 
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
-    ) -> Any:
-        """TRL's loss. The mean of those of the held-out packs is then −log π per trained token, not per pack."""
-        if not model.training:
-            num_items_in_batch = self._held_out_mean
-        return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)  # type: ignore[no-untyped-call]
+    ) -> Tensor:
+        """−Σ log π over the trained tokens of a pack, divided by their number in the step.
+
+        The output head is computed only there; TRL's own computes it at all positions on a CPU. The mean of the losses of
+        held-out packs is −log π per trained token, not per pack.
+        """
+        tokens = inputs["input_ids"]
+        next_labels = torch.nn.functional.pad(inputs["labels"][:, 1:], (0, 1), value=-100).flatten()
+        predicting = (next_labels != -100).nonzero().flatten()
+        positions = {"position_ids": inputs["position_ids"]} if "position_ids" in inputs else {}
+        ones = torch.ones(len(predicting), dtype=self._score_dtype, device=tokens.device)
+        owner = self.accelerator.unwrap_model(model)
+        scores = score(model, owner, tokens, predicting, next_labels[predicting], ones, positions, chunk=self._logits)
+        self._entropies += float(scores.entropies.sum())
+        self._trained += len(predicting)
+        self._forwarded += tokens.numel()
+        return -scores.logprobs.sum() / (num_items_in_batch if model.training else self._held_out_mean)
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Adds the entropy, and the tokens that were forwarded, since the last line."""
+        prefix = "" if "loss" in logs else "eval_"
+        if self._trained:
+            logs |= {f"{prefix}entropy": self._entropies / self._trained, f"{prefix}tokens": self._forwarded}
+        self._entropies, self._trained, self._forwarded = 0.0, 0, 0
+        super().log(logs, start_time)
 
 
 class Progress(TrainerCallback):
@@ -161,7 +189,6 @@ class Progress(TrainerCallback):
         self.start = start
         self._on_event = on_event
         self._saved_at = self._logged_at = time.monotonic()
-        self._tokens = 0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._logged_at = time.monotonic()
@@ -185,8 +212,7 @@ class Progress(TrainerCallback):
             loss, norm = logs["loss"], logs["grad_norm"]
             if not (math.isfinite(loss) and math.isfinite(norm)):
                 raise TrainingError(f"the loss is {loss:g} and its gradient has norm {norm:g}: lower sft.learning_rate")
-            forwarded, self._tokens = int(logs["num_tokens"]) - self._tokens, int(logs["num_tokens"])
-            rate, entropy = logs["learning_rate"], logs["entropy"]
+            rate, entropy, forwarded = logs["learning_rate"], logs["entropy"], int(logs["tokens"])
             self._on_event(FineTuneStep(step, steps, epoch, loss, norm, rate, entropy, forwarded, seconds))
             if self._stop.signal is not None and step < steps:
                 control.should_save = control.should_training_stop = True
