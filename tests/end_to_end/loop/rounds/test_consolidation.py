@@ -34,7 +34,7 @@ def prepare(tmp_path: Path) -> tuple[Place, list[str]]:
         config,
         inputs,
         rollouts={"n": 8, "judge": ""},
-        sft={"num_train_epochs": 40, "gradient_accumulation_steps": 1, "save_steps": 1, "eval_fraction": 0.0},
+        sft={"num_train_epochs": 40},
         loop={
             "target": "tests/end_to_end/loop/rounds/fickle_agent.py:solve_tersely",
             "rounds": 2,
@@ -45,6 +45,8 @@ def prepare(tmp_path: Path) -> tuple[Place, list[str]]:
         },
     )
     config.write_text(config.read_text().replace('judge = ""\n', ""))
+    advanced = {"GRADIENT_ACCUMULATION_STEPS": "1", "SAVE_STEPS": "1", "EVAL_FRACTION": "0"}
+    place.environ.update({f"TRAINSPAN_SFT__{name}": value for name, value in advanced.items()})
     return place, ["trainspan", "loop", "--config", str(config), "--resume", "--format", "json"]
 
 
