@@ -31,7 +31,7 @@ FLOORS = {
         "artifacts config store",
         "telemetry",
         "home",
-        "durable gpus intervals opener resources secret_files web_origins",
+        "durable file_locks gpus intervals opener resources secret_files web_origins",
         "errors",
     ),
     "collector": (

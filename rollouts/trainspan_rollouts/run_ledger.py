@@ -5,7 +5,6 @@ the span is written here. A resumed run sends such spans, and repeats only rollo
 kill. An unfinished rollout continues with its next attempt.
 """
 
-import fcntl
 import json
 import logging
 import os
@@ -13,6 +12,7 @@ import re
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final
@@ -23,6 +23,7 @@ from trainspan_rollouts.task_stream import STDIN
 from trainspan_schemas.agents.functions import code_digest
 from trainspan_schemas.command_events import REPEATED
 from trainspan_schemas.errors import UsageError
+from trainspan_schemas.file_locks import try_lock
 from trainspan_schemas.home import home
 from trainspan_schemas.telemetry.identity import Identity, Split
 from trainspan_schemas.telemetry.status import RolloutStatus
@@ -318,12 +319,9 @@ class RunLedger:
 
     def _hold(self, file: Path) -> None:
         """Locks the file until it is closed. Raises UsageError if another process has locked it."""
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise UsageError(f"{file} is in use: another process runs these rollouts; end it first") from error
-        except OSError:  # a file system without locks
-            return
+        with suppress(OSError):  # a file system without locks
+            if not try_lock(self._file):
+                raise UsageError(f"{file} is in use: another process runs these rollouts; end it first")
 
     def _read(self, file: Path, head: dict[str, Any]) -> None:
         data = file.read_bytes()

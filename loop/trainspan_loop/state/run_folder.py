@@ -1,6 +1,5 @@
 """`$TRAINSPAN_HOME/runs/<run>/`: the state of one run on disk, from which it resumes after any kill."""
 
-import fcntl
 import json
 import os
 import shutil
@@ -11,13 +10,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from trainspan_loop.state.task_pool import TaskPool
 from trainspan_schemas.artifacts.checkpoint import write_latest
 from trainspan_schemas.artifacts.run_files import RunFiles, json_lines
 from trainspan_schemas.durable import append_line
 from trainspan_schemas.errors import ProcessError
+from trainspan_schemas.file_locks import try_lock
 from trainspan_schemas.home import make_home, policy_dir, runs_dir
 from trainspan_training.checkpoints.ledger import CONSUMING
 
@@ -51,11 +51,8 @@ class RunFolder(RunFiles):
     def held(self) -> Iterator[None]:
         """Locks the run for this process. Raises ProcessError if another one holds the lock."""
         with (self.path / "lock").open("w") as file:
-            deadline = time.monotonic() + _READER_S
-            while not _locks(file):
-                if time.monotonic() > deadline:
-                    raise ProcessError(f"run {self.run_id} is in progress in another `trainspan loop`")
-                time.sleep(0.02)
+            if not try_lock(file, wait_s=_READER_S):
+                raise ProcessError(f"run {self.run_id} is in progress in another `trainspan loop`")
             yield
 
     def write(self, name: str, value: Mapping[str, Any]) -> None:
@@ -165,11 +162,3 @@ def newest_unfinished(settings: Mapping[str, Any]) -> RunFolder | None:
 
 def _sampled_name(round_: int) -> str:
     return f"sampled/round-{round_:04d}.json"
-
-
-def _locks(file: TextIO) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

@@ -8,13 +8,13 @@ A record has the figures of a single policy itself. With several it has those of
 checks of a policy begin with the policy's name; see `record_of`.
 """
 
-import fcntl
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainspan_schemas.file_locks import is_locked
 from trainspan_schemas.home import policy_dir
 
 __all__ = ["RunFiles", "check_name", "json_lines", "record_of", "versions"]
@@ -41,13 +41,9 @@ class RunFiles:
     def is_held(self) -> bool:
         """Whether a live process holds the lock."""
         try:
-            with (self.path / "lock").open() as file:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
+            return is_locked(self.path / "lock")
         except OSError:  # no lock, or none that can be read
             return False
-        return False
 
     def read(self, name: str) -> dict[str, Any]:
         """A JSON file's object; {} if it is missing."""

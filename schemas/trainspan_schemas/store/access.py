@@ -5,7 +5,6 @@ a named read; `wait_ms` bounds the wait for the loader. The answer's schema meta
 """
 
 import contextlib
-import fcntl
 import json
 import os
 import signal
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from trainspan_schemas.errors import ProcessError, StoreError
+from trainspan_schemas.file_locks import is_locked, locked, try_lock
 from trainspan_schemas.store.endpoint import StoreEndpoint
 
 __all__ = [
@@ -77,7 +77,7 @@ def write_address(address: StoreAddress) -> int:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.unlink(missing_ok=True)
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    try_lock(descriptor)
     os.write(descriptor, json.dumps(asdict(address)).encode())
     temporary.replace(path)
     return descriptor
@@ -87,7 +87,7 @@ def running_collector(store: Path) -> StoreAddress | None:
     """The collector that owns `store` now; None if the file is missing or unlocked."""
     try:
         with address_file(store).open() as file:
-            return StoreAddress(**json.load(file)) if _is_locked(file.fileno()) else None
+            return None if try_lock(file, shared=True) else StoreAddress(**json.load(file))
     except (FileNotFoundError, json.JSONDecodeError, TypeError):
         return None
 
@@ -120,8 +120,8 @@ def open_store(store: str, *, start_timeout_s: float = 900.0) -> Iterator[StoreE
             f"no store at {path}: start `trainspan collector` and run an agent first, or name one with --store"
         )
     _journal(path).mkdir(mode=0o700, exist_ok=True)
-    with _locked(readers_file(path), fcntl.LOCK_SH) as reading:  # waits while the last one's collector ends
-        with _locked(_journal(path) / "starting", fcntl.LOCK_EX):
+    with locked(readers_file(path), shared=True) as reading:  # waits while the last one's collector ends
+        with locked(_journal(path) / "starting"):
             address = running_collector(path) or _start_collector(path, start_timeout_s)
         try:
             yield address.endpoint
@@ -135,21 +135,6 @@ def lock_file(store: Path) -> Path:
     return _journal(store) / "lock"
 
 
-def _is_locked(file: int) -> bool:
-    """Whether another open file holds the lock; otherwise `file` takes it until it is closed."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    return False
-
-
-def _is_open(store: Path) -> bool:
-    """Whether a process has the store open."""
-    with lock_file(store).open() as lock:
-        return _is_locked(lock.fileno())
-
-
 def readers_file(store: Path) -> Path:
     """The file on which every reader of a readers-only collector holds a shared lock."""
     return _journal(store) / "readers"
@@ -157,25 +142,11 @@ def readers_file(store: Path) -> Path:
 
 def is_last_reader(lock: int) -> bool:
     """Whether no other process holds `lock`, an open `readers_file`. If true, new readers wait until it is closed."""
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+    return try_lock(lock)
 
 
 def _journal(store: Path) -> Path:
     return store.with_name(store.name + ".journal")
-
-
-@contextlib.contextmanager
-def _locked(path: Path, mode: int) -> Iterator[int]:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(descriptor, mode)
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def _start_collector(store: Path, timeout_s: float) -> StoreAddress:
@@ -208,11 +179,11 @@ def _stop_collector(store: Path, address: StoreAddress, timeout_s: float = 30.0)
     """Stops the collector by signals, while it has the store open."""
     deadline = time.monotonic() + timeout_s
     for number in (signal.SIGTERM, signal.SIGKILL):
-        if not _is_open(store):
+        if not is_locked(lock_file(store)):
             break
         with contextlib.suppress(ProcessLookupError):
             os.kill(address.pid, number)
-        while time.monotonic() < deadline and _is_open(store):
+        while time.monotonic() < deadline and is_locked(lock_file(store)):
             time.sleep(0.02)
     with contextlib.suppress(ChildProcessError):  # another reader's child
         while time.monotonic() < deadline and os.waitpid(address.pid, os.WNOHANG)[0] == 0:

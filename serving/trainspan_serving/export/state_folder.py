@@ -1,12 +1,11 @@
 """The folder for state that outlives a server process: spool and call numbers. One process uses it at a time."""
 
-import fcntl
 import logging
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from trainspan_schemas.errors import ProcessError
+from trainspan_schemas.file_locks import open_locked
 
 __all__ = ["StateFolder", "claim_state"]
 
@@ -30,15 +29,12 @@ def claim_state(folder: Path) -> StateFolder:
     for number in range(1, _MAX_SERVERS + 1):
         path = folder if number == 1 else folder.with_name(f"{folder.name}.{number}")
         path.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(descriptor)
-            continue
+            descriptor = open_locked(path / "lock")
         except OSError as error:
-            os.close(descriptor)
             raise ProcessError(f"cannot lock {path}: {error.strerror}; set TRAINSPAN_HOME to a local disk") from error
+        if descriptor is None:
+            continue
         if number > 1:
             _log.warning("state folder %s is in use by another server; this one uses %s", folder, path)
         return StateFolder(path, descriptor)
