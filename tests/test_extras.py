@@ -37,6 +37,8 @@ EXTRAS = {
 """Folder → its extras, each of which must provide, with the base, everything that the folder imports."""
 
 OPTIONAL = {
+    ("schemas", "fsspec"): "datasets and checkpoints under URLs only",
+    ("schemas", "aiohttp"): "those at a web server only",
     ("rollouts", "pyarrow"): "task files in Parquet only",
     ("rollouts", "ray"): "the engine ray only",
     ("processing", "ray"): "the engine ray only",

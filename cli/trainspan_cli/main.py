@@ -36,7 +36,6 @@ GROUPS = {
     "Operate": {
         "collector": "Receive OTLP and store it in DuckDB.",
         "serve": "Serve the policy with vLLM: OpenAI API, token-exact capture, hot swap.",
-        "weights": "Serve the trainer's checkpoints to policy servers on other machines.",
         "swap": "Put an earlier version of the policy back in service.",
         "store": "Verify, compact, measure, purge or migrate the store.",
         "doctor": "Check the installation, the processes and the capture.",

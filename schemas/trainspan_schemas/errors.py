@@ -18,6 +18,7 @@ __all__ = [
     "NothingToTrainError",
     "PolicyServerError",
     "ProcessError",
+    "StorageError",
     "StoreError",
     "StoreLockedError",
     "TaskFileError",
@@ -59,6 +60,15 @@ class StoreLockedError(StoreError):
 
 class DatasetError(TrainspanError, RuntimeError):
     """A dataset cannot be built or read."""
+
+
+class StorageError(TrainspanError, OSError):
+    """The files under a URL cannot be read or written, or are not those that were published.
+
+    `may_pass`: whether the same request may succeed later.
+    """
+
+    may_pass = False
 
 
 class NothingToBranchError(TrainspanError):

@@ -27,7 +27,6 @@ COMMANDS = (
     "status",
     "collector",
     "serve",
-    "weights",
     "swap",
     "store",
     "doctor",

@@ -21,12 +21,12 @@ from tests.processing.support.traces import SECOND, START_NS, TestRollout, send
 from tests.support.collector.process import remember
 from trainspan_processing.assembly.build import BuildRequest, BuiltDataset, Pages, build_dataset
 from trainspan_processing.dataset.ledger import read_ledger
-from trainspan_processing.dataset.objects import Objects
 from trainspan_processing.dataset.published import open_published
 from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.rewards.evaluation_rewards import bind_rewards
 from trainspan_processing.traces.trace_index import Clock, TraceIndex, index_traces
 from trainspan_schemas.config.settings import DatasetSettings
+from trainspan_schemas.objects import Objects
 from trainspan_schemas.store.access import running_collector
 
 _numbers = itertools.count()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from trainspan_schemas.artifacts.dataset import dataset_dirs, manifest_path
-from trainspan_schemas.errors import DatasetError
+from trainspan_schemas.errors import DatasetError, StorageError
 from trainspan_training.checkpoints.ledger import CheckpointLedger
 from trainspan_training.data.dataset import DatasetFolder, open_dataset
 
@@ -96,7 +96,7 @@ def follow(
                 dataset = open_dataset(folder)
                 if ledger.of_dataset(dataset.sha256) is None:
                     dataset = fetched(dataset, upstream)
-            except DatasetError as error:
+            except (DatasetError, StorageError) as error:
                 may_pass = upstream is not None or _may_pass(error)
                 log.error("dataset=%s left out%s: %s", folder.name, f" for {RETRY_S:g} s" if may_pass else "", error)
                 if not may_pass:
@@ -147,7 +147,7 @@ def _mtime_ns(folder: Path) -> int | None:
         return None
 
 
-def _may_pass(error: DatasetError) -> bool:
+def _may_pass(error: Exception) -> bool:
     """Whether the same manifest may be readable later. One that is missing is another one when it appears."""
     return isinstance(error.__cause__, OSError) and not isinstance(error.__cause__, FileNotFoundError)
 
@@ -155,7 +155,7 @@ def _may_pass(error: DatasetError) -> bool:
 def _refresh(upstream: Upstream) -> None:
     try:
         upstream.refresh()
-    except DatasetError as error:
+    except (DatasetError, StorageError) as error:
         log.warning("no new datasets are seen until the store answers: %s", error)
 
 

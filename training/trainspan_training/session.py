@@ -13,6 +13,7 @@ from trainspan_schemas.config.settings import TrainSettings
 from trainspan_schemas.errors import UsageError
 from trainspan_schemas.home import served_model
 from trainspan_training.checkpoints.folder import Checkpoints
+from trainspan_training.checkpoints.published import announce
 from trainspan_training.checkpoints.swap_request import PolicyAddress, Swap
 from trainspan_training.data.dataset import DatasetFolder
 from trainspan_training.data.loss_weights import Rule, find_rule
@@ -53,7 +54,7 @@ class TrainJob:
 
     @property
     def address(self) -> PolicyAddress:
-        return PolicyAddress(self.settings.policy_url, self.policy)
+        return PolicyAddress(self.settings.policy_url, self.policy, self.settings.checkpoints_url)
 
 
 class _Stopped(BaseException):
@@ -191,6 +192,7 @@ class _Session:
 
 def _start(checkpoints: Checkpoints, job: TrainJob) -> Policy:
     settings = job.settings
+    announce(checkpoints.root, job.address)
     publish_pending(job.address, checkpoints, settings.publish_timeout_s)
     policy = starting_policy(checkpoints, settings.model or served_model(), settings.adapter)
     return replace(policy, trained_on=policy.trained_on or job.policy)

@@ -25,12 +25,12 @@ def diff(
     from trainspan_processing.dataset.diff import compare_datasets
     from trainspan_processing.dataset.mirror import local_dataset
     from trainspan_processing.dataset.published import open_published
-    from trainspan_schemas.errors import DatasetError, UsageError
+    from trainspan_schemas.errors import DatasetError, StorageError, UsageError
 
     try:
         a, b = (open_published(local_dataset(place)) for place in (dataset_a, dataset_b))
         difference = compare_datasets(a, b)
-    except DatasetError as error:
+    except (DatasetError, StorageError) as error:
         raise UsageError(str(error)) from error
     if format == "json":
         print(json.dumps(difference.record()))

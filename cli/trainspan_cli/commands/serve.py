@@ -20,7 +20,7 @@ COMMAND_OPTIONS = {"context_settings": {"allow_extra_args": True}}
     "serving",
     *(
         "checkpoints",
-        "weights_url",
+        "checkpoints_url",
         "host",
         "port",
         "collector",

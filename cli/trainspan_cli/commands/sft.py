@@ -140,7 +140,8 @@ def _adopted(out: Path, checkpoints: Path, policy_url: str | None, train: TrainS
     from trainspan_training.adoption import adopt
     from trainspan_training.checkpoints.swap_request import PolicyAddress
 
-    return adopt(out, checkpoints, PolicyAddress(policy_url or train.policy_url), retry_for_s=train.publish_timeout_s)
+    address = PolicyAddress(policy_url or train.policy_url, checkpoints_url=train.checkpoints_url)
+    return adopt(out, checkpoints, address, retry_for_s=train.publish_timeout_s)
 
 
 def _exported(request: "ExportRequest", out: Path) -> Path:

@@ -43,7 +43,7 @@ def swap(
     if chosen.checkpoints is None and (run := _running_loop()) is not None:
         checkpoints = run.checkpoints
         policy_url = given.get("policy_url") or ",".join(policy_servers_of(loaded))
-    address = PolicyAddress(policy_url, policy)
+    address = PolicyAddress(policy_url, policy, chosen.checkpoints_url)
     done = roll_back(policy_dir(checkpoints, policy), version, address, retry_for_s=chosen.publish_timeout_s)
     canary = (done.swap.answer or {}).get("canary") or {}
     left_out = done.swap.left_out

@@ -29,7 +29,7 @@ def process_findings(settings: Settings, policy_url: str | None = None) -> list[
             findings.append(found if len(urls) == 1 else replace(found, detail=f"{found.detail}, at {url}"))
     if len(served := {str(policy) for policy in states.values() if policy}) > 1:
         detail = f"the policy servers serve different versions: {'; '.join(sorted(served))}"
-        advice = "restart those that are behind: with `weights_url` they catch up"
+        advice = "restart those that are behind: with `checkpoints_url` they catch up"
         findings.append(Finding("problem", "policy server", detail, advice))
     return findings
 

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from trainspan_loop.clients.policy_servers import PolicyServers
@@ -11,6 +12,7 @@ from trainspan_schemas.config.settings import Settings
 from trainspan_schemas.errors import ConfigError, ProcessError
 from trainspan_schemas.home import policy_dir
 from trainspan_schemas.policy_server import Offer, PolicyInService, ServerState
+from trainspan_training.checkpoints.published import publish_files, tolerated
 from trainspan_training.checkpoints.swap_request import PolicyAddress, publish_to_one
 
 __all__ = ["bring_up_to_date", "check_external", "level", "wait_for_servers"]
@@ -20,6 +22,11 @@ def check_external(settings: Settings) -> None:
     """Raises ConfigError for settings of a policy server that the loop would have to start itself."""
     if not settings.rollouts.policy_servers:
         return
+    if settings.train.checkpoints_url is None:
+        raise ConfigError(
+            "[rollouts] policy_servers needs [train] checkpoints_url, such as s3://BUCKET/PREFIX or file:///SHARED/FOLDER: "
+            "the servers copy checkpoints from there ([serving] checkpoints_url)"
+        )
     own = {
         "[serving] sleep": settings.serving.sleep,
         "[loop] server_flags": settings.loop.server_flags,
@@ -42,19 +49,22 @@ def wait_for_servers(servers: PolicyServers, timeout_s: float) -> None:
 
 
 def bring_up_to_date(
-    servers: PolicyServers, checkpoints: Path, model: str, policies: Sequence[Policy], timeout_s: float
+    servers: PolicyServers, checkpoints: Path, model: str, policies: Sequence[PolicyAddress], timeout_s: float
 ) -> list[str]:
     """Swaps the run's newest checkpoints in at each server that answers, unless it serves them; returns what did not work.
 
-    Raises ConfigError if a server has another model than the run, whose first is `model`, and ProcessError if no server
-    takes a checkpoint. One that its canary refuses is left to the trainer, which sets it aside.
+    Raises ConfigError if a server has another model than the run, whose first is `model`, StorageError if a checkpoint cannot
+    be published, and ProcessError if no server takes it. One that its canary refuses is left to the trainer, which sets it aside.
     """
     troubles: list[str] = []
     states = servers.states()
-    for policy in policies:
+    for address in policies:
+        policy = address.policy
         latest = read_latest(policy_dir(checkpoints, policy))
         version, digest = _identity(latest or Path(model))
         took = 0
+        if latest is not None:
+            publish_files(latest, address)
         for url, state in states.items():
             own = _served(url, state, policy)
             if digest and own.base_digest not in (None, digest):
@@ -70,7 +80,7 @@ def bring_up_to_date(
                     )
                 continue
             # Another run's checkpoint of the same name would have the same version: only a swap shows whose it is.
-            swap = publish_to_one(PolicyAddress(url, policy), Offer.of(latest), retry_for_s=timeout_s, was_there=True)
+            swap = publish_to_one(replace(address, url=url), Offer.of(latest), retry_for_s=timeout_s, was_there=True)
             took += swap.outcome in ("swapped", "refused")
             if swap.outcome != "swapped":
                 troubles.append(f"the policy server at {url} does not take {latest.name}: {swap.error}")
@@ -79,21 +89,22 @@ def bring_up_to_date(
     return troubles
 
 
-def level(servers: PolicyServers, checkpoints: Path, policies: Sequence[Policy], timeout_s: float) -> list[str]:
+def level(servers: PolicyServers, checkpoints: Path, policies: Sequence[PolicyAddress], timeout_s: float) -> list[str]:
     """Swaps the newest checkpoints in at servers with others, such as one that was away during a swap.
 
     Returns what did not work. Raises PolicyServerError if no server answers.
     """
     troubles: list[str] = []
-    for policy in policies:
-        latest = read_latest(policy_dir(checkpoints, policy))
+    for address in policies:
+        latest = read_latest(policy_dir(checkpoints, address.policy))
         if latest is None:
             continue
+        with tolerated():
+            publish_files(latest, address)
         offer = Offer.of(latest)
         for url, state in servers.states().items():
-            if not _served(url, state, policy).serves(offer):
-                address = PolicyAddress(url, policy)
-                swap = publish_to_one(address, offer, retry_for_s=timeout_s, was_there=True)
+            if not _served(url, state, address.policy).serves(offer):
+                swap = publish_to_one(replace(address, url=url), offer, retry_for_s=timeout_s, was_there=True)
                 if swap.outcome != "swapped":
                     troubles.append(f"the policy server at {url} does not take {latest.name}: {swap.error}")
     return troubles

@@ -24,6 +24,8 @@ from trainspan_schemas.config.settings import Settings
 from trainspan_schemas.errors import ConfigError, ProcessError
 from trainspan_schemas.home import policy_dir, store_path
 from trainspan_schemas.store.access import StoreAddress, running_collector
+from trainspan_training.checkpoints.published import announce
+from trainspan_training.checkpoints.swap_request import PolicyAddress
 
 __all__ = ["Services"]
 
@@ -77,9 +79,11 @@ class Services:
         self._screen.stage("starting the policy server and the trainer")
         checkpoints = ["--checkpoints", str(folder.checkpoints)]
         if self._are_external:
-            self._start_weights(checkpoints)
+            addresses = [self._address(policy) for policy in self._policies]
+            for address in addresses:  # an earlier run's checkpoint is accepted no more
+                announce(policy_dir(folder.checkpoints, address.policy), address)
             wait_for_servers(self.policy, timeout_s)
-            for trouble in bring_up_to_date(self.policy, folder.checkpoints, model, self._policies, timeout_s):
+            for trouble in bring_up_to_date(self.policy, folder.checkpoints, model, addresses, timeout_s):
                 self._screen.note(trouble)
             server = None
         else:
@@ -115,10 +119,8 @@ class Services:
             self.policy.sleep()
         return server
 
-    def _start_weights(self, checkpoints: list[str]) -> None:
-        """Serves the run's checkpoints to policy servers on other machines, which name it as `weights_url`."""
-        weights = self._launch("weights", ["weights", *checkpoints, "--format", "json"])
-        weights.wait_until(partial(_has_spoken, weights), self._settings.loop.ready_timeout_s)
+    def _address(self, policy: Policy) -> PolicyAddress:
+        return PolicyAddress(self.policy.url, policy, self._settings.train.checkpoints_url)
 
     def _launch_trainers(self, command: list[str]) -> None:
         """Starts a trainer for each policy, on devices of its own or with its share of their memory."""
@@ -219,7 +221,7 @@ class Services:
         if not self._are_external:
             return []
         patience_s = self._settings.train.publish_timeout_s
-        troubles = level(self.policy, self._folder.checkpoints, self._policies, patience_s)
+        troubles = level(self.policy, self._folder.checkpoints, list(map(self._address, self._policies)), patience_s)
         for trouble in troubles:
             self._screen.note(trouble)
         return troubles

@@ -191,7 +191,8 @@ class Trials:
 
 def put_back(version: int, services: Services, settings: Settings, folder: RunFolder) -> str | None:
     """Puts a version back in service, at every server that answers; returns why it could not."""
-    address, failure = PolicyAddress(services.policy.url), ""
+    address = PolicyAddress(services.policy.url, checkpoints_url=settings.train.checkpoints_url)
+    failure = ""
     patience_s = settings.train.publish_timeout_s  # a server may drain and hash for minutes
     for _ in range(_TRIES):
         services.keep_alive()

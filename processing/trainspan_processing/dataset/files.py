@@ -1,6 +1,5 @@
 """Folders of files that tasks write and read while a dataset is made: on this machine, shared by nodes, or under a URL."""
 
-import fcntl
 import os
 import shutil
 import socket
@@ -13,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from trainspan_processing.dataset.objects import Objects
 from trainspan_schemas.errors import DatasetError
+from trainspan_schemas.file_locks import open_locked
+from trainspan_schemas.objects import Objects
 
 __all__ = ["Files", "LocalFiles", "RemoteFiles", "lock_folder"]
 
@@ -148,12 +148,6 @@ def _remove_if_abandoned(folder: Path) -> None:
 def lock_folder(folder: Path) -> int | None:
     """Locks a folder until the descriptor is closed; None if it is in use, is gone, or cannot be locked."""
     try:
-        descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-    except OSError:
-        return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return open_locked(folder / _LOCK)
     except OSError:  # also of a file system without locks
-        os.close(descriptor)
         return None
-    return descriptor

@@ -8,21 +8,18 @@ datasets/round-0007.about/        its manifest and ledger
 ```
 """
 
-import fcntl
 import hashlib
 import json
 import os
 import re
 import shutil
 import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from trainspan_processing.dataset.ledger import Earlier
-from trainspan_processing.dataset.objects import Objects, check_url
 from trainspan_processing.dataset.remote import Pointer, RemoteDatasets, read_all
 from trainspan_schemas.artifacts.dataset import (
     ABOUT,
@@ -34,9 +31,11 @@ from trainspan_schemas.artifacts.dataset import (
     round_of,
 )
 from trainspan_schemas.errors import DatasetError, UsageError
+from trainspan_schemas.file_locks import locked
 from trainspan_schemas.home import is_url, make_home, remote_dir
+from trainspan_schemas.objects import Objects, check_url, fetch_files, sha256_of
 
-__all__ = ["Mirror", "alone_in", "forget", "known_dataset", "local_dataset", "write_pointer"]
+__all__ = ["Mirror", "forget", "known_dataset", "local_dataset", "write_pointer"]
 
 KEPT: Final = 4
 """Datasets whose rows stay on this machine: those that were read last."""
@@ -46,7 +45,10 @@ _PART: Final = re.compile(r"part-\d+\.parquet")
 
 @dataclass(frozen=True, slots=True)
 class Mirror:
-    """The datasets under one URL. Methods raise DatasetError if the store cannot be reached or an object is damaged."""
+    """The datasets under one URL.
+
+    Methods raise StorageError as those of Objects do, DatasetError if what describes a dataset is damaged.
+    """
 
     url: str
 
@@ -77,7 +79,7 @@ class Mirror:
         """
         self.known.mkdir(parents=True, exist_ok=True)
         published = self.remote.pointers() if only is None else self.remote.read_pointers([only])
-        with alone_in(self.known):
+        with locked(self.known):
             for folder in dataset_dirs(self.known):
                 if folder.name not in published and only in (None, folder.name):
                     forget(folder)
@@ -104,7 +106,7 @@ class Mirror:
             raise DatasetError(f"{self.url}/{known.name} is gone: it was removed from the store")
         folder = remote_dir(self.url).absolute() / "datasets" / known.name
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with alone_in(folder.parent):
+        with locked(folder.parent):
             _keep_newest(folder)
             files = _files_of(manifest_path(known))
             if not self._is_complete(folder, pointer, files):
@@ -117,7 +119,7 @@ class Mirror:
 
     def bring_earlier(self, folder: Path) -> None:
         """Puts what describes the datasets that a fetched one was built after next to it, as far as they exist."""
-        with alone_in(folder.parent):
+        with locked(folder.parent):
             earlier = Earlier.of_record(json.loads(manifest_path(folder).read_bytes()).get("earlier"))
             for known in dataset_dirs(self.known):
                 about = about_dir(known)
@@ -133,21 +135,13 @@ class Mirror:
             if left != unfinished:
                 shutil.rmtree(left, ignore_errors=True)
         unfinished.mkdir(exist_ok=True)
-        for name, sha256 in files.items():
-            path = unfinished / name
-            if not path.is_file() or _sha256(path) != sha256:
-                temporary = unfinished / f".{name}"
-                self.remote.objects.under(pointer.folder).download(name, temporary, sha256)
-                temporary.replace(path)
-        for path in unfinished.iterdir():
-            if path.name not in files:
-                path.unlink()
+        fetch_files(self.remote.objects.under(pointer.folder), files, unfinished)
 
     @staticmethod
     def _is_complete(folder: Path, pointer: Pointer, files: Mapping[str, str]) -> bool:
         try:
-            is_same = _sha256(manifest_path(folder)) == pointer.manifest_sha256
-            return is_same and all(_sha256(folder / name) == sha256 for name, sha256 in files.items())
+            is_same = sha256_of(manifest_path(folder)) == pointer.manifest_sha256
+            return is_same and all(sha256_of(folder / name) == sha256 for name, sha256 in files.items())
         except FileNotFoundError:
             return False
 
@@ -200,17 +194,6 @@ def known_dataset(url: str, *, with_earlier: bool = False) -> tuple[Mirror, Path
     return mirror, known
 
 
-@contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
-    """Waits until no other process is in this folder; a killed process releases the lock."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
-
-
 def _write_new(folder: Path, pointer: Pointer, manifest: bytes) -> None:
     """Records a dataset without its ledger; the pointer last."""
     about = folder.with_name(folder.name + ABOUT)
@@ -249,8 +232,3 @@ def forget(folder: Path) -> None:
     """Removes a dataset and what describes it."""
     shutil.rmtree(folder, ignore_errors=True)
     shutil.rmtree(folder.with_name(folder.name + ABOUT), ignore_errors=True)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,42 +1,41 @@
 """Datasets under a URL: a folder with a name of its own for each build, and one small object that publishes it.
 
 ```
-round-0007.json                        {"folder": "round-0007.5f0c…", hashes}: the dataset exists once this object does
-round-0007.5f0c…/part-00000.parquet    its rows, and nothing else
-round-0007.5f0c….about/manifest.json   and its ledger and report
-round-0007.5f0c….calls/                spilled calls of a build that runs on several machines
-round-0007.5f0c….unfinished            which process is building; removed at its end
+round-0007.json                            {"folder": "round-0007.68f0…", hashes}: the dataset exists once this object does
+round-0007.68f0…/part-00000.parquet        its rows, and nothing else
+round-0007.68f0….about/manifest.json       and its ledger and report
+round-0007.68f0….calls/                    spilled calls of a build that runs on several machines
 ```
 
 Stores have no rename, and a build never writes where another one does. The last object is written only if there is none, so of
-two builds with one number one fails, and no reader ever sees files of both.
+two builds with one number one fails, and no reader ever sees files of both. A build's name begins with its time, by which the
+next one recognizes what a killed one left.
 """
 
 import json
 import os
 import re
-import socket
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Final
 
-from trainspan_processing.dataset.objects import Objects
 from trainspan_schemas.artifacts.dataset import ABOUT, round_of
 from trainspan_schemas.errors import DatasetError
+from trainspan_schemas.objects import Objects
 
 __all__ = ["CALLS", "Pointer", "RemoteDatasets", "new_folder", "read_all"]
 
-UNFINISHED: Final = ".unfinished"
 CALLS: Final = ".calls"
 _POINTER: Final = ".json"
 _AT_ONCE: Final = 64
 """Small objects that are read together."""
-_FOLDER: Final = re.compile(r"(round-\d{4,})\.[0-9a-f]{12}")
+_FOLDER: Final = re.compile(r"(round-\d{4,})\.([0-9a-f]{8})[0-9a-f]{8}")
+"""Dataset, Unix time in hex, and a random part."""
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _LEFT_S: Final = 7 * 86_400.0
-"""Age after which an unfinished build of another machine counts as dead."""
+"""Age after which an unpublished build counts as dead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,31 +65,8 @@ class Pointer:
 
 
 @dataclass(frozen=True, slots=True)
-class Writer:
-    """A process that builds a dataset."""
-
-    host: str
-    space: str
-    """The pids that its own is one of: the boot and pid namespace."""
-    pid: int
-    started: float
-    """Unix time."""
-
-    @classmethod
-    def this(cls) -> "Writer":
-        return cls(socket.gethostname(), _pid_space(), os.getpid(), time.time())
-
-    @property
-    def is_gone(self) -> bool:
-        """Whether the process has certainly ended, or began long ago."""
-        if self.space and self.space == _pid_space():
-            return not Path(f"/proc/{self.pid}").exists()
-        return time.time() - self.started > _LEFT_S
-
-
-@dataclass(frozen=True, slots=True)
 class RemoteDatasets:
-    """The datasets under a URL. Methods raise DatasetError as those of Objects do."""
+    """The datasets under a URL. Methods raise StorageError as those of Objects do."""
 
     objects: Objects
 
@@ -118,42 +94,32 @@ class RemoteDatasets:
             return True
         return self.read_pointers([name]).get(name) == pointer
 
-    def begin(self, folder: str) -> None:
-        """Says that this process builds in `folder`; the first request that writes."""
-        self.objects.put(f"{folder}{UNFINISHED}", json.dumps(asdict(Writer.this())).encode())
-
     def end(self, folder: str, *, is_kept: bool) -> None:
-        """Removes the unfinished files of a build, and its rows as well unless they are kept; the mark comes last."""
+        """Removes the spilled calls of a build, and its rows as well unless they are kept."""
         self.objects.remove(folder + CALLS)
         if not is_kept:
             self.objects.remove(folder)
             self.objects.remove(folder + ABOUT)
-        self.objects.remove(folder + UNFINISHED)
 
-    def clear(self) -> list[str]:
-        """Removes what killed builds left. Returns a line for each build that is unfinished and perhaps still running."""
-        marked = [name.removesuffix(UNFINISHED) for name in self.objects.names() if name.endswith(UNFINISHED)]
-        folders = {f"{folder}{UNFINISHED}": folder for folder in marked if _FOLDER.fullmatch(folder)}
-        running = []
-        for folder, content in read_all(self.objects, folders).items():
-            try:
-                writer = Writer(**json.loads(content))
-                is_gone = writer.is_gone
-            except (ValueError, TypeError):  # cut off by a kill, or not ours
-                continue
-            if is_gone:
-                name = folder.partition(".")[0]
-                pointer = self.read_pointers([name]).get(name)
-                self.end(folder, is_kept=pointer is not None and pointer.folder == folder)
-            else:
-                began = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(writer.started))
-                running.append(f"{self.objects.url}/{folder}: by process {writer.pid} of {writer.host} since {began}")
-        return running
+    def clear(self) -> None:
+        """Removes what killed builds left long ago."""
+        names = set(self.objects.names())
+        builds = {match[0]: match for match in map(_FOLDER.match, names) if match}
+        count = Counter(match[1] for match in builds.values())
+        old = {folder: match[1] for folder, match in builds.items() if time.time() - int(match[2], 16) > _LEFT_S}
+        unsure = {
+            folder: name
+            for folder, name in old.items()
+            if count[name] > 1 or f"{name}{_POINTER}" not in names or f"{folder}{CALLS}" in names
+        }
+        published = {pointer.folder for pointer in self.read_pointers(set(unsure.values())).values()}
+        for folder in unsure:
+            self.end(folder, is_kept=folder in published)
 
 
 def new_folder(name: str) -> str:
     """A name for the folder of a build of the dataset `name`."""
-    return f"{name}.{os.urandom(6).hex()}"
+    return f"{name}.{int(time.time()):08x}{os.urandom(4).hex()}"
 
 
 def read_all(objects: Objects, wanted: Mapping[str, str]) -> dict[str, bytes]:
@@ -163,11 +129,3 @@ def read_all(objects: Objects, wanted: Mapping[str, str]) -> dict[str, bytes]:
         read = objects.read(names[start : start + _AT_ONCE])
         found |= {wanted[name]: content for name, content in read.items()}
     return found
-
-
-def _pid_space() -> str:
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
-    except OSError:
-        return ""

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Protocol
 
 from trainspan_processing.dataset.files import Files, LocalFiles, RemoteFiles, lock_folder
-from trainspan_processing.dataset.mirror import Mirror, alone_in, forget, write_pointer
+from trainspan_processing.dataset.mirror import Mirror, forget, write_pointer
 from trainspan_processing.dataset.remote import CALLS, Pointer, new_folder
 from trainspan_schemas.artifacts.dataset import ABOUT, LEDGER_FILE, MANIFEST
-from trainspan_schemas.errors import DatasetError
+from trainspan_schemas.errors import DatasetError, StorageError
+from trainspan_schemas.file_locks import locked
 
 __all__ = ["LocalScratch", "RemoteScratch", "Scratch", "local_scratch", "remote_scratch"]
 
@@ -65,7 +66,7 @@ class LocalScratch:
 
     def publish(self) -> None:
         """Renames both folders. The dataset exists once its rows do, so the rows come last."""
-        with alone_in(self.target.parent):
+        with locked(self.target.parent):
             if self.target.exists():
                 raise _made_meanwhile(str(self.target))
             self.rename()
@@ -86,7 +87,7 @@ def local_scratch(target: Path) -> Iterator[LocalScratch]:
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     scratch = LocalScratch(target.absolute().with_name(f".{new_folder(target.name)}"), target)
-    with alone_in(target.parent):
+    with locked(target.parent):
         for other in scratch.root.parent.glob(f".{target.name}.*"):
             if (left := lock_folder(other)) is not None:
                 shutil.rmtree(other, ignore_errors=True)
@@ -140,7 +141,7 @@ class RemoteScratch:
         if not self.is_published:
             raise _made_meanwhile(f"{self.mirror.url}/{name}")
         write_pointer(self.about, pointer)
-        with alone_in(self.local.target.parent):
+        with locked(self.local.target.parent):
             forget(self.local.target)  # recorded by another process that saw it in the meantime
             self.local.rename()
 
@@ -149,14 +150,11 @@ class RemoteScratch:
 def remote_scratch(mirror: Mirror, known: Path, *, is_spread: bool) -> Iterator[RemoteScratch]:
     """A folder under the URL to fill and publish as the dataset of the folder `known`; unpublished content is removed.
 
-    What killed commands left under the URL is removed first; builds that may be running are logged by name. Raises
-    DatasetError if the store cannot be written.
+    What killed commands left under the URL long ago is removed first. Raises StorageError if the store does not answer.
     """
-    for line in mirror.remote.clear():
-        log.warning("an unfinished dataset is being built or was left: %s", line)
+    mirror.remote.clear()
     with local_scratch(known) as local:
         scratch = RemoteScratch(mirror, local, is_spread, new_folder(known.name))
-        mirror.remote.begin(scratch.folder)
         try:
             yield scratch
         finally:
@@ -164,7 +162,7 @@ def remote_scratch(mirror: Mirror, known: Path, *, is_spread: bool) -> Iterator[
 
 
 def _end(scratch: RemoteScratch) -> None:
-    """Removes what is not published. A store that fails now must not hide the command's result: the next command removes it.
+    """Removes what is not published. A store that fails now must not hide the command's result: a later command removes it.
 
     It also finds out whether a dataset was published if the answer was lost.
     """
@@ -172,8 +170,8 @@ def _end(scratch: RemoteScratch) -> None:
         return
     try:
         scratch.mirror.remote.end(scratch.folder, is_kept=scratch.is_published)
-    except DatasetError as error:
-        log.warning("unfinished files of %s remain, and the next dataset removes them: %s", scratch.folder, error)
+    except StorageError as error:
+        log.warning("unfinished files of %s remain for a week: %s", scratch.folder, error)
 
 
 def _made_meanwhile(place: str) -> DatasetError:

@@ -1,13 +1,11 @@
-"""The list of a checkpoint's files with their hashes, by which policy servers on other machines copy it.
+"""Checkpoints under a URL, from which policy servers on other machines copy them.
 
-A trainer's machine answers, with the token of swaps (`Authorization: Bearer`):
-
-- `GET /latest?policy=NAME`: `{"checkpoint": …, "version": …, "weights_sha256": …}`, the last one that a policy server has
-  accepted; 404 if there is none.
-- `GET /checkpoints/CHECKPOINT?policy=NAME`: `CheckpointFiles` as JSON.
-- `GET /files/SHA256`: the bytes of a listed file, also in parts (`Range`).
-
-`policy` is left out if there is only one.
+```
+policy-000003/model.safetensors     the files of a checkpoint
+policy-000003.json                  their sizes and hashes, `CheckpointFiles`, written last: it publishes the checkpoint
+accepted.json                       an `Offer`: the last checkpoint that a policy server has accepted; missing if there is none
+```
+With several policies each has its own folder. The layout needs no listing, so a server of plain files is enough for readers.
 """
 
 import json
@@ -18,12 +16,18 @@ from typing import Any, Final
 
 from trainspan_schemas.errors import CheckpointError
 
-__all__ = ["CHECKPOINT_NAME", "CheckpointFiles", "ListedFile"]
+__all__ = ["ACCEPTED_FILE", "CHECKPOINT_NAME", "CheckpointFiles", "ListedFile", "list_file"]
 
+ACCEPTED_FILE: Final = "accepted.json"
 CHECKPOINT_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 """Names of checkpoints, their files and policies: no path, and nothing hidden."""
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _MOST_FILES: Final = 10_000
+
+
+def list_file(checkpoint: str) -> str:
+    """The name of the object that publishes a checkpoint."""
+    return f"{checkpoint}.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +43,14 @@ class CheckpointFiles:
     """All files of one checkpoint."""
 
     checkpoint: str
-    version: int
     files: Mapping[str, ListedFile]
 
     @property
     def size_bytes(self) -> int:
         return sum(file.size_bytes for file in self.files.values())
 
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
+    def to_json(self) -> bytes:
+        return (json.dumps(asdict(self), indent=2) + "\n").encode()
 
     @classmethod
     def parse(cls, text: bytes) -> "CheckpointFiles":
@@ -55,7 +58,7 @@ class CheckpointFiles:
         try:
             given: dict[str, Any] = json.loads(text)
             files = {str(name): ListedFile(**file) for name, file in given["files"].items()}
-            listed = cls(given["checkpoint"], given["version"], files)
+            listed = cls(given["checkpoint"], files)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise CheckpointError(f"the list of a checkpoint's files is malformed: {error}") from error
         for name in (listed.checkpoint, *files):
@@ -68,6 +71,6 @@ class CheckpointFiles:
             and file.size_bytes >= 0
             for file in files.values()
         )
-        if not sound or not isinstance(listed.version, int) or len(files) > _MOST_FILES:
-            raise CheckpointError("the list of a checkpoint's files has an invalid hash, size or version")
+        if not sound or len(files) > _MOST_FILES:
+            raise CheckpointError("the list of a checkpoint's files has an invalid hash or size")
         return listed

@@ -16,10 +16,11 @@ class ServingSettings:
     """Model directory or Hugging Face id; default: the newest checkpoint."""
     checkpoints: str | None = None
     """Folder of checkpoints that may be swapped in; default: `$TRAINSPAN_HOME/checkpoints`."""
-    weights_url: str | None = None
-    """URL of `trainspan weights` on the trainer's machine, from which checkpoints are copied; default: `checkpoints` is shared.
+    checkpoints_url: str | None = None
+    """URL from which checkpoints are copied into `checkpoints`: that of `[train]`, or where a web server shows its folder; default:
+    `checkpoints` is shared with the trainer.
 
-    The server then swaps to the last accepted checkpoint before it listens, and no other server may copy into `checkpoints`."""
+    The server then swaps to the last accepted checkpoint before it listens, and nothing else may be in `checkpoints`."""
     host: str = "127.0.0.1"
     """Address to listen on."""
     port: int = 8000

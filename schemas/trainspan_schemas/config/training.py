@@ -109,13 +109,12 @@ class TrainSettings(ModelSettings):
     checkpoints: str | None = None
     """Folder of checkpoints; default: `$TRAINSPAN_HOME/checkpoints`.
 
-    The policy server must see the same folder."""
+    The policy server must see the same folder, unless `checkpoints_url` is set."""
+    checkpoints_url: str | None = None
+    """URL under which checkpoints are published for policy servers on other machines, such as `s3://bucket/prefix` or
+    `file:///shared/folder`; default: none."""
     policy_url: str = "http://127.0.0.1:8000"
     """Policy server to swap after each round, or several with commas; default: that of `[serving]`; `none` only writes checkpoints."""
-    weights_host: str = "127.0.0.1"
-    """Address on which `trainspan weights` serves checkpoints to policy servers on other machines."""
-    weights_port: Advanced[int] = 8090
-    """Port of `trainspan weights`; 0: any free one."""
     publish_timeout_s: Advanced[float] = 300.0
     """How long a swap is retried while the server is busy, or unavailable after it was reached in the same round.
 

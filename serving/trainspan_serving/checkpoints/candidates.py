@@ -12,7 +12,7 @@ from trainspan_schemas.artifacts.checkpoint import CANARY_FILE, META_FILE, Canar
 from trainspan_schemas.errors import CheckpointError
 from trainspan_serving.checkpoints.adapters import check_adapter_fits, is_adapter, read_adapter
 from trainspan_serving.checkpoints.merged import check_can_merge
-from trainspan_serving.checkpoints.pull import CopyFailedError, DamagedCopyError
+from trainspan_serving.checkpoints.source import CopyFailedError, DamagedCopyError
 from trainspan_serving.checkpoints.weights import Weights, check_fits, read_weights
 
 __all__ = ["CheckpointCandidate", "CheckpointNotFoundError", "EngineLimits", "check_prompts", "find_candidate"]

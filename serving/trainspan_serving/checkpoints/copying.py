@@ -7,7 +7,7 @@ from collections.abc import Callable, Set
 from pathlib import Path
 
 from trainspan_serving.checkpoints.copies import CopiesFolder
-from trainspan_serving.checkpoints.pull import CopyFailedError
+from trainspan_serving.checkpoints.source import CopyFailedError
 
 __all__ = ["Copying", "CopyingError"]
 

@@ -9,7 +9,7 @@ from trainspan_schemas.policy_server import Offer, PolicyInService, Reason, Serv
 from trainspan_schemas.web_origins import is_own_host, own_hosts
 from trainspan_serving.checkpoints.candidates import CheckpointNotFoundError
 from trainspan_serving.checkpoints.copying import CopyingError
-from trainspan_serving.checkpoints.pull import CopyFailedError
+from trainspan_serving.checkpoints.source import CopyFailedError
 from trainspan_serving.export.call_export import CallExport
 from trainspan_serving.forcing.registry import BranchRegistry
 from trainspan_serving.http.asgi import Receive, Scope, Send, answer_json

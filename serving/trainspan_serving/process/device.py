@@ -55,7 +55,7 @@ def choose_device(
         )
     if visible and installed.trouble:
         raise ProcessError(f"{installed}: {installed.trouble}")
-    is_only_one = len(installed.names) == 1 and settings.weights_url is None
+    is_only_one = len(installed.names) == 1 and settings.checkpoints_url is None
     asked = any(last_value(flags, flag) for flag in _MEMORY_FLAGS)
     return ServerDevice(str(installed) if installed.names else "a GPU", False, is_only_one and not asked)
 

@@ -17,6 +17,7 @@ from trainspan_schemas.artifacts.checkpoint import read_latest
 from trainspan_schemas.config.settings import ServingSettings
 from trainspan_schemas.errors import CheckpointError, ProcessError, UsageError, pip_install
 from trainspan_schemas.home import checkpoints_dir, remember_served_model
+from trainspan_schemas.objects import Objects, check_url
 from trainspan_schemas.resources import available_cores
 from trainspan_schemas.store.collectors import Collectors
 from trainspan_serving.checkpoints.adapters import SERVED_MODULES, check_adapter_fits, is_adapter, read_adapter
@@ -103,10 +104,9 @@ def prepare(
     if settings.collector != "none":
         Collectors.of(settings.collector)
     chosen = _choose_model(settings, policies or {})
-    if settings.weights_url:
-        os.close(
-            claim_copies(checkpoints_dir(settings.checkpoints))
-        )  # another server's folder is refused before vLLM starts
+    if settings.checkpoints_url:  # what cannot be copied is refused before vLLM starts
+        Objects(check_url(settings.checkpoints_url)).check()
+        os.close(claim_copies(checkpoints_dir(settings.checkpoints)))
     adapter = read_adapter(Path(chosen)) if Path(chosen).is_dir() and is_adapter(Path(chosen)) else None
     model = adapter.base if adapter else chosen
     is_local = Path(model).is_dir()

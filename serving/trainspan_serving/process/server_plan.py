@@ -50,7 +50,7 @@ class ServerPlan:
     version: int
     served_name: str
     checkpoints: str
-    weights_url: str | None
+    checkpoints_url: str | None
     """Where checkpoints are copied from; None: the folder is shared with the trainer."""
     host: str
     allowed_hosts: str
@@ -145,7 +145,7 @@ def make_plan(
         version=version,
         served_name=settings.served_name,
         checkpoints=str(checkpoints_dir(settings.checkpoints).resolve()),
-        weights_url=settings.weights_url,
+        checkpoints_url=settings.checkpoints_url,
         host=settings.host,
         allowed_hosts=settings.allowed_hosts,
         state=str(state.resolve()),

@@ -6,9 +6,10 @@ import time
 from typing import Final
 
 from trainspan_schemas.errors import CheckpointError
+from trainspan_schemas.policy_server import Offer
 from trainspan_serving.checkpoints.copying import CopyingError
-from trainspan_serving.checkpoints.pull import AcceptedCheckpoint, CopyFailedError
 from trainspan_serving.checkpoints.served_policy import ServedPolicy
+from trainspan_serving.checkpoints.source import CopyFailedError
 from trainspan_serving.swap.policy_server import BusyError, LoadFailedError, PolicyServer
 
 __all__ = ["CatchingUp"]
@@ -22,14 +23,14 @@ _LONGEST_PAUSE_S: Final = 30.0
 
 
 class CatchingUp:
-    """Swaps to what the trainer's machine names as accepted, policy by policy, until the trainer itself swaps the policy."""
+    """Swaps to what the trainer names as accepted, policy by policy, until the trainer itself swaps the policy."""
 
     def __init__(self, server: PolicyServer) -> None:
         self._server = server
         names = tuple(server.policies.named) or (None,)
         self._own = {name: server.policies.row(name).policy for name in names} if server.source else {}
         """Policy → what it serves since the start, or by this class."""
-        self._condemned: set[AcceptedCheckpoint] = set()
+        self._condemned: set[Offer] = set()
         """Checkpoints that this server cannot serve; not tried again."""
 
     async def before_listening(self) -> None:
@@ -51,10 +52,10 @@ class CatchingUp:
         """Tries once for each policy; returns whether nothing is left to do now."""
         server, troubles, is_ready = self._server, [], True
         for name in tuple(self._own):
-            latest: AcceptedCheckpoint | None = None
+            latest: Offer | None = None
             try:
                 if server.source and not self._is_swapped(name):
-                    latest = await asyncio.to_thread(server.source.latest, name)
+                    latest = await asyncio.to_thread(server.source.accepted, name)
                     await self._bring(name, latest)
             except (CheckpointError, LoadFailedError, BusyError) as error:
                 if latest is not None and isinstance(error, CheckpointError) and not isinstance(error, CopyFailedError):
@@ -67,7 +68,7 @@ class CatchingUp:
         server.behind, server.is_ready = behind, is_ready
         return not troubles
 
-    async def _bring(self, name: str | None, latest: AcceptedCheckpoint | None) -> None:
+    async def _bring(self, name: str | None, latest: Offer | None) -> None:
         """Copies and swaps, unless the policy is served already or the trainer comes first."""
         server = self._server
         if latest is None or _is_served(latest, self._own[name]):
@@ -92,6 +93,6 @@ class CatchingUp:
         return name not in self._own
 
 
-def _is_served(latest: AcceptedCheckpoint, served: ServedPolicy) -> bool:
+def _is_served(latest: Offer, served: ServedPolicy) -> bool:
     hashes = {latest.weights_sha256, served.weights_sha256} - {None}
     return latest.version == served.version and len(hashes) < 2

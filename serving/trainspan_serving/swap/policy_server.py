@@ -17,8 +17,8 @@ from trainspan_serving.checkpoints.candidates import CheckpointCandidate, find_c
 from trainspan_serving.checkpoints.copies import CopiesFolder
 from trainspan_serving.checkpoints.copying import Copying
 from trainspan_serving.checkpoints.merged import check_can_merge
-from trainspan_serving.checkpoints.pull import CheckpointSource, CopyFailedError, DamagedCopyError
 from trainspan_serving.checkpoints.served_policy import ServedPolicy
+from trainspan_serving.checkpoints.source import CheckpointSource, CopyFailedError, DamagedCopyError
 from trainspan_serving.checkpoints.weights import Weights, read_weights
 from trainspan_serving.process.link import report
 from trainspan_serving.process.server_plan import ServerPlan
@@ -83,14 +83,14 @@ class PolicyServer:
         self._engine, self._tap = engine, tap
         self._verifier = Verifier(engine, tap, plan.canary_tolerance)
         self._served = served
-        self.source = CheckpointSource(plan.weights_url, plan.token) if plan.weights_url else None
+        self.source = CheckpointSource(plan.checkpoints_url) if plan.checkpoints_url else None
         """Where checkpoints are copied from; None: they are in the folder."""
         copies = CopiesFolder(Path(plan.checkpoints), self.source) if self.source else None
         self._copying = Copying(copies, self._folders_in_use) if copies else None
         self._candidate: CheckpointCandidate | None = None
         """The one that is being swapped in."""
         self.behind: str | None = None
-        """Why it may not serve what the trainer's machine names as accepted; None if it does, as far as it knows."""
+        """Why it may not serve what the trainer names as accepted; None if it does, as far as it knows."""
         self.is_ready = True
         """Whether a balancer may use it: False if it knows of an accepted checkpoint that it does not serve since its start."""
         self._changing = asyncio.Lock()
@@ -208,7 +208,7 @@ class PolicyServer:
         *,
         gives_way: bool = False,
     ) -> None:
-        """Copies a checkpoint from the trainer's machine, if one is set, and validates it, while requests go on.
+        """Copies a checkpoint from its URL, if one is set, and validates it, while requests go on.
 
         If it `gives_way`, it does not end the copy of another checkpoint, but fails.
         Its files are then in the page cache, so that a swap reads no disk. Raises CheckpointError if it does not fit,

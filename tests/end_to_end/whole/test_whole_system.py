@@ -21,6 +21,7 @@ from tests.support.collector.process import CollectorProcess
 from tests.support.models.tiny_model import make_tiny_model
 from tests.support.places import make_place, write_loop_config
 from tests.support.policy_server.balancer import balancer
+from tests.support.policy_server.files import file_server
 from tests.support.policy_server.process import RunningServer, policy_server
 from tests.support.ports import free_ports
 from tests.support.ray_cluster import RayCluster
@@ -45,7 +46,7 @@ class Site:
     """Of the loop."""
     stack: contextlib.ExitStack
     ports: list[int] = field(default_factory=lambda: free_ports(7))
-    """OTLP and Flight of each collector, each policy server, `trainspan weights`."""
+    """OTLP and Flight of each collector, each policy server, the server of checkpoints."""
     collectors: list[CollectorProcess] = field(default_factory=list)
     servers: list[RunningServer] = field(default_factory=list)
 
@@ -74,7 +75,7 @@ class Site:
         for name in ("token", "signing-key"):
             shutil.copy(Path(self.environ["TRAINSPAN_HOME"]) / name, home / name)
         arguments = ["--port", str(self.ports[4 + number]), "--collector", ",".join(self.endpoints)]
-        arguments += ["--weights-url", f"http://127.0.0.1:{self.ports[6]}", "--checkpoints", str(home / "own")]
+        arguments += ["--checkpoints-url", f"http://127.0.0.1:{self.ports[6]}", "--checkpoints", str(home / "own")]
         settings = {"TRAINSPAN_SERVING__TOKEN_FILE": str(self.folder / "tokens.toml"), "OMP_NUM_THREADS": "1"}
         model = self.folder / "inputs" / "model"
         return self.stack.enter_context(policy_server(model, home, *arguments, environment=settings))
@@ -117,6 +118,8 @@ def site(tmp_path: Path) -> Iterator[Site]:
     shutil.copy(Path(__file__).with_name("agent.py"), tmp_path / "code")
     with contextlib.ExitStack() as stack:
         site = Site(tmp_path, {**place.environ, "REWARD_COUNT": str(tmp_path / "count")}, stack)
+        (tmp_path / "published").mkdir()
+        stack.enter_context(file_server(tmp_path / "published", site.ports[6]))
         for number in range(2):
             site.collectors.append(site.start_collector(number))
         with ThreadPoolExecutor(2) as pool:
@@ -124,7 +127,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
         front = stack.enter_context(balancer(tmp_path, *site.urls))
         site.environ |= {
             "TRAINSPAN_ROLLOUTS__POLICY_URL": f"{front}/v1",
-            "TRAINSPAN_TRAIN__WEIGHTS_PORT": str(site.ports[6]),
+            "TRAINSPAN_TRAIN__CHECKPOINTS_URL": f"file://{site.folder}/published",
         }
         yield site
         for collector in site.collectors:

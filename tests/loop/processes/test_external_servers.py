@@ -13,6 +13,9 @@ from trainspan_schemas.config.load import load_settings
 from trainspan_schemas.errors import ConfigError, ProcessError
 from trainspan_schemas.store.access import StoreAddress
 from trainspan_schemas.store.endpoint import is_loopback, is_this_machine
+from trainspan_training.checkpoints.swap_request import PolicyAddress
+
+ALONE = PolicyAddress("")
 
 
 def model_at(folder: Path, version: int | None = None, digest: str = "d" * 32) -> str:
@@ -29,16 +32,16 @@ def test_a_run_without_checkpoints_begins_only_with_servers_of_its_model(tmp_pat
     with policy_server() as one, policy_server() as two:
         one.state = two.state = {"version": 0, "base_digest": digest}
         servers = PolicyServers([one.url, two.url])
-        assert bring_up_to_date(servers, tmp_path / "none", model, [None], 1) == []
+        assert bring_up_to_date(servers, tmp_path / "none", model, [ALONE], 1) == []
         two.state = {"version": 7, "base_digest": digest}
         with pytest.raises(ConfigError, match=f"{two.url} serves version 7, which is not of this run: restart it"):
-            bring_up_to_date(servers, tmp_path / "none", model, [None], 1)
+            bring_up_to_date(servers, tmp_path / "none", model, [ALONE], 1)
         two.state = {"version": 0, "base_digest": "another"}
         with pytest.raises(ConfigError, match=f"{two.url} has another model than the run: restart it with {model}"):
-            bring_up_to_date(servers, tmp_path / "none", model, [None], 1)
+            bring_up_to_date(servers, tmp_path / "none", model, [ALONE], 1)
         two.state = {"version": 0, "policies": {}}
         with pytest.raises(ConfigError, match=f"{one.url} has no policy writer"):
-            bring_up_to_date(servers, tmp_path / "none", model, ["writer"], 1)
+            bring_up_to_date(servers, tmp_path / "none", model, [PolicyAddress("", "writer")], 1)
         assert not one.asked
         assert not two.asked
 
@@ -47,10 +50,10 @@ def test_a_run_that_starts_from_a_checkpoint_needs_servers_of_its_version(tmp_pa
     best = model_at(tmp_path / "best", version=4)
     with policy_server() as server:
         server.state = {"version": 4, "base_digest": "d" * 32}
-        assert bring_up_to_date(PolicyServers([server.url]), tmp_path / "none", best, [None], 1) == []
+        assert bring_up_to_date(PolicyServers([server.url]), tmp_path / "none", best, [ALONE], 1) == []
         server.state = {"version": 0, "base_digest": "d" * 32}
         with pytest.raises(ConfigError, match="serves version 0, which is not of this run"):
-            bring_up_to_date(PolicyServers([server.url]), tmp_path / "none", best, [None], 1)
+            bring_up_to_date(PolicyServers([server.url]), tmp_path / "none", best, [ALONE], 1)
 
 
 def checkpoints_at(home: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, str]:
@@ -73,15 +76,15 @@ def test_a_run_that_goes_on_swaps_its_newest_checkpoint_in_at_every_server(
         # The first has a version 2, too, but nothing says that it is this run's.
         one.state, two.state = {"version": 2, "checkpoint": name}, {"version": 0, "checkpoint": "model"}
         servers = PolicyServers([one.url, two.url])
-        assert bring_up_to_date(servers, checkpoints, "model", [None], 1) == []
+        assert bring_up_to_date(servers, checkpoints, "model", [ALONE], 1) == []
         for server in (one, two):
             (request,) = server.asked
             assert (request[0], request[2]["checkpoint"], request[2]["version"]) == ("/trainspan/policy", name, 2)
         two.answers = [(500, {"error": "no room", "reason": "load_failed"})]
-        (trouble,) = bring_up_to_date(servers, checkpoints, "model", [None], 1)
+        (trouble,) = bring_up_to_date(servers, checkpoints, "model", [ALONE], 1)
         assert f"{two.url} does not take {name}: no room" in trouble
         with pytest.raises(ProcessError, match=f"{two.url} does not take {name}: no room"):
-            bring_up_to_date(PolicyServers([two.url]), checkpoints, "model", [None], 1)
+            bring_up_to_date(PolicyServers([two.url]), checkpoints, "model", [ALONE], 1)
 
 
 def test_a_checkpoint_that_a_canary_refuses_is_left_to_the_trainer(
@@ -90,7 +93,7 @@ def test_a_checkpoint_that_a_canary_refuses_is_left_to_the_trainer(
     checkpoints, _ = checkpoints_at(tmp_path, monkeypatch)
     with policy_server((409, {"error": "stale", "reason": "canary_failed"})) as server:
         server.state = {"version": 1}
-        (trouble,) = bring_up_to_date(PolicyServers([server.url]), checkpoints, "model", [None], 1)
+        (trouble,) = bring_up_to_date(PolicyServers([server.url]), checkpoints, "model", [ALONE], 1)
         assert trouble.endswith("stale")
 
 
@@ -99,9 +102,9 @@ def test_only_servers_that_missed_a_swap_are_levelled(tmp_path: Path, monkeypatc
     swapped = (200, {"version": 2, "checkpoint": name, "canary": {"status": "fresh"}})
     with policy_server(swapped) as one, policy_server(swapped) as two:
         one.state, two.state = {"version": 2, "checkpoint": name}, {"version": 3, "checkpoint": checkpoint_name(3)}
-        assert level(PolicyServers([one.url, two.url]), checkpoints, [None], 1) == []
+        assert level(PolicyServers([one.url, two.url]), checkpoints, [ALONE], 1) == []
         assert (len(one.asked), len(two.asked)) == (0, 1)
-        assert level(PolicyServers([one.url, two.url]), tmp_path / "none", [None], 1) == []
+        assert level(PolicyServers([one.url, two.url]), tmp_path / "none", [ALONE], 1) == []
 
 
 def test_servers_that_never_answer_are_named() -> None:
@@ -120,8 +123,10 @@ def test_servers_that_never_answer_are_named() -> None:
 def test_settings_of_a_server_that_the_loop_would_start_are_refused(variable: str, value: str, name: str) -> None:
     check_external(load_settings(None, {variable: value}))
     external = {"TRAINSPAN_ROLLOUTS__POLICY_SERVERS": "http://127.0.0.1:1", variable: value}
-    with pytest.raises(ConfigError, match=f"{name} has no effect with"):
+    with pytest.raises(ConfigError, match=r"policy_servers needs \[train\] checkpoints_url"):
         check_external(load_settings(None, external))
+    with pytest.raises(ConfigError, match=f"{name} has no effect with"):
+        check_external(load_settings(None, {**external, "TRAINSPAN_TRAIN__CHECKPOINTS_URL": "s3://bucket/prefix"}))
 
 
 @pytest.mark.parametrize(

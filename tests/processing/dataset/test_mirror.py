@@ -11,10 +11,10 @@ from tests.processing.support.remote import publish, publish_folder
 from tests.support.dataset_files import LoggedCall, write_dataset
 from trainspan_processing.dataset import mirror as mirrors
 from trainspan_processing.dataset.mirror import Mirror, local_dataset
-from trainspan_processing.dataset.objects import Objects, check_url
 from trainspan_processing.dataset.remote import Pointer
 from trainspan_schemas.artifacts.dataset import MANIFEST, dataset_dirs
-from trainspan_schemas.errors import DatasetError, UsageError
+from trainspan_schemas.errors import DatasetError, StorageError, UsageError
+from trainspan_schemas.objects import Objects, check_url
 from trainspan_training.checkpoints.ledger import CheckpointLedger
 from trainspan_training.data.dataset import read_calls
 from trainspan_training.dataset_queue import follow
@@ -26,7 +26,7 @@ def test_a_corrupted_object_is_refused_by_name_and_whole_files_are_not_read_agai
     publish(url, tmp_path / "round-0000", b"one", b"two", b"three")
     folder = Mirror.of(url).remote.pointers()["round-0000"].folder
     Objects(url).under(folder).put("part-00001.parquet", b"2wo")
-    with pytest.raises(DatasetError, match=rf"{folder}/part-00001.parquet has sha256 .* was published"):
+    with pytest.raises(StorageError, match=rf"{folder}/part-00001.parquet has sha256 .* was published"):
         local_dataset(f"{url}/round-0000")
     assert dataset_dirs(tmp_path / "home" / "remote") == []
     Objects(url).under(folder).put("part-00001.parquet", b"two")
@@ -66,7 +66,7 @@ def test_the_rows_of_the_last_datasets_stay_on_this_machine(url: str, tmp_path: 
     [
         ("round-0000.json", b"{}", "unknown version"),
         ("round-0000.json", b'{"version": 1, "folder": "../../etc"}', "folder '../../etc'"),
-        ("round-0000.json", b'{"version": 1, "folder": "round-0001.0123456789ab"}', "folder 'round-0001"),
+        ("round-0000.json", b'{"version": 1, "folder": "round-0001.0123456789abcdef"}', "folder 'round-0001"),
     ],
 )
 def test_a_malformed_pointer_is_refused_by_name(url: str, name: str, content: bytes, message: str) -> None:
@@ -77,7 +77,7 @@ def test_a_malformed_pointer_is_refused_by_name(url: str, name: str, content: by
 
 def test_a_manifest_cannot_name_files_elsewhere(url: str) -> None:
     manifest = json.dumps({"version": 3, "files": [{"name": "../../x.parquet", "sha256": "0"}]}).encode()
-    folder = "round-0000.0123456789ab"
+    folder = "round-0000.0123456789abcdef"
     Objects(url).under(f"{folder}.about").put(MANIFEST, manifest)
     pointer = Pointer(folder, hashlib.sha256(manifest).hexdigest(), "0" * 64)
     Objects(url).put("round-0000.json", pointer.to_json())
@@ -95,6 +95,7 @@ def test_a_manifest_cannot_name_files_elsewhere(url: str) -> None:
         "s3://AKIA:s3cret@bucket/prefix",
         "s3://s3cret@bucket/prefix",
         "abfs://user:s3cret@account/prefix",
+        "https://s3cret@host/prefix",
         "https://bucket/prefix?X-Amz-Signature=s3cret",
     ],
 )
@@ -109,7 +110,7 @@ def test_messages_do_not_repeat_passwords_of_addresses(url: str, monkeypatch: py
         raise ConnectionError("no answer from http://user:s3cret@proxy:3128/bucket")
 
     monkeypatch.setattr(MemoryFileSystem, "ls", refuse)
-    with pytest.raises(DatasetError, match=r"no answer from http://…@proxy:3128/bucket") as caught:
+    with pytest.raises(StorageError, match=r"no answer from http://…@proxy:3128/bucket") as caught:
         Objects(url).names()
     assert "s3cret" not in str(caught.value)
 
@@ -120,7 +121,7 @@ def test_a_url_is_checked(url: str) -> None:
         == "abfs://container@account.dfs.core.windows.net/x"
     )
     for wrong in ("s3://", "simplecache::s3://bucket/x"):
-        with pytest.raises(UsageError, match="no URL of datasets"):
+        with pytest.raises(UsageError, match="no URL of a folder"):
             check_url(wrong)
     with pytest.raises(UsageError, match="name one of its datasets"):
         local_dataset(url)

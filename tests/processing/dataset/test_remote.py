@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import logging
 import os
 import subprocess
 import sys
@@ -18,18 +17,18 @@ from tests.processing.support.remote import publish
 from tests.processing.support.traces import chain
 from trainspan_processing.assembly.build import BuildRequest, BuiltDataset, build_dataset
 from trainspan_processing.assembly.rebuild import rebuild
+from trainspan_processing.dataset import remote, scratch
 from trainspan_processing.dataset.files import RemoteFiles
 from trainspan_processing.dataset.mirror import Mirror, known_dataset, local_dataset
-from trainspan_processing.dataset.objects import Objects
 from trainspan_processing.dataset.published import open_published
-from trainspan_processing.dataset.remote import Writer
 from trainspan_processing.dataset.scratch import remote_scratch
 from trainspan_processing.explain.explain import explain_rollout
 from trainspan_processing.explain.inquiry import Question
 from trainspan_processing.read.engine import OneProcess
 from trainspan_schemas.artifacts.dataset import LEDGER_FILE, MANIFEST, about_dir
 from trainspan_schemas.config.settings import DatasetSettings
-from trainspan_schemas.errors import DatasetError
+from trainspan_schemas.errors import DatasetError, StorageError
+from trainspan_schemas.objects import Objects
 
 
 class _Spread(OneProcess):
@@ -100,47 +99,38 @@ def test_a_failed_command_leaves_the_earlier_datasets_and_nothing_else(bench: Be
     assert Objects(url).names() == before
 
 
-def _begun(url: str, writer: Writer | None) -> str:
-    """The folder of a build with rows and a mark, which no process goes on with."""
-    folder = f"round-0001.{os.urandom(6).hex()}"
+def _begun(url: str, days_ago: float) -> str:
+    """The folder of a build with rows, which no process goes on with."""
+    folder = f"round-0001.{int(time.time() - days_ago * 86_400):08x}{os.urandom(4).hex()}"
     objects = Objects(url)
     objects.under(folder).put("part-00000.parquet", b"half")
     objects.under(f"{folder}.calls").put("calls-00000.arrow", b"half")
-    if writer is None:
-        child = (
-            "import dataclasses, json; from trainspan_processing.dataset.remote import Writer; "
-            "print(json.dumps(dataclasses.asdict(Writer.this())))"
-        )
-        done = subprocess.run([sys.executable, "-c", child], capture_output=True, text=True, check=True, timeout=60)
-        writer = Writer(**json.loads(done.stdout))
-    objects.put(f"{folder}.unfinished", json.dumps(dataclasses.asdict(writer)).encode())
     return folder
 
 
-def test_what_a_killed_command_left_is_removed_by_the_next_one(
-    url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_a_killed_command_left_a_week_ago_is_removed_by_the_next_one(url: str, tmp_path: Path) -> None:
     publish(url, tmp_path / "round-0000", b"rows")
-    killed = _begun(url, None)
-    old = _begun(url, Writer("elsewhere", "another boot", 7, time.time() - 8 * 86_400))
-    running = _begun(url, Writer("elsewhere", "another boot", 7, time.time() - 3600))
+    killed, running = _begun(url, 8), _begun(url, 6)
     assert (local_dataset(f"{url}/round-0000") / "part-00000.parquet").read_bytes() == b"rows"
-    with caplog.at_level(logging.WARNING):
-        publish(url, tmp_path / "round-0001", b"more rows")
+    publish(url, tmp_path / "round-0001", b"more rows")
     names = Objects(url).names()
-    assert not [name for name in names if name.startswith((killed, old))]
-    assert [name for name in names if name.startswith(running)]
-    (line,) = [record.getMessage() for record in caplog.records]
-    assert f"{url}/{running}: by process 7 of elsewhere since " in line
+    assert not [name for name in names if name.startswith(killed)]
+    assert [name for name in names if name.startswith(running)] == [running, f"{running}.calls"]
+    assert (local_dataset(f"{url}/round-0001") / "part-00000.parquet").read_bytes() == b"more rows"
 
 
-def test_a_command_that_was_killed_after_it_published_is_only_tidied_up(url: str, tmp_path: Path) -> None:
-    publish(url, tmp_path / "round-0001", b"rows")
+def test_a_command_that_was_killed_after_it_published_is_only_tidied_up(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as long_ago:
+        long_ago.setattr(remote, "new_folder", lambda name: f"{name}.00000001{os.urandom(4).hex()}")
+        long_ago.setattr(scratch, "new_folder", remote.new_folder)
+        publish(url, tmp_path / "round-0001", b"rows")
     folder = Mirror.of(url).remote.pointers()["round-0001"].folder
-    gone = Writer("elsewhere", "another boot", 7, 0.0)
-    Objects(url).put(f"{folder}.unfinished", json.dumps(dataclasses.asdict(gone)).encode())
-    assert Mirror.of(url).remote.clear() == []
-    assert f"{folder}.unfinished" not in Objects(url).names()
+    assert ".00000001" in folder
+    Objects(url).under(f"{folder}.calls").put("calls-00000.arrow", b"half")
+    Mirror.of(url).remote.clear()
+    assert sorted(Objects(url).names()) == [folder, f"{folder}.about", "round-0001.json"]
     assert (local_dataset(f"{url}/round-0001") / "part-00000.parquet").read_bytes() == b"rows"
 
 
@@ -149,16 +139,16 @@ def test_of_two_commands_that_make_the_same_dataset_the_second_fails_and_no_file
 ) -> None:
     mirror = Mirror.of(url)
     mirror.known.mkdir(parents=True)
-    with remote_scratch(mirror, mirror.known / "round-0000", is_spread=False) as scratch:
-        with scratch.rows.filling("part-00000.parquet") as path:
+    with remote_scratch(mirror, mirror.known / "round-0000", is_spread=False) as later:
+        with later.rows.filling("part-00000.parquet") as path:
             path.write_bytes(b"later")
         with monkeypatch.context() as another_machine:
             another_machine.setenv("TRAINSPAN_HOME", str(tmp_path / "another-machine"))
             publish(url, tmp_path / "round-0000", b"first")
         for name in (MANIFEST, LEDGER_FILE):
-            (scratch.about / name).write_text("{}")
+            (later.about / name).write_text("{}")
         with pytest.raises(DatasetError, match=r"another command created memory://.*/round-0000 in the meantime"):
-            scratch.publish()
+            later.publish()
     assert (local_dataset(f"{url}/round-0000") / "part-00000.parquet").read_bytes() == b"first"
     assert len(Objects(url).names()) == 3
 
@@ -189,10 +179,9 @@ def test_rows_are_kept_if_it_is_unknown_whether_they_were_published(
             raise TimeoutError("no answer")
 
     monkeypatch.setattr(MemoryFileSystem, "pipe_file", cut_off)
-    with pytest.raises(DatasetError, match="no answer"):
+    with pytest.raises(StorageError, match="no answer"):
         publish(url, tmp_path / "round-0000", b"rows")
     assert (local_dataset(f"{url}/round-0000") / "part-00000.parquet").read_bytes() == b"rows"
-    assert [name for name in Objects(url).names() if name.endswith(".unfinished")]
 
 
 def test_a_store_without_conditional_writes_is_asked_first(
@@ -215,7 +204,7 @@ def test_a_store_without_conditional_writes_is_asked_first(
 _HOLDS = """
 import sys, time
 from trainspan_processing.dataset.files import RemoteFiles
-from trainspan_processing.dataset.objects import Objects
+from trainspan_schemas.objects import Objects
 with RemoteFiles(Objects("memory://x")).temporary_folder() as folder:
     (folder / "calls.arrow").write_bytes(b"rows")
     print(folder.parent, flush=True)

@@ -10,7 +10,7 @@ import pytest
 from tests.serving.support.servers import Models
 from trainspan_schemas.artifacts.checkpoint import CheckpointMeta, hash_weights
 from trainspan_serving.checkpoints.candidates import EngineLimits, find_candidate
-from trainspan_serving.checkpoints.pull import DamagedCopyError
+from trainspan_serving.checkpoints.source import DamagedCopyError
 from trainspan_serving.checkpoints.weights import read_weights
 
 LIMITS = EngineLimits(1_000_000, 1_000_000, None, None, merges_adapters=False, can_reload=True)

@@ -45,7 +45,7 @@ def test_the_only_gpu_is_shared_with_a_trainer_unless_a_flag_sets_the_memory(cho
     assert shared.describe((*flags, "--dtype=float16")).startswith("NVIDIA L4, driver 580.95.05 in float16")
     assert not chosen(L4, "--gpu_memory_utilization=0.9").leaves_room
     assert not chosen(L4, "--kv-cache-memory-bytes", "8G").leaves_room
-    assert not chosen(L4, weights_url="http://trainer:8090").leaves_room
+    assert not chosen(L4, checkpoints_url="http://trainer:8090").leaves_room
     assert not chosen(Gpus(L4.names * 2, L4.driver), environ={"CUDA_VISIBLE_DEVICES": "0"}).leaves_room
 
 

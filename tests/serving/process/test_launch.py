@@ -286,8 +286,13 @@ def test_the_command_says_in_one_line_that_the_port_is_taken_and_does_not_load_v
     assert time.monotonic() - started < 10
 
 
-def test_a_folder_into_which_another_server_copies_is_refused_before_vllm_is_loaded(home: Path, models: Models) -> None:
-    settings = {"model": str(models.base), "weights_url": "http://127.0.0.1:9"}
+def test_a_folder_into_which_another_server_copies_and_a_wrong_url_are_refused_before_vllm_is_loaded(
+    home: Path, models: Models
+) -> None:
+    settings = {"model": str(models.base), "checkpoints_url": "http://127.0.0.1:9"}
+    for url, trouble in (("nonsense://x/y", "Protocol not known"), ("http://me:pw@x/y", "has credentials")):
+        with pytest.raises(UsageError, match=trouble):
+            launch_of(home, **{**settings, "checkpoints_url": url})
     launch_of(home, **settings)
     held = claim_copies(home / "checkpoints")
     launch_of(home, model=str(models.base))  # without copies the folder can be shared

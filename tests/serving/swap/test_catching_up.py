@@ -9,33 +9,34 @@ from typing import Any
 import pytest
 
 from trainspan_schemas.errors import CheckpointError
+from trainspan_schemas.policy_server import Offer
 from trainspan_serving.checkpoints.copying import CopyingError
-from trainspan_serving.checkpoints.pull import AcceptedCheckpoint, CopyFailedError
 from trainspan_serving.checkpoints.served_policy import ServedPolicy
+from trainspan_serving.checkpoints.source import CopyFailedError
 from trainspan_serving.swap import catching_up
 from trainspan_serving.swap.catching_up import CatchingUp
 from trainspan_serving.swap.policy_server import BusyError
 from trainspan_serving.swap.policy_table import PolicyTable
 
-FIRST, SECOND = (AcceptedCheckpoint(f"policy-{number:06d}", number, f"{number}a" * 32) for number in (1, 2))
+FIRST, SECOND = (Offer(f"policy-{number:06d}", number, f"{number}a" * 32) for number in (1, 2))
 
 
 @dataclass
 class Source:
-    """The trainer's machine."""
+    """What is accepted under the URL, or why it cannot be read."""
 
-    accepted: AcceptedCheckpoint | Exception | None
+    last: Offer | Exception | None
 
-    def latest(self, _: str | None) -> AcceptedCheckpoint | None:
-        if isinstance(self.accepted, Exception):
-            raise self.accepted
-        return self.accepted
+    def accepted(self, _: str | None) -> Offer | None:
+        if isinstance(self.last, Exception):
+            raise self.last
+        return self.last
 
 
 class Server:
     """The parts of a policy server that catching up uses; swaps only change the table."""
 
-    def __init__(self, accepted: AcceptedCheckpoint | Exception | None, trouble: Sequence[Exception] = ()) -> None:
+    def __init__(self, accepted: Offer | Exception | None, trouble: Sequence[Exception] = ()) -> None:
         self.source = Source(accepted)
         self.trouble = list(trouble)
         """Raised by the next requests to stage, one each."""
@@ -113,7 +114,7 @@ def test_without_the_trainers_machine_it_listens_says_so_and_goes_on_until_it_is
     one = before_listening(server)
     assert server.behind == "policy policy is not caught up: no answer from there"
     assert server.is_ready, "nobody knows a newer one"
-    server.source.accepted = FIRST
+    server.source.last = FIRST
     assert follow(one, lambda: server.behind is None)
     assert server.swapped == [FIRST.checkpoint]
 
@@ -122,10 +123,10 @@ def test_a_server_that_knows_of_an_accepted_checkpoint_without_serving_it_is_not
     server = Server(FIRST, trouble=[CopyFailedError("no room")] * 99)
     one = before_listening(server)
     assert (server.behind, server.is_ready) == ("policy policy is not caught up: no room", False)
-    server.source.accepted = CopyFailedError("no answer from there")
+    server.source.last = CopyFailedError("no answer from there")
     follow(one, lambda: "no answer" in str(server.behind))
     assert not server.is_ready
-    server.source.accepted = FIRST
+    server.source.last = FIRST
     server.trouble.clear()
     follow(one, lambda: server.behind is None)
     assert (server.swapped, server.is_ready) == ([FIRST.checkpoint], True)
@@ -135,7 +136,7 @@ def test_a_checkpoint_that_this_server_cannot_serve_is_tried_once_and_a_later_on
     server = Server(FIRST, trouble=[CheckpointError("it does not fit")])
     one = before_listening(server)
     assert (server.swapped, server.is_ready) == ([], False)
-    server.source.accepted = SECOND
+    server.source.last = SECOND
     follow(one, lambda: server.behind is None)
     assert server.swapped == [SECOND.checkpoint]
 

@@ -36,7 +36,7 @@ class FakeClient:
 def test_the_gate_opens_only_if_the_server_is_awake(weights: Any, asleep: bool, tmp_path: Path) -> None:
     async def swap() -> PolicyServer:
         plan: Any = SimpleNamespace(
-            canary_tolerance=None, weights_url=None, checkpoints=tmp_path, drain_timeout_s=1.0, swap_in_flight=False
+            canary_tolerance=None, checkpoints_url=None, checkpoints=tmp_path, drain_timeout_s=1.0, swap_in_flight=False
         )
         engine = Engine(client, merges_adapters=False)
         policies = PolicyTable(ServedPolicy("policy", 0, tmp_path), {}, {})

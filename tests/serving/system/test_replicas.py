@@ -15,15 +15,13 @@ from tests.serving.support.servers import Models
 from tests.support.models.canary import write_checkpoint_files
 from tests.support.otlp.sink import otlp_sink
 from tests.support.policy_server.balancer import balancer
+from tests.support.policy_server.files import file_server
 from tests.support.policy_server.process import RunningServer, policy_server
-from tests.support.policy_server.weights import weights_server
 from tests.support.ports import free_ports
 from trainspan_schemas.artifacts.checkpoint import CheckpointMeta, hash_weights
-from trainspan_schemas.policy_server import Offer
 from trainspan_schemas.telemetry import keys
-from trainspan_training.checkpoints.folder import accepted_checkpoint
 from trainspan_training.checkpoints.ledger import CheckpointLedger, LedgerEntry
-from trainspan_training.checkpoints.replica_swap import publish
+from trainspan_training.checkpoints.published import announce, publish_files, swap_in
 from trainspan_training.checkpoints.swap_request import PolicyAddress
 
 CLIENTS = 6
@@ -91,22 +89,23 @@ def test_no_request_fails_over_swaps_and_the_death_of_a_server(
         (tmp_path / home / "token").write_text("the token of swaps\n")
     ports = free_ports(2)
     urls = [f"http://127.0.0.1:{port}" for port in ports]
-    address = PolicyAddress(",".join(urls))
+    address = PolicyAddress(",".join(urls), checkpoints_url=f"file://{tmp_path}/published")
     with contextlib.ExitStack() as stack:
         sink, collector = stack.enter_context(otlp_sink())
-        weights = stack.enter_context(weights_server(checkpoints, tmp_path / "trainer"))
+        (tmp_path / "published").mkdir()
+        published = stack.enter_context(file_server(tmp_path / "published"))
 
         def start(number: int) -> RunningServer:
-            arguments = ("--port", str(ports[number]), "--collector", collector, "--weights-url", weights)
+            arguments = ("--port", str(ports[number]), "--collector", collector, "--checkpoints-url", published)
             home = tmp_path / ("one", "two")[number]
             return stack.enter_context(policy_server(models.base, home, *arguments, "--checkpoints", str(home / "own")))
 
         def swap(version: int) -> dict[str, str]:
-            folder, served = checkpoints / f"policy-{version:06d}", accepted_checkpoint(checkpoints)
-            accepted = Offer.of(served) if served else None
-            done = publish(address, Offer.of(folder), accepted, retry_for_s=60, was_there=True)
+            folder = checkpoints / f"policy-{version:06d}"
+            done = swap_in(folder, address, retry_for_s=60, was_there=True)
             assert done.outcome == "swapped", done
             CheckpointLedger(checkpoints).append(LedgerEntry("published", None, folder.name))
+            announce(checkpoints, address)
             assert done.answer is not None
             return {url: str(one["outcome"]) for url, one in done.answer["servers"].items()}
 
@@ -150,12 +149,15 @@ def test_a_server_that_starts_before_the_trainers_machine_catches_up_while_it_li
     for folder in sorted(checkpoints.iterdir()):
         replace(CheckpointMeta.read(folder), weights_sha256=hash_weights(folder)).write(folder)
     CheckpointLedger(checkpoints).append(LedgerEntry("published", None, "policy-000001"))
+    address = PolicyAddress("http://127.0.0.1:9", checkpoints_url=f"file://{tmp_path}/published")
+    announce(checkpoints, address)
+    publish_files(checkpoints / "policy-000002", address)
     (port,) = free_ports(1)
-    arguments = ("--weights-url", f"http://127.0.0.1:{port}", "--checkpoints", str(tmp_path / "own"))
+    arguments = ("--checkpoints-url", f"http://127.0.0.1:{port}", "--checkpoints", str(tmp_path / "own"))
     with policy_server(models.base, tmp_path / "one", "--collector", "none", *arguments) as server:
         state = server.policy()
-        assert (state["version"], "no answer from" in state["behind"]) == (0, True)
-        with weights_server(checkpoints, tmp_path / "trainer", port):
+        assert (state["version"], "the request failed" in state["behind"]) == (0, True)
+        with file_server(tmp_path / "published", port):
             deadline = time.monotonic() + 60
             while (state := server.policy())["behind"] and time.monotonic() < deadline:
                 time.sleep(0.2)

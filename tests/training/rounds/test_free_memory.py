@@ -48,7 +48,7 @@ def test_memory_is_free_before_the_server_is_asked_to_swap_and_after_a_round_tha
         return Swap("swapped", None)
 
     monkeypatch.setattr(TransitionGRPOTrainer, "free_memory", lambda _: done.append("free"))
-    monkeypatch.setattr(publication, "publish", publish)
+    monkeypatch.setattr(publication, "swap_in", publish)
     for round_ in range(2):
         write_dataset(tmp_path / "dataset", sample_rollouts(model, rollouts=2, seed=round_), round_=round_)
     run(rounds=1)

@@ -24,7 +24,7 @@ from trainspan_loop.state.run_folder import LEDGER_REST_S, RunFolder
 from trainspan_schemas.artifacts.checkpoint import CheckpointMeta, read_latest, write_latest
 from trainspan_schemas.errors import CheckpointError
 from trainspan_schemas.policy_server import Offer
-from trainspan_training.checkpoints import swap_request
+from trainspan_training.checkpoints import published, swap_request
 from trainspan_training.checkpoints.folder import Checkpoints
 from trainspan_training.checkpoints.ledger import CheckpointLedger
 from trainspan_training.checkpoints.replica_swap import publish
@@ -203,7 +203,7 @@ def swaps_after_a_rollback(monkeypatch: pytest.MonkeyPatch, root: Path, put_back
             options.pop("is_wanted", None)
         return publish(address, offer, accepted, **options)
 
-    monkeypatch.setattr(publication, "publish", publish_late)
+    monkeypatch.setattr(published, "publish", publish_late)
 
 
 @pytest.mark.parametrize("put_back", [1, 2])

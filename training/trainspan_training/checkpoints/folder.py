@@ -13,7 +13,6 @@ in between leaves a checkpoint without it, and the trainer rebuilds the state fr
 The figures of trained tokens are written before it, so that a checkpoint with a state has all that it will have.
 """
 
-import fcntl
 import re
 import shutil
 from collections.abc import Collection, Iterator
@@ -24,6 +23,7 @@ from trainspan_schemas.artifacts.checkpoint import CheckpointMeta, checkpoint_na
 from trainspan_schemas.artifacts.trained_tokens import tokens_dir
 from trainspan_schemas.durable import sync
 from trainspan_schemas.errors import CheckpointError
+from trainspan_schemas.file_locks import locked, try_lock
 from trainspan_training.checkpoints.ledger import CheckpointLedger, LedgerEntry
 
 __all__ = [
@@ -54,8 +54,7 @@ class RolledBackError(CheckpointError):
 @contextmanager
 def latest_held(root: Path) -> Iterator[None]:
     """Holds `latest` and the ledger's end for one change by one process."""
-    with (root / ".latest-lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(root / ".latest-lock"):
         yield
 
 
@@ -94,13 +93,9 @@ class Checkpoints:
             raise CheckpointError(f"{root} is not a folder: choose another --checkpoints") from error
         self.root = root
         self._lock = (root / ".lock").open("w")
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        if not try_lock(self._lock):
             self._lock.close()
-            raise CheckpointError(
-                f"another trainer is using {root}: stop it, or choose another --checkpoints"
-            ) from error
+            raise CheckpointError(f"another trainer is using {root}: stop it, or choose another --checkpoints")
         self.ledger = CheckpointLedger(root)
         self._recover()
 

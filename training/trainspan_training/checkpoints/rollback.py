@@ -8,10 +8,9 @@ from pathlib import Path
 
 from trainspan_schemas.artifacts.checkpoint import CheckpointMeta, checkpoint_name, write_latest
 from trainspan_schemas.errors import CheckpointError
-from trainspan_schemas.policy_server import Offer
-from trainspan_training.checkpoints.folder import accepted_checkpoint, complete_checkpoints, latest_held
+from trainspan_training.checkpoints.folder import complete_checkpoints, latest_held
 from trainspan_training.checkpoints.ledger import CheckpointLedger, LedgerEntry
-from trainspan_training.checkpoints.replica_swap import publish
+from trainspan_training.checkpoints.published import announce, swap_in, tolerated
 from trainspan_training.checkpoints.swap_request import EVENTS, PolicyAddress, Swap, served_names
 
 __all__ = ["RolledBack", "roll_back"]
@@ -42,9 +41,7 @@ def roll_back(root: Path, version: int, address: PolicyAddress, *, retry_for_s: 
     meta = CheckpointMeta.read(folder)
     withdrawn: list[str] = []
     while True:
-        served = accepted_checkpoint(root)
-        accepted = Offer.of(served) if served else None
-        swap = publish(address, Offer.of(folder), accepted, retry_for_s=retry_for_s, was_there=True)
+        swap = swap_in(folder, address, retry_for_s=retry_for_s, was_there=True)
         if swap.outcome not in ("swapped", "off"):
             raise CheckpointError(f"the policy server did not swap to {name}: {swap.error}")
         with latest_held(root):
@@ -57,6 +54,8 @@ def roll_back(root: Path, version: int, address: PolicyAddress, *, retry_for_s: 
                     withdrawn.append(newer.name)
             ledger.append(LedgerEntry(EVENTS[swap.outcome], meta.dataset_sha256, name))
             write_latest(root, name)
+        with tolerated():
+            announce(root, address)
         # A trainer may have swapped to a newer one in between.
         took = [server for server in address.servers if server.base not in swap.left_out]
         if swap.outcome == "off" or all(name in served_names(server) for server in took):

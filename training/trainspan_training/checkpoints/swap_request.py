@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from trainspan_schemas.errors import PolicyServerError
 from trainspan_schemas.home import token
+from trainspan_schemas.objects import Objects, check_url
 from trainspan_schemas.opener import OPENER
 from trainspan_schemas.policy_server import Offer, Reason, ServerState, read_state
 from trainspan_training.checkpoints.ledger import Event
@@ -60,11 +61,21 @@ class PolicyAddress:
     """The server's base address (a trailing `/v1` is ignored), or several with commas; "none": no server."""
     policy: str | None = None
     """Its name, on a server with several."""
+    checkpoints_url: str | None = None
+    """Where its servers copy checkpoints from; None: they see the trainer's folder."""
+
+    @property
+    def checkpoints(self) -> Objects | None:
+        """The policy's checkpoints under the URL. Raises UsageError if the URL is malformed or has credentials in it."""
+        if self.checkpoints_url is None or self.url == "none":
+            return None
+        objects = Objects(check_url(self.checkpoints_url))
+        return objects if self.policy is None else objects.under(self.policy)
 
     @property
     def servers(self) -> tuple["PolicyAddress", ...]:
         """The address at each server."""
-        return tuple(PolicyAddress(url.strip(), self.policy) for url in self.url.split(",") if url.strip())
+        return tuple(replace(self, url=url.strip()) for url in self.url.split(",") if url.strip())
 
     @property
     def base(self) -> str:

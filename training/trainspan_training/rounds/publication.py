@@ -13,10 +13,9 @@ from safetensors import SafetensorError
 
 from trainspan_schemas.artifacts.checkpoint import Canary, CheckpointMeta, read_latest
 from trainspan_schemas.config.settings import TrainSettings
-from trainspan_schemas.policy_server import Offer
-from trainspan_training.checkpoints.folder import Checkpoints, RolledBackError, accepted_checkpoint
+from trainspan_training.checkpoints.folder import Checkpoints, RolledBackError
 from trainspan_training.checkpoints.ledger import LedgerEntry
-from trainspan_training.checkpoints.replica_swap import publish
+from trainspan_training.checkpoints.published import announce, swap_in, tolerated
 from trainspan_training.checkpoints.swap_request import EVENTS, PolicyAddress, Swap
 from trainspan_training.data.dataset import DatasetFolder
 from trainspan_training.devices.leader import Leader
@@ -67,7 +66,7 @@ class Publication:
         Raises RolledBackError if it was withdrawn meanwhile: it is reverted, and the servers serve what was put in its place.
         """
         try:
-            self._leader.share(lambda checkpoints: _record(checkpoints, saved.folder, swap))
+            self._leader.share(lambda checkpoints: _record(self._address, checkpoints, saved.folder, swap))
         except RolledBackError:
             self._files.drop_state()
             wait_s = self._settings.publish_timeout_s
@@ -93,7 +92,13 @@ class Publication:
             log.error("the model that the run starts from cannot be put back in service: %s", error)
             return
         entry = LedgerEntry("published", None, saved.folder.name, "the model that the run starts from")
-        self._leader.share(lambda checkpoints: checkpoints.ledger.append(entry))
+
+        def accept(checkpoints: Checkpoints) -> None:
+            checkpoints.ledger.append(entry)
+            with tolerated():
+                announce(checkpoints.root, self._address)
+
+        self._leader.share(accept)
         self.policy = saved
 
     def finish(self, record: RoundRecord) -> None:
@@ -162,26 +167,20 @@ def _publish_latest(address: PolicyAddress, checkpoints: Checkpoints, retry_for_
         swap = _publish(address, folder, retry_for_s, was_there=was_there)
         log.warning("checkpoint=%s is offered again: %s", folder.name, swap.error or swap.outcome)
         with suppress(RolledBackError):
-            _record(checkpoints, folder, swap)
+            _record(address, checkpoints, folder, swap)
             return
 
 
 def _publish(address: PolicyAddress, folder: Path, retry_for_s: float, *, was_there: bool) -> Swap:
     """Asks for a swap to `latest`, which is `folder`, as long as it is."""
-    root = folder.parent
-    served = accepted_checkpoint(root)
-    accepted = Offer.of(served) if served else None
-    return publish(
-        address,
-        Offer.of(folder),
-        accepted,
-        retry_for_s=retry_for_s,
-        was_there=was_there,
-        is_wanted=lambda: read_latest(root) == folder,
-    )
+
+    def is_wanted() -> bool:
+        return read_latest(folder.parent) == folder
+
+    return swap_in(folder, address, retry_for_s=retry_for_s, was_there=was_there, is_wanted=is_wanted)
 
 
-def _record(checkpoints: Checkpoints, folder: Path, swap: Swap) -> None:
+def _record(address: PolicyAddress, checkpoints: Checkpoints, folder: Path, swap: Swap) -> None:
     """Enters the result of a swap to `latest` into the ledger, and reverts if it was refused.
 
     Raises RolledBackError if `folder` is no longer `latest`.
@@ -197,3 +196,5 @@ def _record(checkpoints: Checkpoints, folder: Path, swap: Swap) -> None:
     except RolledBackError:
         checkpoints.reload()
         raise
+    with tolerated():
+        announce(checkpoints.root, address)

@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 
 from trainspan_schemas.artifacts.checkpoint import Canary, CheckpointMeta, checkpoint_name
 from trainspan_training.checkpoints.folder import Checkpoints, RolledBackError
+from trainspan_training.checkpoints.published import remove_old, tolerated
 from trainspan_training.checkpoints.replica_swap import served_folders
 from trainspan_training.checkpoints.swap_request import PolicyAddress
 from trainspan_training.data.dataset import DatasetFolder
@@ -128,6 +129,8 @@ class PolicyFiles:
                 checkpoints.prune(self._keep, served_folders(address))
             except OSError as error:
                 log.warning("old checkpoints cannot be deleted: %s", error)
+            with tolerated():
+                remove_old(checkpoints.root, address)
 
         self._leader.share(delete)
 

@@ -1,36 +1,33 @@
-"""`trainspan weights` as a process, and a connection to it that breaks."""
+"""A server of plain files, such as a trainer's machine may have for its checkpoints, and a connection to it that breaks."""
 
 import contextlib
-import json
-import os
-import signal
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-__all__ = ["breaking_connection", "weights_server"]
+__all__ = ["breaking_connection", "file_server"]
+
+
+class _Handler(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None: ...
 
 
 @contextlib.contextmanager
-def weights_server(checkpoints: Path, home: Path, port: int = 0) -> Iterator[str]:
-    """Serves a folder of checkpoints with the token of `home`; yields the URL."""
-    command = [sys.executable, "-m", "trainspan_cli", "weights", "--checkpoints", str(checkpoints)]
-    process = subprocess.Popen(
-        [*command, "--weights-port", str(port), "--format", "json"],
-        env={**os.environ, "TRAINSPAN_HOME": str(home)},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
+def file_server(folder: Path, port: int = 0) -> Iterator[str]:
+    """Serves a folder as `python -m http.server` does; yields the URL."""
+    http = ThreadingHTTPServer(("127.0.0.1", port), partial(_Handler, directory=str(folder)))
+    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
     try:
-        yield json.loads(process.stdout.readline())["url"]
+        yield f"http://127.0.0.1:{http.server_port}"
     finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(20)
-        process.stdout.close()
+        http.shutdown()
+        thread.join()
+        http.server_close()
 
 
 @contextlib.contextmanager
