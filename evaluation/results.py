@@ -12,8 +12,8 @@ from evaluation.plans import RESULTS, Plan
 from evaluation.provenance import provenance, since
 from trainspan_loop.state.run_folder import RunFolder
 from trainspan_schemas.artifacts.checkpoint import hash_weights
-from trainspan_schemas.artifacts.run_files import json_lines
 from trainspan_schemas.config.load import CONFIG_FILE
+from trainspan_schemas.files.durable import json_lines
 from trainspan_schemas.home import policy_dir
 from trainspan_schemas.intervals import RewardEstimate
 

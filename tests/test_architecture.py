@@ -30,8 +30,8 @@ FLOORS = {
         "agents command_events policy_server",
         "artifacts config store",
         "telemetry",
-        "home objects",
-        "durable file_locks gpus intervals opener resources secret_files web_origins",
+        "home",
+        "files gpus http_client intervals resources web_origins",
         "errors",
     ),
     "collector": (

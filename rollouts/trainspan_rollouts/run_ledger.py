@@ -23,7 +23,7 @@ from trainspan_rollouts.task_stream import STDIN
 from trainspan_schemas.agents.functions import code_digest
 from trainspan_schemas.command_events import REPEATED
 from trainspan_schemas.errors import UsageError
-from trainspan_schemas.file_locks import try_lock
+from trainspan_schemas.files.locks import try_lock
 from trainspan_schemas.home import home
 from trainspan_schemas.telemetry.identity import Identity, Split
 from trainspan_schemas.telemetry.status import RolloutStatus

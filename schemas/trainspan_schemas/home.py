@@ -8,7 +8,7 @@ import secrets
 from pathlib import Path
 
 from trainspan_schemas.errors import ConfigError
-from trainspan_schemas.secret_files import check_is_own, check_is_private, make_secret_file
+from trainspan_schemas.files.secret_files import check_is_own, check_is_private, make_secret_file
 
 __all__ = [
     "checkpoints_dir",

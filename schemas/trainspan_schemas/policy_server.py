@@ -1,9 +1,6 @@
 """The policy server's control endpoints: its state, the offer of a checkpoint, and why it refuses one."""
 
-import http.client
 import json
-import urllib.error
-import urllib.request
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
@@ -12,7 +9,7 @@ from typing import Any, Final, get_type_hints
 
 from trainspan_schemas.artifacts.checkpoint import CheckpointMeta
 from trainspan_schemas.errors import PolicyServerError
-from trainspan_schemas.opener import OPENER
+from trainspan_schemas.http_client import ask
 
 __all__ = ["STATE_PATH", "CallCounts", "Offer", "PolicyInService", "Reason", "ServerState", "read_state"]
 
@@ -196,15 +193,13 @@ def read_state(url: str, timeout_s: float) -> ServerState:
     Raises PolicyServerError if it does not answer, or not as a policy server.
     """
     try:
-        with OPENER.open(url + STATE_PATH, timeout=timeout_s) as response:
-            body: bytes = response.read()
-    except urllib.error.HTTPError as error:
-        text = error.read(500).decode(errors="replace")
-        raise PolicyServerError(f"the policy server answered {STATE_PATH} with {error.code}: {text}") from error
-    except (OSError, http.client.HTTPException, ValueError) as error:
+        answer = ask(url + STATE_PATH, timeout_s=timeout_s)
+    except ConnectionError as error:
         raise PolicyServerError(f"no answer from the policy server at {url}{STATE_PATH}: {error}") from error
+    if not answer.is_ok:
+        raise PolicyServerError(f"the policy server answered {STATE_PATH} with {answer.status}: {answer.text}")
     try:
-        return ServerState.parse(body)
+        return ServerState.parse(answer.body)
     except ValueError as error:
         raise PolicyServerError(f"{url}{STATE_PATH} does not answer as a policy server: {error}") from error
 

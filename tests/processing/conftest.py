@@ -26,7 +26,7 @@ from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.rewards.evaluation_rewards import bind_rewards
 from trainspan_processing.traces.trace_index import Clock, TraceIndex, index_traces
 from trainspan_schemas.config.settings import DatasetSettings
-from trainspan_schemas.objects import Objects
+from trainspan_schemas.files.objects import Objects
 from trainspan_schemas.store.access import running_collector
 
 _numbers = itertools.count()

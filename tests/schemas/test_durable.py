@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from trainspan_schemas.durable import append_line
+from trainspan_schemas.files.durable import append_line
 
 
 @pytest.mark.parametrize(

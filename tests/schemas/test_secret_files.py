@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from trainspan_schemas.errors import ConfigError
-from trainspan_schemas.secret_files import check_is_private, is_private
+from trainspan_schemas.files.secret_files import check_is_private, is_private
 
 USER, OTHER, ROOT = 10001, 10002, 0
 

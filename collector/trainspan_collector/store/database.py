@@ -19,8 +19,8 @@ from trainspan_collector.store import migrations
 from trainspan_collector.store.duckdb_errors import ReopenError, first_line, is_locked, lacks_memory
 from trainspan_collector.store.row_groups import RowGroups, largest_row_bytes, set_scans, threads_within
 from trainspan_collector.store.sql_process import Frozen
-from trainspan_schemas.durable import sync
 from trainspan_schemas.errors import StoreError, StoreLockedError
+from trainspan_schemas.files.durable import sync
 
 __all__ = ["Database"]
 

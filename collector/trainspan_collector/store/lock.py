@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Final
 
 from trainspan_schemas.errors import StoreLockedError
-from trainspan_schemas.file_locks import try_lock
+from trainspan_schemas.files.locks import try_lock
 from trainspan_schemas.store.access import lock_file
 
 __all__ = ["StoreLock"]

@@ -2,13 +2,11 @@
 
 import re
 import time
-import urllib.error
-import urllib.request
-from http.client import HTTPException
+from collections.abc import Mapping
 
 from trainspan_schemas.errors import PolicyServerError
 from trainspan_schemas.home import token
-from trainspan_schemas.opener import OPENER
+from trainspan_schemas.http_client import ask
 from trainspan_schemas.policy_server import ServerState, read_state
 
 __all__ = ["PolicyClient", "state_at"]
@@ -62,16 +60,15 @@ class PolicyClient:
         return round(sum(float(value) for value in values))
 
     def _get(self, path: str) -> str:
-        return self._ask(path, urllib.request.Request(self.url + path), self._timeout_s)
+        return self._ask(path, self._timeout_s)
 
     def _order(self, what: str) -> None:
         path = f"/trainspan/{what}"
         headers = {"Content-Type": "application/json", "Authorization": f"Bearer {token()}"}
-        request = urllib.request.Request(self.url + path, data=b"{}", headers=headers)
         deadline = time.monotonic() + _ORDER_TIMEOUT_S
         while True:
             try:
-                self._ask(path, request, max(1.0, deadline - time.monotonic()))
+                self._ask(path, max(1.0, deadline - time.monotonic()), b"{}", headers)
             except _BusyError:
                 if time.monotonic() + _BUSY_WAIT_S > deadline:
                     raise
@@ -79,17 +76,17 @@ class PolicyClient:
             else:
                 return
 
-    def _ask(self, path: str, request: urllib.request.Request, timeout_s: float) -> str:
+    def _ask(
+        self, path: str, timeout_s: float, body: bytes | None = None, headers: Mapping[str, str] | None = None
+    ) -> str:
         try:
-            with OPENER.open(request, timeout=timeout_s) as response:
-                body: str = response.read().decode()
-        except urllib.error.HTTPError as error:
-            said = error.read(500).decode(errors="replace")
-            kind = _BusyError if error.code == 503 else PolicyServerError
-            raise kind(f"the policy server answered {path} with {error.code}: {said}") from error
-        except (OSError, HTTPException, UnicodeDecodeError) as error:
+            answer = ask(self.url + path, body, headers, timeout_s=timeout_s)
+        except ConnectionError as error:
             raise PolicyServerError(f"no answer from the policy server at {self.url}{path}: {error}") from error
-        return body
+        if not answer.is_ok:
+            kind = _BusyError if answer.status == 503 else PolicyServerError
+            raise kind(f"the policy server answered {path} with {answer.status}: {answer.text}")
+        return answer.body.decode(errors="replace")
 
 
 def state_at(url: str) -> ServerState | None:

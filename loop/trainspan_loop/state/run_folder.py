@@ -14,10 +14,10 @@ from typing import Any
 
 from trainspan_loop.state.task_pool import TaskPool
 from trainspan_schemas.artifacts.checkpoint import write_latest
-from trainspan_schemas.artifacts.run_files import RunFiles, json_lines
-from trainspan_schemas.durable import append_line
+from trainspan_schemas.artifacts.run_files import RunFiles
 from trainspan_schemas.errors import ProcessError
-from trainspan_schemas.file_locks import try_lock
+from trainspan_schemas.files.durable import append_line, json_lines
+from trainspan_schemas.files.locks import try_lock
 from trainspan_schemas.home import make_home, policy_dir, runs_dir
 from trainspan_training.checkpoints.ledger import CONSUMING
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Protocol
 
 from trainspan_schemas.errors import DatasetError
-from trainspan_schemas.file_locks import open_locked
-from trainspan_schemas.objects import Objects
+from trainspan_schemas.files.locks import open_locked
+from trainspan_schemas.files.objects import Objects
 
 __all__ = ["Files", "LocalFiles", "RemoteFiles", "lock_folder"]
 

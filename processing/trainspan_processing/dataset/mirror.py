@@ -31,9 +31,9 @@ from trainspan_schemas.artifacts.dataset import (
     round_of,
 )
 from trainspan_schemas.errors import DatasetError, UsageError
-from trainspan_schemas.file_locks import locked
+from trainspan_schemas.files.locks import locked
+from trainspan_schemas.files.objects import Objects, check_url, fetch_files, sha256_of
 from trainspan_schemas.home import is_url, make_home, remote_dir
-from trainspan_schemas.objects import Objects, check_url, fetch_files, sha256_of
 
 __all__ = ["Mirror", "forget", "known_dataset", "local_dataset", "write_pointer"]
 

@@ -23,7 +23,7 @@ from typing import Final
 
 from trainspan_schemas.artifacts.dataset import ABOUT, round_of
 from trainspan_schemas.errors import DatasetError
-from trainspan_schemas.objects import Objects
+from trainspan_schemas.files.objects import Objects
 
 __all__ = ["CALLS", "Pointer", "RemoteDatasets", "new_folder", "read_all"]
 

@@ -15,7 +15,7 @@ from trainspan_processing.dataset.mirror import Mirror, forget, write_pointer
 from trainspan_processing.dataset.remote import CALLS, Pointer, new_folder
 from trainspan_schemas.artifacts.dataset import ABOUT, LEDGER_FILE, MANIFEST
 from trainspan_schemas.errors import DatasetError, StorageError
-from trainspan_schemas.file_locks import locked
+from trainspan_schemas.files.locks import locked
 
 __all__ = ["LocalScratch", "RemoteScratch", "Scratch", "local_scratch", "remote_scratch"]
 

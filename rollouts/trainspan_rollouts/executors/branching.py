@@ -2,10 +2,7 @@
 
 import asyncio
 import contextlib
-import http.client
 import json
-import urllib.error
-import urllib.request
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
@@ -13,7 +10,7 @@ from typing import Final
 from trainspan_rollouts.executors.executor import Ended, Execution, Executor
 from trainspan_schemas.artifacts.branches import BranchPoint, BranchSource
 from trainspan_schemas.errors import InvalidRecordError, PolicyServerError, ProcessError
-from trainspan_schemas.opener import OPENER
+from trainspan_schemas.http_client import Answer, ask
 from trainspan_schemas.telemetry.identity import Identity
 from trainspan_schemas.telemetry.prefix import LONGEST_LIFE_S, PREFIX_PATH, Branched, ForcedPrefix, signed_request
 
@@ -120,22 +117,20 @@ class Branching:
         """Raises PolicyServerError if it may work the next time, ProcessError if it never will."""
         headers = {"Content-Type": "application/json", **signed_request(self._key, path, body)}
         try:
-            with OPENER.open(urllib.request.Request(server + path, body, headers), timeout=_ANSWER_S) as answer:
-                return bytes(answer.read())
-        except urllib.error.HTTPError as error:
-            reason = _reason(error)
-            if error.code == 401:
-                raise ProcessError(
-                    f"the policy server at {server} refuses to branch rollouts: {reason}; give it the runner's key "
-                    "([serving] signing_key_file)"
-                ) from error
-            if path == PREFIX_PATH and error.code in (404, 405):
-                raise ProcessError(
-                    f"{server} cannot branch rollouts: serve the policy with `trainspan serve`"
-                ) from error
-            raise PolicyServerError(f"the policy server at {server} answered {error.code}: {reason}") from error
-        except (OSError, http.client.HTTPException) as error:
+            answer = ask(server + path, body, headers, timeout_s=_ANSWER_S)
+        except ConnectionError as error:
             raise PolicyServerError(f"the policy server at {server} cannot be reached: {error}") from error
+        if answer.is_ok:
+            return answer.body
+        reason = _reason(answer)
+        if answer.status == 401:
+            raise ProcessError(
+                f"the policy server at {server} refuses to branch rollouts: {reason}; give it the runner's key "
+                "([serving] signing_key_file)"
+            )
+        if path == PREFIX_PATH and answer.status in (404, 405):
+            raise ProcessError(f"{server} cannot branch rollouts: serve the policy with `trainspan serve`")
+        raise PolicyServerError(f"the policy server at {server} answered {answer.status}: {reason}")
 
 
 def _judged(ended: Ended, point: BranchPoint, branched: Branched) -> Ended:
@@ -154,8 +149,8 @@ def _judged(ended: Ended, point: BranchPoint, branched: Branched) -> Ended:
     return ended if why is None else replace(ended, status="diverged", error=why)
 
 
-def _reason(error: urllib.error.HTTPError) -> str:
+def _reason(answer: Answer) -> str:
     try:
-        return str(json.loads(error.read())["error"])
-    except (ValueError, KeyError, TypeError, OSError, RecursionError, http.client.HTTPException):
-        return error.reason
+        return str(json.loads(answer.body)["error"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return answer.text

@@ -2,15 +2,13 @@
 either."""
 
 import asyncio
-import http.client
 import time
-import urllib.error
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
-from trainspan_schemas.opener import OPENER
+from trainspan_schemas.http_client import ask
 from trainspan_schemas.telemetry.failures import RequestFailures, attempt_key, failures_path
 from trainspan_schemas.telemetry.identity import Identity
 
@@ -111,14 +109,15 @@ class PolicyWitness:
 
 def _answer(server: str, *keys: str) -> RequestFailures | _Silence | None:
     try:
-        with OPENER.open(server + failures_path(*keys), timeout=ANSWER_S) as answer:
-            return RequestFailures.from_json(answer.read(_MAX_BYTES))
-    except urllib.error.HTTPError as error:
-        # A gateway may have an error of its own at this path.
-        is_failing = error.code >= 500 and (_status(server) or 500) >= 500
-        return _Silence(f"answered {error.code}") if is_failing else None
-    except (OSError, http.client.HTTPException) as error:
+        answer = ask(server + failures_path(*keys), timeout_s=ANSWER_S, max_bytes=_MAX_BYTES)
+    except ConnectionError as error:
         return _Silence(f"cannot be reached: {error}")
+    if not answer.is_ok:
+        # A gateway may have an error of its own at this path.
+        is_failing = answer.status >= 500 and (_status(server) or 500) >= 500
+        return _Silence(f"answered {answer.status}") if is_failing else None
+    try:
+        return RequestFailures.from_json(answer.body)
     except ValueError:
         return None
 
@@ -126,9 +125,6 @@ def _answer(server: str, *keys: str) -> RequestFailures | _Silence | None:
 def _status(server: str) -> int | None:
     """The status of its answer to a simple request; None if it cannot be reached."""
     try:
-        with OPENER.open(f"{server}/v1/models", timeout=ANSWER_S) as answer:
-            return int(answer.status)
-    except urllib.error.HTTPError as error:
-        return error.code
-    except (OSError, http.client.HTTPException):
+        return ask(f"{server}/v1/models", timeout_s=ANSWER_S, max_bytes=_MAX_BYTES).status
+    except ConnectionError:
         return None

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from trainspan_schemas.durable import sync
 from trainspan_schemas.errors import InvalidRecordError
+from trainspan_schemas.files.durable import sync
 from trainspan_schemas.telemetry.prefix import ForcedCall
 
 __all__ = [

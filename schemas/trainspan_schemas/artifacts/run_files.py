@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainspan_schemas.file_locks import is_locked
+from trainspan_schemas.files.durable import json_lines
+from trainspan_schemas.files.locks import is_locked
 from trainspan_schemas.home import policy_dir
 
-__all__ = ["RunFiles", "check_name", "json_lines", "record_of", "versions"]
+__all__ = ["RunFiles", "check_name", "record_of", "versions"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +98,3 @@ def versions(record: Mapping[str, Any]) -> str:
 def _version(record: Mapping[str, Any]) -> str:
     version = "skipped" if record.get("skipped") else "refused" if record.get("refused") else record["policy_version"]
     return "–" if version is None else str(version)
-
-
-def json_lines(path: Path) -> list[dict[str, Any]]:
-    """The objects of a file with one per line; a line that is not complete is skipped."""
-    records = []
-    for line in path.read_text(errors="replace").splitlines() if path.exists() else []:
-        try:
-            records.append(json.loads(line))
-        except json.JSONDecodeError:
-            continue
-    return records

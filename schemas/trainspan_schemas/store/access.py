@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from trainspan_schemas.errors import ProcessError, StoreError
-from trainspan_schemas.file_locks import is_locked, locked, try_lock
+from trainspan_schemas.files.locks import is_locked, locked, try_lock
 from trainspan_schemas.store.endpoint import StoreEndpoint
 
 __all__ = [

@@ -8,8 +8,8 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from trainspan_schemas.errors import ConfigError
+from trainspan_schemas.files.secret_files import check_is_private, make_secret_file
 from trainspan_schemas.home import home
-from trainspan_schemas.secret_files import check_is_private, make_secret_file
 
 __all__ = [
     "TOKEN_FILE",

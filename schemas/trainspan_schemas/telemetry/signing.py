@@ -10,8 +10,8 @@ import secrets
 from pathlib import Path
 
 from trainspan_schemas.errors import ConfigError
+from trainspan_schemas.files.secret_files import check_is_private, make_secret_file
 from trainspan_schemas.home import home
-from trainspan_schemas.secret_files import check_is_private, make_secret_file
 
 __all__ = ["KEY_FILE", "SIGNATURE_CHARS", "sign", "signing_key", "verify"]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from trainspan_schemas.artifacts.checkpoint_files import ACCEPTED_FILE, CheckpointFiles, list_file
 from trainspan_schemas.errors import CheckpointError, StorageError
-from trainspan_schemas.objects import Objects, check_url, fetch_files
+from trainspan_schemas.files.objects import Objects, check_url, fetch_files
 from trainspan_schemas.policy_server import Offer
 
 __all__ = ["CheckpointSource", "CopyFailedError", "DamagedCopyError"]

@@ -12,7 +12,7 @@ from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainspan_schemas.durable import sync
+from trainspan_schemas.files.durable import sync
 
 __all__ = ["Spool", "Spooled"]
 

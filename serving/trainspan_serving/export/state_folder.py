@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainspan_schemas.errors import ProcessError
-from trainspan_schemas.file_locks import open_locked
+from trainspan_schemas.files.locks import open_locked
 
 __all__ = ["StateFolder", "claim_state"]
 

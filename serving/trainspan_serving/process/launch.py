@@ -16,8 +16,8 @@ from pathlib import Path
 from trainspan_schemas.artifacts.checkpoint import read_latest
 from trainspan_schemas.config.settings import ServingSettings
 from trainspan_schemas.errors import CheckpointError, ProcessError, UsageError, pip_install
+from trainspan_schemas.files.objects import Objects, check_url
 from trainspan_schemas.home import checkpoints_dir, remember_served_model
-from trainspan_schemas.objects import Objects, check_url
 from trainspan_schemas.resources import available_cores
 from trainspan_schemas.store.collectors import Collectors
 from trainspan_serving.checkpoints.adapters import SERVED_MODULES, check_adapter_fits, is_adapter, read_adapter

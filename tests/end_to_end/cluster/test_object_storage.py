@@ -25,7 +25,7 @@ from trainspan_schemas.errors import pip_install
 
 _HELD = """
 import os, pathlib, time
-from trainspan_schemas.objects import Objects
+from trainspan_schemas.files.objects import Objects
 
 upload = Objects.upload
 

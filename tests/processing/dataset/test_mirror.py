@@ -14,7 +14,7 @@ from trainspan_processing.dataset.mirror import Mirror, local_dataset
 from trainspan_processing.dataset.remote import Pointer
 from trainspan_schemas.artifacts.dataset import MANIFEST, dataset_dirs
 from trainspan_schemas.errors import DatasetError, StorageError, UsageError
-from trainspan_schemas.objects import Objects, check_url
+from trainspan_schemas.files.objects import Objects, check_url
 from trainspan_training.checkpoints.ledger import CheckpointLedger
 from trainspan_training.data.dataset import read_calls
 from trainspan_training.dataset_queue import follow

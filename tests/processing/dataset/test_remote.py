@@ -28,7 +28,7 @@ from trainspan_processing.read.engine import OneProcess
 from trainspan_schemas.artifacts.dataset import LEDGER_FILE, MANIFEST, about_dir
 from trainspan_schemas.config.settings import DatasetSettings
 from trainspan_schemas.errors import DatasetError, StorageError
-from trainspan_schemas.objects import Objects
+from trainspan_schemas.files.objects import Objects
 
 
 class _Spread(OneProcess):
@@ -204,7 +204,7 @@ def test_a_store_without_conditional_writes_is_asked_first(
 _HOLDS = """
 import sys, time
 from trainspan_processing.dataset.files import RemoteFiles
-from trainspan_schemas.objects import Objects
+from trainspan_schemas.files.objects import Objects
 with RemoteFiles(Objects("memory://x")).temporary_folder() as folder:
     (folder / "calls.arrow").write_bytes(b"rows")
     print(folder.parent, flush=True)

@@ -207,7 +207,7 @@ def test_a_server_that_starts_again_does_not_end_a_copy(trainer: Trainer, tmp_pa
 def test_errors_that_stay_end_the_copy(
     trainer: Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, statuses: list[int], why: str
 ) -> None:
-    monkeypatch.setattr("trainspan_schemas.objects._PATIENCE_S", 0.6)
+    monkeypatch.setattr("trainspan_schemas.files.objects._PATIENCE_S", 0.6)
     trainer.write(NAME, b"weights")
     trainer.before = statuses
     with pytest.raises(CopyFailedError, match=why):

@@ -13,7 +13,7 @@ from tests.training.support.swap_server import policy_server
 from trainspan_schemas.artifacts.checkpoint import CheckpointMeta, hash_weights
 from trainspan_schemas.artifacts.checkpoint_files import CheckpointFiles
 from trainspan_schemas.errors import StorageError
-from trainspan_schemas.objects import Objects
+from trainspan_schemas.files.objects import Objects
 from trainspan_schemas.policy_server import Offer
 from trainspan_training.checkpoints.ledger import CheckpointLedger, Event, LedgerEntry
 from trainspan_training.checkpoints.published import announce, publish_files, remove_old, swap_in, tolerated

@@ -21,9 +21,9 @@ from pathlib import Path
 
 from trainspan_schemas.artifacts.checkpoint import CheckpointMeta, checkpoint_name, read_latest, write_latest
 from trainspan_schemas.artifacts.trained_tokens import tokens_dir
-from trainspan_schemas.durable import sync
 from trainspan_schemas.errors import CheckpointError
-from trainspan_schemas.file_locks import locked, try_lock
+from trainspan_schemas.files.durable import sync
+from trainspan_schemas.files.locks import locked, try_lock
 from trainspan_training.checkpoints.ledger import CheckpointLedger, LedgerEntry
 
 __all__ = [

@@ -11,12 +11,12 @@ not be committed is removed again.
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from trainspan_schemas.durable import append_line, sync
+from trainspan_schemas.files.durable import append_line, json_lines, sync
 
 __all__ = ["CONSUMING", "CheckpointLedger", "Event", "LedgerEntry"]
 
@@ -90,14 +90,8 @@ class CheckpointLedger:
 
 
 def _read(path: Path) -> list[LedgerEntry]:
-    try:
-        lines = path.read_text(errors="replace").splitlines()
-    except FileNotFoundError:
-        return []
     entries = []
-    for line in lines:
-        try:
-            entries.append(LedgerEntry(**json.loads(line)))
-        except (json.JSONDecodeError, TypeError):
-            continue  # torn by a kill mid-write: nothing had acted on it yet
+    for line in json_lines(path):
+        with suppress(TypeError):  # the rest of a line that was torn by a kill: nothing had acted on it yet
+            entries.append(LedgerEntry(**line))
     return entries

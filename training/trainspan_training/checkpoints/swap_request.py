@@ -1,19 +1,16 @@
 """Asks the policy server to swap to a checkpoint, retrying while it is busy."""
 
-import http.client
 import json
 import logging
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from trainspan_schemas.errors import PolicyServerError
+from trainspan_schemas.files.objects import Objects, check_url
 from trainspan_schemas.home import token
-from trainspan_schemas.objects import Objects, check_url
-from trainspan_schemas.opener import OPENER
+from trainspan_schemas.http_client import ask
 from trainspan_schemas.policy_server import Offer, Reason, ServerState, read_state
 from trainspan_training.checkpoints.ledger import Event
 
@@ -192,20 +189,17 @@ def served_names(address: PolicyAddress) -> frozenset[str]:
 def _try(address: PolicyAddress, what: str, offer: Offer, timeout_s: float) -> tuple[Swap, float]:
     """Makes one request; returns its result and the seconds to wait before a retry."""
     base = address.base
-    request = urllib.request.Request(
-        f"{base}/trainspan/{what}",
-        data=offer.to_json(address.policy).encode(),
-        headers={"Content-Type": "application/json", "Authorization": f"Bearer {token()}"},
-    )
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {token()}"}
+    body = offer.to_json(address.policy).encode()
     try:
-        with OPENER.open(request, timeout=timeout_s) as response:
-            return Swap("swapped", _parsed(response.read())), 0.0
-    except urllib.error.HTTPError as error:
-        answer = _parsed(error.read())
-        answer.setdefault("error", f"HTTP {error.code}")
-        return Swap(_outcome_of(error.code, answer), answer), _retry_after_s(error.headers.get("Retry-After"))
-    except (OSError, http.client.HTTPException) as error:  # URLError is an OSError
-        return Swap("unreachable", {"error": f"no answer from {base}: {getattr(error, 'reason', error)}"}), 1.0
+        answer = ask(f"{base}/trainspan/{what}", body, headers, timeout_s=timeout_s)
+    except ConnectionError as error:
+        return Swap("unreachable", {"error": f"no answer from {base}: {error}"}), 1.0
+    record = _parsed(answer.body)
+    if answer.is_ok:
+        return Swap("swapped", record), 0.0
+    record.setdefault("error", f"HTTP {answer.status}")
+    return Swap(_outcome_of(answer.status, record), record), _retry_after_s(answer.retry_after)
 
 
 def _outcome_of(status: int, answer: dict[str, Any]) -> Outcome:

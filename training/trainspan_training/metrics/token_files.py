@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from trainspan_schemas.artifacts.trained_tokens import COLUMNS, METADATA, VERSION, part_name
 from trainspan_schemas.config.settings import TrainSettings
-from trainspan_schemas.durable import sync
+from trainspan_schemas.files.durable import sync
 from trainspan_training.data.dataset import DatasetFolder
 from trainspan_training.metrics.token_recorder import TokenFigures
 from trainspan_training.objective.options import clip_range

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
-from trainspan_schemas.artifacts.run_files import RunFiles, check_name, json_lines, record_of
+from trainspan_schemas.artifacts.run_files import RunFiles, check_name, record_of
+from trainspan_schemas.files.durable import json_lines
 from trainspan_viewer.queries.params import Params
 from trainspan_viewer.queries.places import NotFoundError
 from trainspan_viewer.queries.runs import Record, read_run

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from trainspan_schemas.durable import sync
 from trainspan_schemas.errors import StorageError, UsageError, one_line, pip_install
+from trainspan_schemas.files.durable import sync
 
 __all__ = ["Objects", "check_url", "fetch_files", "sha256_of"]
 

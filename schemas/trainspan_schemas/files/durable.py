@@ -1,9 +1,11 @@
-"""Durable files and file names."""
+"""Durable files and file names, and files of JSON lines that survive a kill."""
 
+import json
 import os
 from pathlib import Path
+from typing import Any
 
-__all__ = ["append_line", "sync"]
+__all__ = ["append_line", "json_lines", "sync"]
 
 
 def append_line(path: Path, line: str) -> None:
@@ -14,6 +16,17 @@ def append_line(path: Path, line: str) -> None:
             if file.read() != b"\n":
                 file.write(b"\n")
         file.write(line.encode() + b"\n")
+
+
+def json_lines(path: Path) -> list[dict[str, Any]]:
+    """The objects of a file with one per line; empty if it is missing. A line that is not complete is skipped."""
+    records = []
+    for line in path.read_text(errors="replace").splitlines() if path.exists() else []:
+        try:
+            records.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return records
 
 
 def sync(path: Path) -> None:
