@@ -4,13 +4,13 @@ Its parent is the newest good checkpoint, which it replaces, also if its trainin
 point the same call continues: a model that is a checkpoint already is not written again.
 """
 
-import hashlib
 import os
 import shutil
 from pathlib import Path
 
 from trainspan_schemas.artifacts.checkpoint import Canary, CheckpointMeta, checkpoint_name, hash_weights, join_hashes
 from trainspan_schemas.errors import CheckpointError
+from trainspan_schemas.files.durable import sha256_of
 from trainspan_training.checkpoints.folder import Checkpoints, complete_checkpoints
 from trainspan_training.checkpoints.swap_request import PolicyAddress
 from trainspan_training.model.starting_policy import Policy, starting_policy
@@ -53,7 +53,7 @@ def _committed(model: Path, checkpoints: Checkpoints) -> int:
     parent = starting_policy(checkpoints, None)
     canary = _canary(model, parent)
     files = {path.name: path for path in sorted(model.iterdir()) if path.is_file()}
-    hashes = {name: _sha256(path) for name, path in files.items() if path.suffix == ".safetensors"}
+    hashes = {name: sha256_of(path) for name, path in files.items() if path.suffix == ".safetensors"}
     meta = CheckpointMeta(
         "full",
         checkpoints.next_version(parent.version),
@@ -93,11 +93,6 @@ def _canary(model: Path, parent: Policy) -> Canary:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     scores = score_prompts(load_model(model).to(device), prompts, known.dtype)
     return make_canary(prompts, scores, [prompt.logprobs_new for prompt in known.prompts], known.dtype)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _link(path: Path, other: Path) -> None:

@@ -31,8 +31,9 @@ from trainspan_schemas.artifacts.dataset import (
     round_of,
 )
 from trainspan_schemas.errors import DatasetError, UsageError
+from trainspan_schemas.files.durable import sha256_of
 from trainspan_schemas.files.locks import locked
-from trainspan_schemas.files.objects import Objects, check_url, fetch_files, sha256_of
+from trainspan_schemas.files.objects import Objects, check_url, fetch_files
 from trainspan_schemas.home import is_url, make_home, remote_dir
 
 __all__ = ["Mirror", "forget", "known_dataset", "local_dataset", "write_pointer"]

@@ -1,6 +1,5 @@
 """Writes the files of a dataset: Parquet with the agreed columns and bytes that depend only on the rows; and the manifest."""
 
-import hashlib
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import pyarrow.parquet as pq
 
 from trainspan_processing.dataset.files import Files
 from trainspan_schemas.artifacts.dataset import COLUMNS
+from trainspan_schemas.files.durable import sha256_of
 
 __all__ = ["FileEntry", "write_manifest", "write_part"]
 
@@ -57,8 +57,7 @@ def write_part(folder: Files, number: int, frames: Iterable[pl.DataFrame]) -> Fi
                 writer.write_table(table, row_group_size=max(1, table.num_rows))
                 rows += table.num_rows
                 del frame, columns, table  # before the next frame is made
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        digest = sha256_of(path)
     return FileEntry(name, digest, rows)
 
 

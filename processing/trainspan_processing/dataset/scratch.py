@@ -1,6 +1,5 @@
 """Where a dataset is made before it is published as a whole: in a hidden folder, or in a folder of its own under a URL."""
 
-import hashlib
 import logging
 import os
 import shutil
@@ -15,6 +14,7 @@ from trainspan_processing.dataset.mirror import Mirror, forget, write_pointer
 from trainspan_processing.dataset.remote import CALLS, Pointer, new_folder
 from trainspan_schemas.artifacts.dataset import ABOUT, LEDGER_FILE, MANIFEST
 from trainspan_schemas.errors import DatasetError, StorageError
+from trainspan_schemas.files.durable import sha256_of
 from trainspan_schemas.files.locks import locked
 
 __all__ = ["LocalScratch", "RemoteScratch", "Scratch", "local_scratch", "remote_scratch"]
@@ -134,7 +134,7 @@ class RemoteScratch:
         name, remote = self.local.target.name, self.mirror.remote
         for path in sorted(self.about.iterdir()):
             remote.objects.under(self.folder + ABOUT).upload(path.name, path)
-        hashes = [hashlib.sha256((self.about / file).read_bytes()).hexdigest() for file in (MANIFEST, LEDGER_FILE)]
+        hashes = [sha256_of(self.about / file) for file in (MANIFEST, LEDGER_FILE)]
         pointer = Pointer(self.folder, *hashes)
         self.is_published = None
         self.is_published = remote.publish(name, pointer)

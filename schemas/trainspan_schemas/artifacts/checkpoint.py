@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from trainspan_schemas.errors import CheckpointError
+from trainspan_schemas.files.durable import sha256_of
 
 __all__ = [
     "CANARY_FILE",
@@ -48,11 +49,7 @@ def checkpoint_name(version: int) -> str:
 
 def hash_weights(folder: Path) -> str:
     """Computes the `weights_sha256` of a folder from its safetensors files."""
-    hashes = []
-    for path in sorted(folder.glob("*.safetensors")):
-        with path.open("rb") as file:
-            hashes.append(hashlib.file_digest(file, "sha256").hexdigest())
-    return join_hashes(hashes)
+    return join_hashes([sha256_of(path) for path in sorted(folder.glob("*.safetensors"))])
 
 
 def join_hashes(hashes: Sequence[str]) -> str:

@@ -1,11 +1,12 @@
-"""Durable files and file names, and files of JSON lines that survive a kill."""
+"""Durable files and file names, files of JSON lines that survive a kill, and hashes."""
 
+import hashlib
 import json
 import os
 from pathlib import Path
 from typing import Any
 
-__all__ = ["append_line", "json_lines", "sync"]
+__all__ = ["append_line", "json_lines", "sha256_of", "sync"]
 
 
 def append_line(path: Path, line: str) -> None:
@@ -27,6 +28,12 @@ def json_lines(path: Path) -> list[dict[str, Any]]:
         except json.JSONDecodeError:
             continue
     return records
+
+
+def sha256_of(path: Path) -> str:
+    """The hash of a file, in hex; reads it in parts. Raises OSError."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def sync(path: Path) -> None:

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from trainspan_schemas.errors import StorageError, UsageError, one_line, pip_install
-from trainspan_schemas.files.durable import sync
+from trainspan_schemas.files.durable import sha256_of, sync
 
-__all__ = ["Objects", "check_url", "fetch_files", "sha256_of"]
+__all__ = ["Objects", "check_url", "fetch_files"]
 
 _BLOCK_BYTES: Final = 8 * 2**20
 """Size of a request's body, also of each part of a multipart upload: S3 takes 10,000 parts, thus files up to 80 GB."""
@@ -225,12 +225,6 @@ def _download(objects: Objects, name: str, target: Path, sha256: str, on_bytes: 
                 raise
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-
-
-def sha256_of(path: Path) -> str:
-    """The hash of a local file, in hex. Raises OSError."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _options(scheme: str) -> dict[str, Any]:

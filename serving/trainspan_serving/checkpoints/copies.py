@@ -20,9 +20,8 @@ from typing import Final
 from trainspan_schemas.artifacts.checkpoint import CheckpointMeta
 from trainspan_schemas.artifacts.checkpoint_files import CHECKPOINT_NAME, CheckpointFiles
 from trainspan_schemas.errors import CheckpointError
-from trainspan_schemas.files.durable import sync
+from trainspan_schemas.files.durable import sha256_of, sync
 from trainspan_schemas.files.locks import open_locked
-from trainspan_schemas.files.objects import sha256_of
 from trainspan_serving.checkpoints.source import CheckpointSource, CopyFailedError
 
 __all__ = ["CopiesFolder", "claim_copies"]

@@ -18,7 +18,7 @@ from trainspan_schemas.artifacts.checkpoint_files import (
     list_file,
 )
 from trainspan_schemas.errors import StorageError
-from trainspan_schemas.files.objects import sha256_of
+from trainspan_schemas.files.durable import sha256_of
 from trainspan_schemas.policy_server import Offer
 from trainspan_training.checkpoints.folder import accepted_checkpoint
 from trainspan_training.checkpoints.ledger import CheckpointLedger

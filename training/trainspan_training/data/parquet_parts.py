@@ -1,6 +1,5 @@
 """The Parquet files of a dataset: verified by hash, and read a few rows at a time."""
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate, chain, islice, pairwise
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainspan_schemas.errors import DatasetError
+from trainspan_schemas.files.durable import sha256_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -22,8 +22,7 @@ _BUFFER_BYTES = 2**20
 def verify(path: Path, sha256: str) -> None:
     """Raises DatasetError if the file cannot be read or its hash differs."""
     try:
-        with path.open("rb") as file:
-            actual = hashlib.file_digest(file, "sha256").hexdigest()
+        actual = sha256_of(path)
     except OSError as error:
         raise DatasetError(f"cannot read {path} ({error.strerror}): build the dataset again") from error
     if actual != sha256:
