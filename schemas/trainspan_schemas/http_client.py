@@ -52,7 +52,7 @@ def ask(
     try:
         request = urllib.request.Request(url, body, dict(headers or {}))
         try:
-            answer = _OPENER.open(request, timeout=timeout_s)
+            answer: Any = _OPENER.open(request, timeout=timeout_s)
         except urllib.error.HTTPError as error:
             answer = error
         with answer:

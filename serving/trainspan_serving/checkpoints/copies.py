@@ -127,7 +127,8 @@ class CopiesFolder:
         _make_room(into, partial, listed, in_use())
         self._source.fetch(listed, policy, partial, on_bytes)
         sync(partial)
-        os.utime(partial, ns=(time.time_ns(),) * 2)
+        copied_ns = time.time_ns()
+        os.utime(partial, ns=(copied_ns, copied_ns))  # by which `_make_room` knows the oldest
         self._check_replaceable(into / name, in_use())
         if (into / name).exists():
             _delete(into / name)

@@ -87,6 +87,7 @@ def test_no_request_fails_over_swaps_and_the_death_of_a_server(
     for home in ("trainer", "one", "two"):
         (tmp_path / home).mkdir(exist_ok=True)
         (tmp_path / home / "token").write_text("the token of swaps\n")
+        (tmp_path / home / "token").chmod(0o600)
     ports = free_ports(2)
     urls = [f"http://127.0.0.1:{port}" for port in ports]
     address = PolicyAddress(",".join(urls), checkpoints_url=f"file://{tmp_path}/published")
@@ -146,6 +147,7 @@ def test_a_server_that_starts_before_the_trainers_machine_catches_up_while_it_li
     for home in ("trainer", "one"):
         (tmp_path / home).mkdir()
         (tmp_path / home / "token").write_text("the token of swaps\n")
+        (tmp_path / home / "token").chmod(0o600)
     for folder in sorted(checkpoints.iterdir()):
         replace(CheckpointMeta.read(folder), weights_sha256=hash_weights(folder)).write(folder)
     CheckpointLedger(checkpoints).append(LedgerEntry("published", None, "policy-000001"))
