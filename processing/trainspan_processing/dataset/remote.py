@@ -4,7 +4,7 @@
 round-0007.json                            {"folder": "round-0007.68f0…", hashes}: the dataset exists once this object does
 round-0007.68f0…/part-00000.parquet        its rows, and nothing else
 round-0007.68f0….about/manifest.json       and its ledger and report
-round-0007.68f0….calls/                    spilled calls of a build that runs on several machines
+round-0007.68f0….calls/                    of an unfinished build: spilled calls, if it runs on several machines
 ```
 
 Stores have no rename, and a build never writes where another one does. The last object is written only if there is none, so of

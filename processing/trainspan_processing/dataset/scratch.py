@@ -150,11 +150,13 @@ class RemoteScratch:
 def remote_scratch(mirror: Mirror, known: Path, *, is_spread: bool) -> Iterator[RemoteScratch]:
     """A folder under the URL to fill and publish as the dataset of the folder `known`; unpublished content is removed.
 
-    What killed commands left under the URL long ago is removed first. Raises StorageError if the store does not answer.
+    What killed commands left under the URL long ago is removed first. Raises StorageError if the store cannot be read and written.
     """
     mirror.remote.clear()
     with local_scratch(known) as local:
         scratch = RemoteScratch(mirror, local, is_spread, new_folder(known.name))
+        # A store that cannot be written ends the command now, and not after the rows are made.
+        mirror.remote.objects.under(scratch.folder + CALLS).put("begun", b"")
         try:
             yield scratch
         finally:

@@ -176,20 +176,22 @@ def _killed(command: DatasetCommand, bucket: str, *options: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [(), ("--engine", "ray")], ids=["one process", "ray"])
-def test_a_killed_command_leaves_the_earlier_dataset_and_the_next_one_removes_the_rest(
+def test_a_killed_command_leaves_the_earlier_dataset_and_a_folder_that_no_dataset_names(
     command: DatasetCommand, bucket: str, server: S3Server, model_dir: Path, options: tuple[str, ...]
 ) -> None:
     first = command.run(bucket, "--round", "0")
     before = _parts(server, first)
     _killed(command, bucket, *options)
-    assert [name for name in _names(server) if name.endswith(".unfinished")]
+    left = [name for name in _names(server) if name.startswith("round-0001.")]
+    assert {name.partition(".")[2].partition(".")[2] for name in left} <= {"", "calls"}
+    assert any(name.endswith(".calls") for name in left)
     assert _parts(server, first) == before
     other_home = str(command.folder / "another-home")
     assert _train(command, bucket, model_dir, TRAINSPAN_HOME=other_home).returncode == 0
     second = command.run(bucket, "--round", "1")
     folders = [manifest["rows_url"].rpartition("/")[2] for manifest in (first, second)]
     whole = [f"{folder}{ending}" for folder in folders for ending in ("", ".about")]
-    assert _names(server) == sorted([*whole, "round-0000.json", "round-0001.json"])
+    assert _names(server) == sorted([*whole, *left, "round-0000.json", "round-0001.json"])
     for round_ in ("0", "1"):
         command.run("local", "--round", round_)
     assert _parts(server, second) == _local_parts(command.folder / "local" / "round-0001")

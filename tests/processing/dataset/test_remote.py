@@ -134,6 +134,22 @@ def test_a_command_that_was_killed_after_it_published_is_only_tidied_up(
     assert (local_dataset(f"{url}/round-0001") / "part-00000.parquet").read_bytes() == b"rows"
 
 
+def test_a_store_that_cannot_be_written_ends_a_build_before_its_rows_are_made(
+    bench: Bench, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError("read only")
+
+    def unexpected(*_: object) -> None:
+        raise AssertionError("rows were written")
+
+    _pair(bench, "ab")
+    monkeypatch.setattr(MemoryFileSystem, "pipe_file", refuse)
+    monkeypatch.setattr(Objects, "upload", unexpected)
+    with pytest.raises(StorageError, match="access is denied"):
+        _build(bench, url)
+
+
 def test_of_two_commands_that_make_the_same_dataset_the_second_fails_and_no_files_are_mixed(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
