@@ -28,7 +28,7 @@ from trainspan_schemas.config.load import load_settings
 from trainspan_schemas.config.settings import Settings
 from trainspan_schemas.errors import ConfigError
 from trainspan_schemas.policy_server import Offer
-from trainspan_training.checkpoints import rollback
+from trainspan_training.checkpoints import published, rollback
 from trainspan_training.checkpoints.ledger import CheckpointLedger, LedgerEntry
 from trainspan_training.checkpoints.swap_request import PolicyAddress
 
@@ -131,7 +131,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
         found.trials().begin()
         found.train(1, 1, checkpoint_name(0))
         assert found.trials().judge(1) is not None
-        publish = rollback.publish
+        publish = published.publish
 
         def swap(address: PolicyAddress, offer: Offer, accepted: Offer | None, **options: Any) -> Any:
             done = publish(address, offer, accepted, **options)
@@ -139,7 +139,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
                 found.serve(offer.version)
             return done
 
-        monkeypatch.setattr(rollback, "publish", swap)
+        monkeypatch.setattr(published, "publish", swap)
         yield found
 
 

@@ -33,7 +33,7 @@ PLACES = {
     "check": "objective.logprobs:Scorer.measure",
     "write": "model.full_weights:write_tensors",
     "save": "rounds.saving:hash_of",
-    "publish": "rounds.publication:publish",
+    "publish": "rounds.publication:swap_in",
     "restore": "model.full_weights:FullWeights.restore",
 }
 """Place in a round → the function that fails. `read` raises a dataset's usual error, the others unexpected ones."""
