@@ -24,7 +24,6 @@ from trainspan_schemas.artifacts.checkpoint import CheckpointMeta, checkpoint_na
 from trainspan_schemas.command_events import Event, FineTuned, RoundTrained
 from trainspan_schemas.config.settings import Settings
 from trainspan_schemas.errors import ConfigError, ProcessError
-from trainspan_schemas.files.durable import json_lines
 from trainspan_schemas.intervals import RewardEstimate
 from trainspan_training.checkpoints.ledger import CheckpointLedger
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainspan_schemas.artifacts.agreement import Agreement
-from trainspan_schemas.artifacts.run_files import json_lines
 from trainspan_schemas.config.settings import TrainSettings
 from trainspan_schemas.files.durable import append_line, json_lines
 

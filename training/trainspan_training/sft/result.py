@@ -13,8 +13,8 @@ from safetensors import SafetensorError
 
 from trainspan_schemas.artifacts.checkpoint import CheckpointMeta, digest_of_model
 from trainspan_schemas.config.settings import SftSettings
-from trainspan_schemas.durable import sync
 from trainspan_schemas.errors import TrainingError
+from trainspan_schemas.files.durable import sync
 from trainspan_training.devices.team import Team
 from trainspan_training.metrics.round_record import METRICS_FILE, finite
 from trainspan_training.model.full_weights import FullWeights, hash_of
