@@ -52,11 +52,18 @@ class WorkerPool:
         timeout_s: float,
         environ: Mapping[str, str],
         python: str,
+        *,
+        is_replaceable: bool = False,
     ) -> None:
-        """`python` is the interpreter of the workers; trainspan must be installed in its environment."""
+        """`python` is the interpreter of the workers; trainspan must be installed in its environment.
+
+        In a cluster the pool `is_replaceable`: if a worker cannot start again, `execute` raises ProcessError or UsageError, and
+        others go on. Elsewhere that costs the rollout only.
+        """
         self._target = target
         self._python = python
         self._count = workers
+        self._is_replaceable = is_replaceable
         self._timeout_s = timeout_s
         self._guard = OrphanGuard()
         self._environ = {**environ, **self._guard.mark, "TRAINSPAN_BOUNDARY": "explicit"}
@@ -82,10 +89,9 @@ class WorkerPool:
                 worker = await self._worker(slot)
             except OSError as error:
                 return Ended("infra_error", 0.0, error=self._not_started(error))
-            except (
-                ProcessError,
-                UsageError,
-            ) as error:  # one that worked before: killed as it began, or its code was changed
+            except (ProcessError, UsageError) as error:  # killed as it began, or its code was changed meanwhile
+                if self._is_replaceable:
+                    raise
                 return Ended("infra_error", 0.0, error=f"cannot start a worker again: {error}")
             return await worker.execute(execution, execution.time_left(self._timeout_s))
         finally:

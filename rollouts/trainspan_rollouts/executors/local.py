@@ -12,11 +12,17 @@ from trainspan_schemas.store.collectors import ENV_COLLECTORS
 __all__ = ["local_executor"]
 
 
-def local_executor(spec: AgentSpec, environ: Mapping[str, str], otlp_headers: str) -> Executor:
-    """Returns the executor; its agents get `environ` without the runner's settings, and send with `otlp_headers`."""
+def local_executor(
+    spec: AgentSpec, environ: Mapping[str, str], otlp_headers: str, *, is_replaceable: bool = False
+) -> Executor:
+    """Returns the executor; its agents get `environ` without the runner's settings, and send with `otlp_headers`.
+
+    One that `is_replaceable` raises ProcessError or UsageError when it can start no more agents.
+    """
     prepared = agent_environment(environ, spec.policy_url, spec.collectors.urls[0], otlp_headers)
     if len(spec.target) == 1 and is_function_name(spec.target[0]):
         if len(spec.collectors.urls) > 1:  # for a process of many rollouts
             prepared[ENV_COLLECTORS] = str(spec.collectors)
-        return WorkerPool(spec.target[0], spec.workers, spec.timeout_s, prepared, spec.python or sys.executable)
+        python = spec.python or sys.executable
+        return WorkerPool(spec.target[0], spec.workers, spec.timeout_s, prepared, python, is_replaceable=is_replaceable)
     return CommandExecutor(spec.target, spec.policy_url, spec.collectors, spec.timeout_s, prepared)

@@ -33,7 +33,7 @@ class RayWorker:
             for name, value in os.environ.items()
             if not name.startswith("RAY_") and name != "PYTHONBREAKPOINT"
         }
-        self._executor = local_executor(self._spec, environ, otlp_headers)
+        self._executor = local_executor(self._spec, environ, otlp_headers, is_replaceable=True)
         await self._executor.start()
         urls = (self._spec.policy_url, *self._spec.collectors.urls)
         answers = await asyncio.gather(*(_answers(url) for url in urls))
