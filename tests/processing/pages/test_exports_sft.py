@@ -36,9 +36,9 @@ def test_a_vendors_answers_train_a_model_of_ones_own(
     monkeypatch.setenv("TRAINSPAN_HOME", str(bench.out / "home"))
     make_tiny_model(tmp_path / "model", hidden=32, layers=1)
     command = ["sft", "--store", store, "--run", bench.run_id, "--model", "model", "--out", "warm", "--max-steps", "1"]
-    assert run([*command, "--min-reward", "1", "--epochs", "0"]) == 2
+    assert run([*command, "--min-reward", "1", "--num-train-epochs", "0"]) == 2
     assert (
-        run([*command, "--min-reward", "1", "--max-tokens", "1"]) == 3
+        run([*command, "--min-reward", "1", "--max-length", "1"]) == 3
     )  # nothing fits: the examples are there, and no job
     assert capsys.readouterr().err.splitlines()[-1].startswith("  too_long 1, e.g. warm.jsonl:1: ")
     assert run([*command, "--min-reward", "1"]) == 0
@@ -108,7 +108,7 @@ def test_texts_are_joined_as_a_server_joins_them_and_images_are_counted(
         ([], "name either --data, or --store or --dataset"),
         (["--data", "d.jsonl", "--store", "s"], "name either --data, or --store or --dataset"),
         (["--data", "d.jsonl", "--min-reward", "1"], "--min-reward choose rollouts of a store"),
-        (["--data", "d.jsonl", "--loss-on", "user"], "loss_on = 'user': use one of assistant, all"),
+        (["--data", "d.jsonl", "--eval-fraction", "2"], "sft.eval_fraction = 2.0 must be at least 0 and less than 1"),
     ],
 )
 def test_wrong_usage_is_one_line(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

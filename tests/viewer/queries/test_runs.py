@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from trainspan_schemas.artifacts.dataset import manifest_path
 from trainspan_schemas.artifacts.run_files import RunFiles
 from trainspan_schemas.config.settings import Settings
 from trainspan_viewer.html.document import served, standalone
@@ -57,7 +58,8 @@ def test_a_damaged_run_or_dataset_is_named_and_the_others_are_shown(tmp_path: Pa
     for name, manifest in (("round-0001", '{"version": 999}'), ("round-0002", "null")):
         dataset = tmp_path / "dataset" / name
         dataset.mkdir(parents=True)
-        (dataset / "manifest.json").write_text(manifest)
+        manifest_path(dataset).parent.mkdir()
+        manifest_path(dataset).write_text(manifest)
     sources = Sources(ViewerPaths(tmp_path / "runs", tmp_path / "dataset"), StoreReader("none"), Settings())
     params = Params("/", {}, {})
     model = load_runs(sources, params)

@@ -48,7 +48,8 @@ def test_each_round_trains_an_adapter_while_the_server_sleeps_and_serves_it_afte
         config,
         calculator,
         serving={"sleep": True},
-        train={"adapter": "lora", "learning_rate": 1e-3},
+        model={"adapter": "lora"},
+        train={"learning_rate": 1e-3},
         loop={"rounds": 2, "tasks_per_round": 16, "eval_tasks": 20, "eval_every": 0},
     )
     command = ["trainspan", "loop", "--config", str(config), "--format", "json"]

@@ -19,7 +19,8 @@ def start(place: Place, calculator: Path, folder: Path, **loop: object) -> "subp
         config,
         calculator,
         serving={"dtype": "bfloat16"},
-        train={"dtype": "bfloat16", "learning_rate": 3e-4},
+        model={"dtype": "bfloat16"},
+        train={"learning_rate": 3e-4},
         loop={"tasks_per_round": 32, **loop},
     )
     faults = {
