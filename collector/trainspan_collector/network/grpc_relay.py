@@ -14,8 +14,7 @@ _BUFFER_BYTES: Final = 1 << 18
 
 
 async def relay(client: asyncio.Transport, first: bytes, port: int) -> None:
-    """Connects a client to the gRPC server at the local `port`; `first` is what it has sent already."""
-    client.pause_reading()
+    """Connects a client to the gRPC server at the local `port`; `first` is what it has sent already, and it is not read."""
     try:
         loop = asyncio.get_running_loop()
         server, server_side = await loop.create_connection(_Side, "127.0.0.1", port)

@@ -101,6 +101,7 @@ class _Connection(H11Protocol):  # h11 bounds the size of headers, which httptoo
         if self._first.startswith(PREFACE):
             self._stop_waiting()
             self.connections.discard(self)
+            self.transport.pause_reading()  # until the relay reads
             self._relay = self.loop.create_task(relay(self.transport, self._first, self._grpc_port))
         elif not PREFACE.startswith(self._first):
             self._grpc_port = None
