@@ -41,6 +41,7 @@ def _at_exit() -> None:
     process_span.end(status, error)
     delivery.flush()
     delivery.report_loss()
+    sigterm.wait()
 
 
 def _outcome() -> tuple[RolloutStatus, BaseException | None]:

@@ -4,6 +4,8 @@ A Python handler runs when the main thread returns to Python. A thread that is a
 worker of `multiprocessing.Pool` that is signaled just before `sem_wait` would wait forever, and so would the parent
 that joins it. The interpreter writes each signal to its wakeup descriptor at once, so a thread reads that; the handler
 does the same in programs that use the descriptor themselves (asyncio's signal handlers).
+
+The main thread may hold a lock that the end needs: that of an export, of a span. It is not stopped there.
 """
 
 import ctypes
@@ -16,7 +18,7 @@ from types import FrameType
 
 from trainspan._guard import guarded
 
-__all__ = ["watch"]
+__all__ = ["wait", "watch"]
 
 _PATIENCE_S = 5.0
 """Longer than `end` takes."""
@@ -113,15 +115,32 @@ def _read(reader: int) -> None:
             _die()
 
 
-def _on_sigterm(_number: int, _frame: FrameType | None) -> None:
-    _die()
+def _on_sigterm(_number: int, frame: FrameType | None) -> None:
+    if _in_telemetry(frame):
+        threading.Thread(target=_die, name="trainspan-sigterm", daemon=True).start()
+    else:
+        _die()
+
+
+def _in_telemetry(frame: FrameType | None) -> bool:
+    """Whether the interrupted thread is in code of OpenTelemetry or of this package."""
+    while frame is not None:
+        if str(frame.f_globals.get("__name__")).partition(".")[0] in {"opentelemetry", "trainspan"}:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def wait() -> None:
+    """If SIGTERM is ending the process, waits for that: an exit at the same time must not hide the signal."""
+    if _watch.dying.locked() and _watch.dying_thread != threading.get_ident():
+        _watch.dying.acquire(timeout=_PATIENCE_S)
 
 
 def _die() -> None:
     """Ends and kills the process. One thread does it while others wait here; a second signal has no effect."""
     if not _watch.dying.acquire(blocking=False):
-        if _watch.dying_thread != threading.get_ident():
-            _watch.dying.acquire(timeout=_PATIENCE_S)
+        wait()
         return
     _watch.dying_thread = threading.get_ident()
     guarded(_watch.end)()

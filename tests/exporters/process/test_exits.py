@@ -2,6 +2,7 @@
 
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,44 @@ def test_sigterm_flushes_without_a_handler_and_leaves_the_programs_own_handler_a
         for span in recorder.named("trainspan.rollout")
     }
     assert statuses == {"open": "agent_error" if own_handler else "cancelled", None: None}
+
+
+@pytest.mark.parametrize("own_wakeup", [False, True], ids=["", "with a wakeup descriptor of its own"])
+@pytest.mark.parametrize(
+    "flush", ["pass", "trace.get_tracer_provider().force_flush(); time.sleep(30)"], ids=["end", "middle"]
+)
+def test_sigterm_during_an_export_of_the_main_thread_loses_no_span_and_no_time(
+    tmp_path: Path, recorder: OtlpRecorder, flush: str, own_wakeup: bool
+) -> None:
+    source = f"""
+    import os, signal, socket, threading, time
+    from opentelemetry import trace
+    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+
+    ends = socket.socketpair()
+    ends[1].setblocking(False)
+    if {own_wakeup}:
+        signal.set_wakeup_fd(ends[1].fileno())
+    export = OTLPSpanExporter.export
+
+    def interrupted(self, spans):
+        if threading.current_thread() is threading.main_thread():
+            OTLPSpanExporter.export = export
+            print(time.monotonic(), flush=True)
+            os.kill(os.getpid(), signal.SIGTERM)
+        return export(self, spans)
+
+    OTLPSpanExporter.export = interrupted
+    for number in range(20):
+        trace.get_tracer("agent").start_span(f"work {{number}}").end()
+    {flush}
+    """
+    ran = run(write(tmp_path, source), {**WITHOUT_OPENAI, "OTEL_EXPORTER_OTLP_ENDPOINT": recorder.endpoint})
+    took_s = time.monotonic() - float(ran.stdout)
+    assert (ran.code, ran.stderr) == (-signal.SIGTERM, "")
+    assert took_s < 2.4, "it did not wait for a lock of the thread that it had stopped"
+    assert [recorder.one(f"work {number}").error for number in range(20)] == [False] * 20
+    recorder.one("trainspan.rollout")
 
 
 def test_a_main_module_that_catches_system_exit_keeps_the_built_in_one(tmp_path: Path, recorder: OtlpRecorder) -> None:
