@@ -70,15 +70,15 @@ class IdentityStamp(SpanProcessor):
         scope = scope_in(parent_context)
         is_named = bool(span.attributes and keys.ROLLOUT_ID in span.attributes)
         within = scope or (None if is_named else process_scope())
-        if within and (call := last_call(within.beginning, parent_context)):
-            span.set_attribute(keys.LAST_CALL, call)
-        if is_named:
-            return
-        identity = scope.identity if scope else _identity_of(parent)
-        if identity is None and (fallback := process_scope()):
-            identity = fallback.identity
-        if identity:
-            span.set_attributes(identity.attributes())
+        call = last_call(within.beginning, parent_context) if within else None
+        attributes: dict[str, str | int] = {keys.LAST_CALL: call} if call else {}
+        if not is_named:
+            identity = scope.identity if scope else _identity_of(parent)
+            if identity is None and (fallback := process_scope()):
+                identity = fallback.identity
+            if identity:
+                attributes |= identity.attributes()
+        span.set_attributes(attributes)
 
 
 def _identity_of(span: trace.Span) -> Identity | None:

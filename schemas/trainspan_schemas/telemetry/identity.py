@@ -185,15 +185,19 @@ def parse_baggage(header: str) -> dict[str, str]:
     return members
 
 
-def strip_identity(header: str) -> str:
-    """The `baggage` header without trainspan's members, for other hosts."""
-    ours = (
+_OURS = frozenset(
+    {
         *Identity("x", "x", "x", 0, 0, signature="x", url_signature="x").members(),
         keys.GEN_AI_AGENT_NAME,
         keys.CLOCK,
         keys.ROLLOUT_BOUNDARY,
         keys.NO_BOUNDARY,
-    )
+    }
+)
+
+
+def strip_identity(header: str) -> str:
+    """The `baggage` header without trainspan's members, for other hosts."""
     return ",".join(
-        member for member in header.split(",") if member.strip() and member.partition("=")[0].strip() not in ours
+        member for member in header.split(",") if member.strip() and member.partition("=")[0].strip() not in _OURS
     )
