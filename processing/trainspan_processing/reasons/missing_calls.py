@@ -10,7 +10,7 @@ import polars as pl
 from trainspan_processing.read.source import Source
 from trainspan_processing.read.span_words import SpanKey, SpanWords, quoted_ids, read_words
 from trainspan_processing.tables import SPAN_KEY
-from trainspan_processing.traces.rollout_table import heard_spans, open_client_calls
+from trainspan_processing.traces.rollout_table import identified_spans, open_client_calls
 from trainspan_processing.traces.trace_index import TraceIndex
 from trainspan_processing.traces.trust import heard
 from trainspan_schemas.telemetry import keys
@@ -63,7 +63,7 @@ def find_lacks(source: Source, traces: TraceIndex, rollout_id: str, attempt: int
         return []
     calls = traces.calls.filter(own & pl.col("is_heard"))
     bare = heard(traces.others.filter(pl.col("is_bare_call") & own), traces.vouched).filter("is_heard")
-    spans = heard_spans(traces.spans, traces.vouched).filter(own)
+    spans = identified_spans(traces.spans, traces.vouched).filter(own & pl.col("is_heard"))
     is_open = open_client_calls(spans.lazy(), traces.covered.lazy(), traces.served)
     unanswered = is_open.sort("start_ns").collect(engine="in-memory")
     processes = spans.filter(pl.col("stated_calls").is_not_null())

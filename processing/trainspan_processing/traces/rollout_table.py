@@ -1,13 +1,18 @@
 """The rollout table, one row per (rollout, attempt): identity, status, and whether all its data has arrived."""
 
 from collections.abc import Collection
+from typing import Final
 
 import polars as pl
 
-from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY
+from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY, Schema, empty
 from trainspan_processing.traces.trust import heard
 
-__all__ = ["heard_spans", "ignored_claims", "open_client_calls", "rollout_table", "with_collisions"]
+__all__ = ["CLAIMED", "identified_spans", "ignored_claims", "open_client_calls", "rollout_table", "with_collisions"]
+
+CLAIMED: Final[Schema] = {"rollout_id": pl.String, "claim": pl.String}
+"""What is said of a rollout by someone who is not heard."""
+
 
 _BOUNDARY_RANK = {"runner": 0, "explicit": 1, "request": 2, "process": 3}
 _IDENTITY = ["task_id", "run_id", "round", "split"]
@@ -25,8 +30,8 @@ def rollout_table(
     now_ns: int,
     settle_s: float,
 ) -> pl.DataFrame:
-    """Rollouts from CALLS (ordered) and OTHERS that the policy server recorded without tokens, as far as they are heard, all SPANS,
-    the client call spans that a call covers, the names of the served models, and VOUCHED.
+    """Rollouts from CALLS (ordered) and OTHERS that the policy server recorded without tokens, as far as they are heard, the spans of
+    `identified_spans`, the client call spans that a call covers, the names of the served models, and VOUCHED.
 
     Only what is heard counts (traces/trust.py). A process without calls of its own, whose rollouts are blocks in it, is none. A time
     after the one at which the collector received it counts as that one.
@@ -39,7 +44,7 @@ def rollout_table(
     `settle_s`), `superseded` (a later attempt exists), `conflicts` (two runs have its id and attempt).
     """
     silent_ns = now_ns - pl.col("last_ns")
-    identified = heard_spans(spans, vouched)
+    identified = spans.filter("is_heard")
     is_replaced = ((pl.col("boundary") == "process") & pl.col("status").is_null()).fill_null(value=False)
     replaced = identified.filter(is_replaced).select(*ROLLOUT_KEY, pl.lit(value=True).alias("is_replaced")).unique()
     return (
@@ -129,26 +134,22 @@ def _completeness() -> pl.Expr:
     )
 
 
-def heard_spans(spans: pl.DataFrame, vouched: pl.DataFrame) -> pl.DataFrame:
-    """The SPANS of known rollouts that are heard (VOUCHED), with their rollout."""
-    identified = _with_rollout(spans.lazy()).collect(engine="in-memory")
-    return heard(identified, vouched).filter("is_heard")
+def identified_spans(spans: pl.DataFrame, vouched: pl.DataFrame) -> pl.DataFrame:
+    """The SPANS of known rollouts, with their rollout and with `is_heard` and `is_unsigned` (VOUCHED)."""
+    return heard(_with_rollout(spans.lazy()).collect(engine="in-memory"), vouched)
 
 
 def ignored_claims(
-    rollouts: pl.DataFrame,
-    calls: pl.DataFrame,
-    spans: pl.DataFrame,
-    covered: pl.DataFrame,
-    served: Collection[str],
-    vouched: pl.DataFrame,
+    rollouts: pl.DataFrame, calls: pl.DataFrame, spans: pl.DataFrame, covered: pl.DataFrame, served: Collection[str]
 ) -> pl.DataFrame:
-    """rollout_id, `claim` of the ROLLOUTS of which someone says otherwise who is not heard.
+    """CLAIMED of the ROLLOUTS of which someone says otherwise who is not heard; `spans` are those of `identified_spans`.
 
     `attempt`: there is another attempt; `status`: another own span; `calls`: more calls than are stored, or than the policy servers told
     the runner of; `open_calls`: a call with a response id that is not stored. They may be true, of an agent that is no cheat.
     """
-    said = heard(_with_rollout(spans.lazy()).collect(engine="in-memory"), vouched).filter(~pl.col("is_heard"))
+    if spans["is_heard"].all() and calls["is_heard"].all() and not rollouts["overstated"].any():
+        return empty(CLAIMED)
+    said = spans.filter(~pl.col("is_heard"))
     others = calls.filter(~pl.col("is_heard")).select(ROLLOUT_KEY)
     counted = said.filter(pl.col("status").is_null()).group_by(ROLLOUT_KEY).agg(pl.col("stated_calls").sum())
     more = rollouts.join(counted, on=ROLLOUT_KEY, how="left").filter(

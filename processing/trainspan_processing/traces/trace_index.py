@@ -20,7 +20,7 @@ from trainspan_processing.traces.evaluations import (
     response_claims,
     with_feedback,
 )
-from trainspan_processing.traces.rollout_table import ignored_claims, rollout_table, with_collisions
+from trainspan_processing.traces.rollout_table import identified_spans, ignored_claims, rollout_table, with_collisions
 from trainspan_processing.traces.server_calls import ordered_calls, with_defaults
 from trainspan_processing.traces.spans import read_spans, system_hashes
 from trainspan_processing.traces.trust import counted_calls, heard, vouched_rollouts, with_own_rewards
@@ -73,7 +73,7 @@ class TraceIndex:
     vouched: pl.DataFrame
     """VOUCHED."""
     ignored: pl.DataFrame
-    """rollout_id, `claim` of what others say of these rollouts (`ignored_claims`)."""
+    """CLAIMED of these rollouts."""
 
     def heard(self) -> "TraceIndex":
         """The index with only those calls that count for their rollout."""
@@ -99,10 +99,11 @@ def index_traces(
     stored = _collect(source, selection, around)
     matched = _without_used(_match(source, stored, around), used)
     calls, others, spans = matched.calls, matched.others, stored.spans
+    identified = identified_spans(spans, stored.vouched)
     rollouts = rollout_table(
         counted_calls(calls, spans, stored.vouched),
         heard(others.filter("is_bare_call"), stored.vouched).filter("is_heard"),
-        spans,
+        identified,
         matched.covered,
         stored.served,
         stored.vouched,
@@ -127,7 +128,7 @@ def index_traces(
         covered=matched.covered,
         claims=claims,
         vouched=stored.vouched,
-        ignored=ignored_claims(rollouts, calls, spans, matched.covered, stored.served, stored.vouched),
+        ignored=ignored_claims(rollouts, calls, identified, matched.covered, stored.served),
     )
 
 

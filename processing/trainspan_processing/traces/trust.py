@@ -54,8 +54,10 @@ def heard(rows: pl.DataFrame, vouched: pl.DataFrame) -> pl.DataFrame:
     is_trusted = ~pl.col("untrusted").fill_null(value=False)
     return (
         rows.join(vouched, on="rollout_id", how="left", maintain_order="left")
-        .with_columns(is_unsigned.alias("is_unsigned"))
-        .with_columns((pl.col("signs").is_null() | (is_trusted & ~pl.col("is_unsigned"))).alias("is_heard"))
+        .with_columns(
+            is_unsigned.alias("is_unsigned"),
+            (pl.col("signs").is_null() | (is_trusted & ~is_unsigned)).alias("is_heard"),
+        )
         .drop("signs")
     )
 
