@@ -116,7 +116,7 @@ def test_sigterm_during_an_export_of_the_main_thread_loses_no_span_and_no_time(
     tmp_path: Path, recorder: OtlpRecorder, flush: str, own_wakeup: bool
 ) -> None:
     source = f"""
-    import os, signal, socket, threading, time
+    import importlib.util, os, signal, socket, threading, time
     from opentelemetry import trace
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 
@@ -125,9 +125,10 @@ def test_sigterm_during_an_export_of_the_main_thread_loses_no_span_and_no_time(
     if {own_wakeup}:
         signal.set_wakeup_fd(ends[1].fileno())
     export = OTLPSpanExporter.export
+    main_thread_exports = importlib.util.find_spec("opentelemetry.sdk._shared_internal")  # not in the lowest release
 
     def interrupted(self, spans):
-        if threading.current_thread() is threading.main_thread():
+        if threading.current_thread() is threading.main_thread() or not main_thread_exports:
             OTLPSpanExporter.export = export
             print(time.monotonic(), flush=True)
             os.kill(os.getpid(), signal.SIGTERM)
