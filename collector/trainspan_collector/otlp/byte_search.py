@@ -1,20 +1,45 @@
-"""Search in bytes by the C library: two to four times as fast as `in`."""
+"""Search for several patterns in one pass over bytes, by Hyperscan: as fast as one search by the C library."""
 
-import ctypes
+import threading
 from collections.abc import Iterable
+from functools import cached_property
 
-import numpy as np
-import numpy.typing as npt
+import hyperscan
 
-__all__ = ["contains_any"]
-
-_memmem = ctypes.PyDLL(None).memmem
-"""Keeps the interpreter's lock: releasing it for each of these short searches costs more than they do."""
-_memmem.restype = ctypes.c_void_p
-_memmem.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_size_t]
+__all__ = ["BytePatterns"]
 
 
-def contains_any(data: bytes | npt.NDArray[np.uint8], needles: Iterable[bytes]) -> bool:
-    """Whether one of `needles` is in `data`, bytes or a contiguous array of them."""
-    start, size = data if isinstance(data, bytes) else data.ctypes.data, len(data)
-    return any(_memmem(start, size, needle, len(needle)) is not None for needle in needles)
+class BytePatterns:
+    """`in` tells whether bytes contain one of `expressions`: regular expressions, in upper and lower case, or `literal` bytes.
+
+    Usable in several threads.
+    """
+
+    def __init__(self, expressions: Iterable[bytes], *, literal: bool = False) -> None:
+        self._expressions = list(expressions)
+        self._is_literal = literal
+        self._of_thread = threading.local()
+
+    def __contains__(self, data: bytes) -> bool:
+        if not self._expressions or b"" in self._expressions:
+            return bool(self._expressions)
+        scratch = getattr(self._of_thread, "scratch", None)
+        if scratch is None:
+            scratch = self._of_thread.scratch = hyperscan.Scratch(self._database)
+        matches: list[int] = []
+        self._database.scan(data, match_event_handler=lambda number, *_: matches.append(number), scratch=scratch)
+        return bool(matches)
+
+    @cached_property
+    def _database(self) -> hyperscan.Database:
+        flags = hyperscan.HS_FLAG_SINGLEMATCH | (0 if self._is_literal else hyperscan.HS_FLAG_CASELESS)
+        database = hyperscan.Database()
+        n = len(self._expressions)
+        database.compile(
+            expressions=self._expressions,
+            ids=list(range(n)),
+            elements=n,
+            flags=[flags] * n,
+            literal=self._is_literal,
+        )
+        return database

@@ -6,12 +6,12 @@ from typing import Any, Final
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from trainspan_collector.otlp.byte_search import contains_any
+from trainspan_collector.otlp.byte_search import BytePatterns
 from trainspan_schemas.telemetry import keys
 
 __all__ = ["items_by_scope", "repeated_bytes"]
 
-_RESULTS: Final = (b".evaluation.", b".annotation.")
+_RESULTS: Final = BytePatterns([b".evaluation.", b".annotation."], literal=True)
 """A request with evaluations on spans contains one of these."""
 _FEEDBACK: Final = (".evaluation.name", ".annotation.name")
 
@@ -33,7 +33,7 @@ def repeated_bytes(request: Any, body: bytes) -> int:
     A scope without items counts too: its resource is read for it.
     """
     n_bytes = sum(shared_bytes * max(1, len(items)) for shared_bytes, items in items_by_scope(request))
-    if isinstance(request, ExportLogsServiceRequest) or not contains_any(body, _RESULTS):
+    if isinstance(request, ExportLogsServiceRequest) or body not in _RESULTS:
         return n_bytes
     return n_bytes + sum(_of_evaluations(span) for _, spans in items_by_scope(request) for span in spans)
 

@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-import numpy as np
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 
-from trainspan_collector.otlp.byte_search import contains_any
+from trainspan_collector.otlp.byte_search import BytePatterns
 from trainspan_schemas.telemetry import keys
 
 __all__ = ["Redacted", "Redaction"]
@@ -23,26 +22,18 @@ _SECRET_KEY: Final = re.compile(
     re.IGNORECASE,
 )
 _KEY_END: Final = 32  # characters: whatever precedes them, the name of a secret is among these
-_VALUE_FOLLOWS: Final = b"\x12"  # the tag of KeyValue.value: the bytes before it end a key
-_CASE_BIT: Final = np.uint8(0x20)
-
-
-def _folded(data: bytes) -> bytes:
-    """The same for uppercase and lowercase letters. Some other bytes become equal too."""
-    return np.bitwise_or(np.frombuffer(data, np.uint8), _CASE_BIT).tobytes()
-
-
-_SECRET_BYTES: Final = (
-    _folded(b"horization"),
-    _folded(b"eaders" + _VALUE_FOLLOWS),
-    *(_folded(words) for words in (b"cookie", b"pikey", b"pi-key", b"pi_key", b"pi key", b"h-token", b"htoken")),
+_SECRET_BYTES: Final = BytePatterns(
+    [
+        rb"horization",
+        rb"eaders\x12",  # the tag of KeyValue.value: the bytes before it end a key
+        rb"cookie",
+        rb"pi[-_ ]?key",
+        rb"h-?token",
+        rb"sk-[\w-]{20}",  # the byte before it may be a length, so it says nothing
+        rb"://[^ \t\n\r\f\x0b/@:]*:[^ \t\n\r\f\x0b/@]+@",
+    ]
 )
-"""A folded request with a secret contains one of these, a key, or a URL's password. Letters that make the search slow are left
-out."""
-_KEY_START: Final = b"sk-"
-_KEY_BYTES: Final = re.compile(rb"sk-[a-z0-9\x7f-]{20}")
-"""The start of a key in a folded request, where an underscore is 7f. The byte before it may be a length, so it says nothing."""
-_URL_BYTES: Final = re.compile(rb"://[^\s/@:]*+:[^\s/@]++@")
+"""A request with a secret contains one of these."""
 _OPEN: Final = r"""(?:b?\\*+["'])"""
 """A quote, also one of Python's bytes, or escaped in a text in a text."""
 _CLOSE: Final = r"""(?:\\*+["'])?+"""
@@ -96,11 +87,11 @@ class Redaction:
     def __init__(self, blocked_keys: Sequence[str] = ()) -> None:
         self._exact = frozenset(key for key in blocked_keys if not key.endswith("*"))
         self._prefixes = tuple(key[:-1] for key in blocked_keys if key.endswith("*"))
-        self._needles = tuple(key.encode() for key in (*self._exact, *self._prefixes))
+        self._bytes = BytePatterns((key.encode() for key in (*self._exact, *self._prefixes)), literal=True)
 
     def apply(self, request: Any, body: bytes) -> Redacted:
         """`body` without what must not be stored; `request` is the same, parsed (traces or logs), and may be changed."""
-        if not contains_any(body, self._needles) and not _may_have_secrets(body):
+        if body not in self._bytes and body not in _SECRET_BYTES:
             return Redacted(body)
         removal = _Removal(self._is_blocked)
         for owner, parts, texts in _owners(request):
@@ -208,12 +199,3 @@ def _owners(request: Any) -> Iterator[tuple[Any, list[Any], list[tuple[Any, str]
             else:
                 for record in scope_items.log_records:
                     yield record, [record.attributes, record.body], [(record, "event_name")]
-
-
-def _may_have_secrets(body: bytes) -> bool:
-    folded = np.bitwise_or(np.frombuffer(body, np.uint8), _CASE_BIT)
-    if contains_any(folded, _SECRET_BYTES):
-        return True
-    if b"@" in body and _URL_BYTES.search(body):
-        return True
-    return contains_any(folded, (_KEY_START,)) and _KEY_BYTES.search(folded.data) is not None

@@ -3,11 +3,13 @@
 import json
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from tests.support.collector.process import (
     ANY_PORT,
@@ -307,6 +309,31 @@ def test_nested_secrets_are_found_at_any_depth() -> None:
     left = _after({"request": {"headers": {"authorization": SECRET, "accept": "*"}, "list": [{"cookie": SECRET}]}})
     assert SECRET not in str(left)
     assert left["request"].kvlist_value.values[0].value.kvlist_value.values[0].key == "accept"
+
+
+def test_a_star_alone_blocks_every_key() -> None:
+    message = ExportTraceServiceRequest()
+    span = message.resource_spans.add().scope_spans.add().spans.add()
+    span.attributes.add(key="anything").value.int_value = 1
+    redacted = Redaction(["*"]).apply(message, message.SerializeToString())
+    assert redacted.n_blocked == 1
+
+
+def test_requests_are_searched_for_secrets_in_several_threads_at_once() -> None:
+    """Hyperscan's scratch space must not be shared."""
+    clean, secret = ExportTraceServiceRequest(), ExportTraceServiceRequest()
+    for message, text in ((clean, "x" * 200_000), (secret, "x" * 200_000 + " Authorization: Bearer abc")):
+        span = message.resource_spans.add().scope_spans.add().spans.add()
+        span.attributes.add(key="text").value.string_value = text
+    bodies = [clean.SerializeToString(), secret.SerializeToString()]
+    redaction = Redaction()
+
+    def count(number: int) -> int:
+        body = bodies[number % 2]
+        return redaction.apply(ExportTraceServiceRequest.FromString(body), body).n_secrets
+
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(count, range(200))) == [0, 1] * 100
 
 
 def test_blocked_keys_are_removed_and_named_exact_ones_and_prefixes() -> None:
