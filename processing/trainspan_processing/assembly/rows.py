@@ -115,7 +115,10 @@ def make_rows(
     reason, reward, return, advantage and `drop`; and their TOKENS in any order.
     """
     for calls, tokens in chunks:
-        with_tokens = calls.join(tokens, on=SPAN_KEY, how="left", maintain_order="left")
+        # A join of whole rows takes twice as long.
+        rows = tokens.select(SPAN_KEY).with_row_index("row")
+        places = calls.select(SPAN_KEY).join(rows, on=SPAN_KEY, how="left", maintain_order="left")["row"]
+        with_tokens = calls.hstack(tokens.drop(SPAN_KEY).select(pl.all().gather(places)))
         del calls, tokens  # before the next ones are read
         made = rows_of(with_tokens, limits, counts)
         del with_tokens

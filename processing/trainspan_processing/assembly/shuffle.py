@@ -5,9 +5,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import polars as pl
 
 __all__ = ["CHUNK", "Shuffle"]
+
+_ROWS_OF_RUN: Final = 64
+"""Where runs of rows of one chunk have at least as many in the mean, no row is copied."""
 
 CHUNK: Final = "chunk"
 HELD_BYTES: Final = 64 * 2**20
@@ -72,12 +76,15 @@ class Shuffle:
 
 
 def _parts(rows: pl.DataFrame) -> list[tuple[int, pl.DataFrame]]:
-    """Each chunk and its rows, without `chunk`."""
-    first = int(rows.item(0, CHUNK))
-    if (rows[CHUNK] == first).all():  # where both orders agree, nothing is copied
-        return [(first, rows.drop(CHUNK))]
-    parts = rows.partition_by(CHUNK, as_dict=True, include_key=False, maintain_order=True)
-    return [(int(str(chunk)), own) for (chunk,), own in parts.items()]
+    """Chunks and rows of them, without `chunk`, in order."""
+    chunks = rows[CHUNK].to_numpy()
+    starts = np.flatnonzero(np.append(True, chunks[1:] != chunks[:-1]))
+    if len(starts) * _ROWS_OF_RUN > rows.height:
+        parts = rows.partition_by(CHUNK, as_dict=True, include_key=False, maintain_order=True)
+        return [(int(str(chunk)), own) for (chunk,), own in parts.items()]
+    own = pl.DataFrame([column for column in rows.get_columns() if column.name != CHUNK])
+    ends = (*starts[1:].tolist(), rows.height)
+    return [(int(chunks[start]), own[start:end]) for start, end in zip(starts.tolist(), ends, strict=True)]
 
 
 def _streams(path: Path) -> list[pl.DataFrame]:

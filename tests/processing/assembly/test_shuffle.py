@@ -35,6 +35,19 @@ def test_a_chunk_has_its_rows_in_the_order_in_which_they_were_added(tmp_path: Pa
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("held_bytes", [0, 2**20])
+def test_long_runs_of_a_chunks_rows_keep_their_order_too(tmp_path: Path, held_bytes: int) -> None:
+    schema = {"chunk": pl.UInt32, "ids": pl.List(pl.Int32)}
+    frame = pl.DataFrame(
+        [(number // 100 * 2 % 3, [number] * (number % 4)) for number in range(600)], schema, orient="row"
+    )
+    shuffle = Shuffle(lambda: tmp_path, held_bytes)
+    for batch in frame.iter_slices(250):
+        shuffle.add(batch)
+    for chunk in range(3):
+        assert pl.concat(shuffle.take(chunk)).equals(frame.filter(pl.col("chunk") == chunk).drop("chunk"))
+
+
 def test_chunks_that_are_complete_before_the_next_ones_begin_need_no_file() -> None:
     """Ten chunks of 16 KB in the order of the dataset, with room for three."""
 
