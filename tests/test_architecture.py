@@ -31,7 +31,7 @@ FLOORS = {
         "artifacts config store",
         "telemetry",
         "home",
-        "files gpus http_client intervals resources web_origins",
+        "files gpus http_client http_connection intervals resources web_origins",
         "errors",
     ),
     "collector": (
@@ -308,10 +308,11 @@ def test_a_planted_twelfth_module_is_found(tmp_path: Path) -> None:
     assert large_folders(tmp_path, ["tests"]) == {"tests/room/inner": LARGEST + 1}
 
 
-def test_schemas_use_the_standard_library_only_but_for_files_under_urls() -> None:
+def test_schemas_use_the_standard_library_only_but_for_files_under_urls_and_servers_connections() -> None:
+    others = {"objects.py": {"aiohttp", "fsspec"}, "http_connection.py": {"uvicorn"}}
     for module in (ROOT / "schemas").rglob("*.py"):
-        own = {"trainspan_schemas", *(("aiohttp", "fsspec") if module.name == "objects.py" else ())}
-        foreign = imported_roots(module) - set(sys.stdlib_module_names) - own
+        foreign = imported_roots(module) - set(sys.stdlib_module_names) - {"trainspan_schemas"}
+        foreign -= others.get(module.name, set())
         assert not foreign, f"{module.name} imports {sorted(foreign)}"
 
 

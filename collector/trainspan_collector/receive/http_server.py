@@ -1,6 +1,5 @@
 """The HTTP listener: an ASGI server (uvicorn) in a separate thread.
 
-It bounds what uvicorn does not: the number of connections, and the time that one may take to send a request's headers.
 Clients of gRPC are passed on to the gRPC server, whose port it may serve too.
 """
 
@@ -12,17 +11,15 @@ import threading
 from typing import Any, Final
 
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from trainspan_collector.network.credentials import AccessControl
 from trainspan_collector.network.grpc_relay import PREFACE, relay
 from trainspan_collector.receive.http_app import HttpApp
+from trainspan_schemas.http_connection import BoundedConnection
 
 __all__ = ["HttpServer", "listen"]
 
 _BACKLOG: Final = 1024
-_MAX_CONNECTIONS: Final = 1000
-_HEADERS_S: Final = 20.0
 
 
 class HttpServer:
@@ -74,10 +71,8 @@ class HttpServer:
         asyncio.run(self._server.serve(sockets=self._sockets))
 
 
-class _Connection(H11Protocol):  # h11 bounds the size of headers, which httptools does not
-    """One client's connection. Closed at once if there are too many, and later if no request begins in time."""
-
-    _unbegun: asyncio.TimerHandle | None = None
+class _Connection(BoundedConnection):
+    most = 1000
 
     def __init__(self, *given: Any, grpc_port: int | None, **named: Any) -> None:
         super().__init__(*given, **named)
@@ -85,13 +80,6 @@ class _Connection(H11Protocol):  # h11 bounds the size of headers, which httptoo
         """None: this is no client of gRPC."""
         self._first = b""
         self._relay: asyncio.Task[None] | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        if len(self.connections) > _MAX_CONNECTIONS:
-            transport.abort()
-        else:
-            self._await_request()
 
     def data_received(self, data: bytes) -> None:
         if self._grpc_port is None:
@@ -106,31 +94,6 @@ class _Connection(H11Protocol):  # h11 bounds the size of headers, which httptoo
         elif not PREFACE.startswith(self._first):
             self._grpc_port = None
             super().data_received(self._first)
-
-    def handle_events(self) -> None:
-        super().handle_events()
-        if self._is_answering():
-            self._stop_waiting()
-
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        if not self._is_answering():  # else the next request has already arrived
-            self._await_request()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_waiting()
-        super().connection_lost(exc)
-
-    def _is_answering(self) -> bool:
-        return self.cycle is not None and not self.cycle.response_complete
-
-    def _await_request(self) -> None:
-        self._stop_waiting()
-        self._unbegun = self.loop.call_later(_HEADERS_S, self.transport.abort)
-
-    def _stop_waiting(self) -> None:
-        if self._unbegun is not None:
-            self._unbegun.cancel()
 
 
 def listen(address: str) -> socket.socket:

@@ -14,12 +14,12 @@ import uvicorn
 from trainspan_schemas.config.settings import ViewSettings
 from trainspan_schemas.errors import ConfigError, UsageError
 from trainspan_schemas.home import home
+from trainspan_schemas.http_connection import BoundedConnection
 from trainspan_schemas.store.roles import Role, home_token_file, read_tokens
 from trainspan_schemas.web_origins import own_hosts
 from trainspan_viewer.queries.notes.note_file import NoteFile
 from trainspan_viewer.queries.sources import Sources
 from trainspan_viewer.server.app import make_app
-from trainspan_viewer.server.connection import Connection
 from trainspan_viewer.server.guard import Guard
 
 __all__ = ["Listening", "serve"]
@@ -81,7 +81,7 @@ def serve(settings: ViewSettings, sources: Sources, on_ready: Callable[[Listenin
         timeout_keep_alive=20,
         timeout_graceful_shutdown=3,
         proxy_headers=False,
-        http=Connection,
+        http=BoundedConnection,
         ws="none",
         ssl_certfile=settings.tls_cert,
         ssl_keyfile=settings.tls_key,

@@ -1,27 +1,29 @@
-"""A client's connection: bounded in number, and in the time that it may be silent."""
+"""A client's connection to a server of ours (uvicorn): bounded in number, and in the time that it may be silent."""
 
 import asyncio
+import math
 from typing import ClassVar, Final
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-__all__ = ["Connection"]
+__all__ = ["BoundedConnection"]
 
-_MOST: Final = 256
-_SILENT_S: Final = 20.0
+SILENT_S: Final = 20.0
 
 
-class Connection(H11Protocol):
+class BoundedConnection(H11Protocol):  # h11 bounds the size of headers, which httptools does not
     """Closed if no request begins in time. If there are too many, the one that has been silent the longest is closed."""
 
-    _silent: ClassVar[dict["Connection", asyncio.TimerHandle]] = {}
-    """Connections without a request, the oldest first."""
+    most: ClassVar[int] = 256
+    _silence: asyncio.TimerHandle | None = None
+    """Ends the connection; None while a request is answered."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._await_request()
-        if len(self.connections) > _MOST:
-            oldest = next(iter(self._silent))
+        if len(self.connections) > self.most:
+            others = [other for other in self.connections if isinstance(other, BoundedConnection)]
+            oldest = min(others, key=lambda other: other._silence.when() if other._silence else math.inf)
             oldest._stop_waiting()
             oldest.transport.abort()
 
@@ -44,8 +46,9 @@ class Connection(H11Protocol):
 
     def _await_request(self) -> None:
         self._stop_waiting()
-        self._silent[self] = self.loop.call_later(_SILENT_S, self.transport.abort)
+        self._silence = self.loop.call_later(SILENT_S, self.transport.abort)
 
     def _stop_waiting(self) -> None:
-        if (timer := self._silent.pop(self, None)) is not None:
-            timer.cancel()
+        if self._silence is not None:
+            self._silence.cancel()
+            self._silence = None
