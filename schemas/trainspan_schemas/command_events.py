@@ -225,6 +225,8 @@ class FineTuneStarted:
     """After which it continues."""
     steps: int = 0
     """Of the whole job."""
+    losses: list[str] = field(default_factory=list)
+    """What the model cannot learn from the rows, in words: a kind of answers that are all dropped, tools that no prompt has."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,6 +62,12 @@ def sft(
     policy_url: Annotated[
         str | None, typer.Option(help="Policy server to swap it in [default: train.policy_url].")
     ] = None,
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force", help="Train on the rest also if all tool calls are dropped, or no prompt has the tools."
+        ),
+    ] = False,
     given: Given,
     of_model: Given,
     format: FormatOption = "table",
@@ -100,7 +106,7 @@ def sft(
         )
         data = _exported(export, out)
     on_event = _print_line if format == "table" else lambda event: print(event_line(event), flush=True)
-    done = fine_tune(SftJob(section, data, out), on_event)
+    done = fine_tune(SftJob(section, data, out, force), on_event)
     if done.signal is not None:
         name = signal.Signals(done.signal).name
         print(
@@ -203,5 +209,6 @@ def _start_lines(event: FineTuneStarted) -> Iterator[str]:
     if event.rewritten:
         names = ", ".join(event.named["rewritten"])
         yield f"  {event.rewritten} answers do not continue the tokens before them, e.g. {names}"
+    yield from (f"  note: {loss}" for loss in event.losses)
     again = f", continued after step {event.step}" if event.step else ""
     yield f"{event.steps} steps, learning rate {event.learning_rate:g}{again}"

@@ -191,7 +191,7 @@ class RolloutAccount:
     unlike: int
     """Number of rollouts compared by the dataset that are missing in the stores or have a different reward there."""
     lacks: list[Lack]
-    """Missing pieces of an unfinished rollout."""
+    """Missing pieces: of an unfinished rollout, and tools that are offered and not in the prompts."""
     untrained: list[UntrainedAccount]
     error: str | None = None
     """What its own span says about its failure; of a branch that diverged, the first token that differs."""

@@ -59,7 +59,8 @@ def recorded_calls(spans: Sequence[MessageSpan]) -> list[RecordedCall]:
     tools: dict[object, list[dict[str, Any]]] = {}
     for span in calls:
         call = same[span.trace_id, span.span_id]
-        tools[call] = tools.get(call) or tools_of(span.attributes)
+        if keys.CALL_SERVER in span.attributes or not tools.get(call):  # the policy server's: those in the prompt
+            tools[call] = tools_of(span.attributes) or tools.get(call, [])
         inputs, outputs = messages_of(span.attributes)
         if span.failed or not inputs or not outputs:
             continue

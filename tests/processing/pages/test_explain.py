@@ -318,3 +318,18 @@ def test_calls_to_another_model_are_listed_with_their_messages(bench: Bench) -> 
     page = explanation_page(account)
     assert page.rindex("call 0 · <bdi>planner</bdi>") < page.rindex("call to <bdi>vendor-large</bdi>")
     assert "is it good?" in page
+
+
+def test_a_prompt_without_the_tools_that_its_request_offers_is_named(bench: Bench, tmp_path: Path) -> None:
+    model = make_byte_tokenizer(tmp_path)
+    offered = json.dumps([{"type": "function", "function": {"name": name}} for name in ("look", "turn")])
+    rollout = bench.rollout("a").reward(1.0)
+    prompts = ("you may look", "go", "go on")
+    for index, prompt in enumerate(prompts):
+        rollout.call(index, encode(model, prompt), [65], gen_ai__tool__definitions=offered)
+    bench.send(rollout)
+    store = str(bench.collectors[0].store)
+    question = Question([store], f"{bench.run_id}-a", DatasetSettings(), models=[str(model)])
+    (lack,) = explain_rollout(question, bench.clock).lacks
+    assert lack.what == "the request offers 2 tools, the prompt has none (2 of 3 calls, first call 1)"
+    assert "--chat-template FILE" in lack.advice

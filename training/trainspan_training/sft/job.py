@@ -52,6 +52,8 @@ class SftJob:
     """A file of conversations, or a folder of files."""
     out: Path
     """Folder of the finished model; it must not exist, or be empty."""
+    force: bool = False
+    """Train also if a whole kind of answers is dropped, or the prompts lack the tools."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +124,7 @@ def _run(job: SftJob, stop: StopSignal, on_event: "OnEvent") -> SftOutcome:
 
     with folder.held():
         try:
-            trainer = _prepared(settings, policy, examples, folder, stop, on_event, template, device)
+            trainer = _prepared(job, policy, examples, folder, stop, on_event, template, device)
         except BaseException:
             if folder.latest() is None:
                 folder.remove()  # it has not begun
@@ -141,7 +143,7 @@ def _run(job: SftJob, stop: StopSignal, on_event: "OnEvent") -> SftOutcome:
 
 
 def _prepared(
-    settings: SftSettings,
+    job: SftJob,
     policy: Policy,
     examples: Sequence[Example],
     folder: JobFolder,
@@ -168,8 +170,9 @@ def _prepared(
     cuda = torch.cuda.is_available()
     if cuda and (devices := torch.cuda.device_count()) > 1:
         raise TrainingError(f"{devices} GPUs are visible, and sft trains on one: set CUDA_VISIBLE_DEVICES")
+    settings = job.settings
     config, tokenizer = load_config(policy.model), load_tokenizer(policy.model)
-    made = read_rows(settings, config, policy.model, tokenizer, examples, template)
+    made = read_rows(settings, config, policy.model, tokenizer, examples, template, force=job.force)
     budget = memory.fit(config, settings, memory.available(settings, cuda=cuda), cuda=cuda, team=Team())
     vocabulary = int(config.get_text_config().vocab_size)
     check_rows(made.rows, vocabulary, budget.longest)
@@ -200,6 +203,7 @@ def _prepared(
         tokens=sum(len(row.tokens) for row in rows),
         trained_tokens=sum(row.n_trained for row in rows),
         rewritten=made.rewritten,
+        losses=made.systematic_losses(),
         dropped=dict(made.dropped.most_common()),
         named=made.named,
         learning_rate=args.learning_rate,

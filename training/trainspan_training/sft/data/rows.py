@@ -15,9 +15,20 @@ __all__ = ["check_rows", "read_rows"]
 
 
 def read_rows(
-    settings: SftSettings, config: Any, folder: Path, tokenizer: Any, examples: Sequence[Example], template: str | None
+    settings: SftSettings,
+    config: Any,
+    folder: Path,
+    tokenizer: Any,
+    examples: Sequence[Example],
+    template: str | None,
+    *,
+    force: bool = False,
 ) -> Conversations:
-    """The training rows. Raises NothingToTrainError with the reasons if there are none."""
+    """The training rows.
+
+    Raises NothingToTrainError with the reasons if there are none, and unless `force`, DatasetError if they lack a whole kind of
+    answers or the tools.
+    """
     if template is None and not tokenizer.chat_template and any(example.text is None for example in examples):
         raise ConfigError(f"{folder} has no chat template: set sft.chat_template_path to a file")
     stops = stop_tokens(tokenizer, config.get_text_config(), config, _generation_config(folder))
@@ -31,6 +42,11 @@ def read_rows(
     if not made.rows:
         raise NothingToTrainError(
             f"none of {made.examples} examples can be trained", details=list(dropped_lines(made.dropped, made.named))
+        )
+    if not force and (losses := made.systematic_losses()):
+        raise DatasetError(
+            f"the model would not learn what the agent does: {'; '.join(losses)}. Set sft.chat_template_path to a template that "
+            "renders tools (trainspan's examples/templates has one), or give --force to train on the rest"
         )
     return made
 
