@@ -5,7 +5,9 @@ from typing import Any, Final
 
 __all__ = ["TOOLS_ADVICE", "lacks_tools", "tools_left_out"]
 
-TOOLS_ADVICE: Final = "serve a model whose chat template has tools, or another template: `trainspan serve MODEL -- --chat-template FILE`"
+TOOLS_ADVICE: Final = (
+    "serve a model whose chat template has tools, or another template: `trainspan serve MODEL -- --chat-template FILE`"
+)
 
 
 def lacks_tools(tools: Iterable[Mapping[str, Any]], prompt: str) -> bool:

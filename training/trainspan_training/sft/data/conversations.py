@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from trainspan_training.sft.data.examples import Example, Message
 from trainspan_training.sft.data.rendering import AnswerTokens, Renderer
+from trainspan_training.sft.data.served import PromptComparison
 
 __all__ = ["Conversations", "Row", "hold_out", "make_rows"]
 
@@ -58,6 +59,8 @@ class Conversations:
     """Reason → number of answers."""
     named: dict[str, list[str]] = field(default_factory=dict)
     """Reason, or `rewritten` → the first examples that it applies to."""
+    comparison: PromptComparison = field(default_factory=PromptComparison)
+    """With prompts that the policy server had of the same agent."""
     lacking_tools: int = 0
     """Trained answers whose prompt names none of the tools that are offered."""
     trained_kinds: set[bool] = field(default_factory=set)

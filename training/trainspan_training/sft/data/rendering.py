@@ -65,6 +65,13 @@ class Renderer:
             return [self._cut_at_end(*(self._encode(part) for part in example.text))]
         return [self._call(example, index) for index in example.answers] or ["no_answer"]
 
+    def prompt(self, messages: Sequence[Message], tools: Sequence[Message]) -> NDArray[np.int32]:
+        """(P,) the tokens of a request. Raises what the template raises."""
+        return self._encode(self._text(messages, tools, is_open=True))
+
+    def text_of(self, ids: Sequence[int]) -> str:
+        return self._decode(np.array(ids, dtype=np.int32))
+
     def _call(self, example: Example, index: int) -> AnswerTokens | str:
         before, answer = example.messages[:index], example.messages[index]
         if any(isinstance(call["function"]["arguments"], str) for call in answer.get("tool_calls", ())):

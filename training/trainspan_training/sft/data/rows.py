@@ -10,6 +10,7 @@ from trainspan_training.model.loading import context_of
 from trainspan_training.sft.data.conversations import Conversations, Row, make_rows
 from trainspan_training.sft.data.examples import Example
 from trainspan_training.sft.data.rendering import Renderer, dropped_lines, stop_tokens
+from trainspan_training.sft.data.served import StoredPrompt, compare_prompts
 
 __all__ = ["check_rows", "read_rows"]
 
@@ -23,8 +24,9 @@ def read_rows(
     template: str | None,
     *,
     force: bool = False,
+    prompts: Sequence[StoredPrompt] = (),
 ) -> Conversations:
-    """The training rows.
+    """The training rows; `prompts` are compared with those that are made of the same messages.
 
     Raises NothingToTrainError with the reasons if there are none, and unless `force`, DatasetError if they lack a whole kind of
     answers or the tools.
@@ -33,9 +35,10 @@ def read_rows(
         raise ConfigError(f"{folder} has no chat template: set sft.chat_template_path to a file")
     stops = stop_tokens(tokenizer, config.get_text_config(), config, _generation_config(folder))
     context = context_of(config.get_text_config())
+    renderer = Renderer(tokenizer, stops, template)
     made = make_rows(
         examples,
-        Renderer(tokenizer, stops, template),
+        renderer,
         max_length=min(settings.max_length or context, context),
         assistant_only=settings.assistant_only_loss,
     )
@@ -48,6 +51,7 @@ def read_rows(
             f"the model would not learn what the agent does: {'; '.join(losses)}. Set sft.chat_template_path to a template that "
             "renders tools (trainspan's examples/templates has one), or give --force to train on the rest"
         )
+    made.comparison = compare_prompts(prompts, renderer)
     return made
 
 
