@@ -94,7 +94,7 @@ class Attempts:
         identity, number = planned.identity, planned.number
         await self._agents.acquire()
         self._ledger.begin(identity, number)
-        span = self._spans.begin(identity, self._settings.n, planned.point)
+        span = self._spans.begin(identity, self._settings.n, planned.point, planned.task.answer)
         judge = self._judge.name if self._judge else None
         try:
             signed = identity.signed(self._key, span.parent)

@@ -19,14 +19,15 @@ from trainspan_processing.explain.account import (
 )
 from trainspan_processing.explain.arithmetic import CreditedCall, Term, credit_lines, reward_line
 from trainspan_processing.explain.evidence import Evidence, Key, seconds
+from trainspan_processing.explain.offered_tools import left_out_tools
 from trainspan_processing.explain.reward_edges import describe_edges, reward_parts
-from trainspan_processing.explain.tool_steps import left_out_tools, tool_step
 from trainspan_processing.merging.unmerged import find_unmerged
 from trainspan_processing.reasons.advice import advice_on
 from trainspan_processing.reasons.missing_calls import Lack
 from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY
 from trainspan_processing.text.dialects import messages_of
 from trainspan_processing.text.token_text import Decoder
+from trainspan_processing.text.tool_steps import tool_step
 from trainspan_schemas.artifacts.branches import BranchOrigin
 from trainspan_schemas.telemetry import keys
 
