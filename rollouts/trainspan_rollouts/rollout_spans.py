@@ -123,8 +123,9 @@ class RolloutSpan:
         scores: Mapping[str, float] | None = None,
         source: str = "judge",
         error: str | None = None,
+        reason: str | None = None,
     ) -> None:
-        """Ends it with its verdict, with each score as an event `gen_ai.evaluation.result`."""
+        """Ends it with its verdict, with each score as an event `gen_ai.evaluation.result`, explained by `reason`."""
         attributes: dict[str, str | int | bool | None] = {
             keys.ROLLOUT_STATUS: status,
             keys.ROLLOUT_BOUNDARY: "runner",
@@ -143,6 +144,7 @@ class RolloutSpan:
                     keys.EVALUATION_ID: uuid.uuid4().hex,
                     keys.EVALUATION_SOURCE: source,
                     keys.EVALUATION_OF: "rollout",
+                    **({keys.EVALUATION_EXPLANATION: _cut(reason)} if reason else {}),
                 },
             )
         if status != "ok":

@@ -62,10 +62,17 @@ def describe_rollout(evidence: Evidence, decoder: Decoder | None, *, pieces: boo
         unlike=evidence.unlike,
         lacks=[*evidence.lacks, *_left_out_tools(evidence, decoder)],
         untrained=_untrained(evidence),
+        answer=_answer(evidence),
         error=_error(evidence),
         branch=_branch(evidence),
         branches=_branches(evidence),
     )
+
+
+def _answer(evidence: Evidence) -> str | None:
+    own = evidence.texts.get((evidence.rollout["trace_id"], evidence.rollout["span_id"]))
+    answer = own.attributes.get(keys.TASK_ANSWER) if own else None
+    return answer if isinstance(answer, str) else None
 
 
 def _error(evidence: Evidence) -> str | None:
