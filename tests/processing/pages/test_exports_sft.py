@@ -6,10 +6,15 @@ from typing import Any
 
 import pytest
 
-from tests.processing.conftest import Bench
+from tests.processing.conftest import Bench, RunningCollector
+from tests.processing.support.traces import TestRollout, TestSpan, hex_id
 from tests.support.models.tiny_model import CHATML, make_tiny_model
 from trainspan_cli.main import run
+from trainspan_processing.export.export import ExportRequest, export
 from trainspan_schemas.artifacts.checkpoint import digest_of_model
+from trainspan_schemas.config.settings import DatasetSettings
+from trainspan_schemas.errors import DatasetError
+from trainspan_schemas.telemetry import keys
 
 
 def said(role: str, text: str) -> str:
@@ -164,3 +169,40 @@ def test_prompts_equal_those_that_the_policy_server_had_of_the_same_agent(
     assert "the server had ' (a system message" in out
     manifest = json.loads(Path("warm/sft/manifest.json").read_text())
     assert (manifest["completed_tools"], manifest["compared"], manifest["differing"]) == (1, 2, 1)
+
+
+def test_traces_that_name_no_rollout_are_examples_once_their_root_spans_do(bench: Bench, tmp_path: Path) -> None:
+    """Traces of another backend: no attribute `trainspan.*`. The message says what to send, and that is enough."""
+    own = RunningCollector(tmp_path).wait()
+    try:
+        _send_foreign_traces(Bench([own], bench.run_id, tmp_path), tmp_path / "examples.jsonl")
+    finally:
+        own.stop()
+
+
+def _send_foreign_traces(bench: Bench, out: Path) -> None:
+    store = str(bench.collectors[0].store)
+    client = {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.input.messages": said("user", "2+2?"),
+        "gen_ai.output.messages": said("assistant", "4"),
+    }
+    trace = hex_id(32, bench.run_id, "foreign")
+    root = TestSpan(trace, hex_id(16, "root"), None, 1.0, 9.0, {"agent": "mine"})
+    call = TestSpan(trace, hex_id(16, "call"), root.span_id, 2.0, 3.0, client)
+    bench.send(TestRollout("none", status=None, spans=[root, call]))
+    request = ExportRequest("sft", out, [store], [], DatasetSettings())
+    with pytest.raises(
+        DatasetError, match=r"the spans of 1 traces name no rollout: .* trainspan.rollout.id = an id of its own"
+    ):
+        export(request, bench.clock)
+    root.attributes |= {keys.ROLLOUT_ID: f"{bench.run_id}-mine", keys.ROLLOUT_STATUS: "ok"}
+    bench.send(TestRollout("none", status=None, spans=[root]))
+    with pytest.raises(
+        DatasetError, match=r"none of 1 rollouts can be an example: no_reward 1 → call trainspan.reward"
+    ):
+        export(request, bench.clock)
+    root.events.append((8.0, {keys.EVALUATION_NAME: "reward", keys.EVALUATION_SCORE: 1.0}))
+    root.attributes["more"] = "a richer copy"
+    bench.send(TestRollout("none", status=None, spans=[root]))
+    assert export(request, bench.clock).examples == 1
