@@ -19,6 +19,7 @@ from trainspan_schemas.artifacts.checkpoint import base_digest, digest_of_model
 from trainspan_schemas.command_events import FineTuneEvaluated, FineTuneStarted, FineTuneStep
 from trainspan_schemas.config.settings import SftSettings
 from trainspan_schemas.errors import CheckpointError, ConfigError, DatasetError, NothingToTrainError, TrainingError
+from trainspan_serving.checkpoints.adapters import read_adapter
 from trainspan_training.model.loading import check_folder, load_model, load_tokenizer
 from trainspan_training.sft.job import SftJob, SftOutcome, check, fine_tune
 
@@ -268,7 +269,10 @@ def test_an_adapter_is_merged_or_kept_with_its_base(
     fine_tuned("alone", adapter="lora", lora_rank=4, max_steps=6, lora_result="adapter")
     assert not same_weights(tmp_path / "merged", model_dir)
     meta = json.loads((tmp_path / "alone" / "trainspan.json").read_text())
-    assert (meta["kind"], meta["version"], meta["base"]) == ("lora", 0, str(model_dir))
+    base = os.path.relpath(model_dir, tmp_path / "alone")
+    assert (meta["kind"], meta["version"], meta["base"], meta["parent"]) == ("lora", 0, base, base)
+    assert json.loads((tmp_path / "alone" / "adapter_config.json").read_text())["base_model_name_or_path"] == base
+    assert read_adapter(tmp_path / "alone").base == str(model_dir.resolve())
     assert meta["base_digest"] not in (None, digest_of_model(model_dir))
     tokens = load_tokenizer(model_dir)("answer 12", return_tensors="pt")["input_ids"]
     adapted = PeftModel.from_pretrained(load_model(model_dir), tmp_path / "alone")
