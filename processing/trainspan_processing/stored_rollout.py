@@ -1,11 +1,12 @@
 """`StoredRollout`: the argument of users' reward functions and filters."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from trainspan_processing.text.dialects import Message
 
-__all__ = ["StoredCall", "StoredEvaluation", "StoredRollout"]
+__all__ = ["StoredCall", "StoredEvaluation", "StoredRollout", "StoredTool"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +32,31 @@ class StoredCall:
     """Attributes of the call span."""
     messages: list[Message] = field(default_factory=list)
     """The request's messages; empty if no instrumentation recorded them."""
-    text: str | None = None
+    recorded_text: str | None = None
     """The answer's text; None if no instrumentation recorded it."""
+    decode: Callable[[list[int]], str | None] = field(default=lambda ids: None, repr=False)
+    """Token ids → text without special tokens; None without a tokenizer."""
+
+    @property
+    def text(self) -> str | None:
+        """The answer's text as recorded, else decoded; None if neither is possible."""
+        return self.decode(self.completion_ids) if self.recorded_text is None else self.recorded_text
+
+    @property
+    def prompt_text(self) -> str | None:
+        """The whole prompt, decoded; None without a tokenizer."""
+        return self.decode(self.prompt_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTool:
+    """A tool step of the agent, as its instrumentation recorded it."""
+
+    name: str
+    arguments: str | None
+    """As text, mostly JSON."""
+    result: str | None
+    failed: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,3 +78,7 @@ class StoredRollout:
     """Calls in the order in which they were made."""
     attributes: dict[str, Any]
     """Attributes of the rollout span."""
+    answer: Any = None
+    """The task's answer, as in the task file; None if it has none, or more than 32 KiB of JSON, or there was no runner."""
+    tools: list[StoredTool] = field(default_factory=list)
+    """Tool steps in the order of their start."""

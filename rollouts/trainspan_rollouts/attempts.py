@@ -43,6 +43,8 @@ class Verdict:
     reward: float | None
     error: str | None
     """Also of an `ok` rollout, whose reward cannot be used."""
+    reason: str | None = None
+    """The judge's, for its scores."""
 
 
 class Attempts:
@@ -94,7 +96,7 @@ class Attempts:
         identity, number = planned.identity, planned.number
         await self._agents.acquire()
         self._ledger.begin(identity, number)
-        span = self._spans.begin(identity, self._settings.n, planned.point)
+        span = self._spans.begin(identity, self._settings.n, planned.point, planned.task.answer)
         judge = self._judge.name if self._judge else None
         try:
             signed = identity.signed(self._key, span.parent)
@@ -132,6 +134,7 @@ class Attempts:
             scores=verdict.scores,
             source=verdict.source,
             error=verdict.error,
+            reason=verdict.reason,
         )
         self._log_failure(verdict, identity)
         return verdict, ended.blameless
@@ -159,13 +162,13 @@ class Attempts:
                 ended.status, ended.value, ended.stdout_tail, ended.exit_code, ended.duration_s, identity.rollout_id
             )
             try:
-                scores = await self._judge.scores(task.for_judge(), result)
+                scores, reason = await self._judge.scores(task.for_judge(), result)
             except Exception as error:  # noqa: BLE001 - user code: its failure becomes a status
                 text = f"judge {self._judge.name}: {type(error).__name__}: {' '.join(str(error).split())}"
                 return Verdict("judge_error", {}, "judge", None, text)
             if outside := self._outside(*scores.values()):
                 return Verdict("judge_error", {}, "judge", None, f"judge {self._judge.name}: {outside}")
-            return Verdict("ok", scores, "judge", scores.get(REWARD), None)
+            return Verdict("ok", scores, "judge", scores.get(REWARD), None, reason)
         if ended.report and ended.report.rewards:
             total = sum(map(float, ended.report.rewards))
             outside = self._outside(*ended.report.rewards, total)

@@ -37,8 +37,11 @@ class Judge:
         self._slots = asyncio.Semaphore(concurrency)
         self._timeout_s = timeout_s
 
-    async def scores(self, task: dict[str, Any], result: Result) -> dict[str, float]:
-        """Returns evaluation name → score; empty if there is none. Raises what the judge raises, or TimeoutError.
+    async def scores(self, task: dict[str, Any], result: Result) -> tuple[dict[str, float], str | None]:
+        """Returns evaluation name → score, empty if there is none, and the judge's reason.
+
+        A judge returns a number, a dict of numbers, None, or one of these with a text: `return 0.5, "the date is wrong"`.
+        Raises what the judge raises, or TimeoutError.
 
         A call that hangs frees its slot at the timeout.
         """
@@ -50,10 +53,11 @@ class Judge:
                 if not call.cancelled():
                     raise  # the judge's own
                 raise TimeoutError(f"no verdict within {self._timeout_s:g} s ([rollouts] judge_timeout_s)") from None
-        if verdict is None:
-            return {}
+        is_pair = isinstance(verdict, tuple) and len(verdict) == 2 and isinstance(verdict[1], str)
+        verdict, reason = verdict if is_pair else (verdict, None)
         named = verdict if isinstance(verdict, dict) else {REWARD: verdict}
-        return {str(name): number_of(value, f"judge {self.name}") for name, value in named.items() if value is not None}
+        giver = f"judge {self.name}"
+        return {str(name): number_of(value, giver) for name, value in named.items() if value is not None}, reason
 
     def close(self) -> None:
         """Ends the remaining asynchronous calls."""

@@ -1,5 +1,6 @@
 """The rollout spans, which the runner owns: ids before the agent starts, verdicts at the end."""
 
+import json
 import secrets
 import uuid
 from collections.abc import Callable, Mapping
@@ -24,6 +25,8 @@ __all__ = ["RolloutSpan", "RolloutSpans"]
 
 MAX_ERROR_BYTES: Final = 8 * 1024
 """Longer error texts are cut: an agent's or a judge's may have any length."""
+MAX_ANSWER_CHARACTERS: Final = 32 * 1024
+"""Of JSON. A longer answer of a task is not stored: each of its rollouts would have it."""
 _RESOURCE: Final = Resource.create({"service.name": "trainspan-rollout"})
 
 
@@ -53,12 +56,16 @@ class RolloutSpans:
         self._provider.add_span_processor(self._sender)
         self._tracer = self._provider.get_tracer("trainspan_rollouts")
 
-    def begin(self, identity: Identity, group_size: int, point: BranchPoint | None = None) -> "RolloutSpan":
+    def begin(
+        self, identity: Identity, group_size: int, point: BranchPoint | None = None, answer: Any = None
+    ) -> "RolloutSpan":
         """Starts the span of one attempt at one of `group_size` rollouts of its task, or branches at `point`.
 
-        It is the root of a new trace.
+        It is the root of a new trace, and states the task's `answer` if that is short.
         """
         attributes = {**identity.attributes(), keys.GROUP_SIZE: group_size, keys.ROLLOUT_SIGNED: True}
+        if answer is not None and len(text := json.dumps(answer)) <= MAX_ANSWER_CHARACTERS:
+            attributes[keys.TASK_ANSWER] = text
         if point is not None:
             place = {keys.BRANCH_ATTEMPT: point.attempt, keys.BRANCH_CALL: point.call}
             attributes |= {keys.BRANCH_OF: point.rollout_id, **place}
@@ -116,8 +123,9 @@ class RolloutSpan:
         scores: Mapping[str, float] | None = None,
         source: str = "judge",
         error: str | None = None,
+        reason: str | None = None,
     ) -> None:
-        """Ends it with its verdict, with each score as an event `gen_ai.evaluation.result`."""
+        """Ends it with its verdict, with each score as an event `gen_ai.evaluation.result`, explained by `reason`."""
         attributes: dict[str, str | int | bool | None] = {
             keys.ROLLOUT_STATUS: status,
             keys.ROLLOUT_BOUNDARY: "runner",
@@ -136,6 +144,7 @@ class RolloutSpan:
                     keys.EVALUATION_ID: uuid.uuid4().hex,
                     keys.EVALUATION_SOURCE: source,
                     keys.EVALUATION_OF: "rollout",
+                    **({keys.EVALUATION_EXPLANATION: _cut(reason)} if reason else {}),
                 },
             )
         if status != "ok":

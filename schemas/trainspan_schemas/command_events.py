@@ -225,6 +225,15 @@ class FineTuneStarted:
     """After which it continues."""
     steps: int = 0
     """Of the whole job."""
+    losses: list[str] = field(default_factory=list)
+    """What the model cannot learn from the rows, in words: a kind of answers that are all dropped, tools that no prompt has."""
+    completed_tools: int = 0
+    """Examples whose tools lacked what the policy server rendered of them, such as `strict`."""
+    compared: int = 0
+    """Stored prompts of the same agent, compared with those that this training makes of the same messages."""
+    differing: int = 0
+    example: str = ""
+    """The first that differs, and where."""
 
 
 @dataclass(frozen=True, slots=True)

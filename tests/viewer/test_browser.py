@@ -223,3 +223,45 @@ def test_pages_over_tls_work_in_a_browser(chromium: Any, world: World, tmp_path:
             pass
         assert update.value.status in (200, 304)
         assert errors == []
+
+
+def test_a_run_says_first_what_became_better_and_by_how_much(page: Any) -> None:
+    page.get_by_role("link", name=RUN).click()
+    said = page.locator("main p.lead").first.inner_text()
+    assert said.startswith("Success on held-out tasks rose by 0.500, from 0.250 [")
+    assert "after round 0 to 0.750 [" in said
+    assert "overlap" not in said
+
+
+_WORDS_ON_ONE_LINE = """heads => heads.every(head => [...head.firstChild.data.matchAll(/\\S+/g)].every(word => {
+  const range = document.createRange();
+  range.setStart(head.firstChild, word.index);
+  range.setEnd(head.firstChild, word.index + word[0].length);
+  return range.getClientRects().length === 1;
+}))"""
+
+
+def test_the_heads_of_turns_are_not_broken_within_a_word(page: Any, world: World) -> None:
+    page.goto(f"/datasets/{world.dataset}")
+    page.get_by_role("table", name="groups").locator("tbody tr td:first-child a").first.click()
+    heads = page.locator("table.siblings tbody th")
+    assert heads.all_inner_texts() == ["turn 0", "turn 1"]
+    assert heads.evaluate_all(_WORDS_ON_ONE_LINE)
+    page.locator("table.siblings th:first-child").evaluate_all(
+        "heads => heads.forEach(head => Object.assign(head.style, {width: '3rem', minWidth: '3rem', maxWidth: '3rem',"
+        " overflowWrap: 'anywhere'}))"
+    )
+    assert not heads.evaluate_all(_WORDS_ON_ONE_LINE)  # as it was: "tur n 0"
+
+
+def test_an_id_is_short_and_copied_whole(page: Any, world: World) -> None:
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.goto(f"/datasets/{world.dataset}")
+    page.get_by_role("table", name="groups").locator("tbody tr td:first-child a").first.click()
+    page.locator("table.siblings thead a").first.click()
+    button = page.get_by_role("button", name="copy the whole id")
+    whole = button.get_attribute("data-copy")
+    assert len(page.locator("h1").inner_text()) <= len("Rollout ") + 13
+    button.click()
+    page.wait_for_function("document.querySelector('button[data-copy]').textContent === 'copied'")
+    assert page.evaluate("navigator.clipboard.readText()") == whole

@@ -1,5 +1,6 @@
 """`trainspan sft`: supervised training, the warm start."""
 
+import contextlib
 import json
 import signal
 import sys
@@ -22,13 +23,16 @@ from trainspan_cli.export_options import (
 )
 from trainspan_cli.setting_options import Given, setting_options
 from trainspan_cli.settings import ConfigOption, FormatOption, settings
+from trainspan_schemas.artifacts.checkpoint import base_digest
 from trainspan_schemas.command_events import FineTuned, FineTuneEvaluated, FineTuneStarted, FineTuneStep, event_line
 from trainspan_schemas.config.load import override
 from trainspan_schemas.config.settings import TrainSettings
 from trainspan_schemas.errors import UsageError
+from trainspan_schemas.home import served_model
 
 if TYPE_CHECKING:
     from trainspan_processing.export.export import ExportRequest
+    from trainspan_training.sft.data.served import StoredPrompt
 
 __all__ = ["sft"]
 
@@ -62,6 +66,12 @@ def sft(
     policy_url: Annotated[
         str | None, typer.Option(help="Policy server to swap it in [default: train.policy_url].")
     ] = None,
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force", help="Train on the rest also if all tool calls are dropped, or no prompt has the tools."
+        ),
+    ] = False,
     given: Given,
     of_model: Given,
     format: FormatOption = "table",
@@ -91,16 +101,20 @@ def sft(
     }
     _check_source(data, store, dataset, chooses)
 
+    from trainspan_training.model.loading import find_model
     from trainspan_training.sft.job import SftJob, check, fine_tune
 
     check(section)
+    prompts: tuple[StoredPrompt, ...] = ()
     if data is None:
         export = export_request(
             *("sft", dataset, store or (), out.with_name(f"{out.name}.jsonl"), chosen), **chooses, model=section.model
         )
         data = _exported(export, out)
+        if form == "chat" and (model := section.model or served_model()):
+            prompts = _stored_prompts(export, find_model(model))
     on_event = _print_line if format == "table" else lambda event: print(event_line(event), flush=True)
-    done = fine_tune(SftJob(section, data, out), on_event)
+    done = fine_tune(SftJob(section, data, out, force, prompts), on_event)
     if done.signal is not None:
         name = signal.Signals(done.signal).name
         print(
@@ -175,6 +189,25 @@ def _exported(request: "ExportRequest", out: Path) -> Path:
     return path
 
 
+def _stored_prompts(request: "ExportRequest", model: Path) -> "tuple[StoredPrompt, ...]":
+    """Those of the same stores and agents that a server with this model had."""
+    import time
+
+    from trainspan_processing.export.served_prompts import read_served_prompts
+    from trainspan_processing.traces.trace_index import Clock
+    from trainspan_training.sft.data.served import StoredPrompt
+
+    if (base := base_digest(model.resolve())) is None:
+        return ()
+    clock = Clock(time.time_ns, time.sleep)
+    prompts = []
+    for one in read_served_prompts(request.stores, base, request.agents, clock, request.settings.settle_s):
+        with contextlib.suppress(TypeError, ValueError):  # its record is no request
+            name = f"call {one.call_index} of rollout {one.rollout_id}"
+            prompts.append(StoredPrompt.of(name, one.messages, one.tools, one.prompt_ids))
+    return tuple(prompts)
+
+
 def _print_line(event: FineTuneStarted | FineTuneStep | FineTuneEvaluated) -> None:
     """Prints an event for people: the data, every evaluation, and about twenty of the steps."""
     match event:
@@ -203,5 +236,15 @@ def _start_lines(event: FineTuneStarted) -> Iterator[str]:
     if event.rewritten:
         names = ", ".join(event.named["rewritten"])
         yield f"  {event.rewritten} answers do not continue the tokens before them, e.g. {names}"
+    yield from (f"  note: {loss}" for loss in event.losses)
+    if event.completed_tools:
+        yield f"  tools of {event.completed_tools} examples are completed as the policy server rendered them"
+    if event.differing:
+        yield (
+            f"  note: {event.differing} of {event.compared} stored prompts of the policy server are not those that this training makes "
+            f"of the same messages: the served model will see others; {event.example}"
+        )
+    elif event.compared:
+        yield f"  {event.compared} stored prompts of the policy server equal those that this training makes"
     again = f", continued after step {event.step}" if event.step else ""
     yield f"{event.steps} steps, learning rate {event.learning_rate:g}{again}"

@@ -18,6 +18,7 @@ from trainspan_schemas.config.settings import Settings
 from trainspan_schemas.errors import pip_install
 from trainspan_schemas.gpus import installed_gpus
 from trainspan_schemas.home import served_model
+from trainspan_schemas.telemetry.tools import TOOLS_ADVICE
 
 __all__ = ["examine", "template_findings"]
 
@@ -78,15 +79,17 @@ def template_findings(model: str | None) -> list[Finding]:
     if model is None or found is None or importlib.util.find_spec("transformers") is None:
         return []
     template, special_tokens = found
-    return [*_of_tools(model, template, special_tokens), *_of_history(model, template, special_tokens)]
+    history = _of_history(model, template, special_tokens)
+    if left_out_tools := _of_tools(model, template, special_tokens):
+        return [*left_out_tools, *(finding for finding in history if finding.level != "ok")]
+    return history
 
 
 def _of_tools(model: str, template: str, special_tokens: dict[str, Any]) -> list[Finding]:
     if not (missing := " and ".join(left_out(template, special_tokens))):
         return []
     detail = f"of {model} leaves out {missing}: an agent's request may offer tools, its prompt does not have them"
-    advice = "for an agent with tools, serve a model that knows them, or a template that renders them: `-- --chat-template FILE`"
-    return [Finding("note", "chat template", detail, advice)]
+    return [Finding("note", "chat template", detail, f"for an agent with tools, {TOOLS_ADVICE}")]
 
 
 def _of_history(model: str, template: str, special_tokens: dict[str, Any]) -> list[Finding]:

@@ -118,6 +118,8 @@ def _facts(account: "RolloutAccount") -> Text:
         attempt = f", attempt {branch.of.attempt}" if branch.of.attempt else ""
         said = f"\na branch before call {branch.of.call} of rollout {branch.of.rollout_id}{attempt}; its answers: "
         text.append_text(_plain(f"{said}{branch.repeated} repeated from there, {branch.sampled} sampled"))
+    if account.answer is not None:
+        text.append_text(_shortened(f"\nanswer of the task: {account.answer}", "", full=False))
     if account.error:
         text.append_text(_shortened(f"\nfailed: {account.error}", "red", full=False))
     if account.reason:
@@ -184,6 +186,8 @@ def _edges(account: "RolloutAccount") -> list[Text]:
             lines.append(_plain(f"{said} does not count: {edge.why}", "yellow"))
         else:
             lines += [_plain(f"{said} → {target}"), _plain(f"  rule {edge.rule}: {edge.why}", "dim")]
+        if edge.explanation:
+            lines.append(_shortened(f"  explanation: {edge.explanation}", "", full=False))
     return lines
 
 

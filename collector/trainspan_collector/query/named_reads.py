@@ -20,7 +20,7 @@ __all__ = ["ACTIVITY", "FOREIGN", "HOLDINGS", "NEWEST", "READS", "SIZES", "TEXTS
 
 _EXTRAS: Final = {
     "spans": (
-        *("rollout_id", "attempt", "task_id", "run_id", "round", "split", "agent"),
+        *("attempt", "task_id", "run_id", "round", "split", "agent"),
         *("rollout_status", "rollout_boundary", "rollout_judge", "rollout_calls"),
         *("is_call", "call_index", "policy_name", "policy_version", "finish_reason", "delivered", "n_tokens"),
         *PROMOTED,
@@ -108,7 +108,7 @@ _SOURCES: Final = {
     "rollouts": "main.rollouts",
     "evaluations": f"(SELECT e.*, i.run_id, i.round FROM stored.bound_evaluations e {_OF_ROLLOUT} e.rollout_id)",
     "logs": (
-        "(SELECT l.*, b.rollout_id, i.run_id, i.round FROM main.logs l "
+        "(SELECT l.* EXCLUDE (rollout_id), b.rollout_id, i.run_id, i.round FROM stored.live_logs l "
         f"JOIN stored.log_rollouts b ON b.seq = l.seq {_OF_ROLLOUT} b.rollout_id)"
     ),
 }
@@ -233,7 +233,7 @@ def _sizes(given: Mapping[str, object], places: RowPlaces) -> Query:
             "SELECT rollout_id, sum(text_bytes) AS text_bytes FROM ("
             "SELECT i.rollout_id, strlen(s.attributes) AS text_bytes FROM stored.spans s JOIN chosen i ON i.seq = s.seq"
             " UNION ALL SELECT b.rollout_id, coalesce(strlen(l.attributes), 0) + coalesce(strlen(l.body), 0)"
-            " FROM main.logs l JOIN stored.log_rollouts b ON b.seq = l.seq) GROUP BY rollout_id"
+            " FROM stored.live_logs l JOIN stored.log_rollouts b ON b.seq = l.seq) GROUP BY rollout_id"
         ),
     }
     joined = [name for name in others if name in wanted]

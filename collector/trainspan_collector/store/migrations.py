@@ -36,10 +36,16 @@ def _schema() -> str:
         f"CREATE TABLE IF NOT EXISTS stored.{name} ({', '.join(column.definition for column in columns(row))});"
         for name, row in TABLES.items()
     )
-    listed = {name: ", ".join(VIEWS[name]) for name in ("spans", "logs", "evaluations")}
+    listed = {name: ", ".join(map(_completed, VIEWS[name])) for name in ("spans", "logs")}
+    listed["evaluations"] = ", ".join(VIEWS["evaluations"])
     calls = ", ".join(f"{'i' if name in IDENTITY else 's'}.{name}" for name in VIEWS["calls"])
     text = files("trainspan_collector.store").joinpath("schema.sql").read_text()
     return Template(text).substitute(listed, tables="\n".join(tables), places=PLACES_TABLE, calls=calls)
+
+
+def _completed(column: str) -> str:
+    """A column of a row `s`, whose rollout is its own, else that of its trace `t`."""
+    return "coalesce(s.rollout_id, t.rollout_id) AS rollout_id" if column == "rollout_id" else f"s.{column}"
 
 
 _SCHEMA: Final = _schema()
@@ -96,6 +102,7 @@ ALTER TABLE stored.spans ADD COLUMN IF NOT EXISTS last_call VARCHAR;
 ALTER TABLE stored.spans ADD COLUMN IF NOT EXISTS collides BOOLEAN;
 {_OF_EVALUATIONS}
 """,
+    10: "SELECT 'views alone have changed';",
 }
 """Version → SQL that migrates the tables from the version before. When older rows arrived is not known: they count as
 received at the time that they state."""

@@ -24,6 +24,9 @@ $places;
 CREATE OR REPLACE VIEW stored.live_spans AS
 SELECT * FROM stored.spans s ANTI JOIN stored.superseded d ON d.seq = s.seq WHERE s.seq IS NOT NULL;
 
+CREATE OR REPLACE VIEW stored.live_logs AS
+SELECT * FROM stored.logs WHERE seq IS NOT NULL;
+
 CREATE OR REPLACE VIEW stored.live_evaluations AS
 SELECT * FROM stored.evaluations e ANTI JOIN stored.superseded d ON d.seq = e.seq WHERE e.seq IS NOT NULL;
 
@@ -84,12 +87,13 @@ LEFT JOIN stored.rollout_identities i
 
 CREATE OR REPLACE VIEW spans AS
 SELECT $spans
-FROM stored.live_spans;
+FROM stored.live_spans s
+LEFT JOIN stored.trace_rollouts t ON t.trace_id = s.trace_id AND s.rollout_id IS NULL;
 
 CREATE OR REPLACE VIEW logs AS
 SELECT $logs
-FROM stored.logs
-WHERE seq IS NOT NULL;
+FROM stored.live_logs s
+LEFT JOIN stored.trace_rollouts t ON t.trace_id = s.trace_id AND s.rollout_id IS NULL;
 
 CREATE OR REPLACE VIEW calls AS
 SELECT $calls

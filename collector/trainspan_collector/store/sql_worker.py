@@ -162,8 +162,10 @@ def _send_message(out: socket.socket, kind: int, line: str) -> None:
 
 
 def _explained(error: Exception, task: dict[str, Any], otherwise: int) -> tuple[int, str]:
-    """Kind and line."""
+    """Kind and line, with the names that DuckDB proposes instead of an unknown one."""
     line = first_line(error)
+    if isinstance(error, duckdb.BinderException | duckdb.CatalogException):
+        line = " ".join(str(error).partition("\n\nLINE ")[0].split())
     if lacks_memory(error):
         return FAILED, f"{line}: raise sql_memory_bytes in [collector], which is {task['memory_bytes']}"
     return otherwise, line

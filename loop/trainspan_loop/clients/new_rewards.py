@@ -20,7 +20,9 @@ _IS_ROLLOUT: Final = f"""json_extract_string(attributes, '$."{keys.ROLLOUT_STATU
 
 def last_places(stores: Sequence[str]) -> Places:
     """The places that the stores have reached. Raises StoreError."""
-    return tuple(int(rows(store, "SELECT coalesce(max(seq), 0) AS seq FROM spans")[0]["seq"]) for store in stores)
+    return tuple(
+        int(rows(store, "SELECT coalesce(max(seq), 0) AS seq FROM stored.live_spans")[0]["seq"]) for store in stores
+    )
 
 
 def new_rewards(stores: Sequence[str], settings: Settings, since: Places) -> tuple[int, Places]:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trainspan_processing.dataset.files import Files
-from trainspan_schemas.artifacts.dataset import COLUMNS
+from trainspan_schemas.artifacts.dataset import COLUMN_MEANINGS, COLUMNS
 from trainspan_schemas.files.durable import sha256_of
 
 __all__ = ["FileEntry", "write_manifest", "write_part"]
@@ -26,7 +26,9 @@ _TYPES: Final[dict[str, Any]] = {
     "list<int32>": pa.list_(pa.int32()),
     "list<float>": pa.list_(pa.float32()),
 }
-SCHEMA: Final = pa.schema([pa.field(name, _TYPES[kind]) for name, kind in COLUMNS.items()])
+SCHEMA: Final = pa.schema(
+    [pa.field(name, _TYPES[kind], metadata={"description": COLUMN_MEANINGS[name]}) for name, kind in COLUMNS.items()]
+)
 _LISTS: Final = [name for name, kind in COLUMNS.items() if kind.startswith("list")]
 
 

@@ -124,6 +124,8 @@ class EdgeAccount:
     """The rule in words, or why it does not count."""
     call: int | None
     """Index of the call that it rewards; None: the rollout."""
+    explanation: str | None = None
+    """The reason that its sender gave."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,8 +193,10 @@ class RolloutAccount:
     unlike: int
     """Number of rollouts compared by the dataset that are missing in the stores or have a different reward there."""
     lacks: list[Lack]
-    """Missing pieces of an unfinished rollout."""
+    """Missing pieces: of an unfinished rollout, and tools that are offered and not in the prompts."""
     untrained: list[UntrainedAccount]
+    answer: str | None = None
+    """The task's answer as JSON, if the runner stored one."""
     error: str | None = None
     """What its own span says about its failure; of a branch that diverged, the first token that differs."""
     branch: BranchAccount | None = None

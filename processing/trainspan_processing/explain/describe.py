@@ -1,7 +1,7 @@
 """Turns evidence into an account: names the rules, places the calls in their segments, decodes the tokens."""
 
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 import polars as pl
 
@@ -19,13 +19,15 @@ from trainspan_processing.explain.account import (
 )
 from trainspan_processing.explain.arithmetic import CreditedCall, Term, credit_lines, reward_line
 from trainspan_processing.explain.evidence import Evidence, Key, seconds
+from trainspan_processing.explain.offered_tools import left_out_tools
 from trainspan_processing.explain.reward_edges import describe_edges, reward_parts
-from trainspan_processing.explain.tool_steps import tool_step
 from trainspan_processing.merging.unmerged import find_unmerged
 from trainspan_processing.reasons.advice import advice_on
+from trainspan_processing.reasons.missing_calls import Lack
 from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY
 from trainspan_processing.text.dialects import messages_of
 from trainspan_processing.text.token_text import Decoder
+from trainspan_processing.text.tool_steps import tool_step
 from trainspan_schemas.artifacts.branches import BranchOrigin
 from trainspan_schemas.telemetry import keys
 
@@ -58,12 +60,19 @@ def describe_rollout(evidence: Evidence, decoder: Decoder | None, *, pieces: boo
         dataset=str(evidence.dataset.path) if evidence.dataset else None,
         agrees=evidence.agrees,
         unlike=evidence.unlike,
-        lacks=evidence.lacks,
+        lacks=[*evidence.lacks, *_left_out_tools(evidence, decoder)],
         untrained=_untrained(evidence),
+        answer=_answer(evidence),
         error=_error(evidence),
         branch=_branch(evidence),
         branches=_branches(evidence),
     )
+
+
+def _answer(evidence: Evidence) -> str | None:
+    own = evidence.texts.get((evidence.rollout["trace_id"], evidence.rollout["span_id"]))
+    answer = own.attributes.get(keys.TASK_ANSWER) if own else None
+    return answer if isinstance(answer, str) else None
 
 
 def _error(evidence: Evidence) -> str | None:
@@ -118,11 +127,7 @@ def _calls(evidence: Evidence, start_ns: int, decoder: Decoder | None, *, pieces
     index = evidence.call_index
     before = {(row["segment_id"], row["segment_pos"]): index[key] for key, row in rows.items()}
     broken = _broken(evidence.rows, decoder)
-    matches = {
-        row[:2]: row[2:]
-        for row in evidence.traces.matches.calls.select(*SPAN_KEY, "client_trace_id", "client_span_id").iter_rows()
-        if row[3] is not None
-    }
+    matches = _client_spans(evidence)
     accounts = []
     for call in evidence.calls.iter_rows(named=True):
         key = (call["trace_id"], call["span_id"])
@@ -162,6 +167,27 @@ def _calls(evidence: Evidence, start_ns: int, decoder: Decoder | None, *, pieces
             )
         )
     return accounts
+
+
+def _left_out_tools(evidence: Evidence, decoder: Decoder | None) -> list[Lack]:
+    """What the policy server recorded counts, else what the client did."""
+    if decoder is None:
+        return []
+    matches = _client_spans(evidence)
+    prompts: dict[int, tuple[str, dict[str, Any]]] = {}
+    for call in evidence.calls.iter_rows(named=True):
+        key = (call["trace_id"], call["span_id"])
+        client, served = evidence.texts.get(matches.get(key, key)), evidence.texts.get(key)
+        attributes = (client.attributes if client else {}) | (served.attributes if served else {})
+        prompts[call["call_index"]] = (decoder.text(call["prompt_ids"] or []), attributes)
+    return left_out_tools(prompts)
+
+
+def _client_spans(evidence: Evidence) -> dict[Key, Key]:
+    """Call → the client's span of it."""
+    columns = [*SPAN_KEY, "client_trace_id", "client_span_id"]
+    rows = evidence.traces.matches.calls.select(columns).iter_rows()
+    return {row[:2]: row[2:] for row in rows if row[3] is not None}
 
 
 def _broken(rows: pl.DataFrame | None, decoder: Decoder | None) -> dict[Key, str]:

@@ -47,6 +47,8 @@ class Evidence:
     traces: TraceIndex
     texts: Mapping[Key, SpanText]
     settings: DatasetSettings
+    explanations: Mapping[tuple[str | None, float | None, str | None, int], str] = field(default_factory=dict)
+    """Name, score, source and time_ns of an evaluation of this rollout → the reason that its sender gave."""
     dataset: Published | None = None
     """The dataset in question."""
     agrees: bool | None = None

@@ -151,13 +151,15 @@ class _Content:
     payload: pl.DataFrame
     """TOKENS of their calls."""
     texts: Mapping[RolloutKey, Mapping[Key, SpanText]]
+    explanations: Mapping[str, Mapping[tuple[str | None, float | None, str | None, int], str]]
+    """Rollout id → the reasons of its evaluations (see Evidence)."""
 
 
 def _read(inquiry: Inquiry, keys: Sequence[RolloutKey]) -> _Content:
     ids = sorted({rollout_id for rollout_id, _ in keys})
     calls = inquiry.decided.calls.filter(pl.col("rollout_id").is_in(ids))
     payload = read_tokens(inquiry.source, calls, answers=inquiry.traces.answers)
-    return _Content(payload, _texts(inquiry.source, ids))
+    return _Content(payload, _texts(inquiry.source, ids), _explanations(inquiry.source, ids))
 
 
 def _gather(inquiry: Inquiry, keys: Sequence[RolloutKey], content: _Content | None = None) -> list[Evidence]:
@@ -173,7 +175,7 @@ def _gather(inquiry: Inquiry, keys: Sequence[RolloutKey], content: _Content | No
     if sound.height:
         rows, outcome = rows_of(sound.sort(*ROW_ORDER, "position", nulls_last=False), decided.limits, RowCounts())
         calls = _with_outcome(calls, outcome)
-    gathered = [_evidence(inquiry, key, calls, rows, content.texts.get(key, {})) for key in keys]
+    gathered = [_evidence(inquiry, key, calls, rows, content) for key in keys]
     dataset = inquiry.dataset
     if dataset is None:
         return gathered
@@ -183,7 +185,7 @@ def _gather(inquiry: Inquiry, keys: Sequence[RolloutKey], content: _Content | No
 
 
 def _evidence(
-    inquiry: Inquiry, key: RolloutKey, calls: pl.DataFrame, rows: pl.DataFrame | None, texts: Mapping[Key, SpanText]
+    inquiry: Inquiry, key: RolloutKey, calls: pl.DataFrame, rows: pl.DataFrame | None, content: _Content
 ) -> Evidence:
     rollout_id, attempt = key
     own = (pl.col("rollout_id") == rollout_id) & (pl.col("attempt") == attempt)
@@ -197,7 +199,8 @@ def _evidence(
         rows=None if own_rows is None or own_rows.is_empty() else own_rows,
         decided=inquiry.decided,
         traces=inquiry.traces,
-        texts=texts,
+        texts=content.texts.get(key, {}),
+        explanations=content.explanations.get(rollout_id, {}),
         settings=inquiry.settings,
         lacks=find_lacks(inquiry.source, inquiry.traces, rollout_id, attempt),
     )
@@ -249,6 +252,17 @@ def _texts(source: Source, rollout_ids: list[str]) -> dict[RolloutKey, dict[Key,
             row["name"] or "", row["start_ns"], row["end_ns"], failed, row["status_message"] or None, attributes
         )
         found.setdefault((row["rollout_id"], row["attempt"] or 0), {})[key] = text
+    return found
+
+
+def _explanations(
+    source: Source, rollout_ids: list[str]
+) -> dict[str, dict[tuple[str | None, float | None, str | None, int], str]]:
+    found: dict[str, dict[tuple[str | None, float | None, str | None, int], str]] = {}
+    columns = ["rollout_id", "name", "score", "source", "time_ns", "explanation"]
+    for batch in source.read("evaluations", Selection(rollout_ids=rollout_ids), columns):
+        for rollout_id, *which, explanation in batch.drop_nulls("explanation").select(columns).iter_rows():
+            found.setdefault(rollout_id, {})[which[0], which[1], which[2], which[3]] = explanation
     return found
 
 

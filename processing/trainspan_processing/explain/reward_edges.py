@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 import polars as pl
 
@@ -58,6 +58,7 @@ def describe_edges(evidence: Evidence, start_ns: int) -> list[EdgeAccount]:
                 rule=edge["rule"],
                 why=RULES.get(str(edge["rule"]), str(edge["rule"])),
                 call=index.get((edge["call_trace_id"], edge["call_span_id"])),
+                explanation=_explanation(evidence, edge),
             )
         )
     for row in stored.join(bound, on=same, how="anti", nulls_equal=True).sort("time_ns", "name").iter_rows(named=True):
@@ -75,9 +76,14 @@ def describe_edges(evidence: Evidence, start_ns: int) -> list[EdgeAccount]:
                 rule=None,
                 why=_why_not(evidence, row["name"], row["score"], untrusted=is_untrusted),
                 call=None,
+                explanation=_explanation(evidence, row),
             )
         )
     return edges
+
+
+def _explanation(evidence: Evidence, row: Mapping[str, Any]) -> str | None:
+    return evidence.explanations.get((row["name"], row["score"], row["source"], row["time_ns"]))
 
 
 def _why_not(evidence: Evidence, name: str, score: float | None, *, untrusted: bool) -> str:

@@ -45,6 +45,8 @@ class RecordedCall:
     """Why it would not be trained as it was: `other_parts` (an image, say, that its messages lack) or `other_tokens`."""
     tools: tuple[str, ...] = ()
     """JSON of each offered tool, with its keys in the order of the request: a chat template renders them in this order."""
+    served_as: tuple[str, str] | None = None
+    """Trace and span id of the policy server's record of it, if there is one."""
 
 
 def recorded_calls(spans: Sequence[MessageSpan]) -> list[RecordedCall]:
@@ -57,9 +59,13 @@ def recorded_calls(spans: Sequence[MessageSpan]) -> list[RecordedCall]:
     same = _same_calls(calls, {(span.trace_id, span.span_id): span.parent_span_id for span in spans})
     best: dict[object, tuple[int, MessageSpan]] = {}
     tools: dict[object, list[dict[str, Any]]] = {}
+    served: dict[object, tuple[str, str]] = {}
     for span in calls:
         call = same[span.trace_id, span.span_id]
-        tools[call] = tools.get(call) or tools_of(span.attributes)
+        if keys.CALL_SERVER in span.attributes:
+            served[call] = span.trace_id, span.span_id
+        if keys.CALL_SERVER in span.attributes or not tools.get(call):  # the policy server's: those in the prompt
+            tools[call] = tools_of(span.attributes) or tools.get(call, [])
         inputs, outputs = messages_of(span.attributes)
         if span.failed or not inputs or not outputs:
             continue
@@ -67,7 +73,7 @@ def recorded_calls(spans: Sequence[MessageSpan]) -> list[RecordedCall]:
         if call not in best or size > best[call][0]:
             best[call] = (size, span)
     ordered = sorted(best.items(), key=lambda item: (item[1][1].start_ns, item[1][1].span_id))
-    return [_recorded_call(span, tools[call]) for call, (_, span) in ordered]
+    return [_recorded_call(span, tools[call], served.get(call)) for call, (_, span) in ordered]
 
 
 def read_conversations(
@@ -137,7 +143,9 @@ def _same_calls(
     return {key: responses.get(root, root) for key, root in outermost.items()}
 
 
-def _recorded_call(span: MessageSpan, tools: Sequence[dict[str, Any]]) -> RecordedCall:
+def _recorded_call(
+    span: MessageSpan, tools: Sequence[dict[str, Any]], served_as: tuple[str, str] | None
+) -> RecordedCall:
     inputs, outputs = messages_of(span.attributes)
     reasons = span.attributes.get(keys.GEN_AI_FINISH_REASONS) or [outputs[0].get("finish_reason")]
     agent = span.attributes.get(keys.GEN_AI_AGENT_NAME)
@@ -150,4 +158,5 @@ def _recorded_call(span: MessageSpan, tools: Sequence[dict[str, Any]]) -> Record
         is_whole=not (set(map(str, reasons)) & _CUT_OFF if isinstance(reasons, list) else str(reasons) in _CUT_OFF),
         flaw=None if only_text([*inputs, *outputs[:1]]) else "other_parts",
         tools=tuple(json.dumps(tool, ensure_ascii=False) for tool in tools),
+        served_as=served_as,
     )

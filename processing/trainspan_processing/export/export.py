@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from trainspan_processing.export.conversations import RecordedCall, read_convers
 from trainspan_processing.export.dpo import preference_pairs
 from trainspan_processing.export.sft import supervised_examples
 from trainspan_processing.read.source import Selection, Source
+from trainspan_processing.reasons.advice import advice_on
 from trainspan_processing.reasons.selection import select
 from trainspan_processing.rewards.rollout_rewards import reward_rollouts
 from trainspan_processing.text.token_text import Decoder
@@ -26,11 +28,18 @@ from trainspan_schemas.artifacts.branches import BRANCH_TASK
 from trainspan_schemas.artifacts.dataset import MANIFEST, manifest_path
 from trainspan_schemas.config.settings import DatasetSettings
 from trainspan_schemas.errors import DatasetError, UsageError
+from trainspan_schemas.telemetry import keys
 
 __all__ = ["ExportRequest", "Exported", "Kind", "export"]
 
 Kind = Literal["sft", "dpo"]
 
+_NO_ROLLOUT: Final = (
+    "run the agent with `trainspan rollout`, or under `opentelemetry-instrument` where trainspan is installed; traces that you have "
+    f"already are examples if the root span of each is sent again with the attributes {keys.ROLLOUT_ID} = an id of its own and "
+    f'{keys.ROLLOUT_STATUS} = "ok", and with an event {keys.EVALUATION_EVENT} that has its reward ({keys.EVALUATION_NAME} = "reward", '
+    f"{keys.EVALUATION_SCORE})"
+)
 _NO_TEXT: Final = (
     "no client instrumentation recorded the messages: install trainspan[messages] in the agent's environment (for the openai "
     "package; other clients need their instrumentation, and OpenTelemetry's own ones the setting "
@@ -94,6 +103,8 @@ def export(request: ExportRequest, clock: Clock) -> Exported:
     else:
         with Source(request.stores, allow_behind=True) as source:
             candidates = _candidates_of(request) if request.datasets else _candidates_in(source, request, clock)
+            if not candidates and not request.datasets:
+                raise DatasetError(_nothing_in(source, request, clock))
             examples = _made(request, candidates, dict(read_conversations(source, [each.key for each in candidates])))
     if not examples.rows:
         raise DatasetError(f"{examples.groups} groups contain no example: {_why(examples)}")
@@ -119,7 +130,7 @@ def _made(
 
 def _why(examples: Examples) -> str:
     if not examples.groups:
-        return "no rollout for training is complete with status ok and a reward"
+        return "the dataset compared no rollout"
     if examples.skipped["no_text"]:
         return _NO_TEXT
     return ", ".join(f"{reason} {count}" for reason, count in examples.skipped.most_common())
@@ -135,6 +146,26 @@ def _candidates_of(request: ExportRequest) -> list[RewardedRollout]:
 
 
 def _candidates_in(source: Source, request: ExportRequest, clock: Clock) -> list[RewardedRollout]:
+    rollouts, _ = _rewarded_in(source, request, clock)
+    return _grouped(rollouts.filter(pl.col("reason").is_null()).sort("rollout_id", "attempt"))
+
+
+def _nothing_in(source: Source, request: ExportRequest, clock: Clock) -> str:
+    """Why no rollout of a store can be exported, and what to do."""
+    rollouts, n_traces = _rewarded_in(source, request, clock)
+    if rollouts.is_empty() and not n_traces:
+        return f"{', '.join(request.stores)}: nothing is stored of this selection: run the agent, or name another --store, --run or --round"
+    if rollouts.is_empty():
+        return f"the spans of {n_traces} traces name no rollout: {_NO_ROLLOUT}"
+    counts = Counter(rollouts["reason"].drop_nulls().to_list()).most_common()
+    reasons = "; ".join(
+        f"{reason} {count} → {advice_on(reason) or 'see docs/processing.md'}" for reason, count in counts
+    )
+    return f"none of {rollouts.height} rollouts can be an example: {reasons or 'all are branches'}"
+
+
+def _rewarded_in(source: Source, request: ExportRequest, clock: Clock) -> tuple[pl.DataFrame, int]:
+    """The selected rollouts with their reasons, and the number of traces."""
     selection = Selection(request.run_id, request.round)
     nothing_used = DatasetLedger(pl.DataFrame(schema=LEDGER))
     traces = index_traces(source, selection, nothing_used, now_ns=clock.now_ns(), settle_s=request.settings.settle_s)
@@ -143,7 +174,7 @@ def _candidates_in(source: Source, request: ExportRequest, clock: Clock) -> list
     ended = pl.col("status").is_not_null()
     known = traces.rollouts.with_columns(ended.alias("complete"), (pl.col("pending") & ~ended).alias("pending"))
     rollouts = reward_rollouts(source, replace(traces, rollouts=known), request.settings).rollouts
-    return _grouped(rollouts.filter(pl.col("reason").is_null()).sort("rollout_id", "attempt"))
+    return rollouts, traces.spans["trace_id"].n_unique()
 
 
 def _grouped(rollouts: pl.DataFrame) -> list[RewardedRollout]:

@@ -2,6 +2,7 @@
 
 import json
 import logging
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,9 @@ __all__ = ["FunctionRewards", "recorded_rewards", "reward_by_function"]
 
 log = logging.getLogger(__name__)
 
+
+_MOST_ERRORS = 5
+"""Different errors that are named."""
 
 RolloutKey = tuple[str, int]
 """rollout_id, attempt."""
@@ -59,6 +63,7 @@ def reward_by_function(
 
     results: list[tuple[Any, ...]] = []
     first_error: str | None = None
+    failed: list[tuple[str, str]] = []
     answers = invoker.results(calls(), concurrency, timeout_s)
     for key, answer in zip(asked, answers, strict=True):
         try:
@@ -67,9 +72,20 @@ def reward_by_function(
             is_ours = isinstance(error, InvalidRecordError)
             message = str(error) if is_ours else f"{function} raised {type(error).__name__}: {error}"
             first_error = first_error or message
-            log.warning("event=reward_failed rollout_id=%s error=%r", key[0], message)
+            failed.append((key[0], message))
             results.append((*key, *(None for _ in names), True))
+    _log_failures(failed)
     return _made(results, names, first_error)
+
+
+def _log_failures(failed: Sequence[tuple[str, str]]) -> None:
+    """One line for each of the most frequent errors, each with its number of rollouts and the first of them."""
+    first = {message: rollout_id for rollout_id, message in reversed(failed)}
+    counts = Counter(message for _, message in failed)
+    for message, count in counts.most_common(_MOST_ERRORS):
+        log.warning("event=reward_failed rollouts=%d rollout_id=%s error=%r", count, first[message], message)
+    if others := counts.total() - sum(count for _, count in counts.most_common(_MOST_ERRORS)):
+        log.warning("event=reward_failed rollouts=%d: with other errors", others)
 
 
 def recorded_rewards(function: str, names: Sequence[str], recorded: pl.DataFrame) -> FunctionRewards:

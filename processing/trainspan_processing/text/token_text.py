@@ -35,6 +35,11 @@ class Decoder:
         decoded: str = self._tokenizer.decode(list(ids), skip_special_tokens=False)
         return decoded
 
+    def plain(self, ids: Sequence[int]) -> str:
+        """The text of (T,) ids without special tokens."""
+        decoded: str = self._tokenizer.decode(list(ids), skip_special_tokens=True)
+        return decoded
+
     def ids(self, text: str) -> list[int]:
         """The (T,) ids of a text, special tokens among them."""
         found: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids

@@ -9,11 +9,14 @@ import polars as pl
 
 from trainspan_processing.read.source import Source
 from trainspan_processing.read.tokens import chunks_of_rollouts, read_tokens
-from trainspan_processing.stored_rollout import StoredCall, StoredEvaluation, StoredRollout
+from trainspan_processing.stored_rollout import StoredCall, StoredEvaluation, StoredRollout, StoredTool
 from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY
 from trainspan_processing.text.dialects import Message, messages_of
+from trainspan_processing.text.token_text import find_decoder
+from trainspan_processing.text.tool_steps import tool_step
 from trainspan_processing.traces.message_records import read_records, with_records
 from trainspan_processing.traces.trace_index import TraceIndex
+from trainspan_schemas.home import served_model
 from trainspan_schemas.telemetry import keys
 
 __all__ = ["stored_rollouts"]
@@ -51,6 +54,7 @@ def _stored_rollouts(
     payload = read_tokens(source, calls, answers=traces.answers)
     attributes = _attributes(source, traces, calls)
     clients = _clients(traces)
+    tools = _tools(traces, calls, attributes)
     records = read_records(source, {trace_id for trace_id, _ in attributes})
     by_rollout: dict[tuple[str, int], list[StoredCall]] = {}
     for row in calls.join(payload, on=SPAN_KEY, how="left", maintain_order="left").iter_rows(named=True):
@@ -71,9 +75,11 @@ def _stored_rollouts(
                 finish_reason=row["finish_reason"],
                 attributes=attributes.get(span, {}),
                 messages=inputs,
-                text=_text_of(outputs, row["choice_index"]),
+                recorded_text=_text_of(outputs, row["choice_index"]),
+                decode=_plain_text,
             )
         )
+    own = {key: attributes.get((facts[key]["trace_id"], facts[key]["span_id"]), {}) for key in by_rollout}
     return [
         (
             key,
@@ -82,7 +88,9 @@ def _stored_rollouts(
                 **{name: facts[key][name] for name in ("run_id", "task_id", "round", "split", "status")},
                 evaluations=evaluations.get(key[0], []),
                 calls=made,
-                attributes=attributes.get((facts[key]["trace_id"], facts[key]["span_id"]), {}),
+                attributes=own[key],
+                answer=json.loads(own[key].get(keys.TASK_ANSWER, "null")),
+                tools=tools.get(key, []),
             ),
         )
         for key, made in by_rollout.items()
@@ -99,6 +107,27 @@ def _clients(traces: TraceIndex) -> dict[tuple[str, str], list[tuple[str, str]]]
     return found
 
 
+def _plain_text(ids: list[int]) -> str | None:
+    """Decodes with the tokenizer of the model that was served last, if it is here and has these ids."""
+    decoder = find_decoder([served_model()], covering=ids)
+    return None if decoder is None else decoder.plain(ids)
+
+
+def _tools(
+    traces: TraceIndex, calls: pl.DataFrame, attributes: dict[tuple[str, str], dict[str, Any]]
+) -> dict[tuple[str, int], list[StoredTool]]:
+    found: dict[tuple[str, int], list[StoredTool]] = {}
+    spans = _tool_spans(traces, calls).sort("start_ns", *SPAN_KEY)
+    for *key, trace_id, span_id, failed in spans.select(*ROLLOUT_KEY, *SPAN_KEY, "failed").iter_rows():
+        if step := tool_step(attributes.get((trace_id, span_id), {}), "tool"):
+            found.setdefault((key[0], key[1]), []).append(StoredTool(*step, bool(failed)))
+    return found
+
+
+def _tool_spans(traces: TraceIndex, calls: pl.DataFrame) -> pl.DataFrame:
+    return traces.spans.filter("is_tool").join(calls, on=ROLLOUT_KEY, how="semi")
+
+
 def _text_of(outputs: list[Message], choice: int) -> str | None:
     """The text of this choice; None if no instrumentation recorded an answer."""
     if not outputs:
@@ -107,13 +136,14 @@ def _text_of(outputs: list[Message], choice: int) -> str | None:
 
 
 def _attributes(source: Source, traces: TraceIndex, calls: pl.DataFrame) -> dict[tuple[str, str], dict[str, Any]]:
-    """Span key → attributes of `calls`, of the client spans that describe them, and of the spans of their rollouts, each of which
-    may be in another store."""
+    """Span key → attributes of `calls`, of the client spans that describe them, and of the spans and tools of their rollouts, each of
+    which may be in another store."""
     matched, links = traces.matches.calls, traces.matches.links
     wanted = [
         matched.join(calls, on=SPAN_KEY, how="semi").select("client_trace_id", "client_span_id"),
         links.join(calls, left_on=["call_trace_id", "call_span_id"], right_on=SPAN_KEY, how="semi").select(SPAN_KEY),
         traces.rollouts.join(calls, on=ROLLOUT_KEY, how="semi").select(SPAN_KEY),
+        _tool_spans(traces, calls).select(SPAN_KEY),
     ]
     keys_wanted = pl.concat([frame.rename(dict(zip(frame.columns, SPAN_KEY, strict=True))) for frame in wanted])
     columns = ["store", "seq", *SPAN_KEY]

@@ -26,6 +26,7 @@ __all__ = [
     "Canary",
     "CanaryPrompt",
     "CheckpointMeta",
+    "base_beside",
     "base_digest",
     "checkpoint_name",
     "digest_of_model",
@@ -62,6 +63,11 @@ def base_digest(folder: Path) -> str | None:
     return CheckpointMeta.read(folder).base_digest if (folder / META_FILE).is_file() else digest_of_model(folder)
 
 
+def base_beside(folder: Path, base: Any) -> Any:
+    """The base that a file in `folder` names, in full: one that begins with `.` is relative to the folder."""
+    return str((folder / base).resolve()) if isinstance(base, str) and base.startswith(".") else base
+
+
 def digest_of_model(folder: Path) -> str:
     """32 hex digits that identify a model's weights, independent of how they are split into files.
 
@@ -95,7 +101,10 @@ class CheckpointMeta:
     parent: str | None
     """Name of the checkpoint, or path of the model, from which the training started; of a consolidated version, the one before."""
     base: str
-    """Model path or Hugging Face id that the run started from; the weights under an adapter of kind `lora`."""
+    """Model path or Hugging Face id that the run started from; the weights under an adapter of kind `lora`.
+
+    In the file, a path that begins with `.` is relative to the folder: an adapter and its base may be moved together.
+    """
     dataset_sha256: str | None
     """Hash of the manifest of the dataset that it was trained on."""
     weights_sha256: str | None = None
@@ -116,6 +125,7 @@ class CheckpointMeta:
         """Reads the file. Raises CheckpointError if it is missing or malformed."""
         try:
             raw: dict[str, Any] = json.loads((folder / META_FILE).read_text())
+            raw["base"] = base_beside(folder, raw.get("base"))
             return cls(**{name: raw.get(name) for name in cls.__dataclass_fields__})  # type: ignore[arg-type]
         except FileNotFoundError as error:
             raise CheckpointError(f"{folder} has no {META_FILE}: it is not a trainspan checkpoint") from error

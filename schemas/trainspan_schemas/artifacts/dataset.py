@@ -17,6 +17,7 @@ from typing import Final
 __all__ = [
     "ABOUT",
     "COLUMNS",
+    "COLUMN_MEANINGS",
     "DATASET_VERSION",
     "LEDGER_FILE",
     "MANIFEST",
@@ -71,22 +72,44 @@ COLUMNS: Final[dict[str, str]] = {
     "return": "float64",
     "advantage": "float64",
 }
-"""Column → Arrow type, in order. Rows are ordered by (run_id, round, task_id, rollout_id, attempt, call_index).
+"""Column → Arrow type, in order. Rows are ordered by (run_id, round, task_id, rollout_id, attempt, call_index)."""
 
-`segment_id` numbers the segments of a rollout from 0; `segment_pos` is the call's position in its segment;
-`prefix_len` is the number of prompt tokens that earlier calls of the segment already contain (0 for its first call):
-the prompt's other tokens, `prompt_ids[prefix_len:]`, were added by the environment.
-`turn` counts the calls of one agent within a rollout from 0; `next_index` is the call index of its next turn, NULL if the
-agent is `done`. `parent_index` is the call index of the trained call that the prompt continues token for token, NULL if there
-is no such call; `branch` counts the earlier calls of the rollout with an identical prompt (best of n, retries).
-`reward` is the call's own step reward (NULL if none), `rollout_reward` the total of the rollout: the weighted sum of its own
-reward and those of all its calls, repeated in each of its rows. `return` is the result of the credit rule, `advantage` the
-final number.
-`constraint` is the constraint on the tokens, as JSON (`constraints.Constraint`), NULL if there was none;
-`constraint_start` is the number of tokens before the first one that a grammar masked, NULL for 0.
-`tokens_source` is "engine" for ids recorded at the engine, "response" for ids that a client's instrumentation kept from the
-engine's response (the span id is then CLIENT_SPAN:CHOICE).
-"""
+COLUMN_MEANINGS: Final[dict[str, str]] = {
+    "rollout_id": "rollout of the call",
+    "attempt": "number of the rollout's attempt, from 0",
+    "group_id": "rollouts with the same value were compared with each other",
+    "task_id": "id of the task; NULL if it has none",
+    "run_id": "id of the run; NULL outside one",
+    "round": "number of the round, from 0; NULL outside a run",
+    "agent": "name of the agent that made the call",
+    "policy_name": "name of the policy that sampled it",
+    "policy_version": "version of the weights that sampled it; the oldest if they were swapped meanwhile",
+    "policy_version_spans": "JSON [[version, first token, end token], …] if several versions sampled it, else NULL",
+    "trace_id": "32 hex digits",
+    "span_id": "16 hex digits, unique in its trace; of a call with the source `response` CLIENT_SPAN:CHOICE",
+    "call_index": "number of the call in its rollout, from 0; choices of one request share it",
+    "turn": "number of the call among those of its agent in the rollout, from 0",
+    "segment_id": "number of its segment in the rollout, from 0: calls whose tokens continue one another exactly",
+    "segment_pos": "position in its segment, from 0",
+    "prefix_len": "tokens of the prompt that earlier calls of the segment contain; `prompt_ids[prefix_len:]` is from the environment",
+    "parent_index": "call_index of the trained call that the prompt continues token for token; NULL if there is none",
+    "branch": "number of earlier calls of the rollout with the same prompt (best of n, retries)",
+    "next_index": "call_index of its agent's next turn; NULL if the agent is done",
+    "done": "whether it is its agent's last turn",
+    "prompt_ids": "(P,) token ids of the prompt: the state",
+    "completion_ids": "(C,) token ids that were sampled, with the one that ended the answer: the action",
+    "logprobs": "(C,) log-probability of each sampled token under the policy that sampled it, at its temperature, in nats",
+    "finish_reason": "why sampling ended, such as `stop` or `length`",
+    "tokens_source": "`engine`: ids recorded at the engine; `response`: ids that a client kept of the engine's response",
+    "temperature": "sampling temperature, greater than 0; divide the logits by it to compare with `logprobs`",
+    "constraint": "constraint on the tokens, such as a grammar, as JSON; NULL if there was none",
+    "constraint_start": "number of tokens before the first one that a grammar masked; NULL for 0",
+    "reward": "the call's own reward; NULL if it has none",
+    "rollout_reward": "reward of the rollout: the weighted sum of its own and those of its calls, the same in each of its rows",
+    "return": "value of the call by the credit rule",
+    "advantage": "the final number: (value − center) / scale of the baseline",
+}
+"""Column → its meaning; also the metadata `description` of the field in Parquet."""
 
 
 def round_dir_name(round_: int) -> str:

@@ -12,10 +12,11 @@ from typing import Final
 
 from trainspan_schemas.store.tables import EvaluationRow, LogRow, SpanRow, columns
 from trainspan_schemas.telemetry import keys
+from trainspan_schemas.telemetry.status import ROLLOUT_STATUSES
 
-__all__ = ["CALL_FACTS", "IDENTITY", "STORE_VERSION", "VIEWS"]
+__all__ = ["CALL_FACTS", "IDENTITY", "MEANINGS", "STORE_VERSION", "VIEWS"]
 
-STORE_VERSION: Final = 9
+STORE_VERSION: Final = 10
 """Version of the tables under the views; kept in the store's `meta` table."""
 
 CALL_FACTS: Final = (
@@ -40,13 +41,35 @@ def _of(row: type, *names: str) -> dict[str, str]:
 VIEWS: Final[dict[str, dict[str, str]]] = {
     "spans": _of(
         SpanRow,
-        *("seq", "trace_id", "span_id", "parent_span_id", "name", "kind", "start_ns", "end_ns", "status_code"),
+        *(
+            "seq",
+            "trace_id",
+            "span_id",
+            "parent_span_id",
+            "rollout_id",
+            "name",
+            "kind",
+            "start_ns",
+            "end_ns",
+            "status_code",
+        ),
         *("status_message", "service_name", "scope_name", "attributes", "resource", "events", "links", "trace_state"),
         *("flags", "dropped_attributes", "dropped_events", "dropped_links", "untrusted"),
     ),
     "logs": _of(
         LogRow,
-        *("seq", "time_ns", "trace_id", "span_id", "event_name", "severity", "body", "attributes", "resource"),
+        *(
+            "seq",
+            "time_ns",
+            "trace_id",
+            "span_id",
+            "rollout_id",
+            "event_name",
+            "severity",
+            "body",
+            "attributes",
+            "resource",
+        ),
         "untrusted",
     ),
     "calls": _of(
@@ -69,3 +92,79 @@ VIEWS: Final[dict[str, dict[str, str]]] = {
     },
 }
 """View name → column name → DuckDB type, in order."""
+
+_EVERYWHERE: Final = {
+    "seq": "number of the row, in the order of storing; unique in the store",
+    "trace_id": "32 hex digits",
+    "span_id": "16 hex digits",
+    "rollout_id": "its rollout: its own attribute, else that of its trace if the trace has exactly one; else NULL",
+    "attempt": "number of the attempt, from 0",
+    "task_id": "id of the task; NULL outside the runner",
+    "run_id": "id of the run",
+    "round": "number of the round, from 0",
+    "split": "`train` or `val`",
+    "start_ns": "start, in ns since 1970",
+    "end_ns": "end, in ns since 1970",
+    "attributes": "JSON object",
+    "resource": "JSON object: attributes of the process that sent it",
+    "untrusted": "whether its sender may not state this (role `agent`)",
+}
+MEANINGS: Final[dict[str, dict[str, str]]] = {
+    "spans": _EVERYWHERE
+    | {
+        "parent_span_id": "16 hex digits; NULL for the root of a trace",
+        "name": "such as `chat policy`, `execute_tool add`",
+        "kind": "0 unspecified, 1 internal, 2 server, 3 client, 4 producer, 5 consumer",
+        "status_code": "0 unset, 1 ok, 2 error",
+        "status_message": "the text of an error",
+        "service_name": "`service.name` of the resource",
+        "scope_name": "the instrumentation",
+        "events": "JSON array of `{name, time_ns, dropped_attributes, attributes}`",
+        "links": "JSON array of `{trace_id, span_id, trace_state, flags, dropped_attributes, attributes}`",
+        "trace_state": "W3C `tracestate`",
+        "flags": "W3C trace flags, and OTLP's flag on a remote parent",
+        **{
+            f"dropped_{what}": f"number of {what} that the sender dropped" for what in ("attributes", "events", "links")
+        },
+    },
+    "logs": _EVERYWHERE
+    | {
+        "time_ns": "time of the event, in ns since 1970",
+        "span_id": "of the span that it was recorded in; NULL outside one",
+        "event_name": "such as `gen_ai.evaluation.result`",
+        "severity": "OTLP's number, 1 to 24; 0 if not stated",
+        "body": "JSON value",
+    },
+    "calls": _EVERYWHERE
+    | {
+        "agent": "name of the agent that the call states",
+        "call_index": "its number in the rollout, from 0; the choices of one request share it",
+        "policy_name": "name of the policy, or of the adapter that the client asked for",
+        "policy_version": "version of the weights; the oldest one if tokens are of several",
+        "prompt_ids": "(P,) token ids of the prompt",
+        "completion_ids": "(C,) token ids of the answer, with the one that ended it",
+        "logprobs": "(C,) log-probability of each sampled token, in nats",
+        "finish_reason": "`stop`, `length`, `tool_calls`, `abort`, …",
+        "delivered": "whether the client received the whole answer",
+    },
+    "evaluations": _EVERYWHERE
+    | {
+        "trace_id": "32 hex digits; NULL if a record names its rollout alone",
+        "span_id": "of the span that it was recorded on; NULL if there is none",
+        "name": "name of the score; `reward` by default",
+        "score": "the score; NULL if there is only a label",
+        "label": "`gen_ai.evaluation.score.label`",
+        "explanation": "the reason that the judge or sender gave",
+        "source": "`judge`, `return`, `agent` or `human`",
+        "time_ns": "time of the event, in ns since 1970",
+    },
+    "rollouts": _EVERYWHERE
+    | {
+        "rollout_id": "id of the rollout",
+        "trace_id": "trace of its rollout span",
+        "status": ", ".join(f"`{status}`" for status in ROLLOUT_STATUSES),
+        "reward": "sum of the evaluations named `reward` that count for the whole rollout; NULL if there are none",
+        "n_calls": "model calls that succeeded as the agent's side saw it; NULL if not stated",
+    },
+}
+"""View → column → its meaning, for docs/columns.md."""

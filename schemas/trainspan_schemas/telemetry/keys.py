@@ -27,6 +27,7 @@ ROLLOUT_JUDGE: Final = "trainspan.rollout.judge"  # "module:function"; then only
 ROLLOUT_OWN_REWARD: Final = (
     "trainspan.rollout.own_reward"  # true: the runner has no judge, the agent's own rewards count
 )
+TASK_ANSWER: Final = "trainspan.task.answer"  # JSON: the task's answer, on the runner's rollout span
 GROUP_SIZE: Final = "trainspan.group.size"  # int: the runner's rollouts of this task in this round
 BRANCH_OF: Final = "trainspan.branch.of"  # id of the rollout that this one branches from
 BRANCH_ATTEMPT: Final = "trainspan.branch.attempt"  # int: its attempt

@@ -20,6 +20,7 @@ from trainspan_serving.capture.call_counter import CallCounter
 from trainspan_serving.capture.caller import Caller
 from trainspan_serving.capture.constraints import EngineConstraints
 from trainspan_serving.capture.generation import Generation, override_sampling, with_logprobs
+from trainspan_serving.capture.offered_tools import OfferedTools
 from trainspan_serving.checkpoints.served_policy import ServedPolicy
 from trainspan_serving.export.call_span import CallSpan
 from trainspan_serving.forcing.branch import Branch
@@ -57,6 +58,8 @@ class Exchange:
         self.span_id = secrets.token_hex(8)
         """Of the call of its first choice, which the response names in a header."""
         self.call_index: int | None = None
+        self.tools: str | None = None
+        """JSON of the tools that the request offers."""
         self.choices = 0
         """Choices of all generations so far; the next generation's choices are numbered from here."""
         self.delivered = False
@@ -132,12 +135,18 @@ class EngineTap:
         self._under_way: dict[int, tuple[Exchange, Generation]] = {}
         """`id()` of the parameters given to the engine → exchange and generation."""
         self._watch(engine.input_processor)
+        OfferedTools(engine.renderer, self._note_tools)
         engine.generate = self.generate
 
     @property
     def internal_requests(self) -> int:
         """Requests to the engine that the server itself has made: canaries, and the one that fixes the grammar library."""
         return self.internal_calls + self._constraints.requests
+
+    @staticmethod
+    def _note_tools(tools: str) -> None:
+        if (exchange := _CURRENT.get()) is not None:
+            exchange.tools = tools
 
     def _watch(self, processor: Any) -> None:
         """Keeps the final parameters that the engine's own processing derives for each generation that it accepts."""
@@ -333,6 +342,8 @@ class EngineTap:
         }
         if caller.agent:
             attributes[keys.GEN_AI_AGENT_NAME] = caller.agent
+        if exchange.tools:
+            attributes[keys.GEN_AI_TOOL_DEFINITIONS] = exchange.tools
         if caller.client:
             attributes[keys.USER_AGENT] = caller.client
         if caller.has_our_clock:

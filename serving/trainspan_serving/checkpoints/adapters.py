@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from trainspan_schemas.artifacts.checkpoint import META_FILE, CheckpointMeta
+from trainspan_schemas.artifacts.checkpoint import META_FILE, CheckpointMeta, base_beside
 from trainspan_schemas.errors import CheckpointError
 from trainspan_serving.checkpoints.weights import Weights, read_json, read_shapes
 
@@ -86,7 +86,7 @@ def read_adapter(folder: Path) -> AdapterOutline:
     if not ranks:
         raise CheckpointError(f"{folder.name}/{TENSORS_FILE} has no LoRA tensors")
     meta = CheckpointMeta.read(folder) if (folder / META_FILE).is_file() else None
-    base = meta.base if meta else config.get("base_model_name_or_path")
+    base = meta.base if meta else base_beside(folder, config.get("base_model_name_or_path"))
     if not isinstance(base, str) or not base:
         raise CheckpointError(f"{folder.name} does not name its base model (base in {META_FILE})")
     return AdapterOutline(folder, base, max(ranks), tensors)

@@ -272,3 +272,13 @@ def test_an_undrained_stream_blocks_neither_loading_nor_other_readers(collector:
     watermark = int(undrained.schema.metadata[b"watermark"])
     [(expected,)] = select(collector.address, f"SELECT count(*) FROM spans WHERE seq <= {watermark}")
     assert first + rest == expected  # a snapshot of its start, whatever arrived since
+
+
+def test_spans_and_log_records_without_a_rollout_have_that_of_their_trace(collector: CollectorProcess) -> None:
+    export(collector.address, span(901, 1, {keys.ROLLOUT_ID: "of-901"}), span(901, 2), span(902, 1))
+    export_logs(collector.address, *(LogRecord(trace_id=trace_id(number), event_name="e") for number in (901, 902)))
+    traces = ", ".join(f"'{trace_id(number).hex()}'" for number in (901, 902))
+    where = f"WHERE trace_id IN ({traces}) ORDER BY seq"
+    spans = select(collector.address, f"SELECT rollout_id FROM spans {where}")
+    logs = select(collector.address, f"SELECT rollout_id FROM logs {where}")
+    assert (spans, logs) == ([("of-901",), ("of-901",), (None,)], [("of-901",), (None,)])

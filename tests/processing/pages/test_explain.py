@@ -12,6 +12,7 @@ import pytest
 from tests.processing.conftest import Bench
 from tests.processing.support.traces import TestRollout, chain
 from tests.support.models.byte_tokenizer import encode, make_byte_tokenizer
+from trainspan_cli.views.explanation import print_explanation
 from trainspan_processing.assembly.build import BuiltDataset
 from trainspan_processing.dataset.published import open_published
 from trainspan_processing.explain.account import RolloutAccount
@@ -22,6 +23,7 @@ from trainspan_processing.reasons.advice import ADVICE
 from trainspan_schemas.artifacts.dataset import manifest_path
 from trainspan_schemas.config.settings import DatasetSettings
 from trainspan_schemas.errors import UsageError
+from trainspan_schemas.telemetry import keys
 from trainspan_viewer.pages.rollout.rollout import explanation_page
 
 
@@ -318,3 +320,32 @@ def test_calls_to_another_model_are_listed_with_their_messages(bench: Bench) -> 
     page = explanation_page(account)
     assert page.rindex("call 0 · <bdi>planner</bdi>") < page.rindex("call to <bdi>vendor-large</bdi>")
     assert "is it good?" in page
+
+
+def test_a_prompt_without_the_tools_that_its_request_offers_is_named(bench: Bench, tmp_path: Path) -> None:
+    model = make_byte_tokenizer(tmp_path)
+    offered = json.dumps([{"type": "function", "function": {"name": name}} for name in ("look", "turn")])
+    rollout = bench.rollout("a").reward(1.0)
+    prompts = ("you may look", "go", "go on")
+    for index, prompt in enumerate(prompts):
+        rollout.call(index, encode(model, prompt), [65], gen_ai__tool__definitions=offered)
+    bench.send(rollout)
+    store = str(bench.collectors[0].store)
+    question = Question([store], f"{bench.run_id}-a", DatasetSettings(), models=[str(model)])
+    (lack,) = explain_rollout(question, bench.clock).lacks
+    assert lack.what == "the request offers 2 tools, the prompt has none (2 of 3 calls, first call 1)"
+    assert "--chat-template FILE" in lack.advice
+
+
+def test_the_judges_reason_and_the_tasks_answer_are_shown(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    rollout = bench.rollout("a")
+    rollout.root_span.attributes[keys.TASK_ANSWER] = '"May 4"'
+    rollout.call(0, [1], [2])
+    bench.send(rollout.reward(0.5, **{keys.EVALUATION_EXPLANATION: "the year is missing"}))
+    account = _explain(bench, "a")
+    assert (account.answer, [edge.explanation for edge in account.edges]) == ('"May 4"', ["the year is missing"])
+    print_explanation(account, full=False)
+    for text in (explanation_page(account), capsys.readouterr().out):
+        assert "answer of the task" in text
+        assert "May 4" in text
+        assert "the year is missing" in text

@@ -151,6 +151,22 @@ def test_a_tool_keeps_the_order_of_its_keys_which_chat_templates_render() -> Non
     assert call.tools == (json.dumps(tool),)
 
 
+def test_the_tools_are_those_that_the_policy_server_rendered() -> None:
+    recorded = {"type": "function", "name": "add", "parameters": {}}
+    rendered = {"type": "function", "function": {"name": "add", "description": None, "parameters": {}, "strict": True}}
+    server = {"trainspan.call.server": "ab" * 16, "gen_ai.operation.name": "chat"}
+    client = _chat("2+2?", "4", gen_ai__tool__definitions=json.dumps([recorded]))
+    spans = [
+        _span("client", client),
+        _span("server", {**server, "gen_ai.tool.definitions": json.dumps([rendered])}, parent="client"),
+    ]
+    assert [call.tools for order in (spans, spans[::-1]) for call in recorded_calls(order)] == [
+        (json.dumps(rendered),)
+    ] * 2
+    (without,) = recorded_calls([spans[0], _span("server", server, parent="client")])
+    assert len(without.tools) == 1
+
+
 @pytest.mark.parametrize("dialect", ["official", "traceloop", "traceloop_flat", "openinference", "mixed"])
 def test_every_real_instrumentation_tells_the_same_conversation(dialect: str) -> None:
     """All recordings are of the same agent: a tool call, its result, a stream, two choices, an error."""

@@ -6,9 +6,15 @@ from typing import Any
 
 import pytest
 
-from tests.processing.conftest import Bench
-from tests.support.models.tiny_model import make_tiny_model
+from tests.processing.conftest import Bench, RunningCollector
+from tests.processing.support.traces import TestRollout, TestSpan, hex_id
+from tests.support.models.tiny_model import CHATML, make_tiny_model
 from trainspan_cli.main import run
+from trainspan_processing.export.export import ExportRequest, export
+from trainspan_schemas.artifacts.checkpoint import digest_of_model
+from trainspan_schemas.config.settings import DatasetSettings
+from trainspan_schemas.errors import DatasetError
+from trainspan_schemas.telemetry import keys
 
 
 def said(role: str, text: str) -> str:
@@ -115,3 +121,88 @@ def test_wrong_usage_is_one_line(options: list[str], message: str, capsys: pytes
     assert run(["sft", "--out", "warm", *options]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line
+
+
+def test_prompts_equal_those_that_the_policy_server_had_of_the_same_agent(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A vendor's rollouts, and two of the model itself: their requests say `strict`, which clients do not record."""
+    from trainspan_training.model.loading import load_tokenizer
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TRAINSPAN_HOME", str(bench.out / "home"))
+    template = "{% for tool in tools or () %}{{ tool.function | tojson }}{% endfor %}" + CHATML
+    make_tiny_model(tmp_path / "model", hidden=32, layers=1, chat_template=template)
+    recorded = {"type": "function", "function": {"name": "add", "description": None, "parameters": {"type": "object"}}}
+    rendered = {"type": "function", "function": {**recorded["function"], "strict": True}}  # type: ignore[dict-item]
+    client = {
+        "gen_ai__operation__name": "chat",
+        "gen_ai__input__messages": said("user", "2+2?"),
+        "gen_ai__output__messages": said("assistant", "4"),
+        "gen_ai__tool__definitions": json.dumps([recorded]),
+    }
+    vendors = bench.rollout("vendor", stated_calls=1)
+    vendors.span("client", 1.0, 2.0, **client)
+    bench.send(vendors.reward(1.0))
+    tokenizer = load_tokenizer(tmp_path / "model")
+    for name, text in (("same", "2+2?"), ("other", "2+2? (a system message, say)")):
+        own = bench.rollout(name)
+        message = {"role": "user", "content": text}
+        prompt = tokenizer.apply_chat_template([message], tools=[rendered], add_generation_prompt=True, tokenize=False)
+        own.call(
+            0,
+            tokenizer(prompt, add_special_tokens=False)["input_ids"],
+            [5],
+            parent=own.span("client", 1.0, 2.0, **client),
+            trainspan__call__server="ab" * 16,
+            trainspan__policy__base=digest_of_model(tmp_path / "model"),
+            gen_ai__tool__definitions=json.dumps([rendered]),
+        )
+        bench.send(own.reward(0.0))
+    store = str(bench.collectors[0].store)
+    command = ["sft", "--store", store, "--run", bench.run_id, "--model", "model", "--out", "warm", "--max-steps", "1"]
+    assert run([*command, "--min-reward", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "tools of 1 examples are completed as the policy server rendered them" in out
+    assert "note: 1 of 2 stored prompts of the policy server are not those that this training makes" in out
+    assert f"call 0 of rollout {bench.run_id}-other: at token " in out
+    assert "the server had ' (a system message" in out
+    manifest = json.loads(Path("warm/sft/manifest.json").read_text())
+    assert (manifest["completed_tools"], manifest["compared"], manifest["differing"]) == (1, 2, 1)
+
+
+def test_traces_that_name_no_rollout_are_examples_once_their_root_spans_do(bench: Bench, tmp_path: Path) -> None:
+    """Traces of another backend: no attribute `trainspan.*`. The message says what to send, and that is enough."""
+    own = RunningCollector(tmp_path).wait()
+    try:
+        _send_foreign_traces(Bench([own], bench.run_id, tmp_path), tmp_path / "examples.jsonl")
+    finally:
+        own.stop()
+
+
+def _send_foreign_traces(bench: Bench, out: Path) -> None:
+    store = str(bench.collectors[0].store)
+    client = {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.input.messages": said("user", "2+2?"),
+        "gen_ai.output.messages": said("assistant", "4"),
+    }
+    trace = hex_id(32, bench.run_id, "foreign")
+    root = TestSpan(trace, hex_id(16, "root"), None, 1.0, 9.0, {"agent": "mine"})
+    call = TestSpan(trace, hex_id(16, "call"), root.span_id, 2.0, 3.0, client)
+    bench.send(TestRollout("none", status=None, spans=[root, call]))
+    request = ExportRequest("sft", out, [store], [], DatasetSettings())
+    with pytest.raises(
+        DatasetError, match=r"the spans of 1 traces name no rollout: .* trainspan.rollout.id = an id of its own"
+    ):
+        export(request, bench.clock)
+    root.attributes |= {keys.ROLLOUT_ID: f"{bench.run_id}-mine", keys.ROLLOUT_STATUS: "ok"}
+    bench.send(TestRollout("none", status=None, spans=[root]))
+    with pytest.raises(
+        DatasetError, match=r"none of 1 rollouts can be an example: no_reward 1 → call trainspan.reward"
+    ):
+        export(request, bench.clock)
+    root.events.append((8.0, {keys.EVALUATION_NAME: "reward", keys.EVALUATION_SCORE: 1.0}))
+    root.attributes["more"] = "a richer copy"
+    bench.send(TestRollout("none", status=None, spans=[root]))
+    assert export(request, bench.clock).examples == 1

@@ -1,14 +1,17 @@
 """A user's own reward, credit and baseline."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.processing.conftest import Bench, rows
 from tests.processing.support.traces import TestRollout, chain
+from tests.support.models.byte_tokenizer import encode, make_byte_tokenizer
 from tests.support.places import ROOT
 from trainspan_schemas.errors import DatasetError, UsageError
+from trainspan_schemas.home import remember_served_model
 from trainspan_schemas.telemetry import keys
 
 _MODULE = "tests.processing.support.reward_functions"
@@ -169,3 +172,31 @@ def test_a_filter_that_forgets_its_answer_and_a_credit_that_raises_are_one_error
         bench.build(filter=f"{_MODULE}:returns")
     with pytest.raises(DatasetError, match=r"credit '.*:crashes' raised KeyError: 1.0"):
         bench.build(credit=f"{_MODULE}:crashes", baseline="none")
+
+
+def test_a_reward_function_sees_the_tasks_answer_the_tools_and_decoded_texts(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRAINSPAN_HOME", str(tmp_path))
+    model = make_byte_tokenizer(tmp_path)
+    remember_served_model(str(model))
+    for name in "ab":
+        rollout = bench.rollout(name)
+        rollout.root_span.attributes[keys.TASK_ANSWER] = '{"sum": 4}'
+        rollout.call(0, encode(model, "2+2?"), encode(model, "four<|im_end|>"))
+        tool = {"gen_ai__operation__name": "execute_tool"}
+        rollout.span("later", 3.0, 4.0, **tool, gen_ai__tool__name="tell")
+        asked = {"gen_ai__tool__call__arguments": '{"x": 2}', "gen_ai__tool__call__result": "4"}
+        rollout.span("sooner", 2.0, 3.0, **tool, **asked, gen_ai__tool__name="add")
+        bench.send(rollout)
+    built = bench.build(round_=0, reward=f"{_MODULE}:knows_everything", baseline="none")
+    assert rows(built)["return"].to_list() == [1.0, 1.0]
+
+
+def test_a_failure_that_repeats_is_one_line_with_its_count(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    bench.send(*(chain(bench.rollout(name), 1) for name in "abcdef"))
+    with pytest.raises(DatasetError):
+        bench.build(round_=0, reward=f"{_MODULE}:always_fails", baseline="none")
+    lines = [record.message for record in caplog.records if "reward_failed" in record.message]
+    assert len(lines) == 1
+    assert f"rollouts=6 rollout_id={bench.run_id}-a error=" in lines[0]

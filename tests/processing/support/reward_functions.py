@@ -114,3 +114,18 @@ def counted(rollout: StoredRollout) -> dict[str, float | None]:
     if rollout.rollout_id.endswith("fails"):
         raise KeyError("no answer")
     return {"reward": length(rollout), "style": None}
+
+
+def knows_everything(rollout: StoredRollout) -> float:
+    """1 if the answer, the tools and the decoded texts are as the test sent them."""
+    call = rollout.calls[0]
+    tools = [(tool.name, tool.arguments, tool.result, tool.failed) for tool in rollout.tools]
+    return float(
+        rollout.answer == {"sum": 4}
+        and tools == [("add", '{"x": 2}', "4", False), ("tell", None, None, False)]
+        and (call.messages, call.prompt_text, call.text) == ([], "2+2?", "four")
+    )
+
+
+def always_fails(rollout: StoredRollout) -> float:
+    raise KeyError("no such column")

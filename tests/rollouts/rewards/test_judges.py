@@ -7,6 +7,7 @@ import pytest
 from tests.rollouts.agents.test_functions import rewards, rollouts, statuses, tasks
 from tests.rollouts.conftest import Run
 from tests.support.otlp.recorder import OtlpRecorder
+from trainspan_schemas.telemetry import keys
 
 
 def test_verdicts_run_concurrently_while_the_agents_run_one_by_one(run: Run, recorder: OtlpRecorder) -> None:
@@ -94,3 +95,31 @@ def test_scores_beyond_the_limit_are_used_by_nobody(run: Run, recorder: OtlpReco
     assert rewards(rollouts(recorder)["huge", 0]) == [(1e160, "return")]  # for the dataset, which counts it
     judged = run(source, given, "agent:solve", judge="agent:judge", run_id="judged")
     assert (judged.status, judged.mean_reward) == ({"judge_error": 1, "ok": 2}, 1.0)
+
+
+def test_a_judge_gives_a_reason_and_the_tasks_answer_is_stored(run: Run, recorder: OtlpRecorder) -> None:
+    source = """
+    def solve(task):
+        return task["input"]
+
+    def judge(task, result):
+        if task["input"] == "pair":
+            return 0.5, "the date is wrong"
+        if task["input"] == "names":
+            return {"reward": 1.0, "style": 0.25}, "well said"
+        return 1.0
+    """
+    given = [{"id": name, "input": name, "answer": {"is": name}} for name in ("pair", "names", "plain")]
+    run(source, [*given, {"id": "long", "input": "x", "answer": "a" * 40_000}], "agent:solve", judge="agent.py:judge")
+    found = {
+        task: [(event[keys.EVALUATION_SCORE], event.get(keys.EVALUATION_EXPLANATION)) for _, event in span.events]
+        for (task, _), span in rollouts(recorder).items()
+    }
+    assert found == {
+        "pair": [(0.5, "the date is wrong")],
+        "names": [(1.0, "well said"), (0.25, "well said")],
+        "plain": [(1.0, None)],
+        "long": [(1.0, None)],
+    }
+    answers = {task: span.attributes.get(keys.TASK_ANSWER) for (task, _), span in rollouts(recorder).items()}
+    assert answers == {**{name: f'{{"is": "{name}"}}' for name in ("pair", "names", "plain")}, "long": None}

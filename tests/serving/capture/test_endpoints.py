@@ -137,6 +137,24 @@ def test_no_client_chooses_the_id_of_a_response_and_each_response_names_its_call
     assert named == [span.span_id for span in spans if span.attributes[keys.CHOICE_INDEX] == 0]
 
 
+def test_tools_are_recorded_as_the_template_gets_them_and_a_template_that_leaves_them_out_is_named_once(
+    caller: Caller,
+) -> None:
+    function = tool("turn")["function"] | {"strict": True}
+    chat: Any = [{"type": "function", "function": function}]
+    caller.client.chat.completions.create(**ASKED, tools=chat)
+    caller.client.responses.create(
+        model="policy", input="7", max_output_tokens=16, tools=[{"type": "function", **function}]
+    )
+    caller.client.chat.completions.create(**ASKED)
+    *offered, without = [span.attributes.get(keys.GEN_AI_TOOL_DEFINITIONS) for span in caller.spans(3)]
+    assert [json.loads(tools) for tools in offered if tools] == [chat, chat]
+    assert without is None
+    said = "the request offers 1 tool, the prompt has none: serve a model whose chat template renders tools"
+    assert caller.stack.server.log.read_text().count("the prompt has none") == 1
+    assert said in caller.stack.server.log.read_text()
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_forced_tool_calls_one_or_several_are_one_generation(caller: Caller, stream: bool) -> None:
     for parallel in (False, True):

@@ -27,6 +27,7 @@ class FakeEngine:
     def __init__(self) -> None:
         self.model_config = SimpleNamespace(logprobs_mode="processed_logprobs")
         self.vllm_config = SimpleNamespace(structured_outputs_config=SimpleNamespace(backend="xgrammar"))
+        self.renderer = SimpleNamespace(render_messages_async=None)
         self.input_processor = SimpleNamespace(process_inputs=self._process, process_inputs_async=None)
 
     @staticmethod

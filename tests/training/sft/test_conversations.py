@@ -151,3 +151,48 @@ def test_half_characters_of_a_conversation_become_the_replacement_character(tmp_
     asked, answered = example.messages
     assert (asked["content"], answered["content"]) == ("a\ufffd", "😀")
     assert answered["tool_calls"][0]["function"]["arguments"] == {"q": "\ufffd"}
+
+
+TOOL = {"type": "function", "function": {"name": "look_up", "description": "", "parameters": {"type": "object"}}}
+ACTS: list[Message] = [
+    said("user", "where?"),
+    {**said("assistant", ""), "tool_calls": [{"type": "function", "function": {"name": "look_up", "arguments": {}}}]},
+    said("tool", "there"),
+    said("assistant", "there"),
+]
+RENDERS_CALLS = CHATML.replace(
+    "(message['content'] or '')", "(message['content'] or '') + (message.tool_calls | string)"
+)
+RENDERS_TOOLS = "{{ tools | string }}" + RENDERS_CALLS
+
+
+@pytest.mark.parametrize(
+    ("template", "losses"),
+    [
+        (
+            CHATML,
+            [
+                "all 2 answers that call tools are dropped (not_rendered 2)",
+                "the chat template leaves out the tools: 2 of 2 requests offer some, their prompts have none",
+            ],
+        ),
+        (
+            RENDERS_CALLS,
+            ["the chat template leaves out the tools: 2 of 4 requests offer some, their prompts have none"],
+        ),
+        (RENDERS_TOOLS, []),
+    ],
+)
+def test_a_template_that_loses_the_tools_or_every_call_of_one_is_named(
+    rows_of: Any, template: str, losses: list[str]
+) -> None:
+    made = rows_of(*[{"messages": ACTS, "tools": [TOOL]}] * 2, template=template)
+    assert made.systematic_losses() == losses
+
+
+def test_a_kind_of_answers_of_which_some_are_trained_is_not_lost(rows_of: Any) -> None:
+    bad = {**ACTS[1], "tool_calls": [{"type": "function", "function": {"name": "look_up", "arguments": "no object"}}]}
+    lines = [{"messages": [ACTS[0], call, *ACTS[2:]], "tools": [TOOL]} for call in (ACTS[1], bad)]
+    made = rows_of(*lines, template=RENDERS_TOOLS)
+    assert dict(made.dropped) == {"bad_arguments": 1}
+    assert made.systematic_losses() == []

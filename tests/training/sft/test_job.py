@@ -18,7 +18,8 @@ from tests.training.support.sessions import same_weights, weights
 from trainspan_schemas.artifacts.checkpoint import base_digest, digest_of_model
 from trainspan_schemas.command_events import FineTuneEvaluated, FineTuneStarted, FineTuneStep
 from trainspan_schemas.config.settings import SftSettings
-from trainspan_schemas.errors import CheckpointError, ConfigError, NothingToTrainError, TrainingError
+from trainspan_schemas.errors import CheckpointError, ConfigError, DatasetError, NothingToTrainError, TrainingError
+from trainspan_serving.checkpoints.adapters import read_adapter
 from trainspan_training.model.loading import check_folder, load_model, load_tokenizer
 from trainspan_training.sft.job import SftJob, SftOutcome, check, fine_tune
 
@@ -268,7 +269,10 @@ def test_an_adapter_is_merged_or_kept_with_its_base(
     fine_tuned("alone", adapter="lora", lora_rank=4, max_steps=6, lora_result="adapter")
     assert not same_weights(tmp_path / "merged", model_dir)
     meta = json.loads((tmp_path / "alone" / "trainspan.json").read_text())
-    assert (meta["kind"], meta["version"], meta["base"]) == ("lora", 0, str(model_dir))
+    base = os.path.relpath(model_dir, tmp_path / "alone")
+    assert (meta["kind"], meta["version"], meta["base"], meta["parent"]) == ("lora", 0, base, base)
+    assert json.loads((tmp_path / "alone" / "adapter_config.json").read_text())["base_model_name_or_path"] == base
+    assert read_adapter(tmp_path / "alone").base == str(model_dir.resolve())
     assert meta["base_digest"] not in (None, digest_of_model(model_dir))
     tokens = load_tokenizer(model_dir)("answer 12", return_tensors="pt")["input_ids"]
     adapted = PeftModel.from_pretrained(load_model(model_dir), tmp_path / "alone")
@@ -286,6 +290,22 @@ def test_another_chat_template_is_trained_and_served(fine_tuned: Callable[..., S
     (tmp_path / "own.jinja").write_text(template)
     fine_tuned(chat_template_path=str(tmp_path / "own.jinja"), max_steps=1)
     assert load_tokenizer(tmp_path / "out").chat_template == template
+
+
+def test_conversations_that_lose_all_tool_calls_are_trained_only_by_force(
+    fine_tuned: Callable[..., SftOutcome], tmp_path: Path, model_dir: Path
+) -> None:
+    call = {"type": "function", "function": {"name": "calc", "arguments": {}}}
+    acts = {"prompt": [{"role": "user", "content": "2*3"}], "completion": [{"role": "assistant", "tool_calls": [call]}]}
+    with (tmp_path / "data.jsonl").open("a") as file:
+        file.write(json.dumps(acts) + "\n")
+    refusal = r"all 1 answers that call tools are dropped \(not_rendered 1\).* or give --force"
+    with pytest.raises(DatasetError, match=refusal):
+        fine_tuned(max_steps=1)
+    events: list[Any] = []
+    settings = dataclasses.replace(SETTINGS, model=str(model_dir), max_steps=1)
+    fine_tune(SftJob(settings, tmp_path / "data.jsonl", tmp_path / "out", force=True), events.append)
+    assert events[0].losses == ["all 1 answers that call tools are dropped (not_rendered 1)"]
 
 
 def test_what_cannot_be_done_is_refused_with_its_reason(

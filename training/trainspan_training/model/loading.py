@@ -7,7 +7,16 @@ from typing import Any
 
 from trainspan_schemas.errors import CheckpointError
 
-__all__ = ["check_folder", "context_of", "find_model", "hollow_model", "load_config", "load_model", "load_tokenizer"]
+__all__ = [
+    "ADAPTER_FILE",
+    "check_folder",
+    "context_of",
+    "find_model",
+    "hollow_model",
+    "load_config",
+    "load_model",
+    "load_tokenizer",
+]
 
 CONFIG_FILE = "config.json"
 ADAPTER_FILE = "adapter_config.json"

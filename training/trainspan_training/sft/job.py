@@ -20,8 +20,9 @@ from trainspan_training.model.loading import find_model
 from trainspan_training.model.starting_policy import Policy
 from trainspan_training.objective.heavy_imports import import_training
 from trainspan_training.objective.options import check_model
-from trainspan_training.sft.data.examples import ConversationFile, Example, find_files, read_examples
+from trainspan_training.sft.data.examples import ConversationFile, Example, Message, find_files, read_examples
 from trainspan_training.sft.data.rendering import read_template
+from trainspan_training.sft.data.served import StoredPrompt, with_served_tools
 from trainspan_training.sft.job_folder import JobFolder
 from trainspan_training.sft.stop_signal import Stopped, StopSignal
 
@@ -52,6 +53,10 @@ class SftJob:
     """A file of conversations, or a folder of files."""
     out: Path
     """Folder of the finished model; it must not exist, or be empty."""
+    force: bool = False
+    """Train also if a whole kind of answers is dropped, or the prompts lack the tools."""
+    prompts: tuple[StoredPrompt, ...] = ()
+    """Those that a policy server with this model got from the same agent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +116,10 @@ def _run(job: SftJob, stop: StopSignal, on_event: "OnEvent") -> SftOutcome:
     settings = job.settings
     template = read_template(settings.chat_template_path) if settings.chat_template_path else None
     examples, sources = read_examples(find_files(job.data))
+    examples, completed = with_served_tools(examples, job.prompts)
     policy = _policy(settings)
-    folder = JobFolder(job.out, _identity(settings, sources, policy, template))
+    identity = _identity(settings, sources, policy, template)
+    folder = JobFolder(job.out, identity | ({"tools": _digest([one.tools for one in examples])} if completed else {}))
     if (manifest := folder.finished()) is not None:
         return SftOutcome(job.out, 0, 0, manifest=manifest)
     import_training()
@@ -122,7 +129,7 @@ def _run(job: SftJob, stop: StopSignal, on_event: "OnEvent") -> SftOutcome:
 
     with folder.held():
         try:
-            trainer = _prepared(settings, policy, examples, folder, stop, on_event, template, device)
+            trainer = _prepared(job, policy, examples, completed, folder, stop, on_event, template, device)
         except BaseException:
             if folder.latest() is None:
                 folder.remove()  # it has not begun
@@ -141,9 +148,10 @@ def _run(job: SftJob, stop: StopSignal, on_event: "OnEvent") -> SftOutcome:
 
 
 def _prepared(
-    settings: SftSettings,
+    job: SftJob,
     policy: Policy,
     examples: Sequence[Example],
+    completed: int,
     folder: JobFolder,
     stop: StopSignal,
     on_event: "OnEvent",
@@ -168,8 +176,11 @@ def _prepared(
     cuda = torch.cuda.is_available()
     if cuda and (devices := torch.cuda.device_count()) > 1:
         raise TrainingError(f"{devices} GPUs are visible, and sft trains on one: set CUDA_VISIBLE_DEVICES")
+    settings = job.settings
     config, tokenizer = load_config(policy.model), load_tokenizer(policy.model)
-    made = read_rows(settings, config, policy.model, tokenizer, examples, template)
+    made = read_rows(
+        settings, config, policy.model, tokenizer, examples, template, force=job.force, prompts=job.prompts
+    )
     budget = memory.fit(config, settings, memory.available(settings, cuda=cuda), cuda=cuda, team=Team())
     vocabulary = int(config.get_text_config().vocab_size)
     check_rows(made.rows, vocabulary, budget.longest)
@@ -200,6 +211,9 @@ def _prepared(
         tokens=sum(len(row.tokens) for row in rows),
         trained_tokens=sum(row.n_trained for row in rows),
         rewritten=made.rewritten,
+        losses=made.systematic_losses(),
+        completed_tools=completed,
+        **asdict(made.comparison),
         dropped=dict(made.dropped.most_common()),
         named=made.named,
         learning_rate=args.learning_rate,
@@ -228,6 +242,10 @@ def _identity(
         "chat_template": hashlib.sha256(template.encode()).hexdigest() if template is not None else None,
         "settings": {name: value for name, value in asdict(settings).items() if name not in _NO_EFFECT},
     }
+
+
+def _digest(tools: Sequence[Sequence[Message]]) -> str:
+    return hashlib.sha256(json.dumps(tools).encode()).hexdigest()
 
 
 def _described(data: Path, sources: list[ConversationFile]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The finished model's folder: weights, tokenizer, chat template and, in `sft/`, what it was made from."""
 
 import json
+import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,7 +19,7 @@ from trainspan_schemas.files.durable import sync
 from trainspan_training.devices.team import Team
 from trainspan_training.metrics.round_record import METRICS_FILE, finite
 from trainspan_training.model.full_weights import FullWeights, hash_of
-from trainspan_training.model.loading import load_model
+from trainspan_training.model.loading import ADAPTER_FILE, load_model
 from trainspan_training.model.lora import AdapterWeights, add_adapter
 from trainspan_training.model.starting_policy import Policy
 from trainspan_training.sft.job_folder import ABOUT, MANIFEST, JobFolder
@@ -45,7 +46,7 @@ def finish(
     log = [line for line in trainer.state.log_history if "loss" in line or "eval_loss" in line]
     manifest = {**about, **trainer.figures(), "versions": {name: version(name) for name in _PACKAGES}}
     try:
-        written = _write(folder.path / "result", _weights(trainer, settings, policy), policy, template)
+        written = _write(folder, _weights(trainer, settings, policy), policy, template)
         described = folder.path / "result" / ABOUT
         described.mkdir()
         manifest["weights_sha256"] = hash_of(written)
@@ -77,7 +78,8 @@ def _weights(trainer: ConversationTrainer, settings: SftSettings, policy: Policy
     return FullWeights(model.merge_and_unload())
 
 
-def _write(folder: Path, weights: FullWeights | AdapterWeights, policy: Policy, template: str | None) -> Any:
+def _write(job: JobFolder, weights: FullWeights | AdapterWeights, policy: Policy, template: str | None) -> Any:
+    folder = job.path / "result"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     written = weights.write(folder, Team())
@@ -86,6 +88,9 @@ def _write(folder: Path, weights: FullWeights | AdapterWeights, policy: Policy, 
         (folder / _TEMPLATE).write_text(template, encoding="utf-8")
     if weights.kind == "lora":
         # Its calls are not those of the base: the digest is the adapter's own.
-        meta = CheckpointMeta("lora", 0, policy.name, policy.base, None, hash_of(written))
+        base = os.path.relpath(policy.base, job.out) if Path(policy.base).is_dir() else policy.base
+        meta = CheckpointMeta("lora", 0, base, base, None, hash_of(written))
         replace(meta, base_digest=digest_of_model(folder)).write(folder)
+        config = json.loads((folder / ADAPTER_FILE).read_text())
+        (folder / ADAPTER_FILE).write_text(json.dumps(config | {"base_model_name_or_path": base}, indent=2) + "\n")
     return written

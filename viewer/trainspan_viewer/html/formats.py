@@ -3,7 +3,7 @@
 import math
 from datetime import UTC, datetime
 
-__all__ = ["age", "count", "moment", "number", "seconds", "share"]
+__all__ = ["age", "count", "moment", "number", "seconds", "share", "short_id"]
 
 _NONE = "–"
 
@@ -18,6 +18,11 @@ def number(value: float | None, digits: int = 4) -> str:
 def count(value: int | None) -> str:
     """With thin spaces between thousands."""
     return _NONE if value is None else f"{value:,}".replace(",", "\u2009")
+
+
+def short_id(text: str) -> str:
+    """An id that nobody reads to its end: 12 characters, if it has more."""
+    return text if len(text) <= 12 else f"{text[:12]}…"
 
 
 def share(value: float | None) -> str:

@@ -176,6 +176,18 @@ addEventListener("popstate", () => {
   else if (document.querySelector("#what-if")) recompute(location.href).catch(() => location.reload());
 });
 
+// Copying an id that is shown cut: where the browser allows no writing to the clipboard, the whole id is shown.
+document.addEventListener("click", async (event) => {
+  const button = event.target.closest?.("button[data-copy]");
+  if (!button) return;
+  try {
+    await navigator.clipboard.writeText(button.dataset.copy);
+    button.textContent = "copied";
+  } catch {
+    button.textContent = button.dataset.copy;
+  }
+});
+
 // What if: a changed setting is computed at once, and the browser's Back takes it back.
 async function recompute(address, isOld = () => false) {
   const answer = await fetch(address, { signal: AbortSignal.timeout(60000) });

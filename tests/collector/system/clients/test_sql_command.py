@@ -79,6 +79,11 @@ def test_a_table_stops_after_a_hundred_rows_and_says_so_and_max_rows_changes_tha
     ("arguments", "code", "message"),
     [
         (["SELEC 1"], 1, "syntax error"),
+        (
+            ["SELECT rollout FROM spans"],
+            1,
+            'column "rollout" not found in FROM clause! Candidate bindings: "rollout_id"',
+        ),
         (["DELETE FROM spans"], 1, "exactly one SELECT"),
         (["SELECT * FROM read_text('/etc/passwd')"], 1, "disabled"),
         (["--format", "xml", "SELECT 1"], 2, "--format 'xml'"),

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from trainspan_training.sft.data.examples import Example, Message
 from trainspan_training.sft.data.rendering import AnswerTokens, Renderer
+from trainspan_training.sft.data.served import PromptComparison
 
 __all__ = ["Conversations", "Row", "hold_out", "make_rows"]
 
@@ -58,10 +59,36 @@ class Conversations:
     """Reason → number of answers."""
     named: dict[str, list[str]] = field(default_factory=dict)
     """Reason, or `rewritten` → the first examples that it applies to."""
+    comparison: PromptComparison = field(default_factory=PromptComparison)
+    """With prompts that the policy server had of the same agent."""
+    lacking_tools: int = 0
+    """Trained answers whose prompt names none of the tools that are offered."""
+    trained_kinds: set[bool] = field(default_factory=set)
+    """Whether a trained answer calls tools."""
+    dropped_kinds: dict[bool, Counter[str]] = field(default_factory=lambda: {True: Counter(), False: Counter()})
+    """The same of a dropped answer → reasons."""
 
-    def drop(self, reason: str, name: str) -> None:
+    def drop(self, reason: str, name: str, *, calls_tools: bool | None) -> None:
+        """`calls_tools`: None if there is no answer."""
         self.dropped[reason] += 1
         self.name(reason, name)
+        if calls_tools is not None:
+            self.dropped_kinds[calls_tools][reason] += 1
+
+    def systematic_losses(self) -> list[str]:
+        """What the model could not learn from these rows, because no row has it."""
+        losses = []
+        for calls_tools, what in ((True, "that call tools"), (False, "without tool calls")):
+            reasons = self.dropped_kinds[calls_tools]
+            if reasons and calls_tools not in self.trained_kinds:
+                counts = ", ".join(f"{reason} {count}" for reason, count in reasons.most_common())
+                losses.append(f"all {reasons.total()} answers {what} are dropped ({counts})")
+        if self.lacking_tools:
+            losses.append(
+                f"the chat template leaves out the tools: {self.lacking_tools} of {self.answers} requests offer some, "
+                "their prompts have none"
+            )
+        return losses
 
     def name(self, reason: str, name: str) -> None:
         named = self.named.setdefault(reason, [])
@@ -127,19 +154,22 @@ def make_rows(
             row.call = call
             row.answers.append((len(call.prompt), len(call.answer)))
             made.answers += 1
+            made.lacking_tools += call.lacks_tools
             talk.row, talk.group = row, row.group
     made.rows = [_closed(row, assistant_only=assistant_only) for row in rows]
     return made
 
 
 def _fitting(example: Example, renderer: Renderer, made: Conversations, max_length: int) -> Iterator[AnswerTokens]:
-    for call in renderer.calls(example):
+    kinds: list[bool | None] = [bool(example.messages[index].get("tool_calls")) for index in example.answers] or [None]
+    for call, calls_tools in zip(renderer.calls(example), kinds, strict=True):
         if isinstance(call, str):
-            made.drop(call, example.name)
+            made.drop(call, example.name, calls_tools=calls_tools)
         elif call.size <= max_length:
+            made.trained_kinds.add(bool(calls_tools))
             yield call
         else:
-            made.drop("too_long", example.name)
+            made.drop("too_long", example.name, calls_tools=calls_tools)
 
 
 def _continues(before: AnswerTokens, call: AnswerTokens) -> bool:

@@ -47,6 +47,11 @@ class Example:
     text: tuple[str, str] | None = None
     """Prompt and completion of an example that is text."""
 
+    @property
+    def answers(self) -> list[int]:
+        """Indexes of the messages that may be trained."""
+        return [i for i in range(self.first, len(self.messages)) if self.messages[i]["role"] == "assistant"]
+
 
 def find_files(data: Path) -> list[Path]:
     """The file itself, or the `*.jsonl` files of a folder, by name. Raises DatasetError if there is none."""

@@ -6,7 +6,7 @@ So the tokens in the loss are exact for any template, and need no `{% generation
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainspan_schemas.errors import ConfigError
+from trainspan_schemas.telemetry.tools import lacks_tools
 from trainspan_training.sft.data.examples import Example, Message
 
 __all__ = ["REASONS", "AnswerTokens", "Renderer", "dropped_lines", "read_template", "stop_tokens"]
@@ -42,6 +43,8 @@ class AnswerTokens:
     """(P,) not empty."""
     answer: NDArray[np.int32]
     """(A,) up to and including the token that ends it."""
+    lacks_tools: bool = False
+    """Whether tools are offered and the prompt names none of them."""
 
     @property
     def size(self) -> int:
@@ -60,8 +63,14 @@ class Renderer:
         """The answers of an example, in order; the reason (see REASONS) in place of one that cannot be trained."""
         if example.text is not None:
             return [self._cut_at_end(*(self._encode(part) for part in example.text))]
-        answers = [i for i in range(example.first, len(example.messages)) if example.messages[i]["role"] == "assistant"]
-        return [self._call(example, index) for index in answers] or ["no_answer"]
+        return [self._call(example, index) for index in example.answers] or ["no_answer"]
+
+    def prompt(self, messages: Sequence[Message], tools: Sequence[Message]) -> NDArray[np.int32]:
+        """(P,) the tokens of a request. Raises what the template raises."""
+        return self._encode(self._text(messages, tools, is_open=True))
+
+    def text_of(self, ids: Sequence[int]) -> str:
+        return self._decode(np.array(ids, dtype=np.int32))
 
     def _call(self, example: Example, index: int) -> AnswerTokens | str:
         before, answer = example.messages[:index], example.messages[index]
@@ -82,7 +91,8 @@ class Renderer:
             rest = self._encode(said[len(asked) :])
             if self._decode(np.concatenate([prompt, rest])) != self._decode(whole):
                 return "boundary"
-        return self._cut_at_end(prompt, rest)
+        cut = self._cut_at_end(prompt, rest)
+        return cut if isinstance(cut, str) else replace(cut, lacks_tools=lacks_tools(example.tools, asked))
 
     def _cut_at_end(self, prompt: NDArray[np.int32], rest: NDArray[np.int32]) -> AnswerTokens | str:
         """Removes what the template adds after the token that ends the answer: spaces, or the end of the text."""

@@ -10,21 +10,35 @@ from trainspan_training.model.loading import context_of
 from trainspan_training.sft.data.conversations import Conversations, Row, make_rows
 from trainspan_training.sft.data.examples import Example
 from trainspan_training.sft.data.rendering import Renderer, dropped_lines, stop_tokens
+from trainspan_training.sft.data.served import StoredPrompt, compare_prompts
 
 __all__ = ["check_rows", "read_rows"]
 
 
 def read_rows(
-    settings: SftSettings, config: Any, folder: Path, tokenizer: Any, examples: Sequence[Example], template: str | None
+    settings: SftSettings,
+    config: Any,
+    folder: Path,
+    tokenizer: Any,
+    examples: Sequence[Example],
+    template: str | None,
+    *,
+    force: bool = False,
+    prompts: Sequence[StoredPrompt] = (),
 ) -> Conversations:
-    """The training rows. Raises NothingToTrainError with the reasons if there are none."""
+    """The training rows; `prompts` are compared with those that are made of the same messages.
+
+    Raises NothingToTrainError with the reasons if there are none, and unless `force`, DatasetError if they lack a whole kind of
+    answers or the tools.
+    """
     if template is None and not tokenizer.chat_template and any(example.text is None for example in examples):
         raise ConfigError(f"{folder} has no chat template: set sft.chat_template_path to a file")
     stops = stop_tokens(tokenizer, config.get_text_config(), config, _generation_config(folder))
     context = context_of(config.get_text_config())
+    renderer = Renderer(tokenizer, stops, template)
     made = make_rows(
         examples,
-        Renderer(tokenizer, stops, template),
+        renderer,
         max_length=min(settings.max_length or context, context),
         assistant_only=settings.assistant_only_loss,
     )
@@ -32,6 +46,12 @@ def read_rows(
         raise NothingToTrainError(
             f"none of {made.examples} examples can be trained", details=list(dropped_lines(made.dropped, made.named))
         )
+    if not force and (losses := made.systematic_losses()):
+        raise DatasetError(
+            f"the model would not learn what the agent does: {'; '.join(losses)}. Set sft.chat_template_path to a template that "
+            "renders tools (trainspan's examples/templates has one), or give --force to train on the rest"
+        )
+    made.comparison = compare_prompts(prompts, renderer)
     return made
 
 

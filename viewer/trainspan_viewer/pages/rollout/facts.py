@@ -56,6 +56,8 @@ def facts(
         ("reward", number(account.credit.reward)),
         ("calls", n_calls if part is None else f"{count(part.n_calls)}, with tokens"),
     ]
+    if account.answer is not None:
+        rows.append(("answer of the task", element("span", isolated(_cut(account.answer)))))
     if account.error:
         rows.append(("failed because", element("span", isolated(_cut(account.error)), class_="bad")))
     if account.reason:
@@ -96,14 +98,15 @@ def edges(found: list[EdgeAccount], address: Callable[[int], str]) -> Element:
             if edge.call is None
             else link(address(edge.call), f"call {edge.call}"),
             edge.why,
+            _cut(edge.explanation or "–"),
         ]
         for edge in found[:_MOST_EDGES]
     ]
-    head = ["score", "name", "from", "at", "recorded on", "rule", "falls on", "because"]
+    head = ["score", "name", "from", "at", "recorded on", "rule", "falls on", "because", "explanation"]
     listed = table(
         head,
         rows,
-        text=frozenset({1, 2, 4, 5, 6, 7}),
+        text=frozenset({1, 2, 4, 5, 6, 7, 8}),
         caption="evaluations in the order of time, those that do not count last"
         + (f"; 1–{count(len(rows))} of {count(len(found))}" if len(rows) < len(found) else ""),
     )

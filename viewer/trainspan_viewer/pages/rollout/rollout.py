@@ -6,7 +6,7 @@ from urllib.parse import quote
 from trainspan_processing.explain.account import RolloutAccount
 from trainspan_viewer.html.document import Page, standalone
 from trainspan_viewer.html.elements import Child, Element, element, link
-from trainspan_viewer.html.formats import count
+from trainspan_viewer.html.formats import count, short_id
 from trainspan_viewer.pages.rollout.branches import branch_facts, branches, measurements
 from trainspan_viewer.pages.rollout.conversation import advantage_legend, conversation
 from trainspan_viewer.pages.rollout.facts import derivation, edges, facts, members, shown_calls
@@ -29,7 +29,13 @@ def render_rollout(model: RolloutModel) -> Page:
     by = model.links.dataset
     explained: Child = link(f"/datasets/{by}", by) if by else "the store as it is now"
     body: list[Child] = [
-        facts(account, ("explained by", explained), origin=branch_facts(account, links.elsewhere), part=model.part),
+        facts(
+            account,
+            ("id", _copied(account.rollout_id)),
+            ("explained by", explained),
+            origin=branch_facts(account, links.elsewhere),
+            part=model.part,
+        ),
         element(
             "p",
             link(links.group(*key), f"side by side with its group of {len(account.credit.members) or 1}")
@@ -64,7 +70,7 @@ def render_rollout(model: RolloutModel) -> Page:
     is_running = account.status is None
     content: list[Child] = [element("div", *body, id="live")] if is_running else body
     live = model.params.link() if is_running else None
-    return Page(f"Rollout {account.rollout_id}", content, section="datasets", crumbs=crumbs, live=live)
+    return Page(f"Rollout {short_id(account.rollout_id)}", content, section="datasets", crumbs=crumbs, live=live)
 
 
 def explanation_page(account: RolloutAccount) -> str:
@@ -72,7 +78,7 @@ def explanation_page(account: RolloutAccount) -> str:
     steps, _ = steps_of(account, 0, 10**6, decoder_of(account))
     in_full = sum(len(call.completion_ids) for call in account.calls) <= _MOST_TOKENS
     body: list[Child] = [
-        facts(account, origin=branch_facts(account, None)),
+        facts(account, ("id", account.rollout_id), origin=branch_facts(account, None)),
         *_sections(account, lambda index: f"#call-{index}"),
         members(account.credit, None),
         branches(account, None),
@@ -80,7 +86,13 @@ def explanation_page(account: RolloutAccount) -> str:
         advantage_legend(account),
         *conversation(account, steps, None, in_full=in_full),
     ]
-    return standalone(Page(f"Rollout {account.rollout_id}", body))
+    return standalone(Page(f"Rollout {short_id(account.rollout_id)}", body))
+
+
+def _copied(rollout_id: str) -> Element:
+    """The id cut, with a button that copies all of it."""
+    button = element("button", "copy", type="button", data_copy=rollout_id, aria_label="copy the whole id")
+    return element("span", element("code", short_id(rollout_id), title=rollout_id), " ", button)
 
 
 def _sections(account: RolloutAccount, call: Callable[[int], str]) -> list[Child]:

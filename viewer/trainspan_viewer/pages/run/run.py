@@ -32,6 +32,7 @@ def sections(model: RunModel) -> list[Child]:
     return [
         element(
             "div",
+            _headline(model),
             element("div", _facts(model), *run_curves(model.records), class_="plots"),
             element("h2", "Evaluations"),
             *_evaluations(model),
@@ -44,6 +45,22 @@ def sections(model: RunModel) -> list[Child]:
         element("h2", "Configuration"),
         *_configuration(model),
     ]
+
+
+def _headline(model: RunModel) -> Element:
+    """What has become better by how much: between the first validation and the last one."""
+    found = [one for one in model.records.evals() if one.estimate.stands]
+    if len(found) < 2:
+        said = "Nothing can be said yet about what has become better: that takes two validations on held-out tasks."
+        return element("p", said, class_="lead note")
+    first, last = found[0], found[-1]
+    gain = last.estimate.mean - first.estimate.mean
+    what = measured(one.estimate for one in found).capitalize()
+    moved = "is unchanged" if not gain else f"{'rose' if gain > 0 else 'fell'} by {abs(gain):.3f}"
+    body = f"{what} on held-out tasks {moved}, from {first.estimate} after round {first.round} to {last.estimate} after round {last.round}"
+    one, other = first.estimate.interval, last.estimate.interval
+    overlap = one is not None and other is not None and one[0] <= other[1] and other[0] <= one[1]
+    return element("p", f"{body}{'; the 95 % intervals overlap' if overlap and gain else ''}.", class_="lead")
 
 
 def _facts(model: RunModel) -> Element:
