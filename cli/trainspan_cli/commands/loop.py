@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from trainspan_loop.state.task_pool import LoopTasks
     from trainspan_schemas.config.settings import Settings
 
+_ENDING_S = 30.0
+
 
 @setting_options("loop", "rounds", "overlap")
 def loop(
@@ -34,6 +36,7 @@ def loop(
     """
     import dataclasses
 
+    from trainspan_loop.addresses import check_ports
     from trainspan_loop.consolidation import check_consolidation
     from trainspan_loop.sampling.choice import check_sampling
     from trainspan_loop.state.run_folder import RunFolder, newest_unfinished
@@ -52,6 +55,8 @@ def loop(
     tasks = LoopTasks.open(chosen)
     check_trials(chosen, tasks.trial)
     check_consolidation(chosen, tasks)
+    # Processes of a loop that was killed may need a while to end.
+    check_ports(chosen, wait_s=_ENDING_S if resume else 0.0)
     if seeds == 1:
         values = dataclasses.asdict(chosen)
         folder = (newest_unfinished(values) if resume else None) or RunFolder.create(values)
