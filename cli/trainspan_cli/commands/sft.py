@@ -3,6 +3,7 @@
 import json
 import signal
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from trainspan_processing.export.export import ExportRequest
 
 __all__ = ["sft"]
+
+_SHOWN_EVERY_S = 10.0
 
 
 @setting_options("sft")
@@ -62,6 +65,9 @@ def sft(
     policy_url: Annotated[
         str | None, typer.Option(help="Policy server to swap it in [default: train.policy_url].")
     ] = None,
+    finish: Annotated[
+        bool, typer.Option(help="Train no further: write the result from the newest saved state of the same command.")
+    ] = False,
     given: Given,
     of_model: Given,
     format: FormatOption = "table",
@@ -99,12 +105,13 @@ def sft(
             *("sft", dataset, store or (), out.with_name(f"{out.name}.jsonl"), chosen), **chooses, model=section.model
         )
         data = _exported(export, out)
-    on_event = _print_line if format == "table" else lambda event: print(event_line(event), flush=True)
-    done = fine_tune(SftJob(section, data, out), on_event)
+    on_event = _Lines() if format == "table" else lambda event: print(event_line(event), flush=True)
+    done = fine_tune(SftJob(section, data, out, finish), on_event)
     if done.signal is not None:
         name = signal.Signals(done.signal).name
         print(
-            f"trainspan: stopped by {name} after {done.done} of {done.steps or '?'} steps; the same command continues",
+            f"trainspan: stopped by {name} after {done.done} of {done.steps or '?'} steps; the same command continues, and with "
+            "--finish it ends with what there is",
             file=sys.stderr,
         )
         return 128 + done.signal
@@ -175,20 +182,26 @@ def _exported(request: "ExportRequest", out: Path) -> Path:
     return path
 
 
-def _print_line(event: FineTuneStarted | FineTuneStep | FineTuneEvaluated) -> None:
-    """Prints an event for people: the data, every evaluation, and about twenty of the steps."""
-    match event:
-        case FineTuneStarted():
-            for line in _start_lines(event):
-                print(line, flush=True)
-        case FineTuneEvaluated():
-            print(f"step {event.step} of {event.steps}: held-out loss {event.eval_loss:.4f}", flush=True)
-        case FineTuneStep() if event.step % max(1, event.steps // 20) == 0 or event.step in (1, event.steps):
-            print(
-                f"step {event.step} of {event.steps}: loss {event.loss:.4f}, grad norm {event.grad_norm:.3f}, "
-                f"{event.forwarded_tokens / event.seconds:.0f} tokens/s",
-                flush=True,
-            )
+class _Lines:
+    """Prints events for people: the data, every evaluation, and of the steps about twenty, and one every ten seconds."""
+
+    def __init__(self) -> None:
+        self._shown_at = time.monotonic()
+
+    def __call__(self, event: FineTuneStarted | FineTuneStep | FineTuneEvaluated) -> None:
+        match event:
+            case FineTuneStarted():
+                for line in _start_lines(event):
+                    print(line, flush=True)
+            case FineTuneEvaluated():
+                print(f"step {event.step} of {event.steps}: held-out loss {event.eval_loss:.4f}", flush=True)
+            case FineTuneStep() if self._is_shown(event):
+                self._shown_at = time.monotonic()
+                print(f"{event}: loss {event.loss:.4f}, grad norm {event.grad_norm:.3f}", flush=True)
+
+    def _is_shown(self, event: FineTuneStep) -> bool:
+        is_late = time.monotonic() - self._shown_at > _SHOWN_EVERY_S
+        return is_late or event.step % max(1, event.steps // 20) == 0 or event.step in (1, event.steps)
 
 
 def _start_lines(event: FineTuneStarted) -> Iterator[str]:
