@@ -9,7 +9,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,14 +20,14 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from trainspan_loop.addresses import check_ports
 from trainspan_loop.checks.integrity import SIGNAL_CHECK
 from trainspan_loop.report.run_report import write_report
 from trainspan_loop.state.run_folder import RunFolder
 from trainspan_schemas.config.load import load_settings
-from trainspan_schemas.errors import ConfigError
+from trainspan_schemas.errors import TrainspanError
 from trainspan_schemas.home import home, store_path
 from trainspan_schemas.intervals import RewardEstimate
-from trainspan_schemas.store.access import running_collector
 
 GREATEST_DRIFT = 0.10
 """Most that success may change under random rewards."""
@@ -133,24 +132,9 @@ def _prepare(demo: Demo, console: Console, *, own_model: bool) -> None:
 def _check_ports(demo: Demo) -> None:
     """Exits with one line if a setting is wrong, or if something else listens on a port that the loop needs."""
     try:
-        settings = load_settings(demo.config, os.environ)
-    except ConfigError as error:
+        check_ports(load_settings(demo.config, os.environ), wait_s=0)
+    except TrainspanError as error:
         sys.exit(f"trainspan: {error}")
-    wanted = [("policy server", settings.serving.host, settings.serving.port, "TRAINSPAN_SERVING__PORT")]
-    if running_collector(store_path(settings.collector.store)) is None:
-        for name, address, variable in (
-            ("OTLP", settings.collector.grpc, "TRAINSPAN_COLLECTOR__GRPC"),
-            ("OTLP/HTTP", settings.collector.http, "TRAINSPAN_COLLECTOR__HTTP"),
-            ("Arrow Flight", settings.collector.flight, "TRAINSPAN_COLLECTOR__FLIGHT"),
-        ):
-            host, _, port = address.rpartition(":")
-            if port.isdigit():
-                wanted.append((name, host, int(port), variable))
-    for name, host, port, variable in wanted:
-        with socket.socket() as probe:
-            probe.settimeout(1)
-            if probe.connect_ex((host, port)) == 0:
-                sys.exit(f"trainspan: port {port} ({name}) is in use: stop what listens there, or set {variable}")
 
 
 def _run_loop(demo: Demo, options: argparse.Namespace) -> Path:

@@ -28,10 +28,11 @@ SOURCES = (*PACKAGES, "tests", "benchmarks", "deploy", "evaluation", "examples",
 FLOORS = {
     "schemas": (
         "agents command_events policy_server",
-        "artifacts config store",
+        "artifacts config",
+        "store",
         "telemetry",
         "home",
-        "files gpus http_client http_connection intervals resources web_origins",
+        "files gpus http_client http_connection intervals ports resources web_origins",
         "errors",
     ),
     "collector": (

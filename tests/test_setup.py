@@ -125,10 +125,10 @@ def test_a_port_in_use_ends_the_demo_with_one_line(variable: str, taken_port: in
         check=False,
     )
     assert done.returncode == 1
-    assert done.stderr.strip() == (
-        f"trainspan: port {taken_port} ({'policy server' if 'SERVING' in variable else 'OTLP'}) is in use: "
-        f"stop what listens there, or set {variable}"
-    )
+    setting = "[serving] port" if "SERVING" in variable else "[collector] grpc"
+    assert done.stderr.startswith(f"trainspan: {setting} 127.0.0.1:{taken_port} is in use by pid {os.getpid()} (")
+    assert done.stderr.endswith(": stop that, or take other ports with --set ports.base=0\n")
+    assert len(done.stderr.splitlines()) == 1
     assert not (tmp_path / "home").exists()
 
 

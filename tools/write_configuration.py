@@ -39,6 +39,15 @@ Settings that hardly anybody needs are in the table [`[advanced]`](#advanced).
 The state folder `$TRAINSPAN_HOME` is `.trainspan/` unless that variable is set.
 A list is written with commas in an environment variable.
 Relative paths are relative to the working directory, sizes are in bytes, and names that end in `_s` are in seconds.
+
+## Other ports
+
+`--set ports.base=5000` moves the collector to 5000, 5001 and 5002, the policy server to 5003 and the viewer to 5004.
+With `--set ports.base=0` each takes any free port, so that several people or projects share a machine without agreement.
+Senders follow by themselves: the runner and the loop tell their agents, and commands ask the state folder.
+An agent that is started by hand finds the collector in the same way.
+`trainspan status` shows the URL of the policy server, for its `OPENAI_BASE_URL`.
+A collector or policy server of another state folder at the expected address is refused: nothing is sent to a stranger.
 """
 _KINDS = {str: "string", int: "integer", float: "float", bool: "boolean", tuple: "list of strings"}
 _MIB = 1024 * 1024

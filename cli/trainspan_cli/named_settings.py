@@ -13,7 +13,7 @@ from trainspan_schemas.errors import ConfigError, UsageError
 __all__ = ["NAMED", "advice", "named_settings", "set_for_command"]
 
 NAMED = "--set"
-_UNKNOWN = re.compile(r"[Nn]o such option:? \'?--([a-z0-9-]+)")
+_UNKNOWN = re.compile(r"[Nn]o such option:? \'?--(?:([a-z]+)\.)?([a-z0-9_-]+)")
 
 
 def named_settings(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
@@ -61,8 +61,13 @@ def set_for_command(variables: Mapping[str, str]) -> Iterator[None]:
 def advice(message: str) -> str | None:
     """What to write in place of an unknown option that has the name of a setting, from the parser's message."""
     match = _UNKNOWN.search(message)
-    key = match[1].replace("-", "_") if match else ""
-    docs = [(section, doc) for section in sections() for doc in setting_docs(section) if doc.name == key]
+    if match is None:
+        return None
+    option, key = match[2].replace("_", "-"), match[2].replace("-", "_")
+    if re.search(rf"--{option}(?![a-z-])", message[match.end() :]):  # the parser names the right option
+        return None
+    named = [match[1]] if match[1] in sections() else sections()
+    docs = [(section, doc) for section in named for doc in setting_docs(section) if doc.name == key]
     if len(docs) > 1:
         return f"{key} is a setting of {len(docs)} sections: {', '.join(f'{NAMED} {section}.{key}=VALUE' for section, _ in docs)}"
     for section, doc in docs:

@@ -4,7 +4,7 @@ import socket
 from collections.abc import Callable
 
 from trainspan_collector.network.credentials import AccessControl
-from trainspan_collector.network.ports import Address, bind
+from trainspan_collector.network.ports import Address, bind, check_free
 from trainspan_collector.query.flight_server import FlightServer, ReadableStore
 from trainspan_collector.receive.admission import Admission
 from trainspan_collector.receive.export_handler import ExportHandler
@@ -75,7 +75,9 @@ class Servers:
         return f"{self._flight.host}:{self._flight_server.port}" if self._flight and self._flight_server else None
 
     def bind(self) -> None:
-        """Binds the ports, once. Raises StoreError if one is in use."""
+        """Binds the ports, once. Raises StoreError if some are in use, with all of them."""
+        wanted = ((self._grpc, self._grpc_server), (self._http, self._http_server), (self._flight, self._flight_server))
+        check_free(address for address, server in wanted if address is not None and server is None)
         shares = self._grpc is not None and self._http is not None and self.guard.tls is None
         if self._grpc is not None and self._grpc_server is None:
             if shares:

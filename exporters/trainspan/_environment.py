@@ -5,8 +5,9 @@ program, so the SDK sees them. The user's own values take precedence, and child 
 value here means the same to OpenTelemetry in every language. Names in this module must not begin with `OTEL_`: the
 command would turn them into arguments.
 
-A program that is started by hand gets the token of the role `user` if this user's collector listens at its endpoint, so
-that its rewards are recognized as the user's. A runner's agent has its own headers, and gets nothing here.
+A program that is started by hand sends to this user's running collector, at whatever port that listens. It gets the token
+of the role `user` if this user's collector listens at its endpoint, so that its rewards are recognized as the user's. A runner's
+agent has its own endpoint and headers, and gets nothing here.
 """
 
 import os
@@ -29,12 +30,27 @@ DEFAULTS: Final = {
     "OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT": "10000",  # the SDK's 128 cut long conversations
 }
 
+_ENDPOINT: Final = "OTEL_EXPORTER_OTLP_ENDPOINT"
 _HEADERS: Final = "OTEL_EXPORTER_OTLP_HEADERS"
 _OF_SIGNALS: Final = tuple(
     f"OTEL_EXPORTER_OTLP_{signal}_{kind}"
     for signal in ("TRACES", "LOGS", "METRICS")
     for kind in ("ENDPOINT", "HEADERS")
 )
+
+
+@guarded
+def _find_collector() -> None:
+    if _ENDPOINT in os.environ:
+        return
+    from trainspan_schemas.home import store_path
+    from trainspan_schemas.store.access import running_collector
+    from trainspan_schemas.web_origins import dialed_host
+
+    running = running_collector(store_path(os.environ.get("TRAINSPAN_COLLECTOR__STORE")))
+    if running is not None and running.grpc and not running.tls:
+        host, _, port = running.grpc.rpartition(":")
+        os.environ[_ENDPOINT] = f"http://{dialed_host(host)}:{port}"
 
 
 @guarded
@@ -48,11 +64,12 @@ def _show_whose_program_it_is() -> None:
     if not all(is_this_machine(url) for url in os.environ.get(ENV_COLLECTORS, "").split(",") if url):
         return  # the exporters of all collectors send the same headers
     store = os.environ.get("TRAINSPAN_COLLECTOR__STORE")
-    if headers := known_headers("user", os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"], store=store):
+    if headers := known_headers("user", os.environ[_ENDPOINT], store=store):
         os.environ[_HEADERS] = headers
 
 
 if not is_disabled():
+    _find_collector()
     for _name, _value in DEFAULTS.items():
         os.environ.setdefault(_name, _value)
     _show_whose_program_it_is()

@@ -21,7 +21,7 @@ from trainspan_loop.trials.lineage import is_in_service
 from trainspan_loop.trials.trials import put_back
 from trainspan_loop.validation import Validations
 from trainspan_schemas.artifacts.checkpoint import CheckpointMeta, checkpoint_name, read_latest
-from trainspan_schemas.command_events import Event, FineTuned, RoundTrained
+from trainspan_schemas.command_events import Event, FineTuned, FineTuneStep, RoundTrained
 from trainspan_schemas.config.settings import Settings
 from trainspan_schemas.errors import ConfigError, ProcessError
 from trainspan_schemas.intervals import RewardEstimate
@@ -120,8 +120,14 @@ class Consolidation:
         arguments += ["--seed", str(settings.train.seed), "--checkpoints", str(self._folder.checkpoints)]
         arguments += ["--policy-url", services.policy.url, *services.config, "--format", "json"]
         events: list[Event] = []
+
+        def on_event(event: Event) -> None:
+            events.append(event)
+            if isinstance(event, FineTuneStep):
+                self._screen.step(event, None)
+
         log = self._folder.logs / "sft.log"
-        code, message = Commands().run(arguments, services.beside_server, log, events.append)
+        code, message = Commands().run(arguments, services.beside_server, log, on_event)
         self._screen.stage("")
         done = next((event for event in events if isinstance(event, FineTuned)), None)
         if code or done is None:

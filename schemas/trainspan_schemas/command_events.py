@@ -139,8 +139,7 @@ class StepTrained:
     seconds: float
 
     def __str__(self) -> str:
-        rate, left_s = self.forwarded_tokens / max(self.seconds, 1e-6), (self.steps - self.step) * self.seconds
-        return f"step {self.step} of {self.steps}, {rate:.0f} tokens/s, about {left_s:.0f} s left"
+        return _pace(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +254,9 @@ class FineTuneStep:
     forwarded_tokens: int
     seconds: float
 
+    def __str__(self) -> str:
+        return _pace(self)
+
 
 @dataclass(frozen=True, slots=True)
 class FineTuneEvaluated:
@@ -280,6 +282,11 @@ class FineTuned:
     version: int | None
     """Its number among the checkpoints of `--checkpoints`; None without that option."""
     manifest: Mapping[str, Any]
+
+
+def _pace(step: StepTrained | FineTuneStep) -> str:
+    rate, left_s = step.forwarded_tokens / max(step.seconds, 1e-6), (step.steps - step.step) * step.seconds
+    return f"step {step.step} of {step.steps}, {rate:.0f} tokens/s, about {left_s:.0f} s left"
 
 
 Event: TypeAlias = (

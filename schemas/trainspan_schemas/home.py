@@ -13,16 +13,19 @@ from trainspan_schemas.files.secret_files import check_is_own, check_is_private,
 __all__ = [
     "checkpoints_dir",
     "datasets_dir",
+    "digest_of",
     "home",
     "is_url",
     "make_home",
     "policy_dir",
-    "remember_served_model",
+    "remember_server",
     "remote_dir",
     "runs_dir",
     "served_model",
+    "served_url",
     "store_path",
     "token",
+    "token_digest",
 ]
 
 
@@ -98,17 +101,37 @@ def token() -> str:
         raise ConfigError(f"token file {path} cannot be read: {error}") from error
 
 
-def remember_served_model(model: str) -> None:
-    """Records the model that `trainspan serve` was given: the default start of `trainspan train`."""
-    path = make_home() / "served-model"
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(model + "\n")
-    temporary.replace(path)
+def token_digest() -> str | None:
+    """That of the token of this state folder; None if there is none yet."""
+    return digest_of(token()) if (home() / "token").exists() else None
+
+
+def digest_of(token: str) -> str:
+    """What a policy server shows of its token, so that others see whose it is. It says nothing more: the token is random."""
+    return hashlib.sha256(f"trainspan {token}".encode()).hexdigest()[:16]
+
+
+def remember_server(model: str, url: str) -> None:
+    """Records what `trainspan serve` was given, the default start of `trainspan train`, and the root of its URL."""
+    for name, value in (("served-model", model), ("served-url", url)):
+        path = make_home() / name
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        temporary.write_text(value + "\n")
+        temporary.replace(path)
 
 
 def served_model() -> str | None:
     """The model that `trainspan serve` was last given: an absolute path or a Hugging Face id; None if it never ran."""
+    return _remembered("served-model")
+
+
+def served_url() -> str | None:
+    """The root of the URL at which `trainspan serve` last listened, such as http://127.0.0.1:8000; None if it never ran."""
+    return _remembered("served-url")
+
+
+def _remembered(name: str) -> str | None:
     try:
-        return (home() / "served-model").read_text().strip() or None
+        return (home() / name).read_text().strip() or None
     except FileNotFoundError:
         return None

@@ -146,6 +146,8 @@ class ServerState:
     calls: CallCounts
     export_trouble: str | None
     """Why calls wait on disk."""
+    token_digest: str | None
+    """Of the token that authorizes swaps: equal in its state folder and in those with a copy of the token."""
 
     def of(self, policy: str | None) -> PolicyInService:
         """A policy by its name; None: the only one. Raises KeyError if the server has no such policy."""

@@ -73,6 +73,12 @@ def test_any_setting_is_given_to_any_command_and_what_follows_two_dashes_is_the_
         (["datset"], "no command 'datset'; did you mean 'dataset'?"),
         (["loop", "--ronds", "3"], "--ronds"),
         (["loop", "--config", "missing.toml"], "no configuration file missing.toml"),
+        (["loop", "--train.kl_coef", "0.1"], "kl_coef is a setting: --set train.kl_coef=VALUE"),
+        (
+            ["loop", "--loop.seed=3"],
+            "seed is a setting: --set loop.seed=VALUE, seed in [loop], or TRAINSPAN_LOOP__SEED",
+        ),
+        (["train", "--learning_rate", "1"], "--learning-rate"),
         (
             ["train", "--kl-coef", "0.1"],
             "kl_coef is a setting: --set train.kl_coef=VALUE, kl_coef in [train], or TRAINSPAN_",
@@ -129,6 +135,7 @@ def test_a_file_that_cannot_be_read_is_one_line(
     (tmp_path / "deep.toml").write_text(f"a = {'[' * 5_000}{']' * 5_000}")
     (tmp_path / "agent.py").touch()
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TRAINSPAN_PORTS__BASE", "1")  # where nobody's collector listens
     done = trainspan(*arguments)
     assert done.returncode in (1, 2)
     assert message in done.stderr

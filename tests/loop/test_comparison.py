@@ -12,6 +12,7 @@ from trainspan_loop.report.comparison import group_runs
 from trainspan_loop.report.run_report import write_report
 from trainspan_loop.state.run_folder import RunFolder
 from trainspan_loop.state.series import SeedSeries
+from trainspan_schemas.command_events import StepTrained
 from trainspan_schemas.config.settings import LoopSettings, Settings
 from trainspan_schemas.intervals import RewardEstimate
 
@@ -166,3 +167,38 @@ def test_a_series_continues_with_the_unfinished_seeds() -> None:
     assert again.runs() == [first, second]
     again.finish()
     assert SeedSeries.open(settings, 2, resume=True).path != series.path
+
+
+def test_a_named_series_is_found_among_others_and_not_repeated() -> None:
+    settings = Settings()
+    named, other = SeedSeries.open(settings, 1, "kl-0", resume=True), SeedSeries.open(settings, 1, "kl-1", resume=True)
+    ((_, run_of_it),) = named.unfinished()
+    run_of_it.finish("finished")
+    named.finish()
+    assert run_of_it.run_id.endswith("-kl-0")
+    again = SeedSeries.open(settings, 1, "kl-0", resume=True)
+    assert (again.path, list(again.unfinished())) == (named.path, [])
+    assert SeedSeries.open(settings, 1, "kl-0", resume=False).path != named.path
+    assert list(SeedSeries.open(settings, 1, "kl-1", resume=True).unfinished(begun_only=True)) == []
+    assert other.runs() == []
+
+
+def test_a_name_stands_for_all_of_its_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    for name, rate, end in (("low", 1e-5, 40), ("high", 1e-4, 60)):
+        for seed in (0, 1):
+            named = finished_run(seed, rate, 20, end)
+            named.path.rename(named.path.with_name(f"20261120-10150{seed}-{name}"))
+    assert run(["compare", "low", "high", "low", "--format", "json"]) == 0
+    compared = json.loads(capsys.readouterr().out)
+    assert [(one["settings"], len(one["runs"])) for one in compared] == [
+        ("train.learning_rate=1e-05", 2),
+        ("train.learning_rate=0.0001", 2),
+    ]
+
+
+def test_status_shows_how_far_the_training_of_a_round_is(capsys: pytest.CaptureFixture[str]) -> None:
+    training = finished_run(0, 1e-5, 20, 60)
+    with training.held():
+        training.note_step(StepTrained(2, step=2, steps=8, forwarded_tokens=1200, seconds=3.0))
+        assert run(["status"]) == 0
+    assert "training    round 2: step 2 of 8, 400 tokens/s, about 18 s left\n" in capsys.readouterr().out

@@ -1,5 +1,6 @@
 """The order of rounds, validations and the end of a run, whenever the loop is killed."""
 
+import dataclasses
 import io
 import json
 import threading
@@ -18,12 +19,13 @@ from trainspan_loop.clients.new_rewards import Places
 from trainspan_loop.processes.screen import Screen
 from trainspan_loop.processes.stages import Collected
 from trainspan_loop.state.run_folder import RunFolder
+from trainspan_loop.state.series import continued
 from trainspan_loop.state.task_pool import LoopTasks, TaskPool
 from trainspan_schemas.artifacts.dataset import dataset_dir, manifest_path
 from trainspan_schemas.command_events import RoundTrained
 from trainspan_schemas.config.loop import LoopSettings
 from trainspan_schemas.config.settings import Settings
-from trainspan_schemas.errors import ProcessError
+from trainspan_schemas.errors import ProcessError, UsageError
 from trainspan_schemas.intervals import RewardEstimate
 
 WAIT_S = 10.0
@@ -218,6 +220,39 @@ def test_a_run_that_is_killed_anywhere_makes_the_same_rounds_in_order(
         records = world.folder.records()
         assert (records[-1]["kind"], records[-1]["round"]) == ("eval", count)
     assert killed_at > 15
+
+
+@pytest.mark.usefixtures("hourly")
+@pytest.mark.parametrize("finish", [False, True])
+def test_a_run_that_was_stopped_ends_early_with_its_final_validation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, finish: bool
+) -> None:
+    """The number of rounds is lowered, to fewer than were begun, or no further one is wanted."""
+    world = World(tmp_path, LoopSettings(rounds=20, eval_every=2, consolidate=True))
+    assert not world.start(monkeypatch, Process(world.folder, 30))
+    begun = world.folder.last_begun()
+    assert 2 < begun < 19
+    lowered = dataclasses.replace(world.settings, loop=dataclasses.replace(world.settings.loop, rounds=2))
+    world.settings = continued(world.settings if finish else lowered, world.folder, finish=finish)
+    assert world.settings.loop.rounds == begun
+    if finish:
+        assert not world.settings.loop.consolidate
+    world.settings = dataclasses.replace(
+        world.settings, loop=dataclasses.replace(world.settings.loop, consolidate=False)
+    )
+    process = Process(world.folder, 10_000)
+    assert world.start(monkeypatch, process)
+    assert world.rounds() == list(range(1, begun + 1))
+    assert process.trained_rounds == []
+    *_, final = world.folder.records()
+    assert (final["kind"], final["round"], final["tasks"]) == ("eval", begun, 500)
+    assert world.folder.read("run.json")["ended"] == f"all {begun} rounds are done"
+
+
+def test_a_run_without_a_round_cannot_be_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRAINSPAN_HOME", str(tmp_path))
+    with pytest.raises(UsageError, match=r"--finish: no round of run .* has a dataset yet"):
+        continued(Settings(), RunFolder.create({}), finish=True)
 
 
 def test_a_loop_to_which_nobody_sends_rewards_ends_when_its_hours_are_over(

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from trainspan_loop.state.run_folder import RunFolder, newest_unfinished
+from trainspan_loop.state.run_folder import RunFolder, newest_unfinished, runs_named
 from trainspan_schemas.artifacts.checkpoint import read_latest
-from trainspan_schemas.errors import ProcessError
+from trainspan_schemas.artifacts.dataset import dataset_dir, manifest_path
+from trainspan_schemas.command_events import StepTrained
+from trainspan_schemas.errors import ProcessError, UsageError
 from trainspan_schemas.intervals import RewardEstimate
 
 
@@ -25,6 +27,48 @@ def test_only_an_unfinished_run_of_the_same_settings_is_resumed() -> None:
     assert newest_unfinished({"a": 2, "b": [2]}) is None
     folder.finish("finished")
     assert newest_unfinished({"a": 1, "b": [2]}) is None
+
+
+def test_a_run_goes_on_at_other_addresses_and_with_other_rounds() -> None:
+    begun = {"loop": {"rounds": 20, "seed": 1}, "serving": {"port": 8000}, "policies": {}}
+    folder = RunFolder.create(begun)
+    assert newest_unfinished({**begun, "loop": {"rounds": 3, "seed": 1}, "serving": {"port": 0}}) == folder
+    assert newest_unfinished({**begun, "loop": {"rounds": 20, "seed": 2}}) is None
+    folder.note_step(StepTrained(3, 1, 2, 10, 1.0))
+    folder.begin(3)
+    assert folder.read("run.json")["settings"] == {**begun, "loop": {"rounds": 3, "seed": 1}}
+    assert folder.training() == {}
+
+
+def test_a_run_is_resumed_and_found_by_its_name() -> None:
+    named, other = RunFolder.create({"a": 1}, "kl-0.05"), RunFolder.create({"a": 1}, "kl-0")
+    assert newest_unfinished({"a": 1}, "kl-0.05") == named
+    assert newest_unfinished({"a": 1}, "kl") is None
+    assert runs_named("kl-0") == [other]
+    assert set(runs_named(None)) == {named, other}
+    with pytest.raises(UsageError, match="--name 'a/b': use up to 64 letters, digits"):
+        RunFolder.create({}, "a/b")
+
+
+def test_the_training_in_progress_is_shown_while_the_loop_lives() -> None:
+    folder = RunFolder.create({"loop": {}})
+    with folder.held():
+        folder.note_step(StepTrained(3, step=2, steps=8, forwarded_tokens=1200, seconds=3.0))
+        assert str(StepTrained(**folder.training())) == "step 2 of 8, 400 tokens/s, about 18 s left"
+    assert folder.training() == {}, "a loop that was killed trains nothing"
+
+
+def test_the_rounds_that_were_begun_are_those_on_record_or_with_a_dataset() -> None:
+    folder = RunFolder.create({"policies": {"a": {}, "b": {}}})
+    assert folder.last_begun() == 0
+    folder.append({"kind": "round", "round": 1})
+    folder.append({"kind": "eval", "round": 5})
+    assert folder.last_begun() == 1
+    manifest = manifest_path(dataset_dir(folder.datasets / "b", 2))
+    manifest.parent.mkdir(parents=True)
+    manifest.write_text("{}")
+    dataset_dir(folder.datasets / "b", 2).mkdir()
+    assert folder.last_begun() == 2
 
 
 def test_a_record_torn_by_a_kill_is_left_out() -> None:

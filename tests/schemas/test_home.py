@@ -20,11 +20,12 @@ def test_the_token_is_made_once_and_for_its_owner_only(state: Path) -> None:
     assert (state / "token").stat().st_mode & 0o777 == 0o600
 
 
-def test_the_model_last_served_is_remembered() -> None:
+def test_the_server_that_ran_last_is_remembered() -> None:
     assert home.served_model() is None
-    home.remember_served_model("/models/first")
-    home.remember_served_model("owner/second")
-    assert home.served_model() == "owner/second"
+    assert home.served_url() is None
+    home.remember_server("/models/first", "http://127.0.0.1:1")
+    home.remember_server("owner/second", "http://127.0.0.1:2")
+    assert (home.served_model(), home.served_url()) == ("owner/second", "http://127.0.0.1:2")
 
 
 def test_a_token_that_others_can_read_is_refused(state: Path) -> None:

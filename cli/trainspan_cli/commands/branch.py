@@ -14,7 +14,7 @@ import typer
 
 from trainspan_cli.setting_options import Given, setting_options
 from trainspan_cli.settings import ConfigOption, FormatOption, StoresOption, settings
-from trainspan_loop.addresses import stores_of
+from trainspan_loop.addresses import check_collector, check_policy_server, stores_of
 from trainspan_schemas.config.load import override
 from trainspan_schemas.errors import StoreError, UsageError
 
@@ -112,6 +112,8 @@ def _run_settings(loaded: "Settings", given: Given, run_id: str, n: int, *, roun
     from trainspan_rollouts import RunSettings
 
     chosen = dataclasses.asdict(override(loaded.rollouts, **given))
+    check_collector(loaded, chosen["collector"])
+    check_policy_server(loaded, chosen["policy_url"])
     settings_of_run = {**chosen, "tasks": Path(), "n": n, "round": round_, "resume": resume}
     return RunSettings(
         target=(),

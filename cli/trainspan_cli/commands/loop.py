@@ -18,26 +18,39 @@ if TYPE_CHECKING:
     from trainspan_loop.state.task_pool import LoopTasks
     from trainspan_schemas.config.settings import Settings
 
+_ENDING_S = 30.0
+
 
 @setting_options("loop", "rounds", "overlap")
 def loop(
     *,
     given: Given,
     seeds: Annotated[int, typer.Option(help="Number of seeds: one run for each, in sequence, then a comparison.")] = 1,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the run, or of all its seeds, for `trainspan compare`.")
+    ] = None,
     config: ConfigOption = None,
-    resume: Annotated[bool, typer.Option(help="Resume the newest unfinished run with the same settings.")] = False,
+    resume: Annotated[
+        bool, typer.Option(help="Resume the newest unfinished run (of this name) with the same settings.")
+    ] = False,
+    finish: Annotated[
+        bool, typer.Option(help="Resume it, begin no further round, and end it as after its last one.")
+    ] = False,
     format: FormatOption = "table",
 ) -> int:
     """Run rollouts, dataset and training for many rounds, and supervise the collector and the policy server.
 
     Example: trainspan loop --rounds 20 --config trainspan.toml
+
+    Example: trainspan loop --seeds 3 --name kl-0.05 --set train.kl_coef=0.05
     """
     import dataclasses
 
+    from trainspan_loop.addresses import check_ports
     from trainspan_loop.consolidation import check_consolidation
     from trainspan_loop.sampling.choice import check_sampling
     from trainspan_loop.state.run_folder import RunFolder, newest_unfinished
-    from trainspan_loop.state.series import SeedSeries
+    from trainspan_loop.state.series import SeedSeries, continued
     from trainspan_loop.state.task_pool import LoopTasks
     from trainspan_loop.trials.trials import check_trials
     from trainspan_schemas.config.load import override
@@ -52,14 +65,19 @@ def loop(
     tasks = LoopTasks.open(chosen)
     check_trials(chosen, tasks.trial)
     check_consolidation(chosen, tasks)
+    # Processes of a loop that was killed may need a while to end.
+    check_ports(chosen, wait_s=_ENDING_S if resume or finish else 0.0)
     if seeds == 1:
         values = dataclasses.asdict(chosen)
-        folder = (newest_unfinished(values) if resume else None) or RunFolder.create(values)
-        return _show(_run(chosen, tasks, config, folder, format), format)
-    series = SeedSeries.open(chosen, seeds, resume=resume)
+        found = newest_unfinished(values, name) if resume or finish else None
+        if finish and found is None:
+            raise UsageError("--finish: the newest run is finished, or has other settings; `trainspan status` shows it")
+        folder = found or RunFolder.create(values, name)
+        return _show(_run(continued(chosen, folder, finish=finish), tasks, config, folder, format), format)
+    series = SeedSeries.open(chosen, seeds, name, resume=resume or finish)
     integrity = True
-    for seeded, folder in series.unfinished():
-        summary = _run(seeded, tasks, config, folder, format)
+    for seeded, folder in series.unfinished(begun_only=finish):
+        summary = _run(continued(seeded, folder, finish=finish), tasks, config, folder, format)
         integrity = integrity and summary["integrity"]
         _show(summary, format)
     series.finish()
@@ -84,6 +102,7 @@ def _run(
     console = Console(stderr=format == "json")
     try:
         with folder.held(), Screen(console, f"trainspan run {folder.run_id}") as screen:
+            folder.begin(settings.loop.rounds)
             result = Loop(settings, tasks, config, folder, screen).run()
     except KeyboardInterrupt:
         done = sum(record["kind"] == "round" for record in folder.records())

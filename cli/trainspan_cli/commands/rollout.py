@@ -11,7 +11,7 @@ import typer
 
 from trainspan_cli.setting_options import Given, setting_options
 from trainspan_cli.settings import ConfigOption, FormatOption, settings
-from trainspan_loop.addresses import stores_of
+from trainspan_loop.addresses import check_collector, check_policy_server, stores_of
 from trainspan_schemas.command_events import event_line
 from trainspan_schemas.config.load import override
 from trainspan_schemas.errors import UsageError
@@ -102,6 +102,8 @@ def _run_settings(
         raise UsageError("--resume continues a run: name it with --run (and --round)")
     if chosen.tasks is None:
         raise UsageError("no task file: name one with --tasks or in [rollouts] tasks")
+    check_collector(loaded, chosen.collector)
+    check_policy_server(loaded, chosen.policy_url)
     settings_of_run = {**dataclasses.asdict(chosen), "tasks": Path(chosen.tasks)}
     return RunSettings(
         target=tuple(target),

@@ -7,6 +7,7 @@ import typer
 
 from trainspan_cli.setting_options import Given, help_of, setting_options
 from trainspan_cli.settings import ConfigOption, FormatOption, settings
+from trainspan_loop.addresses import check_collector
 from trainspan_schemas.command_events import Ready, event_line
 from trainspan_schemas.config.load import override
 from trainspan_schemas.config.policies import agents_of_policies
@@ -56,6 +57,8 @@ def serve(
     given["max_lora_rank"] = given["max_lora_rank"] or _served_lora_rank(loaded)
     section = override(loaded.serving, model=model, **given)
     check_policies(dataclasses.replace(loaded, serving=section))
+    if section.collector != "none":
+        check_collector(loaded, section.collector)
 
     where = {}
 

@@ -4,6 +4,7 @@ import contextlib
 import json
 import signal
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from trainspan_training.sft.data.served import StoredPrompt
 
 __all__ = ["sft"]
+
+_SHOWN_EVERY_S = 10.0
 
 
 @setting_options("sft")
@@ -71,6 +74,9 @@ def sft(
         typer.Option(
             "--force", help="Train on the rest also if all tool calls are dropped, or no prompt has the tools."
         ),
+    ] = False,
+    finish: Annotated[
+        bool, typer.Option(help="Train no further: write the result from the newest saved state of the same command.")
     ] = False,
     given: Given,
     of_model: Given,
@@ -113,12 +119,13 @@ def sft(
         data = _exported(export, out)
         if form == "chat" and (model := section.model or served_model()):
             prompts = _stored_prompts(export, find_model(model))
-    on_event = _print_line if format == "table" else lambda event: print(event_line(event), flush=True)
-    done = fine_tune(SftJob(section, data, out, force, prompts), on_event)
+    on_event = _Lines() if format == "table" else lambda event: print(event_line(event), flush=True)
+    done = fine_tune(SftJob(section, data, out, force, prompts, finish), on_event)
     if done.signal is not None:
         name = signal.Signals(done.signal).name
         print(
-            f"trainspan: stopped by {name} after {done.done} of {done.steps or '?'} steps; the same command continues",
+            f"trainspan: stopped by {name} after {done.done} of {done.steps or '?'} steps; the same command continues, and with "
+            "--finish it ends with what there is",
             file=sys.stderr,
         )
         return 128 + done.signal
@@ -191,8 +198,6 @@ def _exported(request: "ExportRequest", out: Path) -> Path:
 
 def _stored_prompts(request: "ExportRequest", model: Path) -> "tuple[StoredPrompt, ...]":
     """Those of the same stores and agents that a server with this model had."""
-    import time
-
     from trainspan_processing.export.served_prompts import read_served_prompts
     from trainspan_processing.traces.trace_index import Clock
     from trainspan_training.sft.data.served import StoredPrompt
@@ -208,20 +213,26 @@ def _stored_prompts(request: "ExportRequest", model: Path) -> "tuple[StoredPromp
     return tuple(prompts)
 
 
-def _print_line(event: FineTuneStarted | FineTuneStep | FineTuneEvaluated) -> None:
-    """Prints an event for people: the data, every evaluation, and about twenty of the steps."""
-    match event:
-        case FineTuneStarted():
-            for line in _start_lines(event):
-                print(line, flush=True)
-        case FineTuneEvaluated():
-            print(f"step {event.step} of {event.steps}: held-out loss {event.eval_loss:.4f}", flush=True)
-        case FineTuneStep() if event.step % max(1, event.steps // 20) == 0 or event.step in (1, event.steps):
-            print(
-                f"step {event.step} of {event.steps}: loss {event.loss:.4f}, grad norm {event.grad_norm:.3f}, "
-                f"{event.forwarded_tokens / event.seconds:.0f} tokens/s",
-                flush=True,
-            )
+class _Lines:
+    """Prints events for people: the data, every evaluation, and of the steps about twenty, and one every ten seconds."""
+
+    def __init__(self) -> None:
+        self._shown_at = time.monotonic()
+
+    def __call__(self, event: FineTuneStarted | FineTuneStep | FineTuneEvaluated) -> None:
+        match event:
+            case FineTuneStarted():
+                for line in _start_lines(event):
+                    print(line, flush=True)
+            case FineTuneEvaluated():
+                print(f"step {event.step} of {event.steps}: held-out loss {event.eval_loss:.4f}", flush=True)
+            case FineTuneStep() if self._is_shown(event):
+                self._shown_at = time.monotonic()
+                print(f"{event}: loss {event.loss:.4f}, grad norm {event.grad_norm:.3f}", flush=True)
+
+    def _is_shown(self, event: FineTuneStep) -> bool:
+        is_late = time.monotonic() - self._shown_at > _SHOWN_EVERY_S
+        return is_late or event.step % max(1, event.steps // 20) == 0 or event.step in (1, event.steps)
 
 
 def _start_lines(event: FineTuneStarted) -> Iterator[str]:

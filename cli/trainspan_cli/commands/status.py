@@ -20,9 +20,9 @@ def status(config: ConfigOption = None, format: FormatOption = "table") -> None:
     collector = found["collector"]
     print("collector  ", f"pid {collector['pid']}, OTLP {collector['grpc']}" if collector else "not running")
     for server in found["policy_servers"]:
-        policy, place = server["state"], f" at {server['url']}" if len(found["policy_servers"]) > 1 else ""
+        policy = server["state"]
         state = f"{server['versions']}, {policy['in_flight']} in flight" if policy else "not running"
-        print("policy     ", f"{state}{place}")
+        print("policy     ", f"{state} at {server['url']}")
     print("store      ", found["store"] or "none yet")
     for one in found["stores"]:
         print("store      ", one["store"], f"{one['rollouts']} rollouts" if "rollouts" in one else one["error"])
@@ -49,10 +49,14 @@ def _rollouts_line(rollouts: dict[str, Any]) -> str:
 
 
 def _show_run(run: dict[str, Any]) -> None:
+    from trainspan_schemas.command_events import StepTrained
     from trainspan_schemas.intervals import RewardEstimate
 
     state = run["ended"] or f"{run['status']}, last record {run['seconds_since_last_record']:.0f} s ago"
     print("newest run ", f"round {run['round']} of {run['rounds']}; {state}")
+    if run["training"]:
+        step = StepTrained(**run["training"])
+        print("training   ", f"round {step.round}: {step}")
     for name, own in run["policies"].items():
         print("           ", f"policy {name} version {own['version']}{_progress(own)}")
     for validation in run["validations"]:

@@ -8,6 +8,7 @@ import typer
 
 from trainspan_cli.setting_options import Given, setting_options
 from trainspan_cli.settings import ConfigOption, FormatOption, PolicyOption, settings
+from trainspan_loop.addresses import check_policy_server
 from trainspan_schemas.artifacts.dataset import manifest_path, round_of
 from trainspan_schemas.command_events import Ready, StepTrained, event_line
 from trainspan_schemas.config.load import override
@@ -50,6 +51,9 @@ def train(
         raise UsageError(f"--format {format!r} is unknown: use table or json")
     scope = scoped(settings(config), policy)
     chosen = override(scope.train, **given, **of_model)
+    if chosen.policy_url != "none":
+        for url in chosen.policy_url.split(","):
+            check_policy_server(scope, url.strip())
     datasets, mirror = _datasets(dataset, scope.dataset.out, policy)
 
     from trainspan_training.rounds.result import RoundResult

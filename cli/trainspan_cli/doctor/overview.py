@@ -82,6 +82,7 @@ def _newest_run() -> dict[str, Any] | None:
         "ended": run.get("ended"),
         "round": rounds[-1]["round"] if rounds else 0,
         "rounds": run["settings"]["loop"]["rounds"],
+        "training": folder.training() or None,
         "policy_version": rounds[-1]["policy_version"] if rounds else None,
         "policies": {policy: _policy(rounds, policy) for policy in folder.policies() if policy and rounds},
         "reward_mean": rounds[-1]["rollout"].get("mean_reward") if rounds else None,

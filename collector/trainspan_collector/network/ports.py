@@ -1,19 +1,17 @@
 """Listen addresses and TLS: parsed, limited to this machine unless protected, with readable errors if binding fails."""
 
-import errno
 import ipaddress
-import os
-import socket
 import ssl
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from trainspan_schemas.errors import ConfigError, StoreError
+from trainspan_schemas.ports import Listener, blocked
 
-__all__ = ["Address", "Tls", "bind", "port_holder"]
+__all__ = ["Address", "Tls", "bind", "check_free"]
 
 _Server = TypeVar("_Server")
 
@@ -84,29 +82,17 @@ def _context(certificate: bytes, key: bytes) -> ssl.SSLContext:
 
 
 def bind(address: Address, make: Callable[[str], _Server]) -> _Server:
-    """`make(HOST:PORT)`. Raises StoreError if nothing can listen there, naming the holder of a port in use."""
-    _probe(address)
+    """`make(HOST:PORT)`. Raises StoreError if nothing can listen there."""
     try:
         return make(str(address))
     except (RuntimeError, OSError) as error:
         raise StoreError(f"cannot listen on {address.option} {address}: {error}") from error
 
 
-def _probe(address: Address) -> None:
-    """Binds and releases the port: servers that fail to bind write their own lines to stderr."""
-    try:
-        candidates = socket.getaddrinfo(address.host.strip("[]"), address.port, type=socket.SOCK_STREAM)
-        family, kind, protocol, _, sockaddr = candidates[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(sockaddr)
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise StoreError(
-                f"{address.option} {address} is in use by {port_holder(address.port)}: "
-                f"stop it, or listen elsewhere with {address.option}"
-            ) from error
-        raise StoreError(f"cannot listen on {address.option} {address}: {error.strerror}") from error
+def check_free(addresses: Iterable[Address]) -> None:
+    """Raises StoreError with all addresses at which nothing can listen, and who holds their ports."""
+    if trouble := blocked(Listener(address.option, address.host, address.port) for address in addresses):
+        raise StoreError(f"{trouble}: stop that, or take other ports, such as --set ports.base=0 for any free ones")
 
 
 def _is_loopback(host: str) -> bool:
@@ -116,31 +102,3 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False
-
-
-def port_holder(port: int) -> str:
-    """The process that listens on a TCP port of this machine, as far as this user may see it."""
-    inodes = _listening_inodes(port)
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            links = {os.readlink(descriptor) for descriptor in (process / "fd").iterdir()}
-            if links & inodes:
-                return f"pid {process.name} ({(process / 'comm').read_text().strip()})"
-        except OSError:  # ended meanwhile, or another user's
-            continue
-    return "another process"
-
-
-def _listening_inodes(port: int) -> set[str]:
-    inodes = set()
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        try:
-            rows = Path(table).read_text().splitlines()[1:]
-        except OSError:
-            continue
-        for row in rows:
-            fields = row.split()
-            local_address, state, inode = fields[1], fields[3], fields[9]
-            if state == "0A" and int(local_address.rpartition(":")[2], 16) == port:
-                inodes.add(f"socket:[{inode}]")
-    return inodes

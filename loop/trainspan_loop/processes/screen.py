@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trainspan_schemas.artifacts.run_files import versions
-from trainspan_schemas.command_events import Progress, StepTrained
+from trainspan_schemas.command_events import FineTuneStep, Progress, StepTrained
 from trainspan_schemas.intervals import RewardEstimate
 
 __all__ = ["Screen"]
@@ -69,7 +69,7 @@ class Screen:
         self._stage = name
         self._announce(name)
 
-    def step(self, step: StepTrained, policy: str | None) -> None:
+    def step(self, step: StepTrained | FineTuneStep, policy: str | None) -> None:
         """Shows how far the training of a policy is."""
         self._stage = f"training{'' if policy is None else f' {policy}'}: {step}"
 

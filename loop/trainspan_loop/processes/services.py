@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from trainspan_loop.addresses import agents_url_of, collectors_of, policy_servers_of, stores_of
+from trainspan_loop.addresses import agents_url_of, collectors_of, policy_servers_of, stores_of, with_server_port
 from trainspan_loop.clients.new_rewards import last_places
 from trainspan_loop.clients.policy_servers import PolicyServers
 from trainspan_loop.processes.child_processes import Service
@@ -37,7 +37,7 @@ class Services:
     """`config` is passed to every child command. Collectors and policy servers of others are used and not stopped."""
 
     def __init__(self, settings: Settings, config: Path | None, folder: RunFolder, screen: Screen) -> None:
-        self._settings = settings
+        self._settings = settings = with_server_port(settings)
         self._folder = folder
         self._screen = screen
         self._running: list[Service] = []
@@ -106,7 +106,7 @@ class Services:
         start = [] if (folder.checkpoints / LATEST).exists() else [model]
         server = self._launch(
             "policy server",
-            ["serve", *start, *checkpoints, *self.collector_option()],
+            ["serve", *start, *checkpoints, "--port", str(settings.serving.port), *self.collector_option()],
             environ=devices.environ(self.environ, devices.server),
             flags=devices.server_flags(settings.loop.server_flags),
         )

@@ -370,6 +370,7 @@ class Stages:
                 continue
             if isinstance(event, StepTrained) and event.round == round_:
                 self._screen.step(event, policy)
+                self._folder.note_step(event)
             if isinstance(event, RoundTrained) and event.round == round_:
                 self._screen.policy(event.version, policy)
                 if event.error and self._folder.used(sha256, policy) is None:

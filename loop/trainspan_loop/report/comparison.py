@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainspan_loop.state.run_folder import RunFolder
+from trainspan_loop.state.run_folder import ADDRESSES, RunFolder
 from trainspan_schemas.errors import UsageError
 from trainspan_schemas.intervals import RewardEstimate, measured, t_interval
 
@@ -119,7 +119,7 @@ def _flat(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         f"{section}.{key}": value
         for section, values in settings.items()
         for key, value in values.items()
-        if (section, key) not in SEEDS
+        if (section, key) not in (*SEEDS, *ADDRESSES)
     }
 
 

@@ -2,26 +2,42 @@
 
 import json
 import os
+import re
 import shutil
 import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from trainspan_loop.state.task_pool import TaskPool
 from trainspan_schemas.artifacts.checkpoint import write_latest
-from trainspan_schemas.artifacts.run_files import RunFiles
-from trainspan_schemas.errors import ProcessError
+from trainspan_schemas.artifacts.dataset import dataset_dirs, round_of
+from trainspan_schemas.artifacts.run_files import TRAINING_FILE, RunFiles
+from trainspan_schemas.command_events import StepTrained
+from trainspan_schemas.errors import ProcessError, UsageError
 from trainspan_schemas.files.durable import append_line, json_lines
 from trainspan_schemas.files.locks import try_lock
 from trainspan_schemas.home import make_home, policy_dir, runs_dir
 from trainspan_training.checkpoints.ledger import CONSUMING
 
-__all__ = ["RunFolder", "newest_unfinished"]
+__all__ = ["ADDRESSES", "RunFolder", "is_same_run", "newest_unfinished", "runs_named"]
+
+ADDRESSES: Final = frozenset(
+    {
+        *(("ports", "base"), ("serving", "host"), ("serving", "port"), ("serving", "collector")),
+        *(("collector", "grpc"), ("collector", "http"), ("collector", "flight"), ("collector", "endpoints")),
+        *(("rollouts", "policy_url"), ("rollouts", "collector"), ("train", "policy_url"), ("view", "port")),
+    }
+)
+"""Settings, as (section, key), that say where processes listen: a run may go on elsewhere."""
+_RESUMED_WITH: Final = ADDRESSES | {("loop", "rounds")}
+"""Settings that may be others when a run is resumed."""
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=-]{0,63}")
+_TIME: Final = len("20261120-101500-")
 
 _READER_S = 1.0
 """A process that checks whether the run is active holds the lock briefly."""
@@ -34,9 +50,13 @@ class RunFolder(RunFiles):
     """Paths and records of a run; files are replaced atomically or appended in whole lines."""
 
     @classmethod
-    def create(cls, settings: Mapping[str, Any]) -> "RunFolder":
-        """Creates a new run; its id starts with the time, so that names sort by age."""
-        run_id = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{uuid.uuid4().hex[:8]}"
+    def create(cls, settings: Mapping[str, Any], name: str | None = None) -> "RunFolder":
+        """Creates a new run; its id is the time, so that ids sort by age, and the name. Raises UsageError for no such name."""
+        if name is not None and not _NAME.fullmatch(name):
+            raise UsageError(
+                f"--name {name[:80]!r}: use up to 64 letters, digits and . _ = -, the first a letter or digit"
+            )
+        run_id = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{name or uuid.uuid4().hex[:8]}"
         folder = cls(runs_dir() / run_id)
         make_home()
         folder.path.mkdir(parents=True)
@@ -105,6 +125,13 @@ class RunFolder(RunFiles):
         last = [entry["event"] for entry in entries if checkpoint and entry.get("checkpoint") == checkpoint][-1:]
         return last == ["withdrawn"]
 
+    def last_begun(self) -> int:
+        """The last round that is on record, or of which a trainer has a dataset."""
+        found = [record["round"] for record in self.records() if record["kind"] == "round"]
+        for policy in self.policies():
+            found += [round_of(path.name) or 0 for path in dataset_dirs(policy_dir(self.datasets, policy))]
+        return max(found, default=0)
+
     def keep_sampled(self, round_: int, collected: Mapping[str, Any]) -> None:
         """Keeps the figures of a round's rollouts, so that a loop that was killed does not repeat them."""
         (self.path / "sampled").mkdir(exist_ok=True)
@@ -138,6 +165,20 @@ class RunFolder(RunFiles):
             if other != target:
                 shutil.rmtree(other)
 
+    def begin(self, rounds: int) -> None:
+        """Records the number of rounds, which may be another one when the run is resumed, and that no training is in progress."""
+        self.note_step(None)
+        run = self.read("run.json")
+        run["settings"]["loop"]["rounds"] = rounds
+        self.write("run.json", run)
+
+    def note_step(self, step: StepTrained | None) -> None:
+        """Shows other processes how far the training is; None: it has ended."""
+        if step is None:
+            (self.path / TRAINING_FILE).unlink(missing_ok=True)
+        else:
+            self.write(TRAINING_FILE, asdict(step))
+
     def finish(self, status: str, **more: Any) -> None:
         self.write("run.json", {**self.read("run.json"), "status": status, **more})
 
@@ -149,15 +190,34 @@ class RunFolder(RunFiles):
         return path
 
 
-def newest_unfinished(settings: Mapping[str, Any]) -> RunFolder | None:
-    """The newest run, if it is unfinished and has the same settings."""
-    folders = sorted(runs_dir().glob("*/run.json")) if runs_dir().is_dir() else []
+def newest_unfinished(settings: Mapping[str, Any], name: str | None = None) -> RunFolder | None:
+    """The newest run (of this name), if it is unfinished and has the same settings, but for addresses and number of rounds."""
+    folders = runs_named(name)
     if not folders:
         return None
-    folder = RunFolder(folders[-1].parent)
-    run = folder.read("run.json")
-    same = json.loads(json.dumps(settings, default=str)) == run.get("settings")
-    return folder if run.get("status") == "running" and same else None
+    run = folders[-1].read("run.json")
+    is_unfinished = run.get("status") == "running" and is_same_run(settings, run.get("settings", {}))
+    return folders[-1] if is_unfinished else None
+
+
+def runs_named(name: str | None) -> list[RunFolder]:
+    """All runs with this name, or all; the newest last."""
+    folders = sorted(path.parent for path in runs_dir().glob("*/run.json"))
+    return [RunFolder(folder) for folder in folders if name in (None, folder.name[_TIME:])]
+
+
+def is_same_run(settings: Mapping[str, Any], known: Mapping[str, Any]) -> bool:
+    """Whether a run with the settings `known`, as read from JSON, can go on with these."""
+    return _of_the_run(json.loads(json.dumps(settings, default=str))) == _of_the_run(known)
+
+
+def _of_the_run(settings: Mapping[str, Any]) -> dict[tuple[str, str], Any]:
+    values = {
+        (section, key): value
+        for section, table in settings.items()
+        for key, value in (table.items() if isinstance(table, dict) else [("", table)])
+    }
+    return {key: value for key, value in values.items() if key not in _RESUMED_WITH}
 
 
 def _sampled_name(round_: int) -> str:

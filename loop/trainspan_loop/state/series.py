@@ -7,11 +7,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from trainspan_loop.state.run_folder import RunFolder
+from trainspan_loop.state.run_folder import RunFolder, is_same_run
 from trainspan_schemas.config.settings import Settings
+from trainspan_schemas.errors import UsageError
 from trainspan_schemas.home import make_home, runs_dir
 
-__all__ = ["SeedSeries", "with_seed"]
+__all__ = ["SeedSeries", "continued", "with_seed"]
 
 
 def with_seed(settings: Settings, offset: int) -> Settings:
@@ -23,39 +24,66 @@ def with_seed(settings: Settings, offset: int) -> Settings:
     )
 
 
+def continued(settings: Settings, folder: RunFolder, *, finish: bool) -> Settings:
+    """The settings with which a run goes on: to `rounds`, but not to fewer than were begun; with `finish` to just these.
+
+    Raises UsageError if there is nothing to finish.
+    """
+    begun = folder.last_begun()
+    if finish and not begun:
+        raise UsageError(f"--finish: no round of run {folder.run_id} has a dataset yet")
+    rounds = begun if finish else max(settings.loop.rounds, begun)
+    consolidate = settings.loop.consolidate and not finish
+    return dataclasses.replace(
+        settings, loop=dataclasses.replace(settings.loop, rounds=rounds, consolidate=consolidate)
+    )
+
+
 class SeedSeries:
     """`runs/series-<time>.json`: the run of each seed. A finished run is not repeated on resume."""
 
-    def __init__(self, path: Path, settings: Settings, seeds: int) -> None:
+    def __init__(self, path: Path, settings: Settings, seeds: int, name: str | None = None) -> None:
         self.path = path
         self._settings = settings
         self._seeds = seeds
+        self._name = name
 
     @classmethod
-    def open(cls, settings: Settings, seeds: int, *, resume: bool) -> "SeedSeries":
-        """Opens a new series, or with `resume` the newest, if it is unfinished with the same settings and number of seeds."""
+    def open(cls, settings: Settings, seeds: int, name: str | None = None, *, resume: bool) -> "SeedSeries":
+        """Opens a new series, or with `resume` the newest of the name, if it has the same settings and number of seeds.
+
+        It must be unfinished, unless it has a name: the same commands of several series can then be given again.
+        """
         make_home()
         runs_dir().mkdir(exist_ok=True)
-        known = sorted(runs_dir().glob("series-*.json"))
-        if resume and known:
-            series = cls(known[-1], settings, seeds)
+        named = f"-{name}" if name else ""
+        known = sorted(runs_dir().glob("series-*.json"), reverse=True)
+        for path in known if resume else []:
+            series = cls(path, settings, seeds, name)
             record = series._read()
-            if record["settings"] == _plain(settings) and record["seeds"] == seeds and record["status"] == "running":
+            if record.get("name") != name:
+                continue
+            goes_on = record["status"] == "running" or name is not None
+            if goes_on and record["seeds"] == seeds and is_same_run(_plain(settings), record["settings"]):
                 return series
-        series = cls(runs_dir() / f"series-{datetime.now(UTC):%Y%m%d-%H%M%S-%f}.json", settings, seeds)
-        series._write({"settings": _plain(settings), "seeds": seeds, "status": "running", "runs": {}})
+            break
+        series = cls(runs_dir() / f"series-{datetime.now(UTC):%Y%m%d-%H%M%S-%f}{named}.json", settings, seeds, name)
+        about = {"settings": _plain(settings), "seeds": seeds, "name": name}
+        series._write({**about, "status": "running", "runs": {}})
         return series
 
-    def unfinished(self) -> Iterator[tuple[Settings, RunFolder]]:
-        """The remaining runs with their settings; each is created when its turn comes."""
+    def unfinished(self, *, begun_only: bool = False) -> Iterator[tuple[Settings, RunFolder]]:
+        """The remaining runs with their settings; each is created when its turn comes, or with `begun_only` left out."""
         for offset in range(self._seeds):
             settings = with_seed(self._settings, offset)
             name = str(settings.loop.seed)
             runs = self._read()["runs"]
             if name in runs:
                 folder = RunFolder(runs_dir() / runs[name])
+            elif begun_only:
+                continue
             else:
-                folder = RunFolder.create(dataclasses.asdict(settings))
+                folder = RunFolder.create(dataclasses.asdict(settings), self._name)
                 self._write({**self._read(), "runs": {**runs, name: folder.run_id}})
             if folder.read("run.json").get("status") != "finished":
                 yield settings, folder

@@ -12,13 +12,16 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from trainspan_schemas.files.durable import json_lines
 from trainspan_schemas.files.locks import is_locked
 from trainspan_schemas.home import policy_dir
 
-__all__ = ["RunFiles", "check_name", "record_of", "versions"]
+__all__ = ["TRAINING_FILE", "RunFiles", "check_name", "record_of", "versions"]
+
+TRAINING_FILE: Final = "training.json"
+"""The last step, while a round is trained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,10 @@ class RunFiles:
         except FileNotFoundError:
             return {}
         return value
+
+    def training(self) -> dict[str, Any]:
+        """The last step of the training in progress, as a `StepTrained` in JSON; {} if there is none."""
+        return self.read(TRAINING_FILE) if self.is_held() else {}
 
     def records(self) -> list[dict[str, Any]]:
         """All complete records of `rounds.jsonl`; a line cut off by a kill is skipped."""

@@ -1,10 +1,22 @@
-"""Settings of the collector."""
+"""Settings of the collector, and of all ports together."""
 
 from dataclasses import dataclass
 
 from trainspan_schemas.config.marks import Advanced
 
-__all__ = ["CollectorSettings"]
+__all__ = ["CollectorSettings", "PortsSettings"]
+
+
+@dataclass(frozen=True, slots=True)
+class PortsSettings:
+    """`[ports]`: where all processes of a state folder listen."""
+
+    base: int | None = None
+    """First of five ports: OTLP/gRPC, OTLP/HTTP, Arrow Flight, the policy server and the viewer, except those that are set
+    themselves; 0: any free ones; default: 4317 to 4319, 8000 and 8088.
+
+    Commands with the same state folder know ports that were free from it. `trainspan status` shows them, for agents that are
+    started by hand."""
 
 
 @dataclass(frozen=True, slots=True)

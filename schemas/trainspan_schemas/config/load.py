@@ -1,7 +1,8 @@
 """Reads settings: defaults < `trainspan.toml` < environment < flags.
 
 Environment: `TRAINSPAN_<SECTION>__<KEY>`, and the standard variable if there is one. An unknown key is an error that
-names the nearest known one.
+names the nearest known one. An address that is not set is that of the listener; if that took any free port, the state folder
+tells it.
 """
 
 import dataclasses
@@ -16,8 +17,10 @@ from trainspan_schemas.config.agents import ServingSettings
 from trainspan_schemas.config.collector import CollectorSettings
 from trainspan_schemas.config.marks import ADVANCED, advanced
 from trainspan_schemas.config.policy_scope import check_policies
-from trainspan_schemas.config.settings import ModelSettings, PolicySettings, Settings
+from trainspan_schemas.config.settings import ModelSettings, PolicySettings, PortsSettings, Settings
 from trainspan_schemas.errors import ConfigError
+from trainspan_schemas.home import served_url, store_path
+from trainspan_schemas.store.access import running_collector
 from trainspan_schemas.web_origins import dialed_host
 
 __all__ = [
@@ -46,6 +49,16 @@ _STANDARD_VARIABLES = {
     "OPENAI_BASE_URL": (("rollouts", "policy_url"),),
 }
 
+_LISTENERS = (
+    ("collector", "grpc"),
+    ("collector", "http"),
+    ("collector", "flight"),
+    ("serving", "port"),
+    ("view", "port"),
+)
+"""Those of `ports.base`, in the order of their ports."""
+_MOST_PORT = 65535
+
 _Section = TypeVar("_Section")
 
 
@@ -69,6 +82,7 @@ def load_settings(config: Path | None, environ: Mapping[str, str]) -> Settings:
             section, _, key = name.removeprefix(ENV_PREFIX).lower().partition("__")
             check_known(name, section, key)
             values.setdefault(section, {})[key] = text
+    _place_listeners(values)
     policies = {
         name: _build(f"{POLICIES}.{name}", PolicySettings, own) for name, own in values.get(POLICIES, {}).items()
     }
@@ -85,28 +99,46 @@ def load_settings(config: Path | None, environ: Mapping[str, str]) -> Settings:
 
 
 def own_endpoint(collector: CollectorSettings) -> str | None:
-    """The URL of the OTLP/gRPC listener on this machine; None without one, or if its port is chosen at the start."""
+    """The URL of the OTLP/gRPC listener on this machine; None without one, or if it takes any free port and does not run."""
     host, _, port = collector.grpc.rpartition(":")
-    if not port.isdecimal() or not int(port):
+    if port == "0":
+        running = running_collector(store_path(collector.store))
+        host, _, port = (running.grpc or "" if running else "").rpartition(":")
+    if not port.isdecimal():
         return None
     return f"{'https' if collector.tls_cert else 'http'}://{dialed_host(host)}:{port}"
 
 
-def own_policy_server(serving: ServingSettings) -> str:
-    """The root URL of the policy server on this machine."""
-    return f"http://{dialed_host(serving.host)}:{serving.port}"
+def own_policy_server(serving: ServingSettings) -> str | None:
+    """The root URL of the policy server on this machine; None if it takes any free port and has never run."""
+    return f"http://{dialed_host(serving.host)}:{serving.port}" if serving.port else served_url()
+
+
+def _place_listeners(values: dict[str, dict[str, Any]]) -> None:
+    """Adds the ports that follow from `ports.base`, where none is set. Raises ConfigError."""
+    base = _build("ports", PortsSettings, values.get("ports", {})).base
+    if base is None:
+        return
+    if not 0 <= base <= _MOST_PORT - len(_LISTENERS) + 1:
+        raise ConfigError(f"ports.base = {base}: use a port below {_MOST_PORT - len(_LISTENERS) + 2}, or 0")
+    for place, (section, key) in enumerate(_LISTENERS):
+        port = base + place if base else 0
+        values.setdefault(section, {}).setdefault(key, port if key == "port" else f"127.0.0.1:{port}")
 
 
 def _following(values: Mapping[str, Mapping[str, Any]], built: Mapping[str, Any]) -> dict[str, Any]:
-    """The sections whose addresses are not set, with those of the listeners: an address is named once."""
+    """The sections whose addresses are not set, with those of the listeners: an address is named once.
+
+    What does not run yet has none: nothing is sent to a stranger at a usual port instead.
+    """
     found: dict[str, Any] = {}
-    if "endpoints" not in values.get("collector", {}) and (endpoint := own_endpoint(built["collector"])):
-        found["collector"] = override(built["collector"], endpoints=(endpoint,))
-    if built["serving"].port:
-        url = own_policy_server(built["serving"])
-        for section, own in (("rollouts", f"{url}/v1"), ("train", url)):
-            if "policy_url" not in values.get(section, {}):
-                found[section] = override(built[section], policy_url=own)
+    if "endpoints" not in values.get("collector", {}):
+        endpoint = own_endpoint(built["collector"])
+        found["collector"] = override(built["collector"], endpoints=(endpoint,) if endpoint else ())
+    url = own_policy_server(built["serving"])
+    for section, own in (("rollouts", f"{url}/v1"), ("train", url)):
+        if "policy_url" not in values.get(section, {}):
+            found[section] = override(built[section], policy_url=own if url else "")
     return found
 
 

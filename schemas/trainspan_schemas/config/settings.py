@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from trainspan_schemas.config.agents import RaySettings, RolloutsSettings, ServingSettings
-from trainspan_schemas.config.collector import CollectorSettings
+from trainspan_schemas.config.collector import CollectorSettings, PortsSettings
 from trainspan_schemas.config.dataset import DatasetSettings
 from trainspan_schemas.config.loop import LoopSettings, ViewSettings
 from trainspan_schemas.config.policies import PolicySettings
@@ -25,6 +25,7 @@ __all__ = [
     "LoopSettings",
     "ModelSettings",
     "PolicySettings",
+    "PortsSettings",
     "RaySettings",
     "RolloutsSettings",
     "ServingSettings",
@@ -39,6 +40,7 @@ __all__ = [
 class Settings:
     """All sections of `trainspan.toml`; `sft` and `train` have the settings of `model` too."""
 
+    ports: PortsSettings = field(default_factory=PortsSettings)
     collector: CollectorSettings = field(default_factory=CollectorSettings)
     serving: ServingSettings = field(default_factory=ServingSettings)
     rollouts: RolloutsSettings = field(default_factory=RolloutsSettings)

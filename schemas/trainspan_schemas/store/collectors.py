@@ -37,7 +37,7 @@ class Collectors:
         named = tuple(word.strip() for word in words if word.strip())
         addresses = [address_of(word) for word in named]
         if not named:
-            raise ConfigError("no collector is named: set [collector] endpoints")
+            raise ConfigError("no collector is named: start `trainspan collector`, or set [collector] endpoints")
         if len(set(addresses)) < len(named):
             raise ConfigError(f"a collector is named twice: {', '.join(named)}")
         return cls(tuple(f"{_scheme(word)}://{address}" for word, address in zip(named, addresses, strict=True)))

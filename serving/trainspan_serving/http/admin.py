@@ -5,6 +5,7 @@ import time
 from typing import Any, Final
 
 from trainspan_schemas.errors import CheckpointError
+from trainspan_schemas.home import digest_of
 from trainspan_schemas.policy_server import Offer, PolicyInService, Reason, ServerState
 from trainspan_schemas.web_origins import is_own_host, own_hosts
 from trainspan_serving.checkpoints.candidates import CheckpointNotFoundError
@@ -52,6 +53,7 @@ def state_of(server: PolicyServer, exporter: CallExport, branches: BranchRegistr
         behind=server.behind,
         calls=exporter.counts(),
         export_trouble=exporter.trouble(),
+        token_digest=digest_of(server.plan.token),
     )
 
 

@@ -6,20 +6,21 @@ vLLM is not imported here: a wrong path or a port in use is reported in one line
 import importlib.util
 import os
 import re
-import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from trainspan_schemas.artifacts.checkpoint import read_latest
 from trainspan_schemas.config.settings import ServingSettings
 from trainspan_schemas.errors import CheckpointError, ProcessError, UsageError, pip_install
 from trainspan_schemas.files.objects import Objects, check_url
-from trainspan_schemas.home import checkpoints_dir, remember_served_model
+from trainspan_schemas.home import checkpoints_dir, remember_server, served_url
+from trainspan_schemas.ports import Listener, blocked, free_port
 from trainspan_schemas.resources import available_cores
 from trainspan_schemas.store.collectors import Collectors
+from trainspan_schemas.web_origins import dialed_host
 from trainspan_serving.checkpoints.adapters import SERVED_MODULES, check_adapter_fits, is_adapter, read_adapter
 from trainspan_serving.checkpoints.copies import claim_copies
 from trainspan_serving.checkpoints.weights import has_tokenizer, read_weights
@@ -82,7 +83,7 @@ def serve(
     Raises CheckpointError, UsageError or ProcessError before vLLM starts, ProcessError if it does not stay up.
     """
     launch = prepare(settings, flags, os.environ, store, policies)
-    remember_served_model(launch.plan.model)
+    remember_server(launch.plan.model, f"http://{dialed_host(launch.host)}:{launch.port}")
     on_start(launch.device)
     return Supervisor(launch.plan, launch.host, launch.port, launch.flags, launch.environment, on_ready).run()
 
@@ -126,7 +127,8 @@ def prepare(
     on_cpu = device.is_cpu
     merges = _merges_adapters(settings, on_cpu, flags, planned)
     settings = replace(settings, merge_adapters=merges)
-    plan = make_plan(settings, model, adapter.folder if adapter else None, version_, port, environ, store, planned)
+    folder = adapter.folder if adapter else None
+    plan = make_plan(settings, model, folder, version_, settings.port, environ, store, planned)
     defaults = {**_PRIVATE, **(_CPU if on_cpu else {}), "VLLM_LOGGING_LEVEL": "WARNING", **_HTTP}
     if on_cpu:
         small = is_local and _weight_bytes(Path(model)) < _SMALL_MODEL_BYTES
@@ -193,16 +195,10 @@ def _weight_bytes(folder: Path) -> int:
 
 
 def _check_port(host: str, port: int) -> int:
-    """Returns the port, which must be free; for 0, any free one."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with closing(socket.socket(family, socket.SOCK_STREAM)) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            reason = error.strerror or str(error)
-            raise ProcessError(f"cannot listen on {host}:{port}: {reason}; choose another with --port") from error
-        return int(probe.getsockname()[1])
+    """Returns the port, which must be free; for 0, that of the last server if it is free, else any free one."""
+    if trouble := blocked([Listener("--port", host, port)]):
+        raise ProcessError(f"{trouble}: stop that, or choose another with --port")
+    return port or free_port(host, urlsplit(served_url() or "").port or 0)
 
 
 def _is_cpu_build() -> bool:

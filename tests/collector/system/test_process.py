@@ -1,5 +1,6 @@
 """The collector as a process: start, stop, and what can prevent either."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -118,12 +119,16 @@ def test_a_database_that_another_program_has_open_is_named_with_its_holder(tmp_p
     assert f"process {holder.pid}" in line
 
 
-@pytest.mark.parametrize("option", ["--grpc", "--http", "--flight"])
-def test_a_taken_port_is_one_line_that_names_its_holder(tmp_path: Path, option: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        line = _failure(tmp_path / "spans.duckdb", option, f"127.0.0.1:{port}")
-    assert f"{option} 127.0.0.1:{port} is in use by pid {os.getpid()}" in line
+def test_all_taken_ports_are_in_one_line_that_names_their_holder(tmp_path: Path) -> None:
+    options = ("--grpc", "--http", "--flight")
+    with contextlib.ExitStack() as stack:
+        taken = [stack.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1] for _ in options]
+        places = [f"127.0.0.1:{port}" for port in taken]
+        words = [word for option, place in zip(options, places, strict=True) for word in (option, place)]
+        line = _failure(tmp_path / "spans.duckdb", *words)
+    for option, place in zip(options, places, strict=True):
+        assert f"{option} {place} is in use by pid {os.getpid()} (" in line
+    assert line.endswith("stop that, or take other ports, such as --set ports.base=0 for any free ones")
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,12 @@
+import os
 from pathlib import Path
 
 import pytest
 
 from trainspan_schemas.config.load import load_settings, override
 from trainspan_schemas.errors import ConfigError
+from trainspan_schemas.home import remember_server
+from trainspan_schemas.store.access import StoreAddress, write_address
 
 
 def written(tmp_path: Path, text: str) -> Path:
@@ -58,11 +61,42 @@ def test_senders_follow_the_listeners_unless_they_are_set(tmp_path: Path) -> Non
     assert settings.rollouts.collector == "http://c:1"
 
 
-def test_listeners_without_a_known_port_move_no_sender(tmp_path: Path) -> None:
+def test_senders_have_no_address_of_a_listener_whose_port_is_not_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRAINSPAN_HOME", str(tmp_path / "home"))
     for grpc in ("off", "127.0.0.1:0"):
         settings = load_settings(written(tmp_path, f"[collector]\ngrpc = '{grpc}'\n[serving]\nport = 0\n"), {})
-        assert settings.collector.endpoints == ("http://127.0.0.1:4317",)
-        assert settings.rollouts.policy_url == "http://127.0.0.1:8000/v1"
+        assert (settings.collector.endpoints, settings.rollouts.collector) == ((), "")
+        assert (settings.rollouts.policy_url, settings.train.policy_url) == ("", "")
+
+
+def test_any_free_ports_are_known_from_the_state_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRAINSPAN_HOME", str(tmp_path / "home"))
+    remember_server("model", "http://127.0.0.1:9001")
+    store = str(tmp_path / "home" / "spans.duckdb")
+    own = write_address(StoreAddress(1, store, "0.0.0.0:9002", None, "127.0.0.1:9003"))
+    settings = load_settings(None, {"TRAINSPAN_PORTS__BASE": "0"})
+    os.close(own)
+    assert settings.rollouts.collector == "http://127.0.0.1:9002"
+    assert (settings.rollouts.policy_url, settings.train.policy_url) == (
+        "http://127.0.0.1:9001/v1",
+        "http://127.0.0.1:9001",
+    )
+
+
+def test_one_setting_moves_all_ports_but_those_that_are_set(tmp_path: Path) -> None:
+    config = written(tmp_path, "[ports]\nbase = 5000\n[collector]\nhttp = 'off'\n")
+    moved = load_settings(config, {"TRAINSPAN_SERVING__PORT": "9000"})
+    assert (moved.collector.grpc, moved.collector.http, moved.collector.flight) == (
+        "127.0.0.1:5000",
+        "off",
+        "127.0.0.1:5002",
+    )
+    assert (moved.serving.port, moved.view.port) == (9000, 5004)
+    assert moved.serving.collector == "http://127.0.0.1:5000"
+    with pytest.raises(ConfigError, match=r"ports\.base = 65532: use a port below 65532, or 0"):
+        load_settings(None, {"TRAINSPAN_PORTS__BASE": "65532"})
 
 
 @pytest.mark.parametrize(

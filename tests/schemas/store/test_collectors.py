@@ -63,7 +63,7 @@ def test_tls_and_ipv6_addresses_stay() -> None:
         ("grpcs://a", "collector 'grpcs://a' is not a URL: write http://HOST:PORT"),
         ("ftp://a", "collector 'ftp://a' is not a URL: write http://HOST:PORT"),
         ("http://a:4317, http://A", "a collector is named twice: http://a:4317, http://A"),
-        (" , ", "no collector is named: set [collector] endpoints"),
+        (" , ", "no collector is named: start `trainspan collector`, or set [collector] endpoints"),
     ],
 )
 def test_a_list_that_is_none_is_refused(text: str, message: str) -> None:

@@ -54,9 +54,11 @@ def fine_tuned(tmp_path: Path, model_dir: Path, home: None) -> Callable[..., Sft
     """Runs a job on tmp_path/data.jsonl; returns its outcome."""
     (tmp_path / "data.jsonl").write_text(conversations())
 
-    def run(out: str = "out", on_event: Callable[[Any], None] = lambda _: None, **settings: Any) -> SftOutcome:
+    def run(
+        out: str = "out", on_event: Callable[[Any], None] = lambda _: None, *, finish: bool = False, **settings: Any
+    ) -> SftOutcome:
         chosen = dataclasses.replace(SETTINGS, **{"model": str(model_dir), **settings})
-        return fine_tune(SftJob(chosen, tmp_path / "data.jsonl", tmp_path / out), on_event)
+        return fine_tune(SftJob(chosen, tmp_path / "data.jsonl", tmp_path / out, finish), on_event)
 
     return run
 
@@ -106,6 +108,62 @@ def test_a_job_writes_a_model_that_answers_like_the_conversations(
     assert not (tmp_path / "out.unfinished").exists()
     with pytest.raises(CheckpointError, match="is the result of a job with another num_train_epochs"):
         fine_tuned(num_train_epochs=2)
+
+
+def stop_at(step: int) -> Callable[[Any], None]:
+    def stop(event: Any) -> None:
+        if isinstance(event, FineTuneStep) and event.step == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    return stop
+
+
+@pytest.mark.parametrize(
+    ("adapter", "ending"), [("none", {"finish": True}), ("lora", {"finish": True}), ("none", {"max_steps": 3})]
+)
+def test_a_job_ends_with_the_newest_state_if_it_is_to_be_finished_or_has_made_the_lowered_steps(
+    adapter: str, ending: Figures, fine_tuned: Callable[..., SftOutcome], tmp_path: Path
+) -> None:
+    stopped = fine_tuned("out", stop_at(4), adapter=adapter)
+    (state,) = (tmp_path / "out.unfinished").glob("checkpoint-*")
+    saved = weights(state) if adapter == "none" else None
+    events: list[Any] = []
+    done = fine_tuned("out", events.append, adapter=adapter, **ending)
+    assert (done.done, done.steps, done.signal, events) == (4, stopped.steps, None, [])
+    assert not (tmp_path / "out.unfinished").exists()
+    assert done.manifest is not None
+    assert (done.manifest["step"], done.manifest["steps"]) == (4, stopped.steps)
+    assert [record["step"] for record in figures(tmp_path / "out") if "loss" in record] == [1, 2, 3, 4]
+    if saved is not None:
+        assert all(torch.equal(weights(tmp_path / "out")[name], tensor) for name, tensor in saved.items())
+    whole = fine_tuned("whole", adapter=adapter)
+    assert whole.steps > 4
+    assert unlike(tmp_path / "out", tmp_path / "whole") > 0
+    fine_tuned("start", stop_at(1), adapter=adapter)
+    fine_tuned("start", adapter=adapter, finish=True)
+    assert unlike(tmp_path / "out", tmp_path / "start") > 0
+
+
+def test_the_steps_of_a_job_that_goes_on_can_only_be_lowered(
+    fine_tuned: Callable[..., SftOutcome], tmp_path: Path
+) -> None:
+    stopped = fine_tuned("out", stop_at(2))
+    with pytest.raises(TrainingError, match=f"to have {stopped.steps} steps and now has 99: its steps can only be low"):
+        fine_tuned("out", max_steps=99)
+    done = fine_tuned("out", max_steps=5)
+    assert (done.done, done.steps) == (5, 5)
+    rates = [record["learning_rate"] for record in figures(tmp_path / "out") if "loss" in record]
+    assert len(rates) == 5
+    assert rates[-1] < rates[2], "it falls to 0 at the new end"
+    assert fine_tuned("out", max_steps=5).steps == 0
+    with pytest.raises(CheckpointError, match="is the result of a job with another max_steps"):
+        fine_tuned("out")
+
+
+def test_nothing_is_finished_without_a_state(fine_tuned: Callable[..., SftOutcome], tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"--finish: .*out.unfinished has no saved state of this job"):
+        fine_tuned(finish=True)
+    assert not (tmp_path / "out.unfinished").exists()
 
 
 @pytest.mark.parametrize("adapter", ["none", "lora"])

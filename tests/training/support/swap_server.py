@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from trainspan_schemas.home import token_digest
 from trainspan_schemas.policy_server import CallCounts, PolicyInService, ServerState
 
 
@@ -48,6 +49,7 @@ USUAL = ServerState(
     behind=None,
     calls=CallCounts(0, 0, 0),
     export_trouble=None,
+    token_digest=None,
 )
 
 
@@ -56,7 +58,7 @@ def whole(state: dict[str, Any]) -> dict[str, Any]:
     policies = state.get("policies", {})
     if isinstance(policies, dict):
         policies = {name: {**asdict(_POLICY), **policy} for name, policy in policies.items()}
-    return {**USUAL.as_json(), **state, "policies": policies} if state else {}
+    return {**USUAL.as_json(), "token_digest": token_digest(), **state, "policies": policies} if state else {}
 
 
 @contextmanager

@@ -2,13 +2,16 @@
 
 import dataclasses
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from trainspan_schemas.artifacts.dataset import manifest_path
-from trainspan_schemas.artifacts.run_files import RunFiles
+from trainspan_schemas.artifacts.run_files import TRAINING_FILE, RunFiles
+from trainspan_schemas.command_events import StepTrained
 from trainspan_schemas.config.settings import Settings
+from trainspan_schemas.files.locks import open_locked
 from trainspan_viewer.html.document import served, standalone
 from trainspan_viewer.pages.dataset import render_datasets
 from trainspan_viewer.pages.run.report import render_report
@@ -96,6 +99,21 @@ def test_records_are_kept_for_few_runs_only(tmp_path: Path) -> None:
         read_run(run)
     gc.collect()
     assert sum(isinstance(one, RunRecords) for one in gc.get_objects()) <= 8
+
+
+def test_the_page_of_a_run_shows_how_far_its_training_is_while_the_loop_lives(tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "run.json").write_text('{"status": "running"}')
+    step = StepTrained(3, step=2, steps=8, forwarded_tokens=1200, seconds=3.0)
+    (tmp_path / "one" / TRAINING_FILE).write_text(json.dumps(dataclasses.asdict(step)))
+    sources = Sources(ViewerPaths(tmp_path, tmp_path), StoreReader("none"), Settings())
+    shown = "round 3: step 2 of 8, 400 tokens/s, about 18 s left"
+    for is_running in (True, False):
+        lock = open_locked(tmp_path / "one" / "lock") if is_running else None
+        page = served(render_run(load_run(sources, Params("/runs/one", {"run": "one"}, {}))), "1")
+        assert (shown in page) is is_running
+        if lock is not None:
+            os.close(lock)
 
 
 def test_settings_of_a_run_are_compared_with_the_defaults_as_they_are_stored(tmp_path: Path) -> None:

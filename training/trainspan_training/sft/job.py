@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import os
 import signal
 from collections.abc import Sequence
@@ -23,7 +24,7 @@ from trainspan_training.objective.options import check_model
 from trainspan_training.sft.data.examples import ConversationFile, Example, Message, find_files, read_examples
 from trainspan_training.sft.data.rendering import read_template
 from trainspan_training.sft.data.served import StoredPrompt, with_served_tools
-from trainspan_training.sft.job_folder import JobFolder
+from trainspan_training.sft.job_folder import JobFolder, steps_of
 from trainspan_training.sft.stop_signal import Stopped, StopSignal
 
 if TYPE_CHECKING:
@@ -57,6 +58,8 @@ class SftJob:
     """Train also if a whole kind of answers is dropped, or the prompts lack the tools."""
     prompts: tuple[StoredPrompt, ...] = ()
     """Those that a policy server with this model got from the same agent."""
+    finish: bool = False
+    """Whether to write the result from the newest state, without training further."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +125,8 @@ def _run(job: SftJob, stop: StopSignal, on_event: "OnEvent") -> SftOutcome:
     folder = JobFolder(job.out, identity | ({"tools": _digest([one.tools for one in examples])} if completed else {}))
     if (manifest := folder.finished()) is not None:
         return SftOutcome(job.out, 0, 0, manifest=manifest)
+    if job.finish and folder.latest() is None:
+        raise CheckpointError(f"--finish: {folder.path} has no saved state of this job; there is nothing to write")
     import_training()
     device = device_name(settings.device)
     share_cores(1)
@@ -134,17 +139,21 @@ def _run(job: SftJob, stop: StopSignal, on_event: "OnEvent") -> SftOutcome:
             if folder.latest() is None:
                 folder.remove()  # it has not begun
             raise
-        try:
-            with stop.working():
-                trainer.run(settings.eval_steps, folder.latest())
-        except OSError as error:
-            raise TrainingError(f"cannot save in {folder.path}: {error}; run it again to continue") from error
+        state = folder.latest()
+        if state is not None and (job.finish or (settings.max_steps or math.inf) <= steps_of(state)):
+            trainer.restore(state)
+        else:
+            try:
+                with stop.working():
+                    trainer.run(settings.eval_steps, state)
+            except OSError as error:
+                raise TrainingError(f"cannot save in {folder.path}: {error}; run it again to continue") from error
+            if trainer.state.global_step < trainer.state.max_steps:
+                return SftOutcome(job.out, trainer.state.max_steps, trainer.state.global_step, stop.signal)
         steps, done = trainer.state.max_steps, trainer.state.global_step
-        if done < steps:
-            return SftOutcome(job.out, steps, done, stop.signal)
         about = {"job": folder.identity, "data": _described(job.data, sources), "base": policy.base}
         manifest = finish(trainer, folder, settings, policy, template, about)
-    return SftOutcome(job.out, steps, steps, manifest=manifest)
+    return SftOutcome(job.out, steps, done, manifest=manifest)
 
 
 def _prepared(

@@ -10,14 +10,18 @@ from typing import Any, Final
 
 from trainspan_schemas.errors import CheckpointError
 
-__all__ = ["ABOUT", "MANIFEST", "JobFolder"]
+__all__ = ["ABOUT", "MANIFEST", "STATE_FILE", "JobFolder", "steps_of"]
 
 ABOUT: Final = "sft"
 """The folder inside the finished model's with manifest and metrics; later checkpoints do not copy it."""
 MANIFEST: Final = "manifest.json"
 _JOB_FILE: Final = "job.json"
-_STATE_FILE: Final = "trainer_state.json"
+STATE_FILE: Final = "trainer_state.json"
 """The last file that TRL writes of a state."""
+
+
+_LOWERED: Final = "max_steps"
+"""The setting that may be another one when the job continues: the trainer refuses more steps than before."""
 
 
 class JobFolder:
@@ -69,8 +73,8 @@ class JobFolder:
 
     def latest(self) -> Path | None:
         """The newest complete state."""
-        states = [path.parent for path in self.path.glob(f"checkpoint-*/{_STATE_FILE}") if _is_json(path)]
-        return max(states, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
+        states = [path.parent for path in self.path.glob(f"checkpoint-*/{STATE_FILE}") if _is_json(path)]
+        return max(states, key=steps_of, default=None)
 
     def remove(self) -> None:
         """Deletes the folder: the job is complete, or has not begun."""
@@ -86,16 +90,24 @@ class JobFolder:
             known, self._kept = job["job"], job["kept"]
         except (ValueError, KeyError, TypeError) as error:
             raise CheckpointError(f"{file} is damaged ({error}): delete {self.path}, or give another --out") from error
-        if other := _differing(known, self.identity):
+        differing = _differing(known, self.identity)
+        if other := [key for key in differing if key != _LOWERED]:
             raise CheckpointError(
                 f"{self.path} holds an unfinished job with another {', '.join(other)}: run it again as before to finish it, "
                 "delete the folder, or give another --out"
             )
+        if differing:
+            self._write()
 
     def _write(self) -> None:
         temporary = self.path / f".{_JOB_FILE}"
         temporary.write_text(json.dumps({"job": self.identity, "kept": self._kept}, indent=2) + "\n")
         temporary.replace(self.path / _JOB_FILE)
+
+
+def steps_of(state: Path) -> int:
+    """The number of steps after which a state was saved."""
+    return int(state.name.rpartition("-")[2])
 
 
 def _is_json(file: Path) -> bool:

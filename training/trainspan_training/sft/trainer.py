@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from datasets import Dataset, disable_progress_bars
 from torch import Tensor
-from transformers import PrinterCallback, TrainerCallback
+from transformers import PrinterCallback, TrainerCallback, TrainerState
 from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
 
@@ -28,6 +28,7 @@ from trainspan_training.objective.logprobs import score
 from trainspan_training.objective.options import compute_dtype
 from trainspan_training.objective.schedule import fitting_rate
 from trainspan_training.sft.data.conversations import Row
+from trainspan_training.sft.job_folder import STATE_FILE
 from trainspan_training.sft.stop_signal import StopSignal
 
 __all__ = ["ConversationTrainer", "OnEvent", "Progress", "dataset_of", "packs_exactly", "sft_config"]
@@ -127,7 +128,18 @@ class ConversationTrainer(SFTTrainer):
             self.args.eval_strategy = "steps"
             self.args.eval_steps = eval_steps or -(-self._passes // self.args.gradient_accumulation_steps)
             self.args.eval_on_start = state is None
+        self._events.most_steps = self._saved(state).max_steps if state else None
         self.train(resume_from_checkpoint=str(state) if state else None)
+
+    def restore(self, state: Path) -> None:
+        """Takes weights and figures of a saved state, without training; the state's `max_steps` are those that were planned."""
+        self._load_from_checkpoint(str(state))
+        self.state = self._saved(state)
+
+    @staticmethod
+    def _saved(state: Path) -> TrainerState:
+        saved: TrainerState = TrainerState.load_from_json(str(state / STATE_FILE))
+        return saved
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         """TRL's schedule, with a share of the steps as warmup rounded down: its first warmup step has a rate of 0."""
@@ -187,10 +199,16 @@ class Progress(TrainerCallback):
     def __init__(self, stop: StopSignal, start: FineTuneStarted, on_event: OnEvent) -> None:
         self._stop = stop
         self.start = start
+        self.most_steps: int | None = None
+        """Those planned before, for a job that continues: with more, the rates so far were those of a shorter job."""
         self._on_event = on_event
         self._saved_at = self._logged_at = time.monotonic()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self.most_steps is not None and state.max_steps > self.most_steps:
+            raise TrainingError(
+                f"this job was to have {self.most_steps} steps and now has {state.max_steps}: its steps can only be lowered"
+            )
         self._logged_at = time.monotonic()
         self._on_event(replace(self.start, step=state.global_step, steps=state.max_steps))
 
