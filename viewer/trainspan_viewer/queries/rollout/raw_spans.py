@@ -162,7 +162,9 @@ def _with_facts(source: Source, page: pl.DataFrame) -> pl.DataFrame:
     if page.is_empty():
         return page
     numbers = ", ".join(map(str, page["seq"].to_list()))
-    facts = pl.concat(source.query(f"SELECT {_FACTS} FROM stored.live_spans WHERE seq IN ({numbers})")).drop("store", strict=False)
+    facts = pl.concat(source.query(f"SELECT {_FACTS} FROM stored.live_spans WHERE seq IN ({numbers})")).drop(
+        "store", strict=False
+    )
     return page.join(facts.unique(SPAN_KEY), on=SPAN_KEY, how="inner", maintain_order="left")
 
 
