@@ -99,7 +99,8 @@ def sampled_tokens(source: Source, run_id: str, rounds: Collection[int]) -> int:
     """
     quoted = run_id.replace("'", "''")
     sql = f"""SELECT coalesce(sum(len(c.completion_ids)), 0)::BIGINT AS tokens
-        FROM calls c JOIN spans s USING (trace_id, span_id) JOIN rollouts r USING (rollout_id, attempt)
+        FROM calls c JOIN spans s USING (trace_id, span_id)
+        JOIN rollouts r ON r.rollout_id = c.rollout_id AND r.attempt = c.attempt
         WHERE r.run_id = '{quoted}' AND coalesce(r.round, 0) IN ({", ".join(map(str, sorted(rounds)))})
         AND regexp_matches(r.task_id, '{BRANCH_TASK}')
         AND s.attributes NOT LIKE '%"{keys.CALL_FORCED}":true%'"""

@@ -120,7 +120,7 @@ def sft(
         if form == "chat" and (model := section.model or served_model()):
             prompts = _stored_prompts(export, find_model(model))
     on_event = _Lines() if format == "table" else lambda event: print(event_line(event), flush=True)
-    done = fine_tune(SftJob(section, data, out, force, prompts, finish), on_event)
+    done = fine_tune(SftJob(section, data, out, force=force, prompts=prompts, finish=finish), on_event)
     if done.signal is not None:
         name = signal.Signals(done.signal).name
         print(

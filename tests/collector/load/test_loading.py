@@ -185,7 +185,7 @@ def test_a_log_record_sent_again_is_stored_once(collector: CollectorProcess) -> 
     assert first == {
         "time_ns": 5, "trace_id": trace_id(9).hex(), "span_id": span_id(1).hex(), "event_name": None, "severity": 9,
         "body": '{"kvlist":[["k","v"]]}', "attributes": '{"a":[1]}', "resource": "{}",
-        "untrusted": False,
+        "untrusted": False, "rollout_id": None,
     }  # fmt: skip
     assert second["time_ns"] > 10**18  # when it was received
 

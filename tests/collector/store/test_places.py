@@ -78,7 +78,7 @@ def test_a_store_of_the_version_before_gets_its_places(store: Store) -> None:
     cursor = store.database.cursor()
     cursor.execute("DROP TABLE stored.places")
     cursor.execute("UPDATE meta SET value = '7' WHERE key = 'schema_version'")
-    assert STORE_VERSION == 9
+    assert STORE_VERSION == 10
     cursor.close()
     store.close()
     store.open()

@@ -150,7 +150,7 @@ def test_tools_are_recorded_as_the_template_gets_them_and_a_template_that_leaves
     *offered, without = [span.attributes.get(keys.GEN_AI_TOOL_DEFINITIONS) for span in caller.spans(3)]
     assert [json.loads(tools) for tools in offered if tools] == [chat, chat]
     assert without is None
-    said = "the request offers 1 tool, the prompt has none: serve a model whose chat template renders tools"
+    said = "the request offers 1 tool, the prompt has none: serve a model whose chat template has tools"
     assert caller.stack.server.log.read_text().count("the prompt has none") == 1
     assert said in caller.stack.server.log.read_text()
 

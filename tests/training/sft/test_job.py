@@ -58,7 +58,7 @@ def fine_tuned(tmp_path: Path, model_dir: Path, home: None) -> Callable[..., Sft
         out: str = "out", on_event: Callable[[Any], None] = lambda _: None, *, finish: bool = False, **settings: Any
     ) -> SftOutcome:
         chosen = dataclasses.replace(SETTINGS, **{"model": str(model_dir), **settings})
-        return fine_tune(SftJob(chosen, tmp_path / "data.jsonl", tmp_path / out, finish), on_event)
+        return fine_tune(SftJob(chosen, tmp_path / "data.jsonl", tmp_path / out, finish=finish), on_event)
 
     return run
 
