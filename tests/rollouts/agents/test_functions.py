@@ -110,6 +110,7 @@ def test_asynchronous_rollouts_share_a_worker_and_each_is_a_trace_with_its_own_s
         keys.ROLLOUT_BOUNDARY: "runner",
         keys.ROLLOUT_CALLS: 2,
         keys.GROUP_SIZE: 1,
+        keys.TASK_ANSWER: '"secret"',
     }
     assert len({span.trace_id for span in found.values()}) == 7
     assert len({span.attributes[keys.ROLLOUT_ID] for span in found.values()}) == 7
