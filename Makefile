@@ -13,7 +13,7 @@ export MAKE_GOAL := $(firstword $(MAKECMDGOALS))
 export HF_HUB_DISABLE_TELEMETRY := 1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo demo-control demo-tiny setup test test-slow check format collector serve dataset train bench bench-guard wheel clean
+.PHONY: demo demo-control demo-tiny setup test test-ci test-slow check format collector serve dataset train bench bench-guard wheel clean
 .DEFAULT_GOAL := help
 
 help:
@@ -21,7 +21,7 @@ help:
 	@echo "make demo-control  the demo with random rewards: success must stay within .10"
 	@echo "make demo-tiny     the demo with a model of 0.6 million weights made from scratch (about 8 minutes on 2 cores)"
 	@echo "make test          run the tests, including the end-to-end test with a real vLLM server"
-	@echo "make check         ruff, mypy, pyright;  make test-slow: the long tests"
+	@echo "make check         ruff, mypy, pyright;  make test-ci: the tests that take longer (20 minutes);  make test-slow: the longest"
 	@echo "make bench         measurements;  make bench-guard: whether a part is slower than the last stored measurement (6 minutes)"
 	@echo "make collector | serve | dataset | train   one process of the loop, like the command of that name"
 	@echo "make wheel         build dist/trainspan-*.whl, for the environments of agents"
@@ -48,7 +48,10 @@ demo-tiny: $(SETUP)
 	@$(BIN)/python examples/calculator/demo.py $(DEMO_OPTIONS)
 
 test: $(SETUP) $(AGENTS)
-	@$(BIN)/pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder -m "not slow and not gpu"
+	@$(BIN)/pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder -m "not ci and not slow and not gpu"
+
+test-ci: $(SETUP) $(AGENTS)
+	@$(BIN)/pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder -m "ci and not slow and not gpu"
 
 test-slow: $(SETUP) $(AGENTS)
 	@$(BIN)/pytest -m "slow and not gpu"
