@@ -11,7 +11,7 @@ from tests.processing.support.traces import TestRollout, chain
 from tests.support.models.byte_tokenizer import encode, make_byte_tokenizer
 from tests.support.places import ROOT
 from trainspan_schemas.errors import DatasetError, UsageError
-from trainspan_schemas.home import remember_served_model
+from trainspan_schemas.home import remember_server
 from trainspan_schemas.telemetry import keys
 
 _MODULE = "tests.processing.support.reward_functions"
@@ -179,7 +179,7 @@ def test_a_reward_function_sees_the_tasks_answer_the_tools_and_decoded_texts(
 ) -> None:
     monkeypatch.setenv("TRAINSPAN_HOME", str(tmp_path))
     model = make_byte_tokenizer(tmp_path)
-    remember_served_model(str(model))
+    remember_server(str(model), "http://127.0.0.1:8000")
     for name in "ab":
         rollout = bench.rollout(name)
         rollout.root_span.attributes[keys.TASK_ANSWER] = '{"sum": 4}'
