@@ -22,6 +22,7 @@ def resolved(name: str, python: str, constraints: Path) -> tuple[dict[str, str],
     return pinned(done.stdout), done.stderr
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("python", PYTHONS)
 @pytest.mark.parametrize("name", SERVERS)
 def test_every_package_is_pinned_and_has_a_wheel_for_glibc_2_31(name: str, python: str) -> None:
@@ -34,6 +35,7 @@ def test_every_package_is_pinned_and_has_a_wheel_for_glibc_2_31(name: str, pytho
     }
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("python", "pin", "conflict"),
     [

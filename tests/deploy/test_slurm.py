@@ -78,6 +78,7 @@ def test_a_part_with_rollouts_to_repeat_is_requeued(
     assert ("scontrol requeue 77" in calls(cluster)) == requeued
 
 
+@pytest.mark.ci
 def test_a_part_waits_while_the_services_of_a_killed_job_do_not_answer(cluster: dict[str, str], tmp_path: Path) -> None:
     host = Path(cluster["SHARED"]) / "services" / "host"
     host.write_text("node6 41\n")

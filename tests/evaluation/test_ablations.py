@@ -44,6 +44,7 @@ def rewarded(loop: MemoryLoop, monkeypatch: pytest.MonkeyPatch) -> MemoryLoop:
     return loop
 
 
+@pytest.mark.ci
 def test_the_trainer_scores_what_was_sampled_and_calls_are_as_old_as_the_arm_says(
     model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -75,6 +76,7 @@ def test_the_arms_of_an_ablation_differ_only_in_known_settings(name: str) -> Non
         TrainSettings(**arm.train)
 
 
+@pytest.mark.ci
 def test_an_ablation_is_stored_run_by_run_and_not_repeated(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -55,6 +55,7 @@ def played(demonstrations: list[dict[str, Any]]) -> dict[tuple[Any, ...], dict[s
 INSTALLED = [pytest.mark.slow, pytest.mark.network, pytest.mark.timeout(1800)]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("task", [pytest.param(task, marks=INSTALLED if pins_of(task) else ()) for task in TASKS])
 def test_a_perfect_model_solves_the_demonstrated_tasks(
     task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -184,6 +184,7 @@ def test_options_become_plans(tmp_path: Path) -> None:
         asked("sql", "--model", "m", "--set", "credit=gigpo")
 
 
+@pytest.mark.ci
 def test_cpu_time_includes_descendants_and_a_resumed_run_continues_the_count_which_a_new_run_begins(
     tmp_path: Path,
 ) -> None:

@@ -8,8 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.support.tls import make_certificate
 from tests.viewer.support.world import RUN, SLOW_VIEW, Viewer, World, serving
+
+pytestmark = pytest.mark.ci
 
 
 def test_the_address_with_the_token_opens_the_pages_and_leaves_no_token_behind(page: Any, viewer: Viewer) -> None:

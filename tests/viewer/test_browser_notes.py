@@ -24,6 +24,7 @@ def reader(request: pytest.FixtureRequest, chromium: Any, viewer: Viewer, world:
     (world.home / "notes.sqlite").unlink(missing_ok=True)
 
 
+@pytest.mark.ci
 def test_a_note_is_written_found_in_the_list_changed_and_deleted(reader: Any, viewer: Viewer, world: World) -> None:
     errors: list[str] = []
     reader.on("console", lambda said: errors.append(said.text) if said.type in ("error", "warning") else None)

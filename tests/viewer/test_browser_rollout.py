@@ -26,6 +26,7 @@ def test_a_group_shows_its_siblings_and_where_they_depart(page: Any, world: Worl
     assert "exactly the same tokens" in page.locator("p.lead").inner_text()
 
 
+@pytest.mark.ci
 def test_a_changed_credit_gives_the_numbers_of_explain(page: Any, world: World) -> None:
     page.goto(f"/rollouts/view-m2?dataset={world.dataset}")
     page.get_by_role("link", name="side by side").click()

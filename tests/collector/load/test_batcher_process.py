@@ -144,6 +144,7 @@ def test_killed_under_load_it_takes_nothing_along(tmp_path: Path) -> None:
         assert "rows are made in the collector's own process" in collector.process.stderr.read()
 
 
+@pytest.mark.ci
 @pytest.mark.skipif(find_spec("pandas") is None, reason="pandas is not installed")
 def test_neither_process_loads_pandas(tmp_path: Path) -> None:
     with running(tmp_path / "s.duckdb", load_max_bytes=20_000, load_interval_s=0.2) as collector:
@@ -158,6 +159,7 @@ def test_neither_process_loads_pandas(tmp_path: Path) -> None:
             assert "pandas" not in libraries
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_it_ends_with_the_collector(tmp_path: Path, number: signal.Signals) -> None:
     with running(tmp_path / "s.duckdb", load_max_bytes=20_000, load_interval_s=0.2) as collector:

@@ -38,6 +38,8 @@ from trainspan_schemas.store.views import STORE_VERSION, VIEWS
 from trainspan_schemas.telemetry import keys
 from trainspan_schemas.telemetry.tokens import encode_ids
 
+pytestmark = pytest.mark.ci
+
 BASE = 0x8F3A11C5D2E94B7766AA01F3C9D2B000  # ids that no file contains by chance
 SECRET = "plaintext-marker-of-trace-"
 

@@ -219,6 +219,7 @@ def test_parts_are_the_rows_in_the_order_of_their_start(
     assert len(whole) > 2
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("selection", SELECTIONS)
 def test_sizes_count_what_the_reads_give(tangled: Database, selection: dict[str, object]) -> None:
     expected: dict[str, list[int]] = {}

@@ -134,6 +134,7 @@ def tangled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
     database.close()
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", READS)
 def test_rows_are_those_of_the_whole_store(tangled: Database, name: str) -> None:
     assert _differing(tangled, name) == []

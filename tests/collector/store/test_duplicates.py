@@ -242,6 +242,7 @@ def _run_and_die(folder: Path, action: Callable[[Sent, pytest.MonkeyPatch], None
     action(store, pytest.MonkeyPatch())
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("action", "n_duplicates"),
     [

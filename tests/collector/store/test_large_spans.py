@@ -133,6 +133,7 @@ def test_400_spans_of_4_mib_are_loaded_compacted_and_read_in_the_usual_memory(tm
     assert max(loading.mib, reading.mib) < BOUND_MIB
 
 
+@pytest.mark.ci
 def test_spans_of_1_mib_are_loaded_compacted_and_read_in_half_of_the_usual_memory(tmp_path: Path) -> None:
     n_calls, n_tokens = 40, MIB // 5 // 4096 * 4096
     limits = {"duckdb_memory_bytes": 72 * MIB, "load_interval_s": 0.1}

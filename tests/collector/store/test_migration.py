@@ -78,6 +78,7 @@ def test_a_store_of_version_1_is_migrated_with_all_its_rows_and_stays_usable(tmp
         assert len(read(again.address, "spans")) == 2
 
 
+@pytest.mark.ci
 def test_a_migrated_store_reads_as_if_the_collector_of_now_had_taken_its_spans(tmp_path: Path) -> None:
     store = tmp_path / "spans.duckdb"
     with running(store) as collector:
@@ -138,6 +139,7 @@ def test_records_of_a_version_3_store_are_trusted_if_their_evaluation_is(tmp_pat
         assert found == [(kept, False), (dropped, True), (of_agent, True), (other, False)]
 
 
+@pytest.mark.ci
 def test_a_migrated_store_has_the_tables_and_views_of_a_new_one(tmp_path: Path) -> None:
     columns = "SELECT table_name, column_name, data_type FROM duckdb_columns() WHERE database_name = 'store'"
     _old_store(tmp_path / "old.duckdb")
@@ -148,6 +150,7 @@ def test_a_migrated_store_has_the_tables_and_views_of_a_new_one(tmp_path: Path) 
         assert {name for name, *_ in found} > set(VIEWS)
 
 
+@pytest.mark.ci
 def test_a_store_that_is_larger_than_the_memory_is_migrated(tmp_path: Path) -> None:
     store = tmp_path / "spans.duckdb"
     _old_store(store)
@@ -165,6 +168,7 @@ def test_a_store_that_is_larger_than_the_memory_is_migrated(tmp_path: Path) -> N
     database.close()
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("of_span", "of_log", "rows_at_a_time"), [(1, 1, 2048), (500_000, 1, 16), (1, 10**6, 16)])
 def test_a_store_of_version_5_is_read_by_the_size_of_its_largest_row(
     tmp_path: Path, of_span: int, of_log: int, rows_at_a_time: int

@@ -60,6 +60,7 @@ def _check(store: Store) -> None:
     assert min(seen for seen, _ in found[:-1]) < 0.8 * found[0][1]
 
 
+@pytest.mark.ci
 def test_no_row_of_a_rollout_is_missed_after_loads_compaction_and_a_restart(store: Store) -> None:
     for seed in range(3):
         tangle(Random(seed), store.filling)

@@ -36,6 +36,7 @@ def _count(endpoint: StoreEndpoint) -> int:
     return count
 
 
+@pytest.mark.ci
 def test_readers_that_come_at_once_share_one_collector_and_the_last_one_ends_it(tmp_path: Path) -> None:
     store = tmp_path / "spans.duckdb"
     _fill(store, 7)
@@ -125,6 +126,7 @@ def test_an_address_file_without_the_newest_field_is_read(tmp_path: Path) -> Non
         assert running_collector(tmp_path / "s") == StoreAddress(os.getpid(), "s", None, None, "127.0.0.1:1")
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("left", ["a zombie", "a pid that another process has now"])
 def test_a_collector_that_was_killed_is_not_taken_for_running(tmp_path: Path, left: str) -> None:
     store = tmp_path / "spans.duckdb"

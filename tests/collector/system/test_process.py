@@ -29,6 +29,8 @@ from tests.support.collector.process import (
 from trainspan_schemas.store.access import address_file, open_store, running_collector
 from trainspan_schemas.store.endpoint import StoreEndpoint
 
+pytestmark = pytest.mark.ci
+
 
 def _failure(store: Path, *arguments: str) -> str:
     """The single stderr line of a collector that does not start."""

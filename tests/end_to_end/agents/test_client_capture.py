@@ -14,6 +14,8 @@ from tests.end_to_end.agents.conftest import Stack
 from tests.support.collector.process import read
 from trainspan_cli.doctor.capture_checks import capture_findings
 
+pytestmark = pytest.mark.ci
+
 ASK = """
 import asyncio, json, sys
 import httpx, httpx2, os

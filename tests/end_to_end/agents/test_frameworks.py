@@ -98,6 +98,7 @@ def test_all_frameworks_make_the_same_calls_and_get_the_same_reward(runs: dict[s
         assert all(run == runs_of_kind[0] for run in runs_of_kind)
 
 
+@pytest.mark.ci
 def test_without_the_clients_spans_only_the_recorded_messages_are_missing(
     stack: Stack, runs: dict[str, "Future[Result]"], tmp_path: Path
 ) -> None:
@@ -123,6 +124,7 @@ def test_without_the_clients_spans_only_the_recorded_messages_are_missing(
     assert accounts[0]["credit"]["lines"] == accounts[1]["credit"]["lines"]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", COMPARED)
 def test_a_program_prints_what_it_prints_without_tracing(
     stack: Stack, runs: dict[str, "Future[Result]"], name: str

@@ -13,6 +13,8 @@ from tests.support.ray_cluster import RayCluster
 from trainspan_processing.branches.choice import CallChoice
 from trainspan_schemas.artifacts.branches import BranchOrigin
 
+pytestmark = pytest.mark.ci
+
 
 def letters(world: LettersWorld, rollout_id: str) -> str:
     """The letters of a rollout, from the sampled tokens in the store."""

@@ -46,6 +46,7 @@ def _without_time(manifest: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in manifest.items() if name not in ("path", "rows_url", "sha256", "as_of_ns")}
 
 
+@pytest.mark.ci
 def test_the_bytes_on_ray_are_those_of_one_process(command: DatasetCommand) -> None:
     one = command.run("one")
     ray = command.run("ray", "--engine", "ray")
@@ -54,6 +55,7 @@ def test_the_bytes_on_ray_are_those_of_one_process(command: DatasetCommand) -> N
     assert _without_time(ray) == _without_time(one)
 
 
+@pytest.mark.ci
 def test_tasks_on_ray_write_to_a_url_by_themselves(command: DatasetCommand) -> None:
     """Without a shared folder: spilled calls are under the URL as well while the dataset is made."""
     one = command.run("one")
@@ -64,6 +66,7 @@ def test_tasks_on_ray_write_to_a_url_by_themselves(command: DatasetCommand) -> N
     assert _without_time(ray) == _without_time(one)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("cpus", "threads"), [("1", "1"), ("1.5", "2")])
 def test_a_task_has_as_many_threads_as_cpus(command: DatasetCommand, cpus: str, threads: str) -> None:
     (command.folder / "code" / "counting.py").write_text(
@@ -89,6 +92,7 @@ RAYS_OWN_END = "task_manager.cc"
 """Ray 2.60 now and then ends its driver by a check of its own when a task fails."""
 
 
+@pytest.mark.ci
 def test_an_error_of_a_task_is_one_line(command: DatasetCommand) -> None:
     (command.folder / "code" / "rewarding.py").write_text("def wanted(rollout):\n    return 'perhaps'\n")
     for _ in range(3):
@@ -102,6 +106,7 @@ def test_an_error_of_a_task_is_one_line(command: DatasetCommand) -> None:
     assert not list((command.folder / "bad").iterdir())
 
 
+@pytest.mark.ci
 def test_a_cluster_without_room_is_one_line(command: DatasetCommand) -> None:
     command.environ |= {"TRAINSPAN_RAY__WORKER_CPUS": "64", "TRAINSPAN_RAY__START_TIMEOUT_S": "3"}
     process = command.start("none", "--engine", "ray")

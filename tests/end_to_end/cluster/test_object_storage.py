@@ -129,6 +129,7 @@ def _names(server: S3Server) -> list[str]:
     return sorted(name.rpartition("/")[2] for name in found)
 
 
+@pytest.mark.ci
 def test_the_bytes_on_s3_are_those_of_a_folder_and_the_trainer_reads_them(
     command: DatasetCommand, bucket: str, server: S3Server, model_dir: Path
 ) -> None:

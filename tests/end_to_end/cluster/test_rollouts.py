@@ -33,6 +33,7 @@ def is_alive(pid: str) -> bool:
         return False
 
 
+@pytest.mark.ci
 def test_functions_run_on_all_nodes_as_they_do_here_and_see_no_answer_or_secret(
     site: Site, cluster: RayCluster, policy: OpenAIServer
 ) -> None:
@@ -72,6 +73,7 @@ def test_functions_run_on_all_nodes_as_they_do_here_and_see_no_answer_or_secret(
     assert [secret for secret in ("the-answer", "agent-token", "runner-token", key) if secret in logs] == []
 
 
+@pytest.mark.ci
 def test_shards_divide_the_cluster_and_who_finds_no_room_is_told_what_is_free(site: Site) -> None:
     site.write(WAITING, "a", "b")
     first = site.start("--shard", "0/2", "--n", "4", *COMMAND)
@@ -90,6 +92,7 @@ def test_shards_divide_the_cluster_and_who_finds_no_room_is_told_what_is_free(si
         assert '"status": {"ok": 4}' in output.splitlines()[-1]
 
 
+@pytest.mark.ci
 def test_a_lost_nodes_rollouts_are_tried_again_on_another_and_its_agents_end(site: Site, cluster: RayCluster) -> None:
     node = cluster.add_node(2)
     lost_name = f"node-{len(cluster.nodes) - 1}"
@@ -113,6 +116,7 @@ def test_a_lost_nodes_rollouts_are_tried_again_on_another_and_its_agents_end(sit
     assert f"executions={len(lost)}: these ended as infra_error" in site.stderr
 
 
+@pytest.mark.ci
 def test_a_node_that_can_start_no_more_agents_does_not_end_the_run(site: Site) -> None:
     source = """
     import os, pathlib, time
@@ -137,6 +141,7 @@ def test_a_node_that_can_start_no_more_agents_does_not_end_the_run(site: Site) -
     assert "no room" in site.stderr
 
 
+@pytest.mark.ci
 def test_a_node_that_joins_during_a_run_gets_workers(site: Site, cluster: RayCluster) -> None:
     label = ("--resources", '{"joining": 1}')
     first = cluster.add_node(1, *label)
@@ -161,6 +166,7 @@ def test_a_node_that_joins_during_a_run_gets_workers(site: Site, cluster: RayClu
         cluster.kill(node)
 
 
+@pytest.mark.ci
 def test_agents_end_with_a_killed_driver_and_the_run_is_resumed(site: Site) -> None:
     site.write(WAITING, "a", "b")
     process = site.start("--n", "1", "--workers", "2", *COMMAND)

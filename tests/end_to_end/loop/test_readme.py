@@ -90,6 +90,7 @@ def sha256(folder: Path) -> str:
     return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
 
 
+@pytest.mark.ci
 def test_your_own_agent_is_traced_and_trained_by_the_commands_of_the_readme(
     demo: DemoRun, tmp_path: Path, background: "list[subprocess.Popen[str]]"
 ) -> None:

@@ -74,6 +74,7 @@ def dashboard() -> Iterator[OpenAIServer]:
         yield server
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("setting", "uploads"),
     [
@@ -207,6 +208,7 @@ STREAMS_LEFT_EARLY = """
 """
 
 
+@pytest.mark.ci
 def test_streams_of_frameworks_that_are_left_early_are_rollouts_of_their_own(
     tmp_path: Path, policy: OpenAIServer, recorder: OtlpRecorder, wired: dict[str, str]
 ) -> None:

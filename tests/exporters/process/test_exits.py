@@ -14,6 +14,7 @@ from trainspan._hook import _is_helper
 from trainspan_schemas.telemetry import keys
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("source", "code", "status"),
     [
@@ -186,6 +187,7 @@ def test_sigkill_loses_only_the_last_fraction_of_a_second(tmp_path: Path, record
     assert recorder.logs[0].attributes[keys.ROLLOUT_ID] == rollout_id
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("pool", ["multiprocessing.Pool(2)", "concurrent.futures.ProcessPoolExecutor(2)"])
 def test_the_workers_of_a_process_pool_send_their_spans(
     tmp_path: Path, policy: OpenAIServer, recorder: OtlpRecorder, wired: dict[str, str], pool: str
@@ -212,6 +214,7 @@ def test_the_workers_of_a_process_pool_send_their_spans(
     assert sum(span.attributes[keys.ROLLOUT_CALLS] for span in recorder.named("trainspan.process")) == 4
 
 
+@pytest.mark.ci
 def test_without_a_policy_server_the_agent_sees_the_usual_error(tmp_path: Path, recorder: OtlpRecorder) -> None:
     source = """
     from openai import OpenAI

@@ -13,6 +13,8 @@ from trainspan_schemas.telemetry import keys
 from trainspan_schemas.telemetry.clock import clock_id
 from trainspan_schemas.telemetry.identity import Identity, TraceParent
 
+pytestmark = pytest.mark.ci
+
 ASK = """
     import asyncio, concurrent.futures, os, sys
     from openai import AsyncOpenAI, OpenAI

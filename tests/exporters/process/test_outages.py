@@ -82,6 +82,7 @@ MANY_PROCESSES = """
 """
 
 
+@pytest.mark.ci
 def test_without_a_collector_only_the_first_failure_and_the_end_of_a_program_wait(tmp_path: Path) -> None:
     agent = write(tmp_path, MANY_PROCESSES)
 
@@ -133,6 +134,7 @@ FLUSHES = """
 """
 
 
+@pytest.mark.ci
 def test_without_a_collector_only_the_first_flush_and_the_last_wait(tmp_path: Path) -> None:
     agent = write(tmp_path, FLUSHES)
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -146,6 +148,7 @@ def test_without_a_collector_only_the_first_flush_and_the_last_wait(tmp_path: Pa
             assert re.findall("lost='(.*?)'", ran.stderr) in (["44 spans"], ["45 spans"])
 
 
+@pytest.mark.ci
 def test_spans_after_an_outage_arrive_from_the_program_and_its_children(tmp_path: Path) -> None:
     source = """
     import os, sys, time

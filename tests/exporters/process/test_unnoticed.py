@@ -17,6 +17,8 @@ from tests.support.agents.programs import WITHOUT_OPENAI, environment, run, writ
 from tests.support.otlp.recorder import OtlpRecorder
 from trainspan_schemas.telemetry import keys
 
+pytestmark = pytest.mark.ci
+
 NEWLINE = "\n"
 POOLS = """
     import multiprocessing, sys

@@ -17,6 +17,8 @@ from tests.support.otlp.recorder import OtlpRecorder, RecordedSpan
 from trainspan_schemas.telemetry import keys
 from trainspan_schemas.telemetry.identity import Identity
 
+pytestmark = pytest.mark.ci
+
 APP = """
 import asyncio, concurrent.futures, random
 import trainspan

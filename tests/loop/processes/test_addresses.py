@@ -37,6 +37,7 @@ def at(monkeypatch: pytest.MonkeyPatch, collector: int, server: int) -> Settings
     return load_settings(None, os.environ)
 
 
+@pytest.mark.ci
 def test_another_state_folders_processes_are_refused_by_every_command_that_would_use_them(
     state: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -103,6 +103,7 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.ci
 def test_a_collector_that_restarts_ends_neither_a_read_nor_a_dataset(world: World) -> None:
     def read_while_away(read: Callable[[], Any]) -> Any:
         world.stop_collector()
@@ -136,6 +137,7 @@ def test_a_dataset_that_fails_for_another_reason_is_built_once(world: World) -> 
     assert world.notes == []
 
 
+@pytest.mark.ci
 def test_an_interrupted_round_is_finished_and_its_rollouts_are_not_made_twice(world: World) -> None:
     world.start_collector()
     (world.folder / "wait").touch()
@@ -187,6 +189,7 @@ def test_a_validation_that_was_interrupted_begins_anew(world: World) -> None:
     assert world.stages.collect(world.tasks, 1, "val", 1).result.resumed == 0
 
 
+@pytest.mark.ci
 def test_verdicts_of_an_interrupted_stream_are_sent(world: World) -> None:
     options = ["--tasks", "-", "--n", "2", "--split", "train", "--round", "7", "--run", "run", "--format", "json"]
     collector = f"http://127.0.0.1:{world.otlp}"

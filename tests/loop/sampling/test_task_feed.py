@@ -116,6 +116,7 @@ def test_a_runner_that_is_gone_ends_the_feed() -> None:
     feed.write(open(writer, "w"))  # noqa: SIM115 - write closes it
 
 
+@pytest.mark.ci
 def test_an_error_of_the_task_file_reaches_the_loop() -> None:
     def lines() -> Iterator[str]:
         yield "0\n"

@@ -54,6 +54,7 @@ def test_the_smallest_p_says_how_many_tasks_are_needed() -> None:
     assert compare(tasks(*([[1.0]] * 5)), tasks(*([[0.0]] * 5)), seed=0).p == pytest.approx(1 / 32, abs=NOISE)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("count", "n"), [(8, 1), (3, 4)])
 def test_equal_versions_are_refused_at_most_as_often_as_the_level_says(count: int, n: int) -> None:
     generator = random.Random(5)

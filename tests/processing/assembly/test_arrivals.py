@@ -112,6 +112,7 @@ def _held(rows: pl.DataFrame, kind: str) -> pl.DataFrame:
     )
 
 
+@pytest.mark.ci
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_order_duplicates_and_stores_change_no_row(recorded: dict[str, pl.DataFrame], data: st.DataObject) -> None:

@@ -13,6 +13,8 @@ from trainspan_processing.dataset.ledger import ledger_path
 from trainspan_processing.stored_rollout import StoredRollout
 from trainspan_schemas.errors import DatasetError
 
+pytestmark = pytest.mark.ci
+
 _MODULE = "tests.processing.assembly.test_rebuild"
 
 

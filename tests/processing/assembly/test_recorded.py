@@ -38,6 +38,7 @@ def _send(
     bench.send(*made, store=store)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("store", [0, 1])
 def test_rollouts_that_an_earlier_dataset_dropped_are_compared_again(bench: Bench, tmp_path: Path, store: int) -> None:
     for place in {0, store}:

@@ -34,6 +34,7 @@ def stored(bench: Bench, played: Played, values: np.ndarray) -> None:
         bench.send(rollout.reward(played.rewards[number]))
 
 
+@pytest.mark.ci
 def test_a_dataset_of_stored_spans_has_the_advantages_that_are_compared(bench: Bench) -> None:
     rng = np.random.default_rng(7)
     policy = policy_of(CHAIN, 0.5)

@@ -143,6 +143,7 @@ def test_a_rebuild_needs_the_same_datasets_before_it(bench: Bench) -> None:
         recorded(published, published.stores)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("baseline", ["running", "rae"])
 def test_rewards_that_were_defined_otherwise_are_no_history(
     bench: Bench, baseline: str, caplog: pytest.LogCaptureFixture
@@ -167,6 +168,7 @@ def test_rewards_that_were_defined_otherwise_are_no_history(
     assert bench.build(baseline="none", out=bench.out.with_name("none")).manifest["history"] is None
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("baseline", "expected"), [("running", [1.0]), ("global", [-0.70711, 0.70711])])
 def test_verdicts_of_different_judges_are_not_compared_with_each_other(
     bench: Bench, baseline: str, expected: list[float]

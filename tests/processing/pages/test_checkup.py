@@ -15,6 +15,8 @@ from trainspan_cli.doctor.processes import process_findings
 from trainspan_schemas.config.settings import ServingSettings, Settings
 from trainspan_schemas.errors import pip_install
 
+pytestmark = pytest.mark.ci
+
 
 @pytest.fixture
 def collector(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunningCollector]:

@@ -26,6 +26,8 @@ from trainspan_schemas.errors import UsageError
 from trainspan_schemas.telemetry import keys
 from trainspan_viewer.pages.rollout.rollout import explanation_page
 
+pytestmark = pytest.mark.ci
+
 
 def _explain(bench: Bench, name: str, dataset: BuiltDataset | None = None, **settings: Any) -> RolloutAccount:
     return explain_rollout(

@@ -21,6 +21,8 @@ from trainspan_processing.export.sft import supervised_examples
 from trainspan_processing.text.chat_messages import chat_messages, same_messages, tools_of
 from trainspan_schemas.errors import DatasetError
 
+pytestmark = pytest.mark.ci
+
 TOOL_CALL = {"type": "function", "function": {"name": "add", "arguments": {"x": 1}}}
 
 

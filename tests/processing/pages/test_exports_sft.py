@@ -35,6 +35,7 @@ def store(bench: Bench) -> str:
     return str(bench.collectors[0].store)
 
 
+@pytest.mark.ci
 def test_a_vendors_answers_train_a_model_of_ones_own(
     store: str, bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -73,6 +73,7 @@ def _summary(built: BuiltDataset) -> dict[str, Any]:
     return {key: value for key, value in built.manifest.items() if key != "inputs"}
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "settings",
     [
@@ -144,6 +145,7 @@ def test_where_all_was_used_new_rollouts_are_waited_for(bench: Bench) -> None:
     assert rows(bench.build(wait_s=5.0))["rollout_id"].n_unique() == 2
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("every_run", [True, False])
 def test_a_chunk_is_read_from_every_store_that_has_something_of_it_and_from_no_other(
     run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every_run: bool

@@ -22,6 +22,8 @@ from trainspan_schemas.telemetry import keys
 from trainspan_schemas.telemetry.constraints import Constraint, Grammar
 from trainspan_schemas.telemetry.status import DROP_REASONS
 
+pytestmark = pytest.mark.ci
+
 
 def _of(library: str, kind: str) -> Constraint:
     return Constraint(Grammar(kind, kind, "[0-9]", library, "1", 320, (2,), True))

@@ -13,6 +13,8 @@ from trainspan_schemas.artifacts.dataset import about_dir
 from trainspan_schemas.errors import NothingToTrainError
 from trainspan_schemas.telemetry import keys
 
+pytestmark = pytest.mark.ci
+
 
 def _member(
     bench: Bench, name: str, reward: float, *, task: str = "t0", of: int = 3, ends: float = 100.0

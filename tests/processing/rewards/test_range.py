@@ -11,6 +11,7 @@ from trainspan_schemas.errors import UsageError
 OUT = "reward_out_of_range"
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("baseline", ["grpo", "batch", "rloo", "global", "running", "rae"])
 def test_a_huge_reward_costs_its_own_rollout_and_leaves_all_other_advantages(
     bench: Bench, tmp_path: Path, baseline: str

@@ -10,6 +10,8 @@ from tests.processing.support.traces import TestRollout, chain
 from trainspan_processing.dataset.ledger import read_ledger
 from trainspan_schemas.errors import UsageError
 
+pytestmark = pytest.mark.ci
+
 _STYLE = {"gen_ai.evaluation.name": "style"}
 
 

@@ -112,6 +112,7 @@ def test_each_reward_is_of_its_call_whatever_the_servers_clock(bench: Bench, sen
         assert own == list(enumerate(SCORES)), skew
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("skew", SKEWS_S)
 @pytest.mark.parametrize("credit", CREDITS)
 def test_credit_of_calls_is_the_same_with_every_clock(bench: Bench, credit: str, skew: float) -> None:
@@ -131,6 +132,7 @@ def test_credit_of_calls_is_the_same_with_every_clock(bench: Bench, credit: str,
         assert first[0] > 0 > first[6]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("skew", SKEWS_S)
 def test_a_reward_whose_call_nothing_tells_is_refused_by_name(bench: Bench, skew: float) -> None:
     bench.send(_sent(bench, _flat, skew), _sent(bench, _exporter, skew, "b"))
@@ -198,6 +200,7 @@ def test_a_reward_that_names_a_call_that_is_not_stored_goes_to_no_other_call(ben
     assert bench.edges() == [("a", "rollout" if naming == "rollout" else "unclear", None, 1.0)]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("skew", SKEWS_S)
 def test_a_failed_tool_is_charged_to_the_call_that_asked_for_it_whatever_the_servers_clock(
     bench: Bench, skew: float

@@ -16,6 +16,8 @@ from trainspan_schemas.config.settings import DatasetSettings
 from trainspan_schemas.errors import DatasetError
 from trainspan_schemas.telemetry import keys
 
+pytestmark = pytest.mark.ci
+
 _ROLES = ("agent", "serving", "runner")
 
 

@@ -8,12 +8,15 @@ import sys
 from pathlib import Path
 
 import duckdb
+import pytest
 
 from tests.processing.conftest import Bench
 from tests.processing.support.traces import chain
 from tests.support.models.byte_tokenizer import encode, make_byte_tokenizer
 from trainspan_schemas.artifacts.dataset import manifest_path
 from trainspan_training.data.dataset import open_dataset, read_calls
+
+pytestmark = pytest.mark.ci
 
 _SIDES = ("both", "call 0", "call 1")
 

@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.processing.conftest import RunningCollector
 from tests.processing.support.traces import TestRollout, chain
 
@@ -41,6 +43,7 @@ def _without_identity() -> TestRollout:
     return rollout
 
 
+@pytest.mark.ci
 def test_each_call_of_no_rollout_is_counted_once_and_a_stopped_store_is_opened_for_the_command(tmp_path: Path) -> None:
     collector = RunningCollector(tmp_path).wait()
     try:

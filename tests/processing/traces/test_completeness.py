@@ -9,6 +9,8 @@ from trainspan_processing.reasons.missing_calls import find_lacks
 from trainspan_schemas.errors import DatasetError
 from trainspan_schemas.telemetry import keys
 
+pytestmark = pytest.mark.ci
+
 
 def _facts(bench: Bench) -> dict[str, tuple[bool, bool, bool]]:
     """Rollout → (complete, pending, superseded)."""

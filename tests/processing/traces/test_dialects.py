@@ -31,6 +31,7 @@ def _stored(bench: Bench) -> StoredRollout:
     return stored
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_with_our_capture_each_call_counts_once_with_its_text_whatever_recorded_it_too(
     bench: Bench, dialect: str
@@ -82,6 +83,7 @@ def test_a_message_with_tool_results_and_text_is_one_message_of_the_tool_for_eac
     ]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_a_reward_on_the_clients_span_of_a_call_or_after_its_tool_is_that_calls(bench: Bench, dialect: str) -> None:
     rollout = _recording(bench, "a").replay(dialect).serve()

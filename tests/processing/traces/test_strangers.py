@@ -93,6 +93,7 @@ def _of_runner(bench: Bench, name: str, score: float, **more: Any) -> TestRollou
     return rollout
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("in_its_trace", [True, False], ids=["in its trace", "elsewhere"])
 @pytest.mark.parametrize("claim", _CLAIMS)
 def test_nothing_that_a_stranger_says_leaves_out_moves_or_holds_up_a_runners_rollout(

@@ -65,6 +65,7 @@ def test_a_command_gets_its_task_three_ways_and_its_calls_under_the_rollouts_url
     assert request.baggage[keys.ROLLOUT_ID] == rollout.attributes[keys.ROLLOUT_ID]
 
 
+@pytest.mark.ci
 def test_a_command_that_fails_crashes_or_hangs_has_that_status_and_leaves_nothing_running(
     run: Run, tmp_path: Path, recorder: OtlpRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,6 +211,7 @@ def test_wrong_usage_is_one_line_and_an_exit_code(
         assert message in line
 
 
+@pytest.mark.ci
 def test_a_missing_collector_is_reported_and_its_verdicts_are_left_to_send(tmp_path: Path) -> None:
     write(tmp_path, "def solve(task): raise KeyError('gone')")
     path = write_tasks(tmp_path, {"id": "a", "input": "x"})

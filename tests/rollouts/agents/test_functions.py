@@ -220,6 +220,7 @@ def test_with_a_judge_only_its_verdict_is_the_reward_and_an_agent_cannot_pay_its
     assert rewards(recorder.named("trainspan.agent")[0]) == [(100.0, "agent"), (100.0, "judge")]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("target", "judge", "error", "message"),
     [

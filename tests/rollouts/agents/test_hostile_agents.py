@@ -148,6 +148,7 @@ def test_reports_that_break_the_rules_cost_only_their_own_rollout_and_children_h
         assert not is_running(int(pid))
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("failures", "claimed"),
     [
@@ -248,6 +249,7 @@ def test_a_server_that_does_not_answer_holds_up_one_attempt_and_still_excuses_th
     assert second == f"the policy server at {url} cannot be reached"
 
 
+@pytest.mark.ci
 def test_an_agent_that_asks_for_another_attempt_or_kills_itself_failed_in_the_end(
     run: Run, recorder: OtlpRecorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -282,6 +284,7 @@ def test_an_agent_that_asks_for_another_attempt_or_kills_itself_failed_in_the_en
     }
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("others", "attempts"),
     [
@@ -351,6 +354,7 @@ def test_each_kill_for_lack_of_memory_explains_the_end_of_one_agent(tmp_path: Pa
     assert [kills.explain(9), kills.explain(9), kills.explain(7)] == [True, False, False]
 
 
+@pytest.mark.ci
 def test_an_agent_that_writes_to_its_workers_channel_or_cancels_itself_failed(
     run: Run, recorder: OtlpRecorder, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -146,6 +146,7 @@ def test_an_agent_that_did_not_get_to_its_state_is_no_evidence_whatever_its_end(
     assert branched([followed], "timeout").status == "timeout"
 
 
+@pytest.mark.ci
 def test_the_time_of_repeated_answers_counts_as_spent(serve: Callable[[bytes], str]) -> None:
     async def status(answered_s: float) -> str:
         program = [sys.executable, "-c", "import time; time.sleep(1)"]

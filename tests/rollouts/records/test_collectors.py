@@ -37,6 +37,7 @@ def rollouts_in(recorder: OtlpRecorder) -> set[str]:
     return {str(span.attributes[keys.ROLLOUT_ID]) for span in recorder.spans if keys.ROLLOUT_ID in span.attributes}
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("kind", TARGETS)
 def test_all_spans_and_rewards_of_a_rollout_go_to_the_collector_of_its_id(
     run: Run, two: tuple[OtlpRecorder, OtlpRecorder], kind: str, monkeypatch: pytest.MonkeyPatch
@@ -59,6 +60,7 @@ def test_all_spans_and_rewards_of_a_rollout_go_to_the_collector_of_its_id(
     assert len(set(spans)) == len(spans), "each span once"
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("kind", TARGETS)
 def test_runner_and_agents_send_to_urls_without_a_scheme_with_grpc_and_in_upper_case(
     run: Run, two: tuple[OtlpRecorder, OtlpRecorder], kind: str
@@ -72,6 +74,7 @@ def test_runner_and_agents_send_to_urls_without_a_scheme_with_grpc_and_in_upper_
         assert {str(log.attributes[keys.ROLLOUT_ID]) for log in recorder.logs} == rollouts_in(recorder)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("kind", TARGETS)
 def test_a_collector_that_is_down_costs_the_other_one_nothing(
     run: Run, policy: OpenAIServer, recorder: OtlpRecorder, kind: str

@@ -54,6 +54,7 @@ def test_a_run_waits_for_a_collector_that_starts_late_and_loses_no_verdict(run: 
     assert (result[0].status, result[0].unacknowledged, result[0].mean_reward) == ({"ok": 20}, 0, 9.5)
 
 
+@pytest.mark.ci
 def test_a_resumed_run_sends_unacknowledged_verdicts_unchanged_and_repeats_no_rollout(run: Run, tmp_path: Path) -> None:
     port = free_port()
     settings: dict[str, Any] = {"collector": f"http://127.0.0.1:{port}", "deliver_timeout_s": 0.5}
@@ -108,6 +109,7 @@ def test_no_error_in_sending_ends_the_sender(monkeypatch: pytest.MonkeyPatch) ->
     assert (sorted(span.name for span in delivered), len(waiting)) == (["first", "second"], 2)
 
 
+@pytest.mark.ci
 def test_a_run_killed_while_the_collector_is_unreachable_sends_its_verdicts_when_resumed(tmp_path: Path) -> None:
     port = free_port()
     write(tmp_path, AGENT)
@@ -133,6 +135,7 @@ def test_a_run_killed_while_the_collector_is_unreachable_sends_its_verdicts_when
     assert len((tmp_path / "ran.txt").read_text().split()) == 5
 
 
+@pytest.mark.ci
 def test_a_verdict_that_is_refused_holds_up_no_other(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delivery, "EXPORT_TIMEOUT_S", 0.5)
     source = """

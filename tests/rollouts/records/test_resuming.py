@@ -63,6 +63,7 @@ def result_of(process: "subprocess.Popen[str]", code: int = 0) -> dict[str, Any]
     return result
 
 
+@pytest.mark.ci
 def test_a_killed_run_is_resumed_without_repeating_what_is_finished(tmp_path: Path, recorder: OtlpRecorder) -> None:
     write(tmp_path, AGENT)
     (tmp_path / "slow").touch()
@@ -97,6 +98,7 @@ def test_a_killed_run_is_resumed_without_repeating_what_is_finished(tmp_path: Pa
     assert (again["status"], again["resumed"], again["mean_reward"]) == ({"ok": 60}, 60, sum(range(30)) / 30)
 
 
+@pytest.mark.ci
 def test_the_exit_code_says_whether_a_resumed_run_has_something_to_do(tmp_path: Path, recorder: OtlpRecorder) -> None:
     write(tmp_path, UNLUCKY)
     target = ("--", "python", "agent.py", "{input}")

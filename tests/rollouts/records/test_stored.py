@@ -6,6 +6,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.rollouts.conftest import write_tasks
 from tests.support.agents.openai_server import OpenAIServer
 from tests.support.agents.programs import environment, write
@@ -37,6 +39,7 @@ def judge(task, result):
 """
 
 
+@pytest.mark.ci
 def test_the_stored_rollouts_have_the_rewards_and_statuses_of_the_run(
     tmp_path: Path, home: Path, policy: OpenAIServer
 ) -> None:

@@ -125,6 +125,7 @@ def test_a_stream_that_is_sent_again_repeats_only_unfinished_rollouts(start: Any
     assert (result["total"], result["resumed"], result["status"]) == (6, 4, {"ok": 6})
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("line", "message"),
     [

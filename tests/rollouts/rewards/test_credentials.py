@@ -22,6 +22,8 @@ from trainspan_schemas.store.collectors import Collectors
 from trainspan_schemas.store.roles import Role, token_of
 from trainspan_schemas.telemetry.identity import Identity
 
+pytestmark = pytest.mark.ci
+
 HEADERS = "OTEL_EXPORTER_OTLP_HEADERS"
 
 FORGER = """

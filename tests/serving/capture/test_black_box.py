@@ -19,6 +19,8 @@ from trainspan_schemas.telemetry import keys
 from trainspan_schemas.telemetry.identity import Identity, TraceParent
 from trainspan_schemas.telemetry.signing import KEY_FILE, signing_key
 
+pytestmark = pytest.mark.ci
+
 BODY = json.dumps({"model": "policy", "messages": [{"role": "user", "content": "calc 7*5"}], "max_tokens": 8})
 
 NODE = """

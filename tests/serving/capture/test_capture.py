@@ -214,6 +214,7 @@ def test_the_responses_and_messages_endpoints_are_captured_too(caller: Caller, m
     assert second.attributes[keys.CALL_ENDPOINT] == "/v1/messages"
 
 
+@pytest.mark.ci
 def test_offering_tools_leaves_the_distribution_alone_and_forcing_a_format_does_not(
     caller: Caller, models: Models
 ) -> None:

@@ -212,6 +212,7 @@ def test_a_call_that_is_free_has_no_constraint_and_what_cannot_be_replayed_is_na
     assert (whole["library"], whole["any_whitespace"], whole["stop_ids"]) == ("xgrammar", False, [2])
 
 
+@pytest.mark.ci
 def test_a_server_that_chooses_its_library_settles_on_the_one_that_can_be_replayed(plain: Plain) -> None:
     """On its own, vLLM would choose guidance for this schema, and then compile every later grammar with it.
 
@@ -289,6 +290,7 @@ def with_thinking(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.ci
 def test_what_a_grammar_costs_ends_with_its_client(stack: Stack) -> None:
     """In the engine it would take minutes of one core, and every other grammar would wait for it."""
     choices = [f"answer number {number} of many" for number in range(100_000)]

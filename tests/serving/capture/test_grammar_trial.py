@@ -47,6 +47,7 @@ def workers() -> list[int]:
     return [pid for pid in pids if b"grammar_worker" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
+@pytest.mark.ci
 def test_a_grammar_that_takes_too_long_is_refused_once_and_for_all_and_others_go_on(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -76,6 +77,7 @@ def test_a_grammar_that_holds_up_the_event_loop_is_refused(monkeypatch: pytest.M
     run(test)
 
 
+@pytest.mark.ci
 def test_a_compilation_ends_with_its_client_also_while_the_process_starts() -> None:
     async def test(trial: GrammarTrial) -> None:
         for wait_s in (0.5, 0.0):
@@ -90,6 +92,7 @@ def test_a_compilation_ends_with_its_client_also_while_the_process_starts() -> N
     run(test)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "grammar",
     [
@@ -107,6 +110,7 @@ def test_an_error_in_a_grammar_is_left_to_vllm(grammar: GrammarText) -> None:
     run(test)
 
 
+@pytest.mark.ci
 def test_a_known_grammar_is_not_compiled_again_and_waits_for_no_other() -> None:
     async def test(trial: GrammarTrial) -> None:
         slow = asyncio.create_task(trial.check(SLOW))
@@ -121,6 +125,7 @@ def test_a_known_grammar_is_not_compiled_again_and_waits_for_no_other() -> None:
     run(test)
 
 
+@pytest.mark.ci
 def test_without_a_process_grammars_pass_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
         trial = GrammarTrial(lambda: "no tokenizer")

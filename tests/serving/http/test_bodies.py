@@ -8,6 +8,8 @@ import urllib.error
 import urllib.request
 from typing import Any
 
+import pytest
+
 from tests.serving.forcing.branches import Rollout
 from tests.serving.http.test_body import MALFORMED
 from tests.serving.support.servers import Stack
@@ -149,6 +151,7 @@ def test_the_comparison_itself_sees_a_difference() -> None:
     assert _VARYING.sub("VARYING", one) == _VARYING.sub("VARYING", one.replace("0011", "1100"))
 
 
+@pytest.mark.ci
 def test_a_connection_that_was_idle_for_longer_than_httpx_keeps_one_is_still_open(stack: Stack) -> None:
     connection = http.client.HTTPConnection(stack.server.url.removeprefix("http://"), timeout=10)
     connection.connect()

@@ -67,6 +67,7 @@ def spoil_canary(folder: Path) -> None:
     (folder / CANARY_FILE).write_text(json.dumps(canary))
 
 
+@pytest.mark.ci
 def test_policies_are_served_side_by_side_and_swapped_alone(models: Models, tmp_path: Path) -> None:
     checkpoints, config = tmp_path / "checkpoints", tmp_path / "trainspan.toml"
     config.write_text(CONFIG)

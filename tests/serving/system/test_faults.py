@@ -223,6 +223,7 @@ def test_while_the_collector_is_unreachable_requests_are_served_and_their_spans_
     assert stack.server.policy()["calls_dropped"] == before["calls_dropped"]
 
 
+@pytest.mark.ci
 def test_after_a_crash_the_last_good_policy_is_served_again_and_call_numbers_continue(
     faulty: Faulty, models: Models
 ) -> None:

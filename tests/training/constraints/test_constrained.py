@@ -180,6 +180,7 @@ def replayed(replayer: Replayer, calls: Sequence[LoggedCall]) -> Replay:
     )
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("mode", ["padded", "packed", "tree"])
 def test_loss_and_gradient_are_those_of_the_masked_distribution(
     mode: str, tokenizer: Any, replayer: Replayer, double_model: Any, make_trainer: Callable[..., Any]

@@ -23,6 +23,7 @@ GROWING = "expandable_segments:True"
 OTHERS = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "ACTIVE", "PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("processes", "given", "expected"),
     [

@@ -258,6 +258,7 @@ def assert_same_end(found: dict[str, dict[str, Any]]) -> None:
         assert (seen["exits"], seen["ends"]) == ([1, 1], [end, end]), case
 
 
+@pytest.mark.ci
 @pytest.mark.timeout(300)
 def test_an_error_of_one_process_is_that_of_both_and_soon(tmp_path: Path, model: Any, model_dir: Path) -> None:
     assert_same_end(failed_pairs(tmp_path, model, model_dir, ["read:1", "step:1", "old:0"]))

@@ -43,6 +43,7 @@ def test_a_torn_line_spoils_no_other(run: Run, root: Path) -> None:
     assert versions(root) == [1, 2]
 
 
+@pytest.mark.ci
 def test_a_round_counts_if_its_record_cannot_be_written(
     run: Run, root: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -58,6 +59,7 @@ def test_a_round_counts_if_its_record_cannot_be_written(
     assert versions(root) == [3]
 
 
+@pytest.mark.ci
 def test_a_record_that_a_kill_forestalled_is_that_of_the_repeated_steps(run: Run, root: Path) -> None:
     run(rounds=1)
     (before,) = read(root)

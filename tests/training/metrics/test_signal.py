@@ -121,6 +121,7 @@ def several_calls(rng: np.random.Generator, *, informative: bool) -> tuple[NDArr
     return sample.kernel(whose.rollouts), whose
 
 
+@pytest.mark.ci
 def test_rewards_of_single_calls_are_told_from_a_coin_though_they_cancel_over_a_rollout() -> None:
     zs = []
     for seed in range(150):

@@ -63,6 +63,7 @@ def recorded(trainer: Any, case: Case, step: Any) -> TokenFigures:
     return recorder.take()
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "case",
     [

@@ -129,6 +129,7 @@ def test_flex_attention_gives_the_scores_of_padded_rows(
         assert np.abs(scored[name] - scored["padded"]).max() < 2e-5
 
 
+@pytest.mark.ci
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("mode", ["packed", "tree"])
 @pytest.mark.parametrize("bf16", [False, True])

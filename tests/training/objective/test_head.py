@@ -165,6 +165,7 @@ def test_no_position_gives_a_gradient_of_zero_everywhere() -> None:
     assert [float(p.grad.abs().max()) for p in (states, *head.parameters()) if p.grad is not None] == [0, 0, 0]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("bf16", [False, True])
 def test_memory_does_not_follow_the_number_of_positions(bf16: bool) -> None:
     """1,024 positions at a vocabulary of 152k in chunks of 16: one float32 copy of all logits would be 594 MiB."""

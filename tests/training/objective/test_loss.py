@@ -38,6 +38,7 @@ def logged(double_model: Any) -> list[LoggedCall]:
     return mixed_rollouts(double_model)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("case", cases(processes=1), ids=str)
 def test_loss_and_gradient_equal_the_reference_in_float64(
     case: Case, logged: list[LoggedCall], double_model: Any, model_dir: Path, tmp_path: Path
@@ -110,6 +111,7 @@ def of_two_processes(pair: Pair) -> dict[Case, Measured]:
     return pair()
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("case", cases(processes=2), ids=str)
 def test_two_processes_equal_the_reference_in_float64(
     case: Case, of_two_processes: dict[Case, Measured], logged: list[LoggedCall], double_model: Any

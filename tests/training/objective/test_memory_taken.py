@@ -21,6 +21,7 @@ LARGE_VOCABULARY = Size(hidden=32, layers=2, heads=2, key_heads=1, inner=64, voc
 WIDE = Size(hidden=256, layers=4, heads=4, key_heads=2, inner=1024, vocabulary=512)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("size", "mode", "tokens", "checkpointing"),
     [

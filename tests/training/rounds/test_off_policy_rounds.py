@@ -135,6 +135,7 @@ def test_the_staleness_limit_counts_the_most_distant_tokens_of_a_call_and_admits
     assert (second.record.rows, second.record.stale_calls, second.record.staleness_max) == (2, 4, 0)
 
 
+@pytest.mark.ci
 def test_the_reference_of_the_kl_term_is_the_model_that_the_run_started_from(
     run: Run, tmp_path: Path, model: Any
 ) -> None:

@@ -35,7 +35,7 @@ from trainspan_training.rounds import publication
 from trainspan_training.rounds.result import RoundResult
 from trainspan_training.session import TrainJob, train
 
-pytestmark = pytest.mark.usefixtures("home")
+pytestmark = [pytest.mark.usefixtures("home"), pytest.mark.ci]
 
 
 def follow(

@@ -58,6 +58,7 @@ print("code", code)
 """
 
 
+@pytest.mark.ci
 def test_a_disk_that_fills_while_saving_keeps_the_previous_policy_and_says_why(
     tmp_path: Path, model: Any, model_dir: Path
 ) -> None:

@@ -24,7 +24,7 @@ from trainspan_training.model.loading import load_model
 from trainspan_training.model.starting_policy import Policy
 from trainspan_training.session import TrainJob, train
 
-pytestmark = pytest.mark.usefixtures("home")
+pytestmark = [pytest.mark.usefixtures("home"), pytest.mark.ci]
 
 
 def test_a_round_writes_a_whole_checkpoint_with_its_lineage(

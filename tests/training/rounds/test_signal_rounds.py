@@ -41,6 +41,7 @@ def calls(model: Any, seed: int, *, informative: bool) -> list[LoggedCall]:
     return logged
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("informative", [True, False])
 def test_a_judge_that_does_not_look_shows_in_the_evidence_and_closes_the_gate(
     run: Run, tmp_path: Path, model: Any, informative: bool

@@ -23,6 +23,8 @@ from trainspan_serving.checkpoints.adapters import read_adapter
 from trainspan_training.model.loading import check_folder, load_model, load_tokenizer
 from trainspan_training.sft.job import SftJob, SftOutcome, check, fine_tune
 
+pytestmark = pytest.mark.ci
+
 SETTINGS = SftSettings(
     num_train_epochs=3,
     gradient_accumulation_steps=3,

@@ -39,6 +39,7 @@ def trainspan_train(home: Path, *arguments: str) -> subprocess.CompletedProcess[
     )
 
 
+@pytest.mark.ci
 def test_one_round_prints_json_lines_and_nothing_else(tmp_path: Path, model: Any, model_dir: Path) -> None:
     calls = sample_rollouts(model, rollouts=4)
     write_dataset(tmp_path / "dataset", calls, round_=7, base=digest_of_model(model_dir))
@@ -119,6 +120,7 @@ def test_a_trainer_that_is_killed_trains_each_dataset_once(tmp_path: Path, model
     assert (tmp_path / "checkpoints/latest").read_text() == "policy-000003\n"
 
 
+@pytest.mark.ci
 def test_each_policy_is_trained_from_its_own_datasets_into_its_own_checkpoints(
     tmp_path: Path, model: Any, model_dir: Path
 ) -> None:

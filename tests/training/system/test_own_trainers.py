@@ -20,6 +20,7 @@ _PROGRAMS = re.findall(
 )
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_program_of_the_page_trains_on_a_dataset(number: int, tmp_path: Path) -> None:
     model = make_tiny_model(tmp_path / "model", hidden=32, layers=1)

@@ -91,6 +91,7 @@ def test_pages_of_a_large_rollout_read_only_what_they_show(
         assert sum(read_rows) < 300, (load.__name__, read_rows)
 
 
+@pytest.mark.ci
 def test_every_call_and_span_of_a_large_rollout_is_on_one_page(
     bench: Bench, sources: Sources, low_bounds: None
 ) -> None:

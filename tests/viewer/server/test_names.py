@@ -8,6 +8,7 @@ from tests.processing.support.traces import TestRollout, chain
 from tests.viewer.support.world import Viewer, World
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", ["view/a/b", "view%2Fa", "view a%", "view?a#b", "../view", "vieẅ"])
 def test_a_rollout_with_any_name_has_its_pages(viewer: Viewer, world: World, name: str) -> None:
     world.bench.send(chain(TestRollout(name, task="named"), 1).reward(1.0))

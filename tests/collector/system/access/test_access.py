@@ -369,6 +369,7 @@ def test_a_role_may_have_an_old_and_a_new_token_at_once(tmp_path: Path) -> None:
         access.authorize(Right.WRITE, f"Bearer {'n' * 16}")
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("with_tokens", [False, True])
 @pytest.mark.parametrize("with_tls", [False, True])
 @pytest.mark.parametrize("option", ["--grpc", "--http", "--flight"])

@@ -82,6 +82,7 @@ def test_a_new_certificate_is_served_on_every_listener(tmp_path: Path) -> None:
         _until(lambda: {_served(port) for port in ports} == {after})
 
 
+@pytest.mark.ci
 def test_a_certificate_without_its_key_changes_nothing_and_the_log_says_so(tmp_path: Path) -> None:
     first = make_certificate(tmp_path)
     other = make_certificate(tmp_path, "other")
@@ -136,6 +137,7 @@ def _served(port: str) -> bytes | None:
         return connection.getpeercert(binary_form=True)
 
 
+@pytest.mark.ci
 def test_without_tokens_and_certificates_it_ends_as_on_sigterm(tmp_path: Path) -> None:
     store = tmp_path / "spans.duckdb"
     with running(store, load_interval_s=30) as collector:

@@ -37,7 +37,7 @@ ATTRIBUTES: dict[str, Any] = {
     "__proto__x": "constructor",
 }
 
-pytestmark = pytest.mark.network
+pytestmark = [pytest.mark.network, pytest.mark.ci]
 
 
 @pytest.fixture(scope="session")

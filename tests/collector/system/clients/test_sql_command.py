@@ -75,6 +75,7 @@ def test_a_table_stops_after_a_hundred_rows_and_says_so_and_max_rows_changes_tha
     assert len(_sql("--store", store, "--format", "json", query).stdout.splitlines()) == 150
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
@@ -100,6 +101,7 @@ def test_what_cannot_be_answered_is_one_line_on_stderr(
     assert message in line
 
 
+@pytest.mark.ci
 def test_a_store_without_a_running_collector_is_read_all_the_same(tmp_path: Path) -> None:
     with running(tmp_path / "spans.duckdb") as started:
         export(started.address, span(1, 1, name="kept"))
@@ -116,6 +118,7 @@ def test_output_that_is_cut_off_by_its_reader_is_no_error(store: str) -> None:
     assert (done.stdout, done.stderr) == ("range\n", "")
 
 
+@pytest.mark.ci
 def test_a_query_during_ingest_sees_one_picture_in_all_its_parts(collector: CollectorProcess) -> None:
     done = threading.Event()
 

@@ -139,6 +139,7 @@ def _assert_once(stored: list[int], acknowledged: set[int], n_sent: int) -> None
     assert len(acknowledged) > ENOUGH
 
 
+@pytest.mark.ci
 def test_eight_stops_at_random_moments_lose_and_double_nothing(tmp_path: Path) -> None:
     def stop_four_times(name: str) -> None:
         clients = [Client(trace) for trace in (1, 2, 3)]

@@ -80,6 +80,7 @@ def test_on_a_full_disk_senders_retry_and_with_room_again_everything_continues(t
         assert collector.process.poll() is None
 
 
+@pytest.mark.ci
 def test_a_crash_on_a_full_disk_loses_nothing(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", size_mib=24) as disk:
         collector = CollectorProcess(disk / "spans.duckdb", min_free_disk_bytes=0, overload_wait_s=0.1)
@@ -104,6 +105,7 @@ def test_above_the_floor_of_free_disk_there_is_room_to_load_so_that_a_burst_is_t
         assert _numbers(collector) == acknowledged
 
 
+@pytest.mark.ci
 def test_many_senders_share_the_syncs_of_a_slow_disk_and_a_crash_loses_no_answer_of_it(tmp_path: Path) -> None:
     faults = slow_disk(tmp_path / "faults", sync_s=0.2, mib_per_s=50)
     collector = CollectorProcess(tmp_path / "spans.duckdb", faults=faults)
@@ -138,6 +140,7 @@ TAILS: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("tail", TAILS)
 def test_a_corrupt_tail_of_the_journal_costs_nothing_acknowledged_and_is_named(tmp_path: Path, tail: str) -> None:
     store = tmp_path / "spans.duckdb"
@@ -251,6 +254,7 @@ def test_a_clock_that_jumps_years_back_and_forth_loses_and_reorders_nothing(tmp_
         assert _numbers(again) == [1, 2, 3, 4]
 
 
+@pytest.mark.ci
 def test_a_row_group_larger_than_the_memory_limit_makes_the_store_open_again_with_more(tmp_path: Path) -> None:
     with running(tmp_path / "spans.duckdb", duckdb_memory_bytes=12 * MIB, load_interval_s=0.05) as collector:
         for trace in range(1, 5):

@@ -4,6 +4,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import pytest
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 
@@ -80,6 +81,7 @@ def _views(collector: CollectorProcess) -> dict[str, list[dict[str, Any]]]:
     }
 
 
+@pytest.mark.ci
 def test_the_same_requests_again_in_any_order_and_after_a_restart_change_no_view(tmp_path: Path) -> None:
     requests = _requests()
     order = random.Random(3)

@@ -209,6 +209,7 @@ def _run(folder: Path, n_requests: int) -> None:
     assert min(statuses[200], statuses[400]) > n_requests / 8  # a mix of invalid and valid requests
 
 
+@pytest.mark.ci
 def test_ten_thousand_hostile_requests_get_the_right_answer_each(tmp_path: Path) -> None:
     _run(tmp_path, 10_000)
 

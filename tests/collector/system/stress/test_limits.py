@@ -35,6 +35,8 @@ from tests.support.collector.process import (
 )
 from tests.support.otlp.http import JSON, request
 
+pytestmark = pytest.mark.ci
+
 MIB = 2**20
 BODY = trace_request(span(1, 1)).SerializeToString()
 AGENT, RUNNER, SERVING = (f"{role}-token-{'x' * 20}" for role in ("agent", "runner", "serving"))

@@ -27,7 +27,7 @@ from trainspan_loop.clients.store import rows
 from trainspan_loop.state.reward_records import read_rewards
 from trainspan_schemas.artifacts.dataset import manifest_path
 
-pytestmark = pytest.mark.timeout(1500)
+pytestmark = [pytest.mark.timeout(1500), pytest.mark.ci]
 
 LOW, HIGH, NORM, PER_STEP, SEED = 0.8, 1.28, 1.0, 64, 0
 

@@ -77,6 +77,7 @@ def _failed(records: list[dict[str, Any]]) -> list[tuple[str, str]]:
     return [(check["name"], check["detail"]) for record in records for check in record["checks"] if not check["ok"]]
 
 
+@pytest.mark.ci
 def test_each_agent_is_answered_by_its_own_policy_which_is_trained_swapped_and_skipped_alone(tmp_path: Path) -> None:
     place, command = _prepare(tmp_path, "writer+rewriter writer+stranger writer+editor")
     done = _run(place, *command)

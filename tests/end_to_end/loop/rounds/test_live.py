@@ -130,6 +130,7 @@ def trained_rollouts(place: Place) -> list[str]:
     return [name for frame in datasets(place) for name in frame["rollout_id"].unique()]
 
 
+@pytest.mark.ci
 def test_a_loop_without_a_target_learns_from_clicks_while_no_request_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

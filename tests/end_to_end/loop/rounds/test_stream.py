@@ -35,6 +35,7 @@ def seen(place: Place) -> pl.DataFrame:
     )
 
 
+@pytest.mark.ci
 def test_batches_are_complete_groups_and_a_slow_rollout_holds_up_no_batch(tmp_path: Path) -> None:
     place, environ, command = prepare(
         tmp_path,
