@@ -19,6 +19,8 @@ from tests.end_to_end.agents.conftest import AGENTS, Ran, Stack
 from tests.end_to_end.agents.table import remember
 from tests.support.agents.programs import environment
 
+pytestmark = pytest.mark.ci
+
 _UNNAMED = "agent-"
 COMPARED = ("openai-sync-base", "agents-responses-async-stream-base", "autogen-async-stream-base")
 """Cases whose programs are also run without tracing."""
@@ -98,7 +100,6 @@ def test_all_frameworks_make_the_same_calls_and_get_the_same_reward(runs: dict[s
         assert all(run == runs_of_kind[0] for run in runs_of_kind)
 
 
-@pytest.mark.ci
 def test_without_the_clients_spans_only_the_recorded_messages_are_missing(
     stack: Stack, runs: dict[str, "Future[Result]"], tmp_path: Path
 ) -> None:
@@ -124,7 +125,6 @@ def test_without_the_clients_spans_only_the_recorded_messages_are_missing(
     assert accounts[0]["credit"]["lines"] == accounts[1]["credit"]["lines"]
 
 
-@pytest.mark.ci
 @pytest.mark.parametrize("name", COMPARED)
 def test_a_program_prints_what_it_prints_without_tracing(
     stack: Stack, runs: dict[str, "Future[Result]"], name: str

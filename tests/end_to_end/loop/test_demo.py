@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.places import DemoRun
 
-pytestmark = pytest.mark.timeout(1500)
+pytestmark = [pytest.mark.timeout(1500), pytest.mark.ci]
 
 
 def records(demo: DemoRun, kind: str) -> list[dict[str, Any]]:

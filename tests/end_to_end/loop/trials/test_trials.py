@@ -15,7 +15,7 @@ from tests.support.models.tiny_model import make_tiny_model
 from tests.support.places import ROOT, Place, make_place, write_loop_config
 from trainspan_schemas.artifacts.checkpoint import checkpoint_name
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.ci]
 
 TRIALS = 6
 """1/64 is the smallest p, below half of the level."""
