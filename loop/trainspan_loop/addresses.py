@@ -84,7 +84,7 @@ def with_server_port(chosen: Settings) -> Settings:
 
 
 def check_ports(chosen: Settings, *, wait_s: float) -> None:
-    """Raises ProcessError with all ports that the loop needs for processes of its own and that are not free after `wait_s`."""
+    """Raises ProcessError that names every port that the loop's own processes need and that is still in use after `wait_s`."""
     wanted: list[Listener | None] = []
     if not chosen.rollouts.policy_servers:
         wanted.append(Listener("[serving] port", chosen.serving.host, chosen.serving.port))
@@ -140,7 +140,7 @@ def check_policy_server(chosen: Settings, url: str) -> None:
 def foreign_policy_server(chosen: Settings, url: str) -> str | None:
     """Says whose policy server answers at a URL if that is the address of this state folder's, and it is not; else None.
 
-    Whose it is shows the digest of its token, without which it could not be swapped either.
+    The digest of its token shows whose it is; without that token its weights could not be swapped either.
     """
     root = url.rstrip("/").removesuffix("/v1")
     if root != own_policy_server(chosen.serving):

@@ -38,10 +38,10 @@ def watch_exits() -> None:
 @guarded
 def _at_exit() -> None:
     status, error = _outcome()
-    process_span.end(status, error)
-    delivery.flush()
-    delivery.report_loss()
-    sigterm.wait()
+    with sigterm.held():
+        process_span.end(status, error)
+        delivery.flush()
+        delivery.report_loss()
 
 
 def _outcome() -> tuple[RolloutStatus, BaseException | None]:

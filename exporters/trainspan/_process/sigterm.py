@@ -8,17 +8,18 @@ does the same in programs that use the descriptor themselves (asyncio's signal h
 The main thread may hold a lock that the end needs: that of an export, of a span. It is not stopped there.
 """
 
+import contextlib
 import ctypes
 import functools
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 
 from trainspan._guard import guarded
 
-__all__ = ["wait", "watch"]
+__all__ = ["held", "watch"]
 
 _PATIENCE_S = 5.0
 """Longer than `end` takes."""
@@ -34,6 +35,8 @@ class _Watch:
         """Read end and write end; the write end is the wakeup descriptor unless the program sets its own."""
         self.dying = threading.Lock()
         self.dying_thread: int | None = None
+        self.is_held = False
+        self.came_while_held = False
 
 
 _watch = _Watch()
@@ -116,7 +119,7 @@ def _read(reader: int) -> None:
 
 
 def _on_sigterm(_number: int, frame: FrameType | None) -> None:
-    if _in_telemetry(frame):
+    if not _watch.is_held and _in_telemetry(frame):
         threading.Thread(target=_die, name="trainspan-sigterm", daemon=True).start()
     else:
         _die()
@@ -131,19 +134,42 @@ def _in_telemetry(frame: FrameType | None) -> bool:
     return False
 
 
-def wait() -> None:
-    """If SIGTERM is ending the process, waits for that: an exit at the same time must not hide the signal."""
+@contextlib.contextmanager
+def held() -> Iterator[None]:
+    """Holds SIGTERM back while the main thread sends everything at the program's end; then the signal kills it as ever.
+
+    From Python 3.12 on, no thread can be started there to do it.
+    """
+    _watch.is_held = True
+    try:
+        yield
+    finally:
+        _watch.is_held = False
+        _wait()
+        if _watch.came_while_held:
+            _kill()
+
+
+def _wait() -> None:
+    """If another thread is ending the process, waits for that: an exit at the same time must not hide the signal."""
     if _watch.dying.locked() and _watch.dying_thread != threading.get_ident():
         _watch.dying.acquire(timeout=_PATIENCE_S)
 
 
 def _die() -> None:
     """Ends and kills the process. One thread does it while others wait here; a second signal has no effect."""
+    if _watch.is_held:
+        _watch.came_while_held = True
+        return
     if not _watch.dying.acquire(blocking=False):
-        wait()
+        _wait()
         return
     _watch.dying_thread = threading.get_ident()
     guarded(_watch.end)()
+    _kill()
+
+
+def _kill() -> None:
     ctypes.CDLL(None).signal(signal.SIGTERM, None)  # SIG_DFL; `signal.signal` works in the main thread only
     os.kill(os.getpid(), signal.SIGTERM)
     signal.pause()
