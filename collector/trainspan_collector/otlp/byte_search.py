@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Iterable
-from functools import cached_property
 
 import hyperscan
 
@@ -12,17 +11,18 @@ __all__ = ["BytePatterns"]
 class BytePatterns:
     """`in` tells whether bytes contain one of `expressions`: regular expressions, in upper and lower case, or `literal` bytes.
 
-    Usable in several threads.
+    Usable in several threads, each of which has a scratch space of its own.
     """
 
     def __init__(self, expressions: Iterable[bytes], *, literal: bool = False) -> None:
-        self._expressions = list(expressions)
-        self._is_literal = literal
+        patterns = list(expressions)
+        self._matches_all = b"" in patterns
+        self._database = None if self._matches_all or not patterns else _compiled(patterns, is_literal=literal)
         self._of_thread = threading.local()
 
     def __contains__(self, data: bytes) -> bool:
-        if not self._expressions or b"" in self._expressions:
-            return bool(self._expressions)
+        if self._database is None:
+            return self._matches_all
         scratch = getattr(self._of_thread, "scratch", None)
         if scratch is None:
             scratch = self._of_thread.scratch = hyperscan.Scratch(self._database)
@@ -30,16 +30,9 @@ class BytePatterns:
         self._database.scan(data, match_event_handler=lambda number, *_: matches.append(number), scratch=scratch)
         return bool(matches)
 
-    @cached_property
-    def _database(self) -> hyperscan.Database:
-        flags = hyperscan.HS_FLAG_SINGLEMATCH | (0 if self._is_literal else hyperscan.HS_FLAG_CASELESS)
-        database = hyperscan.Database()
-        n = len(self._expressions)
-        database.compile(
-            expressions=self._expressions,
-            ids=list(range(n)),
-            elements=n,
-            flags=[flags] * n,
-            literal=self._is_literal,
-        )
-        return database
+
+def _compiled(patterns: list[bytes], *, is_literal: bool) -> hyperscan.Database:
+    flags = hyperscan.HS_FLAG_SINGLEMATCH | (0 if is_literal else hyperscan.HS_FLAG_CASELESS)
+    database, n = hyperscan.Database(), len(patterns)
+    database.compile(expressions=patterns, ids=list(range(n)), elements=n, flags=[flags] * n, literal=is_literal)
+    return database

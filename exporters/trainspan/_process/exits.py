@@ -129,8 +129,12 @@ def _end_abruptly(status: RolloutStatus) -> None:
         delivery.report_loss()
 
     thread = threading.Thread(target=guarded(end), name="trainspan-end", daemon=True)
-    thread.start()
-    thread.join(_PATIENCE_S)
+    try:
+        thread.start()
+    except RuntimeError:  # from Python 3.12 on, while the interpreter ends: no other thread runs
+        end()
+    else:
+        thread.join(_PATIENCE_S)
 
 
 def _after_fork() -> None:
