@@ -39,9 +39,16 @@ def test_a_judge_that_hangs_or_blocks_times_out_and_the_other_rollouts_are_judge
     run: Run, recorder: OtlpRecorder, caplog: pytest.LogCaptureFixture
 ) -> None:
     source = """
-    import asyncio, time
+    import asyncio, pathlib, time
+
+    judged = pathlib.Path(__file__).with_name("judged")
 
     def solve(task):
+        return 1
+
+    def solve_in_order(task):
+        while task["input"] == "hang" and not judged.exists():
+            time.sleep(0.05)
         return 1
 
     def judge(task, result):
@@ -57,7 +64,8 @@ def test_a_judge_that_hangs_or_blocks_times_out_and_the_other_rollouts_are_judge
         if task["input"] == "cancel":
             raise asyncio.CancelledError
         if task["input"] == "hang":
-            time.sleep(120)  # and with it every other verdict of this judge
+            time.sleep(120)  # and with it every later verdict of this judge
+        judged.touch()
         return 1.0
     """
     limits = {"concurrency": 1, "judge_concurrency": 1, "judge_timeout_s": 1.0}
@@ -71,7 +79,7 @@ def test_a_judge_that_hangs_or_blocks_times_out_and_the_other_rollouts_are_judge
     ):
         assert f"judge agent.py:judge: {error}" in caplog.text
     recorder.spans.clear()
-    run(source, tasks("cancel", "first", "hang"), "agent:solve", judge="agent.py:blocking", **limits)
+    run(source, tasks("cancel", "first", "hang"), "agent:solve_in_order", judge="agent.py:blocking", **limits)
     assert statuses(recorder) == {("cancel", 0): "judge_error", ("first", 0): "ok", ("hang", 0): "judge_error"}
     assert time.monotonic() - began < 60
 

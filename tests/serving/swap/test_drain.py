@@ -23,6 +23,7 @@ PROMPT = [5] * 100
 COMPLETION = {"model": "policy", "prompt": PROMPT, "max_tokens": 3}
 LONG = {"model": "policy", "max_tokens": 900, "ignore_eos": True}
 MESSAGES = [{"role": "user", "content": "calc 7"}]
+ENDLESS = [{"role": "user", "content": "7*5"}]
 
 
 @pytest.fixture
@@ -151,8 +152,8 @@ def test_requests_that_outlast_the_drain_timeout_are_ended_with_the_reason_in_ev
         ("/v1/completions", {**LONG, "prompt": PROMPT, "n": 16}),
         ("/v1/chat/completions", {**LONG, "messages": MESSAGES}),
         ("/v1/responses", {"model": "policy", "input": "calc", "max_output_tokens": 900, "ignore_eos": True}),
-        # This protocol has no `ignore_eos`: greedy decoding of this model never ends.
-        ("/v1/messages", {"model": "policy", "max_tokens": 900, "messages": MESSAGES, "temperature": 0}),
+        # This protocol has no `ignore_eos`: greedy decoding of this prompt does not end before 900 tokens.
+        ("/v1/messages", {"model": "policy", "max_tokens": 900, "messages": ENDLESS, "temperature": 0}),
     ]
     parents = [TraceParent(secrets.token_hex(16), secrets.token_hex(8)) for _ in range(2 * len(asked))]
     traced = [{**KEY, "traceparent": str(parent)} for parent in parents]
