@@ -1,0 +1,72 @@
+"""What a model call is for, as its request shows: harnesses also ask for titles, and for summaries of a conversation that outgrows the
+context.
+
+The rules read instructions only, so that they hold for harnesses that nobody has named; which calls are the main agent's and
+which a sub-agent's depends on the whole rollout (processing/traces).
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
+
+from trainspan_schemas.agents.unnamed_agents import system_texts, texts_of
+
+__all__ = ["CallKind", "RequestKind", "kind_of_request"]
+
+CallKind: TypeAlias = Literal["main", "sub_agent", "summary", "title", "other"]
+
+_OF_CONVERSATION: Final = r"(?:conversation|session|thread|chat|dialog(?:ue)?|history|context|transcript)s?"
+_SUMMARY: Final = re.compile(
+    rf"\b(?:summar\w+|compact\w*|condens\w+|hand-?off)\b.{{0,160}}?\b{_OF_CONVERSATION}\b"
+    rf"|\b{_OF_CONVERSATION}\b.{{0,160}}?\b(?:summar\w+|compaction|condens\w+|hand-?off)\b",
+    re.IGNORECASE | re.DOTALL,
+)
+_TITLE: Final = re.compile(
+    rf"\btitle\b.{{0,160}}?\b{_OF_CONVERSATION}\b|\b{_OF_CONVERSATION}\b.{{0,160}}?\btitle\b|\btitle generator\b",
+    re.IGNORECASE | re.DOTALL,
+)
+_INSTRUCTION: Final = 1000
+"""Characters at the beginning of an instruction that say what is wanted."""
+
+
+class RequestKind(NamedTuple):
+    """The kind of a call, and the rule that found it."""
+
+    kind: CallKind
+    rule: str
+
+
+def kind_of_request(request: Mapping[str, Any]) -> RequestKind | None:
+    """The kind of a chat, responses or messages request; None if its rollout has to tell.
+
+    A title is asked for without tools; a summary without tools, or at the end of a conversation that has answers. `other` only says
+    that there are no tools: it may be the main agent's.
+    """
+    messages = request.get("messages") or request.get("input")
+    messages = messages if isinstance(messages, list) else []
+    last = _last_instruction(messages)
+    has_tools = bool(request.get("tools"))
+    if not has_tools:
+        for rule, text in (("system_prompt", "\n".join(system_texts(request))), ("last_message", last)):
+            if _TITLE.search(text[:_INSTRUCTION]):
+                return RequestKind("title", rule)
+            if _SUMMARY.search(text[:_INSTRUCTION]):
+                return RequestKind("summary", rule)
+        return RequestKind("other", "no_tools")
+    if any(_is_answer(message) for message in messages) and _SUMMARY.search(last[:_INSTRUCTION]):
+        return RequestKind("summary", "last_message")
+    return None
+
+
+def _last_instruction(messages: Sequence[Any]) -> str:
+    """The text of the last message if it is an instruction rather than a tool's result."""
+    message = messages[-1] if messages else None
+    if not isinstance(message, dict) or message.get("role") not in ("user", "system", "developer"):
+        return ""
+    return "\n".join(texts_of(message.get("content")))
+
+
+def _is_answer(message: Any) -> bool:
+    return isinstance(message, dict) and (
+        message.get("role") == "assistant" or message.get("type") in ("function_call", "reasoning")
+    )
