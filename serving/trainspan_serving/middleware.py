@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from trainspan_schemas.agents.call_kinds import kind_of_request
+from trainspan_schemas.agents.call_kinds import kind_of_request, stated_in_headers
 from trainspan_schemas.agents.unnamed_agents import agent_of_request
 from trainspan_schemas.errors import InvalidRecordError, one_line
 from trainspan_schemas.store.endpoint import headers_of
@@ -155,10 +155,11 @@ class PolicyMiddleware:
         if scope["path"] in _WITHOUT_WEIGHTS:
             await self._app(scope, replayed(body, receive), watched)
         else:
+            agent, kind = stated_in_headers(scope["headers"])
             if caller.agent is None:
-                caller = replace(caller, agent=agent_of_request(request))
+                caller = replace(caller, agent=agent or agent_of_request(request))
             body, max_tokens = limited(with_own_response_id(scope, body), request, parts.tap.max_model_len)
-            asked = Asked(max_tokens, kind_of_request(request))
+            asked = Asked(max_tokens, kind or kind_of_request(request))
             await self._generate(parts, caller, asked, body, scope, replayed(body, receive), send)
 
     async def _generate(

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from trainspan_schemas.agents.call_kinds import RequestKind, kind_of_request
+from trainspan_schemas.agents.call_kinds import RequestKind, kind_of_request, stated_in_headers
 from trainspan_schemas.agents.unnamed_agents import agent_of_request
 
 TOOL = {"type": "function", "function": {"name": "bash", "description": "Runs in /home/a."}}
@@ -44,6 +44,11 @@ def system(text: str) -> dict[str, str]:
         ({"tools": [TOOL], "messages": [user("Summarize the chat in chat.txt.")]}, None),
         ({"tools": [TOOL], "messages": [TASK, ANSWER, {"role": "tool", "content": "summary of the conversation"}]}, None),
         ({"tools": [TOOL], "messages": [TASK, ANSWER, user("Now give the page a title.")]}, None),
+        (
+            {"system": [{"type": "text", "text": "x-vendor-billing-header: v=2.1; cc_is_subagent=true;"}], "tools": [TOOL]},
+            ("sub_agent", "header_line"),
+        ),
+        ({"system": "x-vendor-billing-header: v=2.1; cc_is_subagent=false;", "tools": [TOOL]}, None),
         ({"prompt": "x"}, ("other", "no_tools")),
         ({"messages": "x", "input": 3, "tools": 4}, None),
     ],
@@ -96,3 +101,17 @@ def test_agents_with_other_instructions_or_other_tools_have_other_names() -> Non
         agent_of_request({"system": BASE}),
     }
     assert len(names) == 6
+
+
+def test_a_header_that_names_the_agent_comes_first() -> None:
+    def stated(value: str, name: bytes = b"x-vendor-turn-metadata") -> tuple[str | None, RequestKind | None]:
+        return stated_in_headers([(b"accept", b"*/*"), (name, value.encode())])
+
+    assert stated('{"agent_name": "/root", "request_kind": "turn"}') == ("/root", None)
+    assert stated('{"agent_name": "/root", "request_kind": "compaction"}') == (
+        "/root",
+        RequestKind("summary", "header"),
+    )
+    assert stated('{"agent_name": "/root"}', b"metadata") == (None, None)
+    for value in ('{"agent_name": ""}', '{"agent_name": 3}', "[]", "{", "\xff"):
+        assert stated(value) == (None, None)
