@@ -102,7 +102,7 @@ def _connection(file: Path, record: dict[str, Any]) -> Connection:
         raise ConfigError(f"{file}: unknown key {unknown!r}; {hint}")
     if "program" not in record:
         raise ConfigError(f"{file}: it names no program")
-    wanted: dict[str, str] = {}
+    wanted: dict[str, Any] = {}
     for key, value in record.items():
         if key in ("arguments", "prompt", "unset"):
             is_right, kind = _are_texts(value), "a list of texts"
@@ -123,7 +123,7 @@ def _connection(file: Path, record: dict[str, Any]) -> Connection:
         wanted["home"] = str((file.parent / record["home"]).resolve())
         if not Path(wanted["home"]).is_dir():
             raise ConfigError(f"{file}: home = {record['home']!r} is not a folder")
-    return Connection(name=file.stem, **wanted)  # type: ignore[arg-type]
+    return Connection(name=file.stem, **wanted)
 
 
 def _are_texts(value: object) -> bool:
