@@ -76,7 +76,7 @@ FLOORS = {
         "executors plan",
         "rollout_spans totals",
         "delivery judge run_ledger",
-        "records task_stream",
+        "harnesses records task_stream",
         "task_file",
     ),
     "loop": (

@@ -24,6 +24,8 @@ class StoredCall:
 
     index: int
     agent: str | None
+    kind: str
+    """`main`, `sub_agent`, `summary`, `title` or `other` (agents/call_kinds.py)."""
     policy_version: int | None
     prompt_ids: list[int]
     completion_ids: list[int]
@@ -70,7 +72,8 @@ class StoredRollout:
     round: int | None
     split: str | None
     status: str
-    """A reward function sees `ok`, `agent_error`, `timeout` and `judge_error`; returning None leaves a failure unrewarded."""
+    """A reward function sees `ok`, `agent_error`, `context_overflow`, `timeout` and `judge_error`; returning None leaves a
+    failure unrewarded."""
     evaluations: list[StoredEvaluation]
     """Evaluations that may reward it. If the collector requires tokens, evaluations sent with an agent's token are left out.
     So is what branches measured."""

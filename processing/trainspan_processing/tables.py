@@ -78,6 +78,8 @@ CALLS: Final[Schema] = {
     "forced": pl.Boolean,
     "same_clock": pl.Boolean,
     "multimodal": pl.Boolean,
+    "call_kind": pl.String,
+    "call_kind_rule": pl.String,
     "no_boundary": pl.Boolean,
     "state_key": pl.String,
     "redacted": pl.Boolean,
@@ -90,8 +92,9 @@ CALLS: Final[Schema] = {
 """One row per call with tokens, without the tokens themselves: `n_tokens` counts tokens of prompt and answer. `store` is the
 number of the `--store` that it was read from and `seq` its place there, NULL if no call span contains the tokens. `obstacle` is
 the reason for dropping a constrained call, NULL if its constraint can be replayed. `same_clock`: the agent is on the server's
-machine. `received_ns` is the time by the collector's clock when the row came. `tokens_source` is `engine` for call spans
-of the policy server, `response` for responses kept by a client's instrumentation (traces/client_calls.py)."""
+machine. `call_kind` is what the request shows (agents/call_kinds.py), by `call_kind_rule`. `received_ns` is the time by the
+collector's clock when the row came. `tokens_source` is `engine` for call spans of the policy server, `response` for responses kept
+by a client's instrumentation (traces/client_calls.py)."""
 
 SPANS: Final[Schema] = {
     "store": pl.UInt8,

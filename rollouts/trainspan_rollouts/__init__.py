@@ -5,6 +5,7 @@ In reading order:
 - `run`: runs all rollouts; `records`: its settings; `totals` counts.
 - `plan`: the rollouts in order; `task_file` and `task_stream` read tasks.
 - `attempts`: the attempts at one rollout, from agent to verdict.
+- `harnesses/`: connections of coding harnesses, and the folders that each of their attempts has.
 - `executors/`: starts the agent. `choice` picks the executor for a target, `executor` is their interface.
 - `judge`: calls the user's function for the reward.
 - `rollout_spans`: the spans of rollouts and their verdicts; `delivery` sends them until the collector acknowledges them.

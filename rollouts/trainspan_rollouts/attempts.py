@@ -103,15 +103,12 @@ class Attempts:
             token = f"{span.parent}.{signed.url_signature}"
             execution = Execution(planned.task, signed, span.parent, token)
             try:
-                if self._branching is None or planned.point is None:
-                    ended = await self._executor.execute(execution)
-                else:
-                    ended = await self._branching.execute(planned.point, execution, self._executor)
+                ended = await self._executed(planned, execution)
+                seen = await self._witness.ask(identity, span.parent.trace_id)
+                ended = self._completed(await self._explained(ended, seen, is_last=is_last), seen)
+                verdict = await self._judged(planned.task, identity, ended)
             finally:
-                self._agents.release()
-            seen = await self._witness.ask(identity, span.parent.trace_id)
-            ended = await self._explained(ended, seen, is_last=is_last)
-            verdict = await self._judged(planned.task, identity, ended)
+                await self._executor.release(execution)
         except asyncio.CancelledError:
             self._ledger.end(identity, number, "cancelled", None)
             span.end("cancelled", judge=judge, error="the run was stopped")
@@ -139,6 +136,14 @@ class Attempts:
         self._log_failure(verdict, identity)
         return verdict, ended.blameless
 
+    async def _executed(self, planned: PlannedRollout, execution: Execution) -> Ended:
+        try:
+            if self._branching is None or planned.point is None:
+                return await self._executor.execute(execution)
+            return await self._branching.execute(planned.point, execution, self._executor)
+        finally:
+            self._agents.release()
+
     async def _explained(self, ended: Ended, seen: Testimony, *, is_last: bool) -> Ended:
         """Whose failure it was. What only an agent says is a reason to try again, but no excuse in the end."""
         if ended.status != "agent_error":
@@ -153,13 +158,33 @@ class Attempts:
             return replace(ended, status="infra_error", error=f"{ended.error}; it is tried again")
         return ended
 
+    def _completed(self, ended: Ended, seen: Testimony) -> Ended:
+        """With what only the servers know: that they began no call of it, that its prompt was too long, what they refused."""
+        lack = seen.lack_of_calls()
+        if ended.status == "ok":
+            if lack is None or self._settings.allow_no_calls:
+                return ended
+            return replace(ended, status="infra_error", error=f"{lack} (allow_no_calls accepts such rollouts)")
+        if ended.status in ("cancelled", "diverged"):
+            return ended
+        refusal = f"the policy server's last refusal: {seen.refusal}" if seen.refusal else None
+        is_overflow = ended.status == "agent_error" and seen.has_overflown
+        error = "; ".join(filter(None, (ended.error, refusal, lack)))
+        return replace(ended, status="context_overflow" if is_overflow else ended.status, error=error)
+
     async def _judged(self, task: Task, identity: Identity, ended: Ended) -> Verdict:
         """Returns the judge's reward, otherwise the agent's own, otherwise the number that the function returned."""
         if ended.status != "ok":
             return Verdict(ended.status, {}, "judge", None, ended.error)
         if self._judge is not None:
             result = Result(
-                ended.status, ended.value, ended.stdout_tail, ended.exit_code, ended.duration_s, identity.rollout_id
+                ended.status,
+                ended.value,
+                ended.stdout_tail,
+                ended.exit_code,
+                ended.duration_s,
+                identity.rollout_id,
+                ended.workdir,
             )
             try:
                 scores, reason = await self._judge.scores(task.for_judge(), result)

@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from trainspan_schemas.agents.functions import load_function, number_of
@@ -24,6 +25,8 @@ class Result:
     exit_code: int | None
     duration_s: float
     rollout_id: str
+    workdir: Path | None = None
+    """A harness's work folder as it was left; None for other agents, and on a Ray cluster unless workspaces are kept."""
 
 
 class Judge:

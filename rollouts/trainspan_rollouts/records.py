@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from trainspan_schemas.artifacts.branches import BranchSource
-from trainspan_schemas.config.agents import RaySettings
+from trainspan_schemas.config.agents import RaySettings, Stdin
 from trainspan_schemas.errors import UsageError
 from trainspan_schemas.telemetry.identity import Split
 
@@ -45,8 +45,18 @@ class RunSettings:
     tasks: Path
     """Task file; `-` is standard input, whose lines are tasks as they arrive, each in its own `round` if it names one."""
     target: tuple[str, ...]
-    """One `module:function`, or a command and its arguments."""
+    """One `module:function`, or a command and its arguments; further arguments of the `harness`, if there is one."""
     run_id: str
+    allow_no_calls: bool = False
+    """Whether a rollout of which the policy servers began no call may be `ok`."""
+    harness: str | None = None
+    """Name or file of the connection of a coding harness."""
+    workspace: str | None = None
+    """Template of a harness's work folder."""
+    keep_workspaces: str | None = None
+    """Folder in which homes and work folders are kept."""
+    stdin: Stdin | None = None
+    """Of commands; None: as the harness's connection says, else the task."""
     n: int = 8
     split: Split | None = None
     """Label of the rollouts; tasks marked for the other split are skipped. None: each task's own, otherwise train."""

@@ -31,14 +31,15 @@ from trainspan_schemas.telemetry.status import RolloutStatus
 __all__ = [
     "Begun",
     "Finished",
+    "RecordedAgent",
     "RunLedger",
     "ledger_file",
     "ledger_files",
     "newest_ledgers",
     "open_ledger",
     "points_file",
+    "recorded_agent",
     "recorded_rewards",
-    "recorded_target",
     "run_folder",
     "shard_of",
     "statuses",
@@ -60,6 +61,15 @@ class Begun:
     rollout_id: str
     attempt: int
     """The latest attempt."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedAgent:
+    """What a run's rollouts execute."""
+
+    target: tuple[str, ...]
+    harness: str | None = None
+    workspace: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +147,8 @@ def open_ledger(settings: RunSettings) -> "RunLedger":
             )
     file = ledger_file(run_id, round_, split, shard, of_branches=of_branches)
     resume = settings.resume and (shard.count == 1 or file.exists())
-    return RunLedger(file, round_, settings.tasks, settings.target, resume=resume, judge=settings.judge)
+    agent = {"judge": settings.judge, "harness": settings.harness, "workspace": settings.workspace}
+    return RunLedger(file, round_, settings.tasks, settings.target, resume=resume, **agent)
 
 
 def _stem(round_: str, split: Split | None, *, of_branches: bool) -> str:
@@ -155,12 +166,14 @@ def points_file(run_id: str, round_: int) -> Path:
     return run_folder(run_id) / f"branch-points-{round_:04d}.jsonl"
 
 
-def recorded_target(run_id: str, round_: int, split: Split | None) -> tuple[str, tuple[str, ...]] | None:
-    """Returns task file (`-`: standard input) and target of a run's rollouts of a round; None if they are not recorded."""
+def recorded_agent(run_id: str, round_: int, split: Split | None) -> tuple[str, RecordedAgent] | None:
+    """Returns task file (`-`: standard input) and agent of a run's rollouts of a round; None if they are not recorded."""
     for file in (*ledger_files(run_id, round_, split), *ledger_files(run_id, round_, None)):
         with file.open("rb") as lines:
             head = json.loads(lines.readline() or b"null")
-        return None if head is None else (head["tasks"], tuple(head["target"]))
+        if head is None:
+            return None
+        return head["tasks"], RecordedAgent(tuple(head["target"]), head.get("harness"), head.get("workspace"))
     return None
 
 
@@ -224,11 +237,20 @@ class RunLedger:
     """Appends a line as each rollout starts and is delivered; thread-safe."""
 
     def __init__(
-        self, file: Path, round_: int, tasks: Path, target: Iterable[str], *, resume: bool, judge: str | None = None
+        self,
+        file: Path,
+        round_: int,
+        tasks: Path,
+        target: Iterable[str],
+        *,
+        resume: bool,
+        judge: str | None = None,
+        harness: str | None = None,
+        workspace: str | None = None,
     ) -> None:
         """Starts a new file, or with `resume` continues the existing one.
 
-        Raises UsageError if there is nothing to resume, if the run had another task file, target or judge (its verdicts would be
+        Raises UsageError if there is nothing to resume, if the run had another task file, agent or judge (its verdicts would be
         compared with this one's), or if another process has the ledger open.
         """
         self._lock = threading.Lock()
@@ -240,6 +262,7 @@ class RunLedger:
         self._waiting: dict[tuple[str, int], dict[str, Any]] = {}
         """Spans in this file that the collector has not acknowledged."""
         head: dict[str, Any] = {"tasks": "-" if tasks == STDIN else str(tasks.resolve()), "target": list(target)}
+        head |= {name: value for name, value in (("harness", harness), ("workspace", workspace)) if value}
         if judge is not None:
             head |= {"judge": judge, "judge_sha256": code_digest(judge)}
         if resume and not file.exists():

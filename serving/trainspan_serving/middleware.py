@@ -10,15 +10,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from trainspan_schemas.agents.unnamed_agents import agent_of_body
+from trainspan_schemas.agents.call_kinds import kind_of_request, stated_in_headers
+from trainspan_schemas.agents.unnamed_agents import agent_of_request
 from trainspan_schemas.errors import InvalidRecordError, one_line
 from trainspan_schemas.store.endpoint import headers_of
-from trainspan_schemas.telemetry.failures import FAILURES_PATH, RequestFailures, keys_of_path
+from trainspan_schemas.telemetry.failures import FAILURES_PATH, RequestFailures, keys_of_path, unsigned_key
 from trainspan_schemas.telemetry.signing import signing_key
 from trainspan_serving.capture.call_counter import CallCounter
 from trainspan_serving.capture.caller import Caller, identify
 from trainspan_serving.capture.echo import only_echoes
-from trainspan_serving.capture.engine_tap import EngineTap, Exchange
+from trainspan_serving.capture.engine_tap import Asked, EngineTap, Exchange
 from trainspan_serving.export.call_export import CallExport
 from trainspan_serving.export.collector_client import CollectorClient
 from trainspan_serving.export.exporter import Exporter
@@ -31,6 +32,7 @@ from trainspan_serving.http.asgi import App, Message, Receive, Scope, Send, answ
 from trainspan_serving.http.body import BodyError, ClientGoneError, check_json, read_body, replayed
 from trainspan_serving.http.failures import FailureLog
 from trainspan_serving.http.metrics import PolicyMetrics
+from trainspan_serving.http.output_limit import limited
 from trainspan_serving.http.prefixes import PREFIX_PATHS, handle_prefix
 from trainspan_serving.http.response_ids import with_own_response_id
 from trainspan_serving.process.link import report
@@ -78,8 +80,19 @@ class _Parts:
     counter: CallCounter
 
     def requests_of(self, attempt_keys: Sequence[str]) -> RequestFailures:
-        calls = sum(map(self.counter.count, attempt_keys))
-        return RequestFailures(self.failures.count(attempt_keys), self.failures.up_s, calls)
+        calls, unsigned = (
+            sum(map(self.counter.count, all_keys)) for all_keys in (attempt_keys, map(unsigned_key, attempt_keys))
+        )
+        refusals = self.failures.of(attempt_keys)
+        return RequestFailures(
+            refusals.failures,
+            self.failures.up_s,
+            calls,
+            unsigned,
+            self.tap.unnamed_calls,
+            refusals.overflows,
+            refusals.reason,
+        )
 
 
 class PolicyMiddleware:
@@ -119,10 +132,10 @@ class PolicyMiddleware:
         except InvalidRecordError as error:
             await answer_error(send, 400, str(error))
             return
-        watched = parts.failures.watched(caller, send)
-        if scope["method"] != "POST":
-            await self._app(scope, receive, watched)
+        if scope["method"] != "POST":  # a client may ask for what other servers have
+            await self._app(scope, receive, send)
             return
+        watched = parts.failures.watched(caller, send)
         if _lacks_key(scope, parts.api_keys):
             await answer_json(send, 401, {"error": "Unauthorized"})  # as vLLM does, but before the body is read
             return
@@ -133,22 +146,31 @@ class PolicyMiddleware:
         limits = server.plan
         try:
             body = await read_body(scope, receive, max_bytes=limits.max_body_bytes, timeout_s=limits.body_timeout_s)
-            check_json(scope, body)
+            request = check_json(scope, body)
         except ClientGoneError:
             return
         except BodyError as error:
-            await answer_error(send, error.status, str(error))
+            await answer_error(watched, error.status, str(error))
             return
         if scope["path"] in _WITHOUT_WEIGHTS:
             await self._app(scope, replayed(body, receive), watched)
         else:
+            agent, kind = stated_in_headers(scope["headers"])
             if caller.agent is None:
-                caller = replace(caller, agent=agent_of_body(body))
-            body = with_own_response_id(scope, body)
-            await self._generate(parts, caller, body, scope, replayed(body, receive), send)
+                caller = replace(caller, agent=agent or agent_of_request(request))
+            body, max_tokens = limited(with_own_response_id(scope, body), request, parts.tap.max_model_len)
+            asked = Asked(max_tokens, kind or kind_of_request(request))
+            await self._generate(parts, caller, asked, body, scope, replayed(body, receive), send)
 
     async def _generate(
-        self, parts: _Parts, caller: Caller, body: bytes, scope: Scope, receive: Receive, send: Send
+        self,
+        parts: _Parts,
+        caller: Caller,
+        asked: Asked,
+        body: bytes,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
     ) -> None:
         """Passes a request that may use the weights to vLLM; holds it while they change. `receive` yields `body` again."""
         server, limit_s = parts.server, parts.server.plan.swap_timeout_s
@@ -164,7 +186,7 @@ class PolicyMiddleware:
         model = model_of_body(body) if server.policies.named else None
         policy = server.policies.choose(model, caller.agent)
         branch = parts.branches.find(caller.attempt, caller.trace_id) if caller.is_signed else None
-        exchange = Exchange(caller, scope["path"], policy, branch=branch)
+        exchange = Exchange(caller, scope["path"], policy, branch=branch, asked=asked)
         exchange.when_settled(lambda: server.gate.leave(entered))
         answer = AnswerStream(receive, send, exchange, is_one_of_several=bool(server.policies.named))
         try:

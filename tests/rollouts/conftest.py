@@ -35,7 +35,7 @@ def own_modules(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture
 def policy() -> Iterator[OpenAIServer]:
-    with OpenAIServer() as server:
+    with OpenAIServer(models=({"id": "policy", "max_model_len": 4096},)) as server:
         yield server
 
 

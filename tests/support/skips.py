@@ -12,6 +12,7 @@ ADMITTED: Final = {
     "no nginx here: apt-get install nginx-light": "the balancer in front of policy servers, which are tested without it",
     "no NVIDIA GPU is here": "tests marked gpu; one that is there and not usable fails them",
     "no package index is reached here": "`make setup` resolves the same constraints where packages can be installed",
+    "this coding harness cannot be installed here": "slow tests of one harness each, by its name; connections are tested anywhere",
     "rotel has wheels for x86_64 and glibc 2.34 only": "the relay is one of several independent clients; the others run everywhere",
 }
 """Reason given for a skip → why it is harmless."""

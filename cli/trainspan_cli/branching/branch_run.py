@@ -89,7 +89,16 @@ def branch_rollouts(
 
 
 def _with_reader(settings: RunSettings, plan: BranchPlan, reader: StoredCallReader) -> RunSettings:
-    return replace(settings, tasks=plan.file, target=plan.target, judge=plan.judge, branches=reader)
+    agent = plan.agent
+    return replace(
+        settings,
+        tasks=plan.file,
+        target=agent.target,
+        harness=agent.harness,
+        workspace=agent.workspace,
+        judge=plan.judge,
+        branches=reader,
+    )
 
 
 def sampled_tokens(source: Source, run_id: str, rounds: Collection[int]) -> int:

@@ -11,7 +11,7 @@ from trainspan_processing.branches.choice import CallChoice, branch_points
 from trainspan_processing.explain.inquiry import Question, locate
 from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.tables import ROLLOUT_KEY
-from trainspan_rollouts.run_ledger import points_file
+from trainspan_rollouts.run_ledger import RecordedAgent, points_file
 from trainspan_schemas.artifacts.branches import BranchPoint, read_points, write_points
 from trainspan_schemas.config.settings import DatasetSettings
 from trainspan_schemas.errors import NothingToBranchError, UsageError
@@ -42,7 +42,7 @@ class BranchPlan:
     """The files with the tasks of the branched rollouts, and their answers."""
     points: tuple[BranchPoint, ...]
     candidates: Candidates
-    target: tuple[str, ...]
+    agent: RecordedAgent
     judge: str | None
     skipped_states: Counter[str]
     """Reason → states that no branch can begin at."""
@@ -77,7 +77,7 @@ def plan_branches(
             f"no rollout can be branched{_why(skipped)}; choose others with --rollout or --of-run{_hint(skipped)}"
         )
     rollouts = candidates.rollouts
-    chosen_target, task_files = recorded_or_given(rollouts, target, tasks)
+    agent, task_files = recorded_or_given(rollouts, target, tasks)
     chosen_judge = only_judge(rollouts["judge"].to_list(), judge)
     skipped_states: Counter[str] = Counter()
     if points is None:
@@ -89,7 +89,7 @@ def plan_branches(
             )
         write_points(file, points)
     files = tuple(set(task_files.values()))
-    return BranchPlan(file, files, tuple(points), candidates, chosen_target, chosen_judge, skipped_states, skipped)
+    return BranchPlan(file, files, tuple(points), candidates, agent, chosen_judge, skipped_states, skipped)
 
 
 def _resumed(file: Path) -> list[BranchPoint]:

@@ -1,10 +1,10 @@
-"""What a rollout was run with: the runner's record of its run's target and tasks, and the judge on its span."""
+"""What a rollout was run with: the runner's record of its run's agent and tasks, and the judge on its span."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from trainspan_rollouts.run_ledger import recorded_target
+from trainspan_rollouts.run_ledger import RecordedAgent, recorded_agent
 from trainspan_rollouts.task_file import read_tasks
 from trainspan_schemas.errors import UsageError
 from trainspan_schemas.telemetry.identity import Split
@@ -21,8 +21,8 @@ TaskFiles: TypeAlias = Mapping[tuple[str | None, int | None, Split | None], Path
 
 def recorded_or_given(
     rollouts: "pl.DataFrame", target: Sequence[str], tasks: str | None
-) -> tuple[tuple[str, ...], TaskFiles]:
-    """Target and task files: as given, otherwise as the runner recorded them for the rollouts' runs, rounds and splits.
+) -> tuple[RecordedAgent, TaskFiles]:
+    """Agent and task files: as given, otherwise as the runner recorded them for the rollouts' runs, rounds and splits.
 
     Raises UsageError if they are not known.
     """
@@ -30,13 +30,11 @@ def recorded_or_given(
     recorded = {
         kind: found
         for kind in kinds
-        if kind[0] is not None and (found := recorded_target(kind[0], kind[1] or 0, kind[2])) is not None
+        if kind[0] is not None and (found := recorded_agent(kind[0], kind[1] or 0, kind[2])) is not None
     }
-    targets = {tuple(target)} if target else {found for _, found in recorded.values()}
-    if len(targets) != 1:
-        raise UsageError(
-            f"{_how_many(targets)} recorded for these rollouts: name the agent, as for `trainspan rollout`"
-        )
+    agents = {RecordedAgent(tuple(target))} if target else {agent for _, agent in recorded.values()}
+    if len(agents) != 1:
+        raise UsageError(f"{_how_many(agents)} recorded for these rollouts: name the agent, as for `trainspan rollout`")
     files = {}
     for kind in kinds:
         file = tasks or (recorded[kind][0] if kind in recorded else "-")
@@ -45,7 +43,7 @@ def recorded_or_given(
                 f"no task file is recorded for run {kind[0]}, round {kind[1]}, split {kind[2]}: name the file with --tasks"
             )
         files[kind] = Path(file)
-    return targets.pop(), files
+    return agents.pop(), files
 
 
 def only_judge(judges: Sequence[str | None], given: str | None) -> str | None:

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     "rollouts",
     *(
         "tasks",
+        "harness",
+        "workspace",
+        "keep_workspaces",
+        "stdin",
         "n",
         "concurrency",
         "engine",
@@ -33,6 +37,7 @@ if TYPE_CHECKING:
         "python",
         "timeout_s",
         "retries",
+        "allow_no_calls",
         "judge",
         "judge_concurrency",
         "judge_timeout_s",
@@ -42,8 +47,12 @@ if TYPE_CHECKING:
 def rollout(
     *,
     target: Annotated[
-        list[str], typer.Argument(metavar="TARGET", help="module:function, path/file.py:function, or -- COMMAND ARGS.")
-    ],
+        list[str] | None,
+        typer.Argument(
+            metavar="TARGET",
+            help="module:function, path/file.py:function, or -- COMMAND ARGS; with --harness its further arguments.",
+        ),
+    ] = None,
     given: Given,
     limit: Annotated[int | None, typer.Option(help="Number of tasks, from the first [default: all].")] = None,
     split: Annotated[
@@ -65,6 +74,8 @@ def rollout(
     Example: trainspan rollout --tasks tasks.jsonl --n 8 --judge judges:exact my_agent.py:solve
 
     Example: trainspan rollout --tasks tasks.jsonl -- python agent.py --question {input}
+
+    Example: trainspan rollout --tasks tasks.jsonl --harness codex --workspace template/ --judge judges:exact
     """
     if format not in ("table", "json"):
         raise UsageError(f"--format {format}: must be table or json")
@@ -75,7 +86,7 @@ def rollout(
 
     loaded = settings(config)
     wanted = _run_settings(
-        loaded, given, target, run, shard=shard, round=round, split=split, limit=limit, resume=resume
+        loaded, given, target or [], run, shard=shard, round=round, split=split, limit=limit, resume=resume
     )
     os.environ.setdefault("OPENAI_API_KEY", "trainspan")  # the judge's module may create a client
     try:

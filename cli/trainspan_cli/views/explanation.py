@@ -138,6 +138,9 @@ def _calls(account: "RolloutAccount") -> Table:
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("#", justify="right", no_wrap=True)
     table.add_column("agent", no_wrap=True)
+    has_kinds = any(call.kind != "main" for call in account.calls)
+    if has_kinds:
+        table.add_column("kind", no_wrap=True)
     for name in ("ver", "prompt", "new", "out"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("finish", no_wrap=True)
@@ -149,6 +152,7 @@ def _calls(account: "RolloutAccount") -> Table:
         table.add_row(
             str(call.index),
             _plain(_cut(call.agent or "–")),
+            *([_plain(call.kind)] if has_kinds else []),
             _plain(_version(call)),
             str(len(call.prompt_ids)),
             str(len(call.prompt_ids) - call.prefix_len),
@@ -167,6 +171,10 @@ def _version(call: "CallAccount") -> str:
     """The version, after the policy's name if it has one of its own."""
     version = "–" if call.policy_version is None else str(call.policy_version)
     return version if call.policy_name in (None, "policy") else f"{_cut(call.policy_name)} {version}"
+
+
+def _kind(call: "CallAccount") -> str:
+    return "" if call.kind == "main" else f"{call.kind} ({call.kind_rule}) · "
 
 
 def _cut(name: str, most: int = 18) -> str:
@@ -253,7 +261,7 @@ def _call_text(call: "CallAccount", account: "RolloutAccount", *, full: bool) ->
     from trainspan_processing.explain.arithmetic import number
 
     verdict = f"A = {number(call.advantage)}" if call.reason is None else f"not trained: {call.reason}"
-    text = _plain(f"call {call.index} · {call.agent or '–'} · {verdict}\n", "bold")
+    text = _plain(f"call {call.index} · {call.agent or '–'} · {_kind(call)}{verdict}\n", "bold")
     if call.broken:
         text.append_text(_plain(f"does not merge: {call.broken}\n", "yellow"))
     if call.prefix_len:

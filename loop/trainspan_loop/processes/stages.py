@@ -25,7 +25,7 @@ from trainspan_loop.processes.child_processes import Commands
 from trainspan_loop.processes.screen import Screen
 from trainspan_loop.processes.services import Services
 from trainspan_loop.state.run_folder import RunFolder
-from trainspan_rollouts.run_ledger import recorded_target, waiting_rounds
+from trainspan_rollouts.run_ledger import recorded_agent, waiting_rounds
 from trainspan_schemas.agents.functions import is_function_name
 from trainspan_schemas.artifacts.dataset import dataset_dir, manifest_path
 from trainspan_schemas.command_events import (
@@ -191,7 +191,7 @@ class Stages:
 
         arguments, agent = self._runner(run_id, tasks, round_, split, n)
         # A validation begins anew: the hard probe after it has a ledger of the same name.
-        is_begun = write is None and split == "train" and recorded_target(run_id, round_, "train") is not None
+        is_begun = write is None and split == "train" and recorded_agent(run_id, round_, "train") is not None
         resumed = ["--resume"] if is_begun else []
         # Exit code 1 with a result: no rollout is ok, which fails the round but not the loop. The round goes on without
         # rollouts that could be repeated.
@@ -226,7 +226,8 @@ class Stages:
         arguments = ["--tasks", tasks, "--n", str(n), "--split", split, "--round", str(round_)]
         arguments += ["--run", run_id, "--policy-url", services.agents_url]
         arguments += [*services.collector_option(), *(["--judge", settings.judge] if settings.judge else [])]
-        target = self._settings.loop.target or self._settings.loop.val_target
+        target = self._settings.loop.target
+        target = self._settings.loop.val_target if target is None else target
         assert target is not None, "checked when tasks were opened"
         return arguments, [target] if is_function_name(target) else ["--", *shlex.split(target)]
 

@@ -57,7 +57,7 @@ class LoopTasks:
     def open(cls, settings: Settings) -> "LoopTasks":
         """Opens the files and checks every task. Raises ConfigError, TaskFileError."""
         loop, named = settings.loop, settings.rollouts.tasks
-        if not loop.target and not loop.val_target:
+        if loop.target is None and loop.val_target is None:
             return cls(None, None, None, None)
         if not named:
             raise ConfigError(
@@ -65,7 +65,7 @@ class LoopTasks:
             )
         path = Path(named)
         count_tasks(path)
-        train = TaskPool(path, "train") if loop.target else None
+        train = TaskPool(path, "train") if loop.target is not None else None
         if train is not None and not train:
             raise ConfigError(f"{named} has no task of split train")
         probe = TaskPool(Path(loop.probe_tasks), "val") if loop.probe_tasks else None

@@ -12,7 +12,7 @@ from trainspan_rollouts.run_ledger import task_outcomes
 __all__ = ["TRIALS", "Evidence", "EvidenceFiles", "read_outcomes"]
 
 TRIALS: Final = "trials"
-_FAILED: Final = frozenset({"agent_error", "timeout"})
+_FAILED: Final = frozenset({"agent_error", "context_overflow", "timeout"})
 """Statuses that a worse policy can cause; rollouts with any other status but `ok` say nothing about it."""
 
 

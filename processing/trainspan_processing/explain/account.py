@@ -66,6 +66,10 @@ class CallAccount:
     """(C,) text added by each completion token; None without a tokenizer, or if not asked for."""
     measured: list[Measurement] = field(default_factory=list)
     """What branches measured, the newest run first; empty if nothing, or if not asked for."""
+    kind: str = "main"
+    """What it is for, such as `main` or `summary` (agents/call_kinds.py)."""
+    kind_rule: str = ""
+    """What showed its kind."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,6 +140,8 @@ def _calls(evidence: Evidence, start_ns: int, decoder: Decoder | None, *, pieces
             CallAccount(
                 index=call["call_index"],
                 agent=call["agent"],
+                kind=call["call_kind"],
+                kind_rule=call["call_kind_rule"],
                 turn=call["turn"],
                 span_id=call["span_id"],
                 policy_name=call["policy_name"],

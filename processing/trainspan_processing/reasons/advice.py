@@ -13,6 +13,7 @@ ADVICE: Final[dict[DropReason, str]] = {
     "group_unfinished": "the last rollouts of their tasks have not arrived: build again later, wait with --wait-s 60, or lower "
     "[advanced] dataset.group_wait_s",
     "agent_error": 'the agent crashed: see `trainspan sql "SELECT rollout_id, status FROM rollouts"` and its output',
+    "context_overflow": "prompts outgrew the context: raise [serving] max_model_len, or let the agent compact its history earlier",
     "timeout": "the agent ran out of time: raise [rollouts] timeout_s",
     "cancelled": "the rollouts were cancelled: run them again",
     "infra_error": "the policy server or another service failed: run the rollouts again",
@@ -65,6 +66,7 @@ ADVICE: Final[dict[DropReason, str]] = {
     "internal": "only internal requests were found: run the agent",
     "forced": "branches repeat these calls of other rollouts, which are trained there",
     "multimodal": "calls with images or audio cannot be trained",
+    "title": "calls that ask for a conversation's title are no work on the task; --admit title trains them too",
     "not_selected": "no selected agent made these calls, or their model is not the policy",
     "other_policy": "other policies answered these calls: check the names in [policies.NAME] agents against the agents that "
     "`trainspan explain` shows",

@@ -36,6 +36,7 @@ EXPECTED: Final = frozenset(
             "no_rollout",
             "not_selected",
             "other_policy",
+            "title",
             "validation",
             "late_after_consumed",
             "superseded_by_retry",

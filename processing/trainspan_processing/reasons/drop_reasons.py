@@ -3,7 +3,8 @@
 1. `internal` (not an agent's call), `forced` (a stored answer, repeated in a branch), `no_boundary` (its agent could not
    determine its rollout), `no_rollout` (its caller named no rollout, as in a request by hand), `not_selected` (not of the chosen
    agents), `other_policy` (not of the chosen policies), `untrusted` (sent with an agent's token instead of the policy server's),
-   `unsigned` (its caller named a rollout without the signature of the runner that began it)
+   `unsigned` (its caller named a rollout without the signature of the runner that began it), `title` (it asks for a
+   conversation's title)
 2. `not_selected`, `validation`, `superseded_by_retry`, `id_collision` (distinct spans of its trace have the same ids),
    `attempt_conflict` (two runs have its id and attempt), `unfinished`, the rollout's status if it is not ok and has no reward,
    `judge_error`, `reward_unclear` (which call a reward belongs to is unknown), `reward_out_of_range`, `untrusted_reward` (its
@@ -48,7 +49,8 @@ UNSIGNED: Final = "unsigned"
 UNTRUSTED: Final = "untrusted"
 UNTRUSTED_REWARD: Final = "untrusted_reward"
 
-_ADMISSIBLE: Final = (UNSIGNED, "unstated_sampling", UNTRUSTED, UNTRUSTED_REWARD)
+_TITLE: Final = "title"
+_ADMISSIBLE: Final = (UNSIGNED, _TITLE, "unstated_sampling", UNTRUSTED, UNTRUSTED_REWARD)
 _CUT_OFF: Final = ["abort", "cancelled", "error", "incomplete"]
 _EVERY_TOKEN: Final = 1 << 20
 """No model has more tokens: of calls that a client recorded, the vocabulary is unknown (the policy server records 0 instead)."""
@@ -124,6 +126,7 @@ def call_reason(admitted: frozenset[str] = frozenset(), *, mask_overlong: bool =
         ("other_policy", pl.col("other_policy")),
         (UNTRUSTED, pl.col("untrusted")),
         (UNSIGNED, pl.col("is_unsigned")),
+        (_TITLE, pl.col("call_kind") == "title"),
     ]
     how: list[_Rule] = [
         ("redacted", pl.col("redacted")),

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import numpy as np
 import polars as pl
@@ -14,6 +14,7 @@ from trainspan_processing.tables import ROLLOUT_KEY
 from trainspan_processing.traces.rollout_reader import stored_rollouts
 from trainspan_processing.traces.trace_index import TraceIndex
 from trainspan_processing.traces.trust import with_admitted_rewards
+from trainspan_schemas.agents.call_kinds import CallKind
 from trainspan_schemas.agents.functions import load_function
 from trainspan_schemas.artifacts.branches import BRANCH_TASK
 from trainspan_schemas.config.settings import DatasetSettings
@@ -22,6 +23,7 @@ from trainspan_schemas.errors import DatasetError, UsageError
 __all__ = ["admitted_evaluations", "load_filter", "select"]
 
 
+_KIND: Final = "kind:"
 _ADMITTED_CALLS: Final = {UNTRUSTED: "untrusted", UNSIGNED: "is_unsigned"}
 """Reason → the column of the calls that count for their rollout if it is admitted."""
 
@@ -40,7 +42,7 @@ def select(source: Source, traces: TraceIndex, settings: DatasetSettings) -> Tra
     rollouts = _with_split(traces.rollouts, settings.split)
     admitted = admitted_reasons(settings.admit)
     calls = traces.calls.with_columns(
-        _is_named("agent", settings.agents).alias("selected"),
+        _is_chosen(settings.agents).alias("selected"),
         ~_is_named("policy_name", settings.policies).alias("other_policy"),
         pl.any_horizontal(
             "is_heard", *(pl.col(name) for reason, name in _ADMITTED_CALLS.items() if reason in admitted)
@@ -58,6 +60,15 @@ def admitted_evaluations(traces: TraceIndex, settings: DatasetSettings) -> pl.Da
     admitted = admitted_reasons(settings.admit)
     evaluations = traces.admitting if UNTRUSTED in admitted else traces.evaluations
     return with_admitted_rewards(evaluations, traces.rollouts) if UNTRUSTED_REWARD in admitted else evaluations
+
+
+def _is_chosen(agents: str | None) -> pl.Expr:
+    """Raises UsageError for an unknown kind."""
+    names = [name.strip() for name in (agents or "").split(",")]
+    kinds = [name.removeprefix(_KIND) for name in names if name.startswith(_KIND)]
+    if unknown := next((kind for kind in kinds if kind not in get_args(CallKind)), None):
+        raise UsageError(f"agents = {agents!r}: unknown kind {unknown!r}; kinds are {', '.join(get_args(CallKind))}")
+    return _is_named("agent", agents) | pl.col("call_kind").is_in(kinds)
 
 
 def _is_named(column: str, names: str | None) -> pl.Expr:

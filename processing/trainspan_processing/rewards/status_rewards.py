@@ -12,7 +12,7 @@ from trainspan_schemas.telemetry.status import ROLLOUT_STATUSES
 
 __all__ = ["FUNCTION_STATUSES", "STATUS_RULE", "status_edges", "status_rewards", "with_status_edges"]
 
-FUNCTION_STATUSES: Final = ("ok", "agent_error", "timeout", "judge_error")
+FUNCTION_STATUSES: Final = ("ok", "agent_error", "context_overflow", "timeout", "judge_error")
 """Statuses of the rollouts that a reward function is called for. Cancelled rollouts and infrastructure failures are no evidence
 about the policy; `status_rewards` may still name them."""
 

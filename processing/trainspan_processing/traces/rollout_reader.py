@@ -69,6 +69,7 @@ def _stored_rollouts(
             StoredCall(
                 index=row["call_index"],
                 agent=row["agent"],
+                kind=row["call_kind"],
                 policy_version=row["policy_version"],
                 prompt_ids=row["prompt_ids"] or [],
                 completion_ids=row["completion_ids"] or [],

@@ -54,6 +54,8 @@ _TEXTS: Final = {
     "server": keys.CALL_SERVER,
     "base": keys.POLICY_BASE,
     "constraint": keys.SAMPLING_CONSTRAINT,
+    "call_kind": keys.CALL_KIND,
+    "call_kind_rule": keys.CALL_KIND_RULE,
 }
 
 

@@ -48,8 +48,8 @@ class TraceIndex:
     """Everything known without the tokens."""
 
     calls: pl.DataFrame
-    """CALLS, ordered, with `is_heard`, `is_unsigned`, `position`, `turn`, `next_index`, `agent` resolved, and `selected` and
-    `other_policy` (all and none, before reasons/selection.py)."""
+    """CALLS, ordered, with `is_heard`, `is_unsigned`, `position`, `turn`, `next_index`, `agent` and `call_kind` resolved, and
+    `selected` and `other_policy` (all and none, before reasons/selection.py)."""
     spans: pl.DataFrame
     """SPANS."""
     evaluations: pl.DataFrame
@@ -367,6 +367,27 @@ def _with_agents(
             pl.col("call_index").shift(-1).over(of_agent).alias("next_index"),
         )
         .pipe(_past_choices)
+        .pipe(_with_kinds)
+    )
+
+
+def _with_kinds(calls: pl.DataFrame) -> pl.DataFrame:
+    """Sets `call_kind` and `call_kind_rule` of every call.
+
+    It is as its request shows, else `main` for the agent that made the rollout's first call of its own, and `sub_agent` or, without
+    tools, `other` for other agents. In a rollout of nothing but titles they are its work.
+    """
+    rollout = [*ROLLOUT_KEY, "is_heard"]
+    shown = pl.col("call_kind").is_in(["sub_agent", "summary", "title"]).fill_null(value=False)
+    has_work = (pl.col("call_kind") != "title").fill_null(value=True).any().over(rollout)
+    is_shown = shown & (has_work | (pl.col("call_kind") != "title"))
+    first = pl.coalesce(pl.col("agent").filter(~shown).first().over(rollout), pl.col("agent").first().over(rollout))
+    is_main = pl.col("agent").eq_missing(first)
+    rest = pl.when(pl.col("call_kind") == "other").then(pl.lit("other")).otherwise(pl.lit("sub_agent"))
+    why = pl.when(is_main).then(pl.lit("first_agent")).otherwise(pl.lit("other_agent"))
+    return calls.with_columns(
+        pl.when(is_shown).then("call_kind").when(is_main).then(pl.lit("main")).otherwise(rest).alias("call_kind"),
+        pl.when(is_shown).then("call_kind_rule").otherwise(why).alias("call_kind_rule"),
     )
 
 

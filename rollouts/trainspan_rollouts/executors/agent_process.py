@@ -9,6 +9,7 @@ import errno
 import json
 import logging
 import os
+import re
 import shutil
 import signal
 import stat
@@ -33,33 +34,44 @@ MAX_REPORTS: Final = 10_000
 REST_S: Final = 1.0
 """How long the rest of the output may take once the process has ended."""
 
+_ESCAPE: Final = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+"""Control sequences of terminals (ECMA-48): colors, cursor, titles."""
+_LETTER: Final = re.compile(r"[^\W\d_]")
+_TRACEBACK: Final = "Traceback (most recent call last):"
+_LAST_LINES: Final = 3
+_MAX_LINE: Final = 300
+
 _log = logging.getLogger(__name__)
 
 
 class AgentProcess:
     """A running agent, the leader of a process group of its own."""
 
-    def __init__(self, transport: asyncio.SubprocessTransport, protocol: "_Protocol", task: bytes) -> None:
-        assert protocol.stdin is not None
+    def __init__(self, transport: asyncio.SubprocessTransport, protocol: "_Protocol", task: bytes | None) -> None:
         assert protocol.stdout is not None
         assert protocol.stderr is not None
         self._transport, self._ended, self._pid = transport, protocol.ended, transport.get_pid()
         self._stdout, self._stderr = bytearray(), bytearray()
-        self._streams = (
-            asyncio.create_task(_feed(protocol.stdin, task)),
+        self._streams = [
             asyncio.create_task(_keep_tail(protocol.stdout, self._stdout)),
             asyncio.create_task(_keep_tail(protocol.stderr, self._stderr)),
-        )
+        ]
+        if task is not None:
+            assert protocol.stdin is not None
+            self._streams.append(asyncio.create_task(_feed(protocol.stdin, task)))
 
     @classmethod
-    async def start(cls, command: Sequence[str], environ: Mapping[str, str], task: bytes) -> "AgentProcess":
-        """Starts the command with `task` on its standard input. Raises OSError."""
+    async def start(
+        cls, command: Sequence[str], environ: Mapping[str, str], task: bytes | None, workdir: Path | None = None
+    ) -> "AgentProcess":
+        """Starts the command with `task` on its standard input, None: nothing, in this folder or `workdir`. Raises OSError."""
         loop = asyncio.get_running_loop()
         transport, protocol = await loop.subprocess_exec(
             lambda: _Protocol(loop),
             *command,
             env=dict(environ),
-            stdin=PIPE,
+            cwd=workdir,
+            stdin=subprocess.DEVNULL if task is None else PIPE,
             stdout=PIPE,
             stderr=PIPE,
             start_new_session=True,
@@ -77,8 +89,10 @@ class AgentProcess:
         return self._stdout.decode(errors="replace")
 
     @property
-    def last_error_line(self) -> str:
-        return (self._stderr.decode(errors="replace").strip().splitlines() or [""])[-1]
+    def last_words(self) -> str:
+        """What its two outputs end with, for a message: harnesses write their errors to either."""
+        errors, output = (_last_lines(stream.decode(errors="replace")) for stream in (self._stderr, self._stdout))
+        return " | stdout: ".join(filter(None, (errors, output))) if errors else output
 
     async def wait(self) -> None:
         """Returns once the process itself has ended; others may hold its pipes."""
@@ -105,6 +119,13 @@ class AgentProcess:
     def _signal_group(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._pid, number)
+
+
+def _last_lines(text: str) -> str:
+    """The last lines that say something: no colors, numbers alone or indented lines, and nothing before an exception's message."""
+    _, _, text = _ESCAPE.sub("", text).rpartition(_TRACEBACK)
+    lines = [line.rstrip() for line in text.splitlines() if line[:1].strip() and _LETTER.search(line)]
+    return " / ".join(line[:_MAX_LINE] for line in lines[-_LAST_LINES:])
 
 
 class _Protocol(SubprocessStreamProtocol):

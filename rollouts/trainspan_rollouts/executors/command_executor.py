@@ -1,10 +1,12 @@
-"""Executes command agents: one process per rollout, under `opentelemetry-instrument`, in a prepared environment."""
+"""Executes command agents: one process per rollout, under `opentelemetry-instrument`, in a prepared environment.
+
+A coding harness is a command too; it is not instrumented, and has a home and a work folder of its own.
+"""
 
 import asyncio
 import errno
 import json
 import os
-import re
 import shutil
 import signal
 import sys
@@ -23,13 +25,15 @@ from trainspan_rollouts.executors.agent_process import (
     remove_folder,
     write_task,
 )
-from trainspan_rollouts.executors.executor import Ended, Execution
+from trainspan_rollouts.executors.executor import AgentSpec, Ended, Execution
 from trainspan_rollouts.executors.orphans import OrphanGuard
-from trainspan_rollouts.task_file import Task
+from trainspan_rollouts.harnesses.harness import Harness, Prepared
+from trainspan_rollouts.harnesses.placeholders import fill_in, names_in, task_values
+from trainspan_rollouts.harnesses.preflight import ServedModel, served_model
 from trainspan_schemas.agents.invocation import Invoker
 from trainspan_schemas.agents.worker import AgentReport
 from trainspan_schemas.errors import InvalidRecordError, ProcessError, pip_install
-from trainspan_schemas.store.collectors import ENV_COLLECTORS, Collectors
+from trainspan_schemas.store.collectors import ENV_COLLECTORS
 from trainspan_schemas.store.senders import without_credentials
 from trainspan_schemas.telemetry.identity import (
     ENV_BAGGAGE,
@@ -54,8 +58,9 @@ FOLDER_S: Final = 10.0
 _KILLED: Final = (-signal.SIGKILL, 128 + signal.SIGKILL)
 """Codes of a process that was killed, and of a shell whose command was."""
 _INSTRUMENT: Final = "opentelemetry-instrument"
+_OF_MODEL: Final = ("model", "max_model_len", "max_output_tokens")
+"""The placeholders that only the policy server can tell."""
 _PRIVATE: Final = frozenset({"TRAINSPAN_HOME", "TRAINSPAN_SERVER_PLAN", "TRAINSPAN_SERVER_LINK"})
-_PLACEHOLDER: Final = re.compile(r"\{(\w+)\}")
 
 
 def instrumented(command: Sequence[str], environ: Mapping[str, str]) -> list[str]:
@@ -76,13 +81,18 @@ def instrumented(command: Sequence[str], environ: Mapping[str, str]) -> list[str
 
 
 def agent_environment(
-    environ: Mapping[str, str], policy_url: str, collector: str, otlp_headers: str = ""
+    environ: Mapping[str, str],
+    policy_url: str,
+    collector: str,
+    otlp_headers: str = "",
+    *,
+    is_instrumented: bool = True,
 ) -> dict[str, str]:
     """Returns the environment shared by all agent processes, without the variables of a single rollout.
 
     The runner's own settings and credentials are removed: they name tasks, judge and tokens. `otlp_headers` are the
-    agent's, as in OTEL_EXPORTER_OTLP_HEADERS. If `opentelemetry-instrument` is not on PATH, the folder of this Python
-    is put first there: `python` is then the one with trainspan, as if its environment were activated.
+    agent's, as in OTEL_EXPORTER_OTLP_HEADERS. If an agent `is_instrumented` and `opentelemetry-instrument` is not on PATH, the
+    folder of this Python is put first there: `python` is then the one with trainspan, as if its environment were activated.
     """
     inherited = {
         ENV_TRACEPARENT,
@@ -96,13 +106,20 @@ def agent_environment(
     }
     kept = without_credentials(environ).items()
     chosen = {name: value for name, value in kept if name not in inherited and not _is_runners(name)}
-    if shutil.which(_INSTRUMENT, path=chosen.get("PATH")) is None:
+    if is_instrumented and shutil.which(_INSTRUMENT, path=chosen.get("PATH")) is None:
         chosen["PATH"] = os.pathsep.join(filter(None, (str(Path(sys.executable).parent), chosen.get("PATH"))))
-    chosen["OPENAI_BASE_URL"] = chosen["TRAINSPAN_POLICY_URL"] = policy_url
+    chosen["TRAINSPAN_POLICY_URL"] = policy_url
+    chosen |= _base_urls(policy_url.rstrip("/").removesuffix("/v1"))
     chosen["OTEL_EXPORTER_OTLP_ENDPOINT"] = collector
     chosen.setdefault("OPENAI_API_KEY", "trainspan")
+    chosen.setdefault("ANTHROPIC_AUTH_TOKEN", chosen["OPENAI_API_KEY"])
     chosen["OTEL_EXPORTER_OTLP_HEADERS"] = otlp_headers
     return chosen
+
+
+def _base_urls(root: str) -> dict[str, str]:
+    """The variables by which clients find the policy. Anthropic's add /v1 themselves."""
+    return {"OPENAI_BASE_URL": f"{root}/v1", "OPENAI_API_BASE": f"{root}/v1", "ANTHROPIC_BASE_URL": root}
 
 
 def _is_runners(name: str) -> bool:
@@ -111,43 +128,50 @@ def _is_runners(name: str) -> bool:
 
 
 class CommandExecutor:
-    """Starts `command` for each rollout. Arguments may contain `{id}`, `{input}`, `{task_file}` and fields of the input.
+    """Starts the command of `spec`, or a harness, for each rollout; arguments may have placeholders (connection.py).
 
-    The task is passed as JSON on stdin, in a file, and in an environment variable if it fits.
+    The task is passed as JSON on stdin if `spec` says so, in a file, and in an environment variable if it fits.
     """
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        policy_url: str,
-        collectors: Collectors,
-        timeout_s: float,
-        environ: Mapping[str, str],
-    ) -> None:
-        self._arguments = list(command)
-        self._policy_url = policy_url
-        self._collectors = collectors
-        self._timeout_s = timeout_s
+    def __init__(self, spec: AgentSpec, environ: Mapping[str, str], harness: Harness | None = None) -> None:
+        self._spec = spec
+        self._harness = harness
         self._guard = OrphanGuard()
         self._environ = {**environ, **self._guard.mark}
         self._memory = MemoryKills()
         self._reader = Invoker(_called, "trainspan-agent-folders")
         """In threads that keep no process alive: a file system of the agent's own may never answer."""
         self._removals: set[asyncio.Future[Any]] = set()
+        self._unreleased: dict[tuple[str, int], Path] = {}
+        """Rollout id and attempt → a harness's folder, which its judge may need."""
         self._command: list[str] = []
+        self._model: ServedModel | None = None
 
     async def start(self) -> None:
-        """Finds the command. Raises ProcessError."""
-        self._command = instrumented(self._arguments, self._environ)
+        """Finds the command and asks for the served model. Raises ProcessError or UsageError."""
+        url = self._spec.policy_url
+        self._model = await asyncio.to_thread(served_model, url, self._environ.get("OPENAI_API_KEY", ""))
+        if self._harness is not None:
+            await asyncio.to_thread(self._harness.start, self._environ, self._model, url)
+        else:
+            self._command = instrumented(self._spec.target, self._environ)
+            named = [name for word in self._command for name in names_in(word) if name in _OF_MODEL]
+            if named and named[0] not in self._of_model():
+                raise ProcessError(f"{{{named[0]}}}: the policy server at {url} does not tell; start `trainspan serve`")
+        if self._model is not None:
+            self._environ.setdefault("OPENAI_MODEL", self._model.name)
         await asyncio.to_thread(self._guard.start)
 
     async def execute(self, execution: Execution) -> Ended:
         """Runs one process; then kills whatever it left running in its process group."""
         start_s = time.monotonic()
         try:
-            folder = make_folder()
+            folder = self._make_folder(execution)
         except OSError as error:
             return _not_started("make a folder for the agent", error, start_s)
+        if self._harness is not None:
+            self._unreleased[_key(execution)] = folder
+            return await self._run(execution, folder, start_s)
         try:
             ended = await self._run(execution, folder, start_s)
         except BaseException:
@@ -155,6 +179,19 @@ class CommandExecutor:
             raise
         await self._removed(folder)
         return ended
+
+    async def release(self, execution: Execution) -> None:
+        """Removes home and work folder of a harness, unless they are to stay."""
+        folder = self._unreleased.pop(_key(execution), None)
+        if folder is not None and self._spec.keep_workspaces is None:
+            await self._removed(folder)
+
+    def _make_folder(self, execution: Execution) -> Path:
+        if self._harness is None or self._spec.keep_workspaces is None:
+            return make_folder()
+        folder = Path(self._spec.keep_workspaces) / "-".join(map(str, _key(execution)))
+        folder.mkdir(parents=True)
+        return folder
 
     async def _run(self, execution: Execution, folder: Path, start_s: float) -> Ended:
         kills = self._memory.count()
@@ -164,14 +201,20 @@ class CommandExecutor:
         except OSError as error:
             return _not_started("write the agent's task", error, start_s)
         try:
-            command = [fill_in(word, execution.task, task_file) for word in self._command]
-            environment = self._environment(execution, task, task_file, folder)
-            process = await AgentProcess.start(command, environment, task + b"\n")
+            prepared = await asyncio.to_thread(self._prepared, execution, task, task_file, folder)
+        except ProcessError as error:
+            return Ended("infra_error", time.monotonic() - start_s, error=str(error))
         except OSError as error:
-            return _not_started(f"start {self._command[1]}", error, start_s)
+            return _not_started("make the agent's workspace", error, start_s)
+        try:
+            stdin = task + b"\n" if self._spec.stdin == "task" else None
+            workdir = prepared.workdir if self._harness else None
+            process = await AgentProcess.start(prepared.command, prepared.environment, stdin, workdir)
+        except OSError as error:
+            return _not_started(f"start {prepared.command[0 if self._harness else 1]}", error, start_s)
         timed_out = False
         try:
-            await asyncio.wait_for(process.wait(), execution.time_left(self._timeout_s))
+            await asyncio.wait_for(process.wait(), execution.time_left(self._spec.timeout_s))
         except TimeoutError:
             timed_out = True
             await process.end()
@@ -182,7 +225,8 @@ class CommandExecutor:
             await process.close()
         duration_s = time.monotonic() - start_s
         is_short_of_memory = not timed_out and process.code in _KILLED and self._memory.explain(kills)
-        return await self._with_report(_ended(process, timed_out, is_short_of_memory, duration_s), folder)
+        ended = _ended(process, timed_out, is_short_of_memory, duration_s)
+        return await self._with_report(replace(ended, workdir=workdir), folder)
 
     async def _with_report(self, ended: Ended, folder: Path) -> Ended:
         """With the report that the agent left; one that breaks the rules is the agent's error."""
@@ -211,24 +255,61 @@ class CommandExecutor:
     async def close(self) -> None:
         """Ends what agents left running elsewhere, and removes the rest of the folders; every `execute` has ended."""
         await asyncio.to_thread(self._guard.close)
+        if self._spec.keep_workspaces is None:
+            for folder in self._unreleased.values():
+                self._remove(folder)
         if self._removals:
             await asyncio.wait(self._removals, timeout=FOLDER_S)
         self._reader.close()
+        if self._harness is not None:
+            await asyncio.to_thread(self._harness.close)
+
+    def _prepared(self, execution: Execution, task: bytes, task_file: Path, folder: Path) -> Prepared:
+        environment = self._environment(execution, task, task_file, folder)
+        values = {**task_values(execution.task, task_file), **self._places(execution, environment)}
+        if self._harness is not None:
+            return self._harness.prepare(folder, values, environment)
+        return Prepared([fill_in(word, values) for word in self._command], environment, folder)
 
     def _environment(self, execution: Execution, task: bytes, task_file: Path, reports: Path) -> dict[str, str]:
-        base = self._policy_url.rstrip("/").removesuffix("/v1")
+        base = self._spec.policy_url.rstrip("/").removesuffix("/v1")
         environment = {
             **self._environ,
             ENV_TRACEPARENT: str(execution.parent),
             ENV_BAGGAGE: execution.identity.to_baggage(),
             ENV_TASK_FILE: str(task_file),
             ENV_REPORT: str(reports),
-            "OPENAI_BASE_URL": f"{base}{ROLLOUT_PATH_PREFIX}{execution.url_token}/v1",
-            "OTEL_EXPORTER_OTLP_ENDPOINT": self._collectors.url_for(execution.identity.rollout_id),
+            **_base_urls(f"{base}{ROLLOUT_PATH_PREFIX}{execution.url_token}"),
+            "OTEL_EXPORTER_OTLP_ENDPOINT": self._spec.collectors.url_for(execution.identity.rollout_id),
         }
         if len(f"{ENV_TASK}=") + len(task) + 1 <= MAX_STRING_BYTES:
             environment[ENV_TASK] = task.decode()
         return environment
+
+    def _places(self, execution: Execution, environment: Mapping[str, str]) -> dict[str, object]:
+        """The placeholders that a rollout has besides its task and its folders."""
+        collector = environment["OTEL_EXPORTER_OTLP_ENDPOINT"]
+        return {
+            "base_url": environment["OPENAI_BASE_URL"],
+            "anthropic_base_url": environment["ANTHROPIC_BASE_URL"],
+            "api_key": environment.get("OPENAI_API_KEY", "trainspan"),
+            "otlp_grpc": collector,
+            "otlp_http": self._spec.otlp_http.get(collector, collector),
+            "otlp_headers": environment.get("OTEL_EXPORTER_OTLP_HEADERS", ""),
+            **self._of_model(),
+        }
+
+    def _of_model(self) -> dict[str, object]:
+        model = self._model
+        if model is None:
+            return {}
+        length = model.max_model_len
+        sizes = {} if length is None else {"max_model_len": length, "max_output_tokens": length // 4}
+        return {"model": model.name, **sizes}
+
+
+def _key(execution: Execution) -> tuple[str, int]:
+    return execution.identity.rollout_id, execution.identity.attempt
 
 
 def _not_started(what: str, error: OSError, start_s: float) -> Ended:
@@ -242,27 +323,14 @@ def _called(function: Callable[[Path], AgentReport | None], folder: Path) -> Age
     return function(folder)
 
 
-def fill_in(word: str, task: Task, task_file: Path) -> str:
-    """Replaces `{id}`, `{input}`, `{task_file}` and fields of an object input in an argument; keeps other braces."""
-    own = task.input if isinstance(task.input, dict) else {}
-    fields = {"task_file": str(task_file), **own, "id": task.id, "input": task.input}
-
-    def replace(match: re.Match[str]) -> str:
-        if match[1] not in fields:
-            return match[0]
-        value = fields[match[1]]
-        return value if isinstance(value, str) else json.dumps(value)
-
-    return _PLACEHOLDER.sub(replace, word)
-
-
 def _ended(process: AgentProcess, timed_out: bool, is_short_of_memory: bool, duration_s: float) -> Ended:
     code, stdout = process.code, process.stdout_tail
     if timed_out:
-        return Ended("timeout", duration_s, None, stdout, code, "timed out")
+        words = process.last_words
+        return Ended("timeout", duration_s, None, stdout, code, f"timed out: {words}" if words else "timed out")
     if code == 0:
         return Ended("ok", duration_s, None, stdout, code)
-    error = f"exit code {code}: {process.last_error_line}"
+    error = f"exit code {code}: {process.last_words}"
     if is_short_of_memory:  # it may have taken all of it itself
         error = f"killed for lack of memory: {error}"
     asks_again = is_short_of_memory or code == TEMPORARY_FAILURE

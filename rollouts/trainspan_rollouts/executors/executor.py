@@ -1,10 +1,14 @@
 """The interface of all executors: an `Execution` in, an `Ended` out."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
+from trainspan_rollouts.harnesses.connection import Connection
 from trainspan_rollouts.task_file import Task
 from trainspan_schemas.agents.worker import AgentReport
+from trainspan_schemas.config.agents import Stdin
 from trainspan_schemas.store.collectors import Collectors
 from trainspan_schemas.telemetry.identity import Identity, TraceParent
 from trainspan_schemas.telemetry.status import RolloutStatus
@@ -17,7 +21,7 @@ class AgentSpec:
     """What an executor runs, the same on each machine."""
 
     target: tuple[str, ...]
-    """One `module:function`, or a command and its arguments."""
+    """One `module:function`, or a command and its arguments, or further arguments of the harness."""
     policy_url: str
     collectors: Collectors
     timeout_s: float
@@ -25,6 +29,14 @@ class AgentSpec:
     """Processes for a function."""
     python: str | None
     """Python of these processes; None: the executor's own."""
+    harness: Connection | None = None
+    workspace: str | None = None
+    """Template of a harness's work folder."""
+    keep_workspaces: str | None = None
+    """Folder in which homes and work folders stay."""
+    stdin: Stdin = "task"
+    otlp_http: Mapping[str, str] = field(default_factory=dict)
+    """OTLP/gRPC URL of each collector → its OTLP/HTTP URL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +77,8 @@ class Ended:
     """Only the agent says that the failure was not its own: it is tried again, and counts as the agent's in the end."""
     blameless: bool = False
     """Another rollout's hang ended this one: the next attempt does not count as a retry."""
+    workdir: Path | None = None
+    """A harness's work folder on this machine, until it is released."""
 
 
 class Executor(Protocol):
@@ -76,6 +90,9 @@ class Executor(Protocol):
     async def execute(self, execution: Execution) -> Ended:
         """Executes the agent once, within the timeout; a canceled call ends the agent."""
         ...
+
+    async def release(self, execution: Execution) -> None:
+        """Removes what an execution that has ended left for the judge."""
 
     async def close(self) -> None:
         """Ends all processes, giving them a moment to send their spans."""

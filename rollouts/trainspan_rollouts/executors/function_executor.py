@@ -97,6 +97,9 @@ class WorkerPool:
         finally:
             self._waiting[slot] -= 1
 
+    async def release(self, execution: Execution) -> None:
+        """Nothing: a function has no folder."""
+
     async def close(self) -> None:
         """Lets the workers flush and exit; kills those that do not."""
         live = [worker for worker in self._workers if worker is not None]

@@ -1,5 +1,5 @@
-"""Asks the policy servers about an attempt at a rollout: the calls that they began, and whether they failed it. An agent only claims
-either."""
+"""Asks the policy servers about an attempt at a rollout: the calls that they began, what they refused, and whether they failed it. An
+agent only claims any of it."""
 
 import asyncio
 import time
@@ -19,7 +19,7 @@ ASKED_AGAIN_S: Final = 60.0
 SILENCE_S: Final = 10.0
 """How long a server that did not answer is not asked again: each question would hold up the end of an attempt."""
 _MOST_QUESTIONS: Final = 32
-_MAX_BYTES: Final = 4096
+_MAX_BYTES: Final = 16 * 1024
 _NO_TRACE: Final = "0" * 32
 
 
@@ -37,10 +37,38 @@ class Testimony:
     answers: dict[str, RequestFailures | _Silence | None]
 
     @property
+    def _told(self) -> list[RequestFailures]:
+        return [answer for answer in self.answers.values() if isinstance(answer, RequestFailures)]
+
+    @property
     def calls(self) -> int | None:
         """The calls that they began; None if one of them cannot be asked."""
-        told = [answer for answer in self.answers.values() if isinstance(answer, RequestFailures)]
+        told = self._told
         return sum(answer.calls for answer in told) if len(told) == len(self.answers) else None
+
+    @property
+    def has_overflown(self) -> bool:
+        """Whether one refused a prompt that does not fit into the context."""
+        return any(answer.overflows for answer in self._told)
+
+    @property
+    def refusal(self) -> str | None:
+        """Why one refused the last request that it refused."""
+        return next((answer.refusal for answer in self._told if answer.refusal), None)
+
+    def lack_of_calls(self) -> str | None:
+        """Says that they began no call of the attempt, and what they got instead; None if they began one or cannot tell."""
+        if self.calls != 0:
+            return None
+        told = self._told
+        if unsigned := sum(answer.unsigned for answer in told):
+            return (
+                f"its {unsigned} model calls came without the runner's signature, and cannot be trained: pass on the whole base "
+                "URL, and give the policy server the runner's key ([serving] signing_key_file)"
+            )
+        unnamed = sum(answer.unnamed for answer in told)
+        others = f" ({unnamed} calls, of whomever, named no rollout)" if unnamed else ""
+        return f"no model call of it reached the policy server{others}: the agent must use the base URL that it gets"
 
     def failure(self, duration_s: float) -> str | None:
         """How they failed an attempt that began `duration_s` ago; None if they did not.

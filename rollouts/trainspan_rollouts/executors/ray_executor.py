@@ -99,6 +99,9 @@ class RayExecutor:
             async with self._room:
                 self._room.notify()
 
+    async def release(self, execution: Execution) -> None:
+        """Nothing: the worker, on another machine perhaps, has removed what it does not keep."""
+
     async def close(self) -> None:
         """Ends all workers."""
         keepers = [*self._keepers, *([self._growth] if self._growth else [])]

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from dataclasses import replace
 from urllib.parse import urlsplit
 
 from trainspan_rollouts.executors.executor import AgentSpec, Ended, Execution, Executor
@@ -41,7 +42,11 @@ class RayWorker:
 
     async def execute(self, execution: Execution) -> Ended:
         assert self._executor is not None
-        return await self._executor.execute(execution)
+        try:
+            ended = await self._executor.execute(execution)
+        finally:
+            await self._executor.release(execution)
+        return ended if self._spec.keep_workspaces else replace(ended, workdir=None)
 
     async def stay(self) -> None:
         """Returns never: a caller learns that the process has ended."""

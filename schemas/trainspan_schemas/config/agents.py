@@ -1,11 +1,14 @@
 """Settings of what agents run on: the policy server, the runner, and a cluster."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from trainspan_schemas.config.marks import Advanced
 
-__all__ = ["RaySettings", "RolloutsSettings", "ServingSettings"]
+__all__ = ["RaySettings", "RolloutsSettings", "ServingSettings", "Stdin"]
+
+Stdin: TypeAlias = Literal["none", "task"]
+"""What a command agent's standard input is: nothing, or its task as JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +103,18 @@ class RolloutsSettings:
     """Task file: JSON Lines, CSV or Parquet; default: none.
 
     `trainspan rollout --tasks -` reads JSON lines from standard input, and begins the rollouts of a task as it arrives."""
+    harness: str | None = None
+    """Coding harness that is the agent: a built-in connection, such as `codex`, or the path of one's own (`NAME.toml`); default: none.
+
+    The target is then further arguments of the harness ([harnesses.md](harnesses.md))."""
+    workspace: str | None = None
+    """Template of a harness's work folder: a folder, or a git repository as `URL#REVISION`; default: an empty folder.
+
+    It may have `{id}` and the fields of the task's input, so that each task has a template of its own."""
+    keep_workspaces: str | None = None
+    """Folder in which home and work folder of each attempt are kept, as `ROLLOUT-ATTEMPT`; default: they are removed after the verdict."""
+    stdin: Stdin | None = None
+    """What a command finds on its standard input: its task as JSON, or nothing; default: `task`, for a harness as its connection says."""
     n: int = 8
     """Rollouts per task."""
     concurrency: int = 16
@@ -119,6 +134,10 @@ class RolloutsSettings:
     """Seconds after which a rollout is stopped with status `timeout`."""
     retries: int = 1
     """Further attempts after an infrastructure failure."""
+    allow_no_calls: bool = False
+    """Let a rollout be `ok` of which the policy server got no signed call; without it that is an `infra_error`.
+
+    An agent that talks to another model, or passes on only a part of its base URL, would otherwise seem to work."""
     deliver_timeout_s: Advanced[float] = 60.0
     """Seconds that a finished run waits for an unavailable collector before it fails.
 

@@ -79,7 +79,9 @@ class DatasetSettings:
     agent_credit: str | None = None
     """Estimators for `per_agent`, such as `planner=rloo,coder=return_to_go+grpo,*=rae`; default: `baseline` for all."""
     agents: str | None = None
-    """Comma-separated agents whose calls are trained; default: all."""
+    """Comma-separated agents whose calls are trained, or kinds of calls as `kind:main`; default: all.
+
+    Kinds are `main`, `sub_agent`, `summary`, `title` and `other` ([agents.md](agents.md#kinds-of-calls))."""
     policies: str | None = None
     """Comma-separated policies whose calls are trained; default: all."""
     choices: Advanced[Literal["used", "all"]] = "used"
@@ -92,14 +94,15 @@ class DatasetSettings:
     A share selects tasks by a hash of the task id."""
     admit: str | None = None
     """Comma-separated reasons that do not exclude a call: `unstated_sampling`, `unsigned`, `untrusted_reward`,
-    `untrusted`; default: none.
+    `untrusted`, `title`; default: none.
 
     `unstated_sampling`: a client recorded the call without temperature, top_p and constraints. Admit it if the server's
     defaults are 1, 1 and none.
     `unsigned`: the caller named a rollout without its runner's signature. Admit it if the policy server cannot have the
     runner's key.
     `untrusted_reward`: a process without the tokens rewarded a rollout that no runner began.
-    `untrusted`: the agent's side recorded the call."""
+    `untrusted`: the agent's side recorded the call.
+    `title`: the call asks for a conversation's title."""
     max_staleness: int | None = None
     """Drop calls whose version number is more than this below the newest; default: no limit.
 

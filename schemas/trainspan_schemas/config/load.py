@@ -88,6 +88,8 @@ def load_settings(config: Path | None, environ: Mapping[str, str]) -> Settings:
     }
     built = {section: _build(section, cls, values.get(section, {})) for section, cls in sections().items()}
     built |= _following(values, built)
+    if built["rollouts"].harness and built["loop"].target is None:
+        built["loop"] = override(built["loop"], target="")
     for sender in ("serving", "rollouts"):
         if "collector" not in values.get(sender, {}):
             built[sender] = override(built[sender], collector=",".join(built["collector"].endpoints))

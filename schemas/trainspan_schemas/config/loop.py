@@ -15,8 +15,10 @@ class LoopSettings:
     rounds: int = 20
     """Maximum number of rounds."""
     target: str | None = None
-    """The agent: `module:function`, `file.py:function`, or a command line; default: none, the loop learns from agents that
-    others run."""
+    """The agent: `module:function`, `file.py:function`, or a command line; default: the harness of `[rollouts]`, else none: the loop
+    learns from agents that others run.
+
+    With a harness it is further arguments of that."""
     val_target: str | None = None
     """The agent of validations if there is no `target`; default: none, no validations."""
     live_rewards: int = 64

@@ -25,6 +25,7 @@ CALL_FACTS: Final = (
     *(keys.LOGPROBS_MODE, keys.SAMPLING_CONSTRAINED, keys.CALL_INTERNAL, keys.CALL_MULTIMODAL, keys.NO_BOUNDARY),
     *(keys.CALL_FORCED, keys.CALL_SAME_CLOCK),
     *(keys.CALL_SERVER, keys.CALL_SIGNED, keys.POLICY_BASE, keys.SAMPLING_CONSTRAINT, keys.CONSTRAINT_START),
+    *(keys.CALL_KIND, keys.CALL_KIND_RULE),
 )
 """Attributes of a call in the column `call_facts` of the reads `spans` and `calls`, in this order."""
 

@@ -64,6 +64,8 @@ CALL_INTERNAL: Final = "trainspan.call.internal"  # bool: canary and other reque
 CALL_RECORDED_BY: Final = "trainspan.call.recorded_by"  # "client": by the agent's side, from another server
 CALL_LACKS: Final = "trainspan.call.lacks"  # str[] of "token_ids", "logprobs": missing in that server's answer
 CALL_MULTIMODAL: Final = "trainspan.call.multimodal"  # bool
+CALL_KIND: Final = "trainspan.call.kind"  # "sub_agent" | "summary" | "title" | "other": what the request itself shows
+CALL_KIND_RULE: Final = "trainspan.call.kind_rule"  # str: how it shows that
 CALL_ENDPOINT: Final = "trainspan.call.endpoint"  # request path, e.g. "/v1/chat/completions"
 CHOICE_INDEX: Final = "trainspan.choice.index"  # int
 LAST_CALL: Final = (
@@ -96,6 +98,9 @@ GEN_AI_PRESENCE_PENALTY: Final = "gen_ai.request.presence_penalty"
 GEN_AI_REPETITION_PENALTY: Final = "gen_ai.request.repetition_penalty"
 GEN_AI_SEED: Final = "gen_ai.request.seed"
 GEN_AI_MAX_TOKENS: Final = "gen_ai.request.max_tokens"
+ASKED_MAX_TOKENS: Final = (
+    "trainspan.request.max_tokens"  # int: what the client asked for, if the context left room for less
+)
 GEN_AI_INPUT_MESSAGES: Final = "gen_ai.input.messages"
 GEN_AI_OUTPUT_MESSAGES: Final = "gen_ai.output.messages"
 GEN_AI_SYSTEM_INSTRUCTIONS: Final = "gen_ai.system_instructions"  # parts of a separate system message

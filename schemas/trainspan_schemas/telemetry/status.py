@@ -4,13 +4,16 @@ from typing import Final, Literal, get_args
 
 __all__ = ["DROP_REASONS", "ROLLOUT_STATUSES", "DropReason", "RolloutStatus", "without_detail"]
 
-RolloutStatus = Literal["ok", "agent_error", "timeout", "cancelled", "infra_error", "judge_error", "diverged"]
+RolloutStatus = Literal[
+    "ok", "agent_error", "context_overflow", "timeout", "cancelled", "infra_error", "judge_error", "diverged"
+]
 ROLLOUT_STATUSES: Final[tuple[str, ...]] = get_args(RolloutStatus)
 
 DropReason = Literal[
     "unfinished",
     "group_unfinished",
     "agent_error",
+    "context_overflow",
     "timeout",
     "cancelled",
     "infra_error",
@@ -47,6 +50,7 @@ DropReason = Literal[
     "internal",
     "forced",
     "multimodal",
+    "title",
     "not_selected",
     "other_policy",
     "validation",

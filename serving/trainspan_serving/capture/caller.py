@@ -16,7 +16,7 @@ from typing import Any
 from trainspan_schemas.errors import InvalidRecordError
 from trainspan_schemas.telemetry import keys
 from trainspan_schemas.telemetry.clock import clock_id
-from trainspan_schemas.telemetry.failures import attempt_key
+from trainspan_schemas.telemetry.failures import attempt_key, unsigned_key
 from trainspan_schemas.telemetry.identity import Identity, TraceParent, parse_baggage
 
 __all__ = ["Caller", "identify"]
@@ -53,7 +53,7 @@ class Caller:
         """The key that calls are counted under: the attempt of a rollout, otherwise the trace. Callers without a signature are counted
         apart, or they could use up the numbers of a runner's rollout."""
         key = attempt_key(*self.attempt) if self.attempt else self.trace_id
-        return key if self.is_signed or key is None else f"unsigned {key}"
+        return key if self.is_signed or key is None else unsigned_key(key)
 
     @property
     def attempt(self) -> tuple[str, int] | None:

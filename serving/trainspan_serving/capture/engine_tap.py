@@ -8,12 +8,15 @@ which the endpoints leave out of the response if the client did not ask for them
 import contextlib
 import contextvars
 import logging
+import math
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
+from trainspan_schemas.agents.call_kinds import RequestKind
 from trainspan_schemas.errors import one_line
 from trainspan_schemas.telemetry import keys
 from trainspan_serving.capture.call_counter import CallCounter
@@ -27,11 +30,20 @@ from trainspan_serving.forcing.branch import Branch
 from trainspan_serving.forcing.divergence import DivergedError
 from trainspan_serving.forcing.replay import Replayer
 
-__all__ = ["EngineTap", "Exchange"]
+__all__ = ["Asked", "EngineTap", "Exchange"]
 
 _log = logging.getLogger(__name__)
 
 _CURRENT: contextvars.ContextVar["Exchange | None"] = contextvars.ContextVar("trainspan_exchange", default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the body of a request says."""
+
+    max_tokens: int | None = None
+    """Output tokens; they may be more than the context holds."""
+    kind: RequestKind | None = None
 
 
 class Exchange:
@@ -49,10 +61,12 @@ class Exchange:
         *,
         internal: bool = False,
         branch: Branch | None = None,
+        asked: Asked = Asked(),
     ) -> None:
         self.caller, self.endpoint, self.policy, self.internal = caller, endpoint, policy, internal
         self.branch = branch
         """The stored calls that answer it first, if the caller's rollout is a branch of another one."""
+        self.asked = asked
         self.start_ns = time.time_ns()
         self.trace_id = caller.parent.trace_id if caller.parent else secrets.token_hex(16)
         self.span_id = secrets.token_hex(8)
@@ -121,6 +135,8 @@ class EngineTap:
         self._sink = sink
         self._temperatures = temperatures
         self._logprobs_mode = "processed" if "processed" in str(engine.model_config.logprobs_mode) else "raw"
+        self.max_model_len: int = engine.model_config.max_model_len
+        """Context length in tokens."""
         self._counter = counter
         self._live: set[Exchange] = set()
         """The exchanges that are not settled."""
@@ -128,6 +144,8 @@ class EngineTap:
         """Client requests that `end_all` stopped."""
         self.internal_calls = 0
         """Those of the server's own requests that are calls, which are captured and exported: canaries."""
+        self.unnamed_calls = 0
+        """Client requests that named no rollout."""
         self.forced_requests = 0
         """Generations that were answered with stored tokens."""
         self._replayer = Replayer(engine)
@@ -280,6 +298,7 @@ class EngineTap:
         if exchange.call_index is None:
             key = exchange.caller.counter_key
             exchange.call_index = 0 if key is None else self._counter.next(key)
+            self.unnamed_calls += key is None and not exchange.internal
         exchange.generations.append(generation)
         self.internal_calls += exchange.internal
 
@@ -309,6 +328,8 @@ class EngineTap:
             attributes[keys.CALL_DELIVERED] = exchange.delivered and choice.finished and not exchange.is_cut
             if exchange.is_cut and not choice.finished and exchange.ended_status == 503:
                 attributes[keys.GEN_AI_FINISH_REASONS] = [keys.ENDED_BY_SERVER]
+            if (exchange.asked.max_tokens or 0) > attributes.get(keys.GEN_AI_MAX_TOKENS, math.inf):
+                attributes[keys.ASKED_MAX_TOKENS] = exchange.asked.max_tokens
             if generation.adapter is None:
                 attributes[keys.POLICY_NAME] = exchange.policy.name
             if exchange.policy.base:
@@ -342,6 +363,8 @@ class EngineTap:
         }
         if caller.agent:
             attributes[keys.GEN_AI_AGENT_NAME] = caller.agent
+        if exchange.asked.kind:
+            attributes[keys.CALL_KIND], attributes[keys.CALL_KIND_RULE] = exchange.asked.kind
         if exchange.tools:
             attributes[keys.GEN_AI_TOOL_DEFINITIONS] = exchange.tools
         if caller.client:

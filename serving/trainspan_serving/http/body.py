@@ -63,18 +63,21 @@ async def read_body(scope: Scope, receive: Receive, *, max_bytes: int, timeout_s
         raise BodyError(408, f"the body did not arrive within {timeout_s:g} s; got {size} bytes of it") from None
 
 
-def check_json(scope: Scope, body: bytes) -> None:
-    """Raises BodyError (400) if a body that says it is JSON is none that vLLM can read: a JSON object in UTF-8, not deeper than MAX_DEPTH,
-    with finite numbers that 64 bits can hold and texts of whole characters."""
+def check_json(scope: Scope, body: bytes) -> dict[str, Any]:
+    """Returns the JSON of a body; empty if it does not say that it is JSON.
+
+    Raises BodyError (400) if it is none that vLLM can read: a JSON object in UTF-8, not deeper than MAX_DEPTH, with finite numbers that
+    64 bits can hold and texts of whole characters.
+    """
     kind = next((value for name, value in scope["headers"] if name == b"content-type"), b"application/json")
     if not body.strip() or b"json" not in kind.lower():
-        return  # no body, or another format
+        return {}  # no body, or another format
     try:
         text = body.decode()
         numbers: dict[str, Any] = {}
         if _LONG_NUMBER.search(body):
             numbers = {"parse_int": _checked_int, "parse_float": _checked_float, "parse_constant": _checked_float}
-        request = json.loads(text, **numbers)
+        request: dict[str, Any] = json.loads(text, **numbers)
         if not isinstance(request, dict):
             raise BodyError(400, f"the body must be a JSON object, not a {type(request).__name__}")
         if numbers:
@@ -94,6 +97,7 @@ def check_json(scope: Scope, body: bytes) -> None:
     except RecursionError:
         raise _too_deep() from None
     _check_depth(request)
+    return request
 
 
 def _checked_int(text: str) -> int:

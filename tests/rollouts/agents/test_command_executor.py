@@ -18,7 +18,7 @@ import pytest
 from trainspan_rollouts.executors import command_executor
 from trainspan_rollouts.executors.agent_process import AgentProcess, MemoryKills
 from trainspan_rollouts.executors.command_executor import CommandExecutor
-from trainspan_rollouts.executors.executor import Ended, Execution
+from trainspan_rollouts.executors.executor import AgentSpec, Ended, Execution
 from trainspan_rollouts.executors.function_executor import WorkerPool
 from trainspan_rollouts.task_file import Task
 from trainspan_schemas.store.collectors import Collectors
@@ -51,9 +51,9 @@ def executor(tmp_path: Path, temporary: Path) -> Callable[[str], CommandExecutor
 
     def make(script: str) -> CommandExecutor:
         command = ["sh", "-c", script, "sh", "{input}"]
-        return CommandExecutor(
-            command, "http://127.0.0.1:9/v1", Collectors.of("http://127.0.0.1:9"), TIMEOUT_S, environ
-        )
+        collectors = Collectors.of("http://127.0.0.1:9")
+        spec = AgentSpec(tuple(command), "http://127.0.0.1:9/v1", collectors, TIMEOUT_S, 1, None)
+        return CommandExecutor(spec, environ)
 
     return make
 

@@ -14,7 +14,7 @@ import pytest
 
 from trainspan_rollouts.executors.branching import Branching
 from trainspan_rollouts.executors.command_executor import CommandExecutor
-from trainspan_rollouts.executors.executor import Ended, Execution
+from trainspan_rollouts.executors.executor import AgentSpec, Ended, Execution
 from trainspan_rollouts.task_file import Task
 from trainspan_schemas.artifacts.branches import BranchPoint, StoredCalls
 from trainspan_schemas.store.collectors import Collectors
@@ -149,8 +149,9 @@ def test_an_agent_that_did_not_get_to_its_state_is_no_evidence_whatever_its_end(
 @pytest.mark.ci
 def test_the_time_of_repeated_answers_counts_as_spent(serve: Callable[[bytes], str]) -> None:
     async def status(answered_s: float) -> str:
-        program = [sys.executable, "-c", "import time; time.sleep(1)"]
-        executor = CommandExecutor(program, "http://policy", Collectors.of(AWAY), 60.0, dict(os.environ))
+        program = (sys.executable, "-c", "import time; time.sleep(1)")
+        spec = AgentSpec(program, "http://127.0.0.1:9/v1", Collectors.of(AWAY), 60.0, 1, None)
+        executor = CommandExecutor(spec, dict(os.environ))
         await executor.start()
         try:
             branching = Branching(StoredBranch(), [serve(said(FOLLOWED))], b"key", 60.0)

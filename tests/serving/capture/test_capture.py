@@ -312,6 +312,23 @@ def test_an_agent_without_a_name_is_known_by_its_system_prompt_whatever_language
     assert packer != planner
 
 
+def test_a_request_for_more_tokens_than_the_context_holds_gets_what_is_left_and_its_span_says_so(stack: Stack) -> None:
+    parent = TraceParent(secrets.token_hex(16), secrets.token_hex(8))
+    body = {"model": "policy", "messages": MESSAGES, "stop": [" "], "ignore_eos": False}
+    for name in ("max_tokens", "max_completion_tokens"):
+        asked = {
+            **body,
+            name: 10**6,
+            "messages": [{"role": "system", "content": "You write the title of a conversation."}],
+        }
+        assert stack.server.post(f"/rollout/{parent}/v1/chat/completions", asked)[0] == 200
+    for span in stack.sink.wait(2, lambda span: span.trace_id == parent.trace_id):
+        said = span.attributes
+        assert said[keys.ASKED_MAX_TOKENS] == 10**6
+        assert said[keys.GEN_AI_MAX_TOKENS] + said[keys.GEN_AI_INPUT_TOKENS] == 1024
+        assert (said[keys.CALL_KIND], said[keys.CALL_KIND_RULE]) == ("title", "system_prompt")
+
+
 def test_a_traceparent_in_the_url_or_the_api_key_is_enough(stack: Stack) -> None:
     parent = TraceParent(secrets.token_hex(16), secrets.token_hex(8))
     key = {"Authorization": f"Bearer trainspan-{parent}"}

@@ -25,7 +25,7 @@ class FakeEngine:
     """Refuses the prompt [0], and answers others with their own last token."""
 
     def __init__(self) -> None:
-        self.model_config = SimpleNamespace(logprobs_mode="processed_logprobs")
+        self.model_config = SimpleNamespace(logprobs_mode="processed_logprobs", max_model_len=1024)
         self.vllm_config = SimpleNamespace(structured_outputs_config=SimpleNamespace(backend="xgrammar"))
         self.renderer = SimpleNamespace(render_messages_async=None)
         self.input_processor = SimpleNamespace(process_inputs=self._process, process_inputs_async=None)

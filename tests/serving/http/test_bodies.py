@@ -202,4 +202,9 @@ def test_the_server_tells_how_many_calls_of_an_attempt_it_began(base_policy: Sta
     assert rollout.ask("/v1/completions", {"prompt": "calc", "max_tokens": 2}, unsigned)[0] == 200
     with urllib.request.urlopen(base_policy.server.url + own, timeout=60) as answer:
         told = RequestFailures.from_json(answer.read())
-    assert (told.calls, told.failures) == (2, 0)
+    assert (told.calls, told.failures, told.unsigned, told.refusal) == (2, 0, 1, None)
+    assert rollout.ask("/v1/completions", {"prompt": "calc " * 2000, "max_tokens": 2})[0] == 400
+    with urllib.request.urlopen(base_policy.server.url + own, timeout=60) as answer:
+        told = RequestFailures.from_json(answer.read())
+    assert (told.calls, told.failures, told.overflows) == (2, 0, 1)
+    assert str(told.refusal).startswith("This model's maximum context length is")

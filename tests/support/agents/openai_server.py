@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any
 
-from trainspan_schemas.telemetry.failures import FAILURES_PATH
+from trainspan_schemas.telemetry.failures import FAILURES_PATH, RequestFailures
 from trainspan_schemas.telemetry.identity import TraceParent, parse_baggage
 from trainspan_schemas.telemetry.keys import HEADER_CALL
 
@@ -42,9 +42,11 @@ class OpenAIServer:
     status: Callable[[int], int] = lambda _number: 200
     redirect: Callable[[str], str | None] = lambda _path: None
     failures: Callable[[], dict[str, Any] | None] = lambda: None
-    """What it says of its own failures, as `trainspan serve` does; None: it cannot tell."""
+    """Fields of RequestFailures, as `trainspan serve` tells them; None: it cannot tell."""
     failures_status: int = 404
     """The status if it cannot tell."""
+    models: tuple[dict[str, Any], ...] = ()
+    """What `/v1/models` lists, which is then not recorded; empty: it is a request like any other."""
     names_calls: bool = False
     """Whether its responses name the calls that they answer, as the policy server's do: by the number of the request."""
     requests: list[Recorded] = field(default_factory=list)
@@ -77,8 +79,15 @@ class OpenAIServer:
             def do_GET(self) -> None:
                 if self.path.startswith(FAILURES_PATH):
                     told = outer.failures()
-                    data = json.dumps(told or {}).encode()
+                    data = json.dumps(RequestFailures(**told).to_record() if told else {}).encode()
                     self.send_response(outer.failures_status if told is None else 200)
+                    self.send_header("content-length", str(len(data)))
+                    self.end_headers()
+                    self.wfile.write(data)
+                    return
+                if outer.models and self.path == "/v1/models":
+                    data = json.dumps({"object": "list", "data": outer.models}).encode()
+                    self.send_response(200)
                     self.send_header("content-length", str(len(data)))
                     self.end_headers()
                     self.wfile.write(data)

@@ -1,5 +1,6 @@
 """A tiny Llama with random weights, a trained byte-level tokenizer and a ChatML template, created in a second."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 CHATML = (
@@ -19,8 +20,13 @@ def make_tiny_model(
     layers: int = 2,
     context: int = 1024,
     chat_template: str = CHATML,
+    vocabulary: int = 320,
+    texts: Sequence[str] = ("system user assistant tool answer calc the of and",) * 10,
 ) -> Path:
-    """Writes config, float32 safetensors, tokenizer and chat template; returns the folder."""
+    """Writes config, float32 safetensors, tokenizer and chat template; returns the folder.
+
+    The tokenizer has `vocabulary` tokens, learned from `texts`.
+    """
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -32,12 +38,12 @@ def make_tiny_model(
     tokenizer.decoder = decoders.ByteLevel()
     special = ["<|pad|>", "<|im_start|>", "<|im_end|>"]
     trainer = trainers.BpeTrainer(
-        vocab_size=320,
+        vocab_size=vocabulary,
         special_tokens=special,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(["system user assistant tool answer calc the of and"] * 10, trainer)
+    tokenizer.train_from_iterator(texts, trainer)
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|pad|>")
     fast.chat_template = chat_template
 

@@ -25,6 +25,8 @@ class RecordedSpan:
     events: list[tuple[str, dict[str, Any]]]
     links: list[str]
     error: bool
+    message: str
+    """Of its status."""
     service: str
 
 
@@ -103,6 +105,7 @@ class _Traces(trace_service_pb2_grpc.TraceServiceServicer):
                 [(event.name, _attributes(event.attributes)) for event in span.events],
                 [link.trace_id.hex() for link in span.links],
                 span.status.code == 2,
+                span.status.message,
                 str(_attributes(resource.resource.attributes).get("service.name")),
             )
             for resource in request.resource_spans

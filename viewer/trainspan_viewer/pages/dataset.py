@@ -19,7 +19,7 @@ from trainspan_viewer.queries.requests.explain_request import field_text
 
 __all__ = ["render_dataset", "render_datasets"]
 
-_STATUSES = ("ok", "agent_error", "timeout", "cancelled", "infra_error", "judge_error", "diverged")
+_STATUSES = ("ok", "agent_error", "context_overflow", "timeout", "cancelled", "infra_error", "judge_error", "diverged")
 
 
 def render_datasets(model: DatasetsModel) -> Page:

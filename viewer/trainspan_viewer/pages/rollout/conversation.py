@@ -57,6 +57,8 @@ def _step(account: RolloutAccount, step: Step, links: Links | None, *, in_full: 
 def _call(account: RolloutAccount, turn: Turn, links: Links | None, *, in_full: bool, is_part: bool) -> Element:
     call = turn.call
     whose: list[Child] = [f"call {call.index} · ", isolated(call.agent or "no agent named")]
+    if call.kind != "main":
+        whose.append(f" · {call.kind} ({call.kind_rule})")
     if not is_part:
         whose.append(f" · turn {call.turn}")
     address = links.call(account.rollout_id, account.attempt, call.index) if links else None

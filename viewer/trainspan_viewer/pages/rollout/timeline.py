@@ -113,7 +113,8 @@ def _bars(account: RolloutAccount, lane_of: Mapping[str, int], n_agents: int, sp
     for call in account.calls[:n_calls]:
         kind = f"{shade(call.advantage, account.credit.greatest, trained=call.reason is None)} edge"
         verdict = verdict_on(call)
-        label = f"call {call.index}: {len(call.completion_ids)} tokens in {seconds(call.seconds)}, {verdict}"
+        whose = "" if call.kind == "main" else f", {call.kind}"
+        label = f"call {call.index}{whose}: {len(call.completion_ids)} tokens in {seconds(call.seconds)}, {verdict}"
         lane = lane_of.get(call.agent or "–", last)
         drawn += _bar(call.start_s, call.seconds, span, lane, kind, label, str(call.index))
     for other in account.foreign[:n_foreign]:

@@ -141,6 +141,8 @@ def _calls(
             answer=None,
             prompt_text=None,
             pieces=None,
+            kind=call["call_kind"] or "main",
+            kind_rule=call["call_kind_rule"] or "",
         )
         for place, call in enumerate(calls.iter_rows(named=True))
     ]

@@ -1,0 +1,134 @@
+"""A policy server that does the task as a script says, a collector, and harnesses from the registries."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.end_to_end.harnesses.cases import Case
+from tests.support.agents.programs import environment
+from tests.support.collector.process import CollectorProcess, read, running
+from tests.support.policy_server.process import RunningServer, policy_server
+from tests.support.policy_server.scripted import FLAGS, make_scripted_model
+from trainspan_rollouts.harnesses.connection import read_connection
+
+NOT_HERE = "this coding harness cannot be installed here"
+TASK = "Read notes.txt in the current folder, write the number in it into answer.txt, then say what it is."
+JUDGE = """\
+def judge(task, result):
+    answer = result.workdir / "answer.txt"
+    return float(answer.exists() and answer.read_text().strip() == "6174")
+
+def one(rollout):
+    return 1.0
+"""
+NOTHING_TO_TRAIN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """A run of one rollout."""
+
+    result: dict[str, Any]
+    log: str
+    calls: list[dict[str, Any]]
+    """Stored calls of the rollout, in order."""
+
+
+class Lab:
+    """Runs harnesses against a scripted policy."""
+
+    def __init__(self, server: RunningServer, collector: CollectorProcess, folder: Path) -> None:
+        self.server, self._collector, self.folder = server, collector, folder
+
+    def rollout(self, case: Case, run: str, *options: str, path: str) -> Ran:
+        """One rollout of the task in `folder`/template."""
+        (self.folder / "script.json").write_text(json.dumps(case.script))
+        tasks = self.folder / "tasks.jsonl"
+        tasks.write_text(json.dumps({"id": "t", "input": TASK}) + "\n")
+        (self.folder / "template").mkdir(exist_ok=True)
+        (self.folder / "template" / "notes.txt").write_text("The number is 6174.\n")
+        (self.folder / "judges.py").write_text(JUDGE)
+        done = self.run(
+            "rollout", "--tasks", str(tasks), "--n", "1", "--run", run, "--retries", "0", "--timeout-s", "200",
+            "--harness", case.name, "--workspace", str(self.folder / "template"), "--judge", "judges:judge",
+            "--format", "json", *options, path=path,
+        )  # fmt: skip
+        results = [json.loads(line) for line in done.stdout.splitlines() if '"total"' in line]
+        assert results, done.stderr
+        rows = [row for row in read(self._collector.address, "calls") if row["run_id"] == run]
+        return Ran(results[-1], done.stderr, sorted(rows, key=lambda row: row["call_index"]))
+
+    def run(self, *command: str, path: str) -> "subprocess.CompletedProcess[str]":
+        environ = {
+            **environment({}),
+            "PATH": path,
+            "OPENAI_BASE_URL": f"{self.server.url}/v1",
+            "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{self._collector.address.grpc}",
+            "TRAINSPAN_HOME": str(self._collector.store.parent),
+        }
+        return subprocess.run(
+            [sys.executable, "-m", "trainspan_cli", *command],
+            env=environ, cwd=self.folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=280, check=False,
+        )  # fmt: skip
+
+    def dataset(self, run: str) -> dict[str, Any]:
+        """What a dataset of the run would have, as JSON; every reward is 1."""
+        done = self.run(
+            "dataset", "--store", str(self._collector.store), "--out", str(self.folder / f"dataset-{run}"), "--run", run,
+            "--reward", "judges.py:one", "--baseline", "none", "--min-coverage", "0", "--settle-s", "0", "--format", "json",
+            path=os.environ["PATH"],
+        )  # fmt: skip
+        assert done.returncode in (0, NOTHING_TO_TRAIN), done.stderr
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+
+@pytest.fixture(scope="package")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    root = tmp_path_factory.mktemp("harnesses")
+    model = make_scripted_model(root / "model")
+    (root / "work").mkdir()
+    with running(root / "home" / "spans.duckdb") as collector:
+        arguments = ("--collector", f"http://{collector.address.grpc}", "--checkpoints", str(root / "checkpoints"))
+        script = {"SCRIPT": str(root / "work" / "script.json"), "VLLM_CPU_KVCACHE_SPACE": "2"}
+        with policy_server(model, root / "home", *arguments, flags=FLAGS, environment=script) as server:
+            yield Lab(server, collector, root / "work")
+
+
+@pytest.fixture(scope="session")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> "Programs":
+    return Programs(tmp_path_factory.mktemp("programs"))
+
+
+class Programs:
+    """Harnesses that are on PATH, or are installed into a folder of the tests; skips a test if neither is possible."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def path_with(self, case: Case) -> str:
+        """PATH on which the harness's program is."""
+        program = read_connection(case.name).program
+        if shutil.which(program):
+            return os.environ["PATH"]
+        place = self._folder / case.name
+        if "==" in case.package:
+            commands, folder = [[sys.executable, "-m", "venv", str(place)]], place / "bin"
+            commands.append([str(folder / "pip"), "install", "--quiet", case.package])
+        else:
+            commands = [["npm", "install", "--prefix", str(place), "--no-audit", "--no-fund", "--silent", case.package]]
+            folder = place / "node_modules" / ".bin"
+        try:
+            for command in commands:
+                subprocess.run(command, check=True, capture_output=True, timeout=900)
+        except (OSError, subprocess.SubprocessError):
+            pytest.skip(NOT_HERE)
+        return f"{folder}{os.pathsep}{os.environ['PATH']}"

@@ -1,0 +1,75 @@
+"""A policy whose answers are forced token by token to a script, in a real engine: `--logits-processors …scripted:Scripted`.
+
+SCRIPT names a JSON file with rules `[pattern, answer]`: the answer of the first rule whose pattern is found in the prompt's text
+is sampled, with log-probability 0, and the end of the turn after it. The file is read anew for each request.
+"""
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer
+from vllm.v1.sample.logits_processor import LogitsProcessor
+from vllm.v1.sample.logits_processor.interface import BatchUpdate, MoveDirectionality
+
+from tests.support.models.tiny_model import make_tiny_model
+from tests.support.places import ROOT
+
+FLAGS = ("--logits-processors", "tests.support.policy_server.scripted:Scripted")
+CONTEXT = 131_072
+
+
+def make_scripted_model(folder: Path) -> Path:
+    """A tiny model with a long context, tools in its prompts, and a tokenizer that reads English in words rather than bytes."""
+    texts = [path.read_text() for path in sorted((ROOT / "docs").glob("*.md"))]
+    template = (ROOT / "examples" / "templates" / "chatml-tools.jinja").read_text()
+    return make_tiny_model(folder, context=CONTEXT, chat_template=template, vocabulary=8192, texts=texts)
+
+
+def tool_call(name: str, **arguments: Any) -> str:
+    """An answer that calls a tool, as vLLM's parser `hermes` reads it."""
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+class Scripted(LogitsProcessor):
+    """Allows only the next token of each request's answer."""
+
+    def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
+        self._tokenizer: Any = AutoTokenizer.from_pretrained(vllm_config.model_config.tokenizer)
+        self._script = Path(os.environ["SCRIPT"])
+        self._answers: dict[int, tuple[list[int], list[int]]] = {}
+        """Index in the batch → tokens of the answer, and those so far."""
+
+    def is_argmax_invariant(self) -> bool:
+        return False
+
+    def update_state(self, batch_update: BatchUpdate | None) -> None:
+        if batch_update is None:
+            return
+        for index in batch_update.removed:
+            self._answers.pop(index, None)
+        for index, _, prompt, output in batch_update.added:
+            self._answers[index] = self._answer(prompt or []), output
+        for one, other, direction in batch_update.moved:
+            moved, replaced = self._answers.pop(one, None), self._answers.pop(other, None)
+            if moved is not None:
+                self._answers[other] = moved
+            if replaced is not None and direction is MoveDirectionality.SWAP:
+                self._answers[one] = replaced
+
+    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        for index, (answer, output) in self._answers.items():
+            token = answer[min(len(output), len(answer) - 1)]
+            logits[index] = float("-inf")
+            logits[index, token] = 0.0
+        return logits
+
+    def _answer(self, prompt: list[int]) -> list[int]:
+        text = self._tokenizer.decode(prompt)
+        for pattern, answer in json.loads(self._script.read_text()):
+            if re.search(pattern, text):
+                return [*self._tokenizer.encode(answer, add_special_tokens=False), self._tokenizer.eos_token_id]
+        return [*self._tokenizer.encode("no rule", add_special_tokens=False), self._tokenizer.eos_token_id]
