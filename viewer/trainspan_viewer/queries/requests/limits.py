@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from trainspan_processing.dataset.ledger import NOTHING_USED
-from trainspan_processing.explain.inquiry import Found, locate, stands_alone
+from trainspan_processing.explain.inquiry import Identity, locate, stands_alone
 from trainspan_processing.read.source import Selection, Source
 from trainspan_schemas.errors import StoreError
 from trainspan_viewer.queries.requests.explain_request import ExplainRequest
@@ -109,7 +109,7 @@ def _check_function(request: ExplainRequest) -> None:
     raise NotDerivedError(f"Its dataset does not record what {function} returned: build it again")
 
 
-def check_together(request: ExplainRequest, rollout: Found) -> None:
+def check_together(request: ExplainRequest, rollout: Identity) -> None:
     """Raises NotDerivedError if the rollouts that it is compared with are too many or too large."""
     same = Selection(rollout.run_id, rollout.round)
     if None in (rollout.run_id, rollout.round):
@@ -122,7 +122,7 @@ def check_together(request: ExplainRequest, rollout: Found) -> None:
         _check(_sizes(request, same, _TOGETHER), _MOST_OF_ROUND, "of its round")
 
 
-def _place_of(rollout: Found) -> str:
+def _place_of(rollout: Identity) -> str:
     if rollout.run_id is None:
         return "without a run" if rollout.round is None else f"of round {rollout.round} without a run"
     return "of its run without a round"
