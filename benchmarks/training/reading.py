@@ -142,7 +142,7 @@ def read(dataset: str) -> None:
         reading = RoundReading(folder, Policy(Path(), None, "base", 0, Path()), settings, team, replayer, Lineage({}))
         reading.replay()
         reading.read()
-        made.extend(reading.take(reading.plan(config, layout, find_rule(settings))))
+        made.extend(reading.build_steps(reading.plan(config, layout, find_rule(settings))))
 
     default, counted = pa.default_memory_pool(), pa.proxy_memory_pool(pa.default_memory_pool())
     pa.set_memory_pool(counted)

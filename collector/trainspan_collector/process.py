@@ -53,21 +53,12 @@ def run(settings: CollectorSettings, on_ready: Callable[[StoreAddress], None], *
         settings = replace(settings, retention_days=None)
     if settings.flight == "off":
         raise ConfigError("--flight off: the store can be read only through Flight; set --flight HOST:PORT")
-    token_file = None if for_readers else _token_file(settings)
-    access = Access.from_file(token_file, admits_agents=not settings.token_file) if token_file else Access({})
-    own_token = secrets.token_urlsafe(32)
-    guard = AccessControl(
-        access.with_token(own_token, Role.RUNNER), Tls.load(settings.tls_cert, settings.tls_key), own_token, token_file
-    )
+    guard = _guard(settings, None if for_readers else _token_file(settings))
     remote = settings.insecure_allow_remote or (guard.tls is not None and settings.token_file is not None)
     grpc = None if settings.grpc == "off" else Address.parse("--grpc", settings.grpc, allow_remote=remote)
     http = None if settings.http == "off" else Address.parse("--http", settings.http, allow_remote=remote)
     flight = Address.parse("--flight", settings.flight, allow_remote=remote)
-    os.umask(0o077)
-    _allow_many_connections()
-    bound_freed_memory(_BLOCK_BYTES, _KEPT_BYTES)
-    keep_pandas_out()
-    collect_rarely()
+    _prepare_process()
     memory_bytes = settings.duckdb_memory_bytes
     servers = Servers(settings, grpc, http, guard, Metrics(), flight=flight)
     store = store_path(settings.store).resolve()
@@ -109,6 +100,21 @@ def run(settings: CollectorSettings, on_ready: Callable[[StoreAddress], None], *
 def _token_file(settings: CollectorSettings) -> Path:
     """The configured token file, else the one in the state folder. Raises ConfigError if that cannot be created."""
     return (Path(settings.token_file) if settings.token_file else make_home_token_file()).resolve()
+
+
+def _guard(settings: CollectorSettings, token_file: Path | None) -> AccessControl:
+    access = Access.from_file(token_file, admits_agents=not settings.token_file) if token_file else Access({})
+    own_token = secrets.token_urlsafe(32)
+    tls = Tls.load(settings.tls_cert, settings.tls_key)
+    return AccessControl(access.with_token(own_token, Role.RUNNER), tls, own_token, token_file)
+
+
+def _prepare_process() -> None:
+    os.umask(0o077)
+    _allow_many_connections()
+    bound_freed_memory(_BLOCK_BYTES, _KEPT_BYTES)
+    keep_pandas_out()
+    collect_rarely()
 
 
 def _allow_many_connections() -> None:

@@ -67,7 +67,7 @@ class StoreSession:
             journal,
             index,
             checkpoint_bytes=settings.checkpoint_bytes,
-            make_way=readers.make_way,
+            admit_checkpoint=readers.admit_checkpoint,
             on_loaded=servers.metrics.loaded,
         )
         loader = self._loader = Loader(

@@ -339,8 +339,8 @@ def parse(text: str) -> Event | None:
     if type_ is None:
         return None
     if (spread := _SPREAD.get(type_)) is not None:
-        own = {name: values.pop(name) for name in type_.__slots__ if name in values}
-        values = {**own, spread: values}
+        fields = {name: values.pop(name) for name in type_.__slots__ if name in values}
+        values = {**fields, spread: values}
     try:
         return type_(**values)
     except TypeError as error:

@@ -35,8 +35,8 @@ def home() -> Path:
     Raises ConfigError if it is `./.trainspan` and another user's, who would know the secrets in it and decide what runs. A
     folder that TRAINSPAN_HOME names is trusted, as a repository that GIT_DIR names.
     """
-    if named := os.environ.get("TRAINSPAN_HOME"):
-        return Path(named)
+    if folder := os.environ.get("TRAINSPAN_HOME"):
+        return Path(folder)
     path = Path(".trainspan")
     with contextlib.suppress(FileNotFoundError):
         check_is_own(path)
@@ -61,9 +61,9 @@ def datasets_dir(setting: str | None = None) -> Path:
     return Path(setting) if setting else home() / "dataset"
 
 
-def is_url(place: str) -> bool:
+def is_url(location: str) -> bool:
     """Whether a place of datasets is under a URL, such as `s3://bucket/prefix`, and not a folder."""
-    return "://" in place
+    return "://" in location
 
 
 def remote_dir(url: str) -> Path:

@@ -37,18 +37,18 @@ class RewardEstimate:
     def of(cls, tasks: Iterable[Sequence[float | None]]) -> "RewardEstimate":
         """Estimates from the rewards of each task's rollouts, None for a rollout without one; such do not count."""
         rollouts = [list(rewards) for rewards in tasks]
-        found = [[reward for reward in rewards if reward is not None] for rewards in rollouts]
+        scored = [[reward for reward in rewards if reward is not None] for rewards in rollouts]
         total = sum(map(len, rollouts))
-        left_out = total - sum(map(len, found))
-        found = [rewards for rewards in found if rewards]
+        left_out = total - sum(map(len, scored))
+        scored = list(filter(None, scored))
         # `statistics` adds exactly: the mean of equal floats is that float, and large values do not overflow.
-        means = [statistics.mean(rewards) for rewards in found]
+        means = [statistics.mean(rewards) for rewards in scored]
         spread = len(means) > 1 and all(map(math.isfinite, means))
         return cls(
             n=len(means),
             mean=statistics.mean(means) if means else math.nan,
             deviation=statistics.stdev(means) if spread else math.nan,
-            binary=all(reward in (0, 1) for rewards in found for reward in rewards),
+            binary=all(reward in (0, 1) for rewards in scored for reward in rewards),
             n_rollouts=total,
             left_out=left_out,
         )

@@ -5,13 +5,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Final, get_type_hints
+from typing import Any, Final, TypedDict, get_type_hints
 
 from trainspan_schemas.artifacts.checkpoint import CheckpointMeta
 from trainspan_schemas.errors import PolicyServerError
 from trainspan_schemas.http_client import ask
 
-__all__ = ["STATE_PATH", "CallCounts", "Offer", "PolicyInService", "Reason", "ServerState", "read_state"]
+__all__ = ["STATE_PATH", "CallCounts", "Offer", "PolicyInService", "Reason", "ServerState", "SwapAnswer", "read_state"]
 
 STATE_PATH: Final = "/trainspan/policy"
 """GET: the state; POST: a swap."""
@@ -71,6 +71,20 @@ class Offer:
         if weights_sha256 is not None and not isinstance(weights_sha256, str):
             raise ValueError("`weights_sha256` must be the hash in the checkpoint's trainspan.json")
         return cls(checkpoint, version, weights_sha256), policy
+
+
+class SwapAnswer(TypedDict, total=False):
+    """The body of an answer to an offer: of a swap the first four fields, of a refusal the next three."""
+
+    version: int
+    checkpoint: str
+    canary: Mapping[str, Any]
+    seconds: float
+    error: str
+    reason: str
+    copied_bytes: int
+    servers: Mapping[str, Mapping[str, str | None]]
+    """Of several servers, added by the trainer: base address → `outcome` and `error`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,14 +173,14 @@ class ServerState:
 
     @property
     def versions(self) -> tuple[int, ...]:
-        return self.alone.version, *(one.version for one in self.policies.values())
+        return self.alone.version, *(policy.version for policy in self.policies.values())
 
     def __str__(self) -> str:
         """The versions in service, such as `version 3`, or `writer version 3, rewriter version 1`."""
-        named = [f"{name} version {one.version}" for name, one in self.policies.items()]
-        return ", ".join(named) or f"version {self.alone.version}"
+        parts = [f"{name} version {policy.version}" for name, policy in self.policies.items()]
+        return ", ".join(parts) or f"version {self.alone.version}"
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         values = asdict(self)
         alone, calls = values.pop("alone"), values.pop("calls")
         return {**alone, **values, **{f"calls_{name}": count for name, count in calls.items()}}
@@ -182,7 +196,7 @@ class ServerState:
             raise ValueError(repr(body[:80].decode(errors="replace")))
         nested = {
             "alone": _read(PolicyInService, values),
-            "policies": {name: _read(PolicyInService, one) for name, one in _object(values, "policies").items()},
+            "policies": {name: _read(PolicyInService, policy) for name, policy in _object(values, "policies").items()},
             "calls": _read(CallCounts, {key.removeprefix("calls_"): value for key, value in values.items()}),
         }
         state: ServerState = _read(cls, {**values, **nested})

@@ -53,25 +53,25 @@ def newest(path: Path, ledger: CheckpointLedger, upstream: Upstream | None = Non
     A skipped, aborted or refused dataset is used again only if `path` is the dataset itself. Raises DatasetError if
     there is none, or if the dataset at `path` was already trained.
     """
-    place = path if upstream is None else upstream.url
+    source = path if upstream is None else upstream.url
     if manifest_path(path).exists():
         dataset = open_dataset(path)
         entry = ledger.of_dataset(dataset.sha256)
         if entry and entry.event == "trained":
-            name = path if upstream is None else f"{place}/{path.name}"
+            name = path if upstream is None else f"{source}/{path.name}"
             raise DatasetError(
                 f"{name} was trained already ({entry.checkpoint}): build another with `trainspan dataset`"
             )
         return fetched(dataset, upstream)
     folders = dataset_dirs(path)
     if not folders:
-        raise DatasetError(f"no dataset in {place}: build one with `trainspan dataset`")
+        raise DatasetError(f"no dataset in {source}: build one with `trainspan dataset`")
     for folder in reversed(folders):
         dataset = open_dataset(folder)
         if ledger.of_dataset(dataset.sha256) is None:
             return fetched(dataset, upstream)
     raise DatasetError(
-        f"all {len(folders)} datasets in {place} are used already: build the next with `trainspan dataset`"
+        f"all {len(folders)} datasets in {source} are used already: build the next with `trainspan dataset`"
     )
 
 

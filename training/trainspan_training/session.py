@@ -105,12 +105,12 @@ def _stop(*_: object) -> None:
 @contextmanager
 def _held(root: Path, team: Team) -> Iterator[Checkpoints | None]:
     """The leader's exclusive handle to the checkpoints folder; None in the other processes."""
-    held: list[Checkpoints] = []
-    team.share(lambda: held.append(Checkpoints(root)))
+    opened: list[Checkpoints] = []
+    team.share(lambda: opened.append(Checkpoints(root)))
     try:
-        yield held[0] if held else None
+        yield opened[0] if opened else None
     finally:
-        for checkpoints in held:
+        for checkpoints in opened:
             checkpoints.close()
 
 
@@ -182,8 +182,8 @@ class _Session:
         return None
 
     def _appearing(self) -> Iterator[DatasetFolder]:
-        assert self._leader.held is not None, "the leader holds the checkpoints folder"
-        return follow(self._job.datasets, self._leader.held.ledger, upstream=self._job.upstream)
+        assert self._leader.resource is not None, "the leader holds the checkpoints folder"
+        return follow(self._job.datasets, self._leader.resource.ledger, upstream=self._job.upstream)
 
     def _report(self, result: RoundResult) -> None:
         if self._team.leads:

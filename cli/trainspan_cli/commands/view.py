@@ -25,15 +25,15 @@ def view(
     from trainspan_schemas.config.load import override
     from trainspan_schemas.errors import UsageError
     from trainspan_schemas.home import datasets_dir, runs_dir
-    from trainspan_viewer.queries.places import NotFoundError, ViewerPaths
+    from trainspan_viewer.queries.paths import NotFoundError, ViewerPaths
     from trainspan_viewer.queries.sources import Sources
     from trainspan_viewer.queries.store import StoreReader
     from trainspan_viewer.server.process import Listening, serve
 
     chosen = settings(config)
-    places = ViewerPaths(runs_dir(), datasets_dir(chosen.dataset.out))
+    paths = ViewerPaths(runs_dir(), datasets_dir(chosen.dataset.out))
     try:
-        path = "/" if run is None else f"/runs/{places.run_named(run).run_id}"
+        path = "/" if run is None else f"/runs/{paths.run_named(run).run_id}"
     except NotFoundError as error:
         raise UsageError(str(error)) from error
 
@@ -47,4 +47,4 @@ def view(
             address = server.address(path, once=True)
             threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
 
-    serve(override(chosen.view, **given), Sources(places, StoreReader(*stores_of(chosen, store)), chosen), say)
+    serve(override(chosen.view, **given), Sources(paths, StoreReader(*stores_of(chosen, store)), chosen), say)

@@ -97,5 +97,5 @@ class Backlog:
         if self._bytes_per_s is None:
             self._bytes_per_s = rate or None
         else:
-            kept = math.exp(-passed_s / _MEMORY_S)
-            self._bytes_per_s = kept * self._bytes_per_s + (1 - kept) * rate
+            weight = math.exp(-passed_s / _MEMORY_S)
+            self._bytes_per_s = weight * self._bytes_per_s + (1 - weight) * rate

@@ -89,15 +89,15 @@ def scan_frames(data: bytes, marker: bytes, *, complete: bool) -> Iterator[Frame
     """
     position = 0
     while position < len(data):
-        found = _frame_at(data, marker, position)
-        if found is None:
+        frame = _frame_at(data, marker, position)
+        if frame is None:
             if not complete and _may_continue(data, marker, position):
                 return
             start, position = position, _next_frame(data, marker, position + 1, complete=complete)
             yield Damage(start, position)
             continue
-        yield found
-        position = found.end
+        yield frame
+        position = frame.end
 
 
 def _checksum(kind: int, received_ns: int, body: bytes) -> int:
@@ -129,8 +129,8 @@ def _may_continue(data: bytes, marker: bytes, position: int) -> bool:
 def _next_frame(data: bytes, marker: bytes, position: int, *, complete: bool) -> int:
     if marker == KNOWN_MARKER:
         return len(data)
-    while (found := data.find(marker, position)) >= 0:
-        if _frame_at(data, marker, found) or (not complete and _may_continue(data, marker, found)):
-            return found
-        position = found + 1
+    while (start := data.find(marker, position)) >= 0:
+        if _frame_at(data, marker, start) or (not complete and _may_continue(data, marker, start)):
+            return start
+        position = start + 1
     return len(data) if complete else max(position, len(data) - len(marker) + 1)

@@ -95,40 +95,40 @@ class Batcher:
 
     def fill(self) -> None:
         """Reads until the batch is full or the journal ends."""
-        held = self.gathered
+        gathered = self.gathered
         while not self.is_full:
-            if not held.ahead:
-                entries, held.read_to = self._journal.read(held.read_to, _READ_BYTES)
-                held.ahead.extend(entries)
-            if not held.ahead:
+            if not gathered.ahead:
+                entries, gathered.read_to = self._journal.read(gathered.read_to, _READ_BYTES)
+                gathered.ahead.extend(entries)
+            if not gathered.ahead:
                 return
-            held.last = held.ahead.popleft()
+            gathered.last = gathered.ahead.popleft()
             try:
-                held.batch.add(held.last.frame)
+                gathered.batch.add(gathered.last.frame)
             except Exception as error:  # noqa: BLE001  # our own bug in one request must not end the loading of all
-                self._quarantine.put(held.last.frame, error)
-            held.n_bytes += len(held.last.frame.body)
+                self._quarantine.put(gathered.last.frame, error)
+            gathered.n_bytes += len(gathered.last.frame.body)
 
-    def take(self) -> ReadyBatch:
+    def next_batch(self) -> ReadyBatch:
         """The rows, as tables, and the progress once they are loaded."""
-        batch, progress = self.take_batch()
+        batch, progress = self.next_rows()
         try:
             return ReadyBatch(batch.tables(), progress)
         except (ArithmeticError, ValueError, TypeError) as error:  # Arrow's errors derive from two of these
             return ReadyBatch(None, progress, error)
 
-    def take_batch(self) -> tuple[Batch, LoadProgress]:
+    def next_rows(self) -> tuple[Batch, LoadProgress]:
         """The rows, cut to a row group, and the progress once they are loaded.
 
         Excess rows of the last request go into the next batch. The position stays before that request: after a crash it is
         read again, and those of its rows that were already loaded are recognized as duplicates.
         """
-        held = self.gathered
-        batch, held.n_bytes = held.batch, 0
+        gathered = self.gathered
+        batch, gathered.n_bytes = gathered.batch, 0
         rest = batch.split(self._n_rows, BATCH_BYTES)
-        if rest is not None and held.last is not None:
-            held.batch, position = rest, held.last.start
+        if rest is not None and gathered.last is not None:
+            gathered.batch, position = rest, gathered.last.start
         else:
-            held.batch = Batch(batch.last_seq)
-            position = held.ahead[0].start if held.ahead else held.read_to
+            gathered.batch = Batch(batch.last_seq)
+            position = gathered.ahead[0].start if gathered.ahead else gathered.read_to
         return batch, LoadProgress(position, batch.last_seq)

@@ -99,8 +99,8 @@ class BatcherProcess:
         for name, level, text in filled.logged:
             logging.getLogger(name).log(level, "%s", text)
 
-    def take(self) -> ReadyBatch:
-        """Call after `fill`. The tables are valid until the next `take`."""
+    def next_batch(self) -> ReadyBatch:
+        """Call after `fill`. The tables are valid until the next call."""
         self._send(Take(self._journal.segments_from(self.read_to)))
         head = self._receive(Head)
         self._is_filling = True

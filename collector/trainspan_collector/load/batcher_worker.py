@@ -49,7 +49,7 @@ class _LogBuffer(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         self._records.append((record.name, record.levelno, record.getMessage()))
 
-    def take(self) -> list[tuple[str, int, str]]:
+    def drain(self) -> list[tuple[str, int, str]]:
         taken, self._records = self._records, []
         return taken
 
@@ -58,16 +58,16 @@ def main() -> None:
     bound_freed_memory(_BLOCK_BYTES, _KEPT_BYTES)
     keep_pandas_out()
     collect_rarely()
-    kept = _LogBuffer()
-    logging.basicConfig(level=logging.DEBUG, handlers=[kept])
+    logs = _LogBuffer()
+    logging.basicConfig(level=logging.DEBUG, handlers=[logs])
     with Connection(int(sys.argv[1])) as connection, os.fdopen(int(sys.argv[2]), "wb", buffering=0) as shared:
         try:
-            _serve(connection, shared, kept)
+            _serve(connection, shared, logs)
         except (EOFError, BrokenPipeError, ConnectionResetError):  # the collector has ended or no longer needs this
             return
 
 
-def _serve(connection: "Connection[object, object]", shared: BinaryIO, kept: _LogBuffer) -> None:
+def _serve(connection: "Connection[object, object]", shared: BinaryIO, logs: _LogBuffer) -> None:
     begin = connection.recv()
     assert isinstance(begin, Begin)
     files, quarantine = _Files(begin.journal), Quarantine(begin.quarantine)
@@ -81,18 +81,18 @@ def _serve(connection: "Connection[object, object]", shared: BinaryIO, kept: _Lo
         files.segments = request.segments
         batcher.fill()
         peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        connection.send(Filled(batcher.is_full, batcher.read_to, quarantine.n_requests, peak_bytes, kept.take()))
+        connection.send(Filled(batcher.is_full, batcher.read_to, quarantine.n_requests, peak_bytes, logs.drain()))
 
 
 def _hand_over(connection: "Connection[object, object]", shared: BinaryIO, batcher: Batcher) -> None:
-    taken = batcher.take()
-    if taken.tables is None:
-        connection.send(Head(taken.progress, {}, 0, None, repr(taken.error)))
+    ready = batcher.next_batch()
+    if ready.tables is None:
+        connection.send(Head(ready.progress, {}, 0, None, repr(ready.error)))
         return
     shared.seek(0)
-    sizes = {name: write_table(shared, table) for name in TABLES if (table := getattr(taken.tables, name)) is not None}
+    sizes = {name: write_table(shared, table) for name in TABLES if (table := getattr(ready.tables, name)) is not None}
     shared.truncate()
-    connection.send(Head(taken.progress, sizes, taken.tables.n_duplicates, taken.tables.tally, None))
+    connection.send(Head(ready.progress, sizes, ready.tables.n_duplicates, ready.tables.tally, None))
 
 
 def write_table(file: BinaryIO, table: pa.Table) -> int:

@@ -65,15 +65,15 @@ class Committer:
         index: KeyIndex,
         *,
         checkpoint_bytes: int,
-        make_way: Callable[[bool], bool],
+        admit_checkpoint: Callable[[bool], bool],
         on_loaded: Callable[[LoadCounts], None],
     ) -> None:
-        """`make_way` returns whether a checkpoint may run; True forces it, see `Readers`. `on_loaded` is called after each batch."""
+        """`admit_checkpoint` says whether a checkpoint may run; True forces it, see `Readers`. `on_loaded` is called after each batch."""
         self._database = database
         self._journal = journal
         self._index = index
         self._checkpoint_bytes = checkpoint_bytes
-        self._make_way = make_way
+        self._admit_checkpoint = admit_checkpoint
         self._counting = LoadCounting(on_loaded)
         self._cursor = database.cursor()
         self._row_groups = database.row_groups()
@@ -137,7 +137,7 @@ class Committer:
             return
         try:
             with self._database.writing:
-                if not self._make_way(self._is_overdue()):
+                if not self._admit_checkpoint(self._is_overdue()):
                     log.info("checkpoint put off: users' queries read the file")
                     return
                 self._database.checkpoint()

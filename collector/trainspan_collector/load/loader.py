@@ -212,7 +212,7 @@ class Loader:
 
     def _load(self) -> None:
         was_full = self._batcher.is_full
-        taken = self._batcher.take()
+        taken = self._batcher.next_batch()
         if taken.tables is None:
             self._salvage(taken.progress.position, taken.error)
         else:

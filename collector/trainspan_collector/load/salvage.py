@@ -26,7 +26,7 @@ def salvage(
     alone = Batcher(journal, committer.progress, quarantine, max_bytes=1, n_rows=sys.maxsize)
     while True:
         alone.fill()
-        taken = alone.take()
+        taken = alone.next_batch()
         progress, error = taken.progress, taken.error
         if taken.tables is not None:
             try:

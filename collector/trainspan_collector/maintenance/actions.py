@@ -38,6 +38,8 @@ _READER_GRACE_S: Final = 10.0
 _READER_END_S: Final = 20.0
 _MOST_IDS_SEARCHED: Final = 100
 _TABLES: Final[tuple[str, ...]] = ("spans", "logs", "evaluations")
+_Answer = dict[str, object]
+"""Name → JSON value."""
 
 
 class Maintenance:
@@ -66,7 +68,7 @@ class Maintenance:
         self._replaced_rows = replaced_rows
         self._memory_bytes = memory_bytes
         self._busy = threading.Lock()
-        self._jobs: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
+        self._jobs: Mapping[str, Callable[[Mapping[str, Any]], _Answer]] = {
             "verify": self._verify,
             "stats": self._stats,
             "compact": self._compact,
@@ -74,7 +76,7 @@ class Maintenance:
             "migrate": self._migrate,
         }
 
-    def do(self, name: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    def do(self, name: str, body: Mapping[str, Any]) -> _Answer:
         """Runs a job and returns its result. Raises UsageError if the job is unknown, StoreError if it cannot run now."""
         if name == "backlog":  # at any time, even during a job
             return self._tell_backlog()
@@ -87,43 +89,39 @@ class Maintenance:
         finally:
             self._busy.release()
 
-    def _tell_backlog(self) -> dict[str, Any]:
+    def _tell_backlog(self) -> _Answer:
         n_bytes = self._journal.bytes_after(self._loader.position)
         return {"journal_bytes_not_loaded": n_bytes, "seconds": self._backlog.seconds()}
 
-    def _verify(self, body: Mapping[str, Any]) -> dict[str, Any]:
+    def _verify(self, body: Mapping[str, Any]) -> _Answer:
         self._loader.wait_for(self._journal.end(), _BARRIER_S)
         with contextlib.suppress(duckdb.Error):  # what cannot be read for it, `verify` names
             self._loader.cover_keys()
         with self._readers.snapshot(self._database) as snapshot:
             return verify(self._store, snapshot.cursor, self._journal, self._index, up_to_seq=snapshot.watermark)
 
-    def _stats(self, body: Mapping[str, Any]) -> dict[str, Any]:
+    def _stats(self, body: Mapping[str, Any]) -> _Answer:
         self._loader.wait_for(self._journal.end(), body.get("wait_ms", 1000 * _BARRIER_S) / 1000)
         backlog = self._journal.bytes_after(self._loader.position)
         with self._readers.snapshot(self._database) as snapshot:
-            answer = figures(self._store, snapshot.cursor, self._journal)
-        return {
-            **answer,
-            "peak_memory_bytes": answer["peak_memory_bytes"] + self._loader.batcher_peak_bytes,
-            "journal_bytes_not_loaded": backlog,
-        }
+            answer = figures(self._store, snapshot.cursor, self._journal, self._loader.batcher_peak_bytes)
+        return answer | {"journal_bytes_not_loaded": backlog}
 
-    def _migrate(self, body: Mapping[str, Any]) -> dict[str, Any]:
+    def _migrate(self, body: Mapping[str, Any]) -> _Answer:
         return {"from_version": self._database.migrated_from, "version": STORE_VERSION}
 
-    def _compact(self, body: Mapping[str, Any]) -> dict[str, Any]:
+    def _compact(self, body: Mapping[str, Any]) -> _Answer:
         before = self._bytes()
         rows = self._rewrite(lambda cursor: None)
         return {"rows": rows, "bytes_before": before, "bytes": self._bytes()}
 
-    def _purge(self, body: Mapping[str, Any]) -> dict[str, Any]:
+    def _purge(self, body: Mapping[str, Any]) -> _Answer:
         criteria = _criteria(body)
         self._load_everything()
         with self._readers.snapshot(self._database) as snapshot:
             selection = select(snapshot.cursor, criteria)
             chosen = _count(snapshot.cursor, selection)
-        answer: dict[str, Any] = {
+        answer: _Answer = {
             "rows": chosen,
             "traces": len(selection.trace_ids),
             "rollouts": selection.rollouts.num_rows,
@@ -175,17 +173,17 @@ class Maintenance:
     def _quarantined(self, selection: TraceSelection) -> list[Path]:
         """The quarantined requests that contain one of the selected traces' ids."""
         wanted = frozenset(needles(selection.trace_ids))
-        kept = self._store.with_name(f"{self._store.name}.quarantine").glob("*.pb")
-        return [path for path in kept if find_id(path, wanted)]
+        quarantined = self._store.with_name(f"{self._store.name}.quarantine").glob("*.pb")
+        return [path for path in quarantined if find_id(path, wanted)]
 
-    def _proof(self, selection: TraceSelection) -> dict[str, Any]:
+    def _proof(self, selection: TraceSelection) -> _Answer:
         """Searches for the purged rows with SQL, and for their ids in the bytes of every file of the store."""
         with self._readers.snapshot(self._database) as snapshot:
             left = _count(snapshot.cursor, selection)
         wanted = needles(selection.trace_ids, _MOST_IDS_SEARCHED)
         files = [self._store, *self._journal.files(), self._store.with_name(f"{self._store.name}.wal")]
-        found = [str(path) for path in files if path.exists() and find_bytes(path, wanted)]
-        return {"rows_left": left, "ids_searched": len(wanted) // 2, "files_searched": len(files), "found_in": found}
+        hits = [str(path) for path in files if path.exists() and find_bytes(path, wanted)]
+        return {"rows_left": left, "ids_searched": len(wanted) // 2, "files_searched": len(files), "found_in": hits}
 
     def _bytes(self) -> int:
         return self._store.stat().st_size + self._database.wal_bytes()

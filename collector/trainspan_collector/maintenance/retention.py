@@ -43,7 +43,7 @@ class Retention:
         selection = select(cursor, Criteria(before_ns=before_ns))
         selection.register(cursor)
         n_rows = 0
-        with self._index.forgetting(cursor, GONE, selection.parameters):
+        with self._index.deleting(cursor, GONE, selection.parameters):
             for table in ("spans", "evaluations"):
                 gone = f"SELECT seq FROM stored.{table} WHERE seq IN (SELECT seq FROM stored.superseded) AND {GONE}"
                 cursor.execute(f"DELETE FROM stored.superseded WHERE seq IN ({gone})", selection.parameters)

@@ -70,13 +70,13 @@ class Rewriting:
 
     def _reader(self, source: duckdb.DuckDBPyConnection, table: str, up_to_seq: int) -> pa.RecordBatchReader:
         parameters: dict[str, object] = {"after": self._copied_to, "up_to": up_to_seq}
-        kept = "true"
+        condition = "true"
         if self._selection is not None:
             self._selection.register(source)
             parameters |= self._selection.parameters
-            kept = f"NOT {GONE}"
+            condition = f"NOT {GONE}"
         query = (
-            f"SELECT * FROM stored.{table} WHERE seq > $after AND seq <= $up_to AND {kept}"
+            f"SELECT * FROM stored.{table} WHERE seq > $after AND seq <= $up_to AND {condition}"
             " AND seq NOT IN (SELECT seq FROM stored.superseded)"
         )
         return source.sql(query, params=parameters).to_arrow_reader(rows_at_once(largest_row_bytes(source)))
@@ -94,17 +94,17 @@ def _path(store: Path) -> Path:
 
 def _row_groups(reader: pa.RecordBatchReader) -> Iterator[pa.Table]:
     """The rows in tables of exactly one row group, or of fewer rows of GROUP_BYTES; the last table has the rest."""
-    held: list[pa.RecordBatch] = []
+    batches: list[pa.RecordBatch] = []
     for batch in reader:
-        if held and sum(part.nbytes for part in held) + batch.nbytes > GROUP_BYTES:
-            yield pa.Table.from_batches(held)
-            held = []
-        held.append(batch)
-        if sum(part.num_rows for part in held) >= ROW_GROUP_ROWS:
-            table = pa.Table.from_batches(held)
+        if batches and sum(part.nbytes for part in batches) + batch.nbytes > GROUP_BYTES:
+            yield pa.Table.from_batches(batches)
+            batches = []
+        batches.append(batch)
+        if sum(part.num_rows for part in batches) >= ROW_GROUP_ROWS:
+            table = pa.Table.from_batches(batches)
             while table.num_rows >= ROW_GROUP_ROWS:
                 yield table.slice(0, ROW_GROUP_ROWS)
                 table = table.slice(ROW_GROUP_ROWS)
-            held = table.to_batches()
-    if any(part.num_rows for part in held):
-        yield pa.Table.from_batches(held)
+            batches = table.to_batches()
+    if any(part.num_rows for part in batches):
+        yield pa.Table.from_batches(batches)

@@ -2,7 +2,6 @@
 
 import resource
 from pathlib import Path
-from typing import Any
 
 import duckdb
 
@@ -12,7 +11,9 @@ from trainspan_schemas.store.views import STORE_VERSION
 __all__ = ["figures", "store_files"]
 
 
-def figures(store: Path, cursor: duckdb.DuckDBPyConnection, journal: Journal) -> dict[str, Any]:
+def figures(
+    store: Path, cursor: duckdb.DuckDBPyConnection, journal: Journal, batcher_peak_bytes: int
+) -> dict[str, object]:
     """Names → numbers. Sizes are in bytes, times in nanoseconds since 1970."""
     counts = {}
     for name in ("spans", "logs", "calls", "evaluations", "rollouts"):
@@ -46,7 +47,7 @@ def figures(store: Path, cursor: duckdb.DuckDBPyConnection, journal: Journal) ->
         "damaged_wal_bytes": sum(map(_size, store.parent.glob(f"{store.name}.wal.damaged-*"))),
         "quarantined_requests": len(list(store.with_name(f"{store.name}.quarantine").glob("*.pb"))),
         "duckdb_memory_bytes": duckdb_memory,
-        "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 + batcher_peak_bytes,
     }
 
 

@@ -1,7 +1,7 @@
 """Checks that a store is whole: every block is readable, every key is unique, journal and files are as they should be."""
 
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import duckdb
 
@@ -44,7 +44,7 @@ _QUESTIONS: Final = {
 
 def verify(
     store: Path, cursor: duckdb.DuckDBPyConnection, journal: Journal, index: KeyIndex, *, up_to_seq: int
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """`{"ok", "problems": [...], "rows": {...}, "journal_requests": n}`; reads every byte of the store once."""
     problems: list[str] = []
     rows: dict[str, int] = {}
@@ -77,10 +77,7 @@ def _index(index: KeyIndex, cursor: duckdb.DuckDBPyConnection, up_to_seq: int) -
         n_lacking, n_unknown = index.compare(cursor, up_to_seq)
     except (duckdb.Error, KeyIndexError) as error:
         return [f"the key index cannot be checked: {first_line(error)}"]
-    counts = {
-        "rows missing in the key index": n_lacking,
-        "keys in the index of rows that are not stored": n_unknown,
-    }
+    counts = {"rows missing in the key index": n_lacking, "keys in the index of rows that are not stored": n_unknown}
     return [f"{count} {words}" for words, count in counts.items() if count]
 
 

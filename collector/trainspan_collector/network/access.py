@@ -121,11 +121,11 @@ class Access:
 
     def _role_of(self, token: str) -> Role | None:
         """Compares with every token, so that the time taken reveals nothing about any."""
-        digest, found = _digest(token), None
+        digest, matching = _digest(token), None
         for known, role in self._roles.items():
             if hmac.compare_digest(known, digest):
-                found = role
-        return found
+                matching = role
+        return matching
 
 
 def _digest(token: str) -> bytes:

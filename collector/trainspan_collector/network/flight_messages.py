@@ -3,7 +3,7 @@
 A FlightData is encoded by hand, since its body, field 1000, is large: one copy instead of three.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import pyarrow as pa
@@ -24,19 +24,19 @@ def parts_of(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
     Memory of that size is reused, but each larger block is new to the process.
     """
-    held: list[pa.RecordBatch] = []
+    pending: list[pa.RecordBatch] = []
     n_bytes = n_rows = 0
     for batch in batches:
-        if held and (n_bytes + batch.nbytes > _PART_BYTES or n_rows + batch.num_rows > _PART_ROWS):
-            yield _joined(held)
-            held, n_bytes, n_rows = [], 0, 0
+        if pending and (n_bytes + batch.nbytes > _PART_BYTES or n_rows + batch.num_rows > _PART_ROWS):
+            yield _joined(pending)
+            pending, n_bytes, n_rows = [], 0, 0
         if batch.nbytes > _PART_BYTES or batch.num_rows >= _PART_ROWS:
             yield from _cut(batch)
         elif batch.num_rows:
-            held.append(batch)
+            pending.append(batch)
             n_bytes, n_rows = n_bytes + batch.nbytes, n_rows + batch.num_rows
-    if held:
-        yield _joined(held)
+    if pending:
+        yield _joined(pending)
 
 
 def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
@@ -69,7 +69,7 @@ def _varint(number: int) -> bytes:
     return bytes(octets)
 
 
-def _messages(package: str, **fields: dict[str, Any]) -> list[Any]:
+def _messages(package: str, **fields: Mapping[str, Any]) -> list[Any]:
     """Message classes: name → field → type, numbered from 1."""
     file = descriptor_pb2.FileDescriptorProto(name="trainspan/flight.proto", package=package, syntax="proto3")
     for name, members in fields.items():

@@ -22,6 +22,8 @@ __all__ = ["encodable", "from_json", "parsed_bytes", "to_json"]
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # half of a pair: may be alone in JavaScript's strings, not in UTF-8
 _BYTES_PER_OBJECT = 300
 _BYTES_PER_VALUE = 64
+_Object = dict[str, Any]
+"""Of a client's JSON: its members have any form."""
 _IDS = ("traceId", "spanId", "parentSpanId", "trace_id", "span_id", "parent_span_id")
 
 
@@ -64,7 +66,7 @@ def encodable(text: str) -> str:
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-def _encode_ids(content: dict[str, Any]) -> None:
+def _encode_ids(content: _Object) -> None:
     """Converts hex ids to base64, in place, wherever OTLP has ids."""
     for item in _bearers(content):
         for name in _IDS:
@@ -77,7 +79,7 @@ def _encode_ids(content: dict[str, Any]) -> None:
                 raise InvalidRecordError(f"{name} {str(value)[:40]!r} is not hex") from error
 
 
-def _bearers(content: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _bearers(content: _Object) -> Iterator[_Object]:
     """Spans with their links, log records, and metric points' exemplars."""
     for scope_item in _inner(content, ("resourceSpans", "resource_spans"), ("scopeSpans", "scope_spans")):
         for span in _members(scope_item, "spans"):
@@ -92,14 +94,12 @@ def _bearers(content: dict[str, Any]) -> Iterator[dict[str, Any]]:
                     yield from _members(point, "exemplars")
 
 
-def _inner(
-    content: dict[str, Any], of_resource: tuple[str, str], of_scope: tuple[str, str]
-) -> Iterator[dict[str, Any]]:
+def _inner(content: _Object, of_resource: tuple[str, str], of_scope: tuple[str, str]) -> Iterator[_Object]:
     for resource_item in _members(content, *of_resource):
         yield from _members(resource_item, *of_scope)
 
 
-def _members(parent: dict[str, Any], *names: str) -> Iterator[dict[str, Any]]:
+def _members(parent: _Object, *names: str) -> Iterator[_Object]:
     """The objects in the lists with these names; the parser refuses anything else in them."""
     for name in names:
         items = parent.get(name)

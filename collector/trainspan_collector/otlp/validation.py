@@ -42,7 +42,7 @@ class Rejections:
     def n_rejected(self) -> int:
         return self.reasons.total()
 
-    def take(self, request: _Request, body: bytes) -> tuple[int, bytes]:
+    def check(self, request: _Request, body: bytes) -> tuple[int, bytes]:
         """Checks a request, or a piece of one, that was parsed from `body`.
 
         Returns how many of its items can be stored, and the body without items that are too large. Raises TooLargeError if the

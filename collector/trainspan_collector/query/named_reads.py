@@ -5,11 +5,12 @@ and where, `tokens` returns the tokens of calls by their `seq` alone, and `texts
 records by their event. `newest` and `activity` are for those who watch: their cost does not depend on the size of the store.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Final
 
 from trainspan_collector.query.places import EVERYWHERE, RowPlaces
+from trainspan_collector.query.read_parameters import ReadParameters
 from trainspan_collector.query.scoped_views import NAMING, SEEDS, nearby
 from trainspan_collector.rows.promoted import PROMOTED
 from trainspan_schemas.artifacts.branches import BRANCH_TASK
@@ -170,30 +171,29 @@ def named_read(name: str, parameters: Mapping[str, object], places: RowPlaces) -
     }
     if name not in READS and name not in special:
         raise UsageError(f"unknown read {name!r}; reads are {', '.join((*READS, *special))}")
-    given = {key: value for key, value in parameters.items() if value is not None}
+    given = ReadParameters(name, {key: value for key, value in parameters.items() if value is not None})
     if name in special:
         return special[name](given, places)
     of_spans = ("without_calls",) if name == "spans" else ()
     of_rollouts = tuple(_OF_TASKS) if name == "rollouts" else ()
     of_parts = _PAGED if name in _OF_SPANS else ()
-    _expect(name, given, (*_CHOOSING, "columns", *of_spans, *of_rollouts, *of_parts))
+    given.expect(*_CHOOSING, "columns", *of_spans, *of_rollouts, *of_parts)
     bound: dict[str, object] = {}
     tables = []
     conditions = _conditions(given, bound)
     if "since_seq" in given:
         tables.append(_TOUCHED)
-    only_others = "without_calls" in given and _checked(given, "without_calls", bool)
-    if only_others:
+    if given.flag("without_calls"):
         conditions.append("NOT coalesce(is_call, false)")
     # Rows are selected on narrow columns first: a single-step plan reads every span's payload.
     chosen = f"SELECT * FROM {_SOURCES[name]} r WHERE {' AND '.join(conditions)}"
     tables.append(f"chosen AS MATERIALIZED ({chosen})")
-    columns = ", ".join(_qualified(name, column) for column in _columns(name, READS[name], given))
+    columns = ", ".join(_qualified(name, column) for column in given.columns(READS[name]))
     order = ""
     if any(key in given for key in ("skip", "rows")):
         tables.append(_part(given, bound))
         columns, order = f"{columns}, i.n_selected", " ORDER BY i.from_ns, i.seq"
-    near, within = _near(name, tables, given, bound, places)
+    near, within = _near(tables, given, bound, places)
     # A filter of its own makes the scan read only the payload that the join needs; `within` keeps it to a part of the store.
     of_kind = {"calls": "is_call AND ", "spans": ""}
     rows = "part" if order else "chosen"
@@ -203,10 +203,10 @@ def named_read(name: str, parameters: Mapping[str, object], places: RowPlaces) -
     return Query(f"WITH {', '.join(near)} SELECT {columns} FROM {payload}{order}", bound)
 
 
-def _part(given: Mapping[str, object], bound: dict[str, object]) -> str:
+def _part(given: ReadParameters, bound: dict[str, object]) -> str:
     """The table of the chosen rows that were asked for by number."""
-    bound["skip"] = _bounded(given, "skip", 0, 0, 2**62)
-    bound["rows"] = _bounded(given, "rows", _MOST_PAGE, 1, _MOST_PAGE)
+    bound["skip"] = given.integer_within("skip", 0, 0, 2**62)
+    bound["rows"] = given.integer_within("rows", _MOST_PAGE, 1, _MOST_PAGE)
     return """
 part AS MATERIALIZED (
     SELECT c.*, l.start_ns AS from_ns, (SELECT count(*) FROM chosen) AS n_selected
@@ -215,12 +215,12 @@ part AS MATERIALIZED (
 )"""
 
 
-def _sizes(given: Mapping[str, object], places: RowPlaces) -> Query:
-    _expect("sizes", given, ("run_id", "round", "task_id", "rollout_ids", "rows", "columns", *_WITHOUT))
+def _sizes(given: ReadParameters, places: RowPlaces) -> Query:
+    given.expect("run_id", "round", "task_id", "rollout_ids", "rows", "columns", *_WITHOUT)
     bound: dict[str, object] = {}
     conditions = ["r.rollout_id IS NOT NULL", *_conditions(given, bound)]
-    rows = _bounded(given, "rows", _MOST_SIZES, 1, _MOST_SIZES)
-    wanted = _columns("sizes", SIZES, given)
+    rows = given.integer_within("rows", _MOST_SIZES, 1, _MOST_SIZES)
+    wanted = given.columns(SIZES)
     # Each of these scans something that is wide or large, so it is left out unless it is asked for.
     others = {
         "evaluations": "SELECT rollout_id, count(*) AS evaluations FROM stored.bound_evaluations GROUP BY rollout_id",
@@ -251,7 +251,7 @@ sized AS MATERIALIZED (
         f"coalesce({name}_of.{name}, 0)::BIGINT AS {name}" if name in joined else _whole(name) for name in wanted
     )
     joins = "".join(f" LEFT JOIN {name}_of ON {name}_of.rollout_id = z.rollout_id" for name in joined)
-    near, _ = _near("sizes", tables, given, bound, places)
+    near, _ = _near(tables, given, bound, places)
     order = f"ORDER BY z.spans DESC, z.rollout_id LIMIT {rows}"
     return Query(f"WITH {', '.join(near)} SELECT {columns} FROM sized z{joins} {order}", bound)
 
@@ -260,21 +260,14 @@ def _whole(name: str) -> str:
     return "z.rollout_id" if name == "rollout_id" else f"z.{name}::BIGINT AS {name}"
 
 
-def _bounded(given: Mapping[str, object], key: str, default: int, least: int, most: int) -> int:
-    value = _checked({key: default, **given}, key, int)
-    if not isinstance(value, int) or not least <= value <= most:
-        raise UsageError(f"parameter {key} = {value!r} is not between {least} and {most}")
-    return value
-
-
-def _holdings(given: Mapping[str, object], places: RowPlaces) -> Query:
-    _expect("holdings", given, (*_CHOOSING, "task_id", "columns"))
+def _holdings(given: ReadParameters, places: RowPlaces) -> Query:
+    given.expect(*_CHOOSING, "task_id", "columns")
     bound: dict[str, object] = {}
     conditions = _conditions(given, bound)
     tables = [_TOUCHED] if "since_seq" in given else []
     tables += [
         f"""
-held AS MATERIALIZED (
+stretches AS MATERIALIZED (
     SELECT
         rollout_id, attempt, trace_id, run_id, round, task_id,
         count(*) FILTER (is_call)::INTEGER AS calls, count(*)::INTEGER - calls AS spans,
@@ -283,10 +276,10 @@ held AS MATERIALIZED (
     WHERE rollout_id IS NOT NULL
     GROUP BY rollout_id, attempt, trace_id, run_id, round, task_id, seq // {_STRETCH}
 )""",
-        f"chosen AS MATERIALIZED (SELECT *, coalesce({' AND '.join(conditions)}, false) AS is_selected FROM held r)",
+        f"chosen AS MATERIALIZED (SELECT *, coalesce({' AND '.join(conditions)}, false) AS is_selected FROM stretches r)",
     ]
-    columns = ", ".join(_columns("holdings", HOLDINGS, given))
-    near, _ = _near("holdings", tables, given, bound, places)
+    columns = ", ".join(given.columns(HOLDINGS))
+    near, _ = _near(tables, given, bound, places)
     return Query(
         f"""
 WITH {", ".join(near)}
@@ -298,9 +291,9 @@ WHERE trace_id IN (
     )
 
 
-def _foreign(given: Mapping[str, object], _: RowPlaces) -> Query:
-    _expect("foreign", given, ("columns",))
-    columns = ", ".join(f"j.{column}" for column in _columns("foreign", FOREIGN, given))
+def _foreign(given: ReadParameters, _: RowPlaces) -> Query:
+    given.expect("columns")
+    columns = ", ".join(f"j.{column}" for column in given.columns(FOREIGN))
     # Of joined tables the right one is held in memory: never the spans.
     return Query(
         f"""
@@ -313,32 +306,32 @@ SELECT {columns} FROM judged j ANTI JOIN here h ON h.rollout_id = j.rollout_id""
     )
 
 
-def _tokens(given: Mapping[str, object], _: RowPlaces) -> Query:
-    _expect("tokens", given, ("seqs", "columns"))
+def _tokens(given: ReadParameters, _: RowPlaces) -> Query:
+    given.expect("seqs", "columns")
     bound: dict[str, object] = {}
-    condition = _numbered("tokens", given, bound)
-    columns = ", ".join(_columns("tokens", TOKENS, given))
+    condition = _numbered(given, bound)
+    columns = ", ".join(given.columns(TOKENS))
     return Query(f"SELECT {columns} FROM stored.spans WHERE is_call AND {condition}", bound)
 
 
-def _texts_of_spans(given: Mapping[str, object], places: RowPlaces) -> Query:
-    _expect("texts", given, ("seqs", "trace_ids", "columns"))
+def _texts_of_spans(given: ReadParameters, places: RowPlaces) -> Query:
+    given.expect("seqs", "trace_ids", "columns")
     bound: dict[str, object] = {}
     if "trace_ids" in given:
-        _expect("texts with trace_ids", given, ("trace_ids", "columns"))
-        bound["trace_ids"] = trace_ids = _texts(given, "trace_ids")
+        replace(given, read="texts with trace_ids").expect("trace_ids", "columns")
+        bound["trace_ids"] = trace_ids = given.texts("trace_ids")
         condition = f"{places.of_traces(trace_ids)} AND trace_id IN (SELECT unnest($trace_ids::VARCHAR[]))"
     else:
-        condition = _numbered("texts", given, bound)
-    columns = ", ".join(_columns("texts", TEXTS, given))
+        condition = _numbered(given, bound)
+    columns = ", ".join(given.columns(TEXTS))
     return Query(f"SELECT {columns} FROM stored.live_spans WHERE {condition}", bound)
 
 
-def _numbered(name: str, given: Mapping[str, object], bound: dict[str, object]) -> str:
+def _numbered(given: ReadParameters, bound: dict[str, object]) -> str:
     """The condition on the rows with the numbers `seqs`, which are added to `bound`."""
-    seqs = given.get("seqs")
+    seqs = given.values.get("seqs")
     if not isinstance(seqs, list) or not all(type(seq) is int for seq in seqs):
-        raise UsageError(f"the read {name!r} needs the parameter seqs, a list of integers")
+        raise UsageError(f"the read {given.read!r} needs the parameter seqs, a list of integers")
     if not seqs:
         return "false"
     # A string is bound five times as fast as a list.
@@ -346,102 +339,93 @@ def _numbered(name: str, given: Mapping[str, object], bound: dict[str, object]) 
     return f"seq BETWEEN {min(seqs)} AND {max(seqs)} AND seq IN (SELECT unnest(string_split($seqs, ',')::BIGINT[]))"
 
 
-def _records(given: Mapping[str, object], places: RowPlaces) -> Query:
-    _expect("records", given, ("event_names", "trace_ids", "attribute", "columns"))
-    if "event_names" not in given:
-        raise UsageError("the read 'records' needs the parameter event_names")
-    bound: dict[str, object] = {"event_names": _texts(given, "event_names")}
+def _records(given: ReadParameters, places: RowPlaces) -> Query:
+    given.expect("event_names", "trace_ids", "attribute", "columns")
+    given.require("event_names")
+    bound: dict[str, object] = {"event_names": given.texts("event_names")}
     conditions = ["event_name IN (SELECT unnest($event_names::VARCHAR[]))"]
     if "trace_ids" in given:
-        bound["trace_ids"] = trace_ids = _texts(given, "trace_ids")
+        bound["trace_ids"] = trace_ids = given.texts("trace_ids")
         conditions += [places.of_traces(trace_ids), "trace_id IN (SELECT unnest($trace_ids::VARCHAR[]))"]
     if "attribute" in given:
         conditions.append("contains(attributes, '\"' || $attribute || '\"')")
-        bound["attribute"] = _checked(given, "attribute", str)
-    columns = ", ".join(_columns("records", READS["logs"], given))
+        bound["attribute"] = given.text("attribute")
+    columns = ", ".join(given.columns(READS["logs"]))
     return Query(f"SELECT {columns} FROM main.logs WHERE {' AND '.join(conditions)}", bound)
 
 
-def _newest(given: Mapping[str, object], _: RowPlaces) -> Query:
-    _expect("newest", given, ("rows", "columns"))
-    rows = _checked({"rows": 1000, **given}, "rows", int)
-    if not isinstance(rows, int) or not 0 < rows <= _MOST_NEWEST:
-        raise UsageError(f"parameter rows = {rows!r} is not between 1 and {_MOST_NEWEST}")
-    wanted = _columns("newest", tuple(NEWEST), given)
+def _newest(given: ReadParameters, _: RowPlaces) -> Query:
+    given.expect("rows", "columns")
+    rows = given.integer_within("rows", 1000, 1, _MOST_NEWEST)
+    wanted = given.columns(tuple(NEWEST))
     columns = ", ".join(f"{NEWEST[name].format(name) or name} AS {name}" for name in wanted)
     since = "(SELECT last_seq - $rows FROM stored.progress)"
     return Query(f"SELECT {columns} FROM stored.live_spans WHERE seq > {since} ORDER BY seq DESC", {"rows": rows})
 
 
-def _activity(given: Mapping[str, object], _: RowPlaces) -> Query:
-    _expect("activity", given, ("since_ns", "columns"))
-    if "since_ns" not in given:
-        raise UsageError("the read 'activity' needs the parameter since_ns")
-    columns = ", ".join(_columns("activity", ACTIVITY, given))
+def _activity(given: ReadParameters, _: RowPlaces) -> Query:
+    given.expect("since_ns", "columns")
+    given.require("since_ns")
+    columns = ", ".join(given.columns(ACTIVITY))
     # Rows are stored about in the order of time, so the scan skips most of them.
     counted = (
         "SELECT count(*) FILTER (is_call) AS calls, count(*) FILTER (rollout_status IS NOT NULL) AS rollouts,"
         " coalesce(sum(coalesce(len(prompt_ids), 0) + coalesce(len(completion_ids), 0)), 0)::BIGINT AS tokens"
         " FROM stored.live_spans WHERE end_ns >= $since_ns"
     )
-    return Query(f"SELECT {columns} FROM ({counted})", {"since_ns": _checked(given, "since_ns", int)})
+    return Query(f"SELECT {columns} FROM ({counted})", {"since_ns": given.integer("since_ns")})
 
 
-def _expect(name: str, given: Mapping[str, object], known: Sequence[str]) -> None:
-    if unknown := [key for key in given if key not in known]:
-        raise UsageError(f"read {name!r} has no parameter {unknown[0]!r}; parameters are {', '.join(known)}")
-
-
-def _conditions(given: Mapping[str, object], bound: dict[str, object]) -> list[str]:
+def _conditions(given: ReadParameters, bound: dict[str, object]) -> list[str]:
     """The conditions on a row `r`; their values are added to `bound`."""
     conditions = ["true"]
     if "run_id" in given:
         conditions.append("r.run_id = $run_id")
-        bound["run_id"] = _checked(given, "run_id", str)
+        bound["run_id"] = given.text("run_id")
     if "round" in given:
         conditions.append("r.round = $round")
-        bound["round"] = _checked(given, "round", int)
-    for key in _OF_TASKS.keys() & given.keys():
+        bound["round"] = given.integer("round")
+    for key in _OF_TASKS.keys() & given.values.keys():
         conditions.append(_OF_TASKS[key])
-        bound[key] = _checked(given, key, str)
+        bound[key] = given.text(key)
     if "attempt" in given:
         conditions.append("coalesce(r.attempt, 0) = $attempt")
-        bound["attempt"] = _checked(given, "attempt", int)
+        bound["attempt"] = given.integer("attempt")
     if "rollout_ids" in given:
         conditions.append("r.rollout_id IN (SELECT unnest($rollout_ids::VARCHAR[]))")
-        bound["rollout_ids"] = _texts(given, "rollout_ids")
+        bound["rollout_ids"] = given.texts("rollout_ids")
     conditions += [
         f"r.{column} IS NULL"
         for key, column in (("without_rollout", "rollout_id"), *_WITHOUT.items())
-        if key in given and _checked(given, key, bool)
+        if given.flag(key)
     ]
     if "since_seq" in given:
         conditions.append(
             "(r.trace_id IN (SELECT trace_id FROM touched WHERE trace_id IS NOT NULL)"
             " OR r.rollout_id IN (SELECT rollout_id FROM touched WHERE rollout_id IS NOT NULL))"
         )
-        bound["since_seq"] = _checked(given, "since_seq", int)
+        bound["since_seq"] = given.integer("since_seq")
     return conditions
 
 
 def _near(
-    name: str, tables: list[str], given: Mapping[str, object], bound: dict[str, object], places: RowPlaces
+    tables: list[str], given: ReadParameters, bound: dict[str, object], places: RowPlaces
 ) -> tuple[list[str], str]:
     """The tables, limited to what is near the most selective parameter, and a condition on `seq` that holds for all their rows."""
     selective = {parameter for parameter in bound if (parameter, bound[parameter]) != _ALL}
-    if name in _OF_SPANS and given.get("without_rollout"):
+    if given.read in _OF_SPANS and given.flag("without_rollout"):
         selective.add("round_without_rollout" if "round" in bound else "without_rollout")
     seed = next((parameter for parameter in SEEDS if parameter in selective), None)
     if seed is None:
         return tables, EVERYWHERE
-    within = _within(seed, bound, places)
+    within = _within(seed, given, bound, places)
     return nearby(tables, seed, within), within if seed in NAMING else EVERYWHERE
 
 
-def _within(seed: str, bound: dict[str, object], places: RowPlaces) -> str:
+def _within(seed: str, given: ReadParameters, bound: dict[str, object], places: RowPlaces) -> str:
     """Where the rows are that a read from these seeds needs; the rollouts of a task are added to `bound`."""
     if seed == "rollout_ids":
-        return places.of_rollouts(_texts(bound, "rollout_ids"))
+        return places.of_rollouts(given.texts("rollout_ids"))
     if seed in _OF_TASKS:
         bound["task_rollouts"] = rollout_ids = places.rollouts_of(_TASK_SPANS[seed], {seed: bound[seed]})
         return places.of_rollouts(rollout_ids)
@@ -453,28 +437,3 @@ def _qualified(name: str, column: str) -> str:
         return "coalesce(len(s.prompt_ids), 0) + coalesce(len(s.completion_ids), 0) AS n_tokens"
     from_span = name in ("spans", "calls") and column not in IDENTITY
     return f"{'s' if from_span else 'i'}.{column}"
-
-
-def _columns(name: str, known: tuple[str, ...], given: Mapping[str, object]) -> tuple[str, ...]:
-    if "columns" not in given:
-        return known
-    wanted = _texts(given, "columns")
-    if not wanted:
-        raise UsageError(f"read {name!r}: columns is empty")
-    if unknown := [column for column in wanted if column not in known]:
-        raise UsageError(f"read {name!r} has no column {unknown[0]!r}; columns are {', '.join(known)}")
-    return tuple(wanted)
-
-
-def _checked(given: Mapping[str, object], key: str, kind: type) -> object:
-    value = given[key]
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise UsageError(f"parameter {key} = {value!r} is not of type {kind.__name__}")
-    return value
-
-
-def _texts(given: Mapping[str, object], key: str) -> list[str]:
-    value = given[key]
-    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise UsageError(f"parameter {key} = {value!r} is not a list of strings")
-    return value

@@ -49,25 +49,25 @@ class RowPlaces:
     def of_rollouts(self, rollout_ids: Sequence[str]) -> str:
         """Holds for all rows of these rollouts, and of the traces that have one of them."""
         end = self._end()
-        return _within(self._found(_OF_ROLLOUTS.format(end=end), {"rollout_ids": list(rollout_ids)}), end)
+        return _within(self._places(_OF_ROLLOUTS.format(end=end), {"rollout_ids": list(rollout_ids)}), end)
 
     def of_traces(self, trace_ids: Sequence[str]) -> str:
         """Holds for all rows of these traces."""
-        return _within(self._found(_OF_TRACES, {"trace_ids": list(trace_ids)}), self._end())
+        return _within(self._places(_OF_TRACES, {"trace_ids": list(trace_ids)}), self._end())
 
     def without_rollout(self) -> str:
         """Holds for all spans that state no rollout themselves."""
-        end, found = self._end(), self._found(_WITHOUT_ROLLOUT, {})
-        if not found and self._cursor.execute(_NONE_SINCE.format(end)).fetchall() == [(True,)]:
+        end, places = self._end(), self._places(_WITHOUT_ROLLOUT, {})
+        if not places and self._cursor.execute(_NONE_SINCE.format(end)).fetchall() == [(True,)]:
             return NOWHERE
-        return _within(found, end)
+        return _within(places, end)
 
     def rollouts_of(self, condition: str, parameters: dict[str, object]) -> list[str]:
         """The rollouts with a span that states a task for which `condition` holds."""
-        found = self._cursor.execute(_OF_TASK.format(condition), parameters).fetchall()
-        return [rollout_id for (rollout_id,) in found]
+        rows = self._cursor.execute(_OF_TASK.format(condition), parameters).fetchall()
+        return [rollout_id for (rollout_id,) in rows]
 
-    def _found(self, sql: str, parameters: dict[str, object]) -> list[int]:
+    def _places(self, sql: str, parameters: dict[str, object]) -> list[int]:
         return sorted(place for (place,) in self._cursor.execute(sql, parameters).fetchall())
 
     def _end(self) -> int:

@@ -48,7 +48,7 @@ _COLUMNS: Final = (
 """The columns of a span that the views use; its payload is joined to the selected rows."""
 
 _TOUCHING: Final = """
-said AS NOT MATERIALIZED (
+stated_ids AS NOT MATERIALIZED (
     SELECT trace_id, rollout_id FROM stored.spans WHERE {within}
     UNION ALL SELECT trace_id, rollout_id FROM stored.evaluations WHERE {within}
     UNION ALL SELECT trace_id, rollout_id FROM stored.logs WHERE {within}
@@ -57,19 +57,19 @@ seeds AS MATERIALIZED ({seeds}),
 seed_traces AS (SELECT trace_id FROM seeds WHERE trace_id IS NOT NULL),
 seed_rollouts AS MATERIALIZED (
     SELECT rollout_id FROM seeds WHERE rollout_id IS NOT NULL
-    UNION SELECT rollout_id FROM said WHERE rollout_id IS NOT NULL AND trace_id IN (FROM seed_traces)
+    UNION SELECT rollout_id FROM stated_ids WHERE rollout_id IS NOT NULL AND trace_id IN (FROM seed_traces)
 ),
 met_traces AS MATERIALIZED (
     FROM seed_traces
-    UNION SELECT trace_id FROM said WHERE trace_id IS NOT NULL AND rollout_id IN (FROM seed_rollouts)
+    UNION SELECT trace_id FROM stated_ids WHERE trace_id IS NOT NULL AND rollout_id IN (FROM seed_rollouts)
 ),
 some_rollouts AS MATERIALIZED (
     FROM seed_rollouts
-    UNION SELECT rollout_id FROM said WHERE rollout_id IS NOT NULL AND trace_id IN (FROM met_traces)
+    UNION SELECT rollout_id FROM stated_ids WHERE rollout_id IS NOT NULL AND trace_id IN (FROM met_traces)
 ),
 some_traces AS MATERIALIZED (
     FROM met_traces
-    UNION SELECT trace_id FROM said WHERE trace_id IS NOT NULL AND rollout_id IN (FROM some_rollouts)
+    UNION SELECT trace_id FROM stated_ids WHERE trace_id IS NOT NULL AND rollout_id IN (FROM some_rollouts)
 ),"""
 _NAMED: Final = """
 some_rollouts AS MATERIALIZED ({seeds}),
@@ -114,25 +114,25 @@ def nearby(tables: Sequence[str], parameter: str, within: str) -> list[str]:
     seeds = SEEDS[parameter].format(within=within)
     everything = within if is_naming or within == NOWHERE else EVERYWHERE
     near = ((_NAMED if is_naming else _TOUCHING) + _NEAR).format(seeds=seeds, within=everything)
-    own = [_local(table) for table in tables]
-    return [*_needed([*_expressions(near), *_derived()], own), *own]
+    views = [_local(table) for table in tables]
+    return [*_needed([*_expressions(near), *_derived()], views), *views]
 
 
 def _needed(expressions: Sequence[tuple[str, str]], by: Sequence[str]) -> list[str]:
     """The expressions that `by` names, directly or through others, in their order: DuckDB's planning of the rest takes longer than
     reading a few rollouts."""
     words = {word for sql in by for word in _WORD.findall(sql)}
-    kept: list[str] = []
+    needed: list[str] = []
     for name, sql in reversed(expressions):
         if name in words:
-            kept.append(sql)
+            needed.append(sql)
             words.update(_WORD.findall(sql))
-    return kept[::-1]
+    return needed[::-1]
 
 
 def _expressions(sql: str) -> list[tuple[str, str]]:
     """Common table expressions, each of which begins a line, and their names."""
-    return [(found[1], found[0].strip().removesuffix(",")) for found in _EXPRESSION.finditer(sql)]
+    return [(match[1], match[0].strip().removesuffix(",")) for match in _EXPRESSION.finditer(sql)]
 
 
 @functools.cache
@@ -146,4 +146,4 @@ def _derived() -> list[tuple[str, str]]:
 
 
 def _local(sql: str) -> str:
-    return _NAME.sub(lambda found: f"near_{found[1] or found[2]}", sql)
+    return _NAME.sub(lambda match: f"near_{match[1] or match[2]}", sql)

@@ -30,13 +30,7 @@ class Admission:
     """Writes requests to disk: `keep`. Thread-safe."""
 
     def __init__(
-        self,
-        journal: Journal,
-        folder: Path,
-        *,
-        min_free_disk_bytes: int,
-        wait_s: float,
-        backlog: Backlog | None = None,
+        self, journal: Journal, folder: Path, *, min_free_disk_bytes: int, wait_s: float, backlog: Backlog | None = None
     ) -> None:
         """`backlog` determines when senders are slowed."""
         self._journal = journal

@@ -131,19 +131,19 @@ class _Cutter:
     def _resource_head(self, start: int, end: int) -> tuple[bytes, list[tuple[int, int]]]:
         """A resource group's own fields, and where its scope groups are."""
         self._count_item()
-        own, scopes = _OwnFields(self._body, _RESOURCE), []
+        head, scopes = _OwnFields(self._body, _RESOURCE), []
         for number, field_start, first, field_end in _fields(self._body, start, end):
             self._count_item()
             if number == 2:
                 scopes.append((first, field_end))
             else:
-                own.add(number, field_start, first, field_end)
-        return own.joined(), scopes
+                head.add(number, field_start, first, field_end)
+        return head.joined(), scopes
 
     def _scope_group(self, start: int, end: int) -> tuple[bytes, list[tuple[int, int]]]:
         """A scope group's own fields, and where the field of each item begins and ends."""
         body = self._body
-        own, items = _OwnFields(body, _SCOPE), []
+        head, items = _OwnFields(body, _SCOPE), []
         position = start
         while position < end:
             if body[position] != _ITEM_TAG:
@@ -151,7 +151,7 @@ class _Cutter:
                 if number == 2:
                     raise _invalid(body)  # no encoder writes the tag in more than one byte, or this field as a number
                 self._count_item()
-                own.add(number, field_start, first, position)
+                head.add(number, field_start, first, position)
                 continue
             field_start = position  # without a call for each: most requests hold nothing else
             position += 1
@@ -172,7 +172,7 @@ class _Cutter:
             if length > _PIECE_BYTES:
                 _check_parts(body, position - length, position, self._item)
             items.append((field_start, position))
-        return own.joined(), items
+        return head.joined(), items
 
     def _count_item(self) -> None:
         self._n_items += 1

@@ -59,7 +59,7 @@ class ExportHandler:
         """Held while a request of `n_bytes` is parsed: few large ones are parsed at once."""
         return self._parsing[role] if n_bytes > SMALL_BYTES else nullcontext()
 
-    def take(
+    def handle(
         self, signal: OtlpSignal, body: bytes, role: Role, transport: str, share: Share | None = None
     ) -> ExportOutcome:
         """Returns once the content of `body` is on disk; metrics are only counted. `share` already includes its bytes.
@@ -68,8 +68,8 @@ class ExportHandler:
         rows would repeat too much, OverloadError if it cannot be kept now.
         """
         try:
-            with nullcontext(share) if share else self.budget.share(role, len(body)) as held:
-                outcome, n_items = self._take(signal, body, role, held)
+            with nullcontext(share) if share else self.budget.share(role, len(body)) as budgeted:
+                outcome, n_items = self._handle(signal, body, role, budgeted)
         except InvalidRecordError:
             self._metrics.refused(transport, RefusalReason.INVALID)
             raise
@@ -86,7 +86,7 @@ class ExportHandler:
             log.warning("partial success %s", outcome.message)
         return outcome
 
-    def _take(self, signal: OtlpSignal, body: bytes, role: Role, share: Share) -> tuple[ExportOutcome, int]:
+    def _handle(self, signal: OtlpSignal, body: bytes, role: Role, share: Share) -> tuple[ExportOutcome, int]:
         """The outcome, and the number of items taken."""
         if len(body) > SMALL_BYTES:
             share.grow(len(body))  # its pieces
@@ -110,10 +110,10 @@ class ExportHandler:
             if n_repaired:
                 self._metrics.repaired(n_repaired)
                 log.warning("event=invalid_text texts=%d; their invalid bytes are escaped", n_repaired)
-            n_new, kept = rejections.take(request, valid)
+            n_new, accepted = rejections.check(request, valid)
             n_items += n_new
             if n_new:
-                redacted = self._redaction.apply(request, kept)
+                redacted = self._redaction.apply(request, accepted)
                 self._metrics.redacted(redacted.n_secrets, redacted.n_blocked)
                 stored.append(redacted.body)
         return ExportOutcome(rejections.n_rejected, rejections.message, rejections.reasons), n_items, stored

@@ -52,13 +52,7 @@ class GrpcServer:
     """Binds `address` at once, serves after `start`. Raises RuntimeError if the port is in use."""
 
     def __init__(
-        self,
-        address: str,
-        exports: ExportHandler,
-        *,
-        guard: AccessControl,
-        metrics: Metrics,
-        max_request_bytes: int,
+        self, address: str, exports: ExportHandler, *, guard: AccessControl, metrics: Metrics, max_request_bytes: int
     ) -> None:
         self._exports = exports
         self._metrics = metrics
@@ -110,7 +104,7 @@ class GrpcServer:
     ) -> bytes:
         body = self._read(role, messages, context)
         try:
-            outcome = self._exports.take(signal, body, role, _TRANSPORT)
+            outcome = self._exports.handle(signal, body, role, _TRANSPORT)
         except InvalidRecordError as error:
             abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except TooLargeError as error:

@@ -85,8 +85,8 @@ class HttpApp:
             answer = status_answer(foreign, headers.get("content-type", ""))
         except GoneError:
             return
-        named = [("content-type", answer.content_type), ("content-length", str(len(answer.body))), *answer.headers]
-        encoded = [(name.encode(), value.encode()) for name, value in named]
+        fields = [("content-type", answer.content_type), ("content-length", str(len(answer.body))), *answer.headers]
+        encoded = [(name.encode(), value.encode()) for name, value in fields]
         await send({"type": "http.response.start", "status": answer.status, "headers": encoded})
         body = b"" if scope["method"] == "HEAD" else answer.body
         await send({"type": "http.response.body", "body": body})
@@ -142,7 +142,7 @@ class HttpApp:
         except ValueError as error:  # also InvalidRecordError
             raise RefusedError(400, str(error), RefusalReason.INVALID) from error
         try:
-            outcome = self._exports.take(signal, packed, role, _TRANSPORT, share)
+            outcome = self._exports.handle(signal, packed, role, _TRANSPORT, share)
         except InvalidRecordError as error:
             raise CountedError(400, str(error), RefusalReason.INVALID) from error
         except TooLargeError as error:

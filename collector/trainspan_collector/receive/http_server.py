@@ -74,8 +74,8 @@ class HttpServer:
 class _Connection(BoundedConnection):
     most = 1000
 
-    def __init__(self, *given: Any, grpc_port: int | None, **named: Any) -> None:
-        super().__init__(*given, **named)
+    def __init__(self, *args: Any, grpc_port: int | None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         self._grpc_port = grpc_port
         """None: this is no client of gRPC."""
         self._first = b""

@@ -194,8 +194,8 @@ def _owners(request: Any) -> Iterator[tuple[Any, list[Any], list[tuple[Any, str]
             if of_traces:
                 for span in scope_items.spans:
                     within = [item.attributes for items in (span.events, span.links) for item in items]
-                    named = [(event, "name") for event in span.events]
-                    yield span, [span.attributes, *within], [(span, "name"), (span.status, "message"), *named]
+                    events = [(event, "name") for event in span.events]
+                    yield span, [span.attributes, *within], [(span, "name"), (span.status, "message"), *events]
             else:
                 for record in scope_items.log_records:
                     yield record, [record.attributes, record.body], [(record, "event_name")]

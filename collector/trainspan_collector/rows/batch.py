@@ -274,10 +274,10 @@ def _row_bytes(row: SpanRow | LogRow | EvaluationRow) -> int:
     if isinstance(row, SpanRow):
         return span_bytes(row)
     if isinstance(row, LogRow):
-        own = _length(row.body, row.attributes, row.event_name, row.severity_text, row.rollout_id)
-        return own + _length(row.resource, row.scope_json)
-    own = _length(row.name, row.label, row.explanation, row.source, row.of_item)
-    return own + _length(row.trace_id, row.span_id, row.rollout_id)
+        n_bytes = _length(row.body, row.attributes, row.event_name, row.severity_text, row.rollout_id)
+        return n_bytes + _length(row.resource, row.scope_json)
+    n_bytes = _length(row.name, row.label, row.explanation, row.source, row.of_item)
+    return n_bytes + _length(row.trace_id, row.span_id, row.rollout_id)
 
 
 def _length(*texts: str | None) -> int:

@@ -31,7 +31,7 @@ def read_evaluation(
     `stated_time_ns` is the sender's own time, 0 if it gave none: unlike the arrival time, it is the same in a re-sent copy.
     """
     rollout_id, attempt = look.identity(attributes)
-    said = rollout_id
+    stated = rollout_id
     if rollout_id is None:
         rollout_id, attempt = span_rollout
     name = look.text(attributes, keys.EVALUATION_NAME)
@@ -41,7 +41,9 @@ def read_evaluation(
     evaluation_id = look.text(attributes, keys.EVALUATION_ID)
     return EvaluationRow(
         seq=seq,
-        key=_hash([evaluation_id] if evaluation_id else [trace_id, span_id, said, name, stated_time_ns, score, label]),
+        key=_hash(
+            [evaluation_id] if evaluation_id else [trace_id, span_id, stated, name, stated_time_ns, score, label]
+        ),
         on_span=on_span,
         trace_id=trace_id,
         span_id=span_id,

@@ -55,14 +55,14 @@ def read_feedback(span: Span, row: SpanRow, plain: Mapping[str, Json]) -> Iterat
             name = look.text(plain, f"{prefix}name")
             if name is None:
                 break
-            said: dict[str, Json] = {
+            facts: dict[str, Json] = {
                 keys.EVALUATION_NAME: name,
                 keys.EVALUATION_SCORE: look.number(plain, f"{prefix}score"),
                 keys.EVALUATION_LABEL: look.text(plain, f"{prefix}label"),
                 keys.EVALUATION_EXPLANATION: look.text(plain, f"{prefix}explanation"),
             }
             kind = look.text(plain, f"{prefix}annotator_kind")
-            identity = [row.span_id, trace_id, span_id, scope, *said.values(), look.text(plain, f"{prefix}identifier")]
+            identity = [row.span_id, trace_id, span_id, scope, *facts.values(), look.text(plain, f"{prefix}identifier")]
             more: dict[str, Json] = {
                 # Never "judge": only the runner gives verdicts, on its own span.
                 keys.EVALUATION_SOURCE: "human" if kind == _HUMAN else "agent",
@@ -70,7 +70,7 @@ def read_feedback(span: Span, row: SpanRow, plain: Mapping[str, Json]) -> Iterat
                 + blake2b(to_json_text(identity).encode(), digest_size=16).hexdigest(),
                 **({keys.EVALUATION_OF: "rollout"} if scope else {}),
             }
-            yield FeedbackResult({**said, **more}, trace_id, span_id, is_inline)
+            yield FeedbackResult({**facts, **more}, trace_id, span_id, is_inline)
 
 
 def target_of_events(span: Span, row: SpanRow, plain: Mapping[str, Json]) -> tuple[str, str] | None:

@@ -46,16 +46,16 @@ def standing(richness: int) -> int:
     return -1 if richness < 0 else int(richness >> _RANK_BITS == _VERDICT_RANK)
 
 
-def are_distinct(one: SpanFacts, other: SpanFacts) -> bool:
+def are_distinct(first: SpanFacts, other: SpanFacts) -> bool:
     """Whether two spans with the same ids and the same standing are not copies of one."""
-    if {one.kind, other.kind} in _HALVES:
+    if {first.kind, other.kind} in _HALVES:
         return False
-    are_known = one.rollout_id is not None and other.rollout_id is not None
+    are_known = first.rollout_id is not None and other.rollout_id is not None
     return (
-        _microseconds(one.start_ns) != _microseconds(other.start_ns)
-        or one.parent_span_id != other.parent_span_id
-        or (are_known and (one.rollout_id, one.attempt) != (other.rollout_id, other.attempt))
-        or (bool(one.end_ns and other.end_ns) and one.name != other.name)
+        _microseconds(first.start_ns) != _microseconds(other.start_ns)
+        or first.parent_span_id != other.parent_span_id
+        or (are_known and (first.rollout_id, first.attempt) != (other.rollout_id, other.attempt))
+        or (bool(first.end_ns and other.end_ns) and first.name != other.name)
     )
 
 

@@ -30,8 +30,8 @@ _ARROW_TYPES: Final[Mapping[str, pa.DataType]] = {
 
 def arrow_table(rows: Sequence[SpanRow] | Sequence[LogRow] | Sequence[EvaluationRow]) -> pa.Table:
     """The rows, at least one, as a table. Raises ValueError, TypeError or ArithmeticError if a value does not fit its column."""
-    kept = zip(columns(type(rows[0])), zip(*rows, strict=True), strict=True)
-    return pa.table({column.name: _array(column, values) for column, values in kept})
+    values_by_column = zip(columns(type(rows[0])), zip(*rows, strict=True), strict=True)
+    return pa.table({column.name: _array(column, values) for column, values in values_by_column})
 
 
 def _array(column: Column, values: tuple[Any, ...]) -> pa.Array:

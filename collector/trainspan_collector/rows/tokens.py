@@ -118,9 +118,9 @@ def _fast_ids(data: bytes) -> bytes | None:
     if not regular.all() or (tag.size and (tag[0] != 0 or (tag[1:] != last[:-1] + 1).any())):
         return None
     ids: npt.NDArray[np.int64] = np.zeros(tag.size, np.int64)
-    for place in range(5):
-        present = width > place
-        ids[present] |= (octets[kind[present] + 1 + place].astype(np.int64) & 0x7F) << (7 * place)
+    for index in range(5):
+        present = width > index
+        ids[present] |= (octets[kind[present] + 1 + index].astype(np.int64) & 0x7F) << (7 * index)
     if ids.size and ids.max() > _MAX_ID:
         return None
     return ids.astype("<i4").tobytes()

@@ -175,6 +175,6 @@ def _is_damaged_wal(error: duckdb.Error, wal: Path) -> bool:
 
 def _set_aside(wal: Path, error: duckdb.Error) -> None:
     """Renames the log. The journal still holds everything in it, so the loader can load that again."""
-    kept = wal.with_name(f"{wal.name}.damaged-{time.time_ns()}")
-    wal.rename(kept)
-    log.error("write-ahead log damaged kept_as=%s error=%r: loading again from the journal", kept, str(error))
+    renamed = wal.with_name(f"{wal.name}.damaged-{time.time_ns()}")
+    wal.rename(renamed)
+    log.error("write-ahead log damaged kept_as=%s error=%r: loading again from the journal", renamed, str(error))

@@ -120,15 +120,15 @@ def _insert(
         copies = index.copies(cursor, table, incoming)
         rows = _best(copies)
         stored = index.find(rows)
-    kept = {key: copy for key, copy in rows.items() if key not in stored or copy.replaces(stored[key])}
-    if replaced := [(stored[key].seq, copy.seq) for key, copy in kept.items() if key in stored]:
+    new = {key: copy for key, copy in rows.items() if key not in stored or copy.replaces(stored[key])}
+    if replaced := [(stored[key].seq, copy.seq) for key, copy in new.items() if key in stored]:
         seqs, by_seqs = zip(*replaced, strict=True)
         cursor.from_arrow(pa.table({"seq": seqs, "by_seq": by_seqs})).insert_into("stored.superseded")
-    if len(kept) < incoming.num_rows:
-        incoming = incoming.filter(pa.array([key in kept and kept[key].seq == copy.seq for key, copy in copies]))
+    if len(new) < incoming.num_rows:
+        incoming = incoming.filter(pa.array([key in new and new[key].seq == copy.seq for key, copy in copies]))
     groups.insert(cursor, table, incoming)
     n_collisions = _warned_of_collisions(incoming) if table == "spans" else 0
-    return _Inserted(kept, len(copies) - len(rows) + len(stored), n_collisions)
+    return _Inserted(new, len(copies) - len(rows) + len(stored), n_collisions)
 
 
 def _best(copies: Sequence[tuple[bytes, Copy]]) -> dict[bytes, Copy]:
@@ -154,15 +154,15 @@ def _n_collisions(spans: pa.Table) -> int:
     return int(spans.num_rows - spans.column("collides").null_count)
 
 
-def _may_differ(one: Copy, other: Copy) -> bool:
-    return one.mark != other.mark and standing(one.rank) == standing(other.rank)
+def _may_differ(first: Copy, other: Copy) -> bool:
+    return first.mark != other.mark and standing(first.rank) == standing(other.rank)
 
 
 def _told_apart(cursor: duckdb.DuckDBPyConnection, index: KeyIndex, spans: pa.Table) -> pa.Table:
     """The spans of a batch with `collides` set on those that have the ids of another span in the batch or in the store."""
-    place = spans.schema.get_field_index("collides")
-    flags = spans.column(place).to_pylist()
-    copies = index.copies(cursor, "spans", spans.set_column(place, "collides", pa.nulls(len(flags), pa.bool_())))
+    column = spans.schema.get_field_index("collides")
+    flags = spans.column(column).to_pylist()
+    copies = index.copies(cursor, "spans", spans.set_column(column, "collides", pa.nulls(len(flags), pa.bool_())))
     stored = index.find({key for key, _ in copies})
     suspects = {
         row: None
@@ -180,7 +180,7 @@ def _told_apart(cursor: duckdb.DuckDBPyConnection, index: KeyIndex, spans: pa.Ta
             flags[row] = True if is_other or key in taken else None
             if not is_other:
                 taken.add(key)
-    return spans.set_column(place, "collides", pa.array(flags, pa.bool_()))
+    return spans.set_column(column, "collides", pa.array(flags, pa.bool_()))
 
 
 def _stored_facts(cursor: duckdb.DuckDBPyConnection, seqs: list[int]) -> dict[int, SpanFacts]:

@@ -121,7 +121,7 @@ _NONE: Final = _Header("", "", 0, 0, format=0)
 
 
 class KeyIndex:
-    """For the loader's thread; `compare` and `close` for any. Call `cover` before `find`, `add` and `forgetting`."""
+    """For the loader's thread; `compare` and `close` for any. Call `cover` before `find`, `add` and `deleting`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -150,8 +150,8 @@ class KeyIndex:
         with self._failures():
             assert self._db is not None
             asked: list[Any] = list(keys)
-            found: list[Any] = self._db.get(asked) or []
-            pairs = zip(asked, found, strict=True)
+            values: list[Any] = self._db.get(asked) or []
+            pairs = zip(asked, values, strict=True)
             return {key: Copy._make(_COPY.unpack(value)) for key, value in pairs if value is not None}
 
     def add(self, rows: Mapping[bytes, Copy], last_seq: int) -> None:
@@ -161,7 +161,7 @@ class KeyIndex:
             self._n_failures = 0
 
     @contextlib.contextmanager
-    def forgetting(
+    def deleting(
         self, cursor: duckdb.DuckDBPyConnection, condition: str, parameters: Mapping[str, object]
     ) -> Iterator[None]:
         """A transaction whose block deletes the rows of all tables that meet `condition`, an SQL expression.
@@ -202,9 +202,9 @@ class KeyIndex:
             n_unknown = sum(seq <= limit for seq in seqs)
         n_lacking = n_replaced = 0
         for rows in self._rows(cursor, f"seq <= {limit}"):
-            found = self.find(rows)
-            n_replaced += sum(copy.seq > limit for copy in found.values())  # since the snapshot
-            n_equal = sum(found.get(key) == copy for key, copy in rows.items())
+            stored = self.find(rows)
+            n_replaced += sum(copy.seq > limit for copy in stored.values())  # since the snapshot
+            n_equal = sum(stored.get(key) == copy for key, copy in rows.items())
             n_lacking += len(rows) - n_equal
             n_unknown -= n_equal
         [(_, epoch)] = cursor.execute(_STATE).fetchall()

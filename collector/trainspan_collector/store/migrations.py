@@ -164,8 +164,8 @@ def _facts_of(cursor: duckdb.DuckDBPyConnection) -> Iterator[None]:
 
 def _version(cursor: duckdb.DuckDBPyConnection, name: str) -> int | None:
     """The store's version; None for an empty file."""
-    found = cursor.execute("SELECT table_name FROM duckdb_tables() WHERE database_name = 'store'").fetchall()
-    tables = {table for (table,) in found}
+    names = cursor.execute("SELECT table_name FROM duckdb_tables() WHERE database_name = 'store'").fetchall()
+    tables = {table for (table,) in names}
     if not tables:
         return None
     if "meta" not in tables:

@@ -77,8 +77,8 @@ def set_scans(cursor: duckdb.DuckDBPyConnection, memory_bytes: int) -> None:
 
 def largest_row_bytes(cursor: duckdb.DuckDBPyConnection) -> int:
     """An upper limit of the size of all rows; 0 if all are of the usual size."""
-    found = cursor.execute("SELECT value::BIGINT FROM meta WHERE key = ?", [_LARGEST]).fetchall()
-    return found[0][0] if found else 0
+    rows = cursor.execute("SELECT value::BIGINT FROM meta WHERE key = ?", [_LARGEST]).fetchall()
+    return rows[0][0] if rows else 0
 
 
 def rows_at_once(largest_bytes: int) -> int:

@@ -120,7 +120,7 @@ class Readers:
     def close(self) -> None:
         self._server.close()
 
-    def make_way(self, by_force: bool) -> bool:
+    def admit_checkpoint(self, by_force: bool) -> bool:
         """Whether no user's query reads the file; with `by_force`, those that do are ended.
 
         Call while nobody can freeze the database.

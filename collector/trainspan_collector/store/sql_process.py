@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from trainspan_collector.runtime.child_processes import signals_blocked
-from trainspan_collector.store.sql_messages import END, FAILED, HEAD, REFUSED
+from trainspan_collector.store.sql_messages import END, FAILED, HEAD, REFUSED, SqlTask
 from trainspan_schemas.errors import StoreError, UsageError
 
 __all__ = ["Frozen", "SqlLimits", "SqlProcess", "SqlServer"]
@@ -70,7 +70,7 @@ class SqlServer:
         self._is_closed = False
         self._lock = threading.Lock()
 
-    def start(self, task: Mapping[str, object], descriptors: list[int]) -> None:
+    def start(self, task: SqlTask, descriptors: list[int]) -> None:
         """Starts a query's process. Raises OSError."""
         text = json.dumps(task).encode()
         with self._lock, tempfile.TemporaryFile() as file:  # of any length, unlike a datagram
@@ -130,7 +130,7 @@ class SqlProcess:
         self._limits = limits
         self._ended_because: str | None = None
         self._folder = tempfile.mkdtemp(prefix=_QUERY_FOLDER, dir=frozen.folder)
-        task = {
+        task: SqlTask = {
             "sql": sql,
             "metadata": dict(metadata),
             "log_bytes": frozen.log_bytes,

@@ -24,7 +24,7 @@ from trainspan_collector.network.flight_messages import flight_data, parts_of
 from trainspan_collector.runtime.memory import bound_freed_memory
 from trainspan_collector.store.duckdb_errors import first_line, lacks_memory
 from trainspan_collector.store.row_groups import rows_at_once, scan_settings, threads_within
-from trainspan_collector.store.sql_messages import END, FAILED, HEAD, MESSAGE, REFUSED
+from trainspan_collector.store.sql_messages import END, FAILED, HEAD, MESSAGE, REFUSED, SqlTask
 
 __all__ = ["main"]
 
@@ -56,7 +56,7 @@ def main() -> None:
 def _run(task_file: int, answer: int, *files: int) -> NoReturn:
     with os.fdopen(task_file, "rb") as file:
         file.seek(0)
-        task = json.loads(file.read())
+        task: SqlTask = json.loads(file.read())
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, ceil(task["seconds"]) + 1)  # whatever happens to the collector
     out = socket.socket(fileno=answer)
@@ -95,7 +95,7 @@ def _bound_memory(memory_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 
-def _open(task: dict[str, Any], files: tuple[int, ...]) -> duckdb.DuckDBPyConnection:
+def _open(task: SqlTask, files: tuple[int, ...]) -> duckdb.DuckDBPyConnection:
     """The store as it was, read-only, without access to anything else.
 
     DuckDB does not count all that rows take while it reads them, from its log too, and returns them: with rows of 4 MiB it is
@@ -131,8 +131,8 @@ def _select(connection: duckdb.DuckDBPyConnection, sql: str, n_rows: int) -> pa.
     """Raises ValueError for anything but exactly one SELECT."""
     kinds = [statement.type for statement in connection.extract_statements(sql)]
     if kinds != [duckdb.StatementType.SELECT]:
-        found = ", ".join(kind.name for kind in kinds) or "nothing"
-        raise ValueError(f"the store is read with exactly one SELECT statement; this is {found}")
+        statements = ", ".join(kind.name for kind in kinds) or "nothing"
+        raise ValueError(f"the store is read with exactly one SELECT statement; this is {statements}")
     return connection.sql(sql).to_arrow_reader(n_rows)
 
 
@@ -149,7 +149,7 @@ def _write(out: socket.socket, reader: pa.RecordBatchReader, metadata: dict[str,
 
 def _send(out: socket.socket, written: "_Parts") -> None:
     """Sends the messages written since the last call."""
-    messages = pa.ipc.MessageReader.open_stream(pa.py_buffer(written.take()))
+    messages = pa.ipc.MessageReader.open_stream(pa.py_buffer(written.drain()))
     for message in messages:
         data = flight_data(message)
         out.sendall(HEAD.pack(MESSAGE, len(data)))
@@ -161,7 +161,7 @@ def _send_message(out: socket.socket, kind: int, line: str) -> None:
     out.sendall(HEAD.pack(kind, len(text)) + text)
 
 
-def _explained(error: Exception, task: dict[str, Any], otherwise: int) -> tuple[int, str]:
+def _explained(error: Exception, task: SqlTask, otherwise: int) -> tuple[int, str]:
     """Kind and line, with the names that DuckDB proposes instead of an unknown one."""
     line = first_line(error)
     if isinstance(error, duckdb.BinderException | duckdb.CatalogException):
@@ -183,7 +183,7 @@ class _Parts:
         self._parts.append(bytes(data))
         return len(data)
 
-    def take(self) -> bytes:
+    def drain(self) -> bytes:
         parts, self._parts = self._parts, []
         return b"".join(parts)
 

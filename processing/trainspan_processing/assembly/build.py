@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import polars as pl
 
@@ -16,7 +16,7 @@ from trainspan_processing.assembly.parts import WritePart
 from trainspan_processing.assembly.recorded import Recorded
 from trainspan_processing.assembly.rows import RowCounts, add_counts
 from trainspan_processing.credit.group_advice import group_advice
-from trainspan_processing.dataset.ledger import Earlier, next_round, read_ledger, write_ledger
+from trainspan_processing.dataset.ledger import DatasetLedger, Earlier, next_round, read_ledger, write_ledger
 from trainspan_processing.dataset.mirror import Mirror
 from trainspan_processing.dataset.parquet import FileEntry, write_manifest
 from trainspan_processing.dataset.scratch import Scratch, local_scratch, remote_scratch
@@ -25,6 +25,7 @@ from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.read.split_traces import split_traces
 from trainspan_processing.reasons.coverage import (
     EXPECTED,
+    Coverage,
     check_outcome,
     check_policies,
     late_calls,
@@ -37,6 +38,7 @@ from trainspan_processing.reasons.reason_examples import Reason, describe_reason
 from trainspan_processing.rewards.definition import reward_digest
 from trainspan_processing.traces.trace_index import Clock
 from trainspan_schemas.artifacts.dataset import MANIFEST, dataset_dir, manifest_path, round_of
+from trainspan_schemas.artifacts.manifest import DatasetManifest
 from trainspan_schemas.config.settings import DatasetSettings
 from trainspan_schemas.errors import DatasetError, UsageError
 
@@ -77,7 +79,7 @@ class BuildRequest:
         return dataset_dir(self.out, next_round(self.out) if given is None else given)
 
 
-Pages = Mapping[str, Callable[[Mapping[str, Any]], str]]
+Pages = Mapping[str, Callable[[DatasetManifest], str]]
 """File name → function from the manifest to the file's text."""
 
 
@@ -87,7 +89,7 @@ class BuiltDataset:
 
     path: Path
     """Its folder; if it is under a URL, the folder in `known`, without rows."""
-    manifest: dict[str, Any]
+    manifest: DatasetManifest
     sha256: str
     """Hash of the manifest file: the dataset's identity."""
     place: str
@@ -130,38 +132,15 @@ def build_dataset(
         assembly = assemble(
             engine, source, selection, settings, ledger, clock, scratch.calls, may_leave_groups=not is_round
         )
-        files, counts, reason_counts, examples = _write_rows(engine, source, assembly, scratch)
-        shares = assembly.shares if assembly.plan.needs_history else assembly.shares.clear()
-        lines = ledger_lines(reason_counts, assembly.others, assembly.rollouts, shares, ledger, recount=is_round)
-        late = late_calls(assembly.used, ledger)
-        late_rewards = late_evaluations(assembly.evaluations, ledger)
-        coverage = measure_coverage(reason_counts, assembly.others, lines, late)
-
-        def reasons() -> list[Reason]:
-            return describe_reasons(
-                source,
-                coverage.dropped,
-                EXPECTED,
-                first_examples(assembly.examples, examples, late.with_columns(_LATE)),
-                _special_advice(assembly),
-                now_ns=assembly.as_of_ns,
-                settle_s=settings.settle_s,
-            )
-
-        check_outcome(coverage, settings, _where(request), reasons, may_be_empty=is_round)
-        check_policies(counts.policies, _where(request))
-        lines = lines.join(assembly.evaluations, on="rollout_id", how="left", maintain_order="left")
-        lines = lines.with_columns(pl.col("evaluations", "rewards").fill_null(0))
-        digest = pl.when(pl.col("reward").is_not_null()).then(pl.lit(reward_digest(settings)))
-        lines = lines.with_columns(digest.alias("reward_digest"))
-        write_ledger(scratch.about, lines_to_write(lines, late, late_rewards, ledger))
+        rows = _write_rows(engine, source, assembly, scratch)
+        coverage, rewards_late = _write_ledger(request, source, assembly, rows, ledger, scratch.about)
         manifest = make_manifest(
             number=round_of(target.name) or 0,
             coverage=coverage,
-            counts=counts,
+            counts=rows.counts,
             assembly=assembly,
-            rewards_late=int(late_rewards["late"].sum()),
-            files=files,
+            rewards_late=rewards_late,
+            files=rows.files,
             folder=scratch.about,
             settings=_settings_record(request),
             inputs=[
@@ -184,10 +163,17 @@ def _scratch(request: BuildRequest, target: Path, engine: Engine) -> AbstractCon
     return remote_scratch(request.mirror, target, is_spread=engine.is_spread)
 
 
-def _write_rows(
-    engine: Engine, source: Source, assembly: Assembly, scratch: Scratch
-) -> tuple[list[FileEntry], RowCounts, pl.DataFrame, pl.DataFrame]:
-    """Writes the rows. Returns their files and counts, REASON_COUNTS of all calls with tokens, and EXAMPLES of this pass."""
+@dataclass(frozen=True, slots=True)
+class _WrittenRows:
+    files: list[FileEntry]
+    counts: RowCounts
+    reason_counts: pl.DataFrame
+    """REASON_COUNTS of all calls with tokens."""
+    examples: pl.DataFrame
+    """EXAMPLES of the reasons that need tokens."""
+
+
+def _write_rows(engine: Engine, source: Source, assembly: Assembly, scratch: Scratch) -> _WrittenRows:
     counts, files, reason_counts = RowCounts(), [], [assembly.reason_counts]
     examples = first_examples()
     for part in engine.map(source, WritePart(assembly.limits, scratch.calls, scratch.rows), assembly.files()):
@@ -195,7 +181,42 @@ def _write_rows(
         add_counts(counts, part.counts)
         reason_counts.append(part.reason_counts)
         examples = first_examples(examples, part.examples)
-    return files, counts, pl.concat(reason_counts), examples
+    return _WrittenRows(files, counts, pl.concat(reason_counts), examples)
+
+
+def _write_ledger(
+    request: BuildRequest, source: Source, assembly: Assembly, rows: _WrittenRows, ledger: DatasetLedger, folder: Path
+) -> tuple[Coverage, int]:
+    """Writes the lines of the rollouts; returns the coverage, and the number of rewards that came too late.
+
+    Raises NothingToTrainError if too few calls are trainable, DatasetError if they come from several policies.
+    """
+    settings, is_round = request.settings, request.round is not None
+    shares = assembly.shares if assembly.plan.needs_history else assembly.shares.clear()
+    lines = ledger_lines(rows.reason_counts, assembly.others, assembly.rollouts, shares, ledger, recount=is_round)
+    late = late_calls(assembly.used, ledger)
+    late_rewards = late_evaluations(assembly.evaluations, ledger)
+    coverage = measure_coverage(rows.reason_counts, assembly.others, lines, late)
+
+    def reasons() -> list[Reason]:
+        return describe_reasons(
+            source,
+            coverage.dropped,
+            EXPECTED,
+            first_examples(assembly.examples, rows.examples, late.with_columns(_LATE)),
+            _special_advice(assembly),
+            now_ns=assembly.as_of_ns,
+            settle_s=settings.settle_s,
+        )
+
+    check_outcome(coverage, settings, _where(request), reasons, may_be_empty=is_round)
+    check_policies(rows.counts.policies, _where(request))
+    digest = pl.when(pl.col("reward").is_not_null()).then(pl.lit(reward_digest(settings)))
+    lines = lines.join(assembly.evaluations, on="rollout_id", how="left", maintain_order="left").with_columns(
+        pl.col("evaluations", "rewards").fill_null(0), digest.alias("reward_digest")
+    )
+    write_ledger(folder, lines_to_write(lines, late, late_rewards, ledger))
+    return coverage, int(late_rewards["late"].sum())
 
 
 def _special_advice(assembly: Assembly) -> dict[str, str]:
@@ -217,7 +238,7 @@ def _where(request: BuildRequest) -> str:
     )
 
 
-def _settings_record(request: BuildRequest) -> dict[str, Any]:
+def _settings_record(request: BuildRequest) -> dict[str, object]:
     """The settings that determine the rows, together with the stores and the ledger."""
     passing = ("out", "wait_s", "reward_concurrency", "engine")
     chosen = {key: value for key, value in asdict(request.settings).items() if key not in passing}
@@ -237,8 +258,8 @@ def _existing(target: Path, request: BuildRequest) -> BuiltDataset:
 def _opened(target: Path, request: BuildRequest, *, was_there: bool) -> BuiltDataset:
     try:
         content = manifest_path(target).read_bytes()
-        manifest: dict[str, Any] = json.loads(content)
+        manifest: DatasetManifest = json.loads(content)
     except (OSError, ValueError) as error:
         raise DatasetError(f"{target} exists but is not a dataset ({error}): move it away") from error
-    place = str(target) if request.mirror is None else f"{request.mirror.url}/{target.name}"
-    return BuiltDataset(target, manifest, hashlib.sha256(content).hexdigest(), place, was_there)
+    location = str(target) if request.mirror is None else f"{request.mirror.url}/{target.name}"
+    return BuiltDataset(target, manifest, hashlib.sha256(content).hexdigest(), location, was_there)

@@ -110,8 +110,8 @@ def _with_rewards(calls: pl.DataFrame, rewarded: Rewarded, compared: pl.DataFram
     """Adds the columns of their rollout and their own rewards to all calls."""
     names = [reward.name for reward in rewarded.rewards]
     of_group = compared.select(*ROLLOUT_KEY, "rollout", "group_id", *(rollout_column(name) for name in names))
-    said = (pl.col("reason").alias("rollout_reason"), "task_id", pl.lit(value=True).alias("is_known"))
-    of_rollout = rewarded.rollouts.select(*ROLLOUT_KEY, *said).join(
+    facts = (pl.col("reason").alias("rollout_reason"), "task_id", pl.lit(value=True).alias("is_known"))
+    of_rollout = rewarded.rollouts.select(*ROLLOUT_KEY, *facts).join(
         of_group, on=ROLLOUT_KEY, how="left", maintain_order="left"
     )
     # An attempt that only a stranger states is none.
@@ -128,14 +128,14 @@ def _with_rewards(calls: pl.DataFrame, rewarded: Rewarded, compared: pl.DataFram
 def _with_states(source: Source, answers: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
     """Adds `state` to the calls of compared rollouts."""
     unnamed = calls.filter(pl.col("rollout").is_not_null() & pl.col("state_key").is_null())
-    named = unnamed.select(*ROLLOUT_KEY, *SPAN_KEY, "store", "seq", "n_tokens")
-    return with_states(calls, hash_prompts(named, _ids(source, named, answers)))
+    unnamed = unnamed.select(*ROLLOUT_KEY, *SPAN_KEY, "store", "seq", "n_tokens")
+    return with_states(calls, hash_prompts(unnamed, _ids(source, unnamed, answers)))
 
 
 def _with_actions(source: Source, answers: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
     """Adds `action`, a hash of the sampled ids, to the calls of compared rollouts."""
-    own = calls.filter(pl.col("rollout").is_not_null()).select(*ROLLOUT_KEY, *SPAN_KEY, "store", "seq", "n_tokens")
-    hashes = hash_answers(own, _ids(source, own, answers, "completion_ids"))
+    compared = calls.filter(pl.col("rollout").is_not_null()).select(*ROLLOUT_KEY, *SPAN_KEY, "store", "seq", "n_tokens")
+    hashes = hash_answers(compared, _ids(source, compared, answers, "completion_ids"))
     hashes = hashes.select(*SPAN_KEY, pl.col("answer_hash").alias("action"))
     return calls.join(hashes, on=SPAN_KEY, how="left", maintain_order="left")
 

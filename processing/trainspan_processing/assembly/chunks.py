@@ -13,7 +13,7 @@ import polars as pl
 from trainspan_processing.assembly.chunk import states_are_needed
 from trainspan_processing.assembly.parts import PartPlan, plan_parts
 from trainspan_processing.assembly.rows import CallLimits, limits
-from trainspan_processing.assembly.settling import Moment, settle
+from trainspan_processing.assembly.snapshot import Snapshot, wait_for_rollouts
 from trainspan_processing.assembly.spill import ChunkSummary, Spill
 from trainspan_processing.credit.advantages import credit
 from trainspan_processing.credit.plan import CreditPlan, plan_for
@@ -108,49 +108,46 @@ def assemble(
     return something invalid.
     """
     with_state = states_are_needed(settings)
-    moment = settle(engine, source, selection, settings, ledger, clock)
+    snapshot = wait_for_rollouts(engine, source, selection, settings, ledger, clock)
     take = Spill(settings, folder, with_state)
-    if moment.traces is not None:
-        parts = [take(source, moment.traces, 0)]
+    if snapshot.traces is not None:
+        parts = [take(source, snapshot.traces, 0)]
     else:
         parts, _ = index_chunks(
             engine,
             source,
-            moment.selections,
+            snapshot.selections,
             ledger,
             take,
-            now_ns=moment.now_ns,
+            now_ns=snapshot.now_ns,
             settle_s=settings.settle_s,
-            around=moment.around,
+            around=snapshot.context,
         )
-    together = pl.concat(part.rollouts for part in parts)
-    groups = find_groups(together, ledger, moment.now_ns, settings.group_wait_s if may_leave_groups else 0.0)
+    rollouts = pl.concat(part.rollouts for part in parts)
+    groups = find_groups(rollouts, ledger, snapshot.now_ns, settings.group_wait_s if may_leave_groups else 0.0)
     names = [reward.name for reward in parts[0].rewards]
-    before = _rewards_of_used(source, selection, moment, names, settings, ledger)
-    return _together(parts, together, groups, settings, ledger, folder, moment, before)
+    before = _rewards_of_used(source, selection, snapshot, names, settings, ledger)
+    return _combine(parts, rollouts, groups, settings, ledger, folder, snapshot, before)
 
 
-def _together(
+def _combine(
     parts: list[ChunkSummary],
     rollouts: pl.DataFrame,
     groups: Groups,
     settings: DatasetSettings,
     ledger: DatasetLedger,
     folder: Files,
-    moment: Moment,
+    snapshot: Snapshot,
     evaluations_of_used: pl.DataFrame,
 ) -> Assembly:
-    compared = pl.concat(part.compared for part in parts).rename({"rollout": "in_part"}).sort(ROLLOUT_KEY)
-    held = compared.join(groups.held, on=ROLLOUT_KEY, how="semi", maintain_order="left")
-    compared = compared.join(groups.held, on=ROLLOUT_KEY, how="anti", maintain_order="left").with_row_index("rollout")
+    """Compares and credits the rollouts of all parts, without those of waiting groups."""
+    everyone = pl.concat(part.compared for part in parts).rename({"rollout": "in_part"}).sort(ROLLOUT_KEY)
+    waits_for = groups.held_back
+    held_back = everyone.join(waits_for, on=ROLLOUT_KEY, how="semi", maintain_order="left")
+    compared = everyone.join(waits_for, on=ROLLOUT_KEY, how="anti", maintain_order="left").with_row_index("rollout")
     waits = pl.lit("group_unfinished").alias("reason")
-    marked = rollouts.join(held.select(*ROLLOUT_KEY, waits), on=ROLLOUT_KEY, how="left", maintain_order="left")
-    is_held = pl.col("reason_right").is_not_null()
-    rollouts = marked.with_columns(pl.col("pending") | is_held, pl.coalesce("reason", "reason_right")).drop(
-        "reason_right"
-    )
     first = pl.lit(0, dtype=pl.UInt32).alias("first")
-    waiting = held.filter(pl.col("sound") > 0).select(*ROLLOUT_KEY, waits, pl.col("sound").alias("calls"), first)
+    waiting = held_back.filter(pl.col("sound") > 0).select(*ROLLOUT_KEY, waits, pl.col("sound").alias("calls"), first)
     plan = plan_for(settings, parts[0].rewards, compared)
     history = ledger.history(reward_digest(settings)) if plan.needs_history else None
     if history is not None and history.otherwise_rewarded:
@@ -166,10 +163,9 @@ def _together(
             " ".join(f"{claim}={count}" for claim, count in sorted(claims.items())),
         )
     credited = credit(_taken_out(parts, compared), compared, (history or History()).values, plan)
-    others = pl.concat(part.others for part in parts)
-    judged = judged_others(others, any_call=any(part.calls for part in parts))
+    judged = judged_others(pl.concat(part.others for part in parts), any_call=any(part.calls for part in parts))
     return Assembly(
-        rollouts=rollouts,
+        rollouts=_as_pending(rollouts, held_back.select(*ROLLOUT_KEY, waits)),
         groups=groups,
         compared=compared,
         advantages=credited.calls.rechunk(),
@@ -179,8 +175,8 @@ def _together(
         others=count_reasons(judged.with_columns(pl.lit(0, dtype=pl.UInt32).alias("position"))),
         examples=first_examples(*(part.examples for part in parts), judged, waiting),
         limits=limits(settings, max((part.newest for part in parts if part.newest is not None), default=None)),
-        used=moment.used,
-        as_of_ns=moment.now_ns,
+        used=snapshot.used,
+        as_of_ns=snapshot.now_ns,
         history=history,
         evaluations=pl.concat([*(part.evaluations for part in parts), evaluations_of_used])
         .group_by("rollout_id")
@@ -193,6 +189,13 @@ def _together(
         function_error=next((part.function_error for part in parts if part.function_error), None),
         folder=folder,
     )
+
+
+def _as_pending(rollouts: pl.DataFrame, held_back: pl.DataFrame) -> pl.DataFrame:
+    """The rollouts, with those that wait for their group pending for the `reason` there."""
+    marked = rollouts.join(held_back, on=ROLLOUT_KEY, how="left", maintain_order="left")
+    is_held = pl.col("reason_right").is_not_null()
+    return marked.with_columns(pl.col("pending") | is_held, pl.coalesce("reason", "reason_right")).drop("reason_right")
 
 
 def _taken_out(parts: Sequence[ChunkSummary], compared: pl.DataFrame) -> pl.DataFrame:
@@ -208,29 +211,31 @@ def _taken_out(parts: Sequence[ChunkSummary], compared: pl.DataFrame) -> pl.Data
 def _rewards_of_used(
     source: Source,
     selection: Selection,
-    moment: Moment,
+    snapshot: Snapshot,
     names: Sequence[str],
     settings: DatasetSettings,
     ledger: DatasetLedger,
 ) -> pl.DataFrame:
     """COUNTED and COUNTED_REWARDS of the used rollouts with more evaluations than the ledger counted: only these are indexed again,
     to tell which of the evaluations count."""
-    grown = with_more_evaluations(_evaluations_of_used(source, selection, moment, names), ledger)
+    grown = with_more_evaluations(_counted_of_used(source, selection, snapshot, names), ledger)
     if grown.is_empty():
         return grown.with_columns(pl.lit(0, pl.UInt32).alias("rewards"))
     again = Selection(rollout_ids=grown["rollout_id"].to_list())
-    around = replace(moment.around, are_counted=False)
-    traces = index_traces(source, again, NOTHING_USED, now_ns=moment.now_ns, settle_s=settings.settle_s, around=around)
+    context = replace(snapshot.context, are_counted=False)
+    traces = index_traces(
+        source, again, NOTHING_USED, now_ns=snapshot.now_ns, settle_s=settings.settle_s, around=context
+    )
     rewards = count_rewards(admitted_evaluations(traces, settings), traces.spans, traces.rollouts, names)
     return grown.join(rewards, on="rollout_id", how="left").with_columns(pl.col("rewards").fill_null(0))
 
 
-def _evaluations_of_used(source: Source, selection: Selection, moment: Moment, names: Sequence[str]) -> pl.DataFrame:
+def _counted_of_used(source: Source, selection: Selection, snapshot: Snapshot, names: Sequence[str]) -> pl.DataFrame:
     """COUNTED of rollouts that an earlier dataset used."""
-    if moment.used.is_empty():
+    if snapshot.used.is_empty():
         return empty(COUNTED)
-    known = moment.used.select("rollout_id").unique()
-    foreign = moment.foreign.join(known, on="rollout_id", how="semi").partition_by("store", as_dict=True)
+    known = snapshot.used.select("rollout_id").unique()
+    foreign = snapshot.foreign.join(known, on="rollout_id", how="semi").partition_by("store", as_dict=True)
     selections = [
         selection,
         *(

@@ -20,6 +20,15 @@ from trainspan_processing.reasons.coverage import Coverage
 from trainspan_schemas.agents.functions import code_digest, is_function_name
 from trainspan_schemas.artifacts.branches import BRANCH_TASK
 from trainspan_schemas.artifacts.dataset import DATASET_VERSION, LEDGER_FILE
+from trainspan_schemas.artifacts.manifest import (
+    CreditRecord,
+    DatasetManifest,
+    Distribution,
+    InputRecord,
+    RewardStatistics,
+    RowFigures,
+    SplitTraces,
+)
 
 __all__ = ["make_manifest"]
 
@@ -34,17 +43,16 @@ def make_manifest(
     files: Sequence[FileEntry],
     folder: Path,
     settings: Mapping[str, Any],
-    inputs: Sequence[Mapping[str, Any]],
-    split: Mapping[str, Any],
+    inputs: Sequence[InputRecord],
+    split: SplitTraces,
     earlier: Earlier,
-) -> dict[str, Any]:
+) -> DatasetManifest:
     """The manifest of a dataset whose ledger file is already in `folder`.
 
     `split`: its traces in several stores (read/split_traces.py); `earlier`: the datasets before it.
     """
     compared = assembly.compared
     runs = assembly.rollouts["run_id"].drop_nulls().unique().to_list()
-    merges = counts.rows - counts.first_calls
     return {
         "version": DATASET_VERSION,
         "run_id": runs[0] if len(runs) == 1 else None,
@@ -62,7 +70,7 @@ def make_manifest(
         "dropped_rollouts": _sorted(coverage.dropped_rollouts),
         "rollouts_without_calls": coverage.rollouts_without_calls,
         "pending": {"rollouts": coverage.pending_rollouts, "calls": coverage.pending_calls},
-        "rewards": reward_statistics(_ordinary_rewards(compared)),
+        "rewards": _reward_statistics(_ordinary_rewards(compared)),
         "groups_spread": group_spread(compared),
         "distributions": _distributions(compared, counts),
         "groups_incomplete": {"waiting": assembly.groups.waiting, "taken": assembly.groups.taken},
@@ -72,7 +80,24 @@ def make_manifest(
         "responses_ambiguous": assembly.contested,
         "ignored_values": assembly.ignored_values,
         "ignored_claims": assembly.ignored_claims,
-        "split_traces": dict(split),
+        "split_traces": split,
+        **_row_figures(counts),
+        "credit": _credit_record(assembly.plan, settings),
+        "settings": dict(settings),
+        "functions": _function_digests(settings),
+        "trainspan": version("trainspan"),
+        "inputs": inputs,
+        "as_of_ns": assembly.as_of_ns,
+        "earlier": asdict(earlier),
+        "history": _history_record(assembly.history),
+        "files": [asdict(file) for file in files],
+        "ledger": {"name": LEDGER_FILE, "sha256": _digest(folder / LEDGER_FILE)},
+    }
+
+
+def _row_figures(counts: RowCounts) -> RowFigures:
+    merges = counts.rows - counts.first_calls
+    return {
         "merge_ratio": (counts.rows - counts.segments) / merges if merges else None,
         "segments": counts.segments,
         "merge_failures": {
@@ -88,16 +113,6 @@ def make_manifest(
         "bases": _sorted(counts.bases),
         "min_policy_version": min(counts.versions, default=None),
         "max_policy_version": max(counts.versions, default=None),
-        "credit": _credit_record(assembly.plan, settings),
-        "settings": dict(settings),
-        "functions": _function_digests(settings),
-        "trainspan": version("trainspan"),
-        "inputs": [dict(item) for item in inputs],
-        "as_of_ns": assembly.as_of_ns,
-        "earlier": asdict(earlier),
-        "history": _history_record(assembly.history),
-        "files": [asdict(file) for file in files],
-        "ledger": {"name": LEDGER_FILE, "sha256": _digest(folder / LEDGER_FILE)},
     }
 
 
@@ -117,8 +132,7 @@ def _history_record(history: History | None) -> dict[str, int] | None:
     return {"rollouts": history.rollouts, "otherwise_rewarded": history.otherwise_rewarded}
 
 
-def _credit_record(plan: CreditPlan, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """How advantages were computed, with the defaults resolved."""
+def _credit_record(plan: CreditPlan, settings: Mapping[str, Any]) -> CreditRecord:
     return {
         "credit": settings["credit"],
         "baseline": plan.estimator.baseline,
@@ -133,19 +147,18 @@ def _credit_record(plan: CreditPlan, settings: Mapping[str, Any]) -> dict[str, A
     }
 
 
-def reward_statistics(rewards: pl.Series) -> dict[str, Any]:
-    """mean, std (ddof 1), min, max and number of the rewards; None if there are too few."""
+def _reward_statistics(rewards: Any) -> RewardStatistics:
     std = rewards.std() if rewards.len() > 1 else None
     return {"mean": rewards.mean(), "std": std, "min": rewards.min(), "max": rewards.max(), "n": rewards.len()}
 
 
 def _ordinary_rewards(compared: pl.DataFrame) -> pl.Series:
     """The rewards without those of branches, which begin in states that were chosen; of all if there are only branches."""
-    own = compared.filter(~pl.col("task_id").str.contains(BRANCH_TASK).fill_null(value=False))
-    return (compared if own.is_empty() else own)["reward"]
+    ordinary = compared.filter(~pl.col("task_id").str.contains(BRANCH_TASK).fill_null(value=False))
+    return (compared if ordinary.is_empty() else ordinary)["reward"]
 
 
-def _distributions(compared: pl.DataFrame, counts: RowCounts) -> dict[str, Any]:
+def _distributions(compared: pl.DataFrame, counts: RowCounts) -> dict[str, Distribution]:
     nothing = {"prompt_tokens": pl.UInt32, "completion_tokens": pl.UInt32, "advantage": pl.Float64}
     shapes = pl.concat([pl.DataFrame(schema=nothing), *counts.shapes])
     turns = pl.concat([pl.Series("len", [], dtype=pl.UInt32), *counts.calls_per_rollout])

@@ -57,15 +57,15 @@ class PartPlan:
             for chunk in self.rollouts[CHUNK].unique(maintain_order=True).to_list():
                 ahead.complete(chunk)
                 yield (
-                    pl.concat(calls.take(chunk)).sort("place", "position").drop("place"),
-                    pl.concat([empty(TOKENS), *tokens.take(chunk)]),
+                    pl.concat(calls.pop(chunk)).sort("place", "position").drop("place"),
+                    pl.concat([empty(TOKENS), *tokens.pop(chunk)]),
                 )
 
     def _divide(self, folder: Files, part: int, calls: Shuffle, tokens: Shuffle) -> pl.DataFrame:
         """Adds the file's calls of a part, and TOKENS of the client-only ones; where the tokens of its calls are stored."""
-        own = self.rollouts.filter(pl.col("part") == part).drop("part")
+        of_part = self.rollouts.filter(pl.col("part") == part).drop("part")
         spilled, answers = read_spilled(folder, part)
-        credited = with_credit(spilled.join(own, on="in_part").drop("in_part"), self.advantages)
+        credited = with_credit(spilled.join(of_part, on="in_part").drop("in_part"), self.advantages)
         calls.add(credited)
         if answers.height:
             tokens.add(answers.join(credited.select(*SPAN_KEY, CHUNK), on=SPAN_KEY))
@@ -123,11 +123,11 @@ def plan_parts(compared: pl.DataFrame, advantages: pl.DataFrame) -> Iterator[Par
 def _files_of(chunks: pl.Series, sound: pl.Series) -> pl.Series:
     """`file` (u32) of each rollout: whole chunks, until there are CALLS_PER_FILE calls."""
     calls = np.bincount(chunks.to_numpy(), weights=sound.to_numpy()) if len(chunks) else np.empty(0)
-    files, file, held = np.zeros(len(calls), dtype=np.uint32), 0, 0.0
+    files, file, n_calls = np.zeros(len(calls), dtype=np.uint32), 0, 0.0
     for chunk, count in enumerate(calls.tolist()):
-        files[chunk], held = file, held + count
-        if held >= CALLS_PER_FILE:
-            file, held = file + 1, 0.0
+        files[chunk], n_calls = file, n_calls + count
+        if n_calls >= CALLS_PER_FILE:
+            file, n_calls = file + 1, 0.0
     return pl.Series("file", files[chunks.to_numpy()])
 
 

@@ -43,18 +43,18 @@ def rebuild(
     published = open_published(original)
     if out.resolve() == published.path.resolve().parent:
         raise DatasetError(f"{original} is in {out}: choose another --out for the rebuild")
-    said = published.manifest["settings"]
+    record = published.manifest["settings"]
     known = {item.name for item in fields(DatasetSettings)}
-    settings = DatasetSettings(**{key: value for key, value in said.items() if key in known}, out=str(out))
+    settings = DatasetSettings(**{key: value for key, value in record.items() if key in known}, out=str(out))
     chosen = tuple(stores or published.stores)
     request = BuildRequest(
         stores=chosen,
         out=out,
         settings=settings,
-        run_id=said["run_id"],
-        round=said["round"],
-        since_round=said.get("since_round"),
-        since_seq=said.get("since_seq"),
+        run_id=record["run_id"],
+        round=record["round"],
+        since_round=record.get("since_round"),
+        since_seq=record.get("since_seq"),
         number=published.manifest["round"],
         mirror=mirror,
         recorded=recorded(published, chosen),
@@ -68,14 +68,14 @@ def _differences(original: Published, again: Published) -> list[str]:
     old, new = ({file["name"]: file["sha256"] for file in manifest["files"]} for manifest in (before, after))
     if old == new:
         return []
-    found = [f"{before['rows']} rows, {after['rows']} in the rebuild"]
+    differences = [f"{before['rows']} rows, {after['rows']} in the rebuild"]
     for name, digest in before["functions"].items():
         if after["functions"].get(name) != digest:
-            found.append(f"{name} has changed")
+            differences.append(f"{name} has changed")
     if before["trainspan"] != after["trainspan"]:
-        found.append(f"trainspan changed from {before['trainspan']} to {after['trainspan']}")
+        differences.append(f"trainspan changed from {before['trainspan']} to {after['trainspan']}")
     if lost := original.seen().join(again.seen(), on=ROLLOUT_KEY, how="anti").height:
-        found.append(f"{lost} of its rollouts are not in the stores or were used by an earlier dataset")
+        differences.append(f"{lost} of its rollouts are not in the stores or were used by an earlier dataset")
     if before["rewards"] != after["rewards"]:
-        found.append("rewards differ: some arrived after the dataset was built or are not in the stores")
-    return found
+        differences.append("rewards differ: some arrived after the dataset was built or are not in the stores")
+    return differences

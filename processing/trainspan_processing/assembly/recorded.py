@@ -59,8 +59,8 @@ def recorded(dataset: Published, stores: Sequence[str]) -> Recorded:
     is_own = list(stores) == dataset.stores and as_of_ns is not None
     marks = {number: item["watermark"] for number, item in enumerate(dataset.manifest["inputs"])}
     ids = None if is_own else sorted({*_ids(dataset.seen()), *_ids(earlier.dropped)})
-    since = {name: settings.get(name) for name in ("since_round", "since_seq")}
-    selection = Selection(settings["run_id"], settings["round"], ids, **since)
+    since_round, since_seq = settings.get("since_round"), settings.get("since_seq")
+    selection = Selection(settings["run_id"], settings["round"], ids, since_round=since_round, since_seq=since_seq)
     return Recorded(selection, earlier, marks if is_own else None, as_of_ns)
 
 

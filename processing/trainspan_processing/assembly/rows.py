@@ -86,13 +86,7 @@ def add_counts(counts: RowCounts, more: RowCounts) -> None:
 
 def limits(settings: DatasetSettings, newest: int | None) -> CallLimits:
     """The limits that the settings put on calls with tokens; `newest` is the newest policy version of all calls."""
-    return CallLimits(
-        newest,
-        settings.max_staleness,
-        settings.max_tokens,
-        settings.keep_zero_spread,
-        settings.choices,
-    )
+    return CallLimits(newest, settings.max_staleness, settings.max_tokens, settings.keep_zero_spread, settings.choices)
 
 
 def newest_version(calls: pl.DataFrame, admitted: frozenset[str] = frozenset()) -> int | None:
@@ -105,9 +99,7 @@ def newest_version(calls: pl.DataFrame, admitted: frozenset[str] = frozenset()) 
 
 
 def make_rows(
-    chunks: Iterable[tuple[pl.DataFrame, pl.DataFrame]],
-    limits: CallLimits,
-    counts: RowCounts,
+    chunks: Iterable[tuple[pl.DataFrame, pl.DataFrame]], limits: CallLimits, counts: RowCounts
 ) -> Iterator[tuple[pl.DataFrame, pl.DataFrame]]:
     """Yields (rows with COLUMNS, the calls with their final `reason`) for each chunk of calls without a drop reason so far.
 
@@ -120,10 +112,10 @@ def make_rows(
         places = calls.select(SPAN_KEY).join(rows, on=SPAN_KEY, how="left", maintain_order="left")["row"]
         with_tokens = calls.hstack(tokens.drop(SPAN_KEY).select(pl.all().gather(places)))
         del calls, tokens  # before the next ones are read
-        made = rows_of(with_tokens, limits, counts)
+        chunk_rows = rows_of(with_tokens, limits, counts)
         del with_tokens
-        yield made
-        del made
+        yield chunk_rows
+        del chunk_rows
 
 
 def rows_of(calls: pl.DataFrame, limits: CallLimits, counts: RowCounts) -> tuple[pl.DataFrame, pl.DataFrame]:

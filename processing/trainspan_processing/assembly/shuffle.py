@@ -34,16 +34,16 @@ class Shuffle:
         """Appends rows to those of their `chunk`."""
         if rows.is_empty():
             return
-        for chunk, own in _parts(rows):
+        for chunk, part in _parts(rows):
             if chunk in self._in_files:
-                self._write(chunk, [own])
+                self._write(chunk, [part])
             else:
-                self._held[chunk].append(own)
-                self._bytes[chunk] += int(own.estimated_size())
+                self._held[chunk].append(part)
+                self._bytes[chunk] += int(part.estimated_size())
         if sum(self._bytes.values()) > self._most_bytes:
             self._make_room()
 
-    def take(self, chunk: int) -> list[pl.DataFrame]:
+    def pop(self, chunk: int) -> list[pl.DataFrame]:
         """The rows of a chunk without `chunk`, as they were added; they are then removed here."""
         self._bytes.pop(chunk, None)
         if chunk not in self._in_files:
@@ -81,10 +81,10 @@ def _parts(rows: pl.DataFrame) -> list[tuple[int, pl.DataFrame]]:
     starts = np.flatnonzero(np.append(True, chunks[1:] != chunks[:-1]))
     if len(starts) * _ROWS_OF_RUN > rows.height:
         parts = rows.partition_by(CHUNK, as_dict=True, include_key=False, maintain_order=True)
-        return [(int(str(chunk)), own) for (chunk,), own in parts.items()]
-    own = pl.DataFrame([column for column in rows.get_columns() if column.name != CHUNK])
+        return [(int(str(chunk)), frame) for (chunk,), frame in parts.items()]
+    frame = pl.DataFrame([column for column in rows.get_columns() if column.name != CHUNK])
     ends = (*starts[1:].tolist(), rows.height)
-    return [(int(chunks[start]), own[start:end]) for start, end in zip(starts.tolist(), ends, strict=True)]
+    return [(int(chunks[start]), frame[start:end]) for start, end in zip(starts.tolist(), ends, strict=True)]
 
 
 def _streams(path: Path) -> list[pl.DataFrame]:

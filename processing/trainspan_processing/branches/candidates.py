@@ -48,14 +48,14 @@ class Candidates:
         """At most `limit` rollouts, chosen by a hash of their ids: the first ones to end would be the short ones."""
         if limit is None or self.rollouts.height <= limit:
             return self
-        place = pl.col("rollout_id").map_elements(_place, return_dtype=pl.String)
-        kept = self.rollouts.with_columns(place.alias("_place")).sort("_place", *ROLLOUT_KEY).head(limit)
-        kept = kept.drop("_place").sort("end_ns", *ROLLOUT_KEY)
+        order = pl.col("rollout_id").map_elements(_place, return_dtype=pl.String)
+        chosen = self.rollouts.with_columns(order.alias("_place")).sort("_place", *ROLLOUT_KEY).head(limit)
+        chosen = chosen.drop("_place").sort("end_ns", *ROLLOUT_KEY)
         calls, states = (
-            frame.join(kept.select(ROLLOUT_KEY), on=ROLLOUT_KEY, how="semi", maintain_order="left")
+            frame.join(chosen.select(ROLLOUT_KEY), on=ROLLOUT_KEY, how="semi", maintain_order="left")
             for frame in (self.calls, self.states)
         )
-        return Candidates(kept, calls, states, self.group_rewards, self.skipped)
+        return Candidates(chosen, calls, states, self.group_rewards, self.skipped)
 
     @property
     def with_known_start(self) -> pl.DataFrame:
@@ -97,15 +97,15 @@ def find_candidates(
     now_ns: int,
 ) -> Candidates:
     """The rollouts of the selections, or those with these ids, that can be branched; rewarded as in a dataset."""
-    found = [_of_selection(source, selection, settings, rollout_ids, now_ns) for selection in selections]
-    if not found:
+    parts = [_of_selection(source, selection, settings, rollout_ids, now_ns) for selection in selections]
+    if not parts:
         return Candidates(pl.DataFrame(), pl.DataFrame(), pl.DataFrame(), pl.DataFrame(), Counter())
     return Candidates(
-        pl.concat(one.rollouts for one in found),
-        pl.concat(one.calls for one in found),
-        pl.concat(one.states for one in found),
-        pl.concat(one.group_rewards for one in found),
-        sum((one.skipped for one in found), Counter()),
+        pl.concat(part.rollouts for part in parts),
+        pl.concat(part.calls for part in parts),
+        pl.concat(part.states for part in parts),
+        pl.concat(part.group_rewards for part in parts),
+        sum((part.skipped for part in parts), Counter()),
     )
 
 
@@ -114,10 +114,10 @@ def _of_selection(
 ) -> Candidates:
     traces = index_traces(source, selection, NOTHING_USED, now_ns=now_ns, settle_s=settings.settle_s)
     rollouts = _rewarded(source, traces, settings)
-    named = rollouts if rollout_ids is None else rollouts.filter(pl.col("rollout_id").is_in(list(rollout_ids)))
-    judged = named.with_columns(_obstacle(are_named=rollout_ids is not None).alias("obstacle"))
-    kept = judged.filter(pl.col("obstacle").is_null()).sort("end_ns", *ROLLOUT_KEY).select(_FACTS)
-    calls = traces.calls.join(kept.select(ROLLOUT_KEY), on=ROLLOUT_KEY, how="semi", maintain_order="left")
+    asked = rollouts if rollout_ids is None else rollouts.filter(pl.col("rollout_id").is_in(list(rollout_ids)))
+    judged = asked.with_columns(_obstacle(are_named=rollout_ids is not None).alias("obstacle"))
+    branchable = judged.filter(pl.col("obstacle").is_null()).sort("end_ns", *ROLLOUT_KEY).select(_FACTS)
+    calls = traces.calls.join(branchable.select(ROLLOUT_KEY), on=ROLLOUT_KEY, how="semi", maintain_order="left")
     groups = (
         rollouts.filter(pl.col("reward").is_not_null() & pl.col("teaches") & ~pl.col("superseded"))
         .group_by(_GROUP)
@@ -125,10 +125,10 @@ def _of_selection(
     )
     skipped = Counter(dict(judged["obstacle"].drop_nulls().value_counts().iter_rows()))
     return Candidates(
-        kept,
+        branchable,
         calls.select(*CALLS, "position"),
         states_of(source, calls, traces.answers),
-        groups.join(kept, on=_GROUP, how="semi", nulls_equal=True),
+        groups.join(branchable, on=_GROUP, how="semi", nulls_equal=True),
         skipped,
     )
 
@@ -168,35 +168,32 @@ def measure(
     of_round: dict[int, dict[str, BranchPoint]] = {}
     for point in points:
         of_round.setdefault(point.round, {})[point.task_id] = point
-    found: dict[tuple[str, int], dict[int, StateBranches]] = {}
-    for round_, named in of_round.items():
+    by_rollout: dict[tuple[str, int], dict[int, StateBranches]] = {}
+    for round_, by_task in of_round.items():
         traces = index_traces(
             source, Selection(run_id, round_), NOTHING_USED, now_ns=now_ns, settle_s=settings.settle_s
         )
         last = _rewarded(source, traces, whole).filter(~pl.col("superseded") & pl.col("by_runner"))
         policies = policies_of(traces.calls, ["task_id"])
         for (task_id,), ends in last.partition_by("task_id", as_dict=True).items():
-            if (began := named.get(str(task_id))) is not None:
+            if (began := by_task.get(str(task_id))) is not None:
                 from_state = _state_branches(ends, policies.get((task_id,), ()))
-                found.setdefault((began.rollout_id, began.attempt), {})[began.call] = from_state
+                by_rollout.setdefault((began.rollout_id, began.attempt), {})[began.call] = from_state
     groups = {row[:-1]: StateBranches(row[-1]) for row in candidates.group_rewards.select(_OF_GROUP).iter_rows()}
     states = candidates.states.partition_by(ROLLOUT_KEY, as_dict=True)
-    own_rewards = [
-        reward for states_of_one in found.values() for own in states_of_one.values() for reward in own.rewards
-    ]
-    two = two_values(
-        [*candidates.rollouts["reward"], *chain(*(group.rewards for group in groups.values())), *own_rewards]
-    )
+    of_states = chain(*(by_call.values() for by_call in by_rollout.values()))
+    of_branches = chain(*(state.rewards for state in (*groups.values(), *of_states)))
+    two = two_values([*candidates.rollouts["reward"], *of_branches])
     sampled_by, versions = policies_of(candidates.calls, ROLLOUT_KEY), PolicyVersions(source)
     measured = []
     for row in candidates.rollouts.iter_rows(named=True):
         key = (row["rollout_id"], row["attempt"])
-        own = states.get(key, pl.DataFrame(schema=STATES))
+        rollout_states = states.get(key, pl.DataFrame(schema=STATES))
         group = groups.get(tuple(row[name] for name in _GROUP))
-        branches = found.get(key, {})
-        by_branches = {name for one in branches.values() for name in one.policies}
+        branches = by_rollout.get(key, {})
+        by_branches = {name for state in branches.values() for name in state.policies}
         is_other = versions.differ(by_branches, sampled_by.get(key, ()), row["run_id"], row["round"])
-        measured.append(measure_rollout(row, own, group, branches, two, is_other_policy=is_other))
+        measured.append(measure_rollout(row, rollout_states, group, branches, two, is_other_policy=is_other))
     return measured
 
 

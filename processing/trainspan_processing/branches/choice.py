@@ -46,11 +46,11 @@ class CallChoice:
 
     def of(self, states: pl.DataFrame) -> pl.DataFrame:
         """The chosen rows of STATES."""
-        found = states if self.agent is None else states.filter(pl.col("agent") == self.agent)
+        eligible = states if self.agent is None else states.filter(pl.col("agent") == self.agent)
         if self.share >= 1:
-            return found
-        keys = found.select(*ROLLOUT_KEY, "call").iter_rows()
-        return found.filter(pl.Series([_fraction(*key) < self.share for key in keys], dtype=pl.Boolean))
+            return eligible
+        keys = eligible.select(*ROLLOUT_KEY, "call").iter_rows()
+        return eligible.filter(pl.Series([_fraction(*key) < self.share for key in keys], dtype=pl.Boolean))
 
 
 def _fraction(rollout_id: str, attempt: int, call: int) -> float:
@@ -68,18 +68,18 @@ def branch_points(states: pl.DataFrame, choice: CallChoice, known: pl.DataFrame)
     chosen = choice.of(states)
     ends = states.group_by(ROLLOUT_KEY).agg(pl.len().cast(pl.Int32).alias("_end"))
     cut = states.filter(~pl.col("can_repeat")).group_by(ROLLOUT_KEY).agg(pl.col("call").min().alias("_cut"))
-    own = [*ROLLOUT_KEY, "call"]
+    key = [*ROLLOUT_KEY, "call"]
     points = (
-        pl.concat([chosen.select(own), chosen.select(*ROLLOUT_KEY, pl.col("call") + 1)])
+        pl.concat([chosen.select(key), chosen.select(*ROLLOUT_KEY, pl.col("call") + 1)])
         .unique()
         .join(ends, on=ROLLOUT_KEY)
-        .join(states.select(*own, "obstacle"), on=own, how="left")
+        .join(states.select(*key, "obstacle"), on=key, how="left")
         .join(cut, on=ROLLOUT_KEY, how="left")
         .join(known.select(ROLLOUT_KEY).with_columns(pl.lit(value=True).alias("_known")), on=ROLLOUT_KEY, how="left")
         .filter((pl.col("call") < pl.col("_end")) & ((pl.col("call") > 0) | pl.col("_known").is_null()))
-        .sort(own)
+        .sort(key)
     )
     is_cut = (pl.col("call") > pl.col("_cut")).fill_null(value=False)
     judged = points.with_columns(pl.when(is_cut).then(pl.lit(_CUT)).otherwise("obstacle").alias("obstacle"))
     skipped = Counter(judged["obstacle"].drop_nulls().to_list())
-    return judged.filter(pl.col("obstacle").is_null()).select(own), skipped
+    return judged.filter(pl.col("obstacle").is_null()).select(key), skipped

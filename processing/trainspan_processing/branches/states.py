@@ -91,8 +91,8 @@ def _obstacle() -> pl.Expr:
 def _answered_s() -> pl.Expr:
     """The time that calls before each state took, once where they overlap."""
     earlier = pl.col("end_ns").cum_max().shift(1).over(ROLLOUT_KEY)
-    own = (pl.col("end_ns") - pl.max_horizontal("start_ns", earlier)).clip(0)
-    return (own.cum_sum().over(ROLLOUT_KEY) - own) / 1e9
+    added = (pl.col("end_ns") - pl.max_horizontal("start_ns", earlier)).clip(0)
+    return (added.cum_sum().over(ROLLOUT_KEY) - added) / 1e9
 
 
 def _can_repeat() -> pl.Expr:

@@ -27,12 +27,12 @@ class StoredBranch:
 
 def read_branches(source: Source, rollout_id: str, attempt: int) -> list[StoredBranch]:
     """The ended branches that a runner began from this attempt, by call, then in the order in which they ended."""
-    found: dict[tuple[str, int], tuple[tuple[int, int], StoredBranch]] = {}
+    branches: dict[tuple[str, int], tuple[tuple[int, int], StoredBranch]] = {}
     for batch in source.read("rollouts", Selection(), _COLUMNS, branches_of=rollout_id):
-        for branch_id, own, task_id, run_id, status, reward, end_ns, untrusted in batch.select(_COLUMNS).iter_rows():
+        for branch_id, number, task_id, run_id, status, reward, end_ns, untrusted in batch.select(_COLUMNS).iter_rows():
             origin = None if untrusted else BranchOrigin.of_task(task_id or "")
             if origin is None or (origin.rollout_id, origin.attempt) != (rollout_id, attempt):
                 continue
-            branch = StoredBranch(origin.call, branch_id, own or 0, run_id, status, reward)
-            found[branch.rollout_id, branch.attempt] = ((branch.call, end_ns or 0), branch)
-    return [branch for _, branch in sorted(found.values(), key=lambda one: (one[0], one[1].rollout_id))]
+            branch = StoredBranch(origin.call, branch_id, number or 0, run_id, status, reward)
+            branches[branch.rollout_id, branch.attempt] = ((branch.call, end_ns or 0), branch)
+    return [branch for _, branch in sorted(branches.values(), key=lambda entry: (entry[0], entry[1].rollout_id))]

@@ -33,7 +33,7 @@ class StoredCallReader:
         """The calls around the point. Raises InvalidRecordError if the rollout is not known or too short, StoreError."""
         with self._lock:
             calls = self._rollout(point.rollout_id, point.attempt)
-        starts = [place for place, call in enumerate(calls) if not place or call.index != calls[place - 1].index]
+        starts = [index for index, call in enumerate(calls) if not index or call.index != calls[index - 1].index]
         if not point.call < len(starts):
             raise InvalidRecordError(f"rollout {point.rollout_id} has {len(starts)} calls, no call {point.call}")
         start = starts[point.call]
@@ -45,9 +45,9 @@ class StoredCallReader:
         if key in self._kept:
             self._kept.move_to_end(key)
             return self._kept[key]
-        own = self._calls.filter((pl.col("rollout_id") == rollout_id) & (pl.col("attempt") == attempt))
+        of_rollout = self._calls.filter((pl.col("rollout_id") == rollout_id) & (pl.col("attempt") == attempt))
         columns = (*SPAN_KEY, "prompt_ids", "completion_ids", "logprobs")
-        calls = own.join(read_tokens(self._source, own, columns), on=SPAN_KEY, maintain_order="left")
+        calls = of_rollout.join(read_tokens(self._source, of_rollout, columns), on=SPAN_KEY, maintain_order="left")
         self._kept[key] = _forced_calls(calls.iter_rows(named=True))
         if len(self._kept) > _KEPT:
             self._kept.popitem(last=False)
@@ -56,13 +56,13 @@ class StoredCallReader:
 
 def _forced_calls(rows: Any) -> list[ForcedCall]:
     """The generations of a rollout in order: rows of one request that have the same prompt are its choices."""
-    found: dict[tuple[int, bytes], list[ForcedChoice]] = {}
+    by_request: dict[tuple[int, bytes], list[ForcedChoice]] = {}
     versions: dict[tuple[int, bytes], int | None] = {}
     for row in rows:
         key = (row["call_index"], encode_ids(row["prompt_ids"]))
         choice = ForcedChoice(
             encode_ids(row["completion_ids"]), encode_logprobs(row["logprobs"]), row["finish_reason"] or ""
         )
-        found.setdefault(key, []).append(choice)
+        by_request.setdefault(key, []).append(choice)
         versions[key] = row["policy_version"]
-    return [ForcedCall(*key, tuple(choices), versions[key]) for key, choices in found.items()]
+    return [ForcedCall(*key, tuple(choices), versions[key]) for key, choices in by_request.items()]

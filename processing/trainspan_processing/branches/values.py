@@ -48,12 +48,12 @@ class StateValue:
     """Name and version of every policy that sampled for the branches."""
 
     @classmethod
-    def of(cls, own: StateBranches, by: str, two: tuple[float, float] | None) -> "StateValue | None":
+    def of(cls, branches: StateBranches, by: str, two: tuple[float, float] | None) -> "StateValue | None":
         """From the rewards of independent rollouts; None without any. `two`: see `two_values`."""
-        if not own.rewards:
+        if not branches.rewards:
             return None
-        mean = statistics.mean(own.rewards)
-        return cls(mean, _interval(own.rewards, two), len(own.rewards), by, own.policies)
+        mean = statistics.mean(branches.rewards)
+        return cls(mean, _interval(branches.rewards, two), len(branches.rewards), by, branches.policies)
 
     @classmethod
     def of_branches(cls, branches: StateBranches, two: tuple[float, float] | None) -> "StateValue | None":
@@ -86,9 +86,6 @@ class BranchedCall:
     policies: tuple[str, ...]
     """Name and version of every policy that sampled for the branches from the states before and after it."""
 
-    def record(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @dataclass(frozen=True, slots=True)
 class BranchedRollout:
@@ -102,7 +99,7 @@ class BranchedRollout:
     """Whether another version of the policy sampled the branches: credit `vine` uses no such values."""
     calls: tuple[BranchedCall, ...]
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> dict[str, object]:
         return asdict(self)
 
 
@@ -122,7 +119,7 @@ def measure_rollout(
     another policy. `two`: see `two_values`.
     """
     reward, end = float(rollout["reward"]), states.height
-    values = {call: StateValue.of_branches(own, two) for call, own in branches.items() if call < end}
+    values = {call: StateValue.of_branches(of_state, two) for call, of_state in branches.items() if call < end}
     if values.get(0) is None and group is not None and len(group.rewards) > 1 and not is_other_policy:
         values[0] = StateValue.of(group, "group", two)
     values[end] = StateValue(reward, (reward, reward), 1, "reward")
@@ -130,7 +127,7 @@ def measure_rollout(
     for row in states.iter_rows(named=True):
         before, after = values.get(row["call"]), values.get(row["call"] + 1)
         known = before is not None and after is not None
-        own = branches.get(row["call"])
+        of_state = branches.get(row["call"])
         surprisal = row["surprisal"]
         calls.append(
             BranchedCall(
@@ -139,8 +136,8 @@ def measure_rollout(
                 value=before,
                 advantage=after.mean - before.mean if known else None,  # type: ignore[union-attr]
                 interval=_difference(before, after) if known else None,  # type: ignore[arg-type]
-                status=dict(own.status) if own else {},
-                unrewarded=own.unrewarded if own else 0,
+                status=dict(of_state.status) if of_state else {},
+                unrewarded=of_state.unrewarded if of_state else 0,
                 policies=tuple(sorted({name for value in (before, after) if value for name in value.policies})),
             )
         )
@@ -155,11 +152,11 @@ def two_values(rewards: Iterable[float]) -> tuple[float, float] | None:
     Those are 0 and 1, also if only one of them occurs, or any two that occur more than once each: numbers that only happen to
     be few do not repeat.
     """
-    found = Counter(rewards)
-    if found.keys() <= {0.0, 1.0}:
+    counts = Counter(rewards)
+    if counts.keys() <= {0.0, 1.0}:
         return 0.0, 1.0
-    if len(found) == 2 and min(found.values()) > 1:
-        return min(found), max(found)
+    if len(counts) == 2 and min(counts.values()) > 1:
+        return min(counts), max(counts)
     return None
 
 

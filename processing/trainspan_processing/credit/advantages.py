@@ -61,22 +61,22 @@ def assign_advantages(calls: pl.DataFrame, rollouts: pl.DataFrame, history: pl.D
     if plan.combine == "sum":
         terms, parts = comparison.terms(summed(calls, plan), "")
         return Credited(_added_up(terms, several=plan.needs_states), terms.select(*TERMS), parts)
-    found = []
+    results = []
     for reward in plan.rewards:
         whole = pl.col(rollout_column(reward.name))
-        own = calls.with_columns(
+        rewarded = calls.with_columns(
             pl.col(step_column(reward.name)).alias("step_reward"),
             (whole.fill_null(0.0) if reward.is_penalty else whole).alias("rollout_reward"),
         )
-        terms, parts = comparison.terms(own, f"reward:{reward.name}")
+        terms, parts = comparison.terms(rewarded, f"reward:{reward.name}")
         weight = pl.lit(reward.weight)
-        named = terms.with_columns(
+        of_reward = terms.with_columns(
             pl.lit(reward.name).alias("reward_name"), pl.col("weight") * weight, pl.col("worth") * weight
         )
-        found.append((named, parts))
-    terms = pl.concat([item for item, _ in found])
+        results.append((of_reward, parts))
+    terms = pl.concat([item for item, _ in results])
     credited, scaled = whitened(_added_up(terms, several=True), terms.select(*TERMS), rollouts)
-    return Credited(credited, scaled, pl.concat([parts for _, parts in found]))
+    return Credited(credited, scaled, pl.concat([parts for _, parts in results]))
 
 
 def credit(calls: pl.DataFrame, compared: pl.DataFrame, history: pl.DataFrame, plan: CreditPlan) -> Credited:

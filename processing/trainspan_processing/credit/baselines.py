@@ -65,9 +65,9 @@ def rloo(items: pl.DataFrame) -> pl.DataFrame:
     For an item's own value this is n/(n−1) · (v_i − μ_g). If a rollout has several items in the group, all of them are
     left out: they come from the same sampled trajectory.
     """
-    own = ["group", "rollout"]
+    of_rollout = ["group", "rollout"]
     total, size = (_V.sum().over("group"), pl.len().over("group"))
-    others = (total - _V.sum().over(own)) / (size - pl.len().over(own))
+    others = (total - _V.sum().over(of_rollout)) / (size - pl.len().over(of_rollout))
     return _by_group(items, others, _ONE)
 
 
@@ -142,9 +142,9 @@ def spread_reason(rollouts: pl.Expr, least: pl.Expr, greatest: pl.Expr) -> pl.Ex
     return pl.when(rollouts < 2).then(pl.lit("singleton_group")).when(equal).then(pl.lit("zero_spread_group"))
 
 
-def are_equal(one: pl.Expr, other: pl.Expr) -> pl.Expr:
+def are_equal(left: pl.Expr, right: pl.Expr) -> pl.Expr:
     """Whether two values differ by no more than the rounding of sums."""
-    return (one - other).abs() <= pl.max_horizontal(_RELATIVE * pl.max_horizontal(one.abs(), other.abs()), _ABSOLUTE)
+    return (left - right).abs() <= pl.max_horizontal(_RELATIVE * pl.max_horizontal(left.abs(), right.abs()), _ABSOLUTE)
 
 
 def _current(items: pl.DataFrame) -> pl.DataFrame:

@@ -43,13 +43,13 @@ class Comparison:
         if not plan.per_agent:
             return self._of_estimator(calls, plan.estimator, part)
         empty = self._of_estimator(calls.clear(), plan.estimator, part)
-        found = [empty]
+        results = [empty]
         by_agent = calls.partition_by("agent", as_dict=True)
-        for (agent,), own in sorted(by_agent.items(), key=lambda item: str(item[0][0])):
+        for (agent,), agent_calls in sorted(by_agent.items(), key=lambda item: str(item[0][0])):
             estimator = plan.by_agent.get(str(agent), plan.estimator)
             share = " ".join(filter(None, (part, f"agent:{agent}")))
-            found.append(self._of_estimator(own, estimator, share))
-        terms, parts = (pl.concat(frames) for frames in zip(*found, strict=True))
+            results.append(self._of_estimator(agent_calls, estimator, share))
+        terms, parts = (pl.concat(frames) for frames in zip(*results, strict=True))
         return terms, parts
 
     def _of_estimator(self, calls: pl.DataFrame, estimator: Estimator, part: str) -> tuple[pl.DataFrame, pl.DataFrame]:
@@ -120,11 +120,11 @@ class Comparison:
             parts = _NO_PARTS
         else:
             key = pl.col(keys[-1]).cast(pl.String).fill_null("")
-            named = valued.with_columns(pl.concat_str(pl.lit(part), key).alias("part"))
-            pools = named.select("part").unique().sort("part").with_row_index("pool")
-            items = named.join(pools, on="part", maintain_order="left")
+            in_parts = valued.with_columns(pl.concat_str(pl.lit(part), key).alias("part"))
+            pools = in_parts.select("part").unique().sort("part").with_row_index("pool")
+            items = in_parts.join(pools, on="part", maintain_order="left")
             past = self.history.join(pools, on="part", maintain_order="left")
-            parts = named.group_by("rollout", "part", maintain_order=True).agg(pl.col("value").mean())
+            parts = in_parts.group_by("rollout", "part", maintain_order=True).agg(pl.col("value").mean())
             parts = parts.select(pl.col(name).cast(kind) for name, kind in _PARTS.items())
         items = items.select(
             "item", "rollout", "pool", "value", pl.struct(keys).rank("dense").cast(pl.UInt32).alias("group")

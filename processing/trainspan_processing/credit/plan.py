@@ -142,14 +142,14 @@ def _guarded(what: str, function: Callable[..., Any]) -> Callable[..., pl.DataFr
 
     def call(*arguments: Any) -> pl.DataFrame:
         try:
-            made = function(*arguments)
+            result = function(*arguments)
         except Exception as error:
             raise DatasetError(f"{what} raised {type(error).__name__}: {error}") from error
-        if not isinstance(made, pl.DataFrame):
+        if not isinstance(result, pl.DataFrame):
             raise UsageError(
-                f"{what} returned {made!r:.80}: it must return a Polars DataFrame (docs/processing.md, Credit)"
+                f"{what} returned {result!r:.80}: it must return a Polars DataFrame (docs/processing.md, Credit)"
             )
-        return made
+        return result
 
     return call
 
@@ -177,14 +177,14 @@ def _check_pair(estimator: Estimator, plan: CreditPlan) -> None:
 
 def _by_agent(text: str, default: Estimator) -> dict[str, Estimator]:
     """Parses `planner=rloo,coder=return_to_go+grpo,*=rae`: each agent's baseline, or credit+baseline."""
-    found: dict[str, Estimator] = {}
+    estimators: dict[str, Estimator] = {}
     for item in filter(None, (part.strip() for part in text.split(","))):
         agent, separator, name = item.rpartition("=")
         if not separator or not agent or not name:
             raise UsageError(f"agent_credit has {item!r}; write agent=baseline or agent=credit+baseline")
         credit, plus, baseline = name.rpartition("+")
-        found[agent] = Estimator(credit if plus else default.credit, baseline)
-    return found
+        estimators[agent] = Estimator(credit if plus else default.credit, baseline)
+    return estimators
 
 
 def plan_for(settings: DatasetSettings, rewards: Sequence[RewardName], compared: pl.DataFrame) -> CreditPlan:

@@ -33,12 +33,12 @@ def rtmc_terms(calls: pl.DataFrame) -> pl.DataFrame:
     of_state = first.group_by("group", "state", maintain_order=True).agg(
         pl.col("return").mean().alias("_mean"), pl.len().alias("_visits")
     )
-    found = calls.join(of_action, on=["group", "state", "action"], how="left", nulls_equal=True, maintain_order="left")
-    found = found.join(of_state, on=["group", "state"], how="left", nulls_equal=True, maintain_order="left")
+    valued = calls.join(of_action, on=["group", "state", "action"], how="left", nulls_equal=True, maintain_order="left")
+    valued = valued.join(of_state, on=["group", "state"], how="left", nulls_equal=True, maintain_order="left")
     visits = pl.col("_visits")
     smoothed = (visits * pl.col("_mean") + _PRIOR_VISITS * pl.col("center")) / (visits + _PRIOR_VISITS)
     says_nothing = pl.col("drop").is_not_null()
-    return found.with_columns(
+    return valued.with_columns(
         pl.when(says_nothing).then(0.0).otherwise(smoothed).alias("center"),
         pl.when(says_nothing).then(0.0).otherwise(1.0).alias("scale"),
     ).drop("_mean", "_visits")

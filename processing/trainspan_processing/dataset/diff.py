@@ -14,6 +14,7 @@ import polars as pl
 from trainspan_processing.dataset.published import Published
 from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY
 from trainspan_schemas.artifacts.dataset import COLUMNS
+from trainspan_schemas.artifacts.manifest import DatasetManifest
 
 __all__ = ["Difference", "ItemChange", "Overlap", "ValueChanges", "compare_datasets"]
 
@@ -88,7 +89,7 @@ class Difference:
             or self.order_differs
         )
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> dict[str, object]:
         """The difference as JSON values."""
         return {"equal": self.is_empty, **asdict(self)}
 
@@ -124,7 +125,7 @@ def _rewarded(seen: pl.DataFrame) -> pl.DataFrame:
     return seen.filter(pl.col("reward").is_not_null()).select(*ROLLOUT_KEY, "reward")
 
 
-def _settings(manifest: Mapping[str, Any]) -> dict[str, Any]:
+def _settings(manifest: DatasetManifest) -> dict[str, object]:
     """The settings that determined the rows, including a baseline that was chosen by default."""
     return {**manifest["settings"], "baseline": manifest["credit"]["baseline"]}
 

@@ -9,13 +9,7 @@ from typing import Final
 
 import polars as pl
 
-from trainspan_processing.dataset.ledger_summary import (
-    LedgerFile,
-    Summary,
-    digest_of,
-    read_summary,
-    write_summary,
-)
+from trainspan_processing.dataset.ledger_summary import LedgerFile, Summary, digest_of, read_summary, write_summary
 from trainspan_processing.tables import HISTORY, ROLLOUT_KEY, Schema
 from trainspan_schemas.artifacts.branches import BRANCH_TASK
 from trainspan_schemas.artifacts.dataset import LEDGER_FILE, about_dir, dataset_dirs, round_of
@@ -71,7 +65,7 @@ class Earlier:
     @classmethod
     def of(cls, files: Sequence[LedgerFile]) -> "Earlier":
         series: list[tuple[int, int]] = []
-        for number in sorted(number for one in files if (number := round_of(one.name)) is not None):
+        for number in sorted(number for file in files if (number := round_of(file.name)) is not None):
             if series and number == series[-1][1] + 1:
                 series[-1] = (series[-1][0], number)
             else:
@@ -150,7 +144,7 @@ def read_ledger(out: Path, *, only: Sequence[Path] | None = None) -> DatasetLedg
     """
     folders = {folder.name: folder for folder in (dataset_dirs(out) if only is None else only)}
     known = Summary(pl.DataFrame(schema=LEDGER)) if only is not None else read_summary(out, LEDGER, folders)
-    files, frames, covered = list(known.files), [pl.DataFrame(schema=LEDGER)], {one.name for one in known.files}
+    files, frames, covered = list(known.files), [pl.DataFrame(schema=LEDGER)], {entry.name for entry in known.files}
     for name, folder in folders.items():
         if name in covered:
             continue
@@ -175,7 +169,7 @@ def _joined(before: pl.DataFrame, lines: pl.DataFrame) -> pl.DataFrame:
     """LEDGER with one row per (rollout, attempt), of rows that have that already, and of later lines."""
     # Of many rollouts few are seen again, and mostly none.
     again = before["rollout_id"].is_in(lines["rollout_id"].unique().implode())
-    kept = before if not again.any() else before.filter(~again)
+    unchanged = before if not again.any() else before.filter(~again)
     of_its_reward = pl.col("reward_digest") == pl.col("reward_digest").drop_nulls().last()
     added = (
         pl.concat([before.filter(again), lines])
@@ -190,7 +184,7 @@ def _joined(before: pl.DataFrame, lines: pl.DataFrame) -> pl.DataFrame:
             pl.col("function_rewards", "dropped").drop_nulls().last(),
         )
     )
-    return pl.concat([kept.select(*LEDGER), added.select(*LEDGER)])
+    return pl.concat([unchanged.select(*LEDGER), added.select(*LEDGER)])
 
 
 def write_ledger(folder: Path, rows: pl.DataFrame) -> None:

@@ -41,17 +41,17 @@ class LedgerFile:
     def read(cls, name: str, path: Path) -> "tuple[LedgerFile, bytes]":
         """Returns the file and its bytes. Raises FileNotFoundError."""
         with path.open("rb") as file:
-            found = os.fstat(file.fileno())
+            status = os.fstat(file.fileno())
             data = file.read()
-        place = f"{path.parent.name}/{path.name}"
-        return cls(name, place, len(data), found.st_mtime_ns, hashlib.sha256(data).hexdigest()), data
+        relative = f"{path.parent.name}/{path.name}"
+        return cls(name, relative, len(data), status.st_mtime_ns, hashlib.sha256(data).hexdigest()), data
 
     def is_unchanged(self, out: Path) -> bool:
         try:
-            found = os.stat(f"{out}/{self.path}")
+            status = os.stat(f"{out}/{self.path}")
         except OSError:
             return False
-        return (found.st_size, found.st_mtime_ns) == (self.size, self.mtime_ns)
+        return (status.st_size, status.st_mtime_ns) == (self.size, self.mtime_ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def read_summary(out: Path, schema: Schema, datasets: Container[str]) -> Summary
     file, nothing = out / _FILE, Summary(pl.DataFrame(schema=schema))
     try:
         covered = [LedgerFile(*entry) for entry in json.loads(pl.read_parquet_metadata(file)[_COVERED])]
-        if not all(one.name in datasets and one.is_unchanged(out) for one in covered):
+        if not all(ledger.name in datasets and ledger.is_unchanged(out) for ledger in covered):
             return nothing
         rows = pl.read_parquet(file)
     except (
@@ -83,7 +83,7 @@ def read_summary(out: Path, schema: Schema, datasets: Container[str]) -> Summary
 
 def write_summary(out: Path, summary: Summary) -> None:
     """Replaces the summary; without permission or room there is none."""
-    covered = [astuple(one) for one in summary.files]
+    covered = [astuple(ledger) for ledger in summary.files]
     temporary = out / f"{_FILE}.{uuid.uuid4().hex}"
     with contextlib.suppress(OSError, pl.exceptions.PolarsError):
         try:
@@ -95,5 +95,5 @@ def write_summary(out: Path, summary: Summary) -> None:
 
 def digest_of(files: Sequence[LedgerFile]) -> str:
     """One hash of the names and contents of ledgers."""
-    lines = "".join(f"{one.name} {one.sha256}\n" for one in sorted(files, key=lambda one: one.name))
+    lines = "".join(f"{ledger.name} {ledger.sha256}\n" for ledger in sorted(files, key=lambda ledger: ledger.name))
     return hashlib.sha256(lines.encode()).hexdigest()

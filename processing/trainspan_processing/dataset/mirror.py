@@ -91,8 +91,8 @@ class Mirror:
             for name, pointer in changed.items():
                 manifest = manifests.get(name, b"")
                 if hashlib.sha256(manifest).hexdigest() != pointer.manifest_sha256:
-                    place = f"{self.url}/{pointer.folder}{ABOUT}/{MANIFEST}"
-                    raise DatasetError(f"{place} is missing or changed: build the dataset again")
+                    location = f"{self.url}/{pointer.folder}{ABOUT}/{MANIFEST}"
+                    raise DatasetError(f"{location} is missing or changed: build the dataset again")
                 _write_new(self.known / name, pointer, manifest)
             for name, pointer in published.items() if with_ledgers else ():
                 self._read_ledger(name, pointer)
@@ -164,15 +164,15 @@ class Mirror:
             return None
 
 
-def local_dataset(place: str, *, with_earlier: bool = False) -> Path:
+def local_dataset(location: str, *, with_earlier: bool = False) -> Path:
     """The folder of a dataset that is named by its folder, or by a URL such as `s3://bucket/prefix/round-0007`.
 
     `with_earlier`: next to it are the ledgers of those that it was built after. Raises UsageError if there is none at the
     URL, DatasetError as `Mirror` does.
     """
-    if not is_url(place):
-        return Path(place)
-    mirror, known = known_dataset(place, with_earlier=with_earlier)
+    if not is_url(location):
+        return Path(location)
+    mirror, known = known_dataset(location, with_earlier=with_earlier)
     folder = mirror.fetch(known)
     if with_earlier:
         mirror.bring_earlier(folder)

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 
 from trainspan_processing.dataset.files import Files
 from trainspan_schemas.artifacts.dataset import COLUMN_MEANINGS, COLUMNS
+from trainspan_schemas.artifacts.manifest import DatasetManifest
 from trainspan_schemas.files.durable import sha256_of
 
 __all__ = ["FileEntry", "write_manifest", "write_part"]
@@ -68,6 +69,6 @@ def _column(values: pl.Series, kind: Any) -> Any:
     return column if column.type == kind else column.cast(kind)
 
 
-def write_manifest(path: Path, manifest: dict[str, Any]) -> None:
+def write_manifest(path: Path, manifest: DatasetManifest) -> None:
     """Writes `manifest` as indented JSON; numbers that are not finite are refused."""
     path.write_text(json.dumps(manifest, indent=2, ensure_ascii=False, allow_nan=False) + "\n")

@@ -5,13 +5,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import polars as pl
 
 from trainspan_processing.dataset.ledger import LEDGER, DatasetLedger, ledger_path
 from trainspan_processing.tables import ROLLOUT_KEY, Schema
 from trainspan_schemas.artifacts.dataset import DATASET_VERSION, dataset_dirs, manifest_path
+from trainspan_schemas.artifacts.manifest import DatasetManifest
 from trainspan_schemas.errors import DatasetError, UsageError
 
 __all__ = ["SEEN", "Published", "open_published"]
@@ -27,7 +28,7 @@ class Published:
     """One dataset, of any readable version."""
 
     path: Path
-    manifest: dict[str, Any]
+    manifest: DatasetManifest
 
     @property
     def stores(self) -> list[str]:
@@ -85,23 +86,23 @@ class Published:
         self, rollout_ids: Sequence[str], columns: Sequence[str], span_ids: Sequence[str] | None = None
     ) -> pl.DataFrame:
         """Columns of the rows of these rollouts, or only of these calls. Raises DatasetError if a file is missing or damaged."""
-        own = pl.col("rollout_id").is_in(list(rollout_ids))
+        is_wanted = pl.col("rollout_id").is_in(list(rollout_ids))
         if span_ids is not None:
-            own &= pl.col("span_id").is_in(list(span_ids))
+            is_wanted &= pl.col("span_id").is_in(list(span_ids))
         with self._undamaged() as files:
-            return pl.concat([pl.scan_parquet(file).filter(own).select(columns).collect() for file in files])
+            return pl.concat([pl.scan_parquet(file).filter(is_wanted).select(columns).collect() for file in files])
 
-    def rows_at(self, places: Sequence[int], columns: Sequence[str]) -> pl.DataFrame:
+    def rows_at(self, positions: Sequence[int], columns: Sequence[str]) -> pl.DataFrame:
         """Columns of the rows at these places (from 0, ascending). Raises DatasetError if a file is missing or damaged."""
-        found, start = [], 0
+        parts, start = [], 0
         with self._undamaged() as files:
             for file in files:
-                rows = pl.scan_parquet(file).with_row_index("place", offset=start)
+                rows = pl.scan_parquet(file).with_row_index("position", offset=start)
                 start += int(rows.select(pl.len()).collect().item())
-                inside = [place for place in places if place < start]
-                places = places[len(inside) :]
-                found.append(rows.filter(pl.col("place").is_in(inside)).select(columns).collect())
-        return pl.concat(found)
+                inside = [position for position in positions if position < start]
+                positions = positions[len(inside) :]
+                parts.append(rows.filter(pl.col("position").is_in(inside)).select(columns).collect())
+        return pl.concat(parts)
 
     @contextmanager
     def _undamaged(self) -> Iterator[list[Path]]:
@@ -119,17 +120,17 @@ def open_published(path: Path) -> Published:
 
     Raises UsageError if there is none, DatasetError if its manifest cannot be read.
     """
-    said = manifest_path(path)
+    manifest_file = manifest_path(path)
     try:
-        manifest: dict[str, Any] = json.loads(said.read_text(encoding="utf-8"))
+        manifest: DatasetManifest = json.loads(manifest_file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         inside = [folder for folder in dataset_dirs(path) if manifest_path(folder).exists()]
-        hint = f"name one of its datasets, e.g. {inside[-1]}" if inside else f"there is no {said}"
+        hint = f"name one of its datasets, e.g. {inside[-1]}" if inside else f"there is no {manifest_file}"
         raise UsageError(f"no dataset at {path}: {hint}") from None
     except (OSError, ValueError) as error:
-        raise DatasetError(f"{said} cannot be read: {error}") from error
+        raise DatasetError(f"{manifest_file} cannot be read: {error}") from error
     if not isinstance(manifest, dict):
-        raise DatasetError(f"{said} cannot be read: it is not an object")
+        raise DatasetError(f"{manifest_file} cannot be read: it is not an object")
     if (version := manifest.get("version")) != DATASET_VERSION:
         raise DatasetError(
             f"{path} has dataset version {version}, but this trainspan reads {DATASET_VERSION}: build it again"

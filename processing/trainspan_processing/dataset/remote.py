@@ -52,10 +52,10 @@ class Pointer:
     @classmethod
     def from_json(cls, name: str, content: bytes) -> "Pointer":
         """The pointer of the dataset `name`. Raises ValueError if it is malformed, or names anything but a build of it."""
-        found = json.loads(content)
-        if not isinstance(found, dict) or found.get("version") != 1:
+        record = json.loads(content)
+        if not isinstance(record, dict) or record.get("version") != 1:
             raise ValueError("unknown version")
-        pointer = cls(*(str(found.get(key)) for key in ("folder", "manifest_sha256", "ledger_sha256")))
+        pointer = cls(*(str(record.get(key)) for key in ("folder", "manifest_sha256", "ledger_sha256")))
         match = _FOLDER.fullmatch(pointer.folder)
         if match is None or match[1] != name:
             raise ValueError(f"folder {pointer.folder[:80]!r}")
@@ -77,13 +77,13 @@ class RemoteDatasets:
 
     def read_pointers(self, names: Iterable[str]) -> dict[str, Pointer]:
         """The pointers of these datasets; those that do not exist are left out. Raises DatasetError if one is malformed."""
-        found = {}
+        pointers = {}
         for name, content in read_all(self.objects, {f"{name}{_POINTER}": name for name in names}).items():
             try:
-                found[name] = Pointer.from_json(name, content)
+                pointers[name] = Pointer.from_json(name, content)
             except ValueError as error:
                 raise DatasetError(f"{self.objects.url}/{name}{_POINTER} is malformed ({error}): remove it") from error
-        return dict(sorted(found.items(), key=lambda item: round_of(item[0]) or 0))
+        return dict(sorted(pointers.items(), key=lambda item: round_of(item[0]) or 0))
 
     def publish(self, name: str, pointer: Pointer) -> bool:
         """Writes the pointer unless there is one; returns whether `name` is now this build.
@@ -124,8 +124,8 @@ def new_folder(name: str) -> str:
 
 def read_all(objects: Objects, wanted: Mapping[str, str]) -> dict[str, bytes]:
     """Content of small objects under their wanted names; those that do not exist are left out."""
-    names, found = list(wanted), dict[str, bytes]()
+    names, contents = list(wanted), dict[str, bytes]()
     for start in range(0, len(names), _AT_ONCE):
         read = objects.read(names[start : start + _AT_ONCE])
-        found |= {wanted[name]: content for name, content in read.items()}
-    return found
+        contents |= {wanted[name]: content for name, content in read.items()}
+    return contents

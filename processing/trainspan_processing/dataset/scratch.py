@@ -176,6 +176,6 @@ def _end(scratch: RemoteScratch) -> None:
         log.warning("unfinished files of %s remain for a week: %s", scratch.folder, error)
 
 
-def _made_meanwhile(place: str) -> DatasetError:
+def _made_meanwhile(location: str) -> DatasetError:
     """The error of the later of two commands that build the same dataset."""
-    return DatasetError(f"another command created {place} in the meantime: run this one again")
+    return DatasetError(f"another command created {location} in the meantime: run this one again")

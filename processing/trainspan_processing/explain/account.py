@@ -1,7 +1,6 @@
 """The explanation of one rollout: plain values, ready to be printed, drawn or serialized."""
 
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 from trainspan_processing.branches.stored_branches import StoredBranch
 from trainspan_processing.read.measurements import Measurement
@@ -213,23 +212,23 @@ class RolloutAccount:
         """Whether the dataset agrees, in words; None without a dataset."""
         if self.dataset is None:
             return None
-        said = "its rows hold exactly these advantages" if self.agrees else "its rows hold OTHER advantages"
+        agreement = "its rows hold exactly these advantages" if self.agrees else "its rows hold OTHER advantages"
         if not self.unlike:
-            return f"{self.dataset}: {said}"
+            return f"{self.dataset}: {agreement}"
         many = (
             f"{self.unlike} of the rollouts that it compared are"
             if self.unlike > 1
             else "1 rollout that it compared is"
         )
-        return f"{self.dataset}: {said}; {many} not in these stores with the same reward"
+        return f"{self.dataset}: {agreement}; {many} not in these stores with the same reward"
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> dict[str, object]:
         """The account as JSON values."""
         return asdict(self)
 
     @property
     def agents(self) -> list[str]:
         """Agents in the order of their first calls."""
-        made = [(call.start_s, call.agent) for call in self.calls]
-        made += [(call.start_s, call.agent) for call in self.foreign]
-        return list(dict.fromkeys(agent or "–" for _, agent in sorted(made, key=lambda call: call[0])))
+        callers = [(call.start_s, call.agent) for call in self.calls]
+        callers += [(call.start_s, call.agent) for call in self.foreign]
+        return list(dict.fromkeys(agent or "–" for _, agent in sorted(callers, key=lambda call: call[0])))

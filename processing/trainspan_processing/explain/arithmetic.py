@@ -88,11 +88,11 @@ def interval(measured: Measured | None) -> str:
     return f"{low} to {high}"
 
 
-def measured_in_words(one: Measurement) -> str:
+def measured_in_words(measurement: Measurement) -> str:
     """A measurement in one line: the advantage of the call and the value of the state before it."""
     parts = [
         f"{name} {number(measured.score)}" + (f" [{interval(measured)}]" if measured.interval else "")
-        for name, measured in (("advantage", one.advantage), ("value before it", one.value))
+        for name, measured in (("advantage", measurement.advantage), ("value before it", measurement.value))
         if measured is not None
     ]
     return f"measured by branches: {', '.join(parts)}"
@@ -134,9 +134,9 @@ def reward_line(parts: Sequence[RewardPart], reward: float, function: str | None
         shown.append(f"{weight}{number(part.score)} ({part.name}, {whose})")
     if function is not None:
         shown.insert(0, f"what {function} returned")
-    made = f"R = {' + '.join(shown)}"
+    line = f"R = {' + '.join(shown)}"
     is_plain = function is None and len(parts) == 1 and parts[0].weight == 1.0
-    return made if is_plain else f"{made} = {number(reward)}"
+    return line if is_plain else f"{line} = {number(reward)}"
 
 
 def _rules(plan: CreditPlan, agents: Sequence[str | None]) -> list[str]:

@@ -3,7 +3,7 @@
 Rewards, groups and earlier datasets are ignored: the check covers only the captured data.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -53,8 +53,8 @@ def check_rollouts(source: Source, decoder: Decoder | None, clock: Clock, settle
         return []
     selection = Selection(rollout_ids=sorted(set(newest)))
     traces = index_traces(source, selection, NOTHING_USED, now_ns=clock.now_ns(), settle_s=settle_s)
-    found = [*_unfinished(source, traces), *_constrained(source, traces), *_unmerged(source, traces, decoder)]
-    return [Trouble(one.subject, visible(" ".join(one.detail.split())), one.advice) for one in found]
+    troubles = [*_unfinished(source, traces), *_constrained(source, traces), *_unmerged(source, traces, decoder)]
+    return [Trouble(trouble.subject, visible(" ".join(trouble.detail.split())), trouble.advice) for trouble in troubles]
 
 
 def _newest(source: Source) -> Iterator[pl.DataFrame]:
@@ -109,30 +109,30 @@ def _unmerged(source: Source, traces: TraceIndex, decoder: Decoder | None) -> It
     rows = with_lineage(whole.with_columns(rollout)) if whole.height else whole
     if rows.is_empty():
         return
-    for count, one in first_of_each(find_unmerged(rows, decoder)):
-        if one.divergence.cause == _FORK:
+    for count, example in first_of_each(find_unmerged(rows, decoder)):
+        if example.divergence.cause == _FORK:
             continue
-        explanation = EXPLANATIONS[one.divergence.cause]
-        row = rows.row(by_predicate=pl.col("span_id") == one.span_id, named=True)
+        explanation = EXPLANATIONS[example.divergence.cause]
+        row = rows.row(by_predicate=pl.col("span_id") == example.span_id, named=True)
         detail = (
-            f"{count} of {rows.height} calls ({one.divergence.cause}: {explanation.what}), e.g. {_call(source, row)}: "
-            f"{_place(one, decoder)}"
+            f"{count} of {rows.height} calls ({example.divergence.cause}: {explanation.what}), e.g. {_call(source, row)}: "
+            f"{_place(example, decoder)}"
         )
         yield Trouble("unmerged", detail, explanation.advice)
 
 
-def _place(one: Unmerged, decoder: Decoder | None) -> str:
+def _place(unmerged: Unmerged, decoder: Decoder | None) -> str:
     """The first differing token and a few more, in words."""
-    sides = [ids[:_EXCERPT] for ids in (one.divergence.was, one.divergence.now)]
+    sides = [ids[:_EXCERPT] for ids in (unmerged.divergence.was, unmerged.divergence.now)]
     known = decoder if decoder is not None and decoder.covers(token for ids in sides for token in ids) else None
     was, now = (
         ("nothing" if not ids else repr(known.text(ids)) if known else f"ids {' '.join(map(str, ids))}")
         for ids in sides
     )
-    return f"at token {one.divergence.at} call {one.after} has {was}, and its prompt has {now}"
+    return f"at token {unmerged.divergence.at} call {unmerged.after} has {was}, and its prompt has {now}"
 
 
-def _call(source: Source, call: dict[str, Any]) -> str:
+def _call(source: Source, call: Mapping[str, Any]) -> str:
     key = (call["trace_id"], call["span_id"])
     words = read_words(source, [key]).get(key)
     who = ", ".join(

@@ -1,7 +1,7 @@
 """Turns evidence into an account: names the rules, places the calls in their segments, decodes the tokens."""
 
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 import polars as pl
 
@@ -70,14 +70,14 @@ def describe_rollout(evidence: Evidence, decoder: Decoder | None, *, pieces: boo
 
 
 def _answer(evidence: Evidence) -> str | None:
-    own = evidence.texts.get((evidence.rollout["trace_id"], evidence.rollout["span_id"]))
-    answer = own.attributes.get(keys.TASK_ANSWER) if own else None
+    span = evidence.texts.get((evidence.rollout["trace_id"], evidence.rollout["span_id"]))
+    answer = span.attributes.get(keys.TASK_ANSWER) if span else None
     return answer if isinstance(answer, str) else None
 
 
 def _error(evidence: Evidence) -> str | None:
-    own = evidence.texts.get((evidence.rollout["trace_id"], evidence.rollout["span_id"]))
-    return own.error if own and own.failed else None
+    span = evidence.texts.get((evidence.rollout["trace_id"], evidence.rollout["span_id"]))
+    return span.error if span and span.failed else None
 
 
 def _branch(evidence: Evidence) -> BranchAccount | None:
@@ -101,17 +101,17 @@ def _untrained(evidence: Evidence) -> list[UntrainedAccount]:
     special = group_advice(
         evidence.decided.plan.baselines, has_tasks=bool(evidence.decided.compared["task_id"].is_not_null().any())
     )
-    found: dict[str, UntrainedAccount] = {}
+    accounts: dict[str, UntrainedAccount] = {}
     for row in evidence.calls.filter(pl.col("reason").is_not_null()).iter_rows(named=True):
         reason = row["reason"]
         advice = special.get(reason) or advice_on(reason) or ""
-        account = found.setdefault(reason, UntrainedAccount(reason, [], [], advice))
+        account = accounts.setdefault(reason, UntrainedAccount(reason, [], [], advice))
         account.calls.append(row["call_index"])
         span = evidence.texts.get((row["trace_id"], row["span_id"]))
         client = span.attributes.get(keys.USER_AGENT) if span else None
         if isinstance(client, str) and client not in account.clients:
             account.clients.append(client)
-    return list(found.values())
+    return list(accounts.values())
 
 
 def greatest_ids(calls: pl.DataFrame) -> Iterator[int]:
@@ -176,11 +176,11 @@ def _left_out_tools(evidence: Evidence, decoder: Decoder | None) -> list[Lack]:
     if decoder is None:
         return []
     matches = _client_spans(evidence)
-    prompts: dict[int, tuple[str, dict[str, Any]]] = {}
+    prompts = {}
     for call in evidence.calls.iter_rows(named=True):
         key = (call["trace_id"], call["span_id"])
         client, served = evidence.texts.get(matches.get(key, key)), evidence.texts.get(key)
-        attributes = (client.attributes if client else {}) | (served.attributes if served else {})
+        attributes = {**(client.attributes if client else {}), **(served.attributes if served else {})}
         prompts[call["call_index"]] = (decoder.text(call["prompt_ids"] or []), attributes)
     return left_out_tools(prompts)
 
@@ -194,14 +194,14 @@ def _client_spans(evidence: Evidence) -> dict[Key, Key]:
 
 def _broken(rows: pl.DataFrame | None, decoder: Decoder | None) -> dict[Key, str]:
     """For each call that opens a segment, why it does not continue its agent's previous call."""
-    found: dict[Key, str] = {}
-    for one in find_unmerged(rows, decoder) if rows is not None else ():
-        divergence = one.divergence
+    reasons: dict[Key, str] = {}
+    for unmerged in find_unmerged(rows, decoder) if rows is not None else ():
+        divergence = unmerged.divergence
         was, now = (_excerpt(ids[:_EXCERPT], decoder) for ids in (divergence.was, divergence.now))
-        found[one.trace_id, one.span_id] = (
-            f"{divergence.cause}: departs from call {one.after} at token {divergence.at}: {was} became {now}"
+        reasons[unmerged.trace_id, unmerged.span_id] = (
+            f"{divergence.cause}: departs from call {unmerged.after} at token {divergence.at}: {was} became {now}"
         )
-    return found
+    return reasons
 
 
 def _excerpt(ids: list[int], decoder: Decoder | None) -> str:
@@ -253,13 +253,13 @@ def _tools(evidence: Evidence, start_ns: int) -> list[ToolAccount]:
 
 def _credit(evidence: Evidence) -> CreditAccount:
     decided = evidence.decided
-    own = evidence.own(decided.compared)
-    if own.is_empty():
+    compared = evidence.own(decided.compared)
+    if compared.is_empty():
         why = evidence.rollout["reason"] or "it made no call"
         reward = evidence.rollout["reward"]
         total = [] if reward is None else [reward_line(reward_parts(evidence), reward, evidence.settings.reward)]
         return CreditAccount(reward, None, [], [*total, f"not compared with others: {why}"], 0.0)
-    group_id, rollout = own.select("group_id", "rollout").row(0)
+    group_id, rollout = compared.select("group_id", "rollout").row(0)
     group = decided.compared.filter(pl.col("group_id") == group_id).sort("rollout")
     members = [
         GroupMember(row["rollout_id"], row["attempt"], row["reward"], row["n_calls"], row["rollout"] == rollout)

@@ -48,18 +48,18 @@ def dry_run(
     traces: TraceIndex,
     settings: DatasetSettings,
     ledger: DatasetLedger,
-    held: pl.DataFrame | None = None,
+    held_back: pl.DataFrame | None = None,
     returned: pl.DataFrame | None = None,
 ) -> DryRun:
-    """Rewards, compares and credits the indexed rollouts, except `held` ones (rollout_id, attempt), which wait for their group.
+    """Rewards, compares and credits the indexed rollouts, except `held_back` ones (rollout_id, attempt), which wait for their group.
 
     `returned`: what the reward function returned before, if it is not to be called. Raises UsageError for unknown credits and
     baselines, and for functions that return something invalid.
     """
     with_state = states_are_needed(settings, calls_reward=returned is None)
     chunk = reward_chunk(source, traces, settings, with_state=with_state, returned=returned)
-    if held is not None and held.height:
-        chunk = _without(chunk, held)
+    if held_back is not None and held_back.height:
+        chunk = _without(chunk, held_back)
     plan = plan_for(settings, chunk.rewarded.rewards, chunk.compared)
     history = ledger.history(reward_digest(settings)) if plan.needs_history else History()
     credited = credit(chunk.credited, chunk.compared, history.values, plan)
@@ -74,14 +74,14 @@ def dry_run(
     )
 
 
-def _without(chunk: RewardedChunk, held: pl.DataFrame) -> RewardedChunk:
+def _without(chunk: RewardedChunk, held_back: pl.DataFrame) -> RewardedChunk:
     """The chunk with these rollouts excluded from the comparison; their sound calls become `group_unfinished`."""
-    numbers = chunk.compared.join(held, on=ROLLOUT_KEY, how="semi")["rollout"]
+    numbers = chunk.compared.join(held_back, on=ROLLOUT_KEY, how="semi")["rollout"]
     is_held = pl.col("rollout").is_in(numbers.implode()).fill_null(value=False)
     waits = pl.when(is_held).then(pl.lit("group_unfinished"))
     return replace(
         chunk,
-        compared=chunk.compared.join(held, on=ROLLOUT_KEY, how="anti", maintain_order="left"),
+        compared=chunk.compared.join(held_back, on=ROLLOUT_KEY, how="anti", maintain_order="left"),
         calls=chunk.calls.with_columns(
             pl.coalesce("reason", waits).alias("reason"),
             *(pl.when(~is_held).then(name).alias(name) for name in ("rollout", "group_id")),

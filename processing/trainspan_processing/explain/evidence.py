@@ -30,14 +30,14 @@ class SpanText:
     failed: bool
     error: str | None
     """The message of its status."""
-    attributes: dict[str, Any]
+    attributes: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
     """Everything known about one rollout."""
 
-    rollout: dict[str, Any]
+    rollout: Mapping[str, Any]
     """Its row of the rollout table with reward and reason."""
     calls: pl.DataFrame
     """Its calls from `decided`, with final reasons and joined with TOKENS."""

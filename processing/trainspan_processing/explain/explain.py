@@ -64,8 +64,8 @@ def explain_rollout(question: Question, clock: Clock, *, pieces: bool = True) ->
     StoreError if a store cannot be read.
     """
     with inquire(question, clock) as inquiry:
-        found = inquiry.found
-        [evidence] = _gather(inquiry, [(found.rollout_id, found.attempt)])
+        rollout = inquiry.rollout
+        [evidence] = _gather(inquiry, [(rollout.rollout_id, rollout.attempt)])
         evidence = _with_branches(evidence, inquiry.source.live())
     return describe_rollout(evidence, _decoder([evidence], question), pieces=pieces)
 
@@ -125,23 +125,23 @@ def _described(gathered: Sequence[Evidence], keys: list[RolloutKey], question: Q
 
 
 def _decoder(gathered: Sequence[Evidence], question: Question) -> Decoder | None:
-    ids = [one for evidence in gathered for one in greatest_ids(evidence.calls)]
+    ids = [token for evidence in gathered for token in greatest_ids(evidence.calls)]
     return find_decoder(question.models, covering=ids) if ids else None
 
 
 def _siblings(inquiry: Inquiry) -> list[RolloutKey]:
     """The rollouts of its task, compared or not; without a task, those that it is compared with."""
-    found, decided = inquiry.found, inquiry.decided
-    own = (pl.col("rollout_id") == found.rollout_id) & (pl.col("attempt") == found.attempt)
+    rollout, decided = inquiry.rollout, inquiry.decided
+    key = (rollout.rollout_id, rollout.attempt)
+    is_rollout = (pl.col("rollout_id") == key[0]) & (pl.col("attempt") == key[1])
     rollouts = decided.rewarded.rollouts
-    if found.task_id is not None:
+    if rollout.task_id is not None:
         task = ["run_id", "round", "task_id"]
-        same = rollouts.join(rollouts.filter(own).select(task), on=task, how="semi", nulls_equal=True)
+        same = rollouts.join(rollouts.filter(is_rollout).select(task), on=task, how="semi", nulls_equal=True)
     else:
         compared = decided.compared
-        same = compared.join(compared.filter(own).select("group_id"), on="group_id", how="semi")
-    together = {(found.rollout_id, found.attempt), *((row[0], row[1]) for row in same.select(*ROLLOUT_KEY).iter_rows())}
-    return sorted(together)
+        same = compared.join(compared.filter(is_rollout).select("group_id"), on="group_id", how="semi")
+    return sorted({key, *((row[0], row[1]) for row in same.select(*ROLLOUT_KEY).iter_rows())})
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,21 +181,21 @@ def _gather(inquiry: Inquiry, keys: Sequence[RolloutKey], content: _Content | No
         return gathered
     written = dataset.rows_of(ids, [*ROLLOUT_KEY, *_COMPARED])
     unlike = _unlike(inquiry)
-    return [replace(one, dataset=dataset, agrees=_agrees(written, one), unlike=unlike) for one in gathered]
+    return [replace(each, dataset=dataset, agrees=_agrees(written, each), unlike=unlike) for each in gathered]
 
 
 def _evidence(
     inquiry: Inquiry, key: RolloutKey, calls: pl.DataFrame, rows: pl.DataFrame | None, content: _Content
 ) -> Evidence:
     rollout_id, attempt = key
-    own = (pl.col("rollout_id") == rollout_id) & (pl.col("attempt") == attempt)
-    rollout = inquiry.decided.rewarded.rollouts.filter(own)
+    is_rollout = (pl.col("rollout_id") == rollout_id) & (pl.col("attempt") == attempt)
+    rollout = inquiry.decided.rewarded.rollouts.filter(is_rollout)
     if rollout.is_empty():
         raise DatasetError(f"rollout {rollout_id} is in the store, but none of its spans is: wait for them to arrive")
-    own_rows = None if rows is None else rows.filter(own)
+    own_rows = None if rows is None else rows.filter(is_rollout)
     return Evidence(
         rollout=rollout.row(0, named=True),
-        calls=_numbered(calls.filter(own)),
+        calls=_numbered(calls.filter(is_rollout)),
         rows=None if own_rows is None or own_rows.is_empty() else own_rows,
         decided=inquiry.decided,
         traces=inquiry.traces,
@@ -243,7 +243,7 @@ def _texts(source: Source, rollout_ids: list[str]) -> dict[RolloutKey, dict[Key,
         for row in batch.select(_SPAN_TEXT).iter_rows(named=True)
     ]
     records = read_records(source, {row["trace_id"] for row in rows})
-    found: dict[RolloutKey, dict[Key, SpanText]] = {}
+    texts: dict[RolloutKey, dict[Key, SpanText]] = {}
     for row in rows:
         key = (row["trace_id"], row["span_id"])
         attributes = with_records(json.loads(row["attributes"] or "{}"), records, key)
@@ -251,27 +251,27 @@ def _texts(source: Source, rollout_ids: list[str]) -> dict[RolloutKey, dict[Key,
         text = SpanText(
             row["name"] or "", row["start_ns"], row["end_ns"], failed, row["status_message"] or None, attributes
         )
-        found.setdefault((row["rollout_id"], row["attempt"] or 0), {})[key] = text
-    return found
+        texts.setdefault((row["rollout_id"], row["attempt"] or 0), {})[key] = text
+    return texts
 
 
 def _explanations(
     source: Source, rollout_ids: list[str]
 ) -> dict[str, dict[tuple[str | None, float | None, str | None, int], str]]:
-    found: dict[str, dict[tuple[str | None, float | None, str | None, int], str]] = {}
+    explanations: dict[str, dict[tuple[str | None, float | None, str | None, int], str]] = {}
     columns = ["rollout_id", "name", "score", "source", "time_ns", "explanation"]
     for batch in source.read("evaluations", Selection(rollout_ids=rollout_ids), columns):
         for rollout_id, *which, explanation in batch.drop_nulls("explanation").select(columns).iter_rows():
-            found.setdefault(rollout_id, {})[which[0], which[1], which[2], which[3]] = explanation
-    return found
+            explanations.setdefault(rollout_id, {})[which[0], which[1], which[2], which[3]] = explanation
+    return explanations
 
 
 def _agrees(written: pl.DataFrame, evidence: Evidence) -> bool:
     """Whether a dataset's rows equal the rows computed now, with exactly the same advantages."""
-    own = evidence.own(written).select(_COMPARED).sort(SPAN_KEY)
+    stored = evidence.own(written).select(_COMPARED).sort(SPAN_KEY)
     if evidence.rows is None:
-        return own.is_empty()
-    return own.equals(evidence.rows.select(_COMPARED).sort(SPAN_KEY))
+        return stored.is_empty()
+    return stored.equals(evidence.rows.select(_COMPARED).sort(SPAN_KEY))
 
 
 def _unlike(inquiry: Inquiry) -> int:
@@ -282,8 +282,8 @@ def _unlike(inquiry: Inquiry) -> int:
     assert inquiry.dataset is not None
     then = inquiry.dataset.seen().drop_nulls("reward")
     if inquiry.is_narrow:
-        found = inquiry.found
-        task = {"run_id": found.run_id, "round": found.round, "task_id": found.task_id}
+        rollout = inquiry.rollout
+        task = {"run_id": rollout.run_id, "round": rollout.round, "task_id": rollout.task_id}
         then = then.filter(pl.col(name).eq_missing(pl.lit(value)) for name, value in task.items())
     now = inquiry.decided.rewarded.rollouts.filter(pl.col("reason").is_null()).select(*ROLLOUT_KEY, "reward")
     return then.select(*ROLLOUT_KEY, "reward").join(now, on=[*ROLLOUT_KEY, "reward"], how="anti").height

@@ -20,7 +20,7 @@ from trainspan_processing.traces.trace_index import Clock, TraceIndex, index_tra
 from trainspan_schemas.config.settings import DatasetSettings
 from trainspan_schemas.errors import UsageError
 
-__all__ = ["Found", "Inquiry", "Question", "UnknownRolloutError", "inquire", "locate", "stands_alone"]
+__all__ = ["Identity", "Inquiry", "Question", "UnknownRolloutError", "inquire", "locate", "stands_alone"]
 
 NEWEST: Final = "newest"
 _MOST_EXAMPLES: Final = 5
@@ -55,16 +55,16 @@ class Question:
     @property
     def chosen(self) -> DatasetSettings:
         """The settings to credit by: those of the dataset if there is one, with the changes."""
-        said: dict[str, Any] = {}
+        stated: dict[str, Any] = {}
         if self.dataset is not None:
             known = {field.name for field in fields(DatasetSettings)}
-            said = {key: value for key, value in self.dataset.manifest["settings"].items() if key in known}
-        return replace(self.settings, **{**said, **self.changes})
+            stated = {key: value for key, value in self.dataset.manifest["settings"].items() if key in known}
+        return replace(self.settings, **{**stated, **self.changes})
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A rollout of the store."""
+class Identity:
+    """What names a rollout of the store."""
 
     rollout_id: str
     attempt: int
@@ -78,7 +78,7 @@ class Inquiry:
     """What the dataset step decides about a rollout and those that it is compared with; the source is open."""
 
     source: Source
-    found: Found
+    rollout: Identity
     settings: DatasetSettings
     traces: TraceIndex
     decided: DryRun
@@ -87,7 +87,7 @@ class Inquiry:
     """Whether only rollouts of its task were read."""
     earlier: DatasetLedger = NOTHING_USED
     """The datasets that the dataset's run knew."""
-    held: pl.DataFrame | None = None
+    held_back: pl.DataFrame | None = None
     """rollout_id, attempt of rollouts that waited for their group."""
     returned: pl.DataFrame | None = None
     """What the reward function returned when the dataset was built (Published.returned)."""
@@ -95,13 +95,13 @@ class Inquiry:
     def changed(self, changes: Mapping[str, Any]) -> "Inquiry | None":
         """The same with other settings; None if rollouts that were not read would matter."""
         settings = replace(self.settings, **changes)
-        if self.is_narrow and not stands_alone(settings, self.found):
+        if self.is_narrow and not stands_alone(settings, self.rollout):
             return None
-        decided = dry_run(self.source, self.traces, settings, self.earlier, self.held, self.returned)
+        decided = dry_run(self.source, self.traces, settings, self.earlier, self.held_back, self.returned)
         return replace(self, settings=settings, decided=decided)
 
 
-_FOUND: Final = [item.name for item in fields(Found)]
+_NAMES: Final = [item.name for item in fields(Identity)]
 
 
 @contextmanager
@@ -116,12 +116,12 @@ def inquire(question: Question, clock: Clock) -> Iterator[Inquiry]:
             yield inquiry
         return
     with Source(question.stores, allow_behind=True) as source:
-        found = _find(source, question.rollout, question.attempt)
-        company = _task(source, found) if not question.whole and stands_alone(settings, found) else None
-        selection, now_ns = company or _round(source, found), clock.now_ns()
+        rollout = _find(source, question.rollout, question.attempt)
+        company = _task(source, rollout) if not question.whole and stands_alone(settings, rollout) else None
+        selection, now_ns = company or _round(source, rollout), clock.now_ns()
         traces = index_traces(source, selection, NOTHING_USED, now_ns=now_ns, settle_s=settings.settle_s)
         decided = dry_run(source, traces, settings, NOTHING_USED)
-        yield Inquiry(source, found, settings, traces, decided, None, company is not None)
+        yield Inquiry(source, rollout, settings, traces, decided, None, company is not None)
 
 
 @contextmanager
@@ -133,22 +133,22 @@ def _inquire_of(dataset: Published, question: Question, settings: DatasetSetting
     if wanted == NEWEST:
         wanted, attempt = _newest_of(dataset)
     with view.open(question.stores, allow_behind=True) as source:
-        found = _listed_in(dataset, wanted) or _find(source, wanted, None)
-        company = _task(source, found) if not question.whole and stands_alone(settings, found) else None
+        rollout = _listed_in(dataset, wanted) or _find(source, wanted, None)
+        company = _task(source, rollout) if not question.whole and stands_alone(settings, rollout) else None
         at_hand = _within(view, company).rollouts_at_hand(source)
         traces = index_traces(source, at_hand, earlier, now_ns=clock.now_ns(), settle_s=settings.settle_s)
-        if found.rollout_id not in traces.rollouts["rollout_id"]:
+        if rollout.rollout_id not in traces.rollouts["rollout_id"]:
             _find(source, wanted, None)  # raises if it was deleted
-        found = _seen(found, attempt, traces.rollouts, dataset)
+        rollout = _seen(rollout, attempt, traces.rollouts, dataset)
         # A round has no later dataset that its groups could wait for.
         wait_s = settings.group_wait_s if view.selection.round is None else 0.0
-        groups = find_groups(traces.rollouts, earlier, clock.now_ns(), wait_s)
+        held_back = find_groups(traces.rollouts, earlier, clock.now_ns(), wait_s).held_back
         is_narrow, returned = company is not None, dataset.returned(earlier)
-        decided = dry_run(source, traces, settings, earlier, groups.held, returned)
-        yield Inquiry(source, found, settings, traces, decided, dataset, is_narrow, earlier, groups.held, returned)
+        decided = dry_run(source, traces, settings, earlier, held_back, returned)
+        yield Inquiry(source, rollout, settings, traces, decided, dataset, is_narrow, earlier, held_back, returned)
 
 
-def locate(source: Source, question: Question) -> Found:
+def locate(source: Source, question: Question) -> Identity:
     """The rollout that the question names, as `inquire` finds it. Raises UsageError if the id matches no rollout or several."""
     dataset, wanted = question.dataset, question.rollout
     if dataset is None:
@@ -158,17 +158,17 @@ def locate(source: Source, question: Question) -> Found:
     return _listed_in(dataset, wanted) or _find(source, wanted, None)
 
 
-def stands_alone(settings: DatasetSettings, found: Found) -> bool:
+def stands_alone(settings: DatasetSettings, rollout: Identity) -> bool:
     """Whether only rollouts of its task can affect the rollout's credit.
 
     A user's own functions may compare in any way, and `max_staleness` counts from the newest call of all.
     """
-    if None in (found.task_id, found.run_id, found.round) or settings.max_staleness is not None:
+    if None in (rollout.task_id, rollout.run_id, rollout.round) or settings.max_staleness is not None:
         return False
     plan = make_plan(settings, has_tasks=True)
     credits = [estimator.credit for estimator in plan.estimators]
-    own = any(":" in name for name in credits)
-    return plan.combine == "sum" and not own and all(name in _ALONE for name in plan.baselines)
+    has_functions = any(":" in name for name in credits)
+    return plan.combine == "sum" and not has_functions and all(name in _ALONE for name in plan.baselines)
 
 
 def _newest_of(dataset: Published) -> tuple[str, int]:
@@ -180,20 +180,20 @@ def _newest_of(dataset: Published) -> tuple[str, int]:
     return rollout_id, attempt
 
 
-def _listed_in(dataset: Published, wanted: str) -> Found | None:
+def _listed_in(dataset: Published, wanted: str) -> Identity | None:
     """The rollout as the dataset's ledger states it; None if it does not list this id."""
-    own = dataset.seen().filter(pl.col("rollout_id") == wanted).sort("attempt").select(_FOUND)
-    return None if own.is_empty() else Found(*own.row(-1))
+    listed = dataset.seen().filter(pl.col("rollout_id") == wanted).sort("attempt").select(_NAMES)
+    return None if listed.is_empty() else Identity(*listed.row(-1))
 
 
-def _find(source: Source, wanted: str, attempt: int | None) -> Found:
-    named: list[Found] = []
+def _find(source: Source, wanted: str, attempt: int | None) -> Identity:
+    matching: list[Identity] = []
     if wanted != NEWEST:
         # A rollout that still runs has spans, but not its own, which ends it.
-        reads = (source.read(name, Selection(rollout_ids=[wanted]), _FOUND) for name in ("rollouts", "holdings"))
-        named = next((some for batches in reads if (some := _rows(batches))), [])
-    named = named or _search(source, wanted)
-    ids = sorted({row.rollout_id for row in named})
+        reads = (source.read(name, Selection(rollout_ids=[wanted]), _NAMES) for name in ("rollouts", "holdings"))
+        matching = next((some for batches in reads if (some := _rows(batches))), [])
+    matching = matching or _search(source, wanted)
+    ids = sorted({row.rollout_id for row in matching})
     where = " and ".join(source.stores)
     if not ids:
         raise UnknownRolloutError(
@@ -202,17 +202,17 @@ def _find(source: Source, wanted: str, attempt: int | None) -> Found:
     if len(ids) > 1:
         shown = ", ".join(ids[:_MOST_EXAMPLES])
         raise UsageError(f"{wanted!r} is a prefix of {len(ids)} rollout ids in {where} ({shown}): use a longer one")
-    attempts = sorted({row.attempt or 0 for row in named})
+    attempts = sorted({row.attempt or 0 for row in matching})
     chosen = attempts[-1] if attempt is None else attempt
     if chosen not in attempts:
         raise UsageError(f"rollout {ids[0]} has no attempt {attempt}: it has {_listed(attempts)}")
-    found = next(row for row in named if (row.attempt or 0) == chosen)
-    return replace(found, attempt=chosen)
+    match = next(row for row in matching if (row.attempt or 0) == chosen)
+    return replace(match, attempt=chosen)
 
 
-def _search(source: Source, wanted: str) -> list[Found]:
+def _search(source: Source, wanted: str) -> list[Identity]:
     """The newest rollout, or those whose id begins with `wanted`."""
-    columns = ", ".join(_FOUND)
+    columns = ", ".join(_NAMES)
     if wanted == NEWEST:
         sql = f"SELECT {columns} FROM rollouts ORDER BY end_ns DESC NULLS LAST, start_ns DESC LIMIT 1"
     else:
@@ -221,72 +221,72 @@ def _search(source: Source, wanted: str) -> list[Found]:
     return _rows(source.query(sql))
 
 
-def _rows(batches: Iterator[pl.DataFrame]) -> list[Found]:
-    return [Found(*row) for batch in batches for row in batch.select(_FOUND).unique(maintain_order=True).iter_rows()]
+def _rows(batches: Iterator[pl.DataFrame]) -> list[Identity]:
+    return [Identity(*row) for batch in batches for row in batch.select(_NAMES).unique(maintain_order=True).iter_rows()]
 
 
-def _seen(found: Found, attempt: int | None, rollouts: pl.DataFrame, dataset: Published) -> Found:
+def _seen(rollout: Identity, attempt: int | None, rollouts: pl.DataFrame, dataset: Published) -> Identity:
     """The given attempt, else the last one that the dataset saw. Raises UsageError if the dataset did not see it."""
-    seen = rollouts.filter(pl.col("rollout_id") == found.rollout_id)["attempt"].sort().to_list()
+    seen = rollouts.filter(pl.col("rollout_id") == rollout.rollout_id)["attempt"].sort().to_list()
     if not seen:
-        raise UsageError(f"{dataset.path} does not cover rollout {found.rollout_id}: name the dataset that does")
+        raise UsageError(f"{dataset.path} does not cover rollout {rollout.rollout_id}: name the dataset that does")
     if attempt is not None and attempt not in seen:
         raise UsageError(
-            f"{dataset.path} does not cover attempt {attempt} of rollout {found.rollout_id}: it covers {_listed(seen)}"
+            f"{dataset.path} does not cover attempt {attempt} of rollout {rollout.rollout_id}: it covers {_listed(seen)}"
         )
-    return replace(found, attempt=seen[-1] if attempt is None else attempt)
+    return replace(rollout, attempt=seen[-1] if attempt is None else attempt)
 
 
 def _listed(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers))
 
 
-def _round(source: Source, found: Found) -> Selection:
+def _round(source: Source, rollout: Identity) -> Selection:
     """The rollouts that it is compared with: all rollouts of its run and round."""
-    if found.run_id is not None and found.round is not None:
-        return Selection(found.run_id, found.round)
-    run = "run_id IS NULL" if found.run_id is None else f"run_id = '{found.run_id.replace(chr(39), chr(39) * 2)}'"
-    round_ = "round IS NULL" if found.round is None else f"round = {found.round}"
+    if rollout.run_id is not None and rollout.round is not None:
+        return Selection(rollout.run_id, rollout.round)
+    run = "run_id IS NULL" if rollout.run_id is None else f"run_id = '{rollout.run_id.replace(chr(39), chr(39) * 2)}'"
+    round_ = "round IS NULL" if rollout.round is None else f"round = {rollout.round}"
     sql = f"SELECT DISTINCT rollout_id FROM rollouts WHERE {run} AND {round_} ORDER BY 1"
     ids = {row[0] for batch in source.query(sql) for row in batch.select("rollout_id").iter_rows()}
-    return Selection(rollout_ids=sorted({*ids, found.rollout_id}))
+    return Selection(rollout_ids=sorted({*ids, rollout.rollout_id}))
 
 
-def _task(source: Source, found: Found) -> Selection | None:
+def _task(source: Source, rollout: Identity) -> Selection | None:
     """The rollouts of its task and those in their traces; None if none of them made a call with tokens.
 
     A trace may hold several rollouts, and a call's ancestors may be part of another one. Without a call of the policy
     server, only the rest of the round shows which models it serves.
     """
-    same = Selection(found.run_id, found.round)
-    ids, n_calls = {found.rollout_id}, 0
+    same = Selection(rollout.run_id, rollout.round)
+    ids, n_calls = {rollout.rollout_id}, 0
     relatives: set[str] = set()
-    for batch in source.read("holdings", same, ["rollout_id", "calls", "is_selected"], task_id=found.task_id):
+    for batch in source.read("holdings", same, ["rollout_id", "calls", "is_selected"], task_id=rollout.task_id):
         ids |= set(batch.filter("is_selected")["rollout_id"].to_list())
         relatives |= set(batch["rollout_id"].to_list())
         n_calls += int(batch["calls"].sum())
-    if not relatives <= ids or found.rollout_id not in relatives:
+    if not relatives <= ids or rollout.rollout_id not in relatives:
         return _with_relatives(source, ids | relatives)
     return Selection(rollout_ids=sorted(ids)) if n_calls else None
 
 
 def _with_relatives(source: Source, ids: set[str]) -> Selection | None:
     known: set[str] = set()
-    held = pl.DataFrame()
+    holdings = pl.DataFrame()
     while ids - known:
         known = set(ids)
         frames = list(source.read("holdings", Selection(rollout_ids=sorted(ids)), ["rollout_id", "calls"]))
         if not frames:
             return None
-        held = pl.concat(frames)
-        ids = {*ids, *held["rollout_id"].to_list()}
-    return Selection(rollout_ids=sorted(ids)) if held["calls"].sum() else None
+        holdings = pl.concat(frames)
+        ids = {*ids, *holdings["rollout_id"].to_list()}
+    return Selection(rollout_ids=sorted(ids)) if holdings["calls"].sum() else None
 
 
 def _within(view: Recorded, company: Selection | None) -> Recorded:
     """The view limited to these rollouts; the whole view if None."""
     if company is None or company.rollout_ids is None:
         return view
-    own = view.selection.rollout_ids
-    ids = [name for name in company.rollout_ids if own is None or name in set(own)]
+    allowed = view.selection.rollout_ids
+    ids = [name for name in company.rollout_ids if allowed is None or name in set(allowed)]
     return replace(view, selection=replace(view.selection, rollout_ids=ids))

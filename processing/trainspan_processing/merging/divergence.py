@@ -112,7 +112,7 @@ def _cause_in_text(was: str, now: str, of_tokens: str) -> str:
     """The cause found in two texts that begin at or before the difference; else `of_tokens`, the cause by token ids."""
     if now.startswith(was):
         return "retokenization"
-    at = next((place for place, (one, other) in enumerate(zip(was, now, strict=False)) if one != other), None)
+    at = next((index for index, (old, new) in enumerate(zip(was, now, strict=False)) if old != new), None)
     if at is None:
         return of_tokens
     if _lost_a_thought(was, now, at):
@@ -161,12 +161,12 @@ def _ids_differ(was: str, now: str, at: int) -> bool:
 def _is_reformatted(was: str, now: str, at: int) -> bool:
     """Whether the difference is within a JSON value that both texts contain, written in two ways."""
     was, now = was[: at + _FARTHEST], now[: at + _FARTHEST]
-    starts = [place for place in range(at, max(-1, at - _FARTHEST), -1) if was[place : place + 1] in ("{", "[", '"')]
+    starts = [index for index in range(at, max(-1, at - _FARTHEST), -1) if was[index : index + 1] in ("{", "[", '"')]
     for start in reversed(starts[:_MOST_STARTS]):  # the outermost value first
-        one, other = _value_at(was, start), _value_at(now, start)
-        if one is not None and other is not None and one[1] > at:
-            value = _plain(one[0])
-            if isinstance(value, dict) and value == _plain(other[0]):
+        before, after = _value_at(was, start), _value_at(now, start)
+        if before is not None and after is not None and before[1] > at:
+            value = _plain(before[0])
+            if isinstance(value, dict) and value == _plain(after[0]):
                 return True
     return False
 

@@ -51,7 +51,7 @@ def trace_lineage(strands: Int, prompts: Tokens, completions: Tokens) -> tuple[I
 
 def _continues(strands: Int, prompts: Tokens, completions: Tokens) -> Int:
     """(C,) 1 if a call's prompt begins with the whole previous call of its strand, else 0."""
-    found = np.zeros(len(strands), dtype=np.int64)
+    continues = np.zeros(len(strands), dtype=np.int64)
     fits = (strands[1:] == strands[:-1]) & (prompts.lengths[:-1] + completions.lengths[:-1] <= prompts.lengths[1:])
     heads, tails = (tokens.values.view(np.uint8).data for tokens in (prompts, completions))
     size = prompts.values.itemsize
@@ -63,8 +63,8 @@ def _continues(strands: Int, prompts: Tokens, completions: Tokens) -> Int:
         later = call + 1
         prompt = bytes(heads[starts[later] : ends[later]])
         tail = tails[answers[call] : answer_ends[call]]
-        found[later] = prompt.startswith(head) and prompt.startswith(tail, len(head))
-    return found
+        continues[later] = prompt.startswith(head) and prompt.startswith(tail, len(head))
+    return continues
 
 
 def _trace_strand(prompts: Tokens, completions: Tokens) -> tuple[Int, Int, Int, Int]:
@@ -85,13 +85,13 @@ def _trace_strand(prompts: Tokens, completions: Tokens) -> tuple[Int, Int, Int, 
         hashes = _prefix_hashes(prompt, powers)
         fitting = np.flatnonzero(lengths[: len(last)] <= len(prompt))
         matching = fitting[hashes[lengths[fitting]] == wholes[fitting]]
-        found = len(last)
+        chosen = len(last)
         for candidate in matching[np.argsort(-lengths[matching], kind="stable")].tolist():
             if _is_prefix(prompt, prompts[last[candidate]], completions[last[candidate]]):
-                found = candidate
+                chosen = candidate
                 break
-        longest = int(lengths[found]) if found < len(last) else 0
-        parent[call] = last[found] if longest else -1
+        longest = int(lengths[chosen]) if chosen < len(last) else 0
+        parent[call] = last[chosen] if longest else -1
         known = closed_lengths[:closed]
         longer = np.flatnonzero((known > longest) & (known <= len(prompt)))
         longer = longer[hashes[known[longer]] == closed_wholes[longer]]
@@ -99,17 +99,17 @@ def _trace_strand(prompts: Tokens, completions: Tokens) -> tuple[Int, Int, Int, 
             if _is_prefix(prompt, prompts[item], completions[item]):
                 parent[call] = item
                 break
-        if found < len(last):
-            prefix[call], position[call] = longest, position[last[found]] + 1
-            closed_lengths[closed], closed_wholes[closed], closed_calls[closed] = longest, wholes[found], last[found]
+        if chosen < len(last):
+            prefix[call], position[call] = longest, position[last[chosen]] + 1
+            closed_lengths[closed], closed_wholes[closed], closed_calls[closed] = longest, wholes[chosen], last[chosen]
             closed += 1
-            last[found] = call
+            last[chosen] = call
         else:
             last.append(call)
-        segment[call] = found
-        lengths[found] = sizes[call]
+        segment[call] = chosen
+        lengths[chosen] = sizes[call]
         tail = _prefix_hashes(completions[call], powers[len(prompt) :])
-        wholes[found] = np.add(hashes[-1:], tail[-1:])[0]  # arrays, since a scalar sum would warn of the overflow
+        wholes[chosen] = np.add(hashes[-1:], tail[-1:])[0]  # arrays, since a scalar sum would warn of the overflow
     return segment, position, prefix, parent
 
 

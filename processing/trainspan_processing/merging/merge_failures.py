@@ -6,8 +6,9 @@
 - `other`: the prompts have too little in common (another conversation, a compacted context).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,9 +34,9 @@ class MergeFailures:
     """Counts by cause, with the first example of each."""
 
     counts: dict[str, int] = field(default_factory=dict)
-    examples: dict[str, dict[str, Any]] = field(default_factory=dict)
+    examples: dict[str, dict[str, object]] = field(default_factory=dict)
 
-    def add(self, before: tuple[Ids, Ids], prompt: Ids, where: dict[str, Any]) -> None:
+    def add(self, before: tuple[Ids, Ids], prompt: Ids, where: Mapping[str, object]) -> None:
         """Counts one call with `prompt` after the call `before` (prompt, completion); `where` identifies it in an example."""
         cause, at = cause_of(before, prompt)
         self.counts[cause] = self.counts.get(cause, 0) + 1

@@ -52,13 +52,13 @@ def find_unmerged(rows: pl.DataFrame, decoder: Decoder | None) -> Iterator[Unmer
     yield from _unmerged(rows, lambda places: rows[places].select(_TOKENS), decoder)
 
 
-def first_of_each(found: Iterable[Unmerged]) -> list[tuple[int, Unmerged]]:
+def first_of_each(calls: Iterable[Unmerged]) -> list[tuple[int, Unmerged]]:
     """(count, first example) of each cause, most frequent first."""
     counts: Counter[str] = Counter()
     firsts: dict[str, Unmerged] = {}
-    for one in found:
-        counts[one.divergence.cause] += 1
-        firsts.setdefault(one.divergence.cause, one)
+    for call in calls:
+        counts[call.divergence.cause] += 1
+        firsts.setdefault(call.divergence.cause, call)
     return [(count, firsts[cause]) for cause, count in counts.most_common()]
 
 
@@ -72,12 +72,12 @@ def _unmerged(
     before = [
         pl.col(name).shift(1).over(of_agent).alias(to) for name, to in (("row", "before"), ("call_index", "after"))
     ]
-    found = numbered.with_columns(before).filter((pl.col("segment_pos") == 0) & pl.col("before").is_not_null())
-    for part in found.head(MOST_LOOKED_AT).iter_slices(_CHUNK):
+    openers = numbered.with_columns(before).filter((pl.col("segment_pos") == 0) & pl.col("before").is_not_null())
+    for part in openers.head(MOST_LOOKED_AT).iter_slices(_CHUNK):
         wanted = sorted({*part["row"].to_list(), *part["before"].to_list()})
         frame = tokens(wanted)
         prompts, answers = (
-            {place: np.array(ids, dtype=np.int32) for place, ids in zip(wanted, frame[name], strict=True)}
+            {number: np.array(ids, dtype=np.int32) for number, ids in zip(wanted, frame[name], strict=True)}
             for name in _TOKENS
         )
         for row in part.iter_rows(named=True):

@@ -72,9 +72,9 @@ class Inventory:
     def of(self, rollouts: pl.DataFrame) -> "Inventory":
         """Only the rollouts with these `rollout_id`s, and rollouts that share a trace with one of them."""
         related = _related(self.holdings)
-        kept = related.join(rollouts, on="rollout_id", how="semi").select("relation")
-        kept = related.join(kept, on="relation", how="semi").select("rollout_id")
-        return replace(self, holdings=self.holdings.join(kept, on="rollout_id", how="semi"))
+        relations = related.join(rollouts, on="rollout_id", how="semi").select("relation")
+        chosen = related.join(relations, on="relation", how="semi").select("rollout_id")
+        return replace(self, holdings=self.holdings.join(chosen, on="rollout_id", how="semi"))
 
     def sizes(self) -> pl.DataFrame:
         """rollout_id and its number of stored `items` (u32): calls and other spans."""
@@ -118,19 +118,17 @@ def spans_per_chunk(spans: int) -> int:
 
 def take_inventory(source: Source, selection: Selection) -> Inventory:
     """Counts the content of the selection."""
-    held = [
+    batches = [
         batch.with_columns(pl.col("attempt").fill_null(0)).select(
             "store", *(pl.col(name).cast(kind) for name, kind in _READ.items())
         )
         for batch in source.read("holdings", selection, list(_READ))
     ]
-    rows = pl.concat(held) if held else empty({"store": pl.UInt8, **_READ})
+    rows = pl.concat(batches) if batches else empty({"store": pl.UInt8, **_READ})
     shown = rows.filter(pl.col("is_selected") & source.is_within("first_seq"))
-    place = pl.col("store").replace_strict(dict(enumerate(selection.since_seq or ())), default=0, return_dtype=pl.Int64)
+    since = pl.col("store").replace_strict(dict(enumerate(selection.since_seq or ())), default=0, return_dtype=pl.Int64)
     counted = shown.group_by(_KEY, maintain_order=True).agg(
-        pl.col("calls", "spans").sum(),
-        pl.col(*_PLACE).min(),
-        (pl.col("first_seq") > place).all().alias("is_late"),
+        pl.col("calls", "spans").sum(), pl.col(*_PLACE).min(), (pl.col("first_seq") > since).all().alias("is_late")
     )
     is_first = pl.col("store") == pl.col("store").min().over("rollout_id")
     return Inventory(compact(counted), shown.filter(~is_first).select("rollout_id", "store").unique())
@@ -159,5 +157,5 @@ def _related(holdings: pl.DataFrame) -> pl.DataFrame:
         if steps["least"].equals(steps["relation"]):
             break
         linked = linked.with_columns(pl.col("relation").replace(*_ends(steps)))
-    found = linked.select("rollout_id", "relation").unique()
-    return pl.concat([alone.join(found, on="rollout_id", how="anti"), found])
+    joined = linked.select("rollout_id", "relation").unique()
+    return pl.concat([alone.join(joined, on="rollout_id", how="anti"), joined])

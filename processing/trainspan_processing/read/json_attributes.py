@@ -54,8 +54,8 @@ def with_where(batch: pl.DataFrame, where: pl.Expr, expressions: Mapping[str, pl
         return batch.with_columns(pl.lit(None, dtype=kind).alias(name) for name, kind in kinds.items())
     if rows.len() == batch.height:
         return batch.with_columns(**expressions)
-    found = batch[rows].select(**expressions).with_columns(rows.alias("row"))
-    return batch.with_row_index("row").join(found, on="row", how="left", maintain_order="left").drop("row")
+    computed = batch[rows].select(**expressions).with_columns(rows.alias("row"))
+    return batch.with_row_index("row").join(computed, on="row", how="left", maintain_order="left").drop("row")
 
 
 def with_facts(
@@ -70,9 +70,9 @@ def with_facts(
         name: pl.Float64 if name in numbers else pl.Boolean if name in booleans else pl.String for name in names
     }
     rows = []
-    for said in batch["call_facts"].unique(maintain_order=True).to_list():
-        given = json.loads(said or "{}")
-        rows.append([said, *(_typed(given.get(key), kinds[name]) for name, key in names.items())])
+    for facts in batch["call_facts"].unique(maintain_order=True).to_list():
+        given = json.loads(facts or "{}")
+        rows.append([facts, *(_typed(given.get(key), kinds[name]) for name, key in names.items())])
     known = pl.DataFrame(rows, schema={"call_facts": pl.String, **kinds}, orient="row")
     return batch.join(known, on="call_facts", how="left", nulls_equal=True, maintain_order="left")
 

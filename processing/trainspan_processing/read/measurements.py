@@ -62,33 +62,30 @@ class Measurement:
         return f"{self.rollouts} {'of its group' if self.is_start else 'branches' if self.rollouts > 1 else 'branch'}"
 
 
-_Said = tuple[int, Mapping[str, Any]]
+_Record = tuple[int, Mapping[str, Any]]
 """time_ns and attributes of one record."""
 
 
 def read_measurements(source: Source, trace_ids: Collection[str]) -> dict[SpanKey, list[Measurement]]:
     """The measurements on the spans of these traces, one for each run of branches, the newest first."""
-    found: dict[SpanKey, dict[str | None, dict[str, _Said]]] = {}
+    by_span: dict[SpanKey, dict[str | None, dict[str, _Record]]] = {}
     for batch in _records(source, sorted(trace_ids)):
         for time_ns, trace_id, span_id, text, untrusted in batch.select(_COLUMNS).iter_rows():
             attributes = json.loads(text or "{}")
             name, run_id = attributes.get(keys.EVALUATION_NAME), attributes.get(keys.MEASURED_BY)
             if untrusted or span_id is None or name not in keys.MEASUREMENTS or not _is_number(_score(attributes)):
                 continue
-            runs = found.setdefault((trace_id, span_id), {})
-            said = runs.setdefault(run_id if isinstance(run_id, str) else None, {})
-            said[name] = max(said.get(name, (0, {})), (time_ns, attributes), key=lambda one: one[0])
+            runs = by_span.setdefault((trace_id, span_id), {})
+            records = runs.setdefault(run_id if isinstance(run_id, str) else None, {})
+            records[name] = max(records.get(name, (0, {})), (time_ns, attributes), key=lambda record: record[0])
     return {
-        span: sorted((_measurement(*run) for run in runs.items()), key=lambda one: one.time_ns, reverse=True)
-        for span, runs in found.items()
+        span: sorted((_measurement(*run) for run in runs.items()), key=lambda item: item.time_ns, reverse=True)
+        for span, runs in by_span.items()
     }
 
 
 def own_scores(
-    source: Source,
-    calls: pl.DataFrame,
-    pick: Callable[[Measurement], Measured | None],
-    reward: Sequence[str],
+    source: Source, calls: pl.DataFrame, pick: Callable[[Measurement], Measured | None], reward: Sequence[str]
 ) -> tuple[pl.DataFrame, int]:
     """trace_id, span_id and `score` of each of CALLS: its newest measurement by the policy versions of its own rollout, with
     the same `reward` (a `reward_definition`).
@@ -98,21 +95,23 @@ def own_scores(
     that do not say what they are of.
     """
     measured = read_measurements(source, calls["trace_id"].unique().to_list())
-    policies, versions, found, ignored = policies_of(calls, ROLLOUT_KEY), PolicyVersions(source), [], 0
+    policies, versions, rows, ignored = policies_of(calls, ROLLOUT_KEY), PolicyVersions(source), [], 0
     for rollout_id, attempt, run_id, round_, *span in calls.select(
         *ROLLOUT_KEY, "run_id", "round", *SPAN_KEY
     ).iter_rows():
-        scored = [one for one in map(pick, measured.get((span[0], span[1]), ())) if one is not None]
-        own = policies.get((rollout_id, attempt), ())
+        scored = [each for each in map(pick, measured.get((span[0], span[1]), ())) if each is not None]
+        used = policies.get((rollout_id, attempt), ())
         fitting = [
-            (*span, one.score)
-            for one in scored
-            if one.policies and one.reward == tuple(reward) and not versions.differ(one.policies, own, run_id, round_)
+            (*span, each.score)
+            for each in scored
+            if each.policies
+            and each.reward == tuple(reward)
+            and not versions.differ(each.policies, used, run_id, round_)
         ]
-        found += fitting[:1]
+        rows += fitting[:1]
         ignored += bool(scored and not fitting)
     schema = {**dict.fromkeys(SPAN_KEY, pl.String), "score": pl.Float64}
-    return pl.DataFrame(found, schema=schema, orient="row"), ignored
+    return pl.DataFrame(rows, schema=schema, orient="row"), ignored
 
 
 def _records(source: Source, traces: Sequence[str]) -> Iterator[pl.DataFrame]:
@@ -121,14 +120,14 @@ def _records(source: Source, traces: Sequence[str]) -> Iterator[pl.DataFrame]:
         yield from source.read("records", Selection(), _COLUMNS, event_names=events, trace_ids=some)
 
 
-def _measurement(run_id: str | None, said: Mapping[str, _Said]) -> Measurement:
+def _measurement(run_id: str | None, records: Mapping[str, _Record]) -> Measurement:
     """One run's measurement from its newest record of each name."""
-    by_branches, start, advantage = (said.get(name) for name in keys.MEASUREMENTS)
+    by_branches, start, advantage = (records.get(name) for name in keys.MEASUREMENTS)
     value = by_branches or start
     _, facts = value or advantage or (0, {})
     return Measurement(
         run_id=run_id,
-        time_ns=max(time_ns for time_ns, _ in said.values()),
+        time_ns=max(time_ns for time_ns, _ in records.values()),
         value=_measured(value),
         is_start=by_branches is None and start is not None,
         advantage=_measured(advantage),
@@ -138,19 +137,19 @@ def _measurement(run_id: str | None, said: Mapping[str, _Said]) -> Measurement:
     )
 
 
-def _measured(said: _Said | None) -> Measured | None:
-    if said is None:
+def _measured(record: _Record | None) -> Measured | None:
+    if record is None:
         return None
-    ends = [said[1].get(name) for name in (keys.INTERVAL_LOW, keys.INTERVAL_HIGH)]
+    ends = [record[1].get(name) for name in (keys.INTERVAL_LOW, keys.INTERVAL_HIGH)]
     low, high = (float(end) if _is_number(end) else None for end in ends)
     interval = None if low is None or high is None else (low, high)
-    policies, reward = _texts(said, keys.MEASURED_POLICIES), _texts(said, keys.MEASURED_REWARD)
-    return Measured(float(_score(said[1])), interval, policies, reward)
+    policies, reward = _texts(record, keys.MEASURED_POLICIES), _texts(record, keys.MEASURED_REWARD)
+    return Measured(float(_score(record[1])), interval, policies, reward)
 
 
-def _texts(said: _Said, key: str) -> tuple[str, ...]:
-    found = said[1].get(key)
-    return tuple(name for name in found if isinstance(name, str)) if isinstance(found, list) else ()
+def _texts(record: _Record, key: str) -> tuple[str, ...]:
+    values = record[1].get(key)
+    return tuple(name for name in values if isinstance(name, str)) if isinstance(values, list) else ()
 
 
 def _score(attributes: Mapping[str, Any]) -> Any:

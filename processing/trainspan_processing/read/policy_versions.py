@@ -19,15 +19,15 @@ class PolicyVersions:
     source: Source
     _of_rounds: dict[tuple[str | None, int | None], frozenset[str]] = field(default_factory=dict)
 
-    def differ(self, measured: Collection[str], own: Collection[str], run_id: str | None, round_: int | None) -> bool:
-        """Whether another version of a policy sampled branches (`measured`) than their rollout (`own`) of this run and round.
+    def differ(self, measured: Collection[str], used: Collection[str], run_id: str | None, round_: int | None) -> bool:
+        """Whether another version of a policy sampled branches (`measured`) than their rollout (`used`) of this run and round.
 
         A policy that the rollout did not use is compared with the other rollouts of the round: whether a rollout uses a
         policy is an outcome, by which no value may be chosen. One that nobody used there is no other version.
         """
-        for each in set(measured) - set(own):
+        for each in set(measured) - set(used):
             name, of_round = _name(each), self._of_round(run_id, round_)
-            if name in map(_name, own) or (each not in of_round and name in map(_name, of_round)):
+            if name in map(_name, used) or (each not in of_round and name in map(_name, of_round)):
                 return True
         return False
 
@@ -53,8 +53,8 @@ def policies_of(calls: pl.DataFrame, by: Sequence[str]) -> dict[tuple[Any, ...],
     Repeated answers are those of the stored rollout.
     """
     sampled = calls.filter(~pl.col("forced").fill_null(False)).drop_nulls([*by, "policy_version"])
-    named = sampled.select(*by, _named()).unique().sort(*by, "policy")
-    return {key: tuple(own["policy"]) for key, own in named.partition_by(by, as_dict=True).items()}
+    versions = sampled.select(*by, _named()).unique().sort(*by, "policy")
+    return {key: tuple(group["policy"]) for key, group in versions.partition_by(by, as_dict=True).items()}
 
 
 def _named() -> pl.Expr:

@@ -69,8 +69,8 @@ class RayEngine:
         same for libraries that heed OMP_NUM_THREADS."""
         import ray
 
-        said: dict[str, str] = ray.get_runtime_context().runtime_env.get("env_vars") or {}
-        return {_THREADS: said.get(_THREADS, str(max(1, math.ceil(self._settings.worker_cpus))))}
+        variables: dict[str, str] = ray.get_runtime_context().runtime_env.get("env_vars") or {}
+        return {_THREADS: variables.get(_THREADS, str(max(1, math.ceil(self._settings.worker_cpus))))}
 
     def _start(self) -> int:
         """The number of tasks that the cluster can run at once, after a first one has run."""

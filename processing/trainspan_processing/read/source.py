@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any
@@ -40,9 +40,9 @@ class Selection:
     since_seq: Sequence[int] | None = None
     """The same for rollouts that came after this place into the store: one for each store."""
 
-    def parameters(self) -> Iterator[dict[str, Any]]:
+    def parameters(self) -> Iterator[dict[str, object]]:
         """The parameters of one read, or of several for many ids."""
-        fixed: dict[str, Any] = {
+        fixed: dict[str, object] = {
             key: value for key, value in (("run_id", self.run_id), ("round", self.round)) if value is not None
         }
         if self.without_rollout:
@@ -171,7 +171,7 @@ class Source:
             return batch
         return batch.filter(pl.col("seq") <= self.watermarks.get(number, 0))
 
-    def _stream(self, number: int, ticket: dict[str, Any]) -> Iterator[pl.DataFrame]:
+    def _stream(self, number: int, ticket: Mapping[str, object]) -> Iterator[pl.DataFrame]:
         import pyarrow as pa
         from pyarrow import flight
 

@@ -1,7 +1,7 @@
 """Reads descriptions of single spans, for messages that name a call and its client."""
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -24,7 +24,7 @@ class SpanWords:
     service: str | None
     scope: str | None
     """The instrumentation that made the span."""
-    attributes: dict[str, Any]
+    attributes: Mapping[str, Any]
 
     @property
     def response(self) -> str | None:
@@ -50,18 +50,18 @@ class SpanWords:
 
 def read_words(source: Source, spans: Collection[SpanKey]) -> dict[SpanKey, SpanWords]:
     """The descriptions of these spans, as far as they are in the stores."""
-    wanted, found = set(spans), {}
+    wanted, by_span = set(spans), {}
     traces = sorted({trace_id for trace_id, _ in wanted})
     for batch in source.texts(traces, _COLUMNS):
         for trace_id, span_id, name, service, scope, attributes in batch.select(_COLUMNS).iter_rows():
             if (trace_id, span_id) in wanted:
                 words = SpanWords(name or "", service, scope, json.loads(attributes or "{}"))
-                found[trace_id, span_id] = words
-    return found
+                by_span[trace_id, span_id] = words
+    return by_span
 
 
 def quoted_ids(ids: Collection[str]) -> str:
     """Hex ids as a quoted list for a query."""
-    for one in ids:
-        int(one, 16)  # raises unless it is hex, hence safe in a query
-    return ",".join(f"'{one}'" for one in ids)
+    for hex_id in ids:
+        int(hex_id, 16)  # raises unless it is hex, hence safe in a query
+    return ",".join(f"'{hex_id}'" for hex_id in ids)

@@ -33,12 +33,12 @@ def unused_overlong(source: Source, traces: TraceIndex, settings: DatasetSetting
     several = pl.col("response_id").is_not_null() & (pl.len().over(request) > 1) & is_overlong().any().over(request)
     asked = sound.join(sound.filter(several).select(ROLLOUT_KEY), on=ROLLOUT_KEY, how="semi", maintain_order="left")
     asked = asked.with_columns(pl.struct(ROLLOUT_KEY).rank("dense").alias("rollout"))
-    found = [empty(dict.fromkeys(SPAN_KEY, pl.String))]
+    frames = [empty(dict.fromkeys(SPAN_KEY, pl.String))]
     for chunk in chunks_of_rollouts(asked):
         payload = read_tokens(source, chunk, (*SPAN_KEY, "prompt_ids", "completion_ids"), traces.answers)
         whole = chunk.join(payload, on=SPAN_KEY, how="left", maintain_order="left")
-        found.append(whole.filter(unused(whole) & is_overlong()).select(SPAN_KEY))
-    return pl.concat(found)
+        frames.append(whole.filter(unused(whole) & is_overlong()).select(SPAN_KEY))
+    return pl.concat(frames)
 
 
 def unused(calls: pl.DataFrame) -> pl.Series:
@@ -52,17 +52,17 @@ def unused(calls: pl.DataFrame) -> pl.Series:
     several = rows.filter(pl.col("response_id").is_not_null() & (pl.len().over("rollout", "response_id") > 1))
     several = several.with_columns(calls["prompt_ids"].gather(several["row"]).hash().alias("prompt"))
     several = several.filter(pl.len().over("rollout", "response_id", "prompt") > 1)
-    found = np.zeros(calls.height, dtype=np.bool_)
+    flags = np.zeros(calls.height, dtype=np.bool_)
     if several.is_empty():
-        return pl.Series("unused", found)
+        return pl.Series("unused", flags)
     ends = dict(rows.group_by("rollout").agg(pl.col("row").max() + 1).iter_rows())
     for (rollout, *_), answers in several.group_by("rollout", "response_id", "prompt", maintain_order=True):
         same = answers["row"].to_list()
         later = range(same[-1] + 1, ends[rollout])
         used = [_is_used(row, later, prompts, completions) for row in same]
         if any(used):
-            found[[row for row, is_used in zip(same, used, strict=True) if not is_used]] = True
-    return pl.Series("unused", found)
+            flags[[row for row, is_used in zip(same, used, strict=True) if not is_used]] = True
+    return pl.Series("unused", flags)
 
 
 def _is_used(row: int, later: Iterable[int], prompts: Tokens, completions: Tokens) -> bool:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Final
 
 import polars as pl
@@ -131,8 +131,7 @@ def ledger_lines(
     known = ("run_id", "round", "task_id", "judge", "reward", "end_ns", "pending", "reason", "function_rewards")
     facts = rollouts.select(*ROLLOUT_KEY, *known)
     lines = facts.join(per_rollout, on=ROLLOUT_KEY, how="full", coalesce=True).with_columns(
-        pl.col("calls", "kept").fill_null(0),
-        pl.col("pending").fill_null(False),
+        pl.col("calls", "kept").fill_null(0), pl.col("pending").fill_null(False)
     )
     lines = lines.with_columns(
         pl.when(pl.col("kept") == 0).then(pl.coalesce("reason", "call_reason")).alias("reason"),
@@ -166,12 +165,12 @@ def _braced(entries: pl.Expr) -> pl.Expr:
 
 def _parts_as_json(parts: pl.DataFrame) -> pl.DataFrame:
     """rollout_id, attempt, `parts`, not including the whole rollout."""
-    named: dict[tuple[str, int], dict[str, float]] = {}
+    by_rollout: dict[tuple[str, int], dict[str, float]] = {}
     for rollout_id, attempt, part, value in (
         parts.select(*ROLLOUT_KEY, "part", "value").filter(pl.col("part") != "").iter_rows()
     ):
-        named.setdefault((rollout_id, attempt), {})[part] = value
-    rows = [(*key, json.dumps(shares, sort_keys=True, ensure_ascii=False)) for key, shares in named.items()]
+        by_rollout.setdefault((rollout_id, attempt), {})[part] = value
+    rows = [(*key, json.dumps(shares, sort_keys=True, ensure_ascii=False)) for key, shares in by_rollout.items()]
     return pl.DataFrame(rows, schema={name: LEDGER[name] for name in (*ROLLOUT_KEY, "parts")}, orient="row")
 
 
@@ -295,7 +294,7 @@ def _nothing(what: str, coverage: Coverage, reasons: Sequence[Reason]) -> Nothin
     worst = reasons[0]
     return NothingToTrainError(
         f"{what}; most excluded by {worst.name} ({worst.calls}): {worst.advice}",
-        {**coverage.figures, "reasons": [reason.record() for reason in reasons]},
+        {**coverage.figures, "reasons": [asdict(reason) for reason in reasons]},
         [str(reason) for reason in reasons],
     )
 

@@ -63,8 +63,8 @@ _Rule: TypeAlias = tuple[str | pl.Expr, pl.Expr]
 
 def _first(rules: Sequence[_Rule]) -> pl.Expr:
     """The name of the first rule that holds, else NULL."""
-    named = [(pl.lit(name) if isinstance(name, str) else name, condition) for name, condition in rules]
-    return pl.coalesce([pl.when(condition.fill_null(False)).then(name) for name, condition in named])
+    expressions = [(pl.lit(name) if isinstance(name, str) else name, condition) for name, condition in rules]
+    return pl.coalesce([pl.when(condition.fill_null(False)).then(name) for name, condition in expressions])
 
 
 def early_reason() -> pl.Expr:

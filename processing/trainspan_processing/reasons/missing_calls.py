@@ -57,13 +57,13 @@ def find_lacks(source: Source, traces: TraceIndex, rollout_id: str, attempt: int
 
     The rules are the same as in traces/rollout_table.py.
     """
-    own = (pl.col("rollout_id") == rollout_id) & (pl.col("attempt").fill_null(0) == attempt)
-    row = traces.rollouts.filter(own)
+    is_rollout = (pl.col("rollout_id") == rollout_id) & (pl.col("attempt").fill_null(0) == attempt)
+    row = traces.rollouts.filter(is_rollout)
     if row.is_empty() or row["complete"].item():
         return []
-    calls = traces.calls.filter(own & pl.col("is_heard"))
-    bare = heard(traces.others.filter(pl.col("is_bare_call") & own), traces.vouched).filter("is_heard")
-    spans = identified_spans(traces.spans, traces.vouched).filter(own & pl.col("is_heard"))
+    calls = traces.calls.filter(is_rollout & pl.col("is_heard"))
+    bare = heard(traces.others.filter(pl.col("is_bare_call") & is_rollout), traces.vouched).filter("is_heard")
+    spans = identified_spans(traces.spans, traces.vouched).filter(is_rollout & pl.col("is_heard"))
     is_open = open_client_calls(spans.lazy(), traces.covered.lazy(), traces.served)
     unanswered = is_open.sort("start_ns").collect(engine="in-memory")
     processes = spans.filter(pl.col("stated_calls").is_not_null())
@@ -113,8 +113,8 @@ def _index_gaps(calls: pl.DataFrame, bare: int) -> list[Lack]:
         return []
     highest = max(counted["counted_index"].to_list())
     more = f" and {lacking - _MOST} more" if lacking > _MOST else ""
-    named = f"call{'' if lacking == 1 else 's'} {', '.join(first[:_MOST])}{more}"
-    return [Lack(f"the policy server numbered calls up to {highest}, but the store lacks {named}", _SERVER_SENDS)]
+    listing = f"call{'' if lacking == 1 else 's'} {', '.join(first[:_MOST])}{more}"
+    return [Lack(f"the policy server numbered calls up to {highest}, but the store lacks {listing}", _SERVER_SENDS)]
 
 
 def _uncounted(
@@ -124,12 +124,12 @@ def _uncounted(
     stating = spans.filter(pl.col("stated_calls").is_not_null())
     is_runners = pl.col("status").is_not_null() & (pl.col("boundary") == "runner").fill_null(False)
     runners = stating.filter(is_runners).sort("untrusted", "start_ns", *SPAN_KEY).head(1)
-    told = spans.filter(is_runners & pl.col("served_calls").is_not_null()).head(1)["served_calls"]
-    expected = int((told if told.len() else (runners if runners.height else stating)["stated_calls"]).sum())
+    served = spans.filter(is_runners & pl.col("served_calls").is_not_null()).head(1)["served_calls"]
+    expected = int((served if served.len() else (runners if runners.height else stating)["stated_calls"]).sum())
     requests = _requests(calls) + bare.height
     if requests >= expected:
         return []
-    if told.len():
+    if served.len():
         return [Lack(f"the policy server began {_many(expected, 'call')}, but {requests} are stored", _SERVER_SENDS)]
     stored = _requests_by_process(calls, bare, spans, stating)
     processes = stating.filter(~is_runners).select(*SPAN_KEY, "stated_calls")
@@ -159,19 +159,19 @@ def _requests_by_process(
     parents = {(row[0], row[1]): row[2] for row in spans.select(*SPAN_KEY, "parent_span_id").iter_rows()}
     owners = {(row[0], row[1]) for row in stating.select(SPAN_KEY).iter_rows()}
     first = calls.unique(pl.coalesce("response_id", "span_id"), keep="first", maintain_order=True)
-    made = [
+    requests = [
         *first.select("trace_id", "parent_span_id").iter_rows(),
         *bare.select("trace_id", "parent_span_id").iter_rows(),
     ]
-    found: Counter[SpanKey] = Counter()
-    for trace_id, parent in made:
+    counts: Counter[SpanKey] = Counter()
+    for trace_id, parent in requests:
         at, seen = parent, set()
         while at is not None and at not in seen and (trace_id, at) not in owners:
             seen.add(at)
             at = parents.get((trace_id, at))
         if at is not None and (trace_id, at) in owners:
-            found[trace_id, at] += 1
-    return found
+            counts[trace_id, at] += 1
+    return counts
 
 
 def _unanswered(calls: pl.DataFrame, words: dict[SpanKey, SpanWords]) -> list[Lack]:
@@ -180,9 +180,9 @@ def _unanswered(calls: pl.DataFrame, words: dict[SpanKey, SpanWords]) -> list[La
         return []
     texts = []
     for trace_id, span_id, response in calls.select(*SPAN_KEY, "response_id").iter_rows():
-        said = words.get((trace_id, span_id))
-        named = f"{said.name!r} ({said.client})" if said else f"span {span_id}"
-        texts.append(f"{named}, {f'response {response}' if response else 'without a response id'}")
+        description = words.get((trace_id, span_id))
+        name = f"{description.name!r} ({description.client})" if description else f"span {span_id}"
+        texts.append(f"{name}, {f'response {response}' if response else 'without a response id'}")
     what = f"{_many(calls.height, 'call')} recorded by a client {'has' if calls.height == 1 else 'have'} no match on the policy server: "
     more = f"; and {len(texts) - _MOST} more" if len(texts) > _MOST else ""
     return [Lack(what + "; ".join(texts[:_MOST]) + more, _OTHER_SERVER)]

@@ -1,7 +1,7 @@
 """All reasons for which calls of a dataset are dropped, each with a count, an example and advice."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Final
 
 import polars as pl
@@ -40,10 +40,6 @@ class Reason:
     example: str | None
     advice: str
 
-    def record(self) -> dict[str, Any]:
-        """The reason as JSON values."""
-        return asdict(self)
-
     def __str__(self) -> str:
         calls = "1 call" if self.calls == 1 else f"{self.calls} calls"
         aside = "" if self.lowers_coverage else ", not counted in the coverage"
@@ -53,12 +49,12 @@ class Reason:
 
 def first_examples(*frames: pl.DataFrame) -> pl.DataFrame:
     """EXAMPLES: the first call of each `reason` in frames with some of its columns; rows without a reason are skipped."""
-    found = [empty(EXAMPLES)]
+    parts = [empty(EXAMPLES)]
     for frame in frames:
         calls = frame.filter(pl.col("reason").is_not_null()).unique("reason", keep="first", maintain_order=True)
         missing = [pl.lit(None, dtype=kind).alias(name) for name, kind in EXAMPLES.items() if name not in calls.columns]
-        found.append(calls.with_columns(missing).select(pl.col(name).cast(kind) for name, kind in EXAMPLES.items()))
-    return compact(pl.concat(found).unique("reason", keep="first", maintain_order=True))
+        parts.append(calls.with_columns(missing).select(pl.col(name).cast(kind) for name, kind in EXAMPLES.items()))
+    return compact(pl.concat(parts).unique("reason", keep="first", maintain_order=True))
 
 
 def describe_reasons(
@@ -100,9 +96,9 @@ def _example(case: Mapping[str, Any], words: Any) -> str:
         parts.append(f"span {case['span_id']}")
     if (rollout := case["rollout_id"]) and not rollout.startswith(NO_ROLLOUT):
         parts.append(f"{'of ' if parts else ''}rollout {rollout}")
-    named = " ".join(parts)
+    subject = " ".join(parts)
     who = [f"agent {case['agent']}" if case["agent"] else "", f"client {words.client}" if words else ""]
-    return f"{named} ({', '.join(filter(None, who))})" if any(who) else named
+    return f"{subject} ({', '.join(filter(None, who))})" if any(who) else subject
 
 
 def _lacks(source: Source, case: Mapping[str, Any], now_ns: int, settle_s: float) -> Sequence[Any]:

@@ -17,7 +17,7 @@ _GROUP: Final = ["run_id", "round", "task_id"]
 class Groups:
     """Groups for which fewer rollouts have arrived than their runner makes."""
 
-    held: pl.DataFrame
+    held_back: pl.DataFrame
     """rollout_id, attempt of the rollouts of waiting groups."""
     waiting: int = 0
     """Number of waiting groups."""
@@ -54,5 +54,5 @@ def find_groups(rollouts: pl.DataFrame, ledger: DatasetLedger, now_ns: int, wait
     short = groups.filter(pl.col("arrived").fill_null(0) < pl.col("group_size"))
     waits = pl.col("last_end_ns") > now_ns - int(wait_s * 1e9)
     waiting = short.filter(waits)
-    held = rollouts.join(waiting.select(_GROUP), on=_GROUP, how="semi", nulls_equal=True).select(ROLLOUT_KEY)
-    return Groups(held, waiting.height, short.height - waiting.height)
+    held_back = rollouts.join(waiting.select(_GROUP), on=_GROUP, how="semi", nulls_equal=True).select(ROLLOUT_KEY)
+    return Groups(held_back, waiting.height, short.height - waiting.height)

@@ -54,11 +54,7 @@ def air_rules(text: str | None) -> dict[str, float]:
 
 
 def air_edges(
-    rules: Mapping[str, float],
-    calls: pl.DataFrame,
-    spans: pl.DataFrame,
-    matches: CallMatches,
-    outputs: pl.DataFrame,
+    rules: Mapping[str, float], calls: pl.DataFrame, spans: pl.DataFrame, matches: CallMatches, outputs: pl.DataFrame
 ) -> pl.DataFrame:
     """EDGES with name `air` and rule `air:NAME`, one per occurrence; a signal before any call is ignored.
 
@@ -66,9 +62,9 @@ def air_edges(
     """
     if not rules:
         return empty(EDGES)
-    found = _signals(rules, calls, spans, matches, outputs)
+    signals = _signals(rules, calls, spans, matches, outputs)
     scores = pl.DataFrame({"rule": list(rules), "score": list(rules.values())}, schema=_SCORES)
-    edges = scores.with_row_index("order").join(found, on="rule", maintain_order="left_right")
+    edges = scores.with_row_index("order").join(signals, on="rule", maintain_order="left_right")
     edges = edges.with_columns(
         pl.when("is_unclear").then(pl.lit(UNCLEAR)).otherwise(pl.format("air:{}", "rule")).alias("rule"),
         pl.lit(AIR).alias("name"),
@@ -89,9 +85,9 @@ def _signals(
     steps = spans.filter(pl.col("rollout_id").is_not_null() & ~pl.col("is_client_call") & pl.col("status").is_null())
     steps = steps.with_columns(pl.col("attempt").fill_null(0)).sort("start_ns", "trace_id", "span_id")
     steps = steps.with_columns(condition.alias(name) for name, condition in plain.items()).with_row_index("row")
-    named = [steps.filter(name).select("row", pl.lit(name).alias("rule")) for name in plain]
+    by_rule = [steps.filter(name).select("row", pl.lit(name).alias("rule")) for name in plain]
     matched = steps.select("row", *SPAN_KEY).join(outputs, on=SPAN_KEY).select("row", "rule")
-    occurrences = pl.concat([*named, matched])
+    occurrences = pl.concat([*by_rule, matched])
     rows = steps.join(occurrences, on="row", how="semi").with_columns(
         pl.col("start_ns").alias("finished_ns"),
         pl.col("end_ns").alias("span_end_ns"),

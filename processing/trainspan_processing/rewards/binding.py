@@ -88,9 +88,9 @@ def _with_spans(
     Only calls of an evaluation's own rollout count.
     """
     rows = evaluations.with_row_index("row")
-    named = rows.select(SPAN_KEY)
+    keys = rows.select(SPAN_KEY)
     stated = (pl.col(name).is_not_null() for name in ("status", "boundary", "stated_calls"))
-    own = spans.join(named, on=SPAN_KEY, how="semi").select(
+    of_rows = spans.join(keys, on=SPAN_KEY, how="semi").select(
         *SPAN_KEY,
         "parent_span_id",
         pl.col("end_ns").alias("span_end_ns"),
@@ -99,13 +99,13 @@ def _with_spans(
     )
     of_calls = calls.select(*ROLLOUT_KEY, *SPAN_KEY)
     described = (
-        matches.links.join(named, on=SPAN_KEY, how="semi")
+        matches.links.join(keys, on=SPAN_KEY, how="semi")
         .join(of_calls, left_on=["call_trace_id", "call_span_id"], right_on=SPAN_KEY)
         .rename({"call_trace_id": "described_call_trace", "call_span_id": "described_call_span"})
     )
-    is_call = of_calls.join(named, on=SPAN_KEY, how="semi").with_columns(pl.lit(True).alias("is_call"))
+    is_call = of_calls.join(keys, on=SPAN_KEY, how="semi").with_columns(pl.lit(True).alias("is_call"))
     return (
-        rows.join(own, on=SPAN_KEY, how="left")
+        rows.join(of_rows, on=SPAN_KEY, how="left")
         .join(is_call, on=[*ROLLOUT_KEY, *SPAN_KEY], how="left", nulls_equal=True)
         .join(described, on=[*ROLLOUT_KEY, *SPAN_KEY], how="left", nulls_equal=True)
         .join(_answers(rows, calls), on="row", how="left")

@@ -20,7 +20,9 @@ def reward_definition(settings: DatasetSettings) -> tuple[str, ...]:
     Settings with the same definition give the same rewards, unless the code of a reward function has changed: only its name is
     compared.
     """
-    weights = {f"{one.name}{'?' * one.may_be_missing}": one.weight for one in reward_names(settings.reward_name)}
+    weights = {
+        f"{reward.name}{'?' * reward.may_be_missing}": reward.weight for reward in reward_names(settings.reward_name)
+    }
     penalty = overlong_penalty(settings)
     parts = {
         "reward": settings.reward,

@@ -62,13 +62,13 @@ def bind_rewards(
     """The rewards with one of `names` from EVALUATIONS, bound to CALLS and the rollout table."""
     chosen = evaluations.filter(pl.col("name").is_in(list(names)))
     is_scored = pl.col("score").is_finite().fill_null(value=False)
-    named = _with_attempt(chosen, rollouts)
-    unmatched = chosen.filter(is_scored).height - named.filter(is_scored).height
+    attributed = _with_attempt(chosen, rollouts)
+    unmatched = chosen.filter(is_scored).height - attributed.filter(is_scored).height
     is_untrusted = pl.col("untrusted").fill_null(value=False)
-    untrusted = named.filter(is_untrusted & is_scored).select(ROLLOUT_KEY).unique(maintain_order=True)
-    named = _judged(named.filter(~is_untrusted), spans, rollouts)
-    ignored_self_rewards = named.filter(~pl.col("counts"))["rollout_id"].n_unique()
-    counted = named.filter("counts").drop("counts")
+    untrusted = attributed.filter(is_untrusted & is_scored).select(ROLLOUT_KEY).unique(maintain_order=True)
+    attributed = _judged(attributed.filter(~is_untrusted), spans, rollouts)
+    ignored_self_rewards = attributed.filter(~pl.col("counts"))["rollout_id"].n_unique()
+    counted = attributed.filter("counts").drop("counts")
     edges = bind(counted.filter(is_scored), calls, spans, matches)
     return Rewards(
         edges.select(pl.col(name).cast(kind) for name, kind in EDGES.items()),
@@ -84,19 +84,16 @@ def count_rewards(
 ) -> pl.DataFrame:
     """COUNTED_REWARDS: how many of EVALUATIONS with one of `names` reward, without late feedback on responses."""
     is_reward = pl.col("name").is_in(list(names)) & pl.col("score").is_finite() & pl.col("response_id").is_null()
-    named = _with_attempt(evaluations.filter(is_reward & ~pl.col("untrusted").fill_null(value=False)), rollouts)
-    counted = _judged(named, spans, rollouts).filter("counts").group_by("rollout_id").len("rewards")
+    attributed = _with_attempt(evaluations.filter(is_reward & ~pl.col("untrusted").fill_null(value=False)), rollouts)
+    counted = _judged(attributed, spans, rollouts).filter("counts").group_by("rollout_id").len("rewards")
     return counted.select(pl.col(name).cast(kind) for name, kind in COUNTED_REWARDS.items())
 
 
 def _judged(evaluations: pl.DataFrame, spans: pl.DataFrame, rollouts: pl.DataFrame) -> pl.DataFrame:
     """Evaluations of trusted senders with `counts`: of a rollout with a judge only the judge's own do."""
-    named = evaluations.join(
+    joined = evaluations.join(
         rollouts.select(
-            *ROLLOUT_KEY,
-            "judge",
-            pl.col("trace_id").alias("root_trace_id"),
-            pl.col("span_id").alias("root_span_id"),
+            *ROLLOUT_KEY, "judge", pl.col("trace_id").alias("root_trace_id"), pl.col("span_id").alias("root_span_id")
         ),
         on=ROLLOUT_KEY,
         how="inner",
@@ -105,7 +102,7 @@ def _judged(evaluations: pl.DataFrame, spans: pl.DataFrame, rollouts: pl.DataFra
     counts = pl.col("judge").is_null() | (
         on_root.fill_null(False) & (pl.col("source") == "judge") & pl.col("on_span").fill_null(False)
     )
-    return _without_other_roots(named, spans).with_columns(counts.alias("counts"))
+    return _without_other_roots(joined, spans).with_columns(counts.alias("counts"))
 
 
 def _without_other_roots(evaluations: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:

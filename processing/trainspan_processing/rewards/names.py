@@ -33,7 +33,7 @@ def rollout_column(name: str) -> str:
 
 def reward_names(text: str) -> tuple[RewardName, ...]:
     """Parses `correct=1,style=0.2,tools?=0.1`: names with weights (default 1); `?` marks rewards that may be missing."""
-    found = []
+    rewards = []
     for item in text.split(","):
         name, separator, weight = item.strip().rpartition("=") if "=" in item else (item.strip(), "", "1")
         try:
@@ -44,10 +44,10 @@ def reward_names(text: str) -> tuple[RewardName, ...]:
             raise UsageError(f"reward_name {text!r} has an empty name; write name or name=weight,name=weight")
         if name.rstrip("?") in keys.MEASUREMENTS:
             raise UsageError(f'reward_name {text!r}: {name} is what branches measured, no reward; use credit = "vine"')
-        found.append(RewardName(name.rstrip("?"), number, name.endswith("?")))
+        rewards.append(RewardName(name.rstrip("?"), number, name.endswith("?")))
         del separator
-    if len({item.name for item in found}) < len(found):
+    if len({item.name for item in rewards}) < len(rewards):
         raise UsageError(f"reward_name {text!r} names a reward twice")
-    if all(item.may_be_missing for item in found) and len(found) == 1:
+    if all(item.may_be_missing for item in rewards) and len(rewards) == 1:
         raise UsageError(f"reward_name {text!r}: the only reward cannot be optional; leave the ? out")
-    return tuple(found)
+    return tuple(rewards)

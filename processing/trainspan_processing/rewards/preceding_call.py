@@ -30,14 +30,14 @@ def preceding_call(rows: pl.DataFrame, calls: pl.DataFrame, spans: pl.DataFrame,
     """
     if rows.is_empty():
         return rows.select("row", *(pl.lit(None, pl.String).alias(name) for name in _CALL), is_unclear=False)
-    own = calls.join(rows, on=ROLLOUT_KEY, how="semi", nulls_equal=True, maintain_order="left")
-    calls = _scoped(own, matches)
+    of_rollouts = calls.join(rows, on=ROLLOUT_KEY, how="semi", nulls_equal=True, maintain_order="left")
+    calls = _scoped(of_rollouts, matches)
     scopes = _scopes(rows, calls).join(_steps(spans), on=["scope_trace", "scope_span"], how="left")
-    named = _with_last_call(rows, scopes, calls)
-    causal = _after_last_call(named.drop_nulls("last_trace"), calls)
-    timed = _by_time(rows.join(named, on="row", how="anti"), scopes, calls)
+    claims = _with_last_call(rows, scopes, calls)
+    causal = _after_last_call(claims.drop_nulls("last_trace"), calls)
+    timed = _by_time(rows.join(claims, on="row", how="anti"), scopes, calls)
     nothing = (pl.lit(None, dtype=pl.String).alias(name) for name in _CALL)
-    lost = named.filter(pl.col("last_trace").is_null()).select("row", *nothing, pl.lit(value=True).alias("is_unclear"))
+    lost = claims.filter(pl.col("last_trace").is_null()).select("row", *nothing, pl.lit(value=True).alias("is_unclear"))
     return pl.concat([causal, timed, lost])
 
 
@@ -63,7 +63,7 @@ def _scoped(calls: pl.DataFrame, matches: CallMatches) -> pl.DataFrame:
 def _scopes(rows: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
     """row and rank (0: the row's span, 1: its parent) of the scopes that have calls, with `requests` and `unknown`, the numbers of
     requests and of calls without `returned_ns`, and the first call as _CALL."""
-    held = (
+    of_scope = (
         calls.drop_nulls("scope_span")
         .group_by(_SCOPE, maintain_order=True)
         .agg(
@@ -82,13 +82,13 @@ def _scopes(rows: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
         )
         for rank, name in enumerate(("span_id", "parent_span_id"))
     )
-    return asked.join(held, on=_SCOPE, how="inner", nulls_equal=True)
+    return asked.join(of_scope, on=_SCOPE, how="inner", nulls_equal=True)
 
 
 def _steps(spans: pl.DataFrame) -> pl.DataFrame:
     """scope_trace, scope_span and `is_step` of the spans that are not a rollout's or a process's own."""
-    own = pl.any_horizontal(pl.col("status", "boundary", "stated_calls").is_not_null())
-    return spans.filter(~own).select(
+    is_own = pl.any_horizontal(pl.col("status", "boundary", "stated_calls").is_not_null())
+    return spans.filter(~is_own).select(
         pl.col("trace_id").alias("scope_trace"), pl.col("span_id").alias("scope_span"), pl.lit(True).alias("is_step")
     )
 
@@ -98,7 +98,7 @@ def _with_last_call(rows: pl.DataFrame, scopes: pl.DataFrame, calls: pl.DataFram
     not stored."""
     around = scopes.filter(pl.col("rank") == 0).select("row", pl.lit(value=True).alias("is_around"))
     before = pl.when(pl.col("is_around").is_null()).then("last_call_before_span")
-    named = rows.join(around, on="row", how="left").with_columns(pl.coalesce("last_call", before).alias("last_call"))
+    claims = rows.join(around, on="row", how="left").with_columns(pl.coalesce("last_call", before).alias("last_call"))
     last = calls.select(
         *ROLLOUT_KEY,
         pl.col("step_call_span").alias("last_call"),
@@ -107,13 +107,13 @@ def _with_last_call(rows: pl.DataFrame, scopes: pl.DataFrame, calls: pl.DataFram
         pl.col("scope_trace").alias("last_scope_trace"),
         pl.col("scope_span").alias("last_scope_span"),
     ).unique([*ROLLOUT_KEY, "last_call"], keep="first", maintain_order=True)
-    return named.drop_nulls("last_call").join(last, on=[*ROLLOUT_KEY, "last_call"], how="left", nulls_equal=True)
+    return claims.drop_nulls("last_call").join(last, on=[*ROLLOUT_KEY, "last_call"], how="left", nulls_equal=True)
 
 
 def _after_last_call(known: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
     """The result for the rows of `_with_last_call`."""
     ended = calls.drop_nulls(["scope_span", "end_ns"]).sort("end_ns", "step_call_span")
-    found = []
+    parts = []
     for scope in ("span_id", "parent_span_id"):
         asked = known.select(
             "row",
@@ -129,7 +129,7 @@ def _after_last_call(known: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
         nearest = asked.sort("end_ns").join_asof(
             ended.select(*_SCOPE, "end_ns", *_CALL), on="end_ns", by=_SCOPE, strategy="backward", check_sortedness=False
         )
-        found.append(
+        parts.append(
             nearest.with_columns(
                 pl.when(is_last).then("last_trace").otherwise("step_call_trace").alias("step_call_trace"),
                 pl.when(is_last).then("last_call").otherwise("step_call_span").alias("step_call_span"),
@@ -140,7 +140,7 @@ def _after_last_call(known: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
     outside = known.filter(pl.col("of").fill_null("") == "call").select(
         "row", pl.col("last_trace").alias("step_call_trace"), pl.col("last_call").alias("step_call_span")
     )
-    first = pl.concat([*found, outside]).unique("row", keep="first", maintain_order=True)
+    first = pl.concat([*parts, outside]).unique("row", keep="first", maintain_order=True)
     return first.with_columns(pl.lit(value=False).alias("is_unclear"))
 
 
@@ -148,7 +148,7 @@ def _by_time(rows: pl.DataFrame, scopes: pl.DataFrame, calls: pl.DataFrame) -> p
     """The result for the other rows, by the agent's clock."""
     returned = calls.drop_nulls(["scope_span", "returned_ns"]).sort("returned_ns", "step_call_span")
     seen = rows.filter(pl.col("span_end_ns").is_not_null())
-    found = []
+    parts = []
     for rank, scope in enumerate(("span_id", "parent_span_id")):
         asked = seen.select(
             "row",
@@ -157,7 +157,7 @@ def _by_time(rows: pl.DataFrame, scopes: pl.DataFrame, calls: pl.DataFrame) -> p
             pl.col(scope).alias("scope_span"),
             pl.col("finished_ns").alias("returned_ns"),
         ).drop_nulls("scope_span")
-        held = scopes.filter(pl.col("rank") == rank).select(
+        of_scope = scopes.filter(pl.col("rank") == rank).select(
             *("row", "requests", "unknown", "is_step"),
             pl.col("step_call_trace").alias("only_trace"),
             pl.col("step_call_span").alias("only_span"),
@@ -171,11 +171,11 @@ def _by_time(rows: pl.DataFrame, scopes: pl.DataFrame, calls: pl.DataFrame) -> p
                 strategy="backward",
                 check_sortedness=False,
             )
-            .join(held, on="row", how="inner")
+            .join(of_scope, on="row", how="inner")
         )
         is_only = (pl.col("requests") == 1) & (pl.lit(rank == 0) | pl.col("is_step").fill_null(value=False))
         is_known = pl.col("unknown") == 0
-        found.append(
+        parts.append(
             nearest.select(
                 "row",
                 pl.when(is_known).then("step_call_trace").when(is_only).then("only_trace").alias("step_call_trace"),
@@ -183,4 +183,4 @@ def _by_time(rows: pl.DataFrame, scopes: pl.DataFrame, calls: pl.DataFrame) -> p
                 (~is_known & ~is_only).alias("is_unclear"),
             ).filter(pl.col("is_unclear") | pl.col("step_call_span").is_not_null())
         )
-    return pl.concat(found).unique("row", keep="first", maintain_order=True)
+    return pl.concat(parts).unique("row", keep="first", maintain_order=True)

@@ -117,8 +117,8 @@ def reward_rollouts(
     )
     rollouts = _with_lesson(rollouts, by_status)
     for reward in rewards:
-        own = together.of_rollouts(reward.name).rename({"rollout_reward": rollout_column(reward.name)})
-        rollouts = rollouts.join(own, on=ROLLOUT_KEY, how="left", maintain_order="left")
+        scores = together.of_rollouts(reward.name).rename({"rollout_reward": rollout_column(reward.name)})
+        rollouts = rollouts.join(scores, on=ROLLOUT_KEY, how="left", maintain_order="left")
     of_calls = _of_calls(together, rewards)
     rollouts = _with_unclear(rollouts, together.edges, settings)
     return Rewarded(
@@ -145,11 +145,11 @@ def _by_function(
     assert settings.reward is not None
     eligible = traces.rollouts.filter(early_reason().is_null() & pl.col("status").is_in(FUNCTION_STATUSES))
     if returned is None:
-        said = _called(source, traces, settings, names, eligible)
+        result = _called(source, traces, settings, names, eligible)
     else:
-        said = recorded_rewards(settings.reward, names, returned.join(eligible, on=ROLLOUT_KEY, how="semi"))
+        result = recorded_rewards(settings.reward, names, returned.join(eligible, on=ROLLOUT_KEY, how="semi"))
     rollouts = traces.rollouts.join(
-        said.rewards.rename({name: rollout_column(name) for name in names}),
+        result.rewards.rename({name: rollout_column(name) for name in names}),
         on=ROLLOUT_KEY,
         how="left",
         maintain_order="left",
@@ -171,19 +171,19 @@ def _by_function(
     unsaid = [reward.name for reward in rewards if reward.name in _SIGNALS]
     bound = Rewards(signals, 0, 0, traces.rollouts.clear(), traces.rollouts.clear())
     for name in unsaid:
-        own = bound.of_rollouts(name).rename({"rollout_reward": rollout_column(name)})
-        rollouts = rollouts.join(own, on=ROLLOUT_KEY, how="left", maintain_order="left")
+        scores = bound.of_rollouts(name).rename({"rollout_reward": rollout_column(name)})
+        rollouts = rollouts.join(scores, on=ROLLOUT_KEY, how="left", maintain_order="left")
     rollouts = _with_unclear(rollouts, signals, settings)
     of_calls = _of_calls(bound, rewards)
-    kept = tuple(rewards)
-    named = [reward for reward in kept if reward.name not in _SIGNALS]
+    every = tuple(rewards)
+    from_function = [reward for reward in every if reward.name not in _SIGNALS]
     edges = pl.concat([by_status, signals])
     return Rewarded(
-        _with_totals(rollouts, traces.calls, of_calls, edges, named, kept, settings.max_reward),
+        _with_totals(rollouts, traces.calls, of_calls, edges, from_function, every, settings.max_reward),
         of_calls,
         edges,
-        kept,
-        function_error=said.first_error,
+        every,
+        function_error=result.first_error,
         by_function=True,
     )
 
@@ -235,11 +235,11 @@ def _invoker(function: Callable[..., Any]) -> "Invoker":
 
 def _of_calls(bound: Rewards, rewards: Sequence[RewardName]) -> pl.DataFrame:
     """trace_id, span_id and a `step_column` per reward, of the calls with any reward."""
-    found = empty({name: EDGES[f"call_{name}"] for name in SPAN_KEY})
+    joined = empty({name: EDGES[f"call_{name}"] for name in SPAN_KEY})
     for reward in rewards:
-        own = bound.of_calls(reward.name).rename({"reward": step_column(reward.name)})
-        found = found.join(own, on=SPAN_KEY, how="full", coalesce=True)
-    return found
+        scores = bound.of_calls(reward.name).rename({"reward": step_column(reward.name)})
+        joined = joined.join(scores, on=SPAN_KEY, how="full", coalesce=True)
+    return joined
 
 
 def _with_totals(

@@ -22,19 +22,19 @@ STATUS_RULE: Final = "status"
 
 def status_rewards(text: str | None) -> dict[str, float]:
     """Parses `timeout=0,agent_error=-1`. Raises UsageError if a status is unknown or has no number."""
-    found: dict[str, float] = {}
+    rewards: dict[str, float] = {}
     failed = [status for status in ROLLOUT_STATUSES if status != "ok"]
     for item in filter(None, (part.strip() for part in (text or "").split(","))):
         status, _, score = (part.strip() for part in item.partition("="))
         if status not in failed:
             raise UsageError(f"status_rewards = {text!r}: unknown failure {status!r}; failures are {', '.join(failed)}")
         try:
-            found[status] = float(score)
+            rewards[status] = float(score)
         except ValueError:
-            found[status] = math.nan
-        if not math.isfinite(found[status]):
+            rewards[status] = math.nan
+        if not math.isfinite(rewards[status]):
             raise UsageError(f"status_rewards = {text!r}: {item!r} has no finite reward; write {status}=0")
-    return found
+    return rewards
 
 
 def status_edges(rules: Mapping[str, float], names: Sequence[str], rollouts: pl.DataFrame) -> pl.DataFrame:

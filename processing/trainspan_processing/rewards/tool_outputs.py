@@ -41,9 +41,9 @@ def _tool_outputs(source: Source, spans: pl.DataFrame) -> Iterator[pl.DataFrame]
 def matching_outputs(source: Source, spans: pl.DataFrame, rules: Sequence[str]) -> pl.DataFrame:
     """`rule`, trace_id and span_id of the tool calls whose output matches a rule's pattern; the source is read if there is one."""
     patterns = [rule for rule in rules if rule.startswith(OUTPUT)]
-    found = [pl.DataFrame(schema=_MATCHED)]
+    matches = [pl.DataFrame(schema=_MATCHED)]
     for batch in _tool_outputs(source, spans) if patterns else ():
         for rule in patterns:
             matched = batch.filter(pl.col("output").str.contains(rule.removeprefix(OUTPUT)))
-            found.append(matched.select(pl.lit(rule).alias("rule"), *SPAN_KEY))
-    return pl.concat(found)
+            matches.append(matched.select(pl.lit(rule).alias("rule"), *SPAN_KEY))
+    return pl.concat(matches)

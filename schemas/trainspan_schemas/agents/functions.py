@@ -34,15 +34,15 @@ def load_function(name: str, *parameters: str, may_be_async: bool = False) -> Ca
     if not is_function_name(name):
         raise UsageError(f"{name!r} does not name a function: write module:function or path/to/file.py:function")
     module, function = _module(name), name.rpartition(":")[2]
-    found = getattr(module, function, None)
-    if not callable(found):
+    loaded = getattr(module, function, None)
+    if not callable(loaded):
         known = ", ".join(
             sorted(key for key, value in vars(module).items() if _is_own_function(value, module.__name__))
         )
         raise UsageError(f"{name.rpartition(':')[0]} has no function {function!r}; it has {known or 'none'}")
     if parameters:
-        _check_form(name, found, parameters, may_be_async=may_be_async)
-    return found  # type: ignore[no-any-return]
+        _check_form(name, loaded, parameters, may_be_async=may_be_async)
+    return loaded  # type: ignore[no-any-return]
 
 
 def code_digest(name: str) -> str:
@@ -75,8 +75,8 @@ def number_of(value: Any, giver: str) -> float:
 
 
 def _check_form(name: str, function: Callable[..., Any], parameters: tuple[str, ...], *, may_be_async: bool) -> None:
-    own = name.rpartition(":")[2]
-    called = f"{own}({', '.join(parameters)})"
+    bare_name = name.rpartition(":")[2]
+    called = f"{bare_name}({', '.join(parameters)})"
     if inspect.iscoroutinefunction(function) and not may_be_async:
         raise UsageError(f"{name} is asynchronous, but it is called as a plain function, {called}: write `def`")
     try:
@@ -86,7 +86,9 @@ def _check_form(name: str, function: Callable[..., Any], parameters: tuple[str, 
     try:
         signature.bind(*parameters)
     except TypeError as error:
-        raise UsageError(f"{name} has the signature {own}{signature}, but it is called as {called}: {error}") from None
+        raise UsageError(
+            f"{name} has the signature {bare_name}{signature}, but it is called as {called}: {error}"
+        ) from None
 
 
 def _is_own_function(value: object, module: str) -> bool:
@@ -94,9 +96,9 @@ def _is_own_function(value: object, module: str) -> bool:
 
 
 def _module(name: str) -> Any:
-    place = name.rpartition(":")[0]
+    location = name.rpartition(":")[0]
     try:
-        return _from_file(Path(place)) if place.endswith(".py") else _from_path(place)
+        return _from_file(Path(location)) if location.endswith(".py") else _from_path(location)
     except (ImportError, SyntaxError) as error:
         raise UsageError(f"cannot load {name!r}: {type(error).__name__}: {error}") from error
     except UsageError:

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from trainspan_schemas.errors import InvalidRecordError
+from trainspan_schemas.files.durable import JsonObject
 from trainspan_schemas.telemetry.identity import Identity
 
 __all__ = [
@@ -39,7 +40,7 @@ class FunctionJob:
 
     number: int
     """Unique within the worker."""
-    task: dict[str, Any]
+    task: JsonObject
     """{"id", "input"}; never the answer."""
     identity: dict[str, str | int]
     traceparent: str
@@ -123,7 +124,7 @@ def decode(line: bytes) -> Message:
     return message
 
 
-def _checked(record: Any, types: "_Types") -> dict[str, Any]:
+def _checked(record: Any, types: "_Types") -> JsonObject:
     """The fields of a record. Raises InvalidRecordError unless it has all of them, with values of these types, and no others."""
     if not isinstance(record, dict) or record.keys() != types.keys():
         raise InvalidRecordError(f"it must be an object with the fields {', '.join(types)}")

@@ -40,8 +40,8 @@ class BranchOrigin:
         """What the task id of a branch says; None for any other task."""
         if re.search(BRANCH_TASK, task_id) is None:
             return None
-        _, place, call = task_id.rsplit("@", 2)
-        rollout_id, _, attempt = place.rpartition(".")
+        _, origin, call = task_id.rsplit("@", 2)
+        rollout_id, _, attempt = origin.rpartition(".")
         return cls(rollout_id, int(attempt), int(call))
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from trainspan_schemas.errors import CheckpointError
-from trainspan_schemas.files.durable import sha256_of
+from trainspan_schemas.files.durable import JsonObject, sha256_of
 
 __all__ = [
     "CANARY_FILE",
@@ -124,7 +124,7 @@ class CheckpointMeta:
     def read(cls, folder: Path) -> "CheckpointMeta":
         """Reads the file. Raises CheckpointError if it is missing or malformed."""
         try:
-            raw: dict[str, Any] = json.loads((folder / META_FILE).read_text())
+            raw: JsonObject = json.loads((folder / META_FILE).read_text())
             raw["base"] = base_beside(folder, raw.get("base"))
             return cls(**{name: raw.get(name) for name in cls.__dataclass_fields__})  # type: ignore[arg-type]
         except FileNotFoundError as error:

@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Final
 
 from trainspan_schemas.errors import CheckpointError
 
@@ -56,7 +56,7 @@ class CheckpointFiles:
     def parse(cls, text: bytes) -> "CheckpointFiles":
         """Reads a list from another machine. Raises CheckpointError if it is malformed or a name leads elsewhere."""
         try:
-            given: dict[str, Any] = json.loads(text)
+            given = json.loads(text)
             files = {str(name): ListedFile(**file) for name, file in given["files"].items()}
             listed = cls(given["checkpoint"], files)
         except (ValueError, TypeError, KeyError, AttributeError) as error:

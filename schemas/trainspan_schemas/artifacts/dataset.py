@@ -127,10 +127,10 @@ def dataset_dirs(root: Path) -> list[Path]:
     """The dataset folders under `root`, by number; empty if `root` does not exist."""
     try:
         with os.scandir(root) as entries:  # thousands, of which none is looked at twice
-            found = [(number, entry.name) for entry in entries if (number := _round_in(entry)) is not None]
+            numbered = [(number, entry.name) for entry in entries if (number := _round_in(entry)) is not None]
     except (FileNotFoundError, NotADirectoryError):
         return []
-    return [root / name for _, name in sorted(found)]
+    return [root / name for _, name in sorted(numbered)]
 
 
 def _round_in(entry: "os.DirEntry[str]") -> int | None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from trainspan_schemas.files.durable import json_lines
+from trainspan_schemas.files.durable import JsonObject, json_lines
 from trainspan_schemas.files.locks import is_locked
 from trainspan_schemas.home import policy_dir
 
@@ -49,19 +49,19 @@ class RunFiles:
         except OSError:  # no lock, or none that can be read
             return False
 
-    def read(self, name: str) -> dict[str, Any]:
+    def read(self, name: str) -> JsonObject:
         """A JSON file's object; {} if it is missing."""
         try:
-            value: dict[str, Any] = json.loads((self.path / name).read_text(errors="replace"))
+            value: JsonObject = json.loads((self.path / name).read_text(errors="replace"))
         except FileNotFoundError:
             return {}
         return value
 
-    def training(self) -> dict[str, Any]:
+    def training(self) -> JsonObject:
         """The last step of the training in progress, as a `StepTrained` in JSON; {} if there is none."""
         return self.read(TRAINING_FILE) if self.is_held() else {}
 
-    def records(self) -> list[dict[str, Any]]:
+    def records(self) -> list[JsonObject]:
         """All complete records of `rounds.jsonl`; a line cut off by a kill is skipped."""
         return json_lines(self.path / "rounds.jsonl")
 
@@ -72,7 +72,7 @@ class RunFiles:
     def metrics_file(self, policy: str | None = None) -> Path:
         return policy_dir(self.checkpoints, policy) / "metrics.jsonl"
 
-    def metrics(self, policy: str | None = None) -> dict[int, dict[str, Any]]:
+    def metrics(self, policy: str | None = None) -> dict[int, JsonObject]:
         """The lines of a policy's trainer by round; the later one for a round that was tried twice."""
         return {line["round"]: line for line in json_lines(self.metrics_file(policy))}
 
@@ -82,7 +82,7 @@ def check_name(policy: str | None, name: str) -> str:
     return name if policy is None else f"{policy}: {name}"
 
 
-def record_of(record: Mapping[str, Any], policy: str | None) -> dict[str, Any]:
+def record_of(record: Mapping[str, Any], policy: str | None) -> JsonObject:
     """The record as if its only policy were this one: with its figures and its checks."""
     if policy is None:
         return dict(record)
@@ -97,9 +97,9 @@ def record_of(record: Mapping[str, Any], policy: str | None) -> dict[str, Any]:
 
 def versions(record: Mapping[str, Any]) -> str:
     """The versions after a record as text, such as `3`, or `writer 3, rewriter skipped`; `–` if unknown."""
-    named = record.get("policies") or {}
-    parts = [f"{name} {_version(own)}" for name, own in named.items()]
-    return ", ".join(parts) if named else _version(record)
+    policies = record.get("policies") or {}
+    parts = [f"{name} {_version(figures)}" for name, figures in policies.items()]
+    return ", ".join(parts) if policies else _version(record)
 
 
 def _version(record: Mapping[str, Any]) -> str:

@@ -69,8 +69,8 @@ def part_name(rank: int, size: int) -> str:
 def parts(checkpoints: Path, checkpoint: str) -> list[Path]:
     """The files of the checkpoint's round, in order; empty unless every process wrote its own."""
     try:
-        found = sorted(path for path in tokens_dir(checkpoints, checkpoint).iterdir() if _PART.fullmatch(path.name))
+        files = sorted(path for path in tokens_dir(checkpoints, checkpoint).iterdir() if _PART.fullmatch(path.name))
     except (FileNotFoundError, NotADirectoryError):
         return []
-    complete = [part_name(rank, len(found)) for rank in range(len(found))]
-    return found if [path.name for path in found] == complete else []
+    complete = [part_name(rank, len(files)) for rank in range(len(files))]
+    return files if [path.name for path in files] == complete else []

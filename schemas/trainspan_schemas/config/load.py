@@ -60,6 +60,8 @@ _LISTENERS = (
 _MOST_PORT = 65535
 
 _Section = TypeVar("_Section")
+_Toml = dict[str, dict[str, Any]]
+"""Section → key → value."""
 
 
 def load_settings(config: Path | None, environ: Mapping[str, str]) -> Settings:
@@ -67,15 +69,15 @@ def load_settings(config: Path | None, environ: Mapping[str, str]) -> Settings:
 
     Without `config`, `./trainspan.toml` is read if it exists. Raises ConfigError.
     """
-    values: dict[str, dict[str, Any]] = {}
+    values: _Toml = {}
     path = config or Path(CONFIG_FILE)
     if config is not None or path.is_file():
         values = _read_toml(path)
     for name, targets in _STANDARD_VARIABLES.items():
         if text := environ.get(name):
             for section, key in targets:
-                named = values.setdefault(section, {}).get(key)
-                if not isinstance(named, list) or len(named) < 2:  # one name cannot stand for several
+                current = values.setdefault(section, {}).get(key)
+                if not isinstance(current, list) or len(current) < 2:  # one name cannot stand for several
                     values[section][key] = text
     for name, text in sorted(environ.items()):
         if name.startswith(ENV_PREFIX) and "__" in name:
@@ -84,7 +86,7 @@ def load_settings(config: Path | None, environ: Mapping[str, str]) -> Settings:
             values.setdefault(section, {})[key] = text
     _place_listeners(values)
     policies = {
-        name: _build(f"{POLICIES}.{name}", PolicySettings, own) for name, own in values.get(POLICIES, {}).items()
+        name: _build(f"{POLICIES}.{name}", PolicySettings, given) for name, given in values.get(POLICIES, {}).items()
     }
     built = {section: _build(section, cls, values.get(section, {})) for section, cls in sections().items()}
     built |= _following(values, built)
@@ -116,32 +118,32 @@ def own_policy_server(serving: ServingSettings) -> str | None:
     return f"http://{dialed_host(serving.host)}:{serving.port}" if serving.port else served_url()
 
 
-def _place_listeners(values: dict[str, dict[str, Any]]) -> None:
+def _place_listeners(values: _Toml) -> None:
     """Adds the ports that follow from `ports.base`, where none is set. Raises ConfigError."""
     base = _build("ports", PortsSettings, values.get("ports", {})).base
     if base is None:
         return
     if not 0 <= base <= _MOST_PORT - len(_LISTENERS) + 1:
         raise ConfigError(f"ports.base = {base}: use a port below {_MOST_PORT - len(_LISTENERS) + 2}, or 0")
-    for place, (section, key) in enumerate(_LISTENERS):
-        port = base + place if base else 0
+    for offset, (section, key) in enumerate(_LISTENERS):
+        port = base + offset if base else 0
         values.setdefault(section, {}).setdefault(key, port if key == "port" else f"127.0.0.1:{port}")
 
 
-def _following(values: Mapping[str, Mapping[str, Any]], built: Mapping[str, Any]) -> dict[str, Any]:
+def _following(values: _Toml, built: Mapping[str, Any]) -> dict[str, object]:
     """The sections whose addresses are not set, with those of the listeners: an address is named once.
 
     What does not run yet has none: nothing is sent to a stranger at a usual port instead.
     """
-    found: dict[str, Any] = {}
+    following: dict[str, object] = {}
     if "endpoints" not in values.get("collector", {}):
         endpoint = own_endpoint(built["collector"])
-        found["collector"] = override(built["collector"], endpoints=(endpoint,) if endpoint else ())
+        following["collector"] = override(built["collector"], endpoints=(endpoint,) if endpoint else ())
     url = own_policy_server(built["serving"])
-    for section, own in (("rollouts", f"{url}/v1"), ("train", url)):
+    for section, address in (("rollouts", f"{url}/v1"), ("train", url)):
         if "policy_url" not in values.get(section, {}):
-            found[section] = override(built[section], policy_url=own if url else "")
-    return found
+            following[section] = override(built[section], policy_url=address if url else "")
+    return following
 
 
 def override(section: _Section, **flags: object) -> _Section:
@@ -196,7 +198,7 @@ def variables_of(section: str, key: str) -> list[str]:
     return [f"{ENV_PREFIX}{section.upper()}__{key.upper()}", *standard]
 
 
-def _read_toml(path: Path) -> dict[str, dict[str, Any]]:
+def _read_toml(path: Path) -> _Toml:
     try:
         raw = tomllib.loads(path.read_text())
     except FileNotFoundError as error:

@@ -43,15 +43,15 @@ class PolicySettings:
 
 def agents_of_policies(policies: Mapping[str, PolicySettings]) -> dict[str, tuple[str, ...]]:
     """Policy → the agents whose calls it answers. Raises ConfigError if an agent is in two policies."""
-    found = {name: _agents(name, policy) for name, policy in policies.items()}
+    agents_of = {name: _agents(name, policy) for name, policy in policies.items()}
     owners: dict[str, str] = {}
-    for name, agents in found.items():
+    for name, agents in agents_of.items():
         for agent in agents:
             if owners.setdefault(agent, name) != name:
                 raise ConfigError(
                     f"agent {agent!r} is in [policies.{owners[agent]}] and in [policies.{name}]: one policy answers an agent"
                 )
-    return found
+    return agents_of
 
 
 def _agents(name: str, policy: PolicySettings) -> tuple[str, ...]:

@@ -2,7 +2,8 @@
 
 import dataclasses
 import re
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import TypeVar
 
 from trainspan_schemas.config.policies import agents_of_policies
 from trainspan_schemas.config.settings import DEFAULT_LORA_RANK, Settings
@@ -36,8 +37,8 @@ def scoped(settings: Settings, policy: Policy) -> Settings:
     if policy not in settings.policies:
         known = f"the policies are {', '.join(settings.policies)}" if settings.policies else "there is no [policies]"
         raise ConfigError(f"no [policies.{policy[:80]}] in the settings: {known}")
-    own = dataclasses.asdict(settings.policies[policy])
-    given = {name: value for name, value in own.items() if value is not None and name != "agents"}
+    overrides = dataclasses.asdict(settings.policies[policy])
+    given = {name: value for name, value in overrides.items() if value is not None and name != "agents"}
     dataset = _with(settings.dataset, {**given, "policies": policy})
     return dataclasses.replace(settings, dataset=dataset, train=_with(settings.train, given))
 
@@ -75,8 +76,8 @@ def trained_lora_rank(settings: Settings) -> int | None:
     return max((policy.lora_rank or common for policy in settings.policies.values()), default=common)
 
 
-def _with(section: _Section, given: dict[str, Any]) -> _Section:
+def _with(section: _Section, given: Mapping[str, object]) -> _Section:
     """The section with those of the given values that it has."""
     names = {field.name for field in dataclasses.fields(section)}  # type: ignore[arg-type]
-    own = {name: value for name, value in given.items() if name in names}
-    return dataclasses.replace(section, **own)  # type: ignore[type-var]
+    known = {name: value for name, value in given.items() if name in names}
+    return dataclasses.replace(section, **known)  # type: ignore[type-var]

@@ -77,9 +77,9 @@ def _texts(owner: type) -> dict[str, str]:
     """Field → the string under it."""
     (definition,) = ast.parse(inspect.getsource(owner)).body
     assert isinstance(definition, ast.ClassDef)
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for field, text in itertools.pairwise(definition.body):
         match field, text:
             case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(words))):
-                found[name] = inspect.cleandoc(words)
-    return found
+                texts[name] = inspect.cleandoc(words)
+    return texts

@@ -6,7 +6,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-__all__ = ["append_line", "json_lines", "sha256_of", "sync"]
+__all__ = ["JsonObject", "append_line", "json_lines", "sha256_of", "sync"]
+
+JsonObject = dict[str, Any]
+"""An object in a JSON file, as it stands there."""
 
 
 def append_line(path: Path, line: str) -> None:
@@ -19,7 +22,7 @@ def append_line(path: Path, line: str) -> None:
         file.write(line.encode() + b"\n")
 
 
-def json_lines(path: Path) -> list[dict[str, Any]]:
+def json_lines(path: Path) -> list[JsonObject]:
     """The objects of a file with one per line; empty if it is missing. A line that is not complete is skipped."""
     records = []
     for line in path.read_text(errors="replace").splitlines() if path.exists() else []:

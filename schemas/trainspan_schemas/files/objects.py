@@ -136,11 +136,7 @@ class Objects:
         # A plain server of files may not know ranges, so over HTTP the file is one answer. Asked for the size first, fsspec
         # would call every failure a missing file.
         options = {"block_size": 0, "size": 1} if self._scheme in _HTTP else {"block_size": _BLOCK_BYTES}
-        with (
-            self._open(name) as (files, path),
-            files.open(path, "rb", **options) as source,
-            target.open("wb") as file,
-        ):
+        with self._open(name) as (files, path), files.open(path, "rb", **options) as source, target.open("wb") as file:
             while block := source.read(_BLOCK_BYTES):
                 digest.update(block)
                 file.write(block)
@@ -186,11 +182,7 @@ class Objects:
 
 
 def fetch_files(
-    objects: Objects,
-    sha256s: Mapping[str, str],
-    folder: Path,
-    *,
-    on_bytes: Callable[[int], None] = lambda _: None,
+    objects: Objects, sha256s: Mapping[str, str], folder: Path, *, on_bytes: Callable[[int], None] = lambda _: None
 ) -> None:
     """Makes a folder have exactly these files (name → hash), each complete under its name; what is there is not copied again.
 

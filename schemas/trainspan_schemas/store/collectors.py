@@ -33,14 +33,13 @@ class Collectors:
         Hosts become lower case. Without a port it is 4317; `grpc://` and no scheme are `http://`. Raises ConfigError if one is
         not a URL, or is there twice.
         """
-        words = urls.split(",") if isinstance(urls, str) else urls
-        named = tuple(word.strip() for word in words if word.strip())
-        addresses = [address_of(word) for word in named]
-        if not named:
+        words = [word.strip() for word in (urls.split(",") if isinstance(urls, str) else urls) if word.strip()]
+        addresses = [address_of(word) for word in words]
+        if not words:
             raise ConfigError("no collector is named: start `trainspan collector`, or set [collector] endpoints")
-        if len(set(addresses)) < len(named):
-            raise ConfigError(f"a collector is named twice: {', '.join(named)}")
-        return cls(tuple(f"{_scheme(word)}://{address}" for word, address in zip(named, addresses, strict=True)))
+        if len(set(addresses)) < len(words):
+            raise ConfigError(f"a collector is named twice: {', '.join(words)}")
+        return cls(tuple(f"{_scheme(word)}://{address}" for word, address in zip(words, addresses, strict=True)))
 
     def url_for(self, key: str) -> str:
         """The collector of a rollout id, or of the trace id of data without a rollout."""

@@ -2,6 +2,7 @@
 
 import secrets
 import tomllib
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
@@ -52,7 +53,7 @@ def make_home_token_file() -> Path:
     return path
 
 
-def read_tokens(file: str | Path) -> dict[str, Any]:
+def read_tokens(file: str | Path) -> Mapping[str, Any]:
     """Reads role → token, or list of tokens. Raises ConfigError if the file is unreadable or malformed, or others can read it."""
     try:
         check_is_private(Path(file), "token file")

@@ -31,13 +31,13 @@ def sender_headers(
     if token_file:
         return otlp_headers_of(token_file, role)
     given = headers_of(environ.get(_HEADERS, ""))
-    found = known_headers(role, collector, store=store)
-    if found is None and _is_for_home(collector, environ):
-        found = otlp_headers_of(make_home_token_file(), role)
-    if found is None:
+    credentials = known_headers(role, collector, store=store)
+    if credentials is None and _is_for_home(collector, environ):
+        credentials = otlp_headers_of(make_home_token_file(), role)
+    if credentials is None:
         return None
     others = (f"{key}={quote(value)}" for key, value in given.items() if key != "authorization")
-    return ",".join((*others, found))
+    return ",".join((*others, credentials))
 
 
 def token_advice(
@@ -86,11 +86,11 @@ def without_credentials(environ: Mapping[str, str]) -> dict[str, str]:
 
     Headers of a signal with a separate endpoint stay: they are for that endpoint.
     """
-    kept = {name: value for name, value in environ.items() if name != _HEADERS}
+    rest = {name: value for name, value in environ.items() if name != _HEADERS}
     for signal in _SIGNALS:
-        if not kept.get(f"OTEL_EXPORTER_OTLP_{signal}_ENDPOINT"):
-            kept.pop(f"OTEL_EXPORTER_OTLP_{signal}_HEADERS", None)
-    return kept
+        if not rest.get(f"OTEL_EXPORTER_OTLP_{signal}_ENDPOINT"):
+            rest.pop(f"OTEL_EXPORTER_OTLP_{signal}_HEADERS", None)
+    return rest
 
 
 def _port(url: str) -> int:

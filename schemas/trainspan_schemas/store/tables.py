@@ -193,5 +193,5 @@ def columns(row: type) -> tuple[Column, ...]:
 
 
 def _column(name: str, hint: object) -> Column:
-    kept = getattr(hint, "__metadata__", ()) or get_args(hint)[0].__metadata__  # of X | None, that of X
-    return Column(name, kept[0].sql_type, kept[0].compression)
+    metadata = getattr(hint, "__metadata__", ()) or get_args(hint)[0].__metadata__  # of X | None, that of X
+    return Column(name, metadata[0].sql_type, metadata[0].compression)

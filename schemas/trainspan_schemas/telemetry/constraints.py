@@ -76,7 +76,7 @@ class Constraint:
     def to_json(self) -> str:
         """The canonical text: equal constraints have equal texts. Empty parts are left out."""
         grammar = self.grammar
-        record: dict[str, Any] = {}
+        record: dict[str, object] = {}
         if grammar:
             record["grammar"] = {name: getattr(grammar, name) for name in Grammar.__slots__}
         if self.allowed_ids is not None:
@@ -111,8 +111,8 @@ class Constraint:
     def kinds(self) -> list[str]:
         """The names of its parts."""
         parts = {"allowed_token_ids": self.allowed_ids, "logit_bias": self.biases, "bad_words": self.bad_words}
-        own = [self.grammar.kind] if self.grammar else []
-        return [*own, *(name for name, part in parts.items() if part), *self.others]
+        grammar = [self.grammar.kind] if self.grammar else []
+        return [*grammar, *(name for name, part in parts.items() if part), *self.others]
 
     @property
     def obstacle(self) -> str | None:

@@ -63,7 +63,7 @@ class ForcedCall:
     version: int | None
     """The policy version that sampled it."""
 
-    def to_record(self) -> dict[str, Any]:
+    def to_record(self) -> dict[str, object]:
         return {
             "index": self.index,
             "prompt": _text(self.prompt),
@@ -153,13 +153,8 @@ class Branched:
     diverged: str | None
     """Why the branch does not follow the stored rollout; None: it does, as far as the server saw it."""
 
-    def to_record(self) -> dict[str, Any]:
-        return {
-            "forced": self.forced,
-            "missing": self.missing,
-            "sampled": self.sampled,
-            "diverged": self.diverged,
-        }
+    def to_record(self) -> dict[str, object]:
+        return {"forced": self.forced, "missing": self.missing, "sampled": self.sampled, "diverged": self.diverged}
 
     @classmethod
     def from_json(cls, body: bytes) -> "Branched":
@@ -198,12 +193,14 @@ def _signed_text(path: str, issued: str, digest: str) -> str:
 
 
 def _choice(ids: str, logprobs: str, finish_reason: str) -> ForcedChoice:
-    made = ForcedChoice(_bytes(ids), _bytes(logprobs), finish_reason)
-    if not made.ids or len(made.ids) != len(made.logprobs):
-        raise ValueError(f"a choice with {len(made.ids)} bytes of tokens and {len(made.logprobs)} of log-probabilities")
+    choice = ForcedChoice(_bytes(ids), _bytes(logprobs), finish_reason)
+    if not choice.ids or len(choice.ids) != len(choice.logprobs):
+        raise ValueError(
+            f"a choice with {len(choice.ids)} bytes of tokens and {len(choice.logprobs)} of log-probabilities"
+        )
     if finish_reason not in FINISH_REASONS:
         raise ValueError(f"finish reason {str(finish_reason)[:40]!r}: must be one of {', '.join(FINISH_REASONS)}")
-    return made
+    return choice
 
 
 def _text(data: bytes) -> str:

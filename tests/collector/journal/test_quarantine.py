@@ -34,7 +34,7 @@ def test_a_broken_request_is_kept_whole_and_named_and_those_around_it_are_loaded
         batcher = Batcher(journal, START, quarantine, max_bytes=10**6)
         with caplog.at_level(logging.ERROR):
             batcher.fill()
-        batch, progress = batcher.take_batch()
+        batch, progress = batcher.next_rows()
         assert [row.span_id for row in batch.spans] == ["0000000000000001", "0000000000000002"]
         assert progress == LoadProgress(journal.end(), 2)
         assert quarantine.n_requests == 1

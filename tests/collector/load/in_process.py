@@ -41,7 +41,7 @@ class LoadedStore:
             self._journal,
             self._index,
             checkpoint_bytes=2**26,
-            make_way=self._readers.make_way,
+            admit_checkpoint=self._readers.admit_checkpoint,
             on_loaded=lambda counts: None,
         )
         self.loader = Loader(

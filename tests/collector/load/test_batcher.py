@@ -30,7 +30,7 @@ def _journal(folder: Path, *requests: list[int]) -> tuple[Journal, list[int]]:
 def _take(batcher: Batcher) -> tuple[list[int], list[int], int, LoadProgress]:
     """Span numbers, their seqs, the number of evaluations, and the progress."""
     batcher.fill()
-    batch, progress = batcher.take_batch()
+    batch, progress = batcher.next_rows()
     rows = batch.spans
     return [int(row.span_id, 16) for row in rows], [row.seq for row in rows], len(batch.evaluations), progress
 

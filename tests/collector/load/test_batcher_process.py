@@ -57,7 +57,7 @@ def _drained(batcher: Batcher | BatcherProcess, end: Position) -> list[ReadyBatc
     taken: list[ReadyBatch] = []
     while not taken or taken[-1].progress.position < end:
         batcher.fill()
-        batch = batcher.take()
+        batch = batcher.next_batch()
         taken.append(replace(batch, tables=copy.deepcopy(batch.tables)))
     return taken
 
@@ -75,7 +75,7 @@ def test_it_gives_the_batches_that_the_collector_would_make(
     expected = _drained(own, journal.end())
     begun = Batcher(journal, START, there, max_bytes=12_000)
     begun.fill()
-    first = begun.take()
+    first = begun.next_batch()
     begun.fill()  # rows gathered so far are handed over
     caplog.clear()
     process = BatcherProcess(journal, begun.gathered, there, max_bytes=12_000)
@@ -107,7 +107,7 @@ def test_its_end_is_reported_at_the_next_request(journal: Journal, tmp_path: Pat
     process.fill()
     os.kill(process.pid, signal.SIGKILL)
     with pytest.raises(BatcherProcessError, match="ended with code -9"):
-        process.take()
+        process.next_batch()
     process.close()
     journal.close()
 

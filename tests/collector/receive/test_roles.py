@@ -28,7 +28,7 @@ def test_large_requests_of_one_role_are_parsed_while_others_fill_their_slots() -
         with contextlib.ExitStack() as parsing, ThreadPoolExecutor(1) as pool:
             for other in others:
                 parsing.enter_context(handler.parsing(other, len(body)))
-            taken = pool.submit(handler.take, TRACES, body, role, "grpc")
+            taken = pool.submit(handler.handle, TRACES, body, role, "grpc")
             with pytest.raises(OverloadError, match="the store is being opened"):
                 taken.result(20)
 

@@ -22,7 +22,7 @@ MIB = 2**20
 def _taken(signal: OtlpSignal, body: bytes) -> int:
     """The items of a request that can be stored, cut as the receiver cuts it. Raises TooLargeError."""
     rejections = Rejections(len(body))
-    return sum(rejections.take(signal.parse(piece), piece)[0] for piece in cut(signal, body, 200_000))
+    return sum(rejections.check(signal.parse(piece), piece)[0] for piece in cut(signal, body, 200_000))
 
 
 def _spans(n_spans: int, resource: str = "", scope: str = "") -> ExportTraceServiceRequest:
@@ -92,7 +92,7 @@ def test_ordinary_resources_and_single_long_texts_are_taken(request_: ExportTrac
 
 def test_a_request_may_always_repeat_four_times_its_own_size() -> None:
     request = _spans(300, resource="x" * MIB)
-    assert Rejections(76 * MIB).take(request, request.SerializeToString())[0] == 300
+    assert Rejections(76 * MIB).check(request, request.SerializeToString())[0] == 300
 
 
 def _batch(request: ExportTraceServiceRequest | ExportLogsServiceRequest) -> Batch:

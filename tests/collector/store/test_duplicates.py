@@ -219,7 +219,7 @@ def _while_the_index_is_extended(store: Sent, patch: pytest.MonkeyPatch) -> None
 
 
 def _before_a_deletion_is_committed(store: Sent, _: pytest.MonkeyPatch) -> None:
-    with store.filling.index.forgetting(store.filling.cursor, "trace_id LIKE '%1'", {}):
+    with store.filling.index.deleting(store.filling.cursor, "trace_id LIKE '%1'", {}):
         for table in ("spans", "logs", "evaluations"):
             store.filling.cursor.execute(f"DELETE FROM stored.{table} WHERE trace_id LIKE '%1'")
         _kill()

@@ -266,7 +266,7 @@ def test_a_deletion_that_is_rolled_back_leaves_the_index_as_it_was(store: Sent) 
     store.send()
     cursor = store.filling.cursor
     salt = store.filling.index._header.salt
-    with contextlib.suppress(ZeroDivisionError), store.filling.index.forgetting(cursor, "true", {}):
+    with contextlib.suppress(ZeroDivisionError), store.filling.index.deleting(cursor, "true", {}):
         cursor.execute("DELETE FROM stored.spans")
         raise ZeroDivisionError
     cursor.execute("ROLLBACK")

@@ -30,8 +30,8 @@ def test_a_chunk_has_its_rows_in_the_order_in_which_they_were_added(tmp_path: Pa
     shuffle.add(frame.clear())
     assert len(list(tmp_path.iterdir())) == {0: 3, 400: 2, 2**20: 0}[held_bytes]
     for chunk in (2, 0, 1):
-        assert pl.concat(shuffle.take(chunk)).equals(frame.filter(pl.col("chunk") == chunk).drop("chunk"))
-    assert shuffle.take(0) == []
+        assert pl.concat(shuffle.pop(chunk)).equals(frame.filter(pl.col("chunk") == chunk).drop("chunk"))
+    assert shuffle.pop(0) == []
     assert list(tmp_path.iterdir()) == []
 
 
@@ -45,7 +45,7 @@ def test_long_runs_of_a_chunks_rows_keep_their_order_too(tmp_path: Path, held_by
     for batch in frame.iter_slices(250):
         shuffle.add(batch)
     for chunk in range(3):
-        assert pl.concat(shuffle.take(chunk)).equals(frame.filter(pl.col("chunk") == chunk).drop("chunk"))
+        assert pl.concat(shuffle.pop(chunk)).equals(frame.filter(pl.col("chunk") == chunk).drop("chunk"))
 
 
 def test_chunks_that_are_complete_before_the_next_ones_begin_need_no_file() -> None:
@@ -59,7 +59,7 @@ def test_chunks_that_are_complete_before_the_next_ones_begin_need_no_file() -> N
         shuffle.add(
             pl.DataFrame({"chunk": [chunk] * 2000, "seq": range(2000)}, schema={"chunk": pl.UInt32, "seq": pl.Int64})
         )
-        assert [rows["seq"].sum() for rows in shuffle.take(chunk)] == [1999 * 1000]
+        assert [rows["seq"].sum() for rows in shuffle.pop(chunk)] == [1999 * 1000]
 
 
 @pytest.mark.parametrize("is_in_order", [True, False])

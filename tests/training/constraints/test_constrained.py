@@ -329,7 +329,7 @@ def test_two_processes_train_constrained_calls_as_one_does(
             monkeypatch.setenv(name, value)
         events[processes] = train(folder, model_dir, processes)[-1]
         weights[processes] = tensors(folder / "checkpoints/policy-000001")
-        (record,) = metrics.read(folder / "checkpoints")
+        (record,) = metrics.read_records(folder / "checkpoints")
         assert (record["constrained_calls"], record["unreplayed_calls"]) == (len(calls), {})
     for name in ("loss", "grad_norm", "logp_diff_mean", "entropy"):
         assert events[2][name] == pytest.approx(events[1][name], rel=1e-4, abs=1e-7), name

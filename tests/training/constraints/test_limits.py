@@ -113,7 +113,7 @@ def test_bad_words_bar_what_a_plain_search_finds() -> None:
     words = [tuple(rng.integers(0, 4, size).tolist()) for size in (1, 2, 2, 3, 3, 3, 4, 5)] + [()]
     ids = rng.integers(0, 4, 200).astype(np.int32)
     bad = BadWords(words)
-    barred = [set(bad.barred(found).tolist()) for found in bad.found(ids)]
+    barred = [set(bad.barred(nodes).tolist()) for nodes in bad.nodes(ids)]
     before = [ids[:place].tolist() for place in range(len(ids))]
     expected = [
         {word[-1] for word in words if word and past[len(past) - len(word) + 1 :] == list(word[:-1])} for past in before
@@ -128,8 +128,8 @@ def test_thousands_of_bad_words_take_neither_time_nor_memory_at_each_token() -> 
     ids = np.ones(16_384, dtype=np.int32)
 
     def work() -> None:
-        found = BadWords(words).found(ids)
-        assert len(set(found)) == 64
+        nodes = BadWords(words).nodes(ids)
+        assert len(set(nodes)) == 64
 
     assert peak(work) < 64 * 2**20
 

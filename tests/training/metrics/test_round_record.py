@@ -10,7 +10,7 @@ import pytest
 from tests.support.dataset_files import sample_rollouts, write_dataset
 from tests.training.support.sessions import GENTLE, Run
 from trainspan_training.metrics import round_record
-from trainspan_training.metrics.round_record import METRICS_FILE, has, read
+from trainspan_training.metrics.round_record import METRICS_FILE, has_record, read_records
 from trainspan_training.rounds.saving import PolicyFiles
 
 pytestmark = pytest.mark.usefixtures("home")
@@ -25,7 +25,7 @@ def root(tmp_path: Path, model: Any) -> Path:
 
 
 def versions(root: Path) -> list[int]:
-    return [line["version"] for line in read(root)]
+    return [line["version"] for line in read_records(root)]
 
 
 def kill_before_the_record(root: Path, version: int) -> None:
@@ -51,7 +51,7 @@ def test_a_round_counts_if_its_record_cannot_be_written(
         raise OSError("No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(round_record, "append", fail)
+        patch.setattr(round_record, "append_record", fail)
         first, second = run(rounds=2)
     assert (first.version, second.version, first.error, second.error) == (1, 2, None, None)
     assert "round=0 cannot be recorded: No space left on device" in caplog.text
@@ -62,11 +62,11 @@ def test_a_round_counts_if_its_record_cannot_be_written(
 @pytest.mark.ci
 def test_a_record_that_a_kill_forestalled_is_that_of_the_repeated_steps(run: Run, root: Path) -> None:
     run(rounds=1)
-    (before,) = read(root)
+    (before,) = read_records(root)
     kill_before_the_record(root, 1)
     run(rounds=1)
     assert versions(root) == [1, 2]
-    again = read(root)[0]
+    again = read_records(root)[0]
     timed = {"seconds", "tokens_per_second", "agreement"}  # it names the server's dtype, which nobody asked for
     assert {key: value for key, value in again.items() if key not in timed} == {
         key: value for key, value in before.items() if key not in timed
@@ -89,6 +89,6 @@ def test_a_round_is_recorded_before_its_state_is_complete(
 ) -> None:
     """A checkpoint with a state is not repeated, and would stay without a record."""
     recorded: list[bool] = []
-    monkeypatch.setattr(PolicyFiles, "keep_state", lambda _: recorded.append(has(root, "policy-000001")))
+    monkeypatch.setattr(PolicyFiles, "keep_state", lambda _: recorded.append(has_record(root, "policy-000001")))
     run(rounds=1)
     assert recorded == [True]

@@ -60,7 +60,7 @@ def recorded(trainer: Any, case: Case, step: Any) -> TokenFigures:
     trainer.recorder = recorder
     trainers.trained(trainer, step)
     assert recorder.left_out == 0
-    return recorder.take()
+    return recorder.drain()
 
 
 @pytest.mark.ci
@@ -265,7 +265,7 @@ def test_two_processes_write_a_part_each_and_each_token_once(tmp_path: Path, mod
 def test_a_process_without_rows_writes_an_empty_part(tmp_path: Path, make_trainer: Callable[..., Any]) -> None:
     dataset = open_dataset(write_dataset(tmp_path / "dataset", []))
     recorder = TokenRecorder(make_trainer().scorer, TrainSettings(), steps=1, most=10)
-    TokenFile(dataset, recorder.take(), 0, 1, "logged", TrainSettings()).write(tmp_path / "tokens/policy-000001", 0, 1)
+    TokenFile(dataset, recorder.drain(), 0, 1, "logged", TrainSettings()).write(tmp_path / "tokens/policy-000001", 0, 1)
     (part,) = parts(tmp_path, "policy-000001")
     assert pq.read_table(part).num_rows == 0
     assert about(part)["tokens"] == 0

@@ -125,7 +125,7 @@ def taken(
     reading.replay()
     reading.read()
     outline = reading.plan(Config(), layout, find_rule(settings))
-    return [list(step.micro_batches) for step in reading.take(outline)], outline
+    return [list(step.micro_batches) for step in reading.build_steps(outline)], outline
 
 
 @pytest.mark.parametrize("mode", ["padded", "packed", "tree"])

@@ -13,7 +13,7 @@ from trainspan_viewer.html.document import Page, served
 from trainspan_viewer.pages.run.stage import _evidence
 from trainspan_viewer.queries.check import load_stage
 from trainspan_viewer.queries.params import Params
-from trainspan_viewer.queries.places import ViewerPaths
+from trainspan_viewer.queries.paths import ViewerPaths
 from trainspan_viewer.queries.sources import Sources
 from trainspan_viewer.queries.store import StoreReader
 
@@ -38,7 +38,7 @@ def test_the_linked_rows_are_those_that_the_check_counted(bench: Bench, tmp_path
     while sources.store.select("SELECT 1").is_behind:
         assert time.monotonic() < deadline
     for place in (0, 1):
-        model = load_stage(sources, Params("/x", {"run": bench.run_id, "place": str(place)}, {}))
+        model = load_stage(sources, Params("/x", {"run": bench.run_id, "index": str(place)}, {}))
         for check in model.checks:
             found[check.name, place] = len(sources.store.select(check.query).rows)
             assert f'trainspan sql "{check.query.splitlines()[0]}' in unescape(served(Page("", [_evidence(check)])))
@@ -70,7 +70,7 @@ def test_a_validation_and_a_probe_after_the_same_round_lead_to_their_own_rows(be
         assert time.monotonic() < deadline
     found = []
     for place in (0, 1):
-        stage = load_stage(sources, Params("/x", {"run": bench.run_id, "place": str(place)}, {}))
+        stage = load_stage(sources, Params("/x", {"run": bench.run_id, "index": str(place)}, {}))
         found += [len(sources.store.select(check.query).rows) for check in stage.checks]
     sources.store.close()
     assert found == [2, 1, 3, 1]

@@ -19,7 +19,7 @@ from trainspan_viewer.pages.dataset import render_dataset
 from trainspan_viewer.queries.datasets import members
 from trainspan_viewer.queries.datasets.dataset import DatasetModel, load_dataset
 from trainspan_viewer.queries.params import Params
-from trainspan_viewer.queries.places import NotFoundError, ViewerPaths
+from trainspan_viewer.queries.paths import NotFoundError, ViewerPaths
 from trainspan_viewer.queries.sources import Sources
 from trainspan_viewer.queries.store import StoreReader
 
@@ -51,7 +51,7 @@ def test_groups_come_by_spread_with_their_rewards(sources: Sources, world: World
 
 
 def test_a_group_has_the_id_that_its_rows_have(sources: Sources, world: World) -> None:
-    place = sources.places.dataset(world.dataset)
+    place = sources.paths.dataset(world.dataset)
     import polars as pl
 
     rows = pl.read_parquet(place.path / "*.parquet").filter(pl.col("task_id") == "mixed")
@@ -85,7 +85,7 @@ def altered(sources: Sources, world: World, tmp_path: Path) -> Callable[..., Dat
     """Asks for a copy of the dataset, with more lines in its ledger and other numbers of drops."""
 
     def make(lines: Sequence[Mapping[str, object]] = (), dropped: Mapping[str, int] | None = None, **query: str) -> Any:
-        whole = sources.places.dataset(world.dataset).path
+        whole = sources.paths.dataset(world.dataset).path
         copy = tmp_path / whole.name
         shutil.copytree(whole, copy, dirs_exist_ok=True)
         shutil.copytree(about_dir(whole), about_dir(copy), dirs_exist_ok=True)
@@ -136,7 +136,7 @@ def test_a_reason_leads_to_the_rollouts_that_lost_a_call_for_it_and_to_no_others
     ):
         model = altered([whole, some, mixed, without_calls], {reason: 4}, view="rollouts", reason=reason)
         assert sorted(one.rollout_id for one in model.rollouts) == found
-        shutil.rmtree(model.place.path)
+        shutil.rmtree(model.location.path)
     assert {one.rollout_id: one.dropped for one in altered([mixed], view="rollouts").rollouts}["both"] == {
         "error_call": 1,
         "no_logprobs": 2,
@@ -200,4 +200,4 @@ def test_the_difference_of_two_datasets_is_that_of_the_command(sources: Sources,
 def test_names_lead_to_nothing_outside(sources: Sources) -> None:
     for name in ("../dataset", "..:round-0001", f"{RUN}:../x", f"{RUN}/..:round-0001", "", "round-0001/..", ":"):
         with pytest.raises(NotFoundError):
-            sources.places.dataset(name)
+            sources.paths.dataset(name)

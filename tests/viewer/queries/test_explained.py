@@ -21,7 +21,7 @@ from trainspan_viewer.html.document import served
 from trainspan_viewer.pages.rollout.group import render_group
 from trainspan_viewer.pages.rollout.rollout import render_rollout
 from trainspan_viewer.queries.params import Params
-from trainspan_viewer.queries.places import NotFoundError, ViewerPaths
+from trainspan_viewer.queries.paths import NotFoundError, ViewerPaths
 from trainspan_viewer.queries.result_cache import ResultCache, weight_of
 from trainspan_viewer.queries.rollout import raw_spans
 from trainspan_viewer.queries.rollout.group import GroupModel, load_group
@@ -48,7 +48,7 @@ def save_words(path: Path, words: Sequence[str]) -> None:
 
 def test_an_attempt_that_the_dataset_did_not_see_is_explained_by_the_store(bench: Bench, sources: Sources) -> None:
     bench.send(chain(bench.rollout("a"), 1).reward(1.0), chain(bench.rollout("b"), 1).reward(0.0))
-    bench.build(round_=0, out=sources.places.run(bench.run_id).datasets)
+    bench.build(round_=0, out=sources.paths.run(bench.run_id).datasets)
     bench.send(chain(bench.rollout("a", attempt=1), 2).reward(0.5))
     name = f"{bench.run_id}-a"
     first = load_rollout(sources, Params("/", {"rollout": name}, {"attempt": ["0"]}))
@@ -109,12 +109,12 @@ def test_the_tokenizer_is_the_one_of_the_run_and_has_all_ids(bench: Bench, sourc
         (tmp_path / name).mkdir()
         save_words(tmp_path / name / "tokenizer.json", [f"{name}{number}" for number in range(size)])
     settings = {"serving": {"model": str(tmp_path / "small")}, "train": {"model": str(tmp_path / "fits")}}
-    (sources.places.run(bench.run_id).path / "run.json").write_text(json.dumps({"settings": settings}))
+    (sources.paths.run(bench.run_id).path / "run.json").write_text(json.dumps({"settings": settings}))
     chosen = Settings(serving=ServingSettings(model=str(tmp_path / "other")))
     bench.send(chain(bench.rollout("a"), 1).reward(1.0))
     query = {"dataset": ["none"]}
     made = load_rollout(
-        Sources(sources.places, sources.store, chosen), Params("/", {"rollout": f"{bench.run_id}-a"}, query)
+        Sources(sources.paths, sources.store, chosen), Params("/", {"rollout": f"{bench.run_id}-a"}, query)
     )
     assert made.account.decoded_with == str(tmp_path / "fits")
     assert "fits10" in made.steps[0].answer.head  # type: ignore[union-attr]
@@ -167,7 +167,7 @@ def test_pages_use_what_the_reward_function_returned_and_never_call_it(
     bench.send(chain(bench.rollout("a"), 1), chain(bench.rollout("b"), 2), chain(bench.rollout("fails"), 1))
     names = "reward,style?"
     bench.build(
-        round_=0, out=sources.places.run(bench.run_id).datasets, reward=_COUNTED, reward_name=names, baseline="dr_grpo"
+        round_=0, out=sources.paths.run(bench.run_id).datasets, reward=_COUNTED, reward_name=names, baseline="dr_grpo"
     )
     calls = tmp_path / "calls.txt"
     assert len(calls.read_text().splitlines()) == 3
@@ -212,7 +212,7 @@ def test_a_dataset_that_does_not_record_what_the_function_returned_is_built_agai
 ) -> None:
     monkeypatch.chdir(tmp_path)
     bench.send(chain(bench.rollout("a"), 1), chain(bench.rollout("b"), 2))
-    built = bench.build(round_=0, out=sources.places.run(bench.run_id).datasets, reward=_COUNTED)
+    built = bench.build(round_=0, out=sources.paths.run(bench.run_id).datasets, reward=_COUNTED)
     (tmp_path / "calls.txt").unlink()
     ledger = ledger_path(built.path)
     lines = [json.loads(line) for line in ledger.read_text().splitlines()]

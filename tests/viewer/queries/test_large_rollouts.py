@@ -21,7 +21,7 @@ from trainspan_viewer.pages.rollout.rollout import render_rollout
 from trainspan_viewer.pages.rollout.spans import render_spans
 from trainspan_viewer.pages.rollout.tokens import render_tokens
 from trainspan_viewer.queries.params import Params
-from trainspan_viewer.queries.places import NotFoundError, ViewerPaths
+from trainspan_viewer.queries.paths import NotFoundError, ViewerPaths
 from trainspan_viewer.queries.requests import limits
 from trainspan_viewer.queries.rollout import raw_spans
 from trainspan_viewer.queries.rollout.group import GroupModel, LargeGroup, load_group
@@ -157,7 +157,7 @@ def test_spans_of_a_shared_trace_are_those_of_the_attempt_and_the_others_are_cou
 
 def test_a_large_rollout_has_the_advantages_of_its_dataset(bench: Bench, sources: Sources, low_bounds: None) -> None:
     bench.send(large(bench.rollout("big"), 250, 0), chain(bench.rollout("small"), 2).reward(0.0))
-    bench.build(round_=0, out=sources.places.run(bench.run_id).datasets)
+    bench.build(round_=0, out=sources.paths.run(bench.run_id).datasets)
     model = load_rollout(sources, Params("/p", {"rollout": f"{bench.run_id}-big"}, {}))
     assert model.links.dataset == f"{bench.run_id}:round-0000"
     assert {(call.advantage is not None and call.advantage > 0, call.reason) for call in model.account.calls} == {

@@ -18,7 +18,7 @@ from trainspan_viewer.pages.live import render_live
 from trainspan_viewer.queries import live
 from trainspan_viewer.queries.live import LiveModel, load_live
 from trainspan_viewer.queries.params import Params
-from trainspan_viewer.queries.places import ViewerPaths
+from trainspan_viewer.queries.paths import ViewerPaths
 from trainspan_viewer.queries.sources import Sources
 from trainspan_viewer.queries.store import QueryRows, StoreReader
 

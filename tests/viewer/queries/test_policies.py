@@ -14,7 +14,7 @@ from trainspan_viewer.pages.run.run import render_run
 from trainspan_viewer.pages.run.stage import render_stage
 from trainspan_viewer.queries.check import load_stage
 from trainspan_viewer.queries.params import Params
-from trainspan_viewer.queries.places import NotFoundError, ViewerPaths
+from trainspan_viewer.queries.paths import NotFoundError, ViewerPaths
 from trainspan_viewer.queries.run import load_run
 from trainspan_viewer.queries.sources import Sources
 from trainspan_viewer.queries.store import StoreReader
@@ -77,7 +77,7 @@ def text_of(page: str) -> str:
 
 
 def test_each_policy_has_datasets_with_addresses_of_their_own(sources: Sources) -> None:
-    places = sources.places
+    places = sources.paths
     names = [f"{RUN}:rewriter:round-0001", f"{RUN}:writer:round-0001", "round-0009", ":writer:round-0002"]
     assert [place.name for place in places.all_datasets()] == names
     for name, policy in zip(names, ("rewriter", "writer", None, "writer"), strict=True):
@@ -103,7 +103,7 @@ def test_each_policy_has_datasets_with_addresses_of_their_own(sources: Sources) 
 )
 def test_an_address_never_leads_elsewhere(sources: Sources, name: str) -> None:
     with pytest.raises(NotFoundError):
-        sources.places.dataset(name)
+        sources.paths.dataset(name)
 
 
 def test_the_runs_page_has_a_row_and_a_curve_for_each_policy(sources: Sources) -> None:
@@ -119,7 +119,7 @@ def test_the_runs_page_has_a_row_and_a_curve_for_each_policy(sources: Sources) -
 
 
 def test_the_evidence_of_a_round_is_that_of_each_policy(sources: Sources) -> None:
-    model = load_stage(sources, Params("/", {"run": RUN, "place": "0"}, {}))
+    model = load_stage(sources, Params("/", {"run": RUN, "index": "0"}, {}))
     found = {check.name: check for check in model.checks}
     assert list(found) == ["rewriter: rounds train the policy", "every call is stored", "writer: the swap is fresh"]
     failed = found["rewriter: rounds train the policy"]

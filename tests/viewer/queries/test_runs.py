@@ -19,7 +19,7 @@ from trainspan_viewer.pages.run.run import render_run
 from trainspan_viewer.pages.runs import render_runs
 from trainspan_viewer.queries.datasets.listing import load_datasets
 from trainspan_viewer.queries.params import Params
-from trainspan_viewer.queries.places import ViewerPaths
+from trainspan_viewer.queries.paths import ViewerPaths
 from trainspan_viewer.queries.run import load_run
 from trainspan_viewer.queries.runs import RunError, load_runs, read_run
 from trainspan_viewer.queries.sources import Sources
@@ -78,7 +78,7 @@ def test_a_damaged_run_or_dataset_is_named_and_the_others_are_shown(tmp_path: Pa
         else:
             assert render_run(load_run(sources, page)).body
     datasets = load_datasets(sources, params)
-    assert [row.place.name for row in datasets.datasets if "cannot be read" in row.error] == [
+    assert [row.location.name for row in datasets.datasets if "cannot be read" in row.error] == [
         "round-0002",
         "round-0001",
     ]
@@ -138,7 +138,7 @@ def test_every_check_of_a_long_run_is_on_one_page_and_each_alarm_leads_to_its_re
 
     def page(**query: str) -> tuple[list[int], str]:
         model = load_run(sources, Params("/runs/long", {"run": "long"}, {name: [one] for name, one in query.items()}))
-        return [stage.place for stage in model.stages], served(render_run(model))
+        return [stage.index for stage in model.stages], served(render_run(model))
 
     newest, text = page()
     assert newest == list(range(180, 300))

@@ -7,7 +7,7 @@ from tests.processing.support.traces import chain
 from tests.viewer.support.trainer_figures import ENTROPIES, write_figures
 from trainspan_schemas.config.settings import Settings
 from trainspan_viewer.queries.params import Params
-from trainspan_viewer.queries.places import ViewerPaths
+from trainspan_viewer.queries.paths import ViewerPaths
 from trainspan_viewer.queries.rollout.tokens import TokensModel, load_tokens
 from trainspan_viewer.queries.sources import Sources
 from trainspan_viewer.queries.store import StoreReader

@@ -16,7 +16,7 @@ from trainspan_processing.explain.inquiry import Question, inquire
 from trainspan_schemas.config.settings import DatasetSettings, Settings
 from trainspan_schemas.errors import UsageError
 from trainspan_viewer.queries.params import Params
-from trainspan_viewer.queries.places import NotFoundError, ViewerPaths
+from trainspan_viewer.queries.paths import NotFoundError, ViewerPaths
 from trainspan_viewer.queries.rollout.group import GroupModel, load_group
 from trainspan_viewer.queries.rollout.rollout import load_rollout
 from trainspan_viewer.queries.sources import Sources

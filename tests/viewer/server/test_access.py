@@ -14,7 +14,7 @@ from tests.viewer.support.world import RUN, Viewer, World, serving
 from trainspan_schemas.config.settings import Settings, ViewSettings
 from trainspan_schemas.errors import ConfigError, UsageError
 from trainspan_schemas.store.roles import Role, token_of
-from trainspan_viewer.queries.places import ViewerPaths
+from trainspan_viewer.queries.paths import ViewerPaths
 from trainspan_viewer.queries.sources import Sources
 from trainspan_viewer.queries.store import StoreReader
 from trainspan_viewer.server.guard import Guard

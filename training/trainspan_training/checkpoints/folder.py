@@ -79,8 +79,8 @@ def _version(folder: Path) -> int:
 
 def version_in(name: str | None) -> int | None:
     """The number in the name of a checkpoint, also of a refused one."""
-    found = _NAME.fullmatch((name or "").removesuffix(_REFUSED))
-    return int(found[1]) if found else None
+    match = _NAME.fullmatch((name or "").removesuffix(_REFUSED))
+    return int(match[1]) if match else None
 
 
 class Checkpoints:
@@ -216,14 +216,14 @@ class Checkpoints:
         """
         latest = self.latest()
         parent = CheckpointMeta.read(latest).parent if latest else None
-        kept = {latest.name if latest else None, parent, *self.ledger.accepted()[-1:], *served}
+        protected = {latest.name if latest else None, parent, *self.ledger.accepted()[-1:], *served}
         for folder in self._folders()[: -max(keep, 1)]:
-            if folder.name not in kept:
+            if folder.name not in protected:
                 _delete(folder)
         for folder in sorted(self.root.glob(f"policy-*{_REFUSED}"), key=_version)[:-1]:
             _delete(folder)
         for state in self._states()[:-KEEP_OPTIMIZERS]:
-            if state.name not in kept:
+            if state.name not in protected:
                 _delete(state)
         self._drop_tokens()
 
@@ -241,8 +241,8 @@ class Checkpoints:
         return complete_checkpoints(self.root)
 
     def _recover(self) -> None:
-        for place in (self.root, self.root / "optimizer", self.root / "tokens"):
-            for leftover in place.glob(f"{_TEMPORARY}*"):
+        for directory in (self.root, self.root / "optimizer", self.root / "tokens"):
+            for leftover in directory.glob(f"{_TEMPORARY}*"):
                 _delete(leftover)
         for leftover in (self.root / "tokens").glob(f"policy-*/{_TEMPORARY}*"):
             _delete(leftover)

@@ -27,34 +27,34 @@ class Lineage:
             if entry.event == "trained" and entry.dataset and (version := version_in(entry.checkpoint)) is not None
         }
         start = min(trained, default=0) - 1
-        found = {version: version_in(parent) for version, parent in trained.items()}
-        return cls({version: start if parent is None else parent for version, parent in found.items()})
+        parents = {version: version_in(parent) for version, parent in trained.items()}
+        return cls({version: start if parent is None else parent for version, parent in parents.items()})
 
     def rounds(self, version: int) -> int:
         """Number of updates from version 0 to this one; a start model counts as many as its number says."""
         *updates, start = self._ancestors(version)
         return start + len(updates)
 
-    def path(self, one: int, other: int) -> list[int] | None:
+    def path(self, version: int, other: int) -> list[int] | None:
         """The versions whose updates lie between two: those since their last common ancestor, on both sides.
 
         None if it is unknown how they are related.
         """
-        if one == other:
+        if version == other:
             return []
-        if not {one, other} <= self._known:
+        if not {version, other} <= self._known:
             return None
-        ours, theirs = self._ancestors(one), self._ancestors(other)
+        ours, theirs = self._ancestors(version), self._ancestors(other)
         return sorted({*ours} ^ {*theirs}) if ours[-1] == theirs[-1] else None
 
-    def distance(self, one: int, other: int) -> int:
+    def distance(self, version: int, other: int) -> int:
         """Number of updates between two versions; if it is unknown how they are related, the difference of their numbers."""
-        path = self.path(one, other)
-        return abs(one - other) if path is None else len(path)
+        path = self.path(version, other)
+        return abs(version - other) if path is None else len(path)
 
     def _ancestors(self, version: int) -> list[int]:
         """The version itself, its parent and so on, to the model that training started from."""
-        found = [version]
-        while found[-1] in self._parents:
-            found.append(self._parents[found[-1]])
-        return found
+        ancestors = [version]
+        while ancestors[-1] in self._parents:
+            ancestors.append(self._parents[ancestors[-1]])
+        return ancestors

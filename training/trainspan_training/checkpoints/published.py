@@ -31,12 +31,7 @@ log = logging.getLogger(__name__)
 
 
 def swap_in(
-    folder: Path,
-    address: PolicyAddress,
-    *,
-    retry_for_s: float,
-    was_there: bool,
-    is_wanted: Callable[[], bool] = always,
+    folder: Path, address: PolicyAddress, *, retry_for_s: float, was_there: bool, is_wanted: Callable[[], bool] = always
 ) -> Swap:
     """Publishes a checkpoint and swaps it in at each server; see `replica_swap.publish`.
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from trainspan_schemas.policy_server import Offer, ServerState
+from trainspan_schemas.policy_server import Offer, ServerState, SwapAnswer
 from trainspan_training.checkpoints.swap_request import (
     PolicyAddress,
     Swap,
@@ -79,7 +79,7 @@ def _publish_to_all(
     outcomes |= _each(there, lambda server: stage(server, offer, retry_for_s))
     if unfit := next(((server, swap) for server, swap in outcomes.items() if swap.outcome == "unfit"), None):
         server, swap = unfit
-        return Swap("unfit", {**(swap.answer or {}), "error": f"{server.base}: {swap.error}"}), outcomes
+        return Swap("unfit", {**(swap.answer or SwapAnswer()), "error": f"{server.base}: {swap.error}"}), outcomes
     ready = [server for server, swap in outcomes.items() if swap.outcome == "staged"]
 
     def swap_one(server: PolicyAddress) -> Swap:
@@ -164,8 +164,8 @@ def _offer_of(state: ServerState | None, policy: str | None) -> Offer | None:
 
 
 def _joined(swap: Swap, outcomes: Mapping[PolicyAddress, Swap]) -> Swap:
-    for server, one in outcomes.items():
-        if one.outcome not in (swap.outcome, "staged"):
-            log.warning("server=%s outcome=%s: %s", server.base, one.outcome, one.error)
-    servers = {server.base: {"outcome": one.outcome, "error": one.error} for server, one in outcomes.items()}
-    return Swap(swap.outcome, {**(swap.answer or {}), "servers": servers})
+    for server, reply in outcomes.items():
+        if reply.outcome not in (swap.outcome, "staged"):
+            log.warning("server=%s outcome=%s: %s", server.base, reply.outcome, reply.error)
+    servers = {server.base: {"outcome": reply.outcome, "error": reply.error} for server, reply in outcomes.items()}
+    return Swap(swap.outcome, {**(swap.answer or SwapAnswer()), "servers": servers})

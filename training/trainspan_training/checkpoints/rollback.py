@@ -36,8 +36,8 @@ def roll_back(root: Path, version: int, address: PolicyAddress, *, retry_for_s: 
     name = checkpoint_name(version)
     folder = root / name
     if not folder.is_dir():
-        kept = ", ".join(path.name for path in complete_checkpoints(root)) or "none"
-        raise CheckpointError(f"{root} has no {name}; its checkpoints are: {kept}")
+        versions = ", ".join(path.name for path in complete_checkpoints(root)) or "none"
+        raise CheckpointError(f"{root} has no {name}; its checkpoints are: {versions}")
     meta = CheckpointMeta.read(folder)
     withdrawn: list[str] = []
     while True:
@@ -47,10 +47,10 @@ def roll_back(root: Path, version: int, address: PolicyAddress, *, retry_for_s: 
         with latest_held(root):
             ledger = CheckpointLedger(root)
             for newer in complete_checkpoints(root):
-                own = CheckpointMeta.read(newer)
-                if own.version > version and not ledger.is_withdrawn(newer.name):
+                newer_meta = CheckpointMeta.read(newer)
+                if newer_meta.version > version and not ledger.is_withdrawn(newer.name):
                     reason = f"version {version} was put back in service"
-                    ledger.append(LedgerEntry("withdrawn", own.dataset_sha256, newer.name, reason))
+                    ledger.append(LedgerEntry("withdrawn", newer_meta.dataset_sha256, newer.name, reason))
                     withdrawn.append(newer.name)
             ledger.append(LedgerEntry(EVENTS[swap.outcome], meta.dataset_sha256, name))
             write_latest(root, name)

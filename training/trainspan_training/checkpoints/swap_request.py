@@ -5,13 +5,13 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from trainspan_schemas.errors import PolicyServerError
 from trainspan_schemas.files.objects import Objects, check_url
 from trainspan_schemas.home import token
 from trainspan_schemas.http_client import ask
-from trainspan_schemas.policy_server import Offer, Reason, ServerState, read_state
+from trainspan_schemas.policy_server import Offer, Reason, ServerState, SwapAnswer, read_state
 from trainspan_training.checkpoints.ledger import Event
 
 __all__ = [
@@ -84,7 +84,7 @@ class Swap:
     """The result of a swap request."""
 
     outcome: Outcome
-    answer: dict[str, Any] | None
+    answer: SwapAnswer | None
     """The server's answer, or {"error": …}; None if publishing is off."""
 
     @property
@@ -94,8 +94,12 @@ class Swap:
     @property
     def left_out(self) -> dict[str, str]:
         """Of several servers, the base addresses of those that did not swap, with their errors."""
-        servers = (self.answer or {}).get("servers") or {}
-        return {base: one["error"] or one["outcome"] for base, one in servers.items() if one["outcome"] != "swapped"}
+        servers = (self.answer or SwapAnswer()).get("servers", {})
+        return {
+            base: str(swap["error"] or swap["outcome"])
+            for base, swap in servers.items()
+            if swap["outcome"] != "swapped"
+        }
 
 
 def always() -> bool:
@@ -104,12 +108,7 @@ def always() -> bool:
 
 
 def publish_to_one(
-    address: PolicyAddress,
-    offer: Offer,
-    *,
-    retry_for_s: float,
-    was_there: bool,
-    is_wanted: Callable[[], bool] = always,
+    address: PolicyAddress, offer: Offer, *, retry_for_s: float, was_there: bool, is_wanted: Callable[[], bool] = always
 ) -> Swap:
     """POST /trainspan/policy; does nothing if the address has no server.
 
@@ -144,7 +143,7 @@ def _retried(
         if not is_wanted():
             return Swap("failed", {"error": f"{offer.checkpoint} was withdrawn"})
         swap, wait_s = _try(address, what, offer, max(_LEAST_TRY_S, deadline - time.monotonic()))
-        answer = swap.answer or {}
+        answer = swap.answer or SwapAnswer()
         if answer.get("reason") == Reason.COPYING and answer.get("copied_bytes") != copied_bytes:
             copied_bytes, deadline = answer.get("copied_bytes"), time.monotonic() + retry_for_s
         may_pass = swap.outcome == "busy" or (swap.outcome == "unreachable" and was_there)
@@ -202,7 +201,7 @@ def _try(address: PolicyAddress, what: str, offer: Offer, timeout_s: float) -> t
     return Swap(_outcome_of(answer.status, record), record), _retry_after_s(answer.retry_after)
 
 
-def _outcome_of(status: int, answer: dict[str, Any]) -> Outcome:
+def _outcome_of(status: int, answer: SwapAnswer) -> Outcome:
     """A 409 without that reason is not from the canary; a proxy in front of a restarting server answers 502 to 504."""
     reason = answer.get("reason")
     if status == 409 and reason == Reason.CANARY_FAILED:
@@ -220,9 +219,9 @@ def _retry_after_s(header: str | None) -> float:
     return min(max(asked, 0.1), _LONGEST_WAIT_S)
 
 
-def _parsed(body: bytes) -> dict[str, Any]:
+def _parsed(body: bytes) -> SwapAnswer:
     try:
-        parsed = json.loads(body)
+        answer = json.loads(body)
     except ValueError:
         return {"error": body[:200].decode(errors="replace")} if body else {}
-    return parsed if isinstance(parsed, dict) else {"error": str(parsed)}
+    return cast("SwapAnswer", answer) if isinstance(answer, dict) else {"error": str(answer)}

@@ -55,19 +55,14 @@ class TensorFile:
     """
 
     def __init__(
-        self,
-        path: Path,
-        layout: Layout,
-        rows: Mapping[str, tuple[int, int]] | None = None,
-        *,
-        digest: Any = None,
+        self, path: Path, layout: Layout, rows: Mapping[str, tuple[int, int]] | None = None, *, digest: Any = None
     ) -> None:
         self.path = path
         self._digest = digest
         self._hashing = ThreadPoolExecutor(1, "hash")
         self._left = list(layout.items())
         metadata = {"format": "pt", **({_ROWS: json.dumps(rows)} if rows else {})}
-        header: dict[str, Any] = {"__metadata__": metadata}
+        header: dict[str, object] = {"__metadata__": metadata}
         end = 0
         for name, (dtype, shape) in layout.items():
             begin, end = end, end + dtype.itemsize * torch.Size(shape).numel()
@@ -193,13 +188,13 @@ class TensorParts:
 
     def rows(self, name: str, first: int, last: int) -> Tensor:
         """Rows `first` to `last` (exclusive); reads no others."""
-        found: list[Tensor] = []
+        slices: list[Tensor] = []
         for part in self._parts[name]:
-            held = part.file.get_slice(name)
-            begin, end = max(first - part.first, 0), min(last - part.first, held.get_shape()[0])
+            stored = part.file.get_slice(name)
+            begin, end = max(first - part.first, 0), min(last - part.first, stored.get_shape()[0])
             if begin < end or first == last:
-                found.append(held[begin : max(begin, end)])
-        return found[0] if len(found) == 1 or first == last else torch.cat(found)
+                slices.append(stored[begin : max(begin, end)])
+        return slices[0] if len(slices) == 1 or first == last else torch.cat(slices)
 
 
 def _allocate(descriptor: int, size: int) -> None:

@@ -37,21 +37,21 @@ class BadWords:
                 at = known[token]
             self._nodes[at].lasts.append(last)
 
-    def found(self, ids: NDArray[np.int32]) -> list[tuple[int, ...]]:
+    def nodes(self, ids: NDArray[np.int32]) -> list[tuple[int, ...]]:
         """Input of `barred` for each of the tokens (C,); equal if the same tokens are barred for the same reason."""
         tokens: list[int] = ids.tolist()
-        return [self._found(tokens, place) for place in range(len(tokens))]
+        return [self._nodes_at(tokens, position) for position in range(len(tokens))]
 
-    def _found(self, tokens: list[int], place: int) -> tuple[int, ...]:
+    def _nodes_at(self, tokens: list[int], position: int) -> tuple[int, ...]:
         at: int | None = 0
         nodes = []
         while at is not None:
             if self._nodes[at].lasts:
                 nodes.append(at)
-            place -= 1
-            at = self._nodes[at].before.get(tokens[place]) if place >= 0 else None
+            position -= 1
+            at = self._nodes[at].before.get(tokens[position]) if position >= 0 else None
         return tuple(nodes)
 
-    def barred(self, found: tuple[int, ...]) -> NDArray[np.int32]:
-        """The tokens barred at a position with this result of `found`."""
-        return np.array([token for node in found for token in self._nodes[node].lasts], dtype=np.int32)
+    def barred(self, nodes: tuple[int, ...]) -> NDArray[np.int32]:
+        """The tokens barred at a position with this result of `nodes`."""
+        return np.array([token for node in nodes for token in self._nodes[node].lasts], dtype=np.int32)

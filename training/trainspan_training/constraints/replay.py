@@ -61,7 +61,7 @@ class Replayer:
 
     def replay(self, calls: Iterable[ConstrainedCall], *, slack: float = 1.0) -> Replay:
         """Never raises for a faulty constraint: its calls are dropped. `slack` multiplies the time limits."""
-        made = Replay()
+        replay = Replay()
         table = LimitTable(self._vocab_size, _MAX_MASK_BYTES)
         time_limit = _GrammarTimeLimit(_LIMIT_S * slack)
         limit_s = _ROUND_S * slack
@@ -74,7 +74,7 @@ class Replayer:
                 log.warning(
                     "a constrained call cannot be replayed reason=%s: %s; constraint %.200s", error.name, error, text
                 )
-            made.dropped.update(dict.fromkeys(numbers, f"{CONSTRAINED}:{error.name}"))
+            replay.dropped.update(dict.fromkeys(numbers, f"{CONSTRAINED}:{error.name}"))
 
         def hurry() -> None:
             if time.monotonic() > deadline:
@@ -90,12 +90,12 @@ class Replayer:
                     if isinstance(limits, ReplayError):
                         drop([number], limits, text)
                     else:
-                        made.limits[number] = limits
+                        replay.limits[number] = limits
             except ReplayError as error:
                 if error.name == "slow":
                     time_limit.lower()
                 drop(left, error, text)
-        return made
+        return replay
 
     def close(self) -> None:
         if self._process is not None:
@@ -120,8 +120,8 @@ class Replayer:
             completions = [(call.completion_ids, call.free) for call in sound]
             with closing(self._running().replay(text, completions, time_limit.limit_s)) as walked:
                 for call, masks in zip(sound, walked, strict=True):
-                    made = masks if isinstance(masks, ReplayError) else maker.limits(call.completion_ids, masks)
-                    yield call.number, made
+                    limits = masks if isinstance(masks, ReplayError) else maker.limits(call.completion_ids, masks)
+                    yield call.number, limits
 
     def _fault(self, call: ConstrainedCall) -> ReplayError | None:
         ids, free = call.completion_ids, call.free
@@ -180,8 +180,8 @@ class _LimitMaker:
         self._bad_words = BadWords(constraint.bad_words) if constraint.bad_words else None
         self._masks: list[Packed] = []
         """The grammar's masks so far."""
-        self._places: dict[tuple[int, tuple[int, ...]], int] = {}
-        """(the grammar's mask or FREE, result of `BadWords.found`) → index in the table."""
+        self._indexes: dict[tuple[int, tuple[int, ...]], int] = {}
+        """(the grammar's mask or FREE, result of `BadWords.nodes`) → index in the table."""
 
     def limits(self, ids: NDArray[np.int32], masks: Masks | None) -> TokenLimits | ReplayError:
         """Limits of one completion (C,) with these grammar masks. Raises ReplayError if there is no room for more."""
@@ -189,28 +189,28 @@ class _LimitMaker:
         if masks is not None:
             new, under = masks
             self._masks += list(new)
-        found: Sequence[tuple[int, ...]] = self._bad_words.found(ids) if self._bad_words else [()] * len(ids)
-        index = [self._index(*what) for what in zip(under.tolist(), found, strict=True)]
-        for place, (limit, token) in enumerate(zip(index, ids.tolist(), strict=True)):
+        nodes: Sequence[tuple[int, ...]] = self._bad_words.nodes(ids) if self._bad_words else [()] * len(ids)
+        index = [self._index(*what) for what in zip(under.tolist(), nodes, strict=True)]
+        for position, (limit, token) in enumerate(zip(index, ids.tolist(), strict=True)):
             if not self._table.allows(limit, token):
-                return ReplayError("not_reproduced", f"token {token} is barred at place {place}")
+                return ReplayError("not_reproduced", f"token {token} is barred at place {position}")
         return TokenLimits(self._table, np.array(index, dtype=np.int32))
 
-    def _index(self, mask: int, found: tuple[int, ...]) -> int:
-        if (known := self._places.get((mask, found))) is not None:
+    def _index(self, mask: int, nodes: tuple[int, ...]) -> int:
+        if (known := self._indexes.get((mask, nodes))) is not None:
             return known
         bits = None if mask == FREE else self._masks[mask]
         if self._allowed is not None:
             bits = self._allowed if bits is None else bits & self._allowed
-        if self._bad_words and found:
-            gone = pack(self._bad_words.barred(found), self._table.vocab_size)
+        if self._bad_words and nodes:
+            gone = pack(self._bad_words.barred(nodes), self._table.vocab_size)
             bits = ~gone if bits is None else bits & ~gone
         try:
-            made = self._table.add(bits, self._biases)
+            index = self._table.add(bits, self._biases)
         except TooManyLimitsError as error:
             raise ReplayError("too_many_masks", str(error)) from error
-        self._places[mask, found] = made
-        return made
+        self._indexes[mask, nodes] = index
+        return index
 
 
 def _by_constraint(calls: Iterable[ConstrainedCall]) -> Mapping[str, list[ConstrainedCall]]:

@@ -8,13 +8,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trainspan_training.constraints.replay_worker import read_message, write_message
+from trainspan_training.constraints.replay_worker import Answer, Request, read_message, write_message
 
 __all__ = ["Completion", "Masks", "ReplayError", "ReplayProcess"]
 
@@ -50,7 +50,7 @@ class ReplayProcess:
     def __init__(self, tokenizer: bytes, *, max_bytes: int, max_mask_bytes: int) -> None:
         """`tokenizer`: as serialized by xgrammar. A grammar gets `max_bytes` of memory, its masks `max_mask_bytes`."""
         self._tokenizer = tokenizer
-        self._limits = {"max_bytes": max_bytes, "max_mask_bytes": max_mask_bytes}
+        self._max_bytes, self._max_mask_bytes = max_bytes, max_mask_bytes
         self._process: subprocess.Popen[bytes] | None = None
         self._errors: Any = None
         self._broken: ReplayError | None = None
@@ -65,15 +65,16 @@ class ReplayProcess:
         Raises ReplayError if all remaining completions fail. Compiling, and each completion, may take `limit_s` of CPU
         time.
         """
-        header = {
+        request: Request = {
             "constraint": constraint,
             "calls": [(len(ids), free) for ids, free in completions],
             "limit_s": limit_s,
-            **self._limits,
+            "max_bytes": self._max_bytes,
+            "max_mask_bytes": self._max_mask_bytes,
         }
         self._silence_s = max(_SILENCE_S, _SILENCE * limit_s)
         payload = b"".join(ids.astype(np.int32).tobytes() for ids, _ in completions)
-        if error := self._ask(header, payload).get("error"):
+        if error := self._ask(request, payload).get("error"):
             self._finish()
             raise ReplayError("not_compiled", str(error))
         finished = False
@@ -102,13 +103,13 @@ class ReplayProcess:
                     if stream:
                         stream.close()
 
-    def _ask(self, header: dict[str, Any], payload: bytes) -> dict[str, Any]:
+    def _ask(self, request: Request, payload: bytes) -> Answer:
         if self._broken:
             raise self._broken
         if self._process is None:
             self._start()
         try:
-            self._write(header, payload)
+            self._write(request, payload)
         except OSError as error:
             raise self._ended() from error
         return self._read()[0]
@@ -137,12 +138,12 @@ class ReplayProcess:
         with contextlib.suppress(ReplayError):
             self._read()
 
-    def _write(self, header: dict[str, Any], payload: bytes) -> None:
+    def _write(self, header: Mapping[str, object], payload: bytes) -> None:
         assert self._process is not None
         assert self._process.stdin is not None
         write_message(self._process.stdin, header, payload)
 
-    def _read(self) -> tuple[dict[str, Any], bytes | bytearray]:
+    def _read(self) -> tuple[Answer, bytes | bytearray]:
         """Reads the next message. Raises ReplayError if there is none, or if it reports a failure."""
         assert self._process is not None
         assert self._process.stdout is not None
@@ -177,9 +178,9 @@ class ReplayProcess:
         return ReplayError("failed", f"the grammar process ended: {last[:200]}")
 
 
-def _masks(answer: dict[str, Any], data: bytes | bytearray, tokens: int) -> Masks | ReplayError:
+def _masks(answer: Answer, data: bytes | bytearray, tokens: int) -> Masks | ReplayError:
     if error := answer.get("error"):
         return ReplayError("not_reproduced", str(error))
-    edge, new = len(data) - 4 * tokens, int(answer["masks"])
+    edge, new = len(data) - 4 * tokens, answer.get("masks", 0)
     bits = np.frombuffer(data[:edge], dtype=np.uint32)
     return bits.reshape(new, len(bits) // max(1, new)), np.frombuffer(data[edge:], dtype=np.int32)

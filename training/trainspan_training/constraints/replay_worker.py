@@ -12,13 +12,13 @@ import resource
 import signal
 import struct
 import sys
-from collections.abc import Callable, Mapping
-from typing import IO, TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import IO, TYPE_CHECKING, Any, TypedDict
 
 if TYPE_CHECKING:
     from trainspan_training.constraints.grammars import Walk
 
-__all__ = ["read_message", "write_message"]
+__all__ = ["Answer", "Request", "read_message", "write_message"]
 
 _HEAD = struct.Struct("<II")
 _TOO_MANY = 3
@@ -26,14 +26,36 @@ _ENDS = {0: None, -signal.SIGPROF: "slow", _TOO_MANY: "too_many_masks"}
 """Exit code of a child → the reported reason."""
 
 
-def write_message(stream: IO[bytes], header: Mapping[str, Any], payload: bytes = b"") -> None:
+class Request(TypedDict):
+    """A grammar, and the completions sampled under it, whose ids (i32) are the payload."""
+
+    constraint: str
+    calls: Sequence[tuple[int, int]]
+    """(number of tokens, number before the first masked one) of each."""
+    limit_s: float
+    max_bytes: int
+    max_mask_bytes: int
+
+
+class Answer(TypedDict, total=False):
+    """`ready` and `compiled` come first, then an answer for each completion, then `ended`."""
+
+    ready: bool
+    compiled: bool
+    masks: int
+    """Number of new masks (k, W) u32 in the payload; after them, for each token (C,) i32, the index of its mask, or −1."""
+    error: str
+    ended: str | None
+
+
+def write_message(stream: IO[bytes], header: Mapping[str, object], payload: bytes = b"") -> None:
     """Writes a JSON header and a payload, each prefixed with its length."""
     text = json.dumps(header).encode()
     stream.write(_HEAD.pack(len(text), len(payload)) + text + payload)
     stream.flush()
 
 
-def read_message(read: Callable[[int], bytes | bytearray]) -> tuple[dict[str, Any], bytes | bytearray] | None:
+def read_message(read: Callable[[int], bytes | bytearray]) -> tuple[Any, bytes | bytearray] | None:
     """Reads the next message with `read(size)`; None at the end of the stream or if it is truncated."""
     head = read(_HEAD.size)
     if len(head) < _HEAD.size:
@@ -76,13 +98,13 @@ class _Answers:
         self._limit_s = limit_s
         signal.setitimer(signal.ITIMER_PROF, limit_s)
 
-    def write(self, header: Mapping[str, Any], payload: bytes = b"") -> None:
+    def write(self, header: Answer, payload: bytes = b"") -> None:
         signal.setitimer(signal.ITIMER_PROF, 0)  # no partial writes
         write_message(self._stdout, header, payload)
         signal.setitimer(signal.ITIMER_PROF, self._limit_s)
 
 
-def _answer(stdout: IO[bytes], compiler: Any, header: Mapping[str, Any], payload: bytes | bytearray) -> None:
+def _answer(stdout: IO[bytes], compiler: Any, header: Request, payload: bytes | bytearray) -> None:
     """Answers `{"compiled": true}` or `{"error": …}`; then, for each completion, its masks: see `_walk`."""
     from trainspan_schemas.telemetry.constraints import Constraint
     from trainspan_training.constraints.grammars import Walk, compile_grammar
@@ -100,12 +122,10 @@ def _answer(stdout: IO[bytes], compiler: Any, header: Mapping[str, Any], payload
     _walk(answers, Walk(compiled, grammar), header, payload)
 
 
-def _walk(answers: _Answers, walk: "Walk", header: Mapping[str, Any], payload: bytes | bytearray) -> None:
-    """Answers for each completion: its new masks (k, W) u32, then for each token (C,) i32 the index of its mask, or −1.
+def _walk(answers: _Answers, walk: "Walk", header: Request, payload: bytes | bytearray) -> None:
+    """Answers for each completion. The indexes count all masks so far.
 
-    The index counts all masks so far. A completion that fails gives `{"error": …}`. Ends the process if all masks
-    together take more than `max_mask_bytes`. `calls` are (number of tokens, number before the first masked one) of the
-    completions in `payload` (i32).
+    A completion that fails gives an `error`. Ends the process if all masks together take more than `max_mask_bytes`.
     """
     import numpy as np
 
@@ -117,22 +137,22 @@ def _walk(answers: _Answers, walk: "Walk", header: Mapping[str, Any], payload: b
     for length, free in header["calls"]:
         tokens, start = ids[start : start + length], start + length
         index, new = np.full(length, -1, dtype=np.int32), []
-        place = free
+        position = free
         walk.begin()
         try:
-            for place in range(free, length):
-                mask = walk.step(int(tokens[place]))
+            for position in range(free, length):
+                mask = walk.step(int(tokens[position]))
                 if mask is None:
                     break
                 bits = mask.tobytes()
                 if bits not in known:
                     known[bits] = len(known)
                     new.append(bits)
-                index[place] = known[bits]
+                index[position] = known[bits]
         except NotReproducedError as error:
             for bits in new:
                 del known[bits]
-            answers.write({"error": f"{error} at place {place}"})
+            answers.write({"error": f"{error} at place {position}"})
             continue
         if sum(map(len, known)) > header["max_mask_bytes"]:
             os._exit(_TOO_MANY)

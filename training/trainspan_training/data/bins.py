@@ -19,11 +19,11 @@ def fill(sizes: Sequence[int], limit: int, multiple: int = 1) -> list[list[int]]
     bins: list[list[int]] = []
     for index in order:
         fitting = np.flatnonzero(free[: len(bins)] >= sizes[index])
-        place = int(fitting[0]) if len(fitting) else len(bins)
-        if place == len(bins):
+        bin_index = int(fitting[0]) if len(fitting) else len(bins)
+        if bin_index == len(bins):
             bins.append([])
-        bins[place].append(index)
-        free[place] -= sizes[index]
+        bins[bin_index].append(index)
+        free[bin_index] -= sizes[index]
     wanted = min(-(-len(bins) // multiple) * multiple, len(sizes))
     even = _spread(sizes, order, wanted)
     fits = all(len(chosen) == 1 or sum(sizes[index] for index in chosen) <= limit for chosen in even)
@@ -33,9 +33,9 @@ def fill(sizes: Sequence[int], limit: int, multiple: int = 1) -> list[list[int]]
 def _spread(sizes: Sequence[int], order: Sequence[int], count: int) -> list[list[int]]:
     """Puts each size, largest first, into the emptiest bin."""
     bins: list[list[int]] = [[] for _ in range(count)]
-    least = [(0, place) for place in range(count)]
+    least = [(0, bin_index) for bin_index in range(count)]
     for index in order:
-        held, place = heapq.heappop(least)
-        bins[place].append(index)
-        heapq.heappush(least, (held + sizes[index], place))
+        filled, bin_index = heapq.heappop(least)
+        bins[bin_index].append(index)
+        heapq.heappush(least, (filled + sizes[index], bin_index))
     return bins

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainspan_schemas.artifacts.dataset import DATASET_VERSION, manifest_path
 from trainspan_schemas.errors import DatasetError
+from trainspan_schemas.files.durable import JsonObject
 from trainspan_training.data.parquet_parts import lists_of, row_groups, tables, verify
 
 if TYPE_CHECKING:
@@ -115,13 +116,13 @@ class ConstrainedCall:
 
 def open_dataset(path: Path) -> DatasetFolder:
     """Reads the dataset's manifest. Raises DatasetError if it is missing, malformed, or of an unknown version."""
-    said = manifest_path(path)
+    manifest_file = manifest_path(path)
     try:
-        text = said.read_bytes()
+        text = manifest_file.read_bytes()
     except OSError as error:
-        raise DatasetError(f"{path} is not a dataset: cannot read {said} ({error.strerror})") from error
+        raise DatasetError(f"{path} is not a dataset: cannot read {manifest_file} ({error.strerror})") from error
     try:
-        manifest: dict[str, Any] = json.loads(text)
+        manifest: JsonObject = json.loads(text)
         version = manifest["version"]
         if version != DATASET_VERSION:
             raise DatasetError(
@@ -143,25 +144,22 @@ def open_dataset(path: Path) -> DatasetFolder:
             files=tuple((str(file["name"]), str(file["sha256"])) for file in manifest["files"]),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DatasetError(f"{said} is malformed ({error!r}): build the dataset again") from error
+        raise DatasetError(f"{manifest_file} is malformed ({error!r}): build the dataset again") from error
 
 
 def read_constrained(
-    dataset: DatasetFolder,
-    *,
-    is_stale: Callable[[int], bool] | None = None,
-    only: frozenset[int] | None = None,
+    dataset: DatasetFolder, *, is_stale: Callable[[int], bool] | None = None, only: frozenset[int] | None = None
 ) -> Iterator[ConstrainedCall]:
     """Yields the constrained calls among those that `read_calls` would return.
 
     Raises DatasetError if a file cannot be read or its hash differs.
     """
     texts: dict[str, str] = {}  # interned: long, and the same in many rows
-    for path, first, held in _files(dataset, only):
+    for path, first, group_sizes in _files(dataset, only):
         columns = (*_OF_CONSTRAINT, "policy_version", "policy_version_spans", "completion_ids")
-        for table, numbers in tables(path, columns, first, held, only):
-            said = table.select(columns[:-1]).to_pylist()
-            for number, row, ids in zip(numbers, said, lists_of(table, "completion_ids"), strict=True):
+        for table, numbers in tables(path, columns, first, group_sizes, only):
+            records = table.select(columns[:-1]).to_pylist()
+            for number, row, ids in zip(numbers, records, lists_of(table, "completion_ids"), strict=True):
                 if row["constraint"] is None:
                     continue
                 spans = _spans(row["policy_version_spans"], path)
@@ -188,13 +186,13 @@ def read_calls(
     """
     calls: list[Call] = []
     stale, segments = 0, _Segments()
-    for path, first, held in _files(dataset, only):
-        for table, numbers in tables(path, _COLUMNS, first, held, only):
+    for path, first, group_sizes in _files(dataset, only):
+        for table, numbers in tables(path, _COLUMNS, first, group_sizes, only):
             read = _calls(table, numbers, path)
             recent = [call for call in read if not _is_left_out(call.policy_version, call.version_spans, is_stale)]
             stale += len(read) - len(recent)
-            kept = recent if limited is None else limited(recent)
-            calls += kept if whole else [segments.cut(call) for call in kept]
+            accepted = recent if limited is None else limited(recent)
+            calls += accepted if whole else [segments.cut(call) for call in accepted]
     return calls, stale
 
 
@@ -208,13 +206,13 @@ def _files(dataset: DatasetFolder, only: frozenset[int] | None) -> Iterator[tupl
         path = dataset.path / name
         if only is None:
             verify(path, sha256)
-        held = row_groups(path)
+        group_sizes = row_groups(path)
         if only is None:
-            yield path, rows, held
-        elif not only.isdisjoint(range(rows, rows + sum(held))):
+            yield path, rows, group_sizes
+        elif not only.isdisjoint(range(rows, rows + sum(group_sizes))):
             verify(path, sha256)
-            yield path, rows, held
-        rows += sum(held)
+            yield path, rows, group_sizes
+        rows += sum(group_sizes)
     if rows != dataset.rows:
         raise DatasetError(f"{dataset.path} has {rows} rows, but its manifest states {dataset.rows}: build it again")
 
@@ -225,7 +223,7 @@ def _is_left_out(
     """After a rollback, the most distant of several versions need not be the lowest, which is `version`."""
     if is_stale is None:
         return False
-    return version is None or any(is_stale(one) for one in {version, *(of for of, _, _ in spans)})
+    return version is None or any(is_stale(each) for each in {version, *(of for of, _, _ in spans)})
 
 
 class _Segments:
@@ -241,11 +239,11 @@ class _Segments:
 
         if call.rollout != self._rollout:
             self._rollout, self._held = call.rollout, {}
-        held = self._held.get(call.segment)
-        known = len(held) if held is not None and np.array_equal(call.prompt_ids[: len(held)], held) else 0
+        seen = self._held.get(call.segment)
+        n_known = len(seen) if seen is not None and np.array_equal(call.prompt_ids[: len(seen)], seen) else 0
         self._held[call.segment] = np.concatenate([call.prompt_ids, call.completion_ids])
         # A copy: a view of the prompt would keep all prompts of its batch in memory.
-        return replace(call, prompt_ids=call.prompt_ids[known:].copy(), prefix_len=known)
+        return replace(call, prompt_ids=call.prompt_ids[n_known:].copy(), prefix_len=n_known)
 
 
 def _calls(table: Any, numbers: Sequence[int], path: Path) -> list[Call]:

@@ -5,6 +5,7 @@ Rows are assigned to micro-batches beforehand, without arrays: see `cuts`.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,20 +36,20 @@ class Branches:
     @staticmethod
     def split(ends: NDArray[np.int64]) -> list[tuple[int, int, bool]]:
         """Like `pieces`, from the ends alone."""
-        found, start = [], 0
+        pieces, start = [], 0
         while start < len(ends):
             stop = int(ends[start])
-            found.append((start, stop, bool((ends[start:stop] == stop).all())))
+            pieces.append((start, stop, bool((ends[start:stop] == stop).all())))
             start = stop
-        return found
+        return pieces
 
     def first(self, tokens: int) -> "Branches":
         """The first trees that fit in `tokens`, at least one; padded to whole blocks if it is now."""
         stops = [stop for _, stop, _ in self.pieces()]
-        kept = max([stop for stop in stops if stop <= tokens], default=stops[0])
-        size = -(-kept // BLOCK) * BLOCK if len(self.ends) % BLOCK == 0 else kept
-        ends = np.concatenate([self.ends[:kept], np.arange(kept, size) + 1])
-        return Branches(np.concatenate([self.depths[:kept], np.zeros(size - kept, dtype=np.int64)]), ends)
+        end = max([stop for stop in stops if stop <= tokens], default=stops[0])
+        size = -(-end // BLOCK) * BLOCK if len(self.ends) % BLOCK == 0 else end
+        ends = np.concatenate([self.ends[:end], np.arange(end, size) + 1])
+        return Branches(np.concatenate([self.depths[:end], np.zeros(size - end, dtype=np.int64)]), ends)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +101,11 @@ class MicroBatch:
             some = self.tokens[:, : len(branches.ends)].copy()
             end = max(stop for _, stop, _ in self.branches.pieces() if stop <= some.size)
             some[:, end:] = 0  # the rest of the last block is padding, not the start of the next tree
-        kept = self.predicting < end
+        is_inside = self.predicting < end
         names = ("predicting", "targets", "calls", "sampled", "old", "advantages", "weights", "temperatures")
-        columns = {name: getattr(self, name)[kept] for name in names}
-        reference = None if self.reference is None else self.reference[kept]
-        limits = None if self.limits is None else self.limits.take(kept)
+        columns = {name: getattr(self, name)[is_inside] for name in names}
+        reference = None if self.reference is None else self.reference[is_inside]
+        limits = None if self.limits is None else self.limits.take(is_inside)
         return replace(self, **columns, tokens=some, branches=branches, reference=reference, limits=limits)
 
 
@@ -140,7 +141,7 @@ def _flatten(cut: Cut, rows: Mapping[int, WeightedRow], n_step: int) -> MicroBat
     path = np.zeros(0, dtype=np.int64)  # positions of the previous row's tokens
     predicting = []
     start = 0
-    for row, overlap in (found for tree in cut.trees for found in _rows_of(tree, rows)):
+    for row, overlap in chain.from_iterable(_rows_of(tree, rows) for tree in cut.trees):
         ends[path[overlap:]] = start
         stop = start + len(row.tokens) - overlap
         tokens[start:stop] = row.tokens[overlap:]
@@ -156,8 +157,8 @@ def _flatten(cut: Cut, rows: Mapping[int, WeightedRow], n_step: int) -> MicroBat
 
 def _rows_of(tree: Tree, rows: Mapping[int, WeightedRow]) -> list[tuple[TokenSequence, int]]:
     """The tree's rows, each with the number of tokens shared with the previous row (0 for the first)."""
-    found = [rows[number].row for number in tree.rows]
-    return list(zip(found, overlaps(found), strict=True))
+    tree_rows = [rows[number].row for number in tree.rows]
+    return list(zip(tree_rows, overlaps(tree_rows), strict=True))
 
 
 def _gather(

@@ -38,16 +38,16 @@ def row_groups(path: Path) -> list[int]:
 
 
 def tables(
-    path: Path, columns: Sequence[str], first: int, held: Sequence[int], only: frozenset[int] | None = None
+    path: Path, columns: Sequence[str], first: int, group_sizes: Sequence[int], only: frozenset[int] | None = None
 ) -> Iterator[tuple[Any, list[int]]]:
     """Yields tables of a few rows each, with these columns, and their row numbers, counting from `first`.
 
-    `held` are the file's `row_groups`. Only one table's whole prompts are in memory at a time. Row groups without a row
+    `group_sizes` are the file's `row_groups`. Only one table's whole prompts are in memory at a time. Row groups without a row
     in `only` are not read. Raises DatasetError if a column is missing.
     """
     import pyarrow as pa
 
-    starts = list(accumulate(held, initial=first))
+    starts = list(accumulate(group_sizes, initial=first))
     ranges = [range(*both) for both in pairwise(starts)]
     chosen = [index for index, of in enumerate(ranges) if only is None or not only.isdisjoint(of)]
     numbers = chain.from_iterable(ranges[index] for index in chosen)
@@ -56,10 +56,10 @@ def tables(
             raise DatasetError(f"{path} has no column {missing[0]!r}: build the dataset again")
         for batch in file.iter_batches(_ROWS_AT_ONCE, row_groups=chosen, columns=list(columns), use_threads=False):
             here = list(islice(numbers, batch.num_rows))
-            places = [place for place, number in enumerate(here) if only is None or number in only]
-            if places:
+            picked = [at for at, number in enumerate(here) if only is None or number in only]
+            if picked:
                 table = pa.Table.from_batches([batch])
-                yield table if len(places) == len(here) else table.take(places), [here[place] for place in places]
+                yield table if len(picked) == len(here) else table.take(picked), [here[at] for at in picked]
 
 
 @contextmanager

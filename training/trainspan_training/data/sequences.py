@@ -145,7 +145,7 @@ def overlaps(rows: Sequence[TokenSequence]) -> list[int]:
     return [0, *(_overlap(a.tokens, b.tokens) for a, b in pairwise(rows))][: len(rows)]
 
 
-def _overlap(one: NDArray[np.int32], other: NDArray[np.int32]) -> int:
-    length = min(len(one), len(other))
-    differing = np.flatnonzero(one[:length] != other[:length])
+def _overlap(tokens: NDArray[np.int32], other: NDArray[np.int32]) -> int:
+    length = min(len(tokens), len(other))
+    differing = np.flatnonzero(tokens[:length] != other[:length])
     return int(differing[0]) if len(differing) else length

@@ -57,8 +57,8 @@ class Step:
             for row in rows
             if row.number in self.weights
         ]
-        made = make_batches(self.cuts, weighted, self.trained)
-        return replace(self, micro_batches=(*made, *[dummy(self.trained)] * self.dummies))
+        batches = make_batches(self.cuts, weighted, self.trained)
+        return replace(self, micro_batches=(*batches, *[dummy(self.trained)] * self.dummies))
 
 
 def plan_steps(
@@ -78,8 +78,8 @@ def plan_steps(
     for row in rows:
         by_rollout.setdefault(row.rollout, []).append(row)
     groups: dict[str, list[str]] = {}
-    for rollout, own in by_rollout.items():
-        groups.setdefault(own[0].group, []).append(rollout)
+    for rollout, rollout_rows in by_rollout.items():
+        groups.setdefault(rollout_rows[0].group, []).append(rollout)
     names = list(groups)
     ordered = [rollout for index in rng.permutation(len(names)) for rollout in groups[names[index]]]
     parts = np.array_split(np.arange(len(ordered)), min(steps, len(ordered))) if ordered else []
@@ -90,7 +90,7 @@ def plan_steps(
 def _step(
     rollouts: Sequence[Sequence[TokenSequence]], calls: Mapping[int, Call], rule: Rule, layout: BatchLayout
 ) -> Step:
-    rows = [row for own in rollouts for row in own]
+    rows = [row for rollout_rows in rollouts for row in rollout_rows]
     weight_of = _weights(rows, calls, rule)
     cuts = layout.cut(rows)
     return Step(

@@ -69,17 +69,17 @@ class LimitTable:
         if mask is None and not biases:
             return FREE
         digest = b"" if mask is None else hashlib.blake2b(mask.tobytes(), digest_size=16).digest()
-        found = self._known.get((digest, biases))
-        if found is None:
+        index = self._known.get((digest, biases))
+        if index is None:
             if biases not in self._columns:
                 self._columns[biases] = _columns(biases)
             limit = _limit(mask, self._columns[biases], self.vocab_size)
             if self.bytes + limit.bytes > self._max_bytes:
                 raise TooManyLimitsError(f"token masks take more than {self._max_bytes} bytes")
             self.bytes += limit.bytes
-            found = self._known[digest, biases] = len(self._limits)
+            index = self._known[digest, biases] = len(self._limits)
             self._limits.append(limit)
-        return found
+        return index
 
     def masks(self, indexes: Sequence[int]) -> Packed:
         """The masks (k, W) of these limits."""
@@ -102,8 +102,8 @@ class LimitTable:
             return True
         ids, bits = self._limits[index].ids, self._limits[index].bits
         if ids is not None:
-            place = int(np.searchsorted(ids, token))
-            return place < len(ids) and int(ids[place]) == token
+            position = int(np.searchsorted(ids, token))
+            return position < len(ids) and int(ids[position]) == token
         return bits is None or bool(int(bits[token // 32]) >> (token % 32) & 1)
 
     def is_forced(self, index: int) -> bool:

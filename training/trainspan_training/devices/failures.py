@@ -52,15 +52,15 @@ class Failures:
 
     def first(self, error: Exception) -> Exception:
         """Reports this process's error to the others and returns the one that was reported first."""
-        own = _text_of(error, self._rank, self._size)
+        report = _text_of(error, self._rank, self._size)
         try:
-            stored = self._store.compare_set(self._error_key, "", own).decode()
+            stored = self._store.compare_set(self._error_key, "", report).decode()
         except RuntimeError:  # the leader is gone, and so is the store
             self._thread.join(2 * _POLL_S)
             return self._received or error
-        mine = stored == own and getattr(error, _ORIGIN, self._rank) == self._rank
+        mine = stored == report and getattr(error, _ORIGIN, self._rank) == self._rank
         if mine and not isinstance(error, TrainspanError):
-            log.error("%s", _error_of(own), exc_info=error)
+            log.error("%s", _error_of(report), exc_info=error)
         if self._rank == 0:
             self._await_receipt()
         return _error_of(stored)
@@ -109,5 +109,5 @@ def _text_of(error: Exception, rank: int, size: int) -> str:
 
 def _error_of(stored: str) -> TrainspanError:
     kind, text = json.loads(stored)
-    found: Any = getattr(errors, kind, TrainingError)
-    return found(text)  # type: ignore[no-any-return]
+    error_type: Any = getattr(errors, kind, TrainingError)
+    return error_type(text)  # type: ignore[no-any-return]

@@ -7,21 +7,21 @@ from trainspan_training.devices.team import Team
 
 __all__ = ["Leader"]
 
-_Held = TypeVar("_Held")
+_Resource = TypeVar("_Resource")
 
 
-class Leader(Generic[_Held]):
-    """The leader, as seen by every process; `held` is None in the others."""
+class Leader(Generic[_Resource]):
+    """The leader, as seen by every process; `resource` is None in the others."""
 
-    def __init__(self, team: Team, held: _Held | None) -> None:
+    def __init__(self, team: Team, resource: _Resource | None) -> None:
         self._team = team
-        self.held = held
+        self.resource = resource
 
-    def share(self, act: Callable[[_Held], Any]) -> Any:
+    def share(self, act: Callable[[_Resource], Any]) -> Any:
         """Runs `act` on the leader's resource and returns its result, or raises its error, in every process."""
 
         def make() -> Any:
-            assert self.held is not None, "the leader holds it"
-            return act(self.held)
+            assert self.resource is not None, "the leader holds it"
+            return act(self.resource)
 
         return self._team.share(make)

@@ -52,8 +52,8 @@ def stored(live: Tensor, parts: TensorParts, name: str) -> Tensor:
 
     Raises CheckpointError if the shapes differ.
     """
-    own, target = rows_of(live), local(live)
-    saved = parts.whole(name) if own is None else parts.rows(name, *own)
+    bounds, target = rows_of(live), local(live)
+    saved = parts.whole(name) if bounds is None else parts.rows(name, *bounds)
     if saved.shape != target.shape:
         raise CheckpointError(f"{name!r} has shape {list(saved.shape)} on disk, {list(target.shape)} in the model")
     return saved.to(target.device, target.dtype)
@@ -61,8 +61,8 @@ def stored(live: Tensor, parts: TensorParts, name: str) -> Tensor:
 
 def part_of(complete: Tensor, live: Tensor) -> Tensor:
     """The part of a whole tensor that this process holds in the live one, on its device and in its type."""
-    own, target = rows_of(live), local(live)
-    return (complete if own is None else complete[own[0] : own[1]]).to(target.device, target.dtype)
+    bounds, target = rows_of(live), local(live)
+    return (complete if bounds is None else complete[bounds[0] : bounds[1]]).to(target.device, target.dtype)
 
 
 def compute_in_bf16(accelerator: Any) -> None:

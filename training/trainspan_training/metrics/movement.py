@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from trainspan_training.metrics.round_record import read
+from trainspan_training.metrics.round_record import read_records
 
 __all__ = ["Movement"]
 
@@ -21,8 +21,8 @@ class Movement:
     @classmethod
     def of(cls, checkpoints: Path) -> "Movement":
         """The movement of all rounds in `metrics.jsonl` that made a version."""
-        made = [line for line in read(checkpoints) if not line.get("error") and line.get("kl") is not None]
-        return cls({line["version"]: _root_mean_square(line["kl"]) for line in made})
+        rounds = [line for line in read_records(checkpoints) if not line.get("error") and line.get("kl") is not None]
+        return cls({line["version"]: _root_mean_square(line["kl"]) for line in rounds})
 
     def add(self, version: int, kl: float) -> None:
         """Adds a version whose round ended with `kl` (k3 against its parent)."""

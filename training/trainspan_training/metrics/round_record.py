@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from trainspan_schemas.artifacts.agreement import Agreement
 from trainspan_schemas.config.settings import TrainSettings
-from trainspan_schemas.files.durable import append_line, json_lines
+from trainspan_schemas.files.durable import JsonObject, append_line, json_lines
 
 if TYPE_CHECKING:
     from trainspan_training.data.steps import Step
     from trainspan_training.metrics.signal import Signal
     from trainspan_training.objective.token_stats import StepStats
 
-__all__ = ["METRICS_FILE", "RoundRecord", "append", "has", "read", "signals", "summarize"]
+__all__ = ["METRICS_FILE", "RoundRecord", "append_record", "has_record", "read_records", "signals", "summarize"]
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -185,12 +185,12 @@ def summarize(steps: "Sequence[Step]", stats: "Sequence[StepStats]", settings: T
     }
 
 
-def append(checkpoints: Path, record: RoundRecord) -> None:
+def append_record(checkpoints: Path, record: RoundRecord) -> None:
     """Appends the record's line. Raises OSError."""
     append_line(checkpoints / METRICS_FILE, json.dumps(finite(asdict(record))))
 
 
-def read(checkpoints: Path) -> list[dict[str, Any]]:
+def read_records(checkpoints: Path) -> list[JsonObject]:
     """All records, skipping a line torn by a kill or a full disk."""
     return json_lines(checkpoints / METRICS_FILE)
 
@@ -200,14 +200,14 @@ def signals(checkpoints: Path, before: int) -> "list[Signal]":
     from trainspan_training.metrics.signal import Signal
 
     fields = ("signal_within", "signal_between", "signal_p")
-    known = (line for line in read(checkpoints) if line["round"] < before and not line.get("error"))
+    known = (line for line in read_records(checkpoints) if line["round"] < before and not line.get("error"))
     lines = [line for line in known if line.get("signal_p") is not None]
     return [Signal(*(float(line[name]) for name in fields)) for line in lines]
 
 
-def has(checkpoints: Path, name: str) -> bool:
+def has_record(checkpoints: Path, name: str) -> bool:
     """Whether there is a record of the round that made this checkpoint."""
-    return any(line.get("checkpoint") == name and not line.get("error") for line in read(checkpoints))
+    return any(line.get("checkpoint") == name and not line.get("error") for line in read_records(checkpoints))
 
 
 def finite(value: Any) -> Any:

@@ -78,13 +78,13 @@ class CallLabels:
             {call.number: index for index, call in enumerate(ordered)},
         )
 
-    def take(self, places: NDArray[np.int64]) -> "CallLabels":
+    def take(self, calls: NDArray[np.int64]) -> "CallLabels":
         """Those of some calls, without their rows."""
         return CallLabels(
-            tuple(self.groups[place] for place in places),
-            tuple(self.rollouts[place] for place in places),
-            tuple(self.turns[place] for place in places),
-            tuple(self.advantages[place] for place in places),
+            tuple(self.groups[call] for call in calls),
+            tuple(self.rollouts[call] for call in calls),
+            tuple(self.turns[call] for call in calls),
+            tuple(self.advantages[call] for call in calls),
         )
 
 
@@ -142,8 +142,8 @@ def signal_of(kernel: NDArray[np.float64], labels: CallLabels, rng: np.random.Ge
     """
     actual_C, owners_C = np.asarray(labels.advantages, dtype=np.float64), np.asarray(labels.rollouts)
     cells: dict[tuple[str, int], list[int]] = {}
-    for place, cell in enumerate(zip(labels.groups, labels.turns, strict=True)):
-        cells.setdefault(cell, []).append(place)
+    for call, cell in enumerate(zip(labels.groups, labels.turns, strict=True)):
+        cells.setdefault(cell, []).append(call)
     if not any(np.ptp(actual_C[places]) > 0 for places in cells.values()):
         return None
     labels_PC = np.tile(actual_C, (PERMUTATIONS + 1, 1))

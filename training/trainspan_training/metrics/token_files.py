@@ -114,13 +114,13 @@ def _groups(ends: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
 def _names(dataset: DatasetFolder, rows: NDArray[np.int64]) -> pa.Table:
     """The columns that name the calls with these row numbers, in their order."""
     schema = pa.schema([(name, _TYPES[COLUMNS[name]]) for name in _FROM_DATASET])
-    found, first = [schema.empty_table()], 0
+    tables, first = [schema.empty_table()], 0
     for name, _ in dataset.files:
         with pq.ParquetFile(dataset.path / name) as file:
             last = first + file.metadata.num_rows
             here = rows[(rows >= first) & (rows < last)] - first
             if len(here):
                 table = file.read(columns=list(_FROM_DATASET), use_threads=False).take(pa.array(here))
-                found.append(table.select(_FROM_DATASET).cast(schema))
+                tables.append(table.select(_FROM_DATASET).cast(schema))
         first = last
-    return pa.concat_tables(found).combine_chunks()
+    return pa.concat_tables(tables).combine_chunks()

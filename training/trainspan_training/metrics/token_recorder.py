@@ -76,15 +76,15 @@ class TokenRecorder:
         self._open = []
         self._step += 1
 
-    def take(self) -> TokenFigures:
+    def drain(self) -> TokenFigures:
         """The figures of all steps."""
         nothing = (np.zeros(0, np.int64), np.zeros(0, np.int32), np.zeros((4, 0), np.float32), np.zeros(0, np.int8))
         done, self._done = [TokenFigures(*nothing), *self._done], []
         return TokenFigures(
-            calls=np.concatenate([one.calls for one in done]),
-            steps=np.concatenate([one.steps for one in done]),
-            numbers=np.concatenate([one.numbers for one in done], axis=1),
-            clipped=np.concatenate([one.clipped for one in done]),
+            calls=np.concatenate([figures.calls for figures in done]),
+            steps=np.concatenate([figures.steps for figures in done]),
+            numbers=np.concatenate([figures.numbers for figures in done], axis=1),
+            clipped=np.concatenate([figures.clipped for figures in done]),
         )
 
     def _choose(self, calls: NDArray[np.int64]) -> NDArray[np.bool_]:

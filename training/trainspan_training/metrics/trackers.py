@@ -23,11 +23,10 @@ _NO_FIGURES = ("round",)
 
 def figures(record: RoundRecord) -> dict[str, float]:
     """All finite numbers of the record, named as in `metrics.jsonl`; `seconds/{stage}`; the number of `alarms`."""
-    plain = asdict(record)
-    named = {name: value for name, value in plain.items() if isinstance(value, int | float) and name not in _NO_FIGURES}
-    named |= {f"seconds/{stage}": value for stage, value in record.seconds.items()}
-    named["alarms"] = len(record.alarms)
-    return {name: float(value) for name, value in named.items() if math.isfinite(value)}
+    seconds = {f"seconds/{stage}": value for stage, value in record.seconds.items()}
+    values = asdict(record) | seconds | {"alarms": len(record.alarms)}
+    numbers = {name: float(value) for name, value in values.items() if isinstance(value, int | float)}
+    return {name: number for name, number in numbers.items() if name not in _NO_FIGURES and math.isfinite(number)}
 
 
 @contextmanager

@@ -50,14 +50,16 @@ class FullWeights:
         Tensors that transformers merges when loading (experts of a mixture, say) are split again by the leader alone.
         """
         tensors = self.tensors()
-        shapes = {name: torch.empty(one.shape, dtype=one.dtype, device="meta") for name, one in tensors.items()}
+        shapes = {
+            name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") for name, tensor in tensors.items()
+        }
         if revert_weight_conversion(self._model, dict(shapes)).keys() == shapes.keys():
             return write_tensors(folder, "model", tensors, team)
         complete = {}
         for name, tensor in tensors.items():  # one at a time on the device, and kept only by the leader
-            one = whole(tensor.detach())
+            gathered = whole(tensor.detach())
             if team.leads:
-                complete[name] = one.cpu()
+                complete[name] = gathered.cpu()
         alone = Team()
         return (
             write_tensors(folder, "model", revert_weight_conversion(self._model, complete), alone) if team.leads else {}
@@ -92,12 +94,12 @@ def names_of(model: Any) -> dict[str, Tensor]:
     """The live tensors of a model, named as in its files, without those of its adapter, tied ones once."""
     owner = model.get_base_model() if hasattr(model, "get_base_model") else model
     tied = getattr(owner, "all_tied_weights_keys", None) or {}
-    named = {
+    tensors = {
         name.removeprefix("base_model.model.").replace(".base_layer.", "."): tensor
         for name, tensor in settled(model).state_dict(keep_vars=True).items()
         if ".lora_" not in name
     }
-    return {name: tensor for name, tensor in named.items() if named.get(tied.get(name, "")) is not tensor}
+    return {name: tensor for name, tensor in tensors.items() if tensors.get(tied.get(name, "")) is not tensor}
 
 
 def has_slices(model: Any, folder: Path) -> bool:
@@ -118,14 +120,14 @@ def write_tensors(folder: Path, stem: str, tensors: Mapping[str, Tensor], team: 
     Split tensors are gathered, one at a time, by all processes.
     """
     writers, count = _assign(tensors, team.size)
-    mine = {name: one for name, one in tensors.items() if writers[name] == team.rank}
+    mine = {name: tensor for name, tensor in tensors.items() if writers[name] == team.rank}
     name = f"{stem}.safetensors" if count == 1 else f"{stem}-{team.rank + 1:05d}-of-{count:05d}.safetensors"
     file: TensorFile | None = None
     digest = hashlib.sha256()
     failure: OSError | None = None
     try:
         if mine:
-            layout = {key: (one.dtype, tuple(one.shape)) for key, one in mine.items()}
+            layout = {key: (tensor.dtype, tuple(tensor.shape)) for key, tensor in mine.items()}
             file = TensorFile(folder / name, layout, digest=digest)
     except OSError as error:
         failure = error

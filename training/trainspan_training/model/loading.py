@@ -83,8 +83,11 @@ def load_config(folder: Path) -> Any:
 
 def _fix_rotations(text: Any, folder: Path) -> None:
     """Makes rotary embeddings of long contexts independent of the longest row in a forward pass."""
-    found = getattr(text, "rope_parameters", None) or {}
-    for rope in [found] if "rope_type" in found else [one for one in found.values() if isinstance(one, dict)]:
+    parameters = getattr(text, "rope_parameters", None) or {}
+    ropes = (
+        [parameters] if "rope_type" in parameters else list(parameters.values())
+    )  # each kind of layer may have its own
+    for rope in (rope for rope in ropes if isinstance(rope, dict)):
         kind = str(rope.get("rope_type"))
         if "dynamic" in kind:
             raise CheckpointError(

@@ -34,11 +34,13 @@ class StateWriter:
     def __init__(self, optimizer: Any, model: Any, folder: Path, rank: int, size: int) -> None:
         self._tensors = _own_state(optimizer, model, rank, size)
         self._path = folder / f"part-{rank + 1:05d}-of-{size:05d}.safetensors"
-        layout: Layout = {name: (local(one).dtype, tuple(local(one).shape)) for name, one in self._tensors.items()}
+        layout: Layout = {
+            name: (local(value).dtype, tuple(local(value).shape)) for name, value in self._tensors.items()
+        }
         rows = {
-            name: (own[0], tensor.shape[0])
+            name: (bounds[0], tensor.shape[0])
             for name, tensor in self._tensors.items()
-            if (own := rows_of(tensor)) is not None
+            if (bounds := rows_of(tensor)) is not None
         }
         folder.mkdir(parents=True, exist_ok=True)
         self._file = TensorFile(self._path.with_name(f".tmp-{self._path.name}"), layout, rows)
@@ -94,7 +96,7 @@ def load_optimizer(optimizer: Any, model: Any, files: list[Path]) -> None:
     Raises CheckpointError if they hold the state of another model. Logs a warning for parameters without state (those
     that no token went through have none).
     """
-    parameters = {name: one for name, one in settled(model).named_parameters() if one.requires_grad}
+    parameters = {name: parameter for name, parameter in settled(model).named_parameters() if parameter.requires_grad}
     indexes = {
         id(parameter): index
         for index, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"])
@@ -115,7 +117,9 @@ def load_optimizer(optimizer: Any, model: Any, files: list[Path]) -> None:
                 value = torch.empty_like(parameter, requires_grad=False)
                 local(value).copy_(stored(parameter, parts, item))
             state.setdefault(indexes[id(parameter)], {})[key] = value
-    if files and (fresh := sorted(name for name, one in parameters.items() if indexes.get(id(one), -1) not in state)):
+    if files and (
+        fresh := sorted(name for name, parameter in parameters.items() if indexes.get(id(parameter), -1) not in state)
+    ):
         log.warning(
             "Adam starts from zero for %d of %d tensors, which have no state in %s, first %s",
             *(len(fresh), len(parameters), files[0].parent, fresh[0]),

@@ -69,9 +69,9 @@ def named_policy(checkpoints: Checkpoints, meta: CheckpointMeta) -> Policy:
     parent = meta.parent or ""
     folder = checkpoints.root / parent
     if parent == folder.name and folder.is_dir():
-        own = CheckpointMeta.read(folder)
+        parent_meta = CheckpointMeta.read(folder)
         model = folder if meta.kind == "full" else _base_of(folder, meta)
-        return Policy(folder, parent, meta.base, own.version, model, own.policy, meta.base_digest)
+        return Policy(folder, parent, meta.base, parent_meta.version, model, parent_meta.policy, meta.base_digest)
     folder = find_model(parent)
     return Policy(folder, None, meta.base, _version_of(folder), folder, base_digest=meta.base_digest)
 

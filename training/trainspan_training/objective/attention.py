@@ -80,8 +80,8 @@ def block_mask(ends: Tensor) -> BlockMask:
     starts = torch.arange(0, len(ends), BLOCK, device=ends.device)
     later = starts[:, None] > starts
     whole = later & (first >= starts[:, None] + BLOCK)
-    own = (ends > torch.arange(len(ends), device=ends.device)).view(-1, BLOCK).any(dim=1)
-    partly = (later & (last > starts[:, None]) & ~whole) | own.diag()
+    diagonal = (ends > torch.arange(len(ends), device=ends.device)).view(-1, BLOCK).any(dim=1)
+    partly = (later & (last > starts[:, None]) & ~whole) | diagonal.diag()
     return BlockMask.from_kv_blocks(
         *_listed(partly), *_listed(whole), BLOCK_SIZE=BLOCK, mask_mod=sees, seq_lengths=(len(ends), len(ends))
     )
@@ -125,11 +125,11 @@ def _compiled(function: Any) -> Any:
 
 
 def _by_pieces(module: Any, query: Tensor, key: Tensor, value: Tensor, ends: Tensor, options: dict[str, Any]) -> Tensor:
-    found = []
+    outputs = []
     for start, stop, mask in _pieces(ends, query.dtype):
         part = (slice(None), slice(None), slice(start, stop))
-        found.append(sdpa_attention_forward(module, query[part], key[part], value[part], mask, **options)[0])
-    return torch.cat(found, dim=1)
+        outputs.append(sdpa_attention_forward(module, query[part], key[part], value[part], mask, **options)[0])
+    return torch.cat(outputs, dim=1)
 
 
 _known: Any = WeakTensorKeyDictionary()
@@ -146,8 +146,8 @@ def _pieces(ends: Tensor, dtype: torch.dtype) -> list[tuple[int, int, Tensor | N
             (start, stop, None if chain else _additive(dense_mask(flat[start:stop] - start), dtype))
             for start, stop, chain in pieces
         ]
-    found: list[tuple[int, int, Tensor | None]] = known[dtype]
-    return found
+    masked: list[tuple[int, int, Tensor | None]] = known[dtype]
+    return masked
 
 
 def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:

@@ -123,12 +123,7 @@ class TransitionGRPOTrainer(GRPOTrainer):
         self.trust = TrustRegion(0.0)
         """Limits the rates of a round's steps."""
         self.scorer = Scorer(
-            self.accelerator,
-            lambda: self.policy,
-            settings,
-            self.team,
-            dtype=self._dtype,
-            budget=budget,
+            self.accelerator, lambda: self.policy, settings, self.team, dtype=self._dtype, budget=budget
         )
         """Scores micro-batches, under these weights and under others."""
         self.fresh = False

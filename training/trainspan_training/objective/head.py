@@ -29,17 +29,13 @@ class Traced(Tensor):
 
     @classmethod
     def __torch_function__(
-        cls,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        made = super().__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
-        if isinstance(made, cls):
+        result = super().__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
+        if isinstance(result, cls):
             source = next(value for value in args if isinstance(value, cls))
-            made.steps = (*source.steps, (func, args, kwargs or {}))
-        return made
+            result.steps = (*source.steps, (func, args, kwargs or {}))
+        return result
 
     def replay(self, logits: Tensor) -> Tensor:
         """Applies the recorded steps to other logits."""
@@ -65,10 +61,10 @@ def head_scores(
     probability 0. Gradients flow to the hidden states and (`of_parameters`) the head's parameters, from the log-probabilities only.
     """
     parameters = [parameter for parameter in head.parameters() if parameter.requires_grad and of_parameters]
-    found: tuple[Tensor, Tensor] = _Head.apply(  # type: ignore[no-untyped-call]
+    scores: tuple[Tensor, Tensor] = _Head.apply(  # type: ignore[no-untyped-call]
         head, after, limits, targets, temperatures, chunk, hidden, *parameters
     )
-    return found
+    return scores
 
 
 class _Head(torch.autograd.Function):

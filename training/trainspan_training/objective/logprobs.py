@@ -80,11 +80,11 @@ def _chunked(
     model returns, before its wrapper (FSDP) frees the head's weights.
     """
     head: nn.Module = owner.get_output_embeddings()
-    kept: list[Tensor] = []
+    inputs: list[Tensor] = []
 
-    def take(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    def intercept(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         hidden, *rest = args
-        kept.append(hidden.flatten(0, 1).index_select(0, positions))
+        inputs.append(hidden.flatten(0, 1).index_select(0, positions))
         return (hidden[:, :0], *rest)
 
     def trace(_: nn.Module, __: Any, logits: Tensor) -> Traced:
@@ -96,7 +96,7 @@ def _chunked(
         after = output.logits
         assert isinstance(after, Traced), "the model's logits come from its head"
         rows = max(1, chunk // after.shape[-1])
-        hidden = kept.pop()
+        hidden = inputs.pop()
         if probe:
             chosen, some = probe.tokens, None if limits is None else limits.take(probe.tokens.cpu().numpy())
             with torch.enable_grad():
@@ -109,7 +109,7 @@ def _chunked(
         return Scores(*head_scores(head, after, hidden, targets, temperatures, rows, limits))
 
     hooks = [
-        head.register_forward_pre_hook(take),
+        head.register_forward_pre_hook(intercept),
         head.register_forward_hook(trace),
         owner.register_forward_hook(finish, prepend=True),
     ]

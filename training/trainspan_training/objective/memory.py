@@ -147,10 +147,10 @@ def fit(config: Any, settings: ModelSettings, memory: Memory, *, cuda: bool, tea
     """
     parts = team.size if team.splits else 1
     try:
-        found: TokenBudget | TrainingError = _fit(config, settings, memory, cuda=cuda, parts=parts)
+        size: TokenBudget | TrainingError = _fit(config, settings, memory, cuda=cuda, parts=parts)
     except TrainingError as error:
-        found = error
-    everyone = team.gather(found)
+        size = error
+    everyone = team.gather(size)
     for each in everyone:
         if isinstance(each, TrainingError):
             raise each
@@ -239,23 +239,23 @@ def _proposals(
     config: Any, settings: ModelSettings, memory: Memory, needed: MemoryEstimate, *, cuda: bool, parts: int
 ) -> list[str]:
     """Proposals that fit, best first."""
-    found = []
+    proposals = []
     others = memory.total - memory.free
     if cuda and others > GIB and needed.total <= memory.total:
         share = (memory.total - needed.total) / memory.total
-        found.append(
+        proposals.append(
             f"other processes hold {_gib(others)} GiB: give the policy server less (trainspan serve -- "
             f"--gpu-memory-utilization {share:.2f}), or let it sleep while training (--sleep)"
         )
     least = _of(settings, _LEAST_TOKENS)
     if settings.micro_batch_tokens and estimate(config, least, cuda=cuda, parts=parts).total <= memory.free:
-        found.append("leave model.micro_batch_tokens out: it is then fitted to the free memory")
+        proposals.append("leave model.micro_batch_tokens out: it is then fitted to the free memory")
     if settings.adapter == "none":
         lora = replace(least, adapter="lora", gradient_checkpointing=True)
         size = estimate(config, lora, cuda=cuda, parts=parts).total
         if size <= memory.free:
-            found.append(_lora_proposal(config, lora, memory, size, cuda=cuda))
-    return found or ["use a smaller model or a larger device"]
+            proposals.append(_lora_proposal(config, lora, memory, size, cuda=cuda))
+    return proposals or ["use a smaller model or a larger device"]
 
 
 def _lora_proposal(config: Any, lora: ModelSettings, memory: Memory, size: int, *, cuda: bool) -> str:

@@ -71,9 +71,9 @@ def correct(batch: MicroBatch, old: NDArray[np.float64], correction: Correction)
     Weights of the objective are unchanged: a masked or rejected token still counts, but contributes nothing.
     """
     log_w = old - batch.sampled
-    calls, place = np.unique(batch.calls, return_inverse=True)
-    mean_C = np.bincount(place, log_w, len(calls)) / np.bincount(place, minlength=len(calls))
-    w = np.exp(mean_C[place] if correction.per_call else log_w)
+    calls, call_index = np.unique(batch.calls, return_inverse=True)
+    mean_C = np.bincount(call_index, log_w, len(calls)) / np.bincount(call_index, minlength=len(calls))
+    w = np.exp(mean_C[call_index] if correction.per_call else log_w)
     if correction.kind == "truncate":
         bounded = w > correction.cap
         factor = np.minimum(w, correction.cap)
@@ -84,7 +84,7 @@ def correct(batch: MicroBatch, old: NDArray[np.float64], correction: Correction)
         bounded, factor = np.zeros(len(w), dtype=np.bool_), np.ones(len(w))
     limit = np.inf if correction.reject_ratio is None else np.log(correction.reject_ratio)
     rejected_C = np.abs(mean_C) > limit
-    rejected = rejected_C[place]
+    rejected = rejected_C[call_index]
     sums = OffPolicySums(
         tokens=float(len(w)),
         weight=float(w.sum()),

@@ -136,11 +136,11 @@ def clip_sides(ratios: Tensor, advantages: Tensor, forced: Tensor | None, clip: 
 
 def call_means(values: Tensor, calls: Tensor) -> Tensor:
     """Replaces each of the values (N,) by the mean over the tokens of its call; `calls` (N,) are call ids."""
-    place: Tensor = calls.unique(return_inverse=True)[1]  # type: ignore[no-untyped-call]
-    counts = torch.zeros(int(place.max()) + 1 if len(place) else 0, dtype=values.dtype, device=values.device)
-    sums = counts.index_add(0, place, values)
-    counts = counts.index_add(0, place, torch.ones_like(values))
-    return (sums / counts)[place]
+    call_index: Tensor = calls.unique(return_inverse=True)[1]  # type: ignore[no-untyped-call]
+    counts = torch.zeros(int(call_index.max()) + 1 if len(call_index) else 0, dtype=values.dtype, device=values.device)
+    sums = counts.index_add(0, call_index, values)
+    counts = counts.index_add(0, call_index, torch.ones_like(values))
+    return (sums / counts)[call_index]
 
 
 def fault_of(stats: StepStats, limits: TrainSettings, *, fresh: bool) -> str | None:

@@ -64,14 +64,7 @@ def score_prompts(model: Any, prompts: Sequence[Prompt], dtype: str) -> list[lis
         predicting = torch.arange(len(prompt) - 1, tokens.shape[1] - 1, device=device)
         temperatures = torch.ones(len(completion), device=device)
         with lower:
-            scores = score(
-                model,
-                model,
-                tokens,
-                predicting,
-                tokens[0, len(prompt) :],
-                temperatures,
-            )
+            scores = score(model, model, tokens, predicting, tokens[0, len(prompt) :], temperatures)
         scored.append(scores.logprobs.tolist())
     return scored
 

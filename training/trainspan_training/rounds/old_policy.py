@@ -88,14 +88,14 @@ def staleness_of(calls: Sequence[Call], behind: Callable[[int], int], dropped: i
 
     A call that went on across a swap counts token by token in the mean, and by its most distant tokens in the greatest.
     """
-    found = [(own, count) for call in calls for own, count in call.tokens_by_version()]
-    ages = [(0 if own is None else behind(own), count) for own, count in found]
+    versions = [(version, count) for call in calls for version, count in call.tokens_by_version()]
+    ages = [(0 if version is None else behind(version), count) for version, count in versions]
     tokens = sum(count for _, count in ages)
     return Staleness(
         mean=sum(age * count for age, count in ages) / tokens if tokens else 0.0,
         greatest=max((age for age, _ in ages), default=0),
         dropped=dropped,
-        fresh=bool(found) and all(own is not None and behind(own) == 0 for own, _ in found),
+        fresh=bool(versions) and all(version is not None and behind(version) == 0 for version, _ in versions),
     )
 
 

@@ -142,7 +142,7 @@ class Publication:
         try:
             if entry:
                 checkpoints.ledger.append(entry)
-            round_record.append(checkpoints.root, record)
+            round_record.append_record(checkpoints.root, record)
         except OSError as error:
             log.error("round=%d cannot be recorded: %s", record.round, error)
         self._report(record.round, figures(record))

@@ -105,10 +105,7 @@ class RoundReading:
 
         def read() -> None:
             self._calls, self._dropped = read_calls(
-                self._dataset,
-                is_stale=self._is_stale(),
-                whole=not self._settings.merge,
-                limited=self._replay.limited,
+                self._dataset, is_stale=self._is_stale(), whole=not self._settings.merge, limited=self._replay.limited
             )
 
         self._team.share(read)
@@ -141,7 +138,7 @@ class RoundReading:
             labels=CallLabels.of(calls),
         )
 
-    def take(self, outline: Outline) -> list[Step]:
+    def build_steps(self, outline: Outline) -> list[Step]:
         """The steps of this process with their micro-batches. Raises DatasetError if a process reads different rows."""
         shares = [step.share(self._team.rank, self._team.size) for step in outline.steps]
         return self._team.together(lambda: [share.build(rows) for rows in [self._own(shares)] for share in shares])

@@ -73,7 +73,7 @@ class RoundSteps:
             reading.read()
         with self._clock.timed("plan"):
             outline = reading.plan(self._config, layout, self._rule)
-            return outline, reading.take(outline)
+            return outline, reading.build_steps(outline)
 
     def prepare(self, steps: Sequence[Step], staleness: Staleness, server_dtype: str | None) -> Prepared:
         """This process's steps with the log-probabilities that they need."""
@@ -126,4 +126,4 @@ class RoundSteps:
         if (recorder := self._recorder) is None:
             return None
         steps, old_policy = len(prepared.steps), prepared.old_policy
-        return TokenFile(dataset, recorder.take(), recorder.left_out, steps, old_policy, self._settings)
+        return TokenFile(dataset, recorder.drain(), recorder.left_out, steps, old_policy, self._settings)

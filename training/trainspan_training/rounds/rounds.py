@@ -27,7 +27,7 @@ from trainspan_training.data.micro_batches import MicroBatch
 from trainspan_training.devices.leader import Leader
 from trainspan_training.metrics.alarms import raised
 from trainspan_training.metrics.movement import Movement
-from trainspan_training.metrics.round_record import RoundRecord, has, signals
+from trainspan_training.metrics.round_record import RoundRecord, has_record, signals
 from trainspan_training.metrics.signal import Signal, signal_gate
 from trainspan_training.metrics.stage_clock import StageClock
 from trainspan_training.model.full_weights import FullWeights, load_slices
@@ -179,7 +179,7 @@ class Rounds:
             )
         self.trainer.failure = None
         self._publication.policy = missing_state.policy
-        if repeated and not self._leader.share(lambda checkpoints: has(checkpoints.root, name)):
+        if repeated and not self._leader.share(lambda checkpoints: has_record(checkpoints.root, name)):
             self._record_repeated(replace(trained, micro_batch_tokens=layout.tokens, failure=None))
         self._files.make_state(missing_state.policy, tokens)
         self.trainer.free_memory()
@@ -301,9 +301,9 @@ class Rounds:
     def _moved(self, outline: Outline, lineage: Lineage) -> float | None:
         """How far the policy is at most from the versions of the calls; None if it is unknown for one of them."""
         paths = [lineage.path(version, self._policy.version) for version in outline.versions]
-        found = [None if path is None else self._movement.along(path) for path in paths]
-        known = [moved for moved in found if moved is not None]
-        return max(known) if known and len(known) == len(found) else None
+        movements = [None if path is None else self._movement.along(path) for path in paths]
+        known = [moved for moved in movements if moved is not None]
+        return max(known) if known and len(known) == len(movements) else None
 
     def _record(self, trained: Trained) -> RoundRecord:
         """The record with its alarms, which the leader logs as warnings."""

@@ -49,12 +49,7 @@ class PolicyFiles:
         self._write_tokens: Callable[[], None] = _nothing
 
     def save(
-        self,
-        parent: Policy,
-        dataset: DatasetFolder,
-        canary: Canary,
-        micro_batch_tokens: int,
-        tokens: TokenFile | None,
+        self, parent: Policy, dataset: DatasetFolder, canary: Canary, micro_batch_tokens: int, tokens: TokenFile | None
     ) -> Policy:
         """Writes the new policy to disk; only reserves space for Adam's state. See `keep_state`, `drop_state`.
 
@@ -138,8 +133,8 @@ class PolicyFiles:
         """Reserves space for Adam's state. Raises OSError in every process if one has too little."""
         trainer = self._trainer
         if tokens:
-            place: Path = self._leader.share(lambda checkpoints: checkpoints.begin_tokens(name))
-            self._write_tokens = partial(tokens.write, place, trainer.team.rank, trainer.team.size)
+            token_folder: Path = self._leader.share(lambda checkpoints: checkpoints.begin_tokens(name))
+            self._write_tokens = partial(tokens.write, token_folder, trainer.team.rank, trainer.team.size)
         folder: Path = self._leader.share(lambda checkpoints: checkpoints.state_folder(name))
 
         def reserve() -> None:

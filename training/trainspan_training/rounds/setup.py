@@ -72,7 +72,7 @@ def set_up(
         missing_state=missing_state,
         unloaded=unloaded,
     )
-    output_dir = str(leader.held.root) if leader.held else "."
+    output_dir = str(leader.resource.root) if leader.resource else "."
     rounds.trainer = TransitionGRPOTrainer(model, tokenizer, settings, rounds, output_dir, team=team, budget=budget)
     if settings.kl_coef and not adapted:
         rounds.reference = _reference(policy, settings, cuda=cuda).to(rounds.trainer.accelerator.device)

@@ -14,6 +14,7 @@ from trainspan_schemas.artifacts.checkpoint import digest_of_model
 from trainspan_schemas.command_events import FineTuneStarted
 from trainspan_schemas.config.settings import SftSettings
 from trainspan_schemas.errors import CheckpointError, ConfigError, TrainingError
+from trainspan_schemas.files.durable import JsonObject
 from trainspan_schemas.home import served_model
 from trainspan_training.devices.cores import prepare_process, share_cores
 from trainspan_training.devices.device import device_name, hide_gpus
@@ -28,6 +29,7 @@ from trainspan_training.sft.job_folder import JobFolder, steps_of
 from trainspan_training.sft.stop_signal import Stopped, StopSignal
 
 if TYPE_CHECKING:
+    from trainspan_training.sft.data.conversations import Conversations, Row
     from trainspan_training.sft.trainer import ConversationTrainer, OnEvent
 
 __all__ = ["SftJob", "SftOutcome", "check", "fine_tune"]
@@ -73,7 +75,7 @@ class SftOutcome:
     """Those made so far."""
     signal: int | None = None
     """The signal that stopped it."""
-    manifest: dict[str, Any] | None = None
+    manifest: JsonObject | None = None
     """The finished model's manifest."""
 
 
@@ -122,7 +124,9 @@ def _run(job: SftJob, stop: StopSignal, on_event: "OnEvent") -> SftOutcome:
     examples, completed = with_served_tools(examples, job.prompts)
     policy = _policy(settings)
     identity = _identity(settings, sources, policy, template)
-    folder = JobFolder(job.out, identity | ({"tools": _digest([one.tools for one in examples])} if completed else {}))
+    if completed:
+        identity["tools"] = _digest([example.tools for example in examples])
+    folder = JobFolder(job.out, identity)
     if (manifest := folder.finished()) is not None:
         return SftOutcome(job.out, 0, 0, manifest=manifest)
     if job.finish and folder.latest() is None:
@@ -187,15 +191,15 @@ def _prepared(
         raise TrainingError(f"{devices} GPUs are visible, and sft trains on one: set CUDA_VISIBLE_DEVICES")
     settings = job.settings
     config, tokenizer = load_config(policy.model), load_tokenizer(policy.model)
-    made = read_rows(
+    conversations = read_rows(
         settings, config, policy.model, tokenizer, examples, template, force=job.force, prompts=job.prompts
     )
     budget = memory.fit(config, settings, memory.available(settings, cuda=cuda), cuda=cuda, team=Team())
     vocabulary = int(config.get_text_config().vocab_size)
-    check_rows(made.rows, vocabulary, budget.longest)
+    check_rows(conversations.rows, vocabulary, budget.longest)
     dtype = compute_dtype(settings, cuda=cuda)
     model = load_model(policy.model, frozen=settings.adapter == "lora" and dtype == "bfloat16")
-    longest = max(len(row.tokens) for row in made.rows)
+    longest = max(len(row.tokens) for row in conversations.rows)
     pack = 0
     if settings.forward != "padded" and packs_exactly(model, vocabulary):
         pack = max(longest, min(_PACK_TOKENS[cuda], budget.tokens))
@@ -206,30 +210,37 @@ def _prepared(
     pack = folder.remember("pack_tokens", pack)
     if settings.adapter == "lora":
         model = add_adapter(model, settings, policy)
-    rows, held_out = hold_out(made.rows, settings.eval_fraction, settings.seed)
+    rows, held_out = hold_out(conversations.rows, settings.eval_fraction, settings.seed)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     recompute = budget.kept < max(pack, longest)
     args = sft_config(settings, rows, parameters, folder.path, pack_tokens=pack, recompute=recompute)
-    start = FineTuneStarted(
+    start = _started(conversations, rows, args, device=device, dtype=dtype, completed_tools=completed)
+    progress = Progress(stop, start, on_event)
+    return ConversationTrainer(model, tokenizer, args, rows, held_out, progress, logits=budget.logits)
+
+
+def _started(
+    conversations: "Conversations", rows: "Sequence[Row]", args: Any, *, device: str, dtype: str, completed_tools: int
+) -> FineTuneStarted:
+    """The event of a job that trains these `rows` with TRL's `args`."""
+    return FineTuneStarted(
         device=device,
         dtype=dtype,
-        examples=made.examples,
-        answers=made.answers,
-        rows=len(made.rows),
-        held_out_rows=len(held_out),
+        examples=conversations.examples,
+        answers=conversations.answers,
+        rows=len(conversations.rows),
+        held_out_rows=len(conversations.rows) - len(rows),
         tokens=sum(len(row.tokens) for row in rows),
         trained_tokens=sum(row.n_trained for row in rows),
-        rewritten=made.rewritten,
-        losses=made.systematic_losses(),
-        completed_tools=completed,
-        **asdict(made.comparison),
-        dropped=dict(made.dropped.most_common()),
-        named=made.named,
+        rewritten=conversations.rewritten,
+        losses=conversations.systematic_losses(),
+        completed_tools=completed_tools,
+        **asdict(conversations.comparison),
+        dropped=dict(conversations.dropped.most_common()),
+        named=conversations.named,
         learning_rate=args.learning_rate,
         gradient_accumulation_steps=args.gradient_accumulation_steps,
     )
-    progress = Progress(stop, start, on_event)
-    return ConversationTrainer(model, tokenizer, args, rows, held_out, progress, logits=budget.logits)
 
 
 def _policy(settings: SftSettings) -> Policy:
@@ -243,7 +254,7 @@ def _policy(settings: SftSettings) -> Policy:
 
 def _identity(
     settings: SftSettings, sources: list[ConversationFile], policy: Policy, template: str | None
-) -> dict[str, Any]:
+) -> JsonObject:
     """What determines the result, but for rounding."""
     return {
         "model": digest_of_model(policy.folder),
@@ -257,7 +268,7 @@ def _digest(tools: Sequence[Sequence[Message]]) -> str:
     return hashlib.sha256(json.dumps(tools).encode()).hexdigest()
 
 
-def _described(data: Path, sources: list[ConversationFile]) -> dict[str, Any]:
+def _described(data: Path, sources: list[ConversationFile]) -> dict[str, object]:
     """The files, and where `trainspan export` says that they come from."""
     files = []
     for source in sources:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from trainspan_schemas.errors import CheckpointError
+from trainspan_schemas.files.durable import JsonObject
 
 __all__ = ["ABOUT", "MANIFEST", "STATE_FILE", "JobFolder", "steps_of"]
 
@@ -30,15 +31,15 @@ class JobFolder:
     def __init__(self, out: Path, identity: Mapping[str, Any]) -> None:
         self.out = out
         self.path = out.with_name(f"{out.name}.unfinished")
-        self.identity: dict[str, Any] = json.loads(json.dumps(identity))
-        self._kept: dict[str, int] = {}
+        self.identity: JsonObject = json.loads(json.dumps(identity))
+        self._remembered: dict[str, int] = {}
 
-    def finished(self) -> dict[str, Any] | None:
+    def finished(self) -> JsonObject | None:
         """The manifest of the result, if it is there. Raises CheckpointError if `out` is anything else."""
         if not self.out.exists() or (self.out.is_dir() and not any(self.out.iterdir())):
             return None
         try:
-            manifest: dict[str, Any] = json.loads((self.out / ABOUT / MANIFEST).read_text())
+            manifest: JsonObject = json.loads((self.out / ABOUT / MANIFEST).read_text())
             known = manifest["job"]
         except (OSError, ValueError, KeyError, TypeError):
             raise CheckpointError(f"{self.out} exists and no `trainspan sft` wrote it: give another --out") from None
@@ -66,10 +67,10 @@ class JobFolder:
 
     def remember(self, name: str, value: int) -> int:
         """The value that the job began with, which is this one if it has none: a continued job must not choose anew."""
-        if name not in self._kept:
-            self._kept[name] = value
+        if name not in self._remembered:
+            self._remembered[name] = value
             self._write()
-        return self._kept[name]
+        return self._remembered[name]
 
     def latest(self) -> Path | None:
         """The newest complete state."""
@@ -87,7 +88,7 @@ class JobFolder:
             return
         try:
             job = json.loads(file.read_text())
-            known, self._kept = job["job"], job["kept"]
+            known, self._remembered = job["job"], job["kept"]
         except (ValueError, KeyError, TypeError) as error:
             raise CheckpointError(f"{file} is damaged ({error}): delete {self.path}, or give another --out") from error
         differing = _differing(known, self.identity)
@@ -101,7 +102,7 @@ class JobFolder:
 
     def _write(self) -> None:
         temporary = self.path / f".{_JOB_FILE}"
-        temporary.write_text(json.dumps({"job": self.identity, "kept": self._kept}, indent=2) + "\n")
+        temporary.write_text(json.dumps({"job": self.identity, "kept": self._remembered}, indent=2) + "\n")
         temporary.replace(self.path / _JOB_FILE)
 
 
@@ -118,11 +119,11 @@ def _is_json(file: Path) -> bool:
     return True
 
 
-def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+def _differing(stored: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     """The keys with different values; those of inner objects by their own names."""
     keys = []
-    for key in dict.fromkeys((*one, *other)):
-        values = one.get(key), other.get(key)
+    for key in dict.fromkeys((*stored, *other)):
+        values = stored.get(key), other.get(key)
         if isinstance(values[0], dict) and isinstance(values[1], dict):
             keys += _differing(values[0], values[1])
         elif values[0] != values[1]:

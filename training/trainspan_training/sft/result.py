@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from trainspan_schemas.artifacts.checkpoint import CheckpointMeta, digest_of_model
 from trainspan_schemas.config.settings import SftSettings
 from trainspan_schemas.errors import TrainingError
-from trainspan_schemas.files.durable import sync
+from trainspan_schemas.files.durable import JsonObject, sync
 from trainspan_training.devices.team import Team
 from trainspan_training.metrics.round_record import METRICS_FILE, finite
 from trainspan_training.model.full_weights import FullWeights, hash_of
@@ -38,7 +38,7 @@ def finish(
     policy: Policy,
     template: str | None,
     about: Mapping[str, Any],
-) -> dict[str, Any]:
+) -> JsonObject:
     """Writes the model in the job's folder, then renames it to `out`; returns its manifest.
 
     Raises TrainingError if it cannot be written.

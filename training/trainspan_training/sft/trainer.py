@@ -155,7 +155,7 @@ class ConversationTrainer(SFTTrainer):
         folder = Path(resume_from_checkpoint)
         FullWeights(self.accelerator.unwrap_model(self.model)).restore(Policy(folder, folder.name, "", 0, folder))
 
-    def figures(self) -> dict[str, Any]:
+    def figures(self) -> dict[str, object]:
         """Those of the manifest, after training; `epochs` are the passes that were made."""
         losses = [line["eval_loss"] for line in self.state.log_history if "eval_loss" in line]
         reached = {"step": self.state.global_step, "steps": self.state.max_steps, "epochs": self.state.epoch}

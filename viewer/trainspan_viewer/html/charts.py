@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
+from trainspan_schemas.artifacts.manifest import Distribution
 from trainspan_viewer.html.curves import MOST
 from trainspan_viewer.html.elements import Element, element, link
 
@@ -10,8 +11,11 @@ __all__ = ["bars", "dots", "histogram", "sparkline"]
 _WIDTH, _HEIGHT = 300, 110
 
 
-def histogram(caption: str, edges: Sequence[float], counts: Sequence[int], ends: tuple[float, float]) -> Element:
-    """N bars between N + 1 `edges`, each as wide as its bin; `ends`, the least and greatest value, are shown below."""
+def histogram(caption: str, values: Distribution) -> Element | None:
+    """N bars between N + 1 edges, each as wide as its bin, above the least and the greatest value; None without values."""
+    if not values["n"]:
+        return None
+    edges, counts = values["edges"], values["counts"]
     greatest = max(counts, default=0)
     drawn: list[Element] = []
     for number, count in enumerate(counts):
@@ -32,8 +36,8 @@ def histogram(caption: str, edges: Sequence[float], counts: Sequence[int], ends:
     base = _HEIGHT - 18
     axis = element("line", class_="axis", x1=0, y1=base, x2=_WIDTH, y2=base)
     labels = [
-        element("text", _short(ends[0]), x=0, y=_HEIGHT - 4),
-        element("text", _short(ends[1]), x=_WIDTH, y=_HEIGHT - 4, **{"text-anchor": "end"}),
+        element("text", _short(values["min"] or 0.0), x=0, y=_HEIGHT - 4),
+        element("text", _short(values["max"] or 0.0), x=_WIDTH, y=_HEIGHT - 4, **{"text-anchor": "end"}),
         element("text", f"most: {greatest}", x=_WIDTH, y=10, **{"text-anchor": "end"}),
     ]
     return _figure(caption, _HEIGHT, [*drawn, axis, *labels])
@@ -88,10 +92,10 @@ def dots(marks: Sequence[tuple[float, str, str, bool]], ends: tuple[float, float
     cells = (width - 16) // (step * abreast) - 1
     for value, address, text, is_filled in marks:
         cell = round(cells * (value - low) / (high - low))
-        place = stacks.get(cell, 0)
-        stacks[cell] = place + 1
-        x = 8 + step * (abreast * cell + place % abreast)
-        placed.append((x, place // abreast, address, text, is_filled))
+        in_cell = stacks.get(cell, 0)
+        stacks[cell] = in_cell + 1
+        x = 8 + step * (abreast * cell + in_cell % abreast)
+        placed.append((x, in_cell // abreast, address, text, is_filled))
     height = 6 + step * (1 + max((level for _, level, _, _, _ in placed), default=0))
     drawn = [
         link(
@@ -122,8 +126,8 @@ def dots(marks: Sequence[tuple[float, str, str, bool]], ends: tuple[float, float
 
 def _range(values: Iterable[float]) -> tuple[float, float]:
     """The least and the greatest value, apart from each other."""
-    found = list(values)
-    low, high = min(found), max(found)
+    finite = list(values)
+    low, high = min(finite), max(finite)
     return (low, high) if high > low else (low - 0.5, high + 0.5)
 
 

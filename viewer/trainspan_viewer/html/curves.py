@@ -58,11 +58,11 @@ def chart(
     `x_name` is written below the x axis. `limits` are the ends of the y axis, else those of
     the values. With `is_log`, values of 0 or less are left out.
     """
-    shown = [
-        (place if curve.color is None else curve.color, curve.name, _finite(curve.points, is_log=is_log))
-        for place, curve in enumerate(curves)
+    colored = [
+        (index if curve.color is None else curve.color, curve.name, _finite(curve.points, is_log=is_log))
+        for index, curve in enumerate(curves)
     ]
-    shown = [one for one in shown if one[2]]
+    shown = [(color, name, points) for color, name, points in colored if points]
     if not shown:
         return None
     width, height = size
@@ -76,24 +76,13 @@ def chart(
         return _LEFT + (width - _LEFT - _RIGHT) * (value - left) / (right - left)
 
     def y_of(value: float) -> float:
-        at, first, last = (math.log(max(one, low)) for one in (value, low, high)) if is_log else (value, low, high)
+        at, first, last = (math.log(max(y, low)) for y in (value, low, high)) if is_log else (value, low, high)
         part = (at - first) / (last - first)
         return _TOP + (height - _TOP - _BOTTOM) * (1 - min(max(part, -0.02), 1.02))
 
-    drawn: list[Element] = []
-    for value, text in _ticks(low, high, is_log=is_log):
-        y = round(y_of(value), 1)
-        drawn.append(element("line", class_="rule", x1=_LEFT, x2=width - _RIGHT, y1=y, y2=y))
-        drawn.append(element("text", text, x=_LEFT - 5, y=y + 4, **{"text-anchor": "end"}))
-    for value in _whole_ticks(left, right, 8 if width > 300 else 4):
-        anchor = "end" if value == right else "middle"
-        shown_x = value if abs(value) < _LONG else f"{value:.4g}"
-        drawn.append(
-            element("text", shown_x, x=round(x_of(value), 1), y=height - _BOTTOM + 15, **{"text-anchor": anchor})
-        )
-    middle = (_LEFT + width - _RIGHT) // 2
-    drawn.append(element("text", x_name, x=middle, y=height - 4, **{"text-anchor": "middle"}))
-    drawn.append(element("line", class_="axis", x1=_LEFT, x2=width - _RIGHT, y1=height - _BOTTOM, y2=height - _BOTTOM))
+    drawn = _y_axis([(y_of(value), text) for value, text in _ticks(low, high, is_log=is_log)], width)
+    ticks = _whole_ticks(left, right, 8 if width > 300 else 4)
+    drawn += _x_axis([(x_of(value), value, value == right) for value in ticks], x_name, size)
     for color, name, points in shown:
         drawn += _curve(name, points, x_name, f"c{color % _COLORS}", x_of, y_of)
     svg = element(
@@ -114,6 +103,28 @@ def chart(
     return element("figure", element("figcaption", element("b", caption), *legend), svg)
 
 
+def _y_axis(ticks: Sequence[tuple[float, str]], width: int) -> list[Element]:
+    """A line and a text at the height of each tick."""
+    drawn = []
+    for height, text in ticks:
+        y = round(height, 1)
+        drawn.append(element("line", class_="rule", x1=_LEFT, x2=width - _RIGHT, y1=y, y2=y))
+        drawn.append(element("text", text, x=_LEFT - 5, y=y + 4, **{"text-anchor": "end"}))
+    return drawn
+
+
+def _x_axis(ticks: Sequence[tuple[float, int, bool]], name: str, size: tuple[int, int]) -> list[Element]:
+    """The axis with its name, and a number at each tick; a tick is (x, number, whether it is at the right end)."""
+    right, bottom = size[0] - _RIGHT, size[1] - _BOTTOM
+    drawn = []
+    for x, number, is_last in ticks:
+        anchor = {"text-anchor": "end" if is_last else "middle"}
+        text = number if abs(number) < _LONG else f"{number:.4g}"
+        drawn.append(element("text", text, x=round(x, 1), y=bottom + 15, **anchor))
+    drawn.append(element("text", name, x=(_LEFT + right) // 2, y=size[1] - 4, **{"text-anchor": "middle"}))
+    return [*drawn, element("line", class_="axis", x1=_LEFT, x2=right, y1=bottom, y2=bottom)]
+
+
 def _curve(name: str, points: Sequence[Point], x_name: str, color: str, x_of: _Scale, y_of: _Scale) -> list[Element]:
     drawn = []
     with_interval = [point for point in points if point.low is not None and point.high is not None]
@@ -122,13 +133,13 @@ def _curve(name: str, points: Sequence[Point], x_name: str, color: str, x_of: _S
         lower = [f"{x_of(point.x):.1f},{y_of(point.low or 0.0):.1f}" for point in reversed(with_interval)]
         drawn.append(element("polygon", points=" ".join([*upper, *lower]), class_=f"band {color}"))
     elif with_interval:
-        (one,) = with_interval
-        x = round(x_of(one.x), 1)
-        ends = {"y1": round(y_of(one.low or 0.0), 1), "y2": round(y_of(one.high or 0.0), 1)}
+        (only,) = with_interval
+        x = round(x_of(only.x), 1)
+        ends = {"y1": round(y_of(only.low or 0.0), 1), "y2": round(y_of(only.high or 0.0), 1)}
         drawn.append(element("line", class_=f"whisker {color}", x1=x, x2=x, **ends))
     if len(points) > 1:
-        places = " ".join(f"{x_of(point.x):.1f},{y_of(point.y):.1f}" for point in _thinned(points))
-        drawn.append(element("polyline", points=places, class_=f"line {color}"))
+        positions = " ".join(f"{x_of(point.x):.1f},{y_of(point.y):.1f}" for point in _thinned(points))
+        drawn.append(element("polyline", points=positions, class_=f"line {color}"))
     if len(points) <= _MOST_DOTS:
         drawn += [
             element(
@@ -159,8 +170,8 @@ def _thinned(points: Sequence[Point]) -> Sequence[Point]:
 
 def _ends(values: Iterable[float], *, is_log: bool = False) -> tuple[float, float]:
     """The least and the greatest, apart from each other."""
-    found = [value for value in values if math.isfinite(value)]
-    low, high = min(found), max(found)
+    finite = [value for value in values if math.isfinite(value)]
+    low, high = min(finite), max(finite)
     if is_log:
         return 10.0 ** math.floor(math.log10(low)), 10.0 ** max(
             math.ceil(math.log10(high)), math.floor(math.log10(low)) + 1
@@ -185,8 +196,8 @@ def _ticks(low: float, high: float, *, is_log: bool) -> list[tuple[float, str]]:
     size = 10.0 ** math.floor(math.log10(rough))
     step: float = next(size * factor for factor in (1, 2, 2.5, 5, 10) if size * factor >= rough * 0.999)
     lowest = math.ceil(low / step - 1e-9)
-    found = [(lowest + number) * step for number in range(7)]
-    return [(value, _short(0.0 if abs(value) < step / 1e6 else value)) for value in found if value <= high + step / 1e6]
+    ticks = [(lowest + number) * step for number in range(7)]
+    return [(value, _short(0.0 if abs(value) < step / 1e6 else value)) for value in ticks if value <= high + step / 1e6]
 
 
 def _whole_ticks(left: float, right: float, most: int) -> list[int]:

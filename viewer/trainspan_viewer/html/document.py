@@ -81,10 +81,10 @@ def standalone(page: Page, style: str = "") -> str:
     css = static_file("style.css").decode() + style
     digest = base64.b64encode(hashlib.sha256(css.encode()).digest()).decode()
     main = element("main", element("h1", page.title), *page.body, id="content")
-    for found in main.iter("a"):
-        if not found.get("href", "#").startswith("#"):
-            found.tag = "span"
-            del found.attrib["href"]
+    for anchor in main.iter("a"):
+        if not anchor.get("href", "#").startswith("#"):
+            anchor.tag = "span"
+            del anchor.attrib["href"]
     images = "img-src data:; " if main.find(".//img") is not None else ""
     policy = f"default-src 'none'; {images}style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
     head = element("head", *_meta(page, "no-referrer"))

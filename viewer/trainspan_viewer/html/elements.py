@@ -34,7 +34,7 @@ def element(tag: str, /, *children: Child, **attributes: str | float | bool | No
     Children and attributes that are None or False are skipped; an attribute that is True has no value.
     Raises ValueError for an attribute that could run code or lead to another site.
     """
-    made = Element(tag)
+    built = Element(tag)
     for key, value in attributes.items():
         if value is None or value is False:
             continue
@@ -45,15 +45,15 @@ def element(tag: str, /, *children: Child, **attributes: str | float | bool | No
             raise ValueError(f"the attribute {name} is not allowed: use a class, or app.js")
         if name in _ADDRESSES and not _OWN.match(text):
             raise ValueError(f"the address {text[:80]!r} is not a path on this server")
-        made.set(name, text)
+        built.set(name, text)
     for child in children:
         if isinstance(child, ElementTree.Element):
-            made.append(child)
+            built.append(child)
         elif child is not None:
-            _append_text(made, visible(str(child) if tag in _LONG else _short(str(child))))
-    if tag in ("pre", "textarea") and (made.text or "").startswith("\n"):
-        made.text = f"\n{made.text}"  # a browser drops a line feed right after the tag
-    return made
+            _append_text(built, visible(str(child) if tag in _LONG else _short(str(child))))
+    if tag in ("pre", "textarea") and (built.text or "").startswith("\n"):
+        built.text = f"\n{built.text}"  # a browser drops a line feed right after the tag
+    return built
 
 
 def link(href: str, *children: Child, **attributes: str | float | bool | None) -> Element:
@@ -120,8 +120,8 @@ def _short(text: str) -> str:
     return text if len(text) <= _MOST_NAME else f"{text[:_MOST_NAME]}… ({len(text)} characters)"
 
 
-def _append_text(made: Element, text: str) -> None:
-    if len(made):
-        made[-1].tail = (made[-1].tail or "") + text
+def _append_text(parent: Element, text: str) -> None:
+    if len(parent):
+        parent[-1].tail = (parent[-1].tail or "") + text
     else:
-        made.text = (made.text or "") + text
+        parent.text = (parent.text or "") + text

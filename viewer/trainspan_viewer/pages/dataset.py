@@ -46,13 +46,13 @@ def render_datasets(model: DatasetsModel) -> Page:
 
 
 def _dataset_row(row: DatasetRow) -> list[Child]:
+    folder, run = row.location.path.name, row.location.run_id
     if row.error:
-        return [row.place.path.name, row.place.run_id or "–", *("–",) * 5, element("span", row.error, class_="bad")]
+        return [folder, run or "–", *("–",) * 5, element("span", row.error, class_="bad")]
     manifest = row.manifest
     dropped = sorted(manifest["dropped"].items(), key=lambda item: -item[1])
-    run = row.place.run_id
     return [
-        link(_address(row.place.name), row.place.path.name),
+        link(_address(row.location.name), folder),
         link(f"/runs/{run}", run) if run else "–",
         count(manifest["rows"]),
         f"{count(manifest['rollouts'])} / {count(manifest['rollouts_seen'])}",
@@ -64,9 +64,9 @@ def _dataset_row(row: DatasetRow) -> list[Child]:
 
 
 def render_dataset(model: DatasetModel) -> Page:
-    run = model.place.run_id
+    run = model.location.run_id
     crumbs = [("runs", "/"), (run, f"/runs/{run}")] if run else [("datasets", "/datasets")]
-    title = f"Dataset {model.place.path.name}"
+    title = f"Dataset {model.location.path.name}"
     tabs = element(
         "nav",
         *(
@@ -88,14 +88,14 @@ def _view(model: DatasetModel) -> list[Child]:
         return quality_body(model.manifest)
     if model.view == "diff":
         return _diff(model)
-    found = "groups" if model.view == "groups" else "rollouts"
+    kind = "groups" if model.view == "groups" else "rollouts"
     listed = _groups(model) if model.view == "groups" else _rollouts(model)
     return [
         _overview(model),
         _form(model),
         *(element("p", note, class_="warn") for note in model.notes),
-        listed if model.n_found else element("p", f"No {found} have all of this.", class_="note"),
-        paging(model.params.link, model.start, model.page_size, model.n_found, found),
+        listed if model.n_found else element("p", f"No {kind} have all of this.", class_="note"),
+        paging(model.params.link, model.start, model.page_size, model.n_found, kind),
     ]
 
 
@@ -111,13 +111,10 @@ def _overview(model: DatasetModel) -> Element:
         ["credit × baseline", f"{manifest['credit']['credit']} × {manifest['credit']['baseline']}"],
         ["policy versions", f"{manifest['min_policy_version']} to {manifest['max_policy_version']}"],
     ]
-    found = manifest["distributions"]["reward"]
     return element(
         "div",
         table(["", ""], facts, text=frozenset({0, 1}), caption="the dataset"),
-        histogram("rewards of the rollouts", found["edges"], found["counts"], (found["min"], found["max"]))
-        if found["n"]
-        else None,
+        histogram("rewards of the rollouts", manifest["distributions"]["reward"]),
         _reasons(model, manifest["dropped"]),
         class_="plots",
     )
@@ -181,7 +178,7 @@ def _groups(model: DatasetModel) -> Element:
 
 def _group_row(model: DatasetModel, group: Group) -> list[Child]:
     name = group.task_id or group.group_id or "no task"
-    dataset = model.place.name
+    dataset = model.location.name
     if group.group_id:
         address = f"/groups/{quote(dataset, safe=':')}/{quote(group.group_id, safe='')}"
     else:
@@ -213,7 +210,7 @@ def _rollouts(model: DatasetModel) -> Element:
     head = ("rollout", "task", "reward", "calls", "kept", "trained tokens", "finished by", "agents", "dropped as")
     rows: list[list[Child]] = [
         [
-            link(_rollout_address(model.place.name, member), member.rollout_id[:16]),
+            link(_rollout_address(model.location.name, member), member.rollout_id[:16]),
             member.task_id or "–",
             number(member.reward),
             member.calls,
@@ -241,7 +238,7 @@ def _diff(model: DatasetModel) -> list[Child]:
         return [element("p", "There is no other dataset.", class_="note")]
     if model.difference is None:
         return [form]
-    return [form, *difference_body(model.difference, model.place.name, model.other)]
+    return [form, *difference_body(model.difference, model.location.name, model.other)]
 
 
 def _rollout_address(dataset: str, member: DatasetMember) -> str:

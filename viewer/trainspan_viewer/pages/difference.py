@@ -51,7 +51,9 @@ def _changes(title: str, changes: Sequence[ItemChange]) -> Element | None:
     if not changes:
         return None
     return table(
-        [title, "A", "B"], [[one.what, _plain(one.before), _plain(one.after)] for one in changes], caption=title
+        [title, "A", "B"],
+        [[change.what, _plain(change.before), _plain(change.after)] for change in changes],
+        caption=title,
     )
 
 

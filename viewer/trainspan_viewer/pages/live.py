@@ -5,7 +5,8 @@ from urllib.parse import quote
 from trainspan_viewer.html.document import Page
 from trainspan_viewer.html.elements import Child, Element, element, link, table
 from trainspan_viewer.html.formats import age, count, number, seconds
-from trainspan_viewer.queries.live import WINDOW, LiveModel, Row
+from trainspan_viewer.queries.live import WINDOW, LiveModel
+from trainspan_viewer.queries.store import Row
 
 __all__ = ["render_live"]
 
@@ -55,14 +56,14 @@ def _running(model: LiveModel) -> Child:
         return element("p", "No rollout is running.", class_="note")
     rows: list[list[Child]] = [
         [
-            link(f"/rollouts/{quote(one.rollout_id, safe='')}?attempt={one.attempt}", one.rollout_id[:16]),
-            one.task_id or "–",
-            one.calls,
-            count(one.tokens),
-            seconds((model.now_ns - one.began_ns) / 1e9),
-            age((model.now_ns - one.last_ns) / 1e9),
+            link(f"/rollouts/{quote(rollout.rollout_id, safe='')}?attempt={rollout.attempt}", rollout.rollout_id[:16]),
+            rollout.task_id or "–",
+            rollout.calls,
+            count(rollout.tokens),
+            seconds((model.now_ns - rollout.began_ns) / 1e9),
+            age((model.now_ns - rollout.last_ns) / 1e9),
         ]
-        for one in model.running
+        for rollout in model.running
     ]
     head = ("rollout", "task", "calls", "tokens", "for", "last call")
     return table(

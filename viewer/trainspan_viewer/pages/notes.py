@@ -28,7 +28,7 @@ class Desk:
 def notes_part(notes: Sequence[Note], subject: Subject, title: str, desk: Desk, error: str = "") -> Element | None:
     """The notes on the subject of a page, and a form for another one; None if there is nothing to show."""
     parts: list[Child] = [element("p", error, class_="bad", role="alert")] if error else []
-    parts += [_note(one, desk, subject) for one in notes]
+    parts += [_note(note, desk, subject) for note in notes]
     if desk.token is not None:
         parts.append(_new(subject, title, desk))
     return element("section", *parts, id="notes", class_="notes", aria_label="notes") if parts else None
@@ -51,7 +51,7 @@ def render_notes(model: NotesModel, desk: Desk) -> Page:
     )
     body: list[Child] = [
         search if model.n_found or model.text else None,
-        element("div", *(_note(one, desk, None) for one in model.notes), class_="notes")
+        element("div", *(_note(note, desk, None) for note in model.notes), class_="notes")
         if model.notes
         else element("p", empty, class_="note"),
         paging(model.params.link, model.start, model.page_size, model.n_found, "notes"),
@@ -61,13 +61,13 @@ def render_notes(model: NotesModel, desk: Desk) -> Page:
 
 def refused_note(reason: str, text: str) -> Page:
     """Why nothing was written, with what the person wrote."""
-    kept = [element("p", "You wrote:"), element("pre", text[: 4 * MOST_BYTES], dir="auto")] if text else []
-    return Page("The note was not written", [element("p", reason, class_="bad", role="alert"), *kept], section="notes")
+    draft = [element("p", "You wrote:"), element("pre", text[: 4 * MOST_BYTES], dir="auto")] if text else []
+    return Page("The note was not written", [element("p", reason, class_="bad", role="alert"), *draft], section="notes")
 
 
-def _note(one: Note, desk: Desk, page: Subject | None) -> Element:
+def _note(note: Note, desk: Desk, page: Subject | None) -> Element:
     """A note on the page of its subject `page`; None: in the list, with a link."""
-    draft = one.draft
+    draft = note.draft
     is_elsewhere = page is None or page.kind != draft.subject.kind
     about: list[Child] = (
         [link(draft.subject.address, isolated(draft.title or draft.subject.kind)), " · "] if is_elsewhere else []
@@ -75,20 +75,20 @@ def _note(one: Note, desk: Desk, page: Subject | None) -> Element:
     if draft.tokens:
         first, last = draft.tokens
         about.append(f"token {first} · " if first == last else f"tokens {first} to {last} · ")
-    about.append(f"{moment(one.written_ns)} UTC")
-    if one.changed_ns != one.written_ns:
-        about.append(f", changed {moment(one.changed_ns)}")
+    about.append(f"{moment(note.written_ns)} UTC")
+    if note.changed_ns != note.written_ns:
+        about.append(f", changed {moment(note.changed_ns)}")
     return element(
         "article",
         element("pre", draft.text, dir="auto"),
         element("p", *about, class_="note"),
-        _edit(one, desk) if desk.token is not None else None,
-        id=f"note-{one.id}",
+        _edit(note, desk) if desk.token is not None else None,
+        id=f"note-{note.id}",
     )
 
 
-def _edit(one: Note, desk: Desk) -> Element:
-    seen = element("input", type="hidden", name="seen", value=one.changed_ns)
+def _edit(note: Note, desk: Desk) -> Element:
+    seen = element("input", type="hidden", name="seen", value=note.changed_ns)
     return element(
         "details",
         element("summary", "edit"),
@@ -96,18 +96,18 @@ def _edit(one: Note, desk: Desk) -> Element:
             "form",
             *_hidden(desk),
             seen,
-            _box(one.draft.text, "text of the note"),
+            _box(note.draft.text, "text of the note"),
             element("button", "save", type="submit"),
-            element("button", "delete", type="submit", formaction=f"/notes/{one.id}/delete", formnovalidate=True),
+            element("button", "delete", type="submit", formaction=f"/notes/{note.id}/delete", formnovalidate=True),
             method="post",
-            action=f"/notes/{one.id}",
+            action=f"/notes/{note.id}",
         ),
-        id=f"edit-{one.id}",
+        id=f"edit-{note.id}",
     )
 
 
 def _new(subject: Subject, title: str, desk: Desk) -> Element:
-    named = {
+    fields = {
         "kind": subject.kind,
         "name": quote(subject.name, safe=""),  # invisible characters would be shown as signs
         "attempt": subject.attempt,
@@ -127,7 +127,7 @@ def _new(subject: Subject, title: str, desk: Desk) -> Element:
             *_hidden(desk),
             *(
                 element("input", type="hidden", name=name, value=value)
-                for name, value in named.items()
+                for name, value in fields.items()
                 if value is not None
             ),
             _box("", f"note on this {subject.kind}"),

@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from trainspan_processing.credit.group_advice import group_advice
 from trainspan_processing.reasons.advice import advice_on
+from trainspan_schemas.artifacts.manifest import DatasetManifest
 from trainspan_viewer.html.charts import bars, histogram
 from trainspan_viewer.html.document import Page, standalone
 from trainspan_viewer.html.elements import Child, Element, element, table
@@ -22,13 +23,13 @@ _TITLES: Final = {
 }
 
 
-def quality_page(manifest: Mapping[str, Any]) -> str:
+def quality_page(manifest: DatasetManifest) -> str:
     """A document with inline SVG and without scripts."""
     title = f"Dataset of round {manifest['round']}" + (f" of {manifest['run_id']}" if manifest["run_id"] else "")
     return standalone(Page(title, quality_body(manifest)))
 
 
-def quality_body(manifest: Mapping[str, Any]) -> list[Child]:
+def quality_body(manifest: DatasetManifest) -> list[Child]:
     """The quality of a dataset: what was seen, kept and dropped, groups, merging, and distributions."""
     spread, dropped = manifest["groups_spread"], manifest["dropped"]
     reason_counts = [
@@ -43,29 +44,20 @@ def quality_body(manifest: Mapping[str, Any]) -> list[Child]:
     return [
         _facts(manifest),
         element("h2", "Calls and groups"),
-        element(
-            "div",
-            bars("calls by outcome", reason_counts),
-            bars("groups of rollouts", groups),
-            class_="plots",
-        ),
+        element("div", bars("calls by outcome", reason_counts), bars("groups of rollouts", groups), class_="plots"),
         *_reasons(dropped, manifest["credit"]),
         *_merge_failures(manifest["merge_failures"]),
         element("h2", "Distributions"),
         element(
             "div",
-            *(
-                histogram(_TITLES[name], values["edges"], values["counts"], (values["min"], values["max"]))
-                for name, values in manifest["distributions"].items()
-                if values["n"]
-            ),
+            *(histogram(_TITLES[name], values) for name, values in manifest["distributions"].items()),
             class_="plots",
         ),
         _statistics(manifest["distributions"]),
     ]
 
 
-def _facts(manifest: Mapping[str, Any]) -> Element:
+def _facts(manifest: DatasetManifest) -> Element:
     credit, tokens = manifest["credit"], manifest["tokens"]
     rows: list[tuple[str, str]] = [
         ("rollouts seen / kept", f"{manifest['rollouts_seen']} / {manifest['rollouts']}"),

@@ -33,7 +33,7 @@ def render_runs(model: RunsModel) -> Page:
 def _row(run: RunSummary) -> list[Child]:
     if run.error:
         return ["", run.run_id, element("span", run.error, class_="bad"), *("–",) * 7]
-    values = [(one.round, one.estimate.mean) for one in run.validations if one.estimate.n]
+    values = [(validation.round, validation.estimate.mean) for validation in run.validations if validation.estimate.n]
     rounds = f"{run.rounds_done} of {run.rounds}" if run.rounds is not None else str(run.rounds_done)
     return [
         element("input", type="checkbox", name="run", value=run.run_id, aria_label=f"mark {run.run_id}"),

@@ -36,44 +36,44 @@ def rollouts_with_text(
         notes.append("Only ids were searched: there is no tokenizer to read the answers with.")
         return []
     key = (published.path, manifest_path(published.path).stat().st_mtime_ns, decoder.model, text)
-    found, note = _searched.get(key, lambda: _search(published, decoder, text), is_live=False)
+    rollouts, note = _searched.get(key, lambda: _search(published, decoder, text), is_live=False)
     if note:
         notes.append(note)
-    return found
+    return rollouts
 
 
 def _search(published: Published, decoder: Decoder, text: str) -> tuple[list[str], str]:
     """The ids, and what was not searched."""
-    found: dict[str, None] = {}
+    ids: dict[str, None] = {}
     searched, tokens = 0, 0
     for rows in published.files(["rollout_id", "completion_ids"]):
         for part in rows.iter_slices(_PART):
             if tokens >= _MOST_TOKENS:
-                return list(found), f"Only the first {searched} of {published.manifest['rows']} answers were searched."
+                return list(ids), f"Only the first {searched} of {published.manifest['rows']} answers were searched."
             answers = decoder.texts(part["completion_ids"].to_list())
-            found |= {
+            ids |= {
                 rollout: None for rollout, answer in zip(part["rollout_id"], answers, strict=True) if text in answer
             }
             searched += part.height
             tokens += int(part["completion_ids"].list.len().sum())
-    return list(found), ""
+    return list(ids), ""
 
 
 def models_of(sources: Sources, run_id: str | None) -> tuple[str | None, ...]:
     """Models whose tokenizer may fit, those of the run first."""
-    own: list[str | None] = []
+    models: list[str | None] = []
     if run_id is not None:
         try:
-            run = sources.places.run(run_id)
+            run = sources.paths.run(run_id)
             settings = run.read("run.json").get("settings", {})
         except (TrainspanError, OSError, ValueError):
             pass
         else:
             with contextlib.suppress(TrainspanError):
                 latest = read_latest(run.checkpoints)
-                own.append(str(latest) if latest else None)
-            own += [settings.get(section, {}).get("model") for section in ("serving", "train")]
-    return (*own, *tokenizer_places(None, sources.settings))
+                models.append(str(latest) if latest else None)
+            models += [settings.get(section, {}).get("model") for section in ("serving", "train")]
+    return (*models, *tokenizer_places(None, sources.settings))
 
 
 def _decoder_of(published: Published, models: Sequence[str | None]) -> Decoder | None:

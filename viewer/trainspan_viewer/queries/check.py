@@ -11,7 +11,7 @@ from urllib.parse import quote
 from trainspan_schemas.artifacts.run_files import RunFiles, check_name, record_of
 from trainspan_schemas.files.durable import json_lines
 from trainspan_viewer.queries.params import Params
-from trainspan_viewer.queries.places import NotFoundError
+from trainspan_viewer.queries.paths import NotFoundError
 from trainspan_viewer.queries.runs import Record, read_run
 from trainspan_viewer.queries.sources import Sources
 
@@ -88,20 +88,20 @@ class StageModel:
 
 
 def load_stage(sources: Sources, params: Params) -> StageModel:
-    """The record at `place` in the run's rounds.jsonl. Raises NotFoundError."""
-    files = sources.places.run(params.text("run"))
+    """The record at `index` in the run's rounds.jsonl. Raises NotFoundError."""
+    files = sources.paths.run(params.text("run"))
     records = read_run(files).records
-    place = params.integer("place", -1, least=-1)
-    if not 0 <= place < len(records):
-        raise NotFoundError(f"run {files.run_id} has no record {params.text('place')[:40]!r}")
-    record = records[place]
+    index = params.integer("index", -1, least=-1)
+    if not 0 <= index < len(records):
+        raise NotFoundError(f"run {files.run_id} has no record {params.text('index')[:40]!r}")
+    record = records[index]
     is_round = record["kind"] == "round"
     number = record["round"]
-    found = sources.places.datasets_of(files) if is_round else ()
-    datasets = {item.policy: item.name for item in found if item.round == number}
+    locations = sources.paths.datasets_of(files) if is_round else ()
+    datasets = {item.policy: item.name for item in locations if item.round == number}
     title = f"Round {number}" if is_round else f"{str(record['name']).capitalize()} after round {number}"
-    named = [(None, check) for check in record["checks"] if not _is_of(record, check)]
-    named += [
+    by_policy = [(None, check) for check in record["checks"] if not _is_of(record, check)]
+    by_policy += [
         (policy, check) for policy in record.get("policies") or {} for check in record_of(record, policy)["checks"]
     ]
     checks = [
@@ -114,15 +114,15 @@ def load_stage(sources: Sources, params: Params) -> StageModel:
             figures=_figures(check["name"], record_of(record, policy)),
             log="" if check["ok"] else _log_end(files.path / "logs" / _log_of(check["name"], policy)),
         )
-        for policy, check in named
+        for policy, check in by_policy
     ]
     return StageModel(
         run_id=files.run_id,
         title=title,
         record=record,
-        checks=sorted(checks, key=lambda one: one.holds),
-        earlier=place - 1 if place > 0 else None,
-        later=place + 1 if place + 1 < len(records) else None,
+        checks=sorted(checks, key=lambda check: check.holds),
+        earlier=index - 1 if index > 0 else None,
+        later=index + 1 if index + 1 < len(records) else None,
         datasets=sorted(datasets.values()),
         params=params,
     )
@@ -146,19 +146,19 @@ def _query(name: str, files: RunFiles, record: Record) -> str:
     sql = _QUERIES[name].format(run=_quoted(files.run_id), round=int(record["round"]), split=split)
     if split == "val" and (tasks := _tasks_of(files, record)):
         among = ", ".join(f"'{_quoted(task)}'" for task in tasks)
-        sql = _VALIDATED.sub(lambda found: f"{found[0]} AND {found[1] or ''}task_id IN ({among})", sql)
+        sql = _VALIDATED.sub(lambda match: f"{match[0]} AND {match[1] or ''}task_id IN ({among})", sql)
     return sql
 
 
 def _links(check: Mapping[str, Any], dataset: str | None) -> list[tuple[str, str]]:
-    found = []
+    links = []
     if dataset and check["name"] in ("every drop is named", "rewards are those of the runner"):
-        found.append(("the dataset", f"/datasets/{quote(dataset, safe=':')}"))
-    found += [
+        links.append(("the dataset", f"/datasets/{quote(dataset, safe=':')}"))
+    links += [
         (f"rollout {rollout[:8]}…", f"/rollouts/{quote(rollout, safe='')}?attempt={attempt}")
         for rollout, attempt in _ROLLOUT.findall(check["detail"])
     ]
-    return found
+    return links
 
 
 def _tasks_of(files: RunFiles, record: Record) -> list[str]:

@@ -5,13 +5,13 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from trainspan_schemas.telemetry import keys
 from trainspan_viewer.queries.params import Params
 from trainspan_viewer.queries.runs import RunSummary, summary_of
 from trainspan_viewer.queries.sources import Sources
-from trainspan_viewer.queries.store import StoreReader
+from trainspan_viewer.queries.store import Row, StoreReader
 
 __all__ = ["WINDOW", "LiveModel", "RunningRollout", "load_live"]
 
@@ -21,25 +21,13 @@ _SHOWN: Final = 30
 _MINUTE_NS: Final = 60 * 10**9
 _COLUMNS: Final = (
     *("seq", "trace_id", "rollout_id", "attempt", "task_id", "round", "split", "agent", "is_call", "call_index"),
-    *(
-        "policy_name",
-        "policy_version",
-        "finish_reason",
-        "delivered",
-        "start_ns",
-        "end_ns",
-        "n_tokens",
-        "call_facts",
-        "rollout_status",
-    ),
-    *("status_code", "name", "service_name", "status_message"),
+    *("policy_name", "policy_version", "finish_reason", "delivered", "start_ns", "end_ns", "n_tokens", "call_facts"),
+    *("rollout_status", "status_code", "name", "service_name", "status_message"),
 )
 _ROLLOUTS: Final = ("rollout_id", "attempt", "status", "reward", "n_calls", "task_id", "round", "split", "end_ns")
 _ACTIVITY: Final = ("calls", "tokens", "rollouts")
 _ERROR: Final = 2
 _SHARED_S: Final = 1.0
-
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +74,8 @@ def load_live(sources: Sources, params: Params) -> LiveModel:
     requests = Counter((*_attempt(row), row["call_index"]) for row in calls)
     # A page counts the choices of a request (n above 1) as calls of their own: the request's index is then not the call's.
     several = {(rollout, attempt) for (rollout, attempt, _), choices in requests.items() if choices > 1}
-    found = sources.places.all_runs()[:1]
-    run = summary_of(found[0]) if found else None
+    runs = sources.paths.all_runs()[:1]
+    run = summary_of(runs[0]) if runs else None
     return LiveModel(
         run=run if run is not None and run.status == "running" else None,
         running=_running(calls, newest.ended)[:_SHOWN],
@@ -137,21 +125,21 @@ _kept: dict[tuple[str, ...], _Newest] = {}
 
 def _newest(store: StoreReader) -> _Newest:
     """The newest rows; concurrent requests share one read."""
-    held = _kept.get(store.stores)
-    if held is not None and time.monotonic() < held.until_s and not held.is_behind:
-        return held
+    newest = _kept.get(store.stores)
+    if newest is not None and time.monotonic() < newest.until_s and not newest.is_behind:
+        return newest
     read = store.read("newest", _COLUMNS, most=WINDOW * len(store.stores), rows=WINDOW)
     rows = read.records()
     if len(store.stores) > 1:
         rows.sort(key=lambda row: -int(row["end_ns"] or row["start_ns"]))
-    rollouts: dict[str, dict[tuple[str, int], dict[str, Any]]] = {}
+    rollouts: dict[str, dict[tuple[str, int], Row]] = {}
     for row in rows:
         if row["rollout_id"] is not None:
             rollouts.setdefault(row["trace_id"], {})[row["rollout_id"], row["attempt"]] = row
     for row in rows:
-        own = rollouts.get(row["trace_id"], {})
-        if row["rollout_id"] is None and len(own) == 1:
-            (known,) = own.values()
+        attempts = rollouts.get(row["trace_id"], {})
+        if row["rollout_id"] is None and len(attempts) == 1:
+            (known,) = attempts.values()
             row |= {name: known[name] for name in ("rollout_id", "attempt", "task_id", "round", "split")}
     ended = [{**row, "status": row["rollout_status"], "n_calls": None} for row in rows if row["rollout_status"]]
     ended.sort(key=lambda row: -int(row["end_ns"] or 0))
@@ -162,7 +150,7 @@ def _newest(store: StoreReader) -> _Newest:
     for row in ended:
         row["n_calls"] = numbers.get((row["rollout_id"], row["attempt"] or 0))
     activity = store.read("activity", _ACTIVITY, since_ns=time.time_ns() - _MINUTE_NS)
-    made = _Newest(
+    fresh = _Newest(
         spans=rows,
         ended=ended,
         finished=stored[:_SHOWN],
@@ -171,8 +159,8 @@ def _newest(store: StoreReader) -> _Newest:
         until_s=time.monotonic() + _SHARED_S,
     )
     _kept.clear()
-    _kept[store.stores] = made
-    return made
+    _kept[store.stores] = fresh
+    return fresh
 
 
 def _is_internal(facts: str | None) -> bool:
@@ -183,11 +171,11 @@ def _is_internal(facts: str | None) -> bool:
 def _running(calls: Sequence[Row], rollouts: Sequence[Row]) -> list[RunningRollout]:
     """Rollouts with calls that have not ended, the last active one first."""
     ended = {(row["rollout_id"], row["attempt"] or 0) for row in rollouts}
-    found: defaultdict[tuple[str, int], list[Row]] = defaultdict(list)
+    by_rollout: defaultdict[tuple[str, int], list[Row]] = defaultdict(list)
     for row in calls:
         key = (row["rollout_id"], row["attempt"] or 0)
         if row["rollout_id"] is not None and key not in ended:
-            found[key].append(row)
+            by_rollout[key].append(row)
     progress = [
         RunningRollout(
             rollout_id=rollout,
@@ -198,6 +186,6 @@ def _running(calls: Sequence[Row], rollouts: Sequence[Row]) -> list[RunningRollo
             began_ns=min(row["start_ns"] for row in rows),
             last_ns=max(row["end_ns"] or row["start_ns"] for row in rows),
         )
-        for (rollout, attempt), rows in found.items()
+        for (rollout, attempt), rows in by_rollout.items()
     ]
-    return sorted(progress, key=lambda one: -one.last_ns)
+    return sorted(progress, key=lambda running: -running.last_ns)

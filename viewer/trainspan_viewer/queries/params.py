@@ -55,14 +55,14 @@ class Params:
     def choice(self, name: str, choices: Sequence[_Choice], default: _Choice) -> _Choice:
         """One of `choices`."""
         text = self.text(name, default)
-        found = next((choice for choice in choices if choice == text), None)
-        if found is None:
+        chosen = next((choice for choice in choices if choice == text), None)
+        if chosen is None:
             raise UsageError(f"{name} = {text[:80]!r} is not one of {', '.join(choices)}")
-        return found
+        return chosen
 
     def link(self, **changes: str | float | None) -> str:
         """The same address with other values in the query; None and "" remove one."""
-        kept = {name: list(values) for name, values in self.query.items()}
-        kept |= {name: [] if value in (None, "") else [str(value)] for name, value in changes.items()}
-        encoded = urlencode([(name, value) for name, values in kept.items() for value in values if value])
+        query = {name: list(values) for name, values in self.query.items()}
+        query |= {name: [] if value in (None, "") else [str(value)] for name, value in changes.items()}
+        encoded = urlencode([(name, value) for name, values in query.items() for value in values if value])
         return f"{self.address}?{encoded}" if encoded else self.address

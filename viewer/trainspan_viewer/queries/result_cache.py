@@ -26,7 +26,7 @@ def weight_of(value: object) -> int:
     if is_dataclass(value):
         return 56 + sum(weight_of(getattr(value, item.name)) for item in fields(value))
     if isinstance(value, Mapping):
-        return 64 + sum(weight_of(key) + weight_of(one) for key, one in value.items())
+        return 64 + sum(weight_of(key) + weight_of(content) for key, content in value.items())
     if isinstance(value, Sequence | Set):
         # Tokens and their log-probabilities: looking at each of millions would take seconds.
         is_flat = isinstance(value, list) and value and isinstance(value[0], int | float)
@@ -48,9 +48,9 @@ class ResultCache(Generic[_Value]):
             now = time.monotonic()
             for old in [name for name, (until, _, _) in self._values.items() if until <= now]:
                 del self._values[old]
-            if (held := self._values.get(key)) is not None:
+            if (entry := self._values.get(key)) is not None:
                 self._values.move_to_end(key)
-                return held[2]
+                return entry[2]
         value = make()
         with self._lock:
             until = time.monotonic() + (_LIVE_S if is_live else _PAST_S)

@@ -10,7 +10,7 @@ from trainspan_schemas.command_events import StepTrained
 from trainspan_schemas.config.load import POLICIES
 from trainspan_schemas.config.settings import Settings
 from trainspan_viewer.queries.params import Params
-from trainspan_viewer.queries.places import NotFoundError
+from trainspan_viewer.queries.paths import NotFoundError
 from trainspan_viewer.queries.runs import Record, RunRecords, read_run
 from trainspan_viewer.queries.sources import Sources
 
@@ -25,7 +25,7 @@ _MOST_STAGES = 120
 class Stage:
     """What was checked together: a round, or an evaluation."""
 
-    place: int
+    index: int
     """Its place in rounds.jsonl, which is its address."""
     round: int
     kind: str
@@ -67,7 +67,7 @@ class RunModel:
     n_stages: int
     checks: Sequence[CheckRow]
     rounds: Sequence[tuple[int, Record]]
-    """One page of rounds with their places in rounds.jsonl, newest first."""
+    """One page of rounds with their paths in rounds.jsonl, newest first."""
     start: int
     n_rounds: int
     page_size: int
@@ -95,15 +95,15 @@ class CompareModel:
 
 def load_run(sources: Sources, params: Params) -> RunModel:
     """Raises NotFoundError."""
-    places = sources.places
-    files = places.run(params.text("run"))
+    paths = sources.paths
+    files = paths.run(params.text("run"))
     model = _model(read_run(files), params, page_size=_PAGE)
     numbers = {record["round"] for _, record in model.rounds}
-    datasets = {(place.round, place.policy): place.name for place in places.datasets_of(files)}
+    datasets = {(location.round, location.policy): location.name for location in paths.datasets_of(files)}
     return dataclasses.replace(
         model,
         datasets={key: name for key, name in datasets.items() if key[0] in numbers},
-        others=[run.run_id for run in places.all_runs()[:200] if run.run_id != model.records.run_id],
+        others=[run.run_id for run in paths.all_runs()[:200] if run.run_id != model.records.run_id],
         step=StepTrained(**step) if (step := files.training()) else None,
     )
 
@@ -115,14 +115,14 @@ def whole_run(records: RunRecords) -> RunModel:
 
 def _model(records: RunRecords, params: Params, *, page_size: int) -> RunModel:
     every = list(enumerate(records.records))
-    rounds = [(place, record) for place, record in reversed(every) if record["kind"] == "round"]
+    rounds = [(index, record) for index, record in reversed(every) if record["kind"] == "round"]
     start = params.integer("from", 0, most=max(0, len(rounds) - 1))
     newest = max(0, len(every) - _MOST_STAGES)
     first = params.integer("checks_from", newest, most=max(0, len(every) - 1))
     checked = every[first : first + _MOST_STAGES]
     return RunModel(
         records=records,
-        stages=[Stage(place, record["round"], _kind(record)) for place, record in checked],
+        stages=[Stage(index, record["round"], _kind(record)) for index, record in checked],
         stages_from=first,
         stages_size=_MOST_STAGES,
         n_stages=len(every),
@@ -144,10 +144,10 @@ def load_compare(sources: Sources, params: Params) -> CompareModel:
     names = list(dict.fromkeys(wanted))
     if not names:
         raise NotFoundError("no run was chosen: mark some in the list of runs")
-    runs = [read_run(sources.places.run(name)) for name in names[:_MOST_COMPARED]]
+    runs = [read_run(sources.paths.run(name)) for name in names[:_MOST_COMPARED]]
     flat = [_flat(run.run.get("settings", {})) for run in runs]
-    keys = list(dict.fromkeys(key for one in flat for key in one))
-    rows = [(key, [one.get(key) for one in flat]) for key in keys]
+    keys = list(dict.fromkeys(key for settings in flat for key in settings))
+    rows = [(key, [settings.get(key) for settings in flat]) for key in keys]
     differences = [(key, values) for key, values in rows if any(value != values[0] for value in values)]
     return CompareModel(runs, len(names), differences, params)
 
@@ -158,12 +158,12 @@ def _kind(record: Record) -> str:
 
 def _checks(records: Sequence[Record]) -> list[CheckRow]:
     names = list(dict.fromkeys(check["name"] for record in records for check in record["checks"]))
-    found = [{check["name"]: check for check in record["checks"]} for record in records]
+    by_name = [{check["name"]: check for check in record["checks"]} for record in records]
     return [
         CheckRow(
             name,
-            [checks[name]["ok"] if name in checks else None for checks in found],
-            [checks[name]["detail"] if name in checks else "" for checks in found],
+            [checks[name]["ok"] if name in checks else None for checks in by_name],
+            [checks[name]["detail"] if name in checks else "" for checks in by_name],
         )
         for name in names
     ]
@@ -179,7 +179,7 @@ def _settings(stored: Mapping[str, Mapping[str, Any]]) -> list[SettingRow]:
     ]
 
 
-def _flat(stored: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def _flat(stored: Mapping[str, Mapping[str, Any]]) -> dict[str, object]:
     return {f"[{section}] {name}": value for section, values in _sections(stored) for name, value in values.items()}
 
 
@@ -187,6 +187,6 @@ def _sections(stored: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, Ma
     """The sections as in `trainspan.toml`, where each policy has its own."""
     for section, values in stored.items():
         if section == POLICIES:
-            yield from ((f"{section}.{name}", own) for name, own in values.items())
+            yield from ((f"{section}.{name}", policy_values) for name, policy_values in values.items())
         else:
             yield section, values

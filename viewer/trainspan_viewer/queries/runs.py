@@ -58,16 +58,16 @@ class RunRecords:
 
     def evals(self, name: str = "validation") -> "list[Validation]":
         """The evaluations of this name, in order of rounds."""
-        found = [record for record in self.records if record["kind"] == "eval" and record["name"] == name]
-        estimates = [Validation(record["round"], RewardEstimate.of_record(record)) for record in found]
-        return sorted(estimates, key=lambda one: one.round)
+        records = [record for record in self.records if record["kind"] == "eval" and record["name"] == name]
+        estimates = [Validation(record["round"], RewardEstimate.of_record(record)) for record in records]
+        return sorted(estimates, key=lambda validation: validation.round)
 
     @property
     def alarms(self) -> list[tuple[int, int, str, str]]:
         """(place in `records`, round, check, detail) of the checks that do not hold."""
         return [
-            (place, record["round"], check["name"], check["detail"])
-            for place, record in enumerate(self.records)
+            (index, record["round"], check["name"], check["detail"])
+            for index, record in enumerate(self.records)
             for check in record["checks"]
             if not check["ok"]
         ]
@@ -121,8 +121,8 @@ _lock = threading.Lock()
 
 def load_runs(sources: Sources, params: Params) -> RunsModel:
     """The newest runs."""
-    found = sources.places.all_runs()
-    return RunsModel([summary_of(run) for run in found[:_MOST_RUNS]], len(found), params)
+    runs = sources.paths.all_runs()
+    return RunsModel([summary_of(run) for run in runs[:_MOST_RUNS]], len(runs), params)
 
 
 def summary_of(run: RunFiles) -> RunSummary:
@@ -131,9 +131,9 @@ def summary_of(run: RunFiles) -> RunSummary:
     try:
         stamp = _stamp_of(run)
         with _lock:
-            kept = _summaries.get(run.path)
-        if kept and kept[0] == stamp:
-            return kept[1]
+            cached = _summaries.get(run.path)
+        if cached and cached[0] == stamp:
+            return cached[1]
         summary = _summary(_parsed(run, stamp))
     except (OSError, LookupError, ValueError, TypeError, AttributeError, TrainspanError) as error:
         reason = f"cannot be read: {error}" if isinstance(error, TrainspanError) else f"cannot be read: {error!r}"
@@ -152,9 +152,9 @@ def read_run(run: RunFiles) -> RunRecords:
     except OSError as error:
         raise RunError(f"run {run.run_id} cannot be read: {error}") from error
     with _lock:
-        kept = _records.get(run.path)
-    if kept and kept[0] == stamp:
-        return kept[1]
+        cached = _records.get(run.path)
+    if cached and cached[0] == stamp:
+        return cached[1]
     records = _parsed(run, stamp)
     with _lock:
         if len(_records) >= _MOST_RECORDS:
@@ -213,7 +213,7 @@ def _summary(run: RunRecords) -> RunSummary:
 
 def _stamp(path: Path) -> tuple[int, int]:
     try:
-        found = path.stat()
+        status = path.stat()
     except FileNotFoundError:
         return 0, 0
-    return found.st_mtime_ns, found.st_size
+    return status.st_mtime_ns, status.st_size

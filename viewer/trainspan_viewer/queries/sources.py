@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from trainspan_schemas.config.settings import Settings
-from trainspan_viewer.queries.places import ViewerPaths
+from trainspan_viewer.queries.paths import ViewerPaths
 from trainspan_viewer.queries.store import StoreReader
 
 __all__ = ["Sources"]
@@ -13,7 +13,7 @@ __all__ = ["Sources"]
 class Sources:
     """The sources of all models, shared by all requests."""
 
-    places: ViewerPaths
+    paths: ViewerPaths
     store: StoreReader
     settings: Settings
     """Those of `trainspan.toml`, for example the rule of credit that a rollout without a dataset is explained with."""

@@ -19,6 +19,9 @@ _IDLE_S: Final = 30.0
 _WAIT_MS: Final = 500
 """How long a read waits for the loader. A page shows what is loaded, and says so if that is not everything."""
 
+Row = dict[str, Any]
+"""Column → value."""
+
 
 @dataclass(frozen=True, slots=True)
 class QueryRows:
@@ -31,7 +34,7 @@ class QueryRows:
     is_behind: bool
     """Whether the store has acknowledged spans that are not loaded yet."""
 
-    def records(self) -> list[dict[str, Any]]:
+    def records(self) -> list[Row]:
         return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
 
 
@@ -48,26 +51,26 @@ class StoreReader:
 
     def select(self, sql: str, most: int = 1000) -> QueryRows:
         """The first `most` rows of one SELECT on each store, one store after the other."""
-        return self._joined([one.get({"sql": sql}, most) for one in self._connections], most)
+        return self._joined([connection.get({"sql": sql}, most) for connection in self._connections], most)
 
     def read(self, name: str, columns: Sequence[str], most: int = 10_000, **parameters: object) -> QueryRows:
         """The first `most` rows of a named read, which examines only what its parameters name, as for `select`."""
         asked: dict[str, object] = {"read": name, "parameters": {**parameters, "columns": list(columns)}}
-        return self._joined([one.get(asked, most) for one in self._connections], most)
+        return self._joined([connection.get(asked, most) for connection in self._connections], most)
 
     def hold(self) -> None:
         """Opens the connections unless they are open: a collector that was started only for readers then stays for a while."""
-        for one in self._connections:
-            one.hold()
+        for connection in self._connections:
+            connection.hold()
 
     def close_if_idle(self) -> None:
         """Closes the connections that have not been used for a while."""
-        for one in self._connections:
-            one.close_if_idle()
+        for connection in self._connections:
+            connection.close_if_idle()
 
     def close(self) -> None:
-        for one in self._connections:
-            one.close()
+        for connection in self._connections:
+            connection.close()
 
     def _joined(self, results: Sequence[QueryRows], most: int) -> QueryRows:
         first = results[0]

@@ -24,7 +24,7 @@ from trainspan_viewer.queries.notes.listing import load_notes
 from trainspan_viewer.queries.notes.note_file import NoteError, NoteFile
 from trainspan_viewer.queries.notes.subject import Subject
 from trainspan_viewer.queries.params import Params
-from trainspan_viewer.queries.places import NotFoundError
+from trainspan_viewer.queries.paths import NotFoundError
 from trainspan_viewer.queries.requests.explain_request import CREDIT_SETTINGS
 from trainspan_viewer.queries.sources import Sources
 from trainspan_viewer.server.guard import HEADERS, Guard
@@ -87,9 +87,9 @@ def _endpoint(view: View, sources: Sources, note_file: NoteFile, guard: Guard, t
     def answer(params: Params) -> Response:
         try:
             model = view.load(sources, params)
-            made = view.render(model)
+            page = view.render(model)
             if (subject := view.subject(model)) is not None:
-                made = _with_notes(made, subject, note_file, _desk(params, guard))
+                page = _with_notes(page, subject, note_file, _desk(params, guard))
         except NotFoundError as error:
             return _error_page(404, "Not found", str(error))
         except UsageError as error:
@@ -98,14 +98,14 @@ def _endpoint(view: View, sources: Sources, note_file: NoteFile, guard: Guard, t
             return _error_page(503, "Not readable", str(error))
         except OSError as error:  # a checkpoint or dataset was replaced or deleted meanwhile, or cannot be read
             return _error_page(503, "Not readable", f"{error}: if it changed while this page was made, load it again")
-        text = served(made, _VERSION)
+        text = served(page, _VERSION)
         size = len(text.encode())
         if size > _MOST_BYTES:
             message = f"This page would have {size / 1e6:.1f} MB; at most {_MOST_BYTES / 1e6:.0f} MB are sent."
             return _error_page(503, "Too large", message)
         return _html(text)
 
-    async def made(request: Request, work: Work | None) -> Response:
+    async def respond(request: Request, work: Work | None) -> Response:
         query = {name: request.query_params.getlist(name) for name in request.query_params}
         path = {name: unquote(str(value)) for name, value in request.path_params.items()}
         params = Params(request.url.path, path, query)
@@ -118,9 +118,9 @@ def _endpoint(view: View, sources: Sources, note_file: NoteFile, guard: Guard, t
         address = f"{request.url.path}?{request.url.query}" if request.url.query else request.url.path
         if request.method == "GET" and request.headers.get("sec-fetch-mode") == "navigate":
             if guard.is_foreign(request.headers):  # may not be answered like the reader's own
-                return _foreign_page(address) if _WORK & query.keys() else await made(request, None)
-            return await waiting.navigate(address, lambda work: made(request, work)) or _waiting_page(address)
-        whole = await waiting.join(address) or await made(request, None)
+                return _foreign_page(address) if _WORK & query.keys() else await respond(request, None)
+            return await waiting.navigate(address, lambda work: respond(request, work)) or _waiting_page(address)
+        whole = await waiting.join(address) or await respond(request, None)
         if whole.headers.get("etag") and request.headers.get("if-none-match") == whole.headers["etag"]:
             return Response(status_code=304, headers={"etag": whole.headers["etag"]})
         return whole
@@ -143,12 +143,12 @@ def _desk(params: Params, guard: Guard) -> Desk:
 
 def _with_notes(page: Page, subject: Subject, notes: NoteFile, desk: Desk) -> Page:
     """The page with the notes on what it shows; it stays readable if they are not."""
-    found, error = [], ""
+    notes_of_page, error = [], ""
     try:
-        found = notes.about(subject)
+        notes_of_page = notes.about(subject)
     except NoteError as problem:
         error = str(problem)
-    part = notes_part(found, subject, page.title, desk, error)
+    part = notes_part(notes_of_page, subject, page.title, desk, error)
     return replace(page, body=[part, *page.body])
 
 
@@ -196,8 +196,8 @@ async def _static(request: Request) -> Response:
     name = str(request.path_params["name"])
     if name not in _STATIC:
         return _error_page(404, "Not found", f"no file {name[:200]!r}")
-    kept = "public, max-age=31536000, immutable" if request.query_params.get("v") == _VERSION else "no-cache"
-    return Response(static_file(name), headers={"content-type": _STATIC[name], "cache-control": kept})
+    cache_control = "public, max-age=31536000, immutable" if request.query_params.get("v") == _VERSION else "no-cache"
+    return Response(static_file(name), headers={"content-type": _STATIC[name], "cache-control": cache_control})
 
 
 class _Guarded:
@@ -240,6 +240,6 @@ class _Guarded:
             "This needs a key: open the address that `trainspan view` printed since its last start, "
             "or send `Authorization: Bearer TOKEN`."
         )
-        made = _error_page(401, "Who is there?", message)
-        made.headers["www-authenticate"] = "Bearer"
-        return made
+        page = _error_page(401, "Who is there?", message)
+        page.headers["www-authenticate"] = "Bearer"
+        return page

@@ -103,7 +103,7 @@ class Guard:
         if self.is_open:
             return True
         scheme, _, token = headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer" and any(_equal(token.strip(), one) for one in self.tokens):
+        if scheme.lower() == "bearer" and any(_equal(token.strip(), known) for known in self.tokens):
             return True
         # Other servers of this host set cookies, too, some of which `http.cookies` refuses to parse.
         pairs = (pair.strip().partition("=") for pair in headers.get("cookie", "").split(";"))
@@ -120,9 +120,9 @@ class Guard:
 
     def ticket(self) -> str:
         """A new key that opens once, for a place where others may see it later, as a command line."""
-        made = secrets.token_urlsafe(24)
-        self._tickets.add(made)
-        return made
+        ticket = secrets.token_urlsafe(24)
+        self._tickets.add(ticket)
+        return ticket
 
     @property
     def set_cookie(self) -> str:
@@ -135,5 +135,5 @@ class Guard:
         return f"trainspan-view-{self.port}"
 
 
-def _equal(one: str, other: str) -> bool:
-    return hmac.compare_digest(one.encode(errors="replace"), other.encode(errors="replace"))
+def _equal(given: str, known: str) -> bool:
+    return hmac.compare_digest(given.encode(errors="replace"), known.encode(errors="replace"))

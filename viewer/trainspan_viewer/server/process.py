@@ -150,10 +150,10 @@ def _tokens(settings: ViewSettings) -> tuple[str, ...]:
     file = settings.token_file or home_token_file()
     if settings.open_to_all or not (settings.token_file or home_token_file().exists()):
         return ()
-    found = read_tokens(file)
-    values = [found.get(role) for role in (Role.READER, Role.RUNNER)]
+    by_role = read_tokens(file)
+    values = [by_role.get(role) for role in (Role.READER, Role.RUNNER)]
     tokens = [
-        one for value in values for one in (value if isinstance(value, list) else [value]) if isinstance(one, str)
+        token for value in values for token in (value if isinstance(value, list) else [value]) if isinstance(token, str)
     ]
     if not tokens:
         raise ConfigError(f"token file {file} has no token for the role reader or runner")

@@ -21,7 +21,7 @@ from trainspan_schemas.artifacts.checkpoint import CheckpointMeta
 from trainspan_schemas.artifacts.trained_tokens import parts
 from trainspan_schemas.config.settings import TrainSettings
 from trainspan_training.checkpoints.folder import Checkpoints
-from trainspan_training.metrics.round_record import read
+from trainspan_training.metrics.round_record import read_records
 from trainspan_training.session import TrainJob, train
 
 DATASETS = 4
@@ -113,7 +113,7 @@ def _state(checkpoints: Path) -> dict[str, Any]:
         "tokens": [
             [hashlib.sha256(part.read_bytes()).hexdigest() for part in parts(checkpoints, name)] for name in names
         ],
-        "records": [[line["version"], line["dataset"], line["loss"], line["kl"]] for line in read(checkpoints)],
+        "records": [[line["version"], line["dataset"], line["loss"], line["kl"]] for line in read_records(checkpoints)],
         "temporary": [path.name for path in checkpoints.rglob(".tmp-*")],
     }
 

@@ -91,9 +91,9 @@ class Conversations:
         return losses
 
     def name(self, reason: str, name: str) -> None:
-        named = self.named.setdefault(reason, [])
-        if len(named) < _NAMED and name not in named:
-            named.append(name)
+        names = self.named.setdefault(reason, [])
+        if len(names) < _NAMED and name not in names:
+            names.append(name)
 
 
 @dataclass(slots=True)
@@ -110,15 +110,15 @@ class _OpenRow:
 class _Talk:
     """A conversation that a later example may continue."""
 
-    said: Sequence[Message] = ()
+    messages: Sequence[Message] = ()
     """Its messages so far, without thoughts, which clients do not send back."""
     row: _OpenRow | None = None
     """That of its last answer."""
     group: str | None = None
     """That of its first answer: rows of one conversation are held out together."""
 
-    def goes_on(self, said: Sequence[Message]) -> bool:
-        return bool(self.said) and said[: len(self.said)] == self.said
+    def goes_on(self, messages: Sequence[Message]) -> bool:
+        return bool(self.messages) and messages[: len(self.messages)] == self.messages
 
 
 def make_rows(
@@ -129,19 +129,21 @@ def make_rows(
     An answer whose prompt begins with exactly the tokens of a recent row continues that row: each token is forwarded
     once. If the template rewrites the history, the answer gets its own row in the same group, which only costs time.
     """
-    made = Conversations()
+    result = Conversations()
     rows: list[_OpenRow] = []
     recent: deque[_OpenRow] = deque(maxlen=_OPEN_ROWS)
     talks: deque[_Talk] = deque(maxlen=_OPEN_ROWS)
     for example in examples:
-        made.examples += 1
-        said = [{key: value for key, value in message.items() if key not in _THOUGHTS} for message in example.messages]
-        talk = next((talk for talk in reversed(talks) if talk.goes_on(said)), None)
+        result.examples += 1
+        messages = [
+            {key: value for key, value in message.items() if key not in _THOUGHTS} for message in example.messages
+        ]
+        talk = next((talk for talk in reversed(talks) if talk.goes_on(messages)), None)
         if talk is None:
             talk = _Talk()
             talks.append(talk)
-        talk.said = said
-        for call in _fitting(example, renderer, made, max_length):
+        talk.messages = messages
+        for call in _fitting(example, renderer, result, max_length):
             row = next((row for row in recent if _continues(row.call, call)), None)
             if row is None:
                 talk.group = talk.group or hashlib.sha256(call.prompt.tobytes()).hexdigest()
@@ -149,27 +151,27 @@ def make_rows(
                 rows.append(row)
                 recent.append(row)
             if talk.row is not None and row is not talk.row:
-                made.rewritten += 1
-                made.name("rewritten", example.name)
+                result.rewritten += 1
+                result.name("rewritten", example.name)
             row.call = call
             row.answers.append((len(call.prompt), len(call.answer)))
-            made.answers += 1
-            made.lacking_tools += call.lacks_tools
+            result.answers += 1
+            result.lacking_tools += call.lacks_tools
             talk.row, talk.group = row, row.group
-    made.rows = [_closed(row, assistant_only=assistant_only) for row in rows]
-    return made
+    result.rows = [_closed(row, assistant_only=assistant_only) for row in rows]
+    return result
 
 
-def _fitting(example: Example, renderer: Renderer, made: Conversations, max_length: int) -> Iterator[AnswerTokens]:
+def _fitting(example: Example, renderer: Renderer, result: Conversations, max_length: int) -> Iterator[AnswerTokens]:
     kinds: list[bool | None] = [bool(example.messages[index].get("tool_calls")) for index in example.answers] or [None]
     for call, calls_tools in zip(renderer.calls(example), kinds, strict=True):
         if isinstance(call, str):
-            made.drop(call, example.name, calls_tools=calls_tools)
+            result.drop(call, example.name, calls_tools=calls_tools)
         elif call.size <= max_length:
-            made.trained_kinds.add(bool(calls_tools))
+            result.trained_kinds.add(bool(calls_tools))
             yield call
         else:
-            made.drop("too_long", example.name, calls_tools=calls_tools)
+            result.drop("too_long", example.name, calls_tools=calls_tools)
 
 
 def _continues(before: AnswerTokens, call: AnswerTokens) -> bool:
@@ -192,5 +194,5 @@ def hold_out(rows: Sequence[Row], share: float, seed: int) -> tuple[list[Row], l
     groups = list(dict.fromkeys(row.group for row in rows))
     count = min(len(groups) - 1, max(1, round(share * len(groups)))) if share else 0
     chosen = np.random.default_rng([seed, 0]).permutation(len(groups))[: max(0, count)]
-    held = {groups[index] for index in chosen}
-    return [row for row in rows if row.group not in held], [row for row in rows if row.group in held]
+    held_out = {groups[index] for index in chosen}
+    return [row for row in rows if row.group not in held_out], [row for row in rows if row.group in held_out]

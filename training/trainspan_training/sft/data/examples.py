@@ -73,9 +73,9 @@ def read_examples(files: list[Path]) -> tuple[list[Example], list[ConversationFi
             content = path.read_bytes()
         except OSError as error:
             raise DatasetError(f"cannot read {path}: {error}") from error
-        found = list(_parsed(path, content))
-        examples += found
-        sources.append(ConversationFile(path, hashlib.sha256(content).hexdigest(), len(found)))
+        parsed = list(_parsed(path, content))
+        examples += parsed
+        sources.append(ConversationFile(path, hashlib.sha256(content).hexdigest(), len(parsed)))
     return examples, sources
 
 
@@ -106,8 +106,8 @@ def _example(name: str, row: Any) -> Example:
     if isinstance(prompt, str) and isinstance(completion, str):
         return Example(name, text=(prompt, completion))
     if isinstance(prompt, list) and isinstance(completion, list):
-        said = tuple(served_message(message) for message in (*prompt, *completion))
-        return Example(name, said, len(prompt), offered)
+        conversation = tuple(served_message(message) for message in (*prompt, *completion))
+        return Example(name, conversation, len(prompt), offered)
     if isinstance(messages, list):
         return Example(name, tuple(served_message(message) for message in messages), 0, offered)
     raise ValueError(f"expected {_FORMS}, found {', '.join(sorted(map(str, row))) or 'nothing'}")
@@ -121,11 +121,11 @@ def served_message(message: Any) -> Message:
     """
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise TypeError('a message must be an object with a "role"')
-    made: Message = {"role": message["role"], "content": _content(message.get("content"))}
-    made |= {key: message[key] for key in _MESSAGE_KEYS if isinstance(message.get(key), str)}
+    served: Message = {"role": message["role"], "content": _content(message.get("content"))}
+    served |= {key: message[key] for key in _MESSAGE_KEYS if isinstance(message.get(key), str)}
     if calls := message.get("tool_calls"):
-        made["tool_calls"] = [_served_call(call) for call in calls]
-    return made
+        served["tool_calls"] = [_served_call(call) for call in calls]
+    return served
 
 
 def _content(content: Any) -> str:
@@ -157,6 +157,6 @@ def served_tool(tool: Any) -> Message:
     function = tool.get("function") if isinstance(tool, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise TypeError("a tool must be an object with a function that has a name")
-    made = {name: function.get(name) for name in ("name", "description", "parameters")}
-    made |= {name: function[name] for name in ("strict", "defer_loading") if function.get(name) is not None}
-    return {"type": "function", "function": made}
+    served = {name: function.get(name) for name in ("name", "description", "parameters")}
+    served |= {name: function[name] for name in ("strict", "defer_loading") if function.get(name) is not None}
+    return {"type": "function", "function": served}

@@ -78,17 +78,17 @@ class Renderer:
             return "bad_arguments"
         try:
             asked = self._text(before, example.tools, is_open=True)
-            said = self._text((*before, answer), example.tools, is_open=False)
+            answered = self._text((*before, answer), example.tools, is_open=False)
         except Exception:  # noqa: BLE001  # templates raise anything
             return "refused_by_template"
-        if not said.startswith(asked):
+        if not answered.startswith(asked):
             return "template_rewrites"
-        if not _renders(answer, said[len(asked) :]):
+        if not _renders(answer, answered[len(asked) :]):
             return "not_rendered"
-        prompt, whole = self._encode(asked), self._encode(said)
+        prompt, whole = self._encode(asked), self._encode(answered)
         rest = whole[len(prompt) :]
         if not np.array_equal(whole[: len(prompt)], prompt):  # a token spans both: a server never sees it
-            rest = self._encode(said[len(asked) :])
+            rest = self._encode(answered[len(asked) :])
             if self._decode(np.concatenate([prompt, rest])) != self._decode(whole):
                 return "boundary"
         cut = self._cut_at_end(prompt, rest)
@@ -137,13 +137,13 @@ def dropped_lines(dropped: Mapping[str, int], named: Mapping[str, Sequence[str]]
 
 def stop_tokens(tokenizer: Any, *configs: Any) -> frozenset[int]:
     """The tokens at which a server ends an answer: those of the tokenizer and of the model's configurations."""
-    found: set[int] = set()
+    tokens: set[int] = set()
     for owner in (tokenizer, *configs):
         stated = getattr(owner, "eos_token_id", None)
-        found |= {
+        tokens |= {
             int(token) for token in (stated if isinstance(stated, list | tuple) else [stated]) if token is not None
         }
-    return frozenset(found)
+    return frozenset(tokens)
 
 
 def read_template(path: str) -> str:

@@ -36,23 +36,24 @@ def read_rows(
     stops = stop_tokens(tokenizer, config.get_text_config(), config, _generation_config(folder))
     context = context_of(config.get_text_config())
     renderer = Renderer(tokenizer, stops, template)
-    made = make_rows(
+    conversations = make_rows(
         examples,
         renderer,
         max_length=min(settings.max_length or context, context),
         assistant_only=settings.assistant_only_loss,
     )
-    if not made.rows:
+    if not conversations.rows:
         raise NothingToTrainError(
-            f"none of {made.examples} examples can be trained", details=list(dropped_lines(made.dropped, made.named))
+            f"none of {conversations.examples} examples can be trained",
+            details=list(dropped_lines(conversations.dropped, conversations.named)),
         )
-    if not force and (losses := made.systematic_losses()):
+    if not force and (losses := conversations.systematic_losses()):
         raise DatasetError(
             f"the model would not learn what the agent does: {'; '.join(losses)}. Set sft.chat_template_path to a template that "
             "renders tools (trainspan's examples/templates has one), or give --force to train on the rest"
         )
-    made.comparison = compare_prompts(prompts, renderer)
-    return made
+    conversations.comparison = compare_prompts(prompts, renderer)
+    return conversations
 
 
 def _generation_config(folder: Path) -> Any:

@@ -29,8 +29,8 @@ class StoredPrompt:
     @classmethod
     def of(cls, name: str, messages: Sequence[Any], tools: Sequence[str], ids: Sequence[int]) -> "StoredPrompt":
         """Raises TypeError or ValueError if messages or tools have not the form of a request."""
-        said = tuple(served_message(message) for message in messages)
-        return cls(name, said, tuple(served_tool(json.loads(tool)) for tool in tools), tuple(ids))
+        served = tuple(served_message(message) for message in messages)
+        return cls(name, served, tuple(served_tool(json.loads(tool)) for tool in tools), tuple(ids))
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +49,10 @@ def with_served_tools(examples: Sequence[Example], prompts: Sequence[StoredPromp
     A client's record of a tool may lack `strict`, say. It stands for the server's newest one of that name if it says nothing else.
     """
     known = {tool["function"]["name"]: tool for prompt in prompts for tool in prompt.tools}
-    made = [replace(one, tools=tuple(_completed(tool, known) for tool in one.tools)) for one in examples]
-    return made, sum(one != other for one, other in zip(examples, made, strict=True))
+    completed = [
+        replace(example, tools=tuple(_completed(tool, known) for tool in example.tools)) for example in examples
+    ]
+    return completed, sum(example != other for example, other in zip(examples, completed, strict=True))
 
 
 def _completed(tool: Message, known: dict[str, Message]) -> Message:
@@ -76,8 +78,8 @@ def compare_prompts(prompts: Sequence[StoredPrompt], renderer: Renderer) -> Prom
     return PromptComparison(compared, differing, example)
 
 
-def _difference(served: tuple[int, ...], made: tuple[int, ...], renderer: Renderer) -> str:
-    shared = next((at for at, (one, other) in enumerate(zip(served, made, strict=False)) if one != other), None)
-    at = min(len(served), len(made)) if shared is None else shared
-    was, now = (renderer.text_of(ids[at:])[:_EXCERPT] or "its end" for ids in (served, made))
+def _difference(served: tuple[int, ...], rendered: tuple[int, ...], renderer: Renderer) -> str:
+    shared = next((at for at, (was, now) in enumerate(zip(served, rendered, strict=False)) if was != now), None)
+    at = min(len(served), len(rendered)) if shared is None else shared
+    was, now = (renderer.text_of(ids[at:])[:_EXCERPT] or "its end" for ids in (served, rendered))
     return f"at token {at} the server had {was!r}, training has {now!r}"

@@ -34,9 +34,9 @@ def branch_facts(account: RolloutAccount, address: Elsewhere | None) -> list[tup
     return [("a branch before", element("span", *origin)), ("its answers", followed)]
 
 
-def measurements(account: RolloutAccount, call: Callable[[int], str]) -> list[Child]:
+def measurements(account: RolloutAccount, address: Callable[[int], str]) -> list[Child]:
     """The newest measurement of each call, under a heading; nothing if no call was measured."""
-    rows = [_row(one, call, has_branches=bool(account.branches)) for one in account.calls if one.measured]
+    rows = [_row(call, address, has_branches=bool(account.branches)) for call in account.calls if call.measured]
     if not rows:
         return []
     head = [
@@ -51,8 +51,8 @@ def measurements(account: RolloutAccount, call: Callable[[int], str]) -> list[Ch
         "run of branches",
     ]
     caption = "by trainspan branch: differences and means of the rewards of branches, no rewards of this rollout"
-    found = table(head, rows, text=frozenset({0, 5, 7, 8}), caption=caption)
-    return [element("h2", "Measured by branches"), element("div", found, class_="measured")]
+    listed_calls = table(head, rows, text=frozenset({0, 5, 7, 8}), caption=caption)
+    return [element("h2", "Measured by branches"), element("div", listed_calls, class_="measured")]
 
 
 def measured_line(call: CallAccount) -> Element | None:
@@ -67,40 +67,41 @@ def branches(account: RolloutAccount, address: Elsewhere | None) -> Element | No
     shown = account.branches[:_MOST_BRANCHES]
     rows: list[list[Child]] = [
         [
-            f"call {one.call if index is None else index}",
-            _branch(one, address),
-            isolated(one.run_id or "–"),
-            one.status or "–",
-            number(one.reward),
+            f"call {branch.call if index is None else index}",
+            _branch(branch, address),
+            isolated(branch.run_id or "–"),
+            branch.status or "–",
+            number(branch.reward),
         ]
-        for index, one in shown
+        for index, branch in shown
     ]
     caption = "rollouts that repeat this one up to a call, then sample"
     if len(shown) < len(account.branches):
         caption += f"; 1–{count(len(shown))} of {count(len(account.branches))}"
-    found = table(["before", "rollout", "run", "status", "R"], rows, text=frozenset({0, 1, 2, 3}), caption=caption)
+    head = ["before", "rollout", "run", "status", "R"]
+    rows_shown = table(head, rows, text=frozenset({0, 1, 2, 3}), caption=caption)
     n_branches = len(account.branches)
     summary = element("summary", f"its branches: {count(n_branches)} rollout{'' if n_branches == 1 else 's'}")
     # A link to an element within closed details opens them.
-    return element("details", summary, element("div", found, id="branches"))
+    return element("details", summary, element("div", rows_shown, id="branches"))
 
 
 def _row(call: CallAccount, address: Callable[[int], str], *, has_branches: bool) -> list[Child]:
-    one = call.measured[0]
+    newest = call.measured[0]
     run, more = run_of_branches(call.measured)
     return [
         link(address(call.index), f"call {call.index}"),
-        number(one.advantage.score if one.advantage else None),
-        interval(one.advantage),
-        number(one.value.score if one.value else None),
-        interval(one.value),
-        link("#branches", one.source) if has_branches and not one.is_start else one.source,
-        "–" if one.diverged is None else one.diverged,
-        element("span", *(listed(one.policies[:_MOST_POLICIES]) or ["–"])),
+        number(newest.advantage.score if newest.advantage else None),
+        interval(newest.advantage),
+        number(newest.value.score if newest.value else None),
+        interval(newest.value),
+        link("#branches", newest.source) if has_branches and not newest.is_start else newest.source,
+        "–" if newest.diverged is None else newest.diverged,
+        element("span", *(listed(newest.policies[:_MOST_POLICIES]) or ["–"])),
         element("span", isolated(run), more),
     ]
 
 
-def _branch(one: StoredBranch, address: Elsewhere | None) -> Element:
-    named = f"{one.rollout_id}, attempt {one.attempt}" if one.attempt else one.rollout_id
-    return link(address(one.rollout_id, one.attempt, None), named) if address else isolated(named)
+def _branch(branch: StoredBranch, address: Elsewhere | None) -> Element:
+    name = f"{branch.rollout_id}, attempt {branch.attempt}" if branch.attempt else branch.rollout_id
+    return link(address(branch.rollout_id, branch.attempt, None), name) if address else isolated(name)

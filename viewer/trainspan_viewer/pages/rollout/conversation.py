@@ -11,7 +11,7 @@ from trainspan_viewer.pages.rollout.branches import measured_line
 from trainspan_viewer.pages.rollout.marks import titled_marks
 from trainspan_viewer.pages.rollout.texts import pre, text_parts
 from trainspan_viewer.queries.requests.links import Links
-from trainspan_viewer.queries.rollout.conversation import Said, Step, Text, Turn, said_of
+from trainspan_viewer.queries.rollout.conversation import RecordedMessage, Step, Text, Turn, recorded_messages
 from trainspan_viewer.queries.rollout.large import NOT_DERIVED, NOT_IN_DATASET
 
 __all__ = ["advantage_legend", "conversation", "cut_off", "policy_of", "verdict_on"]
@@ -74,7 +74,7 @@ def _call(account: RolloutAccount, turn: Turn, links: Links | None, *, in_full: 
         measured_line(call),
         cut_off(call),
         element("div", "does not merge: ", isolated(call.broken), class_="warn") if call.broken else None,
-        _recorded(turn.said, turn.said_before),
+        _recorded(turn.messages, turn.said_before),
         pre(turn.added, "env", before=known),
         _in_full(call, kind) if in_full and call.pieces is not None else pre(turn.answer, f"answer {kind}"),
         element("p", link(address, "tokens: log-probability, entropy, ratio …"), class_="more") if address else None,
@@ -112,8 +112,8 @@ def cut_off(call: CallAccount) -> Element | None:
     """Says that an answer ended by its limit."""
     if call.finish_reason != "length":
         return None
-    said = f"cut off at {count(len(call.completion_ids))} tokens (finish reason length)"
-    return element("div", said, class_="warn")
+    text = f"cut off at {count(len(call.completion_ids))} tokens (finish reason length)"
+    return element("div", text, class_="warn")
 
 
 def policy_of(call: CallAccount) -> str:
@@ -132,25 +132,29 @@ def _in_full(call: CallAccount, kind: str) -> Element:
     return titled_marks(pieces, kind, titles)
 
 
-def _recorded(said: list[Said], before: int) -> Element | None:
+def _recorded(messages: list[RecordedMessage], before: int) -> Element | None:
     """The request as the client recorded it."""
-    if not said and not before:
+    if not messages and not before:
         return None
     earlier = f", {before} as in the call before" if before else ""
     shown = [
         element(
-            "div", element("span", isolated(one.role), ": ", class_="role"), *text_parts(one.text), class_="message"
+            "div",
+            element("span", isolated(message.role), ": ", class_="role"),
+            *text_parts(message.text),
+            class_="message",
         )
-        for one in said
+        for message in messages
     ]
     summary = element(
-        "summary", f"request as the client recorded it: {len(said)} message{'' if len(said) == 1 else 's'}{earlier}"
+        "summary",
+        f"request as the client recorded it: {len(messages)} message{'' if len(messages) == 1 else 's'}{earlier}",
     )
     return element("details", summary, *shown)
 
 
 def _foreign(call: ForeignAccount) -> Element:
-    answer = said_of([call.answer]) if call.answer else []
+    answer = recorded_messages([call.answer]) if call.answer else []
     return element(
         "section",
         element(
@@ -161,8 +165,8 @@ def _foreign(call: ForeignAccount) -> Element:
             isolated(call.agent or "no agent named"),
         ),
         element("div", f"no tokens recorded, not trained: {call.reason}", class_="bad"),
-        _recorded(said_of(call.messages), 0),
-        *(pre(one.text, "env") for one in answer),
+        _recorded(recorded_messages(call.messages), 0),
+        *(pre(message.text, "env") for message in answer),
         class_="step",
     )
 

@@ -65,13 +65,13 @@ def facts(
     rows.extend(("missing", f"{lack.what} → {lack.advice}") for lack in account.lacks[:_MOST_LACKS])
     if len(account.lacks) > _MOST_LACKS:
         rows.append(("missing", f"{count(len(account.lacks) - _MOST_LACKS)} more"))
-    for one in account.untrained:
-        calls = ", ".join(map(str, one.calls[:20])) + (" …" if len(one.calls) > 20 else "")
-        advice: list[Child] = [one.advice]
-        if one.clients:
-            named = listed(one.clients[:_MOST_CLIENTS])
-            advice = [one.advice, " (client ", *named, _more(len(one.clients) - _MOST_CLIENTS), ")"]
-        rows.append((f"{one.reason}: calls {calls}", element("span", *advice)))
+    for group in account.untrained:
+        calls = ", ".join(map(str, group.calls[:20])) + (" …" if len(group.calls) > 20 else "")
+        advice: list[Child] = [group.advice]
+        if group.clients:
+            clients = listed(group.clients[:_MOST_CLIENTS])
+            advice = [group.advice, " (client ", *clients, _more(len(group.clients) - _MOST_CLIENTS), ")"]
+        rows.append((f"{group.reason}: calls {calls}", element("span", *advice)))
     if account.verdict:
         rows.append(("dataset", element("span", account.verdict, class_="ok" if account.agrees else "bad")))
     decoded = f"decoded with {account.decoded_with}" if account.decoded_with else "token ids: no tokenizer found"
@@ -80,9 +80,9 @@ def facts(
     return element("dl", *body, class_="facts")
 
 
-def edges(found: list[EdgeAccount], address: Callable[[int], str]) -> Element:
+def edges(evaluations: list[EdgeAccount], address: Callable[[int], str]) -> Element:
     """Every evaluation with the rule that bound it, or why it does not count; `address` is that of a call by its index."""
-    if not found:
+    if not evaluations:
         return element("p", "This rollout has no rewards.", class_="note")
     rows: list[list[Child]] = [
         [
@@ -100,7 +100,7 @@ def edges(found: list[EdgeAccount], address: Callable[[int], str]) -> Element:
             edge.why,
             _cut(edge.explanation or "–"),
         ]
-        for edge in found[:_MOST_EDGES]
+        for edge in evaluations[:_MOST_EDGES]
     ]
     head = ["score", "name", "from", "at", "recorded on", "rule", "falls on", "because", "explanation"]
     listed = table(
@@ -108,7 +108,7 @@ def edges(found: list[EdgeAccount], address: Callable[[int], str]) -> Element:
         rows,
         text=frozenset({1, 2, 4, 5, 6, 7, 8}),
         caption="evaluations in the order of time, those that do not count last"
-        + (f"; 1–{count(len(rows))} of {count(len(found))}" if len(rows) < len(found) else ""),
+        + (f"; 1–{count(len(rows))} of {count(len(evaluations))}" if len(rows) < len(evaluations) else ""),
     )
     return element("div", listed, class_="edges")
 
@@ -121,8 +121,8 @@ def derivation(credit: CreditAccount) -> Element:
     listed = element("ol", *(element("li", line) for line in lines), class_="sum")
     if len(lines) == len(credit.lines):
         return listed
-    said = f"lines 1–{count(len(lines))} of {count(len(credit.lines))}; `trainspan explain` prints all"
-    return element("div", listed, element("p", said, class_="note"))
+    shown_part = f"lines 1–{count(len(lines))} of {count(len(credit.lines))}; `trainspan explain` prints all"
+    return element("div", listed, element("p", shown_part, class_="note"))
 
 
 def members(credit: CreditAccount, address: Address | None, *, is_open: bool = False) -> Element | None:
@@ -132,14 +132,14 @@ def members(credit: CreditAccount, address: Address | None, *, is_open: bool = F
     shown = credit.members[:100]
     rows: list[list[Child]] = [
         [
-            link(address(one.rollout_id, one.attempt), one.rollout_id) if address else one.rollout_id,
-            one.attempt,
-            number(one.reward),
-            one.calls,
+            link(address(member.rollout_id, member.attempt), member.rollout_id) if address else member.rollout_id,
+            member.attempt,
+            number(member.reward),
+            member.calls,
         ]
-        for one in shown
+        for member in shown
     ]
-    this = next((place for place, one in enumerate(shown) if one.is_this), -1)
+    this = next((index for index, member in enumerate(shown) if member.is_this), -1)
     caption = "rollouts compared with each other"
     if len(shown) < len(credit.members):
         caption += f"; 1–{len(shown)} of {count(len(credit.members))}"

@@ -27,8 +27,12 @@ def render_group(model: GroupModel | LargeGroup) -> Page:
 
 def _large(model: LargeGroup) -> Page:
     rows: list[list[Child]] = [
-        [link(model.links.rollout(one.rollout_id, -1), one.rollout_id[:60]), count(one.spans), count(one.calls)]
-        for one in model.largest
+        [
+            link(model.links.rollout(rollout.rollout_id, -1), rollout.rollout_id[:60]),
+            count(rollout.spans),
+            count(rollout.calls),
+        ]
+        for rollout in model.largest
     ]
     body: list[Child] = [
         element("p", f"{model.why}. So they are not put side by side; each has a page.", class_="warn", role="status"),
@@ -39,7 +43,7 @@ def _large(model: LargeGroup) -> Page:
 
 def _side_by_side(model: GroupModel) -> Page:
     first = model.group.rollouts[0]
-    compared = max(len(one.credit.members) for one in model.group.rollouts)
+    compared = max(len(rollout.credit.members) for rollout in model.group.rollouts)
     about: list[Child] = [
         f"{len(model.group.keys)} rollouts, {compared} compared · run ",
         isolated(first.run_id or "–"),
@@ -66,62 +70,63 @@ def _common(model: GroupModel) -> list[Child]:
         return ["There is no other rollout to compare with."]
     if model.common is None:
         return ["All rollouts shown here have exactly the same tokens."]
-    return ["The first of them depart at ", *_place(model.common, model), "."]
+    return ["The first of them depart at ", *_departure(model.common, model), "."]
 
 
 def _verdict_on_rewards(model: GroupModel) -> Element | None:
     """What the rewards alone show: a judge that contradicts itself, or nothing to learn from."""
-    if (found := model.contradiction) is not None:
-        better, worse = (one.credit.reward for one in (found.better, found.worse))
+    if (contradiction := model.contradiction) is not None:
+        better, worse = contradiction.better.credit.reward, contradiction.worse.credit.reward
         return element(
             "p",
             "The judge may be wrong: answers that differ only in case, spaces or punctuation have different rewards, ",
-            element("code", found.said[0]),
+            element("code", contradiction.answers[0]),
             f" R = {number(better)} and ",
-            element("code", found.said[1]),
+            element("code", contradiction.answers[1]),
             f" R = {number(worse)}.",
             class_="warn",
         )
-    rewards = {one.credit.reward for one in model.group.rollouts if one.credit.reward is not None}
+    rewards = {rollout.credit.reward for rollout in model.group.rollouts} - {None}
     if len(rewards) == 1 and len(model.group.rollouts) > 1:
-        said = f"All rollouts shown here have the same reward, {number(next(iter(rewards)))}: they have no advantage over each other."
-        return element("p", said, class_="warn")
+        text = f"All rollouts shown here have the same reward, {number(next(iter(rewards)))}: they have no advantage over each other."
+        return element("p", text, class_="warn")
     return None
 
 
 def _absent_reference(model: GroupModel) -> Element | None:
-    if any(one.is_reference for one in model.siblings):
+    if any(sibling.is_reference for sibling in model.siblings):
         return None
-    one = model.reference
-    address = model.links.rollout(one.rollout_id, one.attempt)
-    about = f", attempt {one.attempt}, R = {number(one.credit.reward)}."
-    return element("p", "They are compared with ", link(address, one.rollout_id[:12]), about, class_="note")
+    reference = model.reference
+    address = model.links.rollout(reference.rollout_id, reference.attempt)
+    about = f", attempt {reference.attempt}, R = {number(reference.credit.reward)}."
+    return element("p", "They are compared with ", link(address, reference.rollout_id[:12]), about, class_="note")
 
 
-def _place(found: SiblingDivergence, model: GroupModel) -> list[Child]:
-    where = ", which not all of them have" if found.part == "absent" else f", token {found.token} of the {found.part}"
-    return [*_named(found.turn, model), where]
+def _departure(divergence: SiblingDivergence, model: GroupModel) -> list[Child]:
+    part = divergence.part
+    where = ", which not all of them have" if part == "absent" else f", token {divergence.token} of the {part}"
+    return [*_turn_name(divergence.turn, model), where]
 
 
-def _named(turn: Turn, model: GroupModel) -> list[Child]:
+def _turn_name(turn: Turn, model: GroupModel) -> list[Child]:
     """A turn's number, and its agent if there are several."""
-    agent, place = turn
+    agent, position = turn
     if len({name for name, _ in model.rows}) == 1:
-        return [f"turn {place}"]
-    return [f"turn {place} of ", isolated((agent or "no agent named")[:_MOST_OF_NAME])]
+        return [f"turn {position}"]
+    return [f"turn {position} of ", isolated((agent or "no agent named")[:_MOST_OF_NAME])]
 
 
 def _grid(model: GroupModel) -> Element:
     """A table: one column per sibling, one row per turn."""
     corner = element("th", "turn", scope="col", class_="l")
-    heads = [element("th", *_head(one, model), scope="col", class_="l") for one in model.siblings]
+    heads = [element("th", *_head(sibling, model), scope="col", class_="l") for sibling in model.siblings]
     rows = [
         element(
             "tr",
-            element("th", *_named(model.rows[row], model), scope="row"),
-            *(element("td", *_cell(one, one.cells[place])) for one in model.siblings),
+            element("th", *_turn_name(model.rows[row], model), scope="row"),
+            *(element("td", *_cell(sibling, sibling.cells[column])) for sibling in model.siblings),
         )
-        for place, row in enumerate(model.shown)
+        for column, row in enumerate(model.shown)
     ]
     grid = element(
         "table",
@@ -133,12 +138,12 @@ def _grid(model: GroupModel) -> Element:
     return element("div", grid, class_="scroll", tabindex=0, role="region", aria_label="siblings side by side")
 
 
-def _head(one: Sibling, model: GroupModel) -> list[Child]:
-    account = one.account
+def _head(sibling: Sibling, model: GroupModel) -> list[Child]:
+    account = sibling.account
     verdict = element("div", f"not compared: {account.reason}", class_="bad") if account.reason else None
     reference: Child = (
         element("div", "the others are compared with this one", class_="note")
-        if one.is_reference
+        if sibling.is_reference
         else element(
             "div",
             link(model.params.link(against=f"{account.rollout_id}:{account.attempt}"), "compare with this one"),
@@ -157,39 +162,41 @@ def _head(one: Sibling, model: GroupModel) -> list[Child]:
             class_="note",
         ),
         reference,
-        element("div", "departs at ", *_place(one.divergence, model), class_="warn") if one.divergence else None,
+        element("div", "departs at ", *_departure(sibling.divergence, model), class_="warn")
+        if sibling.divergence
+        else None,
     ]
 
 
 def _advantages(account: RolloutAccount) -> str:
     """The advantages of its trained calls, equal ones once."""
-    found = list(dict.fromkeys(number(call.advantage) for call in account.calls if call.reason is None))
-    if not found:
+    advantages = list(dict.fromkeys(number(call.advantage) for call in account.calls if call.reason is None))
+    if not advantages:
         reasons = dict.fromkeys(call.reason or "" for call in account.calls)
         return f"– ({', '.join(list(reasons)[:3]) or 'no calls'})"
-    return ", ".join(found[:6]) + (" …" if len(found) > 6 else "")
+    return ", ".join(advantages[:6]) + (" …" if len(advantages) > 6 else "")
 
 
-def _cell(one: Sibling, cell: Cell | None) -> list[Child]:
+def _cell(sibling: Sibling, cell: Cell | None) -> list[Child]:
     if cell is None:
         return [element("span", "–", class_="note")]
-    account, call = one.account, cell.call
+    account, call = sibling.account, cell.call
     kind = shade(call.advantage, account.credit.greatest, trained=call.reason is None)
     verdict = f"A = {number(call.advantage)}" if call.reason is None else call.reason
     answer: list[Child] = []
     if cell.same.head or cell.same.left_out:
         answer.append(element("span", *text_parts(cell.same), class_="same"))
-    if cell.state == "here" and one.divergence is not None and one.divergence.part == "answer":
-        answer.append(element("mark", "◆", title=f"departs: {one.divergence.was} became {one.divergence.now}"))
+    if cell.state == "here" and sibling.divergence is not None and sibling.divergence.part == "answer":
+        answer.append(element("mark", "◆", title=f"departs: {sibling.divergence.was} became {sibling.divergence.now}"))
     answer += text_parts(cell.answer)
     departs: Child = None
-    if cell.state == "here" and one.divergence is not None and one.divergence.part == "prompt":
+    if cell.state == "here" and sibling.divergence is not None and sibling.divergence.part == "prompt":
         departs = element(
             "div",
-            f"the environment departs at token {one.divergence.token}: ",
-            isolated(one.divergence.was),
+            f"the environment departs at token {sibling.divergence.token}: ",
+            isolated(sibling.divergence.was),
             " became ",
-            isolated(one.divergence.now),
+            isolated(sibling.divergence.now),
             class_="warn",
         )
     return [

@@ -113,14 +113,14 @@ def _sections_of_part(part: LargePart) -> list[Child]:
     shown = shown_calls(part)
     explain = f"`trainspan explain {account.rollout_id}` derives them without this limit."
     of_dataset = (
-        "Advantages are those of the dataset's rows. " if any(one.reason is None for one in account.calls) else ""
+        "Advantages are those of the dataset's rows. " if any(call.reason is None for call in account.calls) else ""
     )
-    said = (
+    why = (
         f"{part.why}. So this page reads only {shown}, and leaves out rewards, measured values, derivation, tool steps and what "
         "clients recorded."
     )
     return [
-        element("p", said, class_="warn", role="status"),
+        element("p", why, class_="warn", role="status"),
         element("p", f"{of_dataset}{explain}", class_="note"),
         element("h2", "Timeline"),
         element("p", f"{shown}, from the start of the rollout", class_="note"),

@@ -24,9 +24,9 @@ def render_spans(model: SpansModel) -> Page:
         class_="pages",
     )
     others: list[Child] = [
-        link(model.params.link(attempt=one, start=None), f"attempt {one}")
-        for one in model.attempts
-        if one != model.attempt
+        link(model.params.link(attempt=attempt, start=None), f"attempt {attempt}")
+        for attempt in model.attempts
+        if attempt != model.attempt
     ]
     which = element(
         "p", f"Attempt {model.attempt}. ", *(["Others: ", *_listed(others)] if others else []), class_="note"
@@ -35,7 +35,7 @@ def render_spans(model: SpansModel) -> Page:
         which,
         _others(model),
         pages,
-        *(_span(one) for one in model.spans),
+        *(_span(span) for span in model.spans),
         pages if len(model.spans) > 5 else None,
     ]
     crumbs = [(f"rollout {model.rollout_id[:12]}", model.above)]
@@ -47,36 +47,36 @@ def _others(model: SpansModel) -> Element | None:
     if model.n_others == 0:
         return None
     if model.n_others is None:
-        said = "Spans of its traces that are of another attempt or rollout, or of none, are not shown."
-        return element("p", said, class_="note")
-    one = model.n_others == 1
-    said = f"{count(model.n_others)} more {'span of its traces is' if one else 'spans of its traces are'} "
+        text = "Spans of its traces that are of another attempt or rollout, or of none, are not shown."
+        return element("p", text, class_="note")
+    is_single = model.n_others == 1
+    text = f"{count(model.n_others)} more {'span of its traces is' if is_single else 'spans of its traces are'} "
     traces = ", ".join(f"'{trace}'" for trace in model.shared[:_MOST_LINKS])
     columns = "start_ns, name, service_name, trace_id, span_id, parent_span_id, attributes"
     sql = f"SELECT {columns} FROM spans WHERE trace_id IN ({traces}) ORDER BY start_ns"
-    note = element("p", f"{said}of another attempt or rollout, or of none.", class_="note")
+    note = element("p", f"{text}of another attempt or rollout, or of none.", class_="note")
     return element("div", note, sql_command(sql, "all spans of these traces"))
 
 
 def _listed(links: list[Child]) -> list[Child]:
-    return [part for one in links[:_MOST_LINKS] for part in (one, " ")]
+    return [part for address in links[:_MOST_LINKS] for part in (address, " ")]
 
 
-def _span(one: RawSpan) -> Element:
-    times = f" · {seconds(one.seconds)} from {one.start_s:.3f} s · "
-    ids = f" · trace {one.trace_id} · span {one.span_id}"
-    parent = f" · parent {one.parent_span_id}" if one.parent_span_id else ""
+def _span(span: RawSpan) -> Element:
+    times = f" · {seconds(span.seconds)} from {span.start_s:.3f} s · "
+    ids = f" · trace {span.trace_id} · span {span.span_id}"
+    parent = f" · parent {span.parent_span_id}" if span.parent_span_id else ""
     return element(
         "details",
         element(
             "summary",
-            element("b", isolated(one.name)),
-            " failed" if one.failed else "",
+            element("b", isolated(span.name)),
+            " failed" if span.failed else "",
             times,
-            isolated(one.service or "no service"),
+            isolated(span.service or "no service"),
             f"{ids}{parent}",
         ),
-        pre(one.attributes, "env"),
-        class_=f"span d{min(one.depth, 8)}",
-        id=f"span-{one.span_id}",
+        pre(span.attributes, "env"),
+        class_=f"span d{min(span.depth, 8)}",
+        id=f"span-{span.span_id}",
     )

@@ -32,5 +32,5 @@ def _with_special(text: str) -> list[Child]:
     if len(pieces) > 400:  # somebody writes nothing but special tokens
         return [text]
     return [
-        element("span", piece, class_="special") if place % 2 else piece for place, piece in enumerate(pieces) if piece
+        element("span", piece, class_="special") if index % 2 else piece for index, piece in enumerate(pieces) if piece
     ]

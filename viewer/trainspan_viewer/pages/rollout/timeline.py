@@ -91,9 +91,9 @@ def _summary(account: RolloutAccount, gaps: Sequence[Interval], span: float) -> 
     shares = [f"model calls {seconds(calls)} ({calls / span:.0%})"]
     if account.tools:
         shares.append(f"tools {seconds(tools)} ({tools / span:.0%})")
-    said = ", ".join([*shares, f"neither {seconds(idle)} ({idle / span:.0%})"]) + f" of {seconds(span)}"
+    shares_text = ", ".join([*shares, f"neither {seconds(idle)} ({idle / span:.0%})"]) + f" of {seconds(span)}"
     drawn, have = sum(_drawn(account)), len(_steps(account))
-    return said if drawn == have else f"{said}; drawn: the first {count(drawn)} of {count(have)} steps"
+    return shares_text if drawn == have else f"{shares_text}; drawn: the first {count(drawn)} of {count(have)} steps"
 
 
 def _covered(parts: Sequence[tuple[float, float | None]]) -> float:
@@ -132,9 +132,9 @@ def _drawn(account: RolloutAccount) -> tuple[int, int, int]:
     if sum(have) <= _MOST_BARS:
         return have
     left, drawn = _MOST_BARS, [0, 0, 0]
-    for rank, place in enumerate(sorted(range(3), key=lambda kind: have[kind])):
-        drawn[place] = min(have[place], left // (3 - rank))
-        left -= drawn[place]
+    for rank, which in enumerate(sorted(range(3), key=lambda kind: have[kind])):
+        drawn[which] = min(have[which], left // (3 - rank))
+        left -= drawn[which]
     return drawn[0], drawn[1], drawn[2]
 
 

@@ -131,13 +131,13 @@ def _pages(model: TokensModel) -> Element | None:
 def _neighbors(model: TokensModel) -> Element:
     account, index = model.account, model.call.index
     indexes = range(model.n_calls) if model.n_calls is not None else [call.index for call in account.calls]
-    place = indexes.index(index)
+    position = indexes.index(index)
     keep = {"overlay": model.chosen}
     links = [
         link(model.links.call(account.rollout_id, account.attempt, other, **keep), f"{name} call")
         for name, other in (
-            ("previous", indexes[place - 1] if place else None),
-            ("next", indexes[place + 1] if place + 1 < len(indexes) else None),
+            ("previous", indexes[position - 1] if position else None),
+            ("next", indexes[position + 1] if position + 1 < len(indexes) else None),
         )
         if other is not None
     ]

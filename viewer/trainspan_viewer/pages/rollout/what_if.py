@@ -25,10 +25,9 @@ def what_if_part(model: WhatIf, params: Params, links: Links, this: tuple[str, i
     if model.group is not None:
         body.append(_verdict(model))
         body.append(_table(model.changes, links))
-        accounts = model.group.rollouts if this is None else [one for one in [model.account(*this)] if one is not None]
-        for one in accounts:
-            lines = derivation(one.credit)
-            summary = element("summary", f"derivation of {one.rollout_id}")
+        for account in model.group.rollouts if this is None else filter(None, [model.account(*this)]):
+            lines = derivation(account.credit)
+            summary = element("summary", f"derivation of {account.rollout_id}")
             body.append(element("details", summary, lines, open=this is not None))
     summary = element("summary", "What if? Another credit, baseline, discount or rule")
     return element("details", summary, *body, open=model.is_changed, id="what-if", class_="what-if")
@@ -79,7 +78,7 @@ def _field(state: KnobState) -> Element:
 
 def _verdict(model: WhatIf) -> Element:
     changed = [f"{state.knob.name} = {field_text(state.now) or 'default'}" for state in model.knobs if state.is_changed]
-    moved = sum(one.before[1:] != one.now[1:] for one in model.changes)
+    moved = sum(change.before[1:] != change.now[1:] for change in model.changes)
     text = f"With {', '.join(changed)}: {moved} of {len(model.changes)} calls shown here change."
     return element("p", text, role="status")
 
@@ -87,15 +86,15 @@ def _verdict(model: WhatIf) -> Element:
 def _table(changes: Sequence[CallChange], links: Links) -> Element:
     rows: list[list[Child]] = [
         [
-            link(links.rollout(one.rollout_id, one.attempt), one.rollout_id[:12]),
-            one.call,
-            one.agent or "–",
-            number(one.before[0]),
-            _advantage(one.before),
-            number(one.now[0]),
-            _advantage(one.now, is_new=one.before[1:] != one.now[1:]),
+            link(links.rollout(change.rollout_id, change.attempt), change.rollout_id[:12]),
+            change.call,
+            change.agent or "–",
+            number(change.before[0]),
+            _advantage(change.before),
+            number(change.now[0]),
+            _advantage(change.now, is_new=change.before[1:] != change.now[1:]),
         ]
-        for one in changes[:_MOST_ROWS]
+        for change in changes[:_MOST_ROWS]
     ]
     head = ["rollout", "call", "agent", "value", "advantage", "value then", "advantage then"]
     left = len(changes) - len(rows)

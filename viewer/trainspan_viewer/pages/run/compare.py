@@ -33,14 +33,14 @@ def render_compare(model: CompareModel) -> Page:
     ]
     runs: list[list[Child]] = [
         [
-            element("i", class_=f"key c{place}"),
+            element("i", class_=f"key c{color}"),
             link(f"/runs/{run.run_id}", run.run_id),
             element("span", run.status, class_=f"status {run.status}"),
             len(run.rounds),
             str(evals[-1].estimate) if (evals := run.evals()) else "–",
             element("span", alarms, class_="bad") if (alarms := len(run.alarms)) else 0,
         ]
-        for place, run in enumerate(model.runs)
+        for color, run in enumerate(model.runs)
     ]
     settings: list[list[Child]] = [[key, *map(_plain, values)] for key, values in model.differences]
     head = ["setting", *(run.run_id for run in model.runs)]
@@ -57,7 +57,7 @@ def render_compare(model: CompareModel) -> Page:
                 text=frozenset({0, 1, 2}),
                 caption="the runs",
             ),
-            element("div", *(one for one in charts if one is not None), class_="plots"),
+            element("div", *(figure for figure in charts if figure is not None), class_="plots"),
             id="live",
         ),
         element("h2", "Different settings"),
@@ -72,16 +72,16 @@ def render_compare(model: CompareModel) -> Page:
 
 def _validation(run: RunRecords) -> Curve:
     points = []
-    for one in run.evals():
-        low, high = one.estimate.interval or (None, None)
-        if one.estimate.n:
-            points.append(Point(one.round, one.estimate.mean, low, high))
+    for evaluation in run.evals():
+        low, high = evaluation.estimate.interval or (None, None)
+        if evaluation.estimate.n:
+            points.append(Point(evaluation.round, evaluation.estimate.mean, low, high))
     return Curve(run.run_id, points)
 
 
 def _rewards(run: RunRecords) -> Curve:
-    found = [(sampled_after(record), record["rollout"].get("mean_reward")) for record in run.rounds]
-    return Curve(run.run_id, [Point(x, y) for x, y in found if y is not None])
+    points = [(sampled_after(record), record["rollout"].get("mean_reward")) for record in run.rounds]
+    return Curve(run.run_id, [Point(x, y) for x, y in points if y is not None])
 
 
 def _metric(run: RunRecords, name: str) -> list[Curve]:

@@ -17,7 +17,7 @@ _MOST_REASONS: Final = 4
 
 
 def run_curves(run: RunRecords) -> list[Child]:
-    """All charts of a run that have values. Several policies have a curve each."""
+    """All charts of a run that have values. Several policies have a curve record."""
     rounds, policies = run.rounds, run.policies
     charts = [
         _success_chart(run),
@@ -50,36 +50,35 @@ def run_curves(run: RunRecords) -> list[Child]:
         ),
         chart("seconds of a round", _seconds(run)),
         chart(
-            "tokens sampled per second",
-            [Curve("tokens", _points(rounds, lambda one: _rate(one["rollout"])), 5)],
+            "tokens sampled per second", [Curve("tokens", _points(rounds, lambda record: _rate(record["rollout"])), 5)]
         ),
     ]
-    return [one for one in charts if one is not None]
+    return [figure for figure in charts if figure is not None]
 
 
 def _success_chart(run: RunRecords) -> Element | None:
     """Held-out success with 95 % intervals, and the mean reward of training rollouts at the policy that made them."""
     shown = [
-        Curve(label, [_estimated(one.round, one.estimate) for one in found if one.estimate.n], color)
+        Curve(label, [_estimated(each.round, each.estimate) for each in evals if each.estimate.n], color)
         for name, label, color in (("validation", "held-out tasks (95 %)", 0), ("probe", "hard probe (95 %)", 1))
-        if (found := run.evals(name))
+        if (evals := run.evals(name))
     ]
-    rewarded = ((one, one["rollout"].get("mean_reward")) for one in run.rounds)
-    training = [Point(sampled_after(one), reward) for one, reward in rewarded if reward is not None]
-    measure = measured(one.estimate for one in (*run.evals(), *run.evals("probe")))
+    rewarded = ((record, record["rollout"].get("mean_reward")) for record in run.rounds)
+    training = [Point(sampled_after(record), reward) for record, reward in rewarded if reward is not None]
+    measure = measured(each.estimate for each in (*run.evals(), *run.evals("probe")))
     within = measure == "success" and all(0 <= point.y <= 1 for point in training)
     return chart(
-        f"{measure} after each round",
+        f"{measure} after record round",
         [*shown, Curve("training rollouts", training, 7)],
         limits=(0.0, 1.0) if within else None,
     )
 
 
 def _trial_chart(rounds: Sequence[Record]) -> Element | None:
-    """Mean reward of the trial tasks under each new version, and under the version that it is compared with."""
+    """Mean reward of the trial tasks under record new version, and under the version that it is compared with."""
 
     def reward(which: str) -> Callable[[Record], float | None]:
-        return lambda one: ((one.get("trial") or {}).get("reward") or {}).get(which)
+        return lambda record: ((record.get("trial") or {}).get("reward") or {}).get(which)
 
     curves = [
         Curve("version before", _points(rounds, reward("before")), 7),
@@ -89,22 +88,22 @@ def _trial_chart(rounds: Sequence[Record]) -> Element | None:
 
 
 def _trained_chart(rounds: Sequence[Record]) -> Element | None:
-    """What share of the calls of each round is trained, and the reasons for which most others are not."""
+    """What share of the calls of record round is trained, and the reasons for which most others are not."""
     dropped: Counter[str] = Counter()
     for record in rounds:
         dropped.update(record["dataset"].get("dropped") or {})
 
     def share(calls: Callable[[Record], float | None]) -> list[Point]:
         return _points(
-            [one for one in rounds if one["dataset"].get("calls_seen")],
-            lambda one: (calls(one) or 0) / one["dataset"]["calls_seen"],
+            [record for record in rounds if record["dataset"].get("calls_seen")],
+            lambda record: (calls(record) or 0) / record["dataset"]["calls_seen"],
         )
 
     reasons = [
-        Curve(name, share(lambda one, name=name: (one["dataset"].get("dropped") or {}).get(name)))  # type: ignore[misc]
+        Curve(name, share(lambda record, name=name: (record["dataset"].get("dropped") or {}).get(name)))  # type: ignore[misc]
         for name, _ in dropped.most_common(_MOST_REASONS)
     ]
-    trained = Curve("trained", share(lambda one: one["dataset"].get("calls_kept")), 2)
+    trained = Curve("trained", share(lambda record: record["dataset"].get("calls_kept")), 2)
     colors = (1, 3, 4, 7)
     colored = [replace(curve, color=color) for curve, color in zip(reasons, colors, strict=False)]
     return chart("share of the calls that is trained, or dropped as", [trained, *colored], limits=(0.0, 1.0))
@@ -119,11 +118,11 @@ def _seconds(run: RunRecords) -> list[Curve]:
     """The stages of a round, and the validation after it."""
     stages = (("rollouts", "rollouts", 7), ("dataset", "dataset", 1), ("train", "training", 0), ("total", "round", 3))
     curves = [
-        Curve(name, _points(run.rounds, lambda one, key=key: one["seconds"].get(key)), color)  # type: ignore[misc]
+        Curve(name, _points(run.rounds, lambda record, key=key: record["seconds"].get(key)), color)  # type: ignore[misc]
         for key, name, color in stages
     ]
     evals = [record for record in run.records if record["kind"] == "eval" and record["name"] == "validation"]
-    return [*curves, Curve("validation", _points(evals, lambda one: one.get("seconds")), 5)]
+    return [*curves, Curve("validation", _points(evals, lambda record: record.get("seconds")), 5)]
 
 
 def _estimated(round_: int, estimate: RewardEstimate) -> Point:
@@ -134,13 +133,13 @@ def _estimated(round_: int, estimate: RewardEstimate) -> Point:
 def sampled_after(record: Record) -> float:
     """The round after which the policy of a round's rollouts was made, on average over their trained tokens."""
     policies = (record.get("policies") or {}).values()
-    behind = [one["train"].get("staleness_mean") or 0 for one in (policies or [record])]
+    behind = [outcome["train"].get("staleness_mean") or 0 for outcome in (policies or [record])]
     return float(record["round"] - 1 - sum(behind) / len(behind))
 
 
 def _points(rounds: Sequence[Record], value: Callable[[Record], float | None]) -> list[Point]:
-    found = [(record["round"], value(record)) for record in rounds]
-    return [Point(x, y) for x, y in found if y is not None]
+    points = [(record["round"], value(record)) for record in rounds]
+    return [Point(x, y) for x, y in points if y is not None]
 
 
 def _metric_chart(caption: str, run: RunRecords, names: Mapping[str, str]) -> Element | None:

@@ -19,7 +19,7 @@ def integrity(model: RunModel) -> list[Child]:
     run_id = model.records.run_id
     head: list[Child] = ["check", *(_stage_head(run_id, stage) for stage in model.stages)]
     rows: list[list[Child]] = [
-        [check.name, *(_cell(run_id, check, place, stage) for place, stage in enumerate(model.stages))]
+        [check.name, *(_cell(run_id, check, column, stage) for column, stage in enumerate(model.stages))]
         for check in model.checks
     ]
     return [
@@ -36,12 +36,12 @@ def _alarms(model: RunModel) -> list[Child]:
     items = [
         element(
             "li",
-            link(_evidence(model.records.run_id, place), f"round {round_}: {name}"),
+            link(_evidence(model.records.run_id, index), f"round {round_}: {name}"),
             ": ",
             isolated(detail),
             class_="bad",
         )
-        for place, round_, name, detail in reversed(alarms[-_MOST_ALARMS:])
+        for index, round_, name, detail in reversed(alarms[-_MOST_ALARMS:])
     ]
     more = len(alarms) - len(items)
     return [
@@ -51,21 +51,21 @@ def _alarms(model: RunModel) -> list[Child]:
     ]
 
 
-def _evidence(run_id: str, place: int) -> str:
-    return f"/runs/{run_id}/records/{place}"
+def _evidence(run_id: str, index: int) -> str:
+    return f"/runs/{run_id}/records/{index}"
 
 
 def _stage_head(run_id: str, stage: Stage) -> Element:
     short = str(stage.round) if stage.kind == "round" else f"{stage.kind[0]}{stage.round}"
     title = f"{stage.kind} {stage.round}" if stage.kind == "round" else f"{stage.kind} after round {stage.round}"
-    return link(_evidence(run_id, stage.place), short, title=title)
+    return link(_evidence(run_id, stage.index), short, title=title)
 
 
-def _cell(run_id: str, check: CheckRow, place: int, stage: Stage) -> Child:
-    holds = check.holds[place]
+def _cell(run_id: str, check: CheckRow, column: int, stage: Stage) -> Child:
+    holds = check.holds[column]
     if holds is None:
         return ""
     sign, kind = ("✓", "ok") if holds else ("✗", "bad")
     where = f"{stage.kind} {stage.round}"
-    said = f"{check.name}, {where}: {'holds' if holds else 'does not hold'}: {check.details[place]}"
-    return link(_evidence(run_id, stage.place), sign, class_=kind, title=said, aria_label=said)
+    text = f"{check.name}, {where}: {'holds' if holds else 'does not hold'}: {check.details[column]}"
+    return link(_evidence(run_id, stage.index), sign, class_=kind, title=text, aria_label=text)

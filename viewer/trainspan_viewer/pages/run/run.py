@@ -49,17 +49,17 @@ def sections(model: RunModel) -> list[Child]:
 
 def _headline(model: RunModel) -> Element:
     """What has become better by how much: between the first validation and the last one."""
-    found = [one for one in model.records.evals() if one.estimate.stands]
-    if len(found) < 2:
-        said = "Nothing can be said yet about what has become better: that takes two validations on held-out tasks."
-        return element("p", said, class_="lead note")
-    first, last = found[0], found[-1]
+    validations = [validation for validation in model.records.evals() if validation.estimate.stands]
+    if len(validations) < 2:
+        text = "Nothing can be said yet about what has become better: that takes two validations on held-out tasks."
+        return element("p", text, class_="lead note")
+    first, last = validations[0], validations[-1]
     gain = last.estimate.mean - first.estimate.mean
-    what = measured(one.estimate for one in found).capitalize()
+    what = measured(validation.estimate for validation in validations).capitalize()
     moved = "is unchanged" if not gain else f"{'rose' if gain > 0 else 'fell'} by {abs(gain):.3f}"
     body = f"{what} on held-out tasks {moved}, from {first.estimate} after round {first.round} to {last.estimate} after round {last.round}"
-    one, other = first.estimate.interval, last.estimate.interval
-    overlap = one is not None and other is not None and one[0] <= other[1] and other[0] <= one[1]
+    before, after = first.estimate.interval, last.estimate.interval
+    overlap = before is not None and after is not None and before[0] <= after[1] and after[0] <= before[1]
     return element("p", f"{body}{'; the 95 % intervals overlap' if overlap and gain else ''}.", class_="lead")
 
 
@@ -97,29 +97,29 @@ def _facts(model: RunModel) -> Element:
 
 def consolidation(record: Record) -> str:
     """What became of the version that was trained on the run's own successes, and what it cost."""
-    made = record["consolidation"]
-    before, after = RewardEstimate.of_record(made["before"]), RewardEstimate.of_record(record)
+    tuned = record["consolidation"]
+    before, after = RewardEstimate.of_record(tuned["before"]), RewardEstimate.of_record(record)
     return (
-        f"{'kept' if made['kept'] else 'not kept'}: version {made['version']}, from version {made['start']} on {made['answers']} "
-        f"answers; validation {before} → {after}; {made['steps']} steps, {count(made['trained_tokens'])} trained and "
-        f"{count(made['forwarded_tokens'])} forwarded tokens, {seconds(made['seconds'])}"
+        f"{'kept' if tuned['kept'] else 'not kept'}: version {tuned['version']}, from version {tuned['start']} on {tuned['answers']} "
+        f"answers; validation {before} → {after}; {tuned['steps']} steps, {count(tuned['trained_tokens'])} trained and "
+        f"{count(tuned['forwarded_tokens'])} forwarded tokens, {seconds(tuned['seconds'])}"
     )
 
 
 def _evaluations(model: RunModel) -> list[Child]:
     """The newest evaluations, each with a link to its checks."""
     run = model.records
-    found = [(place, record) for place, record in enumerate(run.records) if record["kind"] == "eval"]
-    if not found:
+    evaluations = [(index, record) for index, record in enumerate(run.records) if record["kind"] == "eval"]
+    if not evaluations:
         return [element("p", "No evaluation is finished yet.", class_="note")]
-    measure = measured(RewardEstimate.of_record(record) for _, record in found)
+    measure = measured(RewardEstimate.of_record(record) for _, record in evaluations)
     head = ("evaluation", "after round", "version", "n", measure, "95 % interval", "pass@k", "status")
     rows: list[list[Child]] = []
-    for place, record in reversed(found[-_MOST_EVALUATIONS:]):
+    for index, record in reversed(evaluations[-_MOST_EVALUATIONS:]):
         estimate = RewardEstimate.of_record(record)
         rows.append(
             [
-                link(f"/runs/{run.run_id}/records/{place}", str(record["name"])),
+                link(f"/runs/{run.run_id}/records/{index}", str(record["name"])),
                 record["round"],
                 versions(record),
                 count(estimate.n),
@@ -129,7 +129,7 @@ def _evaluations(model: RunModel) -> list[Child]:
                 ", ".join(f"{name} {n}" for name, n in (record.get("status") or {}).items()),
             ]
         )
-    older = len(found) - len(rows)
+    older = len(evaluations) - len(rows)
     return [
         table(head, rows, text=frozenset({0, 5, 6, 7}), caption="evaluations on held-out tasks, newest first"),
         element("p", f"{count(older)} older ones are in the curves.", class_="note") if older else None,
@@ -156,7 +156,7 @@ def _rounds(model: RunModel) -> list[Child]:
         "time",
     )
     rows = [
-        _round_row(model, place, record, policy) for place, record in model.rounds for policy in model.records.policies
+        _round_row(model, index, record, policy) for index, record in model.rounds for policy in model.records.policies
     ]
     if not rows:
         return [element("p", "No round is finished yet.", class_="note")]
@@ -167,7 +167,7 @@ def _rounds(model: RunModel) -> list[Child]:
     ]
 
 
-def _round_row(model: RunModel, place: int, whole: Record, policy: str | None) -> list[Child]:
+def _round_row(model: RunModel, index: int, whole: Record, policy: str | None) -> list[Child]:
     record = record_of(whole, policy)
     rollout, train, data = record["rollout"], record["train"], record["dataset"]
     status = rollout.get("status") or {}
@@ -189,7 +189,7 @@ def _round_row(model: RunModel, place: int, whole: Record, policy: str | None) -
         number(train.get("logp_diff_mean"), 2),
         ((train.get("swap") or {}).get("canary") or {}).get("status", "–"),
         link(
-            f"/runs/{model.records.run_id}/records/{place}",
+            f"/runs/{model.records.run_id}/records/{index}",
             "✓" if holds else "✗",
             class_="ok" if holds else "bad",
             aria_label=f"checks of {whose}: {'all hold' if holds else 'some do not hold'}",

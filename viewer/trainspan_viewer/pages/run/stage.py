@@ -48,8 +48,8 @@ def _facts(model: StageModel) -> Element:
             ["calls seen, trained", f"{count(data.get('calls_seen'))}, {count(data.get('calls_kept'))}"],
             ["time", ", ".join(f"{name} {seconds(spent)}" for name, spent in record["seconds"].items())],
         ]
-        for name, own in (record.get("policies") or {}).items():
-            rows.append([f"policy {name}", _policy(own)])
+        for name, figures in (record.get("policies") or {}).items():
+            rows.append([f"policy {name}", _policy(figures)])
         if record.get("skipped"):
             rows.append(["skipped because", str(record["skipped"])])
         if record.get("refused"):
@@ -74,12 +74,12 @@ def _facts(model: StageModel) -> Element:
     return table(["", ""], rows, text=frozenset({0, 1}), caption="what happened")
 
 
-def _policy(own: Mapping[str, Any]) -> str:
-    if own.get("skipped"):
-        return f"skipped: {own['skipped']}"
-    train, data = own["train"], own["dataset"]
+def _policy(figures: Mapping[str, Any]) -> str:
+    if figures.get("skipped"):
+        return f"skipped: {figures['skipped']}"
+    train, data = figures["train"], figures["dataset"]
     return (
-        f"version {own['policy_version']}, {count(data.get('calls_kept'))} of {count(data.get('calls_seen'))} calls trained, "
+        f"version {figures['policy_version']}, {count(data.get('calls_kept'))} of {count(data.get('calls_seen'))} calls trained, "
         f"KL {number(train.get('kl'), 2)}"
     )
 

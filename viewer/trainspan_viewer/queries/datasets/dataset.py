@@ -1,13 +1,14 @@
 """One dataset: its groups and rollouts with filters, and why calls were dropped."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import polars as pl
 
 from trainspan_processing.dataset.diff import Difference, compare_datasets
 from trainspan_processing.dataset.published import Published, open_published
+from trainspan_schemas.artifacts.manifest import DatasetManifest
 from trainspan_viewer.queries.datasets.filters import Filters, filters_of, passing
 from trainspan_viewer.queries.datasets.listing import MOST_DATASETS
 from trainspan_viewer.queries.datasets.members import (
@@ -20,7 +21,7 @@ from trainspan_viewer.queries.datasets.members import (
     sorted_rollouts,
 )
 from trainspan_viewer.queries.params import Params
-from trainspan_viewer.queries.places import DatasetPlace
+from trainspan_viewer.queries.paths import DatasetLocation
 from trainspan_viewer.queries.sources import Sources
 
 __all__ = ["DatasetModel", "load_dataset"]
@@ -34,8 +35,8 @@ _VIEWS: Final = ("groups", "rollouts", "quality", "diff")
 class DatasetModel:
     """The page of a dataset."""
 
-    place: DatasetPlace
-    manifest: Mapping[str, Any]
+    location: DatasetLocation
+    manifest: DatasetManifest
     view: str
     views: Sequence[str]
     filters: Filters
@@ -60,8 +61,8 @@ class DatasetModel:
 
 def load_dataset(sources: Sources, params: Params) -> DatasetModel:
     """Raises NotFoundError, UsageError, or DatasetError for a damaged dataset."""
-    place = sources.places.dataset(params.text("dataset"))
-    published = open_published(place.path)
+    location = sources.paths.dataset(params.text("dataset"))
+    published = open_published(location.path)
     filters = filters_of(params)
     view = params.choice("view", _VIEWS, "groups")
     sort = params.choice("sort", _SORTS, "spread")
@@ -69,18 +70,18 @@ def load_dataset(sources: Sources, params: Params) -> DatasetModel:
     all_members = members_of(published, with_tokens=with_tokens or filters.most_tokens is not None)
     notes: list[str] = []
     members = (
-        passing(sources, place, published, all_members, filters, notes)
+        passing(sources, location, published, all_members, filters, notes)
         if view in ("groups", "rollouts")
         else all_members
     )
     start = params.integer("from", 0)
     groups: list[Group] = []
     rollouts: list[DatasetMember] = []
-    found = members.height
+    n_found = members.height
     if view == "groups":
         # A group's figures are those of all its rollouts, whichever of them pass the filters.
         table = sorted_groups(all_members, sort).filter(pl.col("key").is_in(members["key"].unique().implode()))
-        found = table.height
+        n_found = table.height
         groups = as_groups(table.slice(start, _PAGE), all_members)
     elif view == "rollouts":
         rollouts = as_members(sorted_rollouts(members, sort).slice(start, _PAGE))
@@ -89,7 +90,7 @@ def load_dataset(sources: Sources, params: Params) -> DatasetModel:
     rewards = all_members["reward"].drop_nulls()
     least, most = (float(rewards.min()), float(rewards.max())) if len(rewards) else (0.0, 1.0)  # type: ignore[arg-type]
     return DatasetModel(
-        place=place,
+        location=location,
         manifest=published.manifest,
         view=view,
         views=_VIEWS,
@@ -100,12 +101,12 @@ def load_dataset(sources: Sources, params: Params) -> DatasetModel:
         rollouts=rollouts,
         start=start,
         page_size=_PAGE,
-        n_found=found,
+        n_found=n_found,
         agents=all_members["agents"].explode().drop_nulls().unique().sort().head(100).to_list(),
         finishes=all_members["finish"].explode().drop_nulls().unique().sort().head(20).to_list(),
         reward_range=(least, most),
         notes=notes,
-        others=[item.name for item in sources.places.all_datasets() if item.name != place.name][:MOST_DATASETS]
+        others=[item.name for item in sources.paths.all_datasets() if item.name != location.name][:MOST_DATASETS]
         if view == "diff"
         else [],
         difference=difference,
@@ -115,4 +116,4 @@ def load_dataset(sources: Sources, params: Params) -> DatasetModel:
 
 
 def _other(sources: Sources, name: str) -> Published:
-    return open_published(sources.places.dataset(name).path)
+    return open_published(sources.paths.dataset(name).path)

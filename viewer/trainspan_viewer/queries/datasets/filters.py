@@ -12,7 +12,7 @@ from trainspan_schemas.errors import StoreError
 from trainspan_viewer.queries.answers import rollouts_with_text
 from trainspan_viewer.queries.datasets.members import NO_NAME
 from trainspan_viewer.queries.params import Params
-from trainspan_viewer.queries.places import DatasetPlace
+from trainspan_viewer.queries.paths import DatasetLocation
 from trainspan_viewer.queries.sources import Sources
 
 __all__ = ["Filters", "filters_of", "passing"]
@@ -54,7 +54,7 @@ def filters_of(params: Params) -> Filters:
 
 def passing(
     sources: Sources,
-    place: DatasetPlace,
+    location: DatasetLocation,
     published: Published,
     members: pl.DataFrame,
     filters: Filters,
@@ -85,10 +85,10 @@ def passing(
     if filters.status:
         members = _with_status(sources, members, filters.status, notes)
     if filters.text:
-        named = pl.col("task_id").fill_null("").str.contains(filters.text, literal=True)
-        named |= pl.col("rollout_id").str.starts_with(filters.text)
-        said = rollouts_with_text(sources, published, place.run_id, filters.text, notes)
-        members = members.filter(named | pl.col("rollout_id").is_in(said))
+        is_found = pl.col("task_id").fill_null("").str.contains(filters.text, literal=True)
+        is_found |= pl.col("rollout_id").str.starts_with(filters.text)
+        answering = rollouts_with_text(sources, published, location.run_id, filters.text, notes)
+        members = members.filter(is_found | pl.col("rollout_id").is_in(answering))
     return members
 
 
@@ -100,36 +100,36 @@ def _with_call(
     others = members.filter(~has_row & (pl.col("kept") < pl.col("calls")))
     if others.is_empty():
         return members.filter(has_row)
-    places = [_among(place, others[place]) for place in ("run_id", "round")]
+    within = [_among(key, others[key]) for key in ("run_id", "round")]
     quoted = value.replace("'", "''")
-    said = f"{column} IS NULL" if value == NO_NAME else f"{column} = '{quoted}'"
-    sql = f"SELECT DISTINCT rollout_id, COALESCE(attempt, 0) FROM calls WHERE {said} AND {' AND '.join(places)}"
+    condition = f"{column} IS NULL" if value == NO_NAME else f"{column} = '{quoted}'"
+    sql = f"SELECT DISTINCT rollout_id, COALESCE(attempt, 0) FROM calls WHERE {condition} AND {' AND '.join(within)}"
     try:
-        found = sources.store.select(sql, most=_MOST_STATUSES)
+        answer = sources.store.select(sql, most=_MOST_STATUSES)
     except StoreError as error:
         notes.append(f"Calls that are not rows are in the store, which cannot be read: {error}")
         return members.filter(has_row)
-    if found.is_cut:
-        notes.append(f"Of calls that are not rows, only those of {len(found.rows)} rollouts were read from the store.")
+    if answer.is_cut:
+        notes.append(f"Of calls that are not rows, only those of {len(answer.rows)} rollouts were read from the store.")
     schema: Schema = {"rollout_id": pl.String, "attempt": members.schema["attempt"]}
-    stored = others.join(pl.DataFrame(found.rows, schema=schema, orient="row"), on=ROLLOUT_KEY, how="semi")
+    stored = others.join(pl.DataFrame(answer.rows, schema=schema, orient="row"), on=ROLLOUT_KEY, how="semi")
     chosen = pl.concat([members.filter(has_row), stored]).select(ROLLOUT_KEY)
     return members.join(chosen, on=ROLLOUT_KEY, how="semi", maintain_order="left")
 
 
 def _with_status(sources: Sources, members: pl.DataFrame, status: str, notes: list[str]) -> pl.DataFrame:
     """The store knows how rollouts ended; a dataset does not."""
-    places = [_among(name, members[name]) for name in ("run_id", "round")]
-    sql = f"SELECT rollout_id, COALESCE(attempt, 0), status FROM rollouts WHERE {' AND '.join(places)}"
+    within = [_among(name, members[name]) for name in ("run_id", "round")]
+    sql = f"SELECT rollout_id, COALESCE(attempt, 0), status FROM rollouts WHERE {' AND '.join(within)}"
     try:
-        found = sources.store.select(sql, most=_MOST_STATUSES)
+        answer = sources.store.select(sql, most=_MOST_STATUSES)
     except StoreError as error:
         notes.append(f"The status of rollouts is in the store, which cannot be read: {error}")
         return members
-    if found.is_cut:
-        notes.append(f"Only the status of {len(found.rows)} rollouts was read from the store.")
+    if answer.is_cut:
+        notes.append(f"Only the status of {len(answer.rows)} rollouts was read from the store.")
     schema: Schema = {"rollout_id": pl.String, "attempt": members.schema["attempt"], "status": pl.String}
-    known = pl.DataFrame(found.rows, schema=schema, orient="row").unique(ROLLOUT_KEY)
+    known = pl.DataFrame(answer.rows, schema=schema, orient="row").unique(ROLLOUT_KEY)
     statuses = members.join(known, on=ROLLOUT_KEY, how="left", maintain_order="left")
     if unknown := int(statuses["status"].null_count()):
         notes.append(f"The store does not hold the status of {unknown} rollouts: they are not shown.")

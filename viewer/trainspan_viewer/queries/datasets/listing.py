@@ -8,7 +8,7 @@ from trainspan_processing.dataset.published import open_published
 from trainspan_schemas.artifacts.dataset import manifest_path
 from trainspan_schemas.errors import TrainspanError
 from trainspan_viewer.queries.params import Params
-from trainspan_viewer.queries.places import DatasetPlace
+from trainspan_viewer.queries.paths import DatasetLocation
 from trainspan_viewer.queries.sources import Sources
 
 __all__ = ["MOST_DATASETS", "DatasetRow", "DatasetsModel", "load_datasets"]
@@ -21,7 +21,7 @@ _SHOWN: Final = ("rows", "rollouts", "rollouts_seen", "groups", "groups_seen", "
 class DatasetRow:
     """A row of the list of datasets."""
 
-    place: DatasetPlace
+    location: DatasetLocation
     manifest: Mapping[str, Any]
     """What the row shows of it; empty with an error."""
     error: str = ""
@@ -41,17 +41,17 @@ class DatasetsModel:
 
 def load_datasets(sources: Sources, params: Params) -> DatasetsModel:
     """The newest datasets."""
-    places = [place for place in sources.places.all_datasets() if manifest_path(place.path).exists()]
-    rows = [_row(place) for place in places[:MOST_DATASETS]]
-    is_live = any(run.is_held() for run in sources.places.all_runs()[:MOST_DATASETS])
-    return DatasetsModel(rows, len(places), is_live, params)
+    locations = [location for location in sources.paths.all_datasets() if manifest_path(location.path).exists()]
+    rows = [_row(location) for location in locations[:MOST_DATASETS]]
+    is_live = any(run.is_held() for run in sources.paths.all_runs()[:MOST_DATASETS])
+    return DatasetsModel(rows, len(locations), is_live, params)
 
 
-def _row(place: DatasetPlace) -> DatasetRow:
+def _row(location: DatasetLocation) -> DatasetRow:
     try:
-        manifest = open_published(place.path).manifest
-        return DatasetRow(place, {name: manifest[name] for name in _SHOWN})
+        manifest = open_published(location.path).manifest
+        return DatasetRow(location, {name: manifest[name] for name in _SHOWN})
     except (OSError, ValueError, LookupError, TypeError, AttributeError, TrainspanError) as error:
         return DatasetRow(
-            place, {}, f"cannot be read: {error if isinstance(error, TrainspanError) else repr(error)}"[:300]
+            location, {}, f"cannot be read: {error if isinstance(error, TrainspanError) else repr(error)}"[:300]
         )

@@ -87,14 +87,14 @@ def _cached(published: Published, name: str, make: Callable[[Published], pl.Data
     """What `make` returns; it is kept, since a published dataset never changes."""
     key = (published.path, manifest_path(published.path).stat().st_mtime_ns, name)
     with _lock:
-        found = _cache.get(key)
-    if found is None:
-        found = make(published)
+        cached = _cache.get(key)
+    if cached is None:
+        cached = make(published)
         with _lock:
-            _cache[key] = found
+            _cache[key] = cached
             while len(_cache) > 1 and sum(frame.estimated_size() for frame in _cache.values()) > _KEPT_BYTES:
                 _cache.pop(next(iter(_cache)))
-    return found
+    return cached
 
 
 def _members(published: Published) -> pl.DataFrame:
@@ -181,7 +181,7 @@ def _evenly(rows: pl.DataFrame) -> pl.DataFrame:
     """At most `_MOST_DOTS` of the rows, at equal distances, the first and the last among them."""
     if rows.height <= _MOST_DOTS:
         return rows
-    return rows[[round(place * (rows.height - 1) / (_MOST_DOTS - 1)) for place in range(_MOST_DOTS)]]
+    return rows[[round(index * (rows.height - 1) / (_MOST_DOTS - 1)) for index in range(_MOST_DOTS)]]
 
 
 def as_members(rows: pl.DataFrame) -> list[DatasetMember]:

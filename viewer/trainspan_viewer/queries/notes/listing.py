@@ -28,5 +28,5 @@ class NotesModel:
 def load_notes(note_file: NoteFile, params: Params) -> NotesModel:
     """Raises NoteError if the file cannot be read."""
     start, text = params.integer("from", 0), params.text("text").strip()
-    notes, found = note_file.newest(start, _PAGE, text=text)
-    return NotesModel(notes, start, _PAGE, found, text, params)
+    notes, n_found = note_file.newest(start, _PAGE, text=text)
+    return NotesModel(notes, start, _PAGE, n_found, text, params)

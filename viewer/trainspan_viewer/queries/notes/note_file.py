@@ -85,14 +85,14 @@ class NoteFile:
     def newest(self, start: int, most: int, *, text: str = "") -> tuple[list[Note], int]:
         """The notes from number `start`, newest first, whose text or title contains `text`; and their number."""
         where = "WHERE instr(lower(text), lower(?)) OR instr(lower(title), lower(?))"
-        found = self._selected(f"{where} ORDER BY id DESC LIMIT ? OFFSET ?", [text, text, most, start])
+        notes = self._selected(f"{where} ORDER BY id DESC LIMIT ? OFFSET ?", [text, text, most, start])
         if not self.path.exists():
             return [], 0
         with self._opened(is_writing=False) as connection:
             if _version(connection) == 0:
                 return [], 0
             total = connection.execute(f"SELECT count(*) FROM notes {where}", [text, text]).fetchone()[0]
-        return found, int(total)
+        return notes, int(total)
 
     def add(self, draft: Draft) -> None:
         """Raises UsageError for a text that is empty or too long, NoteError if it cannot be written."""

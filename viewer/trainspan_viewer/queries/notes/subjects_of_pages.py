@@ -15,15 +15,15 @@ def run_subject(model: RunModel) -> Subject:
 
 
 def dataset_subject(model: DatasetModel) -> Subject:
-    return Subject("dataset", model.place.name)
+    return Subject("dataset", model.location.name)
 
 
 def group_subject(model: GroupModel | LargeGroup) -> Subject | None:
     """None if the rollouts are no group of a dataset, which has no page of its own, or is too large to be read."""
     if isinstance(model, LargeGroup):
         return None
-    names = (one.credit.group_id for one in model.group.rollouts)
-    name = model.params.path.get("group") or next((one for one in names if one is not None), None)
+    names = (rollout.credit.group_id for rollout in model.group.rollouts)
+    name = model.params.path.get("group") or next((group_id for group_id in names if group_id is not None), None)
     return Subject("group", name, dataset=model.dataset) if name and model.dataset else None
 
 

@@ -18,7 +18,7 @@ from trainspan_schemas.config.settings import DatasetSettings
 from trainspan_schemas.errors import UsageError
 from trainspan_viewer.queries.answers import models_of
 from trainspan_viewer.queries.params import Params
-from trainspan_viewer.queries.places import DatasetPlace
+from trainspan_viewer.queries.paths import DatasetLocation
 from trainspan_viewer.queries.sources import Sources
 
 __all__ = ["CREDIT_SETTINGS", "ExplainRequest", "Knob", "ask", "chosen_changes", "field_text"]
@@ -63,7 +63,7 @@ class ExplainRequest:
     """A question and where its answer comes from."""
 
     question: Question
-    place: DatasetPlace | None
+    location: DatasetLocation | None
     """The dataset by which the rollout is explained; None: the store as it is now."""
     changes: Mapping[str, Any] = field(default_factory=dict)
     """What the address changes, by setting."""
@@ -75,11 +75,11 @@ class ExplainRequest:
 
 
 def ask(
-    sources: Sources, params: Params, rollout: str, place: DatasetPlace | None, run_id: str | None
+    sources: Sources, params: Params, rollout: str, location: DatasetLocation | None, run_id: str | None
 ) -> ExplainRequest:
     """The question about this rollout of a run. Raises UsageError for a change that is not allowed or makes no sense."""
     settings = sources.settings.dataset
-    published = open_published(place.path) if place else None
+    published = open_published(location.path) if location else None
     attempt = params.integer("attempt", -1, least=-1, most=10**6)
     plain = Question(
         stores=_stores(sources, published.stores if published else []),
@@ -90,7 +90,7 @@ def ask(
         models=models_of(sources, run_id),
         whole=False,
     )
-    return ExplainRequest(plain, place, chosen_changes(plain.chosen, params))
+    return ExplainRequest(plain, location, chosen_changes(plain.chosen, params))
 
 
 def chosen_changes(settings: DatasetSettings, params: Params) -> dict[str, Any]:
@@ -139,8 +139,8 @@ def _stores(sources: Sources, of_dataset: list[str]) -> list[str]:
 
     A state folder may have been copied from elsewhere, with the old paths in its datasets.
     """
-    own = list(sources.store.stores)
-    return of_dataset if set(map(_resolved, own)) & set(map(_resolved, of_dataset)) else own
+    stores = list(sources.store.stores)
+    return of_dataset if set(map(_resolved, stores)) & set(map(_resolved, of_dataset)) else stores
 
 
 def _resolved(store: str) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from trainspan_processing.dataset.ledger import NOTHING_USED
-from trainspan_processing.explain.inquiry import Found, locate, stands_alone
+from trainspan_processing.explain.inquiry import Identity, locate, stands_alone
 from trainspan_processing.read.source import Selection, Source
 from trainspan_schemas.errors import StoreError
 from trainspan_viewer.queries.requests.explain_request import ExplainRequest
@@ -61,13 +61,13 @@ def obstacle_to(request: ExplainRequest) -> NotDerivedError | None:
 
     def look() -> NotDerivedError | None:
         with Source(request.question.stores, allow_behind=True) as source:
-            found = locate(source, request.question)  # the address may have only the beginning of the id
+            rollout = locate(source, request.question)  # the address may have only the beginning of the id
         try:
             _check_function(request)
-            check_own(request, [found.rollout_id])
-            check_together(request, found)
+            check_own(request, [rollout.rollout_id])
+            check_together(request, rollout)
         except NotDerivedError as error:
-            return NotDerivedError(str(error), error.largest, found.rollout_id)
+            return NotDerivedError(str(error), error.largest, rollout.rollout_id)
         return None
 
     key = (
@@ -76,7 +76,7 @@ def obstacle_to(request: ExplainRequest) -> NotDerivedError | None:
         request.question.attempt,
         request.question.settings,
     )
-    return _checked.get((*key, request.place.path if request.place else None), look, is_live=True)
+    return _checked.get((*key, request.location.path if request.location else None), look, is_live=True)
 
 
 def check_own(request: ExplainRequest, rollout_ids: Iterable[str]) -> None:
@@ -109,29 +109,29 @@ def _check_function(request: ExplainRequest) -> None:
     raise NotDerivedError(f"Its dataset does not record what {function} returned: build it again")
 
 
-def check_together(request: ExplainRequest, found: Found) -> None:
+def check_together(request: ExplainRequest, rollout: Identity) -> None:
     """Raises NotDerivedError if the rollouts that it is compared with are too many or too large."""
-    same = Selection(found.run_id, found.round)
-    if None in (found.run_id, found.round):
-        rows = _sizes(request, same, _TOGETHER, without_run=found.run_id is None, without_round=found.round is None)
-        _check(rows, _MOST_COMPARED, _place_of(found))
+    same = Selection(rollout.run_id, rollout.round)
+    if None in (rollout.run_id, rollout.round):
+        rows = _sizes(request, same, _TOGETHER, without_run=rollout.run_id is None, without_round=rollout.round is None)
+        _check(rows, _MOST_COMPARED, _place_of(rollout))
         return
-    if found.task_id is not None:
-        _check(_sizes(request, same, _TOGETHER, task_id=found.task_id), _MOST_COMPARED, "of its task")
-    if not stands_alone(request.question.chosen, found):
+    if rollout.task_id is not None:
+        _check(_sizes(request, same, _TOGETHER, task_id=rollout.task_id), _MOST_COMPARED, "of its task")
+    if not stands_alone(request.question.chosen, rollout):
         _check(_sizes(request, same, _TOGETHER), _MOST_OF_ROUND, "of its round")
 
 
-def _place_of(found: Found) -> str:
-    if found.run_id is None:
-        return "without a run" if found.round is None else f"of round {found.round} without a run"
+def _place_of(rollout: Identity) -> str:
+    if rollout.run_id is None:
+        return "without a run" if rollout.round is None else f"of round {rollout.round} without a run"
     return "of its run without a round"
 
 
 def _check(rows: list[dict[str, int]], most: int, where: str) -> None:
     if rows and rows[0]["all_spans"] > most:
-        said = f"the {rows[0]['all_rollouts']:,} rollouts {where} have {rows[0]['all_spans']:,} spans"
-        raise NotDerivedError(f"{said[0].upper()}{said[1:]}, more than the {most:,} of a page", _largest(rows))
+        text = f"the {rows[0]['all_rollouts']:,} rollouts {where} have {rows[0]['all_spans']:,} spans"
+        raise NotDerivedError(f"{text[0].upper()}{text[1:]}, more than the {most:,} of a page", _largest(rows))
 
 
 def _largest(rows: list[dict[str, int]]) -> list[Size]:
@@ -150,9 +150,6 @@ def _sizes(
     """The rows of all stores, the largest first."""
     which: dict[str, Any] = {"task_id": task_id, "without_run": without_run, "without_round": without_round}
     with Source(request.question.stores, allow_behind=True) as source:
-        rows = [
-            row
-            for batch in source.read("sizes", selection, columns, rows=_LARGEST, **which)
-            for row in batch.to_dicts()
-        ]
+        batches = source.read("sizes", selection, columns, rows=_LARGEST, **which)
+        rows = [row for batch in batches for row in batch.to_dicts()]
     return sorted(rows, key=lambda row: -int(row["spans"]))

@@ -19,7 +19,7 @@ class Links:
 
     @classmethod
     def of_request(cls, request: ExplainRequest) -> "Links":
-        return cls(request.place.name if request.place else None, request.question.attempt)
+        return cls(request.location.name if request.location else None, request.question.attempt)
 
     def rollout(self, rollout_id: str, attempt: int, **more: object) -> str:
         return self.of(f"/rollouts/{quote(rollout_id, safe='')}", attempt=attempt, **more)

@@ -16,7 +16,7 @@ def part_of(
 
     The rows of several stores follow each other. `more` are further parameters of the read. Without rows the frame has no columns.
     """
-    found: list[pl.DataFrame] = []
+    parts: list[pl.DataFrame] = []
     left, total = most, 0
     for store in range(len(source.stores)):
         skip = max(start - total, 0)
@@ -28,6 +28,6 @@ def part_of(
             total += int(first["n_selected"][0]) if first.height else 0
         elif rows.height:
             total += int(rows["n_selected"][0])
-            found.append(rows.drop("n_selected").head(left))
-            left -= found[-1].height
-    return (pl.concat(found) if found else pl.DataFrame()), total
+            parts.append(rows.drop("n_selected").head(left))
+            left -= parts[-1].height
+    return (pl.concat(parts) if parts else pl.DataFrame()), total

@@ -5,11 +5,10 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from trainspan_processing.explain.account import CallAccount
 from trainspan_processing.text.token_text import Decoder
-from trainspan_viewer.queries.rollout.conversation import ids_text
+from trainspan_viewer.queries.rollout.conversation import common_length, ids_text
 
 __all__ = ["SiblingDivergence", "Turn", "align", "by_turn", "first_divergence"]
 
@@ -38,17 +37,17 @@ class SiblingDivergence:
 
 def by_turn(calls: Iterable[CallAccount]) -> dict[Turn, CallAccount]:
     """The calls of one rollout. Further choices of a request come after the rollout's last turn of that agent."""
-    found: dict[Turn, CallAccount] = {}
+    turns: dict[Turn, CallAccount] = {}
     more: list[CallAccount] = []
     for call in calls:
-        if (call.agent, call.turn) in found:
+        if (call.agent, call.turn) in turns:
             more.append(call)
         else:
-            found[call.agent, call.turn] = call
+            turns[call.agent, call.turn] = call
     for call in more:
-        last = max(turn for agent, turn in found if agent == call.agent)
-        found[call.agent, last + 1] = call
-    return found
+        last = max(turn for agent, turn in turns if agent == call.agent)
+        turns[call.agent, last + 1] = call
+    return turns
 
 
 def align(rollouts: Iterable[Sequence[CallAccount]]) -> list[Turn]:
@@ -59,51 +58,41 @@ def align(rollouts: Iterable[Sequence[CallAccount]]) -> list[Turn]:
     """
     rows: list[Turn] = []
     for calls in rollouts:
-        place = {turn: number for number, turn in enumerate(rows)}
+        row_of = {turn: number for number, turn in enumerate(rows)}
         added: dict[int, list[Turn]] = {}
         last = -1
         for turn in by_turn(calls):
-            if turn not in place:
-                last = place[turn] = max(last, place.get((turn[0], turn[1] - 1), -1))
+            if turn not in row_of:
+                last = row_of[turn] = max(last, row_of.get((turn[0], turn[1] - 1), -1))
                 added.setdefault(last, []).append(turn)
-            last = place[turn]
-        rows = [*added.get(-1, ()), *(one for at, turn in enumerate(rows) for one in (turn, *added.get(at, ())))]
+            last = row_of[turn]
+        rows = [*added.get(-1, ()), *(each for at, turn in enumerate(rows) for each in (turn, *added.get(at, ())))]
     return rows
 
 
 def first_divergence(
-    rows: Sequence[Turn],
-    reference: Sequence[CallAccount],
-    calls: Sequence[CallAccount],
-    decoder: Decoder | None = None,
+    rows: Sequence[Turn], reference: Sequence[CallAccount], calls: Sequence[CallAccount], decoder: Decoder | None = None
 ) -> SiblingDivergence | None:
     """Where `calls` first differ from the reference, by token ids; None if they are equal."""
     then, now = by_turn(reference), by_turn(calls)
     for row, turn in enumerate(rows):
-        one, other = then.get(turn), now.get(turn)
-        if one is None and other is None:
+        call, other = then.get(turn), now.get(turn)
+        if call is None and other is None:
             continue
-        if one is None or other is None:
-            said = ("no such call", "a call") if one is None else ("a call", "no such call")
-            return SiblingDivergence(row, turn, "absent", 0, *said)
-        parts = (
-            ("prompt", one.prompt_ids, other.prompt_ids),
-            ("answer", one.completion_ids, other.completion_ids),
-        )
+        if call is None or other is None:
+            texts = ("no such call", "a call") if call is None else ("a call", "no such call")
+            return SiblingDivergence(row, turn, "absent", 0, *texts)
+        parts = (("prompt", call.prompt_ids, other.prompt_ids), ("answer", call.completion_ids, other.completion_ids))
         for part, was, is_ in parts:
             if (at := _differs_at(was, is_)) is not None:
                 return SiblingDivergence(row, turn, part, at, _excerpt(was, at, decoder), _excerpt(is_, at, decoder))
     return None
 
 
-def _differs_at(one: Sequence[int], other: Sequence[int]) -> int | None:
+def _differs_at(first: Sequence[int], second: Sequence[int]) -> int | None:
     """The position of the first difference; None if there is none."""
-    arrays: list[NDArray[np.int32]] = [np.array(ids, dtype=np.int32) for ids in (one, other)]
-    length = min(len(one), len(other))
-    different = np.flatnonzero(arrays[0][:length] != arrays[1][:length])
-    if different.size:
-        return int(different[0])
-    return None if len(one) == len(other) else length
+    length = common_length(np.array(first, dtype=np.int32), np.array(second, dtype=np.int32))
+    return None if length == len(first) == len(second) else length
 
 
 def _excerpt(ids: Sequence[int], at: int, decoder: Decoder | None) -> str:

@@ -14,7 +14,18 @@ from trainspan_processing.text.dialects import Message
 from trainspan_processing.text.safe_text import visible
 from trainspan_processing.text.token_text import Decoder
 
-__all__ = ["Said", "Step", "Text", "Turn", "ids_text", "said_of", "shared_lengths", "steps_of", "text_of"]
+__all__ = [
+    "RecordedMessage",
+    "Step",
+    "Text",
+    "Turn",
+    "common_length",
+    "ids_text",
+    "recorded_messages",
+    "shared_lengths",
+    "steps_of",
+    "text_of",
+]
 
 Ids = NDArray[np.int32]
 
@@ -46,7 +57,7 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class RecordedMessage:
     """A message as the client recorded it."""
 
     role: str
@@ -65,7 +76,7 @@ class Turn:
     added: Text
     """The text of the other prompt tokens."""
     answer: Text
-    said: list[Said]
+    messages: list[RecordedMessage]
     """What the client recorded of the request, without the messages that its agent's previous call had too."""
     said_before: int
     """The number of those."""
@@ -98,14 +109,14 @@ def _turns(account: RolloutAccount, steps: Sequence[object], decoder: Decoder | 
             earlier = before.get(call.agent, [])
             same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(call.messages, earlier, strict=False)))
             added, answer = text_of(call.prompt_ids[known:], decoder), text_of(call.completion_ids, decoder)
-            turns.append(Turn(call, known, like, added, answer, said_of(call.messages[same:]), same))
+            turns.append(Turn(call, known, like, added, answer, recorded_messages(call.messages[same:]), same))
         before[call.agent] = call.messages
     return turns
 
 
-def said_of(messages: Sequence[Message]) -> list[Said]:
+def recorded_messages(messages: Sequence[Message]) -> list[RecordedMessage]:
     """The last messages, with everything other than text as JSON."""
-    found = []
+    shown = []
     for message in messages[-_MESSAGES:]:
         content = message.get("content")
         rest = {key: value for key, value in message.items() if key not in ("role", "content", "finish_reason")}
@@ -113,31 +124,32 @@ def said_of(messages: Sequence[Message]) -> list[Said]:
             content if isinstance(content, str) else "" if content is None else json.dumps(content, ensure_ascii=False)
         )
         text = " ".join(filter(None, (plain, json.dumps(rest, ensure_ascii=False) if rest else "")))
-        found.append(Said(str(message.get("role", "?"))[:40], Text.of(text, _MESSAGE_CHARACTERS)))
-    return found
+        shown.append(RecordedMessage(str(message.get("role", "?"))[:40], Text.of(text, _MESSAGE_CHARACTERS)))
+    return shown
 
 
 def shared_lengths(calls: Sequence[CallAccount]) -> Mapping[int, tuple[int, int | None]]:
     """Call → the longest beginning of its prompt that an earlier call held, prompt and answer, and that call's index."""
-    found: dict[int, tuple[int, int | None]] = {}
-    held: list[tuple[int, Ids]] = []
+    shared: dict[int, tuple[int, int | None]] = {}
+    earlier_calls: list[tuple[int, Ids]] = []
     for call in calls:
         prompt = np.array(call.prompt_ids, dtype=np.int32)
         best: tuple[int, int | None] = (0, None)
-        for index, earlier in held[: -_EARLIER - 1 : -1]:
-            length = _common(prompt, earlier)
+        for index, earlier in earlier_calls[: -_EARLIER - 1 : -1]:
+            length = common_length(prompt, earlier)
             if length > best[0]:
                 best = (length, index)
             if length == len(prompt):
                 break
-        found[call.index] = best
-        held.append((call.index, np.array([*call.prompt_ids, *call.completion_ids], dtype=np.int32)))
-    return found
+        shared[call.index] = best
+        earlier_calls.append((call.index, np.array([*call.prompt_ids, *call.completion_ids], dtype=np.int32)))
+    return shared
 
 
-def _common(one: Ids, other: Ids) -> int:
-    length = min(len(one), len(other))
-    different = np.flatnonzero(one[:length] != other[:length])
+def common_length(first: Ids, second: Ids) -> int:
+    """Number of equal ids at the beginning."""
+    length = min(len(first), len(second))
+    different = np.flatnonzero(first[:length] != second[:length])
     return int(different[0]) if different.size else length
 
 

@@ -10,19 +10,14 @@ import polars as pl
 
 from trainspan_processing.dataset.published import open_published
 from trainspan_processing.explain.account import RolloutAccount
-from trainspan_processing.explain.explain import (
-    GroupAccount,
-    compare_credit,
-    explain_group,
-    explain_rollout,
-)
+from trainspan_processing.explain.explain import GroupAccount, compare_credit, explain_group, explain_rollout
 from trainspan_processing.explain.inquiry import UnknownRolloutError
 from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.text.token_text import Decoder, find_decoder
 from trainspan_processing.traces.trace_index import Clock
 from trainspan_schemas.artifacts.dataset import manifest_path, round_dir_name
 from trainspan_viewer.queries.params import Params
-from trainspan_viewer.queries.places import DatasetPlace, NotFoundError
+from trainspan_viewer.queries.paths import DatasetLocation, NotFoundError
 from trainspan_viewer.queries.requests.explain_request import ExplainRequest, ask
 from trainspan_viewer.queries.requests.limits import NotDerivedError, check_own, obstacle_to
 from trainspan_viewer.queries.result_cache import ResultCache
@@ -52,12 +47,12 @@ def request_of(sources: Sources, params: Params, rollout: str, dataset: str = ""
     sources.store.hold()  # each of the reads below would start a collector of its own
     name = dataset or params.text("dataset")
     if name and name != "none":
-        place = sources.places.dataset(name)
-        return ask(sources, params, rollout, place, place.run_id)
+        location = sources.paths.dataset(name)
+        return ask(sources, params, rollout, location, location.run_id)
     attempt = params.integer("attempt", -1, least=-1, most=10**6)
-    found = [row for row in _stored(sources, rollout) if attempt in (-1, row[0])]
-    run_id = next((row[1] for row in found if row[1] is not None), None)
-    return ask(sources, params, rollout, None if name else _dataset_with(sources, rollout, attempt, found), run_id)
+    attempts = [row for row in _stored(sources, rollout) if attempt in (-1, row[0])]
+    run_id = next((row[1] for row in attempts if row[1] is not None), None)
+    return ask(sources, params, rollout, None if name else _dataset_with(sources, rollout, attempt, attempts), run_id)
 
 
 def _stored(sources: Sources, rollout: str) -> list[tuple[int, str | None, int | None]]:
@@ -66,37 +61,37 @@ def _stored(sources: Sources, rollout: str) -> list[tuple[int, str | None, int |
     with Source(sources.store.stores, allow_behind=True) as source:
         # A rollout that still runs has spans, but not its own, which ends it. Its traces may hold other rollouts, too.
         reads = (source.read(name, Selection(rollout_ids=[rollout]), columns) for name in ("rollouts", "holdings"))
-        found = {
+        attempts = {
             (row[1] or 0, row[2], row[3])
             for batches in reads
             for batch in batches
             for row in batch.select(columns).unique().iter_rows()
             if row[0] == rollout
         }
-    return sorted(found, key=lambda row: -row[0])
+    return sorted(attempts, key=lambda row: -row[0])
 
 
 def _dataset_with(
-    sources: Sources, rollout: str, attempt: int, found: Sequence[tuple[int, str | None, int | None]]
-) -> DatasetPlace | None:
+    sources: Sources, rollout: str, attempt: int, attempts: Sequence[tuple[int, str | None, int | None]]
+) -> DatasetLocation | None:
     """The dataset of the rollout's run and round if it covers the attempt; −1: any attempt."""
-    for _, run_id, round_ in found:
+    for _, run_id, round_ in attempts:
         if run_id is None or round_ is None:
             continue
         with contextlib.suppress(NotFoundError):
-            run = sources.places.run(run_id)
-            for place in sources.places.datasets_of(run):
-                is_there = place.path.name == round_dir_name(round_) and manifest_path(place.path).is_file()
-                if is_there and _covers(place, rollout, attempt):
-                    return place
+            run = sources.paths.run(run_id)
+            for location in sources.paths.datasets_of(run):
+                is_there = location.path.name == round_dir_name(round_) and manifest_path(location.path).is_file()
+                if is_there and _covers(location, rollout, attempt):
+                    return location
     return None
 
 
-def _covers(place: DatasetPlace, rollout: str, attempt: int) -> bool:
-    own = pl.col("rollout_id") == rollout
+def _covers(location: DatasetLocation, rollout: str, attempt: int) -> bool:
+    is_attempt = pl.col("rollout_id") == rollout
     if attempt >= 0:
-        own &= pl.col("attempt") == attempt
-    return not open_published(place.path).seen().filter(own).is_empty()
+        is_attempt &= pl.col("attempt") == attempt
+    return not open_published(location.path).seen().filter(is_attempt).is_empty()
 
 
 @contextlib.contextmanager
@@ -124,7 +119,7 @@ def account_of(request: ExplainRequest) -> RolloutAccount:
         return _rollouts.get(
             _key(request),
             lambda: _checked(request, lambda: explain_rollout(question, _CLOCK, pieces=False)),
-            is_live=request.place is None,
+            is_live=request.location is None,
         )
 
 
@@ -135,7 +130,7 @@ def group_of(request: ExplainRequest, *, start: int) -> GroupAccount:
         return _groups.get(
             (*_key(request), start),
             lambda: _checked(request, lambda: explain_group(question, _CLOCK, start=start, most=MEMBERS, check=check)),
-            is_live=request.place is None,
+            is_live=request.location is None,
         )
 
 
@@ -148,7 +143,7 @@ def changed_group_of(request: ExplainRequest, *, start: int) -> tuple[GroupAccou
             lambda: _checked(
                 request, lambda: compare_credit(question, changes, _CLOCK, start=start, most=MEMBERS, check=check)
             ),
-            is_live=request.place is None,
+            is_live=request.location is None,
         )
 
 
@@ -158,6 +153,6 @@ def decoder_of(account: RolloutAccount) -> Decoder | None:
 
 
 def _key(request: ExplainRequest) -> tuple[object, ...]:
-    question, place = request.question, request.place
-    changed_ns = manifest_path(place.path).stat().st_mtime_ns if place else 0
-    return (question.rollout, question.attempt, place.path if place else None, changed_ns, question.settings)
+    question, location = request.question, request.location
+    changed_ns = manifest_path(location.path).stat().st_mtime_ns if location else 0
+    return (question.rollout, question.attempt, location.path if location else None, changed_ns, question.settings)

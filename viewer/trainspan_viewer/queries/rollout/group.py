@@ -14,7 +14,7 @@ from trainspan_processing.explain.explain import GroupAccount
 from trainspan_processing.reasons.reason_counts import NO_ROLLOUT
 from trainspan_processing.text.token_text import Decoder
 from trainspan_viewer.queries.params import Params
-from trainspan_viewer.queries.places import NotFoundError
+from trainspan_viewer.queries.paths import NotFoundError
 from trainspan_viewer.queries.requests.explain_request import ExplainRequest
 from trainspan_viewer.queries.requests.limits import NotDerivedError, Size
 from trainspan_viewer.queries.requests.links import Links
@@ -80,7 +80,7 @@ class Contradiction:
 
     better: RolloutAccount
     worse: RolloutAccount
-    said: tuple[str, str]
+    answers: tuple[str, str]
     """The last answer of each, shortened."""
 
 
@@ -126,7 +126,7 @@ def load_group(sources: Sources, params: Params) -> GroupModel | LargeGroup:
     try:
         return _side_by_side(request, params)
     except NotDerivedError as error:
-        return LargeGroup(str(error), error.largest, Links(request.place.name if request.place else None))
+        return LargeGroup(str(error), error.largest, Links(request.location.name if request.location else None))
 
 
 def _side_by_side(request: ExplainRequest, params: Params) -> GroupModel:
@@ -136,13 +136,13 @@ def _side_by_side(request: ExplainRequest, params: Params) -> GroupModel:
     if not group.rollouts:
         raise NotFoundError(f"the group has {len(group.keys)} rollouts: none from number {start}")
     reference = _reference(request, group, params.text("against"))
-    rows = align([reference.calls, *(one.calls for one in group.rollouts)])
+    rows = align([reference.calls, *(rollout.calls for rollout in group.rollouts)])
     first = min(params.integer("turn", 0, most=10**6), max(len(rows) - 1, 0)) // _TURNS * _TURNS
     shown = range(first, min(first + _TURNS, len(rows)))
-    decoder = decoder_of(next((one for one in group.rollouts if one.decoded_with), group.rollouts[0]))
-    siblings = [_sibling(one, reference, rows, shown, decoder) for one in group.rollouts]
-    siblings.sort(key=lambda one: not one.is_reference)  # its column has the prompts
-    departures = [one.divergence for one in siblings if one.divergence is not None]
+    decoder = decoder_of(next((rollout for rollout in group.rollouts if rollout.decoded_with), group.rollouts[0]))
+    siblings = [_sibling(rollout, reference, rows, shown, decoder) for rollout in group.rollouts]
+    siblings.sort(key=lambda sibling: not sibling.is_reference)  # its column has the prompts
+    departures = [sibling.divergence for sibling in siblings if sibling.divergence is not None]
     return GroupModel(
         group=group,
         siblings=siblings,
@@ -150,42 +150,42 @@ def _side_by_side(request: ExplainRequest, params: Params) -> GroupModel:
         rows=rows,
         shown=shown,
         start=start,
-        common=min(departures, key=lambda one: (one.row, one.part != "prompt", one.token), default=None),
+        common=min(departures, key=lambda first: (first.row, first.part != "prompt", first.token), default=None),
         contradiction=find_contradiction(group.rollouts, decoder),
         what_if=answer,
-        links=Links(request.place.name if request.place else None),
+        links=Links(request.location.name if request.location else None),
         params=params,
-        dataset=request.place.name if request.place else None,
+        dataset=request.location.name if request.location else None,
     )
 
 
 def _member(sources: Sources, dataset: str, group_id: str) -> str:
     """A rollout of the group, from the dataset's rows, or from its ledger if none of its rollouts gave a row."""
-    published = open_published(sources.places.dataset(dataset).path)
+    published = open_published(sources.paths.dataset(dataset).path)
     rows = published.rows([pl.col("group_id"), pl.col("rollout_id")]).filter(pl.col("group_id") == group_id)
     if rows.height:
         return str(rows["rollout_id"][0])
     seen = published.seen().filter(~pl.col("rollout_id").str.starts_with(NO_ROLLOUT) & pl.col("task_id").is_not_null())
     nothing = pl.DataFrame(schema={"rollout_id": pl.String, "attempt": pl.Int32, "prompt_hash": pl.String})
-    named = with_groups(seen, nothing).filter(pl.col("group_id") == group_id)
-    if named.is_empty():
+    group = with_groups(seen, nothing).filter(pl.col("group_id") == group_id)
+    if group.is_empty():
         raise NotFoundError(f"no group {group_id[:80]!r} in {dataset}")
-    return str(named["rollout_id"][0])
+    return str(group["rollout_id"][0])
 
 
 def _reference(request: ExplainRequest, group: GroupAccount, wanted: str) -> RolloutAccount:
     """The rollout asked for as ID:ATTEMPT, else the one with the greatest reward of all; it may be on another page."""
     name, _, number = wanted.rpartition(":")
     rewards = {
-        (one.rollout_id, one.attempt): one.reward
-        for account in group.rollouts
-        for one in account.credit.members
-        if one.reward is not None and one.calls
+        (member.rollout_id, member.attempt): member.reward
+        for rollout in group.rollouts
+        for member in rollout.credit.members
+        if member.reward is not None and member.calls
     }
     rewards |= {
-        (one.rollout_id, one.attempt): one.credit.reward
-        for one in group.rollouts
-        if one.credit.reward is not None and one.calls
+        (rollout.rollout_id, rollout.attempt): rollout.credit.reward
+        for rollout in group.rollouts
+        if rollout.credit.reward is not None and rollout.calls
     }
     best = max((key for key in group.keys if key in rewards), key=lambda key: rewards[key], default=None)
     chosen = next(
@@ -193,18 +193,18 @@ def _reference(request: ExplainRequest, group: GroupAccount, wanted: str) -> Rol
         best,
     )
     if chosen is None:
-        return max(group.rollouts, key=lambda one: len(one.calls) > 0)
-    shown = next((one for one in group.rollouts if (one.rollout_id, one.attempt) == chosen), None)
+        return max(group.rollouts, key=lambda rollout: len(rollout.calls) > 0)
+    shown = next((rollout for rollout in group.rollouts if (rollout.rollout_id, rollout.attempt) == chosen), None)
     question = replace(request.question, rollout=chosen[0], attempt=chosen[1])
     return shown or account_of(replace(request, question=question))
 
 
 def _sibling(
-    one: RolloutAccount, reference: RolloutAccount, rows: Sequence[Turn], shown: range, decoder: Decoder | None
+    account: RolloutAccount, reference: RolloutAccount, rows: Sequence[Turn], shown: range, decoder: Decoder | None
 ) -> Sibling:
-    is_reference = one is reference
-    divergence = None if is_reference else first_divergence(rows, reference.calls, one.calls, decoder)
-    shared, calls = shared_lengths(one.calls), by_turn(one.calls)
+    is_reference = account is reference
+    divergence = None if is_reference else first_divergence(rows, reference.calls, account.calls, decoder)
+    shared, calls = shared_lengths(account.calls), by_turn(account.calls)
     cells: list[Cell | None] = []
     for row in shown:
         call = calls.get(rows[row])
@@ -224,7 +224,7 @@ def _sibling(
                 state,
             )
         )
-    return Sibling(one, is_reference, divergence, cells)
+    return Sibling(account, is_reference, divergence, cells)
 
 
 def _state(divergence: SiblingDivergence | None, row: int, *, is_reference: bool) -> str:
@@ -240,11 +240,11 @@ def find_contradiction(rollouts: Sequence[RolloutAccount], decoder: Decoder | No
     if decoder is None:
         return None
     alike: dict[tuple[str, ...], list[RolloutAccount]] = {}
-    for one in rollouts:
-        if one.calls and one.credit.reward is not None:
-            calls = sorted(one.calls, key=lambda call: (call.agent or "", call.turn))
+    for rollout in rollouts:
+        if rollout.calls and rollout.credit.reward is not None:
+            calls = sorted(rollout.calls, key=lambda call: (call.agent or "", call.turn))
             if all(len(call.completion_ids) <= _MOST_COMPARED for call in calls):  # nobody compares longer ones by eye
-                alike.setdefault(tuple(_plain(call, decoder) for call in calls), []).append(one)
+                alike.setdefault(tuple(_plain(call, decoder) for call in calls), []).append(rollout)
     pairs = [
         (max(some, key=_reward), min(some, key=_reward))
         for words, some in alike.items()
@@ -253,13 +253,13 @@ def find_contradiction(rollouts: Sequence[RolloutAccount], decoder: Decoder | No
     better, worse = max(pairs, key=lambda pair: _reward(pair[0]) - _reward(pair[1]), default=(None, None))
     if better is None or worse is None or _reward(better) <= _reward(worse):
         return None
-    ends = [ids_text(one.calls[-1].completion_ids[-_END:], decoder) for one in (better, worse)]
-    said = [_TURN_END.sub("", end).strip() for end in ends]
-    return Contradiction(better, worse, (said[0], said[1]))
+    ends = [ids_text(rollout.calls[-1].completion_ids[-_END:], decoder) for rollout in (better, worse)]
+    answers = [_TURN_END.sub("", end).strip() for end in ends]
+    return Contradiction(better, worse, (answers[0], answers[1]))
 
 
-def _reward(one: RolloutAccount) -> float:
-    return one.credit.reward or 0.0
+def _reward(rollout: RolloutAccount) -> float:
+    return rollout.credit.reward or 0.0
 
 
 def _plain(call: CallAccount, decoder: Decoder) -> str:

@@ -1,7 +1,7 @@
 """A rollout that is too large to be derived for a page: some of its calls as the store holds them, without rewards and credit."""
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import polars as pl
 
@@ -12,10 +12,11 @@ from trainspan_processing.read.tokens import read_tokens
 from trainspan_processing.tables import SPAN_KEY
 from trainspan_processing.text.token_text import find_decoder
 from trainspan_processing.traces.server_calls import CALL_COLUMNS, join_calls, narrow_calls
-from trainspan_viewer.queries.places import NotFoundError
+from trainspan_viewer.queries.paths import NotFoundError
 from trainspan_viewer.queries.requests.explain_request import ExplainRequest
 from trainspan_viewer.queries.requests.limits import NotDerivedError
 from trainspan_viewer.queries.requests.parts import part_of
+from trainspan_viewer.queries.store import Row
 
 __all__ = ["NOT_DERIVED", "NOT_IN_DATASET", "LargePart", "large_part"]
 
@@ -67,18 +68,18 @@ def large_part(request: ExplainRequest, error: NotDerivedError, *, start: int, m
     decoder = find_decoder(request.question.models, covering=list(greatest_ids(tokens))) if tokens.height else None
     if facts["start_ns"] is None:
         facts["start_ns"] = int(tokens["start_ns"][0]) if tokens.height else 0
-    made = _calls(request, rollout_id, tokens, start, facts["start_ns"])
+    calls_shown = _calls(request, rollout_id, tokens, start, facts["start_ns"])
     account = RolloutAccount(
         **{name: facts[name] for name in ("rollout_id", "attempt", "run_id", "round", "task_id", "split", "status")},
         reason=None,
         start_ns=facts["start_ns"],
         seconds=None if facts["end_ns"] is None else (facts["end_ns"] - facts["start_ns"]) / 1e9,
-        calls=made,
+        calls=calls_shown,
         foreign=[],
         tools=[],
         edges=[],
         credit=CreditAccount(
-            facts["reward"], None, [], [], max((abs(one.advantage or 0.0) for one in made), default=0.0)
+            facts["reward"], None, [], [], max((abs(call.advantage or 0.0) for call in calls_shown), default=0.0)
         ),
         decoded_with=decoder.model if decoder else None,
         dataset=None,
@@ -90,18 +91,18 @@ def large_part(request: ExplainRequest, error: NotDerivedError, *, start: int, m
     return LargePart(account, start, n_calls, str(error))
 
 
-def _facts(source: Source, selection: Selection, attempt: int | None) -> dict[str, Any]:
+def _facts(source: Source, selection: Selection, attempt: int | None) -> Row:
     """_FACTS of the attempt, of the last one if None; without status and reward while it runs."""
-    found: dict[int, dict[str, Any]] = {}
+    attempts: dict[int, Row] = {}
     for name, columns in (("holdings", ["rollout_id", "attempt", "run_id", "round", "task_id"]), ("rollouts", _FACTS)):
         for batch in source.read(name, selection, columns):
             for row in batch.select(columns).unique(["attempt"]).sort("attempt").tail(1_000).to_dicts():
                 if row["rollout_id"] == (selection.rollout_ids or [""])[0]:
-                    found[row["attempt"] or 0] = {**dict.fromkeys(_FACTS), **row, "attempt": row["attempt"] or 0}
-    chosen = max(found, default=-1) if attempt is None else attempt
-    if chosen not in found:
+                    attempts[row["attempt"] or 0] = {**dict.fromkeys(_FACTS), **row, "attempt": row["attempt"] or 0}
+    chosen = max(attempts, default=-1) if attempt is None else attempt
+    if chosen not in attempts:
         raise NotFoundError(f"no attempt {attempt} of rollout {(selection.rollout_ids or [''])[0]!r} in the store")
-    return found[chosen]
+    return attempts[chosen]
 
 
 def _calls(
@@ -116,9 +117,9 @@ def _calls(
     absent = NOT_DERIVED if dataset is None else NOT_IN_DATASET
     return [
         CallAccount(
-            index=start + place,
+            index=start + offset,
             agent=call["agent"],
-            turn=start + place,
+            turn=start + offset,
             span_id=call["span_id"],
             policy_name=call["policy_name"],
             policy_version=call["policy_version"],
@@ -144,5 +145,5 @@ def _calls(
             kind=call["call_kind"] or "main",
             kind_rule=call["call_kind_rule"] or "",
         )
-        for place, call in enumerate(calls.iter_rows(named=True))
+        for offset, call in enumerate(calls.iter_rows(named=True))
     ]

@@ -11,7 +11,7 @@ import polars as pl
 from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.tables import SPAN_KEY
 from trainspan_viewer.queries.params import Params
-from trainspan_viewer.queries.places import NotFoundError
+from trainspan_viewer.queries.paths import NotFoundError
 from trainspan_viewer.queries.requests.links import Links
 from trainspan_viewer.queries.requests.parts import part_of
 from trainspan_viewer.queries.rollout.conversation import Text
@@ -135,11 +135,11 @@ def load_spans(sources: Sources, params: Params) -> SpansModel:
 
 def _attempts(source: Source, selection: Selection, rollout_id: str) -> list[int]:
     """The attempts of the rollout, the last one first; `holdings` has those of other rollouts in its traces, too."""
-    found: set[int] = set()
+    attempts: set[int] = set()
     for batch in source.read("holdings", selection, ["rollout_id", "attempt"]):
-        own = batch.filter(pl.col("rollout_id") == rollout_id)
-        found.update(own["attempt"].fill_null(0).unique().to_list())
-    return sorted(found, reverse=True)
+        of_rollout = batch.filter(pl.col("rollout_id") == rollout_id)
+        attempts.update(of_rollout["attempt"].fill_null(0).unique().to_list())
+    return sorted(attempts, reverse=True)
 
 
 def _others(source: Source, spans: pl.DataFrame) -> tuple[int | None, list[str]]:
@@ -174,16 +174,16 @@ def _in_tree_order(rows: pl.DataFrame) -> pl.DataFrame:
         return rows
     spans, children = list(rows.select(SPAN_KEY).iter_rows()), defaultdict[tuple[str, str], list[int]](list)
     known, roots = set(spans), list[int]()
-    for place, parent in enumerate(rows.select("trace_id", "parent_span_id").iter_rows()):
-        (children[parent] if parent in known else roots).append(place)
+    for row, parent in enumerate(rows.select("trace_id", "parent_span_id").iter_rows()):
+        (children[parent] if parent in known else roots).append(row)
     depths: dict[int, int] = {}
     for root in (*roots, *range(len(spans))):  # a forged parent may be its own ancestor: then there is no root
         pending = [(root, 0)]
         while pending:
-            place, depth = pending.pop()
-            if place not in depths:
-                depths[place] = depth
-                pending += [(child, depth + 1) for child in reversed(children[spans[place]])]
+            row, depth = pending.pop()
+            if row not in depths:
+                depths[row] = depth
+                pending += [(child, depth + 1) for child in reversed(children[spans[row]])]
     return rows[list(depths)].with_columns(pl.Series("depth", list(depths.values()), pl.Int64))
 
 
@@ -191,8 +191,8 @@ def _pretty(attributes: str | None, length: int | None) -> Text:
     if attributes is not None and length is not None and length > len(attributes):
         return Text(attributes, length - len(attributes))
     try:
-        said = json.loads(attributes or "{}")
+        values = json.loads(attributes or "{}")
     except ValueError:
         return Text.of(attributes or "", _MOST_CHARACTERS)
-    lines = [f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in sorted(said.items())]
+    lines = [f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in sorted(values.items())]
     return Text.of("\n".join(lines), _MOST_CHARACTERS)

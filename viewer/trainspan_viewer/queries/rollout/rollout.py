@@ -6,7 +6,7 @@ from typing import Final
 
 from trainspan_processing.explain.account import RolloutAccount
 from trainspan_viewer.queries.params import Params
-from trainspan_viewer.queries.places import DatasetPlace
+from trainspan_viewer.queries.paths import DatasetLocation
 from trainspan_viewer.queries.requests.explain_request import ExplainRequest
 from trainspan_viewer.queries.requests.limits import NotDerivedError
 from trainspan_viewer.queries.requests.links import Links
@@ -38,7 +38,7 @@ class RolloutModel:
     params: Params
     part: LargePart | None = None
     """Where the calls come from if the rollout is too large to be derived: `account` then holds only those on this page."""
-    of_policies: Sequence[DatasetPlace] = ()
+    of_policies: Sequence[DatasetLocation] = ()
     """The datasets of the same round of other policies, which explain the calls that those answered."""
 
 
@@ -59,7 +59,7 @@ def load_rollout(sources: Sources, params: Params) -> RolloutModel:
         what_if=what_if(request, (account.rollout_id, account.attempt)),
         links=Links.of_request(request),
         params=params,
-        of_policies=sources.places.of_other_policies(request.place),
+        of_policies=sources.paths.of_other_policies(request.location),
     )
 
 

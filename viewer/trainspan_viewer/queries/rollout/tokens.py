@@ -8,7 +8,7 @@ from typing import Final
 from trainspan_processing.explain.account import CallAccount, RolloutAccount
 from trainspan_processing.text.safe_text import visible
 from trainspan_viewer.queries.params import Params
-from trainspan_viewer.queries.places import NotFoundError
+from trainspan_viewer.queries.paths import NotFoundError
 from trainspan_viewer.queries.requests.limits import NotDerivedError
 from trainspan_viewer.queries.requests.links import Links
 from trainspan_viewer.queries.rollout.conversation import Text, shared_lengths, text_of
@@ -82,7 +82,7 @@ def load_tokens(sources: Sources, params: Params) -> TokensModel:
     except NotDerivedError as error:
         part = large_part(request, error, start=number, most=1)
         account = part.account
-    call = next((one for one in account.calls if one.index == number), None)
+    call = next((call for call in account.calls if call.index == number), None)
     if call is None:
         raise NotFoundError(
             f"rollout {account.rollout_id} has no call {number}: it has {part.n_calls if part else len(account.calls)}"
@@ -92,9 +92,9 @@ def load_tokens(sources: Sources, params: Params) -> TokensModel:
     start = min(params.integer("start", 0, most=10**9), max(len(call.completion_ids) - 1, 0))
     start = start // 256 * 256
     some = call.completion_ids[start : start + MOST_TOKENS]
-    ids, pieces = _bounded(some, decoder.pieces(some) if decoder else [f"{one} " for one in some])
+    ids, pieces = _bounded(some, decoder.pieces(some) if decoder else [f"{token} " for token in some])
     shown = slice(start, start + len(ids))
-    figures = read_figures(sources, request.place, account.rollout_id, account.attempt, call.span_id)
+    figures = read_figures(sources, request.location, account.rollout_id, account.attempt, call.span_id)
     known, like = shared_lengths(account.calls)[number]
     trained = figures if isinstance(figures, Figures) else None
     return TokensModel(
@@ -121,10 +121,10 @@ def load_tokens(sources: Sources, params: Params) -> TokensModel:
 def _bounded(ids: Sequence[int], pieces: Sequence[str]) -> tuple[Sequence[int], Sequence[str]]:
     """As many tokens as fit on a page."""
     size = 0
-    for place, piece in enumerate(pieces):
+    for index, piece in enumerate(pieces):
         size += len(visible(piece).encode()) + 4 * sum(map(piece.count, "<>&"))
         if size > _MOST_BYTES:
-            return ids[: max(place // 256 * 256, 256)], pieces[: max(place // 256 * 256, 256)]
+            return ids[: max(index // 256 * 256, 256)], pieces[: max(index // 256 * 256, 256)]
     return ids, pieces
 
 
@@ -136,9 +136,9 @@ def _overlay(name: str, call: CallAccount, greatest: float, figures: Figures | N
             name, values, True, greatest, "the call's advantage; the scale ends at the greatest of its group"
         )
     if name == "logprob":
-        own: list[float | None] = [*call.logprobs[part], *[None] * (n_tokens - len(call.logprobs[part]))]
+        logprobs: list[float | None] = [*call.logprobs[part], *[None] * (n_tokens - len(call.logprobs[part]))]
         meaning = "log-probability by the policy that sampled, in nats"
-        return _scaled(name, own, signed=False, meaning=meaning, least=1.0, most=_MOST_SURPRISE)
+        return _scaled(name, logprobs, signed=False, meaning=meaning, least=1.0, most=_MOST_SURPRISE)
     if name == "mask":
         trained = 1.0 if call.reason is None else 0.0
         what = "1: trained" if call.reason is None else f"0: not trained, {call.reason}"
@@ -166,7 +166,7 @@ def _of_figures(name: str, call: CallAccount, figures: Figures, part: slice) -> 
         bounds = f", clipped outside {figures.clip[0]:g} to {figures.clip[1]:g}" if figures.clip else ""
         return _scaled(name, logs, signed=True, meaning=f"log of the importance ratio {of} {before}{bounds}")
     meaning = "−1: ratio clipped below with a negative advantage, 1: above with a positive one, 0: not clipped"
-    return Overlay(name, [float(one) for one in figures.clipped[part]], True, 1.0, meaning)
+    return Overlay(name, [float(sign) for sign in figures.clipped[part]], True, 1.0, meaning)
 
 
 def _scaled(

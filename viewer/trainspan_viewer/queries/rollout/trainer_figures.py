@@ -3,7 +3,7 @@
 import contextlib
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -14,7 +14,7 @@ import polars as pl
 from trainspan_schemas.artifacts.dataset import manifest_path
 from trainspan_schemas.artifacts.trained_tokens import METADATA, VERSION, parts
 from trainspan_schemas.home import policy_dir
-from trainspan_viewer.queries.places import DatasetPlace, NotFoundError
+from trainspan_viewer.queries.paths import DatasetLocation, NotFoundError
 from trainspan_viewer.queries.sources import Sources
 
 __all__ = ["Figures", "Missing", "read_figures"]
@@ -52,44 +52,44 @@ class Missing:
 
 
 def read_figures(
-    sources: Sources, place: DatasetPlace | None, rollout_id: str, attempt: int, span_id: str
+    sources: Sources, location: DatasetLocation | None, rollout_id: str, attempt: int, span_id: str
 ) -> Figures | Missing:
     """The figures of one call of a dataset. Files that cannot be read, or were pruned meanwhile, are missing."""
     try:
-        return _read(sources, place, rollout_id, attempt, span_id)
+        return _read(sources, location, rollout_id, attempt, span_id)
     except (OSError, ValueError, LookupError, TypeError, pl.exceptions.PolarsError) as error:
         return Missing(f"the trainer's figures cannot be read: {error!r}"[:300])
 
 
 def _read(
-    sources: Sources, place: DatasetPlace | None, rollout_id: str, attempt: int, span_id: str
+    sources: Sources, location: DatasetLocation | None, rollout_id: str, attempt: int, span_id: str
 ) -> Figures | Missing:
-    if place is None:
+    if location is None:
         return Missing("the rollout is not part of a dataset yet, so no trainer has seen it")
-    found = _checkpoint_of(sources, place)
-    if isinstance(found, Missing):
-        return found
-    checkpoints, name = found
+    checkpoint = _checkpoint_of(sources, location)
+    if isinstance(checkpoint, Missing):
+        return checkpoint
+    checkpoints, name = checkpoint
     files = parts(checkpoints, name)
     if not files:
         return Missing(
             f"the trainer wrote no figures of {name}: set [advanced] train.token_figures_mib above 0, or look again in a moment"
         )
-    own = (pl.col("rollout_id") == rollout_id) & (pl.col("attempt") == attempt) & (pl.col("span_id") == span_id)
+    is_call = (pl.col("rollout_id") == rollout_id) & (pl.col("attempt") == attempt) & (pl.col("span_id") == span_id)
     left_out = 0
     for file in files:
         about = _metadata(file)
         if about.get("version") != VERSION:
             return Missing(f"{file.name} has version {about.get('version')}, but this trainspan reads {VERSION}")
         left_out += sum(about.get("left_out", {}).values())
-        rows = pl.scan_parquet(file).filter(own).select("step", *_LISTS).collect()
+        rows = pl.scan_parquet(file).filter(is_call).select("step", *_LISTS).collect()
         if rows.height:
             return _figures(name, rows.row(0, named=True), about)
     why = f"; {left_out} tokens did not fit into [advanced] train.token_figures_mib" if left_out else ""
     return Missing(f"the trainer did not train this call in the round that made {name}{why}")
 
 
-def _figures(name: str, row: dict[str, Any], about: dict[str, Any]) -> Figures:
+def _figures(name: str, row: Mapping[str, Any], about: Mapping[str, Any]) -> Figures:
     clip = about.get("clip")
     return Figures(
         checkpoint=name,
@@ -101,15 +101,15 @@ def _figures(name: str, row: dict[str, Any], about: dict[str, Any]) -> Figures:
     )
 
 
-def _checkpoint_of(sources: Sources, place: DatasetPlace) -> tuple[Path, str] | Missing:
+def _checkpoint_of(sources: Sources, location: DatasetLocation) -> tuple[Path, str] | Missing:
     """(checkpoints, name) of the checkpoint that was trained on the dataset."""
-    digest = hashlib.sha256(manifest_path(place.path).read_bytes()).hexdigest()
+    digest = hashlib.sha256(manifest_path(location.path).read_bytes()).hexdigest()
     folders = []
-    if place.run_id is not None:
+    if location.run_id is not None:
         with contextlib.suppress(NotFoundError):
-            folders.append(policy_dir(sources.places.run(place.run_id).checkpoints, place.policy))
+            folders.append(policy_dir(sources.paths.run(location.run_id).checkpoints, location.policy))
     else:
-        folders.append(policy_dir(sources.places.datasets.parent / "checkpoints", place.policy))
+        folders.append(policy_dir(sources.paths.datasets.parent / "checkpoints", location.policy))
     for checkpoints in folders:
         for about in sorted(checkpoints.glob("policy-*/trainspan.json"), reverse=True):
             if _dataset_of(about, about.stat().st_mtime_ns) == digest:
@@ -121,16 +121,14 @@ def _checkpoint_of(sources: Sources, place: DatasetPlace) -> tuple[Path, str] | 
 @lru_cache(maxsize=4096)
 def _dataset_of(about: Path, changed_ns: int) -> str | None:
     try:
-        said = json.loads(about.read_text())
+        meta = json.loads(about.read_text())
     except (OSError, ValueError):
         return None
-    value = said.get("dataset_sha256") if isinstance(said, dict) else None
+    value = meta.get("dataset_sha256") if isinstance(meta, dict) else None
     return value if isinstance(value, str) else None
 
 
-def _metadata(file: Path) -> dict[str, Any]:
+def _metadata(file: Path) -> Any:
     import pyarrow.parquet as pq
 
-    text = (pq.read_schema(file).metadata or {}).get(METADATA.encode(), b"{}")
-    made: dict[str, Any] = json.loads(text)
-    return made
+    return json.loads((pq.read_schema(file).metadata or {}).get(METADATA.encode(), b"{}"))

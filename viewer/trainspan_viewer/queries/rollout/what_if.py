@@ -62,9 +62,9 @@ class WhatIf:
         """The rollout with the changed settings."""
         return next(
             (
-                one
-                for one in (self.group.rollouts if self.group else ())
-                if (one.rollout_id, one.attempt) == (rollout_id, attempt)
+                account
+                for account in (self.group.rollouts if self.group else ())
+                if (account.rollout_id, account.attempt) == (rollout_id, attempt)
             ),
             None,
         )
@@ -86,8 +86,8 @@ def what_if(request: ExplainRequest, rollout: tuple[str, int] | None = None, sta
         return WhatIf(knobs, [], None)
     try:
         before, group = changed_group_of(request, start=start)
-        if rollout is not None and (place := before.keys.index(rollout) // MEMBERS):
-            before, group = changed_group_of(request, start=place * MEMBERS)
+        if rollout is not None and (page := before.keys.index(rollout) // MEMBERS):
+            before, group = changed_group_of(request, start=page * MEMBERS)
     except (UsageError, DatasetError) as error:
         return WhatIf(knobs, [], None, str(error))
     return WhatIf(knobs, _changes(before, group), group)
@@ -99,12 +99,14 @@ def _notes() -> dict[str, str]:
 
 
 def _changes(before: GroupAccount, now: GroupAccount) -> list[CallChange]:
-    new = {(one.rollout_id, one.attempt, call.index): call for one in now.rollouts for call in one.calls}
-    found = []
-    for one in before.rollouts:
-        for call in one.calls:
-            other = new.get((one.rollout_id, one.attempt, call.index))
+    new = {
+        (account.rollout_id, account.attempt, call.index): call for account in now.rollouts for call in account.calls
+    }
+    changes = []
+    for account in before.rollouts:
+        for call in account.calls:
+            other = new.get((account.rollout_id, account.attempt, call.index))
             then = (call.value, call.advantage, call.reason)
             after = (other.value, other.advantage, other.reason) if other else (None, None, None)
-            found.append(CallChange(one.rollout_id, one.attempt, call.index, call.agent, then, after))
-    return found
+            changes.append(CallChange(account.rollout_id, account.attempt, call.index, call.agent, then, after))
+    return changes

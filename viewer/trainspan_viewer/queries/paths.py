@@ -11,7 +11,7 @@ from trainspan_schemas.artifacts.run_files import RunFiles
 from trainspan_schemas.errors import TrainspanError
 from trainspan_schemas.home import policy_dir
 
-__all__ = ["DatasetPlace", "NotFoundError", "ViewerPaths"]
+__all__ = ["DatasetLocation", "NotFoundError", "ViewerPaths"]
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=-]{0,254}")
 """A longer one cannot be a file's name."""
@@ -22,7 +22,7 @@ class NotFoundError(TrainspanError, LookupError):
 
 
 @dataclass(frozen=True, slots=True)
-class DatasetPlace:
+class DatasetLocation:
     """One dataset on disk."""
 
     name: str
@@ -46,8 +46,8 @@ class ViewerPaths:
 
     def all_runs(self) -> list[RunFiles]:
         """The runs, newest first."""
-        found = self.runs.glob("*/run.json") if self.runs.is_dir() else []
-        return [RunFiles(path.parent) for path in sorted(found, reverse=True)]
+        files = self.runs.glob("*/run.json") if self.runs.is_dir() else []
+        return [RunFiles(path.parent) for path in sorted(files, reverse=True)]
 
     def run(self, run_id: str) -> RunFiles:
         """Raises NotFoundError."""
@@ -57,46 +57,46 @@ class ViewerPaths:
 
     def run_named(self, name: str) -> RunFiles:
         """The run with this id or prefix of an id; `newest` is the newest. Raises NotFoundError."""
-        found = [run for run in self.all_runs() if name == "newest" or run.run_id.startswith(name)]
-        if not found:
+        matching = [run for run in self.all_runs() if name == "newest" or run.run_id.startswith(name)]
+        if not matching:
             raise NotFoundError(f"no run {name!r} in {self.runs}")
-        return found[0]
+        return matching[0]
 
-    def all_datasets(self) -> Iterator[DatasetPlace]:
+    def all_datasets(self) -> Iterator[DatasetLocation]:
         """The datasets of runs, the newest run first and its newest dataset first, then those outside of runs."""
         for run in self.all_runs():
             yield from self.datasets_of(run)
         yield from _places(None, self.datasets)
 
-    def datasets_of(self, run: RunFiles) -> Iterator[DatasetPlace]:
+    def datasets_of(self, run: RunFiles) -> Iterator[DatasetLocation]:
         """The datasets of a run, the newest first."""
         return _places(run.run_id, run.datasets)
 
-    def of_other_policies(self, place: DatasetPlace | None) -> list[DatasetPlace]:
+    def of_other_policies(self, location: DatasetLocation | None) -> list[DatasetLocation]:
         """The datasets of the same round of a run that other policies have."""
-        if place is None or place.run_id is None or place.policy is None:
+        if location is None or location.run_id is None or location.policy is None:
             return []
-        found = self.datasets_of(self.run(place.run_id))
-        return [other for other in found if other.round == place.round and other.policy != place.policy]
+        of_run = self.datasets_of(self.run(location.run_id))
+        return [other for other in of_run if other.round == location.round and other.policy != location.policy]
 
-    def dataset(self, name: str) -> DatasetPlace:
+    def dataset(self, name: str) -> DatasetLocation:
         """Raises NotFoundError."""
         run_id, policy, folder = _parts(name)
         root = policy_dir(self.run(run_id).datasets if run_id else self.datasets, policy)
         is_name = policy is None or _NAME.fullmatch(policy)
         if is_name and _NAME.fullmatch(folder) and round_of(folder) is not None and (root / folder).is_dir():
-            return DatasetPlace(name, root / folder, run_id, policy)
+            return DatasetLocation(name, root / folder, run_id, policy)
         raise NotFoundError(f"no dataset {name!r}")
 
 
-def _places(run_id: str | None, root: Path) -> Iterator[DatasetPlace]:
+def _places(run_id: str | None, root: Path) -> Iterator[DatasetLocation]:
     """The datasets in a folder and in those of policies in it, the newest first."""
     inside = root.iterdir() if root.is_dir() else ()
     policies = sorted(path.name for path in inside if path.is_dir() and _NAME.fullmatch(path.name))
-    found = [(path, policy) for policy in (None, *policies) for path in dataset_dirs(policy_dir(root, policy))]
-    for path, policy in sorted(found, key=lambda one: -(round_of(one[0].name) or 0)):
+    folders = [(path, policy) for policy in (None, *policies) for path in dataset_dirs(policy_dir(root, policy))]
+    for path, policy in sorted(folders, key=lambda folder: -(round_of(folder[0].name) or 0)):
         parts = [run_id or ""] if run_id or policy else []
-        yield DatasetPlace(":".join([*parts, *([policy] if policy else []), path.name]), path, run_id, policy)
+        yield DatasetLocation(":".join([*parts, *([policy] if policy else []), path.name]), path, run_id, policy)
 
 
 def _parts(name: str) -> tuple[str | None, str | None, str]:

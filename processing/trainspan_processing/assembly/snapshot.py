@@ -1,4 +1,4 @@
-"""Waits for rollouts that are still arriving, and fixes the moment that a dataset represents."""
+"""Waits for rollouts that are still arriving, and takes the snapshot of the stores that a dataset represents."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -17,7 +17,7 @@ from trainspan_processing.traces.evaluations import EVALUATION_COLUMNS, collect_
 from trainspan_processing.traces.trace_index import Clock, TraceIndex, index_chunks, index_traces
 from trainspan_schemas.config.settings import DatasetSettings
 
-__all__ = ["Moment", "settle"]
+__all__ = ["Snapshot", "wait_for_rollouts"]
 
 _FIRST_PAUSE_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 2.0
@@ -29,13 +29,13 @@ _FACTS: Final = [
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class Snapshot:
     """The content of the stores for a selection at one moment, up to the source's watermarks."""
 
     now_ns: int
     selections: Sequence[Selection]
     """The selection itself if it is a single chunk of new rollouts, else its new rollouts in chunks."""
-    around: ChunkContext
+    context: ChunkContext
     fresh: Inventory
     """The rollouts that no dataset used, and rollouts that share a trace with them."""
     used: pl.DataFrame
@@ -46,10 +46,10 @@ class Moment:
     """The index of the only chunk, if it was built already."""
 
 
-def settle(
+def wait_for_rollouts(
     engine: Engine, source: Source, selection: Selection, settings: DatasetSettings, ledger: DatasetLedger, clock: Clock
-) -> Moment:
-    """The moment at which there is nothing left to wait for, or `wait_s` is over; the source is then fixed at this moment.
+) -> Snapshot:
+    """The snapshot when nothing is left to wait for, or `wait_s` is over; the source is then fixed at this moment.
 
     Waits for a first new rollout, for pending training rollouts, and for groups that lack rollouts. The rest of a group
     may be in other chunks or in earlier datasets, or may not have arrived yet.
@@ -57,13 +57,13 @@ def settle(
     deadline_ns = clock.now_ns() + int(settings.wait_s * 1e9)
     pause_s, known = _FIRST_PAUSE_S, _Known()
     while True:
-        moment = _look(source, selection, ledger, clock.now_ns())
-        left_s = (deadline_ns - moment.now_ns) / 1e9
+        snapshot = _take_snapshot(source, selection, ledger, clock.now_ns())
+        left_s = (deadline_ns - snapshot.now_ns) / 1e9
         if left_s <= 0:
-            return moment
-        moment, known = _with_facts(engine, source, moment, ledger, settings.settle_s, known)
-        if not _is_waited_for(known.facts, ledger, moment.now_ns, settings.group_wait_s):
-            return moment
+            return snapshot
+        snapshot, known = _with_facts(engine, source, snapshot, ledger, settings.settle_s, known)
+        if not _is_waited_for(known.facts, ledger, snapshot.now_ns, settings.group_wait_s):
+            return snapshot
         clock.sleep(min(pause_s, left_s))
         pause_s = min(1.5 * pause_s, _LONGEST_PAUSE_S)
         source.is_held = False
@@ -80,7 +80,7 @@ class _Known:
     served: frozenset[str] = frozenset()
 
 
-def _look(source: Source, selection: Selection, ledger: DatasetLedger, now_ns: int) -> Moment:
+def _take_snapshot(source: Source, selection: Selection, ledger: DatasetLedger, now_ns: int) -> Snapshot:
     inventory = take_inventory(source, selection)
     source.is_held = True
     fresh = inventory.without(ledger.used.select(ROLLOUT_KEY)).since(selection)
@@ -88,14 +88,14 @@ def _look(source: Source, selection: Selection, ledger: DatasetLedger, now_ns: i
     foreign = foreign_evaluations(source, selection, inventory.holdings.select("rollout_id").unique())
     is_whole = fresh is inventory and foreign.is_empty() and selection.rollout_ids is None
     if is_whole and len(fresh.chunks(selection)) <= 1:
-        return Moment(now_ns, [selection], ChunkContext(), fresh, used, foreign)
-    around = read_context(source, selection)
+        return Snapshot(now_ns, [selection], ChunkContext(), fresh, used, foreign)
+    context = read_context(source, selection)
     if selection.rollout_ids is None:
         of_unknown, evaluated = _evaluations(source, selection, inventory)
         evaluated = pl.concat([evaluated, foreign])
-        around, fresh = replace(around, evaluations=of_unknown), replace(fresh, evaluated=evaluated)
+        context, fresh = replace(context, evaluations=of_unknown), replace(fresh, evaluated=evaluated)
     selections = fresh.chunks(selection) or [replace(selection, rollout_ids=[])]
-    return Moment(now_ns, selections, around, fresh, used, foreign)
+    return Snapshot(now_ns, selections, context, fresh, used, foreign)
 
 
 def _evaluations(source: Source, selection: Selection, inventory: Inventory) -> tuple[pl.DataFrame, pl.DataFrame]:
@@ -112,34 +112,34 @@ def _evaluations(source: Source, selection: Selection, inventory: Inventory) -> 
 
 
 def _with_facts(
-    engine: Engine, source: Source, moment: Moment, ledger: DatasetLedger, settle_s: float, known: _Known
-) -> tuple[Moment, _Known]:
+    engine: Engine, source: Source, snapshot: Snapshot, ledger: DatasetLedger, settle_s: float, known: _Known
+) -> tuple[Snapshot, _Known]:
     """Indexes the only chunk. With several chunks, indexes rollouts that are new, have grown or were pending last time."""
-    if len(moment.selections) == 1:
+    if len(snapshot.selections) == 1:
         traces = index_traces(
-            source, moment.selections[0], ledger, now_ns=moment.now_ns, settle_s=settle_s, around=moment.around
+            source, snapshot.selections[0], ledger, now_ns=snapshot.now_ns, settle_s=settle_s, around=snapshot.context
         )
-        return replace(moment, traces=traces), _Known(traces.rollouts.select(_FACTS))
-    sizes = moment.fresh.sizes()
-    looked_at = moment.fresh
+        return replace(snapshot, traces=traces), _Known(traces.rollouts.select(_FACTS))
+    sizes = snapshot.fresh.sizes()
+    looked_at = snapshot.fresh
     if known.sizes is not None:
         changed = sizes.join(known.sizes, on=["rollout_id", "items"], how="anti").select("rollout_id")
         looked_at = looked_at.of(pl.concat([changed, known.facts.filter("pending").select("rollout_id")]).unique())
-    tables, around = index_chunks(
+    tables, context = index_chunks(
         engine,
         source,
-        looked_at.chunks(moment.selections[0]),
+        looked_at.chunks(snapshot.selections[0]),
         ledger,
         _facts,
-        now_ns=moment.now_ns,
+        now_ns=snapshot.now_ns,
         settle_s=settle_s,
-        around=replace(moment.around, served=known.served),
+        around=replace(snapshot.context, served=known.served),
     )
-    if known.sizes is not None and around.served - known.served:
-        return _with_facts(engine, source, moment, ledger, settle_s, _Known(served=around.served))
+    if known.sizes is not None and context.served - known.served:
+        return _with_facts(engine, source, snapshot, ledger, settle_s, _Known(served=context.served))
     seen = looked_at.holdings.select("rollout_id").unique()
-    kept = [known.facts.join(seen, on="rollout_id", how="anti")] if known.sizes is not None else []
-    return moment, _Known(pl.concat([*kept, *tables]), sizes, around.served)
+    unchanged = [known.facts.join(seen, on="rollout_id", how="anti")] if known.sizes is not None else []
+    return snapshot, _Known(pl.concat([*unchanged, *tables]), sizes, context.served)
 
 
 def _facts(source: Source, traces: TraceIndex, number: int) -> pl.DataFrame:
