@@ -100,7 +100,7 @@ class SourceFile:
         head = io.BufferedReader(raw, _CHUNK)
         magic = head.peek(4)[:4]
         if magic.startswith(_GZIP):
-            return io.BufferedReader(gzip.GzipFile(fileobj=head), _CHUNK)  # type: ignore[arg-type, return-value]
+            return io.BufferedReader(_Pieces(gzip.GzipFile(fileobj=head)), _CHUNK)
         return _unzstd(head) if magic == _ZSTD else head
 
 
@@ -117,6 +117,25 @@ class _Counted(io.RawIOBase):
         n_read = self._file.readinto(buffer)  # type: ignore[attr-defined]
         self._tell(n_read or 0)
         return int(n_read or 0)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+class _Pieces(io.RawIOBase):
+    """A compressed file whose text comes as far as it can be unpacked, before an error does."""
+
+    def __init__(self, file: gzip.GzipFile) -> None:
+        self._file = file
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        piece = self._file.read1(len(buffer))
+        buffer[: len(piece)] = piece
+        return len(piece)
 
     def close(self) -> None:
         self._file.close()
