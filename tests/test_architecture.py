@@ -73,7 +73,7 @@ FLOORS = {
     "importers": (
         "importing",
         "formats",
-        "reading",
+        "conversation reading",
         "otlp_json recorded source_files delivery",
         "account json_documents traces",
     ),

@@ -43,6 +43,7 @@ OPTIONAL = {
     ("schemas", "aiohttp"): "those at a web server only",
     ("rollouts", "pyarrow"): "task files in Parquet only",
     ("rollouts", "ray"): "the engine ray only",
+    ("importers", "protobuf"): "comes with opentelemetry-proto, which decides its version",
     ("importers", "pyarrow"): "files that zstd compressed",
     ("processing", "ray"): "the engine ray only",
     ("cli", "ray"): "the engine ray only",

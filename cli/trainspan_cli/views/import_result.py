@@ -19,8 +19,8 @@ __all__ = ["Lessons", "print_import"]
 _CALL_SIGNS: Final = frozenset({keys.GEN_AI_OPERATION, "llm.request.type", "openinference.span.kind"})
 _ADVICE: Final = {
     "no_root": "the trace's root span is in none of these files: import all files of a trace together",
-    "no_token_ids": "only a policy server's own answers have them (docs/serving.md)",
-    "no_messages": "the client recorded none, or they are in log records of their own",
+    "no_token_ids": "only a policy server records them",
+    "no_messages": "not recorded, or in log records of their own",
     "metrics": "the store keeps none",
 }
 _STATUS_ERROR: Final = 2
@@ -99,10 +99,7 @@ def _print_lessons(account: "Account", lessons: Lessons) -> None:
         reasons = _reasons({reason: count for reason, count in own.items() if reason})
         print(f"    {title}: {own.get('', 0)}" + (f"; not: {reasons}" if reasons else ""))
     if account.rollouts and not account.evaluations:
-        print(
-            "  no rollout has a score: --reward 1 if all are good examples, or score them with "
-            "trainspan reward --rollout ID (docs/import.md#scores)"
-        )
+        print("  no rollout has a score: add --reward 1 if all are good examples, or see docs/import.md#scores")
 
 
 def _reasons(counts: Mapping[str, int]) -> str:

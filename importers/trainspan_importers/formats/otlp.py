@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from typing import Any
 
-from google.protobuf.message import DecodeError
 from opentelemetry.proto.logs.v1.logs_pb2 import LogsData
 from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 
@@ -40,6 +39,8 @@ class _OtlpReader(StatelessReader):
 
 def _of_protobuf(body: bytes) -> Iterator[Made]:
     """The spans of a message; log records have the same place in theirs, so the fields tell which of them it is."""
+    from google.protobuf.message import DecodeError
+
     try:
         traces = TracesData.FromString(body)
         spans = [span for outer in traces.resource_spans for inner in outer.scope_spans for span in inner.spans]

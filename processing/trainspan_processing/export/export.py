@@ -19,7 +19,7 @@ from trainspan_processing.export.conversations import RecordedCall, read_convers
 from trainspan_processing.export.dpo import preference_pairs
 from trainspan_processing.export.sft import supervised_examples
 from trainspan_processing.read.source import Selection, Source
-from trainspan_processing.reasons.advice import advice_on
+from trainspan_processing.reasons.advice import NO_ROLLOUT_NAMED, advice_on
 from trainspan_processing.reasons.selection import select
 from trainspan_processing.rewards.rollout_rewards import reward_rollouts
 from trainspan_processing.text.token_text import Decoder
@@ -28,18 +28,11 @@ from trainspan_schemas.artifacts.branches import BRANCH_TASK
 from trainspan_schemas.artifacts.dataset import MANIFEST, manifest_path
 from trainspan_schemas.config.settings import DatasetSettings
 from trainspan_schemas.errors import DatasetError, UsageError
-from trainspan_schemas.telemetry import keys
 
 __all__ = ["ExportRequest", "Exported", "Kind", "export"]
 
 Kind = Literal["sft", "dpo"]
 
-_NO_ROLLOUT: Final = (
-    "run the agent with `trainspan rollout`, or under `opentelemetry-instrument` where trainspan is installed; traces that you have "
-    f"already are examples if the root span of each is sent again with the attributes {keys.ROLLOUT_ID} = an id of its own and "
-    f'{keys.ROLLOUT_STATUS} = "ok", and with an event {keys.EVALUATION_EVENT} that has its reward ({keys.EVALUATION_NAME} = "reward", '
-    f"{keys.EVALUATION_SCORE})"
-)
 _NO_TEXT: Final = (
     "no client instrumentation recorded the messages: install trainspan[messages] in the agent's environment (for the openai "
     "package; other clients need their instrumentation, and OpenTelemetry's own ones the setting "
@@ -156,7 +149,7 @@ def _nothing_in(source: Source, request: ExportRequest, clock: Clock) -> str:
     if rollouts.is_empty() and not n_traces:
         return f"{', '.join(request.stores)}: nothing is stored of this selection: run the agent, or name another --store, --run or --round"
     if rollouts.is_empty():
-        return f"the spans of {n_traces} traces name no rollout: {_NO_ROLLOUT}"
+        return f"the spans of {n_traces} traces name no rollout: {NO_ROLLOUT_NAMED}"
     counts = Counter(rollouts["reason"].drop_nulls().to_list()).most_common()
     reasons = "; ".join(
         f"{reason} {count} → {advice_on(reason) or 'see docs/processing.md'}" for reason, count in counts
