@@ -35,10 +35,12 @@ SFT = (
     '"completion": [{"role": "assistant", "content": "It rains."}], '
     '"tools": [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]}\n'
 )
-DPO = (
+DPO = [
+    '{"prompt": [{"role": "user", "content": "Capital?"}], "chosen": [{"role": "assistant", "content": "Bern."}], '
+    '"rejected": [{"role": "assistant", "content": "Basel."}]}',
     '{"prompt": [{"role": "user", "content": "Weather?"}], "chosen": [{"role": "assistant", "content": "Rain."}], '
-    '"rejected": [{"role": "assistant", "content": "No idea."}]}\n'
-)
+    '"rejected": [{"role": "assistant", "content": "No idea."}]}',
+]
 LANGFUSE_SFT = (
     '{"prompt": [{"role": "user", "content": "Weather?"}], "completion": [{"role": "assistant", "content": "", '
     '"tool_calls": [{"id": "c", "type": "function", "function": {"name": "w", "arguments": {}}}]}]}\n'
@@ -104,8 +106,15 @@ def test_files_of_other_tools_become_training_files_and_twice_is_once(
         "non_preferred_output": [{"role": "assistant", "content": "No idea."}],
     }
     assert run(["import", str(lines(tmp_path / "preferences.jsonl", preference)), *home.address]) == 0
+    for name, answer, reward in (
+        ("good", "Bern.", "1"),
+        ("bad", "Basel.", "0"),
+    ):  # without a task: by their first prompt
+        messages = [{"role": "user", "content": "Capital?"}, {"role": "assistant", "content": answer}]
+        path = lines(tmp_path / f"{name}.jsonl", {"messages": messages})
+        assert run(["import", str(path), "--reward", reward, *home.address]) == 0
     assert run(["export", "dpo", home.store, "dpo.jsonl"]) == 0
-    assert Path("dpo.jsonl").read_text() == DPO
+    assert sorted(Path("dpo.jsonl").read_text().splitlines()) == DPO
 
 
 def test_scores_of_another_name_are_rewards_if_they_are_named(

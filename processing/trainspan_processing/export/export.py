@@ -22,6 +22,7 @@ from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.reasons.advice import NO_ROLLOUT_NAMED, advice_on
 from trainspan_processing.reasons.selection import select
 from trainspan_processing.rewards.rollout_rewards import reward_rollouts
+from trainspan_processing.text.chat_messages import same_messages
 from trainspan_processing.text.token_text import Decoder
 from trainspan_processing.traces.trace_index import Clock, index_traces
 from trainspan_schemas.artifacts.branches import BRANCH_TASK
@@ -114,11 +115,21 @@ def _made(
 ) -> Examples:
     groups: dict[str, list[RewardedRollout]] = {}
     for candidate in candidates:
-        groups.setdefault(candidate.group, []).append(candidate)
+        groups.setdefault(_group_of(candidate, said.get(candidate.key, ()), request.kind), []).append(candidate)
     limits: dict[str, Any] = {"min_reward": request.min_reward, "agents": request.agents}
     if request.kind == "dpo":
         return preference_pairs(groups, lambda key: said.get(key, ()), **limits)
     return supervised_examples(groups, lambda key: said.get(key, ()), **limits, take_all=request.take_all)
+
+
+def _group_of(candidate: RewardedRollout, calls: Sequence[RecordedCall], kind: Kind) -> str:
+    """The group; a rollout without a task is alone in it, or for pairs with those that began with the same prompt."""
+    if candidate.has_task:
+        return candidate.group
+    if kind == "dpo" and calls:
+        prompt = calls[0].prompt
+        return json.dumps([candidate.group, prompt if isinstance(prompt, str) else same_messages(prompt)])
+    return json.dumps([candidate.group, *candidate.key])
 
 
 def _why(examples: Examples) -> str:
@@ -171,7 +182,7 @@ def _rewarded_in(source: Source, request: ExportRequest, clock: Clock) -> tuple[
 
 
 def _grouped(rollouts: pl.DataFrame) -> list[RewardedRollout]:
-    """Groups rollouts of the same task and round; a rollout without a task is its own group.
+    """Rollouts with the run, round and task by which they are grouped.
 
     Branches are left out: their first answers are those of the rollout that they branch from, sampled there, and their states
     are not a task's usual ones.
@@ -182,8 +193,9 @@ def _grouped(rollouts: pl.DataFrame) -> list[RewardedRollout]:
         RewardedRollout(
             rollout_id,
             attempt,
-            json.dumps([run_id, round_, task_id] if task_id is not None else [rollout_id, attempt]),
+            json.dumps([run_id, round_, task_id]),
             reward,
+            task_id is not None,
         )
         for rollout_id, attempt, run_id, round_, task_id, reward in rollouts.select(columns).iter_rows()
     ]
