@@ -7,6 +7,8 @@ from typing import Final
 __all__ = ["Account"]
 
 _MOST_EXAMPLES: Final = 5
+_MOST_REASONS: Final = 50
+"""Names of kinds come from the files; beyond this number they are counted together."""
 
 
 @dataclass(slots=True)
@@ -32,6 +34,7 @@ class Account:
     def leave_out(self, reason: str, place: str | None = None, n_parts: int = 1) -> None:
         """Counts what became nothing; `place` is `FILE:LINE: what is wrong`."""
         if n_parts:
-            self.left_out[reason] += n_parts
+            is_known = reason in self.left_out or len(self.left_out) < _MOST_REASONS
+            self.left_out[reason if is_known else "other"] += n_parts
         if place is not None and len(self.examples) < _MOST_EXAMPLES:
             self.examples.append(place)

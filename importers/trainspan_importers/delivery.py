@@ -29,14 +29,16 @@ _MOST_ITEMS: Final = 2048
 _MOST_BYTES: Final = 1024 * 1024
 _IN_FLIGHT: Final = 4
 _TIMEOUT_S: Final = 60.0
+_FIRST_PATIENCE_S: Final = 10.0
 _PATIENCE_S: Final = 300.0
-"""How long a collector may be away, or slow senders down."""
+"""How long a collector may be away, or slow senders down, before and after its first answer."""
 _TEMPORARY: Final = (
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.DEADLINE_EXCEEDED,
     grpc.StatusCode.CANCELLED,
     grpc.StatusCode.ABORTED,
 )
+_REFUSED: Final = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED)
 _DENIED: Final = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 
 
@@ -44,8 +46,8 @@ class Delivery:
     """Batches for each collector, a few requests of each at a time.
 
     `headers(url)` returns a value as in OTEL_EXPORTER_OTLP_HEADERS; `advice(url)` what to do if the token is refused;
-    `on_refused(reason, n)` is called with the number of items that a collector refused. Raises StoreError if a collector is
-    away for five minutes or refuses the token, ConfigError if `certificate` (PEM) cannot be read.
+    `on_refused(reason, n)` is called with the number of items that a collector refused. Raises StoreError if a collector does not
+    answer at first, is away for five minutes later, or refuses the token, ConfigError if `certificate` (PEM) cannot be read.
     """
 
     def __init__(
@@ -141,6 +143,7 @@ class _Line:
             self._channel = grpc.insecure_channel(parts.netloc, options=options)
         self._calls = {method: self._channel.unary_unary(method) for method in (_TRACES, _LOGS)}
         self._pending: deque[tuple[_Batch, Any]] = deque()
+        self._patience_s = _FIRST_PATIENCE_S
         self._reset()
 
     def add(self, item: Item) -> None:
@@ -174,10 +177,11 @@ class _Line:
     def _finish_first(self) -> None:
         """Waits for the oldest request; sends it again while the collector cannot take it, and in halves if it refuses it."""
         batch, call = self._pending[0]
-        deadline, pause_s = time.monotonic() + _PATIENCE_S, 0.2
+        deadline, pause_s = time.monotonic() + self._patience_s, 0.2
         while True:
             error = call.exception()
             if error is None:
+                self._patience_s = _PATIENCE_S
                 self._count_rejected(batch, call.result())
                 break
             code = error.code()
@@ -186,9 +190,9 @@ class _Line:
                 pause_s = min(2 * pause_s, 5.0)
                 call = self._call(batch)
                 continue
-            if code in _TEMPORARY or code in _DENIED:
+            if code not in _REFUSED:
                 advice = (
-                    self._advice if code in _DENIED else "is it running? import again: what was sent is not sent twice"
+                    self._advice if code in _DENIED else "is it running? then import again: nothing is stored twice"
                 )
                 raise StoreError(
                     f"the collector at {self._url} did not take the spans ({code.name}: {error.details()}): {advice}"

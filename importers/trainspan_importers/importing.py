@@ -42,6 +42,10 @@ class Imported:
     unknown: list[Path] = field(default_factory=list)
     """Files of the folders whose format is none of those known."""
 
+    @property
+    def is_empty(self) -> bool:
+        return not any(one.spans + one.evaluations + one.logs for one in self.accounts.values())
+
 
 def import_files(
     request: ImportRequest,
@@ -117,7 +121,7 @@ class _Import:
         reader = self._format.reader(Account(self._format.name))
         for record in file.records():
             if isinstance(record, Record):
-                items = _items(reader, record, lambda _why: None)
+                items = [item for item in _made(reader, record) if isinstance(item, Item)]
                 self._own |= {
                     _trace_id(item)
                     for item in items
@@ -130,11 +134,8 @@ class _Import:
             place = f"{file.path}:{record.line}"
             if isinstance(record, Broken):
                 self._account.leave_out("broken", f"{place}: {record.why}")
-                continue
-            for item in _items(
-                self._reader, record, lambda why, place=place: self._account.leave_out("broken", f"{place}: {why}")
-            ):
-                self._hand_on(item)
+            else:
+                self._take(_made(self._reader, record), place)
         self._take(self._reader.end_of_file(), str(file.path))
 
     def _take(self, made: Iterable[Made], place: str) -> None:
@@ -194,17 +195,12 @@ class _Import:
             self._send(reward)
 
 
-def _items(reader: Reader, record: Record, leave_out: Callable[[str], None]) -> list[Item]:
+def _made(reader: Reader, record: Record) -> list[Made]:
     """What a record becomes; all of it is made before any of it is sent."""
     try:
-        made = list(reader.add(record.value))
+        return list(reader.add(record.value))
     except SHAPE_ERRORS as error:
-        leave_out(str(fault_of(error)))
-        return []
-    for fault in made:
-        if not isinstance(fault, Item):
-            leave_out(str(fault))
-    return [item for item in made if isinstance(item, Item)]
+        return [fault_of(error)]
 
 
 def _trace_id(item: Item) -> bytes:

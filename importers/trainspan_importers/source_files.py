@@ -146,7 +146,7 @@ def _unzstd(stream: Any) -> BinaryIO:
     import pyarrow
 
     unpacked = pyarrow.CompressedInputStream(pyarrow.PythonFile(stream, mode="r"), "zstd")
-    return io.BufferedReader(unpacked, _CHUNK)  # type: ignore[return-value]
+    return io.BufferedReader(unpacked, _CHUNK)
 
 
 def _records(stream: BinaryIO) -> Iterator[Record | Broken]:

@@ -117,6 +117,18 @@ def test_files_of_other_tools_become_training_files_and_twice_is_once(
     assert sorted(Path("dpo.jsonl").read_text().splitlines()) == DPO
 
 
+def test_a_collector_that_is_away_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TRAINSPAN_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("trainspan_importers.delivery._FIRST_PATIENCE_S", 0.3)
+    chat = lines(tmp_path / "chat.jsonl", EXAMPLE)
+    assert run(["import", str(chat), "--collector", "http://127.0.0.1:9"]) == 1
+    said = capsys.readouterr().err
+    assert "the collector at http://127.0.0.1:9 did not take the spans (UNAVAILABLE: " in said
+    assert said.endswith("is it running? then import again: nothing is stored twice\n")
+
+
 def test_scores_of_another_name_are_rewards_if_they_are_named(
     home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

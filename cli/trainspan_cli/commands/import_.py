@@ -14,9 +14,7 @@ from trainspan_cli.settings import ConfigOption, settings
 from trainspan_loop.addresses import check_collector
 
 if TYPE_CHECKING:
-    from trainspan_importers.account import Account
     from trainspan_importers.delivery import Delivery
-    from trainspan_importers.importing import Imported
     from trainspan_schemas.config.settings import RolloutsSettings, Settings
 
 
@@ -34,7 +32,7 @@ def import_(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Read everything, send nothing.")] = False,
     given: Given,
     config: ConfigOption = None,
-) -> None:
+) -> int:
     """Import traces from files of other tools: each trace becomes a rollout, with its calls, tools and scores.
 
     Example: trainspan import langfuse-export.jsonl --dry-run
@@ -50,11 +48,11 @@ def import_(
         raise UsageError(f"--reward {reward}: a reward must be a finite number")
     request = ImportRequest(source, format, reward)
     lessons = Lessons()
+    refused: dict[str, int] = {}
     with _progress(source) as on_bytes:
         if dry_run:
             imported = import_files(request, lambda _item: None, lessons.see, on_bytes)
         else:
-            refused: dict[str, int] = {}
             chosen = settings(config)
             sender = override(chosen.rollouts, **given)
             check_collector(chosen, sender.collector)
@@ -64,8 +62,8 @@ def import_(
                 delivery.flush()
             finally:
                 delivery.close()
-            _count_refused(imported, refused)
-    print_import(imported, lessons, was_sent=not dry_run)
+    print_import(imported, lessons, refused, was_sent=not dry_run)
+    return 1 if imported.is_empty else 0
 
 
 def _delivery(chosen: "Settings", sender: "RolloutsSettings", refused: dict[str, int]) -> "Delivery":
@@ -87,12 +85,6 @@ def _delivery(chosen: "Settings", sender: "RolloutsSettings", refused: dict[str,
 
     certificate = os.environ.get("OTEL_EXPORTER_OTLP_CERTIFICATE")
     return Delivery(Collectors.of(sender.collector), headers, certificate, advice, on_refused)
-
-
-def _count_refused(imported: "Imported", refused: dict[str, int]) -> None:
-    accounts: list[Account] = list(imported.accounts.values())
-    for reason, n_items in refused.items():
-        accounts[-1].leave_out("refused", reason, n_items)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from trainspan_processing.text.model_calls import is_model_call, text_flaw, token_flaw
+from trainspan_processing.text.safe_text import visible
 from trainspan_schemas.telemetry import keys
 
 if TYPE_CHECKING:
@@ -61,15 +62,17 @@ def _plain(value: "AnyValue") -> Any:
             return getattr(value, name)
 
 
-def print_import(imported: "Imported", lessons: Lessons, *, was_sent: bool) -> None:
-    """Prints a paragraph for each format."""
+def print_import(imported: "Imported", lessons: Lessons, refused: Mapping[str, int], *, was_sent: bool) -> None:
+    """Prints a paragraph for each format; `refused` are the collector's reasons with the numbers of spans and records."""
     for account in imported.accounts.values():
         _print_account(account, was_sent=was_sent)
         _print_lessons(account, lessons)
     for path in imported.unknown[:5]:
-        print(f"left out: {path}: of no known format")
+        _print(f"left out: {path}: of no known format")
     if (n_more := len(imported.unknown) - 5) > 0:
         print(f"left out: {n_more} more files of no known format")
+    for reason, n_items in refused.items():
+        _print(f"{reason}: {n_items} of these spans and records")
     if not was_sent:
         print("nothing was sent: this was a dry run")
 
@@ -83,9 +86,9 @@ def _print_account(account: "Account", *, was_sent: bool) -> None:
         f"  {verb}: {account.spans} spans, {account.rollouts} traces as rollouts{native}, {account.evaluations} evaluations{logs}"
     )
     if account.left_out:
-        print(f"  left out: {_reasons(account.left_out)}")
+        _print(f"  left out: {_reasons(account.left_out)}")
     for example in account.examples:
-        print(f"    {example}")
+        _print(f"    {example}")
 
 
 def _print_lessons(account: "Account", lessons: Lessons) -> None:
@@ -100,6 +103,11 @@ def _print_lessons(account: "Account", lessons: Lessons) -> None:
         print(f"    {title}: {own.get('', 0)}" + (f"; not: {reasons}" if reasons else ""))
     if account.rollouts and not account.evaluations:
         print("  no rollout has a score: add --reward 1 if all are good examples, or see docs/import.md#scores")
+
+
+def _print(text: str) -> None:
+    """Prints what has text of the files in it."""
+    print(visible(text))
 
 
 def _reasons(counts: Mapping[str, int]) -> str:

@@ -156,7 +156,9 @@ class _Chain:
         reason = next((one["stop_reason"] for one in reversed(messages) if one.get("stop_reason")), None)
         if reason is not None:
             message["finish_reason"] = _FINISH.get(reason, reason)
-        usage = next((one["usage"] for one in reversed(messages) if isinstance(one.get("usage"), dict)), {})
+        usage: Mapping[str, Any] = next(
+            (one["usage"] for one in reversed(messages) if isinstance(one.get("usage"), dict)), {}
+        )
         end = max(map(_time, entries))
         yield from self._conversation.answer(
             message,
