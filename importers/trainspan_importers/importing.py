@@ -139,11 +139,14 @@ class _Import:
         self._take(self._reader.end_of_file(), str(file.path))
 
     def _take(self, made: Iterable[Made], place: str) -> None:
-        for item in made:
-            if isinstance(item, Item):
-                self._hand_on(item)
-            else:
-                self._account.leave_out("broken", f"{place}: {item}")
+        try:
+            for item in made:
+                if isinstance(item, Item):
+                    self._hand_on(item)
+                else:
+                    self._account.leave_out("broken", f"{place}: {item}")
+        except SHAPE_ERRORS as error:
+            self._account.leave_out("broken", f"{place}: {fault_of(error)}")
 
     def _hand_on(self, item: Item) -> None:
         message = item.message

@@ -3,11 +3,28 @@
 import gzip
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.importers.reading import lines, read
+from tests.importers.test_backends import (
+    LANGFUSE_CALL,
+    LANGFUSE_SCORES,
+    LANGFUSE_TOOL,
+    LANGFUSE_TRACE,
+    LANGSMITH_CALL,
+    LANGSMITH_FEEDBACK,
+    LANGSMITH_ROOT,
+    LANGSMITH_TOOL,
+    PHOENIX_ANNOTATION,
+    PHOENIX_SPAN,
+)
+from tests.importers.test_openai_chat import EXAMPLE
+from tests.importers.test_sessions import ATIF, CLAUDE_CODE, CODEX
+from tests.importers.test_traces import CHILD_SPAN, JAEGER
 from trainspan_importers.importing import ImportRequest, import_files
 from trainspan_importers.source_files import MOST_BYTES
 from trainspan_schemas.errors import UsageError
@@ -106,3 +123,44 @@ def test_a_file_of_no_known_format_is_refused_and_one_in_a_folder_is_named(tmp_p
 def test_a_named_format_is_used_for_all_files(tmp_path: Path) -> None:
     found = read(lines(tmp_path / "other.jsonl", {"x": 1}, GOOD), format="openai")
     assert (found.account.rollouts, found.account.left_out) == (1, {"broken": 1})
+
+
+def _replaced(value: Any, replacement: Any) -> Iterator[Any]:
+    """The value with one of its parts replaced, for each part."""
+    yield replacement
+    members = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in list(members):
+        for changed in _replaced(item, replacement):
+            copy = dict(value) if isinstance(value, dict) else list(value)
+            copy[key] = changed
+            yield copy
+
+
+SOURCES: dict[str, tuple[Any, ...]] = {
+    "openai": (EXAMPLE,),
+    "langfuse": (LANGFUSE_TRACE, LANGFUSE_CALL, LANGFUSE_TOOL, *LANGFUSE_SCORES[:2]),
+    "langsmith": (LANGSMITH_ROOT, LANGSMITH_CALL, LANGSMITH_TOOL, LANGSMITH_FEEDBACK),
+    "phoenix": (PHOENIX_SPAN, PHOENIX_ANNOTATION),
+    "claude_code": CLAUDE_CODE,
+    "codex": CODEX,
+    "atif": (ATIF,),
+    "jaeger": (JAEGER,),
+    "otlp": ({"resourceSpans": [{"resource": {}, "scopeSpans": [{"scope": {"name": "s"}, "spans": [CHILD_SPAN]}]}]},),
+}
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("replacement", [None, 7, "x", [7], {"a": [None]}], ids=repr)
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_record_with_any_part_of_another_type_stops_nothing(tmp_path: Path, name: str, replacement: Any) -> None:
+    """The others are read; what the broken one becomes can be sent."""
+    records, path = SOURCES[name], tmp_path / "file.jsonl"
+    whole = len(read(lines(path, *records), format=name).spans)
+    for number, record in enumerate(records):
+        for changed in _replaced(record, replacement):
+            found = read(lines(path, *records[:number], changed, *records[number + 1 :]), format=name)
+            assert found.account.records == len(records)
+            assert len(found.spans) <= whole + 1
+            for span in found.spans:
+                assert (len(span.trace), len(span.id)) == (32, 16)
+                assert span.item.message.SerializeToString()

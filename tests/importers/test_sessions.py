@@ -46,23 +46,23 @@ LIST = {"type": "tool_use", "id": "c1", "name": "Bash", "input": {"command": "ls
 READ = {"type": "tool_use", "id": "c2", "name": "Read", "input": {"path": "a.py"}}
 
 
+CLAUDE_CODE = (
+    {"type": "summary", "summary": "x", "leafUuid": "u9"},
+    _user("u1", None, 1, "fix it"),
+    _assistant("a1", "u1", 3, "m1", THOUGHT),
+    _assistant("a2", "a1", 4, "m1", LIST),
+    _user("u2", "a2", 6, _result("c1", "a.py"), toolUseResult={"stdout": "a.py"}),
+    _assistant("a3", "a2", 5, "m1", READ, message={"stop_reason": "tool_use"}),
+    _user("u3", "a3", 7, _result("c2", "no such file", is_error=True)),
+    _assistant("a4", "u3", 9, "m2", {"type": "text", "text": "fixed"}, message={"stop_reason": "end_turn"}),
+    _user("u4", "u1", 20, "no, differently"),
+    _assistant("a5", "u4", 22, "m3", {"type": "text", "text": "ok"}, message={"stop_reason": "max_tokens"}),
+)
+
+
 def test_claude_code_puts_an_answer_together_and_gives_each_call_its_context(tmp_path: Path) -> None:
     """Two tools at once: the result of the first one comes between the parts of the answer."""
-    found = read(
-        lines(
-            tmp_path / "session-1.jsonl",
-            {"type": "summary", "summary": "x", "leafUuid": "u9"},
-            _user("u1", None, 1, "fix it"),
-            _assistant("a1", "u1", 3, "m1", THOUGHT),
-            _assistant("a2", "a1", 4, "m1", LIST),
-            _user("u2", "a2", 6, _result("c1", "a.py"), toolUseResult={"stdout": "a.py"}),
-            _assistant("a3", "a2", 5, "m1", READ, message={"stop_reason": "tool_use"}),
-            _user("u3", "a3", 7, _result("c2", "no such file", is_error=True)),
-            _assistant("a4", "u3", 9, "m2", {"type": "text", "text": "fixed"}, message={"stop_reason": "end_turn"}),
-            _user("u4", "u1", 20, "no, differently"),
-            _assistant("a5", "u4", 22, "m3", {"type": "text", "text": "ok"}, message={"stop_reason": "max_tokens"}),
-        )
-    )
+    found = read(lines(tmp_path / "session-1.jsonl", *CLAUDE_CODE))
     first, second, third = found.calls
     used = [
         {"type": "tool_call", "name": "Bash", "arguments": {"command": "ls"}, "id": "c1"},

@@ -11,7 +11,7 @@ from trainspan_importers.account import Account
 from trainspan_importers.conversation import Conversation
 from trainspan_importers.reading import Format, Made
 from trainspan_importers.recorded import message_of
-from trainspan_importers.traces import Trace, nanoseconds, origin_of
+from trainspan_importers.traces import SHAPE_ERRORS, Trace, fault_of, nanoseconds, origin_of
 from trainspan_schemas.errors import InvalidRecordError
 from trainspan_schemas.telemetry import keys
 
@@ -86,7 +86,10 @@ class _Session:
                     yield self._sub_agent(name, entry)
                     parent = self._trace.span_id(f"{self._trace.source_id} agent {name}")
                 self._chains[name] = _Chain(Conversation(self._trace, parent), name or _AGENT)
-            yield from self._of_entry(self._chains[name], entry)
+            try:
+                yield from self._of_entry(self._chains[name], entry)
+            except SHAPE_ERRORS as error:
+                yield InvalidRecordError(f"entry {entry['uuid'][:40]}: {fault_of(error)}")
 
     def _of_entry(self, chain: "_Chain", entry: Entry) -> Iterator[Made]:
         if entry["type"] == "user":
