@@ -245,7 +245,8 @@ def _message(body: bytes, number: int) -> Record | Broken:
 def _is_delimited(head: bytes) -> bool:
     """Whether messages follow their length as a varint, as OpenTelemetry's specification of files says."""
     length, n_bytes = _varint(head)
-    return bool(length) and head[n_bytes : n_bytes + 1] == b"\x0a"
+    inner, _ = _varint(head[n_bytes + 1 :])
+    return head[n_bytes : n_bytes + 1] == b"\x0a" and 0 < inner < length  # the first field is within the message
 
 
 def _delimited(stream: BinaryIO) -> Iterator[Record | Broken]:
