@@ -4,6 +4,7 @@ Ids are hex, or base64 of the right length; enumerations are numbers or names; 6
 members are ignored. Spec: https://opentelemetry.io/docs/specs/otlp/#json-protobuf-encoding.
 """
 
+import functools
 from base64 import b64decode
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -137,9 +138,12 @@ def _scope(scope_item: Members) -> InstrumentationScope | None:
 def _member(parent: Members, name: str) -> Any:
     """A member by its name in lowerCamelCase, or by that of the protocol."""
     value = parent.get(name)
-    if value is None:
-        value = parent.get("".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name))
-    return value
+    return parent.get(_protocol_name(name)) if value is None else value
+
+
+@functools.cache
+def _protocol_name(name: str) -> str:
+    return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name)
 
 
 def _pairs(items: Any) -> list[KeyValue]:
