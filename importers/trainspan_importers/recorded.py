@@ -5,7 +5,7 @@ Spec: https://opentelemetry.io/docs/specs/semconv/gen-ai/ (messages with parts, 
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any, Final
 
 from trainspan_importers.traces import compact_json
@@ -17,6 +17,7 @@ __all__ = [
     "message_of",
     "messages_in",
     "number_of",
+    "other_fields",
     "outputs_in",
     "text_of",
     "tool_attributes",
@@ -27,6 +28,13 @@ Message = dict[str, Any]
 """{"role", "parts", "name"?, "finish_reason"?}."""
 
 _ROLES: Final = {"human": "user", "ai": "assistant", "AIMessageChunk": "assistant", "function": "tool"}
+_MESSAGE_FIELDS: Final = frozenset(
+    {"role", "type", "content", "parts", "name", "tool_calls", "function_call", "tool_call_id", "weight", "lc"}
+    | {"reasoning", "reasoning_content", "refusal", "status", "object"}
+)
+"""What a message becomes, or what only says that it is one."""
+_HOLDERS: Final = ("messages", "tools", "functions", "choices", "generations", "message", "system", "instructions")
+"""Members of a recorded input or output that become messages and tools."""
 _TEXTS: Final = ("text", "input_text", "output_text")
 _CLASSES: Final = {"HumanMessage": "user", "AIMessage": "assistant", "SystemMessage": "system", "ToolMessage": "tool"}
 _PARAMETERS: Final = {
@@ -44,13 +52,28 @@ _PARAMETERS: Final = {
 
 
 def message_of(source: Mapping[str, Any]) -> Message:
-    """One message: {"role", "parts", "name"?}."""
+    """One message: {"role", "parts", "name"?} and what else it has, under its own names."""
     fields = _unwrapped(source)
     role = str(fields.get("role") or fields.get("type") or "user")
     role = _ROLES.get(role, role)
     parts = _tool_result(fields) if role == "tool" else _parts(fields)
     name = fields.get("name")
-    return {"role": role, "parts": parts, **({"name": name} if isinstance(name, str) and role != "tool" else {})}
+    named = {"name": name} if isinstance(name, str) and role != "tool" else {}
+    return {"role": role, "parts": parts, **named, **_rest(fields, _MESSAGE_FIELDS)}
+
+
+def other_fields(value: Any) -> dict[str, Any]:
+    """What a recorded input or output has beside its messages and tools."""
+    value = _parsed(value)
+    return _rest(value, _HOLDERS) if isinstance(value, dict) and not _is_message(value) else {}
+
+
+def _rest(fields: Mapping[str, Any], used: Container[str]) -> dict[str, Any]:
+    return {
+        name: value
+        for name, value in fields.items()
+        if name not in used and value is not False and value not in (None, "", [], {})
+    }
 
 
 def _unwrapped(source: Mapping[str, Any]) -> Mapping[str, Any]:

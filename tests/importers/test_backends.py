@@ -204,9 +204,10 @@ LANGSMITH_CALL = {
     "start_time": "2026-01-02T03:04:06",
     "end_time": "2026-01-02T03:04:07",
     "inputs": {
+        "tool_choice": "auto",
         "messages": [
             [_constructed("SystemMessage", content="Be brief."), _constructed("HumanMessage", content="Weather?")]
-        ]
+        ],
     },
     "outputs": {
         "generations": [
@@ -295,6 +296,7 @@ def test_langsmith_keeps_tree_names_calls_tools_usage_costs_and_feedback(tmp_pat
         keys.GEN_AI_OUTPUT_TOKENS: 4,
         "gen_ai.usage.cost": 0.0005,
         "gen_ai.tool.definitions": '[{"type":"function","function":{"name":"w"}}]',
+        "langsmith.inputs.tool_choice": "auto",
     }.items() <= call.attributes.items()
     assert (tool.failed, tool.attributes["gen_ai.tool.call.result"]) == ("Timeout()", "rain")
     assert tool.attributes["gen_ai.tool.call.arguments"] == "{'city': 'Bern'}"

@@ -109,7 +109,14 @@ def test_a_stored_completion_gets_its_messages_from_the_page_that_lists_them(tmp
         "id": "chatcmpl-1",
         "created": 1_700_000_000,
         "model": "gpt-4o-2024-08-06",
-        "choices": [{"index": 0, "message": {"role": "assistant", "content": "Rain."}, "finish_reason": "stop"}],
+        "choices": [
+            {
+                "index": 0,
+                "message": {"role": "assistant", "content": "Rain.", "annotations": [1]},
+                "finish_reason": "stop",
+                "logprobs": {"content": [1]},
+            }
+        ],
         "usage": {"prompt_tokens": 9, "completion_tokens": 2, "total_tokens": 11},
         "temperature": 0.5,
         "metadata": {"user": "u1"},
@@ -120,8 +127,8 @@ def test_a_stored_completion_gets_its_messages_from_the_page_that_lists_them(tmp
     (tmp_path / "b.json").write_text(json.dumps({"object": "list", "data": [message], "has_more": False}))
     found = read(tmp_path)
     (call,) = found.calls
-    assert call.messages("input") == [said("user", "Weather in Bern?")]
-    assert call.messages("output") == [said("assistant", "Rain.", finish_reason="stop")]
+    assert call.messages("input") == [said("user", "Weather in Bern?", id="chatcmpl-1-0")]
+    assert call.messages("output") == [said("assistant", "Rain.", annotations=[1], finish_reason="stop")]
     assert call.start_ns == 1_700_000_000 * 10**9
     expected = {
         keys.GEN_AI_REQUEST_MODEL: "gpt-4o-2024-08-06",
@@ -131,6 +138,7 @@ def test_a_stored_completion_gets_its_messages_from_the_page_that_lists_them(tmp
         keys.GEN_AI_OUTPUT_TOKENS: 2,
         keys.GEN_AI_TEMPERATURE: 0.5,
         "openai.usage.total_tokens": 11,
+        "openai.choices": '[{"choice.logprobs":{"content":[1]}}]',
     }
     assert expected.items() <= call.attributes.items()
     assert found.roots[0].attributes["openai.metadata"] == '{"user":"u1"}'

@@ -15,6 +15,7 @@ from trainspan_importers.recorded import (
     call_attributes,
     messages_in,
     number_of,
+    other_fields,
     outputs_in,
     text_of,
     tool_attributes,
@@ -182,6 +183,13 @@ def _attributes(record: Mapping[str, Any]) -> dict[str, Any]:
         used.append("input")
     if keys.GEN_AI_OUTPUT_MESSAGES in attributes or kind == "TOOL":
         used.append("output")
+    if kind == "GENERATION":
+        attributes |= {
+            f"langfuse.observation.{name}.{field}": value
+            for name in ("input", "output")
+            if name in used
+            for field, value in other_fields(record.get(name)).items()
+        }
     return {
         **attributes,
         "session.id": record.get("sessionId"),

@@ -12,6 +12,7 @@ from trainspan_importers.recorded import (
     call_attributes,
     messages_in,
     number_of,
+    other_fields,
     outputs_in,
     text_of,
     tool_attributes,
@@ -123,6 +124,13 @@ def _attributes(run: Mapping[str, Any], *, is_root: bool) -> dict[str, Any]:
         used.append("inputs")
     if keys.GEN_AI_OUTPUT_MESSAGES in attributes or "gen_ai.tool.call.result" in attributes:
         used.append("outputs")
+    if run["run_type"] == "llm":
+        attributes |= {
+            f"langsmith.{name}.{field}": value
+            for name in ("inputs", "outputs")
+            if name in used
+            for field, value in other_fields(run.get(name)).items()
+        }
     return {
         **attributes,
         keys.TASK_ID: run.get("reference_example_id") if is_root else None,
@@ -146,11 +154,12 @@ def _call(run: Mapping[str, Any], extra: Mapping[str, Any], metadata: Mapping[st
         agent=_first(metadata, _AGENTS),
         inputs=messages_in(inputs),
         outputs=outputs_in(outputs),
+        response_id=outputs.get("id"),
         tools=tools_in(inputs) or tools_in(asked),
         input_tokens=run.get("prompt_tokens") or usage.get("input_tokens"),
         output_tokens=run.get("completion_tokens") or usage.get("output_tokens"),
         cost=run.get("total_cost"),
-        parameters={**parameters, **asked},
+        parameters={**parameters, **inputs, **asked},
     )
 
 

@@ -29,6 +29,7 @@ __all__ = ["OPENAI"]
 _NAME: Final = "openai"
 _SECOND: Final = 10**9
 _MESSAGE_ID: Final = re.compile(r"(.+)-(\d+)")
+_CHOICE: Final = ("index", "message", "finish_reason")
 _COMPLETION: Final = (
     "id",
     "created",
@@ -132,6 +133,8 @@ class _OpenaiReader:
             **kept_fields("openai.usage", usage, ("prompt_tokens", "completion_tokens")),
         }
         more = kept_fields("openai", value, _COMPLETION)
+        choices = [kept_fields("choice", choice, _CHOICE) for choice in value.get("choices") or ()]
+        call |= {"openai.choices": choices} if any(choices) else {}
         yield trace.span(trace.root_id, None, "chat completion", begin, begin, more)
         yield trace.span(trace.span_id(value["id"]), trace.root_id, f"chat {value.get('model')}", begin, begin, call)
 
