@@ -27,6 +27,7 @@ MODULE_OF = {
     "training": "training.training",
     "accelerator": "training.accelerator",
     "offpolicy": "training.offpolicy",
+    "importing": "importers.importing",
     "ledgers": "processing.ledgers",
     "adapters": "serving.adapters",
     "branches": "rollouts.branches",

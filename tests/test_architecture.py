@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = {
     "schemas": "trainspan_schemas",
     "exporters": "trainspan",
+    "importers": "trainspan_importers",
     "rollouts": "trainspan_rollouts",
     "serving": "trainspan_serving",
     "collector": "trainspan_collector",
@@ -68,6 +69,13 @@ FLOORS = {
         "model",
         "constraints devices",
         "data checkpoints",
+    ),
+    "importers": (
+        "importing",
+        "formats",
+        "conversation reading",
+        "otlp_json recorded source_files delivery",
+        "account json_documents traces",
     ),
     "viewer": ("server", "pages", "queries html"),
     "rollouts": (

@@ -25,6 +25,7 @@ from trainspan_schemas.errors import pip_install
 EXTRAS = {
     "schemas": (),
     "exporters": (),
+    "importers": (),
     "rollouts": (),
     "serving": ("serve", "serve-cpu"),
     "collector": ("collector",),
@@ -42,6 +43,8 @@ OPTIONAL = {
     ("schemas", "aiohttp"): "those at a web server only",
     ("rollouts", "pyarrow"): "task files in Parquet only",
     ("rollouts", "ray"): "the engine ray only",
+    ("importers", "protobuf"): "comes with opentelemetry-proto, which decides its version",
+    ("importers", "pyarrow"): "files that zstd compressed",
     ("processing", "ray"): "the engine ray only",
     ("cli", "ray"): "the engine ray only",
     ("processing", "tokenizers"): "text next to token ids, if there is a tokenizer",

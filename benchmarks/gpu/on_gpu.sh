@@ -65,7 +65,7 @@ wants() {
 
 step unpack 90 "$python" benchmarks/gpu/unpack.py "$kit" "$GPU_KIT_SCRATCH"
 path="$GPU_KIT_SCRATCH/site:$root"
-for folder in schemas exporters rollouts serving collector processing viewer training loop cli; do path="$path:$root/$folder"; done
+for folder in schemas exporters importers rollouts serving collector processing viewer training loop cli; do path="$path:$root/$folder"; done
 export PYTHONPATH="$path${PYTHONPATH:+:$PYTHONPATH}"
 if [ -f "$GPU_KIT_SCRATCH/commit" ]; then
     GPU_KIT_COMMIT="$(cat "$GPU_KIT_SCRATCH/commit")"

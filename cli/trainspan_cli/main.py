@@ -2,6 +2,7 @@
 
 import difflib
 import importlib
+import keyword
 import logging
 import os
 import sys
@@ -17,6 +18,7 @@ GROUPS = {
         "rollout": "Run an agent on tasks and judge the results.",
         "branch": "Measure the calls of stored rollouts by branches from their states.",
         "reward": "Reward a rollout, or one response, after the fact.",
+        "import": "Import traces from files of other tools as rollouts.",
     },
     "Learn": {
         "dataset": "Build the next dataset of transitions with credit from stored spans.",
@@ -41,7 +43,8 @@ GROUPS = {
         "doctor": "Check the installation, the processes and the capture.",
     },
 }
-"""Groups of subcommands, each with its line in `trainspan --help`; `trainspan_cli.commands.<name>.<name>` implements one."""
+"""Groups of subcommands, each with its line in `trainspan --help`; `trainspan_cli.commands.<name>.<name>` implements one
+(`import_` for `import`)."""
 _EPILOG = f"Any setting of docs/configuration.md: {NAMED} SECTION.KEY=VALUE."
 COMMANDS = tuple(name for group in GROUPS.values() for name in group)
 
@@ -83,8 +86,9 @@ def _invoke(name: str, arguments: Sequence[str]) -> int:
 
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     try:
-        module = importlib.import_module(f"trainspan_cli.commands.{name}")
-        app.command(name=name, epilog=_EPILOG, **getattr(module, "COMMAND_OPTIONS", {}))(getattr(module, name))
+        own_name = f"{name}_" if keyword.iskeyword(name) else name
+        module = importlib.import_module(f"trainspan_cli.commands.{own_name}")
+        app.command(name=name, epilog=_EPILOG, **getattr(module, "COMMAND_OPTIONS", {}))(getattr(module, own_name))
         result = get_command(app).main(list(arguments), prog_name=f"trainspan {name}", standalone_mode=False)
     except UsageError as error:
         return _fail(str(error), 2)

@@ -14,6 +14,7 @@ COMMANDS = (
     "rollout",
     "branch",
     "reward",
+    "import",
     "dataset",
     "export",
     "sft",

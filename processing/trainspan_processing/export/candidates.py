@@ -20,7 +20,9 @@ class RewardedRollout:
     rollout_id: str
     attempt: int
     group: str
+    """Run, round and task."""
     reward: float
+    has_task: bool = True
 
     @property
     def key(self) -> tuple[str, int]:

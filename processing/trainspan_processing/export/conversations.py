@@ -8,15 +8,14 @@ from typing import Any, Final
 from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.text.chat_messages import ChatMessage, chat_messages, only_text, tools_of
 from trainspan_processing.text.dialects import messages_of
+from trainspan_processing.text.model_calls import is_model_call, is_whole
 from trainspan_processing.traces.message_records import read_records, with_records
 from trainspan_schemas.telemetry import keys
 
 __all__ = ["MessageSpan", "RecordedCall", "read_conversations", "recorded_calls"]
 
-_OPERATIONS: Final = (keys.OPERATION_CHAT, keys.OPERATION_TEXT_COMPLETION, "generate_content")
 _COLUMNS: Final = ["trace_id", "span_id", "parent_span_id", "start_ns", "status_code", "attributes"]
 _ROLLOUTS_PER_READ: Final = 500
-_CUT_OFF: Final = {"length", "max_tokens", "content_filter", "error", "abort", "cancelled", "incomplete"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +54,7 @@ def recorded_calls(spans: Sequence[MessageSpan]) -> list[RecordedCall]:
     If two instrumentations recorded the same call (one span inside the other, or the same response id), only the more
     detailed record counts. The first of several choices is the answer. Failed calls and calls without messages are left out.
     """
-    calls = [span for span in spans if _is_model_call(span.attributes)]
+    calls = [span for span in spans if is_model_call(span.attributes)]
     same = _same_calls(calls, {(span.trace_id, span.span_id): span.parent_span_id for span in spans})
     best: dict[object, tuple[int, MessageSpan]] = {}
     tools: dict[object, list[dict[str, Any]]] = {}
@@ -114,14 +113,6 @@ def read_conversations(
             )
 
 
-def _is_model_call(attributes: Mapping[str, Any]) -> bool:
-    return (
-        attributes.get(keys.GEN_AI_OPERATION) in _OPERATIONS
-        or attributes.get("llm.request.type") in ("chat", "completion")
-        or attributes.get("openinference.span.kind") == "LLM"
-    )
-
-
 def _same_calls(
     calls: Sequence[MessageSpan], parents: Mapping[tuple[str, str], str | None]
 ) -> dict[tuple[str, str], object]:
@@ -147,7 +138,6 @@ def _recorded_call(
     span: MessageSpan, tools: Sequence[dict[str, Any]], served_as: tuple[str, str] | None
 ) -> RecordedCall:
     inputs, outputs = messages_of(span.attributes)
-    reasons = span.attributes.get(keys.GEN_AI_FINISH_REASONS) or [outputs[0].get("finish_reason")]
     agent = span.attributes.get(keys.GEN_AI_AGENT_NAME)
     model = span.attributes.get(keys.GEN_AI_REQUEST_MODEL) or span.attributes.get("llm.model_name")
     return RecordedCall(
@@ -155,7 +145,7 @@ def _recorded_call(
         model=model if isinstance(model, str) else None,
         prompt=chat_messages(inputs),
         answer=chat_messages(outputs[:1]),
-        is_whole=not (set(map(str, reasons)) & _CUT_OFF if isinstance(reasons, list) else str(reasons) in _CUT_OFF),
+        is_whole=is_whole(span.attributes, outputs),
         flaw=None if only_text([*inputs, *outputs[:1]]) else "other_parts",
         tools=tuple(json.dumps(tool, ensure_ascii=False) for tool in tools),
         served_as=served_as,

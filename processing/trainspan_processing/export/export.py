@@ -19,27 +19,21 @@ from trainspan_processing.export.conversations import RecordedCall, read_convers
 from trainspan_processing.export.dpo import preference_pairs
 from trainspan_processing.export.sft import supervised_examples
 from trainspan_processing.read.source import Selection, Source
-from trainspan_processing.reasons.advice import advice_on
+from trainspan_processing.reasons.advice import NO_ROLLOUT_NAMED, advice_on
 from trainspan_processing.reasons.selection import select
 from trainspan_processing.rewards.rollout_rewards import reward_rollouts
+from trainspan_processing.text.chat_messages import same_messages
 from trainspan_processing.text.token_text import Decoder
 from trainspan_processing.traces.trace_index import Clock, index_traces
 from trainspan_schemas.artifacts.branches import BRANCH_TASK
 from trainspan_schemas.artifacts.dataset import MANIFEST, manifest_path
 from trainspan_schemas.config.settings import DatasetSettings
 from trainspan_schemas.errors import DatasetError, UsageError
-from trainspan_schemas.telemetry import keys
 
 __all__ = ["ExportRequest", "Exported", "Kind", "export"]
 
 Kind = Literal["sft", "dpo"]
 
-_NO_ROLLOUT: Final = (
-    "run the agent with `trainspan rollout`, or under `opentelemetry-instrument` where trainspan is installed; traces that you have "
-    f"already are examples if the root span of each is sent again with the attributes {keys.ROLLOUT_ID} = an id of its own and "
-    f'{keys.ROLLOUT_STATUS} = "ok", and with an event {keys.EVALUATION_EVENT} that has its reward ({keys.EVALUATION_NAME} = "reward", '
-    f"{keys.EVALUATION_SCORE})"
-)
 _NO_TEXT: Final = (
     "no client instrumentation recorded the messages: install trainspan[messages] in the agent's environment (for the openai "
     "package; other clients need their instrumentation, and OpenTelemetry's own ones the setting "
@@ -121,11 +115,21 @@ def _made(
 ) -> Examples:
     groups: dict[str, list[RewardedRollout]] = {}
     for candidate in candidates:
-        groups.setdefault(candidate.group, []).append(candidate)
+        groups.setdefault(_group_of(candidate, said.get(candidate.key, ()), request.kind), []).append(candidate)
     limits: dict[str, Any] = {"min_reward": request.min_reward, "agents": request.agents}
     if request.kind == "dpo":
         return preference_pairs(groups, lambda key: said.get(key, ()), **limits)
     return supervised_examples(groups, lambda key: said.get(key, ()), **limits, take_all=request.take_all)
+
+
+def _group_of(candidate: RewardedRollout, calls: Sequence[RecordedCall], kind: Kind) -> str:
+    """The group; a rollout without a task is alone in it, or for pairs with those that began with the same prompt."""
+    if candidate.has_task:
+        return candidate.group
+    if kind == "dpo" and calls:
+        prompt = calls[0].prompt
+        return json.dumps([candidate.group, prompt if isinstance(prompt, str) else same_messages(prompt)])
+    return json.dumps([candidate.group, *candidate.key])
 
 
 def _why(examples: Examples) -> str:
@@ -156,7 +160,7 @@ def _nothing_in(source: Source, request: ExportRequest, clock: Clock) -> str:
     if rollouts.is_empty() and not n_traces:
         return f"{', '.join(request.stores)}: nothing is stored of this selection: run the agent, or name another --store, --run or --round"
     if rollouts.is_empty():
-        return f"the spans of {n_traces} traces name no rollout: {_NO_ROLLOUT}"
+        return f"the spans of {n_traces} traces name no rollout: {NO_ROLLOUT_NAMED}"
     counts = Counter(rollouts["reason"].drop_nulls().to_list()).most_common()
     reasons = "; ".join(
         f"{reason} {count} → {advice_on(reason) or 'see docs/processing.md'}" for reason, count in counts
@@ -178,7 +182,7 @@ def _rewarded_in(source: Source, request: ExportRequest, clock: Clock) -> tuple[
 
 
 def _grouped(rollouts: pl.DataFrame) -> list[RewardedRollout]:
-    """Groups rollouts of the same task and round; a rollout without a task is its own group.
+    """Rollouts with the run, round and task by which they are grouped.
 
     Branches are left out: their first answers are those of the rollout that they branch from, sampled there, and their states
     are not a task's usual ones.
@@ -189,8 +193,9 @@ def _grouped(rollouts: pl.DataFrame) -> list[RewardedRollout]:
         RewardedRollout(
             rollout_id,
             attempt,
-            json.dumps([run_id, round_, task_id] if task_id is not None else [rollout_id, attempt]),
+            json.dumps([run_id, round_, task_id]),
             reward,
+            task_id is not None,
         )
         for rollout_id, attempt, run_id, round_, task_id, reward in rollouts.select(columns).iter_rows()
     ]

@@ -3,9 +3,18 @@
 from collections.abc import Mapping
 from typing import Final
 
+from trainspan_schemas.telemetry import keys
 from trainspan_schemas.telemetry.status import DropReason, without_detail
 
-__all__ = ["ADVICE", "advice_on"]
+__all__ = ["ADVICE", "NO_ROLLOUT_NAMED", "advice_on"]
+
+NO_ROLLOUT_NAMED: Final = (
+    "run the agent with `trainspan rollout`, or under `opentelemetry-instrument` where trainspan is installed; traces that you "
+    "already have in files become rollouts with `trainspan import FILE` (docs/import.md), and those that another tracer sent here if "
+    f"the root span of each is sent again with the attributes {keys.ROLLOUT_ID} = an id of its own and {keys.ROLLOUT_STATUS} = "
+    f'"ok", and with an event {keys.EVALUATION_EVENT} that has its reward ({keys.EVALUATION_NAME} = "reward", {keys.EVALUATION_SCORE})'
+)
+"""What to do about spans that name no rollout."""
 
 ADVICE: Final[dict[DropReason, str]] = {
     "unfinished": "spans are missing or have not arrived yet: wait with --wait-s 30, and make sure that every agent process "
@@ -39,7 +48,8 @@ ADVICE: Final[dict[DropReason, str]] = {
     "lower the agent's max_tokens",
     "superseded_by_retry": "only the last attempts are trained: find out why they were retried",
     "deleted": "retention or a purge deleted these calls while the dataset was built: raise [collector] retention_days, or build sooner",
-    "no_token_ids": "the server recorded no token ids: serve the policy with `trainspan serve`",
+    "no_token_ids": "the server recorded no token ids: serve the policy with `trainspan serve`; calls that only a client recorded, "
+    "such as a vendor's or imported ones, are for `trainspan sft` and `trainspan export`",
     "no_logprobs": "the server recorded no log-probabilities of the distribution that it sampled from: serve the policy with "
     "`trainspan serve`",
     "invalid_logprobs": "the policy's log-probabilities were NaN or infinite: its weights or its numbers broke down; put an earlier "

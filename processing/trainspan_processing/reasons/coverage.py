@@ -8,6 +8,7 @@ from typing import Final
 import polars as pl
 
 from trainspan_processing.dataset.ledger import LEDGER, DatasetLedger
+from trainspan_processing.reasons.advice import NO_ROLLOUT_NAMED
 from trainspan_processing.reasons.drop_reasons import GROUP_REASONS
 from trainspan_processing.reasons.reason_counts import NO_ROLLOUT
 from trainspan_processing.reasons.reason_examples import Reason
@@ -272,6 +273,11 @@ def check_outcome(
     `reasons` returns all reasons, worst first. `may_be_empty`: a round in which all rewards are equal is a dataset without rows,
     not a failure.
     """
+    if coverage.seen and coverage.dropped_without_tokens.get("no_rollout") == coverage.seen:
+        raise NothingToTrainError(
+            f"{coverage.seen} model calls in {where} name no rollout and have no token ids: {NO_ROLLOUT_NAMED}",
+            coverage.figures,
+        )
     if not coverage.seen and coverage.rollouts_seen:
         many = "1 rollout" if coverage.rollouts_seen == 1 else f"{coverage.rollouts_seen} rollouts"
         raise NothingToTrainError(f"no call was recorded of the {many} in {where}: {_NO_CALL}", coverage.figures)

@@ -21,7 +21,8 @@ ROLLOUT_CALLS: Final = "trainspan.rollout.calls"  # int: successful calls seen b
 SERVED_CALLS: Final = (
     "trainspan.rollout.served_calls"  # int: calls that the policy servers began, as they told the runner
 )
-ROLLOUT_BOUNDARY: Final = "trainspan.rollout.boundary"  # "runner" | "explicit" | "request" | "process"
+ROLLOUT_BOUNDARY: Final = "trainspan.rollout.boundary"  # "runner" | "explicit" | "request" | "process" | "imported"
+IMPORTED_FROM: Final = "trainspan.imported.from"  # str: the format of the file that `trainspan import` read
 ROLLOUT_SIGNED: Final = "trainspan.rollout.signed"  # true: the runner signed what it passed to the agent
 ROLLOUT_JUDGE: Final = "trainspan.rollout.judge"  # "module:function"; then only evaluations of source "judge" count
 ROLLOUT_OWN_REWARD: Final = (

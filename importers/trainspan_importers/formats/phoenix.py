@@ -1,0 +1,191 @@
+"""Phoenix: spans and annotations, as its REST API, its client and its dataframes have them.
+
+Schema: https://arize.com/docs/phoenix/sdk-api-reference/rest-api (spans with `context`, `span_kind` and attributes of
+OpenInference, spans in OTLP, span annotations). The records of a dataframe have the same fields with flat names. An annotation names
+its span and not the span's trace, so annotations are read before spans, and need them in the same import.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+
+from trainspan_importers.account import Account
+from trainspan_importers.otlp_json import span_of
+from trainspan_importers.reading import Format, Made
+from trainspan_importers.recorded import number_of
+from trainspan_importers.traces import Item, Origin, Trace, kept_fields, key_values, nanoseconds, origin_of
+from trainspan_schemas.errors import InvalidRecordError
+
+__all__ = ["PHOENIX"]
+
+_NAME: Final = "phoenix"
+_SPAN_FIELDS: Final = (
+    *("id", "name", "context", "span_kind", "parent_id", "start_time", "end_time", "status_code", "status_message"),
+    *("attributes", "events", "annotations"),
+)
+_ANNOTATION_FIELDS: Final = ("id", "name", "span_id", "trace_id", "result", "created_at", "updated_at")
+_TEXTS: Final = (
+    *("input.value", "output.value", "llm.invocation_parameters", "metadata", "tool.parameters", "json_schema"),
+    *("arguments", "tool_call.function.arguments"),
+)
+"""Attributes that OpenInference has as JSON text: values that were parsed are text again."""
+
+
+class _PhoenixReader:
+    def __init__(self, account: Account) -> None:
+        self._account = account
+        self._origin = origin_of(_NAME)
+        self._annotations: dict[str, list[Mapping[str, Any]]] = {}
+        """Span → its annotations, until it comes."""
+
+    def add(self, value: Any) -> Iterator[Made]:
+        if not isinstance(value, dict):
+            raise InvalidRecordError("no object")
+        if isinstance(value.get("data"), list):
+            for inner in value["data"]:
+                yield from self.add(inner)
+        elif _is_annotation(value):
+            self._annotations.setdefault(str(value["span_id"]), []).append(value)
+        elif _is_span(value):
+            yield from self._span(value)
+        elif not value.keys() <= {"next_cursor"}:
+            raise InvalidRecordError("neither a span nor an annotation")
+
+    def end_of_file(self) -> Iterator[Made]:
+        return iter(())
+
+    def end(self) -> Iterator[Made]:
+        self._account.leave_out("annotation_without_its_span", n_parts=sum(map(len, self._annotations.values())))
+        return iter(())
+
+    def _span(self, value: Mapping[str, Any]) -> Iterator[Made]:
+        if "startTimeUnixNano" in value:
+            span = span_of(value)
+            yield Item(span, self._origin)
+        else:
+            span = _span_of(_nested(value))
+            yield Item(span, self._origin)
+        own = value.get("annotations")
+        for annotation in (*(own if isinstance(own, list) else ()), *self._annotations.pop(span.span_id.hex(), ())):
+            yield _evaluation(annotation, span, self._origin)
+
+
+def _span_of(value: Mapping[str, Any]) -> Span:
+    context = value["context"]
+    begin = nanoseconds(value["start_time"], "start_time")
+    kind = value.get("span_kind")
+    attributes = {
+        **dict(_flat(value.get("attributes") or {}, "")),
+        **kept_fields("phoenix", value, _SPAN_FIELDS),
+    }
+    if isinstance(kind, str) and kind:
+        attributes.setdefault("openinference.span.kind", kind)
+    code = {"OK": 1, "ERROR": 2}.get(str(value.get("status_code")), 0)
+    return Span(
+        trace_id=_hex(context["trace_id"], 16),
+        span_id=_hex(context["span_id"], 8),
+        parent_span_id=_hex(value["parent_id"], 8) if value.get("parent_id") else b"",
+        name=str(value.get("name") or ""),
+        start_time_unix_nano=begin,
+        end_time_unix_nano=nanoseconds(value["end_time"], "end_time") if value.get("end_time") else begin,
+        attributes=key_values(attributes),
+        events=[_event(event) for event in value.get("events") or ()],
+        status=Status(code=code, message=str(value.get("status_message") or "")) if code else None,  # type: ignore[arg-type]
+    )
+
+
+def _event(event: Mapping[str, Any]) -> Span.Event:
+    time_ns = nanoseconds(event.get("timestamp"), "an event's timestamp")
+    attributes = dict(_flat(event.get("attributes") or {}, ""))
+    return Span.Event(time_unix_nano=time_ns, name=str(event.get("name") or ""), attributes=key_values(attributes))
+
+
+def _evaluation(annotation: Mapping[str, Any], span: Span, origin: Origin) -> Item:
+    result = annotation.get("result") or annotation
+    trace = Trace(_NAME, span.trace_id.hex(), origin)
+    identity = str(
+        annotation.get("id") or f"{span.span_id.hex()} {annotation['name']} {annotation.get('identifier') or ''}"
+    )
+    label, explanation = result.get("label"), result.get("explanation")
+    time = annotation.get("updated_at") or annotation.get("created_at")
+    return trace.evaluation(
+        identity,
+        str(annotation["name"]),
+        score=number_of(result.get("score")),
+        label=None if label is None else str(label),
+        time_ns=nanoseconds(time, "created_at") if time else span.end_time_unix_nano,
+        span_id=span.span_id,
+        explanation=None if explanation is None else str(explanation),
+        is_human=annotation.get("annotator_kind") == "HUMAN",
+        more=kept_fields("phoenix.annotation", annotation, (*_ANNOTATION_FIELDS, "label", "score", "explanation")),
+    )
+
+
+def _nested(value: Mapping[str, Any]) -> dict[str, Any]:
+    """A record of a dataframe (`context.span_id`, `attributes.llm.model_name`) with the fields of a span."""
+    if "context" in value:
+        return dict(value)
+    made: dict[str, Any] = {"context": {}, "attributes": {}}
+    for name, item in value.items():
+        first, _, rest = name.partition(".")
+        if first in made and rest:
+            made[first][rest] = item
+        else:
+            made[name] = item
+    return made
+
+
+def _flat(value: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    """OpenInference's flat attributes: members with dots, and lists of objects by number; what is empty is left out."""
+    if isinstance(value, dict) and not _is_text(prefix):
+        for name, item in value.items():
+            yield from _flat(item, f"{prefix}.{name}" if prefix else str(name))
+    elif isinstance(value, list) and value and all(isinstance(item, dict) for item in value) and not _is_text(prefix):
+        for number, item in enumerate(value):
+            yield from _flat(item, f"{prefix}.{number}")
+    elif value is not None and prefix:
+        yield (
+            prefix,
+            json.dumps(value, ensure_ascii=False) if isinstance(value, (dict, list)) and _is_text(prefix) else value,
+        )
+
+
+def _is_text(name: str) -> bool:
+    return name.endswith(_TEXTS)
+
+
+def _hex(text: Any, n_bytes: int) -> bytes:
+    try:
+        made = bytes.fromhex(text)
+    except (TypeError, ValueError):
+        made = b""
+    if len(made) != n_bytes:
+        raise InvalidRecordError(f"the id {str(text)[:40]!r} is not {n_bytes} bytes in hex")
+    return made
+
+
+def _is_annotation(value: Mapping[str, Any]) -> bool:
+    return {"span_id", "name", "annotator_kind"} <= value.keys()
+
+
+def _is_span(value: Mapping[str, Any]) -> bool:
+    has_context = isinstance(value.get("context"), dict) or "context.span_id" in value
+    return has_context or ("traceId" in value and "startTimeUnixNano" in value)
+
+
+def _is_phoenix(value: Any) -> bool:
+    if not isinstance(value, dict):
+        return False
+    if isinstance(value.get("data"), list):
+        return bool(value["data"]) and isinstance(value["data"][0], dict) and _is_phoenix(value["data"][0])
+    return _is_annotation(value) or _is_span(value)
+
+
+def _is_of_annotations(value: Any) -> bool:
+    first = value["data"][0] if isinstance(value, dict) and value.get("data") else value
+    return isinstance(first, dict) and _is_annotation(first)
+
+
+PHOENIX = Format(_NAME, "Phoenix", _is_phoenix, _PhoenixReader, comes_first=_is_of_annotations, has_identities=True)

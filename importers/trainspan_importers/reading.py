@@ -1,0 +1,52 @@
+"""What a format is: how its files are recognized, and the reader of their records."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from trainspan_importers.account import Account
+from trainspan_importers.traces import Item
+from trainspan_schemas.errors import InvalidRecordError
+
+__all__ = ["Format", "Made", "Reader", "StatelessReader"]
+
+Made = Item | InvalidRecordError
+"""What a record became, or why a part of it became nothing."""
+
+
+class Reader(Protocol):
+    """Reads the records of all files of one format, file by file."""
+
+    def add(self, value: Any) -> Iterator[Made]:
+        """What the next record becomes. Raises one of SHAPE_ERRORS (traces.py) if it is no record of the format."""
+
+    def end_of_file(self) -> Iterator[Made]:
+        """What only a whole file shows."""
+
+    def end(self) -> Iterator[Made]:
+        """What only all files together show."""
+
+
+class StatelessReader:
+    """The ends of readers that remember nothing."""
+
+    def end_of_file(self) -> Iterator[Made]:
+        return iter(())
+
+    def end(self) -> Iterator[Made]:
+        return iter(())
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """One format."""
+
+    name: str
+    title: str
+    recognizes: Callable[[Any], bool]
+    """Whether a value can be a record of the format, and of no other one."""
+    reader: Callable[[Account], Reader]
+    comes_first: Callable[[Any], bool] = lambda _value: False
+    """Whether files with such records are read before the others: they are about the others' records."""
+    has_identities: bool = False
+    """Whether its spans may be of rollouts already, or may lack their root."""
