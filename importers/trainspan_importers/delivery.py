@@ -133,7 +133,7 @@ class _Line:
     ) -> None:
         self._url, self._advice, self._on_refused = url, advice, on_refused
         pairs = (pair.split("=", 1) for pair in (headers or "").split(",") if "=" in pair)
-        self._metadata = [(unquote(name).strip().lower(), unquote(value)) for name, value in pairs]
+        self._metadata = tuple((unquote(name).strip().lower(), unquote(value)) for name, value in pairs)
         parts = urlsplit(url)
         options = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
         if parts.scheme == "https":

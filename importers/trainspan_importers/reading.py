@@ -19,12 +19,15 @@ class Reader(Protocol):
 
     def add(self, value: Any) -> Iterator[Made]:
         """What the next record becomes. Raises one of SHAPE_ERRORS (traces.py) if it is no record of the format."""
+        ...
 
     def end_of_file(self) -> Iterator[Made]:
         """What only a whole file shows."""
+        ...
 
     def end(self) -> Iterator[Made]:
         """What only all files together show."""
+        ...
 
 
 class StatelessReader:
