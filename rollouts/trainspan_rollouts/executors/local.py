@@ -19,7 +19,7 @@ def local_executor(
 
     One that `is_replaceable` raises ProcessError or UsageError when it can start no more agents.
     """
-    prepared = agent_environment(environ, spec.policy_url, spec.collectors.urls[0], otlp_headers)
+    prepared = agent_environment(environ, spec.policy_url, spec.collectors.urls, otlp_headers)
     if len(spec.target) == 1 and is_function_name(spec.target[0]):
         if len(spec.collectors.urls) > 1:  # for a process of many rollouts
             prepared[ENV_COLLECTORS] = str(spec.collectors)
