@@ -52,7 +52,7 @@ def _run(root: Path, cluster: RayCluster, collector: str, count: int) -> tuple[f
     tasks.write_text("".join(f'{{"id": {number}, "input": "x"}}\n' for number in range(count)))
     command = [sys.executable, "-m", "trainspan_cli", "rollout", "--tasks", str(tasks), "--n", "1", "--engine", "ray"]
     own = {
-        "OTEL_EXPORTER_OTLP_ENDPOINT": collector,
+        "TRAINSPAN_COLLECTOR__ENDPOINTS": collector,
         "TRAINSPAN_HOME": str(root / "home"),
         "TRAINSPAN_RAY__ADDRESS": cluster.address,
         "TRAINSPAN_RAY__WORKING_DIR": "code",

@@ -49,7 +49,7 @@ def _rollouts_cpu_s(root: Path, collector: str, count: int) -> float:
     tasks = root / f"tasks-{count}.jsonl"
     tasks.write_text("".join(f'{{"id": {number}, "input": "x"}}\n' for number in range(count)))
     command = [sys.executable, "-m", "trainspan_cli", "rollout", "--tasks", str(tasks), "--n", "1", "--format", "json"]
-    environ = environment({"OTEL_EXPORTER_OTLP_ENDPOINT": collector, "TRAINSPAN_HOME": str(root / "home")})
+    environ = environment({"TRAINSPAN_COLLECTOR__ENDPOINTS": collector, "TRAINSPAN_HOME": str(root / "home")})
     seconds, output = _cpu_s([*command, "agent.py:solve"], environ, root)
     result = json.loads(output.splitlines()[-1])
     if (result["status"], result["unacknowledged"]) != ({"ok": count}, 0):

@@ -5,9 +5,10 @@ program, so the SDK sees them. The user's own values take precedence, and child 
 value here means the same to OpenTelemetry in every language. Names in this module must not begin with `OTEL_`: the
 command would turn them into arguments.
 
-A program that is started by hand sends to this user's running collector, at whatever port that listens. It gets the token
-of the role `user` if this user's collector listens at its endpoint, so that its rewards are recognized as the user's. A runner's
-agent has its own endpoint and headers, and gets nothing here.
+A program that is started by hand sends to this user's running collector, at whatever port that listens. An endpoint that it has
+for a backend of its own is set aside until our exporters are set up. It gets the token of the role `user` if this user's
+collector listens at its endpoint, so that its rewards are recognized as the user's. A runner's agent has its own endpoint and
+headers, and gets nothing here.
 """
 
 import os
@@ -15,6 +16,14 @@ from typing import Final
 
 from trainspan._guard import guarded
 from trainspan._switch import is_disabled
+from trainspan_schemas.store.otlp_variables import (
+    ENDPOINT,
+    ENV_COLLECTOR,
+    ENV_PROGRAM,
+    exchange,
+    own_variables,
+    set_aside,
+)
 
 __all__ = ["DEFAULTS"]
 
@@ -30,7 +39,6 @@ DEFAULTS: Final = {
     "OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT": "10000",  # the SDK's 128 cut long conversations
 }
 
-_ENDPOINT: Final = "OTEL_EXPORTER_OTLP_ENDPOINT"
 _HEADERS: Final = "OTEL_EXPORTER_OTLP_HEADERS"
 _OF_SIGNALS: Final = tuple(
     f"OTEL_EXPORTER_OTLP_{signal}_{kind}"
@@ -41,16 +49,17 @@ _OF_SIGNALS: Final = tuple(
 
 @guarded
 def _find_collector() -> None:
-    if _ENDPOINT in os.environ:
-        return
+    if ENV_PROGRAM in os.environ or exchange(os.environ, ENV_COLLECTOR, ENV_PROGRAM):
+        return  # started by a runner, or by an agent
     from trainspan_schemas.home import store_path
     from trainspan_schemas.store.access import running_collector
     from trainspan_schemas.web_origins import dialed_host
 
     running = running_collector(store_path(os.environ.get("TRAINSPAN_COLLECTOR__STORE")))
     if running is not None and running.grpc and not running.tls:
+        set_aside(os.environ, own_variables(os.environ, filter(None, (running.grpc, running.http))))
         host, _, port = running.grpc.rpartition(":")
-        os.environ[_ENDPOINT] = f"http://{dialed_host(host)}:{port}"
+        os.environ.setdefault(ENDPOINT, f"http://{dialed_host(host)}:{port}")
 
 
 @guarded
@@ -64,7 +73,7 @@ def _show_whose_program_it_is() -> None:
     if not all(is_this_machine(url) for url in os.environ.get(ENV_COLLECTORS, "").split(",") if url):
         return  # the exporters of all collectors send the same headers
     store = os.environ.get("TRAINSPAN_COLLECTOR__STORE")
-    if headers := known_headers("user", os.environ[_ENDPOINT], store=store):
+    if headers := known_headers("user", os.environ[ENDPOINT], store=store):
         os.environ[_HEADERS] = headers
 
 

@@ -16,7 +16,16 @@ from opentelemetry.instrumentation import auto_instrumentation
 from trainspan import _instrumentors, _jobs, _pytest
 from trainspan._calls import agent_name, http_clients
 from trainspan._guard import guarded
-from trainspan._process import collectors, delivery, exits, gevent_threads, outage, process_span, providers
+from trainspan._process import (
+    collectors,
+    delivery,
+    exits,
+    gevent_threads,
+    outage,
+    own_backend,
+    process_span,
+    providers,
+)
 from trainspan._rollout import boundary, span_processor, threads
 from trainspan._rollout.ids import draw_from_system
 from trainspan._switch import is_disabled
@@ -42,6 +51,7 @@ def install() -> None:
         _stamp_spans,
         collectors.divide_rollouts,
         providers.follow_providers,
+        own_backend.feed_own_backend,
         _begin_process,
         threads.watch_threads,
         boundary.watch_servers,

@@ -124,7 +124,7 @@ class Consolidation:
         def on_event(event: Event) -> None:
             events.append(event)
             if isinstance(event, FineTuneStep):
-                self._screen.step(event, None)
+                self._screen.training(event, None)
 
         log = self._folder.logs / "sft.log"
         code, message = Commands().run(arguments, services.beside_server, log, on_event)

@@ -146,7 +146,7 @@ class Loop:
         began = time.monotonic()
         event = self._stages.trained(round_, policy)
         seconds["train"] = time.monotonic() - began
-        self._folder.note_step(None)
+        self._folder.note_training(None)
         self._screen.stage("")
         skipped = skip_reason(manifest, event.skipped)
         trial = self._sampler.alongside(self._trials.judge, round_)

@@ -15,6 +15,7 @@ from trainspan_schemas.telemetry.identity import Split
 __all__ = [
     "NOTHING_TO_TRAIN",
     "REPEATED",
+    "STAGES",
     "UNFINISHED",
     "DatasetBuilt",
     "Event",
@@ -27,7 +28,7 @@ __all__ = [
     "Ready",
     "RoundTrained",
     "RunResult",
-    "StepTrained",
+    "TrainingProgress",
     "event_line",
     "parse",
 ]
@@ -38,6 +39,19 @@ UNFINISHED: Final = 75
 """Exit code of `trainspan rollout`: the same command with `--resume` continues (`EX_TEMPFAIL` of sysexits.h)."""
 REPEATED: Final = frozenset({"infra_error", "cancelled"})
 """Final statuses of rollouts that a resumed run repeats."""
+STAGES: Final = {
+    "replay": "replaying the constraints of answers",
+    "read": "reading the dataset",
+    "plan": "planning the steps",
+    "canary": "scoring the canary",
+    "old": "getting the log-probabilities of the old policy",
+    "state": "waiting until the last round's optimizer state is saved",
+    "signal": "testing whether rewards carry a signal",
+    "check": "measuring how far the policy moved",
+    "save": "saving the policy",
+    "swap": "swapping in the policy",
+}
+"""Stage of a trainer's round, as in the `seconds` of metrics.jsonl → what it does. The steps are between `state` and `signal`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,19 +141,25 @@ class NoDataset:
 
 
 @dataclass(frozen=True, slots=True)
-class StepTrained:
-    """A trainer has made an optimizer step."""
+class TrainingProgress:
+    """A trainer begins another stage of a round, begins its steps, or has made one."""
 
     round: int
-    step: int
-    """From 1, over all passes."""
-    steps: int
+    stage: str | None = None
+    """One of STAGES; None from the beginning of the steps to the last one."""
+    step: int = 0
+    """Number of steps that are made, over all passes."""
+    steps: int = 0
     """Planned; `target_kl` may end the round earlier."""
-    forwarded_tokens: int
-    seconds: float
+    forwarded_tokens: int = 0
+    """Of the last step."""
+    seconds: float = 0.0
+    """Of the last step."""
 
     def __str__(self) -> str:
-        return _pace(self)
+        if self.stage is not None:
+            return STAGES[self.stage]
+        return _pace(self) if self.step else f"step 1 of {self.steps}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +304,7 @@ class FineTuned:
     manifest: Mapping[str, Any]
 
 
-def _pace(step: StepTrained | FineTuneStep) -> str:
+def _pace(step: TrainingProgress | FineTuneStep) -> str:
     rate, left_s = step.forwarded_tokens / max(step.seconds, 1e-6), (step.steps - step.step) * step.seconds
     return f"step {step.step} of {step.steps}, {rate:.0f} tokens/s, about {left_s:.0f} s left"
 
@@ -295,7 +315,7 @@ Event: TypeAlias = (
     | RunResult
     | DatasetBuilt
     | NoDataset
-    | StepTrained
+    | TrainingProgress
     | RoundTrained
     | FineTuneStarted
     | FineTuneStep
@@ -309,7 +329,7 @@ _NAMES: Final[dict[type[Event], str]] = {
     RunResult: "result",
     DatasetBuilt: "dataset",
     NoDataset: "no_dataset",
-    StepTrained: "round_step",
+    TrainingProgress: "round_progress",
     RoundTrained: "round",
     FineTuneStarted: "start",
     FineTuneStep: "step",

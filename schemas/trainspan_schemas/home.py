@@ -22,6 +22,7 @@ __all__ = [
     "remote_dir",
     "runs_dir",
     "served_model",
+    "served_template",
     "served_url",
     "store_path",
     "token",
@@ -111,9 +112,10 @@ def digest_of(token: str) -> str:
     return hashlib.sha256(f"trainspan {token}".encode()).hexdigest()[:16]
 
 
-def remember_server(model: str, url: str) -> None:
-    """Records what `trainspan serve` was given, the default start of `trainspan train`, and the root of its URL."""
-    for name, value in (("served-model", model), ("served-url", url)):
+def remember_server(model: str, url: str, template: str | None = None) -> None:
+    """Records what `trainspan serve` was given: the default start of `trainspan train`, the root of its URL, its chat template."""
+    of_file = str(Path(template).resolve()) if template and os.path.isfile(template) else ""  # it may be the text
+    for name, value in (("served-model", model), ("served-url", url), ("served-template", of_file)):
         path = make_home() / name
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
         temporary.write_text(value + "\n")
@@ -123,6 +125,11 @@ def remember_server(model: str, url: str) -> None:
 def served_model() -> str | None:
     """The model that `trainspan serve` was last given: an absolute path or a Hugging Face id; None if it never ran."""
     return _remembered("served-model")
+
+
+def served_template() -> str | None:
+    """The file of the chat template with which `trainspan serve` was last started; None if it was the model's own."""
+    return _remembered("served-template")
 
 
 def served_url() -> str | None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.models.tiny_model import CHATML
+from tests.support.places import ROOT
 from trainspan_cli.doctor.chat_template import (
     left_out,
     merge_ratios,
@@ -98,6 +99,9 @@ def test_the_doctor_says_that_a_template_leaves_tools_out(tmp_path: Path) -> Non
     (tools,) = template_findings(str(_model(tmp_path, CHATML)))  # and it does not praise the merge ratio
     assert tools.detail.startswith(f"of {tmp_path} leaves out tool definitions and tool calls")
     assert "--chat-template" in tools.advice
+    served = ROOT / "examples" / "templates" / "chatml-tools.jinja"
+    (history,) = template_findings(str(tmp_path), str(served))
+    assert history.level == "ok", "the server was started with a template that has them"
 
 
 def test_the_doctor_says_what_to_do_if_no_better_template_is_known(tmp_path: Path) -> None:

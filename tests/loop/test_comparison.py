@@ -12,7 +12,7 @@ from trainspan_loop.report.comparison import group_runs
 from trainspan_loop.report.run_report import write_report
 from trainspan_loop.state.run_folder import RunFolder
 from trainspan_loop.state.series import SeedSeries
-from trainspan_schemas.command_events import StepTrained
+from trainspan_schemas.command_events import TrainingProgress
 from trainspan_schemas.config.settings import LoopSettings, Settings
 from trainspan_schemas.intervals import RewardEstimate
 
@@ -199,6 +199,6 @@ def test_a_name_stands_for_all_of_its_runs(capsys: pytest.CaptureFixture[str]) -
 def test_status_shows_how_far_the_training_of_a_round_is(capsys: pytest.CaptureFixture[str]) -> None:
     training = finished_run(0, 1e-5, 20, 60)
     with training.held():
-        training.note_step(StepTrained(2, step=2, steps=8, forwarded_tokens=1200, seconds=3.0))
+        training.note_training(TrainingProgress(2, step=2, steps=8, forwarded_tokens=1200, seconds=3.0))
         assert run(["status"]) == 0
     assert "training    round 2: step 2 of 8, 400 tokens/s, about 18 s left\n" in capsys.readouterr().out

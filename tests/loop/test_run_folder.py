@@ -10,7 +10,7 @@ import pytest
 from trainspan_loop.state.run_folder import RunFolder, newest_unfinished, runs_named
 from trainspan_schemas.artifacts.checkpoint import read_latest
 from trainspan_schemas.artifacts.dataset import dataset_dir, manifest_path
-from trainspan_schemas.command_events import StepTrained
+from trainspan_schemas.command_events import TrainingProgress
 from trainspan_schemas.errors import ProcessError, UsageError
 from trainspan_schemas.intervals import RewardEstimate
 
@@ -34,7 +34,7 @@ def test_a_run_goes_on_at_other_addresses_and_with_other_rounds() -> None:
     folder = RunFolder.create(begun)
     assert newest_unfinished({**begun, "loop": {"rounds": 3, "seed": 1}, "serving": {"port": 0}}) == folder
     assert newest_unfinished({**begun, "loop": {"rounds": 20, "seed": 2}}) is None
-    folder.note_step(StepTrained(3, 1, 2, 10, 1.0))
+    folder.note_training(TrainingProgress(3, "old"))
     folder.begin(3)
     assert folder.read("run.json")["settings"] == {**begun, "loop": {"rounds": 3, "seed": 1}}
     assert folder.training() == {}
@@ -53,8 +53,8 @@ def test_a_run_is_resumed_and_found_by_its_name() -> None:
 def test_the_training_in_progress_is_shown_while_the_loop_lives() -> None:
     folder = RunFolder.create({"loop": {}})
     with folder.held():
-        folder.note_step(StepTrained(3, step=2, steps=8, forwarded_tokens=1200, seconds=3.0))
-        assert str(StepTrained(**folder.training())) == "step 2 of 8, 400 tokens/s, about 18 s left"
+        folder.note_training(TrainingProgress(3, step=2, steps=8, forwarded_tokens=1200, seconds=3.0))
+        assert str(TrainingProgress(**folder.training())) == "step 2 of 8, 400 tokens/s, about 18 s left"
     assert folder.training() == {}, "a loop that was killed trains nothing"
 
 

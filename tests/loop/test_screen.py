@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from trainspan_loop.processes.screen import Screen
-from trainspan_schemas.command_events import Progress, StepTrained
+from trainspan_schemas.command_events import Progress, TrainingProgress
 from trainspan_schemas.intervals import RewardEstimate
 
 OK = {"name": "every call is stored", "ok": True, "detail": "3"}
@@ -50,15 +50,24 @@ def show(*, terminal: bool, width: int = 150) -> str:
     return out.getvalue()
 
 
-def test_a_terminal_shows_how_far_the_training_of_a_round_is() -> None:
+@pytest.mark.parametrize(
+    ("progress", "shown"),
+    [
+        (TrainingProgress(1, "old"), "training: getting the log-probabilities of the old policy"),
+        (TrainingProgress(1, steps=8), "training: step 1 of 8"),
+        (TrainingProgress(1, None, 2, 8, 1200, 3.0), "training: step 2 of 8, 400 tokens/s, about 18 s left"),
+        (TrainingProgress(1, "swap"), "training: swapping in the policy"),
+    ],
+)
+def test_a_terminal_shows_how_far_the_training_of_a_round_is(progress: TrainingProgress, shown: str) -> None:
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, width=150, color_system=None)
     with Screen(console, "run") as screen:
         screen.stage("training")
-        screen.step(StepTrained(1, step=2, steps=8, forwarded_tokens=1200, seconds=3.0), None)
+        screen.training(progress, None)
         screen.collecting("rollouts", 2)
         console.print(screen)
-    assert "training: step 2 of 8, 400 tokens/s, about 18 s left" in out.getvalue()
+    assert shown in out.getvalue()
 
 
 def test_a_pipe_gets_one_line_per_record() -> None:

@@ -26,6 +26,13 @@ def test_the_server_that_ran_last_is_remembered() -> None:
     home.remember_server("/models/first", "http://127.0.0.1:1")
     home.remember_server("owner/second", "http://127.0.0.1:2")
     assert (home.served_model(), home.served_url()) == ("owner/second", "http://127.0.0.1:2")
+    assert home.served_template() is None
+    own = home.home() / "own.jinja"
+    own.write_text("{{ messages }}")
+    home.remember_server("owner/second", "http://127.0.0.1:2", os.path.relpath(own))
+    assert home.served_template() == str(own.resolve())
+    home.remember_server("owner/second", "http://127.0.0.1:2", "{{ messages }}")
+    assert home.served_template() is None
 
 
 def test_a_token_that_others_can_read_is_refused(state: Path) -> None:

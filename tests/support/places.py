@@ -34,7 +34,6 @@ def make_place(home: Path) -> Place:
         "TRAINSPAN_COLLECTOR__FLIGHT": f"127.0.0.1:{flight}",
         "TRAINSPAN_SERVING__PORT": str(policy),
         "TRAINSPAN_TRAIN__POLICY_URL": f"http://127.0.0.1:{policy}",
-        "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{otlp}",
         "OPENAI_API_KEY": "none",
     }
     return Place(home, environ, f"http://127.0.0.1:{policy}")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
-from trainspan_schemas.command_events import StepTrained
+from trainspan_schemas.command_events import TrainingProgress
 from trainspan_schemas.config.settings import TrainSettings
 from trainspan_schemas.errors import UsageError
 from trainspan_schemas.home import served_model
@@ -65,9 +65,9 @@ def train(
     job: TrainJob,
     on_ready: Callable[[str, str], None],
     on_result: Callable[[RoundResult], None],
-    on_step: Callable[[StepTrained], None] = lambda _: None,
+    on_progress: Callable[[TrainingProgress], None] = lambda _: None,
 ) -> None:
-    """Runs the job, calls `on_ready` with device and dtype, `on_step` after each step, and `on_result` for each dataset.
+    """Runs the job, calls `on_ready` with device and dtype, `on_progress` as a round goes on, and `on_result` for each dataset.
 
     SIGTERM ends it early, without an error. In a team, only the leader calls them, and all processes end with the same error. Raises
     ConfigError, CheckpointError or DatasetError if the job cannot be done; in a single process, before any heavy
@@ -84,7 +84,7 @@ def train(
         team = Team.join()
         try:
             with _held(job.checkpoints, team) as checkpoints:
-                _Session(job, team, checkpoints, rule, on_ready, on_step, on_result).run()
+                _Session(job, team, checkpoints, rule, on_ready, on_progress, on_result).run()
             team.finish()
         except Exception as error:
             if (first := team.fail(error)) is error:
@@ -124,7 +124,7 @@ class _Session:
         checkpoints: Checkpoints | None,
         rule: Rule,
         on_ready: Callable[[str, str], None],
-        on_step: Callable[[StepTrained], None],
+        on_progress: Callable[[TrainingProgress], None],
         on_result: Callable[[RoundResult], None],
     ) -> None:
         self._job = job
@@ -132,7 +132,7 @@ class _Session:
         self._leader = Leader(team, checkpoints)
         self._rule = rule
         self._on_ready = on_ready
-        self._on_step = on_step if team.leads else lambda _: None
+        self._on_progress = on_progress if team.leads else lambda _: None
         self._on_result = on_result
 
     def run(self) -> None:
@@ -154,7 +154,7 @@ class _Session:
                 policy,
                 settings,
                 self._rule,
-                self._on_step,
+                self._on_progress,
                 self._report,
                 self._team,
                 address=self._job.address,

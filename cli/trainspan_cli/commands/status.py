@@ -49,14 +49,14 @@ def _rollouts_line(rollouts: dict[str, Any]) -> str:
 
 
 def _show_run(run: dict[str, Any]) -> None:
-    from trainspan_schemas.command_events import StepTrained
+    from trainspan_schemas.command_events import TrainingProgress
     from trainspan_schemas.intervals import RewardEstimate
 
     state = run["ended"] or f"{run['status']}, last record {run['seconds_since_last_record']:.0f} s ago"
     print("newest run ", f"round {run['round']} of {run['rounds']}; {state}")
     if run["training"]:
-        step = StepTrained(**run["training"])
-        print("training   ", f"round {step.round}: {step}")
+        progress = TrainingProgress(**run["training"])
+        print("training   ", f"round {progress.round}: {progress}")
     for name, own in run["policies"].items():
         print("           ", f"policy {name} version {own['version']}{_progress(own)}")
     for validation in run["validations"]:

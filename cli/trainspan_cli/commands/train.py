@@ -2,7 +2,7 @@
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -10,7 +10,7 @@ from trainspan_cli.setting_options import Given, setting_options
 from trainspan_cli.settings import ConfigOption, FormatOption, PolicyOption, settings
 from trainspan_loop.addresses import check_policy_server
 from trainspan_schemas.artifacts.dataset import manifest_path, round_of
-from trainspan_schemas.command_events import Ready, StepTrained, event_line
+from trainspan_schemas.command_events import Ready, TrainingProgress, event_line
 from trainspan_schemas.config.load import override
 from trainspan_schemas.config.policy_scope import Policy, scoped
 from trainspan_schemas.errors import TrainingError, UsageError
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 __all__ = ["train"]
 
-_SHOWN_EVERY_S = 10.0
+_SHOWN: Final = {("old", 0), (None, 0)}
+"""Stage and step that are always shown, because they begin what may take minutes."""
+_SHOWN_EVERY_S: Final = 10.0
 
 
 @setting_options("train", "model", "checkpoints", "policy_url", "learning_rate", "keep_start", "report_to", "seed")
@@ -75,15 +77,17 @@ def train(
         results.append(result)
         print(event_line(result.event()) if format == "json" else result.line(), flush=True)
 
-    def on_step(step: StepTrained) -> None:
+    def on_progress(progress: TrainingProgress) -> None:
         nonlocal shown_at
         if format == "json":
-            print(event_line(step), flush=True)
-        elif step.step < step.steps and time.monotonic() - shown_at > _SHOWN_EVERY_S:
+            print(event_line(progress), flush=True)
+        elif (progress.stage, progress.step) in _SHOWN or (
+            progress.step < progress.steps and time.monotonic() - shown_at > _SHOWN_EVERY_S
+        ):
             shown_at = time.monotonic()
-            print(f"round {step.round}: {step}", flush=True)
+            print(f"round {progress.round}: {progress}", flush=True)
 
-    run(job, ready, on_result, on_step)
+    run(job, ready, on_result, on_progress)
     if not follow and results and (failure := results[0].failure):
         raise TrainingError(failure)
 

@@ -85,13 +85,13 @@ def _thought(turn: int, prompt: str) -> str:
     return next((whole.removeprefix(mark) for mark in ("<think>\n", "<think>") if prompt.endswith(mark)), whole)
 
 
-def model_template(model: Path) -> tuple[str, dict[str, Any]] | None:
-    """The chat template of a model directory and the special tokens that it may use; None if there is no template."""
+def model_template(model: Path, file: Path | None = None) -> tuple[str, dict[str, Any]] | None:
+    """The chat template of a model directory, or the one in `file`, and the special tokens that it may use; None without one."""
     try:
         config: dict[str, Any] = json.loads((model / "tokenizer_config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         config = {}
-    own = model / "chat_template.jinja"
+    own = file or model / "chat_template.jinja"
     template = own.read_text(encoding="utf-8") if own.is_file() else config.get("chat_template")
     if isinstance(template, list):
         template = next((item.get("template") for item in template if item.get("name") == "default"), None)

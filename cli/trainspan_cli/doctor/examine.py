@@ -17,7 +17,7 @@ from trainspan_cli.extras import PARTS, ImportCheck, Part
 from trainspan_schemas.config.settings import Settings
 from trainspan_schemas.errors import pip_install
 from trainspan_schemas.gpus import installed_gpus
-from trainspan_schemas.home import served_model
+from trainspan_schemas.home import served_model, served_template
 from trainspan_schemas.telemetry.tools import TOOLS_ADVICE
 
 __all__ = ["examine", "template_findings"]
@@ -33,7 +33,7 @@ def examine(settings: Settings, stores: Sequence[str], policy_url: str | None = 
     yield Finding("ok", "python", f"{sys.version.split()[0]} at {sys.executable}")
     yield from _agent_hook()
     yield from process_findings(settings, policy_url)
-    yield from template_findings(settings.serving.model or served_model())
+    yield from template_findings(settings.serving.model or served_model(), served_template())
     for store in stores:
         for found in stored_findings(store, settings):
             yield found if len(stores) == 1 else replace(found, subject=f"{found.subject} of {store}")
@@ -73,9 +73,13 @@ def _agent_hook() -> Iterator[Finding]:
         yield Finding("problem", "agent hook", detail, "unset it for agents whose rollouts are trained")
 
 
-def template_findings(model: str | None) -> list[Finding]:
-    """Whether the chat template of a model directory leaves tools out or rewrites history; empty if there is none to check."""
-    found = model_template(Path(model)) if model else None
+def template_findings(model: str | None, file: str | None = None) -> list[Finding]:
+    """Whether a chat template leaves tools out or rewrites history; empty if there is none to check.
+
+    It is that of the model directory, or the `file` with which that is served.
+    """
+    own = Path(file) if file and Path(file).is_file() else None
+    found = model_template(Path(model), own) if model else None
     if model is None or found is None or importlib.util.find_spec("transformers") is None:
         return []
     template, special_tokens = found

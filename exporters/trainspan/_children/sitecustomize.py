@@ -34,6 +34,9 @@ def _next_sitecustomize() -> None:
 
 
 if _is_agents_environment():
+    from trainspan._process.own_backend import set_up_for_collector
+
+    set_up_for_collector()
     import opentelemetry.instrumentation.auto_instrumentation.sitecustomize  # noqa: F401  # instruments
 else:
     _next_sitecustomize()

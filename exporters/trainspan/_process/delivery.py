@@ -75,6 +75,14 @@ _SILENT: Final = ("None", "UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED")
 _DENIED: Final = ("UNAUTHENTICATED", "PERMISSION_DENIED", "401", "403")
 
 
+class _Setup:
+    """What the environment said when the SDK was set up; the program's own variables may replace that later."""
+
+    named: frozenset[str] = frozenset()
+    """HOST:PORT of the collectors' endpoints."""
+    has_timeout: bool = False
+
+
 class _Losses:
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -129,6 +137,8 @@ def forget() -> None:
 
 def watch_exporters() -> None:
     """Wraps the OTLP exporters, now or once they are imported."""
+    _Setup.named = frozenset(_host_and_port(os.environ[name]) for name in _ENDPOINT_VARIABLES if name in os.environ)
+    _Setup.has_timeout = any(map(_TIMEOUT_VARIABLE.fullmatch, os.environ))
     for module, (name, what) in _EXPORTERS.items():
         wrapt.register_post_import_hook(guarded(_watcher(name, what)), module)
     for name in _SENDING_MODULES:
@@ -270,9 +280,8 @@ def _note_answer(record: LogRecord) -> None:
 
 @guarded
 def _sends_to_collector(exporter: Any) -> bool:
-    """Whether it sends to a host and port named in the environment, as the SDK's own exporters do."""
-    named = {_host_and_port(os.environ[name]) for name in _ENDPOINT_VARIABLES if name in os.environ}
-    return _host_and_port(str(exporter._endpoint)) in named | collectors.addresses()
+    """Whether it sends to a host and port that the SDK was set up with."""
+    return _host_and_port(str(exporter._endpoint)) in _Setup.named | collectors.addresses()
 
 
 def _host_and_port(endpoint: str) -> str:
@@ -283,7 +292,7 @@ def _host_and_port(endpoint: str) -> str:
 def _has_no_time(exporter: Any, address: str) -> bool:
     """Bounds the time of the next export; returns True if no time is left."""
     holder = exporter if hasattr(exporter, "_timeout") else exporter._client  # gRPC and HTTP differ
-    if holder._timeout == _SDK_TIMEOUT_S and not any(map(_TIMEOUT_VARIABLE.fullmatch, os.environ)):
+    if holder._timeout == _SDK_TIMEOUT_S and not _Setup.has_timeout:
         holder._timeout = EXPORT_TIMEOUT_S
     patience_s = EXPORT_TIMEOUT_S if _losses.exit_deadline_s is None else RETRY_AT_EXIT_S
     if address in _losses.given_up or not outage.may_export(address, patience_s, _waiting):

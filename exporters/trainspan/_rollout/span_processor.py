@@ -24,13 +24,11 @@ _METHOD = re.compile(r"\.[a-z_]+$")
 
 _parents: "weakref.WeakKeyDictionary[Span, Span]" = weakref.WeakKeyDictionary()
 """Span → its parent, while the span is in use."""
-_outliving: "weakref.WeakSet[Any]" = weakref.WeakSet()
-"""Providers whose exports go on after their shutdown."""
 
 
 def outlive_shutdown(provider: Any) -> None:
-    """Notes that a provider's exports go on after its shutdown."""
-    _outliving.add(provider)
+    """Notes, on the provider, that its exports go on after its shutdown; logfire's cannot be a member of a set."""
+    provider._trainspan_outlives = True
 
 
 class IdentityStamp(SpanProcessor):
@@ -49,7 +47,11 @@ class IdentityStamp(SpanProcessor):
 
     def on_end(self, span: ReadableSpan) -> None:
         """Called in the thread that ends the span."""
-        if self._is_shut_down and span.name == keys.ROLLOUT_SPAN_NAME and self._provider not in _outliving:
+        if (
+            self._is_shut_down
+            and span.name == keys.ROLLOUT_SPAN_NAME
+            and not getattr(self._provider, "_trainspan_outlives", False)
+        ):
             task = (span.attributes or {}).get(keys.TASK_ID)
             refuse(
                 "tracing_was_shut_down",

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trainspan_schemas.artifacts.run_files import versions
-from trainspan_schemas.command_events import FineTuneStep, Progress, StepTrained
+from trainspan_schemas.command_events import FineTuneStep, Progress, TrainingProgress
 from trainspan_schemas.intervals import RewardEstimate
 
 __all__ = ["Screen"]
@@ -69,9 +69,9 @@ class Screen:
         self._stage = name
         self._announce(name)
 
-    def step(self, step: StepTrained | FineTuneStep, policy: str | None) -> None:
+    def training(self, progress: TrainingProgress | FineTuneStep, policy: str | None) -> None:
         """Shows how far the training of a policy is."""
-        self._stage = f"training{'' if policy is None else f' {policy}'}: {step}"
+        self._stage = f"training{'' if policy is None else f' {policy}'}: {progress}"
 
     def collecting(self, name: str, round_: int) -> None:
         """Shows which rollouts run, possibly of a later round than the one in training; empty if none."""

@@ -36,7 +36,7 @@ from trainspan_schemas.command_events import (
     Progress,
     RoundTrained,
     RunResult,
-    StepTrained,
+    TrainingProgress,
 )
 from trainspan_schemas.config.policy_scope import Policy, policies_of, scoped
 from trainspan_schemas.config.settings import Settings
@@ -369,9 +369,9 @@ class Stages:
                     return self._recovered(round_, earlier, policy)
                 self._services.keep_alive()
                 continue
-            if isinstance(event, StepTrained) and event.round == round_:
-                self._screen.step(event, policy)
-                self._folder.note_step(event)
+            if isinstance(event, TrainingProgress) and event.round == round_:
+                self._screen.training(event, policy)
+                self._folder.note_training(event)
             if isinstance(event, RoundTrained) and event.round == round_:
                 self._screen.policy(event.version, policy)
                 if event.error and self._folder.used(sha256, policy) is None:

@@ -17,7 +17,7 @@ from trainspan_loop.state.task_pool import TaskPool
 from trainspan_schemas.artifacts.checkpoint import write_latest
 from trainspan_schemas.artifacts.dataset import dataset_dirs, round_of
 from trainspan_schemas.artifacts.run_files import TRAINING_FILE, RunFiles
-from trainspan_schemas.command_events import StepTrained
+from trainspan_schemas.command_events import TrainingProgress
 from trainspan_schemas.errors import ProcessError, UsageError
 from trainspan_schemas.files.durable import append_line, json_lines
 from trainspan_schemas.files.locks import try_lock
@@ -167,17 +167,17 @@ class RunFolder(RunFiles):
 
     def begin(self, rounds: int) -> None:
         """Records the number of rounds, which may be another one when the run is resumed, and that no training is in progress."""
-        self.note_step(None)
+        self.note_training(None)
         run = self.read("run.json")
         run["settings"]["loop"]["rounds"] = rounds
         self.write("run.json", run)
 
-    def note_step(self, step: StepTrained | None) -> None:
+    def note_training(self, progress: TrainingProgress | None) -> None:
         """Shows other processes how far the training is; None: it has ended."""
-        if step is None:
+        if progress is None:
             (self.path / TRAINING_FILE).unlink(missing_ok=True)
         else:
-            self.write(TRAINING_FILE, asdict(step))
+            self.write(TRAINING_FILE, asdict(progress))
 
     def finish(self, status: str, **more: Any) -> None:
         self.write("run.json", {**self.read("run.json"), "status": status, **more})

@@ -34,6 +34,7 @@ from trainspan_schemas.agents.invocation import Invoker
 from trainspan_schemas.agents.worker import AgentReport
 from trainspan_schemas.errors import InvalidRecordError, ProcessError, pip_install
 from trainspan_schemas.store.collectors import ENV_COLLECTORS
+from trainspan_schemas.store.otlp_variables import ENDPOINT, own_variables, set_aside
 from trainspan_schemas.store.senders import without_credentials
 from trainspan_schemas.telemetry.identity import (
     ENV_BAGGAGE,
@@ -83,7 +84,7 @@ def instrumented(command: Sequence[str], environ: Mapping[str, str]) -> list[str
 def agent_environment(
     environ: Mapping[str, str],
     policy_url: str,
-    collector: str,
+    collectors: Sequence[str],
     otlp_headers: str = "",
     *,
     is_instrumented: bool = True,
@@ -91,8 +92,9 @@ def agent_environment(
     """Returns the environment shared by all agent processes, without the variables of a single rollout.
 
     The runner's own settings and credentials are removed: they name tasks, judge and tokens. `otlp_headers` are the
-    agent's, as in OTEL_EXPORTER_OTLP_HEADERS. If an agent `is_instrumented` and `opentelemetry-instrument` is not on PATH, the
-    folder of this Python is put first there: `python` is then the one with trainspan, as if its environment were activated.
+    agent's, as in OTEL_EXPORTER_OTLP_HEADERS: without any, those in `environ` may be the runner's. The OTLP variables of a backend
+    that is none of the `collectors` are set aside for the agent. If an agent `is_instrumented` and `opentelemetry-instrument` is not on
+    PATH, the folder of this Python is put first there: `python` is then the one with trainspan, as if its environment were activated.
     """
     inherited = {
         ENV_TRACEPARENT,
@@ -104,13 +106,15 @@ def agent_environment(
         ENV_COLLECTORS,
         "TRAINSPAN_BOUNDARY",
     }
+    own = own_variables(environ if otlp_headers else without_credentials(environ), collectors)
     kept = without_credentials(environ).items()
     chosen = {name: value for name, value in kept if name not in inherited and not _is_runners(name)}
     if is_instrumented and shutil.which(_INSTRUMENT, path=chosen.get("PATH")) is None:
         chosen["PATH"] = os.pathsep.join(filter(None, (str(Path(sys.executable).parent), chosen.get("PATH"))))
     chosen["TRAINSPAN_POLICY_URL"] = policy_url
     chosen |= _base_urls(policy_url.rstrip("/").removesuffix("/v1"))
-    chosen["OTEL_EXPORTER_OTLP_ENDPOINT"] = collector
+    set_aside(chosen, own)
+    chosen[ENDPOINT] = collectors[0]
     chosen.setdefault("OPENAI_API_KEY", "trainspan")
     chosen.setdefault("ANTHROPIC_AUTH_TOKEN", chosen["OPENAI_API_KEY"])
     chosen["OTEL_EXPORTER_OTLP_HEADERS"] = otlp_headers
@@ -280,7 +284,7 @@ class CommandExecutor:
             ENV_TASK_FILE: str(task_file),
             ENV_REPORT: str(reports),
             **_base_urls(f"{base}{ROLLOUT_PATH_PREFIX}{execution.url_token}"),
-            "OTEL_EXPORTER_OTLP_ENDPOINT": self._spec.collectors.url_for(execution.identity.rollout_id),
+            ENDPOINT: self._spec.collectors.url_for(execution.identity.rollout_id),
         }
         if len(f"{ENV_TASK}=") + len(task) + 1 <= MAX_STRING_BYTES:
             environment[ENV_TASK] = task.decode()

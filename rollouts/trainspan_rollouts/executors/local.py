@@ -22,7 +22,7 @@ def local_executor(
     One that `is_replaceable` raises ProcessError or UsageError when it can start no more agents.
     """
     prepared = agent_environment(
-        environ, spec.policy_url, spec.collectors.urls[0], otlp_headers, is_instrumented=spec.harness is None
+        environ, spec.policy_url, spec.collectors.urls, otlp_headers, is_instrumented=spec.harness is None
     )
     if spec.harness is not None:
         harness = Harness(spec.harness, spec.target, Workspaces(spec.workspace))

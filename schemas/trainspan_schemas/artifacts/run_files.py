@@ -58,7 +58,7 @@ class RunFiles:
         return value
 
     def training(self) -> JsonObject:
-        """The last step of the training in progress, as a `StepTrained` in JSON; {} if there is none."""
+        """How far the training in progress is, as a `TrainingProgress` in JSON; {} if there is none."""
         return self.read(TRAINING_FILE) if self.is_held() else {}
 
     def records(self) -> list[JsonObject]:

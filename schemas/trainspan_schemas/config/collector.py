@@ -30,7 +30,7 @@ class CollectorSettings:
 
     Each rollout goes to one of them, chosen by its id and the URLs' hosts and ports: write them the same way on all machines.
     The loop's own collector is named by its address if it listens on a loopback address.
-    If the file lists several, `OTEL_EXPORTER_OTLP_ENDPOINT`, which can name only one, is ignored."""
+    `OTEL_EXPORTER_OTLP_ENDPOINT` is the agent's own and is not read."""
     stores: tuple[str, ...] = ()
     """Stores of all collectors, as paths or `grpc://HOST:PORT`, which commands read together; default: that of `store`.
 

@@ -45,7 +45,6 @@ POLICIES = "policies"
 """The table of the file with one section for each policy."""
 
 _STANDARD_VARIABLES = {
-    "OTEL_EXPORTER_OTLP_ENDPOINT": (("collector", "endpoints"),),
     "OPENAI_BASE_URL": (("rollouts", "policy_url"),),
 }
 
@@ -76,9 +75,7 @@ def load_settings(config: Path | None, environ: Mapping[str, str]) -> Settings:
     for name, targets in _STANDARD_VARIABLES.items():
         if text := environ.get(name):
             for section, key in targets:
-                current = values.setdefault(section, {}).get(key)
-                if not isinstance(current, list) or len(current) < 2:  # one name cannot stand for several
-                    values[section][key] = text
+                values.setdefault(section, {})[key] = text
     for name, text in sorted(environ.items()):
         if name.startswith(ENV_PREFIX) and "__" in name:
             section, _, key = name.removeprefix(ENV_PREFIX).lower().partition("__")

@@ -24,7 +24,7 @@ from trainspan_schemas.web_origins import dialed_host
 from trainspan_serving.checkpoints.adapters import SERVED_MODULES, check_adapter_fits, is_adapter, read_adapter
 from trainspan_serving.checkpoints.copies import claim_copies
 from trainspan_serving.checkpoints.weights import has_tokenizer, read_weights
-from trainspan_serving.process.device import SHARE_BESIDE_TRAINER, ServerDevice, choose_device
+from trainspan_serving.process.device import SHARE_BESIDE_TRAINER, ServerDevice, choose_device, last_value
 from trainspan_serving.process.replicas import refuse_replicas, replicas_of
 from trainspan_serving.process.server_plan import PolicyPlan, ServerPlan, make_plan, plan_policies, version_of
 from trainspan_serving.process.supervisor import Supervisor
@@ -83,7 +83,8 @@ def serve(
     Raises CheckpointError, UsageError or ProcessError before vLLM starts, ProcessError if it does not stay up.
     """
     launch = prepare(settings, flags, os.environ, store, policies)
-    remember_server(launch.plan.model, f"http://{dialed_host(launch.host)}:{launch.port}")
+    template = last_value(launch.flags, "--chat-template")
+    remember_server(launch.plan.model, f"http://{dialed_host(launch.host)}:{launch.port}", template)
     on_start(launch.device)
     return Supervisor(launch.plan, launch.host, launch.port, launch.flags, launch.environment, on_ready).run()
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.end_to_end.matrix.environments import install_uv
 from tests.support.agents.programs import environment
 from tests.support.collector.process import CollectorProcess, read, running, select
 from tests.support.models.tiny_model import make_tiny_model
@@ -155,3 +156,8 @@ def stack(agents_environment: Path, tmp_path_factory: pytest.TempPathFactory) ->
             model, root / "home", *arguments, flags=flags, environment={"ENGINE_RECORD": str(record)}
         ) as server:
             yield Stack(server, collector, record)
+
+
+@pytest.fixture(scope="session")
+def uv(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return install_uv(tmp_path_factory.mktemp("uv"))

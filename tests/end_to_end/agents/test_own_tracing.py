@@ -1,20 +1,17 @@
 """Agents that set up a vendor's tracing themselves: every span is in one trace, here and at the vendor's, and nothing is on stderr."""
 
-import gzip
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from tests.support.agents.openai_server import OpenAIServer
 from tests.support.agents.programs import execute, write
-from tests.support.collector.process import ANY_PORT, running, select
+from tests.support.collector.process import ANY_PORT, CollectorProcess, running, select
+from tests.support.otlp.http_backend import HttpBackend
 from tests.support.places import ROOT
 
 VENDORS = {
@@ -50,8 +47,10 @@ VENDORS = {
         "for endpoint in (f'{vendor}/v1/traces', None):\n"
         "    trace.get_tracer_provider().add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))",
     ),
+    "logfire by environment": (["logfire"], "import logfire\nlogfire.configure(send_to_logfire=False, console=False)"),
+    "opentelemetry-instrument by environment": (["opentelemetry-exporter-otlp-proto-http"], ""),
 }
-"""Name → its packages, and the lines that set it up to send to `vendor`."""
+"""Name → its packages, and the lines that set it up to send to `vendor`, unless the environment does."""
 AGENT = """
 import sys
 from opentelemetry import trace
@@ -67,63 +66,22 @@ with tracer.start_as_current_span("invoke_agent weather"):
 """
 
 
-class Vendor:
-    """A backend of a vendor: it takes OTLP/HTTP under any path."""
-
-    def __init__(self) -> None:
-        self.spans: dict[str, set[str]] = {}
-        """Trace id → names."""
-        vendor = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                if "traces" in self.path:
-                    vendor.take(gzip.decompress(body) if self.headers.get("Content-Encoding") == "gzip" else body)
-                self.answer()
-
-            def do_GET(self) -> None:
-                self.answer()
-
-            def answer(self) -> None:
-                self.send_response(200)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", "57")
-                self.end_headers()
-                self.wfile.write(b'{"project_name": "agent", "project_url": "http://vendor"}')
-
-            def log_message(self, format: str, *args: object) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}"
-
-    def take(self, body: bytes) -> None:
-        for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
-            for scope in resource.scope_spans:
-                for span in scope.spans:
-                    self.spans.setdefault(span.trace_id.hex(), set()).add(span.name)
-
-
 @pytest.fixture
-def vendor() -> Iterator[Vendor]:
-    backend = Vendor()
-    thread = threading.Thread(target=backend.server.serve_forever)
-    thread.start()
-    yield backend
-    backend.server.shutdown()
-    thread.join()
-    backend.server.server_close()
+def vendor() -> Iterator[HttpBackend]:
+    with HttpBackend() as backend:
+        yield backend
 
 
-@pytest.fixture(scope="module")
-def uv(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("uv")
-    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True, timeout=120)
-    subprocess.run([folder / "bin" / "pip", "install", "--quiet", "uv"], check=True, timeout=300)
-    return folder / "bin" / "uv"
+def stored(collector: CollectorProcess) -> dict[str, set[str]]:
+    """Trace id → names of its spans, once a rollout's own span is there."""
+    deadline = time.monotonic() + 10
+    while True:
+        names: dict[str, set[str]] = {}
+        for trace_id, span in select(collector.address, "SELECT trace_id, name FROM spans"):
+            names.setdefault(trace_id, set()).add(span)
+        if any("trainspan.rollout" in of_trace for of_trace in names.values()) or time.monotonic() > deadline:
+            return names
+        time.sleep(0.1)
 
 
 @pytest.mark.slow
@@ -131,7 +89,7 @@ def uv(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", VENDORS)
 def test_an_agent_with_a_tracing_of_its_own_is_whole_here_and_there(
-    tmp_path: Path, uv: Path, vendor: Vendor, name: str
+    tmp_path: Path, uv: Path, vendor: HttpBackend, name: str
 ) -> None:
     packages, setup = VENDORS[name]
     place = tmp_path / "environment"
@@ -141,27 +99,19 @@ def test_an_agent_with_a_tracing_of_its_own_is_whole_here_and_there(
     agent = write(tmp_path, AGENT.format(setup=setup))
     with running(tmp_path / "spans.duckdb", "--http", ANY_PORT) as collector, OpenAIServer() as policy:
         extra = {
-            "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{collector.address.grpc}",
             "TRAINSPAN_COLLECTOR__STORE": str(tmp_path / "spans.duckdb"),
             "OPENAI_BASE_URL": policy.url,
             "OPENAI_API_KEY": "none",
             "OPENLIT_TELEMETRY": "false",
             "LOGFIRE_IGNORE_NO_CONFIG": "1",
         }
+        if name.endswith("environment"):
+            extra |= {"OTEL_EXPORTER_OTLP_ENDPOINT": vendor.url, "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}
         command = [str(place / "bin" / "opentelemetry-instrument"), str(place / "bin" / "python"), str(agent)]
         ran = execute([*command, vendor.url], tmp_path, extra)
         assert ran.code == 0, ran.stderr
 
-        def stored() -> dict[str, set[str]]:
-            found: dict[str, set[str]] = {}
-            for trace_id, span in select(collector.address, "SELECT trace_id, name FROM spans"):
-                found.setdefault(trace_id, set()).add(span)
-            return found
-
-        deadline = time.monotonic() + 10
-        while not any("trainspan.rollout" in names for names in stored().values()) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        here = stored()
+        here = stored(collector)
     assert ran.stderr == ""
     assert len(here) == 1
     ((trace_id, names),) = here.items()

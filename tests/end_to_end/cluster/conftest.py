@@ -125,7 +125,7 @@ def site(tmp_path: Path, cluster: RayCluster, policy: OpenAIServer, recorder: Ot
         "TRAINSPAN_RAY__WORKING_DIR": "code",
         "TRAINSPAN_RAY__RUNTIME_ENV": "runtime-env.json",
         "OPENAI_BASE_URL": policy.url,
-        "OTEL_EXPORTER_OTLP_ENDPOINT": recorder.endpoint,
+        "TRAINSPAN_COLLECTOR__ENDPOINTS": recorder.endpoint,
     }
     site = Site(tmp_path, environment({**WITHOUT_OPENAI, **own}), recorder)
     yield site

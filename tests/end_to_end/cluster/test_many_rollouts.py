@@ -38,7 +38,7 @@ def test_every_rollout_ends_once_in_ledger_and_store_although_a_node_is_killed(
     site: Site, cluster: RayCluster, collector: CollectorProcess
 ) -> None:
     site.write(AGENT, *range(COUNT))
-    site.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = f"http://{collector.address.grpc}"
+    site.environ["TRAINSPAN_COLLECTOR__ENDPOINTS"] = f"http://{collector.address.grpc}"
     site.environ["TRAINSPAN_COLLECTOR__STORE"] = str(collector.store)
     site.environ["TRAINSPAN_ROLLOUTS__DELIVER_TIMEOUT_S"] = "300"
     node = cluster.add_node(2)

@@ -81,6 +81,7 @@ class Matrix:
             "OPENAI_BASE_URL": f"{self.stack.server.url}/v1",
             "OPENAI_API_KEY": key_of(case, mode, traced=traced),
             "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{self.stack.collector.address.grpc}",
+            "TRAINSPAN_COLLECTOR__ENDPOINTS": f"http://{self.stack.collector.address.grpc}",
             "OTEL_RESOURCE_ATTRIBUTES": f"case={key_of(case, mode, traced=traced)}",
             "TRAINSPAN_HOME": str(self.stack.collector.store.parent),
             "HOME": str(self._place),

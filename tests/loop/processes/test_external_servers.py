@@ -180,7 +180,7 @@ def test_the_loops_own_server_is_named_as_agents_can_reach_it(
 def test_the_loops_own_collector_is_named_as_senders_can_reach_it(
     listener: str, tls: bool, endpoint: str | None, named: str
 ) -> None:
-    settings = load_settings(None, {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint} if endpoint else {})
+    settings = load_settings(None, {"TRAINSPAN_COLLECTOR__ENDPOINTS": endpoint} if endpoint else {})
     address = StoreAddress(1, "spans.duckdb", listener, None, "127.0.0.1:4319", tls)
     assert collectors_of(settings, address) == named
 

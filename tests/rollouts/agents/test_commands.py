@@ -141,7 +141,7 @@ def test_the_command_prints_progress_and_result_as_json_lines(
             "agent.py:solve",
         ],
         env=environment(
-            {**WITHOUT_OPENAI, "OPENAI_BASE_URL": policy.url, "OTEL_EXPORTER_OTLP_ENDPOINT": recorder.endpoint}
+            {**WITHOUT_OPENAI, "OPENAI_BASE_URL": policy.url, "TRAINSPAN_COLLECTOR__ENDPOINTS": recorder.endpoint}
         ),
         cwd=tmp_path,
         capture_output=True,
@@ -220,7 +220,7 @@ def test_a_missing_collector_is_reported_and_its_verdicts_are_left_to_send(tmp_p
         env=environment(
             {
                 **WITHOUT_OPENAI,
-                "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9",
+                "TRAINSPAN_COLLECTOR__ENDPOINTS": "http://127.0.0.1:9",
                 "TRAINSPAN_ROLLOUTS__DELIVER_TIMEOUT_S": "0.5",
             }
         ),
@@ -252,7 +252,7 @@ def test_an_interrupt_ends_the_agents_and_sends_their_rollouts_as_cancelled(
     path = write_tasks(tmp_path, {"id": "a", "input": "x"}, {"id": "b", "input": "x"}, {"id": "c", "input": "x"})
     process = subprocess.Popen(
         [*TRAINSPAN, "--tasks", str(path), "--n", "1", "--concurrency", "2", "--format", "json", "agent:solve"],
-        env=environment({**WITHOUT_OPENAI, "OTEL_EXPORTER_OTLP_ENDPOINT": recorder.endpoint}),
+        env=environment({**WITHOUT_OPENAI, "TRAINSPAN_COLLECTOR__ENDPOINTS": recorder.endpoint}),
         cwd=tmp_path,
         stdout=subprocess.DEVNULL,
     )

@@ -46,7 +46,7 @@ def test_agents_and_their_children_end_with_a_killed_runner(
 ) -> None:
     write(tmp_path, SOURCE)
     write_tasks(tmp_path, {"id": "1", "input": "x"})
-    own = {"OTEL_EXPORTER_OTLP_ENDPOINT": recorder.endpoint, "TRAINSPAN_HOME": str(tmp_path / "home")}
+    own = {"TRAINSPAN_COLLECTOR__ENDPOINTS": recorder.endpoint, "TRAINSPAN_HOME": str(tmp_path / "home")}
     command = [sys.executable, "-m", "trainspan_cli", "rollout", "--tasks", "tasks.jsonl", "--n", "1", *target]
     with (tmp_path / "output").open("w") as output:
         runner = subprocess.Popen(

@@ -10,6 +10,7 @@ from tests.support.agents.node_sdk import install_node_sender
 from tests.support.agents.openai_server import OpenAIServer
 from tests.support.otlp.recorder import OtlpRecorder
 from tests.support.places import ROOT
+from trainspan_schemas.store.otlp_variables import ENDPOINT
 from trainspan_schemas.telemetry import keys
 
 NODE_AGENT = """
@@ -83,3 +84,29 @@ def _check_joined(policy: OpenAIServer, recorder: OtlpRecorder, name: str, calls
             assert work.span_id in (sender, parents[sender])
             for key in (keys.ROLLOUT_ID, keys.TASK_ID, keys.RUN_ID, keys.SPLIT):
                 assert request.baggage[key] == rollout.attributes[key]
+
+
+BACKEND_AGENT = """
+from opentelemetry import trace
+
+def solve(task=None):
+    with trace.get_tracer("agent").start_as_current_span("work"):
+        return 1.0
+
+if __name__ == "__main__":
+    solve()
+"""
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("target", [("agent:solve",), ("python", "agent.py")])
+def test_a_backend_that_the_runners_environment_names_gets_the_agents_spans_too(
+    run: Run, recorder: OtlpRecorder, monkeypatch: pytest.MonkeyPatch, target: tuple[str, ...]
+) -> None:
+    with OtlpRecorder() as backend:
+        monkeypatch.setenv(ENDPOINT, backend.endpoint)
+        assert run(BACKEND_AGENT, TASKS, *target).status == {"ok": 2}
+        backend.wait_for(lambda seen: len(seen.named("work")) == 2)
+    here, there = ([span.span_id for span in seen.named("work")] for seen in (recorder, backend))
+    assert len(here) == 2
+    assert sorted(here) == sorted(there)

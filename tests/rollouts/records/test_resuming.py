@@ -51,7 +51,7 @@ def solve(task):
 def trainspan_rollout(tmp_path: Path, recorder: OtlpRecorder, *arguments: str) -> "subprocess.Popen[str]":
     command = [sys.executable, "-m", "trainspan_cli", "rollout", "--tasks", "tasks.jsonl", "--n", "2", "--run", "r"]
     command += ["--round", "4", "--concurrency", "3", "--format", "json", *arguments, "agent.py:solve"]
-    own = {"OTEL_EXPORTER_OTLP_ENDPOINT": recorder.endpoint, "TRAINSPAN_HOME": str(tmp_path / "home")}
+    own = {"TRAINSPAN_COLLECTOR__ENDPOINTS": recorder.endpoint, "TRAINSPAN_HOME": str(tmp_path / "home")}
     environ = environment({**WITHOUT_OPENAI, **own})
     return subprocess.Popen(command, env=environ, cwd=tmp_path, text=True, stdout=subprocess.PIPE)
 
@@ -104,7 +104,7 @@ def test_the_exit_code_says_whether_a_resumed_run_has_something_to_do(tmp_path: 
     target = ("--", "python", "agent.py", "{input}")
 
     def run(run_id: str, code: int, *options: str) -> dict[str, Any]:
-        own = {"OTEL_EXPORTER_OTLP_ENDPOINT": recorder.endpoint, "TRAINSPAN_HOME": str(tmp_path / "home")}
+        own = {"TRAINSPAN_COLLECTOR__ENDPOINTS": recorder.endpoint, "TRAINSPAN_HOME": str(tmp_path / "home")}
         command = [
             sys.executable,
             "-m",

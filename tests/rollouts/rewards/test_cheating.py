@@ -83,11 +83,11 @@ def test_the_runners_settings_and_signal_headers_stay_out_of_an_agents_environme
         "TRAINSPAN_DISABLED": "0",
         "OTEL_EXPORTER_OTLP_TRACES_HEADERS": "authorization=Bearer%20runner",
     }
-    chosen = agent_environment(given, "http://h/v1", "http://c", "authorization=Bearer%20agent")
+    chosen = agent_environment(given, "http://h/v1", ["http://c"], "authorization=Bearer%20agent")
     assert chosen["OTEL_EXPORTER_OTLP_HEADERS"] == "authorization=Bearer%20agent"
     assert chosen["TRAINSPAN_DISABLED"] == "0"
     assert not {"TRAINSPAN_ROLLOUTS__JUDGE", "OTEL_EXPORTER_OTLP_TRACES_HEADERS"} & chosen.keys()
-    assert "OTEL_EXPORTER_OTLP_TRACES_HEADERS" not in agent_environment(given, "u", "c")
+    assert "OTEL_EXPORTER_OTLP_TRACES_HEADERS" not in agent_environment(given, "u", ["c"])
 
 
 def test_in_the_store_a_cheating_agent_has_the_judges_reward(

@@ -19,6 +19,7 @@ from trainspan_rollouts.executors.command_executor import agent_environment
 from trainspan_rollouts.rollout_spans import RolloutSpans
 from trainspan_rollouts.run_ledger import RunLedger
 from trainspan_schemas.store.collectors import Collectors
+from trainspan_schemas.store.otlp_variables import ENDPOINT, ENV_PROGRAM
 from trainspan_schemas.store.roles import Role, token_of
 from trainspan_schemas.telemetry.identity import Identity
 
@@ -157,10 +158,25 @@ def test_headers_of_an_endpoint_of_ones_own_go_on_to_agents() -> None:
         "OTEL_EXPORTER_OTLP_TRACES_HEADERS": "authorization=Basic%20mine",
         "OTEL_EXPORTER_OTLP_LOGS_HEADERS": "authorization=Bearer%20runner",
     }
-    chosen = agent_environment(given, "http://h/v1", "http://c")
-    assert chosen["OTEL_EXPORTER_OTLP_TRACES_HEADERS"] == "authorization=Basic%20mine"
-    assert "OTEL_EXPORTER_OTLP_LOGS_HEADERS" not in chosen
+    chosen = agent_environment(given, "http://h/v1", ["http://c"])
+    of_traces = {name: value for name, value in given.items() if "_TRACES_" in name}
+    assert json.loads(chosen[ENV_PROGRAM]) == of_traces
+    assert {name for name in chosen if name.startswith("OTEL_")} == {ENDPOINT, HEADERS}
     assert chosen[HEADERS] == ""
+
+
+def test_common_headers_go_on_to_agents_if_they_are_for_a_backend_and_not_the_runners() -> None:
+    given = {"PATH": "/bin", ENDPOINT: "https://my-stack", HEADERS: "authorization=Basic%20mine"}
+    with_token = agent_environment(given, "http://h/v1", ["http://c"], "authorization=Bearer%20agent")
+    assert json.loads(with_token[ENV_PROGRAM]) == {ENDPOINT: given[ENDPOINT], HEADERS: given[HEADERS]}
+    assert (with_token[ENDPOINT], with_token[HEADERS]) == ("http://c", "authorization=Bearer%20agent")
+    without = agent_environment(given, "http://h/v1", ["http://c"])
+    assert json.loads(without[ENV_PROGRAM]) == {ENDPOINT: given[ENDPOINT]}
+    for same in ("http://C:4317", "c"):
+        chosen = agent_environment(
+            {**given, ENDPOINT: same}, "http://h/v1", ["http://c"], "authorization=Bearer%20agent"
+        )
+        assert (chosen[ENV_PROGRAM], chosen[ENDPOINT]) == ("{}", "http://c")
 
 
 @pytest.mark.parametrize("knows_the_state_folder", [True, False])

@@ -24,17 +24,19 @@ def test_flags_beat_environment_beats_file_beats_defaults(tmp_path: Path) -> Non
 
 
 def test_standard_variables_are_read_and_ours_win_over_them() -> None:
-    environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://otel:4317", "OPENAI_BASE_URL": "http://p:1/v1"}
+    environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://backend:4317", "OPENAI_BASE_URL": "http://p:1/v1"}
     settings = load_settings(None, environ)
-    assert settings.serving.collector == settings.rollouts.collector == "http://otel:4317"
+    assert settings.serving.collector == settings.rollouts.collector == "http://127.0.0.1:4317", (
+        "a backend is the agent's"
+    )
     assert settings.rollouts.policy_url == "http://p:1/v1"
     assert load_settings(None, {**environ, "TRAINSPAN_ROLLOUTS__POLICY_URL": "u"}).rollouts.policy_url == "u"
 
 
 def test_several_collectors_are_those_of_the_policy_server_and_the_runner(tmp_path: Path) -> None:
     config = written(tmp_path, "[collector]\nendpoints = ['http://a:4317', 'http://b:4317']\n")
-    settings = load_settings(config, {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://a:4317"})
-    assert settings.collector.endpoints == ("http://a:4317", "http://b:4317"), "one name cannot stand for two"
+    settings = load_settings(config, {})
+    assert settings.collector.endpoints == ("http://a:4317", "http://b:4317")
     assert settings.serving.collector == settings.rollouts.collector == "http://a:4317,http://b:4317"
     settings = load_settings(config, {"TRAINSPAN_COLLECTOR__ENDPOINTS": "http://c:1, http://d:1"})
     assert settings.rollouts.collector == "http://c:1,http://d:1"
@@ -54,7 +56,7 @@ def test_senders_follow_the_listeners_unless_they_are_set(tmp_path: Path) -> Non
     named = {
         "TRAINSPAN_TRAIN__POLICY_URL": "none",
         "OPENAI_BASE_URL": "http://b/v1",
-        "OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:1",
+        "TRAINSPAN_COLLECTOR__ENDPOINTS": "http://c:1",
     }
     settings = load_settings(moved, named)
     assert (settings.rollouts.policy_url, settings.train.policy_url) == ("http://b/v1", "none")

@@ -190,7 +190,7 @@ def test_a_vllm_started_by_hand_gets_its_plan_from_its_arguments_and_the_setting
     arguments = Namespace(
         model=str(models.folder(2)), served_model_name=["mine"], host=None, port=8123, enable_sleep_mode=True
     )
-    environ = {"TRAINSPAN_SERVING__CHECKPOINTS": str(home / "c"), "OTEL_EXPORTER_OTLP_ENDPOINT": "http://h:1"}
+    environ = {"TRAINSPAN_SERVING__CHECKPOINTS": str(home / "c"), "TRAINSPAN_COLLECTOR__ENDPOINTS": "http://h:1"}
     plan = plan_of_process(arguments, environ)
     assert (plan.model, plan.version, plan.served_name, plan.sleep) == (str(models.folder(2)), 2, "mine", True)
     assert (plan.checkpoints, plan.collector, plan.adapter) == (str(home / "c"), "http://h:1", None)

@@ -193,7 +193,7 @@ def _plain(models: Models, root: Path) -> Iterator[Plain]:
     with otlp_sink() as (sink, url):
         environ = {
             "HF_HOME": str(root / "hf"),
-            "OTEL_EXPORTER_OTLP_ENDPOINT": url,
+            "TRAINSPAN_COLLECTOR__ENDPOINTS": url,
             "TRAINSPAN_SERVING__CHECKPOINTS": str(checkpoints),
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         }

@@ -16,7 +16,7 @@ from tests.training.support.processes.forks import forked
 from tests.training.support.swap_server import policy_server
 from trainspan_cli.main import run
 from trainspan_schemas.artifacts.checkpoint import CheckpointMeta, digest_of_model
-from trainspan_schemas.command_events import Ready, RoundTrained, StepTrained, parse
+from trainspan_schemas.command_events import Ready, RoundTrained, TrainingProgress, parse
 
 
 def command(*arguments: str) -> list[str]:
@@ -46,8 +46,11 @@ def test_one_round_prints_json_lines_and_nothing_else(tmp_path: Path, model: Any
     options = ("--model", str(model_dir), "--policy-url", "none", "--learning-rate", "1e-5", "--format", "json")
     done = trainspan_train(tmp_path, *options)
     assert (done.returncode, done.stderr) == (0, "")
-    ready, *steps, event = map(parse, done.stdout.splitlines())
-    assert [(step.round, step.step, step.steps) for step in steps if isinstance(step, StepTrained)] == [(7, 1, 1)]
+    ready, *progress, event = map(parse, done.stdout.splitlines())
+    shown = [(one.round, one.stage, one.step, one.steps) for one in progress if isinstance(one, TrainingProgress)]
+    steps = [(7, None, 0, 1), (7, None, 1, 1)]
+    before, after = ("replay", "read", "plan", "canary", "old", "state"), ("signal", "check", "save", "swap")
+    assert shown == [*((7, name, 0, 0) for name in before), *steps, *((7, name, 0, 0) for name in after)]
     assert ready == Ready(device="the CPU", dtype="float32")
     assert isinstance(event, RoundTrained)
     assert (event.round, event.version) == (7, 1)
@@ -108,7 +111,7 @@ def test_a_trainer_that_is_killed_trains_each_dataset_once(tmp_path: Path, model
                 assert trainer.process.is_alive(), trainer.err.read_text()
                 assert time.monotonic() < until
                 time.sleep(0.01)
-            printed.append([event for event in trainer.events() if event["event"] != "round_step"])
+            printed.append([event for event in trainer.events() if event["event"] != "round_progress"])
             assert trainer.process.pid
             os.kill(trainer.process.pid, stop)
             assert trainer.wait(60).code == code

@@ -9,7 +9,7 @@ import pytest
 
 from trainspan_schemas.artifacts.dataset import manifest_path
 from trainspan_schemas.artifacts.run_files import TRAINING_FILE, RunFiles
-from trainspan_schemas.command_events import StepTrained
+from trainspan_schemas.command_events import TrainingProgress
 from trainspan_schemas.config.settings import Settings
 from trainspan_schemas.files.locks import open_locked
 from trainspan_viewer.html.document import served, standalone
@@ -104,7 +104,7 @@ def test_records_are_kept_for_few_runs_only(tmp_path: Path) -> None:
 def test_the_page_of_a_run_shows_how_far_its_training_is_while_the_loop_lives(tmp_path: Path) -> None:
     (tmp_path / "one").mkdir()
     (tmp_path / "one" / "run.json").write_text('{"status": "running"}')
-    step = StepTrained(3, step=2, steps=8, forwarded_tokens=1200, seconds=3.0)
+    step = TrainingProgress(3, step=2, steps=8, forwarded_tokens=1200, seconds=3.0)
     (tmp_path / "one" / TRAINING_FILE).write_text(json.dumps(dataclasses.asdict(step)))
     sources = Sources(ViewerPaths(tmp_path, tmp_path), StoreReader("none"), Settings())
     shown = "round 3: step 2 of 8, 400 tokens/s, about 18 s left"

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from trainspan_schemas.command_events import StepTrained
+from trainspan_schemas.command_events import TrainingProgress
 from trainspan_schemas.config.settings import TrainSettings
 from trainspan_training.checkpoints.lineage import Lineage
 from trainspan_training.constraints.replay import Replayer, serialized_tokenizer
@@ -42,7 +42,7 @@ class RoundSteps:
         settings: TrainSettings,
         rule: Rule,
         clock: StageClock,
-        on_step: Callable[[StepTrained], None],
+        on_progress: Callable[[TrainingProgress], None],
         *,
         reference: Any,
     ) -> None:
@@ -50,7 +50,7 @@ class RoundSteps:
         self._settings = settings
         self._rule = rule
         self._clock = clock
-        self._on_step = on_step
+        self._on_progress = on_progress
         self._reference = reference
         self._config = trainer.policy.config.get_text_config()
         size, tokenizer = int(self._config.vocab_size), trainer.processing_class
@@ -97,13 +97,15 @@ class RoundSteps:
         # Against an older sampler k3 is not the movement of this round.
         is_movement = prepared.old_policy == "recompute" or outline.staleness.fresh
         trainer.trust = TrustRegion(self._settings.target_kl * gate**2 if is_movement else 0.0)
+        self._on_progress(TrainingProgress(round_, steps=count))
         for index in range(count):
             if index == len(steps):
                 trainer.recorder = trainer.sampler = None
             trainer.rate = gate * trainer.schedule.at(rounds + (index + 0.5) / count)
             step, began = steps[index % len(steps)], time.perf_counter()
             yield list(step.micro_batches)
-            self._on_step(StepTrained(round_, index + 1, count, step.forwarded, time.perf_counter() - began))
+            seconds = time.perf_counter() - began
+            self._on_progress(TrainingProgress(round_, None, index + 1, count, step.forwarded, seconds))
             if trainer.failure or trainer.trust.reached:
                 break
 

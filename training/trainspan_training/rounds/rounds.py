@@ -14,7 +14,7 @@ from typing import Any
 from safetensors import SafetensorError
 
 from trainspan_schemas.artifacts.checkpoint import Canary
-from trainspan_schemas.command_events import StepTrained
+from trainspan_schemas.command_events import TrainingProgress
 from trainspan_schemas.config.settings import TrainSettings
 from trainspan_schemas.errors import DatasetError, TrainingError
 from trainspan_training.checkpoints.folder import Checkpoints, RolledBackError
@@ -53,7 +53,7 @@ log = logging.getLogger(__name__)
 class Rounds:
     """An iterable of optimizer steps; set `trainer` (and `reference`) first.
 
-    Calls `on_step` after each of them, and `on_result` for each dataset.
+    Calls `on_progress` after each of them and when another stage of a round begins, and `on_result` for each dataset.
 
     With `keep_going` an unusable dataset is skipped; otherwise iterating raises DatasetError or TrainingError. With
     `missing_state`, `policy` is the parent of the newest policy, whose state is rebuilt first. An `unloaded` model gets its weights
@@ -66,7 +66,7 @@ class Rounds:
         leader: Leader[Checkpoints],
         policy: Policy,
         settings: TrainSettings,
-        on_step: Callable[[StepTrained], None],
+        on_progress: Callable[[TrainingProgress], None],
         on_result: Callable[[RoundResult], None],
         *,
         address: PolicyAddress,
@@ -81,7 +81,7 @@ class Rounds:
         self._leader = leader
         self._started_from = policy
         self._settings = settings
-        self._on_step = on_step
+        self._on_progress = on_progress
         self._on_result = on_result
         self._address = address
         self._layout = layout
@@ -93,7 +93,7 @@ class Rounds:
         self._missing_state = missing_state
         self._unloaded = unloaded
         self._server_dtype: str | None = None
-        self._clock = StageClock()
+        self._clock = StageClock(on_progress)
         self.trainer: TransitionGRPOTrainer
         self._files: PolicyFiles
         self._publication: Publication
@@ -124,14 +124,16 @@ class Rounds:
             yield from self._repeat_round(self._missing_state)
         waiting_since = time.perf_counter()
         for dataset in self._datasets:
-            self._clock.restart(wait=time.perf_counter() - waiting_since)
+            self._clock.restart(dataset.round, wait=time.perf_counter() - waiting_since)
             self._on_result((yield from self._round(dataset)))
             waiting_since = time.perf_counter()
         self.trainer.control.should_training_stop = True
 
     def _set_up(self) -> None:
         trainer, settings = self.trainer, self._settings
-        self._steps = RoundSteps(trainer, settings, self._rule, self._clock, self._on_step, reference=self.reference)
+        self._steps = RoundSteps(
+            trainer, settings, self._rule, self._clock, self._on_progress, reference=self.reference
+        )
         self._canary = CanaryKeeper(trainer.team)
         self._files = PolicyFiles(self._leader, self._weights, trainer, settings.keep_checkpoints)
         self._publication = Publication(
@@ -153,7 +155,7 @@ class Rounds:
         name = missing_state.policy.name
         lineage, layout = self._lineage(), missing_state.layout(self._layout)
         log.warning("no optimizer state of %s: repeating its steps from %s", name, missing_state.parent.name)
-        self._clock.restart(wait=0.0)
+        self._clock.restart(missing_state.dataset.round, wait=0.0)
         try:
             outline, steps = self._steps.read(missing_state.dataset, self._policy, layout, lineage)
         except (DatasetError, TrainingError) as error:

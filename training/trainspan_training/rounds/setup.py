@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from trainspan_schemas.command_events import StepTrained
+from trainspan_schemas.command_events import TrainingProgress
 from trainspan_schemas.config.settings import TrainSettings
 from trainspan_training.checkpoints.folder import Checkpoints
 from trainspan_training.checkpoints.swap_request import PolicyAddress
@@ -36,7 +36,7 @@ def set_up(
     policy: Policy,
     settings: TrainSettings,
     rule: Rule,
-    on_step: Callable[[StepTrained], None],
+    on_progress: Callable[[TrainingProgress], None],
     on_result: Callable[[RoundResult], None],
     team: Team,
     *,
@@ -62,7 +62,7 @@ def set_up(
         leader,
         policy,
         settings,
-        on_step,
+        on_progress,
         on_result,
         address=address,
         layout=layout,

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainspan_schemas.command_events import StepTrained
+from trainspan_schemas.command_events import TrainingProgress
 from trainspan_schemas.config.load import POLICIES
 from trainspan_schemas.config.settings import Settings
 from trainspan_viewer.queries.params import Params
@@ -77,8 +77,8 @@ class RunModel:
     others: Sequence[str]
     """Other runs, newest first."""
     params: Params
-    step: StepTrained | None = None
-    """The last one of the training in progress."""
+    training: TrainingProgress | None = None
+    """How far the training in progress is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ def load_run(sources: Sources, params: Params) -> RunModel:
         model,
         datasets={key: name for key, name in datasets.items() if key[0] in numbers},
         others=[run.run_id for run in paths.all_runs()[:200] if run.run_id != model.records.run_id],
-        step=StepTrained(**step) if (step := files.training()) else None,
+        training=TrainingProgress(**progress) if (progress := files.training()) else None,
     )
 
 

@@ -81,8 +81,8 @@ def _facts(model: RunModel) -> Element:
         ],
         ["alarms", element("span", f"{len(alarms)}", class_="bad") if alarms else "none"],
     ]
-    if model.step is not None:
-        rows.insert(2, ["training", f"round {model.step.round}: {model.step}"])
+    if model.training is not None:
+        rows.insert(2, ["training", f"round {model.training.round}: {model.training}"])
     if skipped := sum(1 for record in run.rounds if record.get("skipped")):
         rows.append(["skipped rounds", f"{skipped} of {len(run.rounds)}"])
     if refused := sum(1 for record in run.rounds if record.get("refused")):
