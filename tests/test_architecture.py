@@ -75,7 +75,7 @@ FLOORS = {
         "attempts",
         "executors plan",
         "rollout_spans totals",
-        "delivery judge run_ledger",
+        "delivery judges run_ledger",
         "records task_stream",
         "task_file",
     ),

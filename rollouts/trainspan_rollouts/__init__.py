@@ -6,7 +6,7 @@ In reading order:
 - `plan`: the rollouts in order; `task_file` and `task_stream` read tasks.
 - `attempts`: the attempts at one rollout, from agent to verdict.
 - `executors/`: starts the agent. `choice` picks the executor for a target, `executor` is their interface.
-- `judge`: calls the user's function for the reward.
+- `judges/`: what gives the reward. `choice` finds the judge that a setting names, `judge` calls it.
 - `rollout_spans`: the spans of rollouts and their verdicts; `delivery` sends them until the collector acknowledges them.
 - `run_ledger`: the progress that `--resume` reads.
 """

@@ -2,14 +2,14 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from trainspan_rollouts.executors.branching import Branching
 from trainspan_rollouts.executors.executor import Ended, Execution, Executor
 from trainspan_rollouts.executors.policy_witness import PolicyWitness, Testimony
-from trainspan_rollouts.judge import Judge, Result
+from trainspan_rollouts.judges.judge import Judge, Result
 from trainspan_rollouts.plan import PlannedRollout
 from trainspan_rollouts.records import RunSettings
 from trainspan_rollouts.rollout_spans import RolloutSpans
@@ -43,8 +43,8 @@ class Verdict:
     reward: float | None
     error: str | None
     """Also of an `ok` rollout, whose reward cannot be used."""
-    reason: str | None = None
-    """The judge's, for its scores."""
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    """Evaluation name → the judge's reason for its score."""
 
 
 class Attempts:
@@ -134,7 +134,7 @@ class Attempts:
             scores=verdict.scores,
             source=verdict.source,
             error=verdict.error,
-            reason=verdict.reason,
+            reasons=verdict.reasons,
         )
         self._log_failure(verdict, identity)
         return verdict, ended.blameless
@@ -162,13 +162,14 @@ class Attempts:
                 ended.status, ended.value, ended.stdout_tail, ended.exit_code, ended.duration_s, identity.rollout_id
             )
             try:
-                scores, reason = await self._judge.scores(task.for_judge(), result)
+                judgment = await self._judge.judge(task.for_judge(), result)
             except Exception as error:  # noqa: BLE001 - user code: its failure becomes a status
                 text = f"judge {self._judge.name}: {type(error).__name__}: {' '.join(str(error).split())}"
                 return Verdict("judge_error", {}, "judge", None, text)
+            scores = judgment.scores
             if outside := self._outside(*scores.values()):
                 return Verdict("judge_error", {}, "judge", None, f"judge {self._judge.name}: {outside}")
-            return Verdict("ok", scores, "judge", scores.get(REWARD), None, reason)
+            return Verdict("ok", scores, "judge", scores.get(REWARD), None, judgment.reasons)
         if ended.report and ended.report.rewards:
             total = sum(map(float, ended.report.rewards))
             outside = self._outside(*ended.report.rewards, total)

@@ -12,7 +12,8 @@ from typing import Final
 from trainspan_rollouts.attempts import Attempts
 from trainspan_rollouts.executors.branching import Branching
 from trainspan_rollouts.executors.choice import choose_executor
-from trainspan_rollouts.judge import Judge
+from trainspan_rollouts.judges.choice import find_judge
+from trainspan_rollouts.judges.judge import Judge
 from trainspan_rollouts.plan import Plan
 from trainspan_rollouts.records import RunSettings
 from trainspan_rollouts.rollout_spans import RolloutSpans
@@ -72,12 +73,13 @@ class _Run:
         size = Plan.size(settings)
         self._is_streamed = size is None
         self._totals = Totals(size or 0)
-        self._judge = (
-            Judge(settings.judge, settings.judge_concurrency, settings.judge_timeout_s) if settings.judge else None
-        )
+        self._judge = None
+        if settings.judge:
+            judge = find_judge(settings.judge, settings.judge_timeout_s)
+            self._judge = Judge(judge, settings.judge_concurrency, settings.judge_timeout_s)
         key = signing_key(settings.signing_key_file)
         self._executor = choose_executor(settings)
-        self._ledger = open_ledger(settings)
+        self._ledger = open_ledger(settings, self._judge.digest if self._judge else None)
         collectors = Collectors.of(settings.collector)
         self._spans = RolloutSpans(collectors, self._headers, self._ledger, advice=self._advice)
         if "authorization" not in headers_of(os.environ.get("OTEL_EXPORTER_OTLP_HEADERS", "")):
