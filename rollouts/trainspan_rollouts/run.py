@@ -78,7 +78,7 @@ class _Run:
             judge = find_judge(settings.judge, settings.judge_timeout_s)
             self._judge = Judge(judge, settings.judge_concurrency, settings.judge_timeout_s)
         key = signing_key(settings.signing_key_file)
-        self._executor = choose_executor(settings)
+        self._executor = choose_executor(settings, self._judge.secrets if self._judge else ())
         self._ledger = open_ledger(settings, self._judge.digest if self._judge else None)
         collectors = Collectors.of(settings.collector)
         self._spans = RolloutSpans(collectors, self._headers, self._ledger, advice=self._advice)
@@ -159,6 +159,7 @@ class _Run:
             unacknowledged,
             totals.resumed,
             totals.uncounted,
+            dict(self._judge.figures()) if self._judge else {},
         )
 
     async def _work(self, plan: Plan) -> None:

@@ -94,6 +94,8 @@ class RunResult:
     """Rollouts that an earlier process of the run had finished, included in the total."""
     uncounted: int = 0
     """Attempts whose agents ended before they could report their calls."""
+    judge: Mapping[str, float] = field(default_factory=dict)
+    """What the judge counted: of a judge model, its `requests`, answers that were `cached`, `prompt_tokens` and `completion_tokens`."""
 
     @property
     def unfinished(self) -> int:

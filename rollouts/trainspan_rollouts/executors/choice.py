@@ -2,6 +2,7 @@
 
 import logging
 import os
+from collections.abc import Collection
 
 from trainspan_rollouts.executors.executor import AgentSpec, Executor
 from trainspan_rollouts.executors.local import local_executor
@@ -18,8 +19,11 @@ __all__ = ["choose_executor"]
 _log = logging.getLogger(__name__)
 
 
-def choose_executor(settings: RunSettings) -> Executor:
-    """Returns the executor for engine and target. Raises UsageError if a setting is invalid."""
+def choose_executor(settings: RunSettings, secrets: Collection[str] = ()) -> Executor:
+    """Returns the executor for engine and target, whose agents do not get the variables named in `secrets`.
+
+    Raises UsageError if a setting is invalid.
+    """
     _check(settings)
     collectors = Collectors.of(settings.collector)
     headers = {_agent_headers(settings, url) for url in collectors.urls}
@@ -31,7 +35,8 @@ def choose_executor(settings: RunSettings) -> Executor:
         return RayExecutor(
             spec, headers.pop(), settings.concurrency, settings.workers, settings.ray, settings.shard.count
         )
-    return local_executor(spec, os.environ, headers.pop())
+    environ = {name: value for name, value in os.environ.items() if name not in secrets}
+    return local_executor(spec, environ, headers.pop())
 
 
 def _check(settings: RunSettings) -> None:

@@ -36,6 +36,10 @@ class JudgeFunction:
     """`function(task, result)`, sync or async."""
     digest: str
     """sha256 of what decides its verdicts; another one is another judge."""
+    secrets: frozenset[str] = frozenset()
+    """Environment variables that no agent may get."""
+    figures: Callable[[], Mapping[str, float]] = dict
+    """What it counted so far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +56,7 @@ class Judge:
     """Calls a judge's function, several calls at once, and checks its return values."""
 
     def __init__(self, judge: JudgeFunction, concurrency: int, timeout_s: float) -> None:
-        self.name, self.digest = judge.name, judge.digest
+        self.name, self.digest, self.secrets, self.figures = judge.name, judge.digest, judge.secrets, judge.figures
         self._invoker = Invoker(judge.function, "trainspan-judge")
         self._slots = asyncio.Semaphore(concurrency)
         self._timeout_s = timeout_s
