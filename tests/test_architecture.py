@@ -74,7 +74,7 @@ FLOORS = {
         "run",
         "attempts",
         "executors plan",
-        "rollout_spans totals",
+        "groups rollout_spans totals",
         "delivery judges run_ledger",
         "records task_stream",
         "task_file",

@@ -54,7 +54,7 @@ _ROUND: Final = re.compile(r"round-(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A rollout that an earlier process of the run started but did not finish."""
+    """A rollout that an earlier process of the run started."""
 
     rollout_id: str
     attempt: int
@@ -359,4 +359,3 @@ class RunLedger:
             self._waiting[record["rollout"], record["attempt"]] = record["span"]
         if record["status"] not in REPEATED:
             self._finished[record["end"]] = Finished(record["status"], record["reward"])
-            self._begun.pop(record["end"], None)

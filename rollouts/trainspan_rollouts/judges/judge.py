@@ -1,12 +1,13 @@
 """The judge: gets task and result and returns the reward, in the runner's process."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from trainspan_schemas.agents.functions import number_of
 from trainspan_schemas.agents.invocation import Invoker
+from trainspan_schemas.errors import InvalidRecordError
 from trainspan_schemas.telemetry.keys import REWARD
 from trainspan_schemas.telemetry.status import RolloutStatus
 
@@ -33,9 +34,11 @@ class JudgeFunction:
 
     name: str
     function: Callable[..., Any]
-    """`function(task, result)`, sync or async."""
+    """`function(task, result)`, or `function(task, results)` if it compares; sync or async."""
     digest: str
     """sha256 of what decides its verdicts; another one is another judge."""
+    compares: bool = False
+    """Whether it judges all rollouts of a group together."""
     secrets: frozenset[str] = frozenset()
     """Environment variables that no agent may get."""
     figures: Callable[[], Mapping[str, float]] = dict
@@ -56,7 +59,8 @@ class Judge:
     """Calls a judge's function, several calls at once, and checks its return values."""
 
     def __init__(self, judge: JudgeFunction, concurrency: int, timeout_s: float) -> None:
-        self.name, self.digest, self.secrets, self.figures = judge.name, judge.digest, judge.secrets, judge.figures
+        self.name, self.digest, self.compares = judge.name, judge.digest, judge.compares
+        self.secrets, self.figures = judge.secrets, judge.figures
         self._invoker = Invoker(judge.function, "trainspan-judge")
         self._slots = asyncio.Semaphore(concurrency)
         self._timeout_s = timeout_s
@@ -68,6 +72,15 @@ class Judge:
         a dict of texts by name. Raises what the judge raises, InvalidRecordError for other values, or TimeoutError.
         """
         return self._judgment(await self._call(task, result))
+
+    async def judge_group(self, task: dict[str, Any], results: Sequence[Result]) -> list[Judgment]:
+        """The verdicts on rollouts of one task, in their order: a judge that compares returns a list of such values."""
+        verdicts = await self._call(task, list(results))
+        if not isinstance(verdicts, Sequence) or isinstance(verdicts, str) or len(verdicts) != len(results):
+            raise InvalidRecordError(
+                f"it returned {verdicts!r:.80}; for {len(results)} results it must return a list of {len(results)} verdicts"
+            )
+        return [self._judgment(verdict) for verdict in verdicts]
 
     async def _call(self, *arguments: Any) -> Any:
         """A call that hangs frees its slot at the timeout."""

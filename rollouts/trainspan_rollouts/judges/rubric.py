@@ -48,6 +48,12 @@ class _Options:
     """Requests for each verdict; scores are their means."""
     response_format: Literal["json_schema", "json_object", "none"] = "json_schema"
     """How the endpoint is asked for JSON."""
+    compare: bool = False
+    """Judge the rollouts of a group against each other, in one request for each vote."""
+    reverse_share: float = 0.1
+    """With `compare`, the share of groups that are shown in reverse order, too: it measures the position bias."""
+    seed: int = 0
+    """Of the order of answers with `compare`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +136,11 @@ def _check(file: Path, options: _Options, request: Any) -> None:
         raise ConfigError(f"{file}: sees has nothing that the agent did: add answer, conversation or tools")
     if not 1 <= options.votes <= 100:
         raise ConfigError(f"{file}: votes = {options.votes} must be from 1 to 100")
+    if not 0 <= options.reverse_share <= 1:
+        raise ConfigError(f"{file}: reverse_share = {options.reverse_share:g} must be from 0 to 1")
     if not isinstance(request, dict) or set(request) & set(_OWN_FIELDS):
         raise ConfigError(f"{file}: [request] has fields of the request's body, but none of {', '.join(_OWN_FIELDS)}")
-    if options.votes > 1 and request.get("temperature") == 0:
+    if options.votes > 1 and not options.compare and request.get("temperature") == 0:
         raise ConfigError(
             f"{file}: {options.votes} votes at temperature 0 are the same vote: raise it, or set votes = 1"
         )
