@@ -54,7 +54,7 @@ def named_judge(name: str, timeout_s: float) -> JudgeFunction:
             f"--judge {name}: {place!r} is no field of a task: write {kind_name}:answer or {kind_name}:meta.NAME, or "
             f"{kind_name}.py:{place or 'FUNCTION'} for a function of a file"
         )
-    options = dict(part.partition("=")[::2] for part in parts)
+    options = {option: value for option, _, value in (part.partition("=") for part in parts)}
     for option, value in options.items():
         if option not in kind.options:
             known = ", ".join(kind.options) or "none"

@@ -5,7 +5,6 @@ Before it looks at the answer it gives up what it may do: files other than those
 (Landlock, https://docs.kernel.org/userspace-api/landlock.html), memory, processor time, files' size, and children (setrlimit(2)).
 """
 
-import asyncio
 import contextlib
 import ctypes
 import inspect
@@ -15,7 +14,6 @@ import re
 import resource
 import struct
 import sys
-import unittest
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -218,6 +216,9 @@ def test(payload: Mapping[str, Any]) -> Iterator[str | None]:
 
 def _run(text: str, file: str, names: dict[str, Any]) -> None:
     """Raises what a test raises."""
+    import asyncio
+    import unittest
+
     before = dict(names)
     exec(compile(text, file, "exec"), names)
     new = {name: value for name, value in names.items() if before.get(name) is not value}
