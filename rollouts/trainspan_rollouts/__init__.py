@@ -7,7 +7,8 @@ In reading order:
 - `attempts`: the attempts at one rollout, from agent to verdict.
 - `harnesses/`: connections of coding harnesses, and the folders that each of their attempts has.
 - `executors/`: starts the agent. `choice` picks the executor for a target, `executor` is their interface.
-- `judge`: calls the user's function for the reward.
+- `judges/`: what gives the reward. `choice` finds the judge that a setting names, `judge` calls it.
+- `groups`: waits for the rollouts of a group that are judged together.
 - `rollout_spans`: the spans of rollouts and their verdicts; `delivery` sends them until the collector acknowledges them.
 - `run_ledger`: the progress that `--resume` reads.
 """

@@ -2,19 +2,19 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from trainspan_rollouts.executors.branching import Branching
 from trainspan_rollouts.executors.executor import Ended, Execution, Executor
 from trainspan_rollouts.executors.policy_witness import PolicyWitness, Testimony
-from trainspan_rollouts.judge import Judge, Result
+from trainspan_rollouts.groups import Groups
+from trainspan_rollouts.judges.judge import Judge, Judgment, Result
 from trainspan_rollouts.plan import PlannedRollout
 from trainspan_rollouts.records import RunSettings
 from trainspan_rollouts.rollout_spans import RolloutSpans
 from trainspan_rollouts.run_ledger import RunLedger
-from trainspan_rollouts.task_file import Task
 from trainspan_schemas.agents.functions import number_of
 from trainspan_schemas.telemetry.identity import Identity
 from trainspan_schemas.telemetry.keys import REWARD
@@ -28,6 +28,9 @@ _MOST_WARNINGS: Final = 20
 """Kinds of failures that are logged as warnings."""
 _LONGEST_LOGGED: Final = 1000
 """Characters of an error: an agent's text may have any length."""
+
+_JUDGED: Final = ("ok", "judge_error")
+"""Statuses of rollouts that a judge has seen."""
 
 _log = logging.getLogger(__name__)
 
@@ -43,8 +46,8 @@ class Verdict:
     reward: float | None
     error: str | None
     """Also of an `ok` rollout, whose reward cannot be used."""
-    reason: str | None = None
-    """The judge's, for its scores."""
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    """Evaluation name → the judge's reason for its score."""
 
 
 class Attempts:
@@ -73,11 +76,18 @@ class Attempts:
         self._branching = branching
         self._witness = PolicyWitness(settings.policy_servers or (settings.policy_url,))
         self._agents = asyncio.Semaphore(settings.concurrency)
+        self._groups = Groups(judge, settings.n) if judge is not None and judge.compares else None
         self._key = key
         self._logged: set[str] = set()
 
     async def rollout(self, planned: PlannedRollout) -> Verdict:
         """Makes all attempts at one rollout; returns the last verdict."""
+        verdict = await self._last_verdict(planned)
+        if self._groups is not None and verdict.status not in _JUDGED:
+            self._groups.leave(planned.task, planned.identity)
+        return verdict
+
+    async def _last_verdict(self, planned: PlannedRollout) -> Verdict:
         failures = 0
         while True:
             is_last = failures >= self._settings.retries
@@ -106,7 +116,7 @@ class Attempts:
                 ended = await self._executed(planned, execution)
                 seen = await self._witness.ask(identity, span.parent.trace_id)
                 ended = self._completed(await self._explained(ended, seen, is_last=is_last), seen)
-                verdict = await self._judged(planned.task, identity, ended)
+                verdict = await self._judged(planned, ended)
             finally:
                 await self._executor.release(execution)
         except asyncio.CancelledError:
@@ -131,7 +141,7 @@ class Attempts:
             scores=verdict.scores,
             source=verdict.source,
             error=verdict.error,
-            reason=verdict.reason,
+            reasons=verdict.reasons,
         )
         self._log_failure(verdict, identity)
         return verdict, ended.blameless
@@ -172,28 +182,21 @@ class Attempts:
         error = "; ".join(filter(None, (ended.error, refusal, lack)))
         return replace(ended, status="context_overflow" if is_overflow else ended.status, error=error)
 
-    async def _judged(self, task: Task, identity: Identity, ended: Ended) -> Verdict:
+    async def _judged(self, planned: PlannedRollout, ended: Ended) -> Verdict:
         """Returns the judge's reward, otherwise the agent's own, otherwise the number that the function returned."""
         if ended.status != "ok":
             return Verdict(ended.status, {}, "judge", None, ended.error)
         if self._judge is not None:
-            result = Result(
-                ended.status,
-                ended.value,
-                ended.stdout_tail,
-                ended.exit_code,
-                ended.duration_s,
-                identity.rollout_id,
-                ended.workdir,
-            )
             try:
-                scores, reason = await self._judge.scores(task.for_judge(), result)
+                judgment = await self._judgment(planned, ended, self._judge)
             except Exception as error:  # noqa: BLE001 - user code: its failure becomes a status
                 text = f"judge {self._judge.name}: {type(error).__name__}: {' '.join(str(error).split())}"
                 return Verdict("judge_error", {}, "judge", None, text)
+            scores = judgment.scores
             if outside := self._outside(*scores.values()):
                 return Verdict("judge_error", {}, "judge", None, f"judge {self._judge.name}: {outside}")
-            return Verdict("ok", scores, "judge", scores.get(REWARD), None, reason)
+            why_none = None if scores else judgment.reasons.get(REWARD)
+            return Verdict("ok", scores, "judge", scores.get(REWARD), why_none, judgment.reasons)
         if ended.report and ended.report.rewards:
             total = sum(map(float, ended.report.rewards))
             outside = self._outside(*ended.report.rewards, total)
@@ -206,6 +209,21 @@ class Attempts:
             outside = self._outside(score)
             return Verdict("ok", {REWARD: score}, "return", None if outside else score, outside)
         return Verdict("ok", {}, "return", None, None)
+
+    async def _judgment(self, planned: PlannedRollout, ended: Ended, judge: Judge) -> Judgment:
+        identity = planned.identity
+        result = Result(
+            ended.status,
+            ended.value,
+            ended.stdout_tail,
+            ended.exit_code,
+            ended.duration_s,
+            identity.rollout_id,
+            ended.workdir,
+        )
+        if self._groups is not None:
+            return await self._groups.judge(planned.task, identity, planned.number, result)
+        return await judge.judge(planned.task.for_judge(), result)
 
     def _outside(self, *rewards: float) -> str | None:
         """Names the first reward that is beyond the limit; None if there is none."""

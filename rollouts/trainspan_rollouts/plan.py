@@ -36,7 +36,9 @@ class Plan:
     `totals` learns of each group before its first rollout. Raises TaskFileError for a file that is not a task file.
     """
 
-    def __init__(self, settings: RunSettings, ledger: RunLedger, totals: Totals) -> None:
+    def __init__(self, settings: RunSettings, ledger: RunLedger, totals: Totals, *, whole_groups: bool = False) -> None:
+        """`whole_groups`: rollouts of a group that is not finished are all repeated, since their judge compares them."""
+        self._whole_groups = whole_groups
         self._settings = settings
         self._ledger = ledger
         self._totals = totals
@@ -84,8 +86,10 @@ class Plan:
         split = settings.split or task.split or "train"
         task_id = point.task_id if point else task.id
         self._totals.begin_group(round_, task_id, settings.n, is_new=self._stream is not None)
-        for number in range(settings.n):
-            if finished := self._ledger.finished(round_, task_id, number):
+        finished_ones = [self._ledger.finished(round_, task_id, number) for number in range(settings.n)]
+        is_repeated = self._whole_groups and None in finished_ones
+        for number, finished in enumerate(finished_ones):
+            if finished and not is_repeated:
                 self._totals.add(round_, task_id, finished.status, finished.reward, resumed=True)
                 continue
             begun = self._ledger.begun(round_, task_id, number)

@@ -123,9 +123,9 @@ class RolloutSpan:
         scores: Mapping[str, float] | None = None,
         source: str = "judge",
         error: str | None = None,
-        reason: str | None = None,
+        reasons: Mapping[str, str] | None = None,
     ) -> None:
-        """Ends it with its verdict, with each score as an event `gen_ai.evaluation.result`, explained by `reason`."""
+        """Ends it with its verdict, with each score as an event `gen_ai.evaluation.result`, explained by its reason."""
         attributes: dict[str, str | int | bool | None] = {
             keys.ROLLOUT_STATUS: status,
             keys.ROLLOUT_BOUNDARY: "runner",
@@ -136,6 +136,7 @@ class RolloutSpan:
         }
         self._span.set_attributes({key: value for key, value in attributes.items() if value is not None})
         for name, score in (scores or {}).items():
+            reason = (reasons or {}).get(name)
             self._span.add_event(
                 keys.EVALUATION_EVENT,
                 {

@@ -12,7 +12,8 @@ from typing import Final
 from trainspan_rollouts.attempts import Attempts
 from trainspan_rollouts.executors.branching import Branching
 from trainspan_rollouts.executors.choice import choose_executor
-from trainspan_rollouts.judge import Judge
+from trainspan_rollouts.judges.choice import find_judge
+from trainspan_rollouts.judges.judge import Judge
 from trainspan_rollouts.plan import Plan
 from trainspan_rollouts.records import RunSettings
 from trainspan_rollouts.rollout_spans import RolloutSpans
@@ -72,12 +73,19 @@ class _Run:
         size = Plan.size(settings)
         self._is_streamed = size is None
         self._totals = Totals(size or 0)
-        self._judge = (
-            Judge(settings.judge, settings.judge_concurrency, settings.judge_timeout_s) if settings.judge else None
-        )
+        self._judge = None
+        if settings.judge:
+            judge = find_judge(settings.judge, settings.judge_timeout_s)
+            self._judge = Judge(judge, settings.judge_concurrency, settings.judge_timeout_s)
+        if self._judge and self._judge.compares and settings.n < 2:
+            raise UsageError(f"--judge {settings.judge} compares the rollouts of a task: --n must be at least 2")
+        if self._judge and self._judge.compares and settings.branches is not None:
+            raise UsageError(
+                f"--judge {settings.judge} compares the rollouts of a group: values of states need one that scores each rollout alone"
+            )
         key = signing_key(settings.signing_key_file)
-        self._executor = choose_executor(settings)
-        self._ledger = open_ledger(settings)
+        self._executor = choose_executor(settings, self._judge.secrets if self._judge else ())
+        self._ledger = open_ledger(settings, self._judge.digest if self._judge else None)
         collectors = Collectors.of(settings.collector)
         self._spans = RolloutSpans(collectors, self._headers, self._ledger, advice=self._advice)
         if "authorization" not in headers_of(os.environ.get("OTEL_EXPORTER_OTLP_HEADERS", "")):
@@ -115,13 +123,16 @@ class _Run:
     async def execute(self) -> RunResult:
         start_s = time.monotonic()
         deliver_s = CANCELLED_DELIVERY_S
-        plan = Plan(self._settings, self._ledger, self._totals)
+        compares = self._judge is not None and self._judge.compares
+        plan = Plan(self._settings, self._ledger, self._totals, whole_groups=compares)
         try:
             await self._executor.start()
             self._report_progress()
             # Rollouts at the judge come on top, so that agents keep running; more would queue up for the judge.
             judged = self._settings.judge_concurrency if self._judge else 0
             width = self._settings.concurrency + judged
+            if compares:  # each of them may keep the rest of its group waiting
+                width *= self._settings.n
             width = width if self._is_streamed else max(1, min(width, self._totals.total))
             async with asyncio.TaskGroup() as group:
                 for _ in range(width):
@@ -157,6 +168,7 @@ class _Run:
             unacknowledged,
             totals.resumed,
             totals.uncounted,
+            dict(self._judge.figures()) if self._judge else {},
         )
 
     async def _work(self, plan: Plan) -> None:

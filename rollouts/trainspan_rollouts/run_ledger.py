@@ -20,7 +20,6 @@ from urllib.parse import quote
 
 from trainspan_rollouts.records import RunSettings, Shard
 from trainspan_rollouts.task_stream import STDIN
-from trainspan_schemas.agents.functions import code_digest
 from trainspan_schemas.command_events import REPEATED
 from trainspan_schemas.errors import UsageError
 from trainspan_schemas.files.locks import try_lock
@@ -56,7 +55,7 @@ _ROUND: Final = re.compile(r"round-(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A rollout that an earlier process of the run started but did not finish."""
+    """A rollout that an earlier process of the run started."""
 
     rollout_id: str
     attempt: int
@@ -132,8 +131,8 @@ def shard_of(file: Path) -> Shard:
     return Shard(int(match[1]), int(match[2])) if match else Shard(0, 1)
 
 
-def open_ledger(settings: RunSettings) -> "RunLedger":
-    """Opens the ledger of a run's process. A shard that has not begun is resumed from nothing.
+def open_ledger(settings: RunSettings, judge_digest: str | None) -> "RunLedger":
+    """Opens the ledger of a run's process, with the digest of its judge. A shard that has not begun is resumed from nothing.
 
     Raises UsageError as `RunLedger` does, and if the round was begun with another number of shards.
     """
@@ -147,8 +146,9 @@ def open_ledger(settings: RunSettings) -> "RunLedger":
             )
     file = ledger_file(run_id, round_, split, shard, of_branches=of_branches)
     resume = settings.resume and (shard.count == 1 or file.exists())
-    agent = {"judge": settings.judge, "harness": settings.harness, "workspace": settings.workspace}
-    return RunLedger(file, round_, settings.tasks, settings.target, resume=resume, **agent)
+    judge = None if settings.judge is None or judge_digest is None else (settings.judge, judge_digest)
+    agent = {"harness": settings.harness, "workspace": settings.workspace}
+    return RunLedger(file, round_, settings.tasks, settings.target, resume=resume, judge=judge, **agent)
 
 
 def _stem(round_: str, split: Split | None, *, of_branches: bool) -> str:
@@ -244,11 +244,11 @@ class RunLedger:
         target: Iterable[str],
         *,
         resume: bool,
-        judge: str | None = None,
+        judge: tuple[str, str] | None = None,
         harness: str | None = None,
         workspace: str | None = None,
     ) -> None:
-        """Starts a new file, or with `resume` continues the existing one.
+        """Starts a new file, or with `resume` continues the existing one. `judge` is its name and digest.
 
         Raises UsageError if there is nothing to resume, if the run had another task file, agent or judge (its verdicts would be
         compared with this one's), or if another process has the ledger open.
@@ -264,7 +264,7 @@ class RunLedger:
         head: dict[str, Any] = {"tasks": "-" if tasks == STDIN else str(tasks.resolve()), "target": list(target)}
         head |= {name: value for name, value in (("harness", harness), ("workspace", workspace)) if value}
         if judge is not None:
-            head |= {"judge": judge, "judge_sha256": code_digest(judge)}
+            head |= {"judge": judge[0], "judge_sha256": judge[1]}
         if resume and not file.exists():
             raise UsageError(f"nothing to resume: {file} does not exist; run without --resume first")
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -375,4 +375,3 @@ class RunLedger:
             self._waiting[record["rollout"], record["attempt"]] = record["span"]
         if record["status"] not in REPEATED:
             self._finished[record["end"]] = Finished(record["status"], record["reward"])
-            self._begun.pop(record["end"], None)

@@ -108,6 +108,11 @@ class RunResult:
     """Rollouts that an earlier process of the run had finished, included in the total."""
     uncounted: int = 0
     """Attempts whose agents ended before they could report their calls."""
+    judge: Mapping[str, float] = field(default_factory=dict)
+    """What the judge counted: of a judge model, its `requests`, answers that were `cached`, `prompt_tokens` and `completion_tokens`.
+
+    Of one that compares also the groups that it saw in `both_orders`, with their `position_bias`: the score of an attempt that stands
+    earlier, minus its score where it stands later, of 1, with its standard error, `position_bias_error`, of two groups or more."""
 
     @property
     def unfinished(self) -> int:

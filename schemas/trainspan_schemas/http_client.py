@@ -1,4 +1,4 @@
-"""HTTP to trainspan's own machines: never through a proxy, and never on to where an answer redirects."""
+"""HTTP to trainspan's own machines: not through a proxy unless the caller says so, and never on to where an answer redirects."""
 
 import http.client
 import urllib.error
@@ -20,6 +20,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 _OPENER: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect())
+_PROXIED: Final = urllib.request.build_opener(_NoRedirect())
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +48,16 @@ def ask(
     *,
     timeout_s: float,
     max_bytes: int = _MAX_BYTES,
+    through_proxy: bool = False,
 ) -> Answer:
-    """GET, or with a body POST; of an answer beyond `max_bytes`, the beginning. Raises ConnectionError without an answer."""
+    """GET, or with a body POST; of an answer beyond `max_bytes`, the beginning. Raises ConnectionError without an answer.
+
+    `through_proxy`: through the environment's proxy if it names one, for servers of others.
+    """
     try:
         request = urllib.request.Request(url, body, dict(headers or {}))
         try:
-            answer: Any = _OPENER.open(request, timeout=timeout_s)
+            answer: Any = (_PROXIED if through_proxy else _OPENER).open(request, timeout=timeout_s)
         except urllib.error.HTTPError as error:
             answer = error
         with answer:

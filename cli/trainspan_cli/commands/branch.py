@@ -90,7 +90,6 @@ def branch(
     loaded = _with_dataset(settings(config), {**rewarding, "filter": filter})
     scope = BranchScope(CallChoice.parse(calls), tuple(rollout) if rollout else None, of_run, of_round, limit)
     wanted = _run_settings(loaded, given, run or uuid.uuid4().hex, n, round_=of_round or 0, resume=resume)
-    os.environ.setdefault("OPENAI_API_KEY", "trainspan")  # the judge's module may create a client
     try:
         report = _run(wanted, loaded, scope, target or [], given, store, as_json=format == "json")
     except StoreError as error:

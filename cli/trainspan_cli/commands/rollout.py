@@ -1,7 +1,6 @@
 """`trainspan rollout`."""
 
 import dataclasses
-import os
 import sys
 import uuid
 from pathlib import Path
@@ -88,7 +87,6 @@ def rollout(
     wanted = _run_settings(
         loaded, given, target or [], run, shard=shard, round=round, split=split, limit=limit, resume=resume
     )
-    os.environ.setdefault("OPENAI_API_KEY", "trainspan")  # the judge's module may create a client
     try:
         with rollout_engine(wanted, loaded, [wanted.tasks]):
             result = _run(wanted, loaded, as_json=format == "json")

@@ -1,5 +1,7 @@
 """Output of a run's result."""
 
+from collections.abc import Mapping
+
 from trainspan_schemas.command_events import UNFINISHED, RunResult
 
 __all__ = ["exit_code", "print_table"]
@@ -31,6 +33,10 @@ def print_table(result: "RunResult", stored: int | None) -> None:
         "model calls": _calls(result.calls, stored),
         "seconds": f"{result.seconds:.1f}",
     }
+    if "requests" in result.judge:
+        rows["judge model"] = _judge_model(result.judge)
+    if "position_bias" in result.judge:
+        rows["position bias"] = _position_bias(result.judge)
     if repeated := result.unfinished - result.unacknowledged:
         rows["not finished"] = f"{repeated} rollouts; --run {result.run_id} --resume repeats them"
     if result.unacknowledged:
@@ -40,6 +46,19 @@ def print_table(result: "RunResult", stored: int | None) -> None:
     for name, value in rows.items():
         table.add_row(name, value)
     Console().print(table)
+
+
+def _judge_model(figures: Mapping[str, float]) -> str:
+    requests, cached, read, written = (
+        f"{figures[name]:,.0f}" for name in ("requests", "cached", "prompt_tokens", "completion_tokens")
+    )
+    return f"{requests} requests, {cached} verdicts from the cache, {read} tokens read, {written} written"
+
+
+def _position_bias(figures: Mapping[str, float]) -> str:
+    error = f" ± {figures['position_bias_error']:.3f}" if "position_bias_error" in figures else ""
+    groups = f"{figures['both_orders']:.0f} group{'' if figures['both_orders'] == 1 else 's'} in both orders"
+    return f"{figures['position_bias']:+.3f}{error} of 1 for standing earlier, over {groups}"
 
 
 def _calls(counted: int, stored: int | None) -> str:

@@ -20,6 +20,7 @@ from trainspan_loop.trials.comparison import smallest_p
 from trainspan_loop.trials.evidence import TRIALS, EvidenceFiles, read_outcomes
 from trainspan_loop.trials.lineage import ancestors, is_in_service, is_withdrawn, version_trained_on
 from trainspan_loop.trials.verdict import Verdict, judge, verdict_checks
+from trainspan_rollouts.judges.choice import compares_rollouts
 from trainspan_rollouts.records import Shard
 from trainspan_rollouts.run_ledger import ledger_file
 from trainspan_schemas.artifacts.checkpoint import CheckpointMeta, checkpoint_name
@@ -68,6 +69,11 @@ def check_trials(settings: Settings, pool: TaskPool | None) -> None:
     if not 0 < loop.trial_level < 1 or loop.trial_n < 1:
         raise ConfigError(
             f"[loop] trial_level = {loop.trial_level:g} must be between 0 and 1, trial_n = {loop.trial_n} at least 1"
+        )
+    if settings.rollouts.judge and compares_rollouts(settings.rollouts.judge):
+        raise ConfigError(
+            f"[loop] trial_tasks compares versions by their rewards, but the judge {settings.rollouts.judge} compares rollouts of one "
+            "version with each other: remove it or use a judge that scores each rollout alone"
         )
     least = smallest_p(len(pool), loop.trial_n)
     if least > loop.trial_level / 2:

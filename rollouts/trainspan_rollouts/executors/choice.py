@@ -2,6 +2,7 @@
 
 import logging
 import os
+from collections.abc import Collection
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -24,8 +25,11 @@ __all__ = ["choose_executor"]
 _log = logging.getLogger(__name__)
 
 
-def choose_executor(settings: RunSettings) -> Executor:
-    """Returns the executor for engine and target. Raises UsageError if a setting is invalid."""
+def choose_executor(settings: RunSettings, secrets: Collection[str] = ()) -> Executor:
+    """Returns the executor for engine and target, whose agents do not get the variables named in `secrets`.
+
+    Raises UsageError if a setting is invalid.
+    """
     harness = read_connection(settings.harness) if settings.harness else None
     _check(settings, harness)
     collectors = Collectors.of(settings.collector)
@@ -50,7 +54,8 @@ def choose_executor(settings: RunSettings) -> Executor:
         return RayExecutor(
             spec, headers.pop(), settings.concurrency, settings.workers, settings.ray, settings.shard.count
         )
-    return local_executor(spec, os.environ, headers.pop())
+    environ = {name: value for name, value in os.environ.items() if name not in secrets}
+    return local_executor(spec, environ, headers.pop())
 
 
 def _check(settings: RunSettings, harness: Connection | None) -> None:

@@ -57,8 +57,8 @@ def stated_in_headers(headers: Iterable[tuple[bytes, bytes]]) -> tuple[str | Non
                 ("summar", "summary"),
                 ("title", "title"),
             )
-            kind = next((kind for word, kind in words if word in asked), None)
-            return agent[:_MAX_NAME], kind and RequestKind(kind, "header")
+            kind = next((RequestKind(kind, "header") for word, kind in words if word in asked), None)
+            return agent[:_MAX_NAME], kind
     return None, None
 
 

@@ -26,6 +26,7 @@ from trainspan_schemas.web_origins import dialed_host
 __all__ = [
     "CONFIG_FILE",
     "POLICIES",
+    "build_table",
     "check_known",
     "choices_of",
     "keys_of",
@@ -265,6 +266,15 @@ def check_known(where: str, section: str, key: str | None) -> None:
 def _nearest(word: str, known: Iterable[str]) -> str:
     matches = difflib.get_close_matches(word, list(known), n=1, cutoff=0.4)
     return f"; did you mean {matches[0]!r}?" if matches else f"; known: {', '.join(known)}"
+
+
+def build_table(where: str, cls: type, values: Mapping[str, object]) -> Any:
+    """A dataclass of settings from a table of another file. Raises ConfigError for an unknown key or a value of another type."""
+    known = keys_of(cls)
+    for key in values:
+        if key not in known:
+            raise ConfigError(f"{where}: unknown key {key!r}{_nearest(key, known)}")
+    return _build(where, cls, values)
 
 
 def _build(section: str, cls: type, values: Mapping[str, object]) -> Any:

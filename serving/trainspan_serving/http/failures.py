@@ -78,8 +78,8 @@ class FailureLog:
                 if status in _OVERLOADED or (status >= 500 and is_at_work()):
                     self.add(caller)
                 refusal = bytearray() if status >= 400 else None
-            elif refusal is not None and len(refusal) < _MAX_ANSWER:
-                refusal += message.get("body", b"")
+            elif refusal is not None:
+                refusal.extend(message.get("body", b"")[: _MAX_ANSWER - len(refusal)])
                 if not message.get("more_body", False):
                     self._note(caller, bytes(refusal))
             await send(message)

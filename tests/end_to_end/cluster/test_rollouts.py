@@ -98,7 +98,11 @@ def test_a_lost_nodes_rollouts_are_tried_again_on_another_and_its_agents_end(sit
     lost_name = f"node-{len(cluster.nodes) - 1}"
     site.write(WAITING, "a", "b")
     site.environ["TRAINSPAN_RAY__WORKER_CPUS"] = "0.4"  # two nodes have room for all workers of three
-    process = site.start("--n", "3", "--workers", "6", "--concurrency", "6", *COMMAND)
+    (site.folder / "judges.py").write_text(
+        "def judge_group(task, results):\n    return [float(len(results)) for _ in results]"
+    )
+    judge = ("--judge", "judges:judge_group")  # waits for those that are tried again
+    process = site.start("--n", "3", "--workers", "6", "--concurrency", "6", *judge, *COMMAND)
     wait_for(lambda: len(site.ran) == 6, "six agents run")
     lost = [(agent, child) for name, agent, child in site.ran if name == lost_name]
     assert {name for name, _, _ in site.ran} == {"head", "node-0", lost_name}
@@ -109,7 +113,7 @@ def test_a_lost_nodes_rollouts_are_tried_again_on_another_and_its_agents_end(sit
     (site.folder / "go").touch()
     output, _ = process.communicate(timeout=100)
     assert process.returncode == 0, site.stderr
-    assert '"status": {"ok": 6}' in output.splitlines()[-1]
+    assert '"status": {"ok": 6}, "mean_reward": 3.0,' in output.splitlines()[-1]
     failed = [span for span in site.attempts.values() if span.attributes[keys.ROLLOUT_STATUS] == "infra_error"]
     assert Counter(attempt for _, _, attempt in site.attempts) == {0: 6, 1: len(lost)}
     assert len(failed) == len(lost)

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,7 +24,7 @@ from trainspan_rollouts.records import Shard
 from trainspan_rollouts.run_ledger import ledger_file
 from trainspan_schemas.artifacts.checkpoint import CheckpointMeta, checkpoint_name, read_latest, write_latest
 from trainspan_schemas.artifacts.dataset import dataset_dir, manifest_path
-from trainspan_schemas.config.load import load_settings
+from trainspan_schemas.config.load import load_settings, override
 from trainspan_schemas.config.settings import Settings
 from trainspan_schemas.errors import ConfigError
 from trainspan_schemas.policy_server import Offer
@@ -320,3 +320,11 @@ def test_trials_that_could_refuse_nothing_are_an_error(tmp_path: Path) -> None:
         checked(6, trial_level=1)
     with pytest.raises(ConfigError, match="needs an agent that the loop can run"):
         check_trials(settings_of(tmp_path / "trial.jsonl"), LoopTasks.open(load_settings(None, {})).trial)
+    (tmp_path / "trial_judge.py").write_text("def judge_group(task, results): return [0.0 for _ in results]")
+    judged = override(settings_of(tmp_path / "trial.jsonl").rollouts, judge=f"{tmp_path}/trial_judge.py:judge_group")
+    with pytest.raises(
+        ConfigError, match=r"trial_judge.py:judge_group compares rollouts of one version with each other"
+    ):
+        check_trials(
+            replace(settings_of(tmp_path / "trial.jsonl"), rollouts=judged), TaskPool(tmp_path / "trial.jsonl", "val")
+        )

@@ -17,6 +17,7 @@ from tests.rollouts.agents.test_functions import rollouts, statuses, tasks
 from tests.rollouts.conftest import Run, write_tasks
 from tests.support.agents.programs import WITHOUT_OPENAI, environment, write
 from tests.support.otlp.recorder import OtlpRecorder
+from trainspan_rollouts.judges.choice import find_judge
 from trainspan_rollouts.run_ledger import RunLedger
 from trainspan_rollouts.run_ledger import statuses as statuses_of
 from trainspan_schemas.errors import UsageError
@@ -189,7 +190,8 @@ def test_a_run_is_not_resumed_with_another_judge_whose_verdicts_would_be_compare
 
     def resumed(judge: str | None, *, resume: bool = True) -> None:
         file = tmp_path / "ledger.jsonl"
-        RunLedger(file, 0, Path("tasks.jsonl"), ["agent:solve"], resume=resume, judge=judge).close()
+        named = None if judge is None else (judge, find_judge(judge, 1.0).digest)
+        RunLedger(file, 0, Path("tasks.jsonl"), ["agent:solve"], resume=resume, judge=named).close()
 
     resumed("resumed_judge.py:strict", resume=False)
     resumed("resumed_judge.py:strict")

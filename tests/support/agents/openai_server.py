@@ -35,12 +35,14 @@ class Recorded:
 class OpenAIServer:
     """Answers `answer(body)` with `status(request number)`, or redirects a path to the base URL from `redirect`.
 
-    An answer is the message's text, or the members of the message (not for streams).
+    An answer is the message's text, or the members of the message (not for streams), with its `finish_reason` if that is special.
     """
 
     answer: Callable[[dict[str, Any]], str | dict[str, Any]] = lambda _body: "ok"
     status: Callable[[int], int] = lambda _number: 200
     redirect: Callable[[str], str | None] = lambda _path: None
+    failure: Callable[[dict[str, str]], str] = lambda _headers: "failed"
+    """The message of an answer with another status than 200, by the headers of the request."""
     failures: Callable[[], dict[str, Any] | None] = lambda: None
     """Fields of RequestFailures, as `trainspan serve` tells them; None: it cannot tell."""
     failures_status: int = 404
@@ -107,11 +109,12 @@ class OpenAIServer:
                     self.send_header("content-length", "0")
                     self.end_headers()
                     return
-                self._send(outer.status(number), body, number)
+                self._send(outer.status(number), body, number, headers)
 
-            def _send(self, status: int, body: dict[str, Any], number: int) -> None:
-                content = outer.answer(body) if status == 200 else "failed"
-                message = content if isinstance(content, dict) else {"content": content}
+            def _send(self, status: int, body: dict[str, Any], number: int, headers: dict[str, str]) -> None:
+                content = outer.answer(body) if status == 200 else outer.failure(headers)
+                message = dict(content) if isinstance(content, dict) else {"content": content}
+                finish_reason = message.pop("finish_reason", "tool_calls" if "tool_calls" in message else "stop")
                 answer: dict[str, Any] = {"error": {"message": content}}
                 if status == 200:
                     answer = {
@@ -123,7 +126,7 @@ class OpenAIServer:
                             {
                                 "index": 0,
                                 "message": {"role": "assistant", "content": None, **message},
-                                "finish_reason": "tool_calls" if "tool_calls" in message else "stop",
+                                "finish_reason": finish_reason,
                             }
                         ],
                         "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
