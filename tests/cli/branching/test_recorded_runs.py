@@ -23,7 +23,7 @@ def test_each_round_and_split_has_its_own_task_file(tmp_path: Path, monkeypatch:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps({"tasks": f"{split}-{round_}.jsonl", "target": ["agent:solve"]}) + "\n")
     target, files = recorded_or_given(rollouts, [], None)
-    assert target == ("agent:solve",)
+    assert target.target == ("agent:solve",)
     assert {kind: file.name for kind, file in files.items()} == {
         ("run", 1, "train"): "train-1.jsonl",
         ("run", 2, "train"): "train-2.jsonl",

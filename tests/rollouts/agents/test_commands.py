@@ -167,6 +167,7 @@ def test_the_command_prints_progress_and_result_as_json_lines(
     assert 0 < seconds < 60
     assert result == {
         "event": "result",
+        "judge": {},
         "run_id": "r",
         "round": 2,
         "split": None,
