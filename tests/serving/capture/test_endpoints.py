@@ -265,7 +265,7 @@ def test_a_cancelled_task_is_not_delivered_and_its_neighbor_is(caller: Caller, m
 def test_refused_requests_are_not_calls(caller: Caller) -> None:
     client = caller.client
     with pytest.raises(openai.BadRequestError):
-        client.chat.completions.create(**{**ASKED, "max_tokens": 100_000})
+        client.chat.completions.create(**{**ASKED, "messages": [{"role": "user", "content": "calc " * 2000}]})
     with pytest.raises(openai.NotFoundError):
         client.chat.completions.create(**{**ASKED, "model": "other"})
     with pytest.raises(openai.BadRequestError):

@@ -39,7 +39,7 @@ REQUESTS: list[tuple[str, dict[str, Any]]] = [
     ("/v1/chat/completions", {**CHAT, "stream": True, "logprobs": True}),
     ("/v1/chat/completions", {**CHAT, "stop": ["a"], "temperature": 0.7, "top_p": 0.9}),
     ("/v1/chat/completions", {"model": "unknown", "messages": MESSAGES}),
-    ("/v1/chat/completions", {**CHAT, "max_tokens": 100_000}),
+    ("/v1/chat/completions", {**CHAT, "messages": [{"role": "user", "content": "calc " * 2000}]}),
     ("/v1/completions", {"model": "policy", "prompt": "calc 7", "max_tokens": 20, "seed": 4, "n": 2}),
     ("/v1/completions", {"model": "policy", "prompt": ["calc", "the"], "max_tokens": 9, "seed": 4, "logprobs": 2}),
     (
