@@ -393,6 +393,7 @@ def _rows_scanned(node: Mapping[str, Any]) -> int:
     return scanned + sum(map(_rows_scanned, node.get("children", [])))
 
 
+@pytest.mark.ci
 def test_a_compaction_and_a_purge_leave_a_store_whose_duplicates_are_found(tmp_path: Path) -> None:
     with running(tmp_path / "spans.duckdb", load_interval_s=0.05) as collector:
         for trace in (1, 2, 3):

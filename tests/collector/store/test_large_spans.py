@@ -181,6 +181,7 @@ def test_a_resource_that_many_spans_share_is_loaded_in_parts(tmp_path: Path) -> 
     assert "again" not in _log(collector)
 
 
+@pytest.mark.ci
 def test_a_span_of_more_than_16_mib_is_rejected_by_name_and_counted_and_the_others_are_stored(tmp_path: Path) -> None:
     with running(tmp_path / "spans.duckdb", http=ANY_PORT) as collector, _watched(collector) as peak:
         large = span(6, 1, {"text": "x" * 17 * MIB}, name="large")

@@ -56,6 +56,7 @@ def _old_store(path: Path) -> None:
         connection.execute(OLD_ROWS)
 
 
+@pytest.mark.ci
 def test_a_store_of_version_1_is_migrated_with_all_its_rows_and_stays_usable(tmp_path: Path) -> None:
     store = tmp_path / "spans.duckdb"
     _old_store(store)

@@ -107,6 +107,7 @@ def test_a_kill_at_any_file_operation_leaves_the_old_checkpoint_or_the_new_one(t
     assert outcomes == {(9, "policy-000001"), (9, "policy-000002"), (0, "policy-000002")}
 
 
+@pytest.mark.ci
 def test_a_kill_at_any_file_operation_of_a_refusal_is_made_up_for(tmp_path: Path) -> None:
     outcomes = set()
     for operations in range(60):

@@ -98,6 +98,7 @@ def events(checkpoints: Path) -> list[tuple[str, str]]:
     return [(entry["event"], entry["checkpoint"]) for entry in map(json.loads, lines)]
 
 
+@pytest.mark.ci
 def test_a_checkpoint_that_a_busy_server_did_not_take_is_owed_and_goes_in_at_the_next_start(
     run: Run, tmp_path: Path, model: Any
 ) -> None:

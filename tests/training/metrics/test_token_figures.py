@@ -235,6 +235,7 @@ def test_a_refused_policy_leaves_no_figures(run: Run, tmp_path: Path, model: Any
     assert about(part)["dataset_sha256"] == second.sha256, "the refused number is not used again"
 
 
+@pytest.mark.ci
 def test_two_processes_write_a_part_each_and_each_token_once(tmp_path: Path, model: Any, model_dir: Path) -> None:
     logged = sample_rollouts(model, rollouts=9)
     write_dataset(tmp_path / "dataset", logged)

@@ -124,6 +124,7 @@ def url_of(collector: CollectorProcess) -> str:
     return f"http://{collector.address.grpc}"
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("n_rollouts", [120, pytest.param(4000, marks=pytest.mark.slow)])
 def test_a_collector_killed_under_load_costs_nothing_and_the_dataset_is_that_of_one_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_rollouts: int

@@ -74,6 +74,7 @@ def _resident_mib(collector: CollectorProcess) -> int:
     return next(int(line.split()[1]) // 1024 for line in lines if line.startswith("VmRSS"))
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("seconds", [6, pytest.param(60, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
 def test_forty_senders_on_a_slow_disk_are_refused_in_turn_and_take_no_more_memory_with_time(
     tmp_path: Path, seconds: float
