@@ -158,7 +158,7 @@ def test_calls_that_do_not_state_their_sampling_are_trained_once_the_user_admits
     assert set(rows(built)["temperature"]) == {1.0}
     with pytest.raises(
         UsageError,
-        match="admit = 'greedy' is not admissible: use one of unsigned, unstated_sampling, untrusted, untrusted_reward",
+        match="admit = 'greedy' is not admissible: use one of unsigned, title, unstated_sampling, untrusted, untrusted_reward",
     ):
         bench.build(round_=0, out=bench.out / "other", admit="greedy")
 
