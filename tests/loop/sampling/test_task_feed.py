@@ -113,7 +113,9 @@ def test_a_runner_that_is_gone_ends_the_feed() -> None:
     feed = TaskFeed(SETTINGS, iter(["x" * 1_000_000] * 9), lambda _: None)
     reader, writer = os.pipe()
     os.close(reader)
-    feed.write(open(writer, "w"))  # noqa: SIM115 - write closes it
+    pipe = open(writer, "w")  # noqa: SIM115 - write closes it
+    feed.write(pipe)
+    assert pipe.closed
 
 
 @pytest.mark.ci
