@@ -61,7 +61,7 @@ class ReadParameters:
         return value
 
     def columns(self, known: Sequence[str]) -> Sequence[str]:
-        """The columns asked for, all of `known` by default. Raises UsageError for another one, or none."""
+        """The columns asked for, all of `known` by default. Raises UsageError if a column is unknown, or if none is named."""
         if "columns" not in self.values:
             return known
         wanted = self.texts("columns")
