@@ -3,6 +3,7 @@
 import os
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -58,12 +59,15 @@ def _run_loop(plan: Plan, model: str) -> RunFolder:
     command = [sys.executable, "-m", "trainspan_cli", "loop", "--config", str(plan.config), "--resume"]
     environ = {**os.environ, **plan.environ(model)}
     with subprocess.Popen(command, cwd=ROOT, env=environ) as process:
+        before = signal.signal(signal.SIGTERM, lambda *_: process.terminate())  # the loop ends its children
         try:
             with CpuMeter(plan.state, process.pid):
                 process.wait()
         except KeyboardInterrupt:
             process.wait()  # the loop got the same Ctrl-C and ends its children
             raise
+        finally:
+            signal.signal(signal.SIGTERM, before)
     folder = run_of(plan)
     if folder is None or folder.read("run.json").get("status") != "finished":
         raise SystemExit(f"evaluation: the loop ended with exit code {process.returncode}; the same command resumes it")
