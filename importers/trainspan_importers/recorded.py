@@ -58,8 +58,8 @@ def message_of(source: Mapping[str, Any]) -> Message:
     role = _ROLES.get(role, role)
     parts = _tool_result(fields) if role == "tool" else _parts(fields)
     name = fields.get("name")
-    named = {"name": name} if isinstance(name, str) and role != "tool" else {}
-    return {"role": role, "parts": parts, **named, **_rest(fields, _MESSAGE_FIELDS)}
+    name_field = {"name": name} if isinstance(name, str) and role != "tool" else {}
+    return {"role": role, "parts": parts, **name_field, **_rest(fields, _MESSAGE_FIELDS)}
 
 
 def other_fields(value: Any) -> dict[str, Any]:
@@ -116,8 +116,8 @@ def _tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
     function = call.get("function") if isinstance(call.get("function"), dict) else call
     assert isinstance(function, Mapping)
     arguments = function.get("arguments", function.get("args", function.get("input")))
-    made = {"type": "tool_call", "name": str(function.get("name") or ""), "arguments": arguments}
-    return {**made, "id": call["id"]} if isinstance(call.get("id"), str) else made
+    part = {"type": "tool_call", "name": str(function.get("name") or ""), "arguments": arguments}
+    return {**part, "id": call["id"]} if isinstance(call.get("id"), str) else part
 
 
 def _part(block: Any) -> dict[str, Any]:
@@ -155,10 +155,10 @@ def _tool_result(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _response(call_id: Any, content: Any, is_error: Any) -> dict[str, Any]:
-    made = {"type": "tool_call_response", "response": text_of(content)}
+    part = {"type": "tool_call_response", "response": text_of(content)}
     if isinstance(call_id, str):
-        made["id"] = call_id
-    return {**made, "is_error": True} if is_error else made
+        part["id"] = call_id
+    return {**part, "is_error": True} if is_error else part
 
 
 def text_of(content: Any) -> str:
@@ -197,11 +197,11 @@ def outputs_in(value: Any) -> list[Message]:
     if not isinstance(value, dict):
         return [message for message in messages_in(value) if message["role"] == "assistant"][-1:]
     if isinstance(choices := value.get("choices"), list):
-        return [made for choice in choices if (made := _answer(choice, "message"))]
+        return [answer for choice in choices if (answer := _answer(choice, "message"))]
     generations = value.get("generations")
     if isinstance(generations, list) and generations:
         inner = generations[0] if isinstance(generations[0], list) else generations
-        return [made for one in inner if (made := _answer(one, "message"))]
+        return [answer for generation in inner if (answer := _answer(generation, "message"))]
     if isinstance(content := value.get("output"), (dict, list, str)):
         return outputs_in(content)
     if isinstance(message := value.get("message"), dict):
@@ -218,12 +218,12 @@ def _answer(choice: Any, member: str) -> Message | None:
     )
     source = choice.get(member)
     if isinstance(source, dict):
-        made = message_of(source)
+        message = message_of(source)
     elif isinstance(choice.get("text"), str):
-        made = {"role": "assistant", "parts": [{"type": "text", "content": choice["text"]}]}
+        message = {"role": "assistant", "parts": [{"type": "text", "content": choice["text"]}]}
     else:
         return None
-    return {**made, "role": "assistant", **({"finish_reason": reason} if isinstance(reason, str) else {})}
+    return {**message, "role": "assistant", **({"finish_reason": reason} if isinstance(reason, str) else {})}
 
 
 def _is_message(value: Any) -> bool:

@@ -247,5 +247,5 @@ def _iso(text: str) -> str:
 
 
 def _fraction_ns(text: str) -> int:
-    found = re.search(r":\d\d\.(\d+)", text)
-    return int(found[1][:9].ljust(9, "0")) if found else 0
+    fraction = re.search(r":\d\d\.(\d+)", text)
+    return int(fraction[1][:9].ljust(9, "0")) if fraction else 0

@@ -82,23 +82,27 @@ class Consolidation:
             return "the last validation has no rewards"
         if read_latest(self._folder.checkpoints) is None:
             return "no round was trained"
-        rounds = [one for one in self._folder.records() if one["kind"] == "round"]
-        if any(check["name"] == SIGNAL_CHECK and not check["ok"] for one in rounds[-1:] for check in one["checks"]):
+        rounds = [record for record in self._folder.records() if record["kind"] == "round"]
+        if any(
+            check["name"] == SIGNAL_CHECK and not check["ok"] for record in rounds[-1:] for check in record["checks"]
+        ):
             return "its rewards look independent of the answers"
         try:
-            made = self._made()
+            consolidated = self._made()
         except ProcessError as error:
             return str(error)
-        record = next((one for one in self._folder.records() if one.get("consolidation")), None)
+        record = next((record for record in self._folder.records() if record.get("consolidation")), None)
         if record is None:
-            record = self._validated(before, made)
+            record = self._validated(before, consolidated)
         if not record["consolidation"]["kept"]:
-            self._take_out(made["version"])
+            self._take_out(consolidated["version"])
         return None
 
     def _last_validation(self, round_: int) -> dict[str, Any] | None:
-        found = [one for one in self._folder.records() if one["kind"] == "eval" and one["name"] == "validation"]
-        return next((one for one in reversed(found) if one["round"] == round_ and one["n"]), None)
+        validations = [
+            record for record in self._folder.records() if record["kind"] == "eval" and record["name"] == "validation"
+        ]
+        return next((record for record in reversed(validations) if record["round"] == round_ and record["n"]), None)
 
     def _made(self) -> dict[str, Any]:
         """What was trained; see `_described`. Raises ProcessError if `trainspan sft` failed."""
@@ -141,10 +145,10 @@ class Consolidation:
         """The best version by validation: its number, and the folder or name of the model."""
         best = best_validation(self._folder.records())
         assert best is not None, "there is a validation with rewards"
-        version, kept = best["policy_version"], self._folder.read("run.json").get("best") or {}
+        version, best_kept = best["policy_version"], self._folder.read("run.json").get("best") or {}
         folder = self._folder.checkpoints / checkpoint_name(version)
-        if kept.get("policy_version") == version:
-            folder = Path(kept["checkpoint"])
+        if best_kept.get("policy_version") == version:
+            folder = Path(best_kept["checkpoint"])
         elif CheckpointLedger(self._folder.checkpoints).of_checkpoint(folder.name) is None:
             return {"start": version, "model": self._settings.train.model or self._settings.serving.model}
         elif not folder.is_dir():  # pruned before it could be kept
@@ -164,7 +168,7 @@ class Consolidation:
             "forwarded_tokens": round(manifest["epochs"] * manifest["tokens"]),
         }
 
-    def _validated(self, before: Mapping[str, Any], made: Mapping[str, Any]) -> dict[str, Any]:
+    def _validated(self, before: Mapping[str, Any], consolidated: Mapping[str, Any]) -> dict[str, Any]:
         """Appends the record of its validation, with the decision.
 
         The mean on the same tasks decides. A test at a level would keep most versions that are worse.
@@ -172,12 +176,16 @@ class Consolidation:
         record = self._validation.again(before)
         now = self._services.policy.state().alone
         swap = {"version": now.version, "canary": now.canary}
-        fresh = swap_check(RoundTrained(before["round"], made["version"], swap=swap, recovered=True))
+        fresh = swap_check(RoundTrained(before["round"], consolidated["version"], swap=swap, recovered=True))
         estimate = RewardEstimate.of_record(record)
-        kept = estimate.n > 0 and estimate.mean >= RewardEstimate.of_record(before).mean and fresh.ok
+        is_kept = estimate.n > 0 and estimate.mean >= RewardEstimate.of_record(before).mean and fresh.ok
         record["checks"].append(fresh.record())
-        record["seconds"] += made["seconds"]
-        record["consolidation"] = {**made, "before": {name: before[name] for name in _ESTIMATE}, "kept": kept}
+        record["seconds"] += consolidated["seconds"]
+        record["consolidation"] = {
+            **consolidated,
+            "before": {name: before[name] for name in _ESTIMATE},
+            "kept": is_kept,
+        }
         self._validation.append(record)
         return record
 

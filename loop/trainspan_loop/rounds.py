@@ -150,14 +150,14 @@ class Loop:
         self._screen.stage("")
         skipped = skip_reason(manifest, event.skipped)
         trial = self._sampler.alongside(self._trials.judge, round_)
-        found = [*training_checks(event), skip_check(self._records(policy), skipped), *self._trials.checks(trial)]
-        found += [] if skipped else [signal_check(event)]
-        checks += [check.record() for check in found]
+        new_checks = [*training_checks(event), skip_check(self._records(policy), skipped), *self._trials.checks(trial)]
+        new_checks += [] if skipped else [signal_check(event)]
+        checks += [check.record() for check in new_checks]
         if trial is None:
             return PolicyOutcome(event.version, manifest, asdict(event), skipped, checks, seconds)
         seconds["trial"] = trial.seconds
-        told = trial.refused, trial.verdict.record()
-        return PolicyOutcome(trial.in_service, manifest, asdict(event), skipped, checks, seconds, *told)
+        refusal = trial.refused, trial.verdict.record()
+        return PolicyOutcome(trial.in_service, manifest, asdict(event), skipped, checks, seconds, *refusal)
 
     def _records(self, policy: Policy) -> list[dict[str, Any]]:
         """The records of rounds as the policy sees them."""

@@ -58,15 +58,15 @@ class Validations:
         recorded_s = 0.0
         loop = self._settings.loop
         self._keep_best()
-        named: list[tuple[EvalName, TaskPool]] = [("validation", self._tasks.val)] if self._tasks.val else []
+        pools: list[tuple[EvalName, TaskPool]] = [("validation", self._tasks.val)] if self._tasks.val else []
         if probe and self._tasks.probe:
-            named.append(("probe", self._tasks.probe))
+            pools.append(("probe", self._tasks.probe))
         on_record = {
             (record["name"], record["round"], record["tasks"])
             for record in self._folder.records()
             if record["kind"] == "eval"
         }
-        for name, pool in named:
+        for name, pool in pools:
             drawn = min(count, len(pool))
             if not drawn or (name, round_, drawn) in on_record:
                 continue
@@ -111,9 +111,9 @@ class Validations:
 
     def _versions(self, state: ServerState) -> dict[str, Any]:
         """The versions in service."""
-        found = {policy: {"policy_version": state.of(policy).version} for policy in self._stages.policies}
-        alone = found.get(None)
-        return alone or {"policy_version": None, "policies": found}
+        versions = {policy: {"policy_version": state.of(policy).version} for policy in self._stages.policies}
+        alone = versions.get(None)
+        return alone or {"policy_version": None, "policies": versions}
 
     def _keep_best(self) -> None:
         """Keeps the checkpoints of the best validation on record, also if an earlier loop ended before it could.
@@ -129,8 +129,8 @@ class Validations:
             self._folder.keep_best(names, best)
 
     def _is_kept(self, validation: Mapping[str, Any]) -> bool:
-        kept = self._folder.read("run.json").get("best") or {}
-        return all(kept.get(key) == validation[key] for key in ("round", "n", "mean"))
+        best = self._folder.read("run.json").get("best") or {}
+        return all(best.get(key) == validation[key] for key in ("round", "n", "mean"))
 
     def _measured(self, round_: int) -> tuple[dict[str, Any], Check]:
         """The estimate of the last validation, pass@k if each task was rolled out several times, and the check of what is left out.
@@ -153,8 +153,8 @@ class Validations:
 
 def _checkpoints(validation: Mapping[str, Any]) -> dict[Policy, str]:
     """The names of the checkpoints that answered a validation."""
-    named: Mapping[Policy, Mapping[str, Any]] = validation.get("policies") or {None: validation}
-    return {policy: checkpoint_name(own["policy_version"]) for policy, own in named.items()}
+    policies: Mapping[Policy, Mapping[str, Any]] = validation.get("policies") or {None: validation}
+    return {policy: checkpoint_name(served["policy_version"]) for policy, served in policies.items()}
 
 
 def _is_made_in(folder: Path, checkpoint: str) -> bool:

@@ -67,8 +67,8 @@ class RolloutSpans:
         if answer is not None and len(text := json.dumps(answer)) <= MAX_ANSWER_CHARACTERS:
             attributes[keys.TASK_ANSWER] = text
         if point is not None:
-            place = {keys.BRANCH_ATTEMPT: point.attempt, keys.BRANCH_CALL: point.call}
-            attributes |= {keys.BRANCH_OF: point.rollout_id, **place}
+            branch_call = {keys.BRANCH_ATTEMPT: point.attempt, keys.BRANCH_CALL: point.call}
+            attributes |= {keys.BRANCH_OF: point.rollout_id, **branch_call}
         self._ids.rollout_id = identity.rollout_id
         return RolloutSpan(self._tracer.start_span(keys.ROLLOUT_SPAN_NAME, Context(), attributes=attributes), identity)
 

@@ -101,7 +101,7 @@ def ledger_files(run_id: str, round_: int | None, split: Split | None, *, of_bra
 
 def waiting_rounds(run_id: str, split: Split | None) -> list[int]:
     """Returns the rounds of a run and split whose ledgers have verdicts that the collector has not acknowledged."""
-    found = set()
+    rounds = set()
     for file in ledger_files(run_id, None, split):
         waiting: set[tuple[str, int]] = set()
         for record in _records(file):
@@ -111,8 +111,8 @@ def waiting_rounds(run_id: str, split: Split | None) -> list[int]:
                 waiting.discard((record["delivered"], record["attempt"]))
         match = _ROUND.match(file.name)
         if waiting and match:
-            found.add(int(match[1]))
-    return sorted(found)
+            rounds.add(int(match[1]))
+    return sorted(rounds)
 
 
 def newest_ledgers() -> list[Path]:
@@ -180,23 +180,23 @@ def recorded_agent(run_id: str, round_: int, split: Split | None) -> tuple[str, 
 def recorded_rewards(file: Path) -> dict[tuple[str, int], float]:
     """Returns (rollout id, attempt) → reward for the finished, rewarded rollouts in a ledger; empty without a file."""
     begun: dict[str, tuple[str, int]] = {}
-    found: dict[tuple[str, int], float] = {}
+    rewards: dict[tuple[str, int], float] = {}
     for record in _records(file):
         if "begin" in record:
             begun[record["begin"]] = record["rollout"], record["attempt"]
         elif "end" in record and record["reward"] is not None and record["end"] in begun:
-            found[begun[record["end"]]] = record["reward"]
-    return found
+            rewards[begun[record["end"]]] = record["reward"]
+    return rewards
 
 
 def task_outcomes(file: Path) -> dict[str, list[Finished]]:
     """Returns task id → outcomes of its finished rollouts in a ledger, of each the last attempt's; empty without a file."""
     last = {record["end"]: Finished(record["status"], record["reward"]) for record in _records(file) if "end" in record}
-    found: dict[str, list[Finished]] = {}
+    outcomes: dict[str, list[Finished]] = {}
     for key, outcome in last.items():
         _, _, task_id = key.partition(":")
-        found.setdefault(task_id, []).append(outcome)
-    return found
+        outcomes.setdefault(task_id, []).append(outcome)
+    return outcomes
 
 
 def statuses(file: Path) -> tuple[int, Counter[str], list[float]]:
@@ -355,11 +355,11 @@ class RunLedger:
             self._write(head)
             return
         first, *lines = data[:whole].splitlines(keepends=True)
-        found = json.loads(first)
-        if changed := [name for name in (*head, *found) if head.get(name) != found.get(name)]:
+        stored = json.loads(first)
+        if changed := [name for name in (*head, *stored) if head.get(name) != stored.get(name)]:
             name = changed[0]
             raise UsageError(
-                f"cannot resume {file}: its {name} is {found.get(name)}, not {head.get(name)}; choose another --run, or undo the change"
+                f"cannot resume {file}: its {name} is {stored.get(name)}, not {head.get(name)}; choose another --run, or undo the change"
             )
         for record in _whole(file, lines):
             self._take(record)

@@ -53,10 +53,10 @@ def count_tasks(path: Path, split: Split | None = None) -> int:
     for _, task in _tasks(path):
         total += 1
         count += _is_wanted(task, split)
-        place = int.from_bytes(blake2b(task.id.encode(), digest_size=8).digest(), "little") % 2**_HASH_BITS
-        if marks[place >> 3] & (1 << (place & 7)):
+        bit = int.from_bytes(blake2b(task.id.encode(), digest_size=8).digest(), "little") % 2**_HASH_BITS
+        if marks[bit >> 3] & (1 << (bit & 7)):
             suspects.add(task.id)
-        marks[place >> 3] |= 1 << (place & 7)
+        marks[bit >> 3] |= 1 << (bit & 7)
     if not total:
         raise TaskFileError(f"{path} has no tasks")
     if suspects:

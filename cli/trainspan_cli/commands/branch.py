@@ -178,9 +178,9 @@ def _send(report: "BranchReport", wanted: "RunSettings", reward: Sequence[str]) 
     collectors, certificate = Collectors.of(wanted.collector), os.environ.get("OTEL_EXPORTER_OTLP_CERTIFICATE")
     scores = list(scores_of(report.rollouts, report.run.run_id, reward))
     for url in collectors.urls:
-        own = [score for score in scores if collectors.url_for(score.rollout_id or "") == url]
+        of_collector = [score for score in scores if collectors.url_for(score.rollout_id or "") == url]
         headers = sender_headers("runner", url, os.environ, token_file=wanted.token_file, store=wanted.store)
         advice = token_advice("runner", url, os.environ, token_file=wanted.token_file, store=wanted.store)
-        if own:
+        if of_collector:
             given = headers or os.environ.get("OTEL_EXPORTER_OTLP_HEADERS")
-            send_scores(own, url, given, certificate, token_advice=advice)
+            send_scores(of_collector, url, given, certificate, token_advice=advice)

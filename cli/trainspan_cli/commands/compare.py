@@ -31,10 +31,10 @@ def compare(
     folders: list[RunFolder] = []
     for name in runs:
         path = Path(name) if (Path(name) / "run.json").exists() else runs_dir() / name
-        own = [RunFolder(path)] if (path / "run.json").exists() else runs_named(name)
-        if not own:
+        run_folders = [RunFolder(path)] if (path / "run.json").exists() else runs_named(name)
+        if not run_folders:
             raise UsageError(f"no run {name} under {runs_dir()}; `trainspan status` lists them")
-        folders += own
+        folders += run_folders
     series = group_runs(list(dict.fromkeys(folders)))
     page = write_comparison(html, series) if html else None
     if format == "json":

@@ -28,7 +28,7 @@ def diff(
     from trainspan_schemas.errors import DatasetError, StorageError, UsageError
 
     try:
-        a, b = (open_published(local_dataset(place)) for place in (dataset_a, dataset_b))
+        a, b = (open_published(local_dataset(location)) for location in (dataset_a, dataset_b))
         difference = compare_datasets(a, b)
     except (DatasetError, StorageError) as error:
         raise UsageError(str(error)) from error

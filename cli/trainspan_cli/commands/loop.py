@@ -69,10 +69,10 @@ def loop(
     check_ports(chosen, wait_s=_ENDING_S if resume or finish else 0.0)
     if seeds == 1:
         values = dataclasses.asdict(chosen)
-        found = newest_unfinished(values, name) if resume or finish else None
-        if finish and found is None:
+        unfinished = newest_unfinished(values, name) if resume or finish else None
+        if finish and unfinished is None:
             raise UsageError("--finish: the newest run is finished, or has other settings; `trainspan status` shows it")
-        folder = found or RunFolder.create(values, name)
+        folder = unfinished or RunFolder.create(values, name)
         return _show(_run(continued(chosen, folder, finish=finish), tasks, config, folder, format), format)
     series = SeedSeries.open(chosen, seeds, name, resume=resume or finish)
     integrity = True

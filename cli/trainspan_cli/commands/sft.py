@@ -206,10 +206,10 @@ def _stored_prompts(request: "ExportRequest", model: Path) -> "tuple[StoredPromp
         return ()
     clock = Clock(time.time_ns, time.sleep)
     prompts = []
-    for one in read_served_prompts(request.stores, base, request.agents, clock, request.settings.settle_s):
+    for served in read_served_prompts(request.stores, base, request.agents, clock, request.settings.settle_s):
         with contextlib.suppress(TypeError, ValueError):  # its record is no request
-            name = f"call {one.call_index} of rollout {one.rollout_id}"
-            prompts.append(StoredPrompt.of(name, one.messages, one.tools, one.prompt_ids))
+            name = f"call {served.call_index} of rollout {served.rollout_id}"
+            prompts.append(StoredPrompt.of(name, served.messages, served.tools, served.prompt_ids))
     return tuple(prompts)
 
 

@@ -13,26 +13,26 @@ def status(config: ConfigOption = None, format: FormatOption = "table") -> None:
     """
     from trainspan_cli.doctor.overview import overview
 
-    found = overview(settings(config))
+    report = overview(settings(config))
     if format == "json":
-        print(json.dumps(found))
+        print(json.dumps(report))
         return
-    collector = found["collector"]
+    collector = report["collector"]
     print("collector  ", f"pid {collector['pid']}, OTLP {collector['grpc']}" if collector else "not running")
-    for server in found["policy_servers"]:
+    for server in report["policy_servers"]:
         policy = server["state"]
         state = f"{server['versions']}, {policy['in_flight']} in flight" if policy else "not running"
         print("policy     ", f"{state} at {server['url']}")
-    print("store      ", found["store"] or "none yet")
-    for one in found["stores"]:
-        print("store      ", one["store"], f"{one['rollouts']} rollouts" if "rollouts" in one else one["error"])
-    for checkpoint in found["latest_checkpoints"].values() or [found["latest_checkpoint"]]:
+    print("store      ", report["store"] or "none yet")
+    for store in report["stores"]:
+        print("store      ", store["store"], f"{store['rollouts']} rollouts" if "rollouts" in store else store["error"])
+    for checkpoint in report["latest_checkpoints"].values() or [report["latest_checkpoint"]]:
         print("checkpoint ", checkpoint or "none yet")
-    print("datasets   ", found["datasets"])
-    if rollouts := found["rollouts"]:
+    print("datasets   ", report["datasets"])
+    if rollouts := report["rollouts"]:
         print("rollouts   ", _rollouts_line(rollouts))
-    print("runs       ", len(found["runs"]), f"(newest {found['runs'][-1]})" if found["runs"] else "")
-    if run := found["run"]:
+    print("runs       ", len(report["runs"]), f"(newest {report['runs'][-1]})" if report["runs"] else "")
+    if run := report["run"]:
         _show_run(run)
 
 
@@ -57,8 +57,8 @@ def _show_run(run: dict[str, Any]) -> None:
     if run["training"]:
         progress = TrainingProgress(**run["training"])
         print("training   ", f"round {progress.round}: {progress}")
-    for name, own in run["policies"].items():
-        print("           ", f"policy {name} version {own['version']}{_progress(own)}")
+    for name, policy in run["policies"].items():
+        print("           ", f"policy {name} version {policy['version']}{_progress(policy)}")
     for validation in run["validations"]:
         estimate = RewardEstimate.of_record(validation)
         print("           ", f"validation after round {validation['round']}: {estimate}, n {estimate.n}")

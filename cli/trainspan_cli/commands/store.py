@@ -107,7 +107,7 @@ def _datasets(trace_ids: set[str], rollout_ids: set[str]) -> list[dict[str, Any]
 
     from trainspan_schemas.artifacts.dataset import manifest_path, round_of
 
-    found = []
+    datasets = []
     for folder in sorted(home().glob("**/round[-=]*")):
         if round_of(folder.name) is None or not manifest_path(folder).exists():
             continue
@@ -117,8 +117,8 @@ def _datasets(trace_ids: set[str], rollout_ids: set[str]) -> list[dict[str, Any]
             pairs = zip(ids["trace_id"], ids["rollout_id"], strict=True)
             n_rows += sum(trace in trace_ids or rollout in rollout_ids for trace, rollout in pairs)
         if n_rows:
-            found.append({"path": str(folder), "rows": n_rows})
-    return found
+            datasets.append({"path": str(folder), "rows": n_rows})
+    return datasets
 
 
 def _text(action: Action, answer: dict[str, Any]) -> str:
@@ -149,7 +149,7 @@ def _purge_lines(answer: dict[str, Any]) -> list[str]:
         lines += [f"removed as well: {path}" for path in answer["files_removed"]]
     elif any(answer["rows"].values()):
         lines.append("nothing was removed yet: add --yes")
-    lines += [f"dataset {held['path']} contains {held['rows']} rows of them" for held in answer["datasets"]]
+    lines += [f"dataset {dataset['path']} contains {dataset['rows']} rows of them" for dataset in answer["datasets"]]
     return lines
 
 

@@ -48,8 +48,8 @@ def swap(
     canary = (done.swap.answer or {}).get("canary") or {}
     left_out = done.swap.left_out
     if format == "json":
-        found = {"checkpoint": done.checkpoint, "withdrawn": done.withdrawn, "canary": canary, "left_out": left_out}
-        print(json.dumps(found))
+        outcome = {"checkpoint": done.checkpoint, "withdrawn": done.withdrawn, "canary": canary, "left_out": left_out}
+        print(json.dumps(outcome))
     else:
         took = [server.base for server in address.servers if server.base not in left_out]
         where = f" at {', '.join(took)}" if done.swap.outcome == "swapped" else ""

@@ -94,16 +94,16 @@ def train(
 
 def _datasets(given: str | None, setting: str | None, policy: Policy) -> "tuple[Path, Mirror | None]":
     """A dataset that is named itself, or the policy's folder of datasets; of a URL, the folder with their manifests."""
-    place = given or setting
-    if place is not None and is_url(place):
+    location = given or setting
+    if location is not None and is_url(location):
         from trainspan_processing.dataset.mirror import Mirror, known_dataset
 
-        if round_of(place.rstrip("/").rpartition("/")[2]) is not None:
-            mirror, known = known_dataset(place)
+        if round_of(location.rstrip("/").rpartition("/")[2]) is not None:
+            mirror, known = known_dataset(location)
             return known, mirror
-        mirror = Mirror.of(f"{place.rstrip('/')}/{policy}" if policy else place)
+        mirror = Mirror.of(f"{location.rstrip('/')}/{policy}" if policy else location)
         mirror.refresh()
         return mirror.known, mirror
     if given is not None and manifest_path(Path(given)).exists():
         return Path(given), None
-    return policy_dir(datasets_dir(place), policy), None
+    return policy_dir(datasets_dir(location), policy), None

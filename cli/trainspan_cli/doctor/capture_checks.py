@@ -138,4 +138,4 @@ def rollout_findings(store: str, settings: Settings) -> list[Finding]:
     clock = Clock(time.time_ns, time.sleep)
     with Source([store], allow_behind=True) as source:
         troubles = check_rollouts(source, decoder, clock, settings.dataset.settle_s)
-    return [Finding("note", one.subject, one.detail, one.advice) for one in troubles]
+    return [Finding("note", trouble.subject, trouble.detail, trouble.advice) for trouble in troubles]

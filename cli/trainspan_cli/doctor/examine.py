@@ -35,8 +35,8 @@ def examine(settings: Settings, stores: Sequence[str], policy_url: str | None = 
     yield from process_findings(settings, policy_url)
     yield from template_findings(settings.serving.model or served_model(), served_template())
     for store in stores:
-        for found in stored_findings(store, settings):
-            yield found if len(stores) == 1 else replace(found, subject=f"{found.subject} of {store}")
+        for finding in stored_findings(store, settings):
+            yield finding if len(stores) == 1 else replace(finding, subject=f"{finding.subject} of {store}")
     for part in PARTS:
         yield _importable(part, imports)
 
@@ -78,11 +78,11 @@ def template_findings(model: str | None, file: str | None = None) -> list[Findin
 
     It is that of the model directory, or the `file` with which that is served.
     """
-    own = Path(file) if file and Path(file).is_file() else None
-    found = model_template(Path(model), own) if model else None
-    if model is None or found is None or importlib.util.find_spec("transformers") is None:
+    template_file = Path(file) if file and Path(file).is_file() else None
+    loaded = model_template(Path(model), template_file) if model else None
+    if model is None or loaded is None or importlib.util.find_spec("transformers") is None:
         return []
-    template, special_tokens = found
+    template, special_tokens = loaded
     history = _of_history(model, template, special_tokens)
     if left_out_tools := _of_tools(model, template, special_tokens):
         return [*left_out_tools, *(finding for finding in history if finding.level != "ok")]

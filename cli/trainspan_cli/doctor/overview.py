@@ -68,10 +68,10 @@ def _store_figures(store: str) -> dict[str, Any]:
 
 def _newest_run() -> dict[str, Any] | None:
     """The state of the loop's newest run, from its records."""
-    found = sorted(runs_dir().glob("*/run.json"))
-    if not found:
+    run_files = sorted(runs_dir().glob("*/run.json"))
+    if not run_files:
         return None
-    folder = RunFolder(found[-1].parent)
+    folder = RunFolder(run_files[-1].parent)
     run, records = folder.read("run.json"), folder.records()
     rounds = [record for record in records if record["kind"] == "round"]
     validations = [record for record in records if record["kind"] == "eval" and record["name"] == "validation"]
@@ -87,8 +87,8 @@ def _newest_run() -> dict[str, Any] | None:
         "policies": {policy: _policy(rounds, policy) for policy in folder.policies() if policy and rounds},
         "reward_mean": rounds[-1]["rollout"].get("mean_reward") if rounds else None,
         "validations": [
-            {"round": one["round"], **RewardEstimate.of_record(one).record()}
-            for one in (validations[:1] + validations[-1:] if len(validations) > 1 else validations)
+            {"round": record["round"], **RewardEstimate.of_record(record).record()}
+            for record in (validations[:1] + validations[-1:] if len(validations) > 1 else validations)
         ],
         "best": run.get("best"),
         "refused": [f"round {record['round']}: {record['refused']}" for record in rounds if record.get("refused")],

@@ -18,13 +18,13 @@ def rollouts_overview() -> dict[str, Any] | None:
         return None
     shards = [shard_of(file) for file in files]
     count = shards[0].count
-    found = [statuses(file) for file in files]
-    rewards = [reward for _, _, own in found for reward in own]
-    status = sum((own for _, own, _ in found), Counter[str]())
+    ledgers = [statuses(file) for file in files]
+    rewards = [reward for _, _, rewarded in ledgers for reward in rewarded]
+    status = sum((by_status for _, by_status, _ in ledgers), Counter[str]())
     return {
         "run_id": unquote(files[0].parent.name),
         "part": files[0].stem.partition(".")[0],
-        "begun": sum(begun for begun, _, _ in found),
+        "begun": sum(begun for begun, _, _ in ledgers),
         "ended": status.total(),
         "status": dict(sorted(status.items())),
         "mean_reward": fmean(rewards) if rewards else None,

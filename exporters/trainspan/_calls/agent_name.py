@@ -69,8 +69,8 @@ def _langgraph_agent() -> str | None:
     if name := metadata.get("lc_agent_name"):
         return str(name)
     nodes = [part.partition(":")[0] for part in str(metadata.get("langgraph_checkpoint_ns") or "").split("|")]
-    named = [node for node in nodes if node and node not in _CREATE_AGENT_NODES]
-    return named[-1] if named else None
+    agent_nodes = [node for node in nodes if node and node not in _CREATE_AGENT_NODES]
+    return agent_nodes[-1] if agent_nodes else None
 
 
 @guarded

@@ -135,26 +135,26 @@ def _count(request: PolicyRequest | None, send: Callable[[], Any], status: str) 
 def _wrap_urllib3(module: ModuleType) -> None:
     def urlopen(wrapped: Callable[..., Any], pool: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Sends a request; retries and redirects call this again from inside."""
-        named = dict(zip(("method", "url", "body", "headers"), args, strict=False)) | kwargs
-        request = _prepare_urllib3(module, pool, named)
+        arguments = dict(zip(("method", "url", "body", "headers"), args, strict=False)) | kwargs
+        request = _prepare_urllib3(module, pool, arguments)
         with hidden:
-            return _count(request, lambda: wrapped(*args[4:], **named), "status")
+            return _count(request, lambda: wrapped(*args[4:], **arguments), "status")
 
     wrapt.wrap_function_wrapper(module.HTTPConnectionPool, "urlopen", urlopen)
 
 
 @guarded
-def _prepare_urllib3(module: ModuleType, pool: Any, named: dict[str, Any]) -> PolicyRequest | None:
+def _prepare_urllib3(module: ModuleType, pool: Any, arguments: dict[str, Any]) -> PolicyRequest | None:
     """Completes the headers among the arguments of `urlopen`."""
-    headers = module.HTTPHeaderDict(pool.headers if named.get("headers") is None else named["headers"])
+    headers = module.HTTPHeaderDict(pool.headers if arguments.get("headers") is None else arguments["headers"])
     before = dict(headers)
     host = f"[{pool.host}]" if ":" in pool.host else pool.host
-    url = str(named["url"])
+    url = str(arguments["url"])
     if "://" not in url:
         url = f"{pool.scheme}://{host}:{pool.port or ''}{url}"
-    request = prepare(str(named["method"]), url, headers, lambda: _bytes(named.get("body")))
+    request = prepare(str(arguments["method"]), url, headers, lambda: _bytes(arguments.get("body")))
     if dict(headers) != before:
-        named["headers"] = headers
+        arguments["headers"] = headers
     return request
 
 

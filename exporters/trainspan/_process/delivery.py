@@ -171,7 +171,7 @@ def _watcher(name: str, what: str) -> Callable[[ModuleType], None]:
             elif not items:
                 return success
             lock = _losses.exporting[address]
-            held = lock.acquire(timeout=0 if _is_failing(address) and _waiting() == "agent" else LOCK_PATIENCE_S)
+            is_locked = lock.acquire(timeout=0 if _is_failing(address) and _waiting() == "agent" else LOCK_PATIENCE_S)
             _thread.exporting, _thread.answer = True, None
             try:
                 items = encodable(items) or items
@@ -185,7 +185,7 @@ def _watcher(name: str, what: str) -> Callable[[ModuleType], None]:
                 result = failure
             finally:
                 _thread.exporting = False
-                if held:
+                if is_locked:
                     lock.release()
             _note(address, what, len(items), delivered=getattr(result, "name", "SUCCESS") == "SUCCESS")
             return result
@@ -232,7 +232,7 @@ def _is_needed(processor: Any) -> bool:
     if not hasattr(exporter, "_endpoint") or not _sends_to_collector(exporter):
         return False
     for provider in first_providers():
-        if any(processor is one for one in processors_of(provider)):
+        if any(processor is active for active in processors_of(provider)):
             span_processor.outlive_shutdown(provider)
             return True
     return False
@@ -251,7 +251,7 @@ def _feeds_failing(processor: Any) -> bool:
 
 def _exporter(processor: Any) -> Any:
     inner = getattr(processor, "_batch_processor", processor)
-    return next((found for name in _EXPORTER_NAMES if (found := getattr(inner, name, None)) is not None), None)
+    return next((exporter for name in _EXPORTER_NAMES if (exporter := getattr(inner, name, None)) is not None), None)
 
 
 def _is_failing(address: str) -> bool:

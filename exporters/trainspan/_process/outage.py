@@ -193,9 +193,9 @@ def take_lost() -> tuple[Counter[str], set[str]]:
         return lost, addresses
     size = os.fstat(_Program.descriptor).st_size - _TABLE_BYTES
     for line in os.pread(_Program.descriptor, size, _TABLE_BYTES).decode().splitlines():
-        count, named, what = line.split(" ", 2)
+        count, targets, what = line.split(" ", 2)
         lost[what] += int(count)
-        addresses |= set(named.split(","))
+        addresses |= set(targets.split(","))
     os.ftruncate(_Program.descriptor, _TABLE_BYTES)
     return lost, addresses
 

@@ -58,20 +58,20 @@ def _keep(thread: threading.Thread) -> None:
 
 @guarded
 def _enter(thread: threading.Thread) -> None:
-    kept = vars(thread).pop(_CONTEXT, None)
-    if kept is not None:
-        context.attach(kept[0])
-        note(kept[1])
+    carried = vars(thread).pop(_CONTEXT, None)
+    if carried is not None:
+        context.attach(carried[0])
+        note(carried[1])
 
 
 @guarded
 def _in_context(function: Callable[..., Any]) -> Callable[..., Any]:
     """Returns `function` to be called in the current context, whichever thread calls it."""
-    kept, call_before = context.get_current(), noted()
+    caller_context, call_before = context.get_current(), noted()
     switch_carried(function)
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        token = _attach(kept)
+        token = _attach(caller_context)
         try:
             with hidden, separate_flow(), noting(call_before):
                 return function(*args, **kwargs)
@@ -83,5 +83,5 @@ def _in_context(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @guarded
-def _attach(kept: Context) -> Any:
-    return context.attach(kept)
+def _attach(carried: Context) -> Any:
+    return context.attach(carried)

@@ -114,15 +114,15 @@ def _message(step: Mapping[str, Any]) -> dict[str, Any]:
 def _results(step: Mapping[str, Any]) -> dict[str, Any] | None:
     """What the environment answered; without the id of a call it is a message of the user's, as agents without tools see it."""
     results = (step.get("observation") or {}).get("results") or []
-    made = [
-        {"type": "tool_result", "tool_use_id": one.get("source_call_id"), "content": text_of(one.get("content"))}
-        for one in results
+    parts = [
+        {"type": "tool_result", "tool_use_id": item.get("source_call_id"), "content": text_of(item.get("content"))}
+        for item in results
     ]
-    if not made:
+    if not parts:
         return None
-    if all(one["tool_use_id"] is None for one in made):
-        return message_of({"role": "user", "content": "\n".join(one["content"] for one in made)})
-    return {"role": "tool", "parts": message_of({"role": "user", "content": made})["parts"]}
+    if all(item["tool_use_id"] is None for item in parts):
+        return message_of({"role": "user", "content": "\n".join(item["content"] for item in parts)})
+    return {"role": "tool", "parts": message_of({"role": "user", "content": parts})["parts"]}
 
 
 def _token_attributes(metrics: Mapping[str, Any]) -> dict[str, Any]:
@@ -131,8 +131,8 @@ def _token_attributes(metrics: Mapping[str, Any]) -> dict[str, Any]:
     if not (isinstance(prompt, list) and isinstance(answer, list) and isinstance(logprobs, list)):
         return {}
     ids = [*prompt, *answer]
-    are_ids = all(isinstance(one, int) and not isinstance(one, bool) and 0 <= one < 2**31 for one in ids)
-    are_numbers = all(isinstance(one, (int, float)) and math.isfinite(one) for one in logprobs)
+    are_ids = all(isinstance(number, int) and not isinstance(number, bool) and 0 <= number < 2**31 for number in ids)
+    are_numbers = all(isinstance(number, (int, float)) and math.isfinite(number) for number in logprobs)
     if not (prompt and answer and are_ids and are_numbers and len(answer) == len(logprobs)):
         return {}
     return {

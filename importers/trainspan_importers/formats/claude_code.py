@@ -51,8 +51,8 @@ class _ClaudeCodeReader:
         sessions: dict[str, list[Entry]] = {}
         for entry in entries:
             sessions.setdefault(entry["sessionId"], []).append(entry)
-        for source_id, own in sessions.items():
-            yield from _Session(source_id, own, self._account).items()
+        for source_id, of_session in sessions.items():
+            yield from _Session(source_id, of_session, self._account).items()
 
     def end(self) -> Iterator[Made]:
         return iter(())
@@ -113,11 +113,11 @@ class _Session:
         return self._trace.span(self._trace.root_id, None, "session", _time(first), max(times), attributes)
 
     def _sub_agent(self, name: str, first: Entry) -> Made:
-        own = [_time(entry) for entry in self._entries if entry.get("isSidechain")]
+        times = [_time(entry) for entry in self._entries if entry.get("isSidechain")]
         attributes = {keys.GEN_AI_OPERATION: keys.OPERATION_INVOKE_AGENT, keys.GEN_AI_AGENT_NAME: f"{_AGENT} sub-agent"}
         span_id = self._trace.span_id(f"{self._trace.source_id} agent {name}")
         attributes["claude_code.agentId"] = name
-        return self._trace.span(span_id, self._trace.root_id, "sub-agent", _time(first), max(own), attributes)
+        return self._trace.span(span_id, self._trace.root_id, "sub-agent", _time(first), max(times), attributes)
 
     def _chain_name(self, entry: Entry) -> str:
         """Empty for the main agent; a sub-agent's id, or the first entry of its chain in transcripts without ids."""
@@ -153,14 +153,14 @@ class _Chain:
             self._after[entry["uuid"]] = len(self._conversation)
             return
         entries = parts or [entry]
-        messages = [one["message"] for one in entries]
-        blocks = [block for one in messages for block in _blocks(one.get("content"))]
+        messages = [each["message"] for each in entries]
+        blocks = [block for message in messages for block in _blocks(message.get("content"))]
         message = message_of({"role": "assistant", "content": blocks})
-        reason = next((one["stop_reason"] for one in reversed(messages) if one.get("stop_reason")), None)
+        reason = next((message["stop_reason"] for message in reversed(messages) if message.get("stop_reason")), None)
         if reason is not None:
             message["finish_reason"] = _FINISH.get(reason, reason)
         usage: Mapping[str, Any] = next(
-            (one["usage"] for one in reversed(messages) if isinstance(one.get("usage"), dict)), {}
+            (message["usage"] for message in reversed(messages) if isinstance(message.get("usage"), dict)), {}
         )
         end = max(map(_time, entries))
         yield from self._conversation.answer(
@@ -177,7 +177,7 @@ class _Chain:
             output_tokens=usage.get("output_tokens"),
         )
         self._time = end
-        self._after |= {one["uuid"]: len(self._conversation) for one in entries}
+        self._after |= {each["uuid"]: len(self._conversation) for each in entries}
 
 
 def _blocks(content: Any) -> list[Any]:

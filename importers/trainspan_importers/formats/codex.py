@@ -95,8 +95,8 @@ class _CodexReader:
         self._trace = Trace(_NAME, meta["id"], origin_of(_NAME, **version))
         self._conversation = Conversation(self._trace, self._trace.root_id)
         self._begin = self._time = time
-        told = meta.get("base_instructions") or meta.get("instructions")
-        text = told.get("text") if isinstance(told, dict) else told
+        instructions = meta.get("base_instructions") or meta.get("instructions")
+        text = instructions.get("text") if isinstance(instructions, dict) else instructions
         self._about = {
             "session.id": meta["id"],
             keys.GEN_AI_OPERATION: keys.OPERATION_INVOKE_AGENT,
@@ -192,8 +192,8 @@ def _tool_call(item: Mapping[str, Any]) -> dict[str, Any]:
     name = item.get("name") or kind.removesuffix("_call")
     arguments = item.get("arguments", item.get("input", item.get("action")))
     call_id = item.get("call_id") or item.get("id")
-    made = {"type": "tool_call", "name": str(name), "arguments": arguments}
-    return {**made, "id": call_id} if isinstance(call_id, str) else made
+    part = {"type": "tool_call", "name": str(name), "arguments": arguments}
+    return {**part, "id": call_id} if isinstance(call_id, str) else part
 
 
 def _tool_message(item: Mapping[str, Any]) -> dict[str, Any]:

@@ -64,7 +64,11 @@ def _trace_items(trace: Mapping[str, Any]) -> Iterator[Made]:
 def _span(item: Mapping[str, Any], tags: Mapping[str, Any]) -> Span:
     trace_id, begin = _hex(item["traceID"], 32), int(item["startTime"]) * 1000
     references = item.get("references") or []
-    above = [one for one in references if one.get("refType") == "CHILD_OF" and _hex(one["traceID"], 32) == trace_id]
+    above = [
+        reference
+        for reference in references
+        if reference.get("refType") == "CHILD_OF" and _hex(reference["traceID"], 32) == trace_id
+    ]
     parent = _hex(above[0]["spanID"], 16) if above else _hex(item.get("parentSpanID") or "0", 16)
     failed = tags.get("error") is True or tags.get("otel.status_code") == "ERROR"
     code = 2 if failed else 1 if tags.get("otel.status_code") == "OK" else 0
@@ -84,9 +88,9 @@ def _span(item: Mapping[str, Any], tags: Mapping[str, Any]) -> Span:
         attributes=key_values(attributes),
         events=[_event(log) for log in item.get("logs") or ()],
         links=[
-            Span.Link(trace_id=_hex(one["traceID"], 32), span_id=_hex(one["spanID"], 16))
-            for one in references
-            if one not in above[:1]
+            Span.Link(trace_id=_hex(reference["traceID"], 32), span_id=_hex(reference["spanID"], 16))
+            for reference in references
+            if reference not in above[:1]
         ],
         status=Status(code=code, message=str(tags.get("otel.status_description") or "")) if code else None,  # type: ignore[arg-type]
     )

@@ -127,14 +127,14 @@ def _nested(value: Mapping[str, Any]) -> dict[str, Any]:
     """A record of a dataframe (`context.span_id`, `attributes.llm.model_name`) with the fields of a span."""
     if "context" in value:
         return dict(value)
-    made: dict[str, Any] = {"context": {}, "attributes": {}}
+    record: dict[str, Any] = {"context": {}, "attributes": {}}
     for name, item in value.items():
         first, _, rest = name.partition(".")
-        if first in made and rest:
-            made[first][rest] = item
+        if first in record and rest:
+            record[first][rest] = item
         else:
-            made[name] = item
-    return made
+            record[name] = item
+    return record
 
 
 def _flat(value: Any, prefix: str) -> Iterator[tuple[str, Any]]:
@@ -158,12 +158,12 @@ def _is_text(name: str) -> bool:
 
 def _hex(text: Any, n_bytes: int) -> bytes:
     try:
-        made = bytes.fromhex(text)
+        id_bytes = bytes.fromhex(text)
     except (TypeError, ValueError):
-        made = b""
-    if len(made) != n_bytes:
+        id_bytes = b""
+    if len(id_bytes) != n_bytes:
         raise InvalidRecordError(f"the id {str(text)[:40]!r} is not {n_bytes} bytes in hex")
-    return made
+    return id_bytes
 
 
 def _is_annotation(value: Mapping[str, Any]) -> bool:

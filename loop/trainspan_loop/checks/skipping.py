@@ -21,8 +21,8 @@ def skip_reason(manifest: Record, skipped: str | None) -> str | None:
         return None
     dropped: Mapping[str, int] = manifest.get("dropped") or {}
     if manifest.get("rows") == 0 and dropped:
-        named = ", ".join(f"{reason} {count}" for reason, count in dropped.items())
-        return f"no contrast: none of {manifest['calls_seen']} calls is trained ({named})"
+        reasons = ", ".join(f"{reason} {count}" for reason, count in dropped.items())
+        return f"no contrast: none of {manifest['calls_seen']} calls is trained ({reasons})"
     return skipped
 
 

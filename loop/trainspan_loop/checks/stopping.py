@@ -50,8 +50,8 @@ def best_validation(records: Sequence[Record]) -> Record | None:
 
     That of a consolidated version counts if the version was kept.
     """
-    kept = [record for record in records if (record.get("consolidation") or {}).get("kept")]
-    validations = [record for record in (*_validations(records), *kept) if not math.isnan(_standing(record))]
+    consolidated = [record for record in records if (record.get("consolidation") or {}).get("kept")]
+    validations = [record for record in (*_validations(records), *consolidated) if not math.isnan(_standing(record))]
     return max(validations, key=lambda record: (_standing(record), -record["round"])) if validations else None
 
 

@@ -152,11 +152,11 @@ class Screen:
         rows = [self._cells(record, evals.get(record["round"])) for record in records[-SHOWN_ROUNDS:]]
         table = Table(box=None, padding=(0, _COLUMN_GAP // 2), expand=True)
         shown = _fitting(rows, self._console.width - _FRAME)
-        for place in shown:
-            style = "dim" if _COLUMNS[place].endswith(" s") else ""
-            table.add_column(_COLUMNS[place], justify="right", style=style, no_wrap=True)
+        for index in shown:
+            style = "dim" if _COLUMNS[index].endswith(" s") else ""
+            table.add_column(_COLUMNS[index], justify="right", style=style, no_wrap=True)
         for cells in rows:
-            table.add_row(*(cells[place] for place in shown))
+            table.add_row(*(cells[index] for index in shown))
         return table
 
     @staticmethod
@@ -171,7 +171,7 @@ class Screen:
         status = rollout.get("status") or {}
         sampled, sampling_s = rollout.get("sampled_tokens"), rollout.get("sampling_seconds")
         policies = (record.get("policies") or {}).values()
-        differences = [one["train"].get("logp_diff_mean") for one in policies] or [train.get("logp_diff_mean")]
+        differences = [policy["train"].get("logp_diff_mean") for policy in policies] or [train.get("logp_diff_mean")]
         return [
             str(record["round"]),
             versions(record),
@@ -201,8 +201,10 @@ class Screen:
             return (
                 f"round {round_}: skipped, {rollouts} rollouts ({failed} failed), reward {train}: {record['skipped']}"
             )
-        named = record.get("policies") or {}
-        why = "".join(f"; {name} skipped: {own['skipped']}" for name, own in named.items() if own["skipped"])
+        policies = record.get("policies") or {}
+        why = "".join(
+            f"; {name} skipped: {policy['skipped']}" for name, policy in policies.items() if policy["skipped"]
+        )
         outcome = f"refused ({record['refused']})" if record.get("refused") else f"version {version}"
         return (
             f"round {round_}: {outcome}, {rollouts} rollouts ({failed} failed), reward {train}, {speed} sampled tok/s, "
@@ -219,7 +221,7 @@ def _fitting(rows: Sequence[Sequence[str]], width: int) -> list[int]:
     widths = [max(map(len, column)) + _COLUMN_GAP for column in zip(_COLUMNS, *rows, strict=True)]
     shown = list(range(len(_COLUMNS)))
     for name in _LEFT_OUT_FIRST:
-        if sum(widths[place] for place in shown) <= width:
+        if sum(widths[index] for index in shown) <= width:
             break
         shown.remove(_COLUMNS.index(name))
     return shown

@@ -163,8 +163,8 @@ class Stages:
         result = self._roll_out(self._folder.run_id, tasks, round_, split, n, on_progress, write)
         sampling_s = time.monotonic() - began
         with self._others.quiet:
-            made = result.total - result.resumed
-            counted = self._read(meter.stop, made, result.calls, uncounted=result.uncounted)
+            fresh = result.total - result.resumed
+            counted = self._read(meter.stop, fresh, result.calls, uncounted=result.uncounted)
             versions = self._read(meter.versions) if split == "val" else {}
         checks = [check.record() for check in stage_checks(counted, self._settings.rollouts.concurrency)]
         are_stored, seconds = counted.stored_rollouts >= counted.rollouts, time.monotonic() - began
@@ -254,7 +254,7 @@ class Stages:
         task: one rollout that names a task must not change how all others are compared.
         """
         arguments = ["--number", str(round_), "--min-coverage", "0"]
-        arguments += [word for place in since for word in ("--since-seq", str(place))]
+        arguments += [word for seq in since for word in ("--since-seq", str(seq))]
         return self._datasets(round_, arguments, of_run=False)
 
     def has_dataset(self, round_: int) -> bool:

@@ -63,13 +63,13 @@ class Series:
 
     def gain(self) -> tuple[float, tuple[float, float] | None]:
         """The mean of (end − start) over the seeds, and its 95 % t-interval."""
-        gains = [one.end.mean - one.start.mean for one in self.outcomes()]
+        gains = [run.end.mean - run.start.mean for run in self.outcomes()]
         return sum(gains) / len(gains), t_interval(gains)
 
 
 def measured_in(series: Sequence[Series]) -> str:
     """The quantity measured by the validations of all runs: "success" or "reward"."""
-    return measured(estimate for one in series for run in one.runs for estimate in _validations(run).values())
+    return measured(estimate for group in series for run in group.runs for estimate in _validations(run).values())
 
 
 def outcome(run: RunFolder) -> ComparedRun:
@@ -78,7 +78,7 @@ def outcome(run: RunFolder) -> ComparedRun:
     if not validations:
         raise UsageError(f"run {run.run_id} has no validation with rewards yet: nothing to compare")
     best_round = max(validations, key=lambda round_: (validations[round_].stands, validations[round_].mean, -round_))
-    rounds = [one for one in records if one["kind"] == "round"]
+    rounds = [record for record in records if record["kind"] == "round"]
     return ComparedRun(
         run_id=run.run_id,
         seed=int(record["settings"]["loop"]["seed"]),
@@ -88,8 +88,10 @@ def outcome(run: RunFolder) -> ComparedRun:
         end=validations[max(validations)],
         best=validations[best_round],
         best_round=best_round,
-        seconds=sum(one["seconds"]["total"] if one["kind"] == "round" else one["seconds"] for one in records),
-        alarms=sum(not check["ok"] for one in records for check in one["checks"]),
+        seconds=sum(
+            record["seconds"]["total"] if record["kind"] == "round" else record["seconds"] for record in records
+        ),
+        alarms=sum(not check["ok"] for record in records for check in record["checks"]),
     )
 
 
@@ -101,7 +103,7 @@ def group_runs(runs: Sequence[RunFolder]) -> list[Series]:
     members: defaultdict[str, list[RunFolder]] = defaultdict(list)
     for run, settings in flat.items():
         members[", ".join(f"{key}={_text(settings.get(key))}" for key in differing)].append(run)
-    return [Series(label or "all", tuple(found)) for label, found in members.items()]
+    return [Series(label or "all", tuple(group)) for label, group in members.items()]
 
 
 def _validations(run: RunFolder) -> dict[int, RewardEstimate]:

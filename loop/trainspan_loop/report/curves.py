@@ -83,12 +83,12 @@ def draw_comparison(series: Sequence[Series], path: Path) -> None:
 
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axis = figure.subplots()
-    for number, one in enumerate(series):
+    for number, group in enumerate(series):
         color = f"C{number}"
-        bands: list[Band] = one.validation()
+        bands: list[Band] = group.validation()
         rounds = [band.round for band in bands]
         axis.plot(
-            rounds, [band.mean for band in bands], "o-", color=color, label=f"{one.label} ({len(one.runs)} seeds)"
+            rounds, [band.mean for band in bands], "o-", color=color, label=f"{group.label} ({len(group.runs)} seeds)"
         )
         several = [band for band in bands if band.interval is not None]
         axis.fill_between(

@@ -88,12 +88,12 @@ class LiveSampler:
             dataset_s += time.monotonic() - self._began
             if len(nothing) < len(self._stages.policies):
                 break
-            reasons = "; ".join(dict.fromkeys(str(one["nothing_to_train"]) for one in nothing.values()))
+            reasons = "; ".join(dict.fromkeys(str(event["nothing_to_train"]) for event in nothing.values()))
             self._screen.note(f"nothing can be trained after {new} new rewards, waiting for more: {reasons}")
         seconds = {"rollouts": time.monotonic() - began - dataset_s, "dataset": dataset_s}
         figures: dict[str, Any] = {"new_rewards": rewards}
-        if (found := self._rewards(round_)) is not None:
-            figures |= {"total": found["n"], "rewarded": found["n"], "mean_reward": found["mean"]}
+        if (estimate := self._rewards(round_)) is not None:
+            figures |= {"total": estimate["n"], "rewarded": estimate["n"], "mean_reward": estimate["mean"]}
         return SampledRound(figures, (), seconds, nothing)
 
     def ledgers(self, round_: int) -> list[Path]:
@@ -106,11 +106,11 @@ class LiveSampler:
 
     def alongside(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Does `work`, whose rewards do not count towards the next round; nor do those of an interrupted loop's work."""
-        place = self._counted
+        counted_before = self._counted
         result = work(*args, **kwargs)
         self._count()
         try:
-            self._new = max(0, self._new - self._stages.validation_rewards(place))
+            self._new = max(0, self._new - self._stages.validation_rewards(counted_before))
         except StoreError as error:
             self._screen.note(f"rewards of validations count towards the next round: {error}")
         return result
@@ -176,4 +176,6 @@ class LiveSampler:
         """Called after a round's dataset is built: a loop that is killed before counts these rewards again."""
         places = {"since": self._marks[0][1], "counted": self._counted}
         stores = self._stages.stores
-        self._folder.write(STATE, {name: dict(zip(stores, one, strict=True)) for name, one in places.items()})
+        self._folder.write(
+            STATE, {name: dict(zip(stores, positions, strict=True)) for name, positions in places.items()}
+        )

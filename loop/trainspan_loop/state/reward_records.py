@@ -51,9 +51,9 @@ def read_rewards(ledgers: Sequence[Path], dataset: Path) -> RewardRecords | None
 def _returns(dataset: Path, manifest: Mapping[str, Any]) -> dict[Attempt, frozenset[float]]:
     import pyarrow.parquet as pq
 
-    found: dict[Attempt, set[float]] = {}
+    returns: dict[Attempt, set[float]] = {}
     for file in manifest["files"]:
         table = pq.read_table(dataset / file["name"], columns=["rollout_id", "attempt", "return"])
         for rollout, attempt, value in zip(*(column.to_pylist() for column in table.columns), strict=True):
-            found.setdefault((rollout, attempt), set()).add(value)
-    return {key: frozenset(values) for key, values in found.items()}
+            returns.setdefault((rollout, attempt), set()).add(value)
+    return {key: frozenset(values) for key, values in returns.items()}

@@ -63,7 +63,10 @@ def round_record(
         "rollout": rollout,
         **figures,
         "seconds": dict(seconds),
-        "checks": [*checks, *(check for policy, one in outcomes.items() for check in _named(policy, one.checks))],
+        "checks": [
+            *checks,
+            *(check for policy, outcome in outcomes.items() for check in _named(policy, outcome.checks)),
+        ],
     }
 
 
@@ -72,19 +75,21 @@ def _together(outcomes: Mapping[str | None, PolicyOutcome]) -> dict[str, Any]:
 
     The round was skipped if all of them were. A call that no policy answered was dropped as `other_policy` by all.
     """
-    datasets = [one.figures()["dataset"] for one in outcomes.values()]
-    whole = max(datasets, key=lambda one: one["calls_seen"] or 0)
-    reasons = [f"{policy}: {one.skipped}" for policy, one in outcomes.items() if one.skipped]
+    datasets = [outcome.figures()["dataset"] for outcome in outcomes.values()]
+    whole = max(datasets, key=lambda dataset: dataset["calls_seen"] or 0)
+    reasons = [f"{policy}: {outcome.skipped}" for policy, outcome in outcomes.items() if outcome.skipped]
     return {
         "policy_version": None,
         "skipped": "; ".join(reasons) if len(reasons) == len(outcomes) else None,
         "dataset": {
             **whole,
-            **{key: sum(one[key] or 0 for one in datasets) for key in _SUMMED},
-            "dropped": _dropped(whole["calls_seen"] or 0, [one.manifest for one in outcomes.values()]),
+            **{key: sum(dataset[key] or 0 for dataset in datasets) for key in _SUMMED},
+            "dropped": _dropped(whole["calls_seen"] or 0, [outcome.manifest for outcome in outcomes.values()]),
         },
         "train": {},
-        "policies": {policy: {**one.figures(), "seconds": dict(one.seconds)} for policy, one in outcomes.items()},
+        "policies": {
+            policy: {**outcome.figures(), "seconds": dict(outcome.seconds)} for policy, outcome in outcomes.items()
+        },
     }
 
 
@@ -92,18 +97,20 @@ def _dropped(calls_seen: int, manifests: Sequence[Mapping[str, Any]]) -> dict[st
     """Reason → calls, over the datasets of all policies; calls that every policy counts are counted once."""
     dropped: Counter[str] = Counter()
     without_tokens: list[Counter[str]] = []
-    for one in manifests:
-        found = Counter(one.get("dropped") or {})
-        of_all = {reason: found.pop(reason) for reason in _OF_ALL if reason in found}
+    for manifest in manifests:
+        counts = Counter(manifest.get("dropped") or {})
+        of_all = {reason: counts.pop(reason) for reason in _OF_ALL if reason in counts}
         unknown = {
-            reason: calls for reason, calls in (one.get("dropped_without_tokens") or {}).items() if reason in found
+            reason: calls
+            for reason, calls in (manifest.get("dropped_without_tokens") or {}).items()
+            if reason in counts
         }
-        dropped.update(found - Counter(unknown))
+        dropped.update(counts - Counter(unknown))
         dropped |= Counter(of_all)
         without_tokens.append(Counter(unknown))
-    dropped.update(max(without_tokens, key=lambda found: sum(found.values())))
+    dropped.update(max(without_tokens, key=lambda counts: sum(counts.values())))
     del dropped[_OTHER]
-    answered = sum(dropped.values()) + sum(one.get("calls_kept") or 0 for one in manifests)
+    answered = sum(dropped.values()) + sum(manifest.get("calls_kept") or 0 for manifest in manifests)
     unanswered = {_OTHER: calls_seen - answered} if calls_seen > answered else {}
     return {**unanswered, **dropped}
 

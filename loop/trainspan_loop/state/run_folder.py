@@ -127,10 +127,10 @@ class RunFolder(RunFiles):
 
     def last_begun(self) -> int:
         """The last round that is on record, or of which a trainer has a dataset."""
-        found = [record["round"] for record in self.records() if record["kind"] == "round"]
+        rounds = [record["round"] for record in self.records() if record["kind"] == "round"]
         for policy in self.policies():
-            found += [round_of(path.name) or 0 for path in dataset_dirs(policy_dir(self.datasets, policy))]
-        return max(found, default=0)
+            rounds += [round_of(path.name) or 0 for path in dataset_dirs(policy_dir(self.datasets, policy))]
+        return max(rounds, default=0)
 
     def keep_sampled(self, round_: int, collected: Mapping[str, Any]) -> None:
         """Keeps the figures of a round's rollouts, so that a loop that was killed does not repeat them."""
@@ -154,13 +154,13 @@ class RunFolder(RunFiles):
             temporary = best / f".{target.name}"
             shutil.rmtree(temporary, ignore_errors=True)
             for policy, name in checkpoints.items():
-                own = temporary / policy / name if policy is not None else temporary
-                shutil.copytree(policy_dir(self.checkpoints, policy) / name, own, copy_function=os.link)
+                copy = temporary / policy / name if policy is not None else temporary
+                shutil.copytree(policy_dir(self.checkpoints, policy) / name, copy, copy_function=os.link)
                 if policy is not None:
-                    write_latest(own.parent, name)
+                    write_latest(copy.parent, name)
             temporary.rename(target)
-        kept = {key: record[key] for key in ("round", "policy_version", "n", "mean", "deviation", "binary")}
-        self.write("run.json", {**self.read("run.json"), "best": {"checkpoint": str(target), **kept}})
+        figures = {key: record[key] for key in ("round", "policy_version", "n", "mean", "deviation", "binary")}
+        self.write("run.json", {**self.read("run.json"), "best": {"checkpoint": str(target), **figures}})
         for other in best.iterdir():
             if other != target:
                 shutil.rmtree(other)

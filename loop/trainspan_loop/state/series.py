@@ -56,7 +56,7 @@ class SeedSeries:
         """
         make_home()
         runs_dir().mkdir(exist_ok=True)
-        named = f"-{name}" if name else ""
+        suffix = f"-{name}" if name else ""
         known = sorted(runs_dir().glob("series-*.json"), reverse=True)
         for path in known if resume else []:
             series = cls(path, settings, seeds, name)
@@ -67,7 +67,7 @@ class SeedSeries:
             if goes_on and record["seeds"] == seeds and is_same_run(_plain(settings), record["settings"]):
                 return series
             break
-        series = cls(runs_dir() / f"series-{datetime.now(UTC):%Y%m%d-%H%M%S-%f}{named}.json", settings, seeds, name)
+        series = cls(runs_dir() / f"series-{datetime.now(UTC):%Y%m%d-%H%M%S-%f}{suffix}.json", settings, seeds, name)
         about = {"settings": _plain(settings), "seeds": seeds, "name": name}
         series._write({**about, "status": "running", "runs": {}})
         return series

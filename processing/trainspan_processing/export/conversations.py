@@ -81,7 +81,7 @@ def read_conversations(
     """Yields ((rollout_id, attempt), its calls with messages) for each of `rollouts`, a limited number in memory at a time."""
     for start in range(0, len(rollouts), _ROLLOUTS_PER_READ):
         wanted = rollouts[start : start + _ROLLOUTS_PER_READ]
-        found: dict[tuple[str, int], list[MessageSpan]] = {key: [] for key in wanted}
+        spans_of: dict[tuple[str, int], list[MessageSpan]] = {key: [] for key in wanted}
         of_trace: dict[str, set[tuple[str, int]]] = {}
         nameless: list[MessageSpan] = []
         for batch in source.read("spans", Selection(rollout_ids=sorted({key[0] for key in wanted})), _COLUMNS):
@@ -94,20 +94,20 @@ def read_conversations(
                     continue
                 key = (rollout_id, int(attributes.get(keys.ATTEMPT) or 0))
                 of_trace.setdefault(trace_id, set()).add(key)
-                if key in found:
-                    found[key].append(span)
+                if key in spans_of:
+                    spans_of[key].append(span)
         for span in nameless:
             owners = of_trace.get(span.trace_id, set())
-            if len(owners) == 1 and (owner := next(iter(owners))) in found:
-                found[owner].append(span)
-        records = read_records(source, {span.trace_id for spans in found.values() for span in spans})
+            if len(owners) == 1 and (owner := next(iter(owners))) in spans_of:
+                spans_of[owner].append(span)
+        records = read_records(source, {span.trace_id for spans in spans_of.values() for span in spans})
         for key in wanted:
             yield (
                 key,
                 recorded_calls(
                     [
                         replace(span, attributes=with_records(span.attributes, records, (span.trace_id, span.span_id)))
-                        for span in found[key]
+                        for span in spans_of[key]
                     ]
                 ),
             )
@@ -121,13 +121,13 @@ def _same_calls(
     outermost: dict[tuple[str, str], tuple[str, str]] = {}
     responses: dict[tuple[str, str], str] = {}
     for span in calls:
-        root = place = (span.trace_id, span.span_id)
+        root = ancestor = (span.trace_id, span.span_id)
         for _ in range(len(parents)):
-            parent = parents.get(place)
+            parent = parents.get(ancestor)
             if parent is None:
                 break
-            place = (span.trace_id, parent)
-            root = place if place in call_keys else root
+            ancestor = (span.trace_id, parent)
+            root = ancestor if ancestor in call_keys else root
         outermost[span.trace_id, span.span_id] = root
         if isinstance(response := span.attributes.get(keys.GEN_AI_RESPONSE_ID), str):
             responses.setdefault(root, response)

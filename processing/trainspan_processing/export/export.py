@@ -66,7 +66,7 @@ class ExportRequest:
 
     def source(self) -> dict[str, Any]:
         """What the examples are made from, as the manifest names it."""
-        manifests = {str(one.path): manifest_path(one.path).read_bytes() for one in self.datasets}
+        manifests = {str(dataset.path): manifest_path(dataset.path).read_bytes() for dataset in self.datasets}
         hashes = {path: hashlib.sha256(manifest).hexdigest() for path, manifest in manifests.items()}
         return {**({"datasets": hashes} if hashes else {}), "stores": list(self.stores)}
 
@@ -111,15 +111,15 @@ def export(request: ExportRequest, clock: Clock) -> Exported:
 def _made(
     request: ExportRequest,
     candidates: Sequence[RewardedRollout],
-    said: Mapping[tuple[str, int], Sequence[RecordedCall]],
+    calls_of: Mapping[tuple[str, int], Sequence[RecordedCall]],
 ) -> Examples:
     groups: dict[str, list[RewardedRollout]] = {}
     for candidate in candidates:
-        groups.setdefault(_group_of(candidate, said.get(candidate.key, ()), request.kind), []).append(candidate)
+        groups.setdefault(_group_of(candidate, calls_of.get(candidate.key, ()), request.kind), []).append(candidate)
     limits: dict[str, Any] = {"min_reward": request.min_reward, "agents": request.agents}
     if request.kind == "dpo":
-        return preference_pairs(groups, lambda key: said.get(key, ()), **limits)
-    return supervised_examples(groups, lambda key: said.get(key, ()), **limits, take_all=request.take_all)
+        return preference_pairs(groups, lambda key: calls_of.get(key, ()), **limits)
+    return supervised_examples(groups, lambda key: calls_of.get(key, ()), **limits, take_all=request.take_all)
 
 
 def _group_of(candidate: RewardedRollout, calls: Sequence[RecordedCall], kind: Kind) -> str:
@@ -211,7 +211,7 @@ def _decoded(
     request: ExportRequest, decoder: Decoder, wanted: frozenset[tuple[str, int]]
 ) -> dict[tuple[str, int], list[RecordedCall]]:
     """The rows of the wanted rollouts as text. Where the text is not that of the sampled tokens alone, they have a flaw."""
-    said: dict[tuple[str, int], list[RecordedCall]] = {}
+    calls_of: dict[tuple[str, int], list[RecordedCall]] = {}
     columns = ["rollout_id", "attempt", "agent", "policy_name", "prompt_ids", "completion_ids", "finish_reason"]
     for dataset in request.datasets:
         for rows in dataset.files(columns):
@@ -226,8 +226,8 @@ def _decoded(
                 texts = decoder.text(prompt), decoder.text(completion)
                 exact = [decoder.ids(text) for text in texts] == [list(prompt), list(completion)]
                 call = RecordedCall(agent, model, *texts, finish != "length", None if exact else "other_tokens")
-                said.setdefault((rollout_id, attempt), []).append(call)
-    return said
+                calls_of.setdefault((rollout_id, attempt), []).append(call)
+    return calls_of
 
 
 def _write(request: ExportRequest, examples: Examples) -> None:

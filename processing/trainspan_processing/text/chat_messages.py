@@ -80,22 +80,22 @@ def _tool(tool: dict[str, Any]) -> dict[str, Any]:
 def _converted(message: Message) -> ChatMessage:
     role = str(message.get("role") or "user")
     parts = [part for part in message.get("parts") or [] if isinstance(part, dict)]
-    made: ChatMessage = {"role": role, "content": _content(message.get("content"))}
+    chat_message: ChatMessage = {"role": role, "content": _content(message.get("content"))}
     if thoughts := [str(part.get("content", "")) for part in parts if part.get("type") == "reasoning"]:
-        made["reasoning_content"] = "".join(thoughts)
+        chat_message["reasoning_content"] = "".join(thoughts)
     if calls := _tool_calls(message, parts):
-        made["tool_calls"] = calls
+        chat_message["tool_calls"] = calls
     for key in ("name", "tool_call_id"):
         if isinstance(message.get(key), str):
-            made[key] = message[key]
-    return made
+            chat_message[key] = message[key]
+    return chat_message
 
 
 def _content(content: Any) -> str:
     """The content as text; the texts of a list of content parts are joined by line feeds, as a policy server joins them."""
     if isinstance(content, list):
-        found = (_text_of(part) for part in content if isinstance(part, dict))
-        return "\n".join(text for text in found if text is not None)
+        texts = (_text_of(part) for part in content if isinstance(part, dict))
+        return "\n".join(text for text in texts if text is not None)
     return "" if content is None else str(content)
 
 

@@ -34,7 +34,7 @@ Record = tuple[int, int, str, Any, Any]
 
 def read_records(source: Source, traces: Collection[str]) -> dict[SpanKey, dict[str, Any]]:
     """Span → the attributes that log records of these traces add to it."""
-    found: dict[SpanKey, list[Record]] = {}
+    by_span: dict[SpanKey, list[Record]] = {}
     ids = sorted(traces)
     for start in range(0, len(ids), _TRACES_PER_READ):
         some = ids[start : start + _TRACES_PER_READ]
@@ -42,8 +42,8 @@ def read_records(source: Source, traces: Collection[str]) -> dict[SpanKey, dict[
             for seq, time_ns, trace_id, span_id, event, body, attributes in batch.select(_COLUMNS).iter_rows():
                 if span_id is not None:
                     record = (time_ns, seq, event, _loaded(body), _loaded(attributes) or {})
-                    found.setdefault((trace_id, span_id), []).append(record)
-    return {span: _attributes_of(sorted(records, key=lambda one: one[:2])) for span, records in found.items()}
+                    by_span.setdefault((trace_id, span_id), []).append(record)
+    return {span: _attributes_of(sorted(records, key=lambda record: record[:2])) for span, records in by_span.items()}
 
 
 def with_records(
@@ -62,20 +62,20 @@ def _attributes_of(records: list[Record]) -> dict[str, Any]:
         if event == _DETAILS:
             facts |= {key: attributes[key] for key in _FACTS if key in attributes}
             continue
-        said = plain(body)
-        if not isinstance(said, dict):
+        fields = plain(body)
+        if not isinstance(fields, dict):
             continue
         if event == _CHOICE:
-            message = said.get("message")
-            reason = {"finish_reason": said["finish_reason"]} if "finish_reason" in said else {}
-            index = said.get("index")
+            message = fields.get("message")
+            reason = {"finish_reason": fields["finish_reason"]} if "finish_reason" in fields else {}
+            index = fields.get("index")
             answered[index if isinstance(index, int) else len(answered)] = {
                 "role": "assistant",
                 **(message if isinstance(message, dict) else {}),
                 **reason,
             }
         else:
-            asked.append(_asked(_ROLES[event], said))
+            asked.append(_asked(_ROLES[event], fields))
     messages = {
         keys.GEN_AI_INPUT_MESSAGES: asked,
         keys.GEN_AI_OUTPUT_MESSAGES: [answered[at] for at in sorted(answered)],
@@ -83,9 +83,9 @@ def _attributes_of(records: list[Record]) -> dict[str, Any]:
     return {**{key: value for key, value in messages.items() if value}, **facts}
 
 
-def _asked(role: str, said: dict[str, Any]) -> Message:
+def _asked(role: str, fields: dict[str, Any]) -> Message:
     """The message of one record, in which a tool's result names its call as `id`."""
-    message: Message = {"role": role, **said}
+    message: Message = {"role": role, **fields}
     if message["role"] == "tool" and "id" in message:
         message["tool_call_id"] = message.pop("id")
     return message

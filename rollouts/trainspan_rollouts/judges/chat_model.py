@@ -68,8 +68,8 @@ class ChatModel:
         """
         body: dict[str, Any] = {**self._rubric.request, "model": self._rubric.options.model, "messages": messages}
         if self._rubric.options.response_format == "json_schema":
-            named = {"name": "verdict", "strict": True, "schema": schema}
-            body["response_format"] = {"type": "json_schema", "json_schema": named}
+            verdict_schema = {"name": "verdict", "strict": True, "schema": schema}
+            body["response_format"] = {"type": "json_schema", "json_schema": verdict_schema}
         elif self._rubric.options.response_format == "json_object":
             body["response_format"] = {"type": "json_object"}
         data = json.dumps(body).encode()

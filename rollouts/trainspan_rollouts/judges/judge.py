@@ -99,9 +99,9 @@ class Judge:
     def _judgment(self, verdict: Any) -> Judgment:
         is_pair = isinstance(verdict, tuple) and len(verdict) == 2 and isinstance(verdict[1], (str, Mapping))
         verdict, reason = verdict if is_pair else (verdict, {})
-        named = verdict if isinstance(verdict, Mapping) else {REWARD: verdict}
+        by_name = verdict if isinstance(verdict, Mapping) else {REWARD: verdict}
         giver = f"judge {self.name}"
-        scores = {str(name): number_of(value, giver) for name, value in named.items() if value is not None}
+        scores = {str(name): number_of(value, giver) for name, value in by_name.items() if value is not None}
         if isinstance(reason, str):
             return Judgment(scores, dict.fromkeys(scores or (REWARD,), reason))
         return Judgment(scores, {str(name): str(text) for name, text in reason.items()})

@@ -228,8 +228,8 @@ class EngineTap:
         exchange.choices += sampling_params.n
         outputs = self._stored(exchange, generation, prompt, sampling_params, request_id, options)
         if outputs is None:
-            made = self._generate(prompt, sampling_params, request_id, **options)
-            outputs = self._settled(sampling_params, made)
+            sampled = self._generate(prompt, sampling_params, request_id, **options)
+            outputs = self._settled(sampling_params, sampled)
         return self._observe(exchange, generation, sampling_params, outputs)
 
     def _stored(

@@ -170,7 +170,7 @@ class Generation:
         if self._policy.adapter and self.adapter is None:
             return {keys.POLICY_VERSION: version}
         spans = [(int(label) if label.isdigit() else version, start, end) for label, start, end in choice.versions]
-        attributes: dict[str, Any] = {keys.POLICY_VERSION: min((one for one, _, _ in spans), default=version)}
+        attributes: dict[str, Any] = {keys.POLICY_VERSION: min((number for number, _, _ in spans), default=version)}
         if len({label for label, _, _ in spans}) > 1:
             attributes[keys.POLICY_VERSION_SPANS] = json.dumps(spans)
             attributes[keys.POLICY_SWAP_CACHE] = keys.CACHE_RECOMPUTED

@@ -107,7 +107,7 @@ def _is_tied(weights: Weights, head: str) -> bool:
 
 def _digests(folder: Path, names: set[str]) -> dict[str, str]:
     """Hashes dtype and bytes of the named tensors."""
-    found: dict[str, str] = {}
+    digests: dict[str, str] = {}
     for file in weight_files(folder):
         start, entries = _read_header(file)
         with file.open("rb") as stream:
@@ -117,8 +117,8 @@ def _digests(folder: Path, names: set[str]) -> dict[str, str]:
                 digest = hashlib.sha256(str(entries[name]["dtype"]).encode())
                 for size in [_CHUNK_BYTES] * ((end - begin) // _CHUNK_BYTES) + [(end - begin) % _CHUNK_BYTES]:
                     digest.update(stream.read(size))
-                found[name] = digest.hexdigest()
-    return found
+                digests[name] = digest.hexdigest()
+    return digests
 
 
 def weight_files(folder: Path) -> list[Path]:

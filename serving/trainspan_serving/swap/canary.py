@@ -159,7 +159,7 @@ def judge(
     `tolerance` is the maximum mean |Δ|; without it, float32 must agree within `_EXACT` at every token. `dtype` is the
     server's (e.g. "float32"). `loaded` is None if the kernels cannot be read.
     """
-    server = np.concatenate([np.asarray(one, dtype=np.float64) for one in scores])
+    server = np.concatenate([np.asarray(prompt_scores, dtype=np.float64) for prompt_scores in scores])
     new, parent = (
         np.concatenate([np.asarray(getattr(prompt, name), dtype=np.float64) for prompt in canary.prompts])
         for name in ("logprobs_new", "logprobs_parent")

@@ -357,8 +357,8 @@ class PolicyServer:
 
 def _outcome_of(error: Exception) -> str:
     """Returns the key under which `PolicyServer.swaps` counts the error."""
-    named = {CanaryFailedError: "undone", LoadFailedError: "failed", BusyError: "busy", CopyFailedError: "uncopied"}
-    return named.get(type(error), "refused")
+    outcomes = {CanaryFailedError: "undone", LoadFailedError: "failed", BusyError: "busy", CopyFailedError: "uncopied"}
+    return outcomes.get(type(error), "refused")
 
 
 def _local_folder(model: str) -> Path:
