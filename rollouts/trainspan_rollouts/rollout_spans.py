@@ -16,6 +16,7 @@ from opentelemetry.trace import Span, SpanContext, SpanKind, Status, StatusCode,
 from trainspan_rollouts.delivery import VerdictSenders
 from trainspan_rollouts.run_ledger import RunLedger
 from trainspan_schemas.artifacts.branches import BranchPoint
+from trainspan_schemas.files.durable import JsonObject
 from trainspan_schemas.store.collectors import Collectors
 from trainspan_schemas.telemetry import keys
 from trainspan_schemas.telemetry.identity import Identity, TraceParent
@@ -164,7 +165,7 @@ def _attempt(span: ReadableSpan) -> tuple[str, int]:
     return str(attributes[keys.ROLLOUT_ID]), int(str(attributes[keys.ATTEMPT]))
 
 
-def _to_record(span: ReadableSpan) -> dict[str, Any]:
+def _to_record(span: ReadableSpan) -> JsonObject:
     """Returns the span as JSON for the ledger."""
     context = span.context
     assert context is not None

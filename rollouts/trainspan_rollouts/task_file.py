@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from trainspan_schemas.errors import TaskFileError, pip_install
+from trainspan_schemas.files.durable import JsonObject
 from trainspan_schemas.telemetry.identity import Split
 from trainspan_schemas.telemetry.utf8 import well_formed
 
@@ -33,11 +34,11 @@ class Task:
     split: Split | None = None
     meta: Any = None
 
-    def for_agent(self) -> dict[str, Any]:
+    def for_agent(self) -> JsonObject:
         """Returns the fields that the agent may see."""
         return {"id": self.id, "input": self.input}
 
-    def for_judge(self) -> dict[str, Any]:
+    def for_judge(self) -> JsonObject:
         """Returns all fields."""
         return asdict(self)
 

@@ -1,8 +1,9 @@
 """`trainspan loop`."""
 
+import dataclasses
 import json
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -78,7 +79,7 @@ def loop(
     integrity = True
     for seeded, folder in series.unfinished(begun_only=finish):
         summary = _run(continued(seeded, folder, finish=finish), tasks, config, folder, format)
-        integrity = integrity and summary["integrity"]
+        integrity = integrity and summary.integrity
         _show(summary, format)
     series.finish()
     from trainspan_cli.commands.compare import compare
@@ -87,9 +88,23 @@ def loop(
     return 0 if integrity else 1
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class LoopSummary:
+    """What `trainspan loop` prints of a run under `--format json`."""
+
+    run_id: str
+    folder: str
+    report: str
+    """The path of its page."""
+    skipped_rounds: int
+    refused_rounds: int
+    integrity: bool
+    """Whether every check of every record holds."""
+
+
 def _run(
     settings: "Settings", tasks: "LoopTasks", config: "Path | None", folder: "RunFolder", format: str
-) -> dict[str, Any]:
+) -> LoopSummary:
     from rich.console import Console
 
     from trainspan_loop.checks.integrity import all_hold
@@ -98,31 +113,32 @@ def _run(
     from trainspan_loop.report.run_report import write_report
     from trainspan_loop.rounds import Loop
     from trainspan_loop.trials.verdict import refused_rounds
+    from trainspan_schemas.artifacts.run_records import rounds_in
 
     console = Console(stderr=format == "json")
     try:
         with folder.held(), Screen(console, f"trainspan run {folder.run_id}") as screen:
             folder.begin(settings.loop.rounds)
-            result = Loop(settings, tasks, config, folder, screen).run()
+            Loop(settings, tasks, config, folder, screen).run()
     except KeyboardInterrupt:
-        done = sum(record["kind"] == "round" for record in folder.records())
+        done = len(rounds_in(folder.records()))
         print(
             f"trainspan: interrupted after {done} rounds of run {folder.run_id}; the same command with --resume continues it",
             file=sys.stderr,
         )
         sys.exit(130)
-    checks = [check for record in result["records"] for check in record["checks"]]
+    records = folder.records()
     page = write_report(folder, f"trainspan run {folder.run_id}", [])
-    return {
-        "run_id": folder.run_id,
-        "folder": str(folder.path),
-        "report": str(page),
-        "skipped_rounds": len(skipped_rounds(result["records"])),
-        "refused_rounds": len(refused_rounds(result["records"])),
-        "integrity": all_hold(checks),
-    }
+    return LoopSummary(
+        folder.run_id,
+        str(folder.path),
+        str(page),
+        len(skipped_rounds(records)),
+        len(refused_rounds(records)),
+        all_hold([check for record in records for check in record["checks"]]),
+    )
 
 
-def _show(summary: dict[str, Any], format: str) -> int:
-    print(json.dumps(summary) if format == "json" else f"report: {summary['report']}")
-    return 0 if summary["integrity"] else 1
+def _show(summary: LoopSummary, format: str) -> int:
+    print(json.dumps(dataclasses.asdict(summary)) if format == "json" else f"report: {summary.report}")
+    return 0 if summary.integrity else 1

@@ -1,9 +1,13 @@
 """`trainspan status`."""
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING
 
 from trainspan_cli.settings import ConfigOption, FormatOption, settings
+
+if TYPE_CHECKING:
+    from trainspan_cli.doctor.overview import PolicyOverview, RunOverview
+    from trainspan_cli.doctor.rollouts_overview import RolloutsOverview
 
 
 def status(config: ConfigOption = None, format: FormatOption = "table") -> None:
@@ -21,11 +25,15 @@ def status(config: ConfigOption = None, format: FormatOption = "table") -> None:
     print("collector  ", f"pid {collector['pid']}, OTLP {collector['grpc']}" if collector else "not running")
     for server in report["policy_servers"]:
         policy = server["state"]
-        state = f"{server['versions']}, {policy['in_flight']} in flight" if policy else "not running"
+        state = f"{server.get('versions')}, {policy['in_flight']} in flight" if policy else "not running"
         print("policy     ", f"{state} at {server['url']}")
     print("store      ", report["store"] or "none yet")
     for store in report["stores"]:
-        print("store      ", store["store"], f"{store['rollouts']} rollouts" if "rollouts" in store else store["error"])
+        print(
+            "store      ",
+            store["store"],
+            f"{store['rollouts']} rollouts" if "rollouts" in store else store.get("error"),
+        )
     for checkpoint in report["latest_checkpoints"].values() or [report["latest_checkpoint"]]:
         print("checkpoint ", checkpoint or "none yet")
     print("datasets   ", report["datasets"])
@@ -36,7 +44,7 @@ def status(config: ConfigOption = None, format: FormatOption = "table") -> None:
         _show_run(run)
 
 
-def _rollouts_line(rollouts: dict[str, Any]) -> str:
+def _rollouts_line(rollouts: "RolloutsOverview") -> str:
     parts = [
         f"{rollouts['run_id']}/{rollouts['part']}: {rollouts['ended']} of {rollouts['begun']} begun have ended",
         ", ".join(f"{status} {count}" for status, count in rollouts["status"].items()) or "none ended",
@@ -48,7 +56,7 @@ def _rollouts_line(rollouts: dict[str, Any]) -> str:
     return f"{'; '.join(parts)}; last record {rollouts['seconds_since_last_record']:.0f} s ago"
 
 
-def _show_run(run: dict[str, Any]) -> None:
+def _show_run(run: "RunOverview") -> None:
     from trainspan_schemas.command_events import TrainingProgress
     from trainspan_schemas.intervals import RewardEstimate
 
@@ -70,7 +78,7 @@ def _show_run(run: dict[str, Any]) -> None:
         print("           ", f"ALARM {alarm}")
 
 
-def _progress(policy: dict[str, Any]) -> str:
+def _progress(policy: "PolicyOverview") -> str:
     parts = [] if policy["kl"] is None else [f"KL {policy['kl']:.2g}"]
     parts += [f"{policy['skipped_rounds']} rounds skipped"] if policy["skipped_rounds"] else []
     parts += [f"last round skipped: {policy['skipped']}"] if policy["skipped"] else []

@@ -3,13 +3,29 @@
 import time
 from collections import Counter
 from statistics import fmean
-from typing import Any
+from typing import TypedDict
 from urllib.parse import unquote
 
-__all__ = ["rollouts_overview"]
+__all__ = ["RolloutsOverview", "rollouts_overview"]
 
 
-def rollouts_overview() -> dict[str, Any] | None:
+class RolloutsOverview(TypedDict):
+    """The newest rollouts of the runner, of all shards."""
+
+    run_id: str
+    part: str
+    """Round and split, as the ledger's file is named."""
+    begun: int
+    ended: int
+    status: dict[str, int]
+    """Final status → rollouts."""
+    mean_reward: float | None
+    shards: int
+    missing_shards: list[int]
+    seconds_since_last_record: float
+
+
+def rollouts_overview() -> RolloutsOverview | None:
     """The run, round and split whose ledgers were written last, as plain values; None if there is none."""
     from trainspan_rollouts.run_ledger import newest_ledgers, shard_of, statuses
 

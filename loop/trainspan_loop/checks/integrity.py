@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Final
 
 from trainspan_loop.state.reward_records import RewardRecords
 from trainspan_schemas.artifacts.agreement import Agreement
+from trainspan_schemas.artifacts.run_records import CheckRecord
 from trainspan_schemas.command_events import RoundTrained
 from trainspan_schemas.intervals import MOST_LEFT_OUT
 from trainspan_schemas.telemetry.status import DROP_REASONS, without_detail
@@ -40,8 +41,8 @@ class Check:
     ok: bool
     detail: str
 
-    def record(self) -> dict[str, Any]:
-        return asdict(self)
+    def record(self) -> CheckRecord:
+        return {"name": self.name, "ok": self.ok, "detail": self.detail}
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trainspan_schemas.artifacts.run_files import versions
+from trainspan_schemas.artifacts.run_records import EvalRecord, RoundRecord, RunRecord, evaluations_in
 from trainspan_schemas.command_events import FineTuneStep, Progress, TrainingProgress
 from trainspan_schemas.intervals import RewardEstimate
 
@@ -44,8 +45,8 @@ class Screen:
         self._round, self._round_text = 0, ""
         self._versions: dict[str | None, int] = {}
         self._progress: Progress | None = None
-        self._rounds: list[dict[str, Any]] = []
-        self._evals: list[dict[str, Any]] = []
+        self._rounds: list[RoundRecord] = []
+        self._evals: list[EvalRecord] = []
         self._notes: list[str] = []
         self._live = Live(self, console=console, refresh_per_second=4, transient=False) if console.is_terminal else None
 
@@ -100,7 +101,7 @@ class Screen:
         if self._live is None:
             self._console.print(f"{self._clock()} {text}", markup=False, highlight=False, soft_wrap=True)
 
-    def record(self, record: dict[str, Any]) -> None:
+    def record(self, record: RunRecord) -> None:
         """Adds a record of rounds.jsonl."""
         for check in record["checks"]:
             if not check["ok"]:
@@ -147,8 +148,8 @@ class Screen:
         return grid
 
     def _table(self) -> Table:
-        evals = {record["round"]: record for record in self._evals if record["name"] == "validation"}
-        records = ([evals[0]] if 0 in evals else []) + self._rounds
+        evals = {record["round"]: record for record in evaluations_in(self._evals, "validation")}
+        records: list[RunRecord] = [*([evals[0]] if 0 in evals else []), *self._rounds]
         rows = [self._cells(record, evals.get(record["round"])) for record in records[-SHOWN_ROUNDS:]]
         table = Table(box=None, padding=(0, _COLUMN_GAP // 2), expand=True)
         shown = _fitting(rows, self._console.width - _FRAME)
@@ -160,13 +161,12 @@ class Screen:
         return table
 
     @staticmethod
-    def _cells(record: dict[str, Any], held_out: dict[str, Any] | None) -> list[str]:
-        seconds = record["seconds"] if record["kind"] == "round" else {}
+    def _cells(record: RunRecord, held_out: EvalRecord | None) -> list[str]:
         rate = "" if held_out is None else str(RewardEstimate.of_record(held_out))
         ok = "✓" if all(check["ok"] for check in record["checks"]) else "✗"
         if record["kind"] != "round":
             return ["start", versions(record), str(record["n"]), "", "", rate, "", "", ok, "", "", ""]
-        train, rollout = record["train"], record["rollout"]
+        train, rollout, seconds = record["train"], record["rollout"], record["seconds"]
         reward = rollout.get("mean_reward")
         status = rollout.get("status") or {}
         sampled, sampling_s = rollout.get("sampled_tokens"), rollout.get("sampling_seconds")
@@ -187,7 +187,7 @@ class Screen:
             f"{seconds.get('train', 0):.1f}",
         ]
 
-    def _line(self, record: dict[str, Any]) -> str:
+    def _line(self, record: RunRecord) -> str:
         if record["kind"] == "eval":
             estimate = RewardEstimate.of_record(record)
             passes = "".join(f", pass@{k} {value:.3f}" for k, value in (record.get("pass_at") or {}).items())

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any, ParamSpec, TypeAlias, TypeVar
+from typing import IO, Any, ParamSpec, TypeVar, cast
 
 from trainspan_loop.checks.integrity import stage_checks, stored_checks
 from trainspan_loop.checks.stage_counts import (
@@ -28,6 +28,7 @@ from trainspan_loop.state.run_folder import RunFolder
 from trainspan_rollouts.run_ledger import recorded_agent, waiting_rounds
 from trainspan_schemas.agents.functions import is_function_name
 from trainspan_schemas.artifacts.dataset import dataset_dir, manifest_path
+from trainspan_schemas.artifacts.run_records import CheckRecord, RolloutFigures
 from trainspan_schemas.command_events import (
     NOTHING_TO_TRAIN,
     UNFINISHED,
@@ -41,18 +42,25 @@ from trainspan_schemas.command_events import (
 from trainspan_schemas.config.policy_scope import Policy, policies_of, scoped
 from trainspan_schemas.config.settings import Settings
 from trainspan_schemas.errors import ProcessError, StoreError
+from trainspan_schemas.files.durable import JsonObject
 from trainspan_schemas.home import policy_dir
 
-__all__ = ["Collected", "Nothing", "Stages"]
+__all__ = ["Collected", "NothingToTrain", "Stages"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-Nothing: TypeAlias = Mapping[Policy, dict[str, Any]]
-"""The policies without a dataset, because nothing can be trained → the reason as `nothing_to_train`, and the figures."""
-
 STORED_TIMEOUT_S = 15.0
 _RETRY_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class NothingToTrain:
+    """Why a policy has no dataset of a round."""
+
+    reason: str
+    figures: Mapping[str, Any] = field(default_factory=dict)
+    """Those that a manifest would have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +68,7 @@ class Collected:
     """The result of one `trainspan rollout`."""
 
     result: RunResult
-    checks: list[dict[str, Any]]
+    checks: list[CheckRecord]
     seconds: float
     is_stored: bool
     """Whether the collector has every rollout."""
@@ -75,13 +83,13 @@ class Collected:
     def of_record(cls, record: Mapping[str, Any]) -> "Collected":
         return cls(**{**record, "result": RunResult(**record["result"])})
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> JsonObject:
         return asdict(self)
 
-    def figures(self) -> dict[str, Any]:
+    def figures(self) -> RolloutFigures:
         """Those of a round's record."""
-        sampled = {"sampled_tokens": self.sampled_tokens, "sampling_seconds": self.sampling_seconds}
-        return {**asdict(self.result), **sampled}
+        figures = cast("RolloutFigures", asdict(self.result))
+        return {**figures, "sampled_tokens": self.sampled_tokens, "sampling_seconds": self.sampling_seconds}
 
 
 class Stages:
@@ -231,7 +239,9 @@ class Stages:
         assert target is not None, "checked when tasks were opened"
         return arguments, [target] if is_function_name(target) else ["--", *shlex.split(target)]
 
-    def dataset(self, round_: int, *, are_stored: bool, policies: Sequence[Policy] | None = None) -> Nothing:
+    def dataset(
+        self, round_: int, *, are_stored: bool, policies: Sequence[Policy] | None = None
+    ) -> Mapping[Policy, NothingToTrain]:
         """Builds the datasets of a round's rollouts, which the trainers pick up at once; only those of `policies`, if given.
 
         The runner has ended: if all of its rollouts `are_stored`, incomplete groups do not wait.
@@ -239,7 +249,7 @@ class Stages:
         arguments = ["--round", str(round_), "--wait-s", "30", "--settle-s", "20"]
         return self._datasets(round_, [*arguments, "--group-wait-s", "0"] if are_stored else arguments, policies)
 
-    def batch(self, round_: int, since: int, group_wait_s: float) -> Nothing:
+    def batch(self, round_: int, since: int, group_wait_s: float) -> Mapping[Policy, NothingToTrain]:
         """Builds the datasets of a round from all complete groups of draw `since` or later that no earlier one used.
 
         Groups with rollouts in progress are left out for `group_wait_s` after the last one of them ended.
@@ -247,7 +257,7 @@ class Stages:
         arguments = ["--number", str(round_), "--since-round", str(since), "--group-wait-s", str(group_wait_s)]
         return self._datasets(round_, [*arguments, "--settle-s", str(max(20.0, group_wait_s))])
 
-    def live_dataset(self, round_: int, since: Places) -> Nothing:
+    def live_dataset(self, round_: int, since: Places) -> Mapping[Policy, NothingToTrain]:
         """Builds the datasets of a round from all rewarded rollouts of any run that came after these places into the stores.
 
         Most users give no feedback, so that most calls may be without a reward. The default baseline is that of rollouts without a
@@ -279,9 +289,9 @@ class Stages:
 
     def _datasets(
         self, round_: int, arguments: list[str], policies: Sequence[Policy] | None = None, *, of_run: bool = True
-    ) -> Nothing:
+    ) -> Mapping[Policy, NothingToTrain]:
         """Builds the datasets of the policies that have none yet: by default all, or the first if they take turns."""
-        nothing: dict[Policy, dict[str, Any]] = {}
+        nothing: dict[Policy, NothingToTrain] = {}
         for policy in policies or (self.policies[:1] if self.take_turns else self.policies):
             if self._dataset_dir(round_, policy).exists():
                 continue
@@ -291,7 +301,8 @@ class Stages:
             fixed += ["--out", str(self._folder.datasets)]
             fixed += ["--run", self._folder.run_id] if of_run else ["--baseline", self._live_baseline(policy)]
             fixed += [] if policy is None else ["--policy", policy]
-            nothing |= {policy: reason} if (reason := self._read(self._built, fixed + arguments)) else {}
+            if (why := self._read(self._build, fixed + arguments)) is not None:
+                nothing[policy] = why
         return nothing
 
     def _live_baseline(self, policy: Policy) -> str:
@@ -299,16 +310,15 @@ class Stages:
 
         return make_plan(scoped(self._settings, policy).dataset, has_tasks=False).estimator.baseline
 
-    def _built(self, arguments: list[str]) -> dict[str, Any]:
+    def _build(self, arguments: list[str]) -> NothingToTrain | None:
         """Builds a dataset; returns why there is none, if nothing can be trained. Raises StoreError if a store was away."""
         events: list[Event] = []
         code, message = self._command("dataset", arguments, [], events.append, admitted=(0, 1, NOTHING_TO_TRAIN))
-        reason = next((event for event in events if isinstance(event, NoDataset)), NoDataset())
+        answer = next((event for event in events if isinstance(event, NoDataset)), NoDataset())
         if code == 1:
             failure = f"dataset failed: {message} (log: {self._folder.logs / 'dataset.log'})"
-            raise (ProcessError if reason.store_error is None else StoreError)(failure)
-        why = reason.nothing_to_train or message
-        return {**reason.figures, "nothing_to_train": why} if code == NOTHING_TO_TRAIN else {}
+            raise (ProcessError if answer.store_error is None else StoreError)(failure)
+        return NothingToTrain(answer.nothing_to_train or message, answer.figures) if code == NOTHING_TO_TRAIN else None
 
     def _read(self, read: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """What `read` gets from the stores; it is repeated for `ready_timeout_s`, because a collector may be restarting."""
@@ -382,7 +392,7 @@ class Stages:
         """The version of the policy in service."""
         return self._services.policy.state().of(policy).version
 
-    def _recovered(self, round_: int, known: dict[str, Any], policy: Policy) -> RoundTrained:
+    def _recovered(self, round_: int, known: JsonObject, policy: Policy) -> RoundTrained:
         """Reconstructs an event from the trainer's files and the policy server's last swap."""
         now = self._services.policy.state().of(policy)
         self._screen.policy(now.version, policy)

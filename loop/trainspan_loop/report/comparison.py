@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainspan_loop.state.run_folder import ADDRESSES, RunFolder
+from trainspan_schemas.artifacts.run_records import evaluations_in, rounds_in
 from trainspan_schemas.errors import UsageError
 from trainspan_schemas.intervals import RewardEstimate, measured, t_interval
 
@@ -78,7 +79,7 @@ def outcome(run: RunFolder) -> ComparedRun:
     if not validations:
         raise UsageError(f"run {run.run_id} has no validation with rewards yet: nothing to compare")
     best_round = max(validations, key=lambda round_: (validations[round_].stands, validations[round_].mean, -round_))
-    rounds = [record for record in records if record["kind"] == "round"]
+    rounds = rounds_in(records)
     return ComparedRun(
         run_id=run.run_id,
         seed=int(record["settings"]["loop"]["seed"]),
@@ -110,13 +111,13 @@ def _validations(run: RunFolder) -> dict[int, RewardEstimate]:
     """The last validation of each round: the final one has more tasks, and that of a consolidated version comes last if it was kept."""
     return {
         int(record["round"]): RewardEstimate.of_record(record)
-        for record in run.records()
-        if record["kind"] == "eval" and record["n"]
-        if record["name"] == "validation" or (record.get("consolidation") or {}).get("kept")
+        for record in evaluations_in(run.records())
+        if record["n"]
+        if record["name"] == "validation" or ((made := record.get("consolidation")) and made["kept"])
     }
 
 
-def _flat(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def _flat(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, object]:
     return {
         f"{section}.{key}": value
         for section, values in settings.items()

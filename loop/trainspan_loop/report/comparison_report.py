@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from rich.table import Table
 
@@ -17,7 +16,7 @@ __all__ = ["comparison_record", "comparison_table", "write_comparison"]
 HEAD = ("settings", "seed", "run", "rounds", "start", "end", "best", "gain [95 % over seeds]", "alarms", "min")
 
 
-def comparison_record(series: Sequence[Series]) -> list[dict[str, Any]]:
+def comparison_record(series: Sequence[Series]) -> list[dict[str, object]]:
     """One object per series: its runs, its validation bands and its gain."""
     return [
         {

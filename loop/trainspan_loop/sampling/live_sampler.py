@@ -4,7 +4,7 @@ import json
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, ParamSpec, TypeVar
 
@@ -15,6 +15,7 @@ from trainspan_loop.processes.stages import Stages
 from trainspan_loop.sampling.sampler import SampledRound
 from trainspan_loop.state.run_folder import RunFolder
 from trainspan_schemas.artifacts.dataset import dataset_dir, manifest_path
+from trainspan_schemas.artifacts.run_records import RolloutFigures
 from trainspan_schemas.command_events import Progress
 from trainspan_schemas.config.settings import Settings
 from trainspan_schemas.errors import StoreError
@@ -88,12 +89,12 @@ class LiveSampler:
             dataset_s += time.monotonic() - self._began
             if len(nothing) < len(self._stages.policies):
                 break
-            reasons = "; ".join(dict.fromkeys(str(event["nothing_to_train"]) for event in nothing.values()))
+            reasons = "; ".join(dict.fromkeys(why.reason for why in nothing.values()))
             self._screen.note(f"nothing can be trained after {new} new rewards, waiting for more: {reasons}")
         seconds = {"rollouts": time.monotonic() - began - dataset_s, "dataset": dataset_s}
-        figures: dict[str, Any] = {"new_rewards": rewards}
+        figures: RolloutFigures = {"new_rewards": rewards}
         if (estimate := self._rewards(round_)) is not None:
-            figures |= {"total": estimate["n"], "rewarded": estimate["n"], "mean_reward": estimate["mean"]}
+            figures = {**figures, "total": estimate["n"], "rewarded": estimate["n"], "mean_reward": estimate["mean"]}
         return SampledRound(figures, (), seconds, nothing)
 
     def ledgers(self, round_: int) -> list[Path]:
@@ -134,12 +135,12 @@ class LiveSampler:
             self._marks.popleft()
         return self._marks[0][1]
 
-    def _rewards(self, round_: int) -> dict[str, Any] | None:
+    def _rewards(self, round_: int) -> Mapping[str, Any] | None:
         """The rewards of the rollouts in the dataset of the first policy that has one."""
         for policy in self._stages.policies:
             manifest = manifest_path(dataset_dir(policy_dir(self._folder.datasets, policy), round_))
             if manifest.exists():
-                rewards: dict[str, Any] = json.loads(manifest.read_bytes())["rewards"]
+                rewards: Mapping[str, Any] = json.loads(manifest.read_bytes())["rewards"]
                 return rewards
         return None
 

@@ -33,7 +33,7 @@ def read_rewards(ledgers: Sequence[Path], dataset: Path) -> RewardRecords | None
     """
     from trainspan_rollouts.run_ledger import recorded_rewards
 
-    manifest: dict[str, Any] = json.loads(manifest_path(dataset).read_bytes())
+    manifest: Mapping[str, Any] = json.loads(manifest_path(dataset).read_bytes())
     settings = manifest["settings"]
     if settings["reward"] is not None or settings["air"] is not None or settings["reward_name"] != "reward":
         return None

@@ -7,10 +7,9 @@ from typing import Any, Final
 from trainspan_loop.checks.integrity import Check, left_out_check
 from trainspan_loop.trials.comparison import Comparison, compare
 from trainspan_loop.trials.evidence import Evidence
+from trainspan_schemas.artifacts.run_records import RoundRecord, RunRecord, rounds_in
 
 __all__ = ["MOST_IN_A_ROW", "Verdict", "judge", "refused_rounds", "verdict_checks"]
-
-Record = Mapping[str, Any]
 
 MOST_IN_A_ROW: Final = 2
 """Maximum number of refused versions in a row that chance explains; more have another cause."""
@@ -52,11 +51,11 @@ class Verdict:
         figures = ", ".join(f"{name} {_figures(comparison)}" for name, comparison in compared if comparison is not None)
         return f"version {self.version} is worse than version {self.before}: {figures}"
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> Mapping[str, Any]:
         return {**asdict(self), "worse": self.is_worse}
 
     @classmethod
-    def of_record(cls, record: Record) -> "Verdict":
+    def of_record(cls, record: Mapping[str, Any]) -> "Verdict":
         values = {name: value for name, value in record.items() if name != "worse"}
         for name in ("reward", "finished"):
             values[name] = None if values[name] is None else Comparison(**values[name])
@@ -74,12 +73,12 @@ def judge(version: int, before: int, level: float, earlier: Evidence, later: Evi
     return Verdict(version, before, level, reward, finished, why, later.left_out, later.rollouts)
 
 
-def refused_rounds(records: Sequence[Record]) -> list[Record]:
+def refused_rounds(records: Sequence[RunRecord]) -> list[RoundRecord]:
     """The records of rounds whose version was refused."""
-    return [record for record in records if record["kind"] == "round" and record.get("refused")]
+    return [record for record in rounds_in(records) if record.get("refused")]
 
 
-def verdict_checks(records: Sequence[Record], verdict: Verdict, failure: str | None) -> list[Check]:
+def verdict_checks(records: Sequence[RunRecord], verdict: Verdict, failure: str | None) -> list[Check]:
     """Checks of the round after `records`: its version was judged, refusals are rare, and the version before is back.
 
     `failure` says why a refused version could not be taken out of service.
@@ -89,9 +88,8 @@ def verdict_checks(records: Sequence[Record], verdict: Verdict, failure: str | N
     if verdict.unjudged is not None:
         return checks
     in_a_row = 1 if verdict.is_worse else 0
-    for record in reversed(
-        [record for record in records if record["kind"] == "round" and record.get("trial")] if in_a_row else []
-    ):
+    tried = [record for record in rounds_in(records) if record.get("trial")]
+    for record in reversed(tried if in_a_row else []):
         if not record.get("refused"):
             break
         in_a_row += 1

@@ -68,7 +68,7 @@ class Judge:
         self._slots = asyncio.Semaphore(concurrency)
         self._timeout_s = timeout_s
 
-    async def judge(self, task: dict[str, Any], result: Result) -> Judgment:
+    async def judge(self, task: Mapping[str, Any], result: Result) -> Judgment:
         """The verdict on one rollout.
 
         A judge returns a number, a dict of numbers, None, or one of these with a text, `return 0.5, "the date is wrong"`, or with
@@ -76,7 +76,7 @@ class Judge:
         """
         return self._judgment(await self._call(task, result))
 
-    async def judge_group(self, task: dict[str, Any], results: Sequence[Result]) -> list[Judgment]:
+    async def judge_group(self, task: Mapping[str, Any], results: Sequence[Result]) -> list[Judgment]:
         """The verdicts on rollouts of one task, in their order: a judge that compares returns a list of such values."""
         verdicts = await self._call(task, list(results))
         if not isinstance(verdicts, Sequence) or isinstance(verdicts, str) or len(verdicts) != len(results):

@@ -13,6 +13,7 @@ from trainspan_rollouts.judges.comparisons import parse_json
 from trainspan_rollouts.judges.judge import JudgeFunction, Result
 from trainspan_rollouts.judges.rubric import Rubric
 from trainspan_schemas.errors import InvalidRecordError
+from trainspan_schemas.files.durable import JsonObject
 from trainspan_schemas.telemetry.keys import REWARD
 
 __all__ = [
@@ -78,17 +79,17 @@ def system_message(rubric: Rubric, form: Any, more: str = "") -> dict[str, str]:
     return {"role": "system", "content": text}
 
 
-def form_of(rubric: Rubric) -> dict[str, Any]:
+def form_of(rubric: Rubric) -> JsonObject:
     return {criterion.name: {"reason": "why", "score": rubric.high} for criterion in rubric.criteria}
 
 
-def schema_of(rubric: Rubric) -> dict[str, Any]:
+def schema_of(rubric: Rubric) -> JsonObject:
     """The JSON schema of scores; strict, as the API calls it: every field is required and there are no others."""
     entry = {"reason": {"type": "string"}, "score": {"type": "number"}}
     return object_schema({criterion.name: object_schema(entry) for criterion in rubric.criteria})
 
 
-def object_schema(properties: Mapping[str, Any]) -> dict[str, Any]:
+def object_schema(properties: Mapping[str, Any]) -> JsonObject:
     return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
 
 

@@ -199,7 +199,7 @@ def test(payload: Mapping[str, Any]) -> Iterator[str | None]:
 
     Of a test that defines functions `test_…` or cases of unittest, these run too.
     """
-    names: dict[str, Any] = {"__name__": "answer"}
+    names: dict[str, object] = {"__name__": "answer"}
     try:
         exec(compile(payload["answer"], "answer.py", "exec"), names)
     except BaseException as error:  # noqa: BLE001 - also SystemExit
@@ -214,7 +214,7 @@ def test(payload: Mapping[str, Any]) -> Iterator[str | None]:
             yield None
 
 
-def _run(text: str, file: str, names: dict[str, Any]) -> None:
+def _run(text: str, file: str, names: dict[str, object]) -> None:
     """Raises what a test raises."""
     import asyncio
     import unittest
