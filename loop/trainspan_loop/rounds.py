@@ -87,7 +87,7 @@ class Loop:
                 )
             if refused := refused_rounds(folder.records()):
                 self._screen.note(
-                    f"{len(refused)} of {round_} new versions were refused, the last one: {refused[-1]['refused']}"
+                    f"{len(refused)} of {round_} new versions were refused, the last one: {refused[-1].get('refused')}"
                 )
             self._validation.run(round_, loop.eval_tasks, probe=True)
             if (unconsolidated := self._consolidation.run(round_)) is not None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from trainspan_rollouts.run_ledger import RecordedAgent, recorded_agent
 from trainspan_rollouts.task_file import read_tasks
 from trainspan_schemas.errors import UsageError
+from trainspan_schemas.files.durable import JsonObject
 from trainspan_schemas.telemetry.identity import Split
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def only_judge(judges: Sequence[str | None], given: str | None) -> str | None:
     return distinct.pop() if distinct else None
 
 
-def tasks_by_id(file: Path, wanted: set[str]) -> dict[str, dict[str, Any]]:
+def tasks_by_id(file: Path, wanted: set[str]) -> dict[str, JsonObject]:
     """The fields of the wanted tasks that are in the file. Raises TaskFileError."""
     return {task.id: task.for_judge() for task in read_tasks(file) if task.id in wanted}
 

@@ -7,11 +7,12 @@ import os
 import socket
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from trainspan_cli.clients.working_dir import kept_back
 from trainspan_schemas.config.settings import Settings
 from trainspan_schemas.errors import ConfigError, ProcessError, pip_install
+from trainspan_schemas.files.durable import JsonObject
 
 if TYPE_CHECKING:
     from trainspan_rollouts import RunSettings
@@ -80,9 +81,9 @@ def _no_connection(address: str, error: Exception) -> ProcessError:
     )
 
 
-def runtime_env(settings: Settings, secrets: Iterable[str | Path | None] = ()) -> dict[str, Any]:
+def runtime_env(settings: Settings, secrets: Iterable[str | Path | None] = ()) -> JsonObject:
     """Ray's runtime environment for the settings. Raises ConfigError if the file or the folder is missing or invalid."""
-    environment: dict[str, Any] = {}
+    environment: JsonObject = {}
     ray = settings.ray
     if ray.runtime_env:
         try:

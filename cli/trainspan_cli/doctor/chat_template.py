@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from trainspan_schemas.files.durable import JsonObject
+
 __all__ = [
     "HistoryProbe",
     "left_out",
@@ -22,12 +24,12 @@ __all__ = [
     "renderer",
 ]
 
-Message = dict[str, Any]
+Message = JsonObject
 Render = Callable[[list[Message]], str]
 """Messages → the prompt for the next answer. Raises if the template refuses them."""
 
 _TURNS: Final = 4
-_TOOL: Final[dict[str, Any]] = {
+_TOOL: Final[JsonObject] = {
     "name": "probe_the_tools",
     "description": "",
     "parameters": {"type": "object", "properties": {}},
@@ -85,10 +87,10 @@ def _thought(turn: int, prompt: str) -> str:
     return next((whole.removeprefix(mark) for mark in ("<think>\n", "<think>") if prompt.endswith(mark)), whole)
 
 
-def model_template(model: Path, file: Path | None = None) -> tuple[str, dict[str, Any]] | None:
+def model_template(model: Path, file: Path | None = None) -> tuple[str, JsonObject] | None:
     """The chat template of a model directory, or the one in `file`, and the special tokens that it may use; None without one."""
     try:
-        config: dict[str, Any] = json.loads((model / "tokenizer_config.json").read_text(encoding="utf-8"))
+        config: JsonObject = json.loads((model / "tokenizer_config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         config = {}
     template_file = file or model / "chat_template.jinja"

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
 
 from trainspan_cli.doctor.capture_checks import stored_findings
 from trainspan_cli.doctor.chat_template import left_out, merge_ratios, model_template, prefix_keeping_template
@@ -16,6 +15,7 @@ from trainspan_cli.doctor.processes import process_findings
 from trainspan_cli.extras import PARTS, ImportCheck, Part
 from trainspan_schemas.config.settings import Settings
 from trainspan_schemas.errors import pip_install
+from trainspan_schemas.files.durable import JsonObject
 from trainspan_schemas.gpus import installed_gpus
 from trainspan_schemas.home import served_model, served_template
 from trainspan_schemas.telemetry.tools import TOOLS_ADVICE
@@ -89,14 +89,14 @@ def template_findings(model: str | None, file: str | None = None) -> list[Findin
     return history
 
 
-def _of_tools(model: str, template: str, special_tokens: dict[str, Any]) -> list[Finding]:
+def _of_tools(model: str, template: str, special_tokens: JsonObject) -> list[Finding]:
     if not (missing := " and ".join(left_out(template, special_tokens))):
         return []
     detail = f"of {model} leaves out {missing}: an agent's request may offer tools, its prompt does not have them"
     return [Finding("note", "chat template", detail, f"for an agent with tools, {TOOLS_ADVICE}")]
 
 
-def _of_history(model: str, template: str, special_tokens: dict[str, Any]) -> list[Finding]:
+def _of_history(model: str, template: str, special_tokens: JsonObject) -> list[Finding]:
     ratios = merge_ratios(template, special_tokens)
     if not ratios:
         return []

@@ -167,7 +167,7 @@ def _newest_run() -> RunOverview | None:
             for record in (validations[:1] + validations[-1:] if len(validations) > 1 else validations)
         ],
         "best": folder.best(),
-        "refused": [f"round {record['round']}: {record['refused']}" for record in rounds if record.get("refused")],
+        "refused": [f"round {record['round']}: {why}" for record in rounds if (why := record.get("refused"))],
         "alarms": [
             f"round {record['round']}: {check['name']}: {check['detail']}"
             for record in records

@@ -14,7 +14,7 @@ import wrapt
 from opentelemetry import trace
 
 from trainspan._calls.agent_on_stack import agent_on_stack
-from trainspan._guard import guarded
+from trainspan._guard import Args, Kwargs, guarded
 from trainspan._rollout.span_processor import invoked_agent
 from trainspan_schemas.agents.unnamed_agents import agent_of_body
 
@@ -100,7 +100,7 @@ def watch_frameworks() -> None:
 
 
 def _stop_uploads(module: Any) -> None:
-    def export(wrapped: Callable[..., Any], exporter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def export(wrapped: Callable[..., Any], exporter: Any, args: Args, kwargs: Kwargs) -> Any:
         """Exports only items with an explicitly given key, not those that would use OPENAI_API_KEY."""
         items = args[0] if args else kwargs.pop("items", [])
         if not _has_key(exporter):

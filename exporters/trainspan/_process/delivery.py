@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 import wrapt
 
-from trainspan._guard import guarded, logger
+from trainspan._guard import Args, Kwargs, guarded, logger
 from trainspan._process import collectors, outage
 from trainspan._process.encodable import encodable
 from trainspan._process.providers import first_providers
@@ -161,7 +161,7 @@ def _watcher(name: str, what: str) -> Callable[[ModuleType], None]:
         failure = failure_result(module)
         success = type(failure).SUCCESS
 
-        def export(wrapped: Callable[..., Any], exporter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        def export(wrapped: Callable[..., Any], exporter: Any, args: Args, kwargs: Kwargs) -> Any:
             if not args or not _sends_to_collector(exporter):
                 return wrapped(*args, **kwargs)
             address = _host_and_port(str(exporter._endpoint))
@@ -202,12 +202,12 @@ def _flush_watcher(name: str) -> Callable[[ModuleType], None]:
     What the agent shuts down is flushed and goes on: its rollout ends later, and its process does at the very end.
     """
 
-    def force_flush(wrapped: Callable[..., Any], processor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def force_flush(wrapped: Callable[..., Any], processor: Any, args: Args, kwargs: Kwargs) -> Any:
         if not _is_ending() and _feeds_failing(processor):
             return True  # as the SDK's own after a failure: False would keep it from flushing the next processor
         return wrapped(*args, **kwargs)
 
-    def shutdown(wrapped: Callable[..., Any], processor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def shutdown(wrapped: Callable[..., Any], processor: Any, args: Args, kwargs: Kwargs) -> Any:
         if not _is_ending() and _is_needed(processor):
             processor.force_flush()
             return None

@@ -30,7 +30,7 @@ from opentelemetry import context, trace
 from opentelemetry.context import Context
 from opentelemetry.trace import Span
 
-from trainspan._guard import guarded
+from trainspan._guard import Args, Kwargs, guarded
 from trainspan._rollout.last_call import note, noted
 from trainspan._rollout.scope import Scope, scope_in, with_scope
 
@@ -378,7 +378,7 @@ def _watch() -> None:
 
 
 def _spawner(function: str) -> Callable[[ModuleType], None]:
-    def switch(wrapped: Callable[..., Any], _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def switch(wrapped: Callable[..., Any], _: Any, args: Args, kwargs: Kwargs) -> Any:
         context.get_current()
         return wrapped(*args, **kwargs)
 

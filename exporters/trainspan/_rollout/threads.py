@@ -13,7 +13,7 @@ import wrapt
 from opentelemetry import context
 from opentelemetry.context import Context
 
-from trainspan._guard import guarded, hidden
+from trainspan._guard import Args, Kwargs, guarded, hidden
 from trainspan._rollout.last_call import note, noted, noting
 from trainspan._rollout.suspension import separate_flow, switch_carried
 
@@ -31,21 +31,19 @@ def watch_threads() -> None:
     wrapt.wrap_function_wrapper(futures.ThreadPoolExecutor, "submit", _submit)
 
 
-def _start(wrapped: Callable[..., Any], thread: threading.Thread, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _start(wrapped: Callable[..., Any], thread: threading.Thread, args: Args, kwargs: Kwargs) -> Any:
     _keep(thread)
     with hidden:
         return wrapped(*args, **kwargs)
 
 
-def _bootstrap(
-    wrapped: Callable[..., Any], thread: threading.Thread, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _bootstrap(wrapped: Callable[..., Any], thread: threading.Thread, args: Args, kwargs: Kwargs) -> Any:
     _enter(thread)
     with hidden:
         return wrapped(*args, **kwargs)
 
 
-def _submit(wrapped: Callable[..., Any], _pool: futures.Executor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _submit(wrapped: Callable[..., Any], _pool: futures.Executor, args: Args, kwargs: Kwargs) -> Any:
     submitted = _in_context(args[0]) if args else None
     with hidden:
         return wrapped(submitted, *args[1:], **kwargs) if submitted else wrapped(*args, **kwargs)

@@ -14,6 +14,7 @@ from trainspan_importers.reading import Format, Made, StatelessReader
 from trainspan_importers.recorded import message_of, text_of
 from trainspan_importers.traces import UNDATED_NS, Trace, compact_json, kept_fields, nanoseconds, origin_of
 from trainspan_schemas.errors import InvalidRecordError
+from trainspan_schemas.files.durable import JsonObject
 from trainspan_schemas.telemetry import keys
 from trainspan_schemas.telemetry.tokens import encode_ids, encode_logprobs
 
@@ -88,7 +89,7 @@ class _AtifReader(StatelessReader):
         )
 
 
-def _about(value: Mapping[str, Any], agent: Mapping[str, Any], name: str) -> dict[str, Any]:
+def _about(value: Mapping[str, Any], agent: Mapping[str, Any], name: str) -> JsonObject:
     return {
         "session.id": value.get("session_id"),
         keys.GEN_AI_OPERATION: keys.OPERATION_INVOKE_AGENT,
@@ -98,7 +99,7 @@ def _about(value: Mapping[str, Any], agent: Mapping[str, Any], name: str) -> dic
     }
 
 
-def _message(step: Mapping[str, Any]) -> dict[str, Any]:
+def _message(step: Mapping[str, Any]) -> JsonObject:
     role = {"agent": "assistant"}.get(str(step.get("source")), str(step.get("source") or "user"))
     calls = [
         {
@@ -111,7 +112,7 @@ def _message(step: Mapping[str, Any]) -> dict[str, Any]:
     return message_of({**fields, "tool_calls": calls})
 
 
-def _results(step: Mapping[str, Any]) -> dict[str, Any] | None:
+def _results(step: Mapping[str, Any]) -> JsonObject | None:
     """What the environment answered; without the id of a call it is a message of the user's, as agents without tools see it."""
     results = (step.get("observation") or {}).get("results") or []
     parts = [
@@ -125,7 +126,7 @@ def _results(step: Mapping[str, Any]) -> dict[str, Any] | None:
     return {"role": "tool", "parts": message_of({"role": "user", "content": parts})["parts"]}
 
 
-def _token_attributes(metrics: Mapping[str, Any]) -> dict[str, Any]:
+def _token_attributes(metrics: Mapping[str, Any]) -> JsonObject:
     """The tokens, if they are whole: ids of prompt and answer, and a log-probability of each token of the answer."""
     prompt, answer, logprobs = (metrics.get(field) for field in _TOKENS)
     if not (isinstance(prompt, list) and isinstance(answer, list) and isinstance(logprobs, list)):

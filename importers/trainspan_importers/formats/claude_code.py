@@ -13,6 +13,7 @@ from trainspan_importers.reading import Format, Made
 from trainspan_importers.recorded import message_of
 from trainspan_importers.traces import SHAPE_ERRORS, Trace, fault_of, nanoseconds, origin_of
 from trainspan_schemas.errors import InvalidRecordError
+from trainspan_schemas.files.durable import JsonObject
 from trainspan_schemas.telemetry import keys
 
 __all__ = ["CLAUDE_CODE"]
@@ -191,7 +192,7 @@ def _input_tokens(usage: Mapping[str, Any]) -> int | None:
     return sum(counts) if counts else None
 
 
-def _usage_attributes(usage: Mapping[str, Any]) -> dict[str, Any]:
+def _usage_attributes(usage: Mapping[str, Any]) -> JsonObject:
     return {
         "gen_ai.usage.cache_read.input_tokens": usage.get("cache_read_input_tokens"),
         "gen_ai.usage.cache_creation.input_tokens": usage.get("cache_creation_input_tokens"),

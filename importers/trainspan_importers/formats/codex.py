@@ -14,6 +14,7 @@ from trainspan_importers.reading import Format, Made
 from trainspan_importers.recorded import message_of, text_of
 from trainspan_importers.traces import Trace, nanoseconds, origin_of
 from trainspan_schemas.errors import InvalidRecordError
+from trainspan_schemas.files.durable import JsonObject
 from trainspan_schemas.telemetry import keys
 
 __all__ = ["CODEX"]
@@ -30,7 +31,7 @@ class _Answer:
 
     begin_ns: int
     number: int
-    parts: list[dict[str, Any]] = field(default_factory=list)
+    parts: list[JsonObject] = field(default_factory=list)
     end_ns: int = 0
     usage: Mapping[str, Any] = field(default_factory=dict)
     is_aborted: bool = False
@@ -46,7 +47,7 @@ class _CodexReader:
     def _start(self) -> None:
         self._trace: Trace | None = None
         self._conversation: Conversation | None = None
-        self._about: dict[str, Any] = {}
+        self._about: JsonObject = {}
         self._answer: _Answer | None = None
         self._model: str | None = None
         self._begin = self._time = self._number = 0
@@ -129,7 +130,7 @@ class _CodexReader:
         else:
             self._account.leave_out(f"response_item {kind}")
 
-    def _say(self, time: int, *parts: dict[str, Any]) -> None:
+    def _say(self, time: int, *parts: JsonObject) -> None:
         if self._answer is None:
             self._answer = _Answer(min(self._time, time), self._number)
         self._answer.parts += parts
@@ -173,7 +174,7 @@ class _CodexReader:
         )
 
 
-def _thoughts(item: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _thoughts(item: Mapping[str, Any]) -> list[JsonObject]:
     """The readable reasoning, else its summary."""
     for name in ("content", "summary"):
         blocks = item.get(name)
@@ -187,7 +188,7 @@ def _thoughts(item: Mapping[str, Any]) -> list[dict[str, Any]]:
     return []
 
 
-def _tool_call(item: Mapping[str, Any]) -> dict[str, Any]:
+def _tool_call(item: Mapping[str, Any]) -> JsonObject:
     kind = str(item["type"])
     name = item.get("name") or kind.removesuffix("_call")
     arguments = item.get("arguments", item.get("input", item.get("action")))
@@ -196,7 +197,7 @@ def _tool_call(item: Mapping[str, Any]) -> dict[str, Any]:
     return {**part, "id": call_id} if isinstance(call_id, str) else part
 
 
-def _tool_message(item: Mapping[str, Any]) -> dict[str, Any]:
+def _tool_message(item: Mapping[str, Any]) -> JsonObject:
     output = item.get("output")
     failed = isinstance(output, dict) and output.get("success") is False
     content = output["content"] if isinstance(output, dict) and "content" in output else output

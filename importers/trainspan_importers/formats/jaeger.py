@@ -16,6 +16,7 @@ from trainspan_importers.account import Account
 from trainspan_importers.reading import Format, Made, StatelessReader
 from trainspan_importers.traces import SHAPE_ERRORS, Item, Origin, fault_of, key_values
 from trainspan_schemas.errors import InvalidRecordError
+from trainspan_schemas.files.durable import JsonObject
 
 __all__ = ["JAEGER"]
 
@@ -102,7 +103,7 @@ def _event(log: Mapping[str, Any]) -> Span.Event:
     return Span.Event(time_unix_nano=int(log["timestamp"]) * 1000, name=name, attributes=key_values(fields))
 
 
-def _tags(tags: Any) -> dict[str, Any]:
+def _tags(tags: Any) -> JsonObject:
     """Name → value, with the type that the tag states."""
     return {str(tag["key"]): _value(tag.get("type"), tag.get("value")) for tag in tags or ()}
 

@@ -23,6 +23,7 @@ from trainspan_importers.recorded import (
 )
 from trainspan_importers.traces import Trace, kept_fields, nanoseconds, origin_of
 from trainspan_schemas.errors import InvalidRecordError
+from trainspan_schemas.files.durable import JsonObject
 from trainspan_schemas.telemetry import keys
 
 __all__ = ["LANGFUSE"]
@@ -61,7 +62,7 @@ class _Bounds:
 
     begin_ns: int
     end_ns: int
-    more: dict[str, Any]
+    more: JsonObject
     failed: str | None = None
 
 
@@ -169,10 +170,10 @@ class _LangfuseReader:
         )
 
 
-def _attributes(record: Mapping[str, Any]) -> dict[str, Any]:
+def _attributes(record: Mapping[str, Any]) -> JsonObject:
     """Of an observation: the conventions' where they have one, and every other field under `langfuse.observation.`."""
     kind, used = str(record["type"]).upper(), list(_OBSERVATION_FIELDS)
-    attributes: dict[str, Any] = {}
+    attributes: JsonObject = {}
     if kind == "GENERATION":
         attributes, used = _generation(record), [*used, "model"]
     elif kind == "TOOL":
@@ -203,7 +204,7 @@ def _attributes(record: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _generation(record: Mapping[str, Any]) -> dict[str, Any]:
+def _generation(record: Mapping[str, Any]) -> JsonObject:
     usage = record.get("usageDetails") or record.get("usage") or {}
     costs = record.get("costDetails") or {}
     parameters = record.get("modelParameters")
@@ -229,7 +230,7 @@ def _first(record: Any, *names: str) -> Any:
     )
 
 
-def _metadata(prefix: str, value: Any) -> dict[str, Any]:
+def _metadata(prefix: str, value: Any) -> JsonObject:
     if isinstance(value, dict):
         return kept_fields(prefix, value)
     return {prefix: text_of(value)} if value not in (None, "", []) else {}

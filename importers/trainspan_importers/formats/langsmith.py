@@ -20,6 +20,7 @@ from trainspan_importers.recorded import (
 )
 from trainspan_importers.traces import Trace, kept_fields, nanoseconds, origin_of
 from trainspan_schemas.errors import InvalidRecordError
+from trainspan_schemas.files.durable import JsonObject
 from trainspan_schemas.telemetry import keys
 
 __all__ = ["LANGSMITH"]
@@ -108,14 +109,14 @@ class _LangsmithReader:
         )
 
 
-def _attributes(run: Mapping[str, Any], *, is_root: bool) -> dict[str, Any]:
+def _attributes(run: Mapping[str, Any], *, is_root: bool) -> JsonObject:
     """Of a run: the conventions' where they have one, and every other field under `langsmith.`."""
     extra = run.get("extra") if isinstance(run.get("extra"), dict) else {}
     assert isinstance(extra, dict)
     metadata = extra.get("metadata") if isinstance(extra.get("metadata"), dict) else {}
     assert isinstance(metadata, dict)
     used = [*_RUN_FIELDS]
-    attributes: dict[str, Any] = {}
+    attributes: JsonObject = {}
     if run["run_type"] == "llm":
         attributes = _call(run, extra, metadata)
     elif run["run_type"] == "tool":
@@ -142,7 +143,7 @@ def _attributes(run: Mapping[str, Any], *, is_root: bool) -> dict[str, Any]:
     }
 
 
-def _call(run: Mapping[str, Any], extra: Mapping[str, Any], metadata: Mapping[str, Any]) -> dict[str, Any]:
+def _call(run: Mapping[str, Any], extra: Mapping[str, Any], metadata: Mapping[str, Any]) -> JsonObject:
     asked = extra.get("invocation_params") if isinstance(extra.get("invocation_params"), dict) else {}
     assert isinstance(asked, dict)
     inputs, outputs = run.get("inputs") or {}, run.get("outputs") or {}

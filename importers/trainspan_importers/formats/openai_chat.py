@@ -22,6 +22,7 @@ from trainspan_importers.recorded import (
 )
 from trainspan_importers.traces import UNDATED_NS, Trace, compact_json, kept_fields, nanoseconds, origin_of
 from trainspan_schemas.errors import InvalidRecordError
+from trainspan_schemas.files.durable import JsonObject
 from trainspan_schemas.telemetry import keys
 
 __all__ = ["OPENAI"]
@@ -50,7 +51,7 @@ class _OpenaiReader:
         self._account = account
         self._origin = origin_of(_NAME)
         self._known: set[bytes] = set()
-        self._asked: dict[str, dict[int, dict[str, Any]]] = {}
+        self._asked: dict[str, dict[int, JsonObject]] = {}
         """Completion → its messages by number, until the completion comes."""
 
     def add(self, value: Any) -> Iterator[Made]:

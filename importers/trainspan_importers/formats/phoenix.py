@@ -17,6 +17,7 @@ from trainspan_importers.reading import Format, Made
 from trainspan_importers.recorded import number_of
 from trainspan_importers.traces import Item, Origin, Trace, kept_fields, key_values, nanoseconds, origin_of
 from trainspan_schemas.errors import InvalidRecordError
+from trainspan_schemas.files.durable import JsonObject
 
 __all__ = ["PHOENIX"]
 
@@ -123,11 +124,11 @@ def _evaluation(annotation: Mapping[str, Any], span: Span, origin: Origin) -> It
     )
 
 
-def _nested(value: Mapping[str, Any]) -> dict[str, Any]:
+def _nested(value: Mapping[str, Any]) -> JsonObject:
     """A record of a dataframe (`context.span_id`, `attributes.llm.model_name`) with the fields of a span."""
     if "context" in value:
         return dict(value)
-    record: dict[str, Any] = {"context": {}, "attributes": {}}
+    record: JsonObject = {"context": {}, "attributes": {}}
     for name, item in value.items():
         first, _, rest = name.partition(".")
         if first in record and rest:

@@ -205,7 +205,7 @@ class Screen:
         why = "".join(
             f"; {name} skipped: {policy['skipped']}" for name, policy in policies.items() if policy["skipped"]
         )
-        outcome = f"refused ({record['refused']})" if record.get("refused") else f"version {version}"
+        outcome = f"refused ({why_refused})" if (why_refused := record.get("refused")) else f"version {version}"
         return (
             f"round {round_}: {outcome}, {rollouts} rollouts ({failed} failed), reward {train}, {speed} sampled tok/s, "
             f"mean |Δlogp| {difference}, checks {ok} ({stages}){why}"

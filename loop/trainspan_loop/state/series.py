@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 from trainspan_loop.state.run_folder import RunFolder, is_same_run
 from trainspan_schemas.config.settings import Settings
@@ -39,6 +39,17 @@ def continued(settings: Settings, folder: RunFolder, *, finish: bool) -> Setting
     )
 
 
+class SeriesRecord(TypedDict):
+    """What is on disk of a series."""
+
+    settings: Mapping[str, Any]
+    seeds: int
+    name: str | None
+    status: Literal["running", "finished"]
+    runs: Mapping[str, str]
+    """Seed → run id, of the runs that were begun."""
+
+
 class SeedSeries:
     """`runs/series-<time>.json`: the run of each seed. A finished run is not repeated on resume."""
 
@@ -68,8 +79,8 @@ class SeedSeries:
                 return series
             break
         series = cls(runs_dir() / f"series-{datetime.now(UTC):%Y%m%d-%H%M%S-%f}{suffix}.json", settings, seeds, name)
-        about = {"settings": _plain(settings), "seeds": seeds, "name": name}
-        series._write({**about, "status": "running", "runs": {}})
+        plain = _plain(settings)
+        series._write({"settings": plain, "seeds": seeds, "name": name, "status": "running", "runs": {}})
         return series
 
     def unfinished(self, *, begun_only: bool = False) -> Iterator[tuple[Settings, RunFolder]]:
@@ -95,11 +106,11 @@ class SeedSeries:
     def finish(self) -> None:
         self._write({**self._read(), "status": "finished"})
 
-    def _read(self) -> dict[str, Any]:
-        record: dict[str, Any] = json.loads(self.path.read_text())
+    def _read(self) -> SeriesRecord:
+        record: SeriesRecord = json.loads(self.path.read_text())
         return record
 
-    def _write(self, record: Mapping[str, Any]) -> None:
+    def _write(self, record: SeriesRecord) -> None:
         RunFolder(self.path.parent).write(self.path.name, record)
 
 

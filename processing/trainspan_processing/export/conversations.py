@@ -10,6 +10,7 @@ from trainspan_processing.text.chat_messages import ChatMessage, chat_messages, 
 from trainspan_processing.text.dialects import messages_of
 from trainspan_processing.text.model_calls import is_model_call, is_whole
 from trainspan_processing.traces.message_records import read_records, with_records
+from trainspan_schemas.files.durable import JsonObject
 from trainspan_schemas.telemetry import keys
 
 __all__ = ["MessageSpan", "RecordedCall", "read_conversations", "recorded_calls"]
@@ -57,7 +58,7 @@ def recorded_calls(spans: Sequence[MessageSpan]) -> list[RecordedCall]:
     calls = [span for span in spans if is_model_call(span.attributes)]
     same = _same_calls(calls, {(span.trace_id, span.span_id): span.parent_span_id for span in spans})
     best: dict[object, tuple[int, MessageSpan]] = {}
-    tools: dict[object, list[dict[str, Any]]] = {}
+    tools: dict[object, list[JsonObject]] = {}
     served: dict[object, tuple[str, str]] = {}
     for span in calls:
         call = same[span.trace_id, span.span_id]
@@ -134,9 +135,7 @@ def _same_calls(
     return {key: responses.get(root, root) for key, root in outermost.items()}
 
 
-def _recorded_call(
-    span: MessageSpan, tools: Sequence[dict[str, Any]], served_as: tuple[str, str] | None
-) -> RecordedCall:
+def _recorded_call(span: MessageSpan, tools: Sequence[JsonObject], served_as: tuple[str, str] | None) -> RecordedCall:
     inputs, outputs = messages_of(span.attributes)
     agent = span.attributes.get(keys.GEN_AI_AGENT_NAME)
     model = span.attributes.get(keys.GEN_AI_REQUEST_MODEL) or span.attributes.get("llm.model_name")

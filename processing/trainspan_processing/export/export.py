@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import polars as pl
 
@@ -29,6 +29,7 @@ from trainspan_schemas.artifacts.branches import BRANCH_TASK
 from trainspan_schemas.artifacts.dataset import MANIFEST, manifest_path
 from trainspan_schemas.config.settings import DatasetSettings
 from trainspan_schemas.errors import DatasetError, UsageError
+from trainspan_schemas.files.durable import JsonObject
 
 __all__ = ["ExportRequest", "Exported", "Kind", "export"]
 
@@ -64,7 +65,7 @@ class ExportRequest:
     decoder: Decoder | None = None
     """Decode text from token ids instead of using recorded messages; needs datasets."""
 
-    def source(self) -> dict[str, Any]:
+    def source(self) -> JsonObject:
         """What the examples are made from, as the manifest names it."""
         manifests = {str(dataset.path): manifest_path(dataset.path).read_bytes() for dataset in self.datasets}
         hashes = {path: hashlib.sha256(manifest).hexdigest() for path, manifest in manifests.items()}
@@ -116,7 +117,7 @@ def _made(
     groups: dict[str, list[RewardedRollout]] = {}
     for candidate in candidates:
         groups.setdefault(_group_of(candidate, calls_of.get(candidate.key, ()), request.kind), []).append(candidate)
-    limits: dict[str, Any] = {"min_reward": request.min_reward, "agents": request.agents}
+    limits: JsonObject = {"min_reward": request.min_reward, "agents": request.agents}
     if request.kind == "dpo":
         return preference_pairs(groups, lambda key: calls_of.get(key, ()), **limits)
     return supervised_examples(groups, lambda key: calls_of.get(key, ()), **limits, take_all=request.take_all)

@@ -9,11 +9,12 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from trainspan_schemas.files.durable import JsonObject
 from trainspan_schemas.telemetry import keys
 
 __all__ = ["Message", "messages_of", "plain"]
 
-Message = dict[str, Any]
+Message = JsonObject
 
 _FLAT = {
     "input": re.compile(r"(?:gen_ai\.prompt|llm\.input_messages)\.(\d+)\.(?:message\.)?(.+)"),
@@ -56,7 +57,7 @@ def plain(value: Any) -> Any:
     return value
 
 
-def _messages(item: dict[str, Any]) -> list[Message]:
+def _messages(item: JsonObject) -> list[Message]:
     """One recorded message as messages: each of its tool results alone, with role `tool`, then what else it holds.
 
     Text parts are joined by line feeds as `content`, as a policy server joins them; the other parts are kept in `parts`.
@@ -75,7 +76,7 @@ def _messages(item: dict[str, Any]) -> list[Message]:
     return [*tool_results, {**message, "parts": others} if others else message]
 
 
-def _tool_result(part: dict[str, Any], message: Message) -> Message:
+def _tool_result(part: JsonObject, message: Message) -> Message:
     result = part.get("response", part.get("result", ""))
     tool_message = {**message, "role": "tool"}
     tool_message["content"] = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)

@@ -13,6 +13,7 @@ import polars as pl
 from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.tables import CALLS, SPAN_KEY, TOKENS, Schema
 from trainspan_processing.traces.call_matching import response_stem
+from trainspan_schemas.files.durable import JsonObject
 from trainspan_schemas.telemetry.constraints import is_constrained, obstacle_of
 
 __all__ = ["OTHERS", "find_others", "read_answers"]
@@ -95,8 +96,8 @@ def _outermost(candidates: pl.DataFrame, spans: pl.DataFrame) -> pl.Series:
 def read_answers(source: Source, others: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
     """(CALLS, TOKENS) of the OTHERS with an answer, one call per choice, its span id `CLIENT_SPAN:CHOICE`."""
     answered = others.filter(pl.col("has_answer") & pl.col("rollout_id").is_not_null())
-    calls: list[dict[str, Any]] = []
-    payload: list[dict[str, Any]] = []
+    calls: list[JsonObject] = []
+    payload: list[JsonObject] = []
     for (store,), part in answered.partition_by("store", as_dict=True).items():
         facts = {(row["trace_id"], row["span_id"]): row for row in part.iter_rows(named=True)}
         selection = Selection(rollout_ids=part["rollout_id"].unique().sort().to_list())
@@ -113,7 +114,7 @@ def read_answers(source: Source, others: pl.DataFrame) -> tuple[pl.DataFrame, pl
     )
 
 
-def _choices(span: dict[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+def _choices(span: JsonObject) -> Iterator[tuple[JsonObject, JsonObject]]:
     """The calls and tokens in one client span."""
     attributes = json.loads(span["attributes"])
     try:
@@ -152,7 +153,7 @@ def _choices(span: dict[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, A
         yield {**call, "n_tokens": n_tokens}, tokens
 
 
-def _request(attributes: dict[str, Any]) -> dict[str, Any] | None:
+def _request(attributes: JsonObject) -> JsonObject | None:
     """The parameters of the request, including those in an SDK's `extra_body`; None if the span does not state them."""
     try:
         request = json.loads(attributes["llm.invocation_parameters"])

@@ -12,6 +12,7 @@ from typing import Any, Final
 from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.read.span_words import SpanKey
 from trainspan_processing.text.dialects import Message, plain
+from trainspan_schemas.files.durable import JsonObject
 from trainspan_schemas.telemetry import keys
 
 __all__ = ["read_records", "with_records"]
@@ -32,7 +33,7 @@ Record = tuple[int, int, str, Any, Any]
 """time_ns, seq, event name, body, attributes."""
 
 
-def read_records(source: Source, traces: Collection[str]) -> dict[SpanKey, dict[str, Any]]:
+def read_records(source: Source, traces: Collection[str]) -> dict[SpanKey, JsonObject]:
     """Span → the attributes that log records of these traces add to it."""
     by_span: dict[SpanKey, list[Record]] = {}
     ids = sorted(traces)
@@ -48,14 +49,14 @@ def read_records(source: Source, traces: Collection[str]) -> dict[SpanKey, dict[
 
 def with_records(
     attributes: Mapping[str, Any], records: Mapping[SpanKey, Mapping[str, Any]], span: SpanKey
-) -> dict[str, Any]:
+) -> JsonObject:
     """The attributes of `span`, with those added by its records."""
     return {**records.get(span, {}), **attributes}
 
 
-def _attributes_of(records: list[Record]) -> dict[str, Any]:
+def _attributes_of(records: list[Record]) -> JsonObject:
     """The attributes from one span's records, which are in order."""
-    facts: dict[str, Any] = {}
+    facts: JsonObject = {}
     asked: list[Message] = []
     answered: dict[int, Message] = {}
     for _, _, event, body, attributes in records:
@@ -83,7 +84,7 @@ def _attributes_of(records: list[Record]) -> dict[str, Any]:
     return {**{key: value for key, value in messages.items() if value}, **facts}
 
 
-def _asked(role: str, fields: dict[str, Any]) -> Message:
+def _asked(role: str, fields: JsonObject) -> Message:
     """The message of one record, in which a tool's result names its call as `id`."""
     message: Message = {"role": role, **fields}
     if message["role"] == "tool" and "id" in message:

@@ -3,7 +3,6 @@
 import json
 import logging
 from collections.abc import Iterator
-from typing import Any
 
 import polars as pl
 
@@ -16,6 +15,7 @@ from trainspan_processing.text.token_text import find_decoder
 from trainspan_processing.text.tool_steps import tool_step
 from trainspan_processing.traces.message_records import read_records, with_records
 from trainspan_processing.traces.trace_index import TraceIndex
+from trainspan_schemas.files.durable import JsonObject
 from trainspan_schemas.home import served_model
 from trainspan_schemas.telemetry import keys
 
@@ -48,7 +48,7 @@ def _stored_rollouts(
     source: Source,
     traces: TraceIndex,
     calls: pl.DataFrame,
-    facts: dict[tuple[str, int], dict[str, Any]],
+    facts: dict[tuple[str, int], JsonObject],
     evaluations: dict[str, list[StoredEvaluation]],
 ) -> "list[tuple[tuple[str, int], StoredRollout]]":
     payload = read_tokens(source, calls, answers=traces.answers)
@@ -115,7 +115,7 @@ def _plain_text(ids: list[int]) -> str | None:
 
 
 def _tools(
-    traces: TraceIndex, calls: pl.DataFrame, attributes: dict[tuple[str, str], dict[str, Any]]
+    traces: TraceIndex, calls: pl.DataFrame, attributes: dict[tuple[str, str], JsonObject]
 ) -> dict[tuple[str, int], list[StoredTool]]:
     tools: dict[tuple[str, int], list[StoredTool]] = {}
     spans = _tool_spans(traces, calls).sort("start_ns", *SPAN_KEY)
@@ -136,7 +136,7 @@ def _text_of(outputs: list[Message], choice: int) -> str | None:
     return str(outputs[min(choice, len(outputs) - 1)].get("content") or "")
 
 
-def _attributes(source: Source, traces: TraceIndex, calls: pl.DataFrame) -> dict[tuple[str, str], dict[str, Any]]:
+def _attributes(source: Source, traces: TraceIndex, calls: pl.DataFrame) -> dict[tuple[str, str], JsonObject]:
     """Span key → attributes of `calls`, of the client spans that describe them, and of the spans and tools of their rollouts, each of
     which may be in another store."""
     matched, links = traces.matches.calls, traces.matches.links
@@ -149,7 +149,7 @@ def _attributes(source: Source, traces: TraceIndex, calls: pl.DataFrame) -> dict
     keys_wanted = pl.concat([frame.rename(dict(zip(frame.columns, SPAN_KEY, strict=True))) for frame in wanted])
     columns = ["store", "seq", *SPAN_KEY]
     others = traces.spans.join(keys_wanted, on=SPAN_KEY, how="semi").select(columns)
-    by_span: dict[tuple[str, str], dict[str, Any]] = {}
+    by_span: dict[tuple[str, str], JsonObject] = {}
     for batch in source.attributes(pl.concat([calls.select(columns).drop_nulls("seq"), others])):
         for trace_id, span_id, text in batch.select(*SPAN_KEY, "attributes").iter_rows():
             by_span[trace_id, span_id] = json.loads(text or "{}")

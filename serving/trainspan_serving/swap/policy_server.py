@@ -194,8 +194,8 @@ class PolicyServer:
         self.behind, self.is_ready = None, True
         served, took_s = row.policy, seconds["total"]
         adapter = str(served.adapter_folder) if served.adapter_folder else None
-        state = {"model": str(served.weights), "adapter": adapter, "version": version}
-        report({"event": "policy", "policy": policy, **state})
+        model = str(served.weights)
+        report({"event": "policy", "policy": policy, "model": model, "adapter": adapter, "version": version})
         _log.info("policy=%s swapped version=%d canary=%s seconds=%.3f", served.name, version, canary.status, took_s)
         return SwapResult(version, checkpoint, canary, seconds)
 

@@ -121,8 +121,8 @@ def _seconds(run: RunRecords) -> list[Curve]:
         Curve(name, _points(run.rounds, lambda record, key=key: record["seconds"].get(key)), color)  # type: ignore[misc]
         for key, name, color in stages
     ]
-    validations = evaluations_in(run.records, "validation")
-    return [*curves, Curve("validation", [Point(record["round"], record["seconds"]) for record in validations], 5)]
+    validations = [(record["round"], record.get("seconds")) for record in evaluations_in(run.records, "validation")]
+    return [*curves, Curve("validation", [Point(x, y) for x, y in validations if y is not None], 5)]
 
 
 def _estimated(round_: int, estimate: RewardEstimate) -> Point:

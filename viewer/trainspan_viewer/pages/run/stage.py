@@ -51,8 +51,8 @@ def _facts(model: StageModel) -> Element:
             rows.append([f"policy {name}", _policy(figures)])
         if record.get("skipped"):
             rows.append(["skipped because", str(record["skipped"])])
-        if record.get("refused"):
-            rows.append(["refused because", str(record["refused"])])
+        if refused := record.get("refused"):
+            rows.append(["refused because", refused])
         if compared := (record.get("trial") or {}).get("reward"):
             shown = f"{number(compared['before'])} before, {number(compared['after'])} after"
             rows.append(
