@@ -6,14 +6,14 @@ from typing import Annotated
 
 import typer
 
-from trainspan_cli.settings import FormatOption
+from trainspan_cli.settings import Format, FormatOption
 from trainspan_schemas.errors import UsageError
 
 
 def compare(
     runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Runs of the loop: their ids, names or folders.")],
     html: Annotated[Path | None, typer.Option(help="Also write a page with the curves.")] = None,
-    format: FormatOption = "table",
+    format: FormatOption = Format.TABLE,
 ) -> None:
     """Compare runs of the loop: held-out success or reward over seeds, grouped by the settings that differ.
 

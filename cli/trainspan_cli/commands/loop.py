@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trainspan_cli.setting_options import Given, setting_options
-from trainspan_cli.settings import ConfigOption, FormatOption, settings
+from trainspan_cli.settings import ConfigOption, Format, FormatOption, settings
 from trainspan_schemas.errors import ConfigError, UsageError
 from trainspan_schemas.home import is_url
 
@@ -37,7 +37,7 @@ def loop(
     finish: Annotated[
         bool, typer.Option(help="Resume it, begin no further round, and end it as after its last one.")
     ] = False,
-    format: FormatOption = "table",
+    format: FormatOption = Format.TABLE,
 ) -> int:
     """Run rollouts, dataset and training for many rounds, and supervise the collector and the policy server.
 
@@ -48,24 +48,12 @@ def loop(
     import dataclasses
 
     from trainspan_loop.addresses import check_ports
-    from trainspan_loop.consolidation import check_consolidation
-    from trainspan_loop.sampling.choice import check_sampling
     from trainspan_loop.state.run_folder import RunFolder, newest_unfinished
     from trainspan_loop.state.series import SeedSeries, continued
-    from trainspan_loop.state.task_pool import LoopTasks
-    from trainspan_loop.trials.trials import check_trials
-    from trainspan_schemas.config.load import override
 
     if seeds < 1:
         raise UsageError(f"--seeds {seeds}: at least 1")
-    chosen = settings(config)
-    chosen = dataclasses.replace(chosen, loop=override(chosen.loop, **given))
-    if chosen.dataset.out and is_url(chosen.dataset.out):
-        raise ConfigError("dataset.out is a URL, and the datasets of a loop are in its run folder: remove the setting")
-    check_sampling(chosen)
-    tasks = LoopTasks.open(chosen)
-    check_trials(chosen, tasks.trial)
-    check_consolidation(chosen, tasks)
+    chosen, tasks = _checked(config, given)
     # Processes of a loop that was killed may need a while to end.
     check_ports(chosen, wait_s=_ENDING_S if resume or finish else 0.0)
     if seeds == 1:
@@ -86,6 +74,25 @@ def loop(
 
     compare([run.run_id for run in series.runs()], html=series.path.with_suffix(".html"), format=format)
     return 0 if integrity else 1
+
+
+def _checked(config: "Path | None", given: Given) -> "tuple[Settings, LoopTasks]":
+    """The settings with the given options, and the tasks. Raises ConfigError, TaskFileError if no run can have them."""
+    from trainspan_loop.consolidation import check_consolidation
+    from trainspan_loop.sampling.choice import check_sampling
+    from trainspan_loop.state.task_pool import LoopTasks
+    from trainspan_loop.trials.trials import check_trials
+    from trainspan_schemas.config.load import override
+
+    chosen = settings(config)
+    chosen = dataclasses.replace(chosen, loop=override(chosen.loop, **given))
+    if chosen.dataset.out and is_url(chosen.dataset.out):
+        raise ConfigError("dataset.out is a URL, and the datasets of a loop are in its run folder: remove the setting")
+    check_sampling(chosen)
+    tasks = LoopTasks.open(chosen)
+    check_trials(chosen, tasks.trial)
+    check_consolidation(chosen, tasks)
+    return chosen, tasks
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -3,14 +3,14 @@
 import json
 from typing import TYPE_CHECKING
 
-from trainspan_cli.settings import ConfigOption, FormatOption, settings
+from trainspan_cli.settings import ConfigOption, Format, FormatOption, settings
 
 if TYPE_CHECKING:
     from trainspan_cli.doctor.overview import PolicyOverview, RunOverview
     from trainspan_cli.doctor.rollouts_overview import RolloutsOverview
 
 
-def status(config: ConfigOption = None, format: FormatOption = "table") -> None:
+def status(config: ConfigOption = None, format: FormatOption = Format.TABLE) -> None:
     """Show the running processes, and the runs, datasets and checkpoints on disk.
 
     Example: trainspan status --format json

@@ -8,7 +8,7 @@ from typing import Annotated, TypedDict
 
 import typer
 
-from trainspan_cli.settings import ConfigOption, FormatOption, StoreOption, settings
+from trainspan_cli.settings import ConfigOption, Format, FormatOption, StoreOption, settings
 from trainspan_schemas.errors import StoreError, UsageError
 from trainspan_schemas.files.durable import JsonObject
 from trainspan_schemas.home import home, store_path
@@ -50,7 +50,7 @@ def store(
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="purge: delete; without it, the data is only counted.")] = False,
     config: ConfigOption = None,
-    format_: FormatOption = "table",
+    format_: FormatOption = Format.TABLE,
 ) -> int:
     """Check a store, show its contents, reclaim space, or delete data permanently.
 
@@ -60,8 +60,6 @@ def store(
 
     Example: trainspan store purge --task t-17 --yes
     """
-    if format_ not in ("table", "json"):
-        raise UsageError(f"--format {format_!r} is not one of table, json")
     criteria: Mapping[str, object] = {}
     if action is Action.PURGE:
         criteria = {**_criteria(trace, task, before), "dry_run": not yes}
