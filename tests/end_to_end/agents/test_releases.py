@@ -31,7 +31,7 @@ PROGRAMS = (
     "tests/exporters/process/test_exits.py",
     "tests/exporters/process/test_outages.py",
     "tests/exporters/process/test_faults.py",
-    "tests/exporters/process/test_own_clients.py",
+    "tests/exporters/calls/test_own_clients.py",
     "tests/exporters/process/test_unnoticed.py",
 )
 """Agents under `opentelemetry-instrument`, in separate programs."""

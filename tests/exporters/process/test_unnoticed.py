@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.exporters.process.test_own_clients import CALL
+from tests.exporters.calls.test_own_clients import CALL
 from tests.support.agents.openai_server import OpenAIServer
 from tests.support.agents.programs import WITHOUT_OPENAI, environment, run, write
 from tests.support.otlp.recorder import OtlpRecorder
