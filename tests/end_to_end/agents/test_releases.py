@@ -27,7 +27,7 @@ FRAMEWORKS = (
 PYTHON = f"3.{sys.version_info.minor}"
 PROGRAMS = (
     "tests/exporters/process/test_instrumented_agents.py",
-    "tests/exporters/process/test_instrumented_children.py",
+    "tests/exporters/rollout/test_instrumented_children.py",
     "tests/exporters/process/test_exits.py",
     "tests/exporters/process/test_outages.py",
     "tests/exporters/process/test_faults.py",
