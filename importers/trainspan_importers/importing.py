@@ -9,7 +9,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from trainspan_importers.account import Account
 from trainspan_importers.formats.catalog import FORMATS, format_named, recognized
-from trainspan_importers.reading import Format, Made, Reader
+from trainspan_importers.reading import Converted, Format, Reader
 from trainspan_importers.source_files import Broken, Record, SourceFile, files_of
 from trainspan_importers.traces import SHAPE_ERRORS, Item, Trace, fault_of, key_values
 from trainspan_schemas.errors import UsageError
@@ -121,7 +121,7 @@ class _Import:
         reader = self._format.reader(Account(self._format.name))
         for record in file.records():
             if isinstance(record, Record):
-                items = [item for item in _made(reader, record) if isinstance(item, Item)]
+                items = [item for item in _converted(reader, record) if isinstance(item, Item)]
                 self._own |= {
                     _trace_id(item)
                     for item in items
@@ -135,10 +135,10 @@ class _Import:
             if isinstance(record, Broken):
                 self._account.leave_out("broken", f"{position}: {record.why}")
             else:
-                self._take(_made(self._reader, record), position)
+                self._take(_converted(self._reader, record), position)
         self._take(self._reader.end_of_file(), str(file.path))
 
-    def _take(self, made: Iterable[Made], position: str) -> None:
+    def _take(self, made: Iterable[Converted], position: str) -> None:
         try:
             for item in made:
                 if isinstance(item, Item):
@@ -198,7 +198,7 @@ class _Import:
             self._send(reward)
 
 
-def _made(reader: Reader, record: Record) -> list[Made]:
+def _converted(reader: Reader, record: Record) -> list[Converted]:
     """What a record becomes; all of it is made before any of it is sent."""
     try:
         return list(reader.add(record.value))

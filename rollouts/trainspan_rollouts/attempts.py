@@ -160,7 +160,7 @@ class Attempts:
             return ended
         asks_again = ended.asks_again
         if ended.report is not None and ended.report.policy_failing:
-            failure = (await self._witness.looked_again(seen)).failure(ended.duration_s)
+            failure = (await self._witness.asked_again(seen)).failure(ended.duration_s)
             if failure is not None:
                 return replace(ended, status="infra_error", error=f"{ended.error}; {failure}")
             asks_again = True

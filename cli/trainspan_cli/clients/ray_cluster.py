@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from trainspan_cli.clients.working_dir import kept_back
+from trainspan_cli.clients.working_dir import excluded_patterns
 from trainspan_schemas.config.settings import Settings
 from trainspan_schemas.errors import ConfigError, ProcessError, pip_install
 from trainspan_schemas.files.durable import JsonObject
@@ -97,5 +97,5 @@ def runtime_env(settings: Settings, secrets: Iterable[str | Path | None] = ()) -
         if not folder.is_dir():
             raise ConfigError(f"[ray] working_dir = {ray.working_dir!r}: no such folder")
         environment["working_dir"] = str(folder)
-        environment["excludes"] = [*environment.get("excludes", ()), *kept_back(folder, settings, secrets)]
+        environment["excludes"] = [*environment.get("excludes", ()), *excluded_patterns(folder, settings, secrets)]
     return environment

@@ -13,7 +13,7 @@ from trainspan_schemas.config.settings import Settings
 from trainspan_schemas.home import home
 from trainspan_schemas.store.roles import Role
 
-__all__ = ["kept_back"]
+__all__ = ["excluded_patterns"]
 
 _NEVER_COPIED: Final[tuple[str, ...]] = (".git", ".venv", "__pycache__")
 _NAMES_A_SECRET: Final = re.compile(r"(^|_)(file|key|cert|tasks)$")
@@ -27,7 +27,7 @@ _GLOB: Final = re.compile(r"([\\*?\[\]! #])")
 _log = logging.getLogger(__name__)
 
 
-def kept_back(folder: Path, settings: Settings, secret_files: Iterable[str | Path | None]) -> list[str]:
+def excluded_patterns(folder: Path, settings: Settings, secret_files: Iterable[str | Path | None]) -> list[str]:
     """Returns patterns like those of `.gitignore` for what in `folder` is not copied.
 
     These are the state folder, the files that `settings` name and `secret_files`, by whatever path or link they are in the

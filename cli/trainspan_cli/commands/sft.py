@@ -120,12 +120,7 @@ def sft(
         return _interrupted(done, done.signal)
     version = None if checkpoints is None else _adopted(out, checkpoints, policy_url, chosen.train)
     result = FineTuned(str(out), done.steps == 0, version, done.manifest or {})
-    if format == "json":
-        print(event_line(result), flush=True)
-    else:
-        print(f"{out} {'was complete already' if result.was_there else 'is complete'}: trainspan serve {out}")
-        if version is not None:
-            print(f"it is version {version} in {checkpoints}")
+    print(event_line(result) if format == "json" else _finished(result, checkpoints), flush=True)
     return 0
 
 
@@ -136,6 +131,12 @@ def _section(chosen: Settings, given: Given, of_model: Given) -> SftSettings:
         shared = replace(shared, lora_rank=None, lora_alpha=None, lora_targets=None)
     section = override(shared, **given, **of_model)
     return override(section, model=section.model or chosen.train.model)
+
+
+def _finished(result: FineTuned, checkpoints: Path | None) -> str:
+    state = "was complete already" if result.was_there else "is complete"
+    adopted = "" if result.version is None else f"\nit is version {result.version} in {checkpoints}"
+    return f"{result.out} {state}: trainspan serve {result.out}{adopted}"
 
 
 def _interrupted(done: "SftOutcome", number: int) -> int:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from trainspan_importers.account import Account
 from trainspan_importers.conversation import Conversation
-from trainspan_importers.reading import Format, Made, StatelessReader
+from trainspan_importers.reading import Converted, Format, StatelessReader
 from trainspan_importers.recorded import message_of, text_of
 from trainspan_importers.traces import UNDATED_NS, Trace, compact_json, kept_fields, nanoseconds, origin_of
 from trainspan_schemas.errors import InvalidRecordError
@@ -32,7 +32,7 @@ class _AtifReader(StatelessReader):
     def __init__(self, account: Account) -> None:
         self._account = account
 
-    def add(self, value: Any) -> Iterator[Made]:
+    def add(self, value: Any) -> Iterator[Converted]:
         if not _is_atif(value):
             raise InvalidRecordError("no trajectory with schema_version and steps")
         agent = value.get("agent") or {}
@@ -63,7 +63,7 @@ class _AtifReader(StatelessReader):
         times: tuple[int, int],
         agent: Mapping[str, Any],
         name: str,
-    ) -> Iterator[Made]:
+    ) -> Iterator[Converted]:
         metrics = step.get("metrics") or {}
         tokens = _token_attributes(metrics)
         if not tokens and any(metrics.get(field) for field in _TOKENS):

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from trainspan_importers.account import Account
 from trainspan_importers.conversation import Conversation
-from trainspan_importers.reading import Format, Made
+from trainspan_importers.reading import Converted, Format
 from trainspan_importers.recorded import message_of, text_of
 from trainspan_importers.traces import Trace, nanoseconds, origin_of
 from trainspan_schemas.errors import InvalidRecordError
@@ -52,7 +52,7 @@ class _CodexReader:
         self._model: str | None = None
         self._begin = self._time = self._number = 0
 
-    def add(self, value: Any) -> Iterator[Made]:
+    def add(self, value: Any) -> Iterator[Converted]:
         if not isinstance(value, dict) or not isinstance(value.get("payload"), dict):
             raise InvalidRecordError("no line with a payload")
         kind, payload = value.get("type"), value["payload"]
@@ -77,16 +77,16 @@ class _CodexReader:
             self._account.leave_out(f"{kind} {payload.get('type') or ''}".strip())
         self._time = max(self._time, time)
 
-    def end_of_file(self) -> Iterator[Made]:
+    def end_of_file(self) -> Iterator[Converted]:
         if self._trace is not None and self._conversation is not None:
             yield from self._finish(self._conversation)
             yield self._trace.span(self._trace.root_id, None, "session", self._begin, self._time, self._about)
         self._start()
 
-    def end(self) -> Iterator[Made]:
+    def end(self) -> Iterator[Converted]:
         return iter(())
 
-    def _begin_session(self, meta: Mapping[str, Any], time: int) -> Iterator[Made]:
+    def _begin_session(self, meta: Mapping[str, Any], time: int) -> Iterator[Converted]:
         if self._trace is not None:  # a session that continues another one repeats that one's
             self._account.leave_out("session_meta")
             return
@@ -111,7 +111,7 @@ class _CodexReader:
         if isinstance(text, str) and text:
             yield from self._conversation.put(message_of({"role": "system", "content": text}), "instructions", time)
 
-    def _item(self, conversation: Conversation, item: Mapping[str, Any], time: int) -> Iterator[Made]:
+    def _item(self, conversation: Conversation, item: Mapping[str, Any], time: int) -> Iterator[Converted]:
         kind = item.get("type")
         if kind == "message" and item.get("role") != "assistant":
             yield from self._finish(conversation)
@@ -142,7 +142,7 @@ class _CodexReader:
         if self._answer is not None and isinstance(usage, dict):
             self._answer.usage = usage
 
-    def _compacted(self, conversation: Conversation, payload: Mapping[str, Any], time: int) -> Iterator[Made]:
+    def _compacted(self, conversation: Conversation, payload: Mapping[str, Any], time: int) -> Iterator[Converted]:
         """The context begins anew, with a summary or with the items that replace it."""
         yield from self._finish(conversation)
         conversation.rewind(0)
@@ -154,7 +154,7 @@ class _CodexReader:
         elif isinstance(summary := payload.get("message"), str):
             yield from conversation.put(message_of({"role": "user", "content": summary}), str(self._number), time)
 
-    def _finish(self, conversation: Conversation) -> Iterator[Made]:
+    def _finish(self, conversation: Conversation) -> Iterator[Converted]:
         answer, self._answer = self._answer, None
         if answer is None or not answer.parts:
             return

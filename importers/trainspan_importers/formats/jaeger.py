@@ -13,7 +13,7 @@ from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from trainspan_importers.account import Account
-from trainspan_importers.reading import Format, Made, StatelessReader
+from trainspan_importers.reading import Converted, Format, StatelessReader
 from trainspan_importers.traces import SHAPE_ERRORS, Item, Origin, fault_of, key_values
 from trainspan_schemas.errors import InvalidRecordError
 from trainspan_schemas.files.durable import JsonObject
@@ -33,7 +33,7 @@ class _JaegerReader(StatelessReader):
     def __init__(self, account: Account) -> None:
         self._account = account
 
-    def add(self, value: Any) -> Iterator[Made]:
+    def add(self, value: Any) -> Iterator[Converted]:
         traces = value.get("data", [value]) if isinstance(value, dict) else None
         if not isinstance(traces, list):
             raise InvalidRecordError("no object with traces in `data`")
@@ -44,7 +44,7 @@ class _JaegerReader(StatelessReader):
                 raise InvalidRecordError("no trace with spans")
 
 
-def _trace_items(trace: Mapping[str, Any]) -> Iterator[Made]:
+def _trace_items(trace: Mapping[str, Any]) -> Iterator[Converted]:
     origins: dict[tuple[str, str, str], Origin] = {}
     processes = trace.get("processes") or {}
     for item in trace["spans"]:

@@ -13,7 +13,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from trainspan_importers.account import Account
 from trainspan_importers.otlp_json import span_of
-from trainspan_importers.reading import Format, Made
+from trainspan_importers.reading import Converted, Format
 from trainspan_importers.recorded import number_of
 from trainspan_importers.traces import Item, Origin, Trace, kept_fields, key_values, nanoseconds, origin_of
 from trainspan_schemas.errors import InvalidRecordError
@@ -41,7 +41,7 @@ class _PhoenixReader:
         self._annotations: dict[str, list[Mapping[str, Any]]] = {}
         """Span → its annotations, until it comes."""
 
-    def add(self, value: Any) -> Iterator[Made]:
+    def add(self, value: Any) -> Iterator[Converted]:
         if not isinstance(value, dict):
             raise InvalidRecordError("no object")
         if isinstance(value.get("data"), list):
@@ -54,14 +54,14 @@ class _PhoenixReader:
         elif not value.keys() <= {"next_cursor"}:
             raise InvalidRecordError("neither a span nor an annotation")
 
-    def end_of_file(self) -> Iterator[Made]:
+    def end_of_file(self) -> Iterator[Converted]:
         return iter(())
 
-    def end(self) -> Iterator[Made]:
+    def end(self) -> Iterator[Converted]:
         self._account.leave_out("annotation_without_its_span", n_parts=sum(map(len, self._annotations.values())))
         return iter(())
 
-    def _span(self, value: Mapping[str, Any]) -> Iterator[Made]:
+    def _span(self, value: Mapping[str, Any]) -> Iterator[Converted]:
         if "startTimeUnixNano" in value:
             span = span_of(value)
             yield Item(span, self._origin)

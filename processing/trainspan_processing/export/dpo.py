@@ -9,7 +9,7 @@ from trainspan_processing.text.chat_messages import same_messages
 
 __all__ = ["preference_pairs"]
 
-Told = Sequence[tuple[RewardedRollout, Sequence[RecordedCall]]]
+RolloutCalls = Sequence[tuple[RewardedRollout, Sequence[RecordedCall]]]
 
 
 def preference_pairs(
@@ -50,7 +50,7 @@ def preference_pairs(
     return examples
 
 
-def _add_first_pair(examples: Examples, best: Told, worst: Told) -> str | None:
+def _add_first_pair(examples: Examples, best: RolloutCalls, worst: RolloutCalls) -> str | None:
     """Adds a pair from the first two rollouts that diverge. Returns None, or the reason why there is no pair."""
     reason = (
         "no_text" if not any(calls for _, calls in best) or not any(calls for _, calls in worst) else "no_common_prompt"

@@ -94,13 +94,15 @@ def export(request: ExportRequest, clock: Clock) -> Exported:
         raise UsageError("--form text decodes the tokens of a dataset's rows: name a dataset, not a store")
     if request.decoder is not None:
         candidates = _candidates_of(request)
-        examples = _made(request, candidates, _decoded(request, request.decoder, _wanted(request, candidates)))
+        examples = _examples(request, candidates, _decoded(request, request.decoder, _wanted(request, candidates)))
     else:
         with Source(request.stores, allow_behind=True) as source:
             candidates = _candidates_of(request) if request.datasets else _candidates_in(source, request, clock)
             if not candidates and not request.datasets:
                 raise DatasetError(_nothing_in(source, request, clock))
-            examples = _made(request, candidates, dict(read_conversations(source, [each.key for each in candidates])))
+            examples = _examples(
+                request, candidates, dict(read_conversations(source, [each.key for each in candidates]))
+            )
     if not examples.rows:
         raise DatasetError(f"{examples.groups} groups contain no example: {_why(examples)}")
     _write(request, examples)
@@ -109,7 +111,7 @@ def export(request: ExportRequest, clock: Clock) -> Exported:
     )
 
 
-def _made(
+def _examples(
     request: ExportRequest,
     candidates: Sequence[RewardedRollout],
     calls_of: Mapping[tuple[str, int], Sequence[RecordedCall]],

@@ -108,7 +108,7 @@ class PolicyWitness:
         answers = await asyncio.gather(*questions)
         return Testimony(dict(zip(self._servers, answers, strict=True)))
 
-    async def looked_again(self, seen: Testimony) -> Testimony:
+    async def asked_again(self, seen: Testimony) -> Testimony:
         """`seen`, with whether those that cannot tell still answer."""
         unknown = [server for server, answer in seen.answers.items() if answer is None]
         loop = asyncio.get_running_loop()

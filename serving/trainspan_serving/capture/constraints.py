@@ -46,7 +46,7 @@ class EngineConstraints:
     def vocab_size(self) -> int:
         return int(self._engine.model_config.get_vocab_size())
 
-    async def settle(self) -> None:
+    async def fix_library(self) -> None:
         """Returns when the library is fixed."""
         async with self._settling:
             if self._library is not None:

@@ -208,7 +208,9 @@ class EngineTap:
         """Replaces the engine client's `generate`; passes the outputs through unchanged."""
         exchange = _CURRENT.get()
         if exchange is None or not isinstance(prompt, dict):
-            return self._settled(sampling_params, self._generate(prompt, sampling_params, request_id, **options))
+            return self._when_compilable(
+                sampling_params, self._generate(prompt, sampling_params, request_id, **options)
+            )
         identity = exchange.caller.identity
         temperature = self._temperatures.get(identity.split) if identity else None
         if temperature is not None:
@@ -228,7 +230,7 @@ class EngineTap:
         outputs = self._stored(exchange, generation, prompt, sampling_params, request_id, options)
         if outputs is None:
             sampled = self._generate(prompt, sampling_params, request_id, **options)
-            outputs = self._settled(sampling_params, sampled)
+            outputs = self._when_compilable(sampling_params, sampled)
         return self._observe(exchange, generation, sampling_params, outputs)
 
     def _stored(
@@ -254,11 +256,11 @@ class EngineTap:
         self.forced_requests += 1
         return self._replayer.outputs(generation.forced, prompt, params, request_id, options.get("lora_request"))
 
-    async def _settled(self, params: Any, outputs: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
+    async def _when_compilable(self, params: Any, outputs: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
         """Yields the outputs of a generation; one with a grammar starts once that is known to be compiled soon."""
         try:
             if getattr(params, "structured_outputs", None) is not None:
-                await self._constraints.settle()
+                await self._constraints.fix_library()
                 await self._constraints.check(params)
             async for output in outputs:
                 yield output

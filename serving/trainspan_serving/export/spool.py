@@ -40,7 +40,7 @@ class Spool:
         for directory in (folder, self._refused):
             directory.mkdir(parents=True, exist_ok=True)
             directory.chmod(0o700)
-        self._waiting = deque(self._found())
+        self._waiting = deque(self._recover())
         self._number = 1 + max((int(spooled.path.name.partition("-")[0]) for spooled in self._waiting), default=-1)
         self._bytes = sum(spooled.size_bytes for spooled in self._waiting)
         self.spans = 0
@@ -119,7 +119,7 @@ class Spool:
         self._bytes += len(request)
         return Spooled(path, spans, crc32, len(request), recovered=False)
 
-    def _found(self) -> list[Spooled]:
+    def _recover(self) -> list[Spooled]:
         """Returns all requests left by earlier server processes, in order; refused ones are retried."""
         for leftover in (*self._folder.glob("*.tmp"), *self._refused.glob("*.tmp")):
             leftover.unlink()

@@ -197,7 +197,7 @@ def _failure(*policy_urls: str) -> str | None:
     async def ask() -> str | None:
         witness = PolicyWitness(policy_urls)
         seen = await witness.ask(Identity("r"), "1" * 32)
-        return (await witness.looked_again(seen)).failure(5.0)
+        return (await witness.asked_again(seen)).failure(5.0)
 
     return asyncio.run(ask())
 
@@ -233,7 +233,7 @@ def test_a_server_that_does_not_answer_holds_up_one_attempt_and_still_excuses_th
         seen = await witness.ask(Identity("r"), "1" * 32)
         took_s = time.monotonic() - began
         assert seen.calls is None
-        return took_s, (await witness.looked_again(seen)).failure(5.0)
+        return took_s, (await witness.asked_again(seen)).failure(5.0)
 
     async def ask_twice(url: str) -> list[tuple[float, str | None]]:
         witness = PolicyWitness([url])
