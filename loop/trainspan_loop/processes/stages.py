@@ -3,11 +3,10 @@
 import contextlib
 import hashlib
 import queue
-import shlex
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any, ParamSpec, TypeVar, cast
 
@@ -21,17 +20,15 @@ from trainspan_loop.checks.stage_counts import (
 )
 from trainspan_loop.clients.new_rewards import Places, last_places, new_rewards, validation_rewards
 from trainspan_loop.clients.store import counts
-from trainspan_loop.processes.child_processes import Commands
+from trainspan_loop.processes.rollout_command import RolloutCommand, RolloutRequest, StageCommands
 from trainspan_loop.processes.screen import Screen
 from trainspan_loop.processes.services import Services
 from trainspan_loop.state.run_folder import RunFolder
-from trainspan_rollouts.run_ledger import recorded_agent, waiting_rounds
-from trainspan_schemas.agents.functions import is_function_name
+from trainspan_rollouts.run_ledger import waiting_rounds
 from trainspan_schemas.artifacts.dataset import dataset_dir, manifest_path
 from trainspan_schemas.artifacts.run_records import CheckRecord, RolloutFigures
 from trainspan_schemas.command_events import (
     NOTHING_TO_TRAIN,
-    UNFINISHED,
     Event,
     NoDataset,
     Progress,
@@ -44,6 +41,7 @@ from trainspan_schemas.config.settings import Settings
 from trainspan_schemas.errors import ProcessError, StoreError
 from trainspan_schemas.files.durable import JsonObject
 from trainspan_schemas.home import policy_dir
+from trainspan_schemas.telemetry.identity import Split
 
 __all__ = ["Collected", "NothingToTrain", "Stages"]
 
@@ -104,7 +102,8 @@ class Stages:
         self._services = services
         self._folder = folder
         self._screen = screen
-        self._commands = Commands()
+        self._commands = StageCommands(services, folder)
+        self._rollouts = RolloutCommand(settings, services, folder, self._commands)
         self._stopped = threading.Event()
         self.policies = policies_of(settings)
         self.take_turns = settings.loop.policies_in_turn or settings.serving.sleep
@@ -120,7 +119,7 @@ class Stages:
         self._stopped.clear()
         self._commands.resume()
 
-    def collect(self, tasks: Path, round_: int, split: str, n: int) -> Collected:
+    def collect(self, tasks: Path, round_: int, split: Split, n: int) -> Collected:
         """Runs the agent `n` times on each task of a file and collects the counts from all sources.
 
         Training rollouts of an interrupted loop are resumed: those that ended are not made again.
@@ -128,20 +127,20 @@ class Stages:
         if self._settings.loop.target is None:  # others use the server meanwhile
             return self.collect_alongside(self._folder.run_id, tasks, round_, n)
         self._wake()
-        return self._collect(str(tasks), round_, split, n, self._screen.progress)
+        return self._collect(self._request(str(tasks), round_, split, n), self._screen.progress)
 
     def stream(
         self, round_: int, n: int, on_progress: Callable[[Progress], None], write: Callable[[IO[str]], None]
     ) -> Collected:
         """Runs the agent `n` times on each training task that `write` writes to the runner, until it closes the pipe."""
-        return self._collect("-", round_, "train", n, on_progress, write)
+        return self._collect(self._request("-", round_, "train", n), on_progress, write)
 
     def collect_alongside(self, run_id: str, tasks: Path, round_: int, n: int) -> Collected:
         """Runs the agent `n` times on each validation task of a file while other rollouts, or users, may go on."""
         self._wake()
         with self._others.quiet:
             began, began_ns = time.monotonic(), time.time_ns()
-            result = self._roll_out(run_id, str(tasks), round_, "val", n, lambda _: None)
+            result = self._rollouts.run(RolloutRequest(run_id, str(tasks), round_, "val", n), lambda _: None)
             total, calls = result.total, result.calls
             began_ns -= self._services.policy.counts().behind_ns
             scope = StageScope(run_id, "val", round_)
@@ -157,87 +156,32 @@ class Stages:
 
     def _collect(
         self,
-        tasks: str,
-        round_: int,
-        split: str,
-        n: int,
+        request: RolloutRequest,
         on_progress: Callable[[Progress], None],
         write: Callable[[IO[str]], None] | None = None,
     ) -> Collected:
         began, services = time.monotonic(), self._services
-        scope = StageScope(self._folder.run_id, split, None if write else round_)  # a stream's tasks name their rounds
+        round_ = None if write else request.round  # a stream's tasks name their rounds
+        scope = StageScope(request.run_id, request.split, round_)
         with self._others.quiet:
             meter = StageMeter(services.policy, services.stores, scope, self._others)
-        result = self._roll_out(self._folder.run_id, tasks, round_, split, n, on_progress, write)
+        result = self._rollouts.run(request, on_progress, write)
         sampling_s = time.monotonic() - began
         with self._others.quiet:
             fresh = result.total - result.resumed
             counted = self._read(meter.stop, fresh, result.calls, uncounted=result.uncounted)
-            versions = self._read(meter.versions) if split == "val" else {}
+            versions = self._read(meter.versions) if request.split == "val" else {}
         checks = [check.record() for check in stage_checks(counted, self._settings.rollouts.concurrency)]
         are_stored, seconds = counted.stored_rollouts >= counted.rollouts, time.monotonic() - began
         return Collected(result, checks, seconds, are_stored, versions, counted.sampled_tokens, sampling_s)
 
-    def _roll_out(
-        self,
-        run_id: str,
-        tasks: str,
-        round_: int,
-        split: str,
-        n: int,
-        on_progress: Callable[[Progress], None],
-        write: Callable[[IO[str]], None] | None = None,
-    ) -> RunResult:
-        """Runs `trainspan rollout` and returns its result, once the collector has every verdict."""
-        results: list[RunResult] = []
-
-        def on_event(event: Event) -> None:
-            if isinstance(event, RunResult):
-                results.append(event)
-            elif isinstance(event, Progress):
-                on_progress(event)
-
-        arguments, agent = self._runner(run_id, tasks, round_, split, n)
-        # A validation begins anew: the hard probe after it has a ledger of the same name.
-        is_begun = write is None and split == "train" and recorded_agent(run_id, round_, "train") is not None
-        resumed = ["--resume"] if is_begun else []
-        # Exit code 1 with a result: no rollout is ok, which fails the round but not the loop. The round goes on without
-        # rollouts that could be repeated.
-        _, message = self._command(
-            "rollout", [*arguments, *resumed], agent, on_event, admitted=(0, 1, UNFINISHED), write=write
-        )
-        if not results:
-            raise ProcessError(f"rollout failed: {message} (log: {self._folder.logs / 'rollout.log'})")
-        if results[0].unacknowledged:  # the collector was down: it is restarted and receives the verdicts
-            self._send_waiting(arguments, agent)
-        return replace(results[0], unacknowledged=0)
-
     def send_waiting(self) -> None:
         """Sends the verdicts of streamed rollouts that no collector had acknowledged when the loop was interrupted."""
         for round_ in waiting_rounds(self._folder.run_id, "train"):
-            self._send_waiting(*self._runner(self._folder.run_id, "-", round_, "train", self._settings.rollouts.n))
+            self._rollouts.send_waiting(self._request("-", round_, "train", self._settings.rollouts.n))
 
-    def _send_waiting(self, arguments: list[str], agent: list[str]) -> None:
-        """Sends the verdicts that a runner with these arguments left in its ledger."""
-        events: list[Event] = []
-        again = [*arguments, "--resume"]
-        code, message = self._command("rollout", again, agent, events.append, admitted=(0, 1, UNFINISHED))
-        results = [event for event in events if isinstance(event, RunResult)]
-        if left := results[0].unacknowledged if results else message if code else 0:
-            raise ProcessError(
-                f"the collector has not acknowledged all verdicts: {left} (log: {self._folder.logs / 'rollout.log'})"
-            )
-
-    def _runner(self, run_id: str, tasks: str, round_: int, split: str, n: int) -> tuple[list[str], list[str]]:
-        """The options of `trainspan rollout`, and its target."""
-        settings, services = self._settings.rollouts, self._services
-        arguments = ["--tasks", tasks, "--n", str(n), "--split", split, "--round", str(round_)]
-        arguments += ["--run", run_id, "--policy-url", services.agents_url]
-        arguments += [*services.collector_option(), *(["--judge", settings.judge] if settings.judge else [])]
-        target = self._settings.loop.target
-        target = self._settings.loop.val_target if target is None else target
-        assert target is not None, "checked when tasks were opened"
-        return arguments, [target] if is_function_name(target) else ["--", *shlex.split(target)]
+    def _request(self, tasks: str, round_: int, split: Split, n: int) -> RolloutRequest:
+        return RolloutRequest(self._folder.run_id, tasks, round_, split, n)
 
     def dataset(
         self, round_: int, *, are_stored: bool, policies: Sequence[Policy] | None = None
@@ -313,7 +257,7 @@ class Stages:
     def _build(self, arguments: list[str]) -> NothingToTrain | None:
         """Builds a dataset; returns why there is none, if nothing can be trained. Raises StoreError if a store was away."""
         events: list[Event] = []
-        code, message = self._command("dataset", arguments, [], events.append, admitted=(0, 1, NOTHING_TO_TRAIN))
+        code, message = self._commands.run("dataset", arguments, [], events.append, admitted=(0, 1, NOTHING_TO_TRAIN))
         answer = next((event for event in events if isinstance(event, NoDataset)), NoDataset())
         if code == 1:
             failure = f"dataset failed: {message} (log: {self._folder.logs / 'dataset.log'})"
@@ -403,23 +347,3 @@ class Stages:
             withdrawn=self._folder.is_withdrawn(known.get("checkpoint"), policy),
             recovered=True,
         )
-
-    def _command(
-        self,
-        name: str,
-        arguments: list[str],
-        target: Sequence[str],
-        on_event: Callable[[Event], None],
-        admitted: Sequence[int] = (0,),
-        write: Callable[[IO[str]], None] | None = None,
-    ) -> tuple[int, str]:
-        """Runs a command; returns its exit code, one of `admitted`, and its last message."""
-        services = self._services
-        services.keep_alive()
-        log = self._folder.logs / f"{name}.log"
-        whole = [name, *arguments, *services.config, "--format", "json", *target]
-        code, message = self._commands.run(whole, services.environ, log, on_event, write)
-        message = message.removeprefix("trainspan: ")
-        if code not in admitted:
-            raise ProcessError(f"{name} failed: {message} (log: {log})")
-        return code, message
