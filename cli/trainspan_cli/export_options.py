@@ -75,12 +75,12 @@ def export_request(
         agents = [name.strip() for name in settings.dataset.agents.split(",")]
     folder = None if source is None or is_store else local_dataset(source)
     datasets = () if folder is None else tuple(map(open_published, _datasets_of(folder)))
-    built_from = [store for one in datasets for store in one.stores]
-    named = [source] if source is not None and is_store else []
+    built_from = [store for dataset in datasets for store in dataset.stores]
+    given_stores = [source] if source is not None and is_store else []
     return ExportRequest(
         kind=kind,
         out=out,
-        stores=tuple(dict.fromkeys((*named, *stores) or built_from)),
+        stores=tuple(dict.fromkeys((*given_stores, *stores) or built_from)),
         datasets=datasets,
         settings=settings.dataset,
         run_id=run,
@@ -96,8 +96,10 @@ def _datasets_of(folder: Path) -> list[Path]:
     """The folder itself, or the datasets in it, such as those of all rounds of a run, without those that have no rows."""
     from trainspan_schemas.artifacts.dataset import dataset_dirs, manifest_path
 
-    found = [] if manifest_path(folder).exists() else dataset_dirs(folder)
-    return [one for one in found if json.loads(manifest_path(one).read_bytes())["rows"]] or [folder]
+    folders = [] if manifest_path(folder).exists() else dataset_dirs(folder)
+    return [
+        dataset_folder for dataset_folder in folders if json.loads(manifest_path(dataset_folder).read_bytes())["rows"]
+    ] or [folder]
 
 
 def run_export(request: "ExportRequest") -> "Exported":
@@ -116,7 +118,7 @@ def _decoder(model: str | None, configured: str | None) -> "Decoder":
 
     if model is not None:
         return load_decoder(model)
-    found = find_decoder((configured, served_model()))
-    if found is None:
+    decoder = find_decoder((configured, served_model()))
+    if decoder is None:
         raise UsageError("--form text needs a tokenizer: name its model directory with --model")
-    return found
+    return decoder

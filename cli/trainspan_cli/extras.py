@@ -117,10 +117,10 @@ def _error(process: "subprocess.Popen[str]", deadline: float) -> str | None:
 
 def _declared(extra: str) -> list[str]:
     """The distributions that the installed trainspan declares for an extra."""
-    found = (
+    matches = (
         re.match(rf"([\w.-]+).*;.*extra == ['\"]{re.escape(extra)}['\"]", line) for line in requires("trainspan") or []
     )
-    return [match[1].lower().replace("_", "-") for match in found if match]
+    return [match[1].lower().replace("_", "-") for match in matches if match]
 
 
 def _module(distribution: str) -> str:

@@ -110,8 +110,8 @@ def _invoke(name: str, arguments: Sequence[str]) -> int:
         raise
     except (OSError, RecursionError, UnicodeDecodeError) as error:  # a file that cannot be read as what it should be
         logging.getLogger(__name__).debug("%s failed", name, exc_info=True)
-        named = f"{error.filename}: " if isinstance(error, OSError) and error.filename else ""
-        return _fail(f"{named}{getattr(error, 'strerror', None) or error} (TRAINSPAN_LOG=DEBUG shows where)", 1)
+        file_prefix = f"{error.filename}: " if isinstance(error, OSError) and error.filename else ""
+        return _fail(f"{file_prefix}{getattr(error, 'strerror', None) or error} (TRAINSPAN_LOG=DEBUG shows where)", 1)
     except Exception as error:
         message = getattr(
             error, "format_message", None

@@ -26,16 +26,18 @@ def named_settings(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]
     words = iter(arguments[:end])
     for word in words:
         if word == NAMED:
-            named = next(words, "")
+            assignment = next(words, "")
         elif word.startswith(f"{NAMED}="):
-            named = word.removeprefix(f"{NAMED}=")
+            assignment = word.removeprefix(f"{NAMED}=")
         else:
             rest.append(word)
             continue
-        name, is_given, value = named.partition("=")
+        name, is_given, value = assignment.partition("=")
         section, _, key = name.strip().partition(".")
         if not is_given or not key:
-            raise UsageError(f"{NAMED} {named}: write {NAMED} SECTION.KEY=VALUE, such as {NAMED} train.kl_coef=0.05")
+            raise UsageError(
+                f"{NAMED} {assignment}: write {NAMED} SECTION.KEY=VALUE, such as {NAMED} train.kl_coef=0.05"
+            )
         try:
             check_known(NAMED, section, key)
         except ConfigError as error:
@@ -66,11 +68,11 @@ def advice(message: str) -> str | None:
     option, key = match[2].replace("_", "-"), match[2].replace("-", "_")
     if re.search(rf"--{option}(?![a-z-])", message[match.end() :]):  # the parser names the right option
         return None
-    named = [match[1]] if match[1] in sections() else sections()
-    docs = [(section, doc) for section in named for doc in setting_docs(section) if doc.name == key]
+    candidates = [match[1]] if match[1] in sections() else sections()
+    docs = [(section, doc) for section in candidates for doc in setting_docs(section) if doc.name == key]
     if len(docs) > 1:
         return f"{key} is a setting of {len(docs)} sections: {', '.join(f'{NAMED} {section}.{key}=VALUE' for section, _ in docs)}"
     for section, doc in docs:
-        place = f"{section}.{key} in [{ADVANCED}]" if doc.is_advanced else f"{key} in [{section}]"
-        return f"{key} is a setting: {NAMED} {section}.{key}=VALUE, {place}, or {variables_of(section, key)[0]}"
+        spelling = f"{section}.{key} in [{ADVANCED}]" if doc.is_advanced else f"{key} in [{section}]"
+        return f"{key} is a setting: {NAMED} {section}.{key}=VALUE, {spelling}, or {variables_of(section, key)[0]}"
     return None

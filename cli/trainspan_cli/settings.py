@@ -1,6 +1,7 @@
 """The options that several commands share, and the settings from file and environment."""
 
 import os
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,7 @@ from trainspan_schemas.config.settings import Settings
 
 __all__ = [
     "ConfigOption",
+    "Format",
     "FormatOption",
     "PolicyOption",
     "StoreOption",
@@ -22,7 +24,16 @@ __all__ = [
 ConfigOption = Annotated[
     Path | None, typer.Option("--config", help="Settings file [default: ./trainspan.toml if it exists].")
 ]
-FormatOption = Annotated[str, typer.Option("--format", help="table or json.")]
+
+
+class Format(StrEnum):
+    """How a command prints its result."""
+
+    TABLE = "table"
+    JSON = "json"
+
+
+FormatOption = Annotated[Format, typer.Option("--format", help="How the result is printed.")]
 PolicyOption = Annotated[
     str | None, typer.Option("--policy", help="One of several policies: NAME of [policies.NAME] in the settings.")
 ]

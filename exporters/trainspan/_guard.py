@@ -4,9 +4,14 @@ import functools
 import logging
 from collections import Counter
 from collections.abc import Callable
-from typing import Final, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeAlias, TypeVar
 
-__all__ = ["faults", "guarded", "hidden", "logger", "refuse"]
+__all__ = ["Args", "Kwargs", "faults", "guarded", "hidden", "logger", "refuse"]
+
+Args: TypeAlias = tuple[Any, ...]
+"""The arguments by position of a function that is wrapped, as wrapt hands them to the wrapper."""
+Kwargs: TypeAlias = dict[str, Any]
+"""Those by name."""
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")

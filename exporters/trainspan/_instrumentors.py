@@ -16,7 +16,7 @@ from typing import Any, Final
 import wrapt
 from opentelemetry.instrumentation import distro
 
-from trainspan._guard import guarded
+from trainspan._guard import Args, Kwargs, guarded
 
 __all__ = ["defer_instrumentors", "quiet_instrumentors"]
 
@@ -36,7 +36,7 @@ def defer_instrumentors() -> None:
     wrapt.wrap_function_wrapper(distro, "BaseDistro.load_instrumentor", _load)
 
 
-def _load(wrapped: Callable[..., Any], _distro: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _load(wrapped: Callable[..., Any], _distro: Any, args: Args, kwargs: Kwargs) -> Any:
     entry_point = args[0] if args else kwargs["entry_point"]
     if not _defer(entry_point.module, entry_point.attr, lambda: wrapped(*args, **kwargs)):
         return wrapped(*args, **kwargs)

@@ -14,7 +14,7 @@ import wrapt
 from opentelemetry import context
 from opentelemetry.context import Context
 
-from trainspan._guard import guarded, hidden
+from trainspan._guard import Args, Kwargs, guarded, hidden
 from trainspan._rollout.boundary import requests_are_rollouts
 from trainspan._rollout.scope import Scope, process_scope
 from trainspan._rollout_block import begin_hosted, end_hosted
@@ -54,7 +54,7 @@ def _end_task(task_id: str, retval: Any, state: str | None, **_: Any) -> None:
 
 
 def _wrap_rq_jobs(module: ModuleType) -> None:
-    def perform(wrapped: Callable[..., Any], rq_job: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def perform(wrapped: Callable[..., Any], rq_job: Any, args: Args, kwargs: Kwargs) -> Any:
         job = _begin() if getattr(rq_job, "worker_name", None) else None
         try:
             with hidden:
@@ -71,7 +71,7 @@ def _wrap_rq_jobs(module: ModuleType) -> None:
 
 
 def _wrap_rq_workers(module: ModuleType) -> None:
-    def work(wrapped: Callable[..., Any], _worker: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def work(wrapped: Callable[..., Any], _worker: Any, args: Args, kwargs: Kwargs) -> Any:
         _mark_worker()
         with hidden:
             return wrapped(*args, **kwargs)

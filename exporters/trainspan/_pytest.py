@@ -10,7 +10,7 @@ from typing import Any
 import wrapt
 from opentelemetry import context
 
-from trainspan._guard import guarded
+from trainspan._guard import Args, Kwargs, guarded
 from trainspan._rollout.boundary import tests_are_rollouts
 from trainspan._rollout.scope import Scope
 from trainspan._rollout_block import begin_hosted, end_hosted
@@ -28,7 +28,7 @@ def watch_pytest() -> None:
 
 
 def _wrap(module: ModuleType) -> None:
-    def run(wrapped: Callable[..., Any], _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run(wrapped: Callable[..., Any], _: Any, args: Args, kwargs: Kwargs) -> Any:
         scope = _begin(args[0] if args else kwargs["item"])
         if scope is None:
             return wrapped(*args, **kwargs)

@@ -38,6 +38,7 @@ from trainspan_schemas.agents.worker import (
     identity_of,
 )
 from trainspan_schemas.errors import InvalidRecordError, ProcessError, UsageError
+from trainspan_schemas.files.durable import JsonObject
 from trainspan_schemas.telemetry import keys
 from trainspan_schemas.telemetry.identity import TraceParent
 from trainspan_schemas.telemetry.utf8 import escaped, well_formed
@@ -109,7 +110,7 @@ class _Worker:
         text = None if error is None else _text(error)
         self._answer(JobOutcome(job.number, value, text, cancelled, duration_s, scope.report()))
 
-    async def _call(self, task: dict[str, Any]) -> Any:
+    async def _call(self, task: JsonObject) -> Any:
         if self._is_async:
             return await self._function(task)
         value = await _in_thread(self._function, task)
@@ -156,7 +157,7 @@ def _shown(value: Any) -> str:
         return f"<{type(value).__name__}>"
 
 
-async def _in_thread(function: Callable[..., Any], task: dict[str, Any]) -> Any:
+async def _in_thread(function: Callable[..., Any], task: JsonObject) -> Any:
     """Runs the function with this task's context in a daemon thread, which cannot keep the process alive."""
     loop = asyncio.get_running_loop()
     result: asyncio.Future[Any] = loop.create_future()

@@ -78,8 +78,8 @@ class Delivery:
 
 
 def _key(item: Item) -> str:
-    named = next((pair.value.string_value for pair in item.message.attributes if pair.key == keys.ROLLOUT_ID), "")
-    return named or bytes(item.message.trace_id).hex()
+    rollout_id = next((pair.value.string_value for pair in item.message.attributes if pair.key == keys.ROLLOUT_ID), "")
+    return rollout_id or bytes(item.message.trace_id).hex()
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from trainspan_importers.account import Account
 from trainspan_importers.formats.catalog import FORMATS, format_named, recognized
-from trainspan_importers.reading import Format, Made, Reader
+from trainspan_importers.reading import Converted, Format, Reader
 from trainspan_importers.source_files import Broken, Record, SourceFile, files_of
 from trainspan_importers.traces import SHAPE_ERRORS, Item, Trace, fault_of, key_values
 from trainspan_schemas.errors import UsageError
@@ -44,7 +44,7 @@ class Imported:
 
     @property
     def is_empty(self) -> bool:
-        return not any(one.spans + one.evaluations + one.logs for one in self.accounts.values())
+        return not any(account.spans + account.evaluations + account.logs for account in self.accounts.values())
 
 
 def import_files(
@@ -61,29 +61,29 @@ def import_files(
     result = Imported()
     files = _with_formats(request, result)
     for known in FORMATS:
-        own = [file for file, of, _ in files if of is known]
-        if own:
+        of_format = [file for file, of, _ in files if of is known]
+        if of_format:
             account = result.accounts.setdefault(known.name, Account(known.name))
-            _Import(request, known, account, send, on_span).read(own, on_bytes)
+            _Import(request, known, account, send, on_span).read(of_format, on_bytes)
     return result
 
 
 def _with_formats(request: ImportRequest, result: Imported) -> list[tuple[Path, Format, bool]]:
     """Each file with its format; those that are about records of others first."""
-    found = []
+    with_format = []
     for path, is_named in files_of(request.sources):
         head = SourceFile(path).head()
         known = format_named(request.format) if request.format else recognized(head)
         if known is not None:
-            found.append((path, known, any(map(known.comes_first, head))))
+            with_format.append((path, known, any(map(known.comes_first, head))))
         elif is_named:
             raise UsageError(
                 f"{path}: none of its first records is of a known format; name it with --format "
-                f"({', '.join(one.name for one in FORMATS)})"
+                f"({', '.join(each.name for each in FORMATS)})"
             )
         else:
             result.unknown.append(path)
-    return sorted(found, key=lambda entry: not entry[2])
+    return sorted(with_format, key=lambda entry: not entry[2])
 
 
 class _Import:
@@ -121,7 +121,7 @@ class _Import:
         reader = self._format.reader(Account(self._format.name))
         for record in file.records():
             if isinstance(record, Record):
-                items = [item for item in _made(reader, record) if isinstance(item, Item)]
+                items = [item for item in _converted(reader, record) if isinstance(item, Item)]
                 self._own |= {
                     _trace_id(item)
                     for item in items
@@ -131,22 +131,22 @@ class _Import:
     def _read_file(self, file: SourceFile) -> None:
         for record in file.records():
             self._account.records += 1
-            place = f"{file.path}:{record.line}"
+            position = f"{file.path}:{record.line}"
             if isinstance(record, Broken):
-                self._account.leave_out("broken", f"{place}: {record.why}")
+                self._account.leave_out("broken", f"{position}: {record.why}")
             else:
-                self._take(_made(self._reader, record), place)
+                self._take(_converted(self._reader, record), position)
         self._take(self._reader.end_of_file(), str(file.path))
 
-    def _take(self, made: Iterable[Made], place: str) -> None:
+    def _take(self, made: Iterable[Converted], position: str) -> None:
         try:
             for item in made:
                 if isinstance(item, Item):
                     self._hand_on(item)
                 else:
-                    self._account.leave_out("broken", f"{place}: {item}")
+                    self._account.leave_out("broken", f"{position}: {item}")
         except SHAPE_ERRORS as error:
-            self._account.leave_out("broken", f"{place}: {fault_of(error)}")
+            self._account.leave_out("broken", f"{position}: {fault_of(error)}")
 
     def _hand_on(self, item: Item) -> None:
         message = item.message
@@ -198,7 +198,7 @@ class _Import:
             self._send(reward)
 
 
-def _made(reader: Reader, record: Record) -> list[Made]:
+def _converted(reader: Reader, record: Record) -> list[Converted]:
     """What a record becomes; all of it is made before any of it is sent."""
     try:
         return list(reader.add(record.value))

@@ -162,7 +162,9 @@ def _any_value(value: Members) -> AnyValue:
             case "doubleValue" | "double_value":
                 return AnyValue(double_value=float(item))
             case "arrayValue" | "array_value":
-                return AnyValue(array_value=ArrayValue(values=[_any_value(one) for one in item.get("values") or ()]))
+                return AnyValue(
+                    array_value=ArrayValue(values=[_any_value(element) for element in item.get("values") or ()])
+                )
             case "kvlistValue" | "kvlist_value":
                 return AnyValue(kvlist_value=KeyValueList(values=_pairs(item.get("values"))))
             case "bytesValue" | "bytes_value":
@@ -175,14 +177,14 @@ def _id(value: Any, n_bytes: int, name: str, *, may_lack: bool = False) -> bytes
         return b""
     text = str(value)
     try:
-        made = bytes.fromhex(text) if len(text) == 2 * n_bytes else b64decode(text, validate=True)
+        id_bytes = bytes.fromhex(text) if len(text) == 2 * n_bytes else b64decode(text, validate=True)
     except ValueError:
-        made = b""
-    if len(made) != n_bytes or not any(made):
-        if may_lack and made and not any(made):
+        id_bytes = b""
+    if len(id_bytes) != n_bytes or not any(id_bytes):
+        if may_lack and id_bytes and not any(id_bytes):
             return b""
         raise InvalidRecordError(f"{name} is {text[:40]!r}")
-    return made
+    return id_bytes
 
 
 def _int(value: Any) -> int:

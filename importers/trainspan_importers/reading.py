@@ -8,24 +8,24 @@ from trainspan_importers.account import Account
 from trainspan_importers.traces import Item
 from trainspan_schemas.errors import InvalidRecordError
 
-__all__ = ["Format", "Made", "Reader", "StatelessReader"]
+__all__ = ["Converted", "Format", "Reader", "StatelessReader"]
 
-Made = Item | InvalidRecordError
+Converted = Item | InvalidRecordError
 """What a record became, or why a part of it became nothing."""
 
 
 class Reader(Protocol):
     """Reads the records of all files of one format, file by file."""
 
-    def add(self, value: Any) -> Iterator[Made]:
+    def add(self, value: Any) -> Iterator[Converted]:
         """What the next record becomes. Raises one of SHAPE_ERRORS (traces.py) if it is no record of the format."""
         ...
 
-    def end_of_file(self) -> Iterator[Made]:
+    def end_of_file(self) -> Iterator[Converted]:
         """What only a whole file shows."""
         ...
 
-    def end(self) -> Iterator[Made]:
+    def end(self) -> Iterator[Converted]:
         """What only all files together show."""
         ...
 
@@ -33,10 +33,10 @@ class Reader(Protocol):
 class StatelessReader:
     """The ends of readers that remember nothing."""
 
-    def end_of_file(self) -> Iterator[Made]:
+    def end_of_file(self) -> Iterator[Converted]:
         return iter(())
 
-    def end(self) -> Iterator[Made]:
+    def end(self) -> Iterator[Converted]:
         return iter(())
 
 

@@ -9,6 +9,7 @@ from collections.abc import Container, Mapping, Sequence
 from typing import Any, Final
 
 from trainspan_importers.traces import compact_json
+from trainspan_schemas.files.durable import JsonObject
 from trainspan_schemas.telemetry import keys
 
 __all__ = [
@@ -24,7 +25,7 @@ __all__ = [
     "tools_in",
 ]
 
-Message = dict[str, Any]
+Message = JsonObject
 """{"role", "parts", "name"?, "finish_reason"?}."""
 
 _ROLES: Final = {"human": "user", "ai": "assistant", "AIMessageChunk": "assistant", "function": "tool"}
@@ -58,17 +59,17 @@ def message_of(source: Mapping[str, Any]) -> Message:
     role = _ROLES.get(role, role)
     parts = _tool_result(fields) if role == "tool" else _parts(fields)
     name = fields.get("name")
-    named = {"name": name} if isinstance(name, str) and role != "tool" else {}
-    return {"role": role, "parts": parts, **named, **_rest(fields, _MESSAGE_FIELDS)}
+    name_field = {"name": name} if isinstance(name, str) and role != "tool" else {}
+    return {"role": role, "parts": parts, **name_field, **_rest(fields, _MESSAGE_FIELDS)}
 
 
-def other_fields(value: Any) -> dict[str, Any]:
+def other_fields(value: Any) -> JsonObject:
     """What a recorded input or output has beside its messages and tools."""
     value = _parsed(value)
     return _rest(value, _HOLDERS) if isinstance(value, dict) and not _is_message(value) else {}
 
 
-def _rest(fields: Mapping[str, Any], used: Container[str]) -> dict[str, Any]:
+def _rest(fields: Mapping[str, Any], used: Container[str]) -> JsonObject:
     return {
         name: value
         for name, value in fields.items()
@@ -86,7 +87,7 @@ def _unwrapped(source: Mapping[str, Any]) -> Mapping[str, Any]:
     return source
 
 
-def _parts(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _parts(fields: Mapping[str, Any]) -> list[JsonObject]:
     parts = []
     thoughts = fields.get("reasoning_content") or fields.get("reasoning")
     if isinstance(thoughts, str):
@@ -102,7 +103,7 @@ def _parts(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
     return parts + [call for call in _tool_calls(fields) if call.get("id") is None or call["id"] not in known]
 
 
-def _tool_calls(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _tool_calls(fields: Mapping[str, Any]) -> list[JsonObject]:
     more = fields.get("additional_kwargs")
     calls = fields.get("tool_calls") or (more.get("tool_calls") if isinstance(more, dict) else None)
     if isinstance(calls, list):
@@ -112,15 +113,15 @@ def _tool_calls(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
     return []
 
 
-def _tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
+def _tool_call(call: Mapping[str, Any]) -> JsonObject:
     function = call.get("function") if isinstance(call.get("function"), dict) else call
     assert isinstance(function, Mapping)
     arguments = function.get("arguments", function.get("args", function.get("input")))
-    made = {"type": "tool_call", "name": str(function.get("name") or ""), "arguments": arguments}
-    return {**made, "id": call["id"]} if isinstance(call.get("id"), str) else made
+    part = {"type": "tool_call", "name": str(function.get("name") or ""), "arguments": arguments}
+    return {**part, "id": call["id"]} if isinstance(call.get("id"), str) else part
 
 
-def _part(block: Any) -> dict[str, Any]:
+def _part(block: Any) -> JsonObject:
     """A content part of any of the vocabularies; an unknown one as it is."""
     if not isinstance(block, dict):
         return {"type": "text", "content": str(block)}
@@ -146,7 +147,7 @@ def _part(block: Any) -> dict[str, Any]:
     return dict(block)
 
 
-def _tool_result(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _tool_result(fields: Mapping[str, Any]) -> list[JsonObject]:
     parts = fields.get("parts")
     if isinstance(parts, list):
         return [_part(block) for block in parts]
@@ -154,11 +155,11 @@ def _tool_result(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [{**part, "name": fields["name"]} if isinstance(fields.get("name"), str) else part]
 
 
-def _response(call_id: Any, content: Any, is_error: Any) -> dict[str, Any]:
-    made = {"type": "tool_call_response", "response": text_of(content)}
+def _response(call_id: Any, content: Any, is_error: Any) -> JsonObject:
+    part = {"type": "tool_call_response", "response": text_of(content)}
     if isinstance(call_id, str):
-        made["id"] = call_id
-    return {**made, "is_error": True} if is_error else made
+        part["id"] = call_id
+    return {**part, "is_error": True} if is_error else part
 
 
 def text_of(content: Any) -> str:
@@ -197,11 +198,11 @@ def outputs_in(value: Any) -> list[Message]:
     if not isinstance(value, dict):
         return [message for message in messages_in(value) if message["role"] == "assistant"][-1:]
     if isinstance(choices := value.get("choices"), list):
-        return [made for choice in choices if (made := _answer(choice, "message"))]
+        return [answer for choice in choices if (answer := _answer(choice, "message"))]
     generations = value.get("generations")
     if isinstance(generations, list) and generations:
         inner = generations[0] if isinstance(generations[0], list) else generations
-        return [made for one in inner if (made := _answer(one, "message"))]
+        return [answer for generation in inner if (answer := _answer(generation, "message"))]
     if isinstance(content := value.get("output"), (dict, list, str)):
         return outputs_in(content)
     if isinstance(message := value.get("message"), dict):
@@ -218,12 +219,12 @@ def _answer(choice: Any, member: str) -> Message | None:
     )
     source = choice.get(member)
     if isinstance(source, dict):
-        made = message_of(source)
+        message = message_of(source)
     elif isinstance(choice.get("text"), str):
-        made = {"role": "assistant", "parts": [{"type": "text", "content": choice["text"]}]}
+        message = {"role": "assistant", "parts": [{"type": "text", "content": choice["text"]}]}
     else:
         return None
-    return {**made, "role": "assistant", **({"finish_reason": reason} if isinstance(reason, str) else {})}
+    return {**message, "role": "assistant", **({"finish_reason": reason} if isinstance(reason, str) else {})}
 
 
 def _is_message(value: Any) -> bool:
@@ -270,7 +271,7 @@ def call_attributes(
     output_tokens: Any = None,
     cost: Any = None,
     parameters: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
+) -> JsonObject:
     """The attributes of a model call; what is None or empty is left out, and so are numbers that are none."""
     reasons = [message["finish_reason"] for message in outputs if "finish_reason" in message]
     asked = {field: number_of((parameters or {}).get(field)) for field in _PARAMETERS}
@@ -292,7 +293,7 @@ def call_attributes(
     return {name: value for name, value in attributes.items() if value is not None}
 
 
-def tool_attributes(name: Any, arguments: Any, result: Any, call_id: Any = None) -> dict[str, Any]:
+def tool_attributes(name: Any, arguments: Any, result: Any, call_id: Any = None) -> JsonObject:
     """The attributes of a tool call; arguments and result as text, JSON if they are no text."""
     attributes = {
         keys.GEN_AI_OPERATION: keys.OPERATION_EXECUTE_TOOL,

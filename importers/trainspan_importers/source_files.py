@@ -43,18 +43,18 @@ class Broken:
 
 def files_of(sources: Sequence[Path]) -> list[tuple[Path, bool]]:
     """The files, with whether they were named themselves; a folder means all files in it. Raises UsageError."""
-    found: list[tuple[Path, bool]] = []
+    files: list[tuple[Path, bool]] = []
     for source in sources:
         if source.is_dir():
             inner = sorted(path for path in source.rglob("*") if path.is_file() and not _is_hidden(path, source))
-            found += [(path, False) for path in inner]
+            files += [(path, False) for path in inner]
         elif source.is_file():
-            found.append((source, True))
+            files.append((source, True))
         else:
             raise UsageError(f"{source}: no such file or folder")
-    if not found:
+    if not files:
         raise UsageError(f"{', '.join(map(str, sources))}: no file in it")
-    return found
+    return files
 
 
 def _is_hidden(path: Path, below: Path) -> bool:

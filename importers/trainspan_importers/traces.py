@@ -15,6 +15,7 @@ from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from trainspan_schemas.errors import InvalidRecordError, one_line
+from trainspan_schemas.files.durable import JsonObject
 from trainspan_schemas.telemetry import keys
 
 __all__ = [
@@ -206,7 +207,7 @@ def compact_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-def kept_fields(prefix: str, record: Mapping[str, Any], used: Iterable[str] = ()) -> dict[str, Any]:
+def kept_fields(prefix: str, record: Mapping[str, Any], used: Iterable[str] = ()) -> JsonObject:
     """`PREFIX.FIELD` for each field that is not empty and not in `used`."""
     skipped = frozenset(used)
     return {
@@ -247,5 +248,5 @@ def _iso(text: str) -> str:
 
 
 def _fraction_ns(text: str) -> int:
-    found = re.search(r":\d\d\.(\d+)", text)
-    return int(found[1][:9].ljust(9, "0")) if found else 0
+    fraction = re.search(r":\d\d\.(\d+)", text)
+    return int(fraction[1][:9].ljust(9, "0")) if fraction else 0

@@ -39,9 +39,9 @@ _OTHER_PORTS: Final = "take other ports with --set ports.base=0"
 
 def policy_servers_of(chosen: Settings) -> tuple[str, ...]:
     """The roots of the policy servers: those behind a balancer, otherwise that of `[serving]`; none if its port is unknown."""
-    own = own_policy_server(chosen.serving)
-    named = chosen.rollouts.policy_servers or ((own,) if own else ())
-    return tuple(url.rstrip("/").removesuffix("/v1") for url in named)
+    own_server = own_policy_server(chosen.serving)
+    urls = chosen.rollouts.policy_servers or ((own_server,) if own_server else ())
+    return tuple(url.rstrip("/").removesuffix("/v1") for url in urls)
 
 
 def agents_url_of(chosen: Settings) -> str:
@@ -88,10 +88,10 @@ def check_ports(chosen: Settings, *, wait_s: float) -> None:
     wanted: list[Listener | None] = []
     if not chosen.rollouts.policy_servers:
         wanted.append(Listener("[serving] port", chosen.serving.host, chosen.serving.port))
-    own = chosen.collector
-    if not own.stores and running_collector(store_path(own.store)) is None:
-        named = {"grpc": own.grpc, "http": own.http, "flight": own.flight}
-        wanted += [Listener.at(f"[collector] {name}", address) for name, address in named.items()]
+    collector = chosen.collector
+    if not collector.stores and running_collector(store_path(collector.store)) is None:
+        addresses = {"grpc": collector.grpc, "http": collector.http, "flight": collector.flight}
+        wanted += [Listener.at(f"[collector] {name}", address) for name, address in addresses.items()]
     deadline = time.monotonic() + wait_s
     while trouble := blocked(listener for listener in wanted if listener):
         if time.monotonic() > deadline:
@@ -111,17 +111,17 @@ def foreign_collector(chosen: Settings, url: str) -> str | None:
 
     None if it is, if nothing answers, or if the URL was set: its token then decides.
     """
-    own = own_endpoint(chosen.collector)
-    if own is None or address_of(url) != address_of(own):
+    endpoint = own_endpoint(chosen.collector)
+    if endpoint is None or address_of(url) != address_of(endpoint):
         return None
-    port, store = urlsplit(own).port or 0, store_path(chosen.collector.store)
+    port, store = urlsplit(endpoint).port or 0, store_path(chosen.collector.store)
     deadline = time.monotonic() + _ANNOUNCED_S
     while True:
         running = running_collector(store)
         listens = [address for address in (running.grpc, running.http) if address] if running else []
         if any(address.endswith(f":{port}") for address in listens):
             return None
-        if blocked([Listener("", urlsplit(own).hostname or "", port)]) is None:
+        if blocked([Listener("", urlsplit(endpoint).hostname or "", port)]) is None:
             return None
         if time.monotonic() > deadline:
             break
@@ -156,5 +156,5 @@ def foreign_policy_server(chosen: Settings, url: str) -> str | None:
 
 def _is_local(host: str) -> bool:
     """Whether a listener on this host can be reached from this machine alone."""
-    own = dialed_host(host)
-    return is_loopback(own) and own.strip("[]") == host.strip("[]")
+    dialed = dialed_host(host)
+    return is_loopback(dialed) and dialed.strip("[]") == host.strip("[]")

@@ -6,9 +6,8 @@ version that is not kept is taken out of service after it.
 """
 
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, cast
 
 from trainspan_loop.checks.integrity import SIGNAL_CHECK, swap_check
 from trainspan_loop.checks.stopping import best_validation
@@ -21,6 +20,14 @@ from trainspan_loop.trials.lineage import is_in_service
 from trainspan_loop.trials.trials import put_back
 from trainspan_loop.validation import Validations
 from trainspan_schemas.artifacts.checkpoint import CheckpointMeta, checkpoint_name, read_latest
+from trainspan_schemas.artifacts.run_records import (
+    ConsolidatedVersion,
+    ConsolidationRecord,
+    ConsolidationStart,
+    EvalRecord,
+    evaluations_in,
+    rounds_in,
+)
 from trainspan_schemas.command_events import Event, FineTuned, FineTuneStep, RoundTrained
 from trainspan_schemas.config.settings import Settings
 from trainspan_schemas.errors import ConfigError, ProcessError
@@ -30,7 +37,6 @@ from trainspan_training.checkpoints.ledger import CheckpointLedger
 __all__ = ["Consolidation", "check_consolidation"]
 
 _STATE: Final = "consolidation.json"
-_ESTIMATE: Final = ("n", "mean", "deviation", "binary")
 
 
 def check_consolidation(settings: Settings, tasks: LoopTasks) -> None:
@@ -82,32 +88,31 @@ class Consolidation:
             return "the last validation has no rewards"
         if read_latest(self._folder.checkpoints) is None:
             return "no round was trained"
-        rounds = [one for one in self._folder.records() if one["kind"] == "round"]
-        if any(check["name"] == SIGNAL_CHECK and not check["ok"] for one in rounds[-1:] for check in one["checks"]):
+        last = rounds_in(self._folder.records())[-1:]
+        if any(check["name"] == SIGNAL_CHECK and not check["ok"] for record in last for check in record["checks"]):
             return "its rewards look independent of the answers"
         try:
-            made = self._made()
+            consolidated = self._trained()
         except ProcessError as error:
             return str(error)
-        record = next((one for one in self._folder.records() if one.get("consolidation")), None)
-        if record is None:
-            record = self._validated(before, made)
-        if not record["consolidation"]["kept"]:
-            self._take_out(made["version"])
+        decisions = [record.get("consolidation") for record in evaluations_in(self._folder.records())]
+        decision = next(filter(None, decisions), None) or self._decision(before, consolidated)
+        if not decision["kept"]:
+            self._take_out(consolidated["version"])
         return None
 
-    def _last_validation(self, round_: int) -> dict[str, Any] | None:
-        found = [one for one in self._folder.records() if one["kind"] == "eval" and one["name"] == "validation"]
-        return next((one for one in reversed(found) if one["round"] == round_ and one["n"]), None)
+    def _last_validation(self, round_: int) -> EvalRecord | None:
+        validations = evaluations_in(self._folder.records(), "validation")
+        return next((record for record in reversed(validations) if record["round"] == round_ and record["n"]), None)
 
-    def _made(self) -> dict[str, Any]:
-        """What was trained; see `_described`. Raises ProcessError if `trainspan sft` failed."""
+    def _trained(self) -> ConsolidatedVersion:
+        """What was trained. Raises ProcessError if `trainspan sft` failed."""
         state = self._folder.read(_STATE)
         if "version" in state:
-            return state
+            return cast("ConsolidatedVersion", state)
+        start = cast("ConsolidationStart", state) if state else self._start()
         if not state:
-            state = self._start()
-            self._folder.write(_STATE, state)
+            self._folder.write(_STATE, start)
         began, services, settings = time.monotonic(), self._services, self._settings
         self._screen.stage("training on the run's successes")
         services.stop_trainers()
@@ -115,7 +120,7 @@ class Consolidation:
             services.policy.sleep()
         out = self._folder.path / "consolidated"
         arguments = ["sft", "--dataset", str(self._folder.datasets), "--form", "text", "--out", str(out)]
-        arguments += ["--min-reward", str(settings.loop.success_reward), "--model", state["model"]]
+        arguments += ["--min-reward", str(settings.loop.success_reward), "--model", start["model"]]
         arguments += ["--adapter", "none", "--lora-result", "merged", "--device", settings.model.device]
         arguments += ["--seed", str(settings.train.seed), "--checkpoints", str(self._folder.checkpoints)]
         arguments += ["--policy-url", services.policy.url, *services.config, "--format", "json"]
@@ -132,56 +137,54 @@ class Consolidation:
         done = next((event for event in events if isinstance(event, FineTuned)), None)
         if code or done is None:
             raise ProcessError(f"{message.removeprefix('trainspan: ')} (log: {log})")
-        state |= self._described(done)
-        state["seconds"] = time.monotonic() - began
-        self._folder.write(_STATE, state)
-        return state
+        trained = _described(start, done, time.monotonic() - began)
+        self._folder.write(_STATE, trained)
+        return trained
 
-    def _start(self) -> dict[str, Any]:
+    def _start(self) -> ConsolidationStart:
         """The best version by validation: its number, and the folder or name of the model."""
         best = best_validation(self._folder.records())
         assert best is not None, "there is a validation with rewards"
-        version, kept = best["policy_version"], self._folder.read("run.json").get("best") or {}
+        version, kept = best["policy_version"], self._folder.best()
+        assert version is not None, "there is one policy"
         folder = self._folder.checkpoints / checkpoint_name(version)
-        if kept.get("policy_version") == version:
+        if kept is not None and kept["policy_version"] == version:
             folder = Path(kept["checkpoint"])
         elif CheckpointLedger(self._folder.checkpoints).of_checkpoint(folder.name) is None:
-            return {"start": version, "model": self._settings.train.model or self._settings.serving.model}
+            model = self._settings.train.model or self._settings.serving.model
+            assert model is not None, "the policy server was started with it"
+            return {"start": version, "model": model}
         elif not folder.is_dir():  # pruned before it could be kept
             latest = read_latest(self._folder.checkpoints)
             assert latest is not None, "a round was trained"
             version, folder = CheckpointMeta.read(latest).version, latest
         return {"start": version, "model": str(folder)}
 
-    @staticmethod
-    def _described(done: FineTuned) -> dict[str, Any]:
-        """The version, and what it was trained on; tokens are those of all passes."""
-        manifest = done.manifest
-        return {
-            "version": done.version,
-            **{name: manifest[name] for name in ("examples", "answers", "dropped", "steps", "learning_rate")},
-            "trained_tokens": round(manifest["epochs"] * manifest["trained_tokens"]),
-            "forwarded_tokens": round(manifest["epochs"] * manifest["tokens"]),
-        }
-
-    def _validated(self, before: Mapping[str, Any], made: Mapping[str, Any]) -> dict[str, Any]:
-        """Appends the record of its validation, with the decision.
+    def _decision(self, before: EvalRecord, consolidated: ConsolidatedVersion) -> ConsolidationRecord:
+        """Validates the version, and appends the record with the decision.
 
         The mean on the same tasks decides. A test at a level would keep most versions that are worse.
         """
         record = self._validation.again(before)
         now = self._services.policy.state().alone
         swap = {"version": now.version, "canary": now.canary}
-        fresh = swap_check(RoundTrained(before["round"], made["version"], swap=swap, recovered=True))
+        fresh = swap_check(RoundTrained(before["round"], consolidated["version"], swap=swap, recovered=True))
         estimate = RewardEstimate.of_record(record)
-        kept = estimate.n > 0 and estimate.mean >= RewardEstimate.of_record(before).mean and fresh.ok
+        is_kept = estimate.n > 0 and estimate.mean >= RewardEstimate.of_record(before).mean and fresh.ok
         record["checks"].append(fresh.record())
-        record["seconds"] += made["seconds"]
-        record["consolidation"] = {**made, "before": {name: before[name] for name in _ESTIMATE}, "kept": kept}
+        record["seconds"] += consolidated["seconds"]
+        names = ("n", "mean", "deviation", "binary")
+        decision: ConsolidationRecord = {
+            **consolidated,
+            "before": {name: value for name, value in before.items() if name in names},
+            "kept": is_kept,
+        }
+        record["consolidation"] = decision
         self._validation.append(record)
-        return record
+        return decision
 
-    def _take_out(self, version: int) -> None:
+    def _take_out(self, version: int | None) -> None:
+        assert version is not None, "it was swapped in"
         root, name = self._folder.checkpoints, checkpoint_name(version)
         if not is_in_service(root, name):
             return
@@ -191,3 +194,19 @@ class Consolidation:
         if (failure := put_back(before, self._services, self._settings, self._folder)) is not None:
             raise ProcessError(f"version {version} is worse and still in service: {failure}")
         self._screen.policy(before)
+
+
+def _described(start: ConsolidationStart, done: FineTuned, seconds: float) -> ConsolidatedVersion:
+    manifest = done.manifest
+    return {
+        **start,
+        "version": done.version,
+        "examples": manifest["examples"],
+        "answers": manifest["answers"],
+        "dropped": manifest["dropped"],
+        "steps": manifest["steps"],
+        "learning_rate": manifest["learning_rate"],
+        "trained_tokens": round(manifest["epochs"] * manifest["trained_tokens"]),
+        "forwarded_tokens": round(manifest["epochs"] * manifest["tokens"]),
+        "seconds": seconds,
+    }

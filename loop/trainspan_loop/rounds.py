@@ -5,7 +5,6 @@ import time
 from collections import defaultdict
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from trainspan_loop.checks.integrity import Check, dataset_checks, reward_checks, signal_check, training_checks
 from trainspan_loop.checks.skipping import skip_check, skip_reason, skipped_rounds
@@ -25,6 +24,7 @@ from trainspan_loop.trials.verdict import refused_rounds
 from trainspan_loop.validation import Validations
 from trainspan_schemas.artifacts.dataset import dataset_dir, manifest_path
 from trainspan_schemas.artifacts.run_files import record_of
+from trainspan_schemas.artifacts.run_records import RoundRecord, rounds_in
 from trainspan_schemas.config.policy_scope import Policy
 from trainspan_schemas.config.settings import Settings
 from trainspan_schemas.home import policy_dir
@@ -50,12 +50,12 @@ class Loop:
         self._sampler = choose_sampler(settings, tasks, stages, folder, screen)
         self._recorded_at = time.monotonic()
 
-    def run(self) -> dict[str, Any]:
-        """Runs or resumes; returns the result record. Raises ProcessError, ConfigError, TaskFileError."""
+    def run(self) -> None:
+        """Runs or resumes. Raises ProcessError, ConfigError, TaskFileError."""
         loop, folder = self._settings.loop, self._folder
         try:
             self._services.start()
-            done = {record["round"] for record in folder.records() if record["kind"] == "round"}
+            done = {record["round"] for record in rounds_in(folder.records())}
             self._sampler.open()
             self._recorded_at = time.monotonic()
             self._recorded_at += self._sampler.between_rounds(self._validation.run, 0, loop.eval_tasks, probe=True)
@@ -87,7 +87,7 @@ class Loop:
                 )
             if refused := refused_rounds(folder.records()):
                 self._screen.note(
-                    f"{len(refused)} of {round_} new versions were refused, the last one: {refused[-1]['refused']}"
+                    f"{len(refused)} of {round_} new versions were refused, the last one: {refused[-1].get('refused')}"
                 )
             self._validation.run(round_, loop.eval_tasks, probe=True)
             if (unconsolidated := self._consolidation.run(round_)) is not None:
@@ -97,7 +97,6 @@ class Loop:
             self._services.stop()
             self._sampler.close()
         folder.finish("finished", ended=ended, untrained_rounds=untrained, unconsolidated=unconsolidated)
-        return {"run_id": folder.run_id, "folder": str(folder.path), "records": folder.records()}
 
     def _last_published(self, round_: int) -> int:
         """The last round whose dataset the trainer has; this one if there is none later."""
@@ -136,9 +135,9 @@ class Loop:
             nothing |= self._stages.dataset(round_, are_stored=sampled.are_stored, policies=[policy])
             seconds["dataset"] = time.monotonic() - began
         if policy in nothing:
-            skipped = skip_reason(nothing[policy], None)
-            checks = [skip_check(self._records(policy), skipped).record()]
-            return PolicyOutcome(self._stages.version(policy), nothing[policy], {}, skipped, checks, seconds)
+            why = nothing[policy]
+            checks = [skip_check(self._records(policy), why.reason).record()]
+            return PolicyOutcome(self._stages.version(policy), why.figures, {}, why.reason, checks, seconds)
         dataset = dataset_dir(policy_dir(self._folder.datasets, policy), round_)
         manifest = json.loads(manifest_path(dataset).read_bytes())
         checks = [check.record() for check in [*dataset_checks(manifest), *self._reward_checks(round_, dataset)]]
@@ -150,18 +149,18 @@ class Loop:
         self._screen.stage("")
         skipped = skip_reason(manifest, event.skipped)
         trial = self._sampler.alongside(self._trials.judge, round_)
-        found = [*training_checks(event), skip_check(self._records(policy), skipped), *self._trials.checks(trial)]
-        found += [] if skipped else [signal_check(event)]
-        checks += [check.record() for check in found]
+        new_checks = [*training_checks(event), skip_check(self._records(policy), skipped), *self._trials.checks(trial)]
+        new_checks += [] if skipped else [signal_check(event)]
+        checks += [check.record() for check in new_checks]
         if trial is None:
             return PolicyOutcome(event.version, manifest, asdict(event), skipped, checks, seconds)
         seconds["trial"] = trial.seconds
-        told = trial.refused, trial.verdict.record()
-        return PolicyOutcome(trial.in_service, manifest, asdict(event), skipped, checks, seconds, *told)
+        refusal = trial.refused, trial.verdict.record()
+        return PolicyOutcome(trial.in_service, manifest, asdict(event), skipped, checks, seconds, *refusal)
 
-    def _records(self, policy: Policy) -> list[dict[str, Any]]:
+    def _records(self, policy: Policy) -> list[RoundRecord]:
         """The records of rounds as the policy sees them."""
-        return [record_of(record, policy) for record in self._folder.records() if record["kind"] == "round"]
+        return [record_of(record, policy) for record in rounds_in(self._folder.records())]
 
     def _reward_checks(self, round_: int, dataset: Path) -> list[Check]:
         rewards = read_rewards(self._sampler.ledgers(round_), dataset)

@@ -3,9 +3,9 @@
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final
 
-from trainspan_loop.checks.integrity import Check, left_out_check, version_check
+from trainspan_loop.checks.integrity import left_out_check, version_check
 from trainspan_loop.checks.pass_at import pass_at
 from trainspan_loop.checks.stopping import best_validation
 from trainspan_loop.processes.screen import Screen
@@ -14,6 +14,7 @@ from trainspan_loop.processes.stages import Stages
 from trainspan_loop.state.run_folder import RunFolder
 from trainspan_loop.state.task_pool import LoopTasks, TaskPool
 from trainspan_schemas.artifacts.checkpoint import checkpoint_name
+from trainspan_schemas.artifacts.run_records import EvalName, EvalRecord, ServedVersions, evaluations_in
 from trainspan_schemas.config.policy_scope import Policy
 from trainspan_schemas.config.settings import Settings
 from trainspan_schemas.home import policy_dir
@@ -23,7 +24,6 @@ from trainspan_training.checkpoints.ledger import CheckpointLedger
 
 __all__ = ["Validations"]
 
-EvalName = Literal["validation", "probe", "consolidated"]
 _TITLES: Final[Mapping[EvalName, str]] = {
     "validation": "validation",
     "probe": "hard probe",
@@ -58,15 +58,13 @@ class Validations:
         recorded_s = 0.0
         loop = self._settings.loop
         self._keep_best()
-        named: list[tuple[EvalName, TaskPool]] = [("validation", self._tasks.val)] if self._tasks.val else []
+        pools: list[tuple[EvalName, TaskPool]] = [("validation", self._tasks.val)] if self._tasks.val else []
         if probe and self._tasks.probe:
-            named.append(("probe", self._tasks.probe))
+            pools.append(("probe", self._tasks.probe))
         on_record = {
-            (record["name"], record["round"], record["tasks"])
-            for record in self._folder.records()
-            if record["kind"] == "eval"
+            (record["name"], record["round"], record["tasks"]) for record in evaluations_in(self._folder.records())
         }
-        for name, pool in named:
+        for name, pool in pools:
             drawn = min(count, len(pool))
             if not drawn or (name, round_, drawn) in on_record:
                 continue
@@ -76,44 +74,63 @@ class Validations:
             recorded_s += record["seconds"]
         return recorded_s
 
-    def again(self, before: Mapping[str, Any]) -> dict[str, Any]:
+    def again(self, before: EvalRecord) -> EvalRecord:
         """Repeats a validation, on the same tasks, under the consolidated version; returns its record, which is not appended yet."""
         tasks = self._folder.path / "tasks" / f"validation-{before['round']:04d}-{before['tasks']}.jsonl"
         return self._evaluated("consolidated", before["round"], tasks, before["tasks"])
 
-    def append(self, record: dict[str, Any]) -> None:
+    def append(self, record: EvalRecord) -> None:
         """Appends the record of an evaluation."""
         self._folder.append(record)
         self._screen.record(record)
         self._keep_best()
 
-    def _evaluated(self, name: EvalName, round_: int, tasks: Path, drawn: int) -> dict[str, Any]:
+    def _evaluated(self, name: EvalName, round_: int, tasks: Path, drawn: int) -> EvalRecord:
         self._screen.collecting(_TITLES[name], round_)
         self._services.level_servers()
         collected = self._stages.collect(tasks, round_, "val", self._settings.loop.eval_n)
         self._screen.collecting("", round_)
         state = self._services.policy.state()
         in_service = {policy: state.of(policy).version for policy in self._stages.policies}
-        estimate, left_out = self._measured(round_)
+        rewards, left_out = self._outcomes(round_)
+        estimate, served = RewardEstimate.of(rewards).record(), self._versions(state)
         versions = version_check(collected.versions, in_service)
-        return {
+        record: EvalRecord = {
             "kind": "eval",
             "name": name,
             "round": round_,
-            **self._versions(state),
+            "policy_version": served["policy_version"],
             "tasks": drawn,
-            **estimate,
+            "n": estimate["n"],
+            "mean": estimate["mean"],
+            "deviation": estimate["deviation"],
+            "binary": estimate["binary"],
+            "n_rollouts": estimate["n_rollouts"],
+            "left_out": estimate["left_out"],
             "status": collected.result.status,
             "calls": collected.result.calls,
             "seconds": collected.seconds,
-            "checks": [*collected.checks, versions.record(), left_out.record()],
+            "checks": [
+                *collected.checks,
+                versions.record(),
+                left_out_check(left_out, estimate["n_rollouts"]).record(),
+            ],
         }
+        if "policies" in served:
+            record["policies"] = served["policies"]
+        if self._settings.loop.eval_n > 1:
+            solved = self._settings.loop.success_reward
+            known = [[value for value in values if value is not None] for values in rewards]
+            record["pass_at"] = pass_at([[value >= solved for value in values] for values in known if values])
+        return record
 
-    def _versions(self, state: ServerState) -> dict[str, Any]:
+    def _versions(self, state: ServerState) -> ServedVersions:
         """The versions in service."""
-        found = {policy: {"policy_version": state.of(policy).version} for policy in self._stages.policies}
-        alone = found.get(None)
-        return alone or {"policy_version": None, "policies": found}
+        versions: dict[Policy, ServedVersions] = {
+            policy: {"policy_version": state.of(policy).version} for policy in self._stages.policies
+        }
+        alone = versions.get(None)
+        return alone or {"policy_version": None, "policies": versions}
 
     def _keep_best(self) -> None:
         """Keeps the checkpoints of the best validation on record, also if an earlier loop ended before it could.
@@ -128,33 +145,31 @@ class Validations:
         if names and all((folders[policy] / name).is_dir() for policy, name in names.items()):
             self._folder.keep_best(names, best)
 
-    def _is_kept(self, validation: Mapping[str, Any]) -> bool:
-        kept = self._folder.read("run.json").get("best") or {}
-        return all(kept.get(key) == validation[key] for key in ("round", "n", "mean"))
+    def _is_kept(self, validation: EvalRecord) -> bool:
+        best = self._folder.best()
+        if best is None:
+            return False
+        return (best["round"], best["n"], best["mean"]) == (validation["round"], validation["n"], validation["mean"])
 
-    def _measured(self, round_: int) -> tuple[dict[str, Any], Check]:
-        """The estimate of the last validation, pass@k if each task was rolled out several times, and the check of what is left out.
+    def _outcomes(self, round_: int) -> tuple[list[list[float | None]], Counter[str]]:
+        """The rewards of each task of the last validation, and why rollouts of it have none → rollouts.
 
-        It is computed from the runner's ledger, so that it includes no rewards from outside the validation.
+        They come from the runner's ledger, which has no rewards from outside the validation.
         """
         from trainspan_rollouts.run_ledger import ledger_files, task_outcomes
 
         ledgers = ledger_files(self._folder.run_id, round_, "val")
         tasks = [outcomes for file in ledgers for outcomes in task_outcomes(file).values()]
         rewards = [[outcome.reward for outcome in outcomes] for outcomes in tasks]
-        record = RewardEstimate.of(rewards).record()
-        if self._settings.loop.eval_n > 1:
-            solved = self._settings.loop.success_reward
-            known = [[value for value in values if value is not None] for values in rewards]
-            record["pass_at"] = pass_at([[value >= solved for value in values] for values in known if values])
         left_out = Counter(outcome.unrewarded for outcomes in tasks for outcome in outcomes if outcome.reward is None)
-        return record, left_out_check(left_out, record["n_rollouts"])
+        return rewards, left_out
 
 
-def _checkpoints(validation: Mapping[str, Any]) -> dict[Policy, str]:
+def _checkpoints(validation: EvalRecord) -> dict[Policy, str]:
     """The names of the checkpoints that answered a validation."""
-    named: Mapping[Policy, Mapping[str, Any]] = validation.get("policies") or {None: validation}
-    return {policy: checkpoint_name(own["policy_version"]) for policy, own in named.items()}
+    policies: Mapping[Policy, ServedVersions] = validation.get("policies") or {None: validation}
+    versions = {policy: served["policy_version"] for policy, served in policies.items()}
+    return {policy: checkpoint_name(version) for policy, version in versions.items() if version is not None}
 
 
 def _is_made_in(folder: Path, checkpoint: str) -> bool:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainspan_processing.text.dialects import Message
+from trainspan_schemas.files.durable import JsonObject
 
 __all__ = ["StoredCall", "StoredEvaluation", "StoredRollout", "StoredTool"]
 
@@ -30,7 +31,7 @@ class StoredCall:
     prompt_ids: list[int]
     completion_ids: list[int]
     finish_reason: str | None
-    attributes: dict[str, Any]
+    attributes: JsonObject
     """Attributes of the call span."""
     messages: list[Message] = field(default_factory=list)
     """The request's messages; empty if no instrumentation recorded them."""
@@ -79,7 +80,7 @@ class StoredRollout:
     So is what branches measured."""
     calls: list[StoredCall]
     """Calls in the order in which they were made."""
-    attributes: dict[str, Any]
+    attributes: JsonObject
     """Attributes of the rollout span."""
     answer: Any = None
     """The task's answer, as in the task file; None if it has none, or more than 32 KiB of JSON, or there was no runner."""

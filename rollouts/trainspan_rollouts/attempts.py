@@ -129,8 +129,8 @@ class Attempts:
         counted = calls
         if calls is not None and served is not None and calls > served:
             counted = served
-            told = f"its agent reports {calls} calls, the policy servers began {served}: theirs count"
-            self._log_once("calls", "calls_unknown_to_servers", identity, told)
+            warning = f"its agent reports {calls} calls, the policy servers began {served}: theirs count"
+            self._log_once("calls", "calls_unknown_to_servers", identity, warning)
         self._on_calls(counted)
         self._ledger.end(identity, number, verdict.status, verdict.reward)
         span.end(
@@ -160,7 +160,7 @@ class Attempts:
             return ended
         asks_again = ended.asks_again
         if ended.report is not None and ended.report.policy_failing:
-            failure = (await self._witness.looked_again(seen)).failure(ended.duration_s)
+            failure = (await self._witness.asked_again(seen)).failure(ended.duration_s)
             if failure is not None:
                 return replace(ended, status="infra_error", error=f"{ended.error}; {failure}")
             asks_again = True
@@ -228,8 +228,10 @@ class Attempts:
     def _outside(self, *rewards: float) -> str | None:
         """Names the first reward that is beyond the limit; None if there is none."""
         limit = self._settings.max_reward
-        found = next((reward for reward in rewards if not abs(reward) <= limit), None)
-        return None if found is None else f"a reward of {found:g} is beyond [advanced] dataset.max_reward = {limit:g}"
+        outlier = next((reward for reward in rewards if not abs(reward) <= limit), None)
+        return (
+            None if outlier is None else f"a reward of {outlier:g} is beyond [advanced] dataset.max_reward = {limit:g}"
+        )
 
     def _log_failure(self, verdict: Verdict, identity: Identity) -> None:
         """Logs each kind of failure once as a warning, and every repetition at debug level."""
@@ -240,5 +242,5 @@ class Attempts:
     def _log_once(self, sort: str, event: str, identity: Identity, error: str) -> None:
         level = logging.DEBUG if sort in self._logged or len(self._logged) >= _MOST_WARNINGS else logging.WARNING
         self._logged.add(sort)
-        named = identity.task_id, identity.rollout_id, identity.attempt
-        _log.log(level, "event=%s task=%s rollout=%s attempt=%d error=%r", event, *named, error)
+        ids = identity.task_id, identity.rollout_id, identity.attempt
+        _log.log(level, "event=%s task=%s rollout=%s attempt=%d error=%r", event, *ids, error)

@@ -16,6 +16,7 @@ from opentelemetry.trace import Span, SpanContext, SpanKind, Status, StatusCode,
 from trainspan_rollouts.delivery import VerdictSenders
 from trainspan_rollouts.run_ledger import RunLedger
 from trainspan_schemas.artifacts.branches import BranchPoint
+from trainspan_schemas.files.durable import JsonObject
 from trainspan_schemas.store.collectors import Collectors
 from trainspan_schemas.telemetry import keys
 from trainspan_schemas.telemetry.identity import Identity, TraceParent
@@ -67,8 +68,8 @@ class RolloutSpans:
         if answer is not None and len(text := json.dumps(answer)) <= MAX_ANSWER_CHARACTERS:
             attributes[keys.TASK_ANSWER] = text
         if point is not None:
-            place = {keys.BRANCH_ATTEMPT: point.attempt, keys.BRANCH_CALL: point.call}
-            attributes |= {keys.BRANCH_OF: point.rollout_id, **place}
+            branch_call = {keys.BRANCH_ATTEMPT: point.attempt, keys.BRANCH_CALL: point.call}
+            attributes |= {keys.BRANCH_OF: point.rollout_id, **branch_call}
         self._ids.rollout_id = identity.rollout_id
         return RolloutSpan(self._tracer.start_span(keys.ROLLOUT_SPAN_NAME, Context(), attributes=attributes), identity)
 
@@ -164,7 +165,7 @@ def _attempt(span: ReadableSpan) -> tuple[str, int]:
     return str(attributes[keys.ROLLOUT_ID]), int(str(attributes[keys.ATTEMPT]))
 
 
-def _to_record(span: ReadableSpan) -> dict[str, Any]:
+def _to_record(span: ReadableSpan) -> JsonObject:
     """Returns the span as JSON for the ledger."""
     context = span.context
     assert context is not None

@@ -15,13 +15,14 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Final, TypeAlias
 from urllib.parse import quote
 
 from trainspan_rollouts.records import RunSettings, Shard
 from trainspan_rollouts.task_stream import STDIN
 from trainspan_schemas.command_events import REPEATED
 from trainspan_schemas.errors import UsageError
+from trainspan_schemas.files.durable import JsonObject
 from trainspan_schemas.files.locks import try_lock
 from trainspan_schemas.home import home
 from trainspan_schemas.telemetry.identity import Identity, Split
@@ -84,6 +85,37 @@ class Finished:
         return "no_reward" if self.status == "ok" else self.status
 
 
+@dataclass(frozen=True, slots=True)
+class _Begin:
+    """A line of a rollout's attempt that began; `key` names its task and number (see `RunLedger`)."""
+
+    key: str
+    rollout_id: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """A line of an attempt that ended; with its span, if the collector has not acknowledged it."""
+
+    key: str
+    rollout_id: str
+    attempt: int
+    outcome: Finished
+    span: JsonObject | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Delivered:
+    """A line of an attempt whose span the collector has acknowledged since."""
+
+    rollout_id: str
+    attempt: int
+
+
+_Line: TypeAlias = _Begin | _End | _Delivered
+
+
 def ledger_file(run_id: str, round_: int, split: Split | None, shard: Shard, *, of_branches: bool = False) -> Path:
     """Returns the path of the ledger.
 
@@ -101,18 +133,18 @@ def ledger_files(run_id: str, round_: int | None, split: Split | None, *, of_bra
 
 def waiting_rounds(run_id: str, split: Split | None) -> list[int]:
     """Returns the rounds of a run and split whose ledgers have verdicts that the collector has not acknowledged."""
-    found = set()
+    rounds = set()
     for file in ledger_files(run_id, None, split):
         waiting: set[tuple[str, int]] = set()
-        for record in _records(file):
-            if "span" in record:
-                waiting.add((record["rollout"], record["attempt"]))
-            elif "delivered" in record:
-                waiting.discard((record["delivered"], record["attempt"]))
+        for line in _lines(file):
+            if isinstance(line, _End) and line.span is not None:
+                waiting.add((line.rollout_id, line.attempt))
+            elif isinstance(line, _Delivered):
+                waiting.discard((line.rollout_id, line.attempt))
         match = _ROUND.match(file.name)
         if waiting and match:
-            found.add(int(match[1]))
-    return sorted(found)
+            rounds.add(int(match[1]))
+    return sorted(rounds)
 
 
 def newest_ledgers() -> list[Path]:
@@ -180,57 +212,68 @@ def recorded_agent(run_id: str, round_: int, split: Split | None) -> tuple[str, 
 def recorded_rewards(file: Path) -> dict[tuple[str, int], float]:
     """Returns (rollout id, attempt) → reward for the finished, rewarded rollouts in a ledger; empty without a file."""
     begun: dict[str, tuple[str, int]] = {}
-    found: dict[tuple[str, int], float] = {}
-    for record in _records(file):
-        if "begin" in record:
-            begun[record["begin"]] = record["rollout"], record["attempt"]
-        elif "end" in record and record["reward"] is not None and record["end"] in begun:
-            found[begun[record["end"]]] = record["reward"]
-    return found
+    rewards: dict[tuple[str, int], float] = {}
+    for line in _lines(file):
+        if isinstance(line, _Begin):
+            begun[line.key] = line.rollout_id, line.attempt
+        elif isinstance(line, _End) and line.outcome.reward is not None and line.key in begun:
+            rewards[begun[line.key]] = line.outcome.reward
+    return rewards
 
 
 def task_outcomes(file: Path) -> dict[str, list[Finished]]:
     """Returns task id → outcomes of its finished rollouts in a ledger, of each the last attempt's; empty without a file."""
-    last = {record["end"]: Finished(record["status"], record["reward"]) for record in _records(file) if "end" in record}
-    found: dict[str, list[Finished]] = {}
+    last = {line.key: line.outcome for line in _lines(file) if isinstance(line, _End)}
+    outcomes: dict[str, list[Finished]] = {}
     for key, outcome in last.items():
         _, _, task_id = key.partition(":")
-        found.setdefault(task_id, []).append(outcome)
-    return found
+        outcomes.setdefault(task_id, []).append(outcome)
+    return outcomes
 
 
 def statuses(file: Path) -> tuple[int, Counter[str], list[float]]:
     """Returns the number of rollouts that have begun, final status → finished rollouts, and the rewards of these."""
     begun: set[str] = set()
-    ended: dict[str, tuple[str, float | None]] = {}
-    for record in _records(file):
-        if "begin" in record:
-            begun.add(record["begin"])
-            ended.pop(record["begin"], None)  # another attempt
-        elif "end" in record:
-            ended[record["end"]] = record["status"], record["reward"]
-    rewards = [reward for _, reward in ended.values() if reward is not None]
-    return len(begun), Counter(status for status, _ in ended.values()), rewards
+    ended: dict[str, Finished] = {}
+    for line in _lines(file):
+        if isinstance(line, _Begin):
+            begun.add(line.key)
+            ended.pop(line.key, None)  # another attempt
+        elif isinstance(line, _End):
+            ended[line.key] = line.outcome
+    rewards = [outcome.reward for outcome in ended.values() if outcome.reward is not None]
+    return len(begun), Counter(outcome.status for outcome in ended.values()), rewards
 
 
-def _records(file: Path) -> Iterator[dict[str, Any]]:
+def _lines(file: Path) -> Iterator[_Line]:
     """Yields the complete lines of a ledger file after the first."""
     if file.exists():
         yield from _whole(file, file.read_bytes().splitlines(keepends=True)[1:])
 
 
-def _whole(file: Path, lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
-    """Yields the records of the lines; a line that is being written, or was cut off by a kill or a full disk, is none."""
+def _whole(file: Path, lines: Iterable[bytes]) -> Iterator[_Line]:
+    """Yields the whole lines; one that is being written, or was cut off by a kill or a full disk, is none."""
     damaged = 0
     for line in lines:
         if not line.endswith(b"\n"):
             break
         try:
-            yield json.loads(line)
+            record = json.loads(line)
         except ValueError:
             damaged += 1
+            continue
+        yield _parsed(record)
     if damaged:
         _log.warning("event=ledger_lines_damaged file=%s lines=%d: their rollouts count as unfinished", file, damaged)
+
+
+def _parsed(record: JsonObject) -> _Line:
+    if "begin" in record:
+        return _Begin(record["begin"], record["rollout"], record["attempt"])
+    if "delivered" in record:
+        return _Delivered(record["delivered"], record["attempt"])
+    outcome = Finished(record["status"], record["reward"])
+    return _End(record["end"], record["rollout"], record["attempt"], outcome, record.get("span"))
 
 
 class RunLedger:
@@ -259,9 +302,9 @@ class RunLedger:
         self._ended: dict[tuple[str, int], tuple[str, RolloutStatus, float | None]] = {}
         self._begun: dict[str, Begun] = {}
         self._finished: dict[str, Finished] = {}
-        self._waiting: dict[tuple[str, int], dict[str, Any]] = {}
+        self._waiting: dict[tuple[str, int], JsonObject] = {}
         """Spans in this file that the collector has not acknowledged."""
-        head: dict[str, Any] = {"tasks": "-" if tasks == STDIN else str(tasks.resolve()), "target": list(target)}
+        head: JsonObject = {"tasks": "-" if tasks == STDIN else str(tasks.resolve()), "target": list(target)}
         head |= {name: value for name, value in (("harness", harness), ("workspace", workspace)) if value}
         if judge is not None:
             head |= {"judge": judge[0], "judge_sha256": judge[1]}
@@ -294,20 +337,20 @@ class RunLedger:
             key = self._key(identity.round, identity.task_id or "", number)
             self._ended[identity.rollout_id, identity.attempt] = (key, status, reward)
 
-    def undelivered(self) -> list[dict[str, Any]]:
+    def undelivered(self) -> list[JsonObject]:
         """Returns the spans recorded by earlier processes of the run that the collector has not acknowledged."""
         return list(self._waiting.values())
 
     def delivered(self, rollout_id: str, attempt: int) -> None:
         """Records that the collector has acknowledged the span of this attempt."""
-        if not self._end(rollout_id, attempt, {}):
+        if not self._end(rollout_id, attempt, None):
             self._write({"delivered": rollout_id, "attempt": attempt})
 
-    def waits(self, rollout_id: str, attempt: int, span: dict[str, Any]) -> None:
+    def waits(self, rollout_id: str, attempt: int, span: JsonObject) -> None:
         """Records the span of this attempt while the collector is unreachable."""
-        self._end(rollout_id, attempt, {"span": span})
+        self._end(rollout_id, attempt, span)
 
-    def _end(self, rollout_id: str, attempt: int, more: dict[str, Any]) -> bool:
+    def _end(self, rollout_id: str, attempt: int, span: JsonObject | None) -> bool:
         """Records the end of an attempt once; returns whether this call did."""
         with self._lock:
             ended = self._ended.get((rollout_id, attempt))
@@ -315,7 +358,8 @@ class RunLedger:
             return False
         key, status, reward = ended
         which = {"rollout": rollout_id, "attempt": attempt}
-        self._write({"end": key, **which, "status": status, "reward": reward, **more})
+        waiting = {} if span is None else {"span": span}
+        self._write({"end": key, **which, "status": status, "reward": reward, **waiting})
         with self._lock:
             del self._ended[rollout_id, attempt]
         return True
@@ -327,7 +371,7 @@ class RunLedger:
         """Names the round only if it is not the ledger's own: tasks on standard input have rounds of their own."""
         return f"{number}:{task_id}" if round_ == self._round else f"{number}@{round_}:{task_id}"
 
-    def _write(self, record: dict[str, Any]) -> None:
+    def _write(self, record: JsonObject) -> None:
         """Raises OSError if the disk is full; no part of the line is then left."""
         line = json.dumps(record).encode() + b"\n"
         with self._writing:
@@ -346,7 +390,7 @@ class RunLedger:
             if not try_lock(self._file):
                 raise UsageError(f"{file} is in use: another process runs these rollouts; end it first")
 
-    def _read(self, file: Path, head: dict[str, Any]) -> None:
+    def _read(self, file: Path, head: JsonObject) -> None:
         data = file.read_bytes()
         whole = data.rfind(b"\n") + 1
         if whole != len(data):  # a line cut off by a kill
@@ -355,23 +399,23 @@ class RunLedger:
             self._write(head)
             return
         first, *lines = data[:whole].splitlines(keepends=True)
-        found = json.loads(first)
-        if changed := [name for name in (*head, *found) if head.get(name) != found.get(name)]:
+        stored = json.loads(first)
+        if changed := [name for name in (*head, *stored) if head.get(name) != stored.get(name)]:
             name = changed[0]
             raise UsageError(
-                f"cannot resume {file}: its {name} is {found.get(name)}, not {head.get(name)}; choose another --run, or undo the change"
+                f"cannot resume {file}: its {name} is {stored.get(name)}, not {head.get(name)}; choose another --run, or undo the change"
             )
-        for record in _whole(file, lines):
-            self._take(record)
+        for line in _whole(file, lines):
+            self._resume(line)
 
-    def _take(self, record: dict[str, Any]) -> None:
-        if "begin" in record:
-            self._begun[record["begin"]] = Begun(record["rollout"], record["attempt"])
+    def _resume(self, line: _Line) -> None:
+        if isinstance(line, _Begin):
+            self._begun[line.key] = Begun(line.rollout_id, line.attempt)
             return
-        if "delivered" in record:
-            self._waiting.pop((record["delivered"], record["attempt"]), None)
+        if isinstance(line, _Delivered):
+            self._waiting.pop((line.rollout_id, line.attempt), None)
             return
-        if "span" in record:
-            self._waiting[record["rollout"], record["attempt"]] = record["span"]
-        if record["status"] not in REPEATED:
-            self._finished[record["end"]] = Finished(record["status"], record["reward"])
+        if line.span is not None:
+            self._waiting[line.rollout_id, line.attempt] = line.span
+        if line.outcome.status not in REPEATED:
+            self._finished[line.key] = line.outcome

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from trainspan_schemas.errors import TaskFileError, pip_install
+from trainspan_schemas.files.durable import JsonObject
 from trainspan_schemas.telemetry.identity import Split
 from trainspan_schemas.telemetry.utf8 import well_formed
 
@@ -33,11 +34,11 @@ class Task:
     split: Split | None = None
     meta: Any = None
 
-    def for_agent(self) -> dict[str, Any]:
+    def for_agent(self) -> JsonObject:
         """Returns the fields that the agent may see."""
         return {"id": self.id, "input": self.input}
 
-    def for_judge(self) -> dict[str, Any]:
+    def for_judge(self) -> JsonObject:
         """Returns all fields."""
         return asdict(self)
 
@@ -53,10 +54,10 @@ def count_tasks(path: Path, split: Split | None = None) -> int:
     for _, task in _tasks(path):
         total += 1
         count += _is_wanted(task, split)
-        place = int.from_bytes(blake2b(task.id.encode(), digest_size=8).digest(), "little") % 2**_HASH_BITS
-        if marks[place >> 3] & (1 << (place & 7)):
+        bit = int.from_bytes(blake2b(task.id.encode(), digest_size=8).digest(), "little") % 2**_HASH_BITS
+        if marks[bit >> 3] & (1 << (bit & 7)):
             suspects.add(task.id)
-        marks[place >> 3] |= 1 << (place & 7)
+        marks[bit >> 3] |= 1 << (bit & 7)
     if not total:
         raise TaskFileError(f"{path} has no tasks")
     if suspects:

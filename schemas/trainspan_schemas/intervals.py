@@ -4,9 +4,9 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
-__all__ = ["MOST_LEFT_OUT", "RewardEstimate", "measured", "t_half_width", "t_interval"]
+__all__ = ["MOST_LEFT_OUT", "EstimateRecord", "RewardEstimate", "measured", "t_half_width", "t_interval"]
 
 Z_95 = 1.959964
 T_95 = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622)
@@ -14,6 +14,17 @@ T_95 = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622)
 
 MOST_LEFT_OUT = 0.1
 """The largest share of rollouts without a reward at which the mean of the others says much."""
+
+
+class EstimateRecord(TypedDict):
+    """A `RewardEstimate` in JSON: values that are not finite are null."""
+
+    n: int
+    mean: float | None
+    deviation: float | None
+    binary: bool
+    n_rollouts: int
+    left_out: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,16 +66,22 @@ class RewardEstimate:
 
     @classmethod
     def of_record(cls, record: Mapping[str, Any]) -> "RewardEstimate":
-        """Reads a record that includes the fields of `record()`."""
+        """Reads a record that includes the fields of `record()`; one of an earlier version may lack the last two."""
         mean, deviation = (math.nan if record[name] is None else record[name] for name in ("mean", "deviation"))
         more = {name: record.get(name, 0) for name in ("n_rollouts", "left_out")}
         return cls(record["n"], mean, deviation, record["binary"], **more)
 
-    def record(self) -> dict[str, Any]:
-        """The JSON fields; values that are not finite are null."""
+    def record(self) -> EstimateRecord:
+        """The JSON fields."""
         mean, deviation = (value if math.isfinite(value) else None for value in (self.mean, self.deviation))
-        more = {"n_rollouts": self.n_rollouts, "left_out": self.left_out}
-        return {"n": self.n, "mean": mean, "deviation": deviation, "binary": self.binary, **more}
+        return EstimateRecord(
+            n=self.n,
+            mean=mean,
+            deviation=deviation,
+            binary=self.binary,
+            n_rollouts=self.n_rollouts,
+            left_out=self.left_out,
+        )
 
     @property
     def stands(self) -> bool:

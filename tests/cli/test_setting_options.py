@@ -66,7 +66,7 @@ def test_help_is_the_settings_text_with_its_default() -> None:
     for line in (
         "--gamma <float>  Discount per call for return_to_go, gigpo and rtmc [default: 1].",
         "--max-tokens <int>  Drop calls with more tokens in prompt and completion [default: no limit].",
-        "--keep-zero-spread  Keep groups whose rewards are all equal; their advantage is 0.",
+        "--wait-s <float>  How long to wait for rollouts that are still arriving [default: 0].",
         "--twice  Twice.",
         "--overlong keep|mask|punish",
     ):

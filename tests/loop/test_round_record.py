@@ -81,7 +81,7 @@ def test_a_round_is_skipped_if_all_of_its_policies_are() -> None:
 @pytest.mark.parametrize("ahead", [{"overlap": 1}, {"mode": "stream"}])
 def test_policies_in_turn_cannot_run_ahead(ahead: dict[str, Any]) -> None:
     loop = LoopSettings(target="agent.py:solve", policies_in_turn=True, **ahead)
-    with pytest.raises(ConfigError, match=r"set loop\.policies_in_turn = false"):
+    with pytest.raises(ConfigError, match=r"set \[advanced\] loop\.policies_in_turn = false"):
         check_sampling(Settings(loop=loop))
     check_sampling(Settings(loop=dataclasses.replace(loop, policies_in_turn=False)))
 

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 from trainspan_cli.branching.planning import BranchPlan
 from trainspan_processing.branches.candidates import measure
@@ -14,6 +14,7 @@ from trainspan_rollouts import RunSettings, run_rollouts
 from trainspan_schemas.artifacts.branches import BRANCH_TASK
 from trainspan_schemas.command_events import Progress, RunResult
 from trainspan_schemas.config.settings import DatasetSettings
+from trainspan_schemas.files.durable import JsonObject
 from trainspan_schemas.telemetry import keys
 
 __all__ = ["BranchReport", "branch_rollouts", "sampled_tokens"]
@@ -56,7 +57,7 @@ class BranchReport:
         """Rollouts whose branches another policy version sampled."""
         return sum(rollout.is_other_policy for rollout in self.rollouts)
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> JsonObject:
         return {
             **asdict(self.run),
             "rollouts": [rollout.record() for rollout in self.rollouts],

@@ -102,8 +102,8 @@ def _ids(source: Source, scope: BranchScope, settings: DatasetSettings) -> tuple
     """The whole ids of the named rollouts. Raises UsageError if one is unknown, or begins several ids."""
     if scope.rollout_ids is None:
         return None
-    found = (locate(source, Question(source.stores, name, settings)).rollout_id for name in scope.rollout_ids)
-    return tuple(dict.fromkeys(found))
+    rollout_ids = (locate(source, Question(source.stores, name, settings)).rollout_id for name in scope.rollout_ids)
+    return tuple(dict.fromkeys(rollout_ids))
 
 
 def _selections(source: Source, scope: BranchScope, ids: tuple[str, ...] | None) -> list[Selection]:
@@ -123,8 +123,8 @@ def _points(
     wanted = {row["task_id"] for row in facts.values()}
     tasks = {file: tasks_by_id(file, wanted) for file in set(task_files.values())}
     points, without_task = [], set()
-    own = [*ROLLOUT_KEY, "call"]
-    chosen = chosen.join(candidates.states.select(*own, "answered_s"), on=own, maintain_order="left")
+    call_key = [*ROLLOUT_KEY, "call"]
+    chosen = chosen.join(candidates.states.select(*call_key, "answered_s"), on=call_key, maintain_order="left")
     for rollout_id, attempt, call, answered_s in chosen.iter_rows():
         row = facts[rollout_id, attempt]
         file = task_files[row["run_id"], row["round"], row["split"]]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from trainspan_rollouts.run_ledger import RecordedAgent, recorded_agent
 from trainspan_rollouts.task_file import read_tasks
 from trainspan_schemas.errors import UsageError
+from trainspan_schemas.files.durable import JsonObject
 from trainspan_schemas.telemetry.identity import Split
 
 if TYPE_CHECKING:
@@ -28,9 +29,9 @@ def recorded_or_given(
     """
     kinds = [*rollouts.select("run_id", "round", "split").unique(maintain_order=True).iter_rows()]
     recorded = {
-        kind: found
+        kind: files_and_agent
         for kind in kinds
-        if kind[0] is not None and (found := recorded_agent(kind[0], kind[1] or 0, kind[2])) is not None
+        if kind[0] is not None and (files_and_agent := recorded_agent(kind[0], kind[1] or 0, kind[2])) is not None
     }
     agents = {RecordedAgent(tuple(target))} if target else {agent for _, agent in recorded.values()}
     if len(agents) != 1:
@@ -50,15 +51,15 @@ def only_judge(judges: Sequence[str | None], given: str | None) -> str | None:
     """The judge: as given, otherwise the one that judged the rollouts. Raises UsageError if there were several."""
     if given is not None:
         return given
-    if len(found := set(judges)) > 1:
+    if len(distinct := set(judges)) > 1:
         raise UsageError("these rollouts had several judges: name one with --judge")
-    return found.pop() if found else None
+    return distinct.pop() if distinct else None
 
 
-def tasks_by_id(file: Path, wanted: set[str]) -> dict[str, dict[str, Any]]:
+def tasks_by_id(file: Path, wanted: set[str]) -> dict[str, JsonObject]:
     """The fields of the wanted tasks that are in the file. Raises TaskFileError."""
     return {task.id: task.for_judge() for task in read_tasks(file) if task.id in wanted}
 
 
-def _how_many(found: set[Any]) -> str:
-    return f"{len(found)} are" if found else "none is"
+def _how_many(distinct: set[Any]) -> str:
+    return f"{len(distinct)} are" if distinct else "none is"

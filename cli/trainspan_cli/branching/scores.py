@@ -26,20 +26,20 @@ def scores_of(rollouts: Sequence[BranchedRollout], run_id: str, reward: Sequence
         for call in rollout.calls:
             span, value = (call.trace_id, call.span_id), call.value
             if value is not None and (value.by == "branches" or call.advantage is not None):
-                name, said = _VALUES[value.by]
-                said = said.format(value.n)
+                name, explanation = _VALUES[value.by]
+                explanation = explanation.format(value.n)
                 more = _measured(run_id, reward, call, value, value.interval, value.policies)
                 yield FeedbackScore(
-                    value.mean, name, "branches", rollout.rollout_id, explanation=said, span=span, more=more
+                    value.mean, name, "branches", rollout.rollout_id, explanation=explanation, span=span, more=more
                 )
             if value is not None and call.advantage is not None and call.policies:
-                said = "value of the state after this call less that of the state before it"
+                explanation = "value of the state after this call less that of the state before it"
                 yield FeedbackScore(
                     call.advantage,
                     keys.CALL_ADVANTAGE,
                     "branches",
                     rollout.rollout_id,
-                    explanation=said,
+                    explanation=explanation,
                     span=span,
                     more=_measured(run_id, reward, call, value, call.interval, call.policies),
                 )

@@ -82,9 +82,9 @@ def send_scores(
     with channel:
         stub: Any = LogsServiceStub(channel)  # type: ignore[no-untyped-call]
         for start in range(0, len(scores), _RECORDS_PER_REQUEST):
-            made = [_record(score) for score in scores[start : start + _RECORDS_PER_REQUEST]]
-            ids += [evaluation_id for _, evaluation_id in made]
-            records = [record for record, _ in made]
+            records_and_ids = [_record(score) for score in scores[start : start + _RECORDS_PER_REQUEST]]
+            ids += [evaluation_id for _, evaluation_id in records_and_ids]
+            records = [record for record, _ in records_and_ids]
             request = ExportLogsServiceRequest(
                 resource_logs=[ResourceLogs(scope_logs=[ScopeLogs(log_records=records)])]
             )

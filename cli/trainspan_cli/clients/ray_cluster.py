@@ -7,11 +7,12 @@ import os
 import socket
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from trainspan_cli.clients.working_dir import kept_back
+from trainspan_cli.clients.working_dir import excluded_patterns
 from trainspan_schemas.config.settings import Settings
 from trainspan_schemas.errors import ConfigError, ProcessError, pip_install
+from trainspan_schemas.files.durable import JsonObject
 
 if TYPE_CHECKING:
     from trainspan_rollouts import RunSettings
@@ -80,21 +81,21 @@ def _no_connection(address: str, error: Exception) -> ProcessError:
     )
 
 
-def runtime_env(settings: Settings, secrets: Iterable[str | Path | None] = ()) -> dict[str, Any]:
+def runtime_env(settings: Settings, secrets: Iterable[str | Path | None] = ()) -> JsonObject:
     """Ray's runtime environment for the settings. Raises ConfigError if the file or the folder is missing or invalid."""
-    found: dict[str, Any] = {}
+    environment: JsonObject = {}
     ray = settings.ray
     if ray.runtime_env:
         try:
-            found = json.loads(Path(ray.runtime_env).read_text())
+            environment = json.loads(Path(ray.runtime_env).read_text())
         except (OSError, ValueError) as error:
             raise ConfigError(f"[ray] runtime_env = {ray.runtime_env!r}: {error}") from error
-        if not isinstance(found, dict):
+        if not isinstance(environment, dict):
             raise ConfigError(f"[ray] runtime_env = {ray.runtime_env!r}: not a JSON object")
     if ray.working_dir:
         folder = Path(ray.working_dir).resolve()
         if not folder.is_dir():
             raise ConfigError(f"[ray] working_dir = {ray.working_dir!r}: no such folder")
-        found["working_dir"] = str(folder)
-        found["excludes"] = [*found.get("excludes", ()), *kept_back(folder, settings, secrets)]
-    return found
+        environment["working_dir"] = str(folder)
+        environment["excludes"] = [*environment.get("excludes", ()), *excluded_patterns(folder, settings, secrets)]
+    return environment

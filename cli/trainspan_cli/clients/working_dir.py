@@ -13,7 +13,7 @@ from trainspan_schemas.config.settings import Settings
 from trainspan_schemas.home import home
 from trainspan_schemas.store.roles import Role
 
-__all__ = ["kept_back"]
+__all__ = ["excluded_patterns"]
 
 _NEVER_COPIED: Final[tuple[str, ...]] = (".git", ".venv", "__pycache__")
 _NAMES_A_SECRET: Final = re.compile(r"(^|_)(file|key|cert|tasks)$")
@@ -27,26 +27,26 @@ _GLOB: Final = re.compile(r"([\\*?\[\]! #])")
 _log = logging.getLogger(__name__)
 
 
-def kept_back(folder: Path, settings: Settings, named: Iterable[str | Path | None]) -> list[str]:
+def excluded_patterns(folder: Path, settings: Settings, secret_files: Iterable[str | Path | None]) -> list[str]:
     """Returns patterns like those of `.gitignore` for what in `folder` is not copied.
 
-    These are the state folder, the files that `settings` name and those `named`, by whatever path or link they are in the
+    These are the state folder, the files that `settings` name and `secret_files`, by whatever path or link they are in the
     folder, and files that hold a private key or our tokens by their content, which are logged.
     """
-    files = (home(), *_settings_files(settings), *(Path(name) for name in named if name))
+    files = (home(), *_settings_files(settings), *(Path(name) for name in secret_files if name))
     known = {_identity(path) for path in files} - {None}
-    found: list[str] = [*_NEVER_COPIED]
+    patterns: list[str] = [*_NEVER_COPIED]
     noticed = []
     for path in _walk(folder):
         is_known = _identity(path) in known
         if is_known or _is_secret(path):
             name = path.relative_to(folder).as_posix()
-            found.append("/" + _GLOB.sub(r"\\\1", name))
+            patterns.append("/" + _GLOB.sub(r"\\\1", name))
             if not is_known:
                 noticed.append(name)
     if noticed:
         _log.warning("event=secrets_not_copied files=%s: [ray] working_dir copies no keys or tokens", ",".join(noticed))
-    return found
+    return patterns
 
 
 def _settings_files(settings: Settings) -> Iterator[Path]:
@@ -61,11 +61,11 @@ def _settings_files(settings: Settings) -> Iterator[Path]:
 def _walk(folder: Path) -> Iterator[Path]:
     """Yields all folders and files below `folder`, as Ray finds them: through links to folders too."""
     entered = {_identity(folder)}
-    for place, folders, files in os.walk(folder, followlinks=True):
+    for directory, folders, files in os.walk(folder, followlinks=True):
         folders[:] = [name for name in folders if name not in _NEVER_COPIED]
-        yield from (Path(place, name) for name in (*folders, *files))
-        fresh = [name for name in folders if _identity(Path(place, name)) not in entered]
-        entered.update(_identity(Path(place, name)) for name in fresh)
+        yield from (Path(directory, name) for name in (*folders, *files))
+        fresh = [name for name in folders if _identity(Path(directory, name)) not in entered]
+        entered.update(_identity(Path(directory, name)) for name in fresh)
         folders[:] = fresh
 
 
@@ -90,7 +90,7 @@ def _is_secret(path: Path) -> bool:
 
 def _has_role_tokens(content: bytes) -> bool:
     try:
-        found = tomllib.loads(content.decode())
+        tokens = tomllib.loads(content.decode())
     except ValueError:
         return False
-    return bool(found) and found.keys() <= set(Role)
+    return bool(tokens) and tokens.keys() <= set(Role)

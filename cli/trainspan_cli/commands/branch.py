@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trainspan_cli.setting_options import Given, setting_options
-from trainspan_cli.settings import ConfigOption, FormatOption, StoresOption, settings
+from trainspan_cli.settings import ConfigOption, Format, FormatOption, StoresOption, settings
 from trainspan_loop.addresses import check_collector, check_policy_server, stores_of
 from trainspan_schemas.config.load import override
 from trainspan_schemas.errors import StoreError, UsageError
@@ -62,7 +62,7 @@ def branch(
     run: Annotated[str | None, typer.Option(help="Run of the branches [default: a new one].")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume --run: finished branches are not repeated.")] = False,
     config: ConfigOption = None,
-    format: FormatOption = "table",
+    format: FormatOption = Format.TABLE,
 ) -> int:
     """Measure which calls of stored rollouts mattered: run the agent again from each state and compare the rewards.
 
@@ -73,22 +73,14 @@ def branch(
 
     Example: trainspan branch --rollout 0b8e4c7a --tasks tasks.jsonl --judge judges:exact my_agent.py:solve
     """
-    from trainspan_cli.branching.planning import BranchScope
     from trainspan_cli.views.rollout_result import exit_code
-    from trainspan_processing.branches.choice import CallChoice
 
-    if format not in ("table", "json"):
-        raise UsageError(f"--format {format}: must be table or json")
     if resume and run is None:
         raise UsageError("--resume continues a run: name it with --run")
-    if n < 1 or (limit is not None and limit < 1):
-        raise UsageError(f"--n {n}, --limit {limit}: must be at least 1")
-    if rollout and of_run is not None:
-        raise UsageError("--rollout and --of-run: give one of them")
-    if of_round is not None and of_run is None:
-        raise UsageError(f"--of-round {of_round}: name its run with --of-run")
+    if n < 1:
+        raise UsageError(f"--n {n}: must be at least 1")
     loaded = _with_dataset(settings(config), {**rewarding, "filter": filter})
-    scope = BranchScope(CallChoice.parse(calls), tuple(rollout) if rollout else None, of_run, of_round, limit)
+    scope = _scope(calls, rollout, of_run, of_round, limit)
     wanted = _run_settings(loaded, given, run or uuid.uuid4().hex, n, round_=of_round or 0, resume=resume)
     try:
         report = _run(wanted, loaded, scope, target or [], given, store, as_json=format == "json")
@@ -100,6 +92,22 @@ def branch(
         print(f"interrupted; to resume: the same command with --run {wanted.run_id} --resume", file=sys.stderr)
         raise
     return exit_code(report.run)
+
+
+def _scope(
+    calls: str, rollouts: list[str] | None, run: str | None, round_: int | None, limit: int | None
+) -> "BranchScope":
+    """What is measured. Raises UsageError."""
+    from trainspan_cli.branching.planning import BranchScope
+    from trainspan_processing.branches.choice import CallChoice
+
+    if limit is not None and limit < 1:
+        raise UsageError(f"--limit {limit}: must be at least 1")
+    if rollouts and run is not None:
+        raise UsageError("--rollout and --of-run: give one of them")
+    if round_ is not None and run is None:
+        raise UsageError(f"--of-round {round_}: name its run with --of-run")
+    return BranchScope(CallChoice.parse(calls), tuple(rollouts) if rollouts else None, run, round_, limit)
 
 
 def _with_dataset(loaded: "Settings", given: Given) -> "Settings":
@@ -178,9 +186,9 @@ def _send(report: "BranchReport", wanted: "RunSettings", reward: Sequence[str]) 
     collectors, certificate = Collectors.of(wanted.collector), os.environ.get("OTEL_EXPORTER_OTLP_CERTIFICATE")
     scores = list(scores_of(report.rollouts, report.run.run_id, reward))
     for url in collectors.urls:
-        own = [score for score in scores if collectors.url_for(score.rollout_id or "") == url]
+        of_collector = [score for score in scores if collectors.url_for(score.rollout_id or "") == url]
         headers = sender_headers("runner", url, os.environ, token_file=wanted.token_file, store=wanted.store)
         advice = token_advice("runner", url, os.environ, token_file=wanted.token_file, store=wanted.store)
-        if own:
+        if of_collector:
             given = headers or os.environ.get("OTEL_EXPORTER_OTLP_HEADERS")
-            send_scores(own, url, given, certificate, token_advice=advice)
+            send_scores(of_collector, url, given, certificate, token_advice=advice)

@@ -6,14 +6,14 @@ from typing import Annotated
 
 import typer
 
-from trainspan_cli.settings import FormatOption
+from trainspan_cli.settings import Format, FormatOption
 from trainspan_schemas.errors import UsageError
 
 
 def compare(
     runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Runs of the loop: their ids, names or folders.")],
     html: Annotated[Path | None, typer.Option(help="Also write a page with the curves.")] = None,
-    format: FormatOption = "table",
+    format: FormatOption = Format.TABLE,
 ) -> None:
     """Compare runs of the loop: held-out success or reward over seeds, grouped by the settings that differ.
 
@@ -31,10 +31,10 @@ def compare(
     folders: list[RunFolder] = []
     for name in runs:
         path = Path(name) if (Path(name) / "run.json").exists() else runs_dir() / name
-        own = [RunFolder(path)] if (path / "run.json").exists() else runs_named(name)
-        if not own:
+        run_folders = [RunFolder(path)] if (path / "run.json").exists() else runs_named(name)
+        if not run_folders:
             raise UsageError(f"no run {name} under {runs_dir()}; `trainspan status` lists them")
-        folders += own
+        folders += run_folders
     series = group_runs(list(dict.fromkeys(folders)))
     page = write_comparison(html, series) if html else None
     if format == "json":

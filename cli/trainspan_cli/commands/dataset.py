@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trainspan_cli.setting_options import Given, setting_options
-from trainspan_cli.settings import ConfigOption, FormatOption, PolicyOption, StoresOption, settings
+from trainspan_cli.settings import ConfigOption, Format, FormatOption, PolicyOption, StoresOption, settings
 from trainspan_loop.addresses import stores_of
 from trainspan_schemas.command_events import DatasetBuilt, NoDataset, event_line
 from trainspan_schemas.config.load import override
@@ -23,6 +23,21 @@ if TYPE_CHECKING:
 gc.set_threshold(100_000, 20, 50)  # libraries and frames make objects by the thousands, and hardly any cycles
 
 
+_SinceSeqOption = Annotated[
+    list[int] | None,
+    typer.Option(
+        help="Only rollouts that came into the store after this place (the views' column seq); "
+        "with several stores, one for each, in their order."
+    ),
+]
+_ShowMergeFailuresOption = Annotated[
+    bool,
+    typer.Option(
+        "--show-merge-failures", help="Show for each cause the tokens at which a call departs from the previous one."
+    ),
+]
+
+
 @setting_options("dataset")
 def dataset(
     *,
@@ -30,13 +45,7 @@ def dataset(
     run: Annotated[str | None, typer.Option(help="Only rollouts of this run.")] = None,
     round: Annotated[int | None, typer.Option(help="Only rollouts of this round; also the dataset's number.")] = None,
     since_round: Annotated[int | None, typer.Option(help="Only rollouts of this round or later.")] = None,
-    since_seq: Annotated[
-        list[int] | None,
-        typer.Option(
-            help="Only rollouts that came into the store after this place (the views' column seq); "
-            "with several stores, one for each, in their order."
-        ),
-    ] = None,
+    since_seq: _SinceSeqOption = None,
     number: Annotated[
         int | None, typer.Option(help="The dataset's number [default: --round, else the next free one].")
     ] = None,
@@ -49,18 +58,12 @@ def dataset(
     allow_behind: Annotated[
         bool, typer.Option("--allow-behind", help="Build even if the store has not loaded all acknowledged data.")
     ] = False,
-    show_merge_failures: Annotated[
-        bool,
-        typer.Option(
-            "--show-merge-failures",
-            help="Show for each cause the tokens at which a call departs from the previous one.",
-        ),
-    ] = False,
+    show_merge_failures: _ShowMergeFailuresOption = False,
     model: Annotated[
         str | None, typer.Option(help="Model whose tokenizer decodes these tokens [default: the one served].")
     ] = None,
     config: ConfigOption = None,
-    format: FormatOption = "table",
+    format: FormatOption = Format.TABLE,
 ) -> None:
     """Build the next dataset from all complete rollouts that no earlier dataset used.
 

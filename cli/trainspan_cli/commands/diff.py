@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from trainspan_cli.settings import FormatOption
+from trainspan_cli.settings import Format, FormatOption
 
 
 def diff(
@@ -13,7 +13,7 @@ def diff(
         str, typer.Argument(help="Folder or URL of a dataset, such as .trainspan/dataset/round-0003.")
     ],
     dataset_b: Annotated[str, typer.Argument(help="Folder or URL of another dataset.")],
-    format: FormatOption = "table",
+    format: FormatOption = Format.TABLE,
 ) -> int:
     """Show the differences between two datasets: settings, rollouts, rows, rewards, advantages.
 
@@ -28,7 +28,7 @@ def diff(
     from trainspan_schemas.errors import DatasetError, StorageError, UsageError
 
     try:
-        a, b = (open_published(local_dataset(place)) for place in (dataset_a, dataset_b))
+        a, b = (open_published(local_dataset(location)) for location in (dataset_a, dataset_b))
         difference = compare_datasets(a, b)
     except (DatasetError, StorageError) as error:
         raise UsageError(str(error)) from error

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trainspan_cli.settings import ConfigOption, FormatOption, StoresOption, settings
+from trainspan_cli.settings import ConfigOption, Format, FormatOption, StoresOption, settings
 from trainspan_loop.addresses import stores_of
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ def doctor(
         typer.Option(help="Policy server [default: those of [rollouts] policy_servers, or that of [serving]]."),
     ] = None,
     config: ConfigOption = None,
-    format: FormatOption = "table",
+    format: FormatOption = Format.TABLE,
 ) -> int:
     """Check the installation, the running processes and the capture; exit 1 if something is wrong.
 

@@ -2,14 +2,26 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from trainspan_cli.setting_options import Given, setting_options
-from trainspan_cli.settings import ConfigOption, FormatOption, PolicyOption, StoresOption, TokenizerOption, settings
+from trainspan_cli.settings import (
+    ConfigOption,
+    Format,
+    FormatOption,
+    PolicyOption,
+    StoresOption,
+    TokenizerOption,
+    settings,
+)
 from trainspan_loop.addresses import stores_of
 from trainspan_schemas.config.policy_scope import scoped
+from trainspan_schemas.errors import UsageError
+
+if TYPE_CHECKING:
+    from trainspan_processing.explain.account import RolloutAccount
 
 
 @setting_options("dataset", "credit", "baseline", "reward", "reward_name", "gamma")
@@ -30,7 +42,7 @@ def explain(
     html: Annotated[Path | None, typer.Option(help="Also write a page to this file.")] = None,
     full: Annotated[bool, typer.Option("--full", help="Do not shorten texts.")] = False,
     config: ConfigOption = None,
-    format: FormatOption = "table",
+    format: FormatOption = Format.TABLE,
 ) -> None:
     """Explain one rollout: its calls, its rewards with their binding rules, its credit in numbers, tokens by advantage.
 
@@ -48,8 +60,6 @@ def explain(
     from trainspan_processing.text.tokenizer_places import tokenizer_places
     from trainspan_processing.traces.trace_index import Clock
     from trainspan_schemas.config.load import override
-    from trainspan_schemas.errors import UsageError
-    from trainspan_viewer.pages.rollout.rollout import explanation_page
 
     chosen = scoped(settings(config), policy) if policy else settings(config)
     published = open_published(local_dataset(dataset, with_earlier=True)) if dataset else None
@@ -65,10 +75,7 @@ def explain(
         Clock(time.time_ns, time.sleep),
     )
     if html is not None:
-        try:
-            html.write_text(explanation_page(account), encoding="utf-8")
-        except OSError as error:
-            raise UsageError(f"cannot write {html}: {error.strerror}") from error
+        _write_page(account, html)
     if format == "json":
         print(json.dumps(account.record()))
         return
@@ -77,3 +84,13 @@ def explain(
     print_explanation(account, full=full)
     if html is not None:
         print(f"\npage: {html}")
+
+
+def _write_page(account: "RolloutAccount", path: Path) -> None:
+    """Raises UsageError."""
+    from trainspan_viewer.pages.rollout.rollout import explanation_page
+
+    try:
+        path.write_text(explanation_page(account), encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from error

@@ -16,7 +16,7 @@ from trainspan_cli.export_options import (
     export_request,
     run_export,
 )
-from trainspan_cli.settings import ConfigOption, FormatOption, TokenizerOption, settings
+from trainspan_cli.settings import ConfigOption, Format, FormatOption, TokenizerOption, settings
 
 if TYPE_CHECKING:
     from trainspan_processing.export.export import Exported
@@ -47,7 +47,7 @@ def export(
     form: FormOption = "chat",
     model: TokenizerOption = None,
     config: ConfigOption = None,
-    format: FormatOption = "table",
+    format: FormatOption = Format.TABLE,
 ) -> None:
     """Export rollouts as training files for TRL: SFT (prompt and completion) or DPO (prompt, chosen, rejected).
 

@@ -1,13 +1,14 @@
 """`trainspan loop`."""
 
+import dataclasses
 import json
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from trainspan_cli.setting_options import Given, setting_options
-from trainspan_cli.settings import ConfigOption, FormatOption, settings
+from trainspan_cli.settings import ConfigOption, Format, FormatOption, settings
 from trainspan_schemas.errors import ConfigError, UsageError
 from trainspan_schemas.home import is_url
 
@@ -36,7 +37,7 @@ def loop(
     finish: Annotated[
         bool, typer.Option(help="Resume it, begin no further round, and end it as after its last one.")
     ] = False,
-    format: FormatOption = "table",
+    format: FormatOption = Format.TABLE,
 ) -> int:
     """Run rollouts, dataset and training for many rounds, and supervise the collector and the policy server.
 
@@ -47,38 +48,26 @@ def loop(
     import dataclasses
 
     from trainspan_loop.addresses import check_ports
-    from trainspan_loop.consolidation import check_consolidation
-    from trainspan_loop.sampling.choice import check_sampling
     from trainspan_loop.state.run_folder import RunFolder, newest_unfinished
     from trainspan_loop.state.series import SeedSeries, continued
-    from trainspan_loop.state.task_pool import LoopTasks
-    from trainspan_loop.trials.trials import check_trials
-    from trainspan_schemas.config.load import override
 
     if seeds < 1:
         raise UsageError(f"--seeds {seeds}: at least 1")
-    chosen = settings(config)
-    chosen = dataclasses.replace(chosen, loop=override(chosen.loop, **given))
-    if chosen.dataset.out and is_url(chosen.dataset.out):
-        raise ConfigError("dataset.out is a URL, and the datasets of a loop are in its run folder: remove the setting")
-    check_sampling(chosen)
-    tasks = LoopTasks.open(chosen)
-    check_trials(chosen, tasks.trial)
-    check_consolidation(chosen, tasks)
+    chosen, tasks = _checked(config, given)
     # Processes of a loop that was killed may need a while to end.
     check_ports(chosen, wait_s=_ENDING_S if resume or finish else 0.0)
     if seeds == 1:
         values = dataclasses.asdict(chosen)
-        found = newest_unfinished(values, name) if resume or finish else None
-        if finish and found is None:
+        unfinished = newest_unfinished(values, name) if resume or finish else None
+        if finish and unfinished is None:
             raise UsageError("--finish: the newest run is finished, or has other settings; `trainspan status` shows it")
-        folder = found or RunFolder.create(values, name)
+        folder = unfinished or RunFolder.create(values, name)
         return _show(_run(continued(chosen, folder, finish=finish), tasks, config, folder, format), format)
     series = SeedSeries.open(chosen, seeds, name, resume=resume or finish)
     integrity = True
     for seeded, folder in series.unfinished(begun_only=finish):
         summary = _run(continued(seeded, folder, finish=finish), tasks, config, folder, format)
-        integrity = integrity and summary["integrity"]
+        integrity = integrity and summary.integrity
         _show(summary, format)
     series.finish()
     from trainspan_cli.commands.compare import compare
@@ -87,9 +76,42 @@ def loop(
     return 0 if integrity else 1
 
 
+def _checked(config: "Path | None", given: Given) -> "tuple[Settings, LoopTasks]":
+    """The settings with the given options, and the tasks. Raises ConfigError, TaskFileError if no run can have them."""
+    from trainspan_loop.consolidation import check_consolidation
+    from trainspan_loop.sampling.choice import check_sampling
+    from trainspan_loop.state.task_pool import LoopTasks
+    from trainspan_loop.trials.trials import check_trials
+    from trainspan_schemas.config.load import override
+
+    chosen = settings(config)
+    chosen = dataclasses.replace(chosen, loop=override(chosen.loop, **given))
+    if chosen.dataset.out and is_url(chosen.dataset.out):
+        raise ConfigError("dataset.out is a URL, and the datasets of a loop are in its run folder: remove the setting")
+    check_sampling(chosen)
+    tasks = LoopTasks.open(chosen)
+    check_trials(chosen, tasks.trial)
+    check_consolidation(chosen, tasks)
+    return chosen, tasks
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LoopSummary:
+    """What `trainspan loop` prints of a run under `--format json`."""
+
+    run_id: str
+    folder: str
+    report: str
+    """The path of its page."""
+    skipped_rounds: int
+    refused_rounds: int
+    integrity: bool
+    """Whether every check of every record holds."""
+
+
 def _run(
     settings: "Settings", tasks: "LoopTasks", config: "Path | None", folder: "RunFolder", format: str
-) -> dict[str, Any]:
+) -> LoopSummary:
     from rich.console import Console
 
     from trainspan_loop.checks.integrity import all_hold
@@ -98,31 +120,32 @@ def _run(
     from trainspan_loop.report.run_report import write_report
     from trainspan_loop.rounds import Loop
     from trainspan_loop.trials.verdict import refused_rounds
+    from trainspan_schemas.artifacts.run_records import rounds_in
 
     console = Console(stderr=format == "json")
     try:
         with folder.held(), Screen(console, f"trainspan run {folder.run_id}") as screen:
             folder.begin(settings.loop.rounds)
-            result = Loop(settings, tasks, config, folder, screen).run()
+            Loop(settings, tasks, config, folder, screen).run()
     except KeyboardInterrupt:
-        done = sum(record["kind"] == "round" for record in folder.records())
+        done = len(rounds_in(folder.records()))
         print(
             f"trainspan: interrupted after {done} rounds of run {folder.run_id}; the same command with --resume continues it",
             file=sys.stderr,
         )
         sys.exit(130)
-    checks = [check for record in result["records"] for check in record["checks"]]
+    records = folder.records()
     page = write_report(folder, f"trainspan run {folder.run_id}", [])
-    return {
-        "run_id": folder.run_id,
-        "folder": str(folder.path),
-        "report": str(page),
-        "skipped_rounds": len(skipped_rounds(result["records"])),
-        "refused_rounds": len(refused_rounds(result["records"])),
-        "integrity": all_hold(checks),
-    }
+    return LoopSummary(
+        folder.run_id,
+        str(folder.path),
+        str(page),
+        len(skipped_rounds(records)),
+        len(refused_rounds(records)),
+        all_hold([check for record in records for check in record["checks"]]),
+    )
 
 
-def _show(summary: dict[str, Any], format: str) -> int:
-    print(json.dumps(summary) if format == "json" else f"report: {summary['report']}")
-    return 0 if summary["integrity"] else 1
+def _show(summary: LoopSummary, format: str) -> int:
+    print(json.dumps(dataclasses.asdict(summary)) if format == "json" else f"report: {summary.report}")
+    return 0 if summary.integrity else 1

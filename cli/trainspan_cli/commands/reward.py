@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from trainspan_cli.setting_options import Given, setting_options
-from trainspan_cli.settings import ConfigOption, FormatOption, settings
+from trainspan_cli.settings import ConfigOption, Format, FormatOption, settings
 
 
 @setting_options("rollouts", "collector", "token_file")
@@ -29,7 +29,7 @@ def reward(
     ] = None,
     given: Given,
     config: ConfigOption = None,
-    format: FormatOption = "table",
+    format: FormatOption = Format.TABLE,
 ) -> None:
     """Reward a rollout, or one response of a call, after the fact; the next dataset uses it.
 

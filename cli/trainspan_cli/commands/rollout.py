@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trainspan_cli.setting_options import Given, setting_options
-from trainspan_cli.settings import ConfigOption, FormatOption, settings
+from trainspan_cli.settings import ConfigOption, Format, FormatOption, settings
 from trainspan_loop.addresses import check_collector, check_policy_server, stores_of
 from trainspan_schemas.command_events import event_line
 from trainspan_schemas.config.load import override
@@ -66,7 +66,7 @@ def rollout(
         bool, typer.Option("--resume", help="Resume --run and --round: finished rollouts are not repeated.")
     ] = False,
     config: ConfigOption = None,
-    format: FormatOption = "table",
+    format: FormatOption = Format.TABLE,
 ) -> int:
     """Run an agent on tasks and judge the results.
 
@@ -76,8 +76,6 @@ def rollout(
 
     Example: trainspan rollout --tasks tasks.jsonl --harness codex --workspace template/ --judge judges:exact
     """
-    if format not in ("table", "json"):
-        raise UsageError(f"--format {format}: must be table or json")
     if split not in (None, "train", "val"):
         raise UsageError(f"--split {split}: must be train or val")
     from trainspan_cli.clients.ray_cluster import rollout_engine

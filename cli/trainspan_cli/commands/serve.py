@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from trainspan_cli.setting_options import Given, help_of, setting_options
-from trainspan_cli.settings import ConfigOption, FormatOption, settings
+from trainspan_cli.settings import ConfigOption, Format, FormatOption, settings
 from trainspan_loop.addresses import check_collector
 from trainspan_schemas.command_events import Ready, event_line
 from trainspan_schemas.config.load import override
@@ -39,7 +39,7 @@ def serve(
     model: Annotated[str | None, typer.Argument(metavar="MODEL_DIR", help=help_of("serving", "model"))] = None,
     given: Given,
     config: ConfigOption = None,
-    format_: FormatOption = "table",
+    format_: FormatOption = Format.TABLE,
 ) -> int:
     """Serve the policy with vLLM: OpenAI API, token-exact capture of every call, hot swap of the weights.
 

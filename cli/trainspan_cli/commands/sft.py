@@ -23,64 +23,68 @@ from trainspan_cli.export_options import (
     run_export,
 )
 from trainspan_cli.setting_options import Given, setting_options
-from trainspan_cli.settings import ConfigOption, FormatOption, settings
+from trainspan_cli.settings import ConfigOption, Format, FormatOption, settings
 from trainspan_schemas.artifacts.checkpoint import base_digest
 from trainspan_schemas.command_events import FineTuned, FineTuneEvaluated, FineTuneStarted, FineTuneStep, event_line
 from trainspan_schemas.config.load import override
-from trainspan_schemas.config.settings import TrainSettings
+from trainspan_schemas.config.settings import Settings, SftSettings, TrainSettings
 from trainspan_schemas.errors import UsageError
 from trainspan_schemas.home import served_model
 
 if TYPE_CHECKING:
     from trainspan_processing.export.export import ExportRequest
     from trainspan_training.sft.data.served import StoredPrompt
+    from trainspan_training.sft.job import SftOutcome
 
 __all__ = ["sft"]
 
 _SHOWN_EVERY_S = 10.0
+
+_OutOption = Annotated[Path, typer.Option(help="Folder of the finished model; it must not exist.")]
+_DataOption = Annotated[
+    Path | None, typer.Option(help="File of `trainspan export sft`, or of messages; or a folder of *.jsonl files.")
+]
+_StoreOption = Annotated[
+    list[str] | None, typer.Option(help="Instead: a store, as a path or grpc:// address; may be repeated.")
+]
+_DatasetOption = Annotated[
+    str | None, typer.Option(help="Instead: the folder or URL of a dataset, or a folder of datasets.")
+]
+_CheckpointsOption = Annotated[
+    Path | None,
+    typer.Option(help="Make the result the next version of these checkpoints, and swap it in ([train] policy_url)."),
+]
+_PolicyUrlOption = Annotated[str | None, typer.Option(help="Policy server to swap it in [default: train.policy_url].")]
+_ForceOption = Annotated[
+    bool,
+    typer.Option("--force", help="Train on the rest also if all tool calls are dropped, or no prompt has the tools."),
+]
+_FinishOption = Annotated[
+    bool, typer.Option(help="Train no further: write the result from the newest saved state of the same command.")
+]
 
 
 @setting_options("sft")
 @setting_options("model", "adapter", "lora_rank", "device", "dtype", place="of_model")
 def sft(
     *,
-    out: Annotated[Path, typer.Option(help="Folder of the finished model; it must not exist.")],
-    data: Annotated[
-        Path | None, typer.Option(help="File of `trainspan export sft`, or of messages; or a folder of *.jsonl files.")
-    ] = None,
-    store: Annotated[
-        list[str] | None, typer.Option(help="Instead: a store, as a path or grpc:// address; may be repeated.")
-    ] = None,
-    dataset: Annotated[
-        str | None, typer.Option(help="Instead: the folder or URL of a dataset, or a folder of datasets.")
-    ] = None,
+    out: _OutOption,
+    data: _DataOption = None,
+    store: _StoreOption = None,
+    dataset: _DatasetOption = None,
     run: RunOption = None,
     round: RoundOption = None,
     min_reward: MinRewardOption = None,
     all: AllOption = False,
     agent: AgentOption = None,
     form: FormOption = "chat",
-    checkpoints: Annotated[
-        Path | None,
-        typer.Option(
-            help="Make the result the next version of these checkpoints, and swap it in ([train] policy_url)."
-        ),
-    ] = None,
-    policy_url: Annotated[
-        str | None, typer.Option(help="Policy server to swap it in [default: train.policy_url].")
-    ] = None,
-    force: Annotated[
-        bool,
-        typer.Option(
-            "--force", help="Train on the rest also if all tool calls are dropped, or no prompt has the tools."
-        ),
-    ] = False,
-    finish: Annotated[
-        bool, typer.Option(help="Train no further: write the result from the newest saved state of the same command.")
-    ] = False,
+    checkpoints: _CheckpointsOption = None,
+    policy_url: _PolicyUrlOption = None,
+    force: _ForceOption = False,
+    finish: _FinishOption = False,
     given: Given,
     of_model: Given,
-    format: FormatOption = "table",
+    format: FormatOption = Format.TABLE,
     config: ConfigOption = None,
 ) -> int:
     """Train a model on stored or exported conversations; `serve`, `train` and `loop` start from the result.
@@ -89,14 +93,8 @@ def sft(
 
     Example: trainspan sft --store .trainspan/spans.duckdb --min-reward 1 --model Qwen/Qwen3-0.6B --out warm
     """
-    if format not in ("table", "json"):
-        raise UsageError(f"--format {format!r} is unknown: use table or json")
     chosen = settings(config)
-    shared = chosen.sft
-    if of_model["adapter"] == "none":  # the adapter of the settings is then the trainer's alone
-        shared = replace(shared, lora_rank=None, lora_alpha=None, lora_targets=None)
-    section = override(shared, **given, **of_model)
-    section = override(section, model=section.model or chosen.train.model)
+    section = _section(chosen, given, of_model)
     chooses: dict[str, Any] = {
         "run": run,
         "round": round,
@@ -107,36 +105,48 @@ def sft(
     }
     _check_source(data, store, dataset, chooses)
 
-    from trainspan_training.model.loading import find_model
     from trainspan_training.sft.job import SftJob, check, fine_tune
 
     check(section)
     prompts: tuple[StoredPrompt, ...] = ()
     if data is None:
-        export = export_request(
-            *("sft", dataset, store or (), out.with_name(f"{out.name}.jsonl"), chosen), **chooses, model=section.model
-        )
+        examples = out.with_name(f"{out.name}.jsonl")
+        export = export_request("sft", dataset, store or (), examples, chosen, **chooses, model=section.model)
         data = _exported(export, out)
-        if form == "chat" and (model := section.model or served_model()):
-            prompts = _stored_prompts(export, find_model(model))
+        prompts = _stored_prompts(export, section.model or served_model()) if form == "chat" else ()
     on_event = _Lines() if format == "table" else lambda event: print(event_line(event), flush=True)
     done = fine_tune(SftJob(section, data, out, force=force, prompts=prompts, finish=finish), on_event)
     if done.signal is not None:
-        name = signal.Signals(done.signal).name
-        print(
-            f"trainspan: stopped by {name} after {done.done} of {done.steps or '?'} steps; the same command continues, and with "
-            "--finish it ends with what there is",
-            file=sys.stderr,
-        )
-        return 128 + done.signal
+        return _interrupted(done, done.signal)
     version = None if checkpoints is None else _adopted(out, checkpoints, policy_url, chosen.train)
-    if format == "json":
-        print(event_line(FineTuned(str(out), done.steps == 0, version, done.manifest or {})), flush=True)
-    else:
-        print(f"{out} {'was complete already' if done.steps == 0 else 'is complete'}: trainspan serve {out}")
-        if version is not None:
-            print(f"it is version {version} in {checkpoints}")
+    result = FineTuned(str(out), done.steps == 0, version, done.manifest or {})
+    print(event_line(result) if format == "json" else _finished(result, checkpoints), flush=True)
     return 0
+
+
+def _section(chosen: Settings, given: Given, of_model: Given) -> SftSettings:
+    """The settings of supervised training with the given options."""
+    shared = chosen.sft
+    if of_model["adapter"] == "none":  # the adapter of the settings is then the trainer's alone
+        shared = replace(shared, lora_rank=None, lora_alpha=None, lora_targets=None)
+    section = override(shared, **given, **of_model)
+    return override(section, model=section.model or chosen.train.model)
+
+
+def _finished(result: FineTuned, checkpoints: Path | None) -> str:
+    state = "was complete already" if result.was_there else "is complete"
+    adopted = "" if result.version is None else f"\nit is version {result.version} in {checkpoints}"
+    return f"{result.out} {state}: trainspan serve {result.out}{adopted}"
+
+
+def _interrupted(done: "SftOutcome", number: int) -> int:
+    """Says how to go on after a signal; returns the exit code."""
+    print(
+        f"trainspan: stopped by {signal.Signals(number).name} after {done.done} of {done.steps or '?'} steps; the same "
+        "command continues, and with --finish it ends with what there is",
+        file=sys.stderr,
+    )
+    return 128 + number
 
 
 def _check_source(
@@ -196,20 +206,21 @@ def _exported(request: "ExportRequest", out: Path) -> Path:
     return path
 
 
-def _stored_prompts(request: "ExportRequest", model: Path) -> "tuple[StoredPrompt, ...]":
-    """Those of the same stores and agents that a server with this model had."""
+def _stored_prompts(request: "ExportRequest", model: str | None) -> "tuple[StoredPrompt, ...]":
+    """Those of the same stores and agents that a server with this model had; none if no model is named."""
     from trainspan_processing.export.served_prompts import read_served_prompts
     from trainspan_processing.traces.trace_index import Clock
+    from trainspan_training.model.loading import find_model
     from trainspan_training.sft.data.served import StoredPrompt
 
-    if (base := base_digest(model.resolve())) is None:
+    if not model or (base := base_digest(find_model(model).resolve())) is None:
         return ()
     clock = Clock(time.time_ns, time.sleep)
     prompts = []
-    for one in read_served_prompts(request.stores, base, request.agents, clock, request.settings.settle_s):
+    for served in read_served_prompts(request.stores, base, request.agents, clock, request.settings.settle_s):
         with contextlib.suppress(TypeError, ValueError):  # its record is no request
-            name = f"call {one.call_index} of rollout {one.rollout_id}"
-            prompts.append(StoredPrompt.of(name, one.messages, one.tools, one.prompt_ids))
+            name = f"call {served.call_index} of rollout {served.rollout_id}"
+            prompts.append(StoredPrompt.of(name, served.messages, served.tools, served.prompt_ids))
     return tuple(prompts)
 
 

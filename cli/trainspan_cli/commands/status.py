@@ -1,42 +1,50 @@
 """`trainspan status`."""
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING
 
-from trainspan_cli.settings import ConfigOption, FormatOption, settings
+from trainspan_cli.settings import ConfigOption, Format, FormatOption, settings
+
+if TYPE_CHECKING:
+    from trainspan_cli.doctor.overview import PolicyOverview, RunOverview
+    from trainspan_cli.doctor.rollouts_overview import RolloutsOverview
 
 
-def status(config: ConfigOption = None, format: FormatOption = "table") -> None:
+def status(config: ConfigOption = None, format: FormatOption = Format.TABLE) -> None:
     """Show the running processes, and the runs, datasets and checkpoints on disk.
 
     Example: trainspan status --format json
     """
     from trainspan_cli.doctor.overview import overview
 
-    found = overview(settings(config))
+    report = overview(settings(config))
     if format == "json":
-        print(json.dumps(found))
+        print(json.dumps(report))
         return
-    collector = found["collector"]
+    collector = report["collector"]
     print("collector  ", f"pid {collector['pid']}, OTLP {collector['grpc']}" if collector else "not running")
-    for server in found["policy_servers"]:
+    for server in report["policy_servers"]:
         policy = server["state"]
-        state = f"{server['versions']}, {policy['in_flight']} in flight" if policy else "not running"
+        state = f"{server.get('versions')}, {policy['in_flight']} in flight" if policy else "not running"
         print("policy     ", f"{state} at {server['url']}")
-    print("store      ", found["store"] or "none yet")
-    for one in found["stores"]:
-        print("store      ", one["store"], f"{one['rollouts']} rollouts" if "rollouts" in one else one["error"])
-    for checkpoint in found["latest_checkpoints"].values() or [found["latest_checkpoint"]]:
+    print("store      ", report["store"] or "none yet")
+    for store in report["stores"]:
+        print(
+            "store      ",
+            store["store"],
+            f"{store['rollouts']} rollouts" if "rollouts" in store else store.get("error"),
+        )
+    for checkpoint in report["latest_checkpoints"].values() or [report["latest_checkpoint"]]:
         print("checkpoint ", checkpoint or "none yet")
-    print("datasets   ", found["datasets"])
-    if rollouts := found["rollouts"]:
+    print("datasets   ", report["datasets"])
+    if rollouts := report["rollouts"]:
         print("rollouts   ", _rollouts_line(rollouts))
-    print("runs       ", len(found["runs"]), f"(newest {found['runs'][-1]})" if found["runs"] else "")
-    if run := found["run"]:
+    print("runs       ", len(report["runs"]), f"(newest {report['runs'][-1]})" if report["runs"] else "")
+    if run := report["run"]:
         _show_run(run)
 
 
-def _rollouts_line(rollouts: dict[str, Any]) -> str:
+def _rollouts_line(rollouts: "RolloutsOverview") -> str:
     parts = [
         f"{rollouts['run_id']}/{rollouts['part']}: {rollouts['ended']} of {rollouts['begun']} begun have ended",
         ", ".join(f"{status} {count}" for status, count in rollouts["status"].items()) or "none ended",
@@ -48,7 +56,7 @@ def _rollouts_line(rollouts: dict[str, Any]) -> str:
     return f"{'; '.join(parts)}; last record {rollouts['seconds_since_last_record']:.0f} s ago"
 
 
-def _show_run(run: dict[str, Any]) -> None:
+def _show_run(run: "RunOverview") -> None:
     from trainspan_schemas.command_events import TrainingProgress
     from trainspan_schemas.intervals import RewardEstimate
 
@@ -57,8 +65,8 @@ def _show_run(run: dict[str, Any]) -> None:
     if run["training"]:
         progress = TrainingProgress(**run["training"])
         print("training   ", f"round {progress.round}: {progress}")
-    for name, own in run["policies"].items():
-        print("           ", f"policy {name} version {own['version']}{_progress(own)}")
+    for name, policy in run["policies"].items():
+        print("           ", f"policy {name} version {policy['version']}{_progress(policy)}")
     for validation in run["validations"]:
         estimate = RewardEstimate.of_record(validation)
         print("           ", f"validation after round {validation['round']}: {estimate}, n {estimate.n}")
@@ -70,7 +78,7 @@ def _show_run(run: dict[str, Any]) -> None:
         print("           ", f"ALARM {alarm}")
 
 
-def _progress(policy: dict[str, Any]) -> str:
+def _progress(policy: "PolicyOverview") -> str:
     parts = [] if policy["kl"] is None else [f"KL {policy['kl']:.2g}"]
     parts += [f"{policy['skipped_rounds']} rounds skipped"] if policy["skipped_rounds"] else []
     parts += [f"last round skipped: {policy['skipped']}"] if policy["skipped"] else []

@@ -1,14 +1,16 @@
 """`trainspan store`: verify, stats, compact, purge and migrate, with or without a running collector."""
 
 import json
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, TypedDict
 
 import typer
 
-from trainspan_cli.settings import ConfigOption, FormatOption, StoreOption, settings
+from trainspan_cli.settings import ConfigOption, Format, FormatOption, StoreOption, settings
 from trainspan_schemas.errors import StoreError, UsageError
+from trainspan_schemas.files.durable import JsonObject
 from trainspan_schemas.home import home, store_path
 from trainspan_schemas.store.access import open_store, server_message
 from trainspan_schemas.store.endpoint import StoreEndpoint
@@ -28,6 +30,13 @@ class Action(StrEnum):
     MIGRATE = "migrate"
 
 
+class PurgedDataset(TypedDict):
+    """A dataset with rows of purged traces."""
+
+    path: str
+    rows: int
+
+
 def store(
     action: Annotated[Action, typer.Argument(help="Operation to perform.")],
     path: StoreOption = None,
@@ -41,7 +50,7 @@ def store(
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="purge: delete; without it, the data is only counted.")] = False,
     config: ConfigOption = None,
-    format_: FormatOption = "table",
+    format_: FormatOption = Format.TABLE,
 ) -> int:
     """Check a store, show its contents, reclaim space, or delete data permanently.
 
@@ -51,22 +60,20 @@ def store(
 
     Example: trainspan store purge --task t-17 --yes
     """
-    if format_ not in ("table", "json"):
-        raise UsageError(f"--format {format_!r} is not one of table, json")
-    body: dict[str, Any] = {}
+    criteria: Mapping[str, object] = {}
     if action is Action.PURGE:
-        body = _criteria(trace, task, before) | {"dry_run": not yes}
+        criteria = {**_criteria(trace, task, before), "dry_run": not yes}
     elif trace or task or before or yes:
         raise UsageError(f"--trace, --task, --before and --yes belong to purge, not to {action}")
     with open_store(path or str(store_path(settings(config).collector.store))) as endpoint:
-        answer = _do(endpoint, action, body)
+        answer = _do(endpoint, action, criteria)
     if action is Action.PURGE:
         answer["datasets"] = _datasets(set(answer.pop("trace_ids")), set(answer.pop("rollout_ids")))
     print(json.dumps(answer) if format_ == "json" else _text(action, answer))
     return 0 if answer.get("ok", True) and not any(answer.get("rows_left", {}).values()) else 1
 
 
-def _criteria(trace: list[str] | None, task: str | None, before: str | None) -> dict[str, Any]:
+def _criteria(trace: list[str] | None, task: str | None, before: str | None) -> Mapping[str, object]:
     if sum(map(bool, (trace, task, before))) != 1:
         raise UsageError("purge needs exactly one of --trace, --task and --before")
     if trace:
@@ -87,27 +94,27 @@ def _time_ns(text: str) -> int:
     return int(moment.astimezone(UTC).timestamp() * 1e9)
 
 
-def _do(endpoint: StoreEndpoint, action: Action, body: dict[str, Any]) -> dict[str, Any]:
+def _do(endpoint: StoreEndpoint, action: Action, criteria: Mapping[str, object]) -> JsonObject:
     """The collector's answer. Raises StoreError with its message."""
     from pyarrow import ArrowException, flight
 
     options = flight.FlightCallOptions(headers=endpoint.call_headers)
     with flight.connect(endpoint.location, **endpoint.connect_options) as client:
         try:
-            [result] = client.do_action(flight.Action(str(action), json.dumps(body).encode()), options)
+            [result] = client.do_action(flight.Action(str(action), json.dumps(criteria).encode()), options)
         except ArrowException as error:
             raise StoreError(server_message(error)) from error
-    answer: dict[str, Any] = json.loads(result.body.to_pybytes())
+    answer: JsonObject = json.loads(result.body.to_pybytes())
     return answer
 
 
-def _datasets(trace_ids: set[str], rollout_ids: set[str]) -> list[dict[str, Any]]:
+def _datasets(trace_ids: set[str], rollout_ids: set[str]) -> list[PurgedDataset]:
     """The datasets under `$TRAINSPAN_HOME` with rows of these traces or rollouts, and the number of these rows."""
     from pyarrow import parquet
 
     from trainspan_schemas.artifacts.dataset import manifest_path, round_of
 
-    found = []
+    datasets: list[PurgedDataset] = []
     for folder in sorted(home().glob("**/round[-=]*")):
         if round_of(folder.name) is None or not manifest_path(folder).exists():
             continue
@@ -117,11 +124,11 @@ def _datasets(trace_ids: set[str], rollout_ids: set[str]) -> list[dict[str, Any]
             pairs = zip(ids["trace_id"], ids["rollout_id"], strict=True)
             n_rows += sum(trace in trace_ids or rollout in rollout_ids for trace, rollout in pairs)
         if n_rows:
-            found.append({"path": str(folder), "rows": n_rows})
-    return found
+            datasets.append({"path": str(folder), "rows": n_rows})
+    return datasets
 
 
-def _text(action: Action, answer: dict[str, Any]) -> str:
+def _text(action: Action, answer: JsonObject) -> str:
     if action is Action.VERIFY:
         rows = ", ".join(f"{name} {count}" for name, count in answer["rows"].items())
         lines = [f"rows read: {rows}; requests in the journal: {answer['journal_requests']}"]
@@ -137,7 +144,7 @@ def _text(action: Action, answer: dict[str, Any]) -> str:
     return "\n".join(_purge_lines(answer))
 
 
-def _purge_lines(answer: dict[str, Any]) -> list[str]:
+def _purge_lines(answer: JsonObject) -> list[str]:
     rows = ", ".join(f"{count} {name}" for name, count in answer["rows"].items())
     lines = [f"{answer['traces']} traces, {answer['rollouts']} rollouts: {rows}"]
     if answer["purged"]:
@@ -149,7 +156,7 @@ def _purge_lines(answer: dict[str, Any]) -> list[str]:
         lines += [f"removed as well: {path}" for path in answer["files_removed"]]
     elif any(answer["rows"].values()):
         lines.append("nothing was removed yet: add --yes")
-    lines += [f"dataset {held['path']} contains {held['rows']} rows of them" for held in answer["datasets"]]
+    lines += [f"dataset {dataset['path']} contains {dataset['rows']} rows of them" for dataset in answer["datasets"]]
     return lines
 
 

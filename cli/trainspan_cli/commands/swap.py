@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from trainspan_cli.setting_options import Given, setting_options
-from trainspan_cli.settings import ConfigOption, FormatOption, PolicyOption, settings
+from trainspan_cli.settings import ConfigOption, Format, FormatOption, PolicyOption, settings
 from trainspan_loop.addresses import policy_servers_of
 from trainspan_schemas.artifacts.run_files import RunFiles
 from trainspan_schemas.config.load import override
@@ -24,7 +24,7 @@ def swap(
     policy: PolicyOption = None,
     given: Given,
     config: ConfigOption = None,
-    format: FormatOption = "table",
+    format: FormatOption = Format.TABLE,
 ) -> None:
     """Put an earlier version of the policy back in service; the trainer continues from it.
 
@@ -48,8 +48,8 @@ def swap(
     canary = (done.swap.answer or {}).get("canary") or {}
     left_out = done.swap.left_out
     if format == "json":
-        found = {"checkpoint": done.checkpoint, "withdrawn": done.withdrawn, "canary": canary, "left_out": left_out}
-        print(json.dumps(found))
+        outcome = {"checkpoint": done.checkpoint, "withdrawn": done.withdrawn, "canary": canary, "left_out": left_out}
+        print(json.dumps(outcome))
     else:
         took = [server.base for server in address.servers if server.base not in left_out]
         where = f" at {', '.join(took)}" if done.swap.outcome == "swapped" else ""

@@ -2,8 +2,9 @@
 
 import importlib.util
 import time
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from trainspan_cli.doctor.finding import Finding
 from trainspan_loop.clients.store import backlog, rows
@@ -49,6 +50,75 @@ def backlog_findings(store: str) -> list[Finding]:
     return [Finding("problem", "loading", detail, advice)]
 
 
+@dataclass(frozen=True, slots=True)
+class _CaptureCheck:
+    """A count over the store that ought to be 0; `{n}` in its detail is the count, `{strays}` in its advice who made stray calls."""
+
+    subject: str
+    sql: str
+    detail: str
+    advice: str
+
+
+_CLIENT_CALL: Final = """(attributes LIKE '%"gen_ai.response.id"%' AND kind = 3)"""
+_CAPTURE_CHECKS: Final = (
+    _CaptureCheck(
+        "calls",
+        "SELECT count(*) FROM calls WHERE logprobs IS NULL OR len(logprobs) <> len(completion_ids)",
+        "{n} without log-probabilities",
+        "serve the policy with `trainspan serve`, which records them",
+    ),
+    _CaptureCheck(
+        "identity",
+        "SELECT count(*) FROM calls c JOIN spans s USING (trace_id, span_id) WHERE c.rollout_id IS NULL "
+        """AND s.attributes NOT LIKE '%"trainspan.call.internal"%'""",
+        "{n} calls belong to no rollout",
+        "run the agent under `opentelemetry-instrument`, or give it the base URL …/rollout/{{traceparent}}/v1{strays}",
+    ),
+    _CaptureCheck(
+        "calls made elsewhere",
+        f"SELECT count(*) FROM spans s WHERE {_CLIENT_CALL} AND NOT EXISTS "
+        "(SELECT 1 FROM calls c WHERE c.trace_id = s.trace_id)",
+        "{n} model calls of agents went to another server",
+        "set OPENAI_BASE_URL of the agent to the policy server",
+    ),
+    _CaptureCheck(
+        "calls unknown",
+        "SELECT count(*) FROM rollouts r WHERE r.n_calls > 0 "
+        "AND NOT EXISTS (SELECT 1 FROM calls c WHERE c.trace_id = r.trace_id) "
+        """AND NOT EXISTS (SELECT 1 FROM spans s WHERE s.trace_id = r.trace_id """
+        """AND (s.attributes LIKE '%"gen_ai.request.model"%' OR s.attributes LIKE '%"llm.model_name"%'))""",
+        "{n} rollouts made model calls that nothing recorded",
+        "set OPENAI_BASE_URL of the agent to the policy server; for conversations with a vendor's model, "
+        f"{pip_install('messages')} in the agent's environment",
+    ),
+    _CaptureCheck(
+        "token ids",
+        f"""SELECT count(*) FROM spans WHERE attributes LIKE '%"{keys.CALL_LACKS}"%'""",
+        "{n} calls came from a server that returns no token ids or log-probabilities; they cannot be trained",
+        "serve the policy with `trainspan serve`, or with a server that supports `return_token_ids` (vLLM)",
+    ),
+    _CaptureCheck(
+        "boundary",
+        f"""SELECT count(*) FROM spans WHERE attributes LIKE '%"{keys.NO_BOUNDARY}"%'""",
+        "{n} calls of a web agent belong to no single request",
+        f"{pip_install('web')} in the agent's environment, or put each task into `with trainspan.rollout():`",
+    ),
+    _CaptureCheck(
+        "rewards",
+        "SELECT count(*) FROM rollouts WHERE status = 'ok' AND reward IS NULL",
+        "{n} finished rollouts have no reward",
+        "report one with trainspan.reward(…), or pass --judge to rollout or --reward to dataset",
+    ),
+    _CaptureCheck(
+        "failures",
+        "SELECT count(*) FROM rollouts WHERE status <> 'ok'",
+        "{n} rollouts failed; they are not trained on",
+        'see: trainspan sql "SELECT status, count(*) FROM rollouts GROUP BY 1"',
+    ),
+)
+
+
 def capture_findings(store: str) -> list[Finding]:
     """Captured and missing data over the whole store."""
 
@@ -57,70 +127,12 @@ def capture_findings(store: str) -> list[Finding]:
 
     clients = [str(row["client"]) for row in rows(store, _STRAY_CLIENTS) if row["client"]]
     strays = f"; they were made by {', '.join(map(repr, clients))}" if clients else ""
-    client_call = """(attributes LIKE '%"gen_ai.response.id"%' AND kind = 3)"""
-    checks: list[tuple[str, str, Callable[[int], str], str]] = [
-        (
-            "calls",
-            "SELECT count(*) FROM calls WHERE logprobs IS NULL OR len(logprobs) <> len(completion_ids)",
-            lambda n: f"{n} without log-probabilities",
-            "serve the policy with `trainspan serve`, which records them",
-        ),
-        (
-            "identity",
-            "SELECT count(*) FROM calls c JOIN spans s USING (trace_id, span_id) WHERE c.rollout_id IS NULL "
-            """AND s.attributes NOT LIKE '%"trainspan.call.internal"%'""",
-            lambda n: f"{n} calls belong to no rollout",
-            f"run the agent under `opentelemetry-instrument`, or give it the base URL …/rollout/{{traceparent}}/v1{strays}",
-        ),
-        (
-            "calls made elsewhere",
-            f"SELECT count(*) FROM spans s WHERE {client_call} AND NOT EXISTS "
-            "(SELECT 1 FROM calls c WHERE c.trace_id = s.trace_id)",
-            lambda n: f"{n} model calls of agents went to another server",
-            "set OPENAI_BASE_URL of the agent to the policy server",
-        ),
-        (
-            "calls unknown",
-            "SELECT count(*) FROM rollouts r WHERE r.n_calls > 0 "
-            "AND NOT EXISTS (SELECT 1 FROM calls c WHERE c.trace_id = r.trace_id) "
-            """AND NOT EXISTS (SELECT 1 FROM spans s WHERE s.trace_id = r.trace_id """
-            """AND (s.attributes LIKE '%"gen_ai.request.model"%' OR s.attributes LIKE '%"llm.model_name"%'))""",
-            lambda n: f"{n} rollouts made model calls that nothing recorded",
-            "set OPENAI_BASE_URL of the agent to the policy server; for conversations with a vendor's model, "
-            f"{pip_install('messages')} in the agent's environment",
-        ),
-        (
-            "token ids",
-            f"""SELECT count(*) FROM spans WHERE attributes LIKE '%"{keys.CALL_LACKS}"%'""",
-            lambda n: (
-                f"{n} calls came from a server that returns no token ids or log-probabilities; they cannot be trained"
-            ),
-            "serve the policy with `trainspan serve`, or with a server that supports `return_token_ids` (vLLM)",
-        ),
-        (
-            "boundary",
-            f"""SELECT count(*) FROM spans WHERE attributes LIKE '%"{keys.NO_BOUNDARY}"%'""",
-            lambda n: f"{n} calls of a web agent belong to no single request",
-            f"{pip_install('web')} in the agent's environment, or put each task into `with trainspan.rollout():`",
-        ),
-        (
-            "rewards",
-            "SELECT count(*) FROM rollouts WHERE status = 'ok' AND reward IS NULL",
-            lambda n: f"{n} finished rollouts have no reward",
-            "report one with trainspan.reward(…), or pass --judge to rollout or --reward to dataset",
-        ),
-        (
-            "failures",
-            "SELECT count(*) FROM rollouts WHERE status <> 'ok'",
-            lambda n: f"{n} rollouts failed; they are not trained on",
-            'see: trainspan sql "SELECT status, count(*) FROM rollouts GROUP BY 1"',
-        ),
-    ]
     calls, rollouts = count("SELECT count(*) FROM calls"), count("SELECT count(*) FROM rollouts")
     findings = [Finding("ok", "store", f"{calls} calls of {rollouts} rollouts")]
-    for subject, sql, detail, advice in checks:
-        if found := count(sql):
-            findings.append(Finding("note", subject, detail(found), advice))
+    for check in _CAPTURE_CHECKS:
+        if n := count(check.sql):
+            detail, advice = check.detail.format(n=n), check.advice.format(strays=strays)
+            findings.append(Finding("note", check.subject, detail, advice))
     return findings
 
 
@@ -138,4 +150,4 @@ def rollout_findings(store: str, settings: Settings) -> list[Finding]:
     clock = Clock(time.time_ns, time.sleep)
     with Source([store], allow_behind=True) as source:
         troubles = check_rollouts(source, decoder, clock, settings.dataset.settle_s)
-    return [Finding("note", one.subject, one.detail, one.advice) for one in troubles]
+    return [Finding("note", trouble.subject, trouble.detail, trouble.advice) for trouble in troubles]

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from trainspan_schemas.files.durable import JsonObject
+
 __all__ = [
     "HistoryProbe",
     "left_out",
@@ -22,12 +24,12 @@ __all__ = [
     "renderer",
 ]
 
-Message = dict[str, Any]
+Message = JsonObject
 Render = Callable[[list[Message]], str]
 """Messages → the prompt for the next answer. Raises if the template refuses them."""
 
 _TURNS: Final = 4
-_TOOL: Final[dict[str, Any]] = {
+_TOOL: Final[JsonObject] = {
     "name": "probe_the_tools",
     "description": "",
     "parameters": {"type": "object", "properties": {}},
@@ -62,7 +64,7 @@ def probe_history(render: Render, follow_up: str, *, thoughts: bool) -> HistoryP
     `thoughts`: every answer begins with one. None if the template does not accept such a message or render plain text.
     """
     messages: list[Message] = [{"role": "user", "content": "question 0"}]
-    before, kept = "", 0
+    before, n_preserved = "", 0
     for turn in range(_TURNS):
         try:
             prompt = render(messages)
@@ -70,11 +72,11 @@ def probe_history(render: Render, follow_up: str, *, thoughts: bool) -> HistoryP
             return None
         if turn and f"answer {turn - 1}" not in prompt:
             return None
-        kept += bool(before) and prompt.startswith(before)
+        n_preserved += bool(before) and prompt.startswith(before)
         answer = f"{_thought(turn, prompt) if thoughts else ''}answer {turn}"
         before = prompt + answer
         messages = [*messages, {"role": "assistant", "content": answer}, {"role": follow_up, "content": f"more {turn}"}]
-    return HistoryProbe(kept, _TURNS - 1)
+    return HistoryProbe(n_preserved, _TURNS - 1)
 
 
 def _thought(turn: int, prompt: str) -> str:
@@ -85,14 +87,14 @@ def _thought(turn: int, prompt: str) -> str:
     return next((whole.removeprefix(mark) for mark in ("<think>\n", "<think>") if prompt.endswith(mark)), whole)
 
 
-def model_template(model: Path, file: Path | None = None) -> tuple[str, dict[str, Any]] | None:
+def model_template(model: Path, file: Path | None = None) -> tuple[str, JsonObject] | None:
     """The chat template of a model directory, or the one in `file`, and the special tokens that it may use; None without one."""
     try:
-        config: dict[str, Any] = json.loads((model / "tokenizer_config.json").read_text(encoding="utf-8"))
+        config: JsonObject = json.loads((model / "tokenizer_config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         config = {}
-    own = file or model / "chat_template.jinja"
-    template = own.read_text(encoding="utf-8") if own.is_file() else config.get("chat_template")
+    template_file = file or model / "chat_template.jinja"
+    template = template_file.read_text(encoding="utf-8") if template_file.is_file() else config.get("chat_template")
     if isinstance(template, list):
         template = next((item.get("template") for item in template if item.get("name") == "default"), None)
     if not isinstance(template, str):

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
 
 from trainspan_cli.doctor.capture_checks import stored_findings
 from trainspan_cli.doctor.chat_template import left_out, merge_ratios, model_template, prefix_keeping_template
@@ -16,6 +15,7 @@ from trainspan_cli.doctor.processes import process_findings
 from trainspan_cli.extras import PARTS, ImportCheck, Part
 from trainspan_schemas.config.settings import Settings
 from trainspan_schemas.errors import pip_install
+from trainspan_schemas.files.durable import JsonObject
 from trainspan_schemas.gpus import installed_gpus
 from trainspan_schemas.home import served_model, served_template
 from trainspan_schemas.telemetry.tools import TOOLS_ADVICE
@@ -35,8 +35,8 @@ def examine(settings: Settings, stores: Sequence[str], policy_url: str | None = 
     yield from process_findings(settings, policy_url)
     yield from template_findings(settings.serving.model or served_model(), served_template())
     for store in stores:
-        for found in stored_findings(store, settings):
-            yield found if len(stores) == 1 else replace(found, subject=f"{found.subject} of {store}")
+        for finding in stored_findings(store, settings):
+            yield finding if len(stores) == 1 else replace(finding, subject=f"{finding.subject} of {store}")
     for part in PARTS:
         yield _importable(part, imports)
 
@@ -78,25 +78,25 @@ def template_findings(model: str | None, file: str | None = None) -> list[Findin
 
     It is that of the model directory, or the `file` with which that is served.
     """
-    own = Path(file) if file and Path(file).is_file() else None
-    found = model_template(Path(model), own) if model else None
-    if model is None or found is None or importlib.util.find_spec("transformers") is None:
+    template_file = Path(file) if file and Path(file).is_file() else None
+    loaded = model_template(Path(model), template_file) if model else None
+    if model is None or loaded is None or importlib.util.find_spec("transformers") is None:
         return []
-    template, special_tokens = found
+    template, special_tokens = loaded
     history = _of_history(model, template, special_tokens)
     if left_out_tools := _of_tools(model, template, special_tokens):
         return [*left_out_tools, *(finding for finding in history if finding.level != "ok")]
     return history
 
 
-def _of_tools(model: str, template: str, special_tokens: dict[str, Any]) -> list[Finding]:
+def _of_tools(model: str, template: str, special_tokens: JsonObject) -> list[Finding]:
     if not (missing := " and ".join(left_out(template, special_tokens))):
         return []
     detail = f"of {model} leaves out {missing}: an agent's request may offer tools, its prompt does not have them"
     return [Finding("note", "chat template", detail, f"for an agent with tools, {TOOLS_ADVICE}")]
 
 
-def _of_history(model: str, template: str, special_tokens: dict[str, Any]) -> list[Finding]:
+def _of_history(model: str, template: str, special_tokens: JsonObject) -> list[Finding]:
     ratios = merge_ratios(template, special_tokens)
     if not ratios:
         return []

@@ -36,8 +36,8 @@ def process_findings(settings: Settings, policy_url: str | None = None) -> list[
         elif trouble := foreign_policy_server(settings, url):
             findings.append(Finding("problem", "policy server", *_parted(trouble)))
         else:
-            found = _policy_finding(policy)
-            findings.append(found if len(urls) == 1 else replace(found, detail=f"{found.detail}, at {url}"))
+            finding = _policy_finding(policy)
+            findings.append(finding if len(urls) == 1 else replace(finding, detail=f"{finding.detail}, at {url}"))
     if len(served := {str(policy) for policy in states.values() if policy}) > 1:
         detail = f"the policy servers serve different versions: {'; '.join(sorted(served))}"
         advice = "restart those that are behind: with `checkpoints_url` they catch up"

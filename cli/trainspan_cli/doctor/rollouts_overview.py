@@ -3,13 +3,29 @@
 import time
 from collections import Counter
 from statistics import fmean
-from typing import Any
+from typing import TypedDict
 from urllib.parse import unquote
 
-__all__ = ["rollouts_overview"]
+__all__ = ["RolloutsOverview", "rollouts_overview"]
 
 
-def rollouts_overview() -> dict[str, Any] | None:
+class RolloutsOverview(TypedDict):
+    """The newest rollouts of the runner, of all shards."""
+
+    run_id: str
+    part: str
+    """Round and split, as the ledger's file is named."""
+    begun: int
+    ended: int
+    status: dict[str, int]
+    """Final status → rollouts."""
+    mean_reward: float | None
+    shards: int
+    missing_shards: list[int]
+    seconds_since_last_record: float
+
+
+def rollouts_overview() -> RolloutsOverview | None:
     """The run, round and split whose ledgers were written last, as plain values; None if there is none."""
     from trainspan_rollouts.run_ledger import newest_ledgers, shard_of, statuses
 
@@ -18,13 +34,13 @@ def rollouts_overview() -> dict[str, Any] | None:
         return None
     shards = [shard_of(file) for file in files]
     count = shards[0].count
-    found = [statuses(file) for file in files]
-    rewards = [reward for _, _, own in found for reward in own]
-    status = sum((own for _, own, _ in found), Counter[str]())
+    ledgers = [statuses(file) for file in files]
+    rewards = [reward for _, _, rewarded in ledgers for reward in rewarded]
+    status = sum((by_status for _, by_status, _ in ledgers), Counter[str]())
     return {
         "run_id": unquote(files[0].parent.name),
         "part": files[0].stem.partition(".")[0],
-        "begun": sum(begun for begun, _, _ in found),
+        "begun": sum(begun for begun, _, _ in ledgers),
         "ended": status.total(),
         "status": dict(sorted(status.items())),
         "mean_reward": fmean(rewards) if rewards else None,

@@ -41,9 +41,9 @@ def _summary(difference: "Difference", a: str, b: str) -> Iterator[str]:
 
 def _overlap(name: str, overlap: "Overlap") -> Iterator[str]:
     yield f"{name}: {overlap.only_a} only in A, {overlap.only_b} only in B, {overlap.both} in both"
-    for place, reasons in (("B", overlap.why_not_in_b), ("A", overlap.why_not_in_a)):
+    for dataset, reasons in (("B", overlap.why_not_in_b), ("A", overlap.why_not_in_a)):
         if reasons:
-            yield f"  not in {place}: " + ", ".join(f"{count} {reason}" for reason, count in reasons.items())
+            yield f"  not in {dataset}: " + ", ".join(f"{count} {reason}" for reason, count in reasons.items())
 
 
 def _values(name: str, changes: "ValueChanges") -> str:

@@ -24,33 +24,33 @@ def print_quality(manifest: Mapping[str, Any], place: str, *, was_there: bool, p
         console.print(Text(f"report: {page}", style="dim"))
 
 
-def print_merge_failures(found: "Sequence[tuple[int, Unmerged]]", place: str, decoder: "Decoder | None") -> None:
+def print_merge_failures(failures: "Sequence[tuple[int, Unmerged]]", place: str, decoder: "Decoder | None") -> None:
     """Prints the count of each cause in the dataset at `place` and its first example: the tokens as ids and as text."""
     from trainspan_processing.merging.divergence import EXPLANATIONS
     from trainspan_processing.text.safe_text import visible
 
     console = Console(markup=False, highlight=False, emoji=False)
-    if not found:
+    if not failures:
         console.print("every call continues its agent's previous call, or is its first")
-    if found and decoder is None:
+    if failures and decoder is None:
         hint = (
             "no tokenizer was found, so causes are inferred from token ids alone: name a model directory with --model"
         )
         console.print(Text(hint, style="dim"), soft_wrap=True)
-    for count, one in found:
-        divergence = one.divergence
+    for count, example in failures:
+        divergence = example.divergence
         calls = "1 call" if count == 1 else f"{count} calls"
         console.print(Text(f"\nnot merged: {divergence.cause} ({calls})", style="bold yellow"))
         explanation = EXPLANATIONS[divergence.cause]
         console.print(Text(f"{explanation.what} → {explanation.advice}"), soft_wrap=True)
-        agent = f" of agent {one.agent}" if one.agent else ""
-        where = f"rollout {one.rollout_id}: call {one.call_index}{agent} departs from call {one.after} at token {divergence.at}"
-        shown = visible(f"{where}; see: trainspan explain {one.rollout_id} --dataset {place}")
+        agent = f" of agent {example.agent}" if example.agent else ""
+        where = f"rollout {example.rollout_id}: call {example.call_index}{agent} departs from call {example.after} at token {divergence.at}"
+        shown = visible(f"{where}; see: trainspan explain {example.rollout_id} --dataset {place}")
         console.print(Text(shown), soft_wrap=True)
         sides = {
             "both": divergence.shared,
-            f"call {one.after}": divergence.was,
-            f"call {one.call_index}": divergence.now,
+            f"call {example.after}": divergence.was,
+            f"call {example.call_index}": divergence.now,
         }
         known = decoder if decoder and decoder.covers(token for ids in sides.values() for token in ids) else None
         for name, ids in sides.items():

@@ -78,22 +78,22 @@ def _print_whole(console: Console, table: Table) -> None:
 def _untrained(account: "RolloutAccount") -> list[Text]:
     """The reasons in full, each with its calls and what to do."""
     lines = []
-    for one in account.untrained:
-        calls = f"call{'' if len(one.calls) == 1 else 's'} {_ranges(one.calls)}"
-        made_by = f" (client {', '.join(one.clients)})" if one.clients else ""
-        lines.append(_plain(f"{calls}{made_by} not trained: {one.reason} → {one.advice}", "red"))
+    for group in account.untrained:
+        calls = f"call{'' if len(group.calls) == 1 else 's'} {_ranges(group.calls)}"
+        made_by = f" (client {', '.join(group.clients)})" if group.clients else ""
+        lines.append(_plain(f"{calls}{made_by} not trained: {group.reason} → {group.advice}", "red"))
     return lines
 
 
 def _ranges(numbers: list[int]) -> str:
     """Formats 0, 1, 2, 5 as `0–2, 5`."""
-    found: list[list[int]] = []
+    runs: list[list[int]] = []
     for number in sorted(set(numbers)):
-        if found and number == found[-1][-1] + 1:
-            found[-1].append(number)
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
         else:
-            found.append([number])
-    return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in found)
+            runs.append([number])
+    return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
 
 
 def _plain(text: str, style: str = "") -> Text:
@@ -103,7 +103,7 @@ def _plain(text: str, style: str = "") -> Text:
 
 
 def _facts(account: "RolloutAccount") -> Text:
-    place = [
+    facts = [
         f"task {account.task_id}" if account.task_id else "",
         f"run {account.run_id}" if account.run_id else "",
         f"round {account.round}" if account.round is not None else "",
@@ -113,11 +113,11 @@ def _facts(account: "RolloutAccount") -> Text:
         f"{account.seconds:.3f} s" if account.seconds is not None else "",
     ]
     text = _plain(f"rollout {account.rollout_id}\n", "bold")
-    text.append_text(_plain(" · ".join(filter(None, place))))
+    text.append_text(_plain(" · ".join(filter(None, facts))))
     if branch := account.branch:
         attempt = f", attempt {branch.of.attempt}" if branch.of.attempt else ""
-        said = f"\na branch before call {branch.of.call} of rollout {branch.of.rollout_id}{attempt}; its answers: "
-        text.append_text(_plain(f"{said}{branch.repeated} repeated from there, {branch.sampled} sampled"))
+        summary = f"\na branch before call {branch.of.call} of rollout {branch.of.rollout_id}{attempt}; its answers: "
+        text.append_text(_plain(f"{summary}{branch.repeated} repeated from there, {branch.sampled} sampled"))
     if account.answer is not None:
         text.append_text(_shortened(f"\nanswer of the task: {account.answer}", "", full=False))
     if account.error:
@@ -189,11 +189,11 @@ def _edges(account: "RolloutAccount") -> list[Text]:
         target = "the rollout" if edge.call is None else f"call {edge.call}"
         where = f" on {edge.on}" if edge.on else ""
         at = f" at {edge.at_s:.3f} s" if edge.at_s is not None else ""
-        said = f"{number(edge.score)} {edge.name} from {edge.source}{where}{at}"
+        statement = f"{number(edge.score)} {edge.name} from {edge.source}{where}{at}"
         if edge.rule is None:
-            lines.append(_plain(f"{said} does not count: {edge.why}", "yellow"))
+            lines.append(_plain(f"{statement} does not count: {edge.why}", "yellow"))
         else:
-            lines += [_plain(f"{said} → {target}"), _plain(f"  rule {edge.rule}: {edge.why}", "dim")]
+            lines += [_plain(f"{statement} → {target}"), _plain(f"  rule {edge.rule}: {edge.why}", "dim")]
         if edge.explanation:
             lines.append(_shortened(f"  explanation: {edge.explanation}", "", full=False))
     return lines
@@ -218,16 +218,16 @@ def _measured(account: "RolloutAccount") -> Table:
         table.add_column(name, justify="left" if name in _TEXTS else "right", no_wrap=True)
     for call in account.calls:
         if call.measured:
-            one = call.measured[0]
+            measurement = call.measured[0]
             table.add_row(
                 str(call.index),
-                number(one.advantage.score if one.advantage else None),
-                interval(one.advantage),
-                number(one.value.score if one.value else None),
-                interval(one.value),
-                one.source,
-                "–" if one.diverged is None else str(one.diverged),
-                _plain(", ".join(map(_cut, one.policies[:_MOST_NAMED])) or "–"),
+                number(measurement.advantage.score if measurement.advantage else None),
+                interval(measurement.advantage),
+                number(measurement.value.score if measurement.value else None),
+                interval(measurement.value),
+                measurement.source,
+                "–" if measurement.diverged is None else str(measurement.diverged),
+                _plain(", ".join(map(_cut, measurement.policies[:_MOST_NAMED])) or "–"),
                 _plain("".join(run_of_branches(call.measured))),
             )
     return table
@@ -235,18 +235,18 @@ def _measured(account: "RolloutAccount") -> Table:
 
 def _branches(account: "RolloutAccount") -> list[Text]:
     """Its branches, one line for each call and run."""
-    found: dict[tuple[int, str], list[str]] = {}
+    branches: dict[tuple[int, str], list[str]] = {}
     for index, branch in account.branches:
         key = (branch.call if index is None else index, branch.run_id or "–")
-        found.setdefault(key, []).append(f"{branch.rollout_id} {branch.status}")
+        branches.setdefault(key, []).append(f"{branch.rollout_id} {branch.status}")
     return [
         _plain(
-            f"{len(named)} branch{'' if len(named) == 1 else 'es'} before call {call} in run {run}: "
-            + ", ".join(named[:_MOST_NAMED])
-            + (f" and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""),
+            f"{len(texts)} branch{'' if len(texts) == 1 else 'es'} before call {call} in run {run}: "
+            + ", ".join(texts[:_MOST_NAMED])
+            + (f" and {len(texts) - _MOST_NAMED} more" if len(texts) > _MOST_NAMED else ""),
             "dim",
         )
-        for (call, run), named in found.items()
+        for (call, run), texts in branches.items()
     ]
 
 

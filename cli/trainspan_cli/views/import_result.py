@@ -98,9 +98,9 @@ def _print_lessons(account: "Account", lessons: Lessons) -> None:
         ("by their tokens (trainspan dataset, train)", lessons.tokens),
         ("as text (trainspan sft, export sft, export dpo)", lessons.text),
     ):
-        own = {reason: count for (name, reason), count in counts.items() if name == account.format}
-        reasons = _reasons({reason: count for reason, count in own.items() if reason})
-        print(f"    {title}: {own.get('', 0)}" + (f"; not: {reasons}" if reasons else ""))
+        by_reason = {reason: count for (name, reason), count in counts.items() if name == account.format}
+        reasons = _reasons({reason: count for reason, count in by_reason.items() if reason})
+        print(f"    {title}: {by_reason.get('', 0)}" + (f"; not: {reasons}" if reasons else ""))
     if account.rollouts and not account.evaluations:
         print("  no rollout has a score: add --reward 1 if all are good examples, or see docs/import.md#scores")
 

@@ -54,7 +54,7 @@ class Backlog:
         None if nothing has been loaded yet.
         """
         with self._lock:
-            self._look()
+            self._measure()
             n_bytes = self._journal.bytes_after(self._loaded_to())
             if not n_bytes:
                 return 0.0
@@ -68,7 +68,7 @@ class Backlog:
         (`untrusted`) and at three quarters for others.
         """
         with self._lock:
-            self._look()
+            self._measure()
             taken = self._n_bytes / max(1, self._n_bytes + room_bytes)
             first, last = _SLOW_FROM, _NONE_FROM[untrusted]
             if self._n_bytes < self._least_bytes or taken < first or self._bytes_per_s is None:
@@ -83,7 +83,7 @@ class Backlog:
                 self._next_turn[untrusted] = start + min(n_bytes / pace, _LONGEST_TURN_S)
             return start - now
 
-    def _look(self) -> None:
+    def _measure(self) -> None:
         now = self._clock()
         passed_s = now - self._looked
         if passed_s < _LOOK_S:

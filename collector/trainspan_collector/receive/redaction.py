@@ -139,12 +139,12 @@ class _Removal:
                 self.n_secrets += n_found
 
     def _clean_pairs(self, pairs: Any) -> None:
-        kept = [pair for pair in pairs if not self._is_removed(pair.key)]
-        for pair in kept:
+        remaining = [pair for pair in pairs if not self._is_removed(pair.key)]
+        for pair in remaining:
             self._clean_value(pair.value)
-        if len(kept) < len(pairs):  # all at once: each deletion moves everything after it
+        if len(remaining) < len(pairs):  # all at once: each deletion moves everything after it
             del pairs[:]
-            pairs.extend(kept)
+            pairs.extend(remaining)
 
     def _is_removed(self, key: str) -> bool:
         """Whether an attribute is removed, which is then counted."""

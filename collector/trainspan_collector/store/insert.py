@@ -116,7 +116,7 @@ def _insert(
     rows = _best(copies)
     stored = index.find(rows)
     if table == "spans" and (_n_collisions(incoming) or any(_may_differ(rows[key], stored[key]) for key in stored)):
-        incoming = _told_apart(cursor, index, incoming)
+        incoming = _with_collisions(cursor, index, incoming)
         copies = index.copies(cursor, table, incoming)
         rows = _best(copies)
         stored = index.find(rows)
@@ -158,7 +158,7 @@ def _may_differ(first: Copy, other: Copy) -> bool:
     return first.mark != other.mark and standing(first.rank) == standing(other.rank)
 
 
-def _told_apart(cursor: duckdb.DuckDBPyConnection, index: KeyIndex, spans: pa.Table) -> pa.Table:
+def _with_collisions(cursor: duckdb.DuckDBPyConnection, index: KeyIndex, spans: pa.Table) -> pa.Table:
     """The spans of a batch with `collides` set on those that have the ids of another span in the batch or in the store."""
     column = spans.schema.get_field_index("collides")
     flags = spans.column(column).to_pylist()

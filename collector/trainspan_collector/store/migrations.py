@@ -118,14 +118,14 @@ def prepare(cursor: duckdb.DuckDBPyConnection, name: str) -> int | None:
     if version == STORE_VERSION:
         return version
     with _facts_of(cursor):
-        _bring_up(cursor, name, version)
+        _upgrade(cursor, name, version)
     cursor.execute("CHECKPOINT")
     if version is not None:
         log.warning("store migrated path=%s from_version=%d to_version=%d", name, version, STORE_VERSION)
     return version
 
 
-def _bring_up(cursor: duckdb.DuckDBPyConnection, name: str, version: int | None) -> None:
+def _upgrade(cursor: duckdb.DuckDBPyConnection, name: str, version: int | None) -> None:
     cursor.execute("BEGIN")
     try:
         if version is not None:

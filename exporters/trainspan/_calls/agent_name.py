@@ -14,7 +14,7 @@ import wrapt
 from opentelemetry import trace
 
 from trainspan._calls.agent_on_stack import agent_on_stack
-from trainspan._guard import guarded
+from trainspan._guard import Args, Kwargs, guarded
 from trainspan._rollout.span_processor import invoked_agent
 from trainspan_schemas.agents.unnamed_agents import agent_of_body
 
@@ -69,8 +69,8 @@ def _langgraph_agent() -> str | None:
     if name := metadata.get("lc_agent_name"):
         return str(name)
     nodes = [part.partition(":")[0] for part in str(metadata.get("langgraph_checkpoint_ns") or "").split("|")]
-    named = [node for node in nodes if node and node not in _CREATE_AGENT_NODES]
-    return named[-1] if named else None
+    agent_nodes = [node for node in nodes if node and node not in _CREATE_AGENT_NODES]
+    return agent_nodes[-1] if agent_nodes else None
 
 
 @guarded
@@ -100,7 +100,7 @@ def watch_frameworks() -> None:
 
 
 def _stop_uploads(module: Any) -> None:
-    def export(wrapped: Callable[..., Any], exporter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def export(wrapped: Callable[..., Any], exporter: Any, args: Args, kwargs: Kwargs) -> Any:
         """Exports only items with an explicitly given key, not those that would use OPENAI_API_KEY."""
         items = args[0] if args else kwargs.pop("items", [])
         if not _has_key(exporter):

@@ -47,9 +47,9 @@ def agent_on_stack() -> str | None:
     for frame in _callers(sys._getframe(1)):
         package = str(frame.f_globals.get("__name__")).partition(".")[0]
         if naming := _FRAMEWORKS.get(package):
-            found = _agent_in(frame, package, naming)
-            if found is not None:
-                return _name_of(found, naming.attribute)
+            agent = _agent_in(frame, package, naming)
+            if agent is not None:
+                return _name_of(agent, naming.attribute)
     return None
 
 

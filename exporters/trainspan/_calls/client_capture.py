@@ -221,14 +221,14 @@ def _reading(exchange: ClientExchange, answer: ResponseCollector, response: Any,
 
     class Reading(base):  # type: ignore[misc]
         def __iter__(self) -> Iterator[bytes]:
-            held = b""
+            body = b""
             try:
                 for data in source:
                     if events:
                         yield exchange.piece(answer, data)
                     else:
-                        held += data
-                yield answer.end() if events else answer.whole(held)
+                        body += data
+                yield answer.end() if events else answer.whole(body)
             finally:
                 exchange.report(answer)
 
@@ -244,14 +244,14 @@ def _reading_async(exchange: ClientExchange, answer: ResponseCollector, response
 
     class Reading(base):  # type: ignore[misc]
         async def __aiter__(self) -> AsyncIterator[bytes]:
-            held = b""
+            body = b""
             try:
                 async for data in source:
                     if events:
                         yield exchange.piece(answer, data)
                     else:
-                        held += data
-                yield answer.end() if events else answer.whole(held)
+                        body += data
+                yield answer.end() if events else answer.whole(body)
             finally:
                 exchange.report(answer)
 

@@ -15,7 +15,7 @@ import wrapt
 
 from trainspan._calls import client_capture
 from trainspan._calls.policy_request import PolicyRequest, answered, failed, is_policy, prepare, sending, strip
-from trainspan._guard import guarded, hidden
+from trainspan._guard import Args, Kwargs, guarded, hidden
 
 __all__ = ["wrap_clients"]
 
@@ -46,7 +46,7 @@ def _content(message: Any) -> bytes | None:
 
 
 def _wrap_httpx(module: ModuleType) -> None:
-    def send(wrapped: Callable[..., Any], _client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def send(wrapped: Callable[..., Any], _client: Any, args: Args, kwargs: Kwargs) -> Any:
         message, rest, options = _split(args, kwargs)
         request = _prepare(message)
         exchange = client_capture.begin(module, message, request)
@@ -65,9 +65,7 @@ def _wrap_httpx(module: ModuleType) -> None:
             exchange.answer(response)
         return response
 
-    async def send_async(
-        wrapped: Callable[..., Awaitable[Any]], _client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    async def send_async(wrapped: Callable[..., Awaitable[Any]], _client: Any, args: Args, kwargs: Kwargs) -> Any:
         message, rest, options = _split(args, kwargs)
         request = _prepare(message)
         exchange = client_capture.begin(module, message, request)
@@ -93,14 +91,14 @@ def _wrap_httpx(module: ModuleType) -> None:
             wrapt.wrap_function_wrapper(client, "_redirect_headers", _redirect_headers)
 
 
-def _split(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+def _split(args: Args, kwargs: Kwargs) -> tuple[Any, Args, Kwargs]:
     """Returns the request and the other arguments of `send`."""
     if args:
         return args[0], args[1:], kwargs
     return kwargs["request"], (), {name: value for name, value in kwargs.items() if name != "request"}
 
 
-def _redirect_headers(wrapped: Callable[..., Any], _client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _redirect_headers(wrapped: Callable[..., Any], _client: Any, args: Args, kwargs: Kwargs) -> Any:
     """Strips identity from a redirect to another host: redirects copy the headers."""
     headers = wrapped(*args, **kwargs)
     url = args[1] if len(args) > 1 else kwargs.get("url")
@@ -113,7 +111,7 @@ def _wrap_requests(module: ModuleType) -> None:
     wrapt.wrap_function_wrapper(module.Session, "send", _send_requests)
 
 
-def _send_requests(wrapped: Callable[..., Any], _session: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _send_requests(wrapped: Callable[..., Any], _session: Any, args: Args, kwargs: Kwargs) -> Any:
     """Sends a request; redirects call this again from inside."""
     request = _prepare(args[0] if args else kwargs["request"])
     with hidden:
@@ -133,28 +131,28 @@ def _count(request: PolicyRequest | None, send: Callable[[], Any], status: str) 
 
 
 def _wrap_urllib3(module: ModuleType) -> None:
-    def urlopen(wrapped: Callable[..., Any], pool: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def urlopen(wrapped: Callable[..., Any], pool: Any, args: Args, kwargs: Kwargs) -> Any:
         """Sends a request; retries and redirects call this again from inside."""
-        named = dict(zip(("method", "url", "body", "headers"), args, strict=False)) | kwargs
-        request = _prepare_urllib3(module, pool, named)
+        arguments = dict(zip(("method", "url", "body", "headers"), args, strict=False)) | kwargs
+        request = _prepare_urllib3(module, pool, arguments)
         with hidden:
-            return _count(request, lambda: wrapped(*args[4:], **named), "status")
+            return _count(request, lambda: wrapped(*args[4:], **arguments), "status")
 
     wrapt.wrap_function_wrapper(module.HTTPConnectionPool, "urlopen", urlopen)
 
 
 @guarded
-def _prepare_urllib3(module: ModuleType, pool: Any, named: dict[str, Any]) -> PolicyRequest | None:
+def _prepare_urllib3(module: ModuleType, pool: Any, arguments: Kwargs) -> PolicyRequest | None:
     """Completes the headers among the arguments of `urlopen`."""
-    headers = module.HTTPHeaderDict(pool.headers if named.get("headers") is None else named["headers"])
+    headers = module.HTTPHeaderDict(pool.headers if arguments.get("headers") is None else arguments["headers"])
     before = dict(headers)
     host = f"[{pool.host}]" if ":" in pool.host else pool.host
-    url = str(named["url"])
+    url = str(arguments["url"])
     if "://" not in url:
         url = f"{pool.scheme}://{host}:{pool.port or ''}{url}"
-    request = prepare(str(named["method"]), url, headers, lambda: _bytes(named.get("body")))
+    request = prepare(str(arguments["method"]), url, headers, lambda: _bytes(arguments.get("body")))
     if dict(headers) != before:
-        named["headers"] = headers
+        arguments["headers"] = headers
     return request
 
 
@@ -188,7 +186,7 @@ def _wrap_urllib(module: ModuleType) -> None:
     wrapt.wrap_function_wrapper(module.AbstractHTTPHandler, "do_open", _send_urllib)
 
 
-def _send_urllib(wrapped: Callable[..., Any], _handler: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _send_urllib(wrapped: Callable[..., Any], _handler: Any, args: Args, kwargs: Kwargs) -> Any:
     """Sends a request; called for each hop of a redirect."""
     message = args[1] if len(args) > 1 else kwargs["req"]
     request = prepare(message.get_method(), message.full_url, _UrllibHeaders(message), lambda: _bytes(message.data))
@@ -228,14 +226,12 @@ def _wrap_aiohttp(module: ModuleType) -> None:
     config.on_request_end.append(on_end)
     config.on_request_exception.append(on_exception)
 
-    def init(wrapped: Callable[..., Any], _session: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def init(wrapped: Callable[..., Any], _session: Any, args: Args, kwargs: Kwargs) -> Any:
         kwargs["trace_configs"] = [*(kwargs.get("trace_configs") or ()), config]
         with hidden:
             return wrapped(*args, **kwargs)
 
-    async def request(
-        wrapped: Callable[..., Awaitable[Any]], _session: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    async def request(wrapped: Callable[..., Awaitable[Any]], _session: Any, args: Args, kwargs: Kwargs) -> Any:
         token = _aiohttp_body.set(kwargs.get("data") if kwargs.get("json") is None else kwargs["json"])
         try:
             with hidden:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainspan._guard import guarded
+from trainspan_schemas.files.durable import JsonObject
 
 __all__ = ["ChoiceParts", "GenerationRequest", "ResponseCollector", "question_of"]
 
@@ -140,7 +141,7 @@ class ResponseCollector:
             for choice in self.choices.values():
                 choice.prompt_ids = prompt_ids
 
-    def _hidden(self, body: dict[str, Any]) -> dict[str, Any]:
+    def _hidden(self, body: JsonObject) -> JsonObject:
         entries = [entry for entry in body.get("choices") or () if isinstance(entry, dict)]
         for holder in (body, *entries):
             for key in _TOKEN_KEYS if self.question.hides_ids else ():

@@ -179,7 +179,7 @@ def _current_parent(scope: Scope | None) -> TraceParent | None:
 
 def _named_parent(url: str, authorization: str) -> TraceParent | None:
     path = urlsplit(url).path
-    _, found, rest = path.partition(ROLLOUT_PATH_PREFIX)
-    if not found:
-        _, found, rest = authorization.partition(API_KEY_PREFIX)
-    return TraceParent.parse(rest[:_TRACEPARENT_LENGTH]) if found else None
+    _, marker, rest = path.partition(ROLLOUT_PATH_PREFIX)
+    if not marker:
+        _, marker, rest = authorization.partition(API_KEY_PREFIX)
+    return TraceParent.parse(rest[:_TRACEPARENT_LENGTH]) if marker else None

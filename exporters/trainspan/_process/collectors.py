@@ -108,12 +108,12 @@ class _RecordDivision(LogRecordProcessor):
 
 def divide_rollouts() -> None:
     """Divides spans and log records among the collectors in `TRAINSPAN_COLLECTORS`; does nothing if there is one."""
-    named = os.environ.get(ENV_COLLECTORS)
-    if not named:
+    urls = os.environ.get(ENV_COLLECTORS)
+    if not urls:
         return
-    collectors = Collectors.of(named)
-    own = address_of(os.environ[f"{_GENERAL}_ENDPOINT"])
-    others = {url: _Other(url) for url in collectors.urls if address_of(url) != own}
+    collectors = Collectors.of(urls)
+    own_address = address_of(os.environ[f"{_GENERAL}_ENDPOINT"])
+    others = {url: _Other(url) for url in collectors.urls if address_of(url) != own_address}
     if len(others) == len(collectors.urls):
         return  # the program has a collector of its own
     _Division.collectors, _Division.others = collectors, others
@@ -136,10 +136,10 @@ def belonging(address: str, kind: str, items: Sequence[Any]) -> Sequence[Any]:
     All, if it is none of several, but the user's own, or if this kind is not divided.
     """
     collectors = _Division.collectors
-    own = address_of(address)
-    if collectors is None or kind not in _Division.kinds or own not in addresses():
+    own_address = address_of(address)
+    if collectors is None or kind not in _Division.kinds or own_address not in addresses():
         return items
-    return [item for item in items if address_of(collectors.url_for(_key(item))) == own]
+    return [item for item in items if address_of(collectors.url_for(_key(item))) == own_address]
 
 
 def addresses() -> set[str]:

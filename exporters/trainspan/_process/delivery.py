@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 import wrapt
 
-from trainspan._guard import guarded, logger
+from trainspan._guard import Args, Kwargs, guarded, logger
 from trainspan._process import collectors, outage
 from trainspan._process.encodable import encodable
 from trainspan._process.providers import first_providers
@@ -161,7 +161,7 @@ def _watcher(name: str, what: str) -> Callable[[ModuleType], None]:
         failure = failure_result(module)
         success = type(failure).SUCCESS
 
-        def export(wrapped: Callable[..., Any], exporter: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        def export(wrapped: Callable[..., Any], exporter: Any, args: Args, kwargs: Kwargs) -> Any:
             if not args or not _sends_to_collector(exporter):
                 return wrapped(*args, **kwargs)
             address = _host_and_port(str(exporter._endpoint))
@@ -171,7 +171,7 @@ def _watcher(name: str, what: str) -> Callable[[ModuleType], None]:
             elif not items:
                 return success
             lock = _losses.exporting[address]
-            held = lock.acquire(timeout=0 if _is_failing(address) and _waiting() == "agent" else LOCK_PATIENCE_S)
+            is_locked = lock.acquire(timeout=0 if _is_failing(address) and _waiting() == "agent" else LOCK_PATIENCE_S)
             _thread.exporting, _thread.answer = True, None
             try:
                 items = encodable(items) or items
@@ -185,7 +185,7 @@ def _watcher(name: str, what: str) -> Callable[[ModuleType], None]:
                 result = failure
             finally:
                 _thread.exporting = False
-                if held:
+                if is_locked:
                     lock.release()
             _note(address, what, len(items), delivered=getattr(result, "name", "SUCCESS") == "SUCCESS")
             return result
@@ -202,12 +202,12 @@ def _flush_watcher(name: str) -> Callable[[ModuleType], None]:
     What the agent shuts down is flushed and goes on: its rollout ends later, and its process does at the very end.
     """
 
-    def force_flush(wrapped: Callable[..., Any], processor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def force_flush(wrapped: Callable[..., Any], processor: Any, args: Args, kwargs: Kwargs) -> Any:
         if not _is_ending() and _feeds_failing(processor):
             return True  # as the SDK's own after a failure: False would keep it from flushing the next processor
         return wrapped(*args, **kwargs)
 
-    def shutdown(wrapped: Callable[..., Any], processor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def shutdown(wrapped: Callable[..., Any], processor: Any, args: Args, kwargs: Kwargs) -> Any:
         if not _is_ending() and _is_needed(processor):
             processor.force_flush()
             return None
@@ -232,7 +232,7 @@ def _is_needed(processor: Any) -> bool:
     if not hasattr(exporter, "_endpoint") or not _sends_to_collector(exporter):
         return False
     for provider in first_providers():
-        if any(processor is one for one in processors_of(provider)):
+        if any(processor is active for active in processors_of(provider)):
             span_processor.outlive_shutdown(provider)
             return True
     return False
@@ -251,7 +251,7 @@ def _feeds_failing(processor: Any) -> bool:
 
 def _exporter(processor: Any) -> Any:
     inner = getattr(processor, "_batch_processor", processor)
-    return next((found for name in _EXPORTER_NAMES if (found := getattr(inner, name, None)) is not None), None)
+    return next((exporter for name in _EXPORTER_NAMES if (exporter := getattr(inner, name, None)) is not None), None)
 
 
 def _is_failing(address: str) -> bool:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import wrapt
 
-from trainspan._guard import guarded
+from trainspan._guard import Args, Kwargs, guarded
 from trainspan._process.providers import first_providers
 from trainspan._releases import processors_of
 
@@ -97,7 +97,7 @@ def watch_gevent() -> None:
 
 
 def _wrap(module: ModuleType) -> None:
-    def patch_thread(wrapped: Callable[..., Any], _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def patch_thread(wrapped: Callable[..., Any], _: Any, args: Args, kwargs: Kwargs) -> Any:
         _keep_workers()
         return wrapped(*args, **kwargs)
 

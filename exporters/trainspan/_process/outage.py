@@ -110,12 +110,12 @@ def is_root() -> bool:
 
 def mark(address: str) -> None:
     """Says that an export to `address` failed."""
-    _TIME.pack_into(_Program.table, _place(address), time.time())
+    _TIME.pack_into(_Program.table, _offset(address), time.time())
 
 
 def clear(address: str) -> None:
     """Says that one succeeded."""
-    _TIME.pack_into(_Program.table, _place(address), 0.0)
+    _TIME.pack_into(_Program.table, _offset(address), 0.0)
 
 
 def is_known(address: str) -> bool:
@@ -124,11 +124,11 @@ def is_known(address: str) -> bool:
 
 
 def _failed_s(address: str) -> float:
-    (failed_s,) = _TIME.unpack_from(_Program.table, _place(address))
+    (failed_s,) = _TIME.unpack_from(_Program.table, _offset(address))
     return float(failed_s)
 
 
-def _place(address: str) -> int:
+def _offset(address: str) -> int:
     network = 0
     with contextlib.suppress(OSError):  # a tool in a sandbox without a network says nothing about others
         network = os.stat("/proc/self/ns/net").st_ino
@@ -193,9 +193,9 @@ def take_lost() -> tuple[Counter[str], set[str]]:
         return lost, addresses
     size = os.fstat(_Program.descriptor).st_size - _TABLE_BYTES
     for line in os.pread(_Program.descriptor, size, _TABLE_BYTES).decode().splitlines():
-        count, named, what = line.split(" ", 2)
+        count, targets, what = line.split(" ", 2)
         lost[what] += int(count)
-        addresses |= set(named.split(","))
+        addresses |= set(targets.split(","))
     os.ftruncate(_Program.descriptor, _TABLE_BYTES)
     return lost, addresses
 

@@ -53,8 +53,8 @@ def _exporter(signal: str) -> Any:
         return None
     protocols = (os.environ.get(f"OTEL_EXPORTER_OTLP_{part}PROTOCOL") for part in (f"{signal}_", ""))
     name = "otlp_proto_http" if next(filter(None, protocols), "grpc") != "grpc" else "otlp_proto_grpc"
-    (found,) = entry_points(group=f"opentelemetry_{signal.lower()}_exporter", name=name)
-    return found.load()()
+    (entry_point,) = entry_points(group=f"opentelemetry_{signal.lower()}_exporter", name=name)
+    return entry_point.load()()
 
 
 class _Spans(SpanProcessor):

@@ -14,7 +14,7 @@ from opentelemetry.metrics import _internal as metrics_internal
 from opentelemetry.sdk._logs import LogRecordProcessor
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 
-from trainspan._guard import guarded
+from trainspan._guard import Args, Kwargs, guarded
 from trainspan._releases import hand_record
 from trainspan._rollout.span_processor import add_processor, outlive_shutdown, stamp_spans_of
 
@@ -71,7 +71,7 @@ def _replace(module: Any, name: str, holder: Any, variable: str, take: Any) -> N
     if first is None:  # the command has set none, so the program can
         return
 
-    def set_provider(wrapped: Any, _instance: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def set_provider(wrapped: Any, _instance: object, args: Args, kwargs: Kwargs) -> Any:
         (provider,) = (*args, *kwargs.values())
         if getattr(holder, variable) is first and provider is not first and guarded(take)(provider):
             setattr(holder, variable, provider)

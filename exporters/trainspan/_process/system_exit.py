@@ -110,11 +110,11 @@ class _FirstImport:
     ) -> ModuleSpec | None:
         """Always None."""
         if not self._done:
-            self._look()
+            self._check_main()
         return None
 
     @guarded
-    def _look(self) -> None:
+    def _check_main(self) -> None:
         main = sys.modules.get("__main__")
         frame: FrameType | None = sys._getframe()
         while frame is not None and main is not None:

@@ -15,7 +15,7 @@ import wrapt
 from opentelemetry import context
 from opentelemetry.context import Context
 
-from trainspan._guard import guarded, hidden, logger
+from trainspan._guard import Args, Kwargs, guarded, hidden, logger
 from trainspan._rollout.scope import process_scope, scope_in
 
 __all__ = [
@@ -90,9 +90,7 @@ def _begin_serving() -> contextvars.Token[Context] | None:
 
 
 def _wrap_uvicorn(module: ModuleType) -> None:
-    async def serve(
-        wrapped: Callable[..., Awaitable[Any]], _server: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    async def serve(wrapped: Callable[..., Awaitable[Any]], _server: Any, args: Args, kwargs: Kwargs) -> Any:
         with hidden:
             return await _serve_until_done(wrapped, args, kwargs)
 
@@ -115,7 +113,7 @@ def _wrap_gunicorn(module: ModuleType) -> None:
 def _wrap_master(name: str) -> Callable[[ModuleType], None]:
     """Marks the parent process of a server's workers: their requests are the rollouts."""
 
-    def run(wrapped: Callable[..., Any], _master: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run(wrapped: Callable[..., Any], _master: Any, args: Args, kwargs: Kwargs) -> Any:
         if scope := process_scope():
             scope.holds_rollouts = True
         with hidden:
@@ -135,13 +133,13 @@ def _wrap_socketserver(module: ModuleType) -> None:
 def _wrap_aiohttp(module: ModuleType) -> None:
     """Wraps each connection separately, since the server runs in the program's own tasks."""
 
-    def connect(wrapped: Callable[..., Any], _handler: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def connect(wrapped: Callable[..., Any], _handler: Any, args: Args, kwargs: Kwargs) -> Any:
         return contextvars.copy_context().run(_serve, wrapped, _handler, args, kwargs)
 
     wrapt.wrap_function_wrapper(module.RequestHandler, "connection_made", connect)
 
 
-def _serve(wrapped: Callable[..., Any], _server: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _serve(wrapped: Callable[..., Any], _server: Any, args: Args, kwargs: Kwargs) -> Any:
     token = _begin_serving()
     try:
         with hidden:

@@ -49,7 +49,7 @@ class ReturnedCall:
 
     def comes_after(self, other: "ReturnedCall") -> bool:
         """Whether this call was made in a context in which `other` had come back."""
-        return any(one() is other for one in self._above)
+        return any(reference() is other for reference in self._above)
 
 
 _noted: Final["ContextVar[ReturnedCall | None]"] = ContextVar("trainspan-last-call", default=None)
@@ -57,8 +57,8 @@ _noted: Final["ContextVar[ReturnedCall | None]"] = ContextVar("trainspan-last-ca
 
 def came_back(rollout: ReturnedCall, call: str | None) -> None:
     """Notes in the running code's context that `call` was answered; `rollout` is the beginning of its rollout."""
-    named = call if call and _SPAN_ID.fullmatch(call) else None
-    returned = ReturnedCall(named, _current(rollout))
+    span_id = call if call and _SPAN_ID.fullmatch(call) else None
+    returned = ReturnedCall(span_id, _current(rollout))
     _noted.set(returned)
     context.attach(context.set_value(_KEY, returned))
 

@@ -30,7 +30,7 @@ from opentelemetry import context, trace
 from opentelemetry.context import Context
 from opentelemetry.trace import Span
 
-from trainspan._guard import guarded
+from trainspan._guard import Args, Kwargs, guarded
 from trainspan._rollout.last_call import note, noted
 from trainspan._rollout.scope import Scope, scope_in, with_scope
 
@@ -111,7 +111,7 @@ def leave(block: Block) -> None:
     if not restored:
         _Watched.leaked.add(weakref.ref(block, _Watched.leaked.discard))
         _watch()
-        if block in _around(current):
+        if block in _enclosing_blocks(current):
             context.attach(block.outside)
     block.token, block.inside = None, Context()  # which refers to the block
     while (left := _block_in(context.get_current())) is not None and not left.live and _is_here(left):
@@ -152,7 +152,7 @@ def _block_in(ctx: Context) -> Block | None:
     return cast("Block | None", ctx.get(_BLOCK))
 
 
-def _around(ctx: Context) -> Iterator[Block]:
+def _enclosing_blocks(ctx: Context) -> Iterator[Block]:
     """The blocks that `ctx` is in, the innermost first."""
     while (block := _block_in(ctx)) is not None:
         yield block
@@ -316,7 +316,7 @@ def _right(raw: Context) -> Context:
             note(block.noted_outside)
         ctx = block.outside
     for block in reversed(inside):
-        if block not in _around(ctx):
+        if block not in _enclosing_blocks(ctx):
             block.outside, ctx = ctx, block.inside
             block.noted_outside = noted()
             note(block.noted_inside)
@@ -378,7 +378,7 @@ def _watch() -> None:
 
 
 def _spawner(function: str) -> Callable[[ModuleType], None]:
-    def switch(wrapped: Callable[..., Any], _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def switch(wrapped: Callable[..., Any], _: Any, args: Args, kwargs: Kwargs) -> Any:
         context.get_current()
         return wrapped(*args, **kwargs)
 

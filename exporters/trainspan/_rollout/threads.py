@@ -13,7 +13,7 @@ import wrapt
 from opentelemetry import context
 from opentelemetry.context import Context
 
-from trainspan._guard import guarded, hidden
+from trainspan._guard import Args, Kwargs, guarded, hidden
 from trainspan._rollout.last_call import note, noted, noting
 from trainspan._rollout.suspension import separate_flow, switch_carried
 
@@ -31,21 +31,19 @@ def watch_threads() -> None:
     wrapt.wrap_function_wrapper(futures.ThreadPoolExecutor, "submit", _submit)
 
 
-def _start(wrapped: Callable[..., Any], thread: threading.Thread, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _start(wrapped: Callable[..., Any], thread: threading.Thread, args: Args, kwargs: Kwargs) -> Any:
     _keep(thread)
     with hidden:
         return wrapped(*args, **kwargs)
 
 
-def _bootstrap(
-    wrapped: Callable[..., Any], thread: threading.Thread, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _bootstrap(wrapped: Callable[..., Any], thread: threading.Thread, args: Args, kwargs: Kwargs) -> Any:
     _enter(thread)
     with hidden:
         return wrapped(*args, **kwargs)
 
 
-def _submit(wrapped: Callable[..., Any], _pool: futures.Executor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _submit(wrapped: Callable[..., Any], _pool: futures.Executor, args: Args, kwargs: Kwargs) -> Any:
     submitted = _in_context(args[0]) if args else None
     with hidden:
         return wrapped(submitted, *args[1:], **kwargs) if submitted else wrapped(*args, **kwargs)
@@ -58,20 +56,20 @@ def _keep(thread: threading.Thread) -> None:
 
 @guarded
 def _enter(thread: threading.Thread) -> None:
-    kept = vars(thread).pop(_CONTEXT, None)
-    if kept is not None:
-        context.attach(kept[0])
-        note(kept[1])
+    carried = vars(thread).pop(_CONTEXT, None)
+    if carried is not None:
+        context.attach(carried[0])
+        note(carried[1])
 
 
 @guarded
 def _in_context(function: Callable[..., Any]) -> Callable[..., Any]:
     """Returns `function` to be called in the current context, whichever thread calls it."""
-    kept, call_before = context.get_current(), noted()
+    caller_context, call_before = context.get_current(), noted()
     switch_carried(function)
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        token = _attach(kept)
+        token = _attach(caller_context)
         try:
             with hidden, separate_flow(), noting(call_before):
                 return function(*args, **kwargs)
@@ -83,5 +81,5 @@ def _in_context(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @guarded
-def _attach(kept: Context) -> Any:
-    return context.attach(kept)
+def _attach(carried: Context) -> Any:
+    return context.attach(carried)

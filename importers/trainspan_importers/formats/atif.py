@@ -10,10 +10,11 @@ from typing import Any, Final
 
 from trainspan_importers.account import Account
 from trainspan_importers.conversation import Conversation
-from trainspan_importers.reading import Format, Made, StatelessReader
+from trainspan_importers.reading import Converted, Format, StatelessReader
 from trainspan_importers.recorded import message_of, text_of
 from trainspan_importers.traces import UNDATED_NS, Trace, compact_json, kept_fields, nanoseconds, origin_of
 from trainspan_schemas.errors import InvalidRecordError
+from trainspan_schemas.files.durable import JsonObject
 from trainspan_schemas.telemetry import keys
 from trainspan_schemas.telemetry.tokens import encode_ids, encode_logprobs
 
@@ -31,7 +32,7 @@ class _AtifReader(StatelessReader):
     def __init__(self, account: Account) -> None:
         self._account = account
 
-    def add(self, value: Any) -> Iterator[Made]:
+    def add(self, value: Any) -> Iterator[Converted]:
         if not _is_atif(value):
             raise InvalidRecordError("no trajectory with schema_version and steps")
         agent = value.get("agent") or {}
@@ -62,7 +63,7 @@ class _AtifReader(StatelessReader):
         times: tuple[int, int],
         agent: Mapping[str, Any],
         name: str,
-    ) -> Iterator[Made]:
+    ) -> Iterator[Converted]:
         metrics = step.get("metrics") or {}
         tokens = _token_attributes(metrics)
         if not tokens and any(metrics.get(field) for field in _TOKENS):
@@ -88,7 +89,7 @@ class _AtifReader(StatelessReader):
         )
 
 
-def _about(value: Mapping[str, Any], agent: Mapping[str, Any], name: str) -> dict[str, Any]:
+def _about(value: Mapping[str, Any], agent: Mapping[str, Any], name: str) -> JsonObject:
     return {
         "session.id": value.get("session_id"),
         keys.GEN_AI_OPERATION: keys.OPERATION_INVOKE_AGENT,
@@ -98,7 +99,7 @@ def _about(value: Mapping[str, Any], agent: Mapping[str, Any], name: str) -> dic
     }
 
 
-def _message(step: Mapping[str, Any]) -> dict[str, Any]:
+def _message(step: Mapping[str, Any]) -> JsonObject:
     role = {"agent": "assistant"}.get(str(step.get("source")), str(step.get("source") or "user"))
     calls = [
         {
@@ -111,28 +112,28 @@ def _message(step: Mapping[str, Any]) -> dict[str, Any]:
     return message_of({**fields, "tool_calls": calls})
 
 
-def _results(step: Mapping[str, Any]) -> dict[str, Any] | None:
+def _results(step: Mapping[str, Any]) -> JsonObject | None:
     """What the environment answered; without the id of a call it is a message of the user's, as agents without tools see it."""
     results = (step.get("observation") or {}).get("results") or []
-    made = [
-        {"type": "tool_result", "tool_use_id": one.get("source_call_id"), "content": text_of(one.get("content"))}
-        for one in results
+    parts = [
+        {"type": "tool_result", "tool_use_id": item.get("source_call_id"), "content": text_of(item.get("content"))}
+        for item in results
     ]
-    if not made:
+    if not parts:
         return None
-    if all(one["tool_use_id"] is None for one in made):
-        return message_of({"role": "user", "content": "\n".join(one["content"] for one in made)})
-    return {"role": "tool", "parts": message_of({"role": "user", "content": made})["parts"]}
+    if all(item["tool_use_id"] is None for item in parts):
+        return message_of({"role": "user", "content": "\n".join(item["content"] for item in parts)})
+    return {"role": "tool", "parts": message_of({"role": "user", "content": parts})["parts"]}
 
 
-def _token_attributes(metrics: Mapping[str, Any]) -> dict[str, Any]:
+def _token_attributes(metrics: Mapping[str, Any]) -> JsonObject:
     """The tokens, if they are whole: ids of prompt and answer, and a log-probability of each token of the answer."""
     prompt, answer, logprobs = (metrics.get(field) for field in _TOKENS)
     if not (isinstance(prompt, list) and isinstance(answer, list) and isinstance(logprobs, list)):
         return {}
     ids = [*prompt, *answer]
-    are_ids = all(isinstance(one, int) and not isinstance(one, bool) and 0 <= one < 2**31 for one in ids)
-    are_numbers = all(isinstance(one, (int, float)) and math.isfinite(one) for one in logprobs)
+    are_ids = all(isinstance(number, int) and not isinstance(number, bool) and 0 <= number < 2**31 for number in ids)
+    are_numbers = all(isinstance(number, (int, float)) and math.isfinite(number) for number in logprobs)
     if not (prompt and answer and are_ids and are_numbers and len(answer) == len(logprobs)):
         return {}
     return {

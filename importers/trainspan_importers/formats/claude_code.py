@@ -9,10 +9,11 @@ from typing import Any, Final
 
 from trainspan_importers.account import Account
 from trainspan_importers.conversation import Conversation
-from trainspan_importers.reading import Format, Made
+from trainspan_importers.reading import Converted, Format
 from trainspan_importers.recorded import message_of
 from trainspan_importers.traces import SHAPE_ERRORS, Trace, fault_of, nanoseconds, origin_of
 from trainspan_schemas.errors import InvalidRecordError
+from trainspan_schemas.files.durable import JsonObject
 from trainspan_schemas.telemetry import keys
 
 __all__ = ["CLAUDE_CODE"]
@@ -34,7 +35,7 @@ class _ClaudeCodeReader:
         self._account = account
         self._entries: list[Entry] = []
 
-    def add(self, value: Any) -> Iterator[Made]:
+    def add(self, value: Any) -> Iterator[Converted]:
         if not isinstance(value, dict) or not isinstance(value.get("type"), str):
             raise InvalidRecordError("no entry with a type")
         if value["type"] not in _TYPES or not isinstance(value.get("message"), dict):
@@ -46,15 +47,15 @@ class _ClaudeCodeReader:
         self._entries.append(value)
         return iter(())
 
-    def end_of_file(self) -> Iterator[Made]:
+    def end_of_file(self) -> Iterator[Converted]:
         entries, self._entries = self._entries, []
         sessions: dict[str, list[Entry]] = {}
         for entry in entries:
             sessions.setdefault(entry["sessionId"], []).append(entry)
-        for source_id, own in sessions.items():
-            yield from _Session(source_id, own, self._account).items()
+        for source_id, of_session in sessions.items():
+            yield from _Session(source_id, of_session, self._account).items()
 
-    def end(self) -> Iterator[Made]:
+    def end(self) -> Iterator[Converted]:
         return iter(())
 
 
@@ -71,7 +72,7 @@ class _Session:
         self._parts: dict[str, list[Entry]] = {}
         """Answer → its entries."""
 
-    def items(self) -> Iterator[Made]:
+    def items(self) -> Iterator[Converted]:
         for entry in self._entries:
             if entry["type"] == "assistant" and (answer := entry["message"].get("id")):
                 self._parts.setdefault(answer, []).append(entry)
@@ -91,7 +92,7 @@ class _Session:
             except SHAPE_ERRORS as error:
                 yield InvalidRecordError(f"entry {entry['uuid'][:40]}: {fault_of(error)}")
 
-    def _of_entry(self, chain: "_Chain", entry: Entry) -> Iterator[Made]:
+    def _of_entry(self, chain: "_Chain", entry: Entry) -> Iterator[Converted]:
         if entry["type"] == "user":
             yield from chain.put(entry)
             if "toolUseResult" in entry:
@@ -101,7 +102,7 @@ class _Session:
         else:
             yield from chain.answer(entry, self._parts.pop(entry["message"].get("id"), None))
 
-    def _root(self) -> Made:
+    def _root(self) -> Converted:
         times = [_time(entry) for entry in self._entries]
         first = next(entry for entry in self._entries if not entry.get("isSidechain"))
         attributes = {
@@ -112,12 +113,12 @@ class _Session:
         }
         return self._trace.span(self._trace.root_id, None, "session", _time(first), max(times), attributes)
 
-    def _sub_agent(self, name: str, first: Entry) -> Made:
-        own = [_time(entry) for entry in self._entries if entry.get("isSidechain")]
+    def _sub_agent(self, name: str, first: Entry) -> Converted:
+        times = [_time(entry) for entry in self._entries if entry.get("isSidechain")]
         attributes = {keys.GEN_AI_OPERATION: keys.OPERATION_INVOKE_AGENT, keys.GEN_AI_AGENT_NAME: f"{_AGENT} sub-agent"}
         span_id = self._trace.span_id(f"{self._trace.source_id} agent {name}")
         attributes["claude_code.agentId"] = name
-        return self._trace.span(span_id, self._trace.root_id, "sub-agent", _time(first), max(own), attributes)
+        return self._trace.span(span_id, self._trace.root_id, "sub-agent", _time(first), max(times), attributes)
 
     def _chain_name(self, entry: Entry) -> str:
         """Empty for the main agent; a sub-agent's id, or the first entry of its chain in transcripts without ids."""
@@ -135,7 +136,7 @@ class _Chain:
         """Entry → the number of messages up to and including it."""
         self._time = 0
 
-    def put(self, entry: Entry) -> Iterator[Made]:
+    def put(self, entry: Entry) -> Iterator[Converted]:
         message = message_of(entry["message"])
         if not any(part["type"] == "tool_call_response" for part in message["parts"]):
             parent = entry.get("parentUuid")
@@ -147,20 +148,20 @@ class _Chain:
         yield from self._conversation.put(message, entry["uuid"], self._time)
         self._after[entry["uuid"]] = len(self._conversation)
 
-    def answer(self, entry: Entry, parts: list[Entry] | None) -> Iterator[Made]:
+    def answer(self, entry: Entry, parts: list[Entry] | None) -> Iterator[Converted]:
         """The whole answer at its first entry; `parts` are all its entries."""
         if entry["message"].get("id") and parts is None:
             self._after[entry["uuid"]] = len(self._conversation)
             return
         entries = parts or [entry]
-        messages = [one["message"] for one in entries]
-        blocks = [block for one in messages for block in _blocks(one.get("content"))]
+        messages = [each["message"] for each in entries]
+        blocks = [block for message in messages for block in _blocks(message.get("content"))]
         message = message_of({"role": "assistant", "content": blocks})
-        reason = next((one["stop_reason"] for one in reversed(messages) if one.get("stop_reason")), None)
+        reason = next((message["stop_reason"] for message in reversed(messages) if message.get("stop_reason")), None)
         if reason is not None:
             message["finish_reason"] = _FINISH.get(reason, reason)
         usage: Mapping[str, Any] = next(
-            (one["usage"] for one in reversed(messages) if isinstance(one.get("usage"), dict)), {}
+            (message["usage"] for message in reversed(messages) if isinstance(message.get("usage"), dict)), {}
         )
         end = max(map(_time, entries))
         yield from self._conversation.answer(
@@ -177,7 +178,7 @@ class _Chain:
             output_tokens=usage.get("output_tokens"),
         )
         self._time = end
-        self._after |= {one["uuid"]: len(self._conversation) for one in entries}
+        self._after |= {each["uuid"]: len(self._conversation) for each in entries}
 
 
 def _blocks(content: Any) -> list[Any]:
@@ -191,7 +192,7 @@ def _input_tokens(usage: Mapping[str, Any]) -> int | None:
     return sum(counts) if counts else None
 
 
-def _usage_attributes(usage: Mapping[str, Any]) -> dict[str, Any]:
+def _usage_attributes(usage: Mapping[str, Any]) -> JsonObject:
     return {
         "gen_ai.usage.cache_read.input_tokens": usage.get("cache_read_input_tokens"),
         "gen_ai.usage.cache_creation.input_tokens": usage.get("cache_creation_input_tokens"),

@@ -10,10 +10,11 @@ from typing import Any, Final
 
 from trainspan_importers.account import Account
 from trainspan_importers.conversation import Conversation
-from trainspan_importers.reading import Format, Made
+from trainspan_importers.reading import Converted, Format
 from trainspan_importers.recorded import message_of, text_of
 from trainspan_importers.traces import Trace, nanoseconds, origin_of
 from trainspan_schemas.errors import InvalidRecordError
+from trainspan_schemas.files.durable import JsonObject
 from trainspan_schemas.telemetry import keys
 
 __all__ = ["CODEX"]
@@ -30,7 +31,7 @@ class _Answer:
 
     begin_ns: int
     number: int
-    parts: list[dict[str, Any]] = field(default_factory=list)
+    parts: list[JsonObject] = field(default_factory=list)
     end_ns: int = 0
     usage: Mapping[str, Any] = field(default_factory=dict)
     is_aborted: bool = False
@@ -46,12 +47,12 @@ class _CodexReader:
     def _start(self) -> None:
         self._trace: Trace | None = None
         self._conversation: Conversation | None = None
-        self._about: dict[str, Any] = {}
+        self._about: JsonObject = {}
         self._answer: _Answer | None = None
         self._model: str | None = None
         self._begin = self._time = self._number = 0
 
-    def add(self, value: Any) -> Iterator[Made]:
+    def add(self, value: Any) -> Iterator[Converted]:
         if not isinstance(value, dict) or not isinstance(value.get("payload"), dict):
             raise InvalidRecordError("no line with a payload")
         kind, payload = value.get("type"), value["payload"]
@@ -76,16 +77,16 @@ class _CodexReader:
             self._account.leave_out(f"{kind} {payload.get('type') or ''}".strip())
         self._time = max(self._time, time)
 
-    def end_of_file(self) -> Iterator[Made]:
+    def end_of_file(self) -> Iterator[Converted]:
         if self._trace is not None and self._conversation is not None:
             yield from self._finish(self._conversation)
             yield self._trace.span(self._trace.root_id, None, "session", self._begin, self._time, self._about)
         self._start()
 
-    def end(self) -> Iterator[Made]:
+    def end(self) -> Iterator[Converted]:
         return iter(())
 
-    def _begin_session(self, meta: Mapping[str, Any], time: int) -> Iterator[Made]:
+    def _begin_session(self, meta: Mapping[str, Any], time: int) -> Iterator[Converted]:
         if self._trace is not None:  # a session that continues another one repeats that one's
             self._account.leave_out("session_meta")
             return
@@ -95,8 +96,8 @@ class _CodexReader:
         self._trace = Trace(_NAME, meta["id"], origin_of(_NAME, **version))
         self._conversation = Conversation(self._trace, self._trace.root_id)
         self._begin = self._time = time
-        told = meta.get("base_instructions") or meta.get("instructions")
-        text = told.get("text") if isinstance(told, dict) else told
+        instructions = meta.get("base_instructions") or meta.get("instructions")
+        text = instructions.get("text") if isinstance(instructions, dict) else instructions
         self._about = {
             "session.id": meta["id"],
             keys.GEN_AI_OPERATION: keys.OPERATION_INVOKE_AGENT,
@@ -110,7 +111,7 @@ class _CodexReader:
         if isinstance(text, str) and text:
             yield from self._conversation.put(message_of({"role": "system", "content": text}), "instructions", time)
 
-    def _item(self, conversation: Conversation, item: Mapping[str, Any], time: int) -> Iterator[Made]:
+    def _item(self, conversation: Conversation, item: Mapping[str, Any], time: int) -> Iterator[Converted]:
         kind = item.get("type")
         if kind == "message" and item.get("role") != "assistant":
             yield from self._finish(conversation)
@@ -129,7 +130,7 @@ class _CodexReader:
         else:
             self._account.leave_out(f"response_item {kind}")
 
-    def _say(self, time: int, *parts: dict[str, Any]) -> None:
+    def _say(self, time: int, *parts: JsonObject) -> None:
         if self._answer is None:
             self._answer = _Answer(min(self._time, time), self._number)
         self._answer.parts += parts
@@ -141,7 +142,7 @@ class _CodexReader:
         if self._answer is not None and isinstance(usage, dict):
             self._answer.usage = usage
 
-    def _compacted(self, conversation: Conversation, payload: Mapping[str, Any], time: int) -> Iterator[Made]:
+    def _compacted(self, conversation: Conversation, payload: Mapping[str, Any], time: int) -> Iterator[Converted]:
         """The context begins anew, with a summary or with the items that replace it."""
         yield from self._finish(conversation)
         conversation.rewind(0)
@@ -153,7 +154,7 @@ class _CodexReader:
         elif isinstance(summary := payload.get("message"), str):
             yield from conversation.put(message_of({"role": "user", "content": summary}), str(self._number), time)
 
-    def _finish(self, conversation: Conversation) -> Iterator[Made]:
+    def _finish(self, conversation: Conversation) -> Iterator[Converted]:
         answer, self._answer = self._answer, None
         if answer is None or not answer.parts:
             return
@@ -173,7 +174,7 @@ class _CodexReader:
         )
 
 
-def _thoughts(item: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _thoughts(item: Mapping[str, Any]) -> list[JsonObject]:
     """The readable reasoning, else its summary."""
     for name in ("content", "summary"):
         blocks = item.get(name)
@@ -187,16 +188,16 @@ def _thoughts(item: Mapping[str, Any]) -> list[dict[str, Any]]:
     return []
 
 
-def _tool_call(item: Mapping[str, Any]) -> dict[str, Any]:
+def _tool_call(item: Mapping[str, Any]) -> JsonObject:
     kind = str(item["type"])
     name = item.get("name") or kind.removesuffix("_call")
     arguments = item.get("arguments", item.get("input", item.get("action")))
     call_id = item.get("call_id") or item.get("id")
-    made = {"type": "tool_call", "name": str(name), "arguments": arguments}
-    return {**made, "id": call_id} if isinstance(call_id, str) else made
+    part = {"type": "tool_call", "name": str(name), "arguments": arguments}
+    return {**part, "id": call_id} if isinstance(call_id, str) else part
 
 
-def _tool_message(item: Mapping[str, Any]) -> dict[str, Any]:
+def _tool_message(item: Mapping[str, Any]) -> JsonObject:
     output = item.get("output")
     failed = isinstance(output, dict) and output.get("success") is False
     content = output["content"] if isinstance(output, dict) and "content" in output else output

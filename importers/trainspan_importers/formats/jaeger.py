@@ -13,9 +13,10 @@ from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from trainspan_importers.account import Account
-from trainspan_importers.reading import Format, Made, StatelessReader
+from trainspan_importers.reading import Converted, Format, StatelessReader
 from trainspan_importers.traces import SHAPE_ERRORS, Item, Origin, fault_of, key_values
 from trainspan_schemas.errors import InvalidRecordError
+from trainspan_schemas.files.durable import JsonObject
 
 __all__ = ["JAEGER"]
 
@@ -32,7 +33,7 @@ class _JaegerReader(StatelessReader):
     def __init__(self, account: Account) -> None:
         self._account = account
 
-    def add(self, value: Any) -> Iterator[Made]:
+    def add(self, value: Any) -> Iterator[Converted]:
         traces = value.get("data", [value]) if isinstance(value, dict) else None
         if not isinstance(traces, list):
             raise InvalidRecordError("no object with traces in `data`")
@@ -43,7 +44,7 @@ class _JaegerReader(StatelessReader):
                 raise InvalidRecordError("no trace with spans")
 
 
-def _trace_items(trace: Mapping[str, Any]) -> Iterator[Made]:
+def _trace_items(trace: Mapping[str, Any]) -> Iterator[Converted]:
     origins: dict[tuple[str, str, str], Origin] = {}
     processes = trace.get("processes") or {}
     for item in trace["spans"]:
@@ -64,7 +65,11 @@ def _trace_items(trace: Mapping[str, Any]) -> Iterator[Made]:
 def _span(item: Mapping[str, Any], tags: Mapping[str, Any]) -> Span:
     trace_id, begin = _hex(item["traceID"], 32), int(item["startTime"]) * 1000
     references = item.get("references") or []
-    above = [one for one in references if one.get("refType") == "CHILD_OF" and _hex(one["traceID"], 32) == trace_id]
+    above = [
+        reference
+        for reference in references
+        if reference.get("refType") == "CHILD_OF" and _hex(reference["traceID"], 32) == trace_id
+    ]
     parent = _hex(above[0]["spanID"], 16) if above else _hex(item.get("parentSpanID") or "0", 16)
     failed = tags.get("error") is True or tags.get("otel.status_code") == "ERROR"
     code = 2 if failed else 1 if tags.get("otel.status_code") == "OK" else 0
@@ -84,9 +89,9 @@ def _span(item: Mapping[str, Any], tags: Mapping[str, Any]) -> Span:
         attributes=key_values(attributes),
         events=[_event(log) for log in item.get("logs") or ()],
         links=[
-            Span.Link(trace_id=_hex(one["traceID"], 32), span_id=_hex(one["spanID"], 16))
-            for one in references
-            if one not in above[:1]
+            Span.Link(trace_id=_hex(reference["traceID"], 32), span_id=_hex(reference["spanID"], 16))
+            for reference in references
+            if reference not in above[:1]
         ],
         status=Status(code=code, message=str(tags.get("otel.status_description") or "")) if code else None,  # type: ignore[arg-type]
     )
@@ -98,7 +103,7 @@ def _event(log: Mapping[str, Any]) -> Span.Event:
     return Span.Event(time_unix_nano=int(log["timestamp"]) * 1000, name=name, attributes=key_values(fields))
 
 
-def _tags(tags: Any) -> dict[str, Any]:
+def _tags(tags: Any) -> JsonObject:
     """Name → value, with the type that the tag states."""
     return {str(tag["key"]): _value(tag.get("type"), tag.get("value")) for tag in tags or ()}
 

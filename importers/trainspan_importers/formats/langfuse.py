@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from trainspan_importers.account import Account
-from trainspan_importers.reading import Format, Made
+from trainspan_importers.reading import Converted, Format
 from trainspan_importers.recorded import (
     call_attributes,
     messages_in,
@@ -23,6 +23,7 @@ from trainspan_importers.recorded import (
 )
 from trainspan_importers.traces import Trace, kept_fields, nanoseconds, origin_of
 from trainspan_schemas.errors import InvalidRecordError
+from trainspan_schemas.files.durable import JsonObject
 from trainspan_schemas.telemetry import keys
 
 __all__ = ["LANGFUSE"]
@@ -61,7 +62,7 @@ class _Bounds:
 
     begin_ns: int
     end_ns: int
-    more: dict[str, Any]
+    more: JsonObject
     failed: str | None = None
 
 
@@ -73,7 +74,7 @@ class _LangfuseReader:
         self._bounds: dict[str, _Bounds] = {}
         """Of traces without a record so far."""
 
-    def add(self, value: Any) -> Iterator[Made]:
+    def add(self, value: Any) -> Iterator[Converted]:
         if not isinstance(value, dict):
             raise InvalidRecordError("no object")
         record = {_camel(name): item for name, item in value.items()}
@@ -91,10 +92,10 @@ class _LangfuseReader:
         for inner in (item for items in lists for item in items if isinstance(item, dict)):
             yield from self.add({**({"traceId": record["id"]} if "timestamp" in record else {}), **inner})
 
-    def end_of_file(self) -> Iterator[Made]:
+    def end_of_file(self) -> Iterator[Converted]:
         return iter(())
 
-    def end(self) -> Iterator[Made]:
+    def end(self) -> Iterator[Converted]:
         """The root spans of traces of which only observations were there."""
         for source_id, bounds in self._bounds.items():
             trace = Trace(_NAME, source_id, self._origin)
@@ -102,7 +103,7 @@ class _LangfuseReader:
                 trace.root_id, None, "trace", bounds.begin_ns, bounds.end_ns, bounds.more, error=bounds.failed
             )
 
-    def _trace(self, record: Mapping[str, Any]) -> Iterator[Made]:
+    def _trace(self, record: Mapping[str, Any]) -> Iterator[Converted]:
         trace = Trace(_NAME, _id(record, "id"), self._origin)
         begin = nanoseconds(record["timestamp"], "timestamp")
         latency = number_of(record.get("latency")) or 0.0
@@ -118,7 +119,7 @@ class _LangfuseReader:
         name = str(record.get("name") or "trace")
         yield trace.span(trace.root_id, None, name, begin, begin + round(latency * 1e9), attributes)
 
-    def _observation(self, record: Mapping[str, Any]) -> Iterator[Made]:
+    def _observation(self, record: Mapping[str, Any]) -> Iterator[Converted]:
         trace = Trace(_NAME, _id(record, "traceId"), self._origin)
         begin = nanoseconds(record["startTime"], "startTime")
         end = nanoseconds(record["endTime"], "endTime") if record.get("endTime") else begin
@@ -147,7 +148,7 @@ class _LangfuseReader:
         if not record.get("parentObservationId") and record.get("level") == "ERROR":
             bounds.failed = str(record.get("statusMessage") or "ERROR")
 
-    def _score(self, record: Mapping[str, Any]) -> Iterator[Made]:
+    def _score(self, record: Mapping[str, Any]) -> Iterator[Converted]:
         if not record.get("traceId"):
             self._account.leave_out("score_of_no_trace")
             return
@@ -169,10 +170,10 @@ class _LangfuseReader:
         )
 
 
-def _attributes(record: Mapping[str, Any]) -> dict[str, Any]:
+def _attributes(record: Mapping[str, Any]) -> JsonObject:
     """Of an observation: the conventions' where they have one, and every other field under `langfuse.observation.`."""
     kind, used = str(record["type"]).upper(), list(_OBSERVATION_FIELDS)
-    attributes: dict[str, Any] = {}
+    attributes: JsonObject = {}
     if kind == "GENERATION":
         attributes, used = _generation(record), [*used, "model"]
     elif kind == "TOOL":
@@ -203,7 +204,7 @@ def _attributes(record: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _generation(record: Mapping[str, Any]) -> dict[str, Any]:
+def _generation(record: Mapping[str, Any]) -> JsonObject:
     usage = record.get("usageDetails") or record.get("usage") or {}
     costs = record.get("costDetails") or {}
     parameters = record.get("modelParameters")
@@ -229,7 +230,7 @@ def _first(record: Any, *names: str) -> Any:
     )
 
 
-def _metadata(prefix: str, value: Any) -> dict[str, Any]:
+def _metadata(prefix: str, value: Any) -> JsonObject:
     if isinstance(value, dict):
         return kept_fields(prefix, value)
     return {prefix: text_of(value)} if value not in (None, "", []) else {}

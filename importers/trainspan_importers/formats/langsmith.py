@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from trainspan_importers.account import Account
-from trainspan_importers.reading import Format, Made
+from trainspan_importers.reading import Converted, Format
 from trainspan_importers.recorded import (
     call_attributes,
     messages_in,
@@ -20,6 +20,7 @@ from trainspan_importers.recorded import (
 )
 from trainspan_importers.traces import Trace, kept_fields, nanoseconds, origin_of
 from trainspan_schemas.errors import InvalidRecordError
+from trainspan_schemas.files.durable import JsonObject
 from trainspan_schemas.telemetry import keys
 
 __all__ = ["LANGSMITH"]
@@ -44,7 +45,7 @@ class _LangsmithReader:
         self._homeless: dict[str, list[Mapping[str, Any]]] = {}
         """Run → feedback that does not name its trace, until the run comes."""
 
-    def add(self, value: Any) -> Iterator[Made]:
+    def add(self, value: Any) -> Iterator[Converted]:
         if not isinstance(value, dict):
             raise InvalidRecordError("no object")
         for name in ("runs", "data"):
@@ -57,14 +58,14 @@ class _LangsmithReader:
         elif not value.keys() & {"runs", "data", "cursors"}:
             raise InvalidRecordError("neither a run nor feedback")
 
-    def end_of_file(self) -> Iterator[Made]:
+    def end_of_file(self) -> Iterator[Converted]:
         return iter(())
 
-    def end(self) -> Iterator[Made]:
+    def end(self) -> Iterator[Converted]:
         self._account.leave_out("feedback_of_no_run", n_parts=sum(map(len, self._homeless.values())))
         return iter(())
 
-    def _run(self, run: Mapping[str, Any]) -> Iterator[Made]:
+    def _run(self, run: Mapping[str, Any]) -> Iterator[Converted]:
         run_id, parent = _id(run, "id"), run.get("parent_run_id")
         trace = Trace(_NAME, str(run.get("trace_id") or run_id), self._origin)
         begin = nanoseconds(run["start_time"], "start_time")
@@ -84,7 +85,7 @@ class _LangsmithReader:
         for child in run.get("child_runs") or ():
             yield from self._run({"trace_id": trace.source_id, "parent_run_id": run_id, **child})
 
-    def _feedback(self, feedback: Mapping[str, Any]) -> Iterator[Made]:
+    def _feedback(self, feedback: Mapping[str, Any]) -> Iterator[Converted]:
         if not feedback.get("run_id"):
             self._account.leave_out("feedback_of_no_run")
             return
@@ -108,14 +109,14 @@ class _LangsmithReader:
         )
 
 
-def _attributes(run: Mapping[str, Any], *, is_root: bool) -> dict[str, Any]:
+def _attributes(run: Mapping[str, Any], *, is_root: bool) -> JsonObject:
     """Of a run: the conventions' where they have one, and every other field under `langsmith.`."""
     extra = run.get("extra") if isinstance(run.get("extra"), dict) else {}
     assert isinstance(extra, dict)
     metadata = extra.get("metadata") if isinstance(extra.get("metadata"), dict) else {}
     assert isinstance(metadata, dict)
     used = [*_RUN_FIELDS]
-    attributes: dict[str, Any] = {}
+    attributes: JsonObject = {}
     if run["run_type"] == "llm":
         attributes = _call(run, extra, metadata)
     elif run["run_type"] == "tool":
@@ -142,7 +143,7 @@ def _attributes(run: Mapping[str, Any], *, is_root: bool) -> dict[str, Any]:
     }
 
 
-def _call(run: Mapping[str, Any], extra: Mapping[str, Any], metadata: Mapping[str, Any]) -> dict[str, Any]:
+def _call(run: Mapping[str, Any], extra: Mapping[str, Any], metadata: Mapping[str, Any]) -> JsonObject:
     asked = extra.get("invocation_params") if isinstance(extra.get("invocation_params"), dict) else {}
     assert isinstance(asked, dict)
     inputs, outputs = run.get("inputs") or {}, run.get("outputs") or {}

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from trainspan_importers.account import Account
 from trainspan_importers.conversation import Conversation
-from trainspan_importers.reading import Format, Made
+from trainspan_importers.reading import Converted, Format
 from trainspan_importers.recorded import (
     call_attributes,
     message_of,
@@ -22,6 +22,7 @@ from trainspan_importers.recorded import (
 )
 from trainspan_importers.traces import UNDATED_NS, Trace, compact_json, kept_fields, nanoseconds, origin_of
 from trainspan_schemas.errors import InvalidRecordError
+from trainspan_schemas.files.durable import JsonObject
 from trainspan_schemas.telemetry import keys
 
 __all__ = ["OPENAI"]
@@ -50,10 +51,10 @@ class _OpenaiReader:
         self._account = account
         self._origin = origin_of(_NAME)
         self._known: set[bytes] = set()
-        self._asked: dict[str, dict[int, dict[str, Any]]] = {}
+        self._asked: dict[str, dict[int, JsonObject]] = {}
         """Completion → its messages by number, until the completion comes."""
 
-    def add(self, value: Any) -> Iterator[Made]:
+    def add(self, value: Any) -> Iterator[Converted]:
         if isinstance(value, dict) and isinstance(value.get("data"), list):
             for item in value["data"]:
                 yield from self.add(item)
@@ -71,14 +72,14 @@ class _OpenaiReader:
         elif not _is_list_end(value):
             raise InvalidRecordError("neither messages, nor a preference, nor a chat completion")
 
-    def end_of_file(self) -> Iterator[Made]:
+    def end_of_file(self) -> Iterator[Converted]:
         return iter(())
 
-    def end(self) -> Iterator[Made]:
+    def end(self) -> Iterator[Converted]:
         self._account.leave_out("messages_without_completion", n_parts=len(self._asked))
         return iter(())
 
-    def _example(self, value: Mapping[str, Any]) -> Iterator[Made]:
+    def _example(self, value: Mapping[str, Any]) -> Iterator[Converted]:
         messages = value["messages"]
         if not all(isinstance(message, dict) for message in messages):
             raise InvalidRecordError("a message is no object")
@@ -87,7 +88,7 @@ class _OpenaiReader:
             more = kept_fields("openai", value, ("messages", "tools", "functions"))
             yield from self._conversation(trace, messages, tools_in(value), more)
 
-    def _preference(self, value: Mapping[str, Any]) -> Iterator[Made]:
+    def _preference(self, value: Mapping[str, Any]) -> Iterator[Converted]:
         """Two rollouts of one task: the preferred answer has the reward 1, the other one 0."""
         asked = value.get("input")
         if not isinstance(asked, dict):
@@ -110,7 +111,7 @@ class _OpenaiReader:
             yield from self._conversation(trace, [*tuned, *value[member]], tools_in(asked), more)
             yield trace.evaluation(trace.source_id, keys.REWARD, score=score, time_ns=UNDATED_NS, is_human=True)
 
-    def _completion(self, value: Mapping[str, Any]) -> Iterator[Made]:
+    def _completion(self, value: Mapping[str, Any]) -> Iterator[Converted]:
         trace = Trace(_NAME, value["id"], self._origin)
         begin = nanoseconds(value["created"], "created") if value.get("created") else UNDATED_NS
         stored = self._asked.pop(value["id"], {})
@@ -149,7 +150,7 @@ class _OpenaiReader:
 
     def _conversation(
         self, trace: Trace, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any], more: Mapping[str, Any]
-    ) -> Iterator[Made]:
+    ) -> Iterator[Converted]:
         """A call for each message of the assistant that the example trains, and a tool step for each tool's result."""
         answers = [at for at, message in enumerate(messages) if message.get("role") == "assistant"]
         trained = [at for at in answers if messages[at].get("weight", 1) != 0]

@@ -8,7 +8,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 
 from trainspan_importers.account import Account
 from trainspan_importers.otlp_json import json_items, members
-from trainspan_importers.reading import Format, Made, StatelessReader
+from trainspan_importers.reading import Converted, Format, StatelessReader
 from trainspan_importers.traces import Item, Origin
 from trainspan_schemas.errors import InvalidRecordError
 
@@ -23,7 +23,7 @@ class _OtlpReader(StatelessReader):
     def __init__(self, account: Account) -> None:
         self._account = account
 
-    def add(self, value: Any) -> Iterator[Made]:
+    def add(self, value: Any) -> Iterator[Converted]:
         if isinstance(value, bytes):
             yield from _of_protobuf(value)
             return
@@ -37,7 +37,7 @@ class _OtlpReader(StatelessReader):
             self._account.leave_out("metrics", n_parts=len(members(value, name)) if name in value else 0)
 
 
-def _of_protobuf(body: bytes) -> Iterator[Made]:
+def _of_protobuf(body: bytes) -> Iterator[Converted]:
     """The spans of a message; log records have the same place in theirs, so the fields tell which of them it is."""
     from google.protobuf.message import DecodeError
 

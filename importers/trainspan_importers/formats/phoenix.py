@@ -13,10 +13,11 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from trainspan_importers.account import Account
 from trainspan_importers.otlp_json import span_of
-from trainspan_importers.reading import Format, Made
+from trainspan_importers.reading import Converted, Format
 from trainspan_importers.recorded import number_of
 from trainspan_importers.traces import Item, Origin, Trace, kept_fields, key_values, nanoseconds, origin_of
 from trainspan_schemas.errors import InvalidRecordError
+from trainspan_schemas.files.durable import JsonObject
 
 __all__ = ["PHOENIX"]
 
@@ -40,7 +41,7 @@ class _PhoenixReader:
         self._annotations: dict[str, list[Mapping[str, Any]]] = {}
         """Span → its annotations, until it comes."""
 
-    def add(self, value: Any) -> Iterator[Made]:
+    def add(self, value: Any) -> Iterator[Converted]:
         if not isinstance(value, dict):
             raise InvalidRecordError("no object")
         if isinstance(value.get("data"), list):
@@ -53,14 +54,14 @@ class _PhoenixReader:
         elif not value.keys() <= {"next_cursor"}:
             raise InvalidRecordError("neither a span nor an annotation")
 
-    def end_of_file(self) -> Iterator[Made]:
+    def end_of_file(self) -> Iterator[Converted]:
         return iter(())
 
-    def end(self) -> Iterator[Made]:
+    def end(self) -> Iterator[Converted]:
         self._account.leave_out("annotation_without_its_span", n_parts=sum(map(len, self._annotations.values())))
         return iter(())
 
-    def _span(self, value: Mapping[str, Any]) -> Iterator[Made]:
+    def _span(self, value: Mapping[str, Any]) -> Iterator[Converted]:
         if "startTimeUnixNano" in value:
             span = span_of(value)
             yield Item(span, self._origin)
@@ -123,18 +124,18 @@ def _evaluation(annotation: Mapping[str, Any], span: Span, origin: Origin) -> It
     )
 
 
-def _nested(value: Mapping[str, Any]) -> dict[str, Any]:
+def _nested(value: Mapping[str, Any]) -> JsonObject:
     """A record of a dataframe (`context.span_id`, `attributes.llm.model_name`) with the fields of a span."""
     if "context" in value:
         return dict(value)
-    made: dict[str, Any] = {"context": {}, "attributes": {}}
+    record: JsonObject = {"context": {}, "attributes": {}}
     for name, item in value.items():
         first, _, rest = name.partition(".")
-        if first in made and rest:
-            made[first][rest] = item
+        if first in record and rest:
+            record[first][rest] = item
         else:
-            made[name] = item
-    return made
+            record[name] = item
+    return record
 
 
 def _flat(value: Any, prefix: str) -> Iterator[tuple[str, Any]]:
@@ -158,12 +159,12 @@ def _is_text(name: str) -> bool:
 
 def _hex(text: Any, n_bytes: int) -> bytes:
     try:
-        made = bytes.fromhex(text)
+        id_bytes = bytes.fromhex(text)
     except (TypeError, ValueError):
-        made = b""
-    if len(made) != n_bytes:
+        id_bytes = b""
+    if len(id_bytes) != n_bytes:
         raise InvalidRecordError(f"the id {str(text)[:40]!r} is not {n_bytes} bytes in hex")
-    return made
+    return id_bytes
 
 
 def _is_annotation(value: Mapping[str, Any]) -> bool:

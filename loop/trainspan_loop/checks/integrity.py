@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Final
 
 from trainspan_loop.state.reward_records import RewardRecords
 from trainspan_schemas.artifacts.agreement import Agreement
+from trainspan_schemas.artifacts.run_records import CheckRecord
 from trainspan_schemas.command_events import RoundTrained
 from trainspan_schemas.intervals import MOST_LEFT_OUT
 from trainspan_schemas.telemetry.status import DROP_REASONS, without_detail
@@ -40,8 +41,8 @@ class Check:
     ok: bool
     detail: str
 
-    def record(self) -> dict[str, Any]:
-        return asdict(self)
+    def record(self) -> CheckRecord:
+        return {"name": self.name, "ok": self.ok, "detail": self.detail}
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,23 +179,23 @@ def version_check(answered: Mapping[str, Sequence[int]], in_service: Mapping[str
     """Checks that one version of each policy answered: the one in service. `in_service[None]` is that of the only policy."""
     expected = {name: in_service.get(name, in_service.get(None)) for name in answered}
     wrong = {
-        name: found
-        for name, found in answered.items()
-        if list(found) != [expected[name]] and expected[name] is not None
+        name: versions
+        for name, versions in answered.items()
+        if list(versions) != [expected[name]] and expected[name] is not None
     }
-    named = "; ".join(
-        f"{name}: version {', '.join(map(str, found))}"
+    detail = "; ".join(
+        f"{name}: version {', '.join(map(str, versions))}"
         + (f", and version {expected[name]} is in service" if name in wrong else "")
-        for name, found in answered.items()
+        for name, versions in answered.items()
     )
-    return Check("one version answered", bool(answered) and not wrong, named or "no call is stored")
+    return Check("one version answered", bool(answered) and not wrong, detail or "no call is stored")
 
 
 def left_out_check(left_out: Mapping[str, int], rollouts: int) -> Check:
     """Checks that few of the rollouts that were to be measured have no reward: their statuses → numbers."""
     share = sum(left_out.values()) / rollouts if rollouts else 0.0
-    named = ", ".join(f"{status} {count}" for status, count in sorted(left_out.items()))
-    detail = f"{sum(left_out.values())} of {rollouts} rollouts have no reward" + (f": {named}" if named else "")
+    statuses = ", ".join(f"{status} {count}" for status, count in sorted(left_out.items()))
+    detail = f"{sum(left_out.values())} of {rollouts} rollouts have no reward" + (f": {statuses}" if statuses else "")
     if share > MOST_LEFT_OUT:
         detail += (
             f"; above {MOST_LEFT_OUT:.0%} the mean of the others says little: find out why with `trainspan explain`"
@@ -211,12 +212,12 @@ def dataset_checks(manifest: Mapping[str, Any]) -> list[Check]:
     dropped: Mapping[str, int] = manifest["dropped"]
     unknown = sorted(name for name in dropped if without_detail(name) not in DROP_REASONS)
     missing = manifest["calls_seen"] - manifest["calls_kept"] - sum(dropped.values())
-    named = ", ".join(f"{reason} {count}" for reason, count in sorted(dropped.items())) or "none"
+    reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(dropped.items())) or "none"
     return [
         Check(
             "every drop is named",
             not unknown and missing == 0,
-            f"{manifest['calls_seen']} calls, {manifest['calls_kept']} kept; dropped: {named}"
+            f"{manifest['calls_seen']} calls, {manifest['calls_kept']} kept; dropped: {reasons}"
             + (f"; {missing} without a reason" if missing else ""),
         )
     ]
@@ -242,9 +243,9 @@ def reward_checks(rewards: RewardRecords) -> list[Check]:
     )
     if differing:
         first = next(iter(differing))
-        place = "/".join(map(str, first))
+        rollout = "/".join(map(str, first))
         detail += (
-            f"; rollout {place}: the runner recorded {rewards.recorded[first]:g}, the dataset has {differing[first]}"
+            f"; rollout {rollout}: the runner recorded {rewards.recorded[first]:g}, the dataset has {differing[first]}"
         )
     return [Check("rewards are those of the runner", bool(compared) and not differing, detail)]
 

@@ -16,9 +16,9 @@ def pass_at_k(n: int, successes: int, k: int) -> float:
 def pass_at(tasks: Sequence[Sequence[bool]]) -> dict[int, float]:
     """pass@1, 2, 4 … up to the smallest number of rollouts of a task, as means over tasks."""
     least = min((len(rollouts) for rollouts in tasks), default=0)
-    found: dict[int, float] = {}
+    estimates: dict[int, float] = {}
     k = 1
     while k <= least:
-        found[k] = sum(pass_at_k(len(rollouts), sum(rollouts), k) for rollouts in tasks) / len(tasks)
+        estimates[k] = sum(pass_at_k(len(rollouts), sum(rollouts), k) for rollouts in tasks) / len(tasks)
         k *= 2
-    return found
+    return estimates

@@ -66,18 +66,18 @@ class StageMeter:
 
         `client_calls` lacks those of `uncounted` attempts, whose agents ended before they could report them.
         """
-        found, waiting = self._read(rollouts, client_calls, uncounted)
+        counts, waiting = self._read(rollouts, client_calls, uncounted)
         began = time.monotonic()
         while True:
-            if found.servers_changed:
-                settled = found.stored_requests >= client_calls
+            if counts.servers_changed:
+                settled = counts.stored_requests >= client_calls
             else:
-                settled = found.exported_calls >= found.stored_calls >= found.server_answers
+                settled = counts.exported_calls >= counts.stored_calls >= counts.server_answers
             limit_s = EXPORT_TIMEOUT_S if waiting else SETTLE_TIMEOUT_S
-            if (settled and found.stored_rollouts >= rollouts) or time.monotonic() - began > limit_s:
-                return found
+            if (settled and counts.stored_rollouts >= rollouts) or time.monotonic() - began > limit_s:
+                return counts
             time.sleep(0.2)
-            found, waiting = self._read(rollouts, client_calls, uncounted)
+            counts, waiting = self._read(rollouts, client_calls, uncounted)
 
     def versions(self) -> dict[str, list[int]]:
         """Name of each policy → its versions that answered the stage's calls, as far as they are stored."""
@@ -139,10 +139,10 @@ def stored_counts(stores: Sequence[str], scope: StageScope, began_ns: int) -> St
 def stored_versions(stores: Sequence[str], scope: StageScope, began_ns: int) -> dict[str, list[int]]:
     """Name of each policy → its versions that answered calls which began since a time. Raises StoreError."""
     query = f"SELECT DISTINCT policy_name, policy_version FROM calls WHERE {scope.since(began_ns)}"
-    found: dict[str, set[int]] = {}
+    by_policy: dict[str, set[int]] = {}
     for row in (row for store in stores for row in rows(store, query)):
-        found.setdefault(row["policy_name"], set()).add(row["policy_version"])
-    return {name: sorted(versions) for name, versions in sorted(found.items())}
+        by_policy.setdefault(row["policy_name"], set()).add(row["policy_version"])
+    return {name: sorted(versions) for name, versions in sorted(by_policy.items())}
 
 
 def wait_for_stored(

@@ -2,17 +2,15 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
+from trainspan_schemas.artifacts.run_records import EvalRecord, RunRecord, evaluations_in
 from trainspan_schemas.config.settings import LoopSettings
 from trainspan_schemas.intervals import RewardEstimate
 
 __all__ = ["best_validation", "spent_s", "stop_reason"]
 
-Record = Mapping[str, Any]
 
-
-def stop_reason(settings: LoopSettings, records: Sequence[Record], round_: int) -> str | None:
+def stop_reason(settings: LoopSettings, records: Sequence[RunRecord], round_: int) -> str | None:
     """The reason to end the run after `round_`, or None.
 
     It depends only on the records up to that round and not on the final validation, so that a resumed run, which has more,
@@ -21,8 +19,8 @@ def stop_reason(settings: LoopSettings, records: Sequence[Record], round_: int) 
     records = [record for record in records if record["round"] <= round_]
     if round_ >= settings.rounds:
         return f"all {settings.rounds} rounds are done"
-    first: dict[int, Record] = {}
-    for record in _validations(records):
+    first: dict[int, EvalRecord] = {}
+    for record in evaluations_in(records, "validation"):
         first.setdefault(record["round"], record)  # a second one of a round is the final one
     validations = list(first.values())
     if validations and settings.stop_at is not None:
@@ -40,31 +38,29 @@ def stop_reason(settings: LoopSettings, records: Sequence[Record], round_: int) 
     return None
 
 
-def spent_s(records: Sequence[Record]) -> float:
+def spent_s(records: Sequence[RunRecord]) -> float:
     """The seconds of all rounds and validations."""
     return sum(_seconds(record) for record in records)
 
 
-def best_validation(records: Sequence[Record]) -> Record | None:
+def best_validation(records: Sequence[RunRecord]) -> EvalRecord | None:
     """The validation with the highest mean reward, the earliest among equals; None if none stands (see `_standing`).
 
     That of a consolidated version counts if the version was kept.
     """
-    kept = [record for record in records if (record.get("consolidation") or {}).get("kept")]
-    validations = [record for record in (*_validations(records), *kept) if not math.isnan(_standing(record))]
+    evaluations = evaluations_in(records)
+    consolidated = [record for record in evaluations if (made := record.get("consolidation")) and made["kept"]]
+    validations = [*evaluations_in(records, "validation"), *consolidated]
+    validations = [record for record in validations if not math.isnan(_standing(record))]
     return max(validations, key=lambda record: (_standing(record), -record["round"])) if validations else None
 
 
-def _validations(records: Sequence[Record]) -> list[Record]:
-    return [record for record in records if record["kind"] == "eval" and record["name"] == "validation"]
-
-
-def _standing(record: Record) -> float:
+def _standing(record: EvalRecord) -> float:
     """The mean reward; NaN if no rollout had one, or if so many were left out that the mean of the others says little."""
     estimate = RewardEstimate.of_record(record)
     return estimate.mean if estimate.stands else math.nan
 
 
-def _seconds(record: Record) -> float:
+def _seconds(record: RunRecord) -> float:
     seconds = record["seconds"]
     return float(seconds["total"] if isinstance(seconds, Mapping) else seconds)

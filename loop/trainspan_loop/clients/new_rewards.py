@@ -33,9 +33,9 @@ def new_rewards(stores: Sequence[str], settings: Settings, since: Places) -> tup
     """
     table, condition = _rewards(settings)
     query = f"SELECT count(*) FILTER ({condition}) AS rewards, max(seq) AS seq FROM {table} WHERE seq > "
-    found = [rows(store, f"{query}{place}")[0] for store, place in zip(stores, since, strict=True)]
-    reached = (place if one["seq"] is None else one["seq"] for one, place in zip(found, since, strict=True))
-    return sum(one["rewards"] for one in found), tuple(reached)
+    newest = [rows(store, f"{query}{seq}")[0] for store, seq in zip(stores, since, strict=True)]
+    reached = (seq if row["seq"] is None else row["seq"] for row, seq in zip(newest, since, strict=True))
+    return sum(row["rewards"] for row in newest), tuple(reached)
 
 
 def validation_rewards(stores: Sequence[str], settings: Settings, since: Places) -> int:
@@ -44,7 +44,7 @@ def validation_rewards(stores: Sequence[str], settings: Settings, since: Places)
     id_ = "trace_id" if table == "spans" else "rollout_id"
     of_validation = f"{id_} IN (SELECT {id_} FROM rollouts WHERE split = 'val')"
     query = f"SELECT count(*) AS rewards FROM {table} WHERE {condition} AND {of_validation} AND seq > "
-    return sum(int(rows(store, f"{query}{place}")[0]["rewards"]) for store, place in zip(stores, since, strict=True))
+    return sum(int(rows(store, f"{query}{seq}")[0]["rewards"]) for store, seq in zip(stores, since, strict=True))
 
 
 def _rewards(settings: Settings) -> tuple[str, str]:
@@ -52,8 +52,8 @@ def _rewards(settings: Settings) -> tuple[str, str]:
     datasets = [scoped(settings, policy).dataset for policy in policies_of(settings)]
     if any(dataset.reward is not None for dataset in datasets):
         return "spans", _IS_ROLLOUT
-    named = {item.name for dataset in datasets for item in reward_names(dataset.reward_name)}
-    names = ", ".join("'" + name.replace("'", "''") + "'" for name in sorted(named))
+    distinct = {item.name for dataset in datasets for item in reward_names(dataset.reward_name)}
+    names = ", ".join("'" + name.replace("'", "''") + "'" for name in sorted(distinct))
     is_admitted = any(UNTRUSTED_REWARD in admitted_reasons(dataset.admit) for dataset in datasets)
     trusted = "" if is_admitted else " AND NOT coalesce(untrusted, false)"
     return "evaluations", f"name IN ({names}) AND isfinite(score){trusted}"

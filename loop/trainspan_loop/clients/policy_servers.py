@@ -33,10 +33,10 @@ class ServerCounts:
     sampled_tokens: int = 0
 
     def __add__(self, other: "ServerCounts") -> "ServerCounts":
-        return ServerCounts(*(own + more for own, more in zip(astuple(self), astuple(other), strict=True)))
+        return ServerCounts(*(value + more for value, more in zip(astuple(self), astuple(other), strict=True)))
 
     def __sub__(self, other: "ServerCounts") -> "ServerCounts":
-        return ServerCounts(*(own - less for own, less in zip(astuple(self), astuple(other), strict=True)))
+        return ServerCounts(*(value - less for value, less in zip(astuple(self), astuple(other), strict=True)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +59,8 @@ class Readings:
     def both(self, earlier: "Readings") -> tuple[ServerCounts, ServerCounts, int]:
         """Earlier and later counts of the servers that ran from one reading to the other, and the number of the others."""
         common = self.counts.keys() & earlier.counts.keys()
-        before = sum((earlier.counts[one] for one in common), ServerCounts())
-        now = sum((self.counts[one] for one in common), ServerCounts())
+        before = sum((earlier.counts[server] for server in common), ServerCounts())
+        now = sum((self.counts[server] for server in common), ServerCounts())
         return before, now, self.servers - len(common)
 
 
@@ -99,12 +99,12 @@ class PolicyServers:
 
     def counts(self) -> Readings:
         """Raises PolicyServerError if no server answers."""
-        found = self._answers(_counts)
+        answers = self._answers(_counts)
         return Readings(
             len(self._clients),
-            {(url, started_ns): counts for url, started_ns, counts, *_ in found},
-            any(is_changing for *_, is_changing, _ in found),
-            max(behind_ns for *_, behind_ns in found),
+            {(url, started_ns): counts for url, started_ns, counts, *_ in answers},
+            any(is_changing for *_, is_changing, _ in answers),
+            max(behind_ns for *_, behind_ns in answers),
         )
 
     def sleep(self) -> None:
@@ -126,12 +126,12 @@ class PolicyServers:
 
         deadline = time.monotonic() + self._retry_for_s
         while True:
-            found = self._each(answer)
-            answers = [one for one in found if not isinstance(one, PolicyServerError)]
+            outcomes = self._each(answer)
+            answers = [outcome for outcome in outcomes if not isinstance(outcome, PolicyServerError)]
             if answers:
                 return answers
             if time.monotonic() >= deadline:
-                raise next(one for one in found if isinstance(one, PolicyServerError))
+                raise next(outcome for outcome in outcomes if isinstance(outcome, PolicyServerError))
             time.sleep(_RETRY_S)
             self._on_silence()
 

@@ -2,15 +2,15 @@
 
 import json
 from collections.abc import Sequence
-from typing import Any
 
 from trainspan_schemas.errors import StoreError
+from trainspan_schemas.files.durable import JsonObject
 from trainspan_schemas.store.access import open_store, server_message
 
 __all__ = ["backlog", "counts", "rows"]
 
 
-def rows(store: str, sql: str, wait_ms: int = 10_000) -> list[dict[str, Any]]:
+def rows(store: str, sql: str, wait_ms: int = 10_000) -> list[JsonObject]:
     """The result of `sql` over everything acknowledged before this call. Raises StoreError."""
     from pyarrow import ArrowException, flight
 
@@ -19,18 +19,18 @@ def rows(store: str, sql: str, wait_ms: int = 10_000) -> list[dict[str, Any]]:
         client = flight.connect(endpoint.location, **endpoint.connect_options)
         options = flight.FlightCallOptions(headers=endpoint.call_headers)
         try:
-            found: list[dict[str, Any]] = client.do_get(ticket, options).read_all().to_pylist()
+            result: list[JsonObject] = client.do_get(ticket, options).read_all().to_pylist()
         except ArrowException as error:
             raise StoreError(f"the store refused a query: {server_message(error).splitlines()[0]}") from error
         finally:
             client.close()
-    return found
+    return result
 
 
 def counts(stores: Sequence[str], sql: str) -> dict[str, int]:
     """The sums over all stores of the columns of `sql`, which gives one row of counts. Raises StoreError."""
-    found = [rows(store, sql)[0] for store in stores]
-    return {name: sum(int(one[name]) for one in found) for name in found[0]}
+    counted = [rows(store, sql)[0] for store in stores]
+    return {name: sum(int(row[name]) for row in counted) for name in counted[0]}
 
 
 def backlog(store: str) -> tuple[int, float | None]:

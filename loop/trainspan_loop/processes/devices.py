@@ -91,16 +91,16 @@ def _chosen(setting: str, text: str | None, visible: tuple[str, ...]) -> tuple[s
     """The visible devices with these numbers."""
     if text is None:
         return None
-    places = text.replace(" ", "").split(",")
-    if not all(place.isdigit() for place in places) or len(set(places)) < len(places):
+    numbers = text.replace(" ", "").split(",")
+    if not all(number.isdigit() for number in numbers) or len(set(numbers)) < len(numbers):
         raise ConfigError(f"loop.{setting} = {text!r} must be numbers of GPUs with commas, such as 0,1")
-    missing = [place for place in places if int(place) >= len(visible)]
+    missing = [number for number in numbers if int(number) >= len(visible)]
     if missing:
         known = f"the visible GPUs are 0 to {len(visible) - 1} ({VISIBLE} = {','.join(visible)})"
         raise ConfigError(
             f"loop.{setting} = {text!r} names GPU {missing[0]}, and {known if visible else 'no GPU is visible'}"
         )
-    return tuple(visible[int(place)] for place in places)
+    return tuple(visible[int(number)] for number in numbers)
 
 
 def _divided(settings: LoopSettings, devices: tuple[str, ...], trainers: int) -> tuple[TrainerDevices, ...]:
@@ -108,7 +108,7 @@ def _divided(settings: LoopSettings, devices: tuple[str, ...], trainers: int) ->
     if not each or left:
         whole = TrainerDevices(devices, _launcher(settings, len(devices)), 1 / trainers)
         return (whole,) * trainers
-    parts = [devices[place * each : (place + 1) * each] for place in range(trainers)]
+    parts = [devices[index * each : (index + 1) * each] for index in range(trainers)]
     return tuple(TrainerDevices(part, _launcher(settings, each), 1.0) for part in parts)
 
 

@@ -27,12 +27,12 @@ def check_external(settings: Settings) -> None:
             "[rollouts] policy_servers needs [train] checkpoints_url, such as s3://BUCKET/PREFIX or file:///SHARED/FOLDER: "
             "the servers copy checkpoints from there ([serving] checkpoints_url)"
         )
-    own = {
+    local_only = {
         "[serving] sleep": settings.serving.sleep,
         "[loop] server_flags": settings.loop.server_flags,
         "[loop] server_devices": settings.loop.server_devices,
     }
-    for name, value in own.items():
+    for name, value in local_only.items():
         if value:
             raise ConfigError(f"{name} has no effect with [rollouts] policy_servers: the loop does not start them")
 
@@ -66,16 +66,16 @@ def bring_up_to_date(
         if latest is not None:
             publish_files(latest, address)
         for url, state in states.items():
-            own = _served(url, state, policy)
-            if digest and own.base_digest not in (None, digest):
+            served = _served(url, state, policy)
+            if digest and served.base_digest not in (None, digest):
                 raise ConfigError(
                     f"the policy server at {url} has another model than the run: restart it with {model} "
-                    f"(digest {digest}, not {own.base_digest})"
+                    f"(digest {digest}, not {served.base_digest})"
                 )
             if latest is None:
-                if own.version != version:
+                if served.version != version:
                     raise ConfigError(
-                        f"the policy server at {url} serves version {own.version}, which is not of this run: restart it "
+                        f"the policy server at {url} serves version {served.version}, which is not of this run: restart it "
                         f"with the model that the run starts from, version {version}"
                     )
                 continue

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trainspan_schemas.artifacts.run_files import versions
+from trainspan_schemas.artifacts.run_records import EvalRecord, RoundRecord, RunRecord, evaluations_in
 from trainspan_schemas.command_events import FineTuneStep, Progress, TrainingProgress
 from trainspan_schemas.intervals import RewardEstimate
 
@@ -44,8 +45,8 @@ class Screen:
         self._round, self._round_text = 0, ""
         self._versions: dict[str | None, int] = {}
         self._progress: Progress | None = None
-        self._rounds: list[dict[str, Any]] = []
-        self._evals: list[dict[str, Any]] = []
+        self._rounds: list[RoundRecord] = []
+        self._evals: list[EvalRecord] = []
         self._notes: list[str] = []
         self._live = Live(self, console=console, refresh_per_second=4, transient=False) if console.is_terminal else None
 
@@ -100,7 +101,7 @@ class Screen:
         if self._live is None:
             self._console.print(f"{self._clock()} {text}", markup=False, highlight=False, soft_wrap=True)
 
-    def record(self, record: dict[str, Any]) -> None:
+    def record(self, record: RunRecord) -> None:
         """Adds a record of rounds.jsonl."""
         for check in record["checks"]:
             if not check["ok"]:
@@ -147,31 +148,30 @@ class Screen:
         return grid
 
     def _table(self) -> Table:
-        evals = {record["round"]: record for record in self._evals if record["name"] == "validation"}
-        records = ([evals[0]] if 0 in evals else []) + self._rounds
+        evals = {record["round"]: record for record in evaluations_in(self._evals, "validation")}
+        records: list[RunRecord] = [*([evals[0]] if 0 in evals else []), *self._rounds]
         rows = [self._cells(record, evals.get(record["round"])) for record in records[-SHOWN_ROUNDS:]]
         table = Table(box=None, padding=(0, _COLUMN_GAP // 2), expand=True)
         shown = _fitting(rows, self._console.width - _FRAME)
-        for place in shown:
-            style = "dim" if _COLUMNS[place].endswith(" s") else ""
-            table.add_column(_COLUMNS[place], justify="right", style=style, no_wrap=True)
+        for index in shown:
+            style = "dim" if _COLUMNS[index].endswith(" s") else ""
+            table.add_column(_COLUMNS[index], justify="right", style=style, no_wrap=True)
         for cells in rows:
-            table.add_row(*(cells[place] for place in shown))
+            table.add_row(*(cells[index] for index in shown))
         return table
 
     @staticmethod
-    def _cells(record: dict[str, Any], held_out: dict[str, Any] | None) -> list[str]:
-        seconds = record["seconds"] if record["kind"] == "round" else {}
+    def _cells(record: RunRecord, held_out: EvalRecord | None) -> list[str]:
         rate = "" if held_out is None else str(RewardEstimate.of_record(held_out))
         ok = "✓" if all(check["ok"] for check in record["checks"]) else "✗"
         if record["kind"] != "round":
             return ["start", versions(record), str(record["n"]), "", "", rate, "", "", ok, "", "", ""]
-        train, rollout = record["train"], record["rollout"]
+        train, rollout, seconds = record["train"], record["rollout"], record["seconds"]
         reward = rollout.get("mean_reward")
         status = rollout.get("status") or {}
         sampled, sampling_s = rollout.get("sampled_tokens"), rollout.get("sampling_seconds")
         policies = (record.get("policies") or {}).values()
-        differences = [one["train"].get("logp_diff_mean") for one in policies] or [train.get("logp_diff_mean")]
+        differences = [policy["train"].get("logp_diff_mean") for policy in policies] or [train.get("logp_diff_mean")]
         return [
             str(record["round"]),
             versions(record),
@@ -187,7 +187,7 @@ class Screen:
             f"{seconds.get('train', 0):.1f}",
         ]
 
-    def _line(self, record: dict[str, Any]) -> str:
+    def _line(self, record: RunRecord) -> str:
         if record["kind"] == "eval":
             estimate = RewardEstimate.of_record(record)
             passes = "".join(f", pass@{k} {value:.3f}" for k, value in (record.get("pass_at") or {}).items())
@@ -201,9 +201,11 @@ class Screen:
             return (
                 f"round {round_}: skipped, {rollouts} rollouts ({failed} failed), reward {train}: {record['skipped']}"
             )
-        named = record.get("policies") or {}
-        why = "".join(f"; {name} skipped: {own['skipped']}" for name, own in named.items() if own["skipped"])
-        outcome = f"refused ({record['refused']})" if record.get("refused") else f"version {version}"
+        policies = record.get("policies") or {}
+        why = "".join(
+            f"; {name} skipped: {policy['skipped']}" for name, policy in policies.items() if policy["skipped"]
+        )
+        outcome = f"refused ({why_refused})" if (why_refused := record.get("refused")) else f"version {version}"
         return (
             f"round {round_}: {outcome}, {rollouts} rollouts ({failed} failed), reward {train}, {speed} sampled tok/s, "
             f"mean |Δlogp| {difference}, checks {ok} ({stages}){why}"
@@ -219,7 +221,7 @@ def _fitting(rows: Sequence[Sequence[str]], width: int) -> list[int]:
     widths = [max(map(len, column)) + _COLUMN_GAP for column in zip(_COLUMNS, *rows, strict=True)]
     shown = list(range(len(_COLUMNS)))
     for name in _LEFT_OUT_FIRST:
-        if sum(widths[place] for place in shown) <= width:
+        if sum(widths[index] for index in shown) <= width:
             break
         shown.remove(_COLUMNS.index(name))
     return shown

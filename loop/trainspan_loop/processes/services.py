@@ -124,14 +124,14 @@ class Services:
 
     def _launch_trainers(self, command: list[str]) -> None:
         """Starts a trainer for each policy, on devices of its own or with its share of their memory."""
-        for policy, own in zip(self._policies, self.devices.trainers, strict=True):
-            share = own.share * self._settings.model.memory_share
+        for policy, allotted in zip(self._policies, self.devices.trainers, strict=True):
+            share = allotted.share * self._settings.model.memory_share
             scope = [] if policy is None else ["--policy", policy, "--memory-share", f"{share:g}"]
             self._trainers[policy] = self._launch(
                 "trainer" if policy is None else f"trainer {policy}",
                 [*command, *scope],
-                environ=self.devices.environ(self.environ, own.devices),
-                launcher=own.launcher,
+                environ=self.devices.environ(self.environ, allotted.devices),
+                launcher=allotted.launcher,
             )
 
     def trainer(self, policy: Policy) -> Service:

@@ -3,13 +3,12 @@
 import contextlib
 import hashlib
 import queue
-import shlex
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO, Any, ParamSpec, TypeAlias, TypeVar
+from typing import IO, Any, ParamSpec, TypeVar, cast
 
 from trainspan_loop.checks.integrity import stage_checks, stored_checks
 from trainspan_loop.checks.stage_counts import (
@@ -21,16 +20,15 @@ from trainspan_loop.checks.stage_counts import (
 )
 from trainspan_loop.clients.new_rewards import Places, last_places, new_rewards, validation_rewards
 from trainspan_loop.clients.store import counts
-from trainspan_loop.processes.child_processes import Commands
+from trainspan_loop.processes.rollout_command import RolloutCommand, RolloutRequest, StageCommands
 from trainspan_loop.processes.screen import Screen
 from trainspan_loop.processes.services import Services
 from trainspan_loop.state.run_folder import RunFolder
-from trainspan_rollouts.run_ledger import recorded_agent, waiting_rounds
-from trainspan_schemas.agents.functions import is_function_name
+from trainspan_rollouts.run_ledger import waiting_rounds
 from trainspan_schemas.artifacts.dataset import dataset_dir, manifest_path
+from trainspan_schemas.artifacts.run_records import CheckRecord, RolloutFigures
 from trainspan_schemas.command_events import (
     NOTHING_TO_TRAIN,
-    UNFINISHED,
     Event,
     NoDataset,
     Progress,
@@ -41,18 +39,26 @@ from trainspan_schemas.command_events import (
 from trainspan_schemas.config.policy_scope import Policy, policies_of, scoped
 from trainspan_schemas.config.settings import Settings
 from trainspan_schemas.errors import ProcessError, StoreError
+from trainspan_schemas.files.durable import JsonObject
 from trainspan_schemas.home import policy_dir
+from trainspan_schemas.telemetry.identity import Split
 
-__all__ = ["Collected", "Nothing", "Stages"]
+__all__ = ["Collected", "NothingToTrain", "Stages"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-Nothing: TypeAlias = Mapping[Policy, dict[str, Any]]
-"""The policies without a dataset, because nothing can be trained → the reason as `nothing_to_train`, and the figures."""
-
 STORED_TIMEOUT_S = 15.0
 _RETRY_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class NothingToTrain:
+    """Why a policy has no dataset of a round."""
+
+    reason: str
+    figures: Mapping[str, Any] = field(default_factory=dict)
+    """Those that a manifest would have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +66,7 @@ class Collected:
     """The result of one `trainspan rollout`."""
 
     result: RunResult
-    checks: list[dict[str, Any]]
+    checks: list[CheckRecord]
     seconds: float
     is_stored: bool
     """Whether the collector has every rollout."""
@@ -75,13 +81,13 @@ class Collected:
     def of_record(cls, record: Mapping[str, Any]) -> "Collected":
         return cls(**{**record, "result": RunResult(**record["result"])})
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> JsonObject:
         return asdict(self)
 
-    def figures(self) -> dict[str, Any]:
+    def figures(self) -> RolloutFigures:
         """Those of a round's record."""
-        sampled = {"sampled_tokens": self.sampled_tokens, "sampling_seconds": self.sampling_seconds}
-        return {**asdict(self.result), **sampled}
+        figures = cast("RolloutFigures", asdict(self.result))
+        return {**figures, "sampled_tokens": self.sampled_tokens, "sampling_seconds": self.sampling_seconds}
 
 
 class Stages:
@@ -96,7 +102,8 @@ class Stages:
         self._services = services
         self._folder = folder
         self._screen = screen
-        self._commands = Commands()
+        self._commands = StageCommands(services, folder)
+        self._rollouts = RolloutCommand(settings, services, folder, self._commands)
         self._stopped = threading.Event()
         self.policies = policies_of(settings)
         self.take_turns = settings.loop.policies_in_turn or settings.serving.sleep
@@ -112,7 +119,7 @@ class Stages:
         self._stopped.clear()
         self._commands.resume()
 
-    def collect(self, tasks: Path, round_: int, split: str, n: int) -> Collected:
+    def collect(self, tasks: Path, round_: int, split: Split, n: int) -> Collected:
         """Runs the agent `n` times on each task of a file and collects the counts from all sources.
 
         Training rollouts of an interrupted loop are resumed: those that ended are not made again.
@@ -120,20 +127,20 @@ class Stages:
         if self._settings.loop.target is None:  # others use the server meanwhile
             return self.collect_alongside(self._folder.run_id, tasks, round_, n)
         self._wake()
-        return self._collect(str(tasks), round_, split, n, self._screen.progress)
+        return self._collect(self._request(str(tasks), round_, split, n), self._screen.progress)
 
     def stream(
         self, round_: int, n: int, on_progress: Callable[[Progress], None], write: Callable[[IO[str]], None]
     ) -> Collected:
         """Runs the agent `n` times on each training task that `write` writes to the runner, until it closes the pipe."""
-        return self._collect("-", round_, "train", n, on_progress, write)
+        return self._collect(self._request("-", round_, "train", n), on_progress, write)
 
     def collect_alongside(self, run_id: str, tasks: Path, round_: int, n: int) -> Collected:
         """Runs the agent `n` times on each validation task of a file while other rollouts, or users, may go on."""
         self._wake()
         with self._others.quiet:
             began, began_ns = time.monotonic(), time.time_ns()
-            result = self._roll_out(run_id, str(tasks), round_, "val", n, lambda _: None)
+            result = self._rollouts.run(RolloutRequest(run_id, str(tasks), round_, "val", n), lambda _: None)
             total, calls = result.total, result.calls
             began_ns -= self._services.policy.counts().behind_ns
             scope = StageScope(run_id, "val", round_)
@@ -149,89 +156,36 @@ class Stages:
 
     def _collect(
         self,
-        tasks: str,
-        round_: int,
-        split: str,
-        n: int,
+        request: RolloutRequest,
         on_progress: Callable[[Progress], None],
         write: Callable[[IO[str]], None] | None = None,
     ) -> Collected:
         began, services = time.monotonic(), self._services
-        scope = StageScope(self._folder.run_id, split, None if write else round_)  # a stream's tasks name their rounds
+        round_ = None if write else request.round  # a stream's tasks name their rounds
+        scope = StageScope(request.run_id, request.split, round_)
         with self._others.quiet:
             meter = StageMeter(services.policy, services.stores, scope, self._others)
-        result = self._roll_out(self._folder.run_id, tasks, round_, split, n, on_progress, write)
+        result = self._rollouts.run(request, on_progress, write)
         sampling_s = time.monotonic() - began
         with self._others.quiet:
-            made = result.total - result.resumed
-            counted = self._read(meter.stop, made, result.calls, uncounted=result.uncounted)
-            versions = self._read(meter.versions) if split == "val" else {}
+            fresh = result.total - result.resumed
+            counted = self._read(meter.stop, fresh, result.calls, uncounted=result.uncounted)
+            versions = self._read(meter.versions) if request.split == "val" else {}
         checks = [check.record() for check in stage_checks(counted, self._settings.rollouts.concurrency)]
         are_stored, seconds = counted.stored_rollouts >= counted.rollouts, time.monotonic() - began
         return Collected(result, checks, seconds, are_stored, versions, counted.sampled_tokens, sampling_s)
 
-    def _roll_out(
-        self,
-        run_id: str,
-        tasks: str,
-        round_: int,
-        split: str,
-        n: int,
-        on_progress: Callable[[Progress], None],
-        write: Callable[[IO[str]], None] | None = None,
-    ) -> RunResult:
-        """Runs `trainspan rollout` and returns its result, once the collector has every verdict."""
-        results: list[RunResult] = []
-
-        def on_event(event: Event) -> None:
-            if isinstance(event, RunResult):
-                results.append(event)
-            elif isinstance(event, Progress):
-                on_progress(event)
-
-        arguments, agent = self._runner(run_id, tasks, round_, split, n)
-        # A validation begins anew: the hard probe after it has a ledger of the same name.
-        is_begun = write is None and split == "train" and recorded_agent(run_id, round_, "train") is not None
-        resumed = ["--resume"] if is_begun else []
-        # Exit code 1 with a result: no rollout is ok, which fails the round but not the loop. The round goes on without
-        # rollouts that could be repeated.
-        _, message = self._command(
-            "rollout", [*arguments, *resumed], agent, on_event, admitted=(0, 1, UNFINISHED), write=write
-        )
-        if not results:
-            raise ProcessError(f"rollout failed: {message} (log: {self._folder.logs / 'rollout.log'})")
-        if results[0].unacknowledged:  # the collector was down: it is restarted and receives the verdicts
-            self._send_waiting(arguments, agent)
-        return replace(results[0], unacknowledged=0)
-
     def send_waiting(self) -> None:
         """Sends the verdicts of streamed rollouts that no collector had acknowledged when the loop was interrupted."""
         for round_ in waiting_rounds(self._folder.run_id, "train"):
-            self._send_waiting(*self._runner(self._folder.run_id, "-", round_, "train", self._settings.rollouts.n))
+            self._rollouts.send_waiting(self._request("-", round_, "train", self._settings.rollouts.n))
 
-    def _send_waiting(self, arguments: list[str], agent: list[str]) -> None:
-        """Sends the verdicts that a runner with these arguments left in its ledger."""
-        events: list[Event] = []
-        again = [*arguments, "--resume"]
-        code, message = self._command("rollout", again, agent, events.append, admitted=(0, 1, UNFINISHED))
-        results = [event for event in events if isinstance(event, RunResult)]
-        if left := results[0].unacknowledged if results else message if code else 0:
-            raise ProcessError(
-                f"the collector has not acknowledged all verdicts: {left} (log: {self._folder.logs / 'rollout.log'})"
-            )
+    def _request(self, tasks: str, round_: int, split: Split, n: int) -> RolloutRequest:
+        return RolloutRequest(self._folder.run_id, tasks, round_, split, n)
 
-    def _runner(self, run_id: str, tasks: str, round_: int, split: str, n: int) -> tuple[list[str], list[str]]:
-        """The options of `trainspan rollout`, and its target."""
-        settings, services = self._settings.rollouts, self._services
-        arguments = ["--tasks", tasks, "--n", str(n), "--split", split, "--round", str(round_)]
-        arguments += ["--run", run_id, "--policy-url", services.agents_url]
-        arguments += [*services.collector_option(), *(["--judge", settings.judge] if settings.judge else [])]
-        target = self._settings.loop.target
-        target = self._settings.loop.val_target if target is None else target
-        assert target is not None, "checked when tasks were opened"
-        return arguments, [target] if is_function_name(target) else ["--", *shlex.split(target)]
-
-    def dataset(self, round_: int, *, are_stored: bool, policies: Sequence[Policy] | None = None) -> Nothing:
+    def dataset(
+        self, round_: int, *, are_stored: bool, policies: Sequence[Policy] | None = None
+    ) -> Mapping[Policy, NothingToTrain]:
         """Builds the datasets of a round's rollouts, which the trainers pick up at once; only those of `policies`, if given.
 
         The runner has ended: if all of its rollouts `are_stored`, incomplete groups do not wait.
@@ -239,7 +193,7 @@ class Stages:
         arguments = ["--round", str(round_), "--wait-s", "30", "--settle-s", "20"]
         return self._datasets(round_, [*arguments, "--group-wait-s", "0"] if are_stored else arguments, policies)
 
-    def batch(self, round_: int, since: int, group_wait_s: float) -> Nothing:
+    def batch(self, round_: int, since: int, group_wait_s: float) -> Mapping[Policy, NothingToTrain]:
         """Builds the datasets of a round from all complete groups of draw `since` or later that no earlier one used.
 
         Groups with rollouts in progress are left out for `group_wait_s` after the last one of them ended.
@@ -247,14 +201,14 @@ class Stages:
         arguments = ["--number", str(round_), "--since-round", str(since), "--group-wait-s", str(group_wait_s)]
         return self._datasets(round_, [*arguments, "--settle-s", str(max(20.0, group_wait_s))])
 
-    def live_dataset(self, round_: int, since: Places) -> Nothing:
+    def live_dataset(self, round_: int, since: Places) -> Mapping[Policy, NothingToTrain]:
         """Builds the datasets of a round from all rewarded rollouts of any run that came after these places into the stores.
 
         Most users give no feedback, so that most calls may be without a reward. The default baseline is that of rollouts without a
         task: one rollout that names a task must not change how all others are compared.
         """
         arguments = ["--number", str(round_), "--min-coverage", "0"]
-        arguments += [word for place in since for word in ("--since-seq", str(place))]
+        arguments += [word for seq in since for word in ("--since-seq", str(seq))]
         return self._datasets(round_, arguments, of_run=False)
 
     def has_dataset(self, round_: int) -> bool:
@@ -279,9 +233,9 @@ class Stages:
 
     def _datasets(
         self, round_: int, arguments: list[str], policies: Sequence[Policy] | None = None, *, of_run: bool = True
-    ) -> Nothing:
+    ) -> Mapping[Policy, NothingToTrain]:
         """Builds the datasets of the policies that have none yet: by default all, or the first if they take turns."""
-        nothing: dict[Policy, dict[str, Any]] = {}
+        nothing: dict[Policy, NothingToTrain] = {}
         for policy in policies or (self.policies[:1] if self.take_turns else self.policies):
             if self._dataset_dir(round_, policy).exists():
                 continue
@@ -291,7 +245,8 @@ class Stages:
             fixed += ["--out", str(self._folder.datasets)]
             fixed += ["--run", self._folder.run_id] if of_run else ["--baseline", self._live_baseline(policy)]
             fixed += [] if policy is None else ["--policy", policy]
-            nothing |= {policy: reason} if (reason := self._read(self._built, fixed + arguments)) else {}
+            if (why := self._read(self._build, fixed + arguments)) is not None:
+                nothing[policy] = why
         return nothing
 
     def _live_baseline(self, policy: Policy) -> str:
@@ -299,16 +254,15 @@ class Stages:
 
         return make_plan(scoped(self._settings, policy).dataset, has_tasks=False).estimator.baseline
 
-    def _built(self, arguments: list[str]) -> dict[str, Any]:
+    def _build(self, arguments: list[str]) -> NothingToTrain | None:
         """Builds a dataset; returns why there is none, if nothing can be trained. Raises StoreError if a store was away."""
         events: list[Event] = []
-        code, message = self._command("dataset", arguments, [], events.append, admitted=(0, 1, NOTHING_TO_TRAIN))
-        reason = next((event for event in events if isinstance(event, NoDataset)), NoDataset())
+        code, message = self._commands.run("dataset", arguments, [], events.append, admitted=(0, 1, NOTHING_TO_TRAIN))
+        answer = next((event for event in events if isinstance(event, NoDataset)), NoDataset())
         if code == 1:
             failure = f"dataset failed: {message} (log: {self._folder.logs / 'dataset.log'})"
-            raise (ProcessError if reason.store_error is None else StoreError)(failure)
-        why = reason.nothing_to_train or message
-        return {**reason.figures, "nothing_to_train": why} if code == NOTHING_TO_TRAIN else {}
+            raise (ProcessError if answer.store_error is None else StoreError)(failure)
+        return NothingToTrain(answer.nothing_to_train or message, answer.figures) if code == NOTHING_TO_TRAIN else None
 
     def _read(self, read: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """What `read` gets from the stores; it is repeated for `ready_timeout_s`, because a collector may be restarting."""
@@ -382,7 +336,7 @@ class Stages:
         """The version of the policy in service."""
         return self._services.policy.state().of(policy).version
 
-    def _recovered(self, round_: int, known: dict[str, Any], policy: Policy) -> RoundTrained:
+    def _recovered(self, round_: int, known: JsonObject, policy: Policy) -> RoundTrained:
         """Reconstructs an event from the trainer's files and the policy server's last swap."""
         now = self._services.policy.state().of(policy)
         self._screen.policy(now.version, policy)
@@ -393,23 +347,3 @@ class Stages:
             withdrawn=self._folder.is_withdrawn(known.get("checkpoint"), policy),
             recovered=True,
         )
-
-    def _command(
-        self,
-        name: str,
-        arguments: list[str],
-        target: Sequence[str],
-        on_event: Callable[[Event], None],
-        admitted: Sequence[int] = (0,),
-        write: Callable[[IO[str]], None] | None = None,
-    ) -> tuple[int, str]:
-        """Runs a command; returns its exit code, one of `admitted`, and its last message."""
-        services = self._services
-        services.keep_alive()
-        log = self._folder.logs / f"{name}.log"
-        whole = [name, *arguments, *services.config, "--format", "json", *target]
-        code, message = self._commands.run(whole, services.environ, log, on_event, write)
-        message = message.removeprefix("trainspan: ")
-        if code not in admitted:
-            raise ProcessError(f"{name} failed: {message} (log: {log})")
-        return code, message

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainspan_loop.state.run_folder import ADDRESSES, RunFolder
+from trainspan_schemas.artifacts.run_records import evaluations_in, rounds_in
 from trainspan_schemas.errors import UsageError
 from trainspan_schemas.intervals import RewardEstimate, measured, t_interval
 
@@ -63,13 +64,13 @@ class Series:
 
     def gain(self) -> tuple[float, tuple[float, float] | None]:
         """The mean of (end − start) over the seeds, and its 95 % t-interval."""
-        gains = [one.end.mean - one.start.mean for one in self.outcomes()]
+        gains = [run.end.mean - run.start.mean for run in self.outcomes()]
         return sum(gains) / len(gains), t_interval(gains)
 
 
 def measured_in(series: Sequence[Series]) -> str:
     """The quantity measured by the validations of all runs: "success" or "reward"."""
-    return measured(estimate for one in series for run in one.runs for estimate in _validations(run).values())
+    return measured(estimate for group in series for run in group.runs for estimate in _validations(run).values())
 
 
 def outcome(run: RunFolder) -> ComparedRun:
@@ -78,7 +79,7 @@ def outcome(run: RunFolder) -> ComparedRun:
     if not validations:
         raise UsageError(f"run {run.run_id} has no validation with rewards yet: nothing to compare")
     best_round = max(validations, key=lambda round_: (validations[round_].stands, validations[round_].mean, -round_))
-    rounds = [one for one in records if one["kind"] == "round"]
+    rounds = rounds_in(records)
     return ComparedRun(
         run_id=run.run_id,
         seed=int(record["settings"]["loop"]["seed"]),
@@ -88,8 +89,10 @@ def outcome(run: RunFolder) -> ComparedRun:
         end=validations[max(validations)],
         best=validations[best_round],
         best_round=best_round,
-        seconds=sum(one["seconds"]["total"] if one["kind"] == "round" else one["seconds"] for one in records),
-        alarms=sum(not check["ok"] for one in records for check in one["checks"]),
+        seconds=sum(
+            record["seconds"]["total"] if record["kind"] == "round" else record["seconds"] for record in records
+        ),
+        alarms=sum(not check["ok"] for record in records for check in record["checks"]),
     )
 
 
@@ -101,20 +104,20 @@ def group_runs(runs: Sequence[RunFolder]) -> list[Series]:
     members: defaultdict[str, list[RunFolder]] = defaultdict(list)
     for run, settings in flat.items():
         members[", ".join(f"{key}={_text(settings.get(key))}" for key in differing)].append(run)
-    return [Series(label or "all", tuple(found)) for label, found in members.items()]
+    return [Series(label or "all", tuple(group)) for label, group in members.items()]
 
 
 def _validations(run: RunFolder) -> dict[int, RewardEstimate]:
     """The last validation of each round: the final one has more tasks, and that of a consolidated version comes last if it was kept."""
     return {
         int(record["round"]): RewardEstimate.of_record(record)
-        for record in run.records()
-        if record["kind"] == "eval" and record["n"]
-        if record["name"] == "validation" or (record.get("consolidation") or {}).get("kept")
+        for record in evaluations_in(run.records())
+        if record["n"]
+        if record["name"] == "validation" or ((made := record.get("consolidation")) and made["kept"])
     }
 
 
-def _flat(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def _flat(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, object]:
     return {
         f"{section}.{key}": value
         for section, values in settings.items()

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from rich.table import Table
 
@@ -17,17 +16,17 @@ __all__ = ["comparison_record", "comparison_table", "write_comparison"]
 HEAD = ("settings", "seed", "run", "rounds", "start", "end", "best", "gain [95 % over seeds]", "alarms", "min")
 
 
-def comparison_record(series: Sequence[Series]) -> list[dict[str, Any]]:
+def comparison_record(series: Sequence[Series]) -> list[dict[str, object]]:
     """One object per series: its runs, its validation bands and its gain."""
     return [
         {
-            "settings": one.label,
-            "gain": one.gain()[0],
-            "gain_interval": one.gain()[1],
-            "validation": [asdict(band) for band in one.validation()],
-            "runs": [asdict(run) for run in one.outcomes()],
+            "settings": group.label,
+            "gain": group.gain()[0],
+            "gain_interval": group.gain()[1],
+            "validation": [asdict(band) for band in group.validation()],
+            "runs": [asdict(run) for run in group.outcomes()],
         }
-        for one in series
+        for group in series
     ]
 
 
@@ -56,13 +55,13 @@ def write_comparison(path: Path, series: Sequence[Series]) -> Path:
 
 def _rows(series: Sequence[Series]) -> list[list[str]]:
     rows = []
-    for one in series:
-        gain, interval = one.gain()
+    for group in series:
+        gain, interval = group.gain()
         whole = f"{gain:+.3f}" + (f" [{interval[0]:+.3f}, {interval[1]:+.3f}]" if interval else "")
-        for number, run in enumerate(one.outcomes()):
+        for number, run in enumerate(group.outcomes()):
             rows.append(
                 [
-                    one.label if number == 0 else "",
+                    group.label if number == 0 else "",
                     str(run.seed),
                     run.run_id,
                     f"{run.rounds}" + ("" if run.status == "finished" else f" ({run.status})"),

@@ -1,43 +1,44 @@
 """Plots of one run and of several runs, from their records alone."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from trainspan_loop.report.comparison import Band, Series, measured_in
 from trainspan_schemas.artifacts.agreement import applied_limit
 from trainspan_schemas.artifacts.run_files import record_of
+from trainspan_schemas.artifacts.run_records import RoundRecord, RunRecord, evaluations_in, rounds_in
 from trainspan_schemas.intervals import RewardEstimate, measured
 from trainspan_viewer.pages.run.curves import sampled_after
 
 __all__ = ["draw_comparison", "draw_curves"]
 
-Record = Mapping[str, Any]
-
 GRAY, BLUE, ORANGE, GREEN, RED = "#8c959f", "#0969da", "#bc4c00", "#1a7f37", "#cf222e"
 
 
-def draw_curves(records: Sequence[Record], path: Path, title: str) -> None:
+def draw_curves(records: Sequence[RunRecord], path: Path, title: str) -> None:
     """Plots success (or reward) by round with 95 % intervals, and below it the agreement of server and trainer."""
     from matplotlib.figure import Figure
 
-    rounds = [record for record in records if record["kind"] == "round"]
+    rounds = rounds_in(records)
     figure = Figure(figsize=(8, 5.6), layout="constrained")
     reward, difference = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
-    shown = [record for record in rounds if record["rollout"].get("mean_reward") is not None]
+    rewarded = [(record, record["rollout"].get("mean_reward")) for record in rounds]
+    shown = [(sampled_after(record), mean) for record, mean in rewarded if mean is not None]
     # A round's rollouts come from the policy before its update, or from earlier ones if they ran ahead of training: they are
     # plotted at that policy's validation.
     reward.plot(
-        [sampled_after(record) for record in shown],
-        [record["rollout"]["mean_reward"] for record in shown],
+        [after for after, _ in shown],
+        [mean for _, mean in shown],
         ".-",
         color=GRAY,
         label="training rollouts (mean reward)",
     )
     held_out: list[RewardEstimate] = []
-    for name, color, label in (("validation", BLUE, "held-out tasks"), ("probe", ORANGE, "hard probe")):
-        evals = sorted((r for r in records if r["kind"] == "eval" and r["name"] == name), key=lambda r: int(r["round"]))
+    validations, probes = evaluations_in(records, "validation"), evaluations_in(records, "probe")
+    for evaluations, color, label in ((validations, BLUE, "held-out tasks"), (probes, ORANGE, "hard probe")):
+        evals = sorted(evaluations, key=lambda record: record["round"])
         if not evals:
             continue
         estimates = [RewardEstimate.of_record(record) for record in evals]
@@ -53,7 +54,7 @@ def draw_curves(records: Sequence[Record], path: Path, title: str) -> None:
         held_out += estimates
     measure = measured(held_out)
     reward.set_ylabel(measure)
-    if measure == "success" and all(0 <= record["rollout"]["mean_reward"] <= 1 for record in shown):
+    if measure == "success" and all(0 <= mean <= 1 for _, mean in shown):
         reward.set_ylim(0, 1)
     reward.legend(loc="upper left", fontsize=8)
     reward.set_title(title, fontsize=10)
@@ -64,7 +65,7 @@ def draw_curves(records: Sequence[Record], path: Path, title: str) -> None:
     _finish(figure, (reward, difference), path)
 
 
-def _draw_agreement(axis: Any, rounds: Sequence[Record], policy: str | None, number: int) -> None:
+def _draw_agreement(axis: Any, rounds: Sequence[RoundRecord], policy: str | None, number: int) -> None:
     """The mean difference of one policy by round, and its limit."""
     agreed = [record for record in rounds if record["train"].get("agreement")]
     updates = [record["round"] - 1 for record in agreed]
@@ -83,12 +84,12 @@ def draw_comparison(series: Sequence[Series], path: Path) -> None:
 
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axis = figure.subplots()
-    for number, one in enumerate(series):
+    for number, group in enumerate(series):
         color = f"C{number}"
-        bands: list[Band] = one.validation()
+        bands: list[Band] = group.validation()
         rounds = [band.round for band in bands]
         axis.plot(
-            rounds, [band.mean for band in bands], "o-", color=color, label=f"{one.label} ({len(one.runs)} seeds)"
+            rounds, [band.mean for band in bands], "o-", color=color, label=f"{group.label} ({len(group.runs)} seeds)"
         )
         several = [band for band in bands if band.interval is not None]
         axis.fill_between(

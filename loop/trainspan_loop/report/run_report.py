@@ -8,14 +8,13 @@ from typing import Any
 from trainspan_loop.report.curves import draw_curves
 from trainspan_loop.state.run_folder import RunFolder
 from trainspan_schemas.artifacts.run_files import record_of
+from trainspan_schemas.artifacts.run_records import RoundRecord, evaluations_in
 from trainspan_schemas.intervals import RewardEstimate
 from trainspan_viewer.html.document import standalone
 from trainspan_viewer.pages.run.report import render_report
 from trainspan_viewer.queries.runs import RunRecords, read_run
 
 __all__ = ["write_report"]
-
-Record = Mapping[str, Any]
 
 
 def write_report(run: RunFolder, title: str, verdicts: Sequence[tuple[str, bool, str]]) -> Path:
@@ -30,14 +29,11 @@ def write_report(run: RunFolder, title: str, verdicts: Sequence[tuple[str, bool,
 def _write_csv(path: Path, run: RunRecords) -> None:
     """Writes one line per round, of several policies one for each: the figures of loop and trainer, and the validation after it."""
     validations = {
-        record["round"]: RewardEstimate.of_record(record)
-        for record in run.records
-        if record["kind"] == "eval" and record["name"] == "validation"
+        record["round"]: RewardEstimate.of_record(record) for record in evaluations_in(run.records, "validation")
     }
     lines = [
         _line(record_of(record, policy), policy, run.metrics[policy], validations.get(record["round"]))
-        for record in run.records
-        if record["kind"] == "round"
+        for record in run.rounds
         for policy in run.policies
     ]
     columns = list(dict.fromkeys(name for line in lines for name in line))
@@ -48,8 +44,11 @@ def _write_csv(path: Path, run: RunRecords) -> None:
 
 
 def _line(
-    record: Record, policy: str | None, metrics: Mapping[int, Record], validation: RewardEstimate | None
-) -> dict[str, Any]:
+    record: RoundRecord,
+    policy: str | None,
+    metrics: Mapping[int, Mapping[str, Any]],
+    validation: RewardEstimate | None,
+) -> dict[str, object]:
     trainer = {
         f"train_{name}": value
         for name, value in metrics.get(record["round"], {}).items()

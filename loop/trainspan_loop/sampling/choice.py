@@ -34,13 +34,13 @@ def check_sampling(settings: Settings) -> None:
             "loop.overlap and loop.mode are for rollouts that the loop makes: set loop.target, or neither"
         )
     if loop.target is None and (loop.policies_in_turn or settings.serving.sleep):
-        name = "loop.policies_in_turn" if loop.policies_in_turn else "serving.sleep"
+        name = "[advanced] loop.policies_in_turn" if loop.policies_in_turn else "serving.sleep"
         raise ConfigError(
             f"{name} is for rollouts that the loop makes, and agents of others need the server at any time: set it to false"
         )
     if loop.policies_in_turn and (loop.overlap or loop.mode == "stream"):
         name = "loop.overlap" if loop.overlap else 'loop.mode = "stream"'
-        raise ConfigError(f"{name} trains all policies at the same time: set loop.policies_in_turn = false")
+        raise ConfigError(f"{name} trains all policies at the same time: set [advanced] loop.policies_in_turn = false")
     if VINE in (settings.dataset.credit, *(policy.credit for policy in settings.policies.values())):
         raise ConfigError(
             f"credit {VINE!r} needs branches, which the loop does not make: it would be credit 'identical'; choose another, or build "

@@ -4,7 +4,7 @@ import json
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, ParamSpec, TypeVar
 
@@ -15,6 +15,7 @@ from trainspan_loop.processes.stages import Stages
 from trainspan_loop.sampling.sampler import SampledRound
 from trainspan_loop.state.run_folder import RunFolder
 from trainspan_schemas.artifacts.dataset import dataset_dir, manifest_path
+from trainspan_schemas.artifacts.run_records import RolloutFigures
 from trainspan_schemas.command_events import Progress
 from trainspan_schemas.config.settings import Settings
 from trainspan_schemas.errors import StoreError
@@ -88,12 +89,12 @@ class LiveSampler:
             dataset_s += time.monotonic() - self._began
             if len(nothing) < len(self._stages.policies):
                 break
-            reasons = "; ".join(dict.fromkeys(str(one["nothing_to_train"]) for one in nothing.values()))
+            reasons = "; ".join(dict.fromkeys(why.reason for why in nothing.values()))
             self._screen.note(f"nothing can be trained after {new} new rewards, waiting for more: {reasons}")
         seconds = {"rollouts": time.monotonic() - began - dataset_s, "dataset": dataset_s}
-        figures: dict[str, Any] = {"new_rewards": rewards}
-        if (found := self._rewards(round_)) is not None:
-            figures |= {"total": found["n"], "rewarded": found["n"], "mean_reward": found["mean"]}
+        figures: RolloutFigures = {"new_rewards": rewards}
+        if (estimate := self._rewards(round_)) is not None:
+            figures = {**figures, "total": estimate["n"], "rewarded": estimate["n"], "mean_reward": estimate["mean"]}
         return SampledRound(figures, (), seconds, nothing)
 
     def ledgers(self, round_: int) -> list[Path]:
@@ -106,11 +107,11 @@ class LiveSampler:
 
     def alongside(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Does `work`, whose rewards do not count towards the next round; nor do those of an interrupted loop's work."""
-        place = self._counted
+        counted_before = self._counted
         result = work(*args, **kwargs)
         self._count()
         try:
-            self._new = max(0, self._new - self._stages.validation_rewards(place))
+            self._new = max(0, self._new - self._stages.validation_rewards(counted_before))
         except StoreError as error:
             self._screen.note(f"rewards of validations count towards the next round: {error}")
         return result
@@ -134,12 +135,12 @@ class LiveSampler:
             self._marks.popleft()
         return self._marks[0][1]
 
-    def _rewards(self, round_: int) -> dict[str, Any] | None:
+    def _rewards(self, round_: int) -> Mapping[str, Any] | None:
         """The rewards of the rollouts in the dataset of the first policy that has one."""
         for policy in self._stages.policies:
             manifest = manifest_path(dataset_dir(policy_dir(self._folder.datasets, policy), round_))
             if manifest.exists():
-                rewards: dict[str, Any] = json.loads(manifest.read_bytes())["rewards"]
+                rewards: Mapping[str, Any] = json.loads(manifest.read_bytes())["rewards"]
                 return rewards
         return None
 
@@ -176,4 +177,6 @@ class LiveSampler:
         """Called after a round's dataset is built: a loop that is killed before counts these rewards again."""
         places = {"since": self._marks[0][1], "counted": self._counted}
         stores = self._stages.stores
-        self._folder.write(STATE, {name: dict(zip(stores, one, strict=True)) for name, one in places.items()})
+        self._folder.write(
+            STATE, {name: dict(zip(stores, positions, strict=True)) for name, positions in places.items()}
+        )

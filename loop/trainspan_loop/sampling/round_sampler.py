@@ -13,6 +13,7 @@ from trainspan_loop.sampling.sampler import SampledRound, is_built_early
 from trainspan_loop.state.run_folder import RunFolder
 from trainspan_loop.state.task_pool import TaskPool
 from trainspan_rollouts.run_ledger import ledger_files
+from trainspan_schemas.artifacts.run_records import rounds_in
 from trainspan_schemas.config.settings import Settings
 
 __all__ = ["RoundSampler"]
@@ -56,7 +57,7 @@ class RoundSampler:
         Everything before this round is done.
         """
         loop = self._settings.loop
-        done = {record["round"] for record in self._folder.records() if record["kind"] == "round"}
+        done = {record["round"] for record in rounds_in(self._folder.records())}
         for next_ in range(self._newest + 1, min(round_ + self._overlap, loop.rounds) + 1):
             self._newest = next_
             if next_ in done:

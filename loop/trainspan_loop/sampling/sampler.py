@@ -3,9 +3,11 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import ParamSpec, Protocol, TypeVar
 
-from trainspan_loop.processes.stages import Nothing
+from trainspan_loop.processes.stages import NothingToTrain
+from trainspan_schemas.artifacts.run_records import CheckRecord, RolloutFigures
+from trainspan_schemas.config.policy_scope import Policy
 from trainspan_schemas.config.settings import LoopSettings
 
 __all__ = ["SampledRound", "Sampler", "is_built_early", "is_followed_by_validation"]
@@ -18,11 +20,12 @@ R = TypeVar("R")
 class SampledRound:
     """The rollouts of a round, with its datasets on disk."""
 
-    rollout: dict[str, Any] = field(default_factory=dict)
+    rollout: RolloutFigures = field(default_factory=RolloutFigures)
     """The result of `trainspan rollout`; empty if it was lost with an interrupted loop."""
-    checks: Sequence[dict[str, Any]] = ()
+    checks: Sequence[CheckRecord] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
-    nothing: Nothing = field(default_factory=dict)
+    nothing: Mapping[Policy, NothingToTrain] = field(default_factory=dict)
+    """The policies that have none."""
     are_stored: bool = False
     """Whether the collector is known to have all of its rollouts."""
 

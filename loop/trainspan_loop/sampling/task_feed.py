@@ -4,10 +4,11 @@ import contextlib
 import json
 import threading
 from collections.abc import Callable, Iterator
-from typing import IO, Any
+from typing import IO
 
 from trainspan_loop.state.run_folder import RunFolder
 from trainspan_loop.state.task_pool import TaskPool
+from trainspan_schemas.artifacts.run_records import RolloutFigures
 from trainspan_schemas.command_events import Progress
 from trainspan_schemas.config.settings import Settings
 from trainspan_schemas.errors import TaskFileError
@@ -102,12 +103,12 @@ class TaskFeed:
             raise self._failure
         return is_ready
 
-    def cut(self) -> dict[str, Any]:
+    def cut(self) -> RolloutFigures:
         """Takes all complete groups as a batch; returns its figures, as in the result of `trainspan rollout`."""
         with self._changed:
             now, before = self._now, self._before
             rewarded, mean_reward = self._rewards()
-            figures = {
+            figures: RolloutFigures = {
                 "total": now.done - before.done,
                 "groups": now.groups - before.groups,
                 "status": self._status(),

@@ -33,7 +33,7 @@ def read_rewards(ledgers: Sequence[Path], dataset: Path) -> RewardRecords | None
     """
     from trainspan_rollouts.run_ledger import recorded_rewards
 
-    manifest: dict[str, Any] = json.loads(manifest_path(dataset).read_bytes())
+    manifest: Mapping[str, Any] = json.loads(manifest_path(dataset).read_bytes())
     settings = manifest["settings"]
     if settings["reward"] is not None or settings["air"] is not None or settings["reward_name"] != "reward":
         return None
@@ -51,9 +51,9 @@ def read_rewards(ledgers: Sequence[Path], dataset: Path) -> RewardRecords | None
 def _returns(dataset: Path, manifest: Mapping[str, Any]) -> dict[Attempt, frozenset[float]]:
     import pyarrow.parquet as pq
 
-    found: dict[Attempt, set[float]] = {}
+    returns: dict[Attempt, set[float]] = {}
     for file in manifest["files"]:
         table = pq.read_table(dataset / file["name"], columns=["rollout_id", "attempt", "return"])
         for rollout, attempt, value in zip(*(column.to_pylist() for column in table.columns), strict=True):
-            found.setdefault((rollout, attempt), set()).add(value)
-    return {key: frozenset(values) for key, values in found.items()}
+            returns.setdefault((rollout, attempt), set()).add(value)
+    return {key: frozenset(values) for key, values in returns.items()}

@@ -17,9 +17,10 @@ from trainspan_loop.state.task_pool import TaskPool
 from trainspan_schemas.artifacts.checkpoint import write_latest
 from trainspan_schemas.artifacts.dataset import dataset_dirs, round_of
 from trainspan_schemas.artifacts.run_files import TRAINING_FILE, RunFiles
+from trainspan_schemas.artifacts.run_records import BestRecord, EvalRecord, RunRecord, rounds_in
 from trainspan_schemas.command_events import TrainingProgress
 from trainspan_schemas.errors import ProcessError, UsageError
-from trainspan_schemas.files.durable import append_line, json_lines
+from trainspan_schemas.files.durable import JsonObject, append_line, json_lines
 from trainspan_schemas.files.locks import try_lock
 from trainspan_schemas.home import make_home, policy_dir, runs_dir
 from trainspan_training.checkpoints.ledger import CONSUMING
@@ -82,7 +83,7 @@ class RunFolder(RunFiles):
         temporary.write_text(json.dumps(value, indent=2, default=str) + "\n")
         temporary.replace(path)
 
-    def append(self, record: Mapping[str, Any]) -> None:
+    def append(self, record: RunRecord) -> None:
         """Appends a record to `rounds.jsonl`."""
         append_line(self.path / "rounds.jsonl", json.dumps(record, default=str))
 
@@ -92,7 +93,7 @@ class RunFolder(RunFiles):
         events = [entry["event"] for entry in entries if entry.get("dataset") == dataset_sha256]
         return next((event for event in reversed(events) if event in CONSUMING), None)
 
-    def trained_before(self, dataset_sha256: str, policy: str | None = None) -> dict[str, Any] | None:
+    def trained_before(self, dataset_sha256: str, policy: str | None = None) -> JsonObject | None:
         """The record of a policy's trainer of a finished dataset: from its metrics, else from its ledger.
 
         The ledger is written first. It is used without metrics only after 20 s without a write: the trainer was then killed.
@@ -127,21 +128,21 @@ class RunFolder(RunFiles):
 
     def last_begun(self) -> int:
         """The last round that is on record, or of which a trainer has a dataset."""
-        found = [record["round"] for record in self.records() if record["kind"] == "round"]
+        rounds = [record["round"] for record in rounds_in(self.records())]
         for policy in self.policies():
-            found += [round_of(path.name) or 0 for path in dataset_dirs(policy_dir(self.datasets, policy))]
-        return max(found, default=0)
+            rounds += [round_of(path.name) or 0 for path in dataset_dirs(policy_dir(self.datasets, policy))]
+        return max(rounds, default=0)
 
     def keep_sampled(self, round_: int, collected: Mapping[str, Any]) -> None:
         """Keeps the figures of a round's rollouts, so that a loop that was killed does not repeat them."""
         (self.path / "sampled").mkdir(exist_ok=True)
         self.write(_sampled_name(round_), collected)
 
-    def sampled(self, round_: int) -> dict[str, Any] | None:
+    def sampled(self, round_: int) -> JsonObject | None:
         """What `keep_sampled` kept."""
         return self.read(_sampled_name(round_)) or None
 
-    def keep_best(self, checkpoints: Mapping[str | None, str], record: Mapping[str, Any]) -> None:
+    def keep_best(self, checkpoints: Mapping[str | None, str], record: EvalRecord) -> None:
         """Keeps checkpoints (policy → name) in `best/` in place of the earlier best, as hard links, which survive pruning.
 
         A single policy's is `best/<name>`. Several are a folder of checkpoints to serve from, `best/round-<number>`.
@@ -154,13 +155,21 @@ class RunFolder(RunFiles):
             temporary = best / f".{target.name}"
             shutil.rmtree(temporary, ignore_errors=True)
             for policy, name in checkpoints.items():
-                own = temporary / policy / name if policy is not None else temporary
-                shutil.copytree(policy_dir(self.checkpoints, policy) / name, own, copy_function=os.link)
+                copy = temporary / policy / name if policy is not None else temporary
+                shutil.copytree(policy_dir(self.checkpoints, policy) / name, copy, copy_function=os.link)
                 if policy is not None:
-                    write_latest(own.parent, name)
+                    write_latest(copy.parent, name)
             temporary.rename(target)
-        kept = {key: record[key] for key in ("round", "policy_version", "n", "mean", "deviation", "binary")}
-        self.write("run.json", {**self.read("run.json"), "best": {"checkpoint": str(target), **kept}})
+        kept: BestRecord = {
+            "checkpoint": str(target),
+            "round": record["round"],
+            "policy_version": record["policy_version"],
+            "n": record["n"],
+            "mean": record["mean"],
+            "deviation": record["deviation"],
+            "binary": record["binary"],
+        }
+        self.write("run.json", {**self.read("run.json"), "best": kept})
         for other in best.iterdir():
             if other != target:
                 shutil.rmtree(other)

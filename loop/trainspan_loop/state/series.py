@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 from trainspan_loop.state.run_folder import RunFolder, is_same_run
 from trainspan_schemas.config.settings import Settings
@@ -39,6 +39,17 @@ def continued(settings: Settings, folder: RunFolder, *, finish: bool) -> Setting
     )
 
 
+class SeriesRecord(TypedDict):
+    """What is on disk of a series."""
+
+    settings: Mapping[str, Any]
+    seeds: int
+    name: str | None
+    status: Literal["running", "finished"]
+    runs: Mapping[str, str]
+    """Seed → run id, of the runs that were begun."""
+
+
 class SeedSeries:
     """`runs/series-<time>.json`: the run of each seed. A finished run is not repeated on resume."""
 
@@ -56,7 +67,7 @@ class SeedSeries:
         """
         make_home()
         runs_dir().mkdir(exist_ok=True)
-        named = f"-{name}" if name else ""
+        suffix = f"-{name}" if name else ""
         known = sorted(runs_dir().glob("series-*.json"), reverse=True)
         for path in known if resume else []:
             series = cls(path, settings, seeds, name)
@@ -67,9 +78,9 @@ class SeedSeries:
             if goes_on and record["seeds"] == seeds and is_same_run(_plain(settings), record["settings"]):
                 return series
             break
-        series = cls(runs_dir() / f"series-{datetime.now(UTC):%Y%m%d-%H%M%S-%f}{named}.json", settings, seeds, name)
-        about = {"settings": _plain(settings), "seeds": seeds, "name": name}
-        series._write({**about, "status": "running", "runs": {}})
+        series = cls(runs_dir() / f"series-{datetime.now(UTC):%Y%m%d-%H%M%S-%f}{suffix}.json", settings, seeds, name)
+        plain = _plain(settings)
+        series._write({"settings": plain, "seeds": seeds, "name": name, "status": "running", "runs": {}})
         return series
 
     def unfinished(self, *, begun_only: bool = False) -> Iterator[tuple[Settings, RunFolder]]:
@@ -95,11 +106,11 @@ class SeedSeries:
     def finish(self) -> None:
         self._write({**self._read(), "status": "finished"})
 
-    def _read(self) -> dict[str, Any]:
-        record: dict[str, Any] = json.loads(self.path.read_text())
+    def _read(self) -> SeriesRecord:
+        record: SeriesRecord = json.loads(self.path.read_text())
         return record
 
-    def _write(self, record: Mapping[str, Any]) -> None:
+    def _write(self, record: SeriesRecord) -> None:
         RunFolder(self.path.parent).write(self.path.name, record)
 
 

@@ -31,10 +31,10 @@ class TaskPool:
         drawn = random.Random(seed).sample(range(self._count), min(count, self._count))
         wanted = set(drawn)
         mine = (task for task in read_tasks(self._path) if self._is_mine(task))
-        lines = {place: _line(task) for place, task in enumerate(mine) if place in wanted}
+        lines = {index: _line(task) for index, task in enumerate(mine) if index in wanted}
         if len(lines) < len(wanted):
             raise TaskFileError(f"{self._path} has fewer tasks than when the run began")
-        return [lines[place] for place in drawn]
+        return [lines[index] for index in drawn]
 
     def _is_mine(self, task: Task) -> bool:
         return (task.split or "train") == self._split
@@ -56,18 +56,18 @@ class LoopTasks:
     @classmethod
     def open(cls, settings: Settings) -> "LoopTasks":
         """Opens the files and checks every task. Raises ConfigError, TaskFileError."""
-        loop, named = settings.loop, settings.rollouts.tasks
+        loop, tasks_file = settings.loop, settings.rollouts.tasks
         if loop.target is None and loop.val_target is None:
             return cls(None, None, None, None)
-        if not named:
+        if not tasks_file:
             raise ConfigError(
                 "[loop] target (or val_target) needs [rollouts] tasks in trainspan.toml: the tasks of the agent"
             )
-        path = Path(named)
+        path = Path(tasks_file)
         count_tasks(path)
         train = TaskPool(path, "train") if loop.target is not None else None
         if train is not None and not train:
-            raise ConfigError(f"{named} has no task of split train")
+            raise ConfigError(f"{tasks_file} has no task of split train")
         probe = TaskPool(Path(loop.probe_tasks), "val") if loop.probe_tasks else None
         trial = TaskPool(Path(loop.trial_tasks), "val") if loop.trial_tasks else None
         return cls(train, TaskPool(path, "val"), probe, trial)

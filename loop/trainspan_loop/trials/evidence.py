@@ -72,8 +72,8 @@ class EvidenceFiles:
 
     def of_version(self, version: int) -> Evidence | None:
         """All outcomes under a version; None if its trial tasks were never rolled out."""
-        found = [self._read(path) for path in sorted((self._folder.path / TRIALS).glob(f"round-*-{_suffix(version)}"))]
-        return None if not found else _all(found)
+        parts = [self._read(path) for path in sorted((self._folder.path / TRIALS).glob(f"round-*-{_suffix(version)}"))]
+        return None if not parts else _all(parts)
 
     def has(self, round_: int, version: int) -> bool:
         return (self._folder.path / _name(round_, version)).exists()
@@ -87,10 +87,10 @@ class EvidenceFiles:
         return Evidence(**self._folder.read(f"{TRIALS}/{path.name}"))
 
 
-def _all(found: Iterable[Evidence]) -> Evidence:
+def _all(parts: Iterable[Evidence]) -> Evidence:
     whole = Evidence({}, {}, {})
-    for one in found:
-        whole = whole.joined(one)
+    for part in parts:
+        whole = whole.joined(part)
     return whole
 
 

@@ -12,8 +12,8 @@ __all__ = ["ancestors", "is_in_service", "is_withdrawn", "version_trained_on"]
 
 def version_trained_on(root: Path, dataset_sha256: str) -> CheckpointMeta | None:
     """The checkpoint that a dataset made; None if nothing came of it."""
-    found = (CheckpointMeta.read(folder) for folder in reversed(complete_checkpoints(root)))
-    return next((meta for meta in found if meta.dataset_sha256 == dataset_sha256), None)
+    checkpoints = (CheckpointMeta.read(folder) for folder in reversed(complete_checkpoints(root)))
+    return next((meta for meta in checkpoints if meta.dataset_sha256 == dataset_sha256), None)
 
 
 def ancestors(root: Path, meta: CheckpointMeta) -> Iterator[CheckpointMeta]:

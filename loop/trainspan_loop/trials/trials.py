@@ -116,11 +116,11 @@ class Trials:
         manifest = manifest_path(dataset_dir(self._folder.datasets, round_))
         if self._pool is None or not manifest.exists():
             return None
-        made = version_trained_on(self._folder.checkpoints, hashlib.sha256(manifest.read_bytes()).hexdigest())
-        if made is None:
+        trained = version_trained_on(self._folder.checkpoints, hashlib.sha256(manifest.read_bytes()).hexdigest())
+        if trained is None:
             return None
         began = time.monotonic()
-        verdict = self._verdict(round_, made)
+        verdict = self._verdict(round_, trained)
         failure = self._put_back(round_, verdict) if verdict.is_worse else None
         self._screen.stage("")
         return Trial(verdict, time.monotonic() - began, failure)
@@ -129,23 +129,23 @@ class Trials:
         """Checks of the round that follows those on record."""
         return [] if trial is None else verdict_checks(self._folder.records(), trial.verdict, trial.failure)
 
-    def _verdict(self, round_: int, made: CheckpointMeta) -> Verdict:
+    def _verdict(self, round_: int, trained: CheckpointMeta) -> Verdict:
         """The verdict, kept in a file of its own before anything is done because of it."""
         name = f"{TRIALS}/round-{round_:04d}.json"
         if known := self._folder.read(name):
             return Verdict.of_record(known)
-        verdict = self._new_verdict(round_, made)
+        verdict = self._new_verdict(round_, trained)
         (self._folder.path / TRIALS).mkdir(exist_ok=True)
         self._folder.write(name, verdict.record())
         return verdict
 
-    def _new_verdict(self, round_: int, made: CheckpointMeta) -> Verdict:
-        level, version = self._settings.loop.trial_level, made.version
-        found = ((meta.version, self._evidence.of_version(meta.version)) for meta in self._ancestors(made))
-        before, earlier = next(((number, known) for number, known in found if known is not None), (None, None))
-        if (why := self._why_not(made)) is None:
+    def _new_verdict(self, round_: int, trained: CheckpointMeta) -> Verdict:
+        level, version = self._settings.loop.trial_level, trained.version
+        evidence = ((meta.version, self._evidence.of_version(meta.version)) for meta in self._ancestors(trained))
+        before, earlier = next(((number, known) for number, known in evidence if known is not None), (None, None))
+        if (why := self._why_not(trained)) is None:
             mixed = None if self._evidence.has(round_, version) else self._roll_out(round_, version)
-            why = mixed or self._why_not(made)
+            why = mixed or self._why_not(trained)
         later = self._evidence.of_version(version)
         if before is None or earlier is None:
             why = why or f"no version before version {version} has rolled out the trial tasks"
@@ -153,15 +153,15 @@ class Trials:
             return Verdict(version, before, level, unjudged=why or "its trial tasks were not rolled out")
         return judge(version, before, level, earlier, later)
 
-    def _ancestors(self, made: CheckpointMeta) -> list[CheckpointMeta]:
-        return list(ancestors(self._folder.checkpoints, made))
+    def _ancestors(self, trained: CheckpointMeta) -> list[CheckpointMeta]:
+        return list(ancestors(self._folder.checkpoints, trained))
 
-    def _why_not(self, made: CheckpointMeta) -> str | None:
+    def _why_not(self, trained: CheckpointMeta) -> str | None:
         """Why rollouts of now say nothing about the version."""
-        if is_withdrawn(self._folder.checkpoints, checkpoint_name(made.version)):
-            return f"version {made.version} was taken out of service by hand"
+        if is_withdrawn(self._folder.checkpoints, checkpoint_name(trained.version)):
+            return f"version {trained.version} was taken out of service by hand"
         served = self._stages.version(None)
-        return None if served == made.version else f"the policy server has version {served}, not {made.version}"
+        return None if served == trained.version else f"the policy server has version {served}, not {trained.version}"
 
     def _roll_out(self, round_: int, version: int) -> str | None:
         """Returns why the outcomes are not those of the version; they are kept otherwise."""

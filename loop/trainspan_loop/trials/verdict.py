@@ -7,10 +7,9 @@ from typing import Any, Final
 from trainspan_loop.checks.integrity import Check, left_out_check
 from trainspan_loop.trials.comparison import Comparison, compare
 from trainspan_loop.trials.evidence import Evidence
+from trainspan_schemas.artifacts.run_records import RoundRecord, RunRecord, rounds_in
 
 __all__ = ["MOST_IN_A_ROW", "Verdict", "judge", "refused_rounds", "verdict_checks"]
-
-Record = Mapping[str, Any]
 
 MOST_IN_A_ROW: Final = 2
 """Maximum number of refused versions in a row that chance explains; more have another cause."""
@@ -40,8 +39,8 @@ class Verdict:
     @property
     def is_worse(self) -> bool:
         """Whether one of the comparisons is worse beyond noise; two of them share the level equally."""
-        compared = [one for one in (self.reward, self.finished) if one is not None]
-        return any(one.p <= self.level / len(compared) for one in compared)
+        compared = [comparison for comparison in (self.reward, self.finished) if comparison is not None]
+        return any(comparison.p <= self.level / len(compared) for comparison in compared)
 
     @property
     def reason(self) -> str | None:
@@ -49,14 +48,14 @@ class Verdict:
         if not self.is_worse:
             return None
         compared = [("reward", self.reward), ("finished rollouts", self.finished)]
-        figures = ", ".join(f"{name} {_figures(one)}" for name, one in compared if one is not None)
+        figures = ", ".join(f"{name} {_figures(comparison)}" for name, comparison in compared if comparison is not None)
         return f"version {self.version} is worse than version {self.before}: {figures}"
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> Mapping[str, Any]:
         return {**asdict(self), "worse": self.is_worse}
 
     @classmethod
-    def of_record(cls, record: Record) -> "Verdict":
+    def of_record(cls, record: Mapping[str, Any]) -> "Verdict":
         values = {name: value for name, value in record.items() if name != "worse"}
         for name in ("reward", "finished"):
             values[name] = None if values[name] is None else Comparison(**values[name])
@@ -65,7 +64,7 @@ class Verdict:
 
 def judge(version: int, before: int, level: float, earlier: Evidence, later: Evidence) -> Verdict:
     """Compares a version with the one before, on the tasks that have outcomes under both."""
-    failed = any(0.0 in outcomes for one in (earlier, later) for outcomes in one.finished.values())
+    failed = any(0.0 in outcomes for evidence in (earlier, later) for outcomes in evidence.finished.values())
     reward = compare(earlier.rewards, later.rewards, seed=version)
     finished = compare(earlier.finished, later.finished, seed=version) if failed else None
     why = None
@@ -74,12 +73,12 @@ def judge(version: int, before: int, level: float, earlier: Evidence, later: Evi
     return Verdict(version, before, level, reward, finished, why, later.left_out, later.rollouts)
 
 
-def refused_rounds(records: Sequence[Record]) -> list[Record]:
+def refused_rounds(records: Sequence[RunRecord]) -> list[RoundRecord]:
     """The records of rounds whose version was refused."""
-    return [record for record in records if record["kind"] == "round" and record.get("refused")]
+    return [record for record in rounds_in(records) if record.get("refused")]
 
 
-def verdict_checks(records: Sequence[Record], verdict: Verdict, failure: str | None) -> list[Check]:
+def verdict_checks(records: Sequence[RunRecord], verdict: Verdict, failure: str | None) -> list[Check]:
     """Checks of the round after `records`: its version was judged, refusals are rare, and the version before is back.
 
     `failure` says why a refused version could not be taken out of service.
@@ -89,7 +88,8 @@ def verdict_checks(records: Sequence[Record], verdict: Verdict, failure: str | N
     if verdict.unjudged is not None:
         return checks
     in_a_row = 1 if verdict.is_worse else 0
-    for record in reversed([one for one in records if one["kind"] == "round" and one.get("trial")] if in_a_row else []):
+    tried = [record for record in rounds_in(records) if record.get("trial")]
+    for record in reversed(tried if in_a_row else []):
         if not record.get("refused"):
             break
         in_a_row += 1
@@ -110,7 +110,7 @@ def _detail(verdict: Verdict) -> str:
     return f"{against}: reward {_figures(verdict.reward)}, level {verdict.level:g}{left_out}"
 
 
-def _figures(one: Comparison) -> str:
-    if one.before is None or one.after is None:
+def _figures(comparison: Comparison) -> str:
+    if comparison.before is None or comparison.after is None:
         return "unknown"
-    return f"{one.before:.3f} → {one.after:.3f} on {one.tasks} tasks (p = {one.p:.2g})"
+    return f"{comparison.before:.3f} → {comparison.after:.3f} on {comparison.tasks} tasks (p = {comparison.p:.2g})"

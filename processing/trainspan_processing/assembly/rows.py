@@ -129,10 +129,10 @@ def rows_of(calls: pl.DataFrame, limits: CallLimits, counts: RowCounts) -> tuple
     )
     judged = calls.with_columns(is_unused).with_columns(reason.alias("reason"))
     is_kept = judged["reason"].is_null()
-    kept = with_lineage(judged if is_kept.all() else judged.filter(is_kept))
-    _count(kept, counts)
-    _count_failures(kept, counts.merge_failures)
-    return kept.select(*COLUMNS), judged.drop("prompt_ids", "completion_ids", "logprobs")
+    rows = with_lineage(judged if is_kept.all() else judged.filter(is_kept))
+    _count(rows, counts)
+    _count_failures(rows, counts.merge_failures)
+    return rows.select(*COLUMNS), judged.drop("prompt_ids", "completion_ids", "logprobs")
 
 
 def with_lineage(calls: pl.DataFrame) -> pl.DataFrame:
@@ -178,42 +178,42 @@ def _branches(calls: pl.DataFrame) -> pl.Series:
     return pl.zeros(calls.height, dtype=pl.Int32, eager=True).scatter(rows, same.to_series())
 
 
-def _count_failures(kept: pl.DataFrame, failures: MergeFailures) -> None:
+def _count_failures(rows: pl.DataFrame, failures: MergeFailures) -> None:
     """Counts the calls that open a segment even though their agent had made a call before."""
     opens, rollout = pl.col("segment_pos") == 0, pl.col("rollout")
-    if not kept.select((opens & (rollout == rollout.shift(1))).any()).item():  # no rollout has a second segment
+    if not rows.select((opens & (rollout == rollout.shift(1))).any()).item():  # no rollout has a second segment
         return
-    openers = kept.with_row_index("row").with_columns(
+    openers = rows.with_row_index("row").with_columns(
         pl.col("row").cast(pl.Int64).shift(1).over("rollout", "agent").alias("before")
     )
     openers = openers.filter((pl.col("segment_pos") == 0) & pl.col("before").is_not_null())
     if openers.is_empty():
         return
-    prompts, completions = Tokens.of(kept["prompt_ids"]), Tokens.of(kept["completion_ids"])
-    index = kept["call_index"]
+    prompts, completions = Tokens.of(rows["prompt_ids"]), Tokens.of(rows["completion_ids"])
+    index = rows["call_index"]
     for row, before, rollout_id, attempt in openers.select("row", "before", *ROLLOUT_KEY).iter_rows():
         where = {"rollout_id": rollout_id, "attempt": attempt, "call_index": index[row], "after": index[before]}
         failures.add((prompts[before], completions[before]), prompts[row], where)
 
 
-def _count(kept: pl.DataFrame, counts: RowCounts) -> None:
-    counts.rows += kept.height
-    counts.segments += int((kept["segment_pos"] == 0).sum())
-    counts.first_calls += kept.select("rollout", "agent").n_unique() if kept.height else 0
-    prompts = int(kept["prompt_ids"].list.len().sum() or 0)
+def _count(rows: pl.DataFrame, counts: RowCounts) -> None:
+    counts.rows += rows.height
+    counts.segments += int((rows["segment_pos"] == 0).sum())
+    counts.first_calls += rows.select("rollout", "agent").n_unique() if rows.height else 0
+    prompts = int(rows["prompt_ids"].list.len().sum() or 0)
     counts.prompt_tokens += prompts
-    counts.environment_tokens += prompts - int(kept["prefix_len"].sum() or 0)
-    counts.completion_tokens += int(kept["completion_ids"].list.len().sum() or 0)
-    versions = kept["policy_version"].drop_nulls()
+    counts.environment_tokens += prompts - int(rows["prefix_len"].sum() or 0)
+    counts.completion_tokens += int(rows["completion_ids"].list.len().sum() or 0)
+    versions = rows["policy_version"].drop_nulls()
     counts.versions = sorted({*counts.versions, *versions.unique().to_list()})
-    counts.policies.update(dict(kept["policy_name"].drop_nulls().value_counts().iter_rows()))
-    counts.bases.update(dict(kept["base"].drop_nulls().value_counts().iter_rows()))
-    counts.groups |= set(kept["group_id"].unique().to_list())
+    counts.policies.update(dict(rows["policy_name"].drop_nulls().value_counts().iter_rows()))
+    counts.bases.update(dict(rows["base"].drop_nulls().value_counts().iter_rows()))
+    counts.groups |= set(rows["group_id"].unique().to_list())
     counts.shapes.append(
-        kept.select(
+        rows.select(
             pl.col("prompt_ids").list.len().alias("prompt_tokens"),
             pl.col("completion_ids").list.len().alias("completion_tokens"),
             "advantage",
         )
     )
-    counts.calls_per_rollout.append(kept.group_by("rollout", maintain_order=True).len()["len"])
+    counts.calls_per_rollout.append(rows.group_by("rollout", maintain_order=True).len()["len"])

@@ -48,9 +48,9 @@ class Candidates:
         """At most `limit` rollouts, chosen by a hash of their ids: the first ones to end would be the short ones."""
         if limit is None or self.rollouts.height <= limit:
             return self
-        order = pl.col("rollout_id").map_elements(_place, return_dtype=pl.String)
-        chosen = self.rollouts.with_columns(order.alias("_place")).sort("_place", *ROLLOUT_KEY).head(limit)
-        chosen = chosen.drop("_place").sort("end_ns", *ROLLOUT_KEY)
+        order = pl.col("rollout_id").map_elements(_sort_key, return_dtype=pl.String)
+        chosen = self.rollouts.with_columns(order.alias("_sort_key")).sort("_sort_key", *ROLLOUT_KEY).head(limit)
+        chosen = chosen.drop("_sort_key").sort("end_ns", *ROLLOUT_KEY)
         calls, states = (
             frame.join(chosen.select(ROLLOUT_KEY), on=ROLLOUT_KEY, how="semi", maintain_order="left")
             for frame in (self.calls, self.states)
@@ -64,7 +64,7 @@ class Candidates:
         return self.rollouts.join(several, on=_GROUP, how="semi", nulls_equal=True)
 
 
-def _place(rollout_id: str) -> str:
+def _sort_key(rollout_id: str) -> str:
     return hashlib.blake2b(rollout_id.encode(), digest_size=8).hexdigest()
 
 

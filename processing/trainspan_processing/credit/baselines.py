@@ -84,7 +84,7 @@ def global_(items: pl.DataFrame) -> pl.DataFrame:
     scale = pl.col("_scale")
 
     def compare(others: pl.DataFrame) -> pl.DataFrame:
-        return _settled(_current(others), _V.mean().over("pool"), scale, _reason("pool"))
+        return _with_center_and_scale(_current(others), _V.mean().over("pool"), scale, _reason("pool"))
 
     return _apart(_scaled(items), compare, scale).drop("_scale")
 
@@ -97,7 +97,7 @@ def running(items: pl.DataFrame) -> pl.DataFrame:
     """
     before = pl.col("worth").rolling_mean(RUNNING_WINDOW, min_samples=1).shift(1)
     alone = pl.when(pl.col("center").is_null()).then(pl.lit("singleton_group"))
-    return _apart(items, lambda others: _settled(_in_time(others, before), pl.col("center"), _ONE, alone))
+    return _apart(items, lambda others: _with_center_and_scale(_in_time(others, before), pl.col("center"), _ONE, alone))
 
 
 def rae(items: pl.DataFrame) -> pl.DataFrame:
@@ -110,12 +110,12 @@ def rae(items: pl.DataFrame) -> pl.DataFrame:
     weight = RAE_DECAY ** pl.int_range(1, pl.len() + 1)
     means = pl.col("worth").ewm_mean(alpha=1.0 - RAE_DECAY, adjust=True) * (1.0 - weight)
     never = pl.lit(None, dtype=pl.String)
-    return _apart(items, lambda others: _settled(_in_time(others, means), pl.col("center"), _ONE, never))
+    return _apart(items, lambda others: _with_center_and_scale(_in_time(others, means), pl.col("center"), _ONE, never))
 
 
 def none(items: pl.DataFrame) -> pl.DataFrame:
     """v itself. REINFORCE without a baseline, Williams 1992."""
-    return _settled(_current(items), pl.lit(0.0), _ONE, pl.lit(None, dtype=pl.String))
+    return _with_center_and_scale(_current(items), pl.lit(0.0), _ONE, pl.lit(None, dtype=pl.String))
 
 
 BASELINES: Final[dict[str, Baseline]] = {
@@ -178,7 +178,7 @@ def _scaled(items: pl.DataFrame) -> pl.DataFrame:
 
 
 def _by_group(items: pl.DataFrame, center: pl.Expr, scale: pl.Expr) -> pl.DataFrame:
-    return _settled(_current(items), center, scale, _reason("group"))
+    return _with_center_and_scale(_current(items), center, scale, _reason("group"))
 
 
 def _reason(by: str) -> pl.Expr:
@@ -187,7 +187,7 @@ def _reason(by: str) -> pl.Expr:
     return spread_reason(rollouts, _V.min().over(by), _V.max().over(by))
 
 
-def _settled(items: pl.DataFrame, center: pl.Expr, scale: pl.Expr, reason: pl.Expr) -> pl.DataFrame:
+def _with_center_and_scale(items: pl.DataFrame, center: pl.Expr, scale: pl.Expr, reason: pl.Expr) -> pl.DataFrame:
     """Sets center and scale to 0 if there is a reason, so that the advantage is 0 and never NaN.
 
     A value that differs from its center only by rounding has advantage 0, whatever its scale.

@@ -118,7 +118,7 @@ class Mirror:
             os.utime(folder)
         return folder
 
-    def bring_earlier(self, folder: Path) -> None:
+    def fetch_earlier(self, folder: Path) -> None:
         """Puts what describes the datasets that a fetched one was built after next to it, as far as they exist."""
         with locked(folder.parent):
             earlier = Earlier.of_record(json.loads(manifest_path(folder).read_bytes()).get("earlier"))
@@ -175,7 +175,7 @@ def local_dataset(location: str, *, with_earlier: bool = False) -> Path:
     mirror, known = known_dataset(location, with_earlier=with_earlier)
     folder = mirror.fetch(known)
     if with_earlier:
-        mirror.bring_earlier(folder)
+        mirror.fetch_earlier(folder)
     return folder
 
 

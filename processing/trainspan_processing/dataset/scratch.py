@@ -68,7 +68,7 @@ class LocalScratch:
         """Renames both folders. The dataset exists once its rows do, so the rows come last."""
         with locked(self.target.parent):
             if self.target.exists():
-                raise _made_meanwhile(str(self.target))
+                raise _created_meanwhile(str(self.target))
             self.rename()
 
     def rename(self) -> None:
@@ -139,7 +139,7 @@ class RemoteScratch:
         self.is_published = None
         self.is_published = remote.publish(name, pointer)
         if not self.is_published:
-            raise _made_meanwhile(f"{self.mirror.url}/{name}")
+            raise _created_meanwhile(f"{self.mirror.url}/{name}")
         write_pointer(self.about, pointer)
         with locked(self.local.target.parent):
             forget(self.local.target)  # recorded by another process that saw it in the meantime
@@ -176,6 +176,6 @@ def _end(scratch: RemoteScratch) -> None:
         log.warning("unfinished files of %s remain for a week: %s", scratch.folder, error)
 
 
-def _made_meanwhile(location: str) -> DatasetError:
+def _created_meanwhile(location: str) -> DatasetError:
     """The error of the later of two commands that build the same dataset."""
     return DatasetError(f"another command created {location} in the meantime: run this one again")

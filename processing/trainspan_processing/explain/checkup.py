@@ -116,12 +116,12 @@ def _unmerged(source: Source, traces: TraceIndex, decoder: Decoder | None) -> It
         row = rows.row(by_predicate=pl.col("span_id") == example.span_id, named=True)
         detail = (
             f"{count} of {rows.height} calls ({example.divergence.cause}: {explanation.what}), e.g. {_call(source, row)}: "
-            f"{_place(example, decoder)}"
+            f"{_difference(example, decoder)}"
         )
         yield Trouble("unmerged", detail, explanation.advice)
 
 
-def _place(unmerged: Unmerged, decoder: Decoder | None) -> str:
+def _difference(unmerged: Unmerged, decoder: Decoder | None) -> str:
     """The first differing token and a few more, in words."""
     sides = [ids[:_EXCERPT] for ids in (unmerged.divergence.was, unmerged.divergence.now)]
     known = decoder if decoder is not None and decoder.covers(token for ids in sides for token in ids) else None

@@ -4,9 +4,9 @@ import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from trainspan_processing.export.conversations import RecordedCall
+from trainspan_schemas.files.durable import JsonObject
 
 __all__ = ["CallsOf", "Examples", "RewardedRollout", "kept_calls", "offered_tools"]
 
@@ -33,9 +33,9 @@ class RewardedRollout:
 class Examples:
     """The examples made from the groups."""
 
-    rows: list[dict[str, Any]] = field(default_factory=list)
+    rows: list[JsonObject] = field(default_factory=list)
     """Rows in TRL's format."""
-    sources: list[dict[str, Any]] = field(default_factory=list)
+    sources: list[JsonObject] = field(default_factory=list)
     """The source rollouts of each row."""
     groups: int = 0
     groups_used: int = 0
@@ -56,5 +56,5 @@ def _why_not(call: RecordedCall, agents: frozenset[str]) -> str | None:
     return call.flaw if call.is_whole else "cut_off"
 
 
-def offered_tools(call: RecordedCall) -> dict[str, Any]:
+def offered_tools(call: RecordedCall) -> JsonObject:
     return {"tools": [json.loads(tool) for tool in call.tools]} if call.tools else {}

@@ -10,6 +10,7 @@ from trainspan_processing.text.chat_messages import ChatMessage, chat_messages, 
 from trainspan_processing.text.dialects import messages_of
 from trainspan_processing.text.model_calls import is_model_call, is_whole
 from trainspan_processing.traces.message_records import read_records, with_records
+from trainspan_schemas.files.durable import JsonObject
 from trainspan_schemas.telemetry import keys
 
 __all__ = ["MessageSpan", "RecordedCall", "read_conversations", "recorded_calls"]
@@ -57,7 +58,7 @@ def recorded_calls(spans: Sequence[MessageSpan]) -> list[RecordedCall]:
     calls = [span for span in spans if is_model_call(span.attributes)]
     same = _same_calls(calls, {(span.trace_id, span.span_id): span.parent_span_id for span in spans})
     best: dict[object, tuple[int, MessageSpan]] = {}
-    tools: dict[object, list[dict[str, Any]]] = {}
+    tools: dict[object, list[JsonObject]] = {}
     served: dict[object, tuple[str, str]] = {}
     for span in calls:
         call = same[span.trace_id, span.span_id]
@@ -81,7 +82,7 @@ def read_conversations(
     """Yields ((rollout_id, attempt), its calls with messages) for each of `rollouts`, a limited number in memory at a time."""
     for start in range(0, len(rollouts), _ROLLOUTS_PER_READ):
         wanted = rollouts[start : start + _ROLLOUTS_PER_READ]
-        found: dict[tuple[str, int], list[MessageSpan]] = {key: [] for key in wanted}
+        spans_of: dict[tuple[str, int], list[MessageSpan]] = {key: [] for key in wanted}
         of_trace: dict[str, set[tuple[str, int]]] = {}
         nameless: list[MessageSpan] = []
         for batch in source.read("spans", Selection(rollout_ids=sorted({key[0] for key in wanted})), _COLUMNS):
@@ -94,20 +95,20 @@ def read_conversations(
                     continue
                 key = (rollout_id, int(attributes.get(keys.ATTEMPT) or 0))
                 of_trace.setdefault(trace_id, set()).add(key)
-                if key in found:
-                    found[key].append(span)
+                if key in spans_of:
+                    spans_of[key].append(span)
         for span in nameless:
             owners = of_trace.get(span.trace_id, set())
-            if len(owners) == 1 and (owner := next(iter(owners))) in found:
-                found[owner].append(span)
-        records = read_records(source, {span.trace_id for spans in found.values() for span in spans})
+            if len(owners) == 1 and (owner := next(iter(owners))) in spans_of:
+                spans_of[owner].append(span)
+        records = read_records(source, {span.trace_id for spans in spans_of.values() for span in spans})
         for key in wanted:
             yield (
                 key,
                 recorded_calls(
                     [
                         replace(span, attributes=with_records(span.attributes, records, (span.trace_id, span.span_id)))
-                        for span in found[key]
+                        for span in spans_of[key]
                     ]
                 ),
             )
@@ -121,22 +122,20 @@ def _same_calls(
     outermost: dict[tuple[str, str], tuple[str, str]] = {}
     responses: dict[tuple[str, str], str] = {}
     for span in calls:
-        root = place = (span.trace_id, span.span_id)
+        root = ancestor = (span.trace_id, span.span_id)
         for _ in range(len(parents)):
-            parent = parents.get(place)
+            parent = parents.get(ancestor)
             if parent is None:
                 break
-            place = (span.trace_id, parent)
-            root = place if place in call_keys else root
+            ancestor = (span.trace_id, parent)
+            root = ancestor if ancestor in call_keys else root
         outermost[span.trace_id, span.span_id] = root
         if isinstance(response := span.attributes.get(keys.GEN_AI_RESPONSE_ID), str):
             responses.setdefault(root, response)
     return {key: responses.get(root, root) for key, root in outermost.items()}
 
 
-def _recorded_call(
-    span: MessageSpan, tools: Sequence[dict[str, Any]], served_as: tuple[str, str] | None
-) -> RecordedCall:
+def _recorded_call(span: MessageSpan, tools: Sequence[JsonObject], served_as: tuple[str, str] | None) -> RecordedCall:
     inputs, outputs = messages_of(span.attributes)
     agent = span.attributes.get(keys.GEN_AI_AGENT_NAME)
     model = span.attributes.get(keys.GEN_AI_REQUEST_MODEL) or span.attributes.get("llm.model_name")

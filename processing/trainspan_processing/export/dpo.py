@@ -9,7 +9,7 @@ from trainspan_processing.text.chat_messages import same_messages
 
 __all__ = ["preference_pairs"]
 
-Told = Sequence[tuple[RewardedRollout, Sequence[RecordedCall]]]
+RolloutCalls = Sequence[tuple[RewardedRollout, Sequence[RecordedCall]]]
 
 
 def preference_pairs(
@@ -25,32 +25,32 @@ def preference_pairs(
     `equal_rewards`, `below_min_reward` (of the best), `no_text`, `no_common_prompt`, `same_answers`. Reasons that count
     calls: `cut_off`, `not_selected`, `other_parts` (images, files), `other_tokens` (see RecordedCall).
     """
-    made = Examples(groups=len(groups))
+    examples = Examples(groups=len(groups))
     for candidates in groups.values():
         rewards = [candidate.reward for candidate in candidates]
         if len(candidates) < 2 or min(rewards) == max(rewards):
-            made.skipped["one_rollout" if len(candidates) < 2 else "equal_rewards"] += 1
+            examples.skipped["one_rollout" if len(candidates) < 2 else "equal_rewards"] += 1
             continue
         if min_reward is not None and max(rewards) < min_reward:
-            made.skipped["below_min_reward"] += 1
+            examples.skipped["below_min_reward"] += 1
             continue
         ends = [
             [
-                (candidate, kept_calls(calls_of(candidate.key), agents, made.skipped))
+                (candidate, kept_calls(calls_of(candidate.key), agents, examples.skipped))
                 for candidate in candidates
                 if candidate.reward == end
             ]
             for end in (max(rewards), min(rewards))
         ]
-        reason = _add_first_pair(made, *ends)
+        reason = _add_first_pair(examples, *ends)
         if reason is None:
-            made.groups_used += 1
+            examples.groups_used += 1
         else:
-            made.skipped[reason] += 1
-    return made
+            examples.skipped[reason] += 1
+    return examples
 
 
-def _add_first_pair(made: Examples, best: Told, worst: Told) -> str | None:
+def _add_first_pair(examples: Examples, best: RolloutCalls, worst: RolloutCalls) -> str | None:
     """Adds a pair from the first two rollouts that diverge. Returns None, or the reason why there is no pair."""
     reason = (
         "no_text" if not any(calls for _, calls in best) or not any(calls for _, calls in worst) else "no_common_prompt"
@@ -71,8 +71,8 @@ def _add_first_pair(made: Examples, best: Told, worst: Told) -> str | None:
                         "rejected": other.answer,
                         **offered_tools(call),
                     }
-                    made.rows.append(row)
-                    made.sources.append(
+                    examples.rows.append(row)
+                    examples.sources.append(
                         {
                             "chosen": {"rollout_id": good.rollout_id, "attempt": good.attempt, "reward": good.reward},
                             "rejected": {"rollout_id": bad.rollout_id, "attempt": bad.attempt, "reward": bad.reward},
@@ -82,5 +82,5 @@ def _add_first_pair(made: Examples, best: Told, worst: Told) -> str | None:
     return reason
 
 
-def _same(said: Any) -> str:
-    return said if isinstance(said, str) else same_messages(said)
+def _same(text: Any) -> str:
+    return text if isinstance(text, str) else same_messages(text)

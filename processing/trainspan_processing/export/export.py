@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import polars as pl
 
@@ -29,6 +29,7 @@ from trainspan_schemas.artifacts.branches import BRANCH_TASK
 from trainspan_schemas.artifacts.dataset import MANIFEST, manifest_path
 from trainspan_schemas.config.settings import DatasetSettings
 from trainspan_schemas.errors import DatasetError, UsageError
+from trainspan_schemas.files.durable import JsonObject
 
 __all__ = ["ExportRequest", "Exported", "Kind", "export"]
 
@@ -64,9 +65,9 @@ class ExportRequest:
     decoder: Decoder | None = None
     """Decode text from token ids instead of using recorded messages; needs datasets."""
 
-    def source(self) -> dict[str, Any]:
+    def source(self) -> JsonObject:
         """What the examples are made from, as the manifest names it."""
-        manifests = {str(one.path): manifest_path(one.path).read_bytes() for one in self.datasets}
+        manifests = {str(dataset.path): manifest_path(dataset.path).read_bytes() for dataset in self.datasets}
         hashes = {path: hashlib.sha256(manifest).hexdigest() for path, manifest in manifests.items()}
         return {**({"datasets": hashes} if hashes else {}), "stores": list(self.stores)}
 
@@ -93,13 +94,15 @@ def export(request: ExportRequest, clock: Clock) -> Exported:
         raise UsageError("--form text decodes the tokens of a dataset's rows: name a dataset, not a store")
     if request.decoder is not None:
         candidates = _candidates_of(request)
-        examples = _made(request, candidates, _decoded(request, request.decoder, _wanted(request, candidates)))
+        examples = _examples(request, candidates, _decoded(request, request.decoder, _wanted(request, candidates)))
     else:
         with Source(request.stores, allow_behind=True) as source:
             candidates = _candidates_of(request) if request.datasets else _candidates_in(source, request, clock)
             if not candidates and not request.datasets:
                 raise DatasetError(_nothing_in(source, request, clock))
-            examples = _made(request, candidates, dict(read_conversations(source, [each.key for each in candidates])))
+            examples = _examples(
+                request, candidates, dict(read_conversations(source, [each.key for each in candidates]))
+            )
     if not examples.rows:
         raise DatasetError(f"{examples.groups} groups contain no example: {_why(examples)}")
     _write(request, examples)
@@ -108,18 +111,18 @@ def export(request: ExportRequest, clock: Clock) -> Exported:
     )
 
 
-def _made(
+def _examples(
     request: ExportRequest,
     candidates: Sequence[RewardedRollout],
-    said: Mapping[tuple[str, int], Sequence[RecordedCall]],
+    calls_of: Mapping[tuple[str, int], Sequence[RecordedCall]],
 ) -> Examples:
     groups: dict[str, list[RewardedRollout]] = {}
     for candidate in candidates:
-        groups.setdefault(_group_of(candidate, said.get(candidate.key, ()), request.kind), []).append(candidate)
-    limits: dict[str, Any] = {"min_reward": request.min_reward, "agents": request.agents}
+        groups.setdefault(_group_of(candidate, calls_of.get(candidate.key, ()), request.kind), []).append(candidate)
+    limits: JsonObject = {"min_reward": request.min_reward, "agents": request.agents}
     if request.kind == "dpo":
-        return preference_pairs(groups, lambda key: said.get(key, ()), **limits)
-    return supervised_examples(groups, lambda key: said.get(key, ()), **limits, take_all=request.take_all)
+        return preference_pairs(groups, lambda key: calls_of.get(key, ()), **limits)
+    return supervised_examples(groups, lambda key: calls_of.get(key, ()), **limits, take_all=request.take_all)
 
 
 def _group_of(candidate: RewardedRollout, calls: Sequence[RecordedCall], kind: Kind) -> str:
@@ -211,7 +214,7 @@ def _decoded(
     request: ExportRequest, decoder: Decoder, wanted: frozenset[tuple[str, int]]
 ) -> dict[tuple[str, int], list[RecordedCall]]:
     """The rows of the wanted rollouts as text. Where the text is not that of the sampled tokens alone, they have a flaw."""
-    said: dict[tuple[str, int], list[RecordedCall]] = {}
+    calls_of: dict[tuple[str, int], list[RecordedCall]] = {}
     columns = ["rollout_id", "attempt", "agent", "policy_name", "prompt_ids", "completion_ids", "finish_reason"]
     for dataset in request.datasets:
         for rows in dataset.files(columns):
@@ -226,8 +229,8 @@ def _decoded(
                 texts = decoder.text(prompt), decoder.text(completion)
                 exact = [decoder.ids(text) for text in texts] == [list(prompt), list(completion)]
                 call = RecordedCall(agent, model, *texts, finish != "length", None if exact else "other_tokens")
-                said.setdefault((rollout_id, attempt), []).append(call)
-    return said
+                calls_of.setdefault((rollout_id, attempt), []).append(call)
+    return calls_of
 
 
 def _write(request: ExportRequest, examples: Examples) -> None:

@@ -21,26 +21,26 @@ def supervised_examples(
     at least `min_reward`. The reasons `below_min_reward` and `no_text` count
     groups, `cut_off`, `not_selected`, `other_parts` (images, files) and `other_tokens` (see RecordedCall) count calls.
     """
-    made = Examples(groups=len(groups))
+    examples = Examples(groups=len(groups))
     for candidates in groups.values():
         highest = max(candidate.reward for candidate in candidates)
         if min_reward is not None and highest < min_reward:
-            made.skipped["below_min_reward"] += 1
+            examples.skipped["below_min_reward"] += 1
             continue
         least = highest if min_reward is None or not take_all else min_reward
         best = [candidate for candidate in candidates if candidate.reward >= least]
-        found = [(candidate, calls_of(candidate.key)) for candidate in best]
-        recorded = [(candidate, calls) for candidate, calls in found if calls]
+        with_calls = [(candidate, calls_of(candidate.key)) for candidate in best]
+        recorded = [(candidate, calls) for candidate, calls in with_calls if calls]
         if not recorded:
-            made.skipped["no_text"] += 1
+            examples.skipped["no_text"] += 1
             continue
         recorded.sort(key=lambda pair: (len(pair[1]), pair[0].key))
-        before = len(made.rows)
+        before = len(examples.rows)
         for chosen, calls in recorded if take_all else recorded[:1]:
-            for call in kept_calls(calls, agents, made.skipped):
-                made.rows.append({"prompt": call.prompt, "completion": call.answer, **offered_tools(call)})
-                made.sources.append(
+            for call in kept_calls(calls, agents, examples.skipped):
+                examples.rows.append({"prompt": call.prompt, "completion": call.answer, **offered_tools(call)})
+                examples.sources.append(
                     {"rollout_id": chosen.rollout_id, "attempt": chosen.attempt, "reward": chosen.reward}
                 )
-        made.groups_used += len(made.rows) > before
-    return made
+        examples.groups_used += len(examples.rows) > before
+    return examples

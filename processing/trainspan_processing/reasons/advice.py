@@ -44,8 +44,8 @@ ADVICE: Final[dict[DropReason, str]] = {
     "incomplete": "answers were cut off before a finish reason: see the policy server's log",
     "overlong": "calls reached their length limit, and [dataset] overlong masks them: raise the agent's max_tokens, or set overlong = keep",
     "not_delivered": "clients disconnected before the answer was complete: raise their timeout",
-    "ended_by_server": "a weight swap or sleep request ended calls that took longer than [serving] drain_timeout_s: raise it, or "
-    "lower the agent's max_tokens",
+    "ended_by_server": "a weight swap or sleep request ended calls that took longer than [advanced] serving.drain_timeout_s: raise "
+    "it, or lower the agent's max_tokens",
     "superseded_by_retry": "only the last attempts are trained: find out why they were retried",
     "deleted": "retention or a purge deleted these calls while the dataset was built: raise [collector] retention_days, or build sooner",
     "no_token_ids": "the server recorded no token ids: serve the policy with `trainspan serve`; calls that only a client recorded, "

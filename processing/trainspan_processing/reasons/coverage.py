@@ -287,16 +287,16 @@ def check_outcome(
             coverage.figures,
         )
     if not coverage.kept and not (may_be_empty and coverage.is_without_contrast):
-        raise _nothing(f"none of {coverage.seen} calls in {where} is trainable", coverage, reasons())
+        raise _nothing_to_train(f"none of {coverage.seen} calls in {where} is trainable", coverage, reasons())
     share = coverage.coverage
     if share is not None and share < settings.min_coverage:
         what = (
             f"only {share:.0%} of the calls in {where} are trainable, but --min-coverage is {settings.min_coverage:.0%}"
         )
-        raise _nothing(what, coverage, reasons())
+        raise _nothing_to_train(what, coverage, reasons())
 
 
-def _nothing(what: str, coverage: Coverage, reasons: Sequence[Reason]) -> NothingToTrainError:
+def _nothing_to_train(what: str, coverage: Coverage, reasons: Sequence[Reason]) -> NothingToTrainError:
     worst = reasons[0]
     return NothingToTrainError(
         f"{what}; most excluded by {worst.name} ({worst.calls}): {worst.advice}",

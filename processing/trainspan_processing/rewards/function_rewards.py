@@ -75,7 +75,7 @@ def reward_by_function(
             failed.append((key[0], message))
             results.append((*key, *(None for _ in names), True))
     _log_failures(failed)
-    return _made(results, names, first_error)
+    return _function_rewards(results, names, first_error)
 
 
 def _log_failures(failed: Sequence[tuple[str, str]]) -> None:
@@ -101,10 +101,12 @@ def recorded_rewards(function: str, names: Sequence[str], recorded: pl.DataFrame
             raise UsageError(f"{function} returned no reward {unknown[0]!r} when the dataset was built, only {known}")
         values = (None if given is None else given[name] for name in names)
         results.append((rollout_id, attempt, *values, given is None))
-    return _made(results, names, None)
+    return _function_rewards(results, names, None)
 
 
-def _made(results: Sequence[tuple[Any, ...]], names: Sequence[str], first_error: str | None) -> FunctionRewards:
+def _function_rewards(
+    results: Sequence[tuple[Any, ...]], names: Sequence[str], first_error: str | None
+) -> FunctionRewards:
     values = dict.fromkeys(names, pl.Float64)
     schema: Schema = {"rollout_id": pl.String, "attempt": pl.Int32, **values, "reward_failed": pl.Boolean}
     texts = [json.dumps(None if row[-1] else dict(zip(names, row[2:-1], strict=True))) for row in results]

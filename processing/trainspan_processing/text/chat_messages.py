@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from trainspan_processing.text.dialects import Message
+from trainspan_schemas.files.durable import JsonObject
 
 __all__ = ["ChatMessage", "chat_messages", "only_text", "same_messages", "tools_of"]
 
-ChatMessage = dict[str, Any]
+ChatMessage = JsonObject
 
 _CALL_KEY: Final = re.compile(r"tool_calls\.(\d+)\.(?:tool_call\.)?(?:function\.)?(id|name|arguments)")
 _FUNCTION_KEY: Final = re.compile(r"llm\.request\.functions\.(\d+)\.(name|description|parameters)")
@@ -52,7 +53,7 @@ def same_messages(messages: Sequence[ChatMessage]) -> str:
     return json.dumps(plain(list(messages)), sort_keys=True, ensure_ascii=False)
 
 
-def tools_of(attributes: Mapping[str, Any]) -> list[dict[str, Any]]:
+def tools_of(attributes: Mapping[str, Any]) -> list[JsonObject]:
     """The tools that the request offered, as JSON schemas; empty if none was recorded."""
     stated = _parsed(attributes.get("gen_ai.tool.definitions"))
     if isinstance(stated, list):
@@ -64,14 +65,14 @@ def tools_of(attributes: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
     if schemas:
         return [_tool(tool) for tool in schemas if isinstance(tool, dict)]
-    functions: dict[int, dict[str, Any]] = {}
+    functions: dict[int, JsonObject] = {}
     for key, value in attributes.items():
         if match := _FUNCTION_KEY.fullmatch(key):
             functions.setdefault(int(match[1]), {})[match[2]] = _parsed(value) if match[2] == "parameters" else value
     return [_tool(functions[index]) for index in sorted(functions)]
 
 
-def _tool(tool: dict[str, Any]) -> dict[str, Any]:
+def _tool(tool: JsonObject) -> JsonObject:
     if isinstance(tool.get("function"), dict):
         return {"type": "function", "function": tool["function"]}
     return {"type": "function", "function": {key: value for key, value in tool.items() if key != "type"}}
@@ -80,22 +81,22 @@ def _tool(tool: dict[str, Any]) -> dict[str, Any]:
 def _converted(message: Message) -> ChatMessage:
     role = str(message.get("role") or "user")
     parts = [part for part in message.get("parts") or [] if isinstance(part, dict)]
-    made: ChatMessage = {"role": role, "content": _content(message.get("content"))}
+    chat_message: ChatMessage = {"role": role, "content": _content(message.get("content"))}
     if thoughts := [str(part.get("content", "")) for part in parts if part.get("type") == "reasoning"]:
-        made["reasoning_content"] = "".join(thoughts)
+        chat_message["reasoning_content"] = "".join(thoughts)
     if calls := _tool_calls(message, parts):
-        made["tool_calls"] = calls
+        chat_message["tool_calls"] = calls
     for key in ("name", "tool_call_id"):
         if isinstance(message.get(key), str):
-            made[key] = message[key]
-    return made
+            chat_message[key] = message[key]
+    return chat_message
 
 
 def _content(content: Any) -> str:
     """The content as text; the texts of a list of content parts are joined by line feeds, as a policy server joins them."""
     if isinstance(content, list):
-        found = (_text_of(part) for part in content if isinstance(part, dict))
-        return "\n".join(text for text in found if text is not None)
+        texts = (_text_of(part) for part in content if isinstance(part, dict))
+        return "\n".join(text for text in texts if text is not None)
     return "" if content is None else str(content)
 
 
@@ -109,14 +110,14 @@ def _text_of(part: Mapping[str, Any]) -> str | None:
     return text if isinstance(text, str) and str(part.get("type", "text")).endswith("text") else None
 
 
-def _tool_calls(message: Message, parts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _tool_calls(message: Message, parts: Sequence[JsonObject]) -> list[JsonObject]:
     recorded = [part for part in parts if part.get("type") == "tool_call"]
     if not recorded and isinstance(message.get("tool_calls"), list):
         recorded = [
             {**call, **(call.get("function") or {})} for call in message["tool_calls"] if isinstance(call, dict)
         ]
     if not recorded:
-        flat: dict[int, dict[str, Any]] = {}
+        flat: dict[int, JsonObject] = {}
         for key, value in message.items():
             if match := _CALL_KEY.fullmatch(key):
                 flat.setdefault(int(match[1]), {})[match[2]] = value

@@ -9,11 +9,12 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from trainspan_schemas.files.durable import JsonObject
 from trainspan_schemas.telemetry import keys
 
 __all__ = ["Message", "messages_of", "plain"]
 
-Message = dict[str, Any]
+Message = JsonObject
 
 _FLAT = {
     "input": re.compile(r"(?:gen_ai\.prompt|llm\.input_messages)\.(\d+)\.(?:message\.)?(.+)"),
@@ -56,7 +57,7 @@ def plain(value: Any) -> Any:
     return value
 
 
-def _messages(item: dict[str, Any]) -> list[Message]:
+def _messages(item: JsonObject) -> list[Message]:
     """One recorded message as messages: each of its tool results alone, with role `tool`, then what else it holds.
 
     Text parts are joined by line feeds as `content`, as a policy server joins them; the other parts are kept in `parts`.
@@ -67,23 +68,23 @@ def _messages(item: dict[str, Any]) -> list[Message]:
     results = [part for part in parts if _is(part, "tool_call_response")]
     rest = [part for part in parts if not _is(part, "tool_call_response")]
     whole = {key: value for key, value in item.items() if key != "parts"}
-    made = [_tool_result(part, whole) for part in results]
+    tool_results = [_tool_result(part, whole) for part in results]
     if results and not rest:
-        return made
+        return tool_results
     others = [part for part in rest if not _is(part, "text")]
     message = {**whole, "content": "\n".join(str(part.get("content", "")) for part in rest if _is(part, "text"))}
-    return [*made, {**message, "parts": others} if others else message]
+    return [*tool_results, {**message, "parts": others} if others else message]
 
 
-def _tool_result(part: dict[str, Any], message: Message) -> Message:
+def _tool_result(part: JsonObject, message: Message) -> Message:
     result = part.get("response", part.get("result", ""))
-    made = {**message, "role": "tool"}
-    made["content"] = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
+    tool_message = {**message, "role": "tool"}
+    tool_message["content"] = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
     if isinstance(part.get("id"), str):
-        made["tool_call_id"] = part["id"]
+        tool_message["tool_call_id"] = part["id"]
     if isinstance(part.get("name"), str):
-        made["name"] = part["name"]
-    return made
+        tool_message["name"] = part["name"]
+    return tool_message
 
 
 def _is(part: Any, kind: str) -> bool:

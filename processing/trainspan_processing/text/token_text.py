@@ -42,8 +42,8 @@ class Decoder:
 
     def ids(self, text: str) -> list[int]:
         """The (T,) ids of a text, special tokens among them."""
-        found: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
-        return found
+        token_ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return token_ids
 
     def texts(self, answers: Sequence[Sequence[int]]) -> list[str]:
         """The text of each of several answers; faster than one after another."""
@@ -52,25 +52,25 @@ class Decoder:
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """(T,) texts added by each token, which join to the whole text; a character of several tokens goes to the last one."""
-        made: list[str] = []
+        texts: list[str] = []
         context, read = 0, 0
         for end in range(1, len(ids) + 1):
             before, now = self.text(ids[context:read]), self.text(ids[context:end])
             unfinished = now.endswith("\ufffd") and end - read < _LONGEST_CHARACTER and end < len(ids)
             if unfinished:
-                made.append("")
+                texts.append("")
                 continue
-            made.append(now[len(before) :] if now.startswith(before) else self.text(ids[read:end]))
+            texts.append(now[len(before) :] if now.startswith(before) else self.text(ids[read:end]))
             context, read = read, end
-        return made
+        return texts
 
 
 def load_decoder(model: str) -> Decoder:
     """The decoder of a model directory or of a Hugging Face id in the local cache. Raises UsageError if there is none."""
-    found = _load(model)
-    if found is None:
+    decoder = _load(model)
+    if decoder is None:
         raise UsageError(f"no {_FILE} of {model!r} here: name a model directory with --model")
-    return found
+    return decoder
 
 
 def find_decoder(candidates: Iterable[str | None], *, covering: Sequence[int] = ()) -> Decoder | None:
@@ -78,8 +78,8 @@ def find_decoder(candidates: Iterable[str | None], *, covering: Sequence[int] = 
 
     Candidates are model directories or ids; None is skipped.
     """
-    found = (_load(model) for model in candidates if model)
-    return next((decoder for decoder in found if decoder is not None and decoder.covers(covering)), None)
+    decoders = (_load(model) for model in candidates if model)
+    return next((decoder for decoder in decoders if decoder is not None and decoder.covers(covering)), None)
 
 
 def _load(model: str) -> Decoder | None:

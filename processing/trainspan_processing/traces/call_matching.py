@@ -98,17 +98,17 @@ def _ancestors(starts: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
         "end_ns",
     )
     frontier = starts
-    found = []
+    levels = []
     for depth in range(_MAX_DEPTH):
         level = frontier.join(lookup, on=SPAN_KEY, how="inner")
-        named = pl.col("is_client_call") | pl.col("is_request") | pl.col("agent").is_not_null()
-        found.append(level.filter(named).with_columns(pl.lit(depth, dtype=pl.UInt8).alias("depth")))
+        is_relevant = pl.col("is_client_call") | pl.col("is_request") | pl.col("agent").is_not_null()
+        levels.append(level.filter(is_relevant).with_columns(pl.lit(depth, dtype=pl.UInt8).alias("depth")))
         frontier = level.filter(pl.col("parent_span_id").is_not_null()).select(
             "row", "trace_id", pl.col("parent_span_id").alias("span_id")
         )
         if frontier.is_empty():
             break
-    return pl.concat(found).rename(
+    return pl.concat(levels).rename(
         {
             "trace_id": "client_trace_id",
             "span_id": "client_span_id",
@@ -124,12 +124,12 @@ def _requests(ancestors: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
     Instrumentations nest as HTTP clients do. A span with several requests below it is none of one request.
     """
     answer = calls.select("row", pl.coalesce("response_id", pl.col("row").cast(pl.String)).alias("answer"))
-    found = ancestors.filter("is_request").join(answer, on="row")
+    requests = ancestors.filter("is_request").join(answer, on="row")
     key = ["client_trace_id", "client_span_id"]
-    found = found.filter(pl.col("answer").n_unique().over(key) == 1).sort("row", "depth")
+    requests = requests.filter(pl.col("answer").n_unique().over(key) == 1).sort("row", "depth")
     is_direct = pl.col("depth") == pl.int_range(pl.len()).over("row")
     return (
-        found.filter(is_direct)
+        requests.filter(is_direct)
         .group_by("row")
         .agg(
             pl.col("client_parent_id").last().alias("request_parent_id"),
@@ -141,12 +141,12 @@ def _requests(ancestors: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
 def _same_response(calls: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
     """Every client call span that names the response of a call (numbered `row`), even if another span is the call's match."""
     stems = calls.drop_nulls("response_id").select("row", response_stem().alias("stem")).unique("stem", keep="first")
-    named = spans.filter(pl.col("is_client_call") & pl.col("response_id").is_not_null()).select(
+    responses = spans.filter(pl.col("is_client_call") & pl.col("response_id").is_not_null()).select(
         response_stem().alias("stem"),
         pl.col("trace_id").alias("client_trace_id"),
         pl.col("span_id").alias("client_span_id"),
     )
-    return stems.join(named, on="stem", how="inner")
+    return stems.join(responses, on="stem", how="inner")
 
 
 def _by_response_id(calls: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:

@@ -13,6 +13,7 @@ import polars as pl
 from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.tables import CALLS, SPAN_KEY, TOKENS, Schema
 from trainspan_processing.traces.call_matching import response_stem
+from trainspan_schemas.files.durable import JsonObject
 from trainspan_schemas.telemetry.constraints import is_constrained, obstacle_of
 
 __all__ = ["OTHERS", "find_others", "read_answers"]
@@ -58,23 +59,23 @@ def find_others(spans: pl.DataFrame, covered: pl.DataFrame) -> tuple[pl.DataFram
     span with an answer represents it, else the policy server's, else the outermost.
     """
     ours = pl.col("is_bare_call") | (pl.col("is_client_call") & ~pl.col("failed").fill_null(False))
-    found = spans.filter(ours).join(covered, on=SPAN_KEY, how="anti", maintain_order="left")
-    found = found.with_columns(_outermost(found, spans))
+    candidates = spans.filter(ours).join(covered, on=SPAN_KEY, how="anti", maintain_order="left")
+    candidates = candidates.with_columns(_outermost(candidates, spans))
     rank = [pl.col("has_answer").fill_null(False), pl.col("is_bare_call").fill_null(False), pl.col("start_ns") * -1]
-    best = found.sort(*rank, descending=True, maintain_order=True)
-    best = best.with_columns(pl.coalesce(response_stem().max().over("root"), "root").alias("one"))
-    first = pl.col(*SPAN_KEY).first().over("one").name.prefix("call_")
+    best = candidates.sort(*rank, descending=True, maintain_order=True)
+    best = best.with_columns(pl.coalesce(response_stem().max().over("root"), "root").alias("same_call"))
+    first = pl.col(*SPAN_KEY).first().over("same_call").name.prefix("call_")
     members = best.select(*SPAN_KEY, first)
-    chosen = best.unique("one", keep="first", maintain_order=True).sort("trace_id", "start_ns", "span_id")
+    chosen = best.unique("same_call", keep="first", maintain_order=True).sort("trace_id", "start_ns", "span_id")
     return chosen.select(pl.col(name).cast(kind) for name, kind in OTHERS.items()), members
 
 
-def _outermost(found: pl.DataFrame, spans: pl.DataFrame) -> pl.Series:
-    """`root` of each span: the id of the outermost span of `found` that contains it, which may be itself."""
+def _outermost(candidates: pl.DataFrame, spans: pl.DataFrame) -> pl.Series:
+    """`root` of each span: the id of the outermost span of `candidates` that contains it, which may be itself."""
     lookup = spans.select(*SPAN_KEY, "parent_span_id").join(
-        found.select(*SPAN_KEY, pl.lit(True).alias("is_found")), on=SPAN_KEY, how="left"
+        candidates.select(*SPAN_KEY, pl.lit(True).alias("is_found")), on=SPAN_KEY, how="left"
     )
-    row = found.with_row_index("row")
+    row = candidates.with_row_index("row")
     key = pl.concat_str("trace_id", pl.lit("/"), "span_id")
     root = row.select("row", key.alias("root"))
     frontier = row.select("row", "trace_id", pl.col("parent_span_id").alias("span_id"))
@@ -95,8 +96,8 @@ def _outermost(found: pl.DataFrame, spans: pl.DataFrame) -> pl.Series:
 def read_answers(source: Source, others: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
     """(CALLS, TOKENS) of the OTHERS with an answer, one call per choice, its span id `CLIENT_SPAN:CHOICE`."""
     answered = others.filter(pl.col("has_answer") & pl.col("rollout_id").is_not_null())
-    calls: list[dict[str, Any]] = []
-    payload: list[dict[str, Any]] = []
+    calls: list[JsonObject] = []
+    payload: list[JsonObject] = []
     for (store,), part in answered.partition_by("store", as_dict=True).items():
         facts = {(row["trace_id"], row["span_id"]): row for row in part.iter_rows(named=True)}
         selection = Selection(rollout_ids=part["rollout_id"].unique().sort().to_list())
@@ -113,7 +114,7 @@ def read_answers(source: Source, others: pl.DataFrame) -> tuple[pl.DataFrame, pl
     )
 
 
-def _choices(span: dict[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+def _choices(span: JsonObject) -> Iterator[tuple[JsonObject, JsonObject]]:
     """The calls and tokens in one client span."""
     attributes = json.loads(span["attributes"])
     try:
@@ -152,7 +153,7 @@ def _choices(span: dict[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, A
         yield {**call, "n_tokens": n_tokens}, tokens
 
 
-def _request(attributes: dict[str, Any]) -> dict[str, Any] | None:
+def _request(attributes: JsonObject) -> JsonObject | None:
     """The parameters of the request, including those in an SDK's `extra_body`; None if the span does not state them."""
     try:
         request = json.loads(attributes["llm.invocation_parameters"])

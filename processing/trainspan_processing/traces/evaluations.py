@@ -58,11 +58,11 @@ def foreign_evaluations(source: Source, selection: Selection, rollouts: pl.DataF
     nothing = pl.DataFrame(schema={"rollout_id": pl.String, "store": pl.UInt8})
     if len(source.stores) < 2 or (selection.run_id is None and selection.round is None):
         return nothing
-    found = [
+    frames = [
         batch.filter(source.is_within("seq")).select("rollout_id", "store").join(rollouts, on="rollout_id", how="semi")
         for batch in source.read("foreign", Selection(), ["rollout_id", "seq"])
     ]
-    return pl.concat([nothing, *found]).unique()
+    return pl.concat([nothing, *frames]).unique()
 
 
 def collect_evaluations(batches: Iterable[pl.DataFrame]) -> pl.DataFrame:
@@ -92,8 +92,10 @@ def read_feedback(source: Source) -> pl.DataFrame:
 
     Excludes records in a span of a rollout, which are evaluations of that span; an evaluator's own span has no rollout.
     """
-    events, named = [keys.EVALUATION_EVENT], keys.GEN_AI_RESPONSE_ID
-    feedback = _collected(source.read("records", Selection(), _FEEDBACK_COLUMNS, event_names=events, attribute=named))
+    events, response_key = [keys.EVALUATION_EVENT], keys.GEN_AI_RESPONSE_ID
+    feedback = _collected(
+        source.read("records", Selection(), _FEEDBACK_COLUMNS, event_names=events, attribute=response_key)
+    )
     within = feedback.drop_nulls("span_id")
     if within.is_empty():
         return feedback
@@ -120,8 +122,8 @@ def _collected(batches: Iterable[pl.DataFrame]) -> pl.DataFrame:
         for batch in batches
     ]
     nothing = pl.DataFrame(schema={**_FEEDBACK, "id": pl.String, "seq": pl.Int64})
-    found = pl.concat([nothing, *frames], how="vertical_relaxed").sort(pl.col("untrusted").fill_null(False), "seq")
-    unique = found.unique([*_FEEDBACK, "id"], keep="first", maintain_order=True)
+    records = pl.concat([nothing, *frames], how="vertical_relaxed").sort(pl.col("untrusted").fill_null(False), "seq")
+    unique = records.unique([*_FEEDBACK, "id"], keep="first", maintain_order=True)
     return unique.filter(pl.col("id").is_null() | pl.col("id").is_first_distinct()).select(*_FEEDBACK)
 
 
@@ -168,10 +170,10 @@ def with_feedback(
         .unique("stem", keep="first", maintain_order=True)
     )
     owned = feedback.with_columns(response_stem().alias("stem")).join(owners, on="stem", how="semi")
-    found = owned.join(answered, on="stem", how="inner")
+    bound = owned.join(answered, on="stem", how="inner")
     # The read may contain the same record, without a target or bound only to its rollout: the response is more specific.
     rest = evaluations.join(owned.select(_SAME), on=_SAME, how="anti", nulls_equal=True)
-    found = found.drop("trace_id", "span_id").rename({"call_trace_id": "trace_id", "call_span_id": "span_id"})
-    nothing = [name for name in EVALUATIONS if name not in found.columns]
-    found = found.with_columns(pl.lit(None, dtype=EVALUATIONS[name]).alias(name) for name in nothing)
-    return pl.concat([rest, found.select(*EVALUATIONS)])
+    bound = bound.drop("trace_id", "span_id").rename({"call_trace_id": "trace_id", "call_span_id": "span_id"})
+    nothing = [name for name in EVALUATIONS if name not in bound.columns]
+    bound = bound.with_columns(pl.lit(None, dtype=EVALUATIONS[name]).alias(name) for name in nothing)
+    return pl.concat([rest, bound.select(*EVALUATIONS)])

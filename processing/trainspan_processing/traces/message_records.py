@@ -12,6 +12,7 @@ from typing import Any, Final
 from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.read.span_words import SpanKey
 from trainspan_processing.text.dialects import Message, plain
+from trainspan_schemas.files.durable import JsonObject
 from trainspan_schemas.telemetry import keys
 
 __all__ = ["read_records", "with_records"]
@@ -32,9 +33,9 @@ Record = tuple[int, int, str, Any, Any]
 """time_ns, seq, event name, body, attributes."""
 
 
-def read_records(source: Source, traces: Collection[str]) -> dict[SpanKey, dict[str, Any]]:
+def read_records(source: Source, traces: Collection[str]) -> dict[SpanKey, JsonObject]:
     """Span → the attributes that log records of these traces add to it."""
-    found: dict[SpanKey, list[Record]] = {}
+    by_span: dict[SpanKey, list[Record]] = {}
     ids = sorted(traces)
     for start in range(0, len(ids), _TRACES_PER_READ):
         some = ids[start : start + _TRACES_PER_READ]
@@ -42,40 +43,40 @@ def read_records(source: Source, traces: Collection[str]) -> dict[SpanKey, dict[
             for seq, time_ns, trace_id, span_id, event, body, attributes in batch.select(_COLUMNS).iter_rows():
                 if span_id is not None:
                     record = (time_ns, seq, event, _loaded(body), _loaded(attributes) or {})
-                    found.setdefault((trace_id, span_id), []).append(record)
-    return {span: _attributes_of(sorted(records, key=lambda one: one[:2])) for span, records in found.items()}
+                    by_span.setdefault((trace_id, span_id), []).append(record)
+    return {span: _attributes_of(sorted(records, key=lambda record: record[:2])) for span, records in by_span.items()}
 
 
 def with_records(
     attributes: Mapping[str, Any], records: Mapping[SpanKey, Mapping[str, Any]], span: SpanKey
-) -> dict[str, Any]:
+) -> JsonObject:
     """The attributes of `span`, with those added by its records."""
     return {**records.get(span, {}), **attributes}
 
 
-def _attributes_of(records: list[Record]) -> dict[str, Any]:
+def _attributes_of(records: list[Record]) -> JsonObject:
     """The attributes from one span's records, which are in order."""
-    facts: dict[str, Any] = {}
+    facts: JsonObject = {}
     asked: list[Message] = []
     answered: dict[int, Message] = {}
     for _, _, event, body, attributes in records:
         if event == _DETAILS:
             facts |= {key: attributes[key] for key in _FACTS if key in attributes}
             continue
-        said = plain(body)
-        if not isinstance(said, dict):
+        fields = plain(body)
+        if not isinstance(fields, dict):
             continue
         if event == _CHOICE:
-            message = said.get("message")
-            reason = {"finish_reason": said["finish_reason"]} if "finish_reason" in said else {}
-            index = said.get("index")
+            message = fields.get("message")
+            reason = {"finish_reason": fields["finish_reason"]} if "finish_reason" in fields else {}
+            index = fields.get("index")
             answered[index if isinstance(index, int) else len(answered)] = {
                 "role": "assistant",
                 **(message if isinstance(message, dict) else {}),
                 **reason,
             }
         else:
-            asked.append(_asked(_ROLES[event], said))
+            asked.append(_asked(_ROLES[event], fields))
     messages = {
         keys.GEN_AI_INPUT_MESSAGES: asked,
         keys.GEN_AI_OUTPUT_MESSAGES: [answered[at] for at in sorted(answered)],
@@ -83,9 +84,9 @@ def _attributes_of(records: list[Record]) -> dict[str, Any]:
     return {**{key: value for key, value in messages.items() if value}, **facts}
 
 
-def _asked(role: str, said: dict[str, Any]) -> Message:
+def _asked(role: str, fields: JsonObject) -> Message:
     """The message of one record, in which a tool's result names its call as `id`."""
-    message: Message = {"role": role, **said}
+    message: Message = {"role": role, **fields}
     if message["role"] == "tool" and "id" in message:
         message["tool_call_id"] = message.pop("id")
     return message

@@ -3,7 +3,6 @@
 import json
 import logging
 from collections.abc import Iterator
-from typing import Any
 
 import polars as pl
 
@@ -16,6 +15,7 @@ from trainspan_processing.text.token_text import find_decoder
 from trainspan_processing.text.tool_steps import tool_step
 from trainspan_processing.traces.message_records import read_records, with_records
 from trainspan_processing.traces.trace_index import TraceIndex
+from trainspan_schemas.files.durable import JsonObject
 from trainspan_schemas.home import served_model
 from trainspan_schemas.telemetry import keys
 
@@ -36,19 +36,19 @@ def stored_rollouts(
 
 
 def _evaluations(traces: TraceIndex) -> dict[str, list[StoredEvaluation]]:
-    found: dict[str, list[StoredEvaluation]] = {}
+    by_rollout: dict[str, list[StoredEvaluation]] = {}
     measured = pl.col("name").is_in(list(keys.MEASUREMENTS)).fill_null(False)
     counted = traces.evaluations.filter(~pl.col("untrusted").fill_null(False) & ~measured)
     for row in counted.sort("time_ns", "name", "score").iter_rows(named=True):
-        found.setdefault(row["rollout_id"], []).append(StoredEvaluation(row["name"], row["score"], row["source"]))
-    return found
+        by_rollout.setdefault(row["rollout_id"], []).append(StoredEvaluation(row["name"], row["score"], row["source"]))
+    return by_rollout
 
 
 def _stored_rollouts(
     source: Source,
     traces: TraceIndex,
     calls: pl.DataFrame,
-    facts: dict[tuple[str, int], dict[str, Any]],
+    facts: dict[tuple[str, int], JsonObject],
     evaluations: dict[str, list[StoredEvaluation]],
 ) -> "list[tuple[tuple[str, int], StoredRollout]]":
     payload = read_tokens(source, calls, answers=traces.answers)
@@ -80,7 +80,7 @@ def _stored_rollouts(
                 decode=_plain_text,
             )
         )
-    own = {key: attributes.get((facts[key]["trace_id"], facts[key]["span_id"]), {}) for key in by_rollout}
+    of_rollout = {key: attributes.get((facts[key]["trace_id"], facts[key]["span_id"]), {}) for key in by_rollout}
     return [
         (
             key,
@@ -88,24 +88,24 @@ def _stored_rollouts(
                 *key,
                 **{name: facts[key][name] for name in ("run_id", "task_id", "round", "split", "status")},
                 evaluations=evaluations.get(key[0], []),
-                calls=made,
-                attributes=own[key],
-                answer=json.loads(own[key].get(keys.TASK_ANSWER, "null")),
+                calls=rollout_calls,
+                attributes=of_rollout[key],
+                answer=json.loads(of_rollout[key].get(keys.TASK_ANSWER, "null")),
                 tools=tools.get(key, []),
             ),
         )
-        for key, made in by_rollout.items()
+        for key, rollout_calls in by_rollout.items()
     ]
 
 
 def _clients(traces: TraceIndex) -> dict[tuple[str, str], list[tuple[str, str]]]:
     """Call → the client spans that describe it, its match first."""
-    found: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    clients: dict[tuple[str, str], list[tuple[str, str]]] = {}
     matches = traces.matches.calls.drop_nulls("client_span_id").select(*SPAN_KEY, "client_trace_id", "client_span_id")
     links = traces.matches.links.select("call_trace_id", "call_span_id", *SPAN_KEY)
     for row in (*matches.iter_rows(), *links.iter_rows()):
-        found.setdefault(row[:2], []).append(row[2:])
-    return found
+        clients.setdefault(row[:2], []).append(row[2:])
+    return clients
 
 
 def _plain_text(ids: list[int]) -> str | None:
@@ -115,14 +115,14 @@ def _plain_text(ids: list[int]) -> str | None:
 
 
 def _tools(
-    traces: TraceIndex, calls: pl.DataFrame, attributes: dict[tuple[str, str], dict[str, Any]]
+    traces: TraceIndex, calls: pl.DataFrame, attributes: dict[tuple[str, str], JsonObject]
 ) -> dict[tuple[str, int], list[StoredTool]]:
-    found: dict[tuple[str, int], list[StoredTool]] = {}
+    tools: dict[tuple[str, int], list[StoredTool]] = {}
     spans = _tool_spans(traces, calls).sort("start_ns", *SPAN_KEY)
     for *key, trace_id, span_id, failed in spans.select(*ROLLOUT_KEY, *SPAN_KEY, "failed").iter_rows():
         if step := tool_step(attributes.get((trace_id, span_id), {}), "tool"):
-            found.setdefault((key[0], key[1]), []).append(StoredTool(*step, bool(failed)))
-    return found
+            tools.setdefault((key[0], key[1]), []).append(StoredTool(*step, bool(failed)))
+    return tools
 
 
 def _tool_spans(traces: TraceIndex, calls: pl.DataFrame) -> pl.DataFrame:
@@ -136,7 +136,7 @@ def _text_of(outputs: list[Message], choice: int) -> str | None:
     return str(outputs[min(choice, len(outputs) - 1)].get("content") or "")
 
 
-def _attributes(source: Source, traces: TraceIndex, calls: pl.DataFrame) -> dict[tuple[str, str], dict[str, Any]]:
+def _attributes(source: Source, traces: TraceIndex, calls: pl.DataFrame) -> dict[tuple[str, str], JsonObject]:
     """Span key → attributes of `calls`, of the client spans that describe them, and of the spans and tools of their rollouts, each of
     which may be in another store."""
     matched, links = traces.matches.calls, traces.matches.links
@@ -149,8 +149,8 @@ def _attributes(source: Source, traces: TraceIndex, calls: pl.DataFrame) -> dict
     keys_wanted = pl.concat([frame.rename(dict(zip(frame.columns, SPAN_KEY, strict=True))) for frame in wanted])
     columns = ["store", "seq", *SPAN_KEY]
     others = traces.spans.join(keys_wanted, on=SPAN_KEY, how="semi").select(columns)
-    found: dict[tuple[str, str], dict[str, Any]] = {}
+    by_span: dict[tuple[str, str], JsonObject] = {}
     for batch in source.attributes(pl.concat([calls.select(columns).drop_nulls("seq"), others])):
         for trace_id, span_id, text in batch.select(*SPAN_KEY, "attributes").iter_rows():
-            found[trace_id, span_id] = json.loads(text or "{}")
-    return found
+            by_span[trace_id, span_id] = json.loads(text or "{}")
+    return by_span

@@ -149,21 +149,21 @@ def ignored_claims(
     """
     if spans["is_heard"].all() and calls["is_heard"].all() and not rollouts["overstated"].any():
         return empty(CLAIMED)
-    said = spans.filter(~pl.col("is_heard"))
+    unheard = spans.filter(~pl.col("is_heard"))
     others = calls.filter(~pl.col("is_heard")).select(ROLLOUT_KEY)
-    counted = said.filter(pl.col("status").is_null()).group_by(ROLLOUT_KEY).agg(pl.col("stated_calls").sum())
+    counted = unheard.filter(pl.col("status").is_null()).group_by(ROLLOUT_KEY).agg(pl.col("stated_calls").sum())
     more = rollouts.join(counted, on=ROLLOUT_KEY, how="left").filter(
         pl.col("overstated") | (pl.col("stated_calls") > pl.col("n_stored")).fill_null(value=False)
     )
-    is_open = open_client_calls(said.lazy(), covered.lazy(), served).collect(engine="in-memory")
+    is_open = open_client_calls(unheard.lazy(), covered.lazy(), served).collect(engine="in-memory")
     claims = {
-        "attempt": pl.concat([said.select(ROLLOUT_KEY), others]).join(rollouts, on=ROLLOUT_KEY, how="anti"),
-        "status": said.filter(pl.col("status").is_not_null()),
+        "attempt": pl.concat([unheard.select(ROLLOUT_KEY), others]).join(rollouts, on=ROLLOUT_KEY, how="anti"),
+        "status": unheard.filter(pl.col("status").is_not_null()),
         "calls": more,
         "open_calls": is_open.filter(pl.col("response_id").is_not_null()),
     }
-    named = [frame.select("rollout_id", pl.lit(name).alias("claim")) for name, frame in claims.items()]
-    return pl.concat(named).unique().join(rollouts, on="rollout_id", how="semi")
+    frames = [frame.select("rollout_id", pl.lit(name).alias("claim")) for name, frame in claims.items()]
+    return pl.concat(frames).unique().join(rollouts, on="rollout_id", how="semi")
 
 
 def _with_rollout(spans: pl.LazyFrame) -> pl.LazyFrame:
@@ -199,7 +199,7 @@ def _with_rollout(spans: pl.LazyFrame) -> pl.LazyFrame:
 def _identities(calls: pl.LazyFrame, spans: pl.LazyFrame) -> pl.LazyFrame:
     """Every rollout with its identity (preferably from the rollout span) and the times of its first and last activity."""
     active_ns = pl.min_horizontal(pl.max_horizontal("start_ns", "end_ns"), "received_ns")
-    said = pl.concat(
+    statements = pl.concat(
         frame.group_by(*ROLLOUT_KEY, *_IDENTITY, rank.alias("rank")).agg(
             pl.col("start_ns").min(), active_ns.max().alias("last_ns")
         )
@@ -208,7 +208,7 @@ def _identities(calls: pl.LazyFrame, spans: pl.LazyFrame) -> pl.LazyFrame:
             (calls, pl.lit(2, dtype=pl.UInt8)),
         )
     ).sort("rank", "start_ns", *_IDENTITY)
-    return said.group_by(ROLLOUT_KEY).agg(
+    return statements.group_by(ROLLOUT_KEY).agg(
         *(pl.col(name).drop_nulls().first() for name in _IDENTITY),
         pl.col("start_ns").min().alias("first_ns"),
         pl.col("last_ns").max(),
@@ -254,7 +254,7 @@ def _strays(calls: pl.LazyFrame, spans: pl.LazyFrame, roots: pl.LazyFrame) -> pl
     the runner's, and so are calls of agents on the server's machine. Other calls are compared with each other only: none of a run
     begins longer before its last one than the run lasted.
     """
-    own = roots.select(
+    root_facts = roots.select(
         *ROLLOUT_KEY,
         pl.col("trace_id").alias("own_trace"),
         pl.col("start_ns").alias("begins_ns"),
@@ -262,7 +262,7 @@ def _strays(calls: pl.LazyFrame, spans: pl.LazyFrame, roots: pl.LazyFrame) -> pl
         *("counts_all", pl.col("root_signed").fill_null(False)),
     )
     is_own = pl.col("trace_id") == pl.col("own_trace")
-    of_spans = spans.join(own.filter(~pl.col("counts_all").fill_null(False)), on=ROLLOUT_KEY).select(
+    of_spans = spans.join(root_facts.filter(~pl.col("counts_all").fill_null(False)), on=ROLLOUT_KEY).select(
         *ROLLOUT_KEY, (~is_own & (pl.col("start_ns") < pl.col("begins_ns") - _TOLERANCE_NS)).alias("has_strays")
     )
     last, first = pl.col("start_ns").filter(is_own).max(), pl.col("start_ns").filter(~is_own).min()
@@ -272,7 +272,7 @@ def _strays(calls: pl.LazyFrame, spans: pl.LazyFrame, roots: pl.LazyFrame) -> pl
     tolerance = pl.when((is_own & is_comparable).any()).then(0).otherwise(_TOLERANCE_NS)
     began_before = (~is_own & is_comparable & (pl.col("start_ns") < pl.col("begins_ns") - tolerance)).any()
     of_calls = (
-        calls.join(own, on=ROLLOUT_KEY)
+        calls.join(root_facts, on=ROLLOUT_KEY)
         .filter(~pl.col("root_signed") | pl.col("is_signed").fill_null(False))
         .group_by(ROLLOUT_KEY)
         .agg((is_too_early | began_before).alias("has_strays"))
@@ -342,6 +342,6 @@ def with_collisions(rollouts: pl.DataFrame, calls: pl.DataFrame, collisions: pl.
     trusted = collisions.filter(~pl.col("untrusted"))["trace_id"].unique().implode()
     of_calls = calls.filter(pl.col("trace_id").is_in(traces))["rollout_id"].unique()
     heeds_all = (pl.col("root_untrusted") | pl.col("own_reward")).fill_null(value=False)
-    own = pl.col("trace_id").is_in(trusted) | (pl.col("trace_id").is_in(traces) & heeds_all)
+    root_collides = pl.col("trace_id").is_in(trusted) | (pl.col("trace_id").is_in(traces) & heeds_all)
     ownless = pl.col("trace_id").is_null() & pl.col("rollout_id").is_in(of_calls.implode())
-    return rollouts.with_columns((own.fill_null(value=False) | ownless).alias("collides"))
+    return rollouts.with_columns((root_collides.fill_null(value=False) | ownless).alias("collides"))

@@ -83,8 +83,8 @@ def join_calls(batches: Sequence[pl.DataFrame]) -> pl.DataFrame:
 def _with_obstacles(calls: pl.DataFrame) -> pl.DataFrame:
     """Adds `obstacle`; each distinct constraint is checked once."""
     known = calls.select("constrained", "constraint").unique(maintain_order=True)
-    found = [obstacle_of(*said) for said in known.iter_rows()]
-    known = known.with_columns(pl.Series("obstacle", found, dtype=pl.String))
+    obstacles = [obstacle_of(*constraint) for constraint in known.iter_rows()]
+    known = known.with_columns(pl.Series("obstacle", obstacles, dtype=pl.String))
     calls = calls.join(known, on=["constrained", "constraint"], how="left", nulls_equal=True, maintain_order="left")
     # Raw log-probabilities are taken before biases are applied and before tokens are excluded by id.
     raw = pl.col("constraint").is_not_null() & (pl.col("logprobs_mode") != "processed").fill_null(True)

@@ -165,12 +165,12 @@ def _completed(source: Source, spans: pl.DataFrame) -> pl.DataFrame:
 
 def system_hashes(source: Source, spans: pl.DataFrame) -> pl.DataFrame:
     """trace_id, span_id and `system_hash`, a hash of the system prompt, for each of SPANS that recorded one."""
-    found = [
+    frames = [
         compact(batch.select(*SPAN_KEY, _system.map_batches(_digests, return_dtype=pl.String).alias("system_hash")))
         for batch in source.attributes(spans)
     ]
     nothing = pl.DataFrame(schema=dict.fromkeys([*SPAN_KEY, "system_hash"], pl.String))
-    return pl.concat([nothing, *found]).drop_nulls("system_hash")
+    return pl.concat([nothing, *frames]).drop_nulls("system_hash")
 
 
 def _narrowed(batch: pl.DataFrame) -> pl.DataFrame:
@@ -217,22 +217,22 @@ def _with_more(spans: pl.DataFrame, source: Source) -> pl.DataFrame:
     """The spans, in their order, completed from the attributes of spans with `has_more`."""
     numbered = spans.with_row_index("place")
     unread = numbered.filter("has_more")
-    found = [
+    frames = [
         compact(_searched(unread.join(batch, on=SPAN_KEY, how="inner")).select(numbered.columns))
         for batch in source.attributes(unread)
     ]
-    searched = pl.concat([numbered.clear(), *found])
+    searched = pl.concat([numbered.clear(), *frames])
     rest = numbered.join(searched.select("place"), on="place", how="anti")
     return pl.concat([rest, searched]).sort("place").drop("place")
 
 
 def _searched(spans: pl.DataFrame) -> pl.DataFrame:
     spans = with_where(spans, pl.col("of_dialect"), _OF_DIALECTS)
-    said = {name: pl.col(f"_{name}").fill_null(False) for name in ("is_call", "is_agent", "is_tool")}
+    by_dialect = {name: pl.col(f"_{name}").fill_null(False) for name in ("is_call", "is_agent", "is_tool")}
     spans = spans.with_columns(
-        pl.col("is_client_call") | (said["is_call"] & ~pl.col("is_bare_call")),
-        pl.col("is_agent") | said["is_agent"],
-        pl.col("is_tool") | said["is_tool"],
+        pl.col("is_client_call") | (by_dialect["is_call"] & ~pl.col("is_bare_call")),
+        pl.col("is_agent") | by_dialect["is_agent"],
+        pl.col("is_tool") | by_dialect["is_tool"],
     )
     spans = with_where(spans, pl.col("names_agent") & pl.col("agent").is_null(), _OF_AGENTS)
     spans = with_where(spans, pl.col("is_client_call") | pl.col("is_bare_call"), _OF_CALLS)

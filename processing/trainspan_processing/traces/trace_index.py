@@ -171,13 +171,13 @@ def _collect(source: Source, selection: Selection, around: ChunkContext) -> _Sto
     calls = ordered_calls(heard(some_calls, vouched))
     serving = calls.filter(~pl.col("untrusted").fill_null(value=False))
     serving = calls if serving.is_empty() else serving
-    named = pl.concat([serving["policy_name"], serving["request_model"]]).drop_nulls().unique()
+    names = pl.concat([serving["policy_name"], serving["request_model"]]).drop_nulls().unique()
     return _Stored(
         calls=calls,
         spans=_with(spans, around.near(spans, own_calls)),
         evaluations=pl.concat([evaluations, around.evaluations]) if around.are_counted else evaluations,
         feedback=feedback,
-        served=around.served | frozenset(named.to_list()),
+        served=around.served | frozenset(names.to_list()),
         collisions=collisions,
         vouched=vouched,
     )
@@ -258,7 +258,7 @@ class _Indexing(Generic[_Taken]):
             source, selection, self.ledger, now_ns=self.now_ns, settle_s=self.settle_s, around=self.around
         )
         context = self.around.spans
-        own = context.filter(
+        client_calls = context.filter(
             pl.col("is_client_call")
             & pl.col("trace_id").is_in(pl.concat([traces.calls["trace_id"], traces.spans["trace_id"]]).implode())
         )
@@ -266,7 +266,7 @@ class _Indexing(Generic[_Taken]):
             self.take(source, traces, number),
             traces.served,
             traces.matches.links.join(context, on=SPAN_KEY, how="semi").select(SPAN_KEY),
-            own.join(traces.covered, on=SPAN_KEY, how="anti").select(SPAN_KEY),
+            client_calls.join(traces.covered, on=SPAN_KEY, how="anti").select(SPAN_KEY),
             traces.claims,
         )
 
@@ -295,31 +295,31 @@ def index_chunks(
         last = replace(work, around=replace(_after(around, done), are_counted=True))
         done += engine.map(source, last, [item])
     around = _after(around, done)
-    behind = [item for item, found in zip(items[:-1], done, strict=False) if _lacks(found, around)]
+    behind = [item for item, chunk in zip(items[:-1], done, strict=False) if _lacks(chunk, around)]
     again = engine.map(source, replace(work, around=replace(around, are_counted=False)), behind)
-    for (number, _), found in zip(behind, again, strict=True):
-        done[number] = found
-    return [found.taken for found in done], around
+    for (number, _), chunk in zip(behind, again, strict=True):
+        done[number] = chunk
+    return [chunk.taken for chunk in done], around
 
 
 def _after(around: ChunkContext, done: Sequence[_Indexed[_Taken]]) -> ChunkContext:
     """The context that includes what these chunks say."""
     return replace(
         around,
-        served=around.served.union(*(found.served for found in done)),
-        covered=pl.concat([around.covered, *(found.covered for found in done)]),
-        claims=pl.concat([around.claims, *(found.claims for found in done)]).unique(),
+        served=around.served.union(*(chunk.served for chunk in done)),
+        covered=pl.concat([around.covered, *(chunk.covered for chunk in done)]),
+        claims=pl.concat([around.claims, *(chunk.claims for chunk in done)]).unique(),
     )
 
 
-def _lacks(found: _Indexed[_Taken], around: ChunkContext) -> bool:
+def _lacks(chunk: _Indexed[_Taken], around: ChunkContext) -> bool:
     """Whether a chunk was indexed without something that others say about it."""
-    if found.served != around.served:
+    if chunk.served != around.served:
         return True
-    stated = around.claims.join(found.claims, on="stem", how="semi")
-    if stated.height > found.claims.height:
+    stated = around.claims.join(chunk.claims, on="stem", how="semi")
+    if stated.height > chunk.claims.height:
         return True
-    return found.uncovered.join(around.covered, on=SPAN_KEY, how="semi").height > 0
+    return chunk.uncovered.join(around.covered, on=SPAN_KEY, how="semi").height > 0
 
 
 def _with(own: pl.DataFrame, more: pl.DataFrame) -> pl.DataFrame:
@@ -351,10 +351,10 @@ def _with_agents(
     """
     of_agent = [*ROLLOUT_KEY, "is_heard", "agent"]
     first_choice = (pl.col("choice_index") == 0) | pl.col("response_id").is_null()
-    said = matches.calls.join(prompts, on=["client_trace_id", "client_span_id"], how="left", maintain_order="left")
+    matched = matches.calls.join(prompts, on=["client_trace_id", "client_span_id"], how="left", maintain_order="left")
     return (
         calls.join(
-            said.select(*SPAN_KEY, "ancestor_agent", "system_hash"), on=SPAN_KEY, how="left", maintain_order="left"
+            matched.select(*SPAN_KEY, "ancestor_agent", "system_hash"), on=SPAN_KEY, how="left", maintain_order="left"
         )
         .join(rollouts.select(*ROLLOUT_KEY, "service_name"), on=ROLLOUT_KEY, how="left", maintain_order="left")
         .with_columns(

@@ -85,24 +85,26 @@ def of_own_traces(spans: pl.DataFrame, calls: pl.DataFrame, vouched: pl.DataFram
     marked = heard(spans, vouched)
     if marked["is_heard"].all():
         return spans
-    own = pl.concat([marked.filter("is_heard"), calls], how="diagonal").select("rollout_id", "trace_id").unique()
-    known = own.with_columns(pl.lit(value=True).alias("is_own"))
+    own_traces = pl.concat([marked.filter("is_heard"), calls], how="diagonal").select("rollout_id", "trace_id").unique()
+    known = own_traces.with_columns(pl.lit(value=True).alias("is_own"))
     located = marked.join(known, on=["rollout_id", "trace_id"], how="left", maintain_order="left")
     return located.filter(pl.col("is_heard") | pl.col("is_own")).select(spans.columns)
 
 
 def with_own_rewards(evaluations: pl.DataFrame, rollouts: pl.DataFrame) -> pl.DataFrame:
     """EVALUATIONS in which agents' own evaluations are no longer untrusted if their runner left the reward to the agent."""
-    own = rollouts.filter("own_reward").select("rollout_id", "trace_id", pl.col("attempt").alias("own_attempt"))
-    if own.is_empty():
+    own_rewarded = rollouts.filter("own_reward").select(
+        "rollout_id", "trace_id", pl.col("attempt").alias("own_attempt")
+    )
+    if own_rewarded.is_empty():
         return evaluations
     counts = (
         pl.col("own_attempt").is_not_null()
         & (pl.col("attempt").fill_null(pl.col("own_attempt")) == pl.col("own_attempt"))
         & _is_no_measurement()
     )
-    found = evaluations.join(own, on=["rollout_id", "trace_id"], how="left", maintain_order="left")
-    return found.with_columns(
+    located = evaluations.join(own_rewarded, on=["rollout_id", "trace_id"], how="left", maintain_order="left")
+    return located.with_columns(
         pl.when(counts).then("own_attempt").otherwise("attempt").alias("attempt"),
         pl.when(counts).then(pl.lit(False)).otherwise("untrusted").alias("untrusted"),
     ).drop("own_attempt")

@@ -75,10 +75,10 @@ def instrumented(command: Sequence[str], environ: Mapping[str, str]) -> list[str
     wrapper = Path(program).parent / _INSTRUMENT
     if wrapper.is_file() and os.access(wrapper, os.X_OK):
         return [str(wrapper), program, *command[1:]]
-    found = shutil.which(_INSTRUMENT, path=environ.get("PATH"))
-    if found is None:
+    on_path = shutil.which(_INSTRUMENT, path=environ.get("PATH"))
+    if on_path is None:
         raise ProcessError(f"{_INSTRUMENT} not found: {pip_install()} in the agent's environment")
-    return [found, program, *command[1:]]
+    return [on_path, program, *command[1:]]
 
 
 def agent_environment(
@@ -106,14 +106,14 @@ def agent_environment(
         ENV_COLLECTORS,
         "TRAINSPAN_BOUNDARY",
     }
-    own = own_variables(environ if otlp_headers else without_credentials(environ), collectors)
-    kept = without_credentials(environ).items()
-    chosen = {name: value for name, value in kept if name not in inherited and not _is_runners(name)}
+    program_variables = own_variables(environ if otlp_headers else without_credentials(environ), collectors)
+    inheritable = without_credentials(environ).items()
+    chosen = {name: value for name, value in inheritable if name not in inherited and not _is_runners(name)}
     if is_instrumented and shutil.which(_INSTRUMENT, path=chosen.get("PATH")) is None:
         chosen["PATH"] = os.pathsep.join(filter(None, (str(Path(sys.executable).parent), chosen.get("PATH"))))
     chosen["TRAINSPAN_POLICY_URL"] = policy_url
     chosen |= _base_urls(policy_url.rstrip("/").removesuffix("/v1"))
-    set_aside(chosen, own)
+    set_aside(chosen, program_variables)
     chosen[ENDPOINT] = collectors[0]
     chosen.setdefault("OPENAI_API_KEY", "trainspan")
     chosen.setdefault("ANTHROPIC_AUTH_TOKEN", chosen["OPENAI_API_KEY"])
@@ -159,9 +159,11 @@ class CommandExecutor:
             await asyncio.to_thread(self._harness.start, self._environ, self._model, url)
         else:
             self._command = instrumented(self._spec.target, self._environ)
-            named = [name for word in self._command for name in names_in(word) if name in _OF_MODEL]
-            if named and named[0] not in self._of_model():
-                raise ProcessError(f"{{{named[0]}}}: the policy server at {url} does not tell; start `trainspan serve`")
+            placeholders = [name for word in self._command for name in names_in(word) if name in _OF_MODEL]
+            if placeholders and placeholders[0] not in self._of_model():
+                raise ProcessError(
+                    f"{{{placeholders[0]}}}: the policy server at {url} does not tell; start `trainspan serve`"
+                )
         if self._model is not None:
             self._environ.setdefault("OPENAI_MODEL", self._model.name)
         await asyncio.to_thread(self._guard.start)

@@ -84,13 +84,13 @@ def _signal_groups(mark: str, number: signal.Signals) -> set[int]:
 def _marked(mark: str) -> list[int]:
     """The processes of this user that were started with the mark in their environment."""
     wanted = f"{MARK_VARIABLE}={mark}".encode()
-    found = []
+    pids = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             with contextlib.suppress(OSError):
                 if wanted in (folder / "environ").read_bytes().split(b"\0"):
-                    found.append(int(folder.name))
-    return found
+                    pids.append(int(folder.name))
+    return pids
 
 
 if __name__ == "__main__":

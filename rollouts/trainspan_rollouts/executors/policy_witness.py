@@ -37,36 +37,36 @@ class Testimony:
     answers: dict[str, RequestFailures | _Silence | None]
 
     @property
-    def _told(self) -> list[RequestFailures]:
+    def _reports(self) -> list[RequestFailures]:
         return [answer for answer in self.answers.values() if isinstance(answer, RequestFailures)]
 
     @property
     def calls(self) -> int | None:
         """The calls that they began; None if one of them cannot be asked."""
-        told = self._told
-        return sum(answer.calls for answer in told) if len(told) == len(self.answers) else None
+        reports = self._reports
+        return sum(answer.calls for answer in reports) if len(reports) == len(self.answers) else None
 
     @property
     def has_overflown(self) -> bool:
         """Whether one refused a prompt that does not fit into the context."""
-        return any(answer.overflows for answer in self._told)
+        return any(answer.overflows for answer in self._reports)
 
     @property
     def refusal(self) -> str | None:
         """Why one refused the last request that it refused."""
-        return next((answer.refusal for answer in self._told if answer.refusal), None)
+        return next((answer.refusal for answer in self._reports if answer.refusal), None)
 
     def lack_of_calls(self) -> str | None:
         """Says that they began no call of the attempt, and what they got instead; None if they began one or cannot tell."""
         if self.calls != 0:
             return None
-        told = self._told
-        if unsigned := sum(answer.unsigned for answer in told):
+        reports = self._reports
+        if unsigned := sum(answer.unsigned for answer in reports):
             return (
                 f"its {unsigned} model calls came without the runner's signature, and cannot be trained: pass on the whole base "
                 "URL, and give the policy server the runner's key ([serving] signing_key_file)"
             )
-        unnamed = sum(answer.unnamed for answer in told)
+        unnamed = sum(answer.unnamed for answer in reports)
         others = f" ({unnamed} calls, of whomever, named no rollout)" if unnamed else ""
         return f"no model call of it reached the policy server{others}: the agent must use the base URL that it gets"
 
@@ -108,7 +108,7 @@ class PolicyWitness:
         answers = await asyncio.gather(*questions)
         return Testimony(dict(zip(self._servers, answers, strict=True)))
 
-    async def looked_again(self, seen: Testimony) -> Testimony:
+    async def asked_again(self, seen: Testimony) -> Testimony:
         """`seen`, with whether those that cannot tell still answer."""
         unknown = [server for server, answer in seen.answers.items() if answer is None]
         loop = asyncio.get_running_loop()

@@ -135,8 +135,8 @@ class RayExecutor:
         while True:
             try:
                 async with self._room:
-                    found = self._room.wait_for(self._least_busy)
-                    worker = await asyncio.wait_for(found, self._settings.start_timeout_s)
+                    free_worker = self._room.wait_for(self._least_busy)
+                    worker = await asyncio.wait_for(free_worker, self._settings.start_timeout_s)
                     assert worker is not None
                     worker.running += 1
                     return worker
@@ -148,8 +148,8 @@ class RayExecutor:
         """None if no worker has room."""
         slots = math.ceil(self._concurrency / len(self._keepers))
         usable = (worker for worker in self._live if worker.lost is None)
-        found = min(usable, key=lambda worker: worker.running, default=None)
-        return found if found is not None and found.running < slots else None
+        least_busy = min(usable, key=lambda worker: worker.running, default=None)
+        return least_busy if least_busy is not None and least_busy.running < slots else None
 
     async def _keep(self, first: "asyncio.Future[None]") -> None:
         """Keeps one worker in the cluster, for as long as the run lasts. `first` is set by the first that is ready.

@@ -16,6 +16,7 @@ from typing import Any, Final, TypeVar
 
 from trainspan_rollouts.judges.rubric import Rubric
 from trainspan_schemas.errors import ConfigError, InvalidRecordError
+from trainspan_schemas.files.durable import JsonObject
 from trainspan_schemas.home import make_home
 from trainspan_schemas.http_client import ask
 
@@ -66,10 +67,10 @@ class ChatModel:
 
         Raises ConnectionError if the endpoint does not answer in time or refuses, and what `parse` raises.
         """
-        body: dict[str, Any] = {**self._rubric.request, "model": self._rubric.options.model, "messages": messages}
+        body: JsonObject = {**self._rubric.request, "model": self._rubric.options.model, "messages": messages}
         if self._rubric.options.response_format == "json_schema":
-            named = {"name": "verdict", "strict": True, "schema": schema}
-            body["response_format"] = {"type": "json_schema", "json_schema": named}
+            verdict_schema = {"name": "verdict", "strict": True, "schema": schema}
+            body["response_format"] = {"type": "json_schema", "json_schema": verdict_schema}
         elif self._rubric.options.response_format == "json_object":
             body["response_format"] = {"type": "json_object"}
         data = json.dumps(body).encode()

@@ -47,17 +47,17 @@ def outcomes(
     Raises InvalidRecordError if it says that it cannot be tried at all.
     """
     mark = secrets.token_hex(16)
-    own = [sys.prefix, sys.base_prefix, *_READABLE, *(str(path) for path in readable)]
+    readable_paths = [sys.prefix, sys.base_prefix, *_READABLE, *(str(path) for path in readable)]
     limits = {"cpu_s": int(timeout_s) + 1, "memory_bytes": _MEMORY_BYTES}
-    asked = {"mark": mark, "kind": kind, "payload": payload, "readable": own, **limits}
+    asked = {"mark": mark, "kind": kind, "payload": payload, "readable": readable_paths, **limits}
     with tempfile.TemporaryDirectory(prefix="trainspan-judge-", ignore_cleanup_errors=True) as folder:
         output, why = _run(json.dumps(asked).encode(), folder, timeout_s)
     lines = [line for line in map(_record, output.splitlines()) if line.get("mark") == mark]
     unable = next((line["unable"] for line in lines if "unable" in line), None)
     if unable is not None:
         raise InvalidRecordError(unable)
-    told = [line["failure"] for line in lines if "failure" in line][:expected]
-    return told + [why] * (expected - len(told))
+    failures = [line["failure"] for line in lines if "failure" in line][:expected]
+    return failures + [why] * (expected - len(failures))
 
 
 def _run(data: bytes, folder: str, timeout_s: float) -> tuple[bytes, str]:

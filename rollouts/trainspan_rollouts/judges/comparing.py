@@ -83,7 +83,7 @@ def _verdicts(
         orders.append(orders[0][::-1])
     votes = [_vote(rubric, model, task, distinct, order, vote) for vote, order in enumerate(orders)]
     if is_reversed:
-        bias.add(orders[0], *([combined(rubric, [scores])[0][REWARD] for scores in votes[place]] for place in (0, -1)))
+        bias.add(orders[0], *([combined(rubric, [scores])[0][REWARD] for scores in votes[index]] for index in (0, -1)))
     verdicts = {attempt: combined(rubric, [vote[number] for vote in votes]) for number, attempt in enumerate(distinct)}
     return [verdicts[attempt] for attempt in attempts]
 
@@ -113,7 +113,7 @@ def _vote(
     vote: int,
 ) -> list[Scores]:
     """Scores of the attempts, which are shown in this order; what all conversations begin with is shown once."""
-    names = [f"attempt_{place}" for place in range(1, len(order) + 1)]
+    names = [f"attempt_{number}" for number in range(1, len(order) + 1)]
     conversations = [attempt.messages for attempt in attempts]
     shared = sum(1 for _ in takewhile(lambda same: len(set(same)) == 1, zip(*conversations, strict=False)))
     parts = task_parts(rubric, task)
@@ -160,7 +160,7 @@ class _PositionBias:
             gains = list(self._gains)
         if not gains:
             return {}
-        found = {"both_orders": float(len(gains)), "position_bias": fmean(gains)}
+        bias = {"both_orders": float(len(gains)), "position_bias": fmean(gains)}
         if len(gains) > 1:
-            found["position_bias_error"] = stdev(gains) / math.sqrt(len(gains))
-        return found
+            bias["position_bias_error"] = stdev(gains) / math.sqrt(len(gains))
+        return bias

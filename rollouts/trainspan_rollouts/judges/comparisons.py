@@ -73,8 +73,8 @@ def differing_text(right: Any, answer: Any, *, ignore_case: bool = False) -> str
     If one is a text and the other is not, the text is read as JSON.
     """
     if isinstance(right, str) and isinstance(answer, str):
-        one, other = (unicodedata.normalize("NFC", text.strip()) for text in (right, answer))
-        equal = one.casefold() == other.casefold() if ignore_case else one == other
+        expected, given = (unicodedata.normalize("NFC", text.strip()) for text in (right, answer))
+        equal = expected.casefold() == given.casefold() if ignore_case else expected == given
     elif isinstance(right, str) or isinstance(answer, str):
         text, value = (right, answer) if isinstance(right, str) else (answer, right)
         try:
@@ -94,16 +94,16 @@ def differing_number(right: Any, answer: Any, tolerance: Tolerance) -> str | Non
     wanted = last_number(right)
     if wanted is None or wanted.value is None:
         raise InvalidRecordError(f"{_shown(right)} is no number")
-    found = last_number(answer)
-    if found is None:
+    last = last_number(answer)
+    if last is None:
         return f"{_shown(answer)} has no number"
-    if found.value is None:
+    if last.value is None:
         return f"the last number of {_shown(answer)} cannot be read"
-    if not tolerance.admits(found.value, wanted.value):
-        return f"{_written(found.value)} is not {_written(wanted.value)}"
-    unit, rest = wanted.rest.strip(), found.rest.lstrip()
+    if not tolerance.admits(last.value, wanted.value):
+        return f"{_written(last.value)} is not {_written(wanted.value)}"
+    unit, rest = wanted.rest.strip(), last.rest.lstrip()
     if unit and not (rest.startswith(unit) and _UNIT_END.match(rest, len(unit))):
-        return f"the unit {unit!r} does not follow the number {_written(found.value)}"
+        return f"the unit {unit!r} does not follow the number {_written(last.value)}"
     return None
 
 
@@ -192,12 +192,12 @@ def differing_calls(right: Sequence[tuple[str, Any]], calls: Sequence[tuple[str,
     """Whether these are the right calls, in any order: equal names, and arguments that are equal as JSON."""
     left = list(calls)
     for name, arguments in right:
-        place = next(
+        index = next(
             (i for i, (other, given) in enumerate(left) if other == name and same_json(given, arguments)), None
         )
-        if place is None:
+        if index is None:
             return f"no call {name}({_shown(arguments)}) among {len(calls)}"
-        del left[place]
+        del left[index]
     return f"a call too many: {left[0][0]}({_shown(left[0][1])})" if left else None
 
 

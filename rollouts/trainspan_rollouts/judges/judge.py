@@ -68,7 +68,7 @@ class Judge:
         self._slots = asyncio.Semaphore(concurrency)
         self._timeout_s = timeout_s
 
-    async def judge(self, task: dict[str, Any], result: Result) -> Judgment:
+    async def judge(self, task: Mapping[str, Any], result: Result) -> Judgment:
         """The verdict on one rollout.
 
         A judge returns a number, a dict of numbers, None, or one of these with a text, `return 0.5, "the date is wrong"`, or with
@@ -76,7 +76,7 @@ class Judge:
         """
         return self._judgment(await self._call(task, result))
 
-    async def judge_group(self, task: dict[str, Any], results: Sequence[Result]) -> list[Judgment]:
+    async def judge_group(self, task: Mapping[str, Any], results: Sequence[Result]) -> list[Judgment]:
         """The verdicts on rollouts of one task, in their order: a judge that compares returns a list of such values."""
         verdicts = await self._call(task, list(results))
         if not isinstance(verdicts, Sequence) or isinstance(verdicts, str) or len(verdicts) != len(results):
@@ -99,9 +99,9 @@ class Judge:
     def _judgment(self, verdict: Any) -> Judgment:
         is_pair = isinstance(verdict, tuple) and len(verdict) == 2 and isinstance(verdict[1], (str, Mapping))
         verdict, reason = verdict if is_pair else (verdict, {})
-        named = verdict if isinstance(verdict, Mapping) else {REWARD: verdict}
+        by_name = verdict if isinstance(verdict, Mapping) else {REWARD: verdict}
         giver = f"judge {self.name}"
-        scores = {str(name): number_of(value, giver) for name, value in named.items() if value is not None}
+        scores = {str(name): number_of(value, giver) for name, value in by_name.items() if value is not None}
         if isinstance(reason, str):
             return Judgment(scores, dict.fromkeys(scores or (REWARD,), reason))
         return Judgment(scores, {str(name): str(text) for name, text in reason.items()})

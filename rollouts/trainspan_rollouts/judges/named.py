@@ -48,11 +48,11 @@ class _Kind:
 def named_judge(name: str, timeout_s: float) -> JudgeFunction:
     """Returns the judge of that name. Raises UsageError if the name is malformed or the judge cannot run here."""
     kind_name, _, rest = name.partition(":")
-    kind, (place, *parts) = NAMED[kind_name], rest.split(",")
-    if not _FIELD.fullmatch(place):
+    kind, (field_path, *parts) = NAMED[kind_name], rest.split(",")
+    if not _FIELD.fullmatch(field_path):
         raise UsageError(
-            f"--judge {name}: {place!r} is no field of a task: write {kind_name}:answer or {kind_name}:meta.NAME, or "
-            f"{kind_name}.py:{place or 'FUNCTION'} for a function of a file"
+            f"--judge {name}: {field_path!r} is no field of a task: write {kind_name}:answer or {kind_name}:meta.NAME, or "
+            f"{kind_name}.py:{field_path or 'FUNCTION'} for a function of a file"
         )
     options = {option: value for option, _, value in (part.partition("=") for part in parts)}
     for option, value in options.items():
@@ -74,7 +74,7 @@ def named_judge(name: str, timeout_s: float) -> JudgeFunction:
     if kind_name == "tests" and sandbox.landlock_abi() < sandbox.LEAST_ABI:
         raise UsageError(f"--judge {name}: the kernel cannot confine code (Landlock, Linux 6.7 or later)")
     limited = {"timeout": str(min(_TIMEOUT_S, timeout_s)), **options}
-    return JudgeFunction(name, partial(_judge, kind, place, limited), _digest(name))
+    return JudgeFunction(name, partial(_judge, kind, field_path, limited), _digest(name))
 
 
 def _digest(name: str) -> str:
@@ -82,16 +82,16 @@ def _digest(name: str) -> str:
     return hashlib.sha256(name.encode() + b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
-def _judge(kind: _Kind, place: str, options: _Options, task: Mapping[str, Any], result: Result) -> _Verdict:
-    right = _at(task, place)
+def _judge(kind: _Kind, field_path: str, options: _Options, task: Mapping[str, Any], result: Result) -> _Verdict:
+    right = _at(task, field_path)
     if right is None:
-        raise InvalidRecordError(f"the task has no {place}")
+        raise InvalidRecordError(f"the task has no {field_path}")
     return kind.verdict(right, task, result, options)
 
 
-def _at(task: Mapping[str, Any], place: str) -> Any:
+def _at(task: Mapping[str, Any], field_path: str) -> Any:
     value: Any = task
-    for name in place.split("."):
+    for name in field_path.split("."):
         value = value.get(name) if isinstance(value, Mapping) else None
     return value
 

@@ -104,14 +104,14 @@ def _scale(file: Path, scale: Any) -> tuple[float, float]:
 def _criteria(file: Path, tables: Any) -> tuple[Criterion, ...]:
     if not isinstance(tables, list) or not tables or not all(isinstance(table, dict) for table in tables):
         raise ConfigError(f"{file} has no criteria: write [[criteria]] with a name and a question for each")
-    found: dict[str, Criterion] = {}
+    criteria: dict[str, Criterion] = {}
     for number, table in enumerate(tables, 1):
         where = f"{file}: criterion {number}"
         for key in ("name", "question"):
             if not isinstance(table.get(key), str) or not table[key].strip():
                 raise ConfigError(f"{where} has no {key}")
         criterion: Criterion = build_table(where, Criterion, table)
-        if not _NAME.fullmatch(criterion.name) or criterion.name == REWARD or criterion.name in found:
+        if not _NAME.fullmatch(criterion.name) or criterion.name == REWARD or criterion.name in criteria:
             raise ConfigError(
                 f"{where}: the name {criterion.name!r} is taken, or has other marks than letters, digits and _"
             )
@@ -119,8 +119,8 @@ def _criteria(file: Path, tables: Any) -> tuple[Criterion, ...]:
             raise ConfigError(
                 f"{where}: weight = {criterion.weight:g} must be positive: ask so that a higher score is better"
             )
-        found[criterion.name] = criterion
-    return tuple(found.values())
+        criteria[criterion.name] = criterion
+    return tuple(criteria.values())
 
 
 def _check(file: Path, options: _Options, request: Any) -> None:

@@ -13,6 +13,7 @@ from trainspan_rollouts.judges.comparisons import parse_json
 from trainspan_rollouts.judges.judge import JudgeFunction, Result
 from trainspan_rollouts.judges.rubric import Rubric
 from trainspan_schemas.errors import InvalidRecordError
+from trainspan_schemas.files.durable import JsonObject
 from trainspan_schemas.telemetry.keys import REWARD
 
 __all__ = [
@@ -73,22 +74,22 @@ def _verdict(
 def system_message(rubric: Rubric, form: Any, more: str = "") -> dict[str, str]:
     """What the model is to do; `form` is an example of its answer."""
     criteria = "\n".join(f"- {criterion.name}: {' '.join(criterion.question.split())}" for criterion in rubric.criteria)
-    told = "".join(f"{text}\n" for text in (more, rubric.options.instructions.strip()) if text)
-    text = _SYSTEM.format(low=rubric.low, high=rubric.high, criteria=criteria, more=told, form=json.dumps(form))
+    additions = "".join(f"{text}\n" for text in (more, rubric.options.instructions.strip()) if text)
+    text = _SYSTEM.format(low=rubric.low, high=rubric.high, criteria=criteria, more=additions, form=json.dumps(form))
     return {"role": "system", "content": text}
 
 
-def form_of(rubric: Rubric) -> dict[str, Any]:
+def form_of(rubric: Rubric) -> JsonObject:
     return {criterion.name: {"reason": "why", "score": rubric.high} for criterion in rubric.criteria}
 
 
-def schema_of(rubric: Rubric) -> dict[str, Any]:
+def schema_of(rubric: Rubric) -> JsonObject:
     """The JSON schema of scores; strict, as the API calls it: every field is required and there are no others."""
     entry = {"reason": {"type": "string"}, "score": {"type": "number"}}
     return object_schema({criterion.name: object_schema(entry) for criterion in rubric.criteria})
 
 
-def object_schema(properties: Mapping[str, Any]) -> dict[str, Any]:
+def object_schema(properties: Mapping[str, Any]) -> JsonObject:
     return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
 
 
@@ -130,11 +131,11 @@ def messages_text(messages: Sequence[Mapping[str, Any]]) -> str:
 
 def sections(parts: Mapping[str, str]) -> str:
     """Each part between tags that end in a digest of it, so that no text can contain the end of its own."""
-    found = []
+    tagged = []
     for name, content in parts.items():
         tag = f"{name}-{blake2b(content.encode(errors='surrogatepass'), digest_size=4).hexdigest()}"
-        found.append(f"<{tag}>\n{content}\n</{tag}>")
-    return "\n\n".join(found)
+        tagged.append(f"<{tag}>\n{content}\n</{tag}>")
+    return "\n\n".join(tagged)
 
 
 def parse_object(text: str) -> Mapping[str, Any]:
@@ -150,7 +151,7 @@ def parse_object(text: str) -> Mapping[str, Any]:
 
 def parse_scores(rubric: Rubric, value: Any) -> Scores:
     """Raises InvalidRecordError if a criterion lacks a score within the scale, or a reason."""
-    found: Scores = {}
+    scores: Scores = {}
     for criterion in rubric.criteria:
         entry = value.get(criterion.name) if isinstance(value, Mapping) else None
         given: Mapping[str, Any] = entry if isinstance(entry, Mapping) else {}
@@ -164,8 +165,8 @@ def parse_scores(rubric: Rubric, value: Any) -> Scores:
                 f"the judge model's answer has no reason and score from {rubric.low:g} to {rubric.high:g} for {criterion.name}: "
                 f"{json_text(value):.200}"
             )
-        found[criterion.name] = float(score), reason
-    return found
+        scores[criterion.name] = float(score), reason
+    return scores
 
 
 def combined(rubric: Rubric, votes: Sequence[Scores]) -> tuple[dict[str, float], dict[str, str]]:

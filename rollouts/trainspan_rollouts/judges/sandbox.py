@@ -91,8 +91,8 @@ def match(payload: Mapping[str, Any]) -> Iterator[str | None]:
         patterns = [re.compile(pattern) for pattern in payload["right"]]
     except (re.error, OverflowError, RecursionError) as error:
         raise _Unable(f"not a pattern: {error}") from error
-    found = any(pattern.search(payload["answer"]) for pattern in patterns)
-    yield None if found else "the pattern does not occur in the answer"
+    occurs = any(pattern.search(payload["answer"]) for pattern in patterns)
+    yield None if occurs else "the pattern does not occur in the answer"
 
 
 def validate(payload: Mapping[str, Any]) -> Iterator[str | None]:
@@ -125,15 +125,15 @@ def query(payload: Mapping[str, Any]) -> Iterator[str | None]:
         except Exception as error:
             raise _Unable(f"the right query fails: {error}") from error
     try:
-        found = rows_of(payload["database"], payload["answer"])
+        result = rows_of(payload["database"], payload["answer"])
     except Exception as error:  # noqa: BLE001
         yield f"the query fails: {error}"
         return
-    if any(_same_rows(found, rows, ordered=ordered) for rows, ordered in wanted):
+    if any(_same_rows(result, rows, ordered=ordered) for rows, ordered in wanted):
         yield None
         return
     right, _ = wanted[0]
-    yield f"{len(found)} rows that begin with {_first(found)}, not {len(right)} that begin with {_first(right)}"
+    yield f"{len(result)} rows that begin with {_first(result)}, not {len(right)} that begin with {_first(right)}"
 
 
 def _sqlite_rows(database: str, text: str) -> list[tuple[Any, ...]]:
@@ -199,7 +199,7 @@ def test(payload: Mapping[str, Any]) -> Iterator[str | None]:
 
     Of a test that defines functions `test_…` or cases of unittest, these run too.
     """
-    names: dict[str, Any] = {"__name__": "answer"}
+    names: dict[str, object] = {"__name__": "answer"}
     try:
         exec(compile(payload["answer"], "answer.py", "exec"), names)
     except BaseException as error:  # noqa: BLE001 - also SystemExit
@@ -214,7 +214,7 @@ def test(payload: Mapping[str, Any]) -> Iterator[str | None]:
             yield None
 
 
-def _run(text: str, file: str, names: dict[str, Any]) -> None:
+def _run(text: str, file: str, names: dict[str, object]) -> None:
     """Raises what a test raises."""
     import asyncio
     import unittest

@@ -12,8 +12,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar, cast
 
+from trainspan_schemas.artifacts.run_records import BestRecord, RunRecord
 from trainspan_schemas.files.durable import JsonObject, json_lines
 from trainspan_schemas.files.locks import is_locked
 from trainspan_schemas.home import policy_dir
@@ -22,6 +23,8 @@ __all__ = ["TRAINING_FILE", "RunFiles", "check_name", "record_of", "versions"]
 
 TRAINING_FILE: Final = "training.json"
 """The last step, while a round is trained."""
+
+_Record = TypeVar("_Record", bound=Mapping[str, Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +64,13 @@ class RunFiles:
         """How far the training in progress is, as a `TrainingProgress` in JSON; {} if there is none."""
         return self.read(TRAINING_FILE) if self.is_held() else {}
 
-    def records(self) -> list[JsonObject]:
+    def records(self) -> list[RunRecord]:
         """All complete records of `rounds.jsonl`; a line cut off by a kill is skipped."""
-        return json_lines(self.path / "rounds.jsonl")
+        return cast("list[RunRecord]", json_lines(self.path / "rounds.jsonl"))
+
+    def best(self) -> BestRecord | None:
+        """The best validation, whose checkpoint is kept; None before there is one."""
+        return self.read("run.json").get("best")
 
     def policies(self) -> tuple[str | None, ...]:
         """The policies that the run trains."""
@@ -82,17 +89,17 @@ def check_name(policy: str | None, name: str) -> str:
     return name if policy is None else f"{policy}: {name}"
 
 
-def record_of(record: Mapping[str, Any], policy: str | None) -> JsonObject:
+def record_of(record: _Record, policy: str | None) -> _Record:
     """The record as if its only policy were this one: with its figures and its checks."""
     if policy is None:
-        return dict(record)
+        return record
     prefix = check_name(policy, "")
     checks = [
         {**check, "name": check["name"].removeprefix(prefix)}
         for check in record["checks"]
         if check["name"].startswith(prefix)
     ]
-    return {**record, **record["policies"].get(policy, {}), "checks": checks}
+    return cast("_Record", {**record, **record["policies"].get(policy, {}), "checks": checks})
 
 
 def versions(record: Mapping[str, Any]) -> str:

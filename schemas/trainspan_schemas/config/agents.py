@@ -79,7 +79,7 @@ class ServingSettings:
     If the length is announced, the answer comes before the body is read."""
     swap_timeout_s: Advanced[float] = 30.0
     """How long a request is held during a swap before it gets 503 with Retry-After."""
-    drain_timeout_s: float = 60.0
+    drain_timeout_s: Advanced[float] = 60.0
     """How long a swap or a sleep request waits for running generations before it ends them.
 
     Their clients get 503, or an error event in a stream.
@@ -194,7 +194,7 @@ class RaySettings:
     Ray shows these fields in its dashboard and logs: they are no place for secrets."""
     worker_cpus: float = 1.0
     """CPUs that each worker, or each task of a dataset, reserves on its node."""
-    worker_resource: str | None = None
+    worker_resource: Advanced[str | None] = None
     """Custom resource of the nodes that may be used, as in `ray start --resources`; default: any node."""
     start_timeout_s: Advanced[float] = 120.0
     """How long the command waits for a worker if the cluster has room for none."""

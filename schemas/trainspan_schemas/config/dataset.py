@@ -123,5 +123,5 @@ class DatasetSettings:
     plus a minute."""
     min_coverage: float = 0.5
     """Minimum share of calls that must be trainable; below it the command fails."""
-    keep_zero_spread: bool = False
+    keep_zero_spread: Advanced[bool] = False
     """Keep groups whose rewards are all equal; their advantage is 0."""

@@ -60,7 +60,7 @@ class LoopSettings:
     """Task file of a hard probe, rolled out before and after and reported under its own name; default: none.
 
     It is never trained on."""
-    policies_in_turn: bool = False
+    policies_in_turn: Advanced[bool] = False
     """Train the policies of `[policies.NAME]` one after the other instead of at the same time; always with `[serving] sleep`.
 
     It takes less memory at a time."""
@@ -87,7 +87,7 @@ class LoopSettings:
     trainer_launch: str | None = None
     """Command that launches the trainer's processes, such as `accelerate launch --config_file fsdp.yaml`; default:
     `torchrun` for several."""
-    ready_timeout_s: float = 600.0
+    ready_timeout_s: Advanced[float] = 600.0
     """How long to wait for the collector, the policy server and the trainer to become ready.
 
     The loop waits as long for a store or policy server that stops answering, for example because it is moved or restarts."""

@@ -9,7 +9,7 @@ from typing import Any
 __all__ = ["JsonObject", "append_line", "json_lines", "sha256_of", "sync"]
 
 JsonObject = dict[str, Any]
-"""An object in a JSON file, as it stands there."""
+"""An object of JSON whose members others define: in a file, a message or an answer, as it stands there."""
 
 
 def append_line(path: Path, line: str) -> None:

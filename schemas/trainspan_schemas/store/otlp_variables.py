@@ -51,13 +51,13 @@ def set_aside(environ: MutableMapping[str, str], own: Mapping[str, str]) -> None
 
 def exchange(environ: MutableMapping[str, str], inward: str, outward: str) -> bool:
     """Puts the variables that `inward` has in place of those in the environment, which go to `outward`; returns False if it has none."""
-    named = json.loads(environ.get(inward, "{}"))
-    if not named:
+    variables = json.loads(environ.get(inward, "{}"))
+    if not variables:
         return False
     present = {name: value for name, value in environ.items() if name.startswith(_PREFIX)}
     for name in (inward, *present):
         del environ[name]
-    environ.update({**named, outward: json.dumps(present)})
+    environ.update({**variables, outward: json.dumps(present)})
     return True
 
 

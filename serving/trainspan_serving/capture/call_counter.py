@@ -67,19 +67,19 @@ class CallCounter:
         self._database = sqlite3.connect(self._file, isolation_level=None)
         self._file.chmod(0o600)
         self._database.executescript(_TABLES)
-        found = self._database.execute("SELECT id FROM instance").fetchone()
-        self.instance: str = found[0] if found else uuid.uuid4().hex
+        row = self._database.execute("SELECT id FROM instance").fetchone()
+        self.instance: str = row[0] if row else uuid.uuid4().hex
         """The id of this counter on every call: 32 hex digits, unchanged across restarts of the server."""
-        if not found:
+        if not row:
             self._database.execute("INSERT INTO instance VALUES (?)", [self.instance])
 
     def _stored(self, key: str) -> int:
         try:
-            found = self._database.execute("SELECT count FROM calls WHERE key = ?", [key]).fetchone()
+            row = self._database.execute("SELECT count FROM calls WHERE key = ?", [key]).fetchone()
         except sqlite3.Error as error:
             self._log_failure(error)
             return 0
-        return int(found[0]) if found else 0
+        return int(row[0]) if row else 0
 
     def _save(self, key: str, count: int) -> None:
         try:

@@ -84,14 +84,14 @@ def identify(scope: MutableMapping[str, Any], api_keys: Sequence[str], key: byte
             f"the request names two rollouts: its URL says {from_url.trace_id}, its API key {from_key.trace_id}; "
             "send only one of them"
         )
-    named = from_url or from_key
-    inside = from_header is not None and (named is None or named.trace_id == from_header.trace_id)
+    stated_parent = from_url or from_key
+    inside = from_header is not None and (stated_parent is None or stated_parent.trace_id == from_header.trace_id)
     baggage = parse_baggage(headers.get(b"baggage") or "")
     identity = Identity.from_attributes(baggage)
     token = url_token if from_url else key_token
     is_signed = identity.is_signed(key) if identity else token.is_signed(key)
     return Caller(
-        parent=from_header if inside else named,
+        parent=from_header if inside else stated_parent,
         link=None if inside else from_header,
         identity=identity,
         is_signed=is_signed,
@@ -114,8 +114,8 @@ class _Headers:
         return ",".join(values) if values else None
 
     def replace(self, name: bytes, value: str | None) -> None:
-        kept = [pair for pair in self._scope["headers"] if pair[0] != name]
-        self._scope["headers"] = kept if value is None else [*kept, (name, value.encode("latin-1"))]
+        others = [pair for pair in self._scope["headers"] if pair[0] != name]
+        self._scope["headers"] = others if value is None else [*others, (name, value.encode("latin-1"))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,7 @@ def _take_from_path(scope: MutableMapping[str, Any]) -> _Token:
 
 
 def _take_from_key(headers: _Headers) -> _Token:
-    found = _Token()
+    rollout_token = _Token()
     for name in (b"authorization", b"x-api-key"):
         value = headers.get(name) or ""
         scheme, _, key = value.partition(" ") if name == b"authorization" else ("bearer", "", value)
@@ -163,9 +163,9 @@ def _take_from_key(headers: _Headers) -> _Token:
             continue
         token = _Token.parse(key.removeprefix(keys.API_KEY_PREFIX))
         if token.parent is not None:
-            found = token
+            rollout_token = token
             headers.replace(name, None)
-    return found
+    return rollout_token
 
 
 def _matching(secret: str, api_keys: Sequence[str]) -> str | None:

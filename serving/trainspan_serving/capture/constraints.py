@@ -46,7 +46,7 @@ class EngineConstraints:
     def vocab_size(self) -> int:
         return int(self._engine.model_config.get_vocab_size())
 
-    async def settle(self) -> None:
+    async def fix_library(self) -> None:
         """Returns when the library is fixed."""
         async with self._settling:
             if self._library is not None:
@@ -111,10 +111,10 @@ class EngineConstraints:
                 output_kind=RequestOutputKind.FINAL_ONLY,
                 structured_outputs=asked,
             )
-            place = {"data_parallel_rank": rank} if ranks > 1 else {}
+            placement = {"data_parallel_rank": rank} if ranks > 1 else {}
             request_id = f"trainspan-grammar-{secrets.token_hex(8)}"
             self.requests += 1
-            async for _ in self._generate(tokens_input([0]), params, request_id, **place):
+            async for _ in self._generate(tokens_input([0]), params, request_id, **placement):
                 pass
             libraries.add(str(asked._backend))  # validation writes it there
         return libraries.pop() if len(libraries) == 1 else _UNKNOWN
@@ -128,14 +128,14 @@ class EngineConstraints:
             "logprob_token_ids": params.logprob_token_ids,
             "tokenizer": params.structured_outputs is not None and self._reads_tokens_otherwise(),
         }
-        made = Constraint(
+        constraint = Constraint(
             grammar=self._grammar(params, asked) if params.structured_outputs is not None else None,
             allowed_ids=tuple(sorted(set(params.allowed_token_ids))) if params.allowed_token_ids else None,
             biases=tuple(sorted((int(token), float(bias)) for token, bias in (params.logit_bias or {}).items())),
             bad_words=tuple(tuple(word) for word in params.bad_words_token_ids or ()),
             others=tuple(name for name, given in others.items() if given),
         )
-        return made if len(made.to_json()) <= MAX_CHARACTERS else Constraint(others=("too_large",))
+        return constraint if len(constraint.to_json()) <= MAX_CHARACTERS else Constraint(others=("too_large",))
 
     def _grammar(self, params: Any, asked: str | None) -> Grammar:
         from vllm.v1.structured_output.request import get_structured_output_key
@@ -184,13 +184,13 @@ class EngineConstraints:
         )
         if bounds(request, ()).constraint_start == 0:
             return 0
-        for place, token in enumerate(ids):
+        for position, token in enumerate(ids):
             request.all_token_ids.append(token)
             fed = bounds(request, [token], spec_tokens_committed=True).grammar_start
             if fed == 0:
                 return None
             if fed == 1:
-                return place + 1
+                return position + 1
         return len(ids)
 
     def _reasoning_bounds(self) -> Any:

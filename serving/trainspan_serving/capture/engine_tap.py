@@ -8,7 +8,6 @@ which the endpoints leave out of the response if the client did not ask for them
 import contextlib
 import contextvars
 import logging
-import math
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
@@ -25,7 +24,7 @@ from trainspan_serving.capture.constraints import EngineConstraints
 from trainspan_serving.capture.generation import Generation, override_sampling, with_logprobs
 from trainspan_serving.capture.offered_tools import OfferedTools
 from trainspan_serving.checkpoints.served_policy import ServedPolicy
-from trainspan_serving.export.call_span import CallSpan
+from trainspan_serving.export.call_span import AttributeValue, CallSpan
 from trainspan_serving.forcing.branch import Branch
 from trainspan_serving.forcing.divergence import DivergedError
 from trainspan_serving.forcing.replay import Replayer
@@ -209,7 +208,9 @@ class EngineTap:
         """Replaces the engine client's `generate`; passes the outputs through unchanged."""
         exchange = _CURRENT.get()
         if exchange is None or not isinstance(prompt, dict):
-            return self._settled(sampling_params, self._generate(prompt, sampling_params, request_id, **options))
+            return self._when_compilable(
+                sampling_params, self._generate(prompt, sampling_params, request_id, **options)
+            )
         identity = exchange.caller.identity
         temperature = self._temperatures.get(identity.split) if identity else None
         if temperature is not None:
@@ -228,8 +229,8 @@ class EngineTap:
         exchange.choices += sampling_params.n
         outputs = self._stored(exchange, generation, prompt, sampling_params, request_id, options)
         if outputs is None:
-            made = self._generate(prompt, sampling_params, request_id, **options)
-            outputs = self._settled(sampling_params, made)
+            sampled = self._generate(prompt, sampling_params, request_id, **options)
+            outputs = self._when_compilable(sampling_params, sampled)
         return self._observe(exchange, generation, sampling_params, outputs)
 
     def _stored(
@@ -255,11 +256,11 @@ class EngineTap:
         self.forced_requests += 1
         return self._replayer.outputs(generation.forced, prompt, params, request_id, options.get("lora_request"))
 
-    async def _settled(self, params: Any, outputs: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
+    async def _when_compilable(self, params: Any, outputs: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
         """Yields the outputs of a generation; one with a grammar starts once that is known to be compiled soon."""
         try:
             if getattr(params, "structured_outputs", None) is not None:
-                await self._constraints.settle()
+                await self._constraints.fix_library()
                 await self._constraints.check(params)
             async for output in outputs:
                 yield output
@@ -328,13 +329,14 @@ class EngineTap:
             attributes[keys.CALL_DELIVERED] = exchange.delivered and choice.finished and not exchange.is_cut
             if exchange.is_cut and not choice.finished and exchange.ended_status == 503:
                 attributes[keys.GEN_AI_FINISH_REASONS] = [keys.ENDED_BY_SERVER]
-            if (exchange.asked.max_tokens or 0) > attributes.get(keys.GEN_AI_MAX_TOKENS, math.inf):
-                attributes[keys.ASKED_MAX_TOKENS] = exchange.asked.max_tokens
+            asked, limit = exchange.asked.max_tokens, attributes.get(keys.GEN_AI_MAX_TOKENS)
+            if asked is not None and isinstance(limit, int) and asked > limit:
+                attributes[keys.ASKED_MAX_TOKENS] = asked
             if generation.adapter is None:
                 attributes[keys.POLICY_NAME] = exchange.policy.name
             if exchange.policy.base:
                 attributes[keys.POLICY_BASE] = exchange.policy.base
-            operation = attributes[keys.GEN_AI_OPERATION]
+            operation = str(attributes[keys.GEN_AI_OPERATION])
             yield CallSpan(
                 trace_id=exchange.trace_id,
                 span_id=secrets.token_hex(8) if attributes[keys.CHOICE_INDEX] else exchange.span_id,
@@ -348,9 +350,9 @@ class EngineTap:
                 is_sampled=exchange.caller.parent.sampled if exchange.caller.parent else True,
             )
 
-    def _attributes_of(self, exchange: Exchange) -> dict[str, Any]:
+    def _attributes_of(self, exchange: Exchange) -> dict[str, AttributeValue]:
         caller = exchange.caller
-        attributes: dict[str, Any] = {
+        attributes: dict[str, AttributeValue] = {
             keys.GEN_AI_PROVIDER: "vllm",
             keys.GEN_AI_REQUEST_MODEL: self._served_name,
             keys.GEN_AI_RESPONSE_MODEL: self._served_name,

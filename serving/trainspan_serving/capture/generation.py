@@ -14,6 +14,7 @@ from trainspan_schemas.telemetry.constraints import Constraint
 from trainspan_schemas.telemetry.tokens import encode_ids, encode_logprobs
 from trainspan_serving.capture.constraints import EngineConstraints, is_constrained, kind_of
 from trainspan_serving.checkpoints.served_policy import ServedPolicy
+from trainspan_serving.export.call_span import AttributeValue
 from trainspan_serving.forcing.branch import ForcedAnswer
 
 __all__ = ["Generation", "SampledChoice", "override_sampling", "with_logprobs"]
@@ -85,11 +86,13 @@ class Generation:
                 choice.finish_reason = completion.finish_reason
                 choice.versions = [(span.version, span.start, span.end) for span in completion.weight_versions or ()]
 
-    def choices(self, endpoint: str, constraints: EngineConstraints) -> Iterator[tuple[SampledChoice, dict[str, Any]]]:
+    def choices(
+        self, endpoint: str, constraints: EngineConstraints
+    ) -> Iterator[tuple[SampledChoice, dict[str, AttributeValue]]]:
         """Yields each choice with its span attributes."""
         params = self._params
         constraint = self._constraint(constraints)
-        shared: dict[str, Any] = {
+        shared: dict[str, AttributeValue] = {
             keys.GEN_AI_OPERATION: _OPERATIONS.get(endpoint, keys.OPERATION_CHAT),
             keys.GEN_AI_RESPONSE_ID: _response_id(self._request_id, endpoint),
             keys.GEN_AI_TEMPERATURE: float(params.temperature),
@@ -146,7 +149,7 @@ class Generation:
 
     def _constraint_attributes(
         self, constraint: Constraint | None, choice: SampledChoice, constraints: EngineConstraints
-    ) -> dict[str, Any]:
+    ) -> dict[str, AttributeValue]:
         if constraint is None:
             return {}
         try:
@@ -156,10 +159,10 @@ class Generation:
             start = None
         if start is None:
             constraint = replace(constraint, others=("reasoning", *constraint.others))
-        record = {keys.SAMPLING_CONSTRAINT: constraint.to_json()}
+        record: dict[str, AttributeValue] = {keys.SAMPLING_CONSTRAINT: constraint.to_json()}
         return {**record, keys.CONSTRAINT_START: start} if start else record
 
-    def _version_attributes(self, choice: SampledChoice) -> dict[str, Any]:
+    def _version_attributes(self, choice: SampledChoice) -> dict[str, AttributeValue]:
         """Uses the engine's own labels if it reported any; they name the full weights, whichever adapter is active.
 
         The version of a call with tokens of several ones is the oldest of them.
@@ -170,7 +173,9 @@ class Generation:
         if self._policy.adapter and self.adapter is None:
             return {keys.POLICY_VERSION: version}
         spans = [(int(label) if label.isdigit() else version, start, end) for label, start, end in choice.versions]
-        attributes: dict[str, Any] = {keys.POLICY_VERSION: min((one for one, _, _ in spans), default=version)}
+        attributes: dict[str, AttributeValue] = {
+            keys.POLICY_VERSION: min((number for number, _, _ in spans), default=version)
+        }
         if len({label for label, _, _ in spans}) > 1:
             attributes[keys.POLICY_VERSION_SPANS] = json.dumps(spans)
             attributes[keys.POLICY_SWAP_CACHE] = keys.CACHE_RECOMPUTED

@@ -16,6 +16,8 @@ import sys
 import time
 from typing import IO, Any
 
+from trainspan_schemas.files.durable import JsonObject
+
 __all__ = ["main"]
 
 
@@ -40,7 +42,7 @@ def _answer(answers: IO[str], values: dict[str, float]) -> None:
     answers.flush()
 
 
-def _try(xgrammar: Any, info: Any, request: dict[str, Any]) -> float:
+def _try(xgrammar: Any, info: Any, request: JsonObject) -> float:
     """Compiles a grammar; returns the CPU time of its parsing."""
     began = time.process_time()
     with contextlib.suppress(Exception):  # any library error about untrusted input
@@ -57,7 +59,7 @@ def _parse(xgrammar: Any, form: str, spec: str, *, any_whitespace: bool) -> Any:
         separators = None if any_whitespace else (",", ":")
         return xgrammar.Grammar.from_json_schema(spec, any_whitespace=any_whitespace, separators=separators)
     if form == "structural_tag":
-        tag: dict[str, Any] = json.loads(spec)
+        tag: JsonObject = json.loads(spec)
         if "structures" not in tag:
             return xgrammar.Grammar.from_structural_tag(spec)
         items = [

@@ -35,21 +35,21 @@ class Copying:
         self._wanted: dict[str | None, _Key] = {}
         self._copied_bytes = 0
 
-    async def bring(
+    async def fetch(
         self,
         checkpoint: str,
         policy: str | None,
         weights_sha256: str | None,
         *,
         within_s: float,
-        gives_way: bool = False,
+        yields_to_others: bool = False,
     ) -> None:
-        """Copies a checkpoint, or joins its copy; ends that of another checkpoint of the policy unless it `gives_way`.
+        """Copies a checkpoint, or joins its copy; ends that of another checkpoint of the policy unless it `yields_to_others`.
 
         Raises CopyingError if it takes longer than `within_s`, CopyFailedError if it fails.
         """
         key = (checkpoint, policy, weights_sha256)
-        if gives_way and any(other != key and other[1] == policy for other in self._tasks):
+        if yields_to_others and any(other != key and other[1] == policy for other in self._tasks):
             raise CopyFailedError(f"{checkpoint} is not copied while another checkpoint is")
         self._wanted[policy] = key
         task = self._tasks.get(key)

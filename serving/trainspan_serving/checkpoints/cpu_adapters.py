@@ -27,12 +27,12 @@ def _apply_shrink(self: Any, y: torch.Tensor, x: torch.Tensor, w_t_all: torch.Te
     y = y.view(-1, y.shape[-1])
     for slot, rows in _rows_by_slot(self):
         matrix = w_t_all[slot, 0].to(y.dtype)
-        own = scale * (_selected(x, rows).to(y.dtype) @ matrix.t())
-        target = y[:, : own.shape[1]]
+        product = scale * (_selected(x, rows).to(y.dtype) @ matrix.t())
+        target = y[:, : product.shape[1]]
         if rows is None:
-            target.copy_(own)
+            target.copy_(product)
         else:
-            target.index_copy_(0, rows, own)
+            target.index_copy_(0, rows, product)
 
 
 def _apply_expand(
@@ -47,13 +47,13 @@ def _apply_expand(
     """y[token, slice] += B x[token]; `w_t_all` has B of each slot: (slots, 1, outputs of the slice, rank)."""
     target = y.view(-1, y.shape[-1])[:, y_offset : y_offset + y_slice_size]
     for slot, rows in _rows_by_slot(self):
-        own = _selected(x, rows).to(y.dtype) @ w_t_all[slot, 0].to(y.dtype).t()
+        product = _selected(x, rows).to(y.dtype) @ w_t_all[slot, 0].to(y.dtype).t()
         if rows is None:
-            target.copy_(target + own if add_inputs else own)
+            target.copy_(target + product if add_inputs else product)
         elif add_inputs:
-            target.index_add_(0, rows, own)
+            target.index_add_(0, rows, product)
         else:
-            target.index_copy_(0, rows, own)
+            target.index_copy_(0, rows, product)
 
 
 def _selected(x: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
@@ -71,5 +71,5 @@ def _rows_by_slot(wrapper: Any) -> list[tuple[int, torch.Tensor | None]]:
             (slot, None if is_only else (indices == slot).nonzero().squeeze(1)) for slot in slots if slot >= 0
         ]
         wrapper.rows_of_batch = batch
-    found: list[tuple[int, torch.Tensor | None]] = wrapper.rows_by_slot
-    return found
+    rows_by_slot: list[tuple[int, torch.Tensor | None]] = wrapper.rows_by_slot
+    return rows_by_slot

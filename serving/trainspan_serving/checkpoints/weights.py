@@ -9,9 +9,9 @@ import json
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from trainspan_schemas.errors import CheckpointError
+from trainspan_schemas.files.durable import JsonObject
 
 __all__ = ["Weights", "check_fits", "has_tokenizer", "read_json", "read_shapes", "read_weights", "weight_files"]
 
@@ -39,7 +39,7 @@ class Weights:
     """The outline of a folder of full weights."""
 
     folder: Path
-    config: dict[str, Any]
+    config: JsonObject
     tensors: dict[str, tuple[int, ...]]
     """Tensor name → shape."""
     tokenizer_sha256: str
@@ -107,7 +107,7 @@ def _is_tied(weights: Weights, head: str) -> bool:
 
 def _digests(folder: Path, names: set[str]) -> dict[str, str]:
     """Hashes dtype and bytes of the named tensors."""
-    found: dict[str, str] = {}
+    digests: dict[str, str] = {}
     for file in weight_files(folder):
         start, entries = _read_header(file)
         with file.open("rb") as stream:
@@ -117,8 +117,8 @@ def _digests(folder: Path, names: set[str]) -> dict[str, str]:
                 digest = hashlib.sha256(str(entries[name]["dtype"]).encode())
                 for size in [_CHUNK_BYTES] * ((end - begin) // _CHUNK_BYTES) + [(end - begin) % _CHUNK_BYTES]:
                     digest.update(stream.read(size))
-                found[name] = digest.hexdigest()
-    return found
+                digests[name] = digest.hexdigest()
+    return digests
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -145,7 +145,7 @@ def read_shapes(file: Path) -> dict[str, tuple[int, ...]]:
     return {name: tuple(entry["shape"]) for name, entry in _read_header(file)[1].items()}
 
 
-def _read_header(file: Path) -> tuple[int, dict[str, dict[str, Any]]]:
+def _read_header(file: Path) -> tuple[int, dict[str, JsonObject]]:
     """Returns the offset of a safetensors file's data, and the header's entry for each tensor.
 
     Format: https://huggingface.co/docs/safetensors/index#format
@@ -180,7 +180,7 @@ def _hash_vocabulary(folder: Path) -> str:
     return hashlib.sha256(json.dumps(vocabulary, sort_keys=True).encode()).hexdigest()
 
 
-def read_json(file: Path) -> dict[str, Any]:
+def read_json(file: Path) -> JsonObject:
     try:
         value = json.loads(file.read_text())
     except FileNotFoundError as error:

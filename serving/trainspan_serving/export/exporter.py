@@ -150,23 +150,23 @@ class Exporter:
     def _empty_one(self, spool: Spool) -> None:
         """Sends the oldest request of the spool."""
         try:
-            one, request = spool.oldest()
+            spooled, request = spool.oldest()
         except OSError as error:
             self._note(Delivery(False, reason=f"cannot read the spool: {error}"))
             return
         if request is None:
-            delivery = Delivery(True, one.spans, reason="their file in the spool is gone or damaged")
+            delivery = Delivery(True, spooled.spans, reason="their file in the spool is gone or damaged")
         else:
-            delivery = self._send(request, one.spans)
+            delivery = self._send(request, spooled.spans)
         if not delivery.settled:
             return
         with self._counting:
-            (spool.refuse if delivery.refused else spool.remove)(one)
-            if not one.recovered:
-                self._count(delivery, one.spans)
+            (spool.refuse if delivery.refused else spool.remove)(spooled)
+            if not spooled.recovered:
+                self._count(delivery, spooled.spans)
             elif delivery.refused or delivery.rejected:
                 what = "refused" if delivery.refused else "dropped"
-                count = one.spans if delivery.refused else delivery.rejected
+                count = spooled.spans if delivery.refused else delivery.rejected
                 _log.warning("calls of an earlier server %s count=%d reason=%s", what, count, delivery.reason)
 
     def _send(self, request: bytes, spans: int) -> Delivery:

@@ -37,15 +37,15 @@ class Spool:
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
         self._folder, self._refused, self._max_bytes = folder, folder / _REFUSED, max_bytes
-        for place in (folder, self._refused):
-            place.mkdir(parents=True, exist_ok=True)
-            place.chmod(0o700)
-        self._waiting = deque(self._found())
-        self._number = 1 + max((int(one.path.name.partition("-")[0]) for one in self._waiting), default=-1)
-        self._bytes = sum(one.size_bytes for one in self._waiting)
+        for directory in (folder, self._refused):
+            directory.mkdir(parents=True, exist_ok=True)
+            directory.chmod(0o700)
+        self._waiting = deque(self._recover())
+        self._number = 1 + max((int(spooled.path.name.partition("-")[0]) for spooled in self._waiting), default=-1)
+        self._bytes = sum(spooled.size_bytes for spooled in self._waiting)
         self.spans = 0
         """Waiting spans of this server process."""
-        self.recovered = sum(one.spans for one in self._waiting)
+        self.recovered = sum(spooled.spans for spooled in self._waiting)
         """Waiting spans of earlier server processes."""
 
     def __len__(self) -> int:
@@ -53,49 +53,49 @@ class Spool:
 
     def put(self, request: bytes, spans: int) -> str | None:
         """Adds a serialized request with its number of spans; returns the reason if it could not be kept."""
-        one = self._write(self._folder, request, spans)
-        if isinstance(one, str):
-            return one
+        spooled = self._write(self._folder, request, spans)
+        if isinstance(spooled, str):
+            return spooled
         self.spans += spans
-        self._waiting.append(one)
+        self._waiting.append(spooled)
         return None
 
     def put_refused(self, request: bytes, spans: int) -> str | None:
         """Keeps a request that the collector refused; returns the reason if it could not be kept."""
-        one = self._write(self._refused, request, spans)
-        return one if isinstance(one, str) else None
+        spooled = self._write(self._refused, request, spans)
+        return spooled if isinstance(spooled, str) else None
 
     def oldest(self) -> tuple[Spooled, bytes | None]:
         """Returns the request to send next and its bytes, None if its file is missing or damaged.
 
         Raises OSError if the file cannot be read now.
         """
-        one = self._waiting[0]
+        spooled = self._waiting[0]
         try:
-            request = one.path.read_bytes()
+            request = spooled.path.read_bytes()
         except FileNotFoundError:
-            return one, None
-        return one, request if zlib.crc32(request) == one.crc32 else None
+            return spooled, None
+        return spooled, request if zlib.crc32(request) == spooled.crc32 else None
 
-    def remove(self, one: Spooled) -> None:
+    def remove(self, spooled: Spooled) -> None:
         """Removes the oldest request, which has been delivered or is lost."""
-        self._take(one)
-        self._bytes -= one.size_bytes
+        self._take(spooled)
+        self._bytes -= spooled.size_bytes
         with contextlib.suppress(OSError):
-            one.path.unlink(missing_ok=True)
+            spooled.path.unlink(missing_ok=True)
 
-    def refuse(self, one: Spooled) -> None:
+    def refuse(self, spooled: Spooled) -> None:
         """Moves the oldest request, which the collector refused, to `refused/`."""
-        self._take(one)
+        self._take(spooled)
         with contextlib.suppress(OSError):
-            one.path.rename(self._refused / one.path.name)
+            spooled.path.rename(self._refused / spooled.path.name)
 
-    def _take(self, one: Spooled) -> None:
+    def _take(self, spooled: Spooled) -> None:
         self._waiting.popleft()
-        if one.recovered:
-            self.recovered -= one.spans
+        if spooled.recovered:
+            self.recovered -= spooled.spans
         else:
-            self.spans -= one.spans
+            self.spans -= spooled.spans
 
     def _write(self, folder: Path, request: bytes, spans: int) -> Spooled | str:
         if self._bytes + len(request) > self._max_bytes:
@@ -119,16 +119,16 @@ class Spool:
         self._bytes += len(request)
         return Spooled(path, spans, crc32, len(request), recovered=False)
 
-    def _found(self) -> list[Spooled]:
+    def _recover(self) -> list[Spooled]:
         """Returns all requests left by earlier server processes, in order; refused ones are retried."""
         for leftover in (*self._folder.glob("*.tmp"), *self._refused.glob("*.tmp")):
             leftover.unlink()
         for path in self._refused.glob(f"*{_SUFFIX}"):
             path.rename(self._folder / path.name)
-        found = []
+        requests = []
         for path in sorted(self._folder.glob(f"*{_SUFFIX}")):
             number, spans, crc32 = [*path.stem.split("-"), "", ""][:3]
             if number.isdigit() and spans.isdigit() and len(crc32) == 8:
                 with contextlib.suppress(ValueError):
-                    found.append(Spooled(path, int(spans), int(crc32, 16), path.stat().st_size, recovered=True))
-        return found
+                    requests.append(Spooled(path, int(spans), int(crc32, 16), path.stat().st_size, recovered=True))
+        return requests

@@ -26,16 +26,16 @@ def open_spools(folder: Path, collectors: Collectors, max_bytes: int) -> dict[st
     folders = {url: folder / quote(address_of(url), safe="") for url in collectors.urls}
     for left in sorted(set(folder.iterdir()) - set(folders.values())) if folder.is_dir() else ():
         if left.is_dir():
-            targets = {url: Spool(own, max_bytes) for url, own in folders.items()}
+            targets = {url: Spool(directory, max_bytes) for url, directory in folders.items()}
             _give_away(Spool(left, max_bytes), left, targets, collectors)
-    return {url: Spool(own, max_bytes) for url, own in folders.items()}
+    return {url: Spool(directory, max_bytes) for url, directory in folders.items()}
 
 
 def _give_away(spool: Spool, folder: Path, targets: Mapping[str, Spool], collectors: Collectors) -> None:
     moved = 0
     while spool:
         try:
-            one, request = spool.oldest()
+            spooled, request = spool.oldest()
         except OSError as error:
             _log.warning("calls wait for a collector that is no longer named folder=%s reason=%s", folder, error)
             return
@@ -48,9 +48,9 @@ def _give_away(spool: Spool, folder: Path, targets: Mapping[str, Spool], collect
                 _log.warning("calls wait for a collector that is no longer named folder=%s reason=%s", folder, trouble)
                 return
         if not parts:
-            _log.warning("calls dropped count=%d reason=their file in the spool is gone or damaged", one.spans)
-        moved += one.spans
-        spool.remove(one)
+            _log.warning("calls dropped count=%d reason=their file in the spool is gone or damaged", spooled.spans)
+        moved += spooled.spans
+        spool.remove(spooled)
     if moved:
         _log.warning("calls that waited for a collector that is no longer named go to the others count=%d", moved)
 
@@ -65,8 +65,8 @@ def _divided(request: bytes, collectors: Collectors) -> dict[str, tuple[bytes, i
             for span in scope.spans:
                 url = collectors.url_for(_key(span))
                 part = parts.setdefault(url, ExportTraceServiceRequest())
-                own = part.resource_spans.add(resource=resource.resource)
-                own.scope_spans.add(scope=scope.scope, spans=[span])
+                resource_spans = part.resource_spans.add(resource=resource.resource)
+                resource_spans.scope_spans.add(scope=scope.scope, spans=[span])
                 counts[url] = counts.get(url, 0) + 1
     return {url: (part.SerializeToString(), counts[url]) for url, part in parts.items()}
 

@@ -49,12 +49,12 @@ class Branch:
 
     def _take(self, prompt_ids: Sequence[int] | None, params: Any) -> ForcedAnswer | None:
         prompt = None if prompt_ids is None else encode_ids(prompt_ids)
-        for place, (call, choices) in enumerate(self._open):
+        for index, (call, choices) in enumerate(self._open):
             if call.prompt == prompt:
                 _check_answerable(call, len(choices), params)
                 taken, choices[: params.n] = tuple(choices[: params.n]), []
                 if not choices:
-                    del self._open[place]
+                    del self._open[index]
                 self._forced += params.n
                 return ForcedAnswer(taken, call.version)
         if not self._sampled and not self._is_later(prompt):

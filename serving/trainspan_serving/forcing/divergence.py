@@ -21,19 +21,19 @@ def describe_difference(
     calls: Iterable[ForcedCall], prompt_ids: Sequence[int], text_of: Callable[[Sequence[int]], str]
 ) -> str:
     """Compares a prompt with the most similar of the stored calls: which call, the first token that differs, and the text before."""
-    places = ((_first_difference(decode_ids(call.prompt), prompt_ids), call) for call in calls)
-    place, call = max(places, key=lambda pair: pair[0])
+    differences = ((_first_difference(decode_ids(call.prompt), prompt_ids), call) for call in calls)
+    index, call = max(differences, key=lambda pair: pair[0])
     stored = decode_ids(call.prompt)
 
     def token(ids: Sequence[int]) -> str:
-        return f"{ids[place]} ({text_of([ids[place]])!r})" if place < len(ids) else "the end"
+        return f"{ids[index]} ({text_of([ids[index]])!r})" if index < len(ids) else "the end"
 
-    before = text_of(prompt_ids[max(place - _CONTEXT, 0) : place])
+    before = text_of(prompt_ids[max(index - _CONTEXT, 0) : index])
     return (
-        f"call {call.index}: the prompt differs from the stored one at token {place} of {len(stored)}: "
+        f"call {call.index}: the prompt differs from the stored one at token {index} of {len(stored)}: "
         f"{token(prompt_ids)} instead of {token(stored)}" + (f", after {before!r}" if before else "")
     )
 
 
 def _first_difference(one: Sequence[int], other: Sequence[int]) -> int:
-    return next((place for place, (a, b) in enumerate(zip_longest(one, other)) if a != b), len(one))
+    return next((index for index, (a, b) in enumerate(zip_longest(one, other)) if a != b), len(one))

@@ -43,8 +43,8 @@ class Replayer:
         )
         text, _, _ = extract_prompt_components(engine.model_config, prompt)
         engine.input_processor.assign_request_id(request)
-        own = engine.output_processor
-        processor = OutputProcessor(own.tokenizer, log_stats=False, stream_interval=own.stream_interval)
+        original = engine.output_processor
+        processor = OutputProcessor(original.tokenizer, log_stats=False, stream_interval=original.stream_interval)
         queue = RequestOutputCollector(params.output_kind, request.request_id)
         parent = ParentRequest(request) if params.n > 1 else None
         step = 1 if params.output_kind.name == "DELTA" else _TOKENS_AT_ONCE
@@ -58,9 +58,9 @@ class Replayer:
             parts.append(_engine_outputs(child, choice, step))
         label = None if answer.version is None else str(answer.version)
         while parts:
-            made = [(part, next(part, None)) for part in parts]
-            parts = [part for part, output in made if output is not None]
-            processor.process_outputs([output for _, output in made if output is not None], weight_version=label)
+            steps = [(part, next(part, None)) for part in parts]
+            parts = [part for part, output in steps if output is not None]
+            processor.process_outputs([output for _, output in steps if output is not None], weight_version=label)
             if (output := queue.get_nowait()) is not None:
                 yield output
             await asyncio.sleep(0)

@@ -2,7 +2,8 @@
 
 import hmac
 import time
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Final
 
 from trainspan_schemas.errors import CheckpointError
 from trainspan_schemas.home import digest_of
@@ -108,7 +109,7 @@ async def _refuse(send: Send, status: int, error: str, reason: Reason, **further
 
 async def _answer(
     server: PolicyServer, exporter: CallExport, branches: BranchRegistry, scope: Scope, receive: Receive
-) -> dict[str, Any]:
+) -> Mapping[str, object]:
     method, what = scope["method"], scope["path"].removeprefix(ADMIN_PREFIX)
     if what not in ("policy", "stage", "sleep", "wake"):
         raise _Refusal(404, f"nothing at {scope['path'][:80]}: use {ADMIN_PREFIX}policy, stage, sleep or wake")

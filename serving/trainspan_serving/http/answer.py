@@ -1,9 +1,9 @@
 """The response to a client: vLLM's own with the policy version, or the reason why the server ended the request."""
 
 import json
-from typing import Any
 from urllib.parse import quote
 
+from trainspan_schemas.files.durable import JsonObject
 from trainspan_schemas.telemetry import keys
 from trainspan_serving.capture.engine_tap import Exchange
 from trainspan_serving.http.asgi import Message, Receive, Send
@@ -82,7 +82,7 @@ def _error_event(endpoint: str, why: str, status: int) -> str:
     """Returns the last event of a stream, as OpenAI's and Anthropic's clients expect it."""
     is_ours = status == 503
     if endpoint == "/v1/messages":
-        error: dict[str, Any] = {"type": "overloaded_error" if is_ours else "invalid_request_error", "message": why}
+        error: JsonObject = {"type": "overloaded_error" if is_ours else "invalid_request_error", "message": why}
         return f"event: error\ndata: {json.dumps({'type': 'error', 'error': error})}\n\n"
     if endpoint == "/v1/responses":
         code = "server_error" if is_ours else "invalid_prompt"

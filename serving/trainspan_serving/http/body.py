@@ -10,6 +10,7 @@ import re
 from collections.abc import MutableMapping
 from typing import Any, Final
 
+from trainspan_schemas.files.durable import JsonObject
 from trainspan_serving.http.asgi import Message, Receive, Scope
 
 __all__ = ["BodyError", "ClientGoneError", "check_json", "read_body", "replayed"]
@@ -63,7 +64,7 @@ async def read_body(scope: Scope, receive: Receive, *, max_bytes: int, timeout_s
         raise BodyError(408, f"the body did not arrive within {timeout_s:g} s; got {size} bytes of it") from None
 
 
-def check_json(scope: Scope, body: bytes) -> dict[str, Any]:
+def check_json(scope: Scope, body: bytes) -> JsonObject:
     """Returns the JSON of a body; empty if it does not say that it is JSON.
 
     Raises BodyError (400) if it is none that vLLM can read: a JSON object in UTF-8, not deeper than MAX_DEPTH, with finite numbers that
@@ -74,10 +75,10 @@ def check_json(scope: Scope, body: bytes) -> dict[str, Any]:
         return {}  # no body, or another format
     try:
         text = body.decode()
-        numbers: dict[str, Any] = {}
+        numbers: JsonObject = {}
         if _LONG_NUMBER.search(body):
             numbers = {"parse_int": _checked_int, "parse_float": _checked_float, "parse_constant": _checked_float}
-        request: dict[str, Any] = json.loads(text, **numbers)
+        request: JsonObject = json.loads(text, **numbers)
         if not isinstance(request, dict):
             raise BodyError(400, f"the body must be a JSON object, not a {type(request).__name__}")
         if numbers:
@@ -106,7 +107,7 @@ def _checked_int(text: str) -> int:
     return int(text)
 
 
-def _check_integers(request: dict[str, Any]) -> None:
+def _check_integers(request: JsonObject) -> None:
     """Schemas may name the bounds of unsigned integers; what vLLM passes to its engine is signed."""
     rest: list[Any] = [value for name, value in request.items() if name not in _SCHEMAS]
     while rest:
@@ -127,7 +128,7 @@ def _checked_float(text: str) -> float:
     return float(text)
 
 
-def _check_depth(request: dict[str, Any]) -> None:
+def _check_depth(request: JsonObject) -> None:
     level: list[Any] = [request]
     for _ in range(MAX_DEPTH):
         inner = (item.values() if isinstance(item, dict) else item for item in level)

@@ -40,8 +40,8 @@ class PolicyMetrics:
         yield swaps
         seconds = "Total seconds of all successful swaps."
         yield CounterMetricFamily("trainspan_policy_swap_seconds", seconds, value=server.swap_seconds)
-        held = "Requests answered with 503 because a swap or sleep took too long."
-        yield CounterMetricFamily("trainspan_requests_held_too_long", held, value=server.gate.refused)
+        refused = "Requests answered with 503 because a swap or sleep took too long."
+        yield CounterMetricFamily("trainspan_requests_held_too_long", refused, value=server.gate.refused)
         ended = "Requests ended because they outlasted the drain timeout of a swap or a sleep request."
         yield CounterMetricFamily("trainspan_requests_ended_by_server", ended, value=server.requests_ended)
         forced = "Generations answered with stored tokens of another rollout."
@@ -56,11 +56,11 @@ class PolicyMetrics:
             ("policy_open", int(server.gate.is_open), "1 if requests pass, 0 while they are held."),
         ):
             yield GaugeMetricFamily(f"trainspan_{name}", text, value=value)
-        text, named = "Version of the policy in service.", server.policies.named
-        if not named:
+        text, policies = "Version of the policy in service.", server.policies.named
+        if not policies:
             yield GaugeMetricFamily("trainspan_policy_version", text, value=server.policy.version)
         else:
             versions = GaugeMetricFamily("trainspan_policy_version", text, labels=["policy"])
-            for policy, row in named.items():
+            for policy, row in policies.items():
                 versions.add_metric([policy], row.policy.version)
             yield versions

@@ -18,8 +18,8 @@ _READS_BODY: Final = "/v1/responses"
 
 def with_own_response_id(scope: Scope, body: bytes) -> bytes:
     """Sets a random `X-Request-Id` in `scope`; returns the body without the client's choice."""
-    kept = [pair for pair in scope["headers"] if pair[0] != _HEADER]
-    scope["headers"] = [*kept, (_HEADER, secrets.token_hex(16).encode())]
+    headers = [pair for pair in scope["headers"] if pair[0] != _HEADER]
+    scope["headers"] = [*headers, (_HEADER, secrets.token_hex(16).encode())]
     if scope["path"] != _READS_BODY:
         return body
     try:

@@ -63,8 +63,8 @@ def choose_device(
 def last_value(flags: Sequence[str], name: str) -> str | None:
     """The value of the last flag of this name, as vLLM takes it; underscores and hyphens mean the same."""
     value = None
-    for place, flag in enumerate(flags):
+    for index, flag in enumerate(flags):
         head, equals, tail = flag.partition("=")
         if head.replace("_", "-") == name:
-            value = tail if equals else next(iter(flags[place + 1 : place + 2]), None)
+            value = tail if equals else next(iter(flags[index + 1 : index + 2]), None)
     return value

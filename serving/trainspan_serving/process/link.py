@@ -1,7 +1,6 @@
 """The socket between the supervisor and the server process it started.
 
-The server sends events as JSON lines: {"event": "ready"} and {"event": "policy", "policy": name or null,
-"model": folder, "adapter": folder or null, "version": n}. The supervisor sends nothing, but if it dies its end closes,
+The server sends events as JSON lines. The supervisor sends nothing, but if it dies its end closes,
 and the server stops too instead of holding the port as an orphan.
 """
 
@@ -10,11 +9,33 @@ import os
 import signal
 import socket
 import threading
-from typing import Any
+from typing import Literal, TypeAlias, TypedDict
 
-__all__ = ["LINK_VARIABLE", "follow_supervisor", "report"]
+__all__ = ["LINK_VARIABLE", "LinkEvent", "follow_supervisor", "report"]
 
 LINK_VARIABLE = "TRAINSPAN_SERVER_LINK"
+
+
+class ReadyEvent(TypedDict):
+    """The server answers."""
+
+    event: Literal["ready"]
+
+
+class PolicyEvent(TypedDict):
+    """Another version of a policy is in service: a server that is started again has to serve it."""
+
+    event: Literal["policy"]
+    policy: str | None
+    """Its name; None if there is one policy."""
+    model: str
+    """The folder of the full weights."""
+    adapter: str | None
+    """The folder of its adapter."""
+    version: int
+
+
+LinkEvent: TypeAlias = ReadyEvent | PolicyEvent
 
 _up: socket.socket | None = None
 
@@ -30,7 +51,7 @@ def follow_supervisor() -> None:
     threading.Thread(target=_stop_at_end, args=(_up,), name="trainspan-link", daemon=True).start()
 
 
-def report(event: dict[str, Any]) -> None:
+def report(event: LinkEvent) -> None:
     """Sends `event` to the supervisor, if there is one."""
     if _up is not None:
         _up.sendall(json.dumps(event).encode() + b"\n")

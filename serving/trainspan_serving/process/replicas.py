@@ -34,8 +34,8 @@ def replicas_of(flags: Sequence[str], environ: Mapping[str, str]) -> tuple[int, 
     known, _ = parser.parse_known_args([_with_dashes(flag) for flag in flags])
     if known.data_parallel_size is not None:
         return _number(known.data_parallel_size), "--data-parallel-size"
-    if known.config and (found := _IN_YAML.search(_text(Path(known.config)))):
-        return int(found[1]), f"data-parallel-size in {known.config}"
+    if known.config and (in_yaml := _IN_YAML.search(_text(Path(known.config)))):
+        return int(in_yaml[1]), f"data-parallel-size in {known.config}"
     return _number(environ.get(_VARIABLE, "1")), _VARIABLE
 
 

@@ -93,8 +93,8 @@ class ServerPlan:
     def from_json(cls, text: str) -> "ServerPlan":
         values = json.loads(text)
         policies = {
-            name: PolicyPlan(tuple(own["agents"]), own["adapter"], own["version"])
-            for name, own in values.pop("policies").items()
+            name: PolicyPlan(tuple(policy["agents"]), policy["adapter"], policy["version"])
+            for name, policy in values.pop("policies").items()
         }
         return cls(**values, policies=policies)
 
@@ -108,8 +108,8 @@ class ServerPlan:
     def headers_for(self, collector: str) -> str:
         """Returns headers as in OTEL_EXPORTER_OTLP_HEADERS, with the token now in the file. Raises ConfigError."""
         given = {"OTEL_EXPORTER_OTLP_HEADERS": self.otlp_headers}
-        found = sender_headers(Role.SERVING, collector, given, token_file=self.token_file, store=self.store)
-        return found or self.otlp_headers
+        headers = sender_headers(Role.SERVING, collector, given, token_file=self.token_file, store=self.store)
+        return headers or self.otlp_headers
 
     def token_advice(self, collector: str) -> str:
         """What to do if the collector refuses the token."""
@@ -119,8 +119,8 @@ class ServerPlan:
     def serving(self, policy: str | None, model: str, adapter: str | None, version: int) -> "ServerPlan":
         """Returns this plan with other weights, or with another adapter of one of its policies."""
         if policy is not None:
-            own = replace(self.policies[policy], adapter=adapter, version=version)
-            return replace(self, policies={**self.policies, policy: own})
+            policy_plan = replace(self.policies[policy], adapter=adapter, version=version)
+            return replace(self, policies={**self.policies, policy: policy_plan})
         return replace(self, model=model, adapter=adapter, version=version)
 
 
@@ -207,12 +207,12 @@ def plan_policies(agents: Mapping[str, tuple[str, ...]], checkpoints: Path, vers
     Raises CheckpointError.
     """
     plans = {}
-    for name, own in agents.items():
+    for name, policy_agents in agents.items():
         latest = read_latest(checkpoints / name)
         if latest is not None and not is_adapter(latest):
             raise CheckpointError(f"{latest} has full weights, but policy {name!r} is an adapter: move it away")
         adapter = str(latest.resolve()) if latest else None
-        plans[name] = PolicyPlan(own, adapter, CheckpointMeta.read(latest).version if latest else version)
+        plans[name] = PolicyPlan(policy_agents, adapter, CheckpointMeta.read(latest).version if latest else version)
     return plans
 
 

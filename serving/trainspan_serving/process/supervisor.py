@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from trainspan_schemas.errors import ProcessError
-from trainspan_serving.process.link import LINK_VARIABLE
+from trainspan_serving.process.link import LINK_VARIABLE, LinkEvent
 from trainspan_serving.process.server_plan import PLAN_VARIABLE, ServerPlan
 
 __all__ = ["Supervisor"]
@@ -98,14 +98,13 @@ class Supervisor:
             for line in lines:
                 self._take(json.loads(line))
 
-    def _take(self, event: Mapping[str, object]) -> None:
+    def _take(self, event: LinkEvent) -> None:
         if event["event"] == "ready":
             self._was_ready = True
             is_tls = any(flag.partition("=")[0] == "--ssl-certfile" for flag in self._flags)
             self._on_ready(f"http{'s' if is_tls else ''}://{self._host}:{self._port}/v1", self._good.version)
-        elif event["event"] == "policy":
-            policy, adapter = (None if event[key] is None else str(event[key]) for key in ("policy", "adapter"))
-            self._good = self._good.serving(policy, str(event["model"]), adapter, int(str(event["version"])))
+        else:
+            self._good = self._good.serving(event["policy"], event["model"], event["adapter"], event["version"])
 
     def _stop(self, process: "subprocess.Popen[bytes]") -> None:
         """Sends SIGTERM, then SIGKILL to the server and its child processes."""

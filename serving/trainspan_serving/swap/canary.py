@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import cycle, islice
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,11 +32,14 @@ _SHARP = 0.125
 """Maximum standard error of the shift that distinguishes new from parent weights, 1 apart: the midpoint is 4 errors away."""
 
 
+_Status: TypeAlias = Literal["fresh", "stale", "inconclusive", "absent"]
+
+
 @dataclass(frozen=True, slots=True)
 class CanaryReport:
     """The verdict: `fresh`, `stale`, `inconclusive` (new and parent weights cannot be distinguished) or `absent`."""
 
-    status: Literal["fresh", "stale", "inconclusive", "absent"]
+    status: _Status
     evidence: str | None = None
     """The reason for the verdict, in one line."""
     dtype: str | None = None
@@ -159,7 +162,7 @@ def judge(
     `tolerance` is the maximum mean |Δ|; without it, float32 must agree within `_EXACT` at every token. `dtype` is the
     server's (e.g. "float32"). `loaded` is None if the kernels cannot be read.
     """
-    server = np.concatenate([np.asarray(one, dtype=np.float64) for one in scores])
+    server = np.concatenate([np.asarray(prompt_scores, dtype=np.float64) for prompt_scores in scores])
     new, parent = (
         np.concatenate([np.asarray(getattr(prompt, name), dtype=np.float64) for prompt in canary.prompts])
         for name in ("logprobs_new", "logprobs_parent")
@@ -188,27 +191,34 @@ def judge(
     else:
         agrees, sharp, moved = mean <= limit, error <= _SHARP, shift >= 0.5
         off = f"{mean:.3g} off the trainer's on average (limit {limit:g})"
-    status: Literal["fresh", "stale", "inconclusive"] = "stale"
-    if cached_tokens:
-        evidence = f"{cached_tokens} tokens of a prompt were still cached from earlier weights"
-    elif loaded and loaded.differing:
-        count = len(loaded.differing)
-        evidence = (
-            f"the server does not compute with {count} of the checkpoint's tensors, first {loaded.differing[0]!r}"
-        )
-    elif not agrees:
-        evidence = f"the server's log-probabilities are {off}"
-    elif sharp and not moved:
-        evidence = (
-            f"the server's log-probabilities are closer to the parent's (at {shift:.2f} ± {error:.2f} from 0 to 1)"
-        )
-    elif loaded and loaded.whole:
-        status, evidence = "fresh", f"the server computes with all {loaded.equal} tensors of the checkpoint"
-    elif not sharp:
-        status, evidence = "inconclusive", "the new weights' log-probabilities hardly differ from their parent's"
-    else:
-        status, evidence = "fresh", f"the server's log-probabilities are the new ones (at {shift:.2f} from 0 to 1)"
+    status, evidence = _verdict(figures, loaded, None if agrees else off, sharp=sharp, moved=moved)
     return replace(figures, status=status, evidence=evidence)
+
+
+def _verdict(
+    figures: CanaryReport, loaded: Loaded | None, off: str | None, *, sharp: bool, moved: bool
+) -> tuple[_Status, str]:
+    """The status and what shows it, proof before evidence.
+
+    `off` says how far the scores are from the trainer's, None if they agree; `sharp`: new and parent can be told apart; `moved`: the
+    scores are closer to the new ones.
+    """
+    at = f"at {figures.shift:.2f}"
+    if figures.cached_tokens:
+        return "stale", f"{figures.cached_tokens} tokens of a prompt were still cached from earlier weights"
+    if loaded and loaded.differing:
+        count, first = len(loaded.differing), loaded.differing[0]
+        return "stale", f"the server does not compute with {count} of the checkpoint's tensors, first {first!r}"
+    if off is not None:
+        return "stale", f"the server's log-probabilities are {off}"
+    if sharp and not moved:
+        error = f"± {figures.shift_error:.2f} from 0 to 1"
+        return "stale", f"the server's log-probabilities are closer to the parent's ({at} {error})"
+    if loaded and loaded.whole:
+        return "fresh", f"the server computes with all {loaded.equal} tensors of the checkpoint"
+    if not sharp:
+        return "inconclusive", "the new weights' log-probabilities hardly differ from their parent's"
+    return "fresh", f"the server's log-probabilities are the new ones ({at} from 0 to 1)"
 
 
 def _agree(scored: FloatArray, expected: FloatArray) -> bool:

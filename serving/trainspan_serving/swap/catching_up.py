@@ -56,7 +56,7 @@ class CatchingUp:
             try:
                 if server.source and not self._is_swapped(name):
                     latest = await asyncio.to_thread(server.source.accepted, name)
-                    await self._bring(name, latest)
+                    await self._fetch_and_swap(name, latest)
             except (CheckpointError, LoadFailedError, BusyError) as error:
                 if latest is not None and isinstance(error, CheckpointError) and not isinstance(error, CopyFailedError):
                     self._condemned.add(latest)
@@ -68,7 +68,7 @@ class CatchingUp:
         server.behind, server.is_ready = behind, is_ready
         return not troubles
 
-    async def _bring(self, name: str | None, latest: Offer | None) -> None:
+    async def _fetch_and_swap(self, name: str | None, latest: Offer | None) -> None:
         """Copies and swaps, unless the policy is served already or the trainer comes first."""
         server = self._server
         if latest is None or _is_served(latest, self._own[name]):
@@ -78,7 +78,7 @@ class CatchingUp:
         given = (latest.checkpoint, latest.version, name, latest.weights_sha256)
         while True:
             try:
-                await server.stage(*given, gives_way=True)
+                await server.stage(*given, yields_to_others=True)
                 break
             except CopyingError:
                 continue

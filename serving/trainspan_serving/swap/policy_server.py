@@ -177,7 +177,7 @@ class PolicyServer:
         try:
             self._check_works()
             self.policies.row(policy)
-            await self._bring(checkpoint, policy, weights_sha256, gives_way=instead_of is not None)
+            await self._fetch(checkpoint, policy, weights_sha256, yields_to_others=instead_of is not None)
             async with self._alone():
                 if instead_of is not None and self.policies.row(policy).policy is not instead_of:
                     raise BusyError(f"another checkpoint than {checkpoint} was swapped in meanwhile")
@@ -194,8 +194,8 @@ class PolicyServer:
         self.behind, self.is_ready = None, True
         served, took_s = row.policy, seconds["total"]
         adapter = str(served.adapter_folder) if served.adapter_folder else None
-        state = {"model": str(served.weights), "adapter": adapter, "version": version}
-        report({"event": "policy", "policy": policy, **state})
+        model = str(served.weights)
+        report({"event": "policy", "policy": policy, "model": model, "adapter": adapter, "version": version})
         _log.info("policy=%s swapped version=%d canary=%s seconds=%.3f", served.name, version, canary.status, took_s)
         return SwapResult(version, checkpoint, canary, seconds)
 
@@ -206,18 +206,18 @@ class PolicyServer:
         policy: str | None = None,
         weights_sha256: str | None = None,
         *,
-        gives_way: bool = False,
+        yields_to_others: bool = False,
     ) -> None:
         """Copies a checkpoint from its URL, if one is set, and validates it, while requests go on.
 
-        If it `gives_way`, it does not end the copy of another checkpoint, but fails.
+        If it `yields_to_others`, it does not end the copy of another checkpoint, but fails.
         Its files are then in the page cache, so that a swap reads no disk. Raises CheckpointError if it does not fit,
         CopyFailedError if its files are not those with `weights_sha256`, CopyingError while they are copied, BusyError if the
         server is restarting.
         """
         self._check_works()
         self.policies.row(policy)
-        await self._bring(checkpoint, policy, weights_sha256, gives_way=gives_way)
+        await self._fetch(checkpoint, policy, weights_sha256, yields_to_others=yields_to_others)
         await self._validated(checkpoint, version, policy, weights_sha256)
 
     async def sleep(self) -> None:
@@ -262,9 +262,13 @@ class PolicyServer:
         if self._broken:
             raise BusyError("the server is restarting; try again")
 
-    async def _bring(self, checkpoint: str, policy: str | None, weights_sha256: str | None, *, gives_way: bool) -> None:
+    async def _fetch(
+        self, checkpoint: str, policy: str | None, weights_sha256: str | None, *, yields_to_others: bool
+    ) -> None:
         if self._copying is not None:
-            await self._copying.bring(checkpoint, policy, weights_sha256, within_s=_COPY_ANSWER_S, gives_way=gives_way)
+            await self._copying.fetch(
+                checkpoint, policy, weights_sha256, within_s=_COPY_ANSWER_S, yields_to_others=yields_to_others
+            )
 
     async def _validated(
         self, checkpoint: str, version: int, policy: str | None, weights_sha256: str | None
@@ -357,8 +361,8 @@ class PolicyServer:
 
 def _outcome_of(error: Exception) -> str:
     """Returns the key under which `PolicyServer.swaps` counts the error."""
-    named = {CanaryFailedError: "undone", LoadFailedError: "failed", BusyError: "busy", CopyFailedError: "uncopied"}
-    return named.get(type(error), "refused")
+    outcomes = {CanaryFailedError: "undone", LoadFailedError: "failed", BusyError: "busy", CopyFailedError: "uncopied"}
+    return outcomes.get(type(error), "refused")
 
 
 def _local_folder(model: str) -> Path:

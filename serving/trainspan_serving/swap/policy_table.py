@@ -66,8 +66,13 @@ async def first_policies(plan: ServerPlan, engine: Engine, folder: Path) -> Poli
         return ServedPolicy(name, version, folder, loaded, merged, base, sha256)
 
     first = await policy(plan.served_name, plan.adapter, plan.version, merge=plan.merge_adapters)
-    named = {name: await policy(name, own.adapter, own.version, merge=False) for name, own in plan.policies.items()}
-    return PolicyTable(first, named, {agent: name for name, own in plan.policies.items() for agent in own.agents})
+    policies = {
+        name: await policy(name, adapter_plan.adapter, adapter_plan.version, merge=False)
+        for name, adapter_plan in plan.policies.items()
+    }
+    return PolicyTable(
+        first, policies, {agent: name for name, adapter_plan in plan.policies.items() for agent in adapter_plan.agents}
+    )
 
 
 def _weights_sha256(folder: Path) -> str | None:

@@ -36,9 +36,11 @@ def compare(model: Any, weights: MergedWeights, seed: int) -> dict[str, list[str
     verdicts: dict[str, list[str]] = {"equal": [], "differing": [], "unknown": []}
     with torch.inference_mode():
         for name, saved in weights:
-            place = zlib.crc32(f"{seed} {name}".encode())
-            found = [_equals(part, saved, place) for part in _find(model, name)]
-            verdict = "differing" if False in found else "equal" if found and None not in found else "unknown"
+            tensor_seed = zlib.crc32(f"{seed} {name}".encode())
+            equalities = [_equals(part, saved, tensor_seed) for part in _find(model, name)]
+            verdict = (
+                "differing" if False in equalities else "equal" if equalities and None not in equalities else "unknown"
+            )
             verdicts[verdict].append(name)
     return verdicts
 
@@ -70,8 +72,8 @@ def compare_adapter(manager: Any, number: int, folder: Path) -> dict[str, list[s
                 continue
             saved = file.get_tensor(name).to(stacked[piece].device, stacked[piece].dtype)
             expected = saved * scale if side == "B" and scale != 1 else saved
-            held = stacked[piece][slots.index(number), 0, : saved.shape[0], : saved.shape[1]]
-            verdicts["equal" if torch.equal(held, expected) else "differing"].append(name)
+            loaded = stacked[piece][slots.index(number), 0, : saved.shape[0], : saved.shape[1]]
+            verdicts["equal" if torch.equal(loaded, expected) else "differing"].append(name)
     return verdicts
 
 
@@ -96,11 +98,11 @@ def _find(model: Any, name: str) -> Iterator[_Part]:
     path, _, leaf = mapped.rpartition(".")
     parent = path.rpartition(".")[0]
     packed = getattr(model, "packed_modules_mapping", {})
-    for place in (path, *(f"{parent}.{whole}" for whole, pieces in packed.items() if last in pieces)):
-        module = _module(model, place)
+    for module_path in (path, *(f"{parent}.{whole}" for whole, pieces in packed.items() if last in pieces)):
+        module = _module(model, module_path)
         if module is None or not hasattr(module, leaf):
             continue
-        pieces = packed.get(place.rpartition(".")[2], [last])
+        pieces = packed.get(module_path.rpartition(".")[2], [last])
         sizes = getattr(module, "output_sizes", [0])
         if len(pieces) > 1 and (last not in pieces or len(sizes) != len(pieces)):
             return
@@ -119,7 +121,7 @@ def _module(model: Any, path: str) -> Any:
     return getattr(module, "base_layer", module)  # with adapters, vLLM wraps the layers that may have one
 
 
-def _equals(part: _Part, saved: Any, place: int) -> bool | None:
+def _equals(part: _Part, saved: Any, seed: int) -> bool | None:
     """Whether the model computes with the tensor in the file; None if that is unknown."""
     import torch
     from vllm.model_executor.layers.linear import UnquantizedLinearMethod
@@ -135,7 +137,7 @@ def _equals(part: _Part, saved: Any, place: int) -> bool | None:
     ):
         rows, width = shape
         count = min(_COLUMNS, width)
-        start = place % (width - count + 1)
+        start = seed % (width - count + 1)
         probes = torch.zeros(count, width, dtype=parameter.dtype, device=parameter.device)
         probes[torch.arange(count), start + torch.arange(count)] = 1
         columns = method.apply(module, probes)[:, part.first : part.first + rows]
@@ -144,20 +146,20 @@ def _equals(part: _Part, saved: Any, place: int) -> bool | None:
             return False
         if isinstance(method, UnquantizedLinearMethod) or _is_head(module):
             return True
-        first = place % max(1, rows - _LOOKUPS + 1)
+        first = seed % max(1, rows - _LOOKUPS + 1)
         wanted = saved[first : first + _LOOKUPS].to(parameter.device, parameter.dtype)
         ids = torch.arange(first, first + len(wanted), device=parameter.device)
         return torch.equal(method.embedding(module, ids), wanted)
     if method is not None and not (isinstance(method, UnquantizedLinearMethod) and part.leaf == "bias"):
         return None
-    held = (
+    loaded = (
         parameter[part.first : part.first + shape[0]]
         if shape and part.first + shape[0] <= len(parameter)
         else parameter
     )
-    if list(held.shape) != list(shape):
+    if list(loaded.shape) != list(shape):
         return None
-    return torch.equal(held, saved[:].to(parameter.device, parameter.dtype))
+    return torch.equal(loaded, saved[:].to(parameter.device, parameter.dtype))
 
 
 def _is_embedding(module: Any) -> bool:

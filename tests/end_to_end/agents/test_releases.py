@@ -27,9 +27,11 @@ FRAMEWORKS = (
 PYTHON = f"3.{sys.version_info.minor}"
 PROGRAMS = (
     "tests/exporters/process/test_instrumented_agents.py",
+    "tests/exporters/rollout/test_instrumented_children.py",
     "tests/exporters/process/test_exits.py",
     "tests/exporters/process/test_outages.py",
     "tests/exporters/process/test_faults.py",
+    "tests/exporters/calls/test_own_clients.py",
     "tests/exporters/process/test_unnoticed.py",
 )
 """Agents under `opentelemetry-instrument`, in separate programs."""

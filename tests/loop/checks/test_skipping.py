@@ -35,8 +35,6 @@ def test_a_round_that_trained_is_not_skipped() -> None:
 
 
 def test_a_round_is_skipped_for_a_reason_with_figures() -> None:
-    reason = "none of 24 calls is trainable; most excluded by timeout (24)"
-    assert skip_reason({"nothing_to_train": reason}, None) == reason
     shown = skip_reason(EMPTY, "the dataset has no rows")
     assert shown == "no contrast: none of 24 calls is trained (zero_spread_group 20, validation 4)"
     assert skip_reason({"rows": 5, "dropped": {}}, "its files are gone") == "its files are gone"

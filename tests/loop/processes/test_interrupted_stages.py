@@ -119,8 +119,8 @@ def test_a_collector_that_restarts_ends_neither_a_read_nor_a_dataset(world: Worl
     world.start_collector()
     assert read_while_away(world.stages.last_places) == (0,)
     nothing = read_while_away(lambda: world.stages.live_dataset(1, (0,)))[None]
-    assert nothing["nothing_to_train"].startswith("no call")
-    assert nothing["calls_seen"] == 0
+    assert nothing.reason.startswith("no call")
+    assert nothing.figures["calls_seen"] == 0
 
 
 def test_a_loop_that_stops_waits_for_no_store(world: World) -> None:

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from trainspan_loop.clients.new_rewards import Places
 from trainspan_loop.processes.screen import Screen
+from trainspan_loop.processes.stages import NothingToTrain
 from trainspan_loop.sampling import live_sampler
 from trainspan_loop.sampling.live_sampler import LiveSampler
 from trainspan_loop.state.run_folder import RunFolder
@@ -103,7 +104,7 @@ def test_rewards_of_a_validation_do_not_count_even_if_rounds_are_on_record_or_it
 
 def test_rewards_that_nothing_can_be_trained_on_make_no_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRAINSPAN_HOME", str(tmp_path))
-    late = {None: {"nothing_to_train": "none of 4 calls is trainable"}}
+    late = {None: NothingToTrain("none of 4 calls is trainable")}
     stages: Any = PlannedStages([2, 2, 3], late, late)
     shown = io.StringIO()
     settings = Settings(loop=LoopSettings(live_rewards=2))

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from tests.loop.run_results import run_result
 from trainspan_loop.processes.screen import Screen
-from trainspan_loop.processes.stages import Collected
+from trainspan_loop.processes.stages import Collected, NothingToTrain
 from trainspan_loop.sampling.choice import check_sampling
 from trainspan_loop.sampling.round_sampler import RoundSampler
 from trainspan_loop.sampling.sampler import Sampler, is_followed_by_validation
@@ -70,7 +70,7 @@ class RecordedStages:
             time.sleep(0.1)
         self.events.append(f"dataset {round_}")
         if round_ in self.nothing:
-            return {None: {"nothing_to_train": "equal rewards"}}
+            return {None: NothingToTrain("equal rewards")}
         dataset_dir(self._folder.datasets, round_).mkdir(parents=True)
         return {}
 
@@ -182,7 +182,7 @@ def test_a_round_with_nothing_to_train_says_why(world: World) -> None:
     sampler, stages = world.start()
     stages.nothing = {1}
     sampler.begin(1)
-    assert sampler.take(1).nothing == {None: {"nothing_to_train": "equal rewards"}}
+    assert sampler.take(1).nothing == {None: NothingToTrain("equal rewards")}
 
 
 def test_a_restarted_loop_repeats_no_rollouts_that_were_collected(world: World) -> None:

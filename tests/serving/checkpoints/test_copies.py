@@ -278,11 +278,11 @@ def test_a_long_copy_is_answered_with_its_progress_and_joined(trainer: Trainer, 
     async def test(copying: Copying) -> None:
         trainer.held.clear()
         with pytest.raises(CopyingError, match="is being copied"):
-            await copying.bring(NAME, None, None, within_s=0.2)
+            await copying.fetch(NAME, None, None, within_s=0.2)
         trainer.held.set()
-        await copying.bring(NAME, None, None, within_s=20)
+        await copying.fetch(NAME, None, None, within_s=20)
         with pytest.raises(CopyFailedError):
-            await copying.bring("policy-000002", None, None, within_s=20)
+            await copying.fetch("policy-000002", None, None, within_s=20)
 
     trainer.checkpoints["policy-000002"] = {"../up": b""}
     run_copying(trainer, tmp_path, test)
@@ -295,13 +295,13 @@ def test_the_copy_of_a_superseded_checkpoint_ends_unless_the_other_gives_way(tra
     trainer.write("policy-000002", b"v" * 100)
 
     async def test(copying: Copying) -> None:
-        first = asyncio.create_task(copying.bring(NAME, None, None, within_s=20))
+        first = asyncio.create_task(copying.fetch(NAME, None, None, within_s=20))
         while not trainer.asked:
             await asyncio.sleep(0.01)
         with pytest.raises(CopyFailedError, match="is not copied while another"):
-            await copying.bring("policy-000002", None, None, within_s=20, gives_way=True)
+            await copying.fetch("policy-000002", None, None, within_s=20, yields_to_others=True)
         trainer.held.clear()
-        second = asyncio.create_task(copying.bring("policy-000002", None, None, within_s=20))
+        second = asyncio.create_task(copying.fetch("policy-000002", None, None, within_s=20))
         await asyncio.sleep(0.1)
         began = time.monotonic()
         trainer.held.set()
@@ -323,17 +323,17 @@ def test_a_long_copy_holds_up_neither_other_policies_nor_a_damaged_copy(trainer:
 
     async def test(copying: Copying) -> None:
         for policy in ("a", "b"):
-            await copying.bring(NAME, policy, None, within_s=20)
+            await copying.fetch(NAME, policy, None, within_s=20)
         (tmp_path / "a" / NAME / "model.safetensors").write_bytes(b"damaged")
         trainer.held.clear()
         with pytest.raises(CopyingError):
-            await copying.bring("policy-000002", "a", None, within_s=0.2)
+            await copying.fetch("policy-000002", "a", None, within_s=0.2)
         async with asyncio.timeout(5):
             await copying.discard(NAME, "a")
             assert not (tmp_path / "a" / NAME).exists()
-            await copying.bring(NAME, "b", None, within_s=5)
+            await copying.fetch(NAME, "b", None, within_s=5)
         trainer.held.set()
-        await copying.bring("policy-000002", "a", None, within_s=20)
+        await copying.fetch("policy-000002", "a", None, within_s=20)
 
     run_copying(trainer, tmp_path, test)
     assert weights(tmp_path / "a", "policy-000002") == b"w" * 4_000_000

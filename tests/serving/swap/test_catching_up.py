@@ -49,8 +49,8 @@ class Server:
     def policy(self) -> ServedPolicy:
         return self.policies.base.policy
 
-    async def stage(self, *_: Any, gives_way: bool) -> None:
-        assert gives_way
+    async def stage(self, *_: Any, yields_to_others: bool) -> None:
+        assert yields_to_others
         if self.trouble:
             raise self.trouble.pop(0)
 

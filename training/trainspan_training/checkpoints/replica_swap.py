@@ -125,7 +125,7 @@ def _take_out(
     def back(server: PolicyAddress) -> str | None:
         outcome = outcomes[server].outcome
         may_serve_it = outcome == "swapped" or (server in before and outcome != "refused")
-        state = _settled(server, retry_for_s, retry_for_s if may_serve_it else 0.0)
+        state = _state_when_idle(server, retry_for_s, retry_for_s if may_serve_it else 0.0)
         if state is None:
             return "it does not answer, and may serve it"
         if not state.serves(refused, server.policy):
@@ -145,7 +145,7 @@ def _take_out(
     }
 
 
-def _settled(server: PolicyAddress, most_s: float, silent_s: float) -> ServerState | None:
+def _state_when_idle(server: PolicyAddress, most_s: float, silent_s: float) -> ServerState | None:
     """The server's state once no change is in progress; None if it is silent for `silent_s`."""
     began = time.monotonic()
     while (state := state_at(server)) is None or state.changing:

@@ -4,12 +4,12 @@ Jump-forward decoding is off there, so that each token is sampled under the mask
 """
 
 import json
-from typing import Any
 
 import numpy as np
 import xgrammar
 from numpy.typing import NDArray
 
+from trainspan_schemas.files.durable import JsonObject
 from trainspan_schemas.telemetry.constraints import Grammar
 
 __all__ = ["NotReproducedError", "Walk", "compile_grammar"]
@@ -32,7 +32,7 @@ def compile_grammar(compiler: xgrammar.GrammarCompiler, grammar: Grammar) -> xgr
     if grammar.form == "lark":
         return compiler.compile_lark(spec)
     if grammar.form == "structural_tag":
-        tag: dict[str, Any] = json.loads(spec)
+        tag: JsonObject = json.loads(spec)
         if "structures" not in tag:
             return compiler.compile_structural_tag(spec)
         items = [

@@ -15,10 +15,10 @@ from torch.distributed.tensor import DTensor, Shard
 from trainspan_schemas.errors import CheckpointError
 from trainspan_training.checkpoints.tensor_files import TensorParts
 
-__all__ = ["admit_cpu", "compute_in_bf16", "local", "part_of", "rows_of", "settled", "stored", "whole"]
+__all__ = ["admit_cpu", "compute_in_bf16", "local", "part_of", "resharded", "rows_of", "stored", "whole"]
 
 
-def settled(model: Any) -> Any:
+def resharded(model: Any) -> Any:
     """The model, after freeing the whole parameters that a forward pass leaves in place of their parts."""
     for module in model.modules():
         if isinstance(module, FSDPModule):

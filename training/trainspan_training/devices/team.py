@@ -113,9 +113,9 @@ class Team:
 
     def every(self, make: Callable[[], _T], expected: _Errors = Exception) -> list[_T]:
         """Returns the results of all processes in each; if one fails, its exception is raised in every process."""
-        return self.gather(self.together(make, expected))
+        return self.gather(self.all_or_none(make, expected))
 
-    def together(self, make: Callable[[], _T], expected: _Errors = Exception) -> _T:
+    def all_or_none(self, make: Callable[[], _T], expected: _Errors = Exception) -> _T:
         """Returns this process's result; if one process fails, its exception is raised in every process.
 
         If `make` runs collective operations, `expected` are the exceptions that it raises only after all of them. Any

@@ -13,7 +13,7 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from trainspan_schemas.artifacts.checkpoint import join_hashes
 from trainspan_training.checkpoints.tensor_files import INDEX, TensorFile, TensorParts
-from trainspan_training.devices.sharding import local, part_of, settled, stored, whole
+from trainspan_training.devices.sharding import local, part_of, resharded, stored, whole
 from trainspan_training.devices.team import Team
 from trainspan_training.model.loading import load_model
 from trainspan_training.model.starting_policy import Policy
@@ -96,7 +96,7 @@ def names_of(model: Any) -> dict[str, Tensor]:
     tied = getattr(owner, "all_tied_weights_keys", None) or {}
     tensors = {
         name.removeprefix("base_model.model.").replace(".base_layer.", "."): tensor
-        for name, tensor in settled(model).state_dict(keep_vars=True).items()
+        for name, tensor in resharded(model).state_dict(keep_vars=True).items()
         if ".lora_" not in name
     }
     return {name: tensor for name, tensor in tensors.items() if tensors.get(tied.get(name, "")) is not tensor}

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from trainspan_schemas.config.settings import DEFAULT_LORA_RANK, SftSettings, TrainSettings
 from trainspan_schemas.errors import CheckpointError, ConfigError
 from trainspan_training.checkpoints.tensor_files import TensorParts
-from trainspan_training.devices.sharding import part_of, settled, stored, whole
+from trainspan_training.devices.sharding import part_of, resharded, stored, whole
 from trainspan_training.devices.team import Team
 from trainspan_training.model.full_weights import Written, copy_companions, restore, write_tensors
 from trainspan_training.model.starting_policy import ADAPTER_CONFIG, ADAPTER_WEIGHTS, Policy
@@ -59,7 +59,7 @@ class AdapterWeights:
         """The adapter's live tensors, named as in files: without the adapter's name."""
         return {
             name.replace(".default.", "."): parameter
-            for name, parameter in settled(self._model).named_parameters()
+            for name, parameter in resharded(self._model).named_parameters()
             if parameter.requires_grad
         }
 

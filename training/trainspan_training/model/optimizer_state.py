@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from trainspan_schemas.errors import CheckpointError
 from trainspan_training.checkpoints.tensor_files import Layout, TensorFile, TensorParts
-from trainspan_training.devices.sharding import local, rows_of, settled, stored
+from trainspan_training.devices.sharding import local, resharded, rows_of, stored
 
 __all__ = ["StateWriter", "load_optimizer"]
 
@@ -76,7 +76,7 @@ class StateWriter:
 
 def _own_state(optimizer: Any, model: Any, rank: int, size: int) -> dict[str, Tensor]:
     """The tensors for this process to write: its rows of split tensors, and every `size`-th of the replicated ones."""
-    names = {id(parameter): name for name, parameter in settled(model).named_parameters()}
+    names = {id(parameter): name for name, parameter in resharded(model).named_parameters()}
     tensors = [
         (f"{names[id(parameter)]}/{key}", torch.as_tensor(value))
         for group in optimizer.param_groups
@@ -96,7 +96,7 @@ def load_optimizer(optimizer: Any, model: Any, files: list[Path]) -> None:
     Raises CheckpointError if they hold the state of another model. Logs a warning for parameters without state (those
     that no token went through have none).
     """
-    parameters = {name: parameter for name, parameter in settled(model).named_parameters() if parameter.requires_grad}
+    parameters = {name: parameter for name, parameter in resharded(model).named_parameters() if parameter.requires_grad}
     indexes = {
         id(parameter): index
         for index, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"])

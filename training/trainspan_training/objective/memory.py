@@ -199,8 +199,8 @@ def _with_chunks(
         return _with_chunks(config, settings, memory, CHUNK, cuda=cuda, parts=parts)
     tokens = chosen(min(ways or [recomputes], key=cost))
     longest = _greatest(lambda size: fits(size, recomputes), tokens)
-    kept = longest if not recomputes else _greatest(lambda size: keeps and fits(size, False, _SHARE), 0)
-    return TokenBudget(tokens, longest, min(kept, longest), logits)
+    unrecomputed = longest if not recomputes else _greatest(lambda size: keeps and fits(size, False, _SHARE), 0)
+    return TokenBudget(tokens, longest, min(unrecomputed, longest), logits)
 
 
 def _greatest(fits: Callable[[int], bool], least: int) -> int:

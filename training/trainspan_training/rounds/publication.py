@@ -60,7 +60,7 @@ class Publication:
         swap: Swap = self._leader.share(lambda _: _publish(self._address, saved.folder, wait_s, was_there=was_there))
         return swap
 
-    def settle(self, saved: Policy, swap: Swap) -> bool:
+    def accept_or_revert(self, saved: Policy, swap: Swap) -> bool:
         """Accepts the policy, or reverts if the server refused it; returns whether it was accepted.
 
         Raises RolledBackError if it was withdrawn meanwhile: it is reverted, and the servers serve what was put in its place.

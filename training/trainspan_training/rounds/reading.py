@@ -141,9 +141,11 @@ class RoundReading:
     def build_steps(self, outline: Outline) -> list[Step]:
         """The steps of this process with their micro-batches. Raises DatasetError if a process reads different rows."""
         shares = [step.share(self._team.rank, self._team.size) for step in outline.steps]
-        return self._team.together(lambda: [share.build(rows) for rows in [self._own(shares)] for share in shares])
+        return self._team.all_or_none(
+            lambda: [share.build(rows) for rows in [self._own_rows(shares)] for share in shares]
+        )
 
-    def _own(self, shares: Sequence[Step]) -> list[TokenSequence]:
+    def _own_rows(self, shares: Sequence[Step]) -> list[TokenSequence]:
         """Returns at least the rows of the shares, and drops the reference to them."""
         if self._team.leads:
             rows, self._rows = self._rows, []

@@ -147,7 +147,7 @@ class Rounds:
     def close(self) -> None:
         """Waits until all writes are done, and ends the grammar process."""
         if hasattr(self, "_files"):
-            self._files.settle()
+            self._files.finish_writing()
             self._steps.close()
 
     def _repeat_round(self, missing_state: MissingState) -> Iterator[list[MicroBatch]]:
@@ -208,7 +208,7 @@ class Rounds:
         with self._clock.timed("old"):
             prepared = self._steps.prepare(steps, outline.staleness, self._server_dtype)
         with self._clock.timed("state"):
-            self._files.settle()
+            self._files.finish_writing()
         with self._clock.timed("optimizer"):
             earlier = self._signals(dataset)
             done, gate = lineage.rounds(self._policy.version), self._gate(earlier)
@@ -235,7 +235,7 @@ class Rounds:
         self.trainer.free_memory()
         with self._clock.timed("swap"):
             swap = self._publication.offer(saved, was_there=self._server_dtype is not None)
-        if self._publication.settle(saved, swap):
+        if self._publication.accept_or_revert(saved, swap):
             self._canary.accept(scores)
             self._movement.add(saved.version, record.kl)
         else:

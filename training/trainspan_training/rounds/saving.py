@@ -143,12 +143,12 @@ class PolicyFiles:
         trainer.team.every(reserve)
 
     def keep_state(self) -> None:
-        """Starts writing the tokens' figures and Adam's state; nothing may change the state before `settle`."""
+        """Starts writing the tokens' figures and Adam's state; nothing may change the state before `finish_writing`."""
         if self._state:
             self._state.start(self._write_tokens)
         self._write_tokens = _nothing
 
-    def settle(self) -> None:
+    def finish_writing(self) -> None:
         """Waits until all is on disk."""
         if self._state:
             self._state.wait()
@@ -176,7 +176,7 @@ class PolicyFiles:
 
     def load_state(self, policy: Policy) -> None:
         """Loads the policy's Adam state into the live optimizer; empty if there is none."""
-        self.settle()
+        self.finish_writing()
         name = policy.checkpoint
         files: list[Path] = self._leader.share(lambda checkpoints: checkpoints.state_files(name)) if name else []
         if name and self._leader.share(lambda checkpoints: checkpoints.lacks_state(name)):

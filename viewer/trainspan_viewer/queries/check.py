@@ -9,10 +9,11 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from trainspan_schemas.artifacts.run_files import RunFiles, check_name, record_of
+from trainspan_schemas.artifacts.run_records import CheckRecord, EvalRecord, RunRecord
 from trainspan_schemas.files.durable import json_lines
 from trainspan_viewer.queries.params import Params
 from trainspan_viewer.queries.paths import NotFoundError
-from trainspan_viewer.queries.runs import Record, read_run
+from trainspan_viewer.queries.runs import read_run
 from trainspan_viewer.queries.sources import Sources
 
 __all__ = ["StageEvidence", "StageModel", "load_stage"]
@@ -78,7 +79,7 @@ class StageModel:
 
     run_id: str
     title: str
-    record: Record
+    record: RunRecord
     checks: Sequence[StageEvidence]
     earlier: int | None
     later: int | None
@@ -95,12 +96,13 @@ def load_stage(sources: Sources, params: Params) -> StageModel:
     if not 0 <= index < len(records):
         raise NotFoundError(f"run {files.run_id} has no record {params.text('index')[:40]!r}")
     record = records[index]
-    is_round = record["kind"] == "round"
     number = record["round"]
-    locations = sources.paths.datasets_of(files) if is_round else ()
+    locations = sources.paths.datasets_of(files) if record["kind"] == "round" else ()
     datasets = {item.policy: item.name for item in locations if item.round == number}
-    title = f"Round {number}" if is_round else f"{str(record['name']).capitalize()} after round {number}"
-    by_policy = [(None, check) for check in record["checks"] if not _is_of(record, check)]
+    title = f"Round {number}" if record["kind"] == "round" else f"{record['name'].capitalize()} after round {number}"
+    by_policy: list[tuple[str | None, CheckRecord]] = [
+        (None, check) for check in record["checks"] if not _is_of(record, check)
+    ]
     by_policy += [
         (policy, check) for policy in record.get("policies") or {} for check in record_of(record, policy)["checks"]
     ]
@@ -128,7 +130,7 @@ def load_stage(sources: Sources, params: Params) -> StageModel:
     )
 
 
-def _is_of(record: Record, check: Mapping[str, Any]) -> bool:
+def _is_of(record: RunRecord, check: CheckRecord) -> bool:
     """Whether the check is of one of several policies."""
     return any(check["name"].startswith(check_name(policy, "")) for policy in record.get("policies") or {})
 
@@ -138,19 +140,19 @@ def _log_of(name: str, policy: str | None) -> str:
     return f"{log}-{policy}.log" if policy and log == "trainer" else f"{log}.log"
 
 
-def _query(name: str, files: RunFiles, record: Record) -> str:
+def _query(name: str, files: RunFiles, record: RunRecord) -> str:
     if name not in _QUERIES:
         return ""
     # A validation after a round has the round's number; only the split distinguishes their rows.
     split = "train" if record["kind"] == "round" else "val"
     sql = _QUERIES[name].format(run=_quoted(files.run_id), round=int(record["round"]), split=split)
-    if split == "val" and (tasks := _tasks_of(files, record)):
+    if record["kind"] == "eval" and (tasks := _tasks_of(files, record)):
         among = ", ".join(f"'{_quoted(task)}'" for task in tasks)
         sql = _VALIDATED.sub(lambda match: f"{match[0]} AND {match[1] or ''}task_id IN ({among})", sql)
     return sql
 
 
-def _links(check: Mapping[str, Any], dataset: str | None) -> list[tuple[str, str]]:
+def _links(check: CheckRecord, dataset: str | None) -> list[tuple[str, str]]:
     links = []
     if dataset and check["name"] in ("every drop is named", "rewards are those of the runner"):
         links.append(("the dataset", f"/datasets/{quote(dataset, safe=':')}"))
@@ -161,7 +163,7 @@ def _links(check: Mapping[str, Any], dataset: str | None) -> list[tuple[str, str
     return links
 
 
-def _tasks_of(files: RunFiles, record: Record) -> list[str]:
+def _tasks_of(files: RunFiles, record: EvalRecord) -> list[str]:
     """The tasks of an evaluation, by which its rows differ from those of another one after the same round.
 
     Empty if they are not on disk, or too many for a command line.
@@ -175,7 +177,7 @@ def _quoted(text: str) -> str:
     return text.replace("'", "''")
 
 
-def _figures(name: str, record: Record) -> str:
+def _figures(name: str, record: Mapping[str, Any]) -> str:
     train = record.get("train") or {}
     part: Any = None
     if name == "server and trainer agree":

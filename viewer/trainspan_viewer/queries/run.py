@@ -6,12 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from trainspan_schemas.artifacts.run_records import RoundRecord, RunRecord
 from trainspan_schemas.command_events import TrainingProgress
 from trainspan_schemas.config.load import POLICIES
 from trainspan_schemas.config.settings import Settings
 from trainspan_viewer.queries.params import Params
 from trainspan_viewer.queries.paths import NotFoundError
-from trainspan_viewer.queries.runs import Record, RunRecords, read_run
+from trainspan_viewer.queries.runs import RunRecords, read_run
 from trainspan_viewer.queries.sources import Sources
 
 __all__ = ["CheckRow", "CompareModel", "RunModel", "SettingRow", "Stage", "load_compare", "load_run", "whole_run"]
@@ -66,7 +67,7 @@ class RunModel:
     stages_size: int
     n_stages: int
     checks: Sequence[CheckRow]
-    rounds: Sequence[tuple[int, Record]]
+    rounds: Sequence[tuple[int, RoundRecord]]
     """One page of rounds with their paths in rounds.jsonl, newest first."""
     start: int
     n_rounds: int
@@ -152,11 +153,11 @@ def load_compare(sources: Sources, params: Params) -> CompareModel:
     return CompareModel(runs, len(names), differences, params)
 
 
-def _kind(record: Record) -> str:
-    return "round" if record["kind"] == "round" else str(record["name"])
+def _kind(record: RunRecord) -> str:
+    return "round" if record["kind"] == "round" else record["name"]
 
 
-def _checks(records: Sequence[Record]) -> list[CheckRow]:
+def _checks(records: Sequence[RunRecord]) -> list[CheckRow]:
     names = list(dict.fromkeys(check["name"] for record in records for check in record["checks"]))
     by_name = [{check["name"]: check for check in record["checks"]} for record in records]
     return [

@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from trainspan_schemas.artifacts.run_files import RunFiles, record_of
+from trainspan_schemas.artifacts.run_records import EvalName, RoundRecord, RunRecord, evaluations_in, rounds_in
 from trainspan_schemas.errors import TrainspanError
 from trainspan_schemas.intervals import RewardEstimate
 from trainspan_viewer.queries.params import Params
 from trainspan_viewer.queries.sources import Sources
 
 __all__ = ["RunRecords", "RunSummary", "RunsModel", "Validation", "load_runs", "read_run", "summary_of"]
-
-Record = Mapping[str, Any]
 
 
 class RunError(TrainspanError):
@@ -29,11 +28,11 @@ class RunRecords:
     """What is on disk of one run."""
 
     run_id: str
-    run: Record
+    run: Mapping[str, Any]
     """run.json"""
-    records: Sequence[Record]
+    records: Sequence[RunRecord]
     """rounds.jsonl"""
-    metrics: Mapping[str | None, Mapping[int, Record]]
+    metrics: Mapping[str | None, Mapping[int, Mapping[str, Any]]]
     """Policy → round → the line of its trainer; a single policy is None."""
     is_held: bool
     """Whether a loop is running it now."""
@@ -48,17 +47,17 @@ class RunRecords:
         """Those that the run trains."""
         return tuple(self.metrics)
 
-    def rounds_of(self, policy: str | None) -> list[Record]:
+    def rounds_of(self, policy: str | None) -> list[RoundRecord]:
         """The rounds as a policy sees them."""
         return [record_of(record, policy) for record in self.rounds]
 
     @property
-    def rounds(self) -> list[Record]:
-        return [record for record in self.records if record["kind"] == "round"]
+    def rounds(self) -> list[RoundRecord]:
+        return rounds_in(self.records)
 
-    def evals(self, name: str = "validation") -> "list[Validation]":
+    def evals(self, name: EvalName = "validation") -> "list[Validation]":
         """The evaluations of this name, in order of rounds."""
-        records = [record for record in self.records if record["kind"] == "eval" and record["name"] == name]
+        records = evaluations_in(self.records, name)
         estimates = [Validation(record["round"], RewardEstimate.of_record(record)) for record in records]
         return sorted(estimates, key=lambda validation: validation.round)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from trainspan_schemas.errors import StoreError
+from trainspan_schemas.files.durable import JsonObject
 from trainspan_schemas.store.access import open_store, server_message
 
 __all__ = ["QueryRows", "StoreReader"]
@@ -19,7 +20,7 @@ _IDLE_S: Final = 30.0
 _WAIT_MS: Final = 500
 """How long a read waits for the loader. A page shows what is loaded, and says so if that is not everything."""
 
-Row = dict[str, Any]
+Row = JsonObject
 """Column → value."""
 
 

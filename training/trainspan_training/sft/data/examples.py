@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from trainspan_schemas.errors import DatasetError
+from trainspan_schemas.files.durable import JsonObject
 from trainspan_schemas.telemetry.utf8 import well_formed
 
 __all__ = ["ConversationFile", "Example", "Message", "find_files", "read_examples", "served_message", "served_tool"]
 
-Message = dict[str, Any]
+Message = JsonObject
 
 _FORMS = '"prompt" and "completion", or "messages"'
 _MESSAGE_KEYS = ("name", "tool_call_id", "reasoning", "reasoning_content")

@@ -6,10 +6,11 @@ from dataclasses import replace
 from typing import Any, Final
 
 from trainspan_schemas.artifacts.agreement import applied_limit
+from trainspan_schemas.artifacts.run_records import RolloutFigures, RoundRecord, evaluations_in
 from trainspan_schemas.intervals import RewardEstimate, measured
 from trainspan_viewer.html.curves import Curve, Point, chart
 from trainspan_viewer.html.elements import Child, Element
-from trainspan_viewer.queries.runs import Record, RunRecords
+from trainspan_viewer.queries.runs import RunRecords
 
 __all__ = ["run_curves", "sampled_after"]
 
@@ -58,10 +59,11 @@ def run_curves(run: RunRecords) -> list[Child]:
 
 def _success_chart(run: RunRecords) -> Element | None:
     """Held-out success with 95 % intervals, and the mean reward of training rollouts at the policy that made them."""
+    held_out = (("held-out tasks (95 %)", run.evals(), 0), ("hard probe (95 %)", run.evals("probe"), 1))
     shown = [
         Curve(label, [_estimated(each.round, each.estimate) for each in evals if each.estimate.n], color)
-        for name, label, color in (("validation", "held-out tasks (95 %)", 0), ("probe", "hard probe (95 %)", 1))
-        if (evals := run.evals(name))
+        for label, evals, color in held_out
+        if evals
     ]
     rewarded = ((record, record["rollout"].get("mean_reward")) for record in run.rounds)
     training = [Point(sampled_after(record), reward) for record, reward in rewarded if reward is not None]
@@ -74,10 +76,10 @@ def _success_chart(run: RunRecords) -> Element | None:
     )
 
 
-def _trial_chart(rounds: Sequence[Record]) -> Element | None:
+def _trial_chart(rounds: Sequence[RoundRecord]) -> Element | None:
     """Mean reward of the trial tasks under record new version, and under the version that it is compared with."""
 
-    def reward(which: str) -> Callable[[Record], float | None]:
+    def reward(which: str) -> Callable[[RoundRecord], float | None]:
         return lambda record: ((record.get("trial") or {}).get("reward") or {}).get(which)
 
     curves = [
@@ -87,17 +89,15 @@ def _trial_chart(rounds: Sequence[Record]) -> Element | None:
     return chart("mean reward of the trial tasks", curves)
 
 
-def _trained_chart(rounds: Sequence[Record]) -> Element | None:
+def _trained_chart(rounds: Sequence[RoundRecord]) -> Element | None:
     """What share of the calls of record round is trained, and the reasons for which most others are not."""
     dropped: Counter[str] = Counter()
     for record in rounds:
         dropped.update(record["dataset"].get("dropped") or {})
 
-    def share(calls: Callable[[Record], float | None]) -> list[Point]:
-        return _points(
-            [record for record in rounds if record["dataset"].get("calls_seen")],
-            lambda record: (calls(record) or 0) / record["dataset"]["calls_seen"],
-        )
+    def share(calls: Callable[[RoundRecord], float | None]) -> list[Point]:
+        seen = [(record, record["dataset"].get("calls_seen")) for record in rounds]
+        return [Point(record["round"], (calls(record) or 0) / n_calls) for record, n_calls in seen if n_calls]
 
     reasons = [
         Curve(name, share(lambda record, name=name: (record["dataset"].get("dropped") or {}).get(name)))  # type: ignore[misc]
@@ -109,7 +109,7 @@ def _trained_chart(rounds: Sequence[Record]) -> Element | None:
     return chart("share of the calls that is trained, or dropped as", [trained, *colored], limits=(0.0, 1.0))
 
 
-def _staleness(metrics: Mapping[int, Record]) -> list[Point]:
+def _staleness(metrics: Mapping[int, Mapping[str, Any]]) -> list[Point]:
     lines = ((x, line) for x, line in sorted(metrics.items()) if line.get("policy_versions") and not line.get("error"))
     return [Point(x, line["version"] - 1 - line["policy_versions"][0]) for x, line in lines]
 
@@ -121,8 +121,8 @@ def _seconds(run: RunRecords) -> list[Curve]:
         Curve(name, _points(run.rounds, lambda record, key=key: record["seconds"].get(key)), color)  # type: ignore[misc]
         for key, name, color in stages
     ]
-    evals = [record for record in run.records if record["kind"] == "eval" and record["name"] == "validation"]
-    return [*curves, Curve("validation", _points(evals, lambda record: record.get("seconds")), 5)]
+    validations = [(record["round"], record.get("seconds")) for record in evaluations_in(run.records, "validation")]
+    return [*curves, Curve("validation", [Point(x, y) for x, y in validations if y is not None], 5)]
 
 
 def _estimated(round_: int, estimate: RewardEstimate) -> Point:
@@ -130,14 +130,14 @@ def _estimated(round_: int, estimate: RewardEstimate) -> Point:
     return Point(round_, estimate.mean, low, high)
 
 
-def sampled_after(record: Record) -> float:
+def sampled_after(record: RoundRecord) -> float:
     """The round after which the policy of a round's rollouts was made, on average over their trained tokens."""
     policies = (record.get("policies") or {}).values()
     behind = [outcome["train"].get("staleness_mean") or 0 for outcome in (policies or [record])]
     return float(record["round"] - 1 - sum(behind) / len(behind))
 
 
-def _points(rounds: Sequence[Record], value: Callable[[Record], float | None]) -> list[Point]:
+def _points(rounds: Sequence[RoundRecord], value: Callable[[RoundRecord], float | None]) -> list[Point]:
     points = [(record["round"], value(record)) for record in rounds]
     return [Point(x, y) for x, y in points if y is not None]
 
@@ -158,16 +158,16 @@ def _label(policy: str | None, name: str) -> str:
     return name if policy is None else f"{policy}: {name}"
 
 
-def _difference(record: Record) -> float | None:
+def _difference(record: RoundRecord) -> float | None:
     difference: float | None = (record["train"].get("agreement") or {}).get("mean")
     return difference
 
 
-def _limit(record: Record) -> float | None:
+def _limit(record: RoundRecord) -> float | None:
     reported = record["train"].get("agreement")
     return applied_limit(reported) if reported else None
 
 
-def _rate(rollout: Mapping[str, Any]) -> float | None:
+def _rate(rollout: RolloutFigures) -> float | None:
     sampled, spent = rollout.get("sampled_tokens"), rollout.get("sampling_seconds")
     return sampled / spent if sampled is not None and spent else None

@@ -5,6 +5,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from trainspan_schemas.artifacts.run_files import record_of, versions
+from trainspan_schemas.artifacts.run_records import ConsolidationRecord, EvalRecord, RoundRecord, evaluations_in
 from trainspan_schemas.intervals import RewardEstimate, measured
 from trainspan_viewer.html.document import Page
 from trainspan_viewer.html.elements import Child, Element, element, link, table
@@ -13,7 +14,6 @@ from trainspan_viewer.html.paging import paging
 from trainspan_viewer.pages.run.curves import run_curves
 from trainspan_viewer.pages.run.integrity import integrity
 from trainspan_viewer.queries.run import RunModel, SettingRow
-from trainspan_viewer.queries.runs import Record
 
 __all__ = ["consolidation", "render_run", "sections"]
 
@@ -87,7 +87,11 @@ def _facts(model: RunModel) -> Element:
         rows.append(["skipped rounds", f"{skipped} of {len(run.rounds)}"])
     if refused := sum(1 for record in run.rounds if record.get("refused")):
         rows.append(["refused versions", element("span", f"{refused} of {len(run.rounds)}", class_="bad")])
-    rows.extend(["consolidation", consolidation(record)] for record in run.records if record.get("consolidation"))
+    rows.extend(
+        ["consolidation", consolidation(decision, record)]
+        for record in evaluations_in(run.records)
+        if (decision := record.get("consolidation"))
+    )
     if why := run.run.get("unconsolidated"):
         rows.append(["consolidation", f"none: {why}"])
     if ended := run.run.get("ended"):
@@ -95,9 +99,8 @@ def _facts(model: RunModel) -> Element:
     return table(["", ""], rows, text=frozenset({0, 1}), caption="the run")
 
 
-def consolidation(record: Record) -> str:
-    """What became of the version that was trained on the run's own successes, and what it cost."""
-    tuned = record["consolidation"]
+def consolidation(tuned: ConsolidationRecord, record: EvalRecord) -> str:
+    """What became of the version that was trained on the run's own successes, and what it cost; `record` is of its validation."""
     before, after = RewardEstimate.of_record(tuned["before"]), RewardEstimate.of_record(record)
     return (
         f"{'kept' if tuned['kept'] else 'not kept'}: version {tuned['version']}, from version {tuned['start']} on {tuned['answers']} "
@@ -167,7 +170,7 @@ def _rounds(model: RunModel) -> list[Child]:
     ]
 
 
-def _round_row(model: RunModel, index: int, whole: Record, policy: str | None) -> list[Child]:
+def _round_row(model: RunModel, index: int, whole: RoundRecord, policy: str | None) -> list[Child]:
     record = record_of(whole, policy)
     rollout, train, data = record["rollout"], record["train"], record["dataset"]
     status = rollout.get("status") or {}
@@ -198,13 +201,12 @@ def _round_row(model: RunModel, index: int, whole: Record, policy: str | None) -
     ]
 
 
-def _version(record: Record) -> Child:
+def _version(record: RoundRecord) -> Child:
     if record.get("skipped"):
         return "skipped"
     if record.get("refused"):
         return element("span", f"refused, {record['policy_version']}", class_="bad")
-    version: int | None = record["policy_version"]
-    return version
+    return record["policy_version"]
 
 
 def _configuration(model: RunModel) -> list[Child]:

@@ -1,11 +1,10 @@
 """The evidence of one round or evaluation: every check with its figures, its stored rows, and the log if it failed."""
 
 import json
-from collections.abc import Mapping
-from typing import Any
 from urllib.parse import quote
 
 from trainspan_schemas.artifacts.run_files import versions
+from trainspan_schemas.artifacts.run_records import PolicyFigures
 from trainspan_schemas.intervals import RewardEstimate
 from trainspan_viewer.html.document import Page
 from trainspan_viewer.html.elements import Child, Element, element, link, sql_command, table
@@ -52,8 +51,8 @@ def _facts(model: StageModel) -> Element:
             rows.append([f"policy {name}", _policy(figures)])
         if record.get("skipped"):
             rows.append(["skipped because", str(record["skipped"])])
-        if record.get("refused"):
-            rows.append(["refused because", str(record["refused"])])
+        if refused := record.get("refused"):
+            rows.append(["refused because", refused])
         if compared := (record.get("trial") or {}).get("reward"):
             shown = f"{number(compared['before'])} before, {number(compared['after'])} after"
             rows.append(
@@ -69,12 +68,12 @@ def _facts(model: StageModel) -> Element:
             ["calls", count(record.get("calls"))],
             ["time", seconds(record.get("seconds"))],
         ]
-        if record.get("consolidation"):
-            rows.append(["consolidation", consolidation(record)])
+        if decision := record.get("consolidation"):
+            rows.append(["consolidation", consolidation(decision, record)])
     return table(["", ""], rows, text=frozenset({0, 1}), caption="what happened")
 
 
-def _policy(figures: Mapping[str, Any]) -> str:
+def _policy(figures: PolicyFigures) -> str:
     if figures.get("skipped"):
         return f"skipped: {figures['skipped']}"
     train, data = figures["train"], figures["dataset"]

@@ -59,7 +59,7 @@ _checked: Final[ResultCache[NotDerivedError | None]] = ResultCache(1_000, lambda
 def obstacle_to(request: ExplainRequest) -> NotDerivedError | None:
     """Why the credit of the rollout is not derived for a page; None if it is."""
 
-    def look() -> NotDerivedError | None:
+    def find_obstacle() -> NotDerivedError | None:
         with Source(request.question.stores, allow_behind=True) as source:
             rollout = locate(source, request.question)  # the address may have only the beginning of the id
         try:
@@ -76,7 +76,7 @@ def obstacle_to(request: ExplainRequest) -> NotDerivedError | None:
         request.question.attempt,
         request.question.settings,
     )
-    return _checked.get((*key, request.location.path if request.location else None), look, is_live=True)
+    return _checked.get((*key, request.location.path if request.location else None), find_obstacle, is_live=True)
 
 
 def check_own(request: ExplainRequest, rollout_ids: Iterable[str]) -> None:
@@ -114,7 +114,7 @@ def check_together(request: ExplainRequest, rollout: Identity) -> None:
     same = Selection(rollout.run_id, rollout.round)
     if None in (rollout.run_id, rollout.round):
         rows = _sizes(request, same, _TOGETHER, without_run=rollout.run_id is None, without_round=rollout.round is None)
-        _check(rows, _MOST_COMPARED, _place_of(rollout))
+        _check(rows, _MOST_COMPARED, _where(rollout))
         return
     if rollout.task_id is not None:
         _check(_sizes(request, same, _TOGETHER, task_id=rollout.task_id), _MOST_COMPARED, "of its task")
@@ -122,7 +122,7 @@ def check_together(request: ExplainRequest, rollout: Identity) -> None:
         _check(_sizes(request, same, _TOGETHER), _MOST_OF_ROUND, "of its round")
 
 
-def _place_of(rollout: Identity) -> str:
+def _where(rollout: Identity) -> str:
     if rollout.run_id is None:
         return "without a run" if rollout.round is None else f"of round {rollout.round} without a run"
     return "of its run without a round"
