@@ -11,7 +11,7 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
@@ -19,6 +19,7 @@ from typing import Any
 from trainspan_schemas.agents.call_kinds import RequestKind
 from trainspan_schemas.errors import one_line
 from trainspan_schemas.telemetry import keys
+from trainspan_schemas.telemetry.tools import ToolResult, results_to_json
 from trainspan_serving.capture.call_counter import CallCounter
 from trainspan_serving.capture.caller import Caller
 from trainspan_serving.capture.constraints import EngineConstraints
@@ -44,6 +45,7 @@ class Asked:
     max_tokens: int | None = None
     """Output tokens; they may be more than the context holds."""
     kind: RequestKind | None = None
+    tool_results: Sequence[ToolResult] = ()
 
 
 class Exchange:
@@ -74,6 +76,8 @@ class Exchange:
         self.call_index: int | None = None
         self.tools: str | None = None
         """JSON of the tools that the request offers."""
+        self.tool_calls: dict[int, dict[str, None]] = {}
+        """Choice → ids of the tool calls in its answer, in order."""
         self.choices = 0
         """Choices of all generations so far; the next generation's choices are numbered from here."""
         self.delivered = False
@@ -330,6 +334,8 @@ class EngineTap:
                 attributes[keys.GEN_AI_FINISH_REASONS] = [keys.ENDED_BY_SERVER]
             if (exchange.asked.max_tokens or 0) > attributes.get(keys.GEN_AI_MAX_TOKENS, math.inf):
                 attributes[keys.ASKED_MAX_TOKENS] = exchange.asked.max_tokens
+            if ids := exchange.tool_calls.get(attributes[keys.CHOICE_INDEX]):
+                attributes[keys.CALL_TOOL_CALLS] = list(ids)
             if generation.adapter is None:
                 attributes[keys.POLICY_NAME] = exchange.policy.name
             if exchange.policy.base:
@@ -365,6 +371,8 @@ class EngineTap:
             attributes[keys.GEN_AI_AGENT_NAME] = caller.agent
         if exchange.asked.kind:
             attributes[keys.CALL_KIND], attributes[keys.CALL_KIND_RULE] = exchange.asked.kind
+        if exchange.asked.tool_results:
+            attributes[keys.CALL_TOOL_RESULTS] = results_to_json(exchange.asked.tool_results)
         if exchange.tools:
             attributes[keys.GEN_AI_TOOL_DEFINITIONS] = exchange.tools
         if caller.client:
