@@ -9,6 +9,7 @@ import typer
 
 from trainspan_schemas.config.settings import Settings
 from trainspan_schemas.errors import UsageError
+from trainspan_schemas.telemetry.status import kind_named
 
 if TYPE_CHECKING:
     from trainspan_processing.export.export import Exported, ExportRequest
@@ -73,6 +74,10 @@ def export_request(
     is_store = source is None or source.startswith("grpc") or Path(source).is_file()
     if agents is None and settings.dataset.agents is not None:
         agents = [name.strip() for name in settings.dataset.agents.split(",")]
+    if any(kind_named(name) for name in agents or ()):
+        raise UsageError(
+            f"agents = {', '.join(agents or ())}: conversations are selected by agents' names, not by kinds: give --agent NAME"
+        )
     folder = None if source is None or is_store else local_dataset(source)
     datasets = () if folder is None else tuple(map(open_published, _datasets_of(folder)))
     built_from = [store for dataset in datasets for store in dataset.stores]

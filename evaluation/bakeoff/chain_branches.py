@@ -49,6 +49,7 @@ def _states(policy: Floats, played: Played, salt: int) -> pl.DataFrame:
         "trace_id": "",
         "span_id": "",
         "agent": np.array(AGENTS)[call % len(AGENTS)],
+        "call_kind": "main",
         "policy_version": 0,
         "surprisal": -np.log(chance),
         "answered_s": 0.0,

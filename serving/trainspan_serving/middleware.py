@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trainspan_schemas.agents.call_kinds import kind_of_request, stated_in_headers
-from trainspan_schemas.agents.unnamed_agents import agent_of_request
+from trainspan_schemas.agents.unnamed_agents import agent_of_request, is_derived
 from trainspan_schemas.errors import InvalidRecordError, one_line
 from trainspan_schemas.store.endpoint import headers_of
 from trainspan_schemas.telemetry.failures import FAILURES_PATH, RequestFailures, keys_of_path, unsigned_key
@@ -20,6 +20,7 @@ from trainspan_serving.capture.call_counter import CallCounter
 from trainspan_serving.capture.caller import Caller, identify
 from trainspan_serving.capture.echo import only_echoes
 from trainspan_serving.capture.engine_tap import Asked, EngineTap, Exchange
+from trainspan_serving.capture.tool_use import tool_results_in_request
 from trainspan_serving.export.call_export import CallExport
 from trainspan_serving.export.collector_client import CollectorClient
 from trainspan_serving.export.exporter import Exporter
@@ -156,10 +157,10 @@ class PolicyMiddleware:
             await self._app(scope, replayed(body, receive), watched)
         else:
             agent, kind = stated_in_headers(scope["headers"])
-            if caller.agent is None:
-                caller = replace(caller, agent=agent or agent_of_request(request))
+            if is_derived(caller.agent):
+                caller = replace(caller, agent=agent or caller.agent or agent_of_request(request))
             body, max_tokens = limited(with_own_response_id(scope, body), request, parts.tap.max_model_len)
-            asked = Asked(max_tokens, kind or kind_of_request(request))
+            asked = Asked(max_tokens, kind or kind_of_request(request), tool_results_in_request(request))
             await self._generate(parts, caller, asked, body, scope, replayed(body, receive), send)
 
     async def _generate(
@@ -184,7 +185,7 @@ class PolicyMiddleware:
             )
             return
         model = model_of_body(body) if server.policies.named else None
-        policy = server.policies.choose(model, caller.agent)
+        policy = server.policies.choose(model, caller.agent, asked.kind.kind if asked.kind else None)
         branch = parts.branches.find(caller.attempt, caller.trace_id) if caller.is_signed else None
         exchange = Exchange(caller, scope["path"], policy, branch=branch, asked=asked)
         exchange.when_settled(lambda: server.gate.leave(entered))

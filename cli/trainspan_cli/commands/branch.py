@@ -54,7 +54,10 @@ def branch(
         str | None, typer.Option(help="module:function(StoredRollout) -> bool that selects rollouts [default: all].")
     ] = None,
     calls: Annotated[
-        str, typer.Option(help="Calls to measure: all, random:P (each with probability P), agent:NAME, or both.")
+        str,
+        typer.Option(
+            help="Calls to measure: all, random:P (each with probability P), agent:NAME, kind:NAME, or several with commas."
+        ),
     ] = "all",
     n: Annotated[int, typer.Option(help="Branches from each state.")] = 4,
     limit: Annotated[int | None, typer.Option(help="Number of rollouts, chosen by a hash [default: all].")] = None,

@@ -37,8 +37,9 @@ class RewardedChunk:
     """All calls with `rollout` and `group_id` (NULL if the rollout is not compared), `reason` (as far as it is known
     without tokens) and `reward` (the weighted sum of the call's own rewards)."""
     credited: pl.DataFrame
-    """Calls of compared rollouts with the columns for credit: rollout, position, agent, turn, a `step_column` and a
-    `rollout_column` per reward, `state` and `action` if calls are compared by them, and `state_value` if measured values are used."""
+    """Calls of compared rollouts with the columns for credit: rollout, position, agent, turn, `call_kind` if a kind has an estimator
+    of its own, a `step_column` and a `rollout_column` per reward, `state` and `action` if calls are compared by them, and `state_value`
+    if measured values are used."""
     others: pl.DataFrame
     """OTHERS with `rollout_reason`."""
     ignored_values: int = 0
@@ -79,6 +80,7 @@ def reward_chunk(
         calls, ignored_values = state_values(source, calls, reward_definition(settings))
         extra.append("state_value")
     names = [column(reward.name) for reward in rewarded.rewards for column in (step_column, rollout_column)]
+    kind = ["call_kind"] if plan.kinds else []
     reasons = rewarded.rollouts.select(*ROLLOUT_KEY, pl.col("reason").alias("rollout_reason"))
     return RewardedChunk(
         rewarded,
@@ -89,7 +91,7 @@ def reward_chunk(
             ),
             _own_reward(rewarded.rewards),
         ).drop(names, extra),
-        calls.filter(pl.col("rollout").is_not_null() & pl.col("is_heard")).select(*_CREDITED, *extra, *names),
+        calls.filter(pl.col("rollout").is_not_null() & pl.col("is_heard")).select(*_CREDITED, *kind, *extra, *names),
         traces.others.join(reasons, on=ROLLOUT_KEY, how="left"),
         ignored_values,
     )

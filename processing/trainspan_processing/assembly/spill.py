@@ -25,7 +25,7 @@ __all__ = ["ChunkSummary", "Spill", "read_spilled"]
 
 _OF_ROLLOUT: Final = [*ROLLOUT_KEY, "run_id", "round", "task_id", "judge", "reward", "end_ns"]
 _OF_CALL: Final = [
-    *("rollout", "store", "seq", *SPAN_KEY, *ROLLOUT_KEY, "run_id", "round", "task_id", "agent"),
+    *("rollout", "store", "seq", *SPAN_KEY, *ROLLOUT_KEY, "run_id", "round", "task_id", "agent", "call_kind"),
     *("call_index", "next_index", "turn"),
     *("position", "policy_name", "base", "policy_version", "policy_version_spans", "finish_reason", "temperature"),
     *("logprobs_mode", "tokens_source", "group_id", "reason", "reward", "n_tokens", "response_id", "constrained"),
@@ -105,7 +105,8 @@ def _spill(
             )
         ),
         compared=compact(numbered),
-        credited=[compact(chunk.credited).with_columns(pl.col("agent").cast(pl.Categorical))],  # few names, many calls
+        # Few names, many calls.
+        credited=[compact(chunk.credited).with_columns(pl.col("^(agent|call_kind)$").cast(pl.Categorical))],
         reason_counts=compact(count_reasons(chunk.calls.filter(~is_sound))),
         examples=first_examples(chunk.calls),
         others=compact(

@@ -3,12 +3,13 @@
 import hashlib
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import polars as pl
 
 from trainspan_processing.tables import ROLLOUT_KEY
 from trainspan_schemas.errors import UsageError
+from trainspan_schemas.telemetry.status import CallKind, kind_named
 
 __all__ = ["CallChoice", "branch_points"]
 
@@ -27,26 +28,33 @@ class CallChoice:
 
     agent: str | None = None
     """Only calls of this agent."""
+    kind: CallKind | None = None
+    """Only calls of this kind."""
     share: float = 1.0
     """The probability with which each of them is chosen, above 0."""
 
     @classmethod
     def parse(cls, text: str) -> "CallChoice":
-        """Parses `all`, `random:0.25`, `agent:NAME`, or two of them with a comma. Raises UsageError."""
+        """Parses `all`, `random:0.25`, `agent:NAME`, `kind:NAME`, or several of them with commas. Raises UsageError."""
         choice = cls()
         for part in filter(None, (item.strip() for item in text.split(","))):
-            kind, _, value = part.partition(":")
-            if kind == "agent" and value:
-                choice = cls(value, choice.share)
-            elif kind == "random" and re.fullmatch(r"\d*\.?\d+", value) and 0 < float(value) <= 1:
-                choice = cls(choice.agent, float(value))
+            by, _, value = part.partition(":")
+            if by == "agent" and value:
+                choice = replace(choice, agent=value)
+            elif kind := kind_named(part):
+                choice = replace(choice, kind=kind)
+            elif by == "random" and re.fullmatch(r"\d*\.?\d+", value) and 0 < float(value) <= 1:
+                choice = replace(choice, share=float(value))
             elif part != "all":
-                raise UsageError(f"calls = {text!r}: use all, random:0.25, agent:NAME, or agent:NAME,random:0.25")
+                raise UsageError(
+                    f"calls = {text!r}: use all, random:0.25, agent:NAME, kind:NAME, or several, as agent:NAME,random:0.25"
+                )
         return choice
 
     def of(self, states: pl.DataFrame) -> pl.DataFrame:
         """The chosen rows of STATES."""
         eligible = states if self.agent is None else states.filter(pl.col("agent") == self.agent)
+        eligible = eligible if self.kind is None else eligible.filter(pl.col("call_kind") == self.kind)
         if self.share >= 1:
             return eligible
         keys = eligible.select(*ROLLOUT_KEY, "call").iter_rows()

@@ -27,6 +27,7 @@ STATES: Final[Schema] = {
     "trace_id": pl.String,
     "span_id": pl.String,
     "agent": pl.String,
+    "call_kind": pl.String,
     "policy_version": pl.Int32,
     "surprisal": pl.Float64,
     "answered_s": pl.Float64,
@@ -50,7 +51,7 @@ def states_of(source: Source, calls: pl.DataFrame, answers: pl.DataFrame) -> pl.
         pl.concat([nothing, *scored])
         .group_by(*ROLLOUT_KEY, "call", maintain_order=True)
         .agg(
-            pl.col("trace_id", "span_id", "agent", "policy_version").first(),
+            pl.col("trace_id", "span_id", "agent", "call_kind", "policy_version").first(),
             (pl.col("minus_logs").sum() / pl.col("sampled").sum()).alias("surprisal"),
             pl.col("start_ns").min(),
             pl.col("end_ns").max(),

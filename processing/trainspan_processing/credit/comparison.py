@@ -36,7 +36,7 @@ class Comparison:
     def terms(self, calls: pl.DataFrame, part: str) -> tuple[pl.DataFrame, pl.DataFrame]:
         """TERMS (with `worth`) and parts of `calls` with step_reward and rollout_reward.
 
-        With `per_agent`, each agent's calls are credited and compared separately.
+        With `per_agent`, each agent's calls, or those of a kind, are credited and compared separately.
         An agent's return is the rollout's own reward plus the rewards of its own calls. Estimators by role: arXiv 2506.24119.
         """
         plan = self.plan
@@ -44,10 +44,10 @@ class Comparison:
             return self._of_estimator(calls, plan.estimator, part)
         empty = self._of_estimator(calls.clear(), plan.estimator, part)
         results = [empty]
-        by_agent = calls.partition_by("agent", as_dict=True)
-        for (agent,), agent_calls in sorted(by_agent.items(), key=lambda item: str(item[0][0])):
-            estimator = plan.by_agent.get(str(agent), plan.estimator)
-            share = " ".join(filter(None, (part, f"agent:{agent}")))
+        by_share = plan.with_share(calls).partition_by("share", as_dict=True, include_key=False)
+        for (whose,), agent_calls in sorted(by_share.items(), key=lambda item: str(item[0][0])):
+            estimator = plan.by_agent.get(str(whose), plan.estimator)
+            share = " ".join(filter(None, (part, f"agent:{whose}")))
             results.append(self._of_estimator(agent_calls, estimator, share))
         terms, parts = (pl.concat(frames) for frames in zip(*results, strict=True))
         return terms, parts

@@ -14,6 +14,7 @@ from trainspan_processing.rewards.names import RewardName, reward_names
 from trainspan_schemas.agents.functions import is_function_name, load_function
 from trainspan_schemas.config.settings import DatasetSettings
 from trainspan_schemas.errors import DatasetError, UsageError
+from trainspan_schemas.telemetry.status import KIND_PREFIX, kind_named
 
 __all__ = ["CreditPlan", "Estimator", "make_plan", "plan_for"]
 
@@ -44,6 +45,7 @@ class CreditPlan:
     rewards: tuple[RewardName, ...] = (RewardName("reward"),)
     per_agent: bool = False
     by_agent: Mapping[str, Estimator] = field(default_factory=dict)
+    """Name of an agent, or `kind:NAME` for all calls of a kind, which comes before the agent's name."""
     combine: str = "sum"
     group_over: str = "rollouts"
     step_by: str = "turn"
@@ -54,6 +56,20 @@ class CreditPlan:
     @property
     def estimators(self) -> tuple[Estimator, ...]:
         return (self.estimator, *self.by_agent.values())
+
+    @property
+    def kinds(self) -> list[str]:
+        """The kinds of calls that have an estimator of their own."""
+        return [name.removeprefix(KIND_PREFIX) for name in self.by_agent if name.startswith(KIND_PREFIX)]
+
+    def with_share(self, calls: pl.DataFrame) -> pl.DataFrame:
+        """Adds `share`, the agent or `kind:NAME` whose calls a call is credited and compared with; needs agent, and with `kinds`
+        call_kind."""
+        if not self.kinds:
+            return calls.with_columns(pl.col("agent").alias("share"))
+        kind = pl.col("call_kind").cast(pl.String)
+        named = pl.when(kind.is_in(self.kinds)).then(KIND_PREFIX + kind)
+        return calls.with_columns(named.otherwise(pl.col("agent").cast(pl.String)).alias("share"))
 
     @property
     def baselines(self) -> tuple[str, ...]:
@@ -182,6 +198,7 @@ def _by_agent(text: str, default: Estimator) -> dict[str, Estimator]:
         agent, separator, name = item.rpartition("=")
         if not separator or not agent or not name:
             raise UsageError(f"agent_credit has {item!r}; write agent=baseline or agent=credit+baseline")
+        kind_named(agent)
         credit, plus, baseline = name.rpartition("+")
         estimators[agent] = Estimator(credit if plus else default.credit, baseline)
     return estimators

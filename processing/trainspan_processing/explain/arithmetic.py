@@ -70,7 +70,8 @@ class CreditedCall:
     """A call with a value."""
 
     index: int
-    agent: str | None
+    share: str | None
+    """The agent, or `kind:NAME`, with whose calls it was compared by `per_agent`."""
     advantage: float
     terms: tuple[Term, ...]
 
@@ -116,10 +117,10 @@ def credit_lines(
 
     `group` holds the rewards of its group, including its own; `reward_function`, unless None, returned the rewards.
     """
-    agents = dict.fromkeys(call.agent for call in calls)
+    shares = dict.fromkeys(call.share for call in calls)
     return [
         reward_line(parts, reward, reward_function),
-        *_rules(plan, list(agents)),
+        *_rules(plan, list(shares)),
         f"group of {len(group)}: R is {_listed(group)}; mean {number(mean(group))}{_spread(group)}",
         *_advantages(calls),
     ]
@@ -139,11 +140,11 @@ def reward_line(parts: Sequence[RewardPart], reward: float, function: str | None
     return line if is_plain else f"{line} = {number(reward)}"
 
 
-def _rules(plan: CreditPlan, agents: Sequence[str | None]) -> list[str]:
+def _rules(plan: CreditPlan, shares: Sequence[str | None]) -> list[str]:
     if not plan.per_agent:
         return _rule(plan.estimator, "")
     by_agent: Mapping[str, Estimator] = plan.by_agent
-    return [line for agent in agents for line in _rule(by_agent.get(str(agent), plan.estimator), f"agent {agent}, ")]
+    return [line for whose in shares for line in _rule(by_agent.get(str(whose), plan.estimator), f"agent {whose}, ")]
 
 
 def _rule(estimator: Estimator, whose: str) -> list[str]:

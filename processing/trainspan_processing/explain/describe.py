@@ -281,12 +281,13 @@ def _credit(evidence: Evidence) -> CreditAccount:
 
 def _credited(evidence: Evidence, rollout: int) -> list[CreditedCall]:
     terms: dict[int, list[Term]] = {}
-    for row in evidence.decided.terms.filter(pl.col("rollout") == rollout).iter_rows(named=True):
+    decided = evidence.decided
+    for row in decided.terms.filter(pl.col("rollout") == rollout).iter_rows(named=True):
         label = " ".join(filter(None, (row["reward_name"], row["term"])))
         term = Term(label, row["value"], row["center"], row["scale"], row["weight"], row["drop"])
         terms.setdefault(row["position"], []).append(term)
-    valued = evidence.calls.filter(pl.col("advantage").is_not_null())
+    valued = decided.plan.with_share(evidence.calls.filter(pl.col("advantage").is_not_null()))
     return [
-        CreditedCall(row["call_index"], row["agent"], row["advantage"], tuple(terms.get(row["position"], ())))
+        CreditedCall(row["call_index"], row["share"], row["advantage"], tuple(terms.get(row["position"], ())))
         for row in valued.iter_rows(named=True)
     ]

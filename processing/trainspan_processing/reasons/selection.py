@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Final, get_args
+from typing import Any, Final
 
 import numpy as np
 import polars as pl
@@ -14,16 +14,15 @@ from trainspan_processing.tables import ROLLOUT_KEY
 from trainspan_processing.traces.rollout_reader import stored_rollouts
 from trainspan_processing.traces.trace_index import TraceIndex
 from trainspan_processing.traces.trust import with_admitted_rewards
-from trainspan_schemas.agents.call_kinds import CallKind
 from trainspan_schemas.agents.functions import load_function
 from trainspan_schemas.artifacts.branches import BRANCH_TASK
 from trainspan_schemas.config.settings import DatasetSettings
 from trainspan_schemas.errors import DatasetError, UsageError
+from trainspan_schemas.telemetry.status import kind_named
 
 __all__ = ["admitted_evaluations", "load_filter", "select"]
 
 
-_KIND: Final = "kind:"
 _ADMITTED_CALLS: Final = {UNTRUSTED: "untrusted", UNSIGNED: "is_unsigned"}
 """Reason → the column of the calls that count for their rollout if it is admitted."""
 
@@ -64,11 +63,8 @@ def admitted_evaluations(traces: TraceIndex, settings: DatasetSettings) -> pl.Da
 
 def _is_chosen(agents: str | None) -> pl.Expr:
     """Raises UsageError for an unknown kind."""
-    names = [name.strip() for name in (agents or "").split(",")]
-    kinds = [name.removeprefix(_KIND) for name in names if name.startswith(_KIND)]
-    if unknown := next((kind for kind in kinds if kind not in get_args(CallKind)), None):
-        raise UsageError(f"agents = {agents!r}: unknown kind {unknown!r}; kinds are {', '.join(get_args(CallKind))}")
-    return _is_named("agent", agents) | pl.col("call_kind").is_in(kinds)
+    kinds = filter(None, (kind_named(name.strip()) for name in (agents or "").split(",")))
+    return _is_named("agent", agents) | pl.col("call_kind").is_in(list(kinds))
 
 
 def _is_named(column: str, names: str | None) -> pl.Expr:

@@ -24,6 +24,7 @@ from trainspan_processing.traces.rollout_table import identified_spans, ignored_
 from trainspan_processing.traces.server_calls import ordered_calls, with_defaults
 from trainspan_processing.traces.spans import read_spans, system_hashes
 from trainspan_processing.traces.trust import counted_calls, heard, vouched_rollouts, with_own_rewards
+from trainspan_schemas.agents.unnamed_agents import DERIVED_NAME
 
 __all__ = ["Clock", "TraceIndex", "index_chunks", "index_traces"]
 
@@ -343,8 +344,8 @@ def _prompts(source: Source, calls: pl.DataFrame, matches: CallMatches, spans: p
 def _with_agents(
     calls: pl.DataFrame, matches: CallMatches, prompts: pl.DataFrame, rollouts: pl.DataFrame
 ) -> pl.DataFrame:
-    """The agent of each call: stated by the call itself, else by its nearest ancestor that names one, else a hash of its system
-    prompt if a client recorded it, else the service of the rollout's span.
+    """The agent of each call: stated by the call itself, else by its nearest ancestor that names one, else the policy server's hash of
+    what the request says, else a hash of its system prompt if a client recorded it, else the service of the rollout's span.
 
     `turn` counts the calls of one agent within a rollout from 0; the choices of one response share it. `next_index` is the
     call index of the agent's next turn, NULL after its last one.
@@ -357,10 +358,13 @@ def _with_agents(
             matched.select(*SPAN_KEY, "ancestor_agent", "system_hash"), on=SPAN_KEY, how="left", maintain_order="left"
         )
         .join(rollouts.select(*ROLLOUT_KEY, "service_name"), on=ROLLOUT_KEY, how="left", maintain_order="left")
+        .with_columns(pl.when(~pl.col("agent").str.contains(DERIVED_NAME)).then("agent").alias("stated"))
         .with_columns(
-            pl.coalesce("agent", "ancestor_agent", pl.format("prompt:{}", "system_hash"), "service_name").alias("agent")
+            pl.coalesce(
+                "stated", "ancestor_agent", "agent", pl.format("prompt:{}", "system_hash"), "service_name"
+            ).alias("agent")
         )
-        .drop("ancestor_agent", "system_hash", "service_name")
+        .drop("stated", "ancestor_agent", "system_hash", "service_name")
         .with_columns(_ALL_SELECTED, _OF_ANY_POLICY)
         .with_columns(
             (first_choice.cast(pl.Int32).cum_sum().over(of_agent) - 1).clip(0).alias("turn"),

@@ -8,13 +8,12 @@ which a sub-agent's depends on the whole rollout (processing/traces).
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple
 
 from trainspan_schemas.agents.unnamed_agents import system_texts, texts_of
+from trainspan_schemas.telemetry.status import CallKind
 
-__all__ = ["CallKind", "RequestKind", "kind_of_request", "stated_in_headers"]
-
-CallKind: TypeAlias = Literal["main", "sub_agent", "summary", "title", "other"]
+__all__ = ["RequestKind", "kind_of_request", "stated_in_headers"]
 
 _OF_CONVERSATION: Final = r"(?:conversation|session|thread|chat|dialog(?:ue)?|history|context|transcript)s?"
 _SUMMARY: Final = re.compile(

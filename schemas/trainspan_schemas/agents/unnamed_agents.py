@@ -11,8 +11,18 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
-__all__ = ["agent_of_body", "agent_of_request", "parsed_request", "system_texts", "texts_of"]
+__all__ = [
+    "DERIVED_NAME",
+    "agent_of_body",
+    "agent_of_request",
+    "is_derived",
+    "parsed_request",
+    "system_texts",
+    "texts_of",
+]
 
+DERIVED_NAME: Final = r"^agent-[0-9a-f]{8}$"
+"""The form of such an identifier; a name that the program gives its agent comes before it."""
 _SYSTEM_ROLES: Final = frozenset({"system", "developer"})
 _HEADER_LINE: Final = re.compile(r"^x-[\w-]+:.*$", re.MULTILINE)
 """Lines that a client writes for its vendor's server."""
@@ -32,6 +42,11 @@ _VARIABLE: Final = re.compile(
     """,
     re.VERBOSE,
 )
+
+
+def is_derived(name: str | None) -> bool:
+    """Whether it is no name that the program gave."""
+    return name is None or re.match(DERIVED_NAME, name) is not None
 
 
 def agent_of_body(content: bytes | None) -> str | None:

@@ -29,7 +29,7 @@ __all__ = [
     "round_of",
 ]
 
-DATASET_VERSION: Final = 3
+DATASET_VERSION: Final = 4
 MANIFEST: Final = "manifest.json"
 LEDGER_FILE: Final = "rollouts.jsonl"
 ABOUT: Final = ".about"
@@ -45,6 +45,7 @@ COLUMNS: Final[dict[str, str]] = {
     "run_id": "string",
     "round": "int32",
     "agent": "string",
+    "call_kind": "string",
     "policy_name": "string",
     "policy_version": "int32",
     "policy_version_spans": "string",
@@ -82,6 +83,7 @@ COLUMN_MEANINGS: Final[dict[str, str]] = {
     "run_id": "id of the run; NULL outside one",
     "round": "number of the round, from 0; NULL outside a run",
     "agent": "name of the agent that made the call",
+    "call_kind": "what the call is for: `main`, `sub_agent`, `summary`, `title` or `other`",
     "policy_name": "name of the policy that sampled it",
     "policy_version": "version of the weights that sampled it; the oldest if they were swapped meanwhile",
     "policy_version_spans": "JSON [[version, first token, end token], …] if several versions sampled it, else NULL",

@@ -77,7 +77,9 @@ class DatasetSettings:
     state_weight: Advanced[float] = 1.0
     """Weight of the comparison of calls from the same state in `gigpo`."""
     agent_credit: str | None = None
-    """Estimators for `per_agent`, such as `planner=rloo,coder=return_to_go+grpo,*=rae`; default: `baseline` for all."""
+    """Estimators for `per_agent`, such as `planner=rloo,kind:summary=return_to_go+grpo,*=rae`; default: `baseline` for all.
+
+    `kind:NAME` stands for all calls of a kind, and comes before the agent's name."""
     agents: str | None = None
     """Comma-separated agents whose calls are trained, or kinds of calls as `kind:main`; default: all.
 

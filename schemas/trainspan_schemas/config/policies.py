@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from trainspan_schemas.errors import ConfigError
+from trainspan_schemas.errors import ConfigError, UsageError
+from trainspan_schemas.telemetry.status import REQUESTED_KINDS, kind_named
 
 __all__ = ["PolicySettings", "agents_of_policies"]
 
@@ -14,7 +15,9 @@ class PolicySettings:
     """`[policies.NAME]`: a policy of its own for some agents, as an adapter on the common base model."""
 
     agents: str | None = None
-    """Comma-separated names of the agents whose calls this policy answers; default: NAME."""
+    """Comma-separated names of the agents whose calls this policy answers, or `kind:summary`, `kind:title`; default: NAME.
+
+    A kind comes before an agent's name."""
     credit: str | None = None
     """How a rollout's rewards are assigned to its calls; default: that of `[dataset]`."""
     baseline: str | None = None
@@ -42,7 +45,10 @@ class PolicySettings:
 
 
 def agents_of_policies(policies: Mapping[str, PolicySettings]) -> dict[str, tuple[str, ...]]:
-    """Policy → the agents whose calls it answers. Raises ConfigError if an agent is in two policies."""
+    """Policy → the agents, or kinds of calls (`kind:NAME`), that it answers.
+
+    Raises ConfigError if one is in two policies, or if a single request does not show the kind.
+    """
     agents_of = {name: _agents(name, policy) for name, policy in policies.items()}
     owners: dict[str, str] = {}
     for name, agents in agents_of.items():
@@ -60,4 +66,14 @@ def _agents(name: str, policy: PolicySettings) -> tuple[str, ...]:
     agents = tuple(agent.strip() for agent in policy.agents.split(",") if agent.strip())
     if not agents:
         raise ConfigError(f"[policies.{name}] agents names no agent")
+    for agent in agents:
+        try:
+            kind = kind_named(agent)
+        except UsageError as error:
+            raise ConfigError(f"[policies.{name}] agents: {error}") from None
+        if kind is not None and kind not in REQUESTED_KINDS:
+            raise ConfigError(
+                f"[policies.{name}] agents has {agent!r}, which no single request shows: name the agents, or use "
+                f"{' or '.join(f'kind:{each}' for each in REQUESTED_KINDS)}"
+            )
     return agents

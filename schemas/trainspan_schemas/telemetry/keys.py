@@ -67,6 +67,10 @@ CALL_LACKS: Final = "trainspan.call.lacks"  # str[] of "token_ids", "logprobs": 
 CALL_MULTIMODAL: Final = "trainspan.call.multimodal"  # bool
 CALL_KIND: Final = "trainspan.call.kind"  # "sub_agent" | "summary" | "title" | "other": what the request itself shows
 CALL_KIND_RULE: Final = "trainspan.call.kind_rule"  # str: how it shows that
+CALL_TOOL_CALLS: Final = (
+    "trainspan.call.tool_calls"  # str[]: ids of the tool calls in the answer, as its client got them
+)
+CALL_TOOL_RESULTS: Final = "trainspan.call.tool_results"  # JSON, see tools.ToolResult: results that the request brought
 CALL_ENDPOINT: Final = "trainspan.call.endpoint"  # request path, e.g. "/v1/chat/completions"
 CHOICE_INDEX: Final = "trainspan.choice.index"  # int
 LAST_CALL: Final = (

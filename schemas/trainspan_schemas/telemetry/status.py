@@ -1,13 +1,31 @@
-"""Fixed names: statuses of rollouts, and reasons to drop calls."""
+"""Fixed names: statuses of rollouts, kinds of calls, and reasons to drop calls."""
 
-from typing import Final, Literal, get_args
+from typing import Final, Literal, cast, get_args
 
-__all__ = ["DROP_REASONS", "ROLLOUT_STATUSES", "DropReason", "RolloutStatus", "without_detail"]
+from trainspan_schemas.errors import UsageError
+
+__all__ = [
+    "DROP_REASONS",
+    "KIND_PREFIX",
+    "REQUESTED_KINDS",
+    "ROLLOUT_STATUSES",
+    "CallKind",
+    "DropReason",
+    "RolloutStatus",
+    "kind_named",
+    "without_detail",
+]
 
 RolloutStatus = Literal[
     "ok", "agent_error", "context_overflow", "timeout", "cancelled", "infra_error", "judge_error", "diverged"
 ]
 ROLLOUT_STATUSES: Final[tuple[str, ...]] = get_args(RolloutStatus)
+
+CallKind = Literal["main", "sub_agent", "summary", "title", "other"]
+REQUESTED_KINDS: Final[tuple[CallKind, ...]] = ("summary", "title")
+"""Those that a request alone shows (agents/call_kinds.py)."""
+KIND_PREFIX: Final = "kind:"
+"""Where a setting names agents, this and a kind names all calls of that kind."""
 
 DropReason = Literal[
     "unfinished",
@@ -61,6 +79,16 @@ DropReason = Literal[
     "no_rollout",
 ]
 DROP_REASONS: Final[tuple[str, ...]] = get_args(DropReason)
+
+
+def kind_named(name: str) -> CallKind | None:
+    """The kind in `kind:NAME`; None for the name of an agent. Raises UsageError for an unknown kind."""
+    if not name.startswith(KIND_PREFIX):
+        return None
+    kind = name.removeprefix(KIND_PREFIX)
+    if kind not in get_args(CallKind):
+        raise UsageError(f"unknown kind in {name!r}; kinds are {', '.join(get_args(CallKind))}")
+    return cast("CallKind", kind)
 
 
 def without_detail(reason: str) -> str:

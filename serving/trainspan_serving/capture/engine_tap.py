@@ -10,7 +10,7 @@ import contextvars
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 from trainspan_schemas.agents.call_kinds import RequestKind
 from trainspan_schemas.errors import one_line
 from trainspan_schemas.telemetry import keys
+from trainspan_schemas.telemetry.tools import ToolResult, results_to_json
 from trainspan_serving.capture.call_counter import CallCounter
 from trainspan_serving.capture.caller import Caller
 from trainspan_serving.capture.constraints import EngineConstraints
@@ -43,6 +44,7 @@ class Asked:
     max_tokens: int | None = None
     """Output tokens; they may be more than the context holds."""
     kind: RequestKind | None = None
+    tool_results: Sequence[ToolResult] = ()
 
 
 class Exchange:
@@ -73,6 +75,8 @@ class Exchange:
         self.call_index: int | None = None
         self.tools: str | None = None
         """JSON of the tools that the request offers."""
+        self.tool_calls: dict[int, dict[str, None]] = {}
+        """Choice → ids of the tool calls in its answer, in order."""
         self.choices = 0
         """Choices of all generations so far; the next generation's choices are numbered from here."""
         self.delivered = False
@@ -332,6 +336,9 @@ class EngineTap:
             asked, limit = exchange.asked.max_tokens, attributes.get(keys.GEN_AI_MAX_TOKENS)
             if asked is not None and isinstance(limit, int) and asked > limit:
                 attributes[keys.ASKED_MAX_TOKENS] = asked
+            index = attributes[keys.CHOICE_INDEX]
+            if isinstance(index, int) and (ids := exchange.tool_calls.get(index)):
+                attributes[keys.CALL_TOOL_CALLS] = list(ids)
             if generation.adapter is None:
                 attributes[keys.POLICY_NAME] = exchange.policy.name
             if exchange.policy.base:
@@ -367,6 +374,8 @@ class EngineTap:
             attributes[keys.GEN_AI_AGENT_NAME] = caller.agent
         if exchange.asked.kind:
             attributes[keys.CALL_KIND], attributes[keys.CALL_KIND_RULE] = exchange.asked.kind
+        if exchange.asked.tool_results:
+            attributes[keys.CALL_TOOL_RESULTS] = results_to_json(exchange.asked.tool_results)
         if exchange.tools:
             attributes[keys.GEN_AI_TOOL_DEFINITIONS] = exchange.tools
         if caller.client:

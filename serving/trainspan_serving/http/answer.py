@@ -6,6 +6,7 @@ from urllib.parse import quote
 from trainspan_schemas.files.durable import JsonObject
 from trainspan_schemas.telemetry import keys
 from trainspan_serving.capture.engine_tap import Exchange
+from trainspan_serving.capture.tool_use import tool_calls_in_answer
 from trainspan_serving.http.asgi import Message, Receive, Send
 
 __all__ = ["AnswerStream"]
@@ -40,6 +41,9 @@ class AnswerStream:
             return
         if message["type"] == "http.response.start":
             message = self._started(message)
+        elif message["type"] == "http.response.body" and self._good:
+            for choice, call_id in tool_calls_in_answer(message.get("body", b"")):
+                self._exchange.tool_calls.setdefault(choice, {})[call_id] = None
         last = message["type"] == "http.response.body" and not message.get("more_body", False)
         gone = self._gone
         await self._send(message)

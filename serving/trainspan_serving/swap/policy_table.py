@@ -8,6 +8,7 @@ from pathlib import Path
 
 from trainspan_schemas.artifacts.checkpoint import META_FILE, CheckpointMeta, base_digest
 from trainspan_schemas.errors import CheckpointError
+from trainspan_schemas.telemetry.status import KIND_PREFIX, CallKind
 from trainspan_serving.checkpoints.served_policy import ServedPolicy
 from trainspan_serving.process.server_plan import ServerPlan
 from trainspan_serving.swap.canary import CanaryReport
@@ -29,7 +30,7 @@ class PolicyRow:
 
 
 class PolicyTable:
-    """The `base`, and the policies on it by name. Each of `agents` (name → policy) is answered by its own policy."""
+    """The `base`, and the policies on it by name. Each of `agents` (name or `kind:NAME` → policy) is answered by its own policy."""
 
     def __init__(self, base: ServedPolicy, named: Mapping[str, ServedPolicy], agents: Mapping[str, str]) -> None:
         self.base = PolicyRow(base)
@@ -48,9 +49,11 @@ class PolicyTable:
             raise UnknownPolicyError(f"no policy {name[:80]!r}: this server has {', '.join(self.named) or 'only one'}")
         return self.named[name]
 
-    def choose(self, model: str | None, agent: str | None) -> ServedPolicy:
-        """The policy that answers: the one that the request names as its model, else its agent's, else the base."""
-        row = self.named.get(model or "") or self.named.get(self._agents.get(agent or "", "")) or self.base
+    def choose(self, model: str | None, agent: str | None, kind: CallKind | None = None) -> ServedPolicy:
+        """The policy that answers: the one that the request names as its model, else that of its kind, else its agent's, else the
+        base."""
+        owner = self._agents.get(f"{KIND_PREFIX}{kind}") or self._agents.get(agent or "")
+        row = self.named.get(model or "") or self.named.get(owner or "") or self.base
         return row.policy
 
 

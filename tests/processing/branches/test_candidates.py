@@ -91,6 +91,7 @@ def test_states_have_surprisals_and_count_requests_not_choices(bench: Bench) -> 
     # State 3 is after a call that its client did not get. Nothing is known of state 0: the rollout has no group.
     assert points("all") == ([0, 1, 2], 1)
     assert points("agent:x") == ([0, 1, 2], 1)
+    assert points("kind:sub_agent") == ([1, 2], 1)
     assert points("random:1") == points("all")
     for text in ("random:0", "random:1.5", "random:x", "random:-1", "entropy:2", "agent:", "some"):
         with pytest.raises(UsageError, match=r"use all, random:0\.25, agent:NAME"):

@@ -105,6 +105,25 @@ def test_per_agent_compares_each_agent_by_its_own_estimator() -> None:
     assert found == pytest.approx([1.25, 1.0, 1.0, -1.0, 1.0, 0.0, -0.25])
 
 
+def test_a_kind_of_calls_has_its_own_estimator_whoever_made_them() -> None:
+    rollouts = [
+        Rollout(1.0, [None, 0.5, None], agents="pps", kinds=["main", "summary", "sub_agent"]),
+        Rollout(0.0, [None, None, None], agents="pss", kinds=["main", "sub_agent", "summary"]),
+    ]
+    # summaries, of p and of s: R = 1 + .5, 0; rloo: 1.5 − 0, 0 − 1.5
+    # p: R = 1, 0, less nothing; s: the same
+    found = advantages(rollouts, credit="per_agent", baseline="none", agent_credit="p=none,kind:summary=rloo")
+    assert found == pytest.approx([1.0, 1.5, 1.0, 0.0, 0.0, -1.5])
+    past = [("agent:kind:summary", 2.0), ("agent:p", 7.0)]
+    kept = {"credit": "per_agent", "agent_credit": "kind:summary=rae,*=none", "history": past}
+    # b = .05·2 = .1, then .95·.1 + .05·1.5 = .17, then .95·.17 + 0 = .1615
+    assert advantages(rollouts, **kept) == pytest.approx([1.0, 1.5 - 0.17, 1.0, 0.0, 0.0, -0.1615])
+    with pytest.raises(
+        UsageError, match="unknown kind in 'kind:sumary'; kinds are main, sub_agent, summary, title, other"
+    ):
+        advantages(rollouts, credit="per_agent", agent_credit="kind:sumary=rloo")
+
+
 def test_role_conditioned_estimation_keeps_a_baseline_for_each_agent() -> None:
     rollouts = [Rollout(None, [1.0, -1.0], agents="xy"), Rollout(None, [1.0, -1.0], agents="xy")]
     # b_x: .05, then .95·.05 + .05 = .0975; y the same with the opposite sign

@@ -23,6 +23,8 @@ class Rollout:
     reward: float | None
     steps: list[float | None]
     agents: str = ""
+    kinds: Sequence[str] = ()
+    """Of its calls; without any, all are `main`."""
     states: str = ""
     actions: str = ""
     group: int = 0
@@ -44,6 +46,7 @@ def estimate(
         for position, agent in enumerate(agents):
             row: dict[str, Any] = {"rollout": number, "position": position, "agent": agent}
             row |= {"turn": agents[:position].count(agent), "state": (rollout.states or "s" * 99)[position]}
+            row["call_kind"] = rollout.kinds[position] if rollout.kinds else "main"
             row["action"] = (rollout.actions or "x" * 99)[position]
             row["state_value"] = rollout.values[position] if rollout.values else None
             for name in (reward.name for reward in plan.rewards):

@@ -59,5 +59,7 @@ def test_agents_are_selected_by_name_and_by_kind() -> None:
     assert chosen(None) == [True] * 4
     assert chosen("kind:main, kind:summary") == [True, True, False, False]
     assert chosen("s, kind:summary") == [False, True, True, False]
-    with pytest.raises(UsageError, match=r"unknown kind 'mian'; kinds are main, sub_agent, summary, title, other"):
+    with pytest.raises(
+        UsageError, match=r"unknown kind in 'kind:mian'; kinds are main, sub_agent, summary, title, other"
+    ):
         chosen("kind:mian")

@@ -210,10 +210,14 @@ def test_the_nearest_ancestor_names_the_agent(bench: Bench) -> None:
         rollout.call(0, [1], [2], parent=rollout.span("task", 0.3, 7.0, parent=inner))
         rollout.call(1, [1], [3], parent=outer)
         rollout.call(2, [1], [4], parent=inner, agent="own")
+        rollout.call(3, [1], [5], parent=inner, agent="agent-0123abcd")  # what the policy server made of the prompt
+        rollout.call(4, [1], [6], agent="agent-0123abcd")
         rollouts.append(rollout)
     bench.send(*rollouts)
     agents = bench.traces().calls.sort("call_index").group_by("rollout_id").agg("agent").rows()
-    assert dict(agents) == {rollout.rollout_id: ["planner", "outer", "own"] for rollout in rollouts}
+    assert dict(agents) == {
+        rollout.rollout_id: ["planner", "outer", "own", "planner", "agent-0123abcd"] for rollout in rollouts
+    }
 
 
 def test_a_tool_step_is_found_in_every_dialect_with_its_status(bench: Bench) -> None:

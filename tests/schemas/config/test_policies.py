@@ -45,6 +45,11 @@ def test_without_policies_there_are_none(tmp_path: Path) -> None:
         (f"{LORA}[policies.optimizer]\n", "has the name of a folder of checkpoints or datasets"),
         (f'{LORA}{BOTH}agents = "editor"\n', "agent 'editor' is in [policies.writer] and in [policies.rewriter]"),
         (f'{LORA}[policies.writer]\nagents = " , "\n', "[policies.writer] agents names no agent"),
+        (f'{LORA}[policies.writer]\nagents = "kind:main"\n', "agents has 'kind:main', which no single request shows"),
+        (
+            f'{LORA}[policies.writer]\nagents = "kind:sumary"\n',
+            "[policies.writer] agents: unknown kind in 'kind:sumary'",
+        ),
         (f"{LORA}[policies.writer]\nagent = 'x'\n", "unknown key 'agent' in [policies.writer]; did you mean 'agents'?"),
         (f"{LORA}[policies]\nwriter = 'x'\n", "'writer' is outside a policy: write a section [policies.NAME]"),
         (f"{LORA}[policies.writer]\nlora_rank = 'x'\n", "policies.writer.lora_rank = 'x' is not of type int"),

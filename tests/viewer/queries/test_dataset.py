@@ -163,7 +163,9 @@ def test_a_status_that_an_agent_chose_is_one_reason_and_damages_no_other(bench: 
         assert model.rollouts[0].dropped == {reason: 1}
 
 
-def test_a_dropped_rollout_is_found_by_the_agents_and_finish_reasons_of_its_calls(bench: Bench, tmp_path: Path) -> None:
+def test_a_rollout_is_found_by_agents_and_finish_reasons_also_of_dropped_calls_and_by_kinds(
+    bench: Bench, tmp_path: Path
+) -> None:
     many = bench.rollout("many")
     for place in range(12):
         many.call(place, [1, 2, place], [3], agent=f"agent {place}, the {place}th")
@@ -188,6 +190,8 @@ def test_a_dropped_rollout_is_found_by_the_agents_and_finish_reasons_of_its_call
     assert found(agent="agent 11, the 11th") == ["many"]
     assert found(agent="lost, alone") == ["bad"]
     assert found(finish="length") == ["bad"]
+    assert found(kind="sub_agent") == ["many"]
+    assert sorted(found(kind="main")) == ["b", "many"]
 
 
 def test_the_difference_of_two_datasets_is_that_of_the_command(sources: Sources, world: World) -> None:

@@ -145,6 +145,7 @@ def _form(model: DatasetModel) -> Element:
         _select("outcome", "reason", ["kept", *model.manifest["dropped"]], filters.reason),
         _select("status", "status", _STATUSES, filters.status),
         _select("agent", "agent", model.agents, filters.agent),
+        _select("kind of call", "kind", model.kinds, filters.kind),
         _select("finished by", "finish", model.finishes, filters.finish),
         _field("trained tokens from", "least_tokens", filters.least_tokens),
         _field("to", "most_tokens", filters.most_tokens),

@@ -49,6 +49,7 @@ class DatasetModel:
     n_found: int
     """Groups, or rollouts, that the filters leave."""
     agents: Sequence[str]
+    kinds: Sequence[str]
     finishes: Sequence[str]
     reward_range: tuple[float, float]
     notes: Sequence[str]
@@ -103,6 +104,7 @@ def load_dataset(sources: Sources, params: Params) -> DatasetModel:
         page_size=_PAGE,
         n_found=n_found,
         agents=all_members["agents"].explode().drop_nulls().unique().sort().head(100).to_list(),
+        kinds=all_members["kinds"].explode().drop_nulls().unique().sort().to_list(),
         finishes=all_members["finish"].explode().drop_nulls().unique().sort().head(20).to_list(),
         reward_range=(least, most),
         notes=notes,

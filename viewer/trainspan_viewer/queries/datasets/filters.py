@@ -30,6 +30,8 @@ class Filters:
     """`kept`, or a reason for which rollouts were dropped."""
     status: str
     agent: str
+    kind: str
+    """Kind of a trained call, such as `summary`."""
     finish: str
     """Finish reason of a call, such as `length`."""
     least_reward: float | None
@@ -44,6 +46,7 @@ def filters_of(params: Params) -> Filters:
         reason=params.text("reason"),
         status=params.text("status"),
         agent=params.text("agent"),
+        kind=params.text("kind"),
         finish=params.text("finish"),
         least_reward=params.number("least_reward"),
         most_reward=params.number("most_reward"),
@@ -77,6 +80,8 @@ def passing(
             conditions.append(pl.col(column) >= least)
         if most is not None:
             conditions.append(pl.col(column) <= most)
+    if filters.kind:
+        conditions.append(pl.col("kinds").list.contains(filters.kind))
     if conditions:
         members = members.filter(conditions)
     for name, column, value in (("agents", "agent", filters.agent), ("finish", "finish_reason", filters.finish)):

@@ -46,6 +46,8 @@ class DatasetMember:
     """Trained tokens; None if no call was kept."""
     agents: Sequence[str]
     """Names of the agents of its rows, NO_NAME for none; at most 8."""
+    kinds: Sequence[str]
+    """Kinds of its rows."""
     finish: Sequence[str]
     """Finish reasons of its rows, in the same way."""
     dropped: Mapping[str, int]
@@ -99,10 +101,11 @@ def _cached(published: Published, name: str, make: Callable[[Published], pl.Data
 
 def _members(published: Published) -> pl.DataFrame:
     """A row per rollout that the dataset saw, with names from its rows; `key` names its group."""
-    rows = published.rows([*ROLLOUT_KEY, "group_id", "agent", "finish_reason"])
+    rows = published.rows([*ROLLOUT_KEY, "group_id", "agent", "call_kind", "finish_reason"])
     names = rows.group_by(ROLLOUT_KEY).agg(
         pl.col("group_id").first().alias("row_group"),
         pl.col("agent").fill_null(NO_NAME).unique(maintain_order=True).alias("agents"),
+        pl.col("call_kind").unique(maintain_order=True).alias("kinds"),
         pl.col("finish_reason").fill_null(NO_NAME).unique(maintain_order=True).alias("finish"),
     )
     by_task = pl.concat_str("run_id", "round", "task_id", separator="\n", ignore_nulls=True)
@@ -114,7 +117,7 @@ def _members(published: Published) -> pl.DataFrame:
         .join(names, on=ROLLOUT_KEY, how="left", maintain_order="left")
         .with_columns(
             pl.when(pl.col("task_id").is_not_null()).then(by_task).otherwise(alone).alias("key"),
-            pl.col("agents", "finish").fill_null([]),
+            pl.col("agents", "kinds", "finish").fill_null([]),
         )
     )
 
