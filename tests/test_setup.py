@@ -127,7 +127,7 @@ def test_a_port_in_use_ends_the_demo_with_one_line(variable: str, taken_port: in
     assert done.returncode == 1
     setting = "[serving] port" if "SERVING" in variable else "[collector] grpc"
     assert done.stderr.startswith(f"trainspan: {setting} 127.0.0.1:{taken_port} is in use by pid {os.getpid()} (")
-    assert done.stderr.endswith(": stop that, or take other ports with --set ports.base=0\n")
+    assert done.stderr.endswith(": stop that, or take other ports with --set ports.base=0 or TRAINSPAN_PORTS__BASE=0\n")
     assert len(done.stderr.splitlines()) == 1
     assert not (tmp_path / "home").exists()
 

@@ -55,6 +55,7 @@ def walk(page: Any, address: str) -> None:
     groups = page.get_by_role("table", name="groups").locator("tbody tr td:first-child a")
     for href in [str(link.get_attribute("href")) for link in groups.all()]:
         page.goto(home + href)
+        page.locator("table.siblings").first.wait_for()  # until then, the page may say that the store is being read
         if page.get_by_text("The judge may be wrong").count():
             break
     else:

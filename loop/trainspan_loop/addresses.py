@@ -34,7 +34,7 @@ _ASK_TIMEOUT_S: Final = 2.0
 _RETRY_S: Final = 0.2
 _ANNOUNCED_S: Final = 2.0
 """A collector listens a moment before its address file says so."""
-_OTHER_PORTS: Final = "take other ports with --set ports.base=0"
+_OTHER_PORTS: Final = "take other ports with --set ports.base=0 or TRAINSPAN_PORTS__BASE=0"
 
 
 def policy_servers_of(chosen: Settings) -> tuple[str, ...]:

@@ -258,6 +258,8 @@ class FineTuneStarted:
     differing: int = 0
     example: str = ""
     """The first that differs, and where."""
+    without_strict: int = 0
+    """Examples whose tools may lack `strict`, which the chat template would show."""
 
 
 @dataclass(frozen=True, slots=True)

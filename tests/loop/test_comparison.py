@@ -87,6 +87,18 @@ def test_the_command_prints_and_writes_the_comparison(state: Path, capsys: pytes
     assert "no run nothing" in capsys.readouterr().err
 
 
+def test_a_terminal_of_80_columns_shows_each_run_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    runs = [finished_run(seed, rate, 20, 60).run_id for rate in (1e-5, 2e-5) for seed in (0, 1)]
+    assert run(["compare", *runs]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 8  # a line with the gain, a head and two runs, twice
+    assert lines[0] == "train.learning_rate=1e-05: gain +0.400 [+0.400, +0.400] over 2 seeds"
+    assert lines[2].split() == ["0", runs[0], "1", "0.200", "0.600", "[0.502,", "0.691]", "0.600", "(1)", "0"]
+
+
 class Seen(HTMLParser):
     """The names of a document's elements and attributes."""
 

@@ -235,6 +235,7 @@ def test_a_run_says_first_what_became_better_and_by_how_much(page: Any) -> None:
     assert said.startswith("Success on held-out tasks rose by 0.500, from 0.250 [")
     assert "after round 0 to 0.750 [" in said
     assert "overlap" not in said
+    assert page.get_by_text("success after each round").count()
 
 
 _WORDS_ON_ONE_LINE = """heads => heads.every(head => [...head.firstChild.data.matchAll(/\\S+/g)].every(word => {

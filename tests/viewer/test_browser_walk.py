@@ -107,6 +107,9 @@ def _answers_that_contradict(walker: Any, datasets: list[str]) -> list[str]:
         links = walker.get_by_role("table", name="groups").locator("tbody td:first-child a").all()
         for address in [link.get_attribute("href") for link in links]:
             walker.goto(address)
+            walker.locator(
+                "table.siblings"
+            ).first.wait_for()  # until then, the page may say that the store is being read
             diagnosis = walker.get_by_text("The judge may be wrong")
             if diagnosis.count():
                 assert re.search(r"R = 1 and .* R = 0", diagnosis.inner_text())

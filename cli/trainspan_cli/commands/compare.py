@@ -24,7 +24,7 @@ def compare(
     Example: trainspan compare 20261120-101500-1a2b3c4d 20261120-113000-5e6f7a8b --html compare.html
     """
     from trainspan_loop.report.comparison import group_runs
-    from trainspan_loop.report.comparison_report import comparison_record, comparison_table, write_comparison
+    from trainspan_loop.report.comparison_report import comparison_record, comparison_text, write_comparison
     from trainspan_loop.state.run_folder import RunFolder, runs_named
     from trainspan_schemas.home import runs_dir
 
@@ -43,6 +43,6 @@ def compare(
     from rich.console import Console
 
     console = Console()
-    console.print(comparison_table(series))
+    console.print(comparison_text(series))
     if page:
         console.print(f"curves: {page}", markup=False, highlight=False, soft_wrap=True)

@@ -268,5 +268,11 @@ def _start_lines(event: FineTuneStarted) -> Iterator[str]:
         )
     elif event.compared:
         yield f"  {event.compared} stored prompts of the policy server equal those that this training makes"
+    if event.without_strict:
+        yield (
+            f"  note: the tools of {event.without_strict} examples are without `strict`, which the chat template shows: if the agent "
+            "sends it and its instrumentation leaves it out, the served model will see other prompts; with a rollout of the served "
+            "model in the store, its tools are taken"
+        )
     again = f", continued after step {event.step}" if event.step else ""
     yield f"{event.steps} steps, learning rate {event.learning_rate:g}{again}"

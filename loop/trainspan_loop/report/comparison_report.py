@@ -1,17 +1,19 @@
-"""A comparison of runs as a table, as plain values and as a page."""
+"""A comparison of runs as text, as plain values and as a page."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from rich.console import Group
 from rich.table import Table
+from rich.text import Text
 
-from trainspan_loop.report.comparison import Series, measured_in
+from trainspan_loop.report.comparison import ComparedRun, Series, measured_in
 from trainspan_loop.report.curves import draw_comparison
 from trainspan_viewer.html.document import Page, standalone
 from trainspan_viewer.html.elements import Child, element, picture, table
 
-__all__ = ["comparison_record", "comparison_table", "write_comparison"]
+__all__ = ["comparison_record", "comparison_text", "write_comparison"]
 
 HEAD = ("settings", "seed", "run", "rounds", "start", "end", "best", "gain [95 % over seeds]", "alarms", "min")
 
@@ -30,14 +32,22 @@ def comparison_record(series: Sequence[Series]) -> list[dict[str, object]]:
     ]
 
 
-def comparison_table(series: Sequence[Series]) -> Table:
-    """The table for the terminal."""
-    shown = Table(box=None)
-    for name in HEAD:
-        shown.add_column(name, justify="left" if name in ("settings", "run") else "right", overflow="fold")
-    for row in _rows(series):
-        shown.add_row(*row)
-    return shown
+def comparison_text(series: Sequence[Series]) -> Group:
+    """For a terminal of 80 columns: each series with its gain, and its runs, each with the round of its best validation."""
+    parts: list[Text | Table] = []
+    for one in series:
+        runs = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+        for name in ("seed", "run", "rounds", "start", "end", "best", "alarms"):
+            runs.add_column(name, justify="left" if name == "run" else "right", overflow="fold", no_wrap=name != "run")
+        for run in one.outcomes():
+            best = f"{run.best.mean:.3f} ({run.best_round})"
+            start = f"{run.start.mean:.3f}"
+            runs.add_row(str(run.seed), run.run_id, _rounds(run), start, str(run.end), best, str(run.alarms))
+        parts += [
+            Text(f"{one.label}: gain {_gain(one)} over {len(one.runs)} seed{'s' if len(one.runs) > 1 else ''}"),
+            runs,
+        ]
+    return Group(*parts)
 
 
 def write_comparison(path: Path, series: Sequence[Series]) -> Path:
@@ -53,22 +63,30 @@ def write_comparison(path: Path, series: Sequence[Series]) -> Path:
     return path
 
 
+def _gain(series: Series) -> str:
+    """Its mean, and its 95 % interval over several seeds."""
+    gain, interval = series.gain()
+    return f"{gain:+.3f}" + (f" [{interval[0]:+.3f}, {interval[1]:+.3f}]" if interval else "")
+
+
+def _rounds(run: ComparedRun) -> str:
+    return f"{run.rounds}" + ("" if run.status == "finished" else f" ({run.status})")
+
+
 def _rows(series: Sequence[Series]) -> list[list[str]]:
     rows = []
     for group in series:
-        gain, interval = group.gain()
-        whole = f"{gain:+.3f}" + (f" [{interval[0]:+.3f}, {interval[1]:+.3f}]" if interval else "")
         for number, run in enumerate(group.outcomes()):
             rows.append(
                 [
                     group.label if number == 0 else "",
                     str(run.seed),
                     run.run_id,
-                    f"{run.rounds}" + ("" if run.status == "finished" else f" ({run.status})"),
+                    _rounds(run),
                     str(run.start),
                     str(run.end),
                     f"{run.best.mean:.3f} after {run.best_round}",
-                    whole if number == 0 else "",
+                    _gain(group) if number == 0 else "",
                     str(run.alarms),
                     f"{run.seconds / 60:.1f}",
                 ]

@@ -1,13 +1,17 @@
 """Agents that set up a vendor's tracing themselves: every span is in one trace, here and at the vendor's, and nothing is on stderr."""
 
+import json
+import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.support.agents.debian_go import GoToolchain
+from tests.support.agents.node_sdk import install_node_sender
 from tests.support.agents.openai_server import OpenAIServer
 from tests.support.agents.programs import execute, write
 from tests.support.collector.process import ANY_PORT, CollectorProcess, running, select
@@ -118,3 +122,41 @@ def test_an_agent_with_a_tracing_of_its_own_is_whole_here_and_there(
     assert {"invoke_agent weather", "execute_tool look", "trainspan.rollout"} <= names
     if name != "openlit":  # it leaves the export to a provider that is set before it
         assert {"invoke_agent weather", "execute_tool look"} <= vendor.spans[trace_id]
+
+
+PROGRAMS = Path(__file__).parent / "programs"
+
+
+def node_agent(folder: Path) -> tuple[list[str], set[str]]:
+    """The command of an agent with all exporters of its SDK, and the names of its spans."""
+    install_node_sender(folder)
+    shutil.copy(PROGRAMS / "exporters.mjs", folder)
+    return ["node", "exporters.mjs"], {"grpc", "http-protobuf", "http-json"}
+
+
+def go_agent(folder: Path) -> tuple[list[str], set[str]]:
+    GoToolchain.unpack(folder / "go").build(PROGRAMS / "exporters.go", folder / "agent")
+    return [str(folder / "agent")], {"grpc", "http-protobuf"}
+
+
+@pytest.mark.slow
+@pytest.mark.network
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("make", [node_agent, go_agent])
+def test_every_exporter_of_node_and_go_sends_here_and_to_a_backend(
+    tmp_path: Path, vendor: HttpBackend, make: Callable[[Path], tuple[list[str], set[str]]]
+) -> None:
+    agent, names = make(tmp_path)
+    (tmp_path / "tasks.jsonl").write_text(json.dumps({"id": "a", "input": "x"}) + "\n")
+    with running(tmp_path / "home" / "spans.duckdb", "--http", ANY_PORT) as collector, OpenAIServer() as policy:
+        options = ["--tasks", "tasks.jsonl", "--n", "1", "--policy-url", policy.url]
+        shell = ["sh", "-c", '"$@" 2> stderr.txt', "sh", *agent, vendor.url]
+        command = [sys.executable, "-m", "trainspan_cli", "rollout", *options, "--", *shell]
+        settings = {"TRAINSPAN_COLLECTOR__ENDPOINTS": f"http://{collector.address.grpc}"}
+        ran = execute(command, tmp_path, {**settings, "TRAINSPAN_HOME": str(tmp_path / "home")})
+        assert ran.code == 0, ran.stderr
+        here = stored(collector)
+    assert (tmp_path / "stderr.txt").read_text() == ""
+    assert here == {trace_id: {"trainspan.rollout", *names} for trace_id in here}
+    assert len(here) == 1
+    assert vendor.spans == dict.fromkeys(here, names)

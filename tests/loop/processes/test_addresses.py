@@ -32,6 +32,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def at(monkeypatch: pytest.MonkeyPatch, collector: int, server: int) -> Settings:
     """The settings, for commands too, of processes at these ports."""
+    monkeypatch.setenv("TRAINSPAN_PORTS__BASE", "0")  # others may be at the default ports
     monkeypatch.setenv("TRAINSPAN_COLLECTOR__GRPC", f"127.0.0.1:{collector}")
     monkeypatch.setenv("TRAINSPAN_SERVING__PORT", str(server))
     return load_settings(None, os.environ)
@@ -59,7 +60,7 @@ def test_another_state_folders_processes_are_refused_by_every_command_that_would
             assert run(words) == 2
             told = capsys.readouterr().err
             assert told.startswith(f"trainspan: {strange}")
-            assert told.endswith(": stop it, or take other ports with --set ports.base=0\n")
+            assert told.endswith(": stop it, or take other ports with --set ports.base=0 or TRAINSPAN_PORTS__BASE=0\n")
         findings = process_findings(settings)
     assert [(finding.level, finding.subject) for finding in findings] == [
         ("problem", "collector"),
@@ -67,7 +68,9 @@ def test_another_state_folders_processes_are_refused_by_every_command_that_would
     ]
     assert findings[0].detail.startswith(foreign)
     assert findings[1].detail.startswith(strange)
-    assert {finding.advice for finding in findings} == {"stop it, or take other ports with --set ports.base=0"}
+    assert {finding.advice for finding in findings} == {
+        "stop it, or take other ports with --set ports.base=0 or TRAINSPAN_PORTS__BASE=0"
+    }
 
 
 def test_the_state_folders_own_processes_are_found_in_order(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,10 +22,21 @@ class HttpBackend:
             protocol_version = "HTTP/1.1"
 
             def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
+                body = self.whole_body()
                 if "traces" in self.path:
                     backend.take(gzip.decompress(body) if self.headers.get("Content-Encoding") == "gzip" else body)
                 self.answer()
+
+            def whole_body(self) -> bytes:
+                """Node sends its bodies in chunks (RFC 9112, section 7.1)."""
+                if length := self.headers["Content-Length"]:
+                    return self.rfile.read(int(length))
+                body = b""
+                while size := int(self.rfile.readline(), 16):
+                    body += self.rfile.read(size)
+                    self.rfile.readline()
+                self.rfile.readline()
+                return body
 
             def do_GET(self) -> None:
                 self.answer()

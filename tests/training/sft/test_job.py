@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.models.tiny_model import CHATML
+from tests.support.models.tiny_model import CHATML, make_tiny_model
+from tests.support.policy_server.process import policy_server
 from tests.training.support.sessions import same_weights, weights
 from trainspan_schemas.artifacts.checkpoint import base_digest, digest_of_model
 from trainspan_schemas.command_events import FineTuneEvaluated, FineTuneStarted, FineTuneStep
@@ -411,3 +412,27 @@ def test_what_cannot_be_done_is_refused_with_its_reason(
 def test_settings_that_make_no_sense_are_named(settings: Figures, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         check(SftSettings(**settings))
+
+
+def test_an_adapter_that_moved_with_its_base_is_served(fine_tuned: Callable[..., SftOutcome], tmp_path: Path) -> None:
+    from peft import PeftModel
+
+    make_tiny_model(tmp_path / "here" / "base")
+    adapter = {"adapter": "lora", "lora_rank": 4, "lora_result": "adapter", "learning_rate": 0.03}
+    fine_tuned("here/alone", model=str(tmp_path / "here" / "base"), **adapter)
+    there = (tmp_path / "here").rename(tmp_path / "there")
+    prompt = load_tokenizer(there / "base")("2*3")["input_ids"]
+    answers = []
+    for model in (load_model(there / "base"), PeftModel.from_pretrained(load_model(there / "base"), there / "alone")):
+        tokens = torch.tensor([prompt])
+        with torch.no_grad():
+            for _ in range(8):
+                tokens = torch.cat([tokens, model(input_ids=tokens).logits[:, -1:].argmax(-1)], dim=1)
+        answers.append(tokens[0, len(prompt) :].tolist())
+    asked = {"model": "policy", "prompt": prompt, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+    with policy_server(there / "alone", tmp_path / "server", "--collector", "none") as server:
+        state = server.policy()
+        status, answer, _ = server.post("/v1/completions", {**asked, "return_token_ids": True})
+    assert (state["version"], state["kind"], state["base"]) == (0, "lora", "base")
+    assert status == 200, answer
+    assert answer["choices"][0]["token_ids"] == answers[1] != answers[0]

@@ -7,17 +7,27 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+import torch
 
 from tests.support.dataset_files import LoggedCall, write_dataset
 from tests.support.models.tiny_model import make_tiny_model
 from tests.support.places import ROOT
 from tests.training.support.sessions import same_weights
+from trainspan_training.model.loading import load_model
 
 _PROGRAMS = re.findall(
     r"```python\n(.*?)```",
     (ROOT / "docs/training.md").read_text().partition("### Your own trainer")[2].partition("\n## ")[0],
     re.DOTALL,
 )
+
+
+def nll(folder: Path, tokens: list[int]) -> tuple[float, float]:
+    """Mean −log π of all tokens but the first, and of the last two."""
+    with torch.no_grad():
+        logprobs = load_model(folder)(torch.tensor([tokens])).logits[0, :-1].log_softmax(-1)
+    losses = -logprobs.gather(-1, torch.tensor(tokens[1:])[:, None])[:, 0]
+    return float(losses.mean()), float(losses[-2:].mean())
 
 
 @pytest.mark.ci
@@ -36,3 +46,7 @@ def test_a_program_of_the_page_trains_on_a_dataset(number: int, tmp_path: Path) 
     trained = tmp_path / "trained"
     folder = trained if number == 0 else next(trained.glob("checkpoint-*"))
     assert not same_weights(folder, model)
+    if number == 1:
+        (loss,) = re.findall(r"'train_loss': '([\d.]+)'", done.stdout)
+        whole, answer = nll(model, [5, 6, 7, 8, 9])
+        assert abs(float(loss) - answer) < 0.5 * abs(whole - answer)  # three steps change it, too

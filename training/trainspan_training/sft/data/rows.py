@@ -52,7 +52,7 @@ def read_rows(
             f"the model would not learn what the agent does: {'; '.join(losses)}. Set sft.chat_template_path to a template that "
             "renders tools (trainspan's examples/templates has one), or give --force to train on the rest"
         )
-    conversations.comparison = compare_prompts(prompts, renderer)
+    conversations.comparison = compare_prompts(examples, prompts, renderer)
     return conversations
 
 

@@ -35,12 +35,14 @@ class StoredPrompt:
 
 @dataclass(frozen=True, slots=True)
 class PromptComparison:
-    """How many stored prompts equal those that this training would make of the same messages."""
+    """How many stored prompts equal those that this training would make of the same messages, and what none can tell."""
 
     compared: int = 0
     differing: int = 0
     example: str = ""
     """The first that differs, and where."""
+    without_strict: int = 0
+    """Examples whose tools may lack `strict`, which the template would show: no tool has it, and no stored prompt has these tools."""
 
 
 def with_served_tools(examples: Sequence[Example], prompts: Sequence[StoredPrompt]) -> tuple[list[Example], int]:
@@ -62,7 +64,9 @@ def _completed(tool: Message, known: dict[str, Message]) -> Message:
     return served if same else tool
 
 
-def compare_prompts(prompts: Sequence[StoredPrompt], renderer: Renderer) -> PromptComparison:
+def compare_prompts(
+    examples: Sequence[Example], prompts: Sequence[StoredPrompt], renderer: Renderer
+) -> PromptComparison:
     """Renders each prompt's messages and tools, and compares the tokens with those that the server had."""
     compared = differing = 0
     example = ""
@@ -75,7 +79,28 @@ def compare_prompts(prompts: Sequence[StoredPrompt], renderer: Renderer) -> Prom
         if tuple(ids.tolist()) != prompt.ids:
             differing += 1
             example = example or f"{prompt.name}: {_difference(prompt.ids, tuple(ids.tolist()), renderer)}"
-    return PromptComparison(compared, differing, example)
+    return PromptComparison(compared, differing, example, _without_strict(examples, prompts, renderer))
+
+
+def _without_strict(examples: Sequence[Example], prompts: Sequence[StoredPrompt], renderer: Renderer) -> int:
+    """Some instrumentations of clients record name, description and parameters of a tool, and nothing else."""
+    served = {json.dumps(tool) for prompt in prompts for tool in prompt.tools}
+    doubtful = [
+        example.tools
+        for example in examples
+        if not any("strict" in tool["function"] for tool in example.tools)
+        and not all(json.dumps(tool) in served for tool in example.tools)
+    ]
+    return len(doubtful) if doubtful and _shows_strict(doubtful[0], renderer) else 0
+
+
+def _shows_strict(tools: Sequence[Message], renderer: Renderer) -> bool:
+    asked = [{"role": "user", "content": "?"}]
+    strict = [{**tool, "function": {**tool["function"], "strict": True}} for tool in tools]
+    try:
+        return not np.array_equal(renderer.prompt(asked, tools), renderer.prompt(asked, strict))
+    except Exception:  # noqa: BLE001  # templates raise anything
+        return True
 
 
 def _difference(served: tuple[int, ...], rendered: tuple[int, ...], renderer: Renderer) -> str:

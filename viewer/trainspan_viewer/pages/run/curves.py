@@ -18,7 +18,7 @@ _MOST_REASONS: Final = 4
 
 
 def run_curves(run: RunRecords) -> list[Child]:
-    """All charts of a run that have values. Several policies have a curve record."""
+    """All charts of a run that have values. Several policies have a curve each."""
     rounds, policies = run.rounds, run.policies
     charts = [
         _success_chart(run),
@@ -70,14 +70,14 @@ def _success_chart(run: RunRecords) -> Element | None:
     measure = measured(each.estimate for each in (*run.evals(), *run.evals("probe")))
     within = measure == "success" and all(0 <= point.y <= 1 for point in training)
     return chart(
-        f"{measure} after record round",
+        f"{measure} after each round",
         [*shown, Curve("training rollouts", training, 7)],
         limits=(0.0, 1.0) if within else None,
     )
 
 
 def _trial_chart(rounds: Sequence[RoundRecord]) -> Element | None:
-    """Mean reward of the trial tasks under record new version, and under the version that it is compared with."""
+    """Mean reward of the trial tasks under each new version, and under the version that it is compared with."""
 
     def reward(which: str) -> Callable[[RoundRecord], float | None]:
         return lambda record: ((record.get("trial") or {}).get("reward") or {}).get(which)
@@ -90,7 +90,7 @@ def _trial_chart(rounds: Sequence[RoundRecord]) -> Element | None:
 
 
 def _trained_chart(rounds: Sequence[RoundRecord]) -> Element | None:
-    """What share of the calls of record round is trained, and the reasons for which most others are not."""
+    """What share of the calls of each round is trained, and the reasons for which most others are not."""
     dropped: Counter[str] = Counter()
     for record in rounds:
         dropped.update(record["dataset"].get("dropped") or {})
