@@ -7,8 +7,8 @@ tasks is a test martingale for each λ, and so is a weighted mean of several. By
 reaches 1/a is at most a (Ramdas, Grünwald, Vovk and Shafer 2023, "Game-theoretic statistics and safe anytime-valid inference"; for
 symmetric differences Vovk and Wang 2024, "Efficiency of nonparametric e-tests").
 
-Half of the level goes to that, half to the permutation test of `comparison` once all tasks are used. Rewards get four fifths of
-each half and finished rollouts one fifth, so the probability of calling an equal version worse is at most the level.
+Three fifths of the level go to that, two fifths to the permutation test of `comparison` once all tasks are used. Of each, rewards get
+nine tenths and finished rollouts one tenth. So the probability of calling an equal version worse is at most the level.
 """
 
 import math
@@ -20,12 +20,14 @@ from typing import Final
 from trainspan_loop.trials.comparison import SHUFFLES, Comparison, compare, smallest_p
 from trainspan_loop.trials.evidence import Evidence
 
-__all__ = ["REWARD_SHARE", "Martingale", "SequentialTest", "evidence_against", "look", "reachable"]
+__all__ = ["Martingale", "SequentialTest", "evidence_against", "look", "reachable"]
 
-_RATES: Final = (0.3, 0.6, 1.0)
-"""The λ; for outcomes of 0 and 1 they suit small, middle and large falls."""
-REWARD_SHARE: Final = 0.8
-"""Weight of the rewards against the finished rollouts, of which few fail."""
+_RATES: Final = (0.4, 0.8)
+"""The λ, for moderate and large falls."""
+_ANYTIME_SHARE: Final = 0.6
+"""Of the level, for the martingale."""
+_REWARD_SHARE: Final = 0.9
+"""Of either part, for the rewards; the rest is for finished rollouts, of which few fail."""
 _MOST_LOG: Final = 600.0
 
 
@@ -37,27 +39,23 @@ class SequentialTest:
     """Greatest probability of calling a version worse that is as good as the one before."""
     evidence: float
     """Greatest value of the martingale so far."""
-    reward: Comparison
-    """Its p counts only if `is_complete`."""
-    finished: Comparison | None
-    """None if every rollout ended with a reward."""
-    is_complete: bool
-    """Whether all tasks are used."""
+    reward: Comparison | None = None
+    """None before all tasks are used."""
+    finished: Comparison | None = None
+    """None as well if every rollout ended with a reward."""
 
     @property
     def decisive(self) -> float:
         """The evidence at which the version is worse, at any time."""
-        return 2 / self.level
+        return 1 / (_ANYTIME_SHARE * self.level)
 
     @property
     def is_worse(self) -> bool:
         if self.evidence >= self.decisive:
             return True
-        if not self.is_complete:
-            return False
-        share = 1.0 if self.finished is None else REWARD_SHARE
-        by_reward = self.reward.p <= share * self.level / 2
-        return by_reward or (self.finished is not None and self.finished.p <= (1 - REWARD_SHARE) * self.level / 2)
+        left, share = (1 - _ANYTIME_SHARE) * self.level, _REWARD_SHARE if self.finished else 1.0
+        by_reward = self.reward is not None and self.reward.p <= share * left
+        return by_reward or (self.finished is not None and self.finished.p <= (1 - _REWARD_SHARE) * left)
 
 
 class Martingale:
@@ -99,11 +97,13 @@ def look(
     shuffles: int = SHUFFLES,
 ) -> SequentialTest:
     """Reads the outcomes of the tasks so far, in the order in which they were drawn, which must not depend on outcomes."""
+    evidence = evidence_against(order, before, after)
+    if not is_complete:
+        return SequentialTest(level, evidence)
     failed = any(0.0 in outcomes for one in (before, after) for outcomes in one.finished.values())
-    drawn = len(order)
-    reward = compare(before.rewards, after.rewards, drawn, shuffles=shuffles)
-    finished = compare(before.finished, after.finished, drawn, shuffles=shuffles) if failed else None
-    return SequentialTest(level, evidence_against(order, before, after), reward, finished, is_complete)
+    reward = compare(before.rewards, after.rewards, len(order), shuffles=shuffles)
+    finished = compare(before.finished, after.finished, len(order), shuffles=shuffles) if failed else None
+    return SequentialTest(level, evidence, reward, finished)
 
 
 def evidence_against(order: Sequence[str], before: Evidence, after: Evidence) -> float:
@@ -112,13 +112,13 @@ def evidence_against(order: Sequence[str], before: Evidence, after: Evidence) ->
     for task in order:
         rewards.add(before.rewards.get(task, ()), after.rewards.get(task, ()))
         finished.add(before.finished.get(task, ()), after.finished.get(task, ()))
-        greatest = max(greatest, REWARD_SHARE * rewards.value + (1 - REWARD_SHARE) * finished.value)
+        greatest = max(greatest, _REWARD_SHARE * rewards.value + (1 - _REWARD_SHARE) * finished.value)
     return greatest
 
 
 def reachable(tasks: int, n: int, level: float) -> bool:
     """Whether a version could be called worse on so many tasks with `n` outcomes each, if all of its outcomes are worse."""
-    return smallest_p(tasks, n) <= REWARD_SHARE * level / 2
+    return smallest_p(tasks, n) <= _REWARD_SHARE * (1 - _ANYTIME_SHARE) * level
 
 
 def _log_mean_over_choices(weights: Sequence[float], k: int) -> float:
