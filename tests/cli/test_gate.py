@@ -16,6 +16,7 @@ from tests.support.agents.programs import write
 from tests.support.otlp.recorder import OtlpRecorder
 from trainspan_schemas.artifacts.gate_result import GateResult
 from trainspan_schemas.command_events import parse
+from trainspan_schemas.telemetry import keys
 
 AGENT = """
 import json, os, urllib.request
@@ -117,7 +118,12 @@ def test_a_worse_candidate_is_found_early_even_by_a_gate_that_was_killed_between
     assert f"| `{result.declines[0].task_id.replace('|', chr(92) + '|')}` | 1.000 | 0.000 |" in page
     assert "| refusals | unknown | unknown | no collector of the store runs here |" in page
     suite = ET.parse(folder / "out" / "gate.xml").getroot()[0]
-    assert (suite.get("tests"), suite.get("failures"), suite.get("errors"), suite.get("skipped")) == ("7", "1", "0", "5")
+    assert (suite.get("tests"), suite.get("failures"), suite.get("errors"), suite.get("skipped")) == (
+        "7",
+        "1",
+        "0",
+        "5",
+    )
     failure = suite[0].find("failure")
     assert failure is not None
     assert failure.get("message") == result.reason
@@ -129,7 +135,7 @@ def test_an_equal_candidate_passes_with_all_tasks_and_without_rewards_there_is_n
 ) -> None:
     code, result, _ = ended(start(folder, recorder, good.url, good.url, "--judge", "exact:answer"))
     assert (code, result.verdict, result.used, result.difference) == (0, "no decline", 24, 0.0)
-    assert {span.attributes["trainspan.rollout.split"] for span in recorder.named("rollout")} == {"val"}
+    assert {span.attributes[keys.SPLIT] for span in recorder.named(keys.ROLLOUT_SPAN_NAME)} == {"val"}
     code, result, _ = ended(start(folder, recorder, good.url, good.url))
     assert (code, result.verdict, result.used) == (2, "no verdict", 8)
     assert "8 of 8 rollouts of the baseline have no reward (8 no_reward), more than 10%" in result.reason
@@ -141,11 +147,16 @@ def test_an_equal_candidate_passes_with_all_tasks_and_without_rewards_there_is_n
         (("--tasks", "few.jsonl"), "few.jsonl has 5 tasks: even if the candidate fails at all of them"),
         (("--level", "1"), "--level 1 must be between 0 and 1"),
         (("--tasks", "none.jsonl"), "no verdict: no task file none.jsonl"),
+        ((), "no verdict: nothing answers at the baseline http://127.0.0.1:9/v1"),
         (("--resume",), "--resume continues a gate: name it with --run"),
     ],
 )
 def test_what_cannot_give_a_verdict_ends_with_2_before_anything_runs(
-    folder: Path, more: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Path,
+    more: tuple[str, ...],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     from trainspan_cli.main import run
 

@@ -5,6 +5,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from http import HTTPStatus
 from math import ceil
 from pathlib import Path
 from typing import Any, Final
@@ -18,8 +19,9 @@ from trainspan_rollouts.run_ledger import ledger_file, run_folder
 from trainspan_rollouts.task_file import Task, count_tasks, read_tasks
 from trainspan_rollouts.task_stream import STDIN
 from trainspan_schemas.command_events import Progress, RunResult
-from trainspan_schemas.errors import UsageError
+from trainspan_schemas.errors import PolicyServerError, UsageError
 from trainspan_schemas.files.durable import sha256_of
+from trainspan_schemas.http_client import ask
 from trainspan_schemas.intervals import MOST_LEFT_OUT
 
 __all__ = ["SIDES", "GateRun", "GateSettings", "run_gate", "side_run"]
@@ -29,6 +31,7 @@ _LOOKS: Final = 12
 _LEAST: Final = 8
 """Tasks between two looks; fewer would leave the servers idle."""
 _HEAD: Final = "gate.json"
+_ANSWER_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,7 @@ def run_gate(settings: GateSettings, on_progress: Callable[[Progress], None]) ->
     """Rolls out the tasks in an order drawn by the run's id, and stops as soon as the candidate is worse, or cannot be judged.
 
     Raises UsageError if nothing could be found on so few tasks, if the judge compares rollouts, or if the run was begun with other
-    settings; else as `run_rollouts`.
+    settings, PolicyServerError if a server does not answer before or after a chunk, and else as `run_rollouts`.
     """
     began = time.monotonic()
     order = _ordered_tasks(settings)
@@ -169,9 +172,29 @@ def _rolled_out(settings: GateSettings, side: int, chunk: int, tasks: Path, prog
         policy_servers=(),
         resume=_ledger(wanted, side, chunk).exists(),
     )
+    _check_answers(settings, side)
     result = run_rollouts(own, progress)
+    try:
+        _check_answers(settings, side)
+    except PolicyServerError:  # what failed meanwhile says nothing about the policy, and an agent cannot always tell
+        _ledger(wanted, side, chunk).unlink()
+        raise
     progress.end()
     return result
+
+
+def _check_answers(settings: GateSettings, side: int) -> None:
+    """Raises PolicyServerError unless the server of that side answers."""
+    url = settings.urls[side]
+    for through_proxy in (False, True):
+        try:
+            answer = ask(f"{url.rstrip('/')}/models", timeout_s=_ANSWER_S, through_proxy=through_proxy)
+        except ConnectionError:
+            continue
+        if answer.status < HTTPStatus.INTERNAL_SERVER_ERROR:
+            return
+    run_id = settings.rollouts.run_id
+    raise PolicyServerError(f"nothing answers at the {SIDES[side]} {url}: start it; --run {run_id} --resume goes on")
 
 
 def _outcomes(wanted: RunSettings, side: int, chunk: int) -> Evidence:
