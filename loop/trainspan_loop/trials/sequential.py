@@ -12,7 +12,6 @@ nine tenths and finished rollouts one tenth. So the probability of calling an eq
 """
 
 import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -63,28 +62,27 @@ class Martingale:
 
     def __init__(self) -> None:
         self._logs = [0.0] * len(_RATES)
-        self._spreads: list[float] = []
+        self._spread, self._tasks = 0.0, 0
 
     def add(self, before: Sequence[float], after: Sequence[float]) -> None:
-        """Takes the outcomes of the next task; one that all its outcomes agree on says nothing."""
-        n, k = len(before) + len(after), len(after)
-        if not before or not after:
-            return
+        """Takes the outcomes of the next task; one whose outcomes are all equal says nothing."""
         pooled = [*after, *before]
-        spread = statistics.pstdev(pooled)
-        if spread == 0:
+        if not before or not after or min(pooled) == max(pooled):
             return
-        # The standard deviation of d over the ways to share out the outcomes: known before it is seen who has which.
-        self._spreads.append(spread * n / math.sqrt(k * (n - k) * (n - 1)))
-        unit = (1 / k + 1 / (n - k)) / statistics.fmean(self._spreads)
-        center = statistics.fmean(pooled)
+        n, k = len(pooled), len(after)
+        center = math.fsum(pooled) / n
+        variance = math.fsum((outcome - center) ** 2 for outcome in pooled) / n
+        # Of d over the ways to share out the outcomes: it is known before it is seen who has which.
+        self._spread += math.sqrt(variance / (n - 1) / k / (n - k)) * n
+        self._tasks += 1
+        unit = (1 / k + 1 / (n - k)) * self._tasks / self._spread
         for number, rate in enumerate(_RATES):
             weights = [-rate * unit * (outcome - center) for outcome in pooled]
-            self._logs[number] += sum(weights[:k]) - _log_mean_over_choices(weights, k)
+            self._logs[number] += math.fsum(weights[:k]) - _log_mean_over_choices(weights, k)
 
     @property
     def value(self) -> float:
-        return statistics.fmean(math.exp(min(log, _MOST_LOG)) for log in self._logs)
+        return math.fsum(math.exp(min(log, _MOST_LOG)) for log in self._logs) / len(_RATES)
 
 
 def look(

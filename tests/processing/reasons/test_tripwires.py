@@ -2,7 +2,6 @@
 
 from tests.processing.conftest import Bench
 from trainspan_cli.gate.tripwires import _tripwire, stored_figures
-from trainspan_schemas.telemetry import keys
 
 
 def test_each_rollout_counts_by_its_last_attempt_with_tokens_calls_truncation_refusals_and_tool_errors(
@@ -15,12 +14,8 @@ def test_each_rollout_counts_by_its_last_attempt_with_tokens_calls_truncation_re
     second.call(0, [1], [2, 3], gen_ai__response__finish_reasons=["length"])
     second.span("tool", 2.0, 3.0, **tool)
     second.spans[-1].failed = True
-    second.call(
-        1,
-        [1, 2, 3, 4],
-        [5, 6, 7],
-        gen_ai__output__messages='[{"role":"assistant","parts":[{"type":"text","content":"I cannot"}]}]',
-    )
+    refusal = '[{"role":"assistant","parts":[{"type":"text","content":"I cannot"}]}]'
+    second.call(1, [1, 2, 3, 4], [5, 6, 7], gen_ai__output__messages=refusal)
     other = bench.rollout("b", task="t1")
     other.call(0, [1], [2])
     bench.send(first, second, other)
@@ -30,7 +25,6 @@ def test_each_rollout_counts_by_its_last_attempt_with_tokens_calls_truncation_re
     assert found["truncated answers"] == {"t0": [0.5], "t1": [0.0]}
     assert found["tool errors per rollout"] == {"t0": [1.0], "t1": [0.0]}
     assert found["refusals"]["t0"] == [1.0]
-    assert keys.GEN_AI_OUTPUT_MESSAGES == "gen_ai.output.messages"
 
 
 def test_a_figure_is_flagged_if_it_differs_beyond_noise_in_either_direction() -> None:
