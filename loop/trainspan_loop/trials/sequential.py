@@ -72,6 +72,8 @@ class Martingale:
         n, k = len(pooled), len(after)
         center = math.fsum(pooled) / n
         variance = math.fsum((outcome - center) ** 2 for outcome in pooled) / n
+        if variance == 0:  # the squares are too small for a float
+            return
         # Of d over the ways to share out the outcomes: it is known before it is seen who has which.
         self._spread += math.sqrt(variance / (n - 1) / k / (n - k)) * n
         self._tasks += 1
