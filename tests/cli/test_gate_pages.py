@@ -28,9 +28,9 @@ def test_the_page_has_the_verdict_first_and_warns_of_tripwires() -> None:
     assert page.startswith("**no decline** · no decline found: reward 0.500 → 0.480 on 50 of 50 tasks, level 0.05\n")
     for line in (
         "| server | `http://old/v1` | `http://new/v1` |",
-        "| mean reward | 0.500 [0.366, 0.634] | 0.480 [0.348, 0.615] |",
-        "| failed or timed out | 0 | 2 |",
-        "| left out | 0 | 1 infra_error |",
+        "| mean reward | `0.500 [0.366, 0.634]` | `0.480 [0.348, 0.615]` |",
+        "| failed or timed out | `0` | `2` |",
+        "| left out | `0` | `1 infra_error` |",
         "- mean difference over tasks: -0.020 [-0.130, +0.090]",
         "- evidence of a decline: 1.2; 33.3 decides at level 0.05",
         "- all tasks: reward p = 0.4",
@@ -62,8 +62,9 @@ def test_hostile_text_stays_text() -> None:
     page = markdown(hostile)
     assert "<script>" not in page.replace("`x'\\| <script>", "")
     assert "\\@all" in page
+    assert page.encode()
     case = ET.fromstring(junit_xml(replace(hostile, verdict="worse")))[0][0]
-    assert case[0].get("message") == 'x`| <script>\ufffd\ufffd" ]]> @all'
+    assert case[0].get("message") == 'x`|\n<script>\ufffd\ufffd" ]]> @all'
 
 
 def test_a_program_reads_back_the_same_result() -> None:

@@ -10,7 +10,7 @@ from trainspan_schemas.artifacts.gate_result import GateResult, GateSide, Tripwi
 
 __all__ = ["junit_xml", "markdown", "print_result", "write_pages"]
 
-_NOT_XML: Final = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_NOT_XML: Final = re.compile("[^\t\n\r\u0020-\u007e\u00a0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _SUITE: Final = "trainspan gate"
 _METHOD: Final = (
     "Each task is compared under both servers. The evidence may be read after any task (a test martingale, Ville 1939); "
@@ -36,7 +36,7 @@ def print_result(result: GateResult) -> None:
     for line in _lines(result):
         console.print(Text(line))
     if result.declines:
-        worst = ", ".join(f"{one.task_id} {one.baseline:.2f} → {one.candidate:.2f}" for one in result.declines)
+        worst = ", ".join(f"{_xml(one.task_id)} {one.baseline:.2f} → {one.candidate:.2f}" for one in result.declines)
         console.print(Text(f"greatest declines: {worst}"))
 
 
@@ -52,7 +52,9 @@ def markdown(result: GateResult) -> str:
     text = [
         f"**{result.verdict}** · {_plain(result.reason)}",
         "",
-        *_table(("", "baseline", "candidate"), _sides(result)),
+        *_table(
+            ("", "baseline", "candidate"), [(name, _code(one), _code(other)) for name, one, other in _sides(result)]
+        ),
     ]
     text += ["", *(f"- {line}" for line in _lines(result)), "", "### Tripwires", ""]
     wires = [
@@ -102,7 +104,7 @@ def junit_xml(result: GateResult) -> bytes:
 def _sides(result: GateResult) -> list[tuple[str, str, str]]:
     both = result.baseline, result.candidate
     return [
-        ("server", _code(both[0].url), _code(both[1].url)),
+        ("server", _xml(both[0].url), _xml(both[1].url)),
         ("mean reward", _reward(both[0]), _reward(both[1])),
         ("rollouts", str(both[0].rollouts), str(both[1].rollouts)),
         ("failed or timed out", str(both[0].failed), str(both[1].failed)),
@@ -159,14 +161,15 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 def _code(text: str) -> str:
     """The text in a code span of a table's cell."""
-    plain = " ".join(text.replace("`", "'").split())
+    plain = " ".join(_xml(text).replace("`", "'").split())
     return "`" + plain.replace("|", "\\|") + "`" if plain else ""
 
 
 def _plain(text: str) -> str:
     """The text without anything that Markdown or a code host would read."""
-    return re.sub(r"([\\`*_{}\[\]<>|#~@!])", r"\\\1", " ".join(text.split()))
+    return re.sub(r"([\\`*_{}\[\]<>|#~@!])", r"\\\1", " ".join(_xml(text).split()))
 
 
 def _xml(text: str) -> str:
+    """The text without characters that XML and UTF-8 do not have, or that a terminal obeys."""
     return _NOT_XML.sub("\ufffd", text)
