@@ -98,7 +98,7 @@ FLOORS = {
     "cli": (
         "__main__",
         "commands main",
-        "branching doctor",
+        "branching doctor gate",
         "clients export_options extras named_settings setting_options settings views",
     ),
     "serving": ("middleware worker", "http", "swap", "capture process", "export checkpoints forcing"),

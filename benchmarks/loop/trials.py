@@ -3,6 +3,7 @@
 Tasks differ in difficulty: their success rates under the version before are drawn from a Beta distribution with mean .5 (a
 third of the tasks succeeds nearly always or nearly never). A fall moves every rate by the same amount on the logistic scale,
 so that the mean falls as stated. With a fall of 0, versions are equal, and what is refused is refused wrongly.
+A gate looks at the same outcomes after every twelfth of the tasks (at least eight), and stops once a version is worse.
 """
 
 from typing import Any, Final
@@ -10,10 +11,13 @@ from typing import Any, Final
 import numpy as np
 
 from trainspan_loop.trials.comparison import compare
+from trainspan_loop.trials.evidence import Evidence
+from trainspan_loop.trials.sequential import look
 
 __all__ = ["measure"]
 
 _SIMULATED: Final = 400
+_RELEASES: Final = 1_000
 _LEVEL: Final = 0.05
 _SHUFFLES: Final = 2_000
 _ROUNDS: Final = 20
@@ -38,7 +42,28 @@ def measure() -> dict[str, Any]:
         figures[f"equal versions, version before {name}: runs with 3 refusals in a row"] = float(
             np.mean([_longest(run) >= 3 for run in runs])
         )
+    for tasks, n in ((50, 1), (100, 1), (200, 1), (20, 4), (50, 4)):
+        for fall in (0.0, 0.1, 0.2, 0.3):
+            gates = [_gate(tasks, n, fall, rng) for _ in range(_RELEASES)]
+            name = f"gate, {tasks} tasks, {n} rollouts, fall {fall:g}"
+            figures[f"{name}: worse"] = float(np.mean([worse for worse, _ in gates]))
+            figures[f"{name}: share of rollouts"] = float(np.mean([used for _, used in gates])) / tasks
     return {name: round(value, 4) for name, value in figures.items()}
+
+
+def _gate(tasks: int, n: int, fall: float, rng: np.random.Generator) -> tuple[bool, int]:
+    """Whether a gate calls the version worse, and the tasks that it used."""
+    rates = rng.beta(_SPREAD, _SPREAD, tasks)
+    before, after = _evidence(_outcomes(rates, n, rng)), _evidence(_outcomes(_fallen(rates, fall), n, rng))
+    order, size = list(before.rewards), max(8, -(-tasks // 12))
+    for used in (*range(size, tasks, size), tasks):
+        if look(order[:used], before, after, _LEVEL, is_complete=used == tasks, shuffles=_SHUFFLES).is_worse:
+            return True, used
+    return False, tasks
+
+
+def _evidence(rewards: dict[str, list[float]]) -> Evidence:
+    return Evidence(rewards, {task: [1.0] * len(values) for task, values in rewards.items()}, {})
 
 
 def _is_refused(tasks: int, n: int, fall: float, rng: np.random.Generator) -> bool:

@@ -16,6 +16,7 @@ from trainspan_schemas.errors import NothingToBranchError, NothingToTrainError, 
 GROUPS = {
     "Run agents": {
         "rollout": "Run an agent on tasks and judge the results.",
+        "gate": "Compare a candidate policy with the one in service, for CI or before a swap.",
         "branch": "Measure the calls of stored rollouts by branches from their states.",
         "reward": "Reward a rollout, or one response, after the fact.",
         "import": "Import traces from files of other tools as rollouts.",

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, TypeAlias
 
+from trainspan_schemas.artifacts.gate_result import GateResult
 from trainspan_schemas.errors import InvalidRecordError
 from trainspan_schemas.telemetry.identity import Split
 
@@ -23,6 +24,7 @@ __all__ = [
     "FineTuneStarted",
     "FineTuneStep",
     "FineTuned",
+    "GateResult",
     "NoDataset",
     "Progress",
     "Ready",
@@ -328,6 +330,7 @@ Event: TypeAlias = (
     | FineTuneStep
     | FineTuneEvaluated
     | FineTuned
+    | GateResult
 )
 
 _NAMES: Final[dict[type[Event], str]] = {
@@ -342,6 +345,7 @@ _NAMES: Final[dict[type[Event], str]] = {
     FineTuneStep: "step",
     FineTuneEvaluated: "evaluation",
     FineTuned: "done",
+    GateResult: "gate",
 }
 _TYPES: Final = {name: type_ for type_, name in _NAMES.items()}
 _SPREAD: Final[dict[type[Event], str]] = {DatasetBuilt: "manifest", NoDataset: "figures", FineTuned: "manifest"}

@@ -12,6 +12,7 @@ from trainspan_schemas.config.load import load_settings
 
 COMMANDS = (
     "rollout",
+    "gate",
     "branch",
     "reward",
     "import",

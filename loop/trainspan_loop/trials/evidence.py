@@ -8,6 +8,7 @@ from typing import Final
 
 from trainspan_loop.state.run_folder import RunFolder
 from trainspan_rollouts.run_ledger import task_outcomes
+from trainspan_schemas.intervals import MOST_LEFT_OUT
 
 __all__ = ["TRIALS", "Evidence", "EvidenceFiles", "read_outcomes"]
 
@@ -31,6 +32,11 @@ class Evidence:
     def rollouts(self) -> int:
         """All of them."""
         return sum(map(len, self.finished.values())) + sum(self.left_out.values())
+
+    @property
+    def stands(self) -> bool:
+        """Whether few enough are left out for the others to say something."""
+        return sum(self.left_out.values()) <= MOST_LEFT_OUT * self.rollouts
 
     def joined(self, other: "Evidence") -> "Evidence":
         return Evidence(

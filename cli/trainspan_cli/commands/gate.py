@@ -1,0 +1,145 @@
+"""`trainspan gate`."""
+
+import dataclasses
+import importlib.util
+import sys
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trainspan_cli.setting_options import Given, setting_options
+from trainspan_cli.settings import ConfigOption, FormatOption, StoresOption, settings
+from trainspan_loop.addresses import check_collector, check_policy_server, stores_of
+from trainspan_schemas.artifacts.gate_result import EXIT_CODES
+from trainspan_schemas.command_events import event_line
+from trainspan_schemas.config.load import override
+from trainspan_schemas.errors import TrainspanError, UsageError, pip_install
+
+if TYPE_CHECKING:
+    from trainspan_cli.gate.gate_run import GateRun, GateSettings
+    from trainspan_schemas.config.settings import Settings
+
+
+@setting_options(
+    "rollouts",
+    *("tasks", "harness", "workspace", "stdin", "concurrency", "engine", "workers", "python", "timeout_s", "retries"),
+    *("allow_no_calls", "judge", "judge_concurrency", "judge_timeout_s", "collector", "token_file"),
+)
+def gate(
+    *,
+    target: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="TARGET",
+            help="module:function, path/file.py:function, or -- COMMAND ARGS; with --harness its further arguments.",
+        ),
+    ] = None,
+    baseline: Annotated[str, typer.Option(metavar="URL", help="Base URL of the policy in service (OpenAI API).")],
+    candidate: Annotated[str, typer.Option(metavar="URL", help="Base URL of the policy that is to replace it.")],
+    given: Given,
+    n: Annotated[int, typer.Option(help="Rollouts of each task under each server.")] = 1,
+    level: Annotated[
+        float, typer.Option(help="Greatest probability of calling a candidate worse that is as good as the baseline.")
+    ] = 0.05,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder for gate.md (Markdown) and gate.xml (JUnit).")
+    ] = None,
+    store: StoresOption = None,
+    run: Annotated[str | None, typer.Option(help="Id of the gate [default: a new one].")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume --run: finished rollouts are not repeated.")] = False,
+    config: ConfigOption = None,
+    format: FormatOption = "table",
+) -> int:
+    """Compare a candidate policy with the baseline on tasks, and stop as soon as it is worse beyond noise.
+
+    Exit code 0: no decline found; 1: the candidate is worse; 2: no verdict, or wrong usage. All tasks of the file are used, whatever
+    their split; their rollouts are never trained on.
+
+    Example: trainspan gate --baseline http://old:8000/v1 --candidate http://new:8000/v1 --tasks val.jsonl agent.py:solve
+    """
+    if format not in ("table", "json"):
+        raise UsageError(f"--format {format}: must be table or json")
+    if resume and run is None:
+        raise UsageError("--resume continues a gate: name it with --run")
+    if importlib.util.find_spec("numpy") is None:
+        raise UsageError(f"gate needs numpy: {pip_install('processing')}")
+    loaded = settings(config)
+    run_id = run or uuid.uuid4().hex
+    try:
+        wanted = _gate_settings(loaded, given, target or [], (baseline, candidate), n, level, run_id, resume=resume)
+        return _run(wanted, loaded, stores_of(loaded, store), out, as_json=format == "json")
+    except KeyboardInterrupt:
+        print(f"interrupted; to resume: the same command with --run {run_id} --resume", file=sys.stderr)
+        raise
+    except UsageError:
+        raise
+    except (TrainspanError, OSError) as error:  # 1 says that the candidate is worse
+        print(f"trainspan: no verdict: {' '.join(str(error).split())}", file=sys.stderr)
+        return EXIT_CODES["no verdict"]
+
+
+def _gate_settings(
+    loaded: "Settings",
+    given: Given,
+    target: list[str],
+    urls: tuple[str, str],
+    n: int,
+    level: float,
+    run_id: str,
+    *,
+    resume: bool,
+) -> "GateSettings":
+    """Raises UsageError without a task file, ConfigError for an address of another state folder."""
+    from trainspan_cli.gate.gate_run import GateSettings
+    from trainspan_rollouts import RunSettings
+
+    chosen = override(loaded.rollouts, **given)
+    if chosen.tasks is None:
+        raise UsageError("no task file: name one with --tasks or in [rollouts] tasks")
+    check_collector(loaded, chosen.collector)
+    for url in urls:
+        check_policy_server(loaded, url)
+    settings_of_run = {**dataclasses.asdict(chosen), "tasks": Path(chosen.tasks), "n": n}
+    rollouts = RunSettings(
+        target=tuple(target),
+        run_id=run_id,
+        store=loaded.collector.store,
+        ray=loaded.ray,
+        max_reward=loaded.dataset.max_reward,
+        resume=resume,
+        **settings_of_run,
+    )
+    return GateSettings(rollouts, urls, level)
+
+
+def _run(
+    wanted: "GateSettings", loaded: "Settings", stores: tuple[str, ...], out: Path | None, *, as_json: bool
+) -> int:
+    """Runs the gate, prints the result and writes the pages."""
+    from trainspan_cli.clients.ray_cluster import rollout_engine
+    from trainspan_cli.gate.pages import print_result, write_pages
+    from trainspan_cli.gate.tripwires import tripwires
+    from trainspan_cli.gate.verdict import gate_result
+
+    with rollout_engine(wanted.rollouts, loaded, [wanted.rollouts.tasks]):
+        run = _rolled_out(wanted, as_json=as_json)
+    result = gate_result(run, tripwires(run, stores))
+    if out is not None:
+        write_pages(result, out)
+    if as_json:
+        print(event_line(result), flush=True)
+    else:
+        print_result(result)
+    return result.exit_code
+
+
+def _rolled_out(wanted: "GateSettings", *, as_json: bool) -> "GateRun":
+    from trainspan_cli.gate.gate_run import run_gate
+    from trainspan_cli.views.rollout_progress import JsonProgress, ProgressBar
+
+    if as_json:
+        return run_gate(wanted, JsonProgress(every=False))
+    with ProgressBar() as bar:
+        return run_gate(wanted, bar)

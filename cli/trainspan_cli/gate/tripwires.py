@@ -1,0 +1,142 @@
+"""Figures that a policy can move without getting better, of both sides of a gate: from the store's calls and the outcomes."""
+
+import importlib.util
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import TYPE_CHECKING, Final
+
+from trainspan_cli.clients.run_calls import stored_calls
+from trainspan_cli.gate.gate_run import GateRun, side_run
+from trainspan_loop.trials.comparison import compare
+from trainspan_loop.trials.evidence import Evidence
+from trainspan_schemas.artifacts.gate_result import Tripwire
+from trainspan_schemas.errors import TrainspanError
+
+if TYPE_CHECKING:
+    from trainspan_processing.stored_rollout import StoredRollout
+
+__all__ = ["REFUSAL", "Figures", "stored_figures", "tripwires"]
+
+REFUSAL: Final = re.compile(
+    r"\W*(?:sorry\b|(?:i['’]?m|i am) (?:(?:very |so |really )?sorry|afraid|unable|not able)\b|i apologi[sz]e\b"
+    r"|(?:unfortunately,? )?i (?:can['’]?t|cannot|can not|won['’]?t|will not)\b|as an ai\b)",
+    re.IGNORECASE,
+)
+"""How a refusal begins: with an apology, "I cannot", "I won't", "I am unable", "As an AI"."""
+_LEVEL: Final = 0.01
+"""Of each of the six, two-sided."""
+_SHUFFLES: Final = 5_000
+
+Figures = Mapping[str, Mapping[str, Sequence[float]]]
+"""Name of a tripwire → task → a value for each rollout that has one."""
+
+
+@dataclass(slots=True)
+class _Collected:
+    values: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+
+    def add(self, name: str, task: str, value: float | None) -> None:
+        if value is not None:
+            self.values.setdefault(name, {}).setdefault(task, []).append(value)
+
+
+def tripwires(run: GateRun, stores: Sequence[str]) -> list[Tripwire]:
+    """All tripwires; those that need stored calls are unknown without them."""
+    run_id = run.settings.rollouts.run_id
+    found: list[Figures] = []
+    unknown = None
+    for side, last in enumerate(run.last):
+        name = side_run(run_id, side)
+        counted = 0 if last.resumed else last.calls
+        try:
+            if importlib.util.find_spec("polars") is None or stored_calls(stores, name, last.round, counted) is None:
+                unknown = "no collector of the store runs here"
+                break
+            found.append(stored_figures(stores, name))
+        except TrainspanError as error:
+            unknown = f"the store cannot be read: {error}"
+            break
+    left_out = [_left_out(outcomes, run.used, run.settings.rollouts.n) for outcomes in run.outcomes]
+    return [
+        *(_tripwire(name, found, unknown or missing) for name, (_, missing) in _OF_CALLS.items()),
+        _tripwire(_LEFT_OUT, [{_LEFT_OUT: one} for one in left_out], None),
+    ]
+
+
+def stored_figures(stores: Sequence[str], run_id: str) -> Figures:
+    """The figures of a run's stored rollouts, of each the last attempt. Raises StoreError."""
+    from trainspan_processing.dataset.ledger import NOTHING_USED
+    from trainspan_processing.read.source import Selection, Source
+    from trainspan_processing.traces.rollout_reader import stored_rollouts
+    from trainspan_processing.traces.trace_index import index_traces
+
+    last: dict[str, StoredRollout] = {}
+    with Source(stores) as source:
+        traces = index_traces(source, Selection(run_id), NOTHING_USED, now_ns=time.time_ns(), settle_s=0.0).heard()
+        for (rollout_id, attempt), rollout in stored_rollouts(source, traces, traces.rollouts):
+            if rollout_id not in last or attempt > last[rollout_id].attempt:
+                last[rollout_id] = rollout
+    collected = _Collected()
+    has_tools = any(rollout.tools for rollout in last.values())
+    for rollout in last.values():
+        for name, (figure, _) in _OF_CALLS.items():
+            if name != _TOOL_ERRORS or has_tools:
+                collected.add(name, rollout.task_id or "", figure(rollout))
+    return collected.values
+
+
+def _answer_tokens(rollout: "StoredRollout") -> float | None:
+    counts = [len(call.completion_ids) for call in rollout.calls]
+    return float(sum(counts)) if any(counts) else None
+
+
+def _calls(rollout: "StoredRollout") -> float | None:
+    return float(len({call.index for call in rollout.calls}))
+
+
+def _truncated(rollout: "StoredRollout") -> float | None:
+    return fmean(call.finish_reason == "length" for call in rollout.calls)
+
+
+def _refused(rollout: "StoredRollout") -> float | None:
+    main = [call for call in rollout.calls if call.kind == "main"] or rollout.calls
+    text = main[-1].text
+    return None if text is None else float(REFUSAL.match(text) is not None)
+
+
+def _tool_errors(rollout: "StoredRollout") -> float | None:
+    return float(sum(tool.failed for tool in rollout.tools))
+
+
+_TOOL_ERRORS: Final = "tool errors per rollout"
+_LEFT_OUT: Final = "left-out rollouts"
+_NO_CALLS: Final = "no calls of both sides are stored"
+_OF_CALLS: Final[dict[str, tuple[Callable[["StoredRollout"], float | None], str]]] = {
+    "answer tokens per rollout": (_answer_tokens, "no token ids of both sides are stored"),
+    "calls per rollout": (_calls, _NO_CALLS),
+    "truncated answers": (_truncated, _NO_CALLS),
+    "refusals": (_refused, "no text of both sides is recorded or can be decoded"),
+    _TOOL_ERRORS: (_tool_errors, "no tool steps of both sides are recorded"),
+}
+"""Name → its value for a rollout, and why it may be unknown."""
+
+
+def _left_out(outcomes: Evidence, used: Sequence[str], n: int) -> dict[str, list[float]]:
+    ended = {task: len(outcomes.finished.get(task, ())) for task in used}
+    return {task: [*[0.0] * count, *[1.0] * (n - count)] for task, count in ended.items()}
+
+
+def _tripwire(name: str, sides: Sequence[Figures], missing: str | None) -> Tripwire:
+    """Compares the sides on the tasks that have the figure under both; `missing` says why there may be none."""
+    if len(sides) < 2:
+        return Tripwire(name, None, None, unknown=missing)
+    baseline, candidate = (one.get(name, {}) for one in sides)
+    lower = compare(baseline, candidate, 0, shuffles=_SHUFFLES)
+    if not lower.tasks:
+        return Tripwire(name, None, None, unknown=missing)
+    higher = compare(candidate, baseline, 0, shuffles=_SHUFFLES)
+    p = min(1.0, 2 * min(lower.p, higher.p))
+    return Tripwire(name, lower.before, lower.after, p <= _LEVEL, p)

@@ -1,0 +1,40 @@
+"""The figures that a gate compares beside the rewards, from stored calls."""
+
+from tests.processing.conftest import Bench
+from trainspan_cli.gate.tripwires import _tripwire, stored_figures
+
+
+def test_each_rollout_counts_by_its_last_attempt_with_tokens_calls_truncation_refusals_and_tool_errors(
+    bench: Bench,
+) -> None:
+    tool = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": "search"}
+    first = bench.rollout("a", task="t0", attempt=0)
+    first.call(0, [1], [2] * 50)
+    second = bench.rollout("a", task="t0", attempt=1)
+    second.call(0, [1], [2, 3], gen_ai__response__finish_reasons=["length"])
+    second.span("tool", 2.0, 3.0, **tool)
+    second.spans[-1].failed = True
+    refusal = '[{"role":"assistant","parts":[{"type":"text","content":"I cannot"}]}]'
+    second.call(1, [1, 2, 3, 4], [5, 6, 7], gen_ai__output__messages=refusal)
+    other = bench.rollout("b", task="t1")
+    other.call(0, [1], [2])
+    bench.send(first, second, other)
+    found = stored_figures([str(bench.collectors[0].store)], bench.run_id)
+    assert found["answer tokens per rollout"] == {"t0": [5.0], "t1": [1.0]}
+    assert found["calls per rollout"] == {"t0": [2.0], "t1": [1.0]}
+    assert found["truncated answers"] == {"t0": [0.5], "t1": [0.0]}
+    assert found["tool errors per rollout"] == {"t0": [1.0], "t1": [0.0]}
+    assert found["refusals"]["t0"] == [1.0]
+
+
+def test_a_figure_is_flagged_if_it_differs_beyond_noise_in_either_direction() -> None:
+    # 10 tasks, all greater: p = 2 / 2^10 = .002.
+    short = {"calls": {str(task): [1.0] for task in range(10)}}
+    long = {"calls": {str(task): [2.0 + task] for task in range(10)}}
+    for sides in ((short, long), (long, short)):
+        wire = _tripwire("calls", sides, None)
+        assert wire.flagged
+        assert wire.p is not None
+        assert wire.p < 0.01
+    assert not _tripwire("calls", (short, short), None).flagged
+    assert _tripwire("refusals", (short, long), "no text").unknown == "no text"
