@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trainspan_cli.setting_options import Given, setting_options
-from trainspan_cli.settings import ConfigOption, FormatOption, StoresOption, settings
+from trainspan_cli.settings import ConfigOption, Format, FormatOption, StoresOption, settings
 from trainspan_loop.addresses import check_collector, check_policy_server, stores_of
 from trainspan_schemas.artifacts.gate_result import EXIT_CODES
 from trainspan_schemas.command_events import event_line
@@ -50,7 +50,7 @@ def gate(
     run: Annotated[str | None, typer.Option(help="Id of the gate [default: a new one].")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume --run: finished rollouts are not repeated.")] = False,
     config: ConfigOption = None,
-    format: FormatOption = "table",
+    format: FormatOption = Format.TABLE,
 ) -> int:
     """Compare a candidate policy with the baseline on tasks, and stop as soon as it is worse beyond noise.
 
@@ -59,8 +59,6 @@ def gate(
 
     Example: trainspan gate --baseline http://old:8000/v1 --candidate http://new:8000/v1 --tasks val.jsonl agent.py:solve
     """
-    if format not in ("table", "json"):
-        raise UsageError(f"--format {format}: must be table or json")
     if resume and run is None:
         raise UsageError("--resume continues a gate: name it with --run")
     if importlib.util.find_spec("numpy") is None:
