@@ -145,11 +145,11 @@ class Consolidation:
         """The best version by validation: its number, and the folder or name of the model."""
         best = best_validation(self._folder.records())
         assert best is not None, "there is a validation with rewards"
-        version, kept = best["policy_version"], self._folder.best()
+        version, best_kept = best["policy_version"], self._folder.best()
         assert version is not None, "there is one policy"
         folder = self._folder.checkpoints / checkpoint_name(version)
-        if kept is not None and kept["policy_version"] == version:
-            folder = Path(kept["checkpoint"])
+        if best_kept is not None and best_kept["policy_version"] == version:
+            folder = Path(best_kept["checkpoint"])
         elif CheckpointLedger(self._folder.checkpoints).of_checkpoint(folder.name) is None:
             model = self._settings.train.model or self._settings.serving.model
             assert model is not None, "the policy server was started with it"

@@ -49,7 +49,7 @@ def best_validation(records: Sequence[RunRecord]) -> EvalRecord | None:
     That of a consolidated version counts if the version was kept.
     """
     evaluations = evaluations_in(records)
-    consolidated = [record for record in evaluations if (made := record.get("consolidation")) and made["kept"]]
+    consolidated = [record for record in evaluations if (decision := record.get("consolidation")) and decision["kept"]]
     validations = [*evaluations_in(records, "validation"), *consolidated]
     validations = [record for record in validations if not math.isnan(_standing(record))]
     return max(validations, key=lambda record: (_standing(record), -record["round"])) if validations else None

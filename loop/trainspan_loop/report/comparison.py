@@ -113,7 +113,7 @@ def _validations(run: RunFolder) -> dict[int, RewardEstimate]:
         int(record["round"]): RewardEstimate.of_record(record)
         for record in evaluations_in(run.records())
         if record["n"]
-        if record["name"] == "validation" or ((made := record.get("consolidation")) and made["kept"])
+        if record["name"] == "validation" or ((decision := record.get("consolidation")) and decision["kept"])
     }
 
 

@@ -160,7 +160,7 @@ class RunFolder(RunFiles):
                 if policy is not None:
                     write_latest(copy.parent, name)
             temporary.rename(target)
-        kept: BestRecord = {
+        best_record: BestRecord = {
             "checkpoint": str(target),
             "round": record["round"],
             "policy_version": record["policy_version"],
@@ -169,7 +169,7 @@ class RunFolder(RunFiles):
             "deviation": record["deviation"],
             "binary": record["binary"],
         }
-        self.write("run.json", {**self.read("run.json"), "best": kept})
+        self.write("run.json", {**self.read("run.json"), "best": best_record})
         for other in best.iterdir():
             if other != target:
                 shutil.rmtree(other)
