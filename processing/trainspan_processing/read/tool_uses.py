@@ -195,7 +195,7 @@ def _records(
     rows: set[tuple[int, str | None, str | None, str | None]] = set()
     for name, ids in (("trace_ids", traces), ("rollout_ids", rollouts)):
         for start in range(0, len(ids), _IDS_PER_READ):
-            asked: dict[str, object] = {name: ids[start : start + _IDS_PER_READ]}
+            asked: dict[str, Any] = {name: ids[start : start + _IDS_PER_READ]}
             for batch in source.read("records", Selection(), _RECORD, event_names=TOOL_EVENTS, **asked):
                 rows.update(batch.select(_RECORD).iter_rows())
     for time_ns, trace_id, rollout_id, text in sorted(rows, key=lambda row: (row[0], str(row))):

@@ -58,10 +58,13 @@ def _step(attributes: Mapping[str, Any]) -> ToolStep:
     success = attributes.get("success")
     failed = None if success is None else str(success).lower() != "true"
     return ToolStep(
-        *(_first(attributes, names) for names in (_ID, _NAME, _ARGUMENTS, _RESULT)),
-        failed,
-        _first(attributes, _ERROR),
-        _milliseconds(attributes.get("duration_ms")),
+        call_id=_first(attributes, _ID),
+        name=_first(attributes, _NAME),
+        arguments=_first(attributes, _ARGUMENTS),
+        result=_first(attributes, _RESULT),
+        failed=failed,
+        error=_first(attributes, _ERROR),
+        seconds=_milliseconds(attributes.get("duration_ms")),
     )
 
 

@@ -127,9 +127,12 @@ def _tools(
         took_s = None if use["start_ns"] is None else (use["end_ns"] - use["start_ns"]) / 1e9
         tool = StoredTool(
             use["name"] or "tool",
-            *(use[name] for name in ("arguments", "result", "failed", "error")),
-            seconds=took_s,
-            call=use["call_index"],
+            use["arguments"],
+            use["result"],
+            use["failed"],
+            use["error"],
+            took_s,
+            use["call_index"],
         )
         found.setdefault((use["rollout_id"], use["attempt"]), []).append(tool)
     return found
