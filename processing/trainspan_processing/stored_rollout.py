@@ -53,13 +53,19 @@ class StoredCall:
 
 @dataclass(frozen=True, slots=True)
 class StoredTool:
-    """A tool step of the agent, as its instrumentation recorded it."""
+    """A tool step of the agent: as its spans and log records have it, or the next request."""
 
     name: str
     arguments: str | None
     """As text, mostly JSON."""
     result: str | None
     failed: bool
+    """Whether a record says so; results in chat completions and responses do not."""
+    error: str | None = None
+    seconds: float | None = None
+    """None if no span or log record of it was stored."""
+    call: int | None = None
+    """Index of the call whose answer asked for it; None if no record has the id that the answer gave it."""
 
 
 @dataclass(frozen=True, slots=True)

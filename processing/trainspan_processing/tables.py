@@ -80,6 +80,7 @@ CALLS: Final[Schema] = {
     "multimodal": pl.Boolean,
     "call_kind": pl.String,
     "call_kind_rule": pl.String,
+    "has_tools": pl.Boolean,
     "no_boundary": pl.Boolean,
     "state_key": pl.String,
     "redacted": pl.Boolean,
@@ -92,7 +93,8 @@ CALLS: Final[Schema] = {
 """One row per call with tokens, without the tokens themselves: `n_tokens` counts tokens of prompt and answer. `store` is the
 number of the `--store` that it was read from and `seq` its place there, NULL if no call span contains the tokens. `obstacle` is
 the reason for dropping a constrained call, NULL if its constraint can be replayed. `same_clock`: the agent is on the server's
-machine. `call_kind` is what the request shows (agents/call_kinds.py), by `call_kind_rule`. `received_ns` is the time by the
+machine. `call_kind` is what the request shows (agents/call_kinds.py), by `call_kind_rule`. `has_tools`: its answer calls
+tools, or its request brings their results. `received_ns` is the time by the
 collector's clock when the row came. `tokens_source` is `engine` for call spans of the policy server, `response` for responses kept
 by a client's instrumentation (traces/client_calls.py)."""
 
@@ -117,7 +119,6 @@ SPANS: Final[Schema] = {
     "has_prompt": pl.Boolean,
     "is_agent": pl.Boolean,
     "is_tool": pl.Boolean,
-    "tool_signature": pl.UInt64,
     "error_type": pl.String,
     "status": pl.String,
     "boundary": pl.String,
@@ -136,8 +137,8 @@ SPANS: Final[Schema] = {
 `group_size` is the number of rollouts that its runner makes of the task, and `served_calls` that of the calls that the policy servers
 began, as they told the runner. `is_client_call`: a client's instrumentation
 describes a model call; `has_answer`: it contains the raw response with token ids. `is_bare_call`: a call of the policy server
-without token ids. `has_prompt`: it may have recorded a system prompt. `tool_signature` identifies a tool together with its
-input. `is_signed`: of a rollout's own span, its runner signed what it passed on; of a bare call, its caller had that signature.
+without token ids. `has_prompt`: it may have recorded a system prompt. `is_signed`: of a rollout's own span, its runner signed what
+it passed on; of a bare call, its caller had that signature.
 `seq` is the span's number in its store. `is_request`: a client's span of an HTTP request. `last_call` is the span id of
 the call that had come back last in the agent's process when the span began."""
 

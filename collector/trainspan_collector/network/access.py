@@ -7,6 +7,7 @@ of telemetry without a token counts as an agent.
 import hashlib
 import hmac
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -36,6 +37,9 @@ class Right(Enum):
     def __init__(self, words: str, roles: frozenset[Role]) -> None:
         self.words = words
         self.roles = roles
+
+
+_ENCODED: Final = re.compile(r"^(bearer)%20", re.IGNORECASE)
 
 
 class DeniedError(Exception):
@@ -108,7 +112,8 @@ class Access:
         """The sender's role. Raises DeniedError."""
         if authorization is None and self.admits_agents and right is Right.WRITE:
             return Role.AGENT
-        scheme, _, token = (authorization or "").partition(" ")
+        # Some exporters send OTEL_EXPORTER_OTLP_HEADERS as it is written, with a space as %20.
+        scheme, _, token = _ENCODED.sub(r"\1 ", authorization or "").partition(" ")
         if scheme.lower() != "bearer" or not token:
             raise DeniedError("send the header authorization: Bearer TOKEN", is_known=False)
         role = self._role_of(token.strip())

@@ -340,13 +340,16 @@ def _numbered(given: ReadParameters, bound: dict[str, object]) -> str:
 
 
 def _records(given: ReadParameters, places: RowPlaces) -> Query:
-    given.expect("event_names", "trace_ids", "attribute", "columns")
+    given.expect("event_names", "trace_ids", "rollout_ids", "attribute", "columns")
     given.require("event_names")
     bound: dict[str, object] = {"event_names": given.texts("event_names")}
     conditions = ["event_name IN (SELECT unnest($event_names::VARCHAR[]))"]
     if "trace_ids" in given:
         bound["trace_ids"] = trace_ids = given.texts("trace_ids")
         conditions += [places.of_traces(trace_ids), "trace_id IN (SELECT unnest($trace_ids::VARCHAR[]))"]
+    if "rollout_ids" in given:
+        bound["rollout_ids"] = given.texts("rollout_ids")
+        conditions.append("rollout_id IN (SELECT unnest($rollout_ids::VARCHAR[]))")
     if "attribute" in given:
         conditions.append("contains(attributes, '\"' || $attribute || '\"')")
         bound["attribute"] = given.text("attribute")

@@ -18,7 +18,8 @@ def read_log(
     seq: int, record: LogRecord, attributes: Attributes, origin: Origin, *, sender: Sender, received_ns: int
 ) -> LogRow:
     """A row; the time of a record without one is its observed time, else its arrival time."""
-    event_name = record.event_name or look.text(attributes.plain, "event.name")
+    # Rust's bridge from tracing puts the place in the code into event_name: a name among the attributes is the program's own.
+    event_name = look.text(attributes.plain, "event.name") or record.event_name or None
     untrusted = sender is Sender.AGENT
     if event_name == keys.EVALUATION_EVENT:
         untrusted = not is_trusted_evaluation(sender, look.text(attributes.plain, keys.EVALUATION_SOURCE))
@@ -39,7 +40,7 @@ def read_log(
         scope_json=origin.scope_json,
         flags=record.flags,
         dropped_attributes=record.dropped_attributes_count,
-        rollout_id=look.text(attributes.plain, keys.ROLLOUT_ID),
+        rollout_id=look.text(attributes.plain, keys.ROLLOUT_ID) or origin.rollout[0],
         received_ns=received_ns,
         untrusted=untrusted,
     )

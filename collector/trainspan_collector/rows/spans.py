@@ -47,6 +47,8 @@ class Origin(NamedTuple):
     resource: str
     scope_name: str
     scope_json: str
+    rollout: tuple[str | None, int | None] = (None, None)
+    """Rollout id and attempt of what states none itself: OTEL_RESOURCE_ATTRIBUTES reaches programs that ignore TRACEPARENT."""
 
 
 class Event(NamedTuple):
@@ -70,7 +72,8 @@ def read_origin(
     scope_json = _with_attributes(
         {key: value for key, value in rest.items() if value}, read_attributes(scope.attributes)
     )
-    return Origin(look.text(of_resource.plain, "service.name"), of_resource.text, scope.name, scope_json)
+    service = look.text(of_resource.plain, "service.name")
+    return Origin(service, of_resource.text, scope.name, scope_json, look.identity_of_resource(of_resource.plain))
 
 
 def signed(value: int) -> int:
@@ -108,7 +111,7 @@ def read_span(
         int.from_bytes(span.span_id, "big"),
         _richness(size, has_tokens=is_call, has_ended=end_ns > 0, untrusted=untrusted, is_verdict=is_verdict),
         *_core(span, status, end_ns, origin, texts),
-        *_identity(plain, rollout_status, boundary, judge),
+        *_identity(plain, origin, rollout_status, boundary, judge),
         *_call(plain, packed, is_call),
         untrusted,
         received_ns,
@@ -148,9 +151,11 @@ def _core(span: Span, status: Status, end_ns: int, origin: Origin, texts: _Texts
     )
 
 
-def _identity(plain: Mapping[str, Json], status: str | None, boundary: str | None, judge: str | None) -> _Identity:
+def _identity(
+    plain: Mapping[str, Json], origin: Origin, status: str | None, boundary: str | None, judge: str | None
+) -> _Identity:
     """The columns `rollout_id` to `rollout_calls`."""
-    rollout_id, attempt = look.identity(plain)
+    rollout_id, attempt = look.identity(plain) if keys.ROLLOUT_ID in plain else origin.rollout
     return (
         rollout_id,
         (attempt or 0) if rollout_id else attempt,

@@ -99,7 +99,7 @@ class UntrainedAccount:
 
 @dataclass(frozen=True, slots=True)
 class ToolAccount:
-    """One tool step of the agent."""
+    """One tool step of the agent. Without a span or log record of its own it has no `seconds`, and begins when its call came back."""
 
     name: str
     agent: str | None
@@ -108,6 +108,9 @@ class ToolAccount:
     failed: bool
     arguments: str | None
     result: str | None
+    error: str | None = None
+    call: int | None = None
+    """Index of the call whose answer asked for it; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True)

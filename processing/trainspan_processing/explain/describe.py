@@ -27,7 +27,6 @@ from trainspan_processing.reasons.missing_calls import Lack
 from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY
 from trainspan_processing.text.dialects import messages_of
 from trainspan_processing.text.token_text import Decoder
-from trainspan_processing.text.tool_steps import tool_step
 from trainspan_schemas.artifacts.branches import BranchOrigin
 from trainspan_schemas.telemetry import keys
 
@@ -232,23 +231,24 @@ def _foreign(evidence: Evidence, start_ns: int) -> list[ForeignAccount]:
 
 
 def _tools(evidence: Evidence, start_ns: int) -> list[ToolAccount]:
+    calls = {(row["trace_id"], row["span_id"]): row for row in evidence.calls.iter_rows(named=True)}
     accounts = []
-    for span in sorted(evidence.texts.values(), key=lambda span: span.start_ns):
-        if step := tool_step(span.attributes, span.name):
-            name, arguments, result = step
-            agent = span.attributes.get("gen_ai.agent.name")
-            accounts.append(
-                ToolAccount(
-                    name=name,
-                    agent=agent if isinstance(agent, str) else None,
-                    start_s=(span.start_ns - start_ns) / 1e9,
-                    seconds=seconds(span.start_ns, span.end_ns),
-                    failed=span.failed,
-                    arguments=arguments,
-                    result=result,
-                )
+    for use in evidence.tools.iter_rows(named=True):
+        call = calls.get((use["call_trace_id"], use["call_span_id"]), {})
+        span = evidence.texts.get((use["trace_id"], use["span_id"]))
+        agent = (span.attributes.get("gen_ai.agent.name") if span else None) or call.get("agent")
+        began_ns = next(ns for ns in (use["start_ns"], call.get("end_ns"), use["seen_ns"]) if ns is not None)
+        accounts.append(
+            ToolAccount(
+                name=use["name"] or (span.name if span else "tool"),
+                agent=agent if isinstance(agent, str) else None,
+                start_s=(began_ns - start_ns) / 1e9,
+                seconds=None if use["start_ns"] is None else seconds(began_ns, use["end_ns"]),
+                call=call.get("call_index"),
+                **{name: use[name] for name in ("failed", "arguments", "result", "error")},
             )
-    return accounts
+        )
+    return sorted(accounts, key=lambda tool: tool.start_s)
 
 
 def _credit(evidence: Evidence) -> CreditAccount:

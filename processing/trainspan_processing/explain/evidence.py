@@ -46,6 +46,8 @@ class Evidence:
     decided: DryRun
     traces: TraceIndex
     texts: Mapping[Key, SpanText]
+    tools: pl.DataFrame
+    """TOOL_USES of it."""
     settings: DatasetSettings
     explanations: Mapping[tuple[str | None, float | None, str | None, int], str] = field(default_factory=dict)
     """Name, score, source and time_ns of an evaluation of this rollout → the reason that its sender gave."""

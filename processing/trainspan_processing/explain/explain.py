@@ -17,6 +17,7 @@ from trainspan_processing.explain.inquiry import Inquiry, Question, inquire
 from trainspan_processing.read.measurements import read_measurements
 from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.read.tokens import read_tokens
+from trainspan_processing.read.tool_uses import read_tool_uses
 from trainspan_processing.reasons.missing_calls import find_lacks
 from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY
 from trainspan_processing.text.token_text import Decoder, find_decoder
@@ -151,6 +152,8 @@ class _Content:
     payload: pl.DataFrame
     """TOKENS of their calls."""
     texts: Mapping[RolloutKey, Mapping[Key, SpanText]]
+    tools: pl.DataFrame
+    """TOOL_USES of them."""
     explanations: Mapping[str, Mapping[tuple[str | None, float | None, str | None, int], str]]
     """Rollout id → the reasons of its evaluations (see Evidence)."""
 
@@ -159,7 +162,10 @@ def _read(inquiry: Inquiry, keys: Sequence[RolloutKey]) -> _Content:
     ids = sorted({rollout_id for rollout_id, _ in keys})
     calls = inquiry.decided.calls.filter(pl.col("rollout_id").is_in(ids))
     payload = read_tokens(inquiry.source, calls, answers=inquiry.traces.answers)
-    return _Content(payload, _texts(inquiry.source, ids), _explanations(inquiry.source, ids))
+    texts = _texts(inquiry.source, ids)
+    attributes = {key: text.attributes for spans in texts.values() for key, text in spans.items()}
+    tools = read_tool_uses(inquiry.source, calls, inquiry.traces.spans, attributes)
+    return _Content(payload, texts, tools, _explanations(inquiry.source, ids))
 
 
 def _gather(inquiry: Inquiry, keys: Sequence[RolloutKey], content: _Content | None = None) -> list[Evidence]:
@@ -200,6 +206,7 @@ def _evidence(
         decided=inquiry.decided,
         traces=inquiry.traces,
         texts=content.texts.get(key, {}),
+        tools=content.tools.filter(is_rollout),
         explanations=content.explanations.get(rollout_id, {}),
         settings=inquiry.settings,
         lacks=find_lacks(inquiry.source, inquiry.traces, rollout_id, attempt),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import polars as pl
 
 from trainspan_processing.read.source import Source
+from trainspan_processing.read.tool_uses import TOOL_USES, read_tool_uses
 from trainspan_processing.reasons.choices import unused_overlong
 from trainspan_processing.reasons.drop_reasons import early_reason, rollout_reason
 from trainspan_processing.reasons.overlong import OVERLONG, overlong_edges, overlong_penalty
@@ -23,7 +24,6 @@ from trainspan_processing.rewards.status_rewards import (
     status_rewards,
     with_status_edges,
 )
-from trainspan_processing.rewards.tool_outputs import matching_outputs
 from trainspan_processing.tables import EDGES, ROLLOUT_KEY, SPAN_KEY, empty
 from trainspan_processing.traces.rollout_reader import stored_rollouts
 from trainspan_processing.traces.trace_index import TraceIndex
@@ -85,8 +85,8 @@ def reward_rollouts(
     names, rules = reward_names(settings.reward_name), air_rules(settings.air)
     rewards = (*names, RewardName(AIR, may_be_missing=True, is_penalty=True)) if rules else names
     spans = of_own_traces(traces.spans, traces.calls, traces.vouched) if rules else traces.spans
-    outputs = matching_outputs(source, spans, list(rules))
-    signals = air_edges(rules, traces.calls, spans, traces.matches, outputs)
+    uses = read_tool_uses(source, traces.calls, spans) if rules else pl.DataFrame(schema=TOOL_USES)
+    signals = air_edges(rules, traces.calls, spans, traces.matches, uses)
     if (penalty := overlong_penalty(settings)) is not None:
         rewards = (*rewards, RewardName(OVERLONG, may_be_missing=True, is_penalty=True))
         charged = traces.calls

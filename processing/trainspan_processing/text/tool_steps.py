@@ -1,31 +1,78 @@
-"""Reads tool steps from span attributes, in the dialect of the span."""
+"""Reads what a tool did from the attributes of a span or log record, in its dialect: frameworks' conventions and harnesses' own."""
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from trainspan_schemas.telemetry import keys
 
-__all__ = ["ToolStep", "tool_step"]
+__all__ = ["TOOL_EVENTS", "ToolStep", "tool_step", "tool_step_of_record"]
 
-ToolStep = tuple[str, str | None, str | None]
-"""(name, arguments, result)."""
+_ID: Final = ("gen_ai.tool.call.id", "ai.toolCall.id", "tool_use_id", "call_id", "tool_call.id")
+_NAME: Final = ("gen_ai.tool.name", "tool.name", "ai.toolCall.name", "tool_name", "traceloop.entity.name")
+_ARGUMENTS: Final = (
+    *("gen_ai.tool.call.arguments", "ai.toolCall.args", "traceloop.entity.input", "input.value", "tool.parameters"),
+    *("tool_input", "arguments", "tool_parameters"),
+)
+_RESULT: Final = ("gen_ai.tool.call.result", "ai.toolCall.result", "traceloop.entity.output", "output.value", "output")
+_ERROR: Final = ("error", "error.type", "error_type", "exception.type")
+TOOL_EVENTS: Final = ("tool_result", "codex.tool_result")
+"""Names of log records of a tool that has ended: Claude Code's and Codex's."""
 
-_NAME: Final = ("gen_ai.tool.name", "tool.name", "traceloop.entity.name")
-_ARGUMENTS: Final = ("gen_ai.tool.call.arguments", "traceloop.entity.input", "input.value", "tool.parameters")
-_RESULT: Final = ("gen_ai.tool.call.result", "traceloop.entity.output", "output.value")
+
+@dataclass(frozen=True, slots=True)
+class ToolStep:
+    """What one record says; None: nothing."""
+
+    call_id: str | None
+    """The id that the model's answer has for the call."""
+    name: str | None
+    arguments: str | None
+    """As text, mostly JSON."""
+    result: str | None
+    failed: bool | None
+    error: str | None
+    seconds: float | None
+    """Only of log records."""
 
 
-def tool_step(attributes: Mapping[str, Any], span_name: str) -> ToolStep | None:
-    """The tool call in a span; None if the span is not a tool step."""
+def tool_step(attributes: Mapping[str, Any]) -> ToolStep | None:
+    """The tool call in a span; None if the span is not a tool step. `failed` only if an attribute says so."""
     is_tool = (
         attributes.get(keys.GEN_AI_OPERATION) == keys.OPERATION_EXECUTE_TOOL
         or attributes.get("traceloop.span.kind") == "tool"
         or attributes.get("openinference.span.kind") == "TOOL"
+        or attributes.get("span.type") == "tool"
+        or attributes.get("ai.operationId") == "ai.toolCall"
     )
-    if not is_tool:
+    return _step(attributes) if is_tool else None
+
+
+def tool_step_of_record(attributes: Mapping[str, Any]) -> ToolStep:
+    """The tool call in a log record of TOOL_EVENTS."""
+    return _step(attributes)
+
+
+def _step(attributes: Mapping[str, Any]) -> ToolStep:
+    success = attributes.get("success")
+    failed = None if success is None else str(success).lower() != "true"
+    return ToolStep(
+        call_id=_first(attributes, _ID),
+        name=_first(attributes, _NAME),
+        arguments=_first(attributes, _ARGUMENTS),
+        result=_first(attributes, _RESULT),
+        failed=failed,
+        error=_first(attributes, _ERROR),
+        seconds=_milliseconds(attributes.get("duration_ms")),
+    )
+
+
+def _milliseconds(value: Any) -> float | None:
+    try:
+        return None if value is None else float(value) / 1e3
+    except (TypeError, ValueError):
         return None
-    return _first(attributes, _NAME) or span_name, _first(attributes, _ARGUMENTS), _first(attributes, _RESULT)
 
 
 def _first(attributes: Mapping[str, Any], names: tuple[str, ...]) -> str | None:

@@ -8,11 +8,11 @@ import polars as pl
 
 from trainspan_processing.read.source import Source
 from trainspan_processing.read.tokens import chunks_of_rollouts, read_tokens
+from trainspan_processing.read.tool_uses import read_tool_uses
 from trainspan_processing.stored_rollout import StoredCall, StoredEvaluation, StoredRollout, StoredTool
 from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY
 from trainspan_processing.text.dialects import Message, messages_of
 from trainspan_processing.text.token_text import find_decoder
-from trainspan_processing.text.tool_steps import tool_step
 from trainspan_processing.traces.message_records import read_records, with_records
 from trainspan_processing.traces.trace_index import TraceIndex
 from trainspan_schemas.files.durable import JsonObject
@@ -54,7 +54,7 @@ def _stored_rollouts(
     payload = read_tokens(source, calls, answers=traces.answers)
     attributes = _attributes(source, traces, calls)
     clients = _clients(traces)
-    tools = _tools(traces, calls, attributes)
+    tools = _tools(source, traces, calls, attributes)
     records = read_records(source, {trace_id for trace_id, _ in attributes})
     by_rollout: dict[tuple[str, int], list[StoredCall]] = {}
     for row in calls.join(payload, on=SPAN_KEY, how="left", maintain_order="left").iter_rows(named=True):
@@ -115,13 +115,26 @@ def _plain_text(ids: list[int]) -> str | None:
 
 
 def _tools(
-    traces: TraceIndex, calls: pl.DataFrame, attributes: dict[tuple[str, str], JsonObject]
+    source: Source, traces: TraceIndex, calls: pl.DataFrame, attributes: dict[tuple[str, str], JsonObject]
 ) -> dict[tuple[str, int], list[StoredTool]]:
     tools: dict[tuple[str, int], list[StoredTool]] = {}
-    spans = _tool_spans(traces, calls).sort("start_ns", *SPAN_KEY)
-    for *key, trace_id, span_id, failed in spans.select(*ROLLOUT_KEY, *SPAN_KEY, "failed").iter_rows():
-        if step := tool_step(attributes.get((trace_id, span_id), {}), "tool"):
-            tools.setdefault((key[0], key[1]), []).append(StoredTool(*step, bool(failed)))
+    uses = read_tool_uses(source, calls, traces.spans, attributes)
+    index = calls.select(
+        pl.col("trace_id").alias("call_trace_id"), pl.col("span_id").alias("call_span_id"), pl.col("call_index")
+    )
+    uses = uses.join(index, on=["call_trace_id", "call_span_id"], how="left", maintain_order="left")
+    for use in uses.iter_rows(named=True):
+        took_s = None if use["start_ns"] is None else (use["end_ns"] - use["start_ns"]) / 1e9
+        tool = StoredTool(
+            use["name"] or "tool",
+            use["arguments"],
+            use["result"],
+            use["failed"],
+            use["error"],
+            took_s,
+            use["call_index"],
+        )
+        tools.setdefault((use["rollout_id"], use["attempt"]), []).append(tool)
     return tools
 
 

@@ -5,7 +5,7 @@ from typing import Final
 
 import polars as pl
 
-from trainspan_processing.read.json_attributes import with_facts
+from trainspan_processing.read.json_attributes import contains_any, with_facts
 from trainspan_processing.tables import CALLS, ROLLOUT_KEY, SPAN_KEY, compact, empty
 from trainspan_schemas.telemetry import keys
 from trainspan_schemas.telemetry.constraints import CONSTRAINED, obstacle_of
@@ -25,7 +25,7 @@ CALL_COLUMNS: Final = [
     *("call_index", "policy_name", "policy_version", "finish_reason", "delivered", "start_ns", "end_ns"),
     *("dropped_attributes", "untrusted", "received_ns"),
     *("request_model", "response_id", "state_key", "policy_version_spans", "redacted", "call_facts"),
-    "n_tokens",
+    *("n_tokens", "attribute_keys"),
 ]
 """Columns of the reads `calls` and `spans` that describe a call."""
 
@@ -69,6 +69,9 @@ def narrow_calls(batch: pl.DataFrame) -> pl.DataFrame:
     batch = with_facts(batch, numbers=_NUMBERS, booleans=_BOOLEANS, texts=_TEXTS)
     narrowed = _with_obstacles(batch).with_columns(
         redacts_what_is_needed().alias("redacted"),
+        contains_any([f"\n{key}\n" for key in (keys.CALL_TOOL_CALLS, keys.CALL_TOOL_RESULTS)], "attribute_keys")
+        .fill_null(value=False)
+        .alias("has_tools"),
         pl.lit("engine").alias("tokens_source"),
         pl.lit(None, dtype=pl.Boolean).alias("sampling_unstated"),  # set by `with_defaults`
     )

@@ -53,7 +53,7 @@ _SIGNS: Final = {
     "own_reward": _any_key(keys.ROLLOUT_OWN_REWARD),
     "is_bare_call": _any_key(keys.LOGPROBS_MODE, keys.CALL_INDEX),
     "of_dialect": _any_key(
-        *("openinference.span.kind", "traceloop.span.kind", "llm.request.type"),
+        *("openinference.span.kind", "traceloop.span.kind", "llm.request.type", "span.type", "ai.operationId"),
         prefixes=("gen_ai.prompt.", "llm.input_messages."),
     ),
     "names_agent": _any_key(
@@ -89,7 +89,10 @@ _OF_DIALECTS: Final = {
     | has_key("gen_ai.prompt.")
     | has_key("llm.input_messages."),
     "_is_agent": (_traceloop_kind == "agent") | (_openinference_kind == "AGENT"),
-    "_is_tool": (_traceloop_kind == "tool") | (_openinference_kind == "TOOL"),
+    "_is_tool": (_traceloop_kind == "tool")
+    | (_openinference_kind == "TOOL")
+    | (text("span.type") == "tool")
+    | (text("ai.operationId") == "ai.toolCall"),
 }
 _OF_AGENTS: Final = {
     "_agent": pl.coalesce(
@@ -113,18 +116,6 @@ _OF_ANSWERS: Final = {
     )
 }
 _system = pl.concat_str(pl.col("attributes").str.extract(_SYSTEM_PROMPT, group).fill_null("") for group in (1, 2, 3))
-_OF_TOOLS: Final = {
-    "tool_signature": pl.concat_str(
-        pl.coalesce(text("gen_ai.tool.name"), text("tool.name"), text("traceloop.entity.name"), pl.lit("")),
-        pl.lit("|"),
-        pl.coalesce(
-            text("gen_ai.tool.call.arguments"),
-            text("traceloop.entity.input"),
-            text("input.value"),
-            text("tool.parameters"),
-        ),
-    ).hash()
-}
 _OF_ROLLOUTS: Final = {
     "_group_size": number(keys.GROUP_SIZE).cast(pl.Int32, strict=False),
     "_served_calls": number(keys.SERVED_CALLS).cast(pl.Int32, strict=False),
@@ -193,11 +184,10 @@ def _narrowed(batch: pl.DataFrame) -> pl.DataFrame:
             pl.lit(False).alias("has_answer"),
             pl.lit(None, dtype=pl.Int32).alias("group_size"),
             pl.lit(None, dtype=pl.Int32).alias("served_calls"),
-            pl.lit(None, dtype=pl.UInt64).alias("tool_signature"),
         )
     )
     has_more = [
-        pl.col("of_dialect") | pl.col("is_tool"),
+        pl.col("of_dialect"),
         pl.col("names_agent") & pl.col("agent").is_null(),
         pl.col("has_error") & pl.col("failed"),
         pl.col("has_numbers") & pl.col("status").is_not_null(),
@@ -237,7 +227,6 @@ def _searched(spans: pl.DataFrame) -> pl.DataFrame:
     spans = with_where(spans, pl.col("names_agent") & pl.col("agent").is_null(), _OF_AGENTS)
     spans = with_where(spans, pl.col("is_client_call") | pl.col("is_bare_call"), _OF_CALLS)
     spans = with_where(spans, pl.col("is_client_call") & pl.col("has_output"), _OF_ANSWERS)
-    spans = with_where(spans.drop("tool_signature"), pl.col("is_tool"), _OF_TOOLS)
     spans = with_where(spans, pl.col("failed") & pl.col("has_error"), _OF_FAILURES)
     spans = with_where(spans, pl.col("has_numbers") & pl.col("status").is_not_null(), _OF_ROLLOUTS)
     spans = with_where(spans, pl.col("is_bare_call") & pl.col("has_signature"), _OF_BARE_CALLS)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import quote
 
 from trainspan_rollouts.executors.agent_process import (
     AgentProcess,
@@ -44,7 +45,7 @@ from trainspan_schemas.telemetry.identity import (
     ENV_TRACEPARENT,
     ENV_TRACESTATE,
 )
-from trainspan_schemas.telemetry.keys import ROLLOUT_PATH_PREFIX
+from trainspan_schemas.telemetry.keys import ATTEMPT, ROLLOUT_ID, ROLLOUT_PATH_PREFIX
 
 __all__ = ["CommandExecutor", "agent_environment", "instrumented"]
 
@@ -294,7 +295,7 @@ class CommandExecutor:
 
     def _places(self, execution: Execution, environment: Mapping[str, str]) -> dict[str, object]:
         """The placeholders that a rollout has besides its task and its folders."""
-        collector = environment["OTEL_EXPORTER_OTLP_ENDPOINT"]
+        collector, identity = environment["OTEL_EXPORTER_OTLP_ENDPOINT"], execution.identity
         return {
             "base_url": environment["OPENAI_BASE_URL"],
             "anthropic_base_url": environment["ANTHROPIC_BASE_URL"],
@@ -302,6 +303,7 @@ class CommandExecutor:
             "otlp_grpc": collector,
             "otlp_http": self._spec.otlp_http.get(collector, collector),
             "otlp_headers": environment.get("OTEL_EXPORTER_OTLP_HEADERS", ""),
+            "otlp_resource": f"{ROLLOUT_ID}={quote(identity.rollout_id)},{ATTEMPT}={identity.attempt}",
             **self._of_model(),
         }
 

@@ -26,6 +26,7 @@ PLACEHOLDERS: Final[Mapping[str, str]] = {
     "otlp_grpc": "the collector's OTLP/gRPC URL",
     "otlp_http": "the collector's OTLP/HTTP URL",
     "otlp_headers": "the headers that it wants, as in OTEL_EXPORTER_OTLP_HEADERS",
+    "otlp_resource": "the rollout, as in OTEL_RESOURCE_ATTRIBUTES",
     "home": "the rollout's home folder",
     "workdir": "the rollout's work folder",
     "task_file": "a file with the task as JSON",

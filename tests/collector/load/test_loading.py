@@ -227,10 +227,26 @@ def test_the_older_form_of_event_name_and_scores_of_either_number_type_are_read(
     export_logs(
         collector.address,
         _record({"event.name": keys.EVALUATION_EVENT, **_reward(2)}, trace_id=trace_id(12)),
+        _record({"event.name": "codex.tool_result"}, event_name="event src/tool.rs:54", trace_id=trace_id(12)),
         _record({**_reward("three"), keys.EVALUATION_LABEL: "bad"}, event_name=keys.EVALUATION_EVENT, trace_id=trace_id(12)),
     )  # fmt: skip
     found = _trace_rows(collector, "evaluations", 12)
     assert [(row["score"], row["label"]) for row in found] == [(2.0, None), (None, "bad")]
+    names = [row["event_name"] for row in _trace_rows(collector, "logs", 12)]
+    assert sorted(names) == ["codex.tool_result", keys.EVALUATION_EVENT, keys.EVALUATION_EVENT]
+
+
+def test_the_resource_of_a_process_names_the_rollout_of_what_names_none_itself(collector: CollectorProcess) -> None:
+    resource = {keys.ROLLOUT_ID: "r-res", keys.ATTEMPT: "2"}  # as in OTEL_RESOURCE_ATTRIBUTES
+    export(collector.address, span(121, 1), span(122, 1, _identity("r-own")), resource=resource)
+    export(collector.address, span(123, 1), resource={keys.ROLLOUT_ID: "r-res", keys.ATTEMPT: "two"})
+    export_logs(collector.address, _record({"event.name": "any"}, trace_id=trace_id(124)), resource=resource)
+    stated = {
+        trace: [(row["rollout_id"], row["attempt"]) for row in read(collector.address, "spans") if row["trace_id"] == trace_id(trace).hex()]
+        for trace in (121, 122, 123)
+    }  # fmt: skip
+    assert stated == {121: [("r-res", 2)], 122: [("r-own", 0)], 123: [(None, None)]}
+    assert [row["rollout_id"] for row in _trace_rows(collector, "logs", 124)] == ["r-res"]
 
 
 def test_a_late_span_heals_the_identity_of_calls_that_came_without(collector: CollectorProcess) -> None:

@@ -15,10 +15,12 @@ import pytest
 from tests.end_to_end.harnesses.cases import Case
 from tests.support.agents.programs import environment
 from tests.support.collector.process import CollectorProcess, read, running
+from tests.support.places import ROOT
 from tests.support.policy_server.process import RunningServer, policy_server
 from tests.support.policy_server.scripted import FLAGS, make_scripted_model
 from trainspan_rollouts.harnesses.connection import read_connection
 
+BUILT_IN = ROOT / "rollouts" / "trainspan_rollouts" / "harnesses" / "connections"
 NOT_HERE = "this coding harness cannot be installed here"
 TASK = "Read notes.txt in the current folder, write the number in it into answer.txt, then say what it is."
 JUDGE = """\
@@ -58,7 +60,7 @@ class Lab:
         (self.folder / "judges.py").write_text(JUDGE)
         done = self.run(
             "rollout", "--tasks", str(tasks), "--n", "1", "--run", run, "--retries", "0", "--timeout-s", "200",
-            "--harness", case.name, "--workspace", str(self.folder / "template"), "--judge", "judges:judge",
+            "--harness", self._connection(case), "--workspace", str(self.folder / "template"), "--judge", "judges:judge",
             "--format", "json", *options, path=path,
         )  # fmt: skip
         results = [json.loads(line) for line in done.stdout.splitlines() if '"total"' in line]
@@ -66,12 +68,24 @@ class Lab:
         rows = [row for row in read(self._collector.address, "calls") if row["run_id"] == run]
         return Ran(results[-1], done.stderr, sorted(rows, key=lambda row: row["call_index"]))
 
+    def _connection(self, case: Case) -> str:
+        """The name of a built-in connection, or a file with what the case replaces in it."""
+        name = case.connection or case.name
+        if not case.settings:
+            return name
+        text = (BUILT_IN / f"{name}.toml").read_text()
+        for before, after in case.settings:
+            assert before in text
+            text = text.replace(before, after)
+        (self.folder / "connection.toml").write_text(text)
+        return str(self.folder / "connection.toml")
+
     def run(self, *command: str, path: str) -> "subprocess.CompletedProcess[str]":
         environ = {
             **environment({}),
             "PATH": path,
             "OPENAI_BASE_URL": f"{self.server.url}/v1",
-            "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{self._collector.address.grpc}",
+            "TRAINSPAN_COLLECTOR__ENDPOINTS": f"http://{self._collector.address.grpc}",
             "TRAINSPAN_HOME": str(self._collector.store.parent),
         }
         return subprocess.run(
@@ -87,6 +101,14 @@ class Lab:
             path=os.environ["PATH"],
         )  # fmt: skip
         assert done.returncode in (0, NOTHING_TO_TRAIN), done.stderr
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    def explained(self, run: str) -> dict[str, Any]:
+        """The rollout of a run that has a dataset, as JSON."""
+        (folder,) = (self.folder / f"dataset-{run}").glob("round-0000")
+        done = self.run("explain", "newest", "--dataset", str(folder), "--format", "json", path=os.environ["PATH"])
+        assert done.returncode == 0, done.stderr
         found: dict[str, Any] = json.loads(done.stdout)
         return found
 
@@ -116,10 +138,13 @@ class Programs:
 
     def path_with(self, case: Case) -> str:
         """PATH on which the harness's program is."""
-        program = read_connection(case.name).program
+        name = case.connection or case.name
+        program = read_connection(name).program
         if shutil.which(program):
             return os.environ["PATH"]
-        place = self._folder / case.name
+        place = self._folder / name
+        if place.exists():
+            return f"{place / 'node_modules' / '.bin'}{os.pathsep}{os.environ['PATH']}"
         if "==" in case.package:
             commands, folder = [[sys.executable, "-m", "venv", str(place)]], place / "bin"
             commands.append([str(folder / "pip"), "install", "--quiet", case.package])

@@ -160,9 +160,11 @@ def export(address: StoreAddress, *spans: Span, resource: Mapping[str, Attribute
     return send(address, TRACES, trace_request(*spans, resource=resource).SerializeToString())
 
 
-def export_logs(address: StoreAddress, *records: LogRecord) -> bytes:
+def export_logs(address: StoreAddress, *records: LogRecord, resource: Mapping[str, Attribute] | None = None) -> bytes:
     request = ExportLogsServiceRequest()
-    request.resource_logs.add().scope_logs.add().log_records.extend(records)
+    resource_logs = request.resource_logs.add()
+    resource_logs.resource.attributes.extend(key_values(resource or {}))
+    resource_logs.scope_logs.add().log_records.extend(records)
     return send(address, LOGS, request.SerializeToString())
 
 

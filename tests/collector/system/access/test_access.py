@@ -365,6 +365,7 @@ def test_a_role_may_have_an_old_and_a_new_token_at_once(tmp_path: Path) -> None:
     access = Access.from_file(path)
     for token in ("o" * 16, "n" * 16):
         assert access.authorize(Right.READ, f"Bearer {token}") is Role.READER
+        assert access.authorize(Right.READ, f"Bearer%20{token}") is Role.READER
     with pytest.raises(DeniedError, match="may not send telemetry; these may: agent, runner, serving"):
         access.authorize(Right.WRITE, f"Bearer {'n' * 16}")
 
