@@ -106,8 +106,8 @@ def test_a_worse_candidate_is_found_early_even_by_a_gate_that_was_killed_between
         assert "cannot resume run g: its level is 0.05, not 0.2" in errors
         code, result, errors = ended(start(*arguments, "--resume"))
     assert len(good.requests) == 16, "what was finished is not repeated"
-    # Nine falls of 1 decide: .9 · (f(.4)^9 + f(.8)^9) / 2 + .1 ≥ 1 / (.6 · .05), with f(λ) = 2 / (1 + e^(−2 λ)). At least
-    # 16 − 6 of the first 16 tasks are falls, and at most 8 of the first 8.
+    # Eight falls of 1 decide: .9 · (f(.4)^8 + f(.8)^8) / 2 + .1 ≥ 1 / (.7 · .05), with f(λ) = 2 / (1 + e^(−2 λ)). At least
+    # 16 − 6 of the first 16 tasks are falls, and of the first 8 some are not.
     assert (code, result.verdict, result.used, result.tasks) == (1, "worse", 16, 24)
     assert result.baseline.mean == 1.0
     assert result.candidate.mean == pytest.approx(1 + (result.difference or 0))

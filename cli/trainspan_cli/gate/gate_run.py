@@ -27,7 +27,7 @@ from trainspan_schemas.intervals import MOST_LEFT_OUT
 __all__ = ["SIDES", "GateRun", "GateSettings", "run_gate", "side_run"]
 
 SIDES: Final = ("baseline", "candidate")
-_LOOKS: Final = 12
+_LOOKS: Final = 16
 _LEAST: Final = 8
 """Tasks between two looks; fewer would leave the servers idle."""
 _HEAD: Final = "gate.json"
