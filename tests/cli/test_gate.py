@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -139,6 +140,24 @@ def test_an_equal_candidate_passes_with_all_tasks_and_without_rewards_there_is_n
     code, result, _ = ended(start(folder, recorder, good.url, good.url))
     assert (code, result.verdict, result.used) == (2, "no verdict", 8)
     assert "8 of 8 rollouts of the baseline have no reward (8 no_reward), more than 10%" in result.reason
+
+
+@pytest.mark.ci
+def test_a_server_that_stops_answering_gives_no_verdict_and_its_chunk_is_repeated(
+    folder: Path, recorder: OtlpRecorder, good: OpenAIServer
+) -> None:
+    def answer(body: dict[str, Any]) -> str:
+        threading.Thread(target=dying.__exit__, args=(None, None, None)).start()
+        return right(body)
+
+    ledger = folder / "home" / "rollouts" / "d-candidate" / "round-0000-val.jsonl"
+    with OpenAIServer(answer, models=({"id": "policy"},)) as dying:
+        gate = start(folder, recorder, good.url, dying.url, "--judge", "exact:answer", "--run", "d")
+        _, errors = gate.communicate(timeout=120)
+    assert gate.returncode == 2
+    assert f"no verdict: nothing answers at the candidate {dying.url}: start it; --run d --resume goes on" in errors
+    assert ledger.parent.exists()
+    assert not ledger.exists()
 
 
 @pytest.mark.parametrize(
