@@ -3,7 +3,7 @@
 Tasks differ in difficulty: their success rates under the version before are drawn from a Beta distribution with mean .5 (a
 third of the tasks succeeds nearly always or nearly never). A fall moves every rate by the same amount on the logistic scale,
 so that the mean falls as stated. With a fall of 0, versions are equal, and what is refused is refused wrongly.
-A gate looks at the same outcomes after every twelfth of the tasks (at least eight), and stops once a version is worse.
+A gate looks at the same outcomes after every sixteenth of the tasks (at least eight), and stops once a version is worse.
 """
 
 from typing import Any, Final
@@ -55,7 +55,7 @@ def _gate(tasks: int, n: int, fall: float, rng: np.random.Generator) -> tuple[bo
     """Whether a gate calls the version worse, and the tasks that it used."""
     rates = rng.beta(_SPREAD, _SPREAD, tasks)
     before, after = _evidence(_outcomes(rates, n, rng)), _evidence(_outcomes(_fallen(rates, fall), n, rng))
-    order, size = list(before.rewards), max(8, -(-tasks // 12))
+    order, size = list(before.rewards), max(8, -(-tasks // 16))
     for used in (*range(size, tasks, size), tasks):
         if look(order[:used], before, after, _LEVEL, is_complete=used == tasks, shuffles=_SHUFFLES).is_worse:
             return True, used

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -106,8 +107,8 @@ def test_a_worse_candidate_is_found_early_even_by_a_gate_that_was_killed_between
         assert "cannot resume run g: its level is 0.05, not 0.2" in errors
         code, result, errors = ended(start(*arguments, "--resume"))
     assert len(good.requests) == 16, "what was finished is not repeated"
-    # Nine falls of 1 decide: .9 · (f(.4)^9 + f(.8)^9) / 2 + .1 ≥ 1 / (.6 · .05), with f(λ) = 2 / (1 + e^(−2 λ)). At least
-    # 16 − 6 of the first 16 tasks are falls, and at most 8 of the first 8.
+    # Eight falls of 1 decide: .9 · (f(.4)^8 + f(.8)^8) / 2 + .1 ≥ 1 / (.7 · .05), with f(λ) = 2 / (1 + e^(−2 λ)). At least
+    # 16 − 6 of the first 16 tasks are falls, and of the first 8 some are not.
     assert (code, result.verdict, result.used, result.tasks) == (1, "worse", 16, 24)
     assert result.baseline.mean == 1.0
     assert result.candidate.mean == pytest.approx(1 + (result.difference or 0))
@@ -139,6 +140,24 @@ def test_an_equal_candidate_passes_with_all_tasks_and_without_rewards_there_is_n
     code, result, _ = ended(start(folder, recorder, good.url, good.url))
     assert (code, result.verdict, result.used) == (2, "no verdict", 8)
     assert "8 of 8 rollouts of the baseline have no reward (8 no_reward), more than 10%" in result.reason
+
+
+@pytest.mark.ci
+def test_a_server_that_stops_answering_gives_no_verdict_and_its_chunk_is_repeated(
+    folder: Path, recorder: OtlpRecorder, good: OpenAIServer
+) -> None:
+    def answer(body: dict[str, Any]) -> str:
+        threading.Thread(target=dying.__exit__, args=(None, None, None)).start()
+        return right(body)
+
+    ledger = folder / "home" / "rollouts" / "d-candidate" / "round-0000-val.jsonl"
+    with OpenAIServer(answer, models=({"id": "policy"},)) as dying:
+        gate = start(folder, recorder, good.url, dying.url, "--judge", "exact:answer", "--run", "d")
+        _, errors = gate.communicate(timeout=120)
+    assert gate.returncode == 2
+    assert f"no verdict: nothing answers at the candidate {dying.url}: start it; --run d --resume goes on" in errors
+    assert ledger.parent.exists()
+    assert not ledger.exists()
 
 
 @pytest.mark.parametrize(

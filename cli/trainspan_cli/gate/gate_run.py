@@ -27,7 +27,7 @@ from trainspan_schemas.intervals import MOST_LEFT_OUT
 __all__ = ["SIDES", "GateRun", "GateSettings", "run_gate", "side_run"]
 
 SIDES: Final = ("baseline", "candidate")
-_LOOKS: Final = 12
+_LOOKS: Final = 16
 _LEAST: Final = 8
 """Tasks between two looks; fewer would leave the servers idle."""
 _HEAD: Final = "gate.json"
@@ -64,10 +64,6 @@ class GateRun:
     """Rollouts and verdicts that `--resume` repeats or sends."""
     seconds: float
 
-    @property
-    def is_complete(self) -> bool:
-        return len(self.used) == self.tasks
-
 
 def run_gate(settings: GateSettings, on_progress: Callable[[Progress], None]) -> GateRun:
     """Rolls out the tasks in an order drawn by the run's id, and stops as soon as the candidate is worse, or cannot be judged.
@@ -81,20 +77,21 @@ def run_gate(settings: GateSettings, on_progress: Callable[[Progress], None]) ->
     folder = _open_folder(settings)
     size = max(_LEAST, ceil(len(order) / _LOOKS))
     outcomes = (Evidence({}, {}, {}), Evidence({}, {}, {}))
-    progress, unfinished = _Progress(2 * wanted.n * len(order), on_progress), 0
-    for chunk, start in enumerate(range(0, len(order), size)):
+    progress, unfinished, chunk = _Progress(2 * wanted.n * len(order), on_progress), 0, 0
+    while True:
         file = folder / f"chunk-{chunk:04d}.jsonl"
-        _write(file, "".join(map(_line, order[start : start + size])))
+        _write(file, "".join(map(_line, order[chunk * size : (chunk + 1) * size])))
         last = (_rolled_out(settings, 0, chunk, file, progress), _rolled_out(settings, 1, chunk, file, progress))
         unfinished += last[0].unfinished + last[1].unfinished
         outcomes = (outcomes[0].joined(_outcomes(wanted, 0, chunk)), outcomes[1].joined(_outcomes(wanted, 1, chunk)))
-        used = tuple(task.id for task in order[: start + size])
-        test = look(used, *outcomes, settings.level, is_complete=len(used) == len(order))
+        chunk += 1
+        used = tuple(task.id for task in order[: chunk * size])
+        is_complete = len(used) == len(order)
+        test = look(used, *outcomes, settings.level, is_complete=is_complete)
         judged = all(one.stands for one in outcomes)
         hopeless = any(sum(one.left_out.values()) > MOST_LEFT_OUT * wanted.n * len(order) for one in outcomes)
-        if hopeless or (test.is_worse and judged):
-            break
-    return GateRun(settings, len(order), used, outcomes, test, last, unfinished, time.monotonic() - began)
+        if is_complete or hopeless or (test.is_worse and judged):
+            return GateRun(settings, len(order), used, outcomes, test, last, unfinished, time.monotonic() - began)
 
 
 def side_run(run_id: str, side: int) -> str:

@@ -33,7 +33,7 @@ def print_result(result: GateResult) -> None:
     for wire in result.tripwires:
         table.add_row(Text(wire.name), Text(_value(wire.baseline)), Text(_value(wire.candidate)), Text(_remark(wire)))
     console.print(table)
-    for line in _lines(result):
+    for line in (*_lines(result), f"run: {_xml(result.run_id)}"):
         console.print(Text(line))
     if result.declines:
         worst = ", ".join(f"{_xml(one.task_id)} {one.baseline:.2f} → {one.candidate:.2f}" for one in result.declines)
@@ -56,7 +56,7 @@ def markdown(result: GateResult) -> str:
             ("", "baseline", "candidate"), [(name, _code(one), _code(other)) for name, one, other in _sides(result)]
         ),
     ]
-    text += ["", *(f"- {line}" for line in _lines(result)), "", "### Tripwires", ""]
+    text += ["", *(f"- {line}" for line in (*_lines(result), f"run: {_code(result.run_id)}")), "", "### Tripwires", ""]
     wires = [
         (wire.name, _value(wire.baseline), _value(wire.candidate), _plain(_remark(wire))) for wire in result.tripwires
     ]
@@ -132,7 +132,7 @@ def _lines(result: GateResult) -> list[str]:
         found.append(
             f"a fall of {result.detectable:.3f} is found in about 4 of 5 gates with as many tasks of this spread"
         )
-    return [*found, f"run: {result.run_id}"]
+    return found
 
 
 def _reward(side: GateSide) -> str:

@@ -13,7 +13,7 @@ from trainspan_cli.gate.gate_run import GateRun, side_run
 from trainspan_loop.trials.comparison import compare
 from trainspan_loop.trials.evidence import Evidence
 from trainspan_schemas.artifacts.gate_result import Tripwire
-from trainspan_schemas.errors import TrainspanError
+from trainspan_schemas.errors import TrainspanError, pip_install
 
 if TYPE_CHECKING:
     from trainspan_processing.stored_rollout import StoredRollout
@@ -47,12 +47,12 @@ def tripwires(run: GateRun, stores: Sequence[str]) -> list[Tripwire]:
     """All tripwires; those that need stored calls are unknown without them."""
     run_id = run.settings.rollouts.run_id
     found: list[Figures] = []
-    unknown = None
-    for side, last in enumerate(run.last):
+    unknown = None if importlib.util.find_spec("polars") else f"polars is missing: {pip_install('processing')}"
+    for side, last in enumerate(() if unknown else run.last):
         name = side_run(run_id, side)
         counted = 0 if last.resumed else last.calls
         try:
-            if importlib.util.find_spec("polars") is None or stored_calls(stores, name, last.round, counted) is None:
+            if stored_calls(stores, name, last.round, counted) is None:
                 unknown = "no collector of the store runs here"
                 break
             found.append(stored_figures(stores, name))

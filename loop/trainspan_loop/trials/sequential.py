@@ -7,7 +7,7 @@ tasks is a test martingale for each λ, and so is a weighted mean of several. By
 reaches 1/a is at most a (Ramdas, Grünwald, Vovk and Shafer 2023, "Game-theoretic statistics and safe anytime-valid inference"; for
 symmetric differences Vovk and Wang 2024, "Efficiency of nonparametric e-tests").
 
-Three fifths of the level go to that, two fifths to the permutation test of `comparison` once all tasks are used. Of each, rewards get
+Seven tenths of the level go to that, three tenths to the permutation test of `comparison` once all tasks are used. Of each, rewards get
 nine tenths and finished rollouts one tenth. So the probability of calling an equal version worse is at most the level.
 """
 
@@ -23,7 +23,7 @@ __all__ = ["Martingale", "SequentialTest", "evidence_against", "look", "reachabl
 
 _RATES: Final = (0.4, 0.8)
 """The λ, for moderate and large falls."""
-_ANYTIME_SHARE: Final = 0.6
+_ANYTIME_SHARE: Final = 0.7
 """Of the level, for the martingale."""
 _REWARD_SHARE: Final = 0.9
 """Of either part, for the rewards; the rest is for finished rollouts, of which few fail."""
