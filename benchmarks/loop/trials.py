@@ -57,7 +57,8 @@ def _gate(tasks: int, n: int, fall: float, rng: np.random.Generator) -> tuple[bo
     before, after = _evidence(_outcomes(rates, n, rng)), _evidence(_outcomes(_fallen(rates, fall), n, rng))
     order, size = list(before.rewards), max(8, -(-tasks // 16))
     for used in (*range(size, tasks, size), tasks):
-        if look(order[:used], before, after, _LEVEL, is_complete=used == tasks, shuffles=_SHUFFLES).is_worse:
+        is_complete = used == tasks
+        if look(order[:used], before, after, _LEVEL, seed=used, is_complete=is_complete, shuffles=_SHUFFLES).is_worse:
             return True, used
     return False, tasks
 

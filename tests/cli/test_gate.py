@@ -160,6 +160,39 @@ def test_a_server_that_stops_answering_gives_no_verdict_and_its_chunk_is_repeate
     assert not ledger.exists()
 
 
+@pytest.mark.ci
+def test_what_fails_entirely_or_earns_nothing_gives_no_verdict(
+    folder: Path, recorder: OtlpRecorder, good: OpenAIServer
+) -> None:
+    tasks = [{"id": str(number), "input": str(number), "answer": "another"} for number in range(TASKS)]
+    (folder / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
+    code, result, _ = ended(start(folder, recorder, good.url, good.url, "--judge", "exact:answer"))
+    assert (code, result.verdict, result.interval, result.difference) == (2, "no verdict", None, 0.0)
+    assert "on too few of them does the baseline earn enough" in result.reason
+    with OpenAIServer(right, models=({"id": "policy"},)) as elsewhere:
+        gate = start(folder, recorder, good.url, elsewhere.url.removesuffix("/v1"), "--judge", "exact:answer")
+        _, errors = gate.communicate(timeout=120)
+    assert gate.returncode == 2
+    assert "has no list of models (404 at" in errors
+    (folder / "agent.py").write_text("def solve(task):\n    raise ValueError('broken')\n")
+    code, result, _ = ended(start(folder, recorder, good.url, good.url, "--judge", "exact:answer"))
+    assert (code, result.verdict) == (2, "no verdict")
+    assert "all 24 rollouts of the baseline failed" in result.reason
+
+
+@pytest.mark.ci
+def test_another_program_is_not_compared_with_the_one_before(
+    folder: Path, recorder: OtlpRecorder, good: OpenAIServer
+) -> None:
+    arguments = (folder, recorder, good.url, good.url, "--judge", "exact:answer", "--run", "p")
+    assert ended(start(*arguments))[0] == 0
+    (folder / "agent.py").write_text(AGENT + "# changed\n")
+    again = start(*arguments, "--resume")
+    _, errors = again.communicate(timeout=120)
+    assert again.returncode == 2
+    assert "cannot resume run p: its code_sha256 is" in errors
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [

@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.util
+import logging
 import sys
 import uuid
 from pathlib import Path
@@ -73,8 +74,10 @@ def gate(
         raise
     except UsageError:
         raise
-    except (TrainspanError, OSError) as error:  # 1 says that the candidate is worse
-        print(f"trainspan: no verdict: {' '.join(str(error).split())}", file=sys.stderr)
+    except Exception as error:  # 1 says that the candidate is worse, so nothing else may end with it
+        logging.getLogger(__name__).debug("gate failed", exc_info=True)
+        named = "" if isinstance(error, TrainspanError | OSError) else f"{type(error).__name__}: "
+        print(f"trainspan: no verdict: {named}{' '.join(str(error).split())}", file=sys.stderr)
         return EXIT_CODES["no verdict"]
 
 
@@ -121,15 +124,23 @@ def _run(
     from trainspan_cli.gate.tripwires import tripwires
     from trainspan_cli.gate.verdict import gate_result
 
+    if out is not None:
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"--out {out}: {error.strerror}") from None
     with rollout_engine(wanted.rollouts, loaded, [wanted.rollouts.tasks]):
         run = _rolled_out(wanted, as_json=as_json)
     result = gate_result(run, tripwires(run, stores))
-    if out is not None:
-        write_pages(result, out)
     if as_json:
         print(event_line(result), flush=True)
     else:
         print_result(result)
+    if out is not None:
+        try:
+            write_pages(result, out)
+        except OSError as error:
+            print(f"trainspan: the pages cannot be written: {error}", file=sys.stderr)
     return result.exit_code
 
 

@@ -75,6 +75,8 @@ def run_gate(settings: GateSettings, on_progress: Callable[[Progress], None]) ->
     order = _ordered_tasks(settings)
     wanted = settings.rollouts
     folder = _open_folder(settings)
+    for side in (0, 1):
+        _check_answers(settings, side)
     size = max(_LEAST, ceil(len(order) / _LOOKS))
     outcomes = (Evidence({}, {}, {}), Evidence({}, {}, {}))
     progress, unfinished, chunk = _Progress(2 * wanted.n * len(order), on_progress), 0, 0
@@ -87,7 +89,7 @@ def run_gate(settings: GateSettings, on_progress: Callable[[Progress], None]) ->
         chunk += 1
         used = tuple(task.id for task in order[: chunk * size])
         is_complete = len(used) == len(order)
-        test = look(used, *outcomes, settings.level, is_complete=is_complete)
+        test = look(used, *outcomes, settings.level, seed=_seed(wanted.run_id), is_complete=is_complete)
         judged = all(one.stands for one in outcomes)
         hopeless = any(sum(one.left_out.values()) > MOST_LEFT_OUT * wanted.n * len(order) for one in outcomes)
         if is_complete or hopeless or (test.is_worse and judged):
@@ -135,6 +137,12 @@ def _open_folder(settings: GateSettings) -> Path:
         "judge": wanted.judge,
         "target": list(wanted.target),
         "harness": wanted.harness,
+        "workspace": wanted.workspace,
+        "timeout_s": wanted.timeout_s,
+        "retries": wanted.retries,
+        "allow_no_calls": wanted.allow_no_calls,
+        "max_reward": wanted.max_reward,
+        "code_sha256": _code_of(wanted.target),
     }
     file = folder / _HEAD
     if not wanted.resume:
@@ -145,7 +153,10 @@ def _open_folder(settings: GateSettings) -> Path:
         return folder
     if not file.exists():
         raise UsageError(f"nothing to resume: {file} does not exist; run without --resume first")
-    recorded = json.loads(file.read_text())
+    try:
+        recorded = json.loads(file.read_text())
+    except ValueError as error:
+        raise UsageError(f"cannot resume run {wanted.run_id}: {file} is damaged: {error}") from None
     if changed := [name for name in head if recorded.get(name) != head[name]]:
         name = changed[0]
         raise UsageError(
@@ -155,10 +166,23 @@ def _open_folder(settings: GateSettings) -> Path:
     return folder
 
 
+def _seed(run_id: str) -> int:
+    return random.Random(run_id).getrandbits(32)
+
+
+def _code_of(target: Sequence[str]) -> dict[str, str]:
+    """File that the target names → its digest."""
+    files = {part: Path(part.rpartition(":")[0] or part) for part in target}
+    return {part: sha256_of(file) for part, file in files.items() if file.is_file()}
+
+
 def _rolled_out(settings: GateSettings, side: int, chunk: int, tasks: Path, progress: "_Progress") -> RunResult:
     """Runs what is left of a chunk's rollouts under one server."""
     wanted = settings.rollouts
     run_id = side_run(wanted.run_id, side)
+    ended = run_folder(wanted.run_id) / f"{SIDES[side]}-{chunk:04d}.ended"
+    if not ended.exists():  # a gate that was interrupted here does not know whether the server answered throughout
+        _ledger(wanted, side, chunk).unlink(missing_ok=True)
     own = replace(
         wanted,
         tasks=tasks,
@@ -176,6 +200,7 @@ def _rolled_out(settings: GateSettings, side: int, chunk: int, tasks: Path, prog
     except PolicyServerError:  # what failed meanwhile says nothing about the policy, and an agent cannot always tell
         _ledger(wanted, side, chunk).unlink()
         raise
+    _write(ended, "")
     progress.end()
     return result
 
@@ -188,6 +213,10 @@ def _check_answers(settings: GateSettings, side: int) -> None:
             answer = ask(f"{url.rstrip('/')}/models", timeout_s=_ANSWER_S, through_proxy=through_proxy)
         except ConnectionError:
             continue
+        if answer.status == HTTPStatus.NOT_FOUND:
+            raise PolicyServerError(
+                f"the {SIDES[side]} {url} has no list of models (404 at {url.rstrip('/')}/models): most base URLs end in /v1"
+            )
         if answer.status < HTTPStatus.INTERNAL_SERVER_ERROR:
             return
     run_id = settings.rollouts.run_id

@@ -13,7 +13,7 @@ from trainspan_cli.gate.gate_run import GateRun, side_run
 from trainspan_loop.trials.comparison import compare
 from trainspan_loop.trials.evidence import Evidence
 from trainspan_schemas.artifacts.gate_result import Tripwire
-from trainspan_schemas.errors import TrainspanError, pip_install
+from trainspan_schemas.errors import pip_install
 
 if TYPE_CHECKING:
     from trainspan_processing.stored_rollout import StoredRollout
@@ -56,7 +56,7 @@ def tripwires(run: GateRun, stores: Sequence[str]) -> list[Tripwire]:
                 unknown = "no collector of the store runs here"
                 break
             found.append(stored_figures(stores, name))
-        except TrainspanError as error:
+        except Exception as error:  # noqa: BLE001 - they warn, and must not cost the verdict
             unknown = f"the store cannot be read: {error}"
             break
     left_out = [_left_out(outcomes, run.used, run.settings.rollouts.n) for outcomes in run.outcomes]

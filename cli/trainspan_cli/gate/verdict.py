@@ -8,7 +8,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from trainspan_cli.gate.gate_run import SIDES, GateRun, side_run
 from trainspan_loop.trials.evidence import Evidence
-from trainspan_loop.trials.sequential import reachable
+from trainspan_loop.trials.sequential import could_be_worse
 from trainspan_schemas.artifacts.gate_result import GateResult, GateSide, GateVerdict, TaskDecline, Tripwire
 from trainspan_schemas.intervals import MOST_LEFT_OUT, RewardEstimate, t_interval
 
@@ -35,7 +35,7 @@ def gate_result(run: GateRun, tripwires: Sequence[Tripwire]) -> GateResult:
         baseline=_side(settings.urls[0], run.outcomes[0]),
         candidate=_side(settings.urls[1], run.outcomes[1]),
         difference=statistics.fmean(differences) if differences else None,
-        interval=t_interval(differences),
+        interval=t_interval(differences) if len(set(differences)) > 1 else None,
         detectable=_detectable(differences, settings.level),
         evidence=test.evidence,
         decisive=test.decisive,
@@ -69,11 +69,22 @@ def _trouble(run: GateRun) -> str | None:
                 f"({named}), more than {MOST_LEFT_OUT:.0%}; `trainspan explain` with run {side_run(settings.rollouts.run_id, side)} "
                 f"says why{again}"
             )
+        if not outcomes.rewards:
+            return f"no verdict: all {outcomes.rollouts} rollouts of the {SIDES[side]} failed: is it the right server?"
     if run.test.is_worse:
         return None
-    common = len(_falls(*run.outcomes))
-    if not common or not reachable(common, settings.rollouts.n, settings.level):
-        return f"no verdict: {common} of {run.tasks} tasks have a reward under both servers, too few for level {settings.level:g}{again}"
+    shares = [_failed(one) / one.rollouts for one in run.outcomes]
+    if shares[1] - shares[0] > MOST_LEFT_OUT:
+        return (
+            f"no verdict: {shares[1]:.0%} of the candidate's rollouts failed, {shares[0]:.0%} of the baseline's; "
+            f"what more than {MOST_LEFT_OUT:.0%} would have earned is not known"
+        )
+    falls = _falls(*run.outcomes)
+    if not falls or (sum(falls.values()) >= 0 and not could_be_worse(*run.outcomes, settings.level)):
+        return (
+            f"no verdict: {len(falls)} of {run.tasks} tasks have a reward under both servers, and on too few of them does the baseline "
+            f"earn enough for a decline to be found at level {settings.level:g}{again}"
+        )
     return None
 
 

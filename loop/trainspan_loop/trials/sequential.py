@@ -19,7 +19,7 @@ from typing import Final
 from trainspan_loop.trials.comparison import SHUFFLES, Comparison, compare, smallest_p
 from trainspan_loop.trials.evidence import Evidence
 
-__all__ = ["Martingale", "SequentialTest", "evidence_against", "look", "reachable"]
+__all__ = ["Martingale", "SequentialTest", "could_be_worse", "evidence_against", "look", "reachable"]
 
 _RATES: Final = (0.4, 0.8)
 """The λ, for moderate and large falls."""
@@ -93,16 +93,20 @@ def look(
     after: Evidence,
     level: float,
     *,
+    seed: int,
     is_complete: bool,
     shuffles: int = SHUFFLES,
 ) -> SequentialTest:
-    """Reads the outcomes of the tasks so far, in the order in which they were drawn, which must not depend on outcomes."""
+    """Reads the outcomes of the tasks so far, in the order in which they were drawn, which must not depend on outcomes.
+
+    `seed` is that of the permutation test's shuffles: another one for each comparison.
+    """
     evidence = evidence_against(order, before, after)
     if not is_complete:
         return SequentialTest(level, evidence)
-    failed = any(0.0 in outcomes for one in (before, after) for outcomes in one.finished.values())
-    reward = compare(before.rewards, after.rewards, len(order), shuffles=shuffles)
-    finished = compare(before.finished, after.finished, len(order), shuffles=shuffles) if failed else None
+    failed = _has_failed(before, after)
+    reward = compare(before.rewards, after.rewards, seed, shuffles=shuffles)
+    finished = compare(before.finished, after.finished, seed, shuffles=shuffles) if failed else None
     return SequentialTest(level, evidence, reward, finished)
 
 
@@ -119,6 +123,25 @@ def evidence_against(order: Sequence[str], before: Evidence, after: Evidence) ->
 def reachable(tasks: int, n: int, level: float) -> bool:
     """Whether a version could be called worse on so many tasks with `n` outcomes each, if all of its outcomes are worse."""
     return smallest_p(tasks, n) <= _REWARD_SHARE * (1 - _ANYTIME_SHARE) * level
+
+
+def could_be_worse(before: Evidence, after: Evidence, level: float) -> bool:
+    """Whether these tasks could show a decline in reward at all: if every outcome after were the least one seen, or 0, on the tasks where
+    one before is better than that."""
+    least = min((min(rewards) for one in (before, after) for rewards in one.rewards.values()), default=0.0)
+    least = min(least, 0.0)
+    choices = [
+        math.comb(len(rewards) + len(after.rewards[task]), len(rewards))
+        for task, rewards in before.rewards.items()
+        if task in after.rewards and max(rewards) > least
+    ]
+    share = _REWARD_SHARE if _has_failed(before, after) else 1.0
+    smallest = max(1 / math.prod(choices), 1 / (SHUFFLES + 1))
+    return bool(choices) and smallest <= share * (1 - _ANYTIME_SHARE) * level
+
+
+def _has_failed(before: Evidence, after: Evidence) -> bool:
+    return any(0.0 in outcomes for one in (before, after) for outcomes in one.finished.values())
 
 
 def _log_mean_over_choices(weights: Sequence[float], k: int) -> float:

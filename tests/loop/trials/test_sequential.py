@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from trainspan_loop.trials.evidence import Evidence
-from trainspan_loop.trials.sequential import Martingale, evidence_against, look, reachable
+from trainspan_loop.trials.sequential import Martingale, could_be_worse, evidence_against, look, reachable
 
 
 def evidence(rewards: Mapping[str, Sequence[float]], failed: Mapping[str, int] | None = None) -> Evidence:
@@ -70,7 +70,7 @@ def test_rollouts_that_fail_count_without_rewards() -> None:
     order = [str(number) for number in range(14)]
     before = evidence({task: [1.0] for task in order})
     after = evidence({}, dict.fromkeys(order, 1))
-    found = look(order, before, after, 0.05, is_complete=False)
+    found = look(order, before, after, 0.05, seed=0, is_complete=False)
     # .9 + .1 (f(.4)^14 + f(.8)^14) / 2 = .9 + .05 (90.9 + 1249) = 67.9
     assert found.evidence == pytest.approx(67.9, rel=0.02)
     assert found.is_worse
@@ -81,8 +81,8 @@ def test_a_decline_that_only_all_tasks_show_is_found_at_the_end() -> None:
     # 7 falls: p = 1/128 = .0078, of the .3 · .05 = .015 that are left.
     order = [str(number) for number in range(7)]
     before, after = evidence({task: [1.0] for task in order}), evidence({task: [0.0] for task in order})
-    assert not look(order, before, after, 0.05, is_complete=False).is_worse
-    assert look(order, before, after, 0.05, is_complete=True).is_worse
+    assert not look(order, before, after, 0.05, seed=0, is_complete=False).is_worse
+    assert look(order, before, after, 0.05, seed=0, is_complete=True).is_worse
     assert reachable(7, 1, 0.05)
     assert not reachable(6, 1, 0.05)
 
@@ -107,7 +107,7 @@ def _releases(count: int, tasks: int, shift: float, failing: float) -> list[tupl
             sides.append(evidence(kept, {task: 1 for at, task in enumerate(order) if lost[at]}))
         used = 0
         for used in (*range(8, tasks, 8), tasks):
-            test = look(order[:used], *sides, 0.05, is_complete=used == tasks, shuffles=500)
+            test = look(order[:used], *sides, 0.05, seed=0, is_complete=used == tasks, shuffles=500)
             if test.is_worse:
                 break
         found.append((test.is_worse, used))
@@ -123,3 +123,15 @@ def test_most_great_declines_are_found_before_all_tasks_are_used() -> None:
     found = _releases(60, 80, shift=3.0, failing=0.0)
     assert sum(worse for worse, _ in found) >= 55
     assert sum(used < 80 for worse, used in found if worse) >= 45
+
+
+def test_a_baseline_that_earns_too_little_could_not_show_a_decline() -> None:
+    def evidence(earned: int, tasks: int) -> Evidence:
+        rewards = {str(task): [float(task < earned)] for task in range(tasks)}
+        return Evidence(rewards, {task: [1.0] for task in rewards}, {})
+
+    nothing = evidence(0, 50)
+    # Without failures the permutation test has .3 · .05 = .015 of the level: 2^-6 is above that, 2^-7 is not.
+    assert not could_be_worse(evidence(6, 50), nothing, 0.05)
+    assert could_be_worse(evidence(7, 50), nothing, 0.05)
+    assert not could_be_worse(nothing, nothing, 0.05)
