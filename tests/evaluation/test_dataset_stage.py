@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from evaluation.ablations.retokenized import Retokenizer, count_retokenized
 from evaluation.dataset_stage import Stage, split_command
-from trainspan_schemas.artifacts.dataset import dataset_dirs, manifest_path, round_dir_name
+from trainspan_schemas.artifacts.dataset import DATASET_VERSION, dataset_dirs, manifest_path, round_dir_name
 from trainspan_training.data.dataset import open_dataset
 
 
@@ -48,7 +48,7 @@ def sample(run: Path, round_: int, ids: list[list[int]] | None = None) -> None:
     about = manifest_path(dataset)
     about.parent.mkdir()
     file = {"name": part.name, "sha256": hashlib.sha256(part.read_bytes()).hexdigest()}
-    manifest = {"version": 3, "round": round_, "rows": len(ids), "rollouts": len(ids), "files": [file]}
+    manifest = {"version": DATASET_VERSION, "round": round_, "rows": len(ids), "rollouts": len(ids), "files": [file]}
     about.write_text(json.dumps(manifest))
     (run / "sampled" / f"{dataset.name}.json").write_text("{}")
 

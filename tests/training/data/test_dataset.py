@@ -84,7 +84,7 @@ def test_a_dataset_of_another_version_is_refused(tmp_path: Path) -> None:
         open_dataset(folder)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"version": 3}', '{"version": 3, "round": null}'])
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"version": 4}', '{"version": 4, "round": null}'])
 def test_a_malformed_manifest_is_refused(tmp_path: Path, text: str) -> None:
     folder = write_dataset(tmp_path, [CALL], round_=3)
     manifest_path(folder).write_text(text)
