@@ -53,14 +53,6 @@ def identity(attributes: Mapping[str, Json]) -> tuple[str | None, int | None]:
     return rollout_id, attempt
 
 
-def identity_of_resource(attributes: Mapping[str, Json]) -> tuple[str | None, int | None]:
-    """The same of a process's resource, in which environment variables have only texts."""
-    attempt = attributes.get(keys.ATTEMPT)
-    if isinstance(attempt, str) and attempt.isascii() and attempt.isdecimal():
-        return identity({**attributes, keys.ATTEMPT: int(attempt)})
-    return identity(attributes)
-
-
 @functools.cache
 def _log_attempt() -> None:
     log.warning(

@@ -73,7 +73,7 @@ def read_origin(
         {key: value for key, value in rest.items() if value}, read_attributes(scope.attributes)
     )
     service = look.text(of_resource.plain, "service.name")
-    return Origin(service, of_resource.text, scope.name, scope_json, look.identity_of_resource(of_resource.plain))
+    return Origin(service, of_resource.text, scope.name, scope_json, look.identity(of_resource.plain))
 
 
 def signed(value: int) -> int:

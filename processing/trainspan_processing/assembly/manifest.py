@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import polars as pl
 
@@ -120,9 +120,14 @@ def _digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
+_FUNCTIONS: Final = ("reward", "filter", "credit", "baseline")
+"""Settings that may name a function; others may have text of that form, such as `agents = "kind:main"`."""
+
+
 def _function_digests(settings: Mapping[str, Any]) -> dict[str, str]:
     """Function named in the settings → hash of its source file, since its code also determines the rows."""
-    names = {value for value in settings.values() if isinstance(value, str) and is_function_name(value)}
+    named = (settings.get(name) for name in _FUNCTIONS)
+    names = {value for value in named if isinstance(value, str) and is_function_name(value)}
     return {name: code_digest(name) for name in sorted(names)}
 
 

@@ -1,12 +1,14 @@
 """What came of the tool calls of answers: from the spans and log records of frameworks and harnesses, and from later requests.
 
 All name a tool call by the id that the policy server gave it in the answer, so that it is known which call of the model a tool's
-outcome belongs to, whatever the clocks say. If a rollout has tool spans without ids, a request's results only add to those of the
-same name, in order: they are the same steps.
+outcome belongs to, whatever the clocks say. Some parsers of vLLM number the calls of a request's history (`functions.bash:0`), so that
+an id comes again after a compaction, or in a sub-agent: an outcome then belongs to the last call before it that asked for the id. If a
+rollout has tool spans without ids, records and results add to those of the same name, in order: they are the same steps.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -39,13 +41,31 @@ TOOL_USES: Final[Schema] = {
     "seen_ns": pl.Int64,
 }
 """One row per tool call, within a rollout in the order of `seen_ns`, when the first record of it was made. call_trace_id and
-call_span_id are the model's call that asked for it, NULL if no record has its id; trace_id and span_id its own span, NULL if it has
-none. `start_ns` and `end_ns` are NULL if only a request tells of it. `failed` is false unless a record says otherwise."""
+call_span_id are the model's call that asked for it, NULL if no record has its id or if several choices have it; trace_id and span_id
+its own span, NULL if it has none. `start_ns` and `end_ns` are NULL if only a request tells of it. `failed` is false unless a record
+says otherwise."""
 
 _RECORD: Final = ("time_ns", "trace_id", "rollout_id", "attributes")
 _IDS_PER_READ: Final = 10_000
+_SPEAKING: Final = (*ROLLOUT_KEY, *SPAN_KEY, "start_ns", "agent")
+_SPOKEN: Final = ("start_ns", *SPAN_KEY)
+_GUESSABLE: Final = re.compile(r".{0,11}|.*:\d+", re.DOTALL)
+"""Ids that a stranger may guess: a record of another trace must have a longer one, without a number of its own."""
 _Rollout = tuple[str, int]
 _Key = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Asker:
+    """A call whose answer has a tool call's id."""
+
+    start_ns: int
+    span: _Key
+    agent: str | None
+
+
+_Askers = Mapping[str, Sequence[_Asker]]
+"""Id of a tool call → the calls of a rollout that asked for it, in the order of their starts."""
 
 
 @dataclass(slots=True)
@@ -53,6 +73,8 @@ class _Use:
     """One tool call, as far as records of it were read."""
 
     call_id: str | None = None
+    asker: int = 0
+    """Place in `_Askers`."""
     span: _Key | None = None
     name: str | None = None
     arguments: str | None = None
@@ -75,27 +97,70 @@ class _Use:
 class _OfRollout:
     """The tool calls of a rollout."""
 
-    by_id: dict[str, _Use] = field(default_factory=dict)
+    askers: _Askers
+    by_id: dict[tuple[str, int], _Use] = field(default_factory=dict)
+    """Id and asker → the call."""
     nameless: list[_Use] = field(default_factory=list)
-    """Those without an id."""
+    """Those whose spans have no id."""
 
-    def use(self, call_id: str | None, order: int) -> _Use:
-        if call_id is None:
-            self.nameless.append(_Use(order=order))
+    def of_span(self, step: ToolStep, start_ns: int) -> _Use:
+        if step.call_id is None:
+            self.nameless.append(_Use(order=start_ns))
             return self.nameless[-1]
-        use = self.by_id.setdefault(call_id, _Use(call_id, order=order))
+        return self._use(step.call_id, self._asker(step.call_id, start_ns, None), start_ns)
+
+    def of_record(self, call_id: str, step: ToolStep, start_ns: int) -> _Use:
+        asker = self._asker(call_id, start_ns, None)
+        if (call_id, asker) not in self.by_id and (use := self._nameless(step)) is not None:
+            self._name(use, call_id, asker)
+        return self._use(call_id, asker, start_ns)
+
+    def add_result(self, result: ToolResult, order: int, agent: str | None) -> None:
+        """Adds what a request of this agent says."""
+        step = ToolStep(result.id, result.name, result.arguments, result.result, result.is_error, None, None)
+        asker = self._asker(result.id, order - 1, agent)
+        if (result.id, asker) not in self.by_id and self.nameless:
+            if (use := self._nameless(step, order)) is None:
+                return
+            self._name(use, result.id, asker)
+        self._use(result.id, asker, order).add(step)
+
+    def caller(self, use: _Use) -> _Key | None:
+        """The call that asked for it; None if none is known, or if choices of one request did."""
+        askers = self.askers.get(use.call_id or "", ())
+        if not askers:
+            return None
+        start_ns = askers[use.asker].start_ns
+        same = [asker.span for asker in askers if asker.start_ns == start_ns]
+        return same[0] if len(same) == 1 else None
+
+    def _asker(self, call_id: str, at_ns: int, agent: str | None) -> int:
+        """The last call that had asked by then, of the agent if it asked at all."""
+        askers = self.askers.get(call_id, ())
+        places = [place for place, asker in enumerate(askers) if asker.agent == agent] or range(len(askers))
+        return max((place for place in places if askers[place].start_ns <= at_ns), default=min(places, default=0))
+
+    def _nameless(self, step: ToolStep, until_ns: int | None = None) -> _Use | None:
+        """The first call without an id that may be the one of a step."""
+        return next(
+            (
+                use
+                for use in self.nameless
+                if use.call_id is None
+                and use.name == step.name
+                and (until_ns is None or use.order <= until_ns)
+                and (until_ns is not None or None in (use.arguments, step.arguments) or use.arguments == step.arguments)
+            ),
+            None,
+        )
+
+    def _name(self, use: _Use, call_id: str, asker: int) -> None:
+        use.call_id, use.asker, self.by_id[call_id, asker] = call_id, asker, use
+
+    def _use(self, call_id: str, asker: int, order: int) -> _Use:
+        use = self.by_id.setdefault((call_id, asker), _Use(call_id, asker, order=order))
         use.order = min(use.order, order)
         return use
-
-    def result(self, result: ToolResult, order: int) -> None:
-        """Adds what a request says."""
-        step = ToolStep(result.id, result.name, result.arguments, result.result, result.is_error, None, None)
-        if result.id not in self.by_id and self.nameless:
-            same = (use for use in self.nameless if use.name == result.name and use.order <= order and not use.call_id)
-            if (use := next(same, None)) is None:
-                return
-            use.call_id, self.by_id[result.id] = result.id, use
-        self.use(result.id, order).add(step)
 
 
 def read_tool_uses(
@@ -114,45 +179,71 @@ def read_tool_uses(
         return pl.DataFrame(schema=TOOL_USES)
     if attributes is None:
         attributes = _attributes(source, pl.concat([_places(speaking), _places(tools)]))
-    found: dict[_Rollout, _OfRollout] = {}
+    asked = _askers(speaking, attributes)
+    uses = {
+        (rollout_id, attempt): _OfRollout(asked.get((rollout_id, attempt), {}))
+        for rollout_id, attempt in calls.select(ROLLOUT_KEY).unique(maintain_order=True).iter_rows()
+    }
+    _add_spans(uses, tools, attributes)
+    _add_records(uses, speaking, source)
+    for *rollout, trace_id, span_id, start_ns, agent in speaking.select(*_SPEAKING).sort(*_SPOKEN).iter_rows():
+        for result in _results(attributes.get((trace_id, span_id), {})):
+            uses[rollout[0], rollout[1]].add_result(result, start_ns, agent)
+    return _frame(uses)
+
+
+def _askers(
+    speaking: pl.DataFrame, attributes: Mapping[_Key, Mapping[str, Any]]
+) -> dict[_Rollout, dict[str, list[_Asker]]]:
+    asked: dict[_Rollout, dict[str, list[_Asker]]] = {}
+    for *rollout, trace_id, span_id, start_ns, agent in speaking.select(*_SPEAKING).sort(*_SPOKEN).iter_rows():
+        of_rollout = asked.setdefault((rollout[0], rollout[1]), {})
+        for call_id in _ids(attributes.get((trace_id, span_id), {})):
+            of_rollout.setdefault(call_id, []).append(_Asker(start_ns, (trace_id, span_id), agent))
+    return asked
+
+
+def _add_spans(
+    uses: Mapping[_Rollout, _OfRollout], tools: pl.DataFrame, attributes: Mapping[_Key, Mapping[str, Any]]
+) -> None:
     for row in tools.select(*ROLLOUT_KEY, *SPAN_KEY, "start_ns", "end_ns", "failed", "error_type").iter_rows():
-        rollout, span, (start_ns, end_ns, failed, error) = (row[0], row[1] or 0), (row[2], row[3]), row[4:]
-        if (step := tool_step(attributes.get(span, {}))) is not None:
-            use = found.setdefault(rollout, _OfRollout()).use(step.call_id, start_ns)
+        rollout, span, (start_ns, end_ns, failed, error) = (row[0], row[1]), (row[2], row[3]), row[4:]
+        if (step := tool_step(attributes.get(span, {}))) is None:
+            continue
+        use = uses[rollout].of_span(step, start_ns)
+        if use.span is None:  # of several spans with an id, the one that began first is the outermost
             use.span, use.start_ns, use.end_ns = span, start_ns, end_ns
-            use.failed, use.error = failed or step.failed, error if failed else None
-            use.add(step)
-    asked: dict[_Rollout, dict[str, _Key]] = {}
+        elif end_ns is not None:
+            use.end_ns = max(use.end_ns or end_ns, end_ns)
+        use.failed = use.failed or failed or step.failed
+        use.error = use.error or (error if failed else None)
+        use.add(step)
+
+
+def _add_records(uses: Mapping[_Rollout, _OfRollout], speaking: pl.DataFrame, source: Source) -> None:
     by_trace: dict[str, set[_Rollout]] = {}
-    results: list[tuple[_Rollout, int, ToolResult]] = []
-    for row in speaking.select(*ROLLOUT_KEY, *SPAN_KEY, "start_ns").iter_rows():
-        rollout, span = (row[0], row[1]), (row[2], row[3])
-        by_trace.setdefault(row[2], set()).add(rollout)
-        said = attributes.get(span, {})
-        ids = said.get(keys.CALL_TOOL_CALLS)
-        asked.setdefault(rollout, {}).update(dict.fromkeys(ids if isinstance(ids, list) else (), span))
-        results += [(rollout, row[4], result) for result in _results(said)]
     by_id: dict[str, set[_Rollout]] = {}
-    for rollout in asked:
-        by_id.setdefault(rollout[0], set()).add(rollout)
-    for time_ns, trace_id, rollout_id, step in _records(source, sorted(by_trace), sorted(by_id)):
-        for rollout in by_trace.get(trace_id or "", by_id.get(rollout_id or "", ())):
-            if step.call_id in asked[rollout]:
+    for rollout_id, attempt, trace_id in speaking.select(*ROLLOUT_KEY, "trace_id").unique().iter_rows():
+        by_trace.setdefault(trace_id, set()).add((rollout_id, attempt))
+        by_id.setdefault(rollout_id, set()).add((rollout_id, attempt))
+    for time_ns, trace_id, rollout_id, call_id, step in _records(source, sorted(by_trace), sorted(by_id)):
+        is_own = (trace_id or "") in by_trace
+        if not is_own and _GUESSABLE.fullmatch(call_id):
+            continue
+        for rollout in by_trace[trace_id or ""] if is_own else by_id.get(rollout_id or "", ()):
+            if call_id in uses[rollout].askers:
                 start_ns = time_ns - round((step.seconds or 0.0) * 1e9)
-                use = found.setdefault(rollout, _OfRollout()).use(step.call_id, start_ns)
+                use = uses[rollout].of_record(call_id, step, start_ns)
                 use.start_ns, use.end_ns = use.start_ns or start_ns, use.end_ns or time_ns
                 use.add(step)
-    for rollout, start_ns, result in sorted(results, key=lambda item: item[1]):
-        found.setdefault(rollout, _OfRollout()).result(result, start_ns)
-    return _frame(found, asked)
 
 
-def _frame(found: dict[_Rollout, _OfRollout], asked: dict[_Rollout, dict[str, _Key]]) -> pl.DataFrame:
+def _frame(of_rollouts: Mapping[_Rollout, _OfRollout]) -> pl.DataFrame:
     rows: list[tuple[Any, ...]] = []
-    for rollout, of_rollout in found.items():
+    for rollout, of_rollout in of_rollouts.items():
         uses = {id(use): use for use in (*of_rollout.nameless, *of_rollout.by_id.values())}
         for use in sorted(uses.values(), key=lambda use: use.order):
-            call = asked.get(rollout, {}).get(use.call_id or "") or (None, None)
+            call = of_rollout.caller(use) or (None, None)
             said = (
                 use.name,
                 use.arguments,
@@ -179,6 +270,12 @@ def _attributes(source: Source, spans: pl.DataFrame) -> dict[_Key, dict[str, Any
     }
 
 
+def _ids(attributes: Mapping[str, Any]) -> list[str]:
+    """Ids of the tool calls in an answer."""
+    ids = attributes.get(keys.CALL_TOOL_CALLS)
+    return list(dict.fromkeys(one for one in ids if isinstance(one, str))) if isinstance(ids, list) else []
+
+
 def _results(attributes: Mapping[str, Any]) -> list[ToolResult]:
     """What a request said; the policy server wrote it, but an agent may send a span of that form."""
     text = attributes.get(keys.CALL_TOOL_RESULTS)
@@ -190,8 +287,9 @@ def _results(attributes: Mapping[str, Any]) -> list[ToolResult]:
 
 def _records(
     source: Source, traces: list[str], rollouts: list[str]
-) -> Iterator[tuple[int, str | None, str | None, ToolStep]]:
-    """time_ns, trace, rollout and content of the log records of tools in these traces or with these rollouts, by time."""
+) -> Iterator[tuple[int, str | None, str | None, str, ToolStep]]:
+    """time_ns, trace, rollout, id of the tool call and content of the tools' log records in these traces or with these rollouts, by
+    time."""
     rows: set[tuple[int, str | None, str | None, str | None]] = set()
     for name, ids in (("trace_ids", traces), ("rollout_ids", rollouts)):
         for start in range(0, len(ids), _IDS_PER_READ):
@@ -201,4 +299,4 @@ def _records(
     for time_ns, trace_id, rollout_id, text in sorted(rows, key=lambda row: (row[0], str(row))):
         step = tool_step_of_record(json.loads(text or "{}"))
         if step.call_id is not None:
-            yield time_ns, trace_id, rollout_id, step
+            yield time_ns, trace_id, rollout_id, step.call_id, step

@@ -21,6 +21,10 @@ TOOL_EVENTS: Final = ("tool_result", "codex.tool_result")
 """Names of log records of a tool that has ended: Claude Code's and Codex's."""
 
 
+_MOST_MILLISECONDS: Final = 1e12
+"""Some thirty years: what is longer, or no number, is no duration."""
+
+
 @dataclass(frozen=True, slots=True)
 class ToolStep:
     """What one record says; None: nothing."""
@@ -70,9 +74,10 @@ def _step(attributes: Mapping[str, Any]) -> ToolStep:
 
 def _milliseconds(value: Any) -> float | None:
     try:
-        return None if value is None else float(value) / 1e3
+        number = float(value)
     except (TypeError, ValueError):
         return None
+    return number / 1e3 if 0 <= number <= _MOST_MILLISECONDS else None
 
 
 def _first(attributes: Mapping[str, Any], names: tuple[str, ...]) -> str | None:

@@ -47,9 +47,15 @@ def results_from_json(text: str) -> list[ToolResult]:
     """Raises InvalidRecordError if the text is none of `results_to_json`."""
     try:
         records = json.loads(text)
-        return [ToolResult(**record) for record in (records if isinstance(records, list) else [records])]
-    except (ValueError, TypeError) as error:
+        results = [ToolResult(**record) for record in (records if isinstance(records, list) else [records])]
+    except (ValueError, TypeError, RecursionError) as error:
         raise InvalidRecordError(f"no list of tool results: {error}") from error
+    for one in results:
+        texts = isinstance(one.id, str) and isinstance(one.result, str)
+        optional = all(value is None or isinstance(value, str) for value in (one.name, one.arguments))
+        if not (texts and optional and (one.is_error is None or isinstance(one.is_error, bool))):
+            raise InvalidRecordError(f"no list of tool results: a value of {one.id!r:.80} has another type")
+    return results
 
 
 def _cut(text: str) -> str:

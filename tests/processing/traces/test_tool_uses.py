@@ -6,7 +6,7 @@ import pytest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 
-from tests.processing.conftest import Bench
+from tests.processing.conftest import Bench, rows
 from tests.processing.support.traces import START_NS, TestRollout
 from trainspan_processing.read.tool_uses import read_tool_uses
 from trainspan_processing.rewards.rollout_rewards import reward_rollouts
@@ -14,6 +14,9 @@ from trainspan_processing.traces.rollout_reader import stored_rollouts
 from trainspan_schemas.config.settings import DatasetSettings
 from trainspan_schemas.telemetry import keys
 from trainspan_schemas.telemetry.tools import ToolResult, results_to_json
+
+B = "chatcmpl-tool-b"
+"""Long enough for a record of another trace."""
 
 
 def _log(rollout: TestRollout, at: float, *, traced: bool = True, **attributes: str) -> None:
@@ -46,17 +49,17 @@ def rollout(bench: Bench) -> TestRollout:
     """Call 0 asks for a and b, call 1 for c, call 2 for d; calls 1 to 3 bring the results. a has a span and a record, b a record, c only
     the result; nothing is known of d."""
     rollout = bench.rollout("a")
-    rollout.call(0, [1], [2], at=1.0, **_asks("a", "b"))
+    rollout.call(0, [1], [2], at=1.0, **_asks("a", B))
     rollout.span("tool a", 2.0, 2.5, span__type="tool", tool_name="Bash", **{"gen_ai.tool.call.id": "a"})
     _log(rollout, 2.6, event__name="tool_result", tool_use_id="a", success="false", duration_ms="400", error="exit 1",
          tool_input='{"command": "ls"}')  # fmt: skip
-    _log(rollout, 4.0, traced=False, event__name="codex.tool_result", tool_name="exec", call_id="b", success="true",
+    _log(rollout, 4.0, traced=False, event__name="codex.tool_result", tool_name="exec", call_id=B, success="true",
          duration_ms="1000", arguments="{}", output="done")  # fmt: skip
     _log(rollout, 4.0, event__name="codex.tool_result", tool_name="exec", call_id="a stranger's", success="false")
-    _log(rollout, 4.0, event__name="codex.tool_decision", tool_name="exec", call_id="b", decision="approved")
+    _log(rollout, 4.0, event__name="codex.tool_decision", tool_name="exec", call_id=B, decision="approved")
     brought = (
         ToolResult("a", "Bash", '{"command": "ls"}', "no file", is_error=True),
-        ToolResult("b", "exec", "{}", "done and more", is_error=None),
+        ToolResult(B, "exec", "{}", "done and more", is_error=None),
     )
     rollout.call(1, [1, 2], [3], at=5.0, **_asks("c"), **_brings(*brought))
     rollout.call(
@@ -81,7 +84,7 @@ def test_each_use_has_what_spans_records_and_requests_say_and_the_call_that_aske
     ]  # fmt: skip
     assert rows == [
         ("a", 0, "Bash", '{"command": "ls"}', "no file", True, "exit 1"),
-        ("b", 0, "exec", "{}", "done", False, None),
+        (B, 0, "exec", "{}", "done", False, None),
         ("c", 1, "Edit", "{}", "bad JSON", True, None),
     ]
     tools = [(tool.name, tool.call, tool.seconds, tool.failed) for tool in stored.tools]
@@ -120,3 +123,87 @@ def test_steps_of_a_framework_without_ids_are_not_told_twice(bench: Bench) -> No
         uses = read_tool_uses(source, traces.calls, traces.spans)
     assert uses.select("tool_call_id", "name", "arguments", "result").rows() == [("x", "add", "[1]", "3")]
     assert uses["call_span_id"].to_list() == traces.calls.filter(traces.calls["call_index"] == 0)["span_id"].to_list()
+
+
+def _uses(bench: Bench, rollout: TestRollout, *columns: str) -> list[tuple[Any, ...]]:
+    """The values of the columns, each after the index of the call that asked."""
+    bench.send(rollout)
+    with bench.source() as source:
+        traces = bench.traces()
+        uses = read_tool_uses(source, traces.calls, traces.spans)
+    index = {row[0]: row[1] for row in traces.calls.select("span_id", "call_index").iter_rows()}
+    return [(index.get(row["call_span_id"]), *(row[name] for name in columns)) for row in uses.iter_rows(named=True)]
+
+
+def test_an_id_that_comes_again_belongs_to_the_last_call_before_its_outcome(bench: Bench) -> None:
+    rollout, again = bench.rollout("a"), "functions.bash:0"
+    rollout.call(0, [1], [2], at=1.0, **_asks(again))
+    rollout.call(1, [1, 2], [3], at=2.0, **_brings(ToolResult(again, "bash", "{}", "exit 1", is_error=True)))
+    rollout.call(2, [5], [6], at=3.0, **_asks(again))  # after a compaction the parser counts from 0 again
+    _log(rollout, 3.5, event__name="tool_result", tool_use_id=again, success="true", duration_ms="100")
+    rollout.call(3, [5, 6], [7], at=4.0, **_brings(ToolResult(again, "bash", "{}", "fine", is_error=None)))
+    assert _uses(bench, rollout, "result", "failed") == [(0, "exit 1", True), (2, "fine", False)]
+
+
+def test_an_id_of_several_choices_belongs_to_none_of_them(bench: Bench) -> None:
+    rollout = bench.rollout("a")
+    rollout.call(0, [1], [2], at=1.0, **_asks("functions.bash:0"))
+    rollout.call(1, [1], [3], at=1.0, **_asks("functions.bash:0"))
+    rollout.call(2, [1, 2], [4], at=2.0, **_brings(ToolResult("functions.bash:0", "bash", "{}", "ok", is_error=None)))
+    assert _uses(bench, rollout, "result") == [(None, "ok")]
+
+
+@pytest.mark.parametrize("duration", ["inf", "nan", "1e30", "-5", "one"])
+def test_a_duration_that_is_none_is_no_duration(bench: Bench, duration: str) -> None:
+    rollout = bench.rollout("a")
+    rollout.call(0, [1], [2], at=1.0, **_asks("x"))
+    _log(rollout, 2.0, event__name="tool_result", tool_use_id="x", duration_ms=duration)
+    at_ns = START_NS + 2_000_000_000
+    assert _uses(bench, rollout, "start_ns", "end_ns") == [(0, at_ns, at_ns)]
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, '[{"id":[],"name":"n","arguments":"","result":"5","is_error":null}]', '{"id":"x"}', "5"]
+)
+def test_results_of_another_form_are_no_results(bench: Bench, text: str) -> None:
+    rollout = bench.rollout("a")
+    rollout.call(0, [1], [2], at=1.0, **_asks("x"), **{keys.CALL_TOOL_RESULTS: text})
+    assert _uses(bench, rollout) == []
+
+
+def test_a_record_of_another_trace_needs_an_id_that_nobody_guesses(bench: Bench) -> None:
+    rollout = bench.rollout("a")
+    rollout.call(0, [1], [2], at=1.0, **_asks("functions.bash:0", B))
+    for guessed in ("functions.bash:0", B):
+        _log(rollout, 2.0, traced=False, event__name="tool_result", tool_use_id=guessed, success="false")
+    assert _uses(bench, rollout, "tool_call_id") == [(0, B)]
+
+
+def test_a_span_without_an_id_and_a_record_with_it_are_one_step(bench: Bench) -> None:
+    rollout = bench.rollout("a")
+    rollout.call(0, [1], [2], at=1.0, **_asks("x"))
+    step = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": "bash", "gen_ai.tool.call.arguments": "ls"}
+    rollout.span("tool", 2.0, 2.5, **step)
+    _log(rollout, 2.6, event__name="tool_result", tool_use_id="x", tool_name="bash", success="false", duration_ms="400")
+    rollout.call(1, [1, 2], [3], at=3.0, **_brings(ToolResult("x", "bash", "ls", "no", is_error=True)))
+    assert _uses(bench, rollout, "tool_call_id", "arguments", "result", "failed") == [(0, "x", "ls", "no", True)]
+
+
+def test_of_two_spans_with_one_id_the_failure_and_the_whole_time_count(bench: Bench) -> None:
+    rollout = bench.rollout("a")
+    rollout.call(0, [1], [2], at=1.0, **_asks("x"))
+    step = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": "bash", "gen_ai.tool.call.id": "x"}
+    rollout.span("outer", 2.0, 6.0, **step, success="false", error="TimeoutError")
+    rollout.span("inner", 2.5, 3.0, **step)
+    ((_, failed, error, start_ns, end_ns),) = _uses(bench, rollout, "failed", "error", "start_ns", "end_ns")
+    assert (failed, error, (end_ns - start_ns) / 1e9) == (True, "TimeoutError", 4.0)
+
+
+def test_a_dataset_can_select_kinds(bench: Bench) -> None:
+    for name, reward in (("a", 0.0), ("b", 1.0)):
+        rollout = bench.rollout(name)
+        rollout.call(0, [1], [2], at=1.0)
+        rollout.reward(reward)
+        bench.send(rollout)
+    dataset = bench.build(agents="kind:main")
+    assert rows(dataset)["call_kind"].unique().to_list() == ["main"]
