@@ -169,8 +169,8 @@ def test_what_fails_entirely_or_earns_nothing_gives_no_verdict(
     code, result, _ = ended(start(folder, recorder, good.url, good.url, "--judge", "exact:answer"))
     assert (code, result.verdict, result.interval, result.difference) == (2, "no verdict", None, 0.0)
     assert "on too few of them does the baseline earn enough" in result.reason
-    with OpenAIServer(right, models=({"id": "policy"},)) as elsewhere:
-        gate = start(folder, recorder, good.url, elsewhere.url.removesuffix("/v1"), "--judge", "exact:answer")
+    with OpenAIServer(lambda _: "", status=lambda _: 404) as elsewhere:
+        gate = start(folder, recorder, good.url, elsewhere.url, "--judge", "exact:answer")
         _, errors = gate.communicate(timeout=120)
     assert gate.returncode == 2
     assert "has no list of models (404 at" in errors
