@@ -17,6 +17,7 @@ __all__ = [
     "PolicyOption",
     "StoreOption",
     "StoresOption",
+    "TargetArgument",
     "TokenizerOption",
     "settings",
 ]
@@ -34,6 +35,13 @@ class Format(StrEnum):
 
 
 FormatOption = Annotated[Format, typer.Option("--format", help="How the result is printed.")]
+TargetArgument = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="TARGET",
+        help="module:function, path/file.py:function, or -- COMMAND ARGS; with --harness its further arguments.",
+    ),
+]
 PolicyOption = Annotated[
     str | None, typer.Option("--policy", help="One of several policies: NAME of [policies.NAME] in the settings.")
 ]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trainspan_cli.setting_options import Given, setting_options
-from trainspan_cli.settings import ConfigOption, Format, FormatOption, StoresOption, settings
+from trainspan_cli.settings import ConfigOption, Format, FormatOption, StoresOption, TargetArgument, settings
 from trainspan_loop.addresses import check_collector, check_policy_server, stores_of
 from trainspan_schemas.artifacts.gate_result import EXIT_CODES
 from trainspan_schemas.command_events import event_line
@@ -30,13 +30,7 @@ if TYPE_CHECKING:
 )
 def gate(
     *,
-    target: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="TARGET",
-            help="module:function, path/file.py:function, or -- COMMAND ARGS; with --harness its further arguments.",
-        ),
-    ] = None,
+    target: TargetArgument = None,
     baseline: Annotated[str, typer.Option(metavar="URL", help="Base URL of the policy in service (OpenAI API).")],
     candidate: Annotated[str, typer.Option(metavar="URL", help="Base URL of the policy that is to replace it.")],
     given: Given,
@@ -92,7 +86,7 @@ def _gate_settings(
     *,
     resume: bool,
 ) -> "GateSettings":
-    """Raises UsageError without a task file, ConfigError for an address of another state folder."""
+    """What both sides roll out. Raises UsageError if no task file is named, ConfigError if an address belongs to another state folder."""
     from trainspan_cli.gate.gate_run import GateSettings
     from trainspan_rollouts import RunSettings
 

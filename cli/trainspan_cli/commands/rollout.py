@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trainspan_cli.setting_options import Given, setting_options
-from trainspan_cli.settings import ConfigOption, Format, FormatOption, settings
+from trainspan_cli.settings import ConfigOption, Format, FormatOption, TargetArgument, settings
 from trainspan_loop.addresses import check_collector, check_policy_server, stores_of
 from trainspan_schemas.command_events import event_line
 from trainspan_schemas.config.load import override
@@ -45,13 +45,7 @@ if TYPE_CHECKING:
 )
 def rollout(
     *,
-    target: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="TARGET",
-            help="module:function, path/file.py:function, or -- COMMAND ARGS; with --harness its further arguments.",
-        ),
-    ] = None,
+    target: TargetArgument = None,
     given: Given,
     limit: Annotated[int | None, typer.Option(help="Number of tasks, from the first [default: all].")] = None,
     split: Annotated[
