@@ -51,11 +51,11 @@ def test_all_spans_and_rewards_of_a_rollout_go_to_the_collector_of_its_id(
     for recorder in two:
         ids = found[recorder.endpoint]
         assert ids or kind == "command", "one of 16 is here with a probability of 1 - 2**-16"
-        assert {collectors.url_for(rollout_id) for rollout_id in ids} == {recorder.endpoint}
+        assert {collectors.url_for(rollout_id) for rollout_id in ids} <= {recorder.endpoint}
         assert len(recorder.named("trainspan.rollout")) == len(ids)
         assert {str(log.attributes[keys.ROLLOUT_ID]) for log in recorder.logs} == ids
         # Whoever knows only the trace, such as the policy server, finds the same collector.
-        assert {collectors.url_for(span.trace_id) for span in recorder.spans} == {recorder.endpoint}
+        assert {collectors.url_for(span.trace_id) for span in recorder.spans} <= {recorder.endpoint}
     spans = [span.span_id for recorder in two for span in recorder.spans]
     assert len(set(spans)) == len(spans), "each span once"
 
