@@ -1,7 +1,9 @@
-"""Ablations of the calculator in one process: `python -m evaluation ablate ids`, `python -m evaluation ablate staleness`."""
+"""Ablations of the calculator in one process: `python -m evaluation ablate ids`, `… staleness`, `… rubric`."""
 
 import time
 from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import asdict
 from typing import Any
 
 from evaluation.environments import prepare
@@ -30,9 +32,16 @@ ABLATIONS: dict[str, tuple[dict[str, Any], ...]] = {
         {"name": "age-6-none", "model": SCRATCH, "age": 6, "train": FAST | RECOMPUTED},
         {"name": "age-6-truncate", "model": SCRATCH, "age": 6, "train": FAST | TRUNCATED},
     ),
+    "rubric": (
+        {"name": "true", "model": SCRATCH, "train": FAST},
+        *(
+            {"name": f"error-{error:g}", "model": SCRATCH, "judge_error": error, "train": FAST}
+            for error in (0.0, 0.05, 0.1, 0.2, 0.3)
+        ),
+    ),
 }
 """Arms by ablation, as fields of `Arm`."""
-ROUNDS = {"ids": 20, "staleness": 12}
+ROUNDS = {"ids": 20, "staleness": 12, "rubric": 12}
 """Rounds by ablation, unless others are asked for."""
 
 
@@ -60,15 +69,15 @@ def _run(plan: Plan, fields: dict[str, Any], rounds: int) -> dict[str, Any]:
     make_untrained(plan)
     arm = Arm(**fields)
     began, began_s = provenance(), time.process_time()
-    loop = MemoryLoop(arm, plan.seed, plan.untrained, tasks=TASKS)
-    curve = [_evaluation(loop.evaluate(HELD_OUT), 0, 0, began_s)]
-    rollouts = 0
-    for round_ in range(1, rounds + 1):
-        figures = loop.round(round_)
-        rollouts += figures["rollouts"]
-        used_s = round(time.process_time() - began_s, 2)
-        curve.append({"kind": "round", "round": round_, **figures, "rollouts": rollouts, "cpu_s": used_s})
-    curve.append(_evaluation(loop.evaluate(HELD_OUT), rounds, rollouts, began_s))
+    with closing(MemoryLoop(arm, plan.seed, plan.untrained, tasks=TASKS)) as loop:
+        curve = [_evaluation(loop.evaluate(HELD_OUT), 0, 0, began_s)]
+        rollouts = 0
+        for round_ in range(1, rounds + 1):
+            figures = loop.round(round_)
+            rollouts += figures["rollouts"]
+            used_s = round(time.process_time() - began_s, 2)
+            curve.append({"kind": "round", "round": round_, **figures, "rollouts": rollouts, "cpu_s": used_s})
+        curve.append(_evaluation(loop.evaluate(HELD_OUT), rounds, rollouts, began_s))
     estimates = [
         {key: point[key] for key in point.keys() & {"n", "mean", "deviation", "binary", "interval"}}
         for point in (curve[0], curve[-1])
@@ -78,7 +87,7 @@ def _run(plan: Plan, fields: dict[str, Any], rounds: int) -> dict[str, Any]:
         {
             **settings_of(plan),
             "section": f"calculator-memory-{plan.settings['ablation']}",
-            "loop": {"train": dict(fields.get("train", {})), "age": arm.age, "retokenize": arm.retokenize},
+            "loop": {name: value for name, value in asdict(arm).items() if name not in ("name", "model")},
             "start": estimates[0],
             "end": estimates[1],
             "rounds": rounds,

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from evaluation.ablations.retokenized import Retokenizer
+from evaluation.ablations.rubric_rewards import RubricRewards
 from evaluation.plans import folder_of
 from trainspan_schemas.config.settings import TrainSettings
 from trainspan_training.objective.heavy_imports import import_training
@@ -50,6 +51,8 @@ class Arm:
     """Rollouts of a round are sampled from the weights of so many rounds before."""
     retokenize: bool = False
     """Whether the tokens of the answers' text are trained instead of those that were sampled."""
+    judge_error: float | None = None
+    """The probability that a verdict is wrong, if a rubric's model gives the rewards that are trained; None: they are true."""
     train: Mapping[str, Any] = field(default_factory=dict)
     """Settings of `[train]`."""
 
@@ -61,8 +64,13 @@ class Episode:
     problem: Problem
     messages: list[dict[str, str]]
     calls: list[tuple[list[int], list[int], list[float]]]
-    reward: float = 0.0
-    done: bool = False
+    answer: str | None = None
+    """None: the calls were used up before one was given."""
+
+    @property
+    def reward(self) -> float:
+        """The true one."""
+        return float(self.answer == self.problem.answer)
 
 
 class MemoryLoop:
@@ -90,6 +98,7 @@ class MemoryLoop:
         self._trainer.create_optimizer()
         torch.manual_seed(seed)
         self._seed = seed
+        self._rubric = None if arm.judge_error is None else RubricRewards(arm.judge_error, seed)
         self.answers = 0
         """Trained answers so far."""
         self.differing = 0
@@ -107,11 +116,13 @@ class MemoryLoop:
         self._sampler.load_state_dict(self._versions[version])
         drawn = [next(self._problems) for _ in range(self._tasks)]
         episodes = self._play([problem for problem in drawn for _ in range(GROUP)])
-        calls = self._trained_calls(episodes, version)
+        rewards = self._rewards(episodes)
+        calls = self._trained_calls(episodes, rewards, version)
         figures = self._train(calls, round_, random.Random(f"{self._seed}-{round_}")) if calls else {}
         self._versions.append(copy.deepcopy(self._trainer.policy.state_dict()))
         return {
             "reward": sum(episode.reward for episode in episodes) / len(episodes),
+            "wrong_verdicts": sum(reward != episode.reward for reward, episode in zip(rewards, episodes, strict=True)),
             "rollouts": len(episodes),
             "calls": sum(len(episode.calls) for episode in episodes),
             "seconds": None,
@@ -120,7 +131,18 @@ class MemoryLoop:
             **figures,
         }
 
-    def _trained_calls(self, episodes: Sequence[Episode], version: int) -> list[Any]:
+    def close(self) -> None:
+        """Ends the judge model."""
+        if self._rubric is not None:
+            self._rubric.close()
+
+    def _rewards(self, episodes: Sequence[Episode]) -> list[float]:
+        """The rewards that are trained."""
+        if self._rubric is None:
+            return [episode.reward for episode in episodes]
+        return self._rubric.of([(each.problem.text, each.problem.answer, each.answer) for each in episodes])
+
+    def _trained_calls(self, episodes: Sequence[Episode], rewards: Sequence[float], version: int) -> list[Any]:
         """The calls of groups whose rewards differ, with the advantage of their rollout."""
         import numpy as np
 
@@ -129,8 +151,9 @@ class MemoryLoop:
         found: list[Any] = []
         for at in range(0, len(episodes), GROUP):
             group = episodes[at : at + GROUP]
-            mean = sum(episode.reward for episode in group) / GROUP
-            spread = math.sqrt(sum((episode.reward - mean) ** 2 for episode in group) / (GROUP - 1))
+            of_group = rewards[at : at + GROUP]
+            mean = sum(of_group) / GROUP
+            spread = math.sqrt(sum((reward - mean) ** 2 for reward in of_group) / (GROUP - 1))
             for number, episode in enumerate(group if spread else ()):
                 for index, (prompt, sampled, logged) in enumerate(episode.calls):
                     ids, logprobs = sampled, logged
@@ -149,7 +172,7 @@ class MemoryLoop:
                             completion_ids=np.asarray(ids, np.int32),
                             logprobs=np.asarray(logprobs, np.float32),
                             temperature=1.0,
-                            advantage=(episode.reward - mean) / (spread + EPSILON),
+                            advantage=(of_group[number] - mean) / (spread + EPSILON),
                         )
                     )
                     self.answers += 1
@@ -208,7 +231,7 @@ class MemoryLoop:
         """The agent of `examples/calculator/agent.py` on all problems at once."""
         episodes = [Episode(problem, [{"role": "user", "content": problem.text}], []) for problem in asked]
         for _ in range(MAX_CALLS):
-            active = [episode for episode in episodes if not episode.done]
+            active = [episode for episode in episodes if episode.answer is None]
             if not active:
                 break
             prompts = [
@@ -222,8 +245,7 @@ class MemoryLoop:
                 reply = self._tokenizer.decode(ids, skip_special_tokens=True)
                 word, _, rest = reply.partition(" ")
                 if word == "answer":
-                    episode.done = True
-                    episode.reward = float(rest.strip() == episode.problem.answer)
+                    episode.answer = rest.strip()
                 episode.messages.append({"role": "assistant", "content": reply})
                 episode.messages.append({"role": "tool", "content": calculate(rest)})
         return episodes

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from evaluation.__main__ import main
 from evaluation.ablations import arms
 from evaluation.ablations.arms import ABLATIONS
 from evaluation.ablations.in_memory import Arm, MemoryLoop
+from evaluation.ablations.rubric_rewards import RubricRewards
 from evaluation.plans import FROM_SCRATCH, ROOT
 from evaluation.report import section_of
 from evaluation.results import read_results
@@ -37,7 +39,7 @@ def rewarded(loop: MemoryLoop, monkeypatch: pytest.MonkeyPatch) -> MemoryLoop:
     def play(asked: Sequence[Any]) -> list[Any]:
         episodes = played(asked)
         for number, episode in enumerate(episodes):
-            episode.reward = float(number % 2)
+            episode.answer = episode.problem.answer if number % 2 else "another"
         return episodes
 
     monkeypatch.setattr(loop, "_play", play)
@@ -65,6 +67,25 @@ def test_tokens_of_the_text_are_not_those_that_were_sampled(model: str, monkeypa
     assert loop.differing > 0
     assert found["logp_diff_mean"] > 1e-3
     assert found["old_policy"] == "recompute"
+
+
+def test_a_rubric_gives_the_rewards_and_its_model_is_wrong_where_a_hash_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRAINSPAN_HOME", str(tmp_path))
+    asked = [
+        (f"{number}+1", str(number + 1), answer) for number in range(300) for answer in (str(number + 1), "0", None)
+    ]
+    true = [float(answer == reference) for _, reference, answer in asked]
+    with closing(RubricRewards(0.0, 0)) as rubric:
+        assert rubric.of(asked) == true
+    flipped = []
+    for seed in (0, 0, 1):  # the port may change, the verdicts may not
+        with closing(RubricRewards(0.2, seed)) as rubric:
+            flipped.append([given != right for given, right in zip(rubric.of(asked), true, strict=True)])
+    assert flipped[0] == flipped[1] != flipped[2]
+    assert 120 < sum(flipped[0]) < 240, "900 draws of .2: 180, with a deviation of 12"
+    assert any(flipped[0][::3]), "also right answers are called wrong"
 
 
 @pytest.mark.parametrize("name", ABLATIONS)
