@@ -23,6 +23,9 @@ class StoredEvaluation:
 class StoredCall:
     """A call with its tokens, and the text that the client's instrumentation recorded."""
 
+    trace_id: str
+    span_id: str
+    """Those of its span in the store."""
     index: int
     agent: str | None
     kind: str

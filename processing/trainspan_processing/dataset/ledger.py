@@ -43,8 +43,8 @@ LEDGER: Final[Schema] = {
 `parts`: JSON {part: value}, the shares of agents and single rewards if later datasets compare with them.
 `evaluations`: number of evaluations with the reward's names, whoever sent them; `rewards`: of those that count as rewards. Both NULL
 in datasets of earlier versions.
-`function_rewards`: JSON {reward: number or null} as the reward function returned it, `null` if it failed; NULL if it was not
-asked about the rollout.
+`function_rewards`: JSON {reward: number, null or {trace id-span id of a call: number}} as the reward function returned it, `null`
+if it failed; NULL if it was not asked about the rollout.
 `dropped`: JSON {reason: number of calls} of the calls that are no rows; NULL if all are.
 """
 

@@ -111,32 +111,29 @@ def credit_lines(
     reward: float,
     group: Sequence[float],
     calls: Sequence[CreditedCall],
-    reward_function: str | None,
 ) -> list[str]:
     """R, the rule of each estimator, the compared group, then every advantage.
 
-    `group` holds the rewards of its group, including its own; `reward_function`, unless None, returned the rewards.
+    `group` holds the rewards of its group, including its own.
     """
     shares = dict.fromkeys(call.share for call in calls)
     return [
-        reward_line(parts, reward, reward_function),
+        reward_line(parts, reward),
         *_rules(plan, list(shares)),
         f"group of {len(group)}: R is {_listed(group)}; mean {number(mean(group))}{_spread(group)}",
         *_advantages(calls),
     ]
 
 
-def reward_line(parts: Sequence[RewardPart], reward: float, function: str | None) -> str:
-    """R as a sum; `function`, unless None, returned the rewards."""
+def reward_line(parts: Sequence[RewardPart], reward: float) -> str:
+    """R as a sum."""
     shown = []
     for part in parts:
         weight = "" if part.weight == 1.0 else f"{number(part.weight)} × "
         whose = "rollout" if part.call is None else f"call {part.call}"
         shown.append(f"{weight}{number(part.score)} ({part.name}, {whose})")
-    if function is not None:
-        shown.insert(0, f"what {function} returned")
     line = f"R = {' + '.join(shown)}"
-    is_plain = function is None and len(parts) == 1 and parts[0].weight == 1.0
+    is_plain = len(parts) == 1 and parts[0].weight == 1.0
     return line if is_plain else f"{line} = {number(reward)}"
 
 

@@ -257,7 +257,7 @@ def _credit(evidence: Evidence) -> CreditAccount:
     if compared.is_empty():
         why = evidence.rollout["reason"] or "it made no call"
         reward = evidence.rollout["reward"]
-        total = [] if reward is None else [reward_line(reward_parts(evidence), reward, evidence.settings.reward)]
+        total = [] if reward is None else [reward_line(reward_parts(evidence), reward)]
         return CreditAccount(reward, None, [], [*total, f"not compared with others: {why}"], 0.0)
     group_id, rollout = compared.select("group_id", "rollout").row(0)
     group = decided.compared.filter(pl.col("group_id") == group_id).sort("rollout")
@@ -274,7 +274,6 @@ def _credit(evidence: Evidence) -> CreditAccount:
         reward,
         [member.reward for member in members],
         _credited(evidence, rollout),
-        evidence.settings.reward,
     )
     return CreditAccount(reward, group_id, members, lines, greatest if isinstance(greatest, float) else 0.0)
 

@@ -9,6 +9,7 @@ import polars as pl
 from trainspan_processing.explain.account import EdgeAccount
 from trainspan_processing.explain.arithmetic import RewardPart
 from trainspan_processing.explain.evidence import Evidence, seconds
+from trainspan_processing.rewards.function_rewards import FUNCTION_RULE
 from trainspan_processing.rewards.status_rewards import STATUS_RULE
 from trainspan_processing.tables import SPAN_KEY
 from trainspan_schemas.telemetry import keys
@@ -24,6 +25,7 @@ RULES: Final[Mapping[str, str]] = {
     "unclear": "which call came back before it is unknown, so the rollout gets it, and credit by calls leaves the rollout out",
     "fallback": "it is on another span, and no call had come back under it or its parent, so the rollout gets it",
     "status": "the rollout failed, and [dataset] status_rewards replaces all other rewards for its status",
+    FUNCTION_RULE: "the function of [dataset] reward returned it",
     "overlong": "the call reached its length limit, which [dataset] overlong punishes",
     "air:tool_error": "a tool step that this call requested failed",
     "air:parse_error": "the output of this call could not be parsed",

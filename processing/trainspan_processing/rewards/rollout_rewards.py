@@ -53,7 +53,7 @@ class Rewarded:
     of_calls: pl.DataFrame
     """trace_id, span_id and a `step_column` per reward."""
     edges: pl.DataFrame
-    """EDGES: every reward with its binding rule, except rewards returned by a function."""
+    """EDGES: every reward with its binding rule."""
     rewards: tuple[RewardName, ...]
     """The rewards of the settings, and `air` and `overlong` if there are such rules."""
     ignored_self_rewards: int = 0
@@ -158,18 +158,17 @@ def _by_function(
         pl.lit(False).alias("reward_untrusted"),
         pl.lit(False).alias("reward_invalid"),
     )
-    columns = [rollout_column(name) for name in names]
-    answered = rollouts.filter(pl.any_horizontal(pl.col(columns).is_not_null()) | pl.col("reward_failed"))
+    given = result.edges(traces.rollouts, traces.calls)
+    answered = pl.concat([given.select(ROLLOUT_KEY), rollouts.filter("reward_failed").select(ROLLOUT_KEY)])
     by_status = by_status.join(answered, on=ROLLOUT_KEY, how="anti", maintain_order="left")
     for name in by_status["name"].unique(maintain_order=True):
         filled = by_status.filter(pl.col("name") == name).select(*ROLLOUT_KEY, pl.col("score").alias("_by_status"))
         rollouts = rollouts.join(filled, on=ROLLOUT_KEY, how="left", maintain_order="left")
         column = rollout_column(name)
         rollouts = rollouts.with_columns(pl.coalesce(column, "_by_status").alias(column)).drop("_by_status")
-    taught = answered.filter(~pl.col("reward_failed")).select(ROLLOUT_KEY)
-    rollouts = _with_lesson(rollouts, pl.concat([by_status.select(ROLLOUT_KEY), taught]))
+    rollouts = _with_lesson(rollouts, pl.concat([by_status.select(ROLLOUT_KEY), given.select(ROLLOUT_KEY)]))
     unsaid = [reward.name for reward in rewards if reward.name in _SIGNALS]
-    bound = Rewards(signals, 0, 0, traces.rollouts.clear(), traces.rollouts.clear())
+    bound = Rewards(pl.concat([given, signals]), 0, 0, traces.rollouts.clear(), traces.rollouts.clear())
     for name in unsaid:
         scores = bound.of_rollouts(name).rename({"rollout_reward": rollout_column(name)})
         rollouts = rollouts.join(scores, on=ROLLOUT_KEY, how="left", maintain_order="left")
@@ -177,7 +176,7 @@ def _by_function(
     of_calls = _of_calls(bound, rewards)
     every = tuple(rewards)
     from_function = [reward for reward in every if reward.name not in _SIGNALS]
-    edges = pl.concat([by_status, signals])
+    edges = pl.concat([by_status, given, signals])
     return Rewarded(
         _with_totals(rollouts, traces.calls, of_calls, edges, from_function, every, settings.max_reward),
         of_calls,

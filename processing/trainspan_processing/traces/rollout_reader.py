@@ -67,6 +67,7 @@ def _stored_rollouts(
         inputs, outputs = max(recorded, key=lambda pair: (bool(pair[1]), bool(pair[0]), len(pair[0])))
         by_rollout.setdefault((row["rollout_id"], row["attempt"]), []).append(
             StoredCall(
+                *span,
                 index=row["call_index"],
                 agent=row["agent"],
                 kind=row["call_kind"],

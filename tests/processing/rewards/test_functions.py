@@ -10,6 +10,9 @@ from tests.processing.conftest import Bench, rows
 from tests.processing.support.traces import TestRollout, chain
 from tests.support.models.byte_tokenizer import encode, make_byte_tokenizer
 from tests.support.places import ROOT
+from trainspan_processing.dataset.ledger import NOTHING_USED
+from trainspan_processing.dataset.published import open_published
+from trainspan_processing.rewards.function_rewards import recorded_rewards
 from trainspan_schemas.errors import DatasetError, UsageError
 from trainspan_schemas.home import remember_server
 from trainspan_schemas.telemetry import keys
@@ -95,6 +98,36 @@ def test_reward_functions_may_run_together_and_the_bytes_are_the_same(bench: Ben
         )
 
 
+def test_a_reward_function_rewards_each_call(bench: Bench) -> None:
+    """All answers have five tokens, and the function gives them to all calls but the first of a rollout."""
+    bench.send(chain(bench.rollout("a"), 3).reward(9.0), chain(bench.rollout("b"), 1).reward(9.0))
+    settings: dict[str, Any] = {"round_": 0, "baseline": "none"}
+    of_step = bench.build(**settings, reward=f"{_MODULE}:of_each_call", credit="step")
+    assert rows(of_step)["return"].to_list() == [5.0, 5.0]
+    assert of_step.manifest["dropped"] == {"no_reward": 2}
+    together = bench.build(**settings, reward=f"{_MODULE}:of_each_call", out=bench.out / "sum")
+    assert rows(together)["return"].to_list() == [10.0] * 3
+    assert together.manifest["dropped"] == {"no_reward": 1}
+    both = f"{_MODULE}:of_calls_and_rollout"
+    weighted = bench.build(**settings, reward=both, reward_name="reward=1,style=2", out=bench.out / "weighted")
+    assert rows(weighted)["return"].to_list() == [11.0] * 3
+    optional = bench.build(
+        **settings, reward=both, reward_name="reward?=1,style=2", credit="return_to_go", out=bench.out / "to-go"
+    )
+    assert rows(optional)["return"].to_list() == [11.0, 11.0, 6.0, 1.0]
+
+
+def test_rewards_of_calls_are_read_again_from_the_ledger(bench: Bench) -> None:
+    bench.send(chain(bench.rollout("a"), 3), chain(bench.rollout("b"), 2))
+    built = bench.build(round_=0, reward=f"{_MODULE}:of_each_call", credit="step", baseline="none")
+    recorded = open_published(built.path).returned(NOTHING_USED)
+    assert recorded is not None
+    again = recorded_rewards("f", ["reward"], recorded)
+    assert again.of_calls["score"].to_list() == [5.0] * 3
+    assert again.rewards["reward"].to_list() == [None, None]
+    assert not again.rewards["reward_failed"].any()
+
+
 def test_a_reward_function_that_hangs_gives_no_reward_to_that_rollout_alone(bench: Bench) -> None:
     bench.send(*(chain(bench.rollout(name), 1) for name in "abc"))
     built = bench.build(round_=0, reward=f"{_MODULE}:hangs_on_b", baseline="none", reward_timeout_s=0.5)
@@ -150,7 +183,7 @@ def test_what_a_function_returns_is_a_reward_or_is_named(bench: Bench) -> None:
         "text": "returned '0.5', which is not a finite number",
         "nan": "returned nan, which is not a finite number",
         "coroutine": "returned 'bad', which is not a finite number",
-        "list": r"returned \[1.0\], which is not a finite number",
+        "list": "returned 2 numbers for the rollout's 1 calls",
         "other": r"returned \{'score': 1.0\}, which has no reward reward",
     }
     for task in (*named, "numpy", "none"):

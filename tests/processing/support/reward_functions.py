@@ -44,6 +44,15 @@ async def length_last_first(rollout: StoredRollout) -> float:
     return length(rollout)
 
 
+def of_each_call(rollout: StoredRollout) -> list[float | None]:
+    """The tokens of each answer; a first call has no reward."""
+    return [float(len(call.completion_ids)) if call.index else None for call in rollout.calls]
+
+
+def of_calls_and_rollout(rollout: StoredRollout) -> dict[str, list[float | None] | float]:
+    return {"reward": of_each_call(rollout), "style": 0.5}
+
+
 def hangs_on_b(rollout: StoredRollout) -> float:
     if rollout.rollout_id.endswith("b"):
         time.sleep(60)
@@ -92,7 +101,7 @@ def returns(rollout: StoredRollout) -> object:
     return {
         "text": "0.5",
         "nan": float("nan"),
-        "list": [1.0],
+        "list": [1.0, 2.0],
         "other": {"score": 1.0},
         "numpy": np.float32(0.5),
         "none": None,

@@ -193,6 +193,28 @@ def test_pages_use_what_the_reward_function_returned_and_never_call_it(
     assert not calls.exists()
 
 
+def test_a_page_shows_which_calls_the_reward_function_rewarded(bench: Bench, sources: Sources) -> None:
+    bench.send(chain(bench.rollout("a"), 3), chain(bench.rollout("b"), 2))
+    bench.build(
+        round_=0,
+        out=sources.paths.run(bench.run_id).datasets,
+        reward="tests.processing.support.reward_functions:of_calls_and_rollout",
+        reward_name="reward=1,style=2",
+        credit="return_to_go",
+    )
+    model = load_rollout(sources, Params("/", {"rollout": f"{bench.run_id}-a"}, {}))
+    account = model.account
+    assert [(edge.name, edge.score, edge.call, edge.rule) for edge in account.edges] == [
+        ("reward", 5.0, 1, "function"),
+        ("reward", 5.0, 2, "function"),
+        ("style", 0.5, None, "function"),
+    ]
+    assert account.credit.lines[0] == "R = 5 (reward, call 1) + 5 (reward, call 2) + 2 × 0.5 (style, rollout) = 11"
+    assert [call.value for call in account.calls] == [11.0, 11.0, 6.0]
+    assert account.agrees
+    assert "the function of [dataset] reward returned it" in served(render_rollout(model))
+
+
 def test_without_a_dataset_a_page_derives_nothing_instead_of_calling_the_reward_function(
     bench: Bench, sources: Sources, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
