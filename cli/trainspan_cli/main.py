@@ -6,10 +6,13 @@ import keyword
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
+from pathlib import Path
+from typing import Any
 
 from trainspan_cli.named_settings import NAMED, advice, named_settings, set_for_command
+from trainspan_schemas.agents.functions import read_functions
 from trainspan_schemas.command_events import NOTHING_TO_TRAIN
 from trainspan_schemas.errors import NothingToBranchError, NothingToTrainError, TrainspanError, UsageError, pip_install
 
@@ -77,8 +80,16 @@ def run(arguments: Sequence[str]) -> int:
         rest, variables = named_settings(rest)
     except UsageError as error:
         return _fail(str(error), 2)
+    read_functions(".toml", _rubric)
     with set_for_command(variables):
         return _invoke(name, rest)
+
+
+def _rubric(file: Path) -> Callable[..., Any]:
+    """The reward function that a rubric is; processing knows no judges."""
+    from trainspan_rollouts.judges.rubrics.stored_rubric import stored_rubric
+
+    return stored_rubric(file)
 
 
 def _invoke(name: str, arguments: Sequence[str]) -> int:

@@ -17,7 +17,7 @@ from trainspan_processing.credit.plan import CreditPlan
 from trainspan_processing.dataset.ledger import Earlier, History
 from trainspan_processing.dataset.parquet import FileEntry
 from trainspan_processing.reasons.coverage import Coverage
-from trainspan_schemas.agents.functions import code_digest, is_function_name
+from trainspan_schemas.agents.functions import code_digest, is_function_file, is_function_name
 from trainspan_schemas.artifacts.branches import BRANCH_TASK
 from trainspan_schemas.artifacts.dataset import DATASET_VERSION, LEDGER_FILE
 from trainspan_schemas.artifacts.manifest import (
@@ -127,7 +127,8 @@ _FUNCTIONS: Final = ("reward", "filter", "credit", "baseline")
 def _function_digests(settings: Mapping[str, Any]) -> dict[str, str]:
     """Function named in the settings → hash of its source file, since its code also determines the rows."""
     named = (settings.get(name) for name in _FUNCTIONS)
-    names = {value for value in named if isinstance(value, str) and is_function_name(value)}
+    texts = {value for value in named if isinstance(value, str)}
+    names = {text for text in texts if is_function_name(text) or is_function_file(text)}
     return {name: code_digest(name) for name in sorted(names)}
 
 

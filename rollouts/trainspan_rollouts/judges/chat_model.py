@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from trainspan_rollouts.judges.rubric import Rubric
+from trainspan_rollouts.judges.rubrics.rubric import Rubric
 from trainspan_schemas.errors import ConfigError, InvalidRecordError
 from trainspan_schemas.files.durable import JsonObject
 from trainspan_schemas.home import make_home

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from trainspan_rollouts.judges.chat_model import ChatModel
-from trainspan_rollouts.judges.comparing import comparing_judge
 from trainspan_rollouts.judges.judge import JudgeFunction
 from trainspan_rollouts.judges.named import NAMED, named_judge
-from trainspan_rollouts.judges.rubric import read_rubric
-from trainspan_rollouts.judges.rubric_judge import rubric_judge
+from trainspan_rollouts.judges.rubrics.comparing import comparing_judge
+from trainspan_rollouts.judges.rubrics.rubric import read_rubric
+from trainspan_rollouts.judges.rubrics.rubric_judge import rubric_judge
 from trainspan_schemas.agents.functions import code_digest, load_function
 from trainspan_schemas.errors import UsageError
 
@@ -30,6 +30,10 @@ def find_judge(name: str, timeout_s: float) -> JudgeFunction:
         return named_judge(name, timeout_s)
     if name.endswith(".toml"):
         rubric = read_rubric(Path(name))
+        if of_calls := [criterion.name for criterion in rubric.criteria if criterion.of == "call"]:
+            raise UsageError(
+                f"{name}: criterion {of_calls[0]} is about calls, which are stored later: use trainspan dataset --reward {name}"
+            )
         judge = comparing_judge if rubric.options.compare else rubric_judge
         return judge(rubric, ChatModel(rubric, timeout_s))
     os.environ.setdefault("OPENAI_API_KEY", "trainspan")  # the judge's module may create a client

@@ -14,7 +14,20 @@ from typing import Any
 
 from trainspan_schemas.errors import InvalidRecordError, ProcessError, UsageError
 
-__all__ = ["code_digest", "is_function_name", "load_function", "number_of"]
+__all__ = ["code_digest", "is_function_file", "is_function_name", "load_function", "number_of", "read_functions"]
+
+_READERS: dict[str, Callable[[Path], Callable[..., Any]]] = {}
+"""Suffix of a file → what makes a function of it."""
+
+
+def read_functions(suffix: str, read: Callable[[Path], Callable[..., Any]]) -> None:
+    """From now on, the name of a file with this suffix, such as a rubric, names the function that `read` makes of it."""
+    _READERS[suffix] = read
+
+
+def is_function_file(name: str) -> bool:
+    """Whether `name` is that of a file of which `load_function` makes a function."""
+    return Path(name).suffix in _READERS
 
 
 def is_function_name(text: str) -> bool:
@@ -31,6 +44,10 @@ def load_function(name: str, *parameters: str, may_be_async: bool = False) -> Ca
     Raises UsageError if the name is malformed, the module or a callable is not found, or the signature does not match;
     ProcessError if the module raises.
     """
+    if is_function_file(name):
+        made = _READERS[Path(name).suffix](Path(name))
+        _check_form(name, made, parameters, may_be_async=may_be_async)
+        return made
     if not is_function_name(name):
         raise UsageError(f"{name!r} does not name a function: write module:function or path/to/file.py:function")
     module, function = _module(name), name.rpartition(":")[2]
@@ -50,6 +67,8 @@ def code_digest(name: str) -> str:
 
     Other modules that these import are not included. `unknown` without a file. Raises as `load_function`.
     """
+    if is_function_file(name):
+        return hashlib.sha256(Path(name).read_bytes()).hexdigest()
     function: Any = load_function(name)
     while isinstance(function, functools.partial):
         function = function.func

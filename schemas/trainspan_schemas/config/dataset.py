@@ -30,9 +30,9 @@ class DatasetSettings:
     """Advantage baseline: `grpo`, `dr_grpo`, `rloo`, `batch`, `global`, `running`, `rae`, `none`, or `module:function`;
     default: `grpo` (`dr_grpo` with `rtmc` and `vine`), or `running` if no rollout has a task id."""
     reward: str | None = None
-    """`module:function` or `file.py:function` that rewards each stored rollout; default: the stored rewards count.
+    """`module:function`, `file.py:function` or `rubric.toml` that rewards each stored rollout; default: the stored rewards count.
 
-    It is called with a `StoredRollout`."""
+    A function is called with a `StoredRollout`."""
     status_rewards: str | None = None
     """Rewards of failed rollouts, such as `timeout=0,agent_error=-1`; default: these rollouts are dropped."""
     reward_concurrency: Advanced[int] = 1

@@ -11,7 +11,7 @@ from trainspan_rollouts.judges.answers import answer_text, code_of, conversation
 from trainspan_rollouts.judges.chat_model import ChatModel
 from trainspan_rollouts.judges.comparisons import parse_json
 from trainspan_rollouts.judges.judge import JudgeFunction, Result
-from trainspan_rollouts.judges.rubric import Rubric
+from trainspan_rollouts.judges.rubrics.rubric import Rubric
 from trainspan_schemas.errors import InvalidRecordError
 from trainspan_schemas.files.durable import JsonObject
 from trainspan_schemas.telemetry.keys import REWARD
@@ -25,6 +25,7 @@ __all__ = [
     "of_tools",
     "parse_object",
     "parse_scores",
+    "properties_of",
     "returned_messages",
     "rubric_judge",
     "schema_of",
@@ -85,8 +86,13 @@ def form_of(rubric: Rubric) -> JsonObject:
 
 def schema_of(rubric: Rubric) -> JsonObject:
     """The JSON schema of scores; strict, as the API calls it: every field is required and there are no others."""
+    return object_schema(properties_of(rubric))
+
+
+def properties_of(rubric: Rubric) -> JsonObject:
+    """Criterion → the schema of its score and reason."""
     entry = {"reason": {"type": "string"}, "score": {"type": "number"}}
-    return object_schema({criterion.name: object_schema(entry) for criterion in rubric.criteria})
+    return {criterion.name: object_schema(entry) for criterion in rubric.criteria}
 
 
 def object_schema(properties: Mapping[str, Any]) -> JsonObject:

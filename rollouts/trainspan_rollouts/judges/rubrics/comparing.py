@@ -18,8 +18,8 @@ from typing import Any, Final
 from trainspan_rollouts.judges.answers import answer_text
 from trainspan_rollouts.judges.chat_model import ChatModel
 from trainspan_rollouts.judges.judge import JudgeFunction, Result
-from trainspan_rollouts.judges.rubric import Rubric
-from trainspan_rollouts.judges.rubric_judge import (
+from trainspan_rollouts.judges.rubrics.rubric import Rubric
+from trainspan_rollouts.judges.rubrics.rubric_judge import (
     Scores,
     combined,
     form_of,

@@ -28,6 +28,8 @@ class Criterion:
     """The evaluation's name."""
     question: str
     weight: float = 1.0
+    of: Literal["rollout", "call"] = "rollout"
+    """What it is asked about: the whole, or each answer of an agent (stored_rubric.py)."""
 
 
 @dataclass(frozen=True, slots=True)
