@@ -44,6 +44,8 @@ OPTIONAL = {
     ("rollouts", "duckdb"): "the judge `sql` on DuckDB files only",
     ("rollouts", "jsonschema"): "the judge `json_schema` only",
     ("rollouts", "referencing"): "the same, which brings it",
+    ("rollouts", "nltk"): "the metrics `bleu`, `gleu` and `meteor` of graders only",
+    ("rollouts", "rapidfuzz"): "their metrics `fuzzy_match` and `rouge_l` only",
     ("rollouts", "pyarrow"): "task files in Parquet only",
     ("rollouts", "ray"): "the engine ray only",
     ("importers", "protobuf"): "comes with opentelemetry-proto, which decides its version",

@@ -1,6 +1,10 @@
 """Task files: JSON lines, CSV or Parquet, one task per line or row, read as a stream.
 
 Fields: `id` and `input`; optional: `answer` (for the judge only), `split` ("train" or "val") and `meta`.
+
+A row with `messages` in place of `input` is one of OpenAI's fine-tuning files. The input is then what a request for the last
+answer has: the messages before it, and tools and response format. The answer is that answer, or `reference_answer`, and
+`meta` is the whole row, which a grader calls `item`.
 """
 
 import csv
@@ -155,7 +159,13 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
         raise TaskFileError(f"{path}: not Parquet ({' '.join(str(error).split())})") from error
 
 
+_REQUEST: Final = ("tools", "parallel_tool_calls", "response_format", "functions")
+"""Fields of a fine-tuning row that are those of a request."""
+
+
 def to_task(where: str, fields: Mapping[str, Any]) -> Task:
+    if "messages" in fields and "input" not in fields:
+        fields = _of_fine_tuning(where, fields)
     if unknown := sorted(set(fields) - _FIELDS):
         raise TaskFileError(f"{where}: unknown field {unknown[0]!r}; fields are id, input, answer, split, meta")
     task_id = fields.get("id")
@@ -169,3 +179,29 @@ def to_task(where: str, fields: Mapping[str, Any]) -> Task:
     if split not in (None, "train", "val"):
         raise TaskFileError(f"{where}: split {split!r} is neither 'train' nor 'val'")
     return Task(str(task_id), fields["input"], fields.get("answer"), cast("Split | None", split), fields.get("meta"))
+
+
+def _of_fine_tuning(where: str, row: Mapping[str, Any]) -> JsonObject:
+    """The fields of the task of a fine-tuning row. Its id is a hash of the row, so two equal rows have the same."""
+    messages = row["messages"]
+    if not isinstance(messages, list) or not all(
+        isinstance(message, dict) and isinstance(message.get("role"), str) for message in messages
+    ):
+        raise TaskFileError(f"{where}: 'messages' is not a list of messages, each with a role")
+    asked = [{name: value for name, value in message.items() if name != "weight"} for message in messages]
+    last = asked.pop() if asked and asked[-1]["role"] == "assistant" else None
+    if not asked or asked[-1]["role"] not in ("user", "tool", "function"):
+        raise TaskFileError(
+            f"{where}: 'messages' has no question: the last one, or the one before an answer, is a user's"
+        )
+    answer = row.get("reference_answer")
+    if answer is None and last is not None:
+        answer = last["content"] if isinstance(last.get("content"), str) and not last.get("tool_calls") else last
+    digest = blake2b(json.dumps(row, sort_keys=True).encode(), digest_size=8).hexdigest()
+    return {
+        "id": digest if row.get("id") is None else row["id"],
+        "input": {"messages": asked, **{name: row[name] for name in _REQUEST if row.get(name) is not None}},
+        "answer": answer,
+        "split": row.get("split"),
+        "meta": dict(row),
+    }

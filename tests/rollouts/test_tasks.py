@@ -43,6 +43,47 @@ def test_a_split_skips_only_the_tasks_of_the_other_one(tmp_path: Path) -> None:
     assert [count_tasks(path), count_tasks(path, "train"), count_tasks(path, "val")] == [2, 1, 2]
 
 
+def test_rows_of_a_fine_tuning_file_are_tasks(tmp_path: Path) -> None:
+    path = tmp_path / "rft.jsonl"
+    asked = [{"role": "developer", "content": "Be short."}, {"role": "user", "content": "2+2?"}]
+    earlier = {"role": "assistant", "content": "?", "weight": 0}
+    called = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}
+    rows = [
+        {"messages": asked, "reference_answer": {"n": 4}, "difficulty": 1, "tools": [{"type": "function"}]},
+        {"messages": [*asked, earlier, asked[1], {"role": "assistant", "content": "4"}], "id": 7, "split": "val"},
+        {"messages": [*asked, called]},
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    first, second, third = read_tasks(path)
+    assert first.for_agent() == {"id": first.id, "input": {"messages": asked, "tools": [{"type": "function"}]}}
+    assert (first.answer, first.meta, len(first.id)) == ({"n": 4}, rows[0], 16)
+    assert (second.id, second.split, second.answer) == ("7", "val", "4")
+    assert second.input == {"messages": [*asked, {"role": "assistant", "content": "?"}, asked[1]]}
+    assert third.answer == called
+    path.write_text(json.dumps(rows[0]) + "\n" + json.dumps(dict(reversed(rows[0].items()))) + "\n")
+    with pytest.raises(TaskFileError, match=rf"rft.jsonl:2: the id '{first.id}' occurs a second time"):
+        count_tasks(path)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"messages": []}, "has no question"),
+        ({"messages": "2+2?"}, "is not a list of messages"),
+        ({"messages": [{"content": "2+2?"}]}, "is not a list of messages"),
+        ({"messages": [{"role": "assistant", "content": "4"}]}, "has no question"),
+        ({"messages": [{"role": "system", "content": "4"}]}, "has no question"),
+        ({"messages": [{"role": "user", "content": "x"}], "split": "test"}, "split 'test' is neither"),
+        ({"messages": [{"role": "user", "content": "x"}], "input": "y"}, "unknown field 'messages'"),
+    ],
+)
+def test_a_row_without_a_question_is_refused_by_its_line(tmp_path: Path, row: object, message: str) -> None:
+    path = tmp_path / "rft.jsonl"
+    path.write_text("\n" + json.dumps(row))
+    with pytest.raises(TaskFileError, match="rft.jsonl:2: .*" + message):
+        count_tasks(path)
+
+
 def test_csv_rows_may_span_lines_and_empty_cells_are_absent(tmp_path: Path) -> None:
     path = tmp_path / "tasks.csv"
     path.write_text('id,input,answer,split\n1,"two\nlines",4,\n2,x,,val\n', encoding="utf-8-sig")

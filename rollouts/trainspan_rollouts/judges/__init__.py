@@ -6,5 +6,6 @@ In reading order:
 - `named`: deterministic judges by name, such as `exact:answer`; `answers` finds the answer in a result, `comparisons` compares.
 - `rubric`: the TOML file of a judge model; `rubric_judge` asks it about one rollout, `comparing` about a group, and
   `chat_model` is its endpoint with the cache.
-- `child`: tries patterns, schemas, queries and tests in a process of its own, whose program is `sandbox`.
+- `graders`: judges in the JSON format of OpenAI's reinforcement fine-tuning.
+- `child`: tries patterns, schemas, queries, tests and graders in a process of its own, whose program is `sandbox`.
 """

@@ -11,16 +11,16 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
-from trainspan_rollouts.judges.rubrics.rubric import Rubric
 from trainspan_schemas.errors import ConfigError, InvalidRecordError
 from trainspan_schemas.files.durable import JsonObject
 from trainspan_schemas.home import make_home
 from trainspan_schemas.http_client import ask
 
-__all__ = ["CACHE_FILE", "ChatModel"]
+__all__ = ["CACHE_FILE", "ChatEndpoint", "ChatModel"]
 
 CACHE_FILE: Final = "judge-answers.sqlite"
 """In the state folder."""
@@ -35,20 +35,45 @@ _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
 
-class ChatModel:
-    """Asks the model of a rubric. Thread-safe: equal questions at the same time are one request."""
+@dataclass(frozen=True, slots=True)
+class ChatEndpoint:
+    """A model behind the chat completions API, as a judge's file names it."""
 
-    def __init__(self, rubric: Rubric, timeout_s: float) -> None:
+    where: str
+    """The file, and the part of it, for messages."""
+    model: str
+    base_url: str
+    """Ends in `/v1` for most."""
+    api_key_env: str | None = None
+    """The environment variable with the key; None: no key is sent."""
+    response_format: Literal["json_schema", "json_object", "none"] = "json_schema"
+    """How the endpoint is asked for JSON."""
+    request: Mapping[str, Any] = field(default_factory=dict)
+    """Further fields of each request, such as `temperature`."""
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError."""
+        if not self.model:
+            raise ConfigError(f"{self.where} has no model")
+        if not self.base_url.startswith(("http://", "https://")):
+            raise ConfigError(
+                f"{self.where}: base_url = {self.base_url!r}: write that of an endpoint, such as http://127.0.0.1:8001/v1"
+            )
+
+
+class ChatModel:
+    """Asks the model of an endpoint. Thread-safe: equal questions at the same time are one request."""
+
+    def __init__(self, endpoint: ChatEndpoint, timeout_s: float) -> None:
         """Raises ConfigError if the variable of its key is not set."""
-        options = rubric.options
-        self._rubric, self._timeout_s = rubric, timeout_s
-        self._url = f"{options.base_url.rstrip('/')}/chat/completions"
-        self._key = os.environ.get(options.api_key_env, "") if options.api_key_env else None
+        self._endpoint, self._timeout_s = endpoint, timeout_s
+        self._url = f"{endpoint.base_url.rstrip('/')}/chat/completions"
+        self._key = os.environ.get(endpoint.api_key_env, "") if endpoint.api_key_env else None
         if self._key == "":
             raise ConfigError(
-                f"{rubric.file}: the environment variable {options.api_key_env} with the judge's key is not set"
+                f"{endpoint.where}: the environment variable {endpoint.api_key_env} with the judge's key is not set"
             )
-        self.secrets = frozenset(filter(None, [options.api_key_env]))
+        self.secrets = frozenset(filter(None, [endpoint.api_key_env]))
         """The variables that no agent may get."""
         self._cache = _Cache(make_home() / CACHE_FILE)
         self._lock = threading.Lock()
@@ -67,11 +92,11 @@ class ChatModel:
 
         Raises ConnectionError if the endpoint does not answer in time or refuses, and what `parse` raises.
         """
-        body: JsonObject = {**self._rubric.request, "model": self._rubric.options.model, "messages": messages}
-        if self._rubric.options.response_format == "json_schema":
+        body: JsonObject = {**self._endpoint.request, "model": self._endpoint.model, "messages": messages}
+        if self._endpoint.response_format == "json_schema":
             verdict_schema = {"name": "verdict", "strict": True, "schema": schema}
             body["response_format"] = {"type": "json_schema", "json_schema": verdict_schema}
-        elif self._rubric.options.response_format == "json_object":
+        elif self._endpoint.response_format == "json_object":
             body["response_format"] = {"type": "json_object"}
         data = json.dumps(body).encode()
         key = hashlib.sha256(f"{self._url}\n{vote}\n".encode() + data).hexdigest()
@@ -126,7 +151,9 @@ class ChatModel:
         if message.get("refusal"):
             raise InvalidRecordError(self._without_key(f"the judge model refused: {message['refusal']}"))
         if choice.get("finish_reason") == "length":
-            raise InvalidRecordError("the judge model's answer was cut off: raise max_tokens in [request]")
+            raise InvalidRecordError(
+                "the judge model's answer was cut off: raise max_tokens in [request], or max_completions_tokens"
+            )
         if not isinstance(content, str):
             raise InvalidRecordError(self._without_key(f"the judge model's answer has no text: {body[:200]!r}"))
         return content

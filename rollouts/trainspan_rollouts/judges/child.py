@@ -15,7 +15,7 @@ from typing import Any, Final
 from trainspan_rollouts.judges import sandbox
 from trainspan_schemas.errors import InvalidRecordError
 
-__all__ = ["outcomes"]
+__all__ = ["outcomes", "score"]
 
 _MEMORY_BYTES: Final = 4 * 2**30
 """Of addresses: DuckDB reserves far more than it uses."""
@@ -46,6 +46,27 @@ def outcomes(
     `payload` has the `answer` and what is `right`. What the process did not say before it ended, or within `timeout_s`, failed.
     Raises InvalidRecordError if it says that it cannot be tried at all.
     """
+    lines, why = _told(kind, payload, timeout_s, readable)
+    failures = [line["failure"] for line in lines if "failure" in line][:expected]
+    return failures + [why] * (expected - len(failures))
+
+
+def score(kind: str, payload: Mapping[str, Any], timeout_s: float) -> float:
+    """Scores an answer in a process of its own.
+
+    Raises InvalidRecordError if the process says that it cannot, or ends without a score, or takes longer than `timeout_s`.
+    """
+    lines, why = _told(kind, payload, timeout_s, ())
+    scores = [line["score"] for line in lines if isinstance(line.get("score"), float)]
+    if not scores:
+        raise InvalidRecordError(why)
+    return float(scores[0])
+
+
+def _told(
+    kind: str, payload: Mapping[str, Any], timeout_s: float, readable: Sequence[Path]
+) -> tuple[list[Mapping[str, Any]], str]:
+    """What the process said, and why it said no more. Raises InvalidRecordError if it cannot try the answer at all."""
     mark = secrets.token_hex(16)
     readable_paths = [sys.prefix, sys.base_prefix, *_READABLE, *(str(path) for path in readable)]
     limits = {"cpu_s": int(timeout_s) + 1, "memory_bytes": _MEMORY_BYTES}
@@ -56,8 +77,7 @@ def outcomes(
     unable = next((line["unable"] for line in lines if "unable" in line), None)
     if unable is not None:
         raise InvalidRecordError(unable)
-    failures = [line["failure"] for line in lines if "failure" in line][:expected]
-    return failures + [why] * (expected - len(failures))
+    return lines, why
 
 
 def _run(data: bytes, folder: str, timeout_s: float) -> tuple[bytes, str]:

@@ -1,4 +1,4 @@
-"""Finds the judge that a setting names: a judge by name, a rubric, or a function."""
+"""Finds the judge that a setting names: a judge by name, a rubric, a grader, or a function."""
 
 import inspect
 import os
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from trainspan_rollouts.judges.chat_model import ChatModel
+from trainspan_rollouts.judges.graders.grading import grader_judge
 from trainspan_rollouts.judges.judge import JudgeFunction
 from trainspan_rollouts.judges.named import NAMED, named_judge
 from trainspan_rollouts.judges.rubrics.comparing import comparing_judge
@@ -35,13 +36,17 @@ def find_judge(name: str, timeout_s: float) -> JudgeFunction:
                 f"{name}: criterion {of_calls[0]} is about calls, which are stored later: use trainspan dataset --reward {name}"
             )
         judge = comparing_judge if rubric.options.compare else rubric_judge
-        return judge(rubric, ChatModel(rubric, timeout_s))
+        return judge(rubric, ChatModel(rubric.endpoint, timeout_s))
+    if name.endswith(".json"):
+        return grader_judge(Path(name), timeout_s)
     os.environ.setdefault("OPENAI_API_KEY", "trainspan")  # the judge's module may create a client
     try:
         function = load_function(name, may_be_async=True)
     except UsageError as error:
         known = ", ".join(f"{kind}:FIELD" for kind in NAMED)
-        raise UsageError(f"--judge: {error}; judges by name are {known}; a rubric is a file NAME.toml") from error
+        raise UsageError(
+            f"--judge: {error}; judges by name are {known}; a rubric is a file NAME.toml, a grader NAME.json"
+        ) from error
     compares = _is_for_groups(function)
     load_function(name, "task", GROUP_PARAMETER if compares else "result", may_be_async=True)
     return JudgeFunction(name, function, code_digest(name), compares)
@@ -49,7 +54,7 @@ def find_judge(name: str, timeout_s: float) -> JudgeFunction:
 
 def compares_rollouts(name: str) -> bool:
     """Whether the judge of that name compares the rollouts of a group. Raises as `find_judge`."""
-    if name.partition(":")[0] in NAMED:
+    if name.partition(":")[0] in NAMED or name.endswith(".json"):
         return False
     return read_rubric(Path(name)).options.compare if name.endswith(".toml") else _is_for_groups(load_function(name))
 

@@ -1,4 +1,4 @@
-"""The program of a process in which an answer is tried: it matches patterns, checks schemas, runs queries or tests.
+"""The program of a process in which an answer is tried: it matches patterns, checks schemas, runs queries, tests or graders.
 
 It is started as a file, imports nothing of trainspan, reads one JSON object from standard input, and writes an outcome per line.
 Before it looks at the answer it gives up what it may do: files other than those named, TCP, and signals to other processes
@@ -9,11 +9,13 @@ import contextlib
 import ctypes
 import inspect
 import json
+import numbers
 import os
 import re
 import resource
 import struct
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -236,11 +238,77 @@ def _raised(what: str, error: BaseException) -> str:
     return f"{what} raised {type(error).__name__}: {error}"
 
 
-KINDS: Final[dict[str, Callable[[Mapping[str, Any]], Iterator[str | None]]]] = {
+def grade(payload: Mapping[str, Any]) -> Iterator[float]:
+    """What the function `grade(sample, item)` of a grader's source returns."""
+    names: dict[str, Any] = {"__name__": "grader"}
+    try:
+        exec(compile(payload["source"], "grader.py", "exec"), names)
+        value = names["grade"](payload["sample"], payload["item"])
+        number = float(value) if isinstance(value, numbers.Real) else None
+        shown = "" if number is not None else f"{value!r:.80}"
+    except BaseException as error:
+        raise _Unable(_raised("its code", error)) from error
+    if number is None:
+        raise _Unable(f"grade returned {shown}, which is no number")
+    yield number
+
+
+def similarity(payload: Mapping[str, Any]) -> Iterator[float]:
+    """How similar two texts are, by a metric, from 0 to 1."""
+    metric, text, reference = payload["metric"], payload["text"], payload["reference"]
+    if metric == "fuzzy_match":
+        from rapidfuzz import fuzz, utils
+
+        # Texts without letters and digits are empty to the processor, and then never similar.
+        same = text == reference
+        yield 1.0 if same else fuzz.WRatio(text, reference, processor=utils.default_process) / 100
+    elif metric.startswith("rouge_"):
+        yield _rouge(
+            metric.removeprefix("rouge_"), *(re.findall(r"[^\W_]+", each.lower()) for each in (text, reference))
+        )
+    else:
+        yield _translation(metric, text, reference)
+
+
+def _rouge(kind: str, words: Sequence[str], wanted: Sequence[str]) -> float:
+    """The F-measure of ROUGE (Lin 2004): of groups of `kind` words, or `l` for the longest common subsequence."""
+    if kind == "l":
+        from rapidfuzz.distance import LCSseq
+
+        n_common, n_given, n_wanted = LCSseq.similarity(words, wanted), len(words), len(wanted)
+    else:
+        given, right = (Counter(zip(*(each[i:] for i in range(int(kind))), strict=False)) for each in (words, wanted))
+        n_common, n_given, n_wanted = (counts.total() for counts in (given & right, given, right))
+    return 2 * n_common / (n_given + n_wanted) if n_common else 0.0
+
+
+def _translation(metric: str, text: str, reference: str) -> float:
+    from nltk.tokenize import NLTKWordTokenizer
+
+    words, wanted = (NLTKWordTokenizer().tokenize(each) for each in (text, reference))
+    if not words or not wanted:
+        return float(words == wanted)
+    if metric == "gleu":
+        from nltk.translate.gleu_score import sentence_gleu
+
+        return float(sentence_gleu([wanted], words))
+    if metric == "meteor":
+        from nltk.translate.meteor_score import meteor_score
+
+        return float(meteor_score([wanted], words))
+    from nltk.translate.bleu_score import SmoothingFunction, sentence_bleu
+
+    # A text of less than four words has no group of four.
+    return float(sentence_bleu([wanted], words, smoothing_function=SmoothingFunction().method4, auto_reweigh=True))
+
+
+KINDS: Final[dict[str, Callable[[Mapping[str, Any]], Iterator[str | None] | Iterator[float]]]] = {
     "regex": match,
     "json_schema": validate,
     "sql": query,
     "tests": test,
+    "grade": grade,
+    "similarity": similarity,
 }
 
 
@@ -252,8 +320,8 @@ def main() -> None:
     for standard in (0, 1, 2):
         os.dup2(nowhere, standard)
 
-    def tell(key: str, text: str | None) -> None:
-        shown = None if text is None else " ".join(text.split())[:_MAX_OUTCOME]
+    def tell(key: str, outcome: str | float | None) -> None:
+        shown = " ".join(outcome.split())[:_MAX_OUTCOME] if isinstance(outcome, str) else outcome
         outcomes.write(json.dumps({"mark": mark, key: shown}) + "\n")
         outcomes.flush()
 
@@ -261,8 +329,8 @@ def main() -> None:
         restrict_resources(asked["cpu_s"], asked["memory_bytes"])
         if landlock_abi() >= LEAST_ABI:
             restrict_files(asked["readable"], os.getcwd())
-        for failure in KINDS[asked["kind"]](asked["payload"]):
-            tell("failure", failure)
+        for outcome in KINDS[asked["kind"]](asked["payload"]):
+            tell("score" if isinstance(outcome, float) else "failure", outcome)
     except (_Unable, OSError, ImportError) as error:
         tell("unable", str(error))
     outcomes.close()

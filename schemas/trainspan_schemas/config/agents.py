@@ -143,8 +143,8 @@ class RolloutsSettings:
 
     `--resume` then sends its verdicts."""
     judge: str | None = None
-    """What gives the reward: `module:function`, a rubric `FILE.toml`, or `exact`, `numeric`, `regex`, `json_schema`, `sql`,
-    `tests` or `tool_call` with the task's field, such as `exact:answer`; default: the agent's own evaluations count.
+    """What gives the reward: `module:function`, a rubric `FILE.toml`, a grader `FILE.json`, or `exact`, `numeric`, `regex`,
+    `json_schema`, `sql`, `tests` or `tool_call` with the task's field, such as `exact:answer`; default: the agent's own evaluations count.
 
     docs/rewards.md shows each of them."""
     judge_concurrency: Advanced[int] = 16

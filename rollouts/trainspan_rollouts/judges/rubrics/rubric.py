@@ -5,10 +5,11 @@ import math
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from trainspan_rollouts.judges.chat_model import ChatEndpoint
 from trainspan_schemas.config.load import build_table
 from trainspan_schemas.errors import ConfigError
 from trainspan_schemas.telemetry.keys import REWARD
@@ -66,12 +67,11 @@ class Rubric:
     digest: str
     """sha256 of the file."""
     options: _Options
+    endpoint: ChatEndpoint
     criteria: tuple[Criterion, ...]
     low: float = 0.0
     high: float = 10.0
     """The model's scale; scores of the judge are 0 at `low` and 1 at `high`."""
-    request: Mapping[str, Any] = field(default_factory=dict)
-    """Further fields of each request, such as `temperature`."""
 
     def reward(self, scores: Mapping[str, float]) -> float:
         """The weighted mean of the criteria's scores."""
@@ -93,7 +93,10 @@ def read_rubric(file: Path) -> Rubric:
     criteria = _criteria(file, values.pop("criteria", []))
     options: _Options = build_table(str(file), _Options, values)
     _check(file, options, request)
-    return Rubric(file, hashlib.sha256(data).hexdigest(), options, criteria, low, high, request)
+    endpoint = ChatEndpoint(
+        str(file), options.model, options.base_url, options.api_key_env, options.response_format, request
+    )
+    return Rubric(file, hashlib.sha256(data).hexdigest(), options, endpoint, criteria, low, high)
 
 
 def _scale(file: Path, scale: Any) -> tuple[float, float]:
@@ -126,12 +129,6 @@ def _criteria(file: Path, tables: Any) -> tuple[Criterion, ...]:
 
 
 def _check(file: Path, options: _Options, request: Any) -> None:
-    if not options.model:
-        raise ConfigError(f"{file} has no model")
-    if not options.base_url.startswith(("http://", "https://")):
-        raise ConfigError(
-            f"{file}: base_url = {options.base_url!r}: write that of an endpoint, such as http://127.0.0.1:8001/v1"
-        )
     if unknown := [part for part in options.sees if part not in PARTS]:
         raise ConfigError(f"{file}: sees has {unknown[0]!r}; it may have {', '.join(PARTS)}")
     if not {"answer", "conversation", "tools"} & set(options.sees):

@@ -72,7 +72,7 @@ class _StoredRubric:
     """The reward function of a rubric."""
 
     def __init__(self, rubric: Rubric) -> None:
-        self._model = ChatModel(rubric, _TIMEOUT_S)
+        self._model = ChatModel(rubric.endpoint, _TIMEOUT_S)
         self._rubric = rubric
         self._of_rollout = tuple(criterion for criterion in rubric.criteria if criterion.of == "rollout")
         self._of_call = tuple(criterion for criterion in rubric.criteria if criterion.of == "call")
