@@ -95,4 +95,4 @@ def test_weights_that_are_not_loaded_turn_it_red(demo: DemoRun, tmp_path: Path) 
     assert failed(later[0]) == [], "sampled before the first undetected skipped load"
     assert later[0]["train"]["agreement"]["server_dtype"] == "bfloat16"
     assert later[0]["train"]["agreement"]["trainer_dtype"] == "bfloat16"
-    assert failed(later[-1]) == ["server and trainer agree"]
+    assert "server and trainer agree" in failed(later[-1]), "the policy may also have moved beyond max_kl"

@@ -18,7 +18,8 @@ def test_two_processes_train_what_the_server_then_serves(demo: DemoRun, tmp_path
         tmp_path / "trainspan.toml",
         demo.place.home / "calculator",
         train={"learning_rate": 1e-4},
-        loop={"rounds": 2, "tasks_per_round": 16, "eval_tasks": 20, "eval_every": 0, "trainer_processes": 2},
+        loop={"rounds": 2, "tasks_per_round": 16, "eval_tasks": 20, "eval_every": 0},
+        advanced={"loop.trainer_processes": 2},
     )
     done = subprocess.run(
         ["trainspan", "loop", "--config", str(config), "--format", "json"],
