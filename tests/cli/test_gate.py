@@ -201,6 +201,7 @@ def test_another_program_is_not_compared_with_the_one_before(
         (("--tasks", "none.jsonl"), "no verdict: no task file none.jsonl"),
         ((), "no verdict: nothing answers at the baseline http://127.0.0.1:9/v1"),
         (("--resume",), "--resume continues a gate: name it with --run"),
+        (("--check-judge", "nobody"), "--check-judge: 'nobody' does not name a function"),
     ],
 )
 def test_what_cannot_give_a_verdict_ends_with_2_before_anything_runs(

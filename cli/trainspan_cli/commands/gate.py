@@ -38,6 +38,9 @@ def gate(
     level: Annotated[
         float, typer.Option(help="Greatest probability of calling a candidate worse that is as good as the baseline.")
     ] = 0.05,
+    check_judge: Annotated[
+        str | None, typer.Option(metavar="JUDGE", help="Second judge: warns if the rewards rise above its verdicts.")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder for gate.md (Markdown) and gate.xml (JUnit).")
     ] = None,
@@ -62,7 +65,7 @@ def gate(
     run_id = run or uuid.uuid4().hex
     try:
         wanted = _gate_settings(loaded, given, target or [], (baseline, candidate), n, level, run_id, resume=resume)
-        return _run(wanted, loaded, stores_of(loaded, store), out, as_json=format == "json")
+        return _run(wanted, loaded, stores_of(loaded, store), out, check_judge, as_json=format == "json")
     except KeyboardInterrupt:
         print(f"interrupted; to resume: the same command with --run {run_id} --resume", file=sys.stderr)
         raise
@@ -110,14 +113,21 @@ def _gate_settings(
 
 
 def _run(
-    wanted: "GateSettings", loaded: "Settings", stores: tuple[str, ...], out: Path | None, *, as_json: bool
+    wanted: "GateSettings",
+    loaded: "Settings",
+    stores: tuple[str, ...],
+    out: Path | None,
+    check_judge: str | None,
+    *,
+    as_json: bool,
 ) -> int:
     """Runs the gate, prints the result and writes the pages."""
     from trainspan_cli.clients.ray_cluster import rollout_engine
     from trainspan_cli.gate.pages import print_result, write_pages
-    from trainspan_cli.gate.tripwires import tripwires
+    from trainspan_cli.gate.tripwires import CheckJudge, tripwires
     from trainspan_cli.gate.verdict import gate_result
 
+    check = CheckJudge(check_judge, wanted.rollouts.tasks) if check_judge else None
     if out is not None:
         try:
             out.mkdir(parents=True, exist_ok=True)
@@ -125,7 +135,7 @@ def _run(
             raise UsageError(f"--out {out}: {error.strerror}") from None
     with rollout_engine(wanted.rollouts, loaded, [wanted.rollouts.tasks]):
         run = _rolled_out(wanted, as_json=as_json)
-    result = gate_result(run, tripwires(run, stores))
+    result = gate_result(run, tripwires(run, stores, check))
     if as_json:
         print(event_line(result), flush=True)
     else:

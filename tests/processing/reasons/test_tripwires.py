@@ -1,7 +1,13 @@
 """The figures that a gate compares beside the rewards, from stored calls."""
 
+import json
+from pathlib import Path
+
+import pytest
+
 from tests.processing.conftest import Bench
-from trainspan_cli.gate.tripwires import _tripwire, stored_figures
+from trainspan_cli.gate.tripwires import CheckJudge, _tripwire, stored_figures
+from trainspan_schemas.errors import UsageError
 
 
 def test_each_rollout_counts_by_its_last_attempt_with_tokens_calls_truncation_refusals_and_tool_errors(
@@ -25,6 +31,37 @@ def test_each_rollout_counts_by_its_last_attempt_with_tokens_calls_truncation_re
     assert found["truncated answers"] == {"t0": [0.5], "t1": [0.0]}
     assert found["tool errors per rollout"] == {"t0": [1.0], "t1": [0.0]}
     assert found["refusals"]["t0"] == [1.0]
+
+
+def test_the_reward_of_the_judge_is_compared_with_a_second_judge(bench: Bench, tmp_path: Path) -> None:
+    tasks = tmp_path / "tasks.jsonl"
+    tasks.write_text("".join(json.dumps({"id": f"t{n}", "input": "2+2?", "answer": "4"}) + "\n" for n in range(4)))
+    for number, (text, reward) in enumerate([("4", 1.0), ("five", 1.0), ("4", 0.25), (None, 1.0)]):
+        rollout = bench.rollout(f"{number}", task=f"t{number}", judge="judge.py:score")
+        parts = [{"role": "assistant", "parts": [{"type": "text", "content": text}]}]
+        messages = {} if text is None else {"gen_ai__output__messages": json.dumps(parts)}
+        rollout.call(0, [1], [2], **messages)
+        rollout.reward(reward, **{"trainspan.evaluation.source": "judge"})
+        bench.send(rollout)
+    check = CheckJudge("exact:answer", tasks)
+    found = stored_figures([str(bench.collectors[0].store)], bench.run_id, {"gap": (check.gap, "")})
+    assert found == {"gap": {"t0": [0.0], "t1": [1.0], "t2": [-0.75]}}
+    with pytest.raises(UsageError, match=r"--check-judge .* compares rollouts"):
+        CheckJudge(f"{__file__}:compares", tasks)
+
+
+def compares(task: object, results: list[object]) -> list[float]:
+    return [0.0 for _ in results]
+
+
+def test_a_check_that_fails_gives_no_figure(bench: Bench, tmp_path: Path) -> None:
+    tasks = tmp_path / "tasks.jsonl"
+    tasks.write_text('{"id": "t0", "input": "2+2?"}\n')
+    rollout = bench.rollout("a", judge="j").reward(1.0, **{"trainspan.evaluation.source": "judge"})
+    rollout.call(0, [1], [2], gen_ai__output__messages='[{"role":"assistant","parts":[{"type":"text","content":"4"}]}]')
+    bench.send(rollout)
+    check = CheckJudge("exact:answer", tasks)
+    assert stored_figures([str(bench.collectors[0].store)], bench.run_id, {"gap": (check.gap, "")}) == {}
 
 
 def test_a_figure_is_flagged_if_it_differs_beyond_noise_in_either_direction() -> None:
