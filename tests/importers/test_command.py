@@ -18,7 +18,9 @@ from tests.importers.test_backends import LANGFUSE_AGENT, LANGFUSE_CALL, LANGFUS
 from tests.importers.test_openai_chat import EXAMPLE
 from tests.processing.conftest import RunningCollector
 from tests.processing.support.traces import TestRollout
+from trainspan_cli.doctor.capture_checks import stored_findings
 from trainspan_cli.main import run
+from trainspan_schemas.config.settings import Settings
 from trainspan_schemas.telemetry import keys
 
 pytestmark = pytest.mark.ci
@@ -208,3 +210,40 @@ def test_an_import_that_was_killed_is_repeated_and_nothing_is_there_twice(
     assert 0 < n_spans < 40_000
     assert run(["import", str(path), "--reward", "1", *home.address]) == 0
     assert home.counts(capsys) == (40_000, 20_000, 20_000)
+
+
+def test_doctor_counts_by_source_what_imported_calls_can_teach_and_takes_none_for_stray_calls(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("trainspan_cli.doctor.imported._AT_A_TIME", 2)
+    doctor = ["doctor", "--store", home.store, "--format", "json"]
+    assert run([*doctor, "--imported"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["detail"] == "no traces of other tools are stored"
+    langfuse = lines(tmp_path / "langfuse.jsonl", LANGFUSE_TRACE, LANGFUSE_CALL, LANGFUSE_AGENT, LANGFUSE_TOOL)
+    client = {
+        "traceId": "ab" * 16,
+        "spanId": "cd" * 8,
+        "name": "chat",
+        "kind": 3,
+        "startTimeUnixNano": "1",
+        "endTimeUnixNano": "2",
+    }
+    said = {"gen_ai.operation.name": "chat", "gen_ai.response.id": "r"}
+    client["attributes"] = [{"key": key, "value": {"stringValue": value}} for key, value in said.items()]
+    otlp = lines(tmp_path / "otlp.jsonl", {"resourceSpans": [{"scopeSpans": [{"spans": [client]}]}]})
+    for path in (lines(tmp_path / "chat.jsonl", EXAMPLE), langfuse, otlp):
+        assert run(["import", str(path), *home.address]) == 0
+    capsys.readouterr()
+    assert run([*doctor, "--imported"]) == 0
+    findings = {item["subject"]: item["detail"] for item in json.loads(capsys.readouterr().out)}
+    no_ids = "by their tokens (trainspan dataset, train): 0; not: no_token_ids {} (only a policy server records them)"
+    as_text = "as text (trainspan sft, export sft, export dpo): {}"
+    assert findings == {
+        "imported from langfuse": f"1 rollouts, 1 calls; {no_ids.format(1)}; {as_text.format(1)}",
+        "imported from otlp": f"1 rollouts, 1 calls; {no_ids.format(1)}; {as_text.format('0; not: no_messages 1')} "
+        "(not recorded, or in log records of their own)",
+        "imported from openai": f"1 rollouts, 2 calls; {no_ids.format(2)}; {as_text.format(2)}",
+    }
+    usual = {finding.subject: finding.detail for finding in stored_findings(home.store, Settings())}
+    assert usual["imported"] == "3 rollouts came from files of other tools"
+    assert "calls made elsewhere" not in usual

@@ -1,6 +1,7 @@
 """`trainspan doctor`."""
 
 import json
+from itertools import chain
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,6 +19,9 @@ def doctor(
         str | None,
         typer.Option(help="Policy server [default: those of [rollouts] policy_servers, or that of [serving]]."),
     ] = None,
+    imported: Annotated[
+        bool, typer.Option("--imported", help="Only count what the imported traces of the store can teach, by source.")
+    ] = False,
     config: ConfigOption = None,
     format: FormatOption = Format.TABLE,
 ) -> int:
@@ -29,10 +33,13 @@ def doctor(
     Example: trainspan doctor --store run/spans.duckdb --policy-url http://127.0.0.1:8001
     """
     from trainspan_cli.doctor.examine import examine
+    from trainspan_cli.doctor.imported import imported_findings
 
     chosen = settings(config)
+    stores = stores_of(chosen, store)
+    counted = chain.from_iterable(map(imported_findings, stores)) if imported else examine(chosen, stores, policy_url)
     findings: list[Finding] = []
-    for finding in examine(chosen, stores_of(chosen, store), policy_url):
+    for finding in counted:
         findings.append(finding)
         if format != "json":
             mark = {"ok": "✓", "note": "·", "problem": "✗"}[finding.level]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from trainspan_cli.doctor.finding import Finding
+from trainspan_cli.doctor.imported import FROM_FILES
 from trainspan_loop.clients.store import backlog, rows
 from trainspan_schemas.config.settings import Settings
 from trainspan_schemas.errors import TrainspanError, pip_install
@@ -78,9 +79,15 @@ _CAPTURE_CHECKS: Final = (
     _CaptureCheck(
         "calls made elsewhere",
         f"SELECT count(*) FROM spans s WHERE {_CLIENT_CALL} AND NOT EXISTS "
-        "(SELECT 1 FROM calls c WHERE c.trace_id = s.trace_id)",
+        f"(SELECT 1 FROM calls c WHERE c.trace_id = s.trace_id) AND s.trace_id NOT IN (SELECT trace_id FROM ({FROM_FILES}))",
         "{n} model calls of agents went to another server",
         "set OPENAI_BASE_URL of the agent to the policy server",
+    ),
+    _CaptureCheck(
+        "imported",
+        f"SELECT count(*) FROM ({FROM_FILES})",
+        "{n} rollouts came from files of other tools",
+        "trainspan doctor --imported counts what they can teach",
     ),
     _CaptureCheck(
         "calls unknown",

@@ -1,7 +1,7 @@
 """What an import kept and left out, and what its calls can teach."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from trainspan_processing.text.model_calls import is_model_call, text_flaw, token_flaw
@@ -42,12 +42,24 @@ class Lessons:
         if not any(pair.key in _CALL_SIGNS for pair in span.attributes):
             return
         attributes = {pair.key: _plain(pair.value) for pair in span.attributes}
-        if not is_model_call(attributes):
-            return
-        failed = span.status.code == _STATUS_ERROR
-        self.n_calls[account.format] += 1
-        self.text[account.format, text_flaw(attributes, failed=failed) or ""] += 1
-        self.tokens[account.format, token_flaw(attributes) or ""] += 1
+        self.count(account.format, attributes, failed=span.status.code == _STATUS_ERROR)
+
+    def count(self, source: str, attributes: Mapping[str, Any], *, failed: bool) -> None:
+        """Counts a span with these attributes if it is of a model call."""
+        if is_model_call(attributes):
+            self.n_calls[source] += 1
+            self.text[source, text_flaw(attributes, failed=failed) or ""] += 1
+            self.tokens[source, token_flaw(attributes) or ""] += 1
+
+    def of(self, source: str) -> Iterator[tuple[str, str]]:
+        """For each way to learn: the way, and the number of calls with the reasons of the others."""
+        for title, counts in (
+            ("by their tokens (trainspan dataset, train)", self.tokens),
+            ("as text (trainspan sft, export sft, export dpo)", self.text),
+        ):
+            by_reason = {reason: count for (name, reason), count in counts.items() if name == source}
+            reasons = _reasons({reason: count for reason, count in by_reason.items() if reason})
+            yield title, f"{by_reason.get('', 0)}" + (f"; not: {reasons}" if reasons else "")
 
 
 def _plain(value: "AnyValue") -> Any:
@@ -94,13 +106,8 @@ def _print_account(account: "Account", *, was_sent: bool) -> None:
 def _print_lessons(account: "Account", lessons: Lessons) -> None:
     n_calls = lessons.n_calls[account.format]
     print(f"  {n_calls} model calls can teach:")
-    for title, counts in (
-        ("by their tokens (trainspan dataset, train)", lessons.tokens),
-        ("as text (trainspan sft, export sft, export dpo)", lessons.text),
-    ):
-        by_reason = {reason: count for (name, reason), count in counts.items() if name == account.format}
-        reasons = _reasons({reason: count for reason, count in by_reason.items() if reason})
-        print(f"    {title}: {by_reason.get('', 0)}" + (f"; not: {reasons}" if reasons else ""))
+    for title, counted in lessons.of(account.format):
+        _print(f"    {title}: {counted}")
     if account.rollouts and not account.evaluations:
         print("  no rollout has a score: add --reward 1 if all are good examples, or see docs/import.md#scores")
 
