@@ -107,6 +107,26 @@ def test_each_answer_of_an_agent_gets_scores_and_their_weighted_mean_is_its_rewa
     assert schema["properties"]["query"]["items"]["required"] == ["answer", "reason", "score"]
 
 
+def test_a_conversation_shows_what_is_repeated_as_often_as_it_was_said(tmp_path: Path, model: OpenAIServer) -> None:
+    """The same search with the same result twice, with tool calls, then a sub-agent with a request of its own."""
+    model.answer = lambda _body: json.dumps({"query": entries(1, 1, 1, 1), "short": entries(1, 1, 1, 1)})
+    asks = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "search", "arguments": "{}"}}]}
+    result = {"role": "tool", "content": "nothing"}
+    stored_rubric(write(tmp_path, model))(
+        rollout(
+            call(0, [ASKED], ""),
+            call(1, [ASKED, asks, result], ""),
+            call(2, [{"role": "user", "content": "find it"}], "found", "sub_agent"),
+            call(3, [ASKED, asks, result, asks, result], "4"),
+        )
+    )
+    twice = '[assistant] \n  calls {"arguments": "{}", "name": "search"}\n[tool] nothing\n'
+    assert shown(model)["conversation"] == (
+        f"[user] 2+2?\n[answer 1, agent a] \n{twice}[answer 2, agent a] \n[user] find it\n[answer 3, agent a] found\n"
+        f"{twice}[answer 4, agent a] 4"
+    )
+
+
 def test_with_criteria_of_both_kinds_the_reward_is_that_of_the_rollout(tmp_path: Path, model: OpenAIServer) -> None:
     model.answer = lambda _body: json.dumps(
         {"right": {"reason": "four", "score": 7}, "query": entries(10, 0), "short": entries(0, 0)}

@@ -1,8 +1,8 @@
 """A rubric as a reward function of stored rollouts: it sees their calls, and its criteria may be about each of them."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Final, Protocol
@@ -28,6 +28,8 @@ __all__ = ["stored_rubric"]
 
 _TIMEOUT_S: Final = 120.0
 """How long a busy endpoint is asked again; `[dataset] reward_timeout_s` may end it sooner."""
+_ASKS: Final = {"tool_calls", "parts"}
+"""Members of a message that ask for tools, which its text does not show."""
 _AGENTS: Final = ("main", "sub_agent")
 """Kinds of calls that are work on the task."""
 _MORE: Final = (
@@ -188,20 +190,29 @@ def stored_rubric(file: Path) -> _StoredRubric:
 
 
 def _conversation(calls: Sequence[Call]) -> Iterator[str]:
-    """What was new in each request, and the answer with its number."""
-    shown: set[str] = set()
-    before: str | None = None
+    """What each request adds to the earlier one that it continues furthest, and the answer with its number."""
+    earlier: list[tuple[list[JsonObject], str]] = []
     for number, call in enumerate(calls, 1):
         if not call.messages:
             yield f"[request {number}] {_prompt(call, number)}"
-        for message in call.messages:
-            key = json.dumps(message, sort_keys=True, default=str)
-            is_answer = message.get("role") == "assistant" and message.get("content") == before
-            if key not in shown and not (is_answer and set(message) <= {"role", "content", "finish_reason"}):
-                yield messages_text([message])
-            shown.add(key)
-        before = _answer(call, number)
-        yield f"[answer {number}{f', agent {call.agent}' if call.agent else ''}] {before}"
+        if added := _added(call.messages, earlier):
+            yield messages_text(added)
+        answer = _answer(call, number)
+        earlier.append((call.messages, answer))
+        yield f"[answer {number}{f', agent {call.agent}' if call.agent else ''}] {answer}"
+
+
+def _added(messages: Sequence[JsonObject], earlier: Sequence[tuple[list[JsonObject], str]]) -> Sequence[JsonObject]:
+    """The messages without those of the earlier request, and without its answer."""
+    shared, answer = max(((_shared(messages, before), answer) for before, answer in earlier), default=(0, ""))
+    added = messages[shared:]
+    is_answer = bool(added) and added[0].get("role") == "assistant" and added[0].get("content") == answer
+    return added[1:] if shared and is_answer and not set(added[0]) & _ASKS else added
+
+
+def _shared(messages: Sequence[JsonObject], before: Sequence[JsonObject]) -> int:
+    """How many messages both begin with."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(messages, before, strict=False)))
 
 
 def _prompt(call: Call, number: int) -> str:
