@@ -24,16 +24,16 @@ def reference_text(compared: Sequence[Compared], judge: str | None) -> Group:
     reference = compared[0]
     measure = measured(run.success for run in compared)
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    for name in ("run", measure, "of reference", f"tokens per {_unit(measure)}", f"cost per {_unit(measure)}"):
-        table.add_column(name, justify="left" if name == "run" else "right", overflow="fold")
+    for name in ("run", measure, "of reference", "tokens", "cost"):
+        table.add_column(name, justify="left" if name == "run" else "right", overflow="fold", no_wrap=name != "run")
     for run in compared:
         per_success = "—" if run.per_success is None else f"{run.per_success:,.0f}"
         cost = "—" if run.cost_per_success is None else f"{run.cost_per_success:.3g}"
         table.add_row(run.run_id, str(run.success), _share(run), per_success, cost)
     by = "the agent itself" if judge is None else judge
-    lines = [f"{reference.success.n} held-out tasks, judged by {by}; reference {reference.run_id}"]
+    head = f"{reference.success.n} held-out tasks, judged by {by}; reference {reference.run_id}; tokens and cost per {_unit(measure)}"
     notes = [note for run in compared for note in _notes(run, reference)]
-    return Group(Text("\n".join(lines)), table, *map(Text, notes))
+    return Group(Text(head), table, *map(Text, notes))
 
 
 def _unit(measure: str) -> str:
@@ -46,7 +46,7 @@ def _share(run: Compared) -> str:
     if run.share_interval is None:
         return f"{run.share:.1%}"
     low, high = run.share_interval
-    return f"{run.share:.1%} [{low:.1%}, {'—' if high is None else f'{high:.1%}'}]"
+    return f"{run.share:.1%} [{100 * low:.1f}, {'—' if high is None else f'{100 * high:.1f}'}]"
 
 
 def _notes(run: Compared, reference: Compared) -> list[str]:

@@ -146,8 +146,12 @@ def test_the_command_compares_stored_runs(
     assert vendor["cost_per_success"] == pytest.approx((120 * 2 + 20 * 10) / 1e6 / 4)
     assert (own["run_id"], own["round"], own["share"], own["success"]["mean"]) == ("own", 3, 1, 1)
     assert (own["tokens"], own["n_without_tokens"], own["per_success"]) == (None, 1, None)
-    assert shown.splitlines()[0] == "4 held-out tasks, judged by agent.py:judge; reference vendor"
-    assert "own: the calls of 1 rollouts were recorded without tokens" in shown
+    head, columns, reference, own_line, note = shown.splitlines()
+    assert head == "4 held-out tasks, judged by agent.py:judge; reference vendor; tokens and cost per success"
+    assert columns.split() == ["run", "success", "of", "reference", "tokens", "cost"]
+    assert reference.split() == ["vendor", "1.000", "[0.510,", "1.000]", "35", "0.00011"]
+    assert own_line.split() == ["own", "1.000", "[0.510,", "1.000]", "100.0%", "[51.0,", "196.0]", "—", "—"]
+    assert note == "own: the calls of 1 rollouts were recorded without tokens"
     assert "run trained has no rollouts of held-out tasks" in failures["trained"]
     assert "was judged by agent.py:other, and vendor by agent.py:judge" in failures["otherwise"]
     assert "run nowhere has no rollouts of held-out tasks" in failures["nowhere"]
