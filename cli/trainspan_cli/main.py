@@ -35,7 +35,7 @@ GROUPS = {
         "view": "Show runs, datasets, groups and rollouts in a browser.",
         "explain": "Explain one rollout: its calls, rewards and credit, with its tokens in color.",
         "diff": "Show the differences between two datasets.",
-        "compare": "Compare runs of the loop over their seeds and settings.",
+        "compare": "Compare runs of the loop over seeds and settings, or any runs with a reference.",
         "sql": "Query the store.",
         "status": "Show the running processes, and the runs, datasets and checkpoints on disk.",
     },

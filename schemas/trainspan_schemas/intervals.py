@@ -6,7 +6,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
-__all__ = ["MOST_LEFT_OUT", "EstimateRecord", "RewardEstimate", "measured", "t_half_width", "t_interval"]
+__all__ = [
+    "MOST_LEFT_OUT",
+    "EstimateRecord",
+    "RewardEstimate",
+    "measured",
+    "ratio_interval",
+    "t_half_width",
+    "t_interval",
+]
 
 Z_95 = 1.959964
 T_95 = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622)
@@ -114,6 +122,27 @@ class RewardEstimate:
 def measured(estimates: Iterable[RewardEstimate]) -> str:
     """The measured quantity: "success" if all rewards are 0 or 1, else "reward"."""
     return "success" if all(estimate.binary for estimate in estimates) else "reward"
+
+
+def ratio_interval(of: RewardEstimate, to: RewardEstimate) -> tuple[float, float | None] | None:
+    """The 95 % interval of `of.mean / to.mean`, from the intervals of both means (MOVER, Donner and Zou 2012, section 3).
+
+    It takes them as independent, so it is too wide for means over the same tasks. The upper end is None if `to` may be 0.
+    None if one of the means has no interval, or is negative, or `to` is 0.
+    """
+    if of.interval is None or to.interval is None or of.mean < 0 or to.mean <= 0:
+        return None
+    (low, high), (to_low, to_high) = of.interval, to.interval
+    product = of.mean * to.mean
+    low, to_low = max(0.0, low), max(0.0, to_low)
+    below = low * (2 * of.mean - low)
+    root = math.sqrt(max(0.0, product**2 - below * to_high * (2 * to.mean - to_high)))
+    least = below / (product + root) if below else 0.0
+    if to_low == 0:
+        return least, None
+    above = to_low * (2 * to.mean - to_low)
+    root = math.sqrt(max(0.0, product**2 - high * (2 * of.mean - high) * above))
+    return least, (product + root) / above
 
 
 def t_interval(values: Sequence[float]) -> tuple[float, float] | None:

@@ -99,6 +99,11 @@ def test_what_the_answer_lacks_is_a_score_of_0_with_a_reason(value: Any) -> None
     assert verdict(grader, value) == (0.0, "the answer has no output_json.name")
 
 
+def test_a_template_that_grows_without_end_is_an_error() -> None:
+    with pytest.raises(InvalidRecordError, match="has more than 16,777,216 characters"):
+        verdict(check("eq", OUTPUT * 1000, "x"), "x" * 10**5)
+
+
 def test_tool_calls_are_those_of_the_returned_messages() -> None:
     grader = multi(
         "0.5 * function_name + 0.5 * arguments",
@@ -231,6 +236,8 @@ def test_a_formula_without_a_value_is_an_error(formula: str) -> None:
         (multi("a", a=multi("a")), "graders.a: a multi grader has no multi graders"),
         (multi("1", reward=check()), "is neither reward nor a function"),
         (multi("1", min=check()), "is neither reward nor a function"),
+        (multi("g1", **{f"g{number}": check() for number in range(101)}), "has 101 graders; at most 100 are combined"),
+        (python("x = " + "-" * 10**5 + "1\ndef grade(sample, item): return 1"), "source is no Python"),
     ],
 )
 def test_an_invalid_file_is_refused_before_anything_runs(grader: Any, message: str) -> None:

@@ -17,14 +17,16 @@ __all__ = ["FUNCTIONS", "Formula"]
 
 _LONGEST: Final = 2000
 _DEEPEST: Final = 300
-_OPERATORS: Final[Mapping[type[ast.AST], Callable[..., Any]]] = {
+_BINARY: Final[Mapping[type[ast.operator], Callable[[float, float], float]]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
     ast.Div: operator.truediv,
     ast.Pow: math.pow,
-    ast.UAdd: operator.pos,
-    ast.USub: operator.neg,
+}
+_UNARY: Final[Mapping[type[ast.unaryop], Callable[[float], float]]] = {
+    ast.UAdd: lambda value: value,
+    ast.USub: lambda value: -value,
 }
 _ONE: Final[Mapping[str, Callable[[float], float]]] = {
     "abs": abs,
@@ -85,9 +87,9 @@ def _check(where: str, node: ast.expr, names: Collection[str], depth: int) -> No
         case ast.Name(id=name):
             if name not in names:
                 raise ConfigError(f"{where}: no grader {name!r}; there are {', '.join(names)}")
-        case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
             parts = [left, right]
-        case ast.UnaryOp(op=op, operand=operand) if type(op) in _OPERATORS:
+        case ast.UnaryOp(op=op, operand=operand) if type(op) in _UNARY:
             parts = [operand]
         case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]) if name in FUNCTIONS:
             if not arguments or (name in _ONE and len(arguments) != 1):
@@ -115,9 +117,9 @@ def _value(node: ast.AST, scores: Mapping[str, float]) -> float:
         case ast.Name(id=name):
             return scores[name]
         case ast.BinOp(left=left, op=op, right=right):
-            return float(_OPERATORS[type(op)](_value(left, scores), _value(right, scores)))
+            return _BINARY[type(op)](_value(left, scores), _value(right, scores))
         case ast.UnaryOp(op=op, operand=operand):
-            return float(_OPERATORS[type(op)](_value(operand, scores)))
+            return _UNARY[type(op)](_value(operand, scores))
         case ast.Call(func=ast.Name(id=name), args=arguments):
             values = [_value(argument, scores) for argument in arguments]
             return _SEVERAL[name](values) if name in _SEVERAL else float(_ONE[name](values[0]))

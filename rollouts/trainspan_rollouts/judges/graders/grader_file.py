@@ -35,6 +35,7 @@ __all__ = [
 ]
 
 _MAX_BYTES: Final = 2**20
+_MOST_GRADERS: Final = 100
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _IGNORED: Final = ("type", "name", "pass_threshold", "image_tag")
 """Without effect on a reward: labels, the threshold of evals, and the image of the vendor's sandbox."""
@@ -124,7 +125,7 @@ def read_grader(file: Path) -> GraderFile:
     if len(data) > _MAX_BYTES:
         raise ConfigError(f"{file} has more than {_MAX_BYTES >> 20} MiB, which no grader has")
     try:
-        record = json.loads(data.decode(), object_pairs_hook=_distinct, parse_constant=_refused)
+        record = json.loads(data.decode("utf-8-sig"), object_pairs_hook=_distinct, parse_constant=_refused)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{file} is no JSON: {error}") from error
     grader = _multi(str(file), record) if _type_of(str(file), record) == "multi" else _part(str(file), record)
@@ -154,6 +155,8 @@ def _multi(where: str, record: dict[str, Any]) -> Multi:
     graders = record.get("graders")
     if not isinstance(graders, dict) or not graders:
         raise ConfigError(f'{where} has no graders: write {{"NAME": GRADER, …}}')
+    if len(graders) > _MOST_GRADERS:
+        raise ConfigError(f"{where} has {len(graders)} graders; at most {_MOST_GRADERS} are combined")
     for name in graders:
         if not _NAME.fullmatch(name) or name in FUNCTIONS or name == REWARD:
             raise ConfigError(
@@ -206,7 +209,7 @@ def _python(where: str, record: dict[str, Any]) -> PythonGrader:
     try:
         names = compile(source, "grader.py", "exec", dont_inherit=True).co_names
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise ConfigError(f"{where}: source is no Python: {error}") from error
+        raise ConfigError(f"{where}: source is no Python: {str(error) or 'nested too deeply'}") from error
     if "grade" not in names:
         raise ConfigError(f"{where}: source has no function grade(sample, item)")
     if sandbox.landlock_abi() < sandbox.LEAST_ABI:

@@ -16,6 +16,7 @@ __all__ = ["MissingInAnswerError", "Template"]
 
 _SLOT: Final = re.compile(r"\{\{([^{}]*)\}\}")
 _STEP: Final = re.compile(r"""\.([^\s.\[\]{}"']+)|\[(\d{1,9})\]|\["([^"]+)"\]|\['([^']+)'\]""")
+_MAX_CHARS: Final = 2**24
 _NAMESPACE: Final = re.compile(r"item|sample")
 SAMPLE: Final = ("output_text", "output_json", "output_tools", "choices")
 """The variables of the namespace `sample`."""
@@ -62,8 +63,13 @@ class Template:
 
         Raises InvalidRecordError if the item lacks a value, and MissingInAnswerError if the sample does.
         """
-        spaces = {"item": item, "sample": sample}
-        return "".join(part if isinstance(part, str) else _text(part, spaces[part.namespace]) for part in self.parts)
+        spaces, texts, length = {"item": item, "sample": sample}, [], 0
+        for part in self.parts:
+            texts.append(part if isinstance(part, str) else _text(part, spaces[part.namespace]))
+            length += len(texts[-1])
+            if length > _MAX_CHARS:
+                raise InvalidRecordError(f"a filled template has more than {_MAX_CHARS:,} characters")
+        return "".join(texts)
 
 
 def _slot(where: str, path: str) -> _Slot:

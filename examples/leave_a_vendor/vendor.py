@@ -1,6 +1,6 @@
 """A stand-in for a vendor's model: an HTTP server that answers `/v1/chat/completions` from a solver of the problems.
 
-python teacher.py --port 8100
+python vendor.py --port 8100
 
 It knows only the conversation, like a model, and one answer in ten is wrong.
 """
@@ -19,7 +19,7 @@ MISTAKES = 0.1
 
 
 def answer(messages: list[dict[str, Any]], generator: random.Random) -> str:
-    """What the teacher says next."""
+    """What the vendor's model says next."""
     last = messages[-1]["content"]
     slip = generator.random() < MISTAKES
     if last.startswith("result: "):
@@ -31,15 +31,21 @@ def answer(messages: list[dict[str, Any]], generator: random.Random) -> str:
     return f"calc: {expression.replace('*', '+') if slip else expression}"
 
 
-def completion(model: object, said: str) -> dict[str, Any]:
-    """A response in OpenAI's form."""
+def completion(model: object, messages: list[dict[str, Any]], said: str) -> dict[str, Any]:
+    """A response in OpenAI's form; a token is a word."""
+    prompt_tokens = sum(len(message["content"].split()) for message in messages)
+    completion_tokens = len(said.split())
     return {
         "id": f"chatcmpl-{uuid.uuid4().hex}",
         "object": "chat.completion",
         "created": int(time.time()),
         "model": model,
         "choices": [{"index": 0, "message": {"role": "assistant", "content": said}, "finish_reason": "stop"}],
-        "usage": {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0},
+        "usage": {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": completion_tokens,
+            "total_tokens": prompt_tokens + completion_tokens,
+        },
     }
 
 
@@ -53,11 +59,12 @@ class Handler(BaseHTTPRequestHandler):
             return
         try:
             request = json.loads(body)
-            said = answer(request["messages"], random.Random())
+            messages = request["messages"]
+            response = completion(request.get("model"), messages, answer(messages, random.Random()))
         except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
             self._send(400, {"error": {"message": repr(error), "type": "invalid_request_error"}})
             return
-        self._send(200, completion(request.get("model"), said))
+        self._send(200, response)
 
     def _send(self, status: int, content: dict[str, Any]) -> None:
         body = json.dumps(content).encode()
@@ -76,7 +83,7 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=8100)
     port = parser.parse_args().port
     server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
-    print(f"the teacher answers at http://127.0.0.1:{server.server_port}/v1", flush=True)
+    print(f"the vendor answers at http://127.0.0.1:{server.server_port}/v1", flush=True)
     server.serve_forever()
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 from openai import OpenAI
 
-SYSTEM = "Solve the problem. Write `calc: EXPRESSION` to get a result, then `answer: NUMBER`."
 MAX_CALLS = 4
 OPERATORS: dict[type[ast.operator], Any] = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
 
@@ -38,8 +37,8 @@ def _value(node: ast.expr) -> int:
 
 
 def solve(task: dict[str, Any]) -> str:
-    """The model's answer to `task["input"]`, or "" if it gives none."""
-    messages: list[Any] = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": task["input"]}]
+    """The model's answer to the messages of `task["input"]`, or "" if it gives none."""
+    messages: list[Any] = list(task["input"]["messages"])
     for _ in range(MAX_CALLS):
         response = client().chat.completions.create(model="vendor-large", messages=messages, max_tokens=24)
         said = response.choices[0].message.content or ""
@@ -52,4 +51,6 @@ def solve(task: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    print(solve({"input": sys.argv[1]}))
+    from problems import messages_of
+
+    print(solve({"input": {"messages": messages_of(sys.argv[1])}}))

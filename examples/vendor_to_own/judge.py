@@ -1,8 +1,0 @@
-"""The judge of the shopping agent."""
-
-from typing import Any
-
-
-def exact(task: dict[str, Any], result: Any) -> float:
-    """Returns 1.0 if the agent returned the right number, otherwise 0.0."""
-    return float(result.value == task["answer"])
