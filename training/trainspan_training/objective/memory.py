@@ -19,7 +19,7 @@ from trainspan_schemas.config.settings import DEFAULT_LORA_RANK, ModelSettings, 
 from trainspan_schemas.errors import TrainingError
 from trainspan_schemas.resources import available_memory_bytes, free_memory_bytes
 from trainspan_training.data.cuts import BLOCK
-from trainspan_training.data.layout import DENSE_TOKENS, MOST_TOKENS, TokenBudget, pass_tokens
+from trainspan_training.data.layout import MOST_TOKENS, TokenBudget, pass_tokens
 from trainspan_training.devices.team import Team
 from trainspan_training.objective.head import CHUNK, block_bytes
 from trainspan_training.objective.options import compute_dtype
@@ -59,6 +59,7 @@ class MemoryEstimate:
     logits: int
     """Logits of one chunk, and the sum of the gradients of chunks."""
     masks: int
+    """Block masks, which have four tables of a number per pair of blocks; on a CPU there are none."""
 
     @property
     def total(self) -> int:
@@ -131,13 +132,8 @@ def estimate(
         activations=layers * tokens * hidden * 4 + 3 * within if recomputed else layers * within,
         # Scores of all positions, one chunk of logits and, for a trained head, its gradient (and the tied embedding's).
         logits=tokens * hidden * 2 * width + chunk * vocabulary * logit + block_bytes(vocabulary) + sums,
-        masks=_mask_bytes(tokens, cuda=cuda) if settings.forward != "padded" else 0,
+        masks=16 * (-(-tokens // BLOCK)) ** 2 if cuda and settings.forward != "padded" else 0,
     )
-
-
-def _mask_bytes(tokens: int, *, cuda: bool) -> int:
-    """A block mask has four tables of a number per pair of blocks; a tree's dense mask, two numbers per token pair."""
-    return 16 * (-(-tokens // BLOCK)) ** 2 if cuda else 8 * tokens * min(tokens, DENSE_TOKENS)
 
 
 def fit(config: Any, settings: ModelSettings, memory: Memory, *, cuda: bool, team: Team) -> TokenBudget:
@@ -199,8 +195,9 @@ def _with_chunks(
         return _with_chunks(config, settings, memory, CHUNK, cuda=cuda, parts=parts)
     tokens = chosen(min(ways or [recomputes], key=cost))
     longest = _greatest(lambda size: fits(size, recomputes), tokens)
+    tree = _greatest(lambda size: fits(size, recomputes, _SHARE), tokens)
     unrecomputed = longest if not recomputes else _greatest(lambda size: keeps and fits(size, False, _SHARE), 0)
-    return TokenBudget(tokens, longest, min(unrecomputed, longest), logits)
+    return TokenBudget(tokens, longest, tree, min(unrecomputed, longest), logits)
 
 
 def _greatest(fits: Callable[[int], bool], least: int) -> int:
