@@ -11,11 +11,9 @@ from hypothesis import strategies as st
 
 from trainspan_schemas.config.settings import TrainSettings
 from trainspan_schemas.errors import DatasetError, TrainingError
-from trainspan_training.data.cuts import shared
 from trainspan_training.data.dataset import Call
 from trainspan_training.data.layout import BatchLayout
 from trainspan_training.data.loss_weights import find_rule
-from trainspan_training.data.micro_batches import WeightedRow, make_batches
 from trainspan_training.data.sequences import TokenSequence, make_sequences
 from trainspan_training.data.steps import Step, plan_steps
 

@@ -209,7 +209,8 @@ def test_models_whose_layers_would_not_look_at_the_mask_are_forwarded_padded() -
     assert refusal(LlamaConfig()) is None
     assert "sliding" in (refusal(sliding) or "")
     assert "linear_attention" in (refusal(Qwen3NextConfig()) or "")
-    assert batch_layout(TrainSettings(), sliding, cuda=False).mode == "padded"
+    padded = batch_layout(TrainSettings(), sliding, cuda=False)
+    assert (padded.mode, padded.padded_because) == ("padded", "the model has layers of type sliding_attention")
     with pytest.raises(
         ConfigError, match=r'model.forward = "tree" cannot be used: the model has layers of type sliding'
     ):

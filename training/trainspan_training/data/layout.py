@@ -64,12 +64,13 @@ class BatchLayout:
     call: float = 0.0
     """Cost of a separate attention call, in units of a token's cost in the layers."""
     processes: int = 1
+    padded_because: str | None = None
+    """Why rows can only be padded, so that shared prefixes are forwarded again; None if they need not be."""
 
     def cut(self, rows: Sequence[TokenSequence]) -> list[Cut]:
-        """Micro-batches of one step's rows; at least one per process if there are enough rows."""
-        ways = (
-            [self.mode] if self.mode != "auto" else ["packed", "tree"] if self.blocks else ["padded", "packed", "tree"]
-        )
+        """Micro-batches of one step's rows: of the ways that the mode allows, those after which the last process is done first."""
+        every = ("packed", "tree") if self.blocks else ("padded", "packed", "tree")
+        ways = every if self.mode == "auto" else (self.mode,)
         return min((cuts for way in ways for cuts in self._cuts(way, rows)), key=self._cost)
 
     def _cuts(self, way: str, rows: Sequence[TokenSequence]) -> list[list[Cut]]:
@@ -135,6 +136,7 @@ def batch_layout(
         tree=budget.tree if budget else 2**62,
         call=0.0 if cuda else _CALL / layer,
         processes=processes,
+        padded_because=reason,
     )
 
 

@@ -114,8 +114,11 @@ def estimate(
     hidden, layers, vocabulary = int(text.hidden_size), int(text.num_hidden_layers), int(text.vocab_size)
     inner = int(getattr(text, "intermediate_size", None) or 4 * hidden)
     width = 2 if halved else 4
-    # Of one layer, kept for the backward pass. A tree's dense attention keeps about 20 hidden sizes, a packed one 16.
+    # Of one layer, kept for the backward pass; attention keeps about 16 hidden sizes, of a tree 20.
     within = tokens * (20 * hidden + 4 * inner) * width
+    sums_of_parts = (
+        0 if cuda else tokens * 6 * hidden * 4
+    )  # in the backward pass of a CPU's attention, one layer at a time
     recomputed = recomputes and settings.gradient_checkpointing is not False
     # Attention that applies soft caps keeps about four matrices of scores: here, of one row that fills the micro-batch.
     if config._attn_implementation == "eager":
@@ -129,7 +132,7 @@ def estimate(
         optimizer=8 * trained,
         copies=2 * trained if halved else 0,
         reference=untrained * whole if has_reference and full else 0,
-        activations=layers * tokens * hidden * 4 + 3 * within if recomputed else layers * within,
+        activations=layers * tokens * hidden * 4 + 3 * within if recomputed else layers * within + sums_of_parts,
         # Scores of all positions, one chunk of logits and, for a trained head, its gradient (and the tied embedding's).
         logits=tokens * hidden * 2 * width + chunk * vocabulary * logit + block_bytes(vocabulary) + sums,
         masks=16 * (-(-tokens // BLOCK)) ** 2 if cuda and settings.forward != "padded" else 0,
