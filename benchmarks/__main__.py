@@ -40,6 +40,7 @@ MODULE_OF = {
     "ray_rollouts": "rollouts.ray_rollouts",
     "reading": "training.reading",
     "sampling": "serving.sampling",
+    "sharing": "training.sharing",
     "stored_spans": "collector.stored_spans",
     "stream": "loop.stream",
     "threads": "training.threads",

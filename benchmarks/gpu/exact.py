@@ -166,7 +166,7 @@ def _micro_batches(expected: Reference, settings: Any) -> list[Any]:
 
     calls = as_calls(expected.logged)
     rows = make_sequences(calls, merge=True)
-    layout = BatchLayout(settings.forward, 16384, pair=0.0, dense=not torch.cuda.is_available())
+    layout = BatchLayout(settings.forward, 16384, pair=0.0, blocks=torch.cuda.is_available())
     rng = np.random.default_rng(0)
     (step,) = plan_steps(rows, calls, steps=1, rule=find_rule(settings), layout=layout, rng=rng)
     return list(step.build(rows).micro_batches)

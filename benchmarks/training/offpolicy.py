@@ -87,7 +87,7 @@ def _learn(settings: TrainSettings, age: int, seed: int, folder: Path) -> _Outco
             calls,
             steps=4,
             rule=find_rule(settings),
-            layout=BatchLayout("padded", 16384, pair=0.0, dense=True),
+            layout=BatchLayout("padded", 16384, pair=0.0, blocks=False),
             rng=rng,
         )
         built = [step.build(rows) for step in steps]

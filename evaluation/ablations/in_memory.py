@@ -196,7 +196,7 @@ class MemoryLoop:
             calls,
             steps=STEPS,
             rule=find_rule(settings),
-            layout=BatchLayout("padded", 16384, pair=0.0, dense=True),
+            layout=BatchLayout("padded", 16384, pair=0.0, blocks=False),
             rng=np.random.default_rng(rng.getrandbits(32)),
         )
         built = [step.build(rows) for step in planned]

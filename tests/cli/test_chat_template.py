@@ -9,6 +9,7 @@ import pytest
 from tests.support.models.tiny_model import CHATML
 from tests.support.places import ROOT
 from trainspan_cli.doctor.chat_template import (
+    keeps_later_system_messages,
     left_out,
     merge_ratios,
     model_template,
@@ -118,3 +119,37 @@ def test_the_doctor_is_content_with_a_template_that_keeps_history(tmp_path: Path
     assert (finding.level, finding.advice) == ("ok", "")
     assert template_findings(None) == []
     assert template_findings("org/model-that-is-not-here") == []
+
+
+@pytest.mark.parametrize("name", ["qwen3_5_think_training", "qwen3_8_training"])
+def test_a_model_that_takes_a_system_message_only_first_gets_a_template_that_keeps_later_ones(
+    name: str, tmp_path: Path
+) -> None:
+    """The rest of its template stays: further questions and tool results merge as before."""
+    own = _trl_template(name)
+    (*_, finding) = template_findings(str(_model(tmp_path, own)))
+    assert "takes a system message only at the beginning" in finding.detail
+    assert "examples/templates/later-system-messages.jinja" in finding.advice
+    chained = (ROOT / "examples/templates/later-system-messages.jinja").read_text() + own
+    assert not keeps_later_system_messages(own, {})
+    assert keeps_later_system_messages(chained, {})
+    assert merge_ratios(chained, {}) == merge_ratios(own, {})
+    messages = [
+        {"role": role, "content": f"{role} {turn}"} for turn, role in enumerate(("system", "user", "assistant"))
+    ]
+    before = renderer(chained, {})(messages[:2])
+    after = renderer(chained, {})(
+        [*messages, {"role": "system", "content": "a reminder"}, {"role": "user", "content": "more"}]
+    )
+    assert after.startswith(before.removesuffix("<think>\n"))
+    assert "<|im_start|>user\na reminder<|im_end|>" in after
+
+
+def test_vllm_leaves_later_system_messages_where_they_are_under_these_templates() -> None:
+    from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
+
+    merges = AnthropicServingMessages._detect_merge_inline_system
+    later = (ROOT / "examples/templates/later-system-messages.jinja").read_text()
+    assert merges(_trl_template("qwen3_8"))
+    assert not merges(later + _trl_template("qwen3_8"))
+    assert not merges((ROOT / "examples/templates/chatml-tools.jinja").read_text())

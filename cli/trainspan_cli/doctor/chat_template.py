@@ -16,6 +16,7 @@ from trainspan_schemas.files.durable import JsonObject
 
 __all__ = [
     "HistoryProbe",
+    "keeps_later_system_messages",
     "left_out",
     "merge_ratios",
     "model_template",
@@ -134,6 +135,17 @@ def left_out(template: str, special_tokens: Mapping[str, Any]) -> list[str]:
         if str(_TOOL["name"]) not in str(rendered[0][0]):
             missing.append(what)
     return missing
+
+
+def keeps_later_system_messages(template: str, special_tokens: Mapping[str, Any]) -> bool:
+    """Whether a system message after others stays where it is. Raises ModuleNotFoundError without transformers."""
+    said = (("system", "first rule"), ("user", "question"), ("system", "later rule"), ("user", "more"))
+    try:
+        prompt = renderer(template, special_tokens)([{"role": role, "content": text} for role, text in said])
+    except Exception:  # noqa: BLE001 - templates raise anything
+        return False
+    places = [prompt.find(text) for _, text in said]
+    return places[0] >= 0 and places == sorted(places)
 
 
 def prefix_keeping_template(template: str) -> Path | None:

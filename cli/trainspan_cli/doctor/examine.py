@@ -9,7 +9,13 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 from trainspan_cli.doctor.capture_checks import stored_findings
-from trainspan_cli.doctor.chat_template import left_out, merge_ratios, model_template, prefix_keeping_template
+from trainspan_cli.doctor.chat_template import (
+    keeps_later_system_messages,
+    left_out,
+    merge_ratios,
+    model_template,
+    prefix_keeping_template,
+)
 from trainspan_cli.doctor.finding import Finding
 from trainspan_cli.doctor.processes import process_findings
 from trainspan_cli.extras import PARTS, ImportCheck, Part
@@ -83,7 +89,10 @@ def template_findings(model: str | None, file: str | None = None) -> list[Findin
     if model is None or loaded is None or importlib.util.find_spec("transformers") is None:
         return []
     template, special_tokens = loaded
-    history = _of_history(model, template, special_tokens)
+    history = [
+        *_of_history(model, template, special_tokens),
+        *_of_later_system_messages(model, template, special_tokens),
+    ]
     if left_out_tools := _of_tools(model, template, special_tokens):
         return [*left_out_tools, *(finding for finding in history if finding.level != "ok")]
     return history
@@ -112,6 +121,17 @@ def _of_history(model: str, template: str, special_tokens: JsonObject) -> list[F
         )
     else:
         advice = "write one that leaves earlier answers as they are, and serve with `-- --chat-template FILE`"
+    return [Finding("note", "chat template", detail, advice)]
+
+
+def _of_later_system_messages(model: str, template: str, special_tokens: JsonObject) -> list[Finding]:
+    if keeps_later_system_messages(template, special_tokens):
+        return []
+    detail = (
+        f"of {model} takes a system message only at the beginning: the server merges those that an agent sends later over "
+        "/v1/messages (Claude Code's reminders) into the first, so that the call does not continue the one before"
+    )
+    advice = "for such an agent, put examples/templates/later-system-messages.jinja before it"
     return [Finding("note", "chat template", detail, advice)]
 
 

@@ -95,7 +95,7 @@ def diverge(before: tuple[Ids, Ids], prompt: Ids, decoder: Decoder | None) -> Di
     """How `prompt` diverges from the call `before` (prompt, completion), which it does not continue."""
     cause, at = cause_of(before, prompt)
     earlier = np.concatenate(before)
-    if decoder is not None and cause != "fork":
+    if decoder is not None and cause not in ("fork", "system_prompt"):
         # If they diverge within the answer, compare all of it: the differing value may begin earlier.
         start = min(at, len(before[0]))
         cause = _cause_in_text(decoder.text(earlier[start:].tolist()), decoder.text(prompt[start:].tolist()), cause)

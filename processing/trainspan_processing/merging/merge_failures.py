@@ -2,7 +2,8 @@
 
 - `fork`: it starts from the same state as the previous call, or from an earlier state (best of n, a retry);
 - `retokenization`: a few tokens of the earlier answer were replaced by a few others, and the rest is the same;
-- `template`: the history was rewritten: something was left out or inserted (thinking removed, a new tool list);
+- `system_prompt`: the first message is another, and what followed it comes again as it was;
+- `template`: the history was rewritten: something was left out or inserted (thinking removed);
 - `other`: the prompts have too little in common (another conversation, a compacted context).
 """
 
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 __all__ = ["CAUSES", "SHARED", "SHOWN", "Ids", "MergeFailures", "cause_of"]
 
-CAUSES: Final = ("fork", "retokenization", "template", "other")
+CAUSES: Final = ("fork", "retokenization", "system_prompt", "template", "other")
 
 _ANCHOR: Final = 4
 """Consecutive equal tokens after which two sequences count as aligned again."""
@@ -66,6 +67,8 @@ def cause_of(before: tuple[Ids, Ids], prompt: Ids) -> tuple[str, int]:
     if at == shared:
         return "fork", at
     opening = len(before[0])
+    if _is_in_first_message(before[0], at) and _comes_again(before[0][at:], prompt[at:]):
+        return "system_prompt", at
     if 2 * at < opening:
         return "other", at
     was, now = earlier[at:], prompt[at:]
@@ -74,6 +77,29 @@ def cause_of(before: tuple[Ids, Ids], prompt: Ids) -> tuple[str, int]:
     if at >= opening and _in_step_after_a_swap(was, now):
         return "retokenization", at
     return ("template" if _find(now, was[-_ANCHOR:]) else "other"), at
+
+
+def _is_in_first_message(prompt: Ids, at: int) -> bool:
+    """Whether position `at` is in the first of several messages: templates begin each with the same token.
+
+    That is the prompt's first token, or its second if the first comes only once.
+    """
+    for start in prompt[:2]:
+        places = np.flatnonzero(prompt == start)
+        if len(places) > 1:
+            return at < int(places[1])
+    return False
+
+
+def _comes_again(was: Ids, now: Ids) -> bool:
+    """Whether the second half of `was` occurs in `now`."""
+    half = was[len(was) // 2 :]
+    if len(half) < _ANCHOR or len(half) > len(now):
+        return False
+    return any(
+        np.array_equal(now[start : start + len(half)], half)
+        for start in np.flatnonzero(now[: len(now) - len(half) + 1] == half[0]).tolist()
+    )
 
 
 def _in_step_after_a_swap(was: Ids, now: Ids) -> bool:

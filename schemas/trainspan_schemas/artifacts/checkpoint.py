@@ -114,6 +114,8 @@ class CheckpointMeta:
     """`digest_of_model` of `base`, which identifies it whatever its path; None in checkpoints that do not record it."""
     micro_batch_tokens: int | None = None
     """Tokens per forward pass that its steps were planned with; a different number changes the rounding of the same steps."""
+    tree_tokens: int | None = None
+    """The same of a pass that holds the rows of one rollout only, as a prefix tree."""
     weights_files: Mapping[str, str] | None = None
     """Safetensors file → its sha256, from which `weights_sha256` is joined; None in checkpoints that do not record it."""
 

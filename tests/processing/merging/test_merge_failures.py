@@ -35,6 +35,25 @@ def test_the_cause_follows_from_where_and_how_the_tokens_differ(prompt: list[int
     assert cause_of(before, np.array(prompt, dtype=np.int32)) == (cause, at)
 
 
+@pytest.mark.parametrize(
+    ("prompt", "cause", "at"),
+    [
+        # a reminder was merged into the first message
+        ([1, 50, 51, 60, 61, 2, 1, *_PROMPT, *_ANSWER, 1], "system_prompt", 3),
+        # the clock in the first message went on
+        ([1, 50, 52, 2, 1, *_PROMPT, *_ANSWER, 1], "system_prompt", 2),
+        # another conversation under another system prompt
+        ([1, 50, 52, 2, 1, *range(300, 330)], "other", 2),
+        # a later message was rewritten
+        ([1, 50, 51, 2, 1, 7, *_PROMPT[3:], *_ANSWER, 1], "template", 5),
+    ],
+)
+def test_a_changed_first_message_is_told_from_a_rewritten_history(prompt: list[int], cause: str, at: int) -> None:
+    """Each message begins with the token 1, and the first ends with 2."""
+    before = (np.array([1, 50, 51, 2, 1, *_PROMPT], dtype=np.int32), np.array(_ANSWER, dtype=np.int32))
+    assert cause_of(before, np.array(prompt, dtype=np.int32)) == (cause, at)
+
+
 def test_failed_merges_are_counted_by_cause_with_an_example_of_each(bench: Bench) -> None:
     rollout = bench.rollout("a").reward(1.0)
     rollout.call(0, _PROMPT, _ANSWER)

@@ -12,7 +12,7 @@ from trainspan_schemas.telemetry import keys
 from trainspan_schemas.telemetry.constraints import Constraint
 from trainspan_schemas.telemetry.tokens import decode_ids, decode_logprobs
 from trainspan_training.constraints.replay import Replayer, serialized_tokenizer
-from trainspan_training.data.cuts import TreeCost, shared
+from trainspan_training.data.cuts import shared
 from trainspan_training.data.dataset import Call, ConstrainedCall
 from trainspan_training.data.micro_batches import WeightedRow, make_batches
 from trainspan_training.data.sequences import make_sequences
@@ -55,7 +55,7 @@ class Scorer:
         """Returns the log-probabilities (C,) of each completion, forwarded together as one prefix tree."""
         calls = [_call(number, *both) for number, both in enumerate(zip(spans, self.replayed(*spans), strict=True))]
         rows = make_sequences(calls, merge=True)
-        (cut,) = shared(rows, 2**20, TreeCost(0.0))
+        (cut,) = shared(rows, 2**20)
         (batch,) = make_batches([cut], [WeightedRow(row, np.ones(row.n_trained)) for row in rows], 1)
         found = score(
             self.model,

@@ -136,7 +136,8 @@ def test_the_steps_that_are_owed_are_made_again_with_the_micro_batches_that_they
         write_dataset(tmp_path / "dataset", calls, round_=round_)
     checkpoints, settings = tmp_path / "checkpoints", dataclasses.replace(GENTLE, rollouts_per_step=64)
     run(dataclasses.replace(settings, micro_batch_tokens=64), rounds=2)
-    assert CheckpointMeta.read(checkpoints / "policy-000002").micro_batch_tokens == 64
+    meta = CheckpointMeta.read(checkpoints / "policy-000002")
+    assert meta.micro_batch_tokens == 64 <= (meta.tree_tokens or 0)
     (state,) = (checkpoints / "optimizer/policy-000002").glob("part-*")
     before = state.read_bytes()
     state.unlink()

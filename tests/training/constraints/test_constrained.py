@@ -210,7 +210,7 @@ def test_loss_and_gradient_are_those_of_the_masked_distribution(
         limited,
         steps=1,
         rule=find_rule(settings),
-        layout=BatchLayout(mode, 300, pair=0.0, dense=True),
+        layout=BatchLayout(mode, 300, pair=0.0, blocks=False),
         rng=np.random.default_rng(0),
     )
     step = step.share(0, 1).build(rows)

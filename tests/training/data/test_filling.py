@@ -26,16 +26,16 @@ def row_of(index: int, length: int, rng: Any, vocabulary: int = 49_152, trained:
     return TokenSequence(str(index), "g", rng.integers(3, vocabulary, length).astype(np.int32), (sampled,))
 
 
-@pytest.mark.parametrize("dense", [True, False], ids=["cpu", "gpu"])
+@pytest.mark.parametrize("blocks", [False, True], ids=["cpu", "gpu"])
 @pytest.mark.parametrize("tokens", [4096, 8192, 16_384])
 @pytest.mark.parametrize("spread", [0.4, 0.8, 1.2])
 def test_256_lognormal_rows_need_at_most_a_fifth_more_than_the_fewest_micro_batches(
-    spread: float, tokens: int, dense: bool
+    spread: float, tokens: int, blocks: bool
 ) -> None:
     """The lower bound is the total tokens over a micro-batch's tokens, rounded up."""
     rows = lognormal_rows(0, spread)
     total = sum(len(row.tokens) for row in rows)
-    cuts = BatchLayout("auto", tokens, pair=PAIR, dense=dense, call=CALL if dense else 0.0).cut(rows)
+    cuts = BatchLayout("auto", tokens, pair=PAIR, blocks=blocks, call=0.0 if blocks else CALL).cut(rows)
     assert len(cuts) <= 1.2 * -(-total // tokens)
     assert sum(cut.tokens for cut in cuts) <= total
     assert all(cut.size < tokens + 128 for cut in cuts)
@@ -47,7 +47,7 @@ def test_models_that_take_padded_rows_only_pad_if_a_pass_would_cost_more() -> No
     for _ in range(20):
         lengths = sorted(rng.integers(1, 900, 9).tolist(), reverse=True)
         rows = [row_of(index, length, rng) for index, length in enumerate(lengths)]
-        cuts = BatchLayout("padded", 2000, pair=0.0, dense=True).cut(rows)
+        cuts = BatchLayout("padded", 2000, pair=0.0, blocks=False).cut(rows)
         assert sum(256 + cut.size for cut in cuts) == min(_every_cost(lengths, 2000, 256))
 
 
@@ -65,7 +65,7 @@ def _every_cost(lengths: list[int], limit: int, a_pass: int) -> list[int]:
 @pytest.mark.parametrize("mode", ["packed", "tree"])
 def test_processes_get_micro_batches_of_about_the_same_size(processes: int, mode: str) -> None:
     rows = lognormal_rows(2, 0.8)
-    cuts = BatchLayout(mode, 8192, pair=0.0, dense=False, processes=processes).cut(rows)
+    cuts = BatchLayout(mode, 8192, pair=0.0, blocks=True, processes=processes).cut(rows)
     assert len(cuts) % processes == 0
     sizes = [cut.tokens for cut in cuts]
     assert max(sizes) <= 8192

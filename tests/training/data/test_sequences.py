@@ -11,11 +11,9 @@ from hypothesis import strategies as st
 
 from trainspan_schemas.config.settings import TrainSettings
 from trainspan_schemas.errors import DatasetError, TrainingError
-from trainspan_training.data.cuts import TreeCost, shared
 from trainspan_training.data.dataset import Call
 from trainspan_training.data.layout import BatchLayout
 from trainspan_training.data.loss_weights import find_rule
-from trainspan_training.data.micro_batches import WeightedRow, make_batches
 from trainspan_training.data.sequences import TokenSequence, make_sequences
 from trainspan_training.data.steps import Step, plan_steps
 
@@ -60,7 +58,7 @@ def plan(
         calls,
         steps=steps,
         rule=find_rule(TrainSettings(**settings)),
-        layout=BatchLayout(mode, tokens, pair=0.0, dense=True),
+        layout=BatchLayout(mode, tokens, pair=0.0, blocks=False),
         rng=np.random.default_rng(rng),
     )
     return [step.share(rank, processes).build(rows) for step in planned]
@@ -241,17 +239,6 @@ def test_a_prefix_tree_holds_each_shared_token_once() -> None:
     assert (step.trained, step.forwarded, step.unique, step.padded) == (5, 8, 8, 8)
     assert plan(calls)[0].forwarded == 14
     assert plan(calls)[0].unique == 8
-
-
-def test_a_dense_tree_is_cut_if_its_mask_would_cost_more_than_it_saves() -> None:
-    """Two groups that share one token of twenty: 39² pairs together, 2·20² apart."""
-    calls = [call([1], [10 + index] * 19, rollout=str(index)) for index in range(2)]
-    rows = make_sequences(numbered(calls), merge=True)
-    weighted = [WeightedRow(row, np.ones(19)) for row in rows]
-    for pair, trees in ((0.0, [(0, 39, False)]), (0.1, [(0, 20, True), (20, 40, True)])):
-        (batch,) = make_batches(shared(rows, 1000, TreeCost(pair)), weighted, 38)
-        assert batch.branches is not None
-        assert batch.branches.pieces() == trees
 
 
 def test_the_cheaper_of_padded_rows_and_tree_is_chosen() -> None:

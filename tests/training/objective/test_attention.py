@@ -19,7 +19,7 @@ from tests.training.support.exactness.references import (
 )
 from trainspan_schemas.config.settings import TrainSettings
 from trainspan_schemas.errors import ConfigError
-from trainspan_training.data.cuts import Cut, TreeCost, packed, shared
+from trainspan_training.data.cuts import Cut, packed, shared
 from trainspan_training.data.layout import BatchLayout, batch_layout, refusal
 from trainspan_training.data.loss_weights import find_rule
 from trainspan_training.data.micro_batches import MicroBatch, WeightedRow, make_batches
@@ -34,7 +34,7 @@ from trainspan_training.objective.logprobs import score
 def block_tree(model: Any) -> MicroBatch:
     """As passed to a GPU: one sequence, padded to whole blocks of 128."""
     rows = make_sequences(as_calls(mixed_rollouts(model)), merge=True)
-    (batch,) = made(shared(rows, 16384, TreeCost(pair=0.0), blocks=True), rows)
+    (batch,) = made(shared(rows, 16384, blocks=True), rows)
     return batch
 
 
@@ -152,7 +152,7 @@ def test_the_gpus_path_gives_loss_and_gradient_of_the_reference(
     logged = mixed_rollouts(model)
     calls = as_calls(logged)
     rows = make_sequences(calls, merge=True)
-    layout = BatchLayout(mode, 16384, pair=0.0, dense=False)
+    layout = BatchLayout(mode, 16384, pair=0.0, blocks=True)
     (step,) = plan_steps(rows, calls, steps=1, rule=find_rule(settings), layout=layout, rng=np.random.default_rng(0))
     flexible = load_model(model_dir)
     assert attention.prepare(flexible, mode)
@@ -209,7 +209,8 @@ def test_models_whose_layers_would_not_look_at_the_mask_are_forwarded_padded() -
     assert refusal(LlamaConfig()) is None
     assert "sliding" in (refusal(sliding) or "")
     assert "linear_attention" in (refusal(Qwen3NextConfig()) or "")
-    assert batch_layout(TrainSettings(), sliding, cuda=False).mode == "padded"
+    padded = batch_layout(TrainSettings(), sliding, cuda=False)
+    assert (padded.mode, padded.padded_because) == ("padded", "the model has layers of type sliding_attention")
     with pytest.raises(
         ConfigError, match=r'model.forward = "tree" cannot be used: the model has layers of type sliding'
     ):
@@ -240,7 +241,9 @@ def test_rollouts_without_anything_in_common_make_no_tree_cheaper(model: Any) ->
         layout = batch_layout(TrainSettings(), model.config, cuda=cuda)
         (batch,) = made(layout.cut(rows), rows)
         assert (batch.branches is None) is not cuda, "small layers on a CPU are padded, a GPU gets packed rows"
-        assert batch.branches is None or all(chain for _, _, chain in batch.branches.pieces())
+        assert batch.branches is None or all(
+            (batch.branches.ends[start:stop] == stop).all() for start, stop in batch.branches.pieces()
+        )
 
 
 def test_a_model_whose_attention_cannot_be_exchanged_is_forwarded_padded(model_dir: Any) -> None:

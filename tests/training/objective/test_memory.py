@@ -110,10 +110,10 @@ def test_micro_batches_are_fitted_to_what_is_free_and_it_is_said(config: Any, ca
 def test_processes_choose_the_micro_batches_of_the_one_with_least_memory(config: Any) -> None:
     class Two(Team):
         def gather(self, values: Any) -> list[Any]:
-            return [values, TokenBudget(1024, 2048, 512, 2**26)]
+            return [values, TokenBudget(1024, 2048, 1536, 512, 2**26)]
 
     budget = fit(config, TrainSettings(), Memory(80 * GIB, 80 * GIB), cuda=True, team=Two(0, 2))
-    assert budget == TokenBudget(1024, 2048, 512, 2**26)
+    assert budget == TokenBudget(1024, 2048, 1536, 512, 2**26)
 
 
 def test_activations_are_kept_where_that_is_faster(config: Any) -> None:

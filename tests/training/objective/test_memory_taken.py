@@ -19,6 +19,7 @@ from trainspan_training.objective.memory import estimate
 
 LARGE_VOCABULARY = Size(hidden=32, layers=2, heads=2, key_heads=1, inner=64, vocabulary=151_936)
 WIDE = Size(hidden=256, layers=4, heads=4, key_heads=2, inner=1024, vocabulary=512)
+NARROW = Size(hidden=64, layers=2, heads=2, key_heads=1, inner=128, vocabulary=512)
 
 
 @pytest.mark.ci
@@ -28,14 +29,18 @@ WIDE = Size(hidden=256, layers=4, heads=4, key_heads=2, inner=1024, vocabulary=5
         (LARGE_VOCABULARY, "padded", 256, False),
         (WIDE, "packed", 1024, False),
         (WIDE, "tree", 1024, False),
+        (NARROW, "tree", 8192, False),
         (WIDE, "packed", 1024, True),
     ],
-    ids=["vocabulary", "packed", "tree", "checkpointing"],
+    ids=["vocabulary", "packed", "tree", "long-tree", "checkpointing"],
 )
 def test_a_micro_batch_takes_what_was_estimated_and_no_more(
     size: Size, mode: str, tokens: int, checkpointing: bool, model_dir: Path, tmp_path: Path
 ) -> None:
-    """Gradients, activations, logits and masks of a full one; the weights are already in memory."""
+    """Gradients, activations and logits of a full one; the weights are already in memory.
+
+    A mask of 8,192 tokens would take 256 MiB more.
+    """
     from trainspan_training.objective.grpo_trainer import TransitionGRPOTrainer
 
     settings = TrainSettings(micro_batch_tokens=tokens, forward=mode, gradient_checkpointing=checkpointing)
@@ -45,7 +50,7 @@ def test_a_micro_batch_takes_what_was_estimated_and_no_more(
     rows = [row_of(index, tokens // 4, rng, vocabulary=size.vocabulary, trained=tokens // 4 - 1) for index in range(4)]
     for item in rows:
         item.tokens[:16] = 7  # the prefix that the tree shares
-    cuts = BatchLayout(mode, tokens, pair=0.0, dense=True).cut(rows)
+    cuts = BatchLayout(mode, tokens, pair=0.0, blocks=False).cut(rows)
     weighted = [WeightedRow(row, np.ones(row.n_trained)) for row in rows]
     (batch,) = make_batches(cuts, weighted, sum(row.n_trained for row in rows))
     trainer = TransitionGRPOTrainer(

@@ -135,7 +135,7 @@ def test_two_processes_have_the_micro_batches_of_one_and_each_reads_its_own_rows
 ) -> None:
     dataset = in_files(write_dataset(tmp_path, logged()), rows=9, group=3)
     settings = TrainSettings(forward=mode, max_staleness=oldest, rollouts_per_step=3, policy_url="none")
-    layout = BatchLayout(mode, 40, pair=0.0, dense=True, processes=2)
+    layout = BatchLayout(mode, 40, pair=0.0, blocks=False, processes=2)
     asked: list[int] = []
 
     def watched(*args: Any, only: frozenset[int] | None = None, **named: Any) -> Any:
@@ -186,7 +186,7 @@ def test_each_process_replays_its_own_calls_and_what_the_first_one_drops_is_trai
 ) -> None:
     dataset = in_files(write_dataset(tmp_path, constrained()), rows=9, group=3)
     settings = TrainSettings(forward=mode, rollouts_per_step=3, policy_url="none")
-    layout = BatchLayout(mode, 40, pair=0.0, dense=True, processes=2)
+    layout = BatchLayout(mode, 40, pair=0.0, blocks=False, processes=2)
     whole, outline = taken(dataset, settings, layout, Team())
     assert (outline.calls, outline.constrained, outline.unreplayed) == (17, 11, {"constrained:beam_search": 1})
     shared: list[Any] = []
@@ -206,7 +206,7 @@ def test_each_process_replays_its_own_calls_and_what_the_first_one_drops_is_trai
 def test_a_process_that_cannot_replay_what_the_first_one_can_says_so(tmp_path: Path) -> None:
     dataset = open_dataset(write_dataset(tmp_path, constrained()))
     settings, shared = TrainSettings(rollouts_per_step=64, policy_url="none"), list[Any]()
-    layout = BatchLayout("packed", 40, pair=0.0, dense=True, processes=2)
+    layout = BatchLayout("packed", 40, pair=0.0, blocks=False, processes=2)
     taken(dataset, settings, layout, Leading(shared))
     with pytest.raises(
         DatasetError, match=r"that the first process can replay but this one cannot \(constrained:other_vocabulary\)"

@@ -72,7 +72,7 @@ def one_sequence(logged: list[LoggedCall], settings: TrainSettings) -> Step:
         calls,
         steps=1,
         rule=find_rule(settings),
-        layout=BatchLayout(settings.forward, 16384, pair=0.0, dense=False),
+        layout=BatchLayout(settings.forward, 16384, pair=0.0, blocks=True),
         rng=np.random.default_rng(0),
     )
     return step.build(rows)

@@ -13,7 +13,7 @@ import numpy as np
 from trainspan_training.data.bins import fill
 from trainspan_training.data.sequences import TokenSequence, lexicographic, overlaps
 
-__all__ = ["BLOCK", "PASS", "Cut", "Tree", "TreeCost", "packed", "padded", "shared", "unique_tokens"]
+__all__ = ["BLOCK", "PASS", "Cut", "Tree", "packed", "padded", "shared", "unique_tokens"]
 
 PASS = 256
 """Fixed cost of a forward and backward pass, in tokens (measured: 205 to 273)."""
@@ -31,8 +31,8 @@ class Tree:
     """Number of tokens, counting shared ones once."""
     depths: int
     """Sum over its tokens of their positions in their own rows."""
-    chain: bool
-    """Whether each token sees all preceding tokens."""
+    calls: int
+    """Number of attention calls on a CPU: one for each run of tokens, and one for the rest of a subtree that branches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,19 +51,6 @@ class Cut:
     def rows(self) -> tuple[int, ...]:
         """Row numbers, in the order of the micro-batch."""
         return tuple(row for tree in self.trees for row in tree.rows)
-
-
-@dataclass(frozen=True, slots=True)
-class TreeCost:
-    """Decides if adding a row to a tree pays off. In units of a token's cost in the layers, excluding attention."""
-
-    pair: float
-    """Cost of each additional pair of tokens in a mask; 0 if attention computes only visible pairs."""
-
-    def joins(self, size: int, new: int, length: int) -> bool:
-        """Whether a row of `length` tokens, `new` of them unshared, is cheaper in a tree of `size` than alone."""
-        together = new + self.pair * ((size + new) ** 2 - size**2)
-        return new < length and together <= length + self.pair * length**2
 
 
 def unique_tokens(rows: Sequence[TokenSequence]) -> int:
@@ -104,34 +91,48 @@ def packed(rows: Sequence[TokenSequence], tokens: int, *, processes: int = 1, bl
 
 
 def shared(
-    rows: Sequence[TokenSequence],
-    tokens: int,
-    cost: TreeCost,
-    *,
-    edge: int | None = None,
-    processes: int = 1,
-    blocks: bool = False,
+    rows: Sequence[TokenSequence], tokens: int, *, greatest: int = 0, processes: int = 1, blocks: bool = False
 ) -> list[Cut]:
-    """Packs prefix trees of the rows into sequences of at most `tokens` tokens; a tree has at most `edge` tokens.
+    """Packs prefix trees of the rows into sequences of at most `tokens` tokens, forwarding as few tokens as possible.
 
-    `blocks`: attention works on whole blocks, so sequences are padded to them. A row that exceeds the limit gets its
-    own sequence.
+    A rollout with more tokens than that, each counted once, has trees of its own, of at most `greatest` tokens: cut to
+    `tokens`, rows that continue one long history would each forward it again. `blocks`: attention works on whole
+    blocks, so sequences are padded to them. A row that exceeds the limit gets its own sequence.
     """
+    rollouts: dict[str, list[TokenSequence]] = {}
+    for row in rows:
+        rollouts.setdefault(row.rollout, []).append(row)
+    large = [some for some in rollouts.values() if len(some) > 1 and unique_tokens(some) > tokens]
+    outside = {some[0].rollout for some in large}
+    trees = _trees([row for row in rows if row.rollout not in outside], tokens)
+    for some in large:
+        trees += _trees(some, max(tokens, greatest))
+    return _fill(trees, tokens, processes, blocks)
+
+
+def _trees(rows: Sequence[TokenSequence], limit: int) -> list[Tree]:
+    """Trees of at most `limit` tokens, or of one row, such that the rows' order is cut where they share least."""
     ordered = lexicographic(rows)
-    greatest = tokens if edge is None else min(edge, tokens)
-    trees: list[tuple[list[TokenSequence], list[int]]] = []
-    size = 0
-    for row, overlap in zip(ordered, overlaps(ordered), strict=True):
-        length = len(row.tokens)
-        new = length - overlap
-        if trees and size + new <= greatest and cost.joins(size, new, length):
-            trees[-1][0].append(row)
-            trees[-1][1].append(overlap)
-            size += new
-        else:
-            trees.append(([row], [0]))
-            size = length
-    return _fill([_tree(*tree) for tree in trees], tokens, processes, blocks)
+    shares = np.asarray(overlaps(ordered), dtype=np.int64)
+    ends = np.cumsum([len(row.tokens) for row in ordered] - shares)
+    count = len(ordered)
+    cost = np.zeros(count + 1, dtype=np.int64)  # of the rows before a place: shared tokens that are forwarded again
+    origin = np.zeros(count + 1, dtype=np.int64)
+    first = 0
+    for last in range(count):
+        if not shares[last]:
+            first = last
+        while first < last and ends[last] - ends[first] + len(ordered[first].tokens) > limit:
+            first += 1
+        places = cost[first : last + 1] + shares[first : last + 1]
+        origin[last + 1] = first + int(places.argmin())
+        cost[last + 1] = places.min()
+    trees, stop = [], count
+    while stop:
+        start = int(origin[stop])
+        trees.append(_tree(ordered[start:stop], [0, *shares[start + 1 : stop].tolist()]))
+        stop = start
+    return trees[::-1]
 
 
 def _tree(rows: Sequence[TokenSequence], shares: Sequence[int]) -> Tree:
@@ -143,8 +144,21 @@ def _tree(rows: Sequence[TokenSequence], shares: Sequence[int]) -> Tree:
         depths=sum(
             (length * (length - 1) - share * (share - 1)) // 2 for length, share in zip(lengths, shares, strict=True)
         ),
-        chain=all(share == before for share, before in zip(shares[1:], lengths, strict=False)),
+        calls=_calls(lengths, shares),
     )
+
+
+def _calls(lengths: Sequence[int], shares: Sequence[int]) -> int:
+    """A row that leaves the previous one within a run adds a run, the rest of the split one, and that branch's rest."""
+    calls, branchings = 1, [0]
+    for share, before in zip(shares[1:], lengths, strict=False):
+        if share == before:
+            continue
+        while branchings[-1] > share:
+            branchings.pop()
+        calls += 1 if branchings[-1] == share else 3
+        branchings.append(share)
+    return calls
 
 
 def _fill(trees: Sequence[Tree], tokens: int, processes: int, blocks: bool) -> list[Cut]:

@@ -1,8 +1,7 @@
 """Layout of rows in a forward pass: padded, packed end to end, or as prefix trees; the cheapest, unless it is set.
 
 On a GPU rows are packed, or form trees if they share many tokens: flash or compiled flex attention computes only
-visible pairs. On a CPU attention runs tree by tree: each row costs a separate call, which pays off if layers are wide,
-and a tree costs a dense mask, which pays off if rows share many tokens.
+visible pairs, and so does a CPU, where each row and each branch costs a separate call, which pays off if layers are wide.
 """
 
 from collections.abc import Sequence
@@ -11,25 +10,18 @@ from typing import Any
 
 from trainspan_schemas.config.settings import ModelSettings
 from trainspan_schemas.errors import ConfigError
-from trainspan_training.data.cuts import PASS, Cut, TreeCost, packed, padded, shared, unique_tokens
+from trainspan_training.data.cuts import PASS, Cut, packed, padded, shared, unique_tokens
 from trainspan_training.data.sequences import TokenSequence
 
-__all__ = ["DENSE_TOKENS", "MOST_TOKENS", "BatchLayout", "TokenBudget", "batch_layout", "pass_tokens", "refusal"]
+__all__ = ["MOST_TOKENS", "BatchLayout", "TokenBudget", "batch_layout", "pass_tokens", "refusal"]
 
-_DENSE_PAIR = 4.0
-"""Cost of a masked pair per floating-point operation, relative to the layers' matrix products."""
-_CALL = 2.5e6
+_CALL = 1.5e6
 """On a CPU a separate attention call for a row costs about as much as one token going through this many weights."""
-_WORTH = 0.9
-"""Trees are chosen if they cost less than this share of what rows cost: the estimate for trees is less accurate."""
 _GPU_PASS = 2048
 """On a GPU a forward and backward pass has a fixed cost of about this many tokens, for launching kernels."""
 
 MOST_TOKENS = 16384
 """Default number of tokens in a micro-batch, if memory has room for them."""
-
-DENSE_TOKENS = 4096
-"""Greatest number of tokens in a tree with a dense mask, which is a square of this edge."""
 
 
 def pass_tokens(*, cuda: bool) -> int:
@@ -45,6 +37,8 @@ class TokenBudget:
     """Number of tokens in a micro-batch."""
     longest: int
     """Length of the longest row; a row longer than `tokens` is a micro-batch by itself."""
+    tree: int
+    """Greatest tree of one rollout's rows, if it is a micro-batch by itself; at least `tokens`."""
     kept: int
     """Greatest micro-batch, in tokens, whose activations are kept; those of a larger one are recomputed."""
     logits: int
@@ -61,51 +55,56 @@ class BatchLayout:
     """Greatest number of tokens in a forward pass, padding included."""
     pair: float
     """Cost of a pair of tokens in attention, in units of a token's cost in the layers."""
-    dense: bool
-    """Whether attention runs tree by tree, with a dense mask for each tree that branches."""
+    blocks: bool
+    """Whether attention works on whole blocks, as on a GPU."""
     longest: int = 2**62
     """Longest row that memory has room for."""
+    tree: int = 2**62
+    """Greatest tree of one rollout's rows that memory has room for."""
     call: float = 0.0
-    """Cost of a separate attention call for a row, in units of a token's cost in the layers."""
+    """Cost of a separate attention call, in units of a token's cost in the layers."""
     processes: int = 1
+    padded_because: str | None = None
+    """Why rows can only be padded, so that shared prefixes are forwarded again; None if they need not be."""
 
     def cut(self, rows: Sequence[TokenSequence]) -> list[Cut]:
-        """Micro-batches of one step's rows; at least one per process if there are enough rows."""
-        if self.mode != "auto":
-            return self._cut(self.mode, rows)
-        ways = ("padded", "packed", "tree") if self.dense else ("packed", "tree")
-        chosen: list[Cut] = []
-        least = float("inf")
-        for way in ways:
-            cuts = self._cut(way, rows)
-            cost = sum(self._cost(cut) for cut in cuts)
-            if cost < least * (_WORTH if way == "tree" else 1):
-                chosen, least = cuts, cost
-        return chosen
+        """Micro-batches of one step's rows: of the ways that the mode allows, those after which the last process is done first."""
+        every = ("packed", "tree") if self.blocks else ("padded", "packed", "tree")
+        ways = every if self.mode == "auto" else (self.mode,)
+        return min((cuts for way in ways for cuts in self._cuts(way, rows)), key=self._cost)
 
-    def _cut(self, way: str, rows: Sequence[TokenSequence]) -> list[Cut]:
+    def _cuts(self, way: str, rows: Sequence[TokenSequence]) -> list[list[Cut]]:
+        """The micro-batches of one way; of trees that give every process a share, or that share all that memory allows."""
         if way == "padded":
             limit = self._share(sum(len(row.tokens) for row in rows))
-            return padded(rows, limit, pass_tokens(cuda=not self.dense))
-        blocks = not self.dense
+            return [padded(rows, limit, pass_tokens(cuda=self.blocks))]
         if way == "packed":
-            return packed(rows, self.tokens, processes=self.processes, blocks=blocks)
-        pair, edge = (self.pair * _DENSE_PAIR, DENSE_TOKENS) if self.dense else (0.0, self.tokens)
-        edge = min(edge, self._share(unique_tokens(rows)))
-        return shared(rows, self.tokens, TreeCost(pair), edge=edge, processes=self.processes, blocks=blocks)
+            return [packed(rows, self.tokens, processes=self.processes, blocks=self.blocks)]
+        limits = [(self.tokens, self.tree)]
+        if self.processes > 1:
+            share = self._share(unique_tokens(rows))
+            limits.insert(0, (share, share))
+        return [
+            shared(rows, tokens, greatest=greatest, processes=self.processes, blocks=self.blocks)
+            for tokens, greatest in limits
+        ]
 
     def _share(self, tokens: int) -> int:
         """The token limit, lowered so that every process gets a share of these tokens."""
         return self.tokens if self.processes == 1 else min(self.tokens, -(-tokens // self.processes))
 
-    def _cost(self, cut: Cut) -> float:
-        """Cost of a forward and backward pass, in units of a token's cost in the layers."""
-        if not cut.flat:
-            return float(PASS + cut.size * (1 + self.pair * cut.size / len(cut.trees) / 2))
-        if not self.dense:
-            return float(_GPU_PASS + cut.size + self.pair * sum(tree.depths for tree in cut.trees))
-        pairs = sum(tree.size**2 * (0.5 if tree.chain else _DENSE_PAIR) for tree in cut.trees)
-        return PASS + cut.size + self.pair * pairs + self.call * len(cut.trees)
+    def _cost(self, cuts: Sequence[Cut]) -> float:
+        """Cost of a step's passes in the process that has most to do, in units of a token's cost in the layers."""
+        return max(sum(self._cost_of(cut) for cut in cuts[rank :: self.processes]) for rank in range(self.processes))
+
+    def _cost_of(self, cut: Cut) -> float:
+        """Cost of a forward and backward pass."""
+        if cut.flat:
+            calls = sum(tree.calls for tree in cut.trees)
+            attention = self.pair * sum(tree.depths for tree in cut.trees) + self.call * calls
+        else:
+            attention = self.pair * cut.size**2 / len(cut.trees) / 2
+        return pass_tokens(cuda=self.blocks) + cut.size + attention
 
 
 def batch_layout(
@@ -131,11 +130,13 @@ def batch_layout(
     return BatchLayout(
         mode="padded" if reason else settings.forward,
         tokens=budget.tokens if budget else settings.micro_batch_tokens or MOST_TOKENS,
-        longest=budget.longest if budget else 2**62,
         pair=2 * hidden / layer,
-        dense=not cuda,
+        blocks=cuda,
+        longest=budget.longest if budget else 2**62,
+        tree=budget.tree if budget else 2**62,
         call=0.0 if cuda else _CALL / layer,
         processes=processes,
+        padded_because=reason,
     )
 
 

@@ -29,23 +29,18 @@ class Branches:
     ends: NDArray[np.int64]
     """(T,) end of the token's subtree."""
 
-    def pieces(self) -> list[tuple[int, int, bool]]:
-        """(start, end, whether it is a single row) of each tree."""
-        return self.split(self.ends)
-
-    @staticmethod
-    def split(ends: NDArray[np.int64]) -> list[tuple[int, int, bool]]:
-        """Like `pieces`, from the ends alone."""
+    def pieces(self) -> list[tuple[int, int]]:
+        """(start, end) of each tree."""
         pieces, start = [], 0
-        while start < len(ends):
-            stop = int(ends[start])
-            pieces.append((start, stop, bool((ends[start:stop] == stop).all())))
+        while start < len(self.ends):
+            stop = int(self.ends[start])
+            pieces.append((start, stop))
             start = stop
         return pieces
 
     def first(self, tokens: int) -> "Branches":
         """The first trees that fit in `tokens`, at least one; padded to whole blocks if it is now."""
-        stops = [stop for _, stop, _ in self.pieces()]
+        stops = [stop for _, stop in self.pieces()]
         end = max([stop for stop in stops if stop <= tokens], default=stops[0])
         size = -(-end // BLOCK) * BLOCK if len(self.ends) % BLOCK == 0 else end
         ends = np.concatenate([self.ends[:end], np.arange(end, size) + 1])
@@ -99,7 +94,7 @@ class MicroBatch:
         else:
             branches = self.branches.first(tokens)
             some = self.tokens[:, : len(branches.ends)].copy()
-            end = max(stop for _, stop, _ in self.branches.pieces() if stop <= some.size)
+            end = max(stop for _, stop in self.branches.pieces() if stop <= some.size)
             some[:, end:] = 0  # the rest of the last block is padding, not the start of the next tree
         is_inside = self.predicting < end
         names = ("predicting", "targets", "calls", "sampled", "old", "advantages", "weights", "temperatures")

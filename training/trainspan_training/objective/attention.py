@@ -5,19 +5,21 @@ recomputed in the backward pass take the same path as in the forward pass:
 
 - nothing: rows padded on the right, plain causal attention;
 - a block mask: compiled flex attention, on a GPU;
-- ends of subtrees (int64): on a CPU, one tree at a time, a single row without a mask. No mask is larger than a tree.
+- ends of subtrees (int64): on a CPU, run by run without a mask (`_Branched`).
 """
 
 import functools
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.utils.weak import WeakTensorKeyDictionary
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from trainspan_schemas.errors import ConfigError
 from trainspan_training.data.cuts import BLOCK
 from trainspan_training.data.layout import refusal
 from trainspan_training.data.micro_batches import Branches
@@ -97,12 +99,17 @@ def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
 def attend(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **options: Any
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention of `query` (1, heads, T, D), with transformers' signature; returns (1, T, heads, D)."""
-    if attention_mask is not None and not isinstance(attention_mask, Tensor):
-        return _by_flex(query, key, value, attention_mask, options), None
-    if attention_mask is None or attention_mask.dtype == torch.bool:
+    """Attention of `query` (1, heads, T, D), with transformers' signature; returns (1, T, heads, D).
+
+    Raises ConfigError if the model has a bias for pairs of tokens, whose positions packed rows do not have.
+    """
+    if attention_mask is None or (isinstance(attention_mask, Tensor) and attention_mask.dtype == torch.bool):
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
-    return _by_pieces(module, query, key, value, attention_mask, options), None
+    if options.get("position_bias") is not None:
+        raise ConfigError('the model\'s attention has a position bias: set model.forward = "padded"')
+    if isinstance(attention_mask, Tensor):
+        return _by_runs(query, key, value, attention_mask, options.get("scaling")), None
+    return _by_flex(query, key, value, attention_mask, options), None
 
 
 def _by_flex(query: Tensor, key: Tensor, value: Tensor, mask: Any, options: dict[str, Any]) -> Tensor:
@@ -124,34 +131,97 @@ def _compiled(function: Any) -> Any:
     return torch.compile(function, fullgraph=True)
 
 
-def _by_pieces(module: Any, query: Tensor, key: Tensor, value: Tensor, ends: Tensor, options: dict[str, Any]) -> Tensor:
-    outputs = []
-    for start, stop, mask in _pieces(ends, query.dtype):
-        part = (slice(None), slice(None), slice(start, stop))
-        outputs.append(sdpa_attention_forward(module, query[part], key[part], value[part], mask, **options)[0])
-    return torch.cat(outputs, dim=1)
+class _Run(NamedTuple):
+    """Adjacent tokens of a sequence with the same subtree: each sees those before it, and the rest of the subtree sees all."""
+
+    start: int
+    stop: int
+    end: int
+    """End of the subtree; `stop` if the run is a leaf."""
 
 
 _known: Any = WeakTensorKeyDictionary()
-"""Pieces by the tensor of ends and the dtype of queries: all layers share one mask, kept for their backward pass."""
+"""Runs by the tensor of ends: all layers share one, kept for their backward pass."""
 
 
-def _pieces(ends: Tensor, dtype: torch.dtype) -> list[tuple[int, int, Tensor | None]]:
-    """Start and end of each tree, and its additive mask; None for a single row."""
-    known = _known.setdefault(ends, {})
-    if dtype not in known:
-        flat = ends.flatten()
-        pieces = Branches.split(flat.cpu().numpy())
-        known[dtype] = [
-            (start, stop, None if chain else _additive(dense_mask(flat[start:stop] - start), dtype))
-            for start, stop, chain in pieces
-        ]
-    masked: list[tuple[int, int, Tensor | None]] = known[dtype]
-    return masked
+def _by_runs(query: Tensor, key: Tensor, value: Tensor, ends: Tensor, scale: float | None) -> Tensor:
+    if ends not in _known:
+        _known[ends] = _runs(ends.flatten())
+    query, key = query.to(value.dtype), key.to(value.dtype)  # as autocast does for SDPA
+    width, out_width = query.shape[-1], value.shape[-1]
+    if width != out_width:  # the kernel has one width; further zeros change no score
+        query, key, value = (
+            nn.functional.pad(each, (0, max(width, out_width) - each.shape[-1])) for each in (query, key, value)
+        )
+    seen: Tensor = _Branched.apply(query, key, value, _known[ends], width**-0.5 if scale is None else scale)  # type: ignore[no-untyped-call]
+    return seen[..., :out_width].transpose(1, 2)
 
 
-def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, float("-inf"))
+def _runs(ends: Tensor) -> list[_Run]:
+    """The runs of a sequence, from the ends (T,) of subtrees."""
+    values, counts = torch.unique_consecutive(ends, return_counts=True)
+    stops = counts.cumsum(0)
+    return [_Run(*run) for run in zip((stops - counts).tolist(), stops.tolist(), values.tolist(), strict=True)]
+
+
+class _Branched(torch.autograd.Function):
+    """Attention in prefix trees, without masks or copies of shared keys: the work is that of visible pairs.
+
+    Each run of tokens attends to itself, and the rest of its subtree to the run. These partial softmaxes are merged by
+    their normalizers, and each gives its exact part of the gradient from the merged ones, as in ring attention
+    (arXiv 2310.01889). The kernel is that of SDPA; sums over parts are in float32 at least.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, runs: Sequence[_Run], scale: float) -> Tensor:
+        wide = torch.promote_types(query.dtype, torch.float32)
+        output = torch.empty(query.shape, dtype=wide)
+        normalizers = torch.empty(query.shape[:3], dtype=wide)
+        for keys, queries in _parts(runs):
+            part, part_normalizers = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+                query[:, :, queries], key[:, :, keys], value[:, :, keys], is_causal=keys == queries, scale=scale
+            )
+            if keys == queries:
+                output[:, :, queries], normalizers[:, :, queries] = part, part_normalizers
+                continue
+            before = normalizers[:, :, queries]
+            share = torch.sigmoid(part_normalizers - before)
+            output[:, :, queries].lerp_(part.to(wide), share[..., None])
+            normalizers[:, :, queries] = torch.logaddexp(before, part_normalizers)
+        merged = output.to(query.dtype)
+        ctx.runs, ctx.scale = runs, scale
+        ctx.save_for_backward(query, key, value, merged, normalizers)
+        return merged
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, merged, normalizers = ctx.saved_tensors
+        gradient = gradients[0].contiguous()
+        totals = [torch.zeros(each.shape, dtype=normalizers.dtype) for each in (query, key, value)]
+        for keys, queries in _parts(ctx.runs):
+            parts = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+                gradient[:, :, queries],
+                query[:, :, queries],
+                key[:, :, keys],
+                value[:, :, keys],
+                merged[:, :, queries],
+                normalizers[:, :, queries],
+                0.0,
+                keys == queries,
+                scale=ctx.scale,
+            )
+            for total, places, part in zip(totals, (queries, keys, keys), parts, strict=True):
+                total[:, :, places] += part
+        return *(total.to(query.dtype) for total in totals), None, None
+
+
+def _parts(runs: Sequence[_Run]) -> Iterator[tuple[slice, slice]]:
+    """Keys and the queries that see them: all if they differ, causally if they are the same. Each query sees itself first."""
+    for start, stop, _ in runs:
+        yield slice(start, stop), slice(start, stop)
+    for start, stop, end in runs:
+        if end > stop:
+            yield slice(start, stop), slice(stop, end)
 
 
 AttentionInterface.register(NAME, attend)

@@ -19,7 +19,7 @@ from trainspan_schemas.config.settings import DEFAULT_LORA_RANK, ModelSettings, 
 from trainspan_schemas.errors import TrainingError
 from trainspan_schemas.resources import available_memory_bytes, free_memory_bytes
 from trainspan_training.data.cuts import BLOCK
-from trainspan_training.data.layout import DENSE_TOKENS, MOST_TOKENS, TokenBudget, pass_tokens
+from trainspan_training.data.layout import MOST_TOKENS, TokenBudget, pass_tokens
 from trainspan_training.devices.team import Team
 from trainspan_training.objective.head import CHUNK, block_bytes
 from trainspan_training.objective.options import compute_dtype
@@ -59,6 +59,7 @@ class MemoryEstimate:
     logits: int
     """Logits of one chunk, and the sum of the gradients of chunks."""
     masks: int
+    """Block masks, which have four tables of a number per pair of blocks; on a CPU there are none."""
 
     @property
     def total(self) -> int:
@@ -113,8 +114,11 @@ def estimate(
     hidden, layers, vocabulary = int(text.hidden_size), int(text.num_hidden_layers), int(text.vocab_size)
     inner = int(getattr(text, "intermediate_size", None) or 4 * hidden)
     width = 2 if halved else 4
-    # Of one layer, kept for the backward pass. A tree's dense attention keeps about 20 hidden sizes, a packed one 16.
+    # Of one layer, kept for the backward pass; attention keeps about 16 hidden sizes, of a tree 20.
     within = tokens * (20 * hidden + 4 * inner) * width
+    sums_of_parts = (
+        0 if cuda else tokens * 6 * hidden * 4
+    )  # in the backward pass of a CPU's attention, one layer at a time
     recomputed = recomputes and settings.gradient_checkpointing is not False
     # Attention that applies soft caps keeps about four matrices of scores: here, of one row that fills the micro-batch.
     if config._attn_implementation == "eager":
@@ -128,16 +132,11 @@ def estimate(
         optimizer=8 * trained,
         copies=2 * trained if halved else 0,
         reference=untrained * whole if has_reference and full else 0,
-        activations=layers * tokens * hidden * 4 + 3 * within if recomputed else layers * within,
+        activations=layers * tokens * hidden * 4 + 3 * within if recomputed else layers * within + sums_of_parts,
         # Scores of all positions, one chunk of logits and, for a trained head, its gradient (and the tied embedding's).
         logits=tokens * hidden * 2 * width + chunk * vocabulary * logit + block_bytes(vocabulary) + sums,
-        masks=_mask_bytes(tokens, cuda=cuda) if settings.forward != "padded" else 0,
+        masks=16 * (-(-tokens // BLOCK)) ** 2 if cuda and settings.forward != "padded" else 0,
     )
-
-
-def _mask_bytes(tokens: int, *, cuda: bool) -> int:
-    """A block mask has four tables of a number per pair of blocks; a tree's dense mask, two numbers per token pair."""
-    return 16 * (-(-tokens // BLOCK)) ** 2 if cuda else 8 * tokens * min(tokens, DENSE_TOKENS)
 
 
 def fit(config: Any, settings: ModelSettings, memory: Memory, *, cuda: bool, team: Team) -> TokenBudget:
@@ -199,8 +198,9 @@ def _with_chunks(
         return _with_chunks(config, settings, memory, CHUNK, cuda=cuda, parts=parts)
     tokens = chosen(min(ways or [recomputes], key=cost))
     longest = _greatest(lambda size: fits(size, recomputes), tokens)
+    tree = _greatest(lambda size: fits(size, recomputes, _SHARE), tokens)
     unrecomputed = longest if not recomputes else _greatest(lambda size: keeps and fits(size, False, _SHARE), 0)
-    return TokenBudget(tokens, longest, min(unrecomputed, longest), logits)
+    return TokenBudget(tokens, longest, tree, min(unrecomputed, longest), logits)
 
 
 def _greatest(fits: Callable[[int], bool], least: int) -> int:

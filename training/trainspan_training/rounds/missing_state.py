@@ -32,12 +32,14 @@ class MissingState:
     dataset: DatasetFolder
     micro_batch_tokens: int | None
     """Micro-batch size that its steps were planned with; None if its checkpoint does not record it."""
+    tree_tokens: int | None
+    """The same of the greatest tree of one rollout's rows."""
 
     def layout(self, layout: "BatchLayout") -> "BatchLayout":
         """The layout with the round's micro-batch size: another, fitted to current memory, would round differently."""
         tokens = self.micro_batch_tokens or layout.tokens
         if tokens <= layout.longest:
-            return replace(layout, tokens=tokens)
+            return replace(layout, tokens=tokens, tree=min(self.tree_tokens or layout.tree, layout.longest))
         log.warning(
             "memory has no room for the %d tokens at a time of %s: repeating its steps with %d, equal except for rounding",
             *(tokens, self.policy.name, layout.tokens),
@@ -62,7 +64,7 @@ def find_missing_state(checkpoints: Checkpoints, policy: Policy, datasets: Path)
     if parent.checkpoint and checkpoints.lacks_state(parent.checkpoint):
         log.warning("the optimizer state of %s cannot be recomputed: its parent %s has none", policy.name, parent.name)
         return None
-    return MissingState(policy, parent, dataset, meta.micro_batch_tokens)
+    return MissingState(policy, parent, dataset, meta.micro_batch_tokens, meta.tree_tokens)
 
 
 def _find(datasets: Path, sha256: str | None) -> DatasetFolder | None:

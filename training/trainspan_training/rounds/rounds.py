@@ -228,7 +228,7 @@ class Rounds:
             with self._clock.timed("save"):
                 scores = self._canary.score(self.trainer.policy)
                 canary, tokens = self._canary.canary(scores), self._steps.token_file(dataset, trained.prepared)
-                saved = self._files.save(self._policy, dataset, canary, self._layout.tokens, tokens)
+                saved = self._files.save(self._policy, dataset, canary, self._layout, tokens)
         except (OSError, SafetensorError) as error:
             return self._abort(dataset, record, f"cannot save {record.checkpoint}: {error}", consume=False)
         record = replace(record, version=saved.version, checkpoint=saved.folder.name)

@@ -18,6 +18,7 @@ from trainspan_training.checkpoints.published import remove_old, tolerated
 from trainspan_training.checkpoints.replica_swap import served_folders
 from trainspan_training.checkpoints.swap_request import PolicyAddress
 from trainspan_training.data.dataset import DatasetFolder
+from trainspan_training.data.layout import BatchLayout
 from trainspan_training.devices.leader import Leader
 from trainspan_training.metrics.token_files import TokenFile
 from trainspan_training.model.full_weights import FullWeights, Written, hash_of
@@ -49,7 +50,7 @@ class PolicyFiles:
         self._write_tokens: Callable[[], None] = _nothing
 
     def save(
-        self, parent: Policy, dataset: DatasetFolder, canary: Canary, micro_batch_tokens: int, tokens: TokenFile | None
+        self, parent: Policy, dataset: DatasetFolder, canary: Canary, layout: BatchLayout, tokens: TokenFile | None
     ) -> Policy:
         """Writes the new policy to disk; only reserves space for Adam's state. See `keep_state`, `drop_state`.
 
@@ -64,7 +65,8 @@ class PolicyFiles:
             dataset.sha256,
             policy=trained_on,
             base_digest=parent.base_digest,
-            micro_batch_tokens=micro_batch_tokens,
+            micro_batch_tokens=layout.tokens,
+            tree_tokens=layout.tree,
         )
         return self._write(meta, parent, canary, lambda: self._reserve(checkpoint_name(meta.version), tokens))
 

@@ -1,5 +1,6 @@
 """Assembles a training process: model or adapter, TRL's trainer, and its rounds."""
 
+import logging
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -29,6 +30,8 @@ from trainspan_training.rounds.rounds import Rounds
 
 __all__ = ["set_up"]
 
+log = logging.getLogger(__name__)
+
 
 def set_up(
     datasets: Iterable[DatasetFolder],
@@ -54,6 +57,8 @@ def set_up(
     tokenizer = load_tokenizer(policy.model)
     masks = attention.prepare(model, settings.forward)
     layout = batch_layout(settings, config, cuda=cuda, budget=budget, masks=masks, processes=team.size)
+    if layout.padded_because and team.leads:
+        log.warning("rows are padded, and prefixes that they share are forwarded again: %s", layout.padded_because)
     adapted = settings.adapter == "lora"
     if adapted:
         model = add_adapter(model, settings, policy)

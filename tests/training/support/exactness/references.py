@@ -82,7 +82,7 @@ def one_step(
         calls,
         steps=1,
         rule=find_rule(chosen),
-        layout=BatchLayout(mode, tokens, pair=0.0, dense=True, processes=processes),
+        layout=BatchLayout(mode, tokens, pair=0.0, blocks=False, processes=processes),
         rng=np.random.default_rng(0),
     )
     return step.share(rank, processes).build(rows)
