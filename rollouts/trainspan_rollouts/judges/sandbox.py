@@ -267,7 +267,7 @@ def similarity(payload: Mapping[str, Any]) -> Iterator[float]:
             metric.removeprefix("rouge_"), *(re.findall(r"[^\W_]+", each.lower()) for each in (text, reference))
         )
     else:
-        yield _translation(metric, text, reference)
+        yield float(_translation(metric, text, reference))
 
 
 def _rouge(kind: str, words: Sequence[str], wanted: Sequence[str]) -> float:
@@ -282,24 +282,25 @@ def _rouge(kind: str, words: Sequence[str], wanted: Sequence[str]) -> float:
     return 2 * n_common / (n_given + n_wanted) if n_common else 0.0
 
 
-def _translation(metric: str, text: str, reference: str) -> float:
+def _translation(metric: str, text: str, reference: str) -> Any:
+    """The score of a metric of NLTK, whose functions do not say that they return numbers."""
     from nltk.tokenize import NLTKWordTokenizer
 
     words, wanted = (NLTKWordTokenizer().tokenize(each) for each in (text, reference))
     if not words or not wanted:
-        return float(words == wanted)
+        return words == wanted
     if metric == "gleu":
         from nltk.translate.gleu_score import sentence_gleu
 
-        return float(sentence_gleu([wanted], words))
+        return sentence_gleu([wanted], words)
     if metric == "meteor":
         from nltk.translate.meteor_score import meteor_score
 
-        return float(meteor_score([wanted], words))
+        return meteor_score([wanted], words)
     from nltk.translate.bleu_score import SmoothingFunction, sentence_bleu
 
     # A text of less than four words has no group of four.
-    return float(sentence_bleu([wanted], words, smoothing_function=SmoothingFunction().method4, auto_reweigh=True))
+    return sentence_bleu([wanted], words, smoothing_function=SmoothingFunction().method4, auto_reweigh=True)
 
 
 KINDS: Final[dict[str, Callable[[Mapping[str, Any]], Iterator[str | None] | Iterator[float]]]] = {
