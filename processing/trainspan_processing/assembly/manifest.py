@@ -76,6 +76,7 @@ def make_manifest(
         "groups_incomplete": {"waiting": assembly.groups.waiting, "taken": assembly.groups.taken},
         "rewards_late": rewards_late,
         "ignored_self_rewards": assembly.ignored_self_rewards,
+        "labels": assembly.labels,
         "rewards_unmatched": assembly.unmatched,
         "responses_ambiguous": assembly.contested,
         "ignored_values": assembly.ignored_values,

@@ -109,6 +109,8 @@ class DatasetManifest(RowFigures):
     groups_incomplete: Counts
     rewards_late: int
     ignored_self_rewards: int
+    labels: Counts
+    """People's labels: on `rollouts` and `calls`, `calls_unused` by the credit, and rollouts with `preferences`, which are no rewards."""
     rewards_unmatched: int
     responses_ambiguous: int
     ignored_values: int
