@@ -1,4 +1,4 @@
-"""Labels of people as rewards: the newest label of a rollout or call replaces its other rewards, whoever gave these.
+"""Labels of people, as they are stored, and as rewards: the newest one of a rollout or call replaces its other rewards.
 
 A label that was withdrawn counts for nothing. A label on a call is the reward of that call; with credit `identical`, which adds up
 a rollout, it does not count. Preferences between two rollouts are no rewards: `trainspan export dpo` makes pairs of them.
@@ -11,13 +11,16 @@ from typing import Final
 
 import polars as pl
 
+from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.tables import EDGES, ROLLOUT_KEY, SPAN_KEY, empty
 from trainspan_schemas.telemetry import keys
+from trainspan_schemas.telemetry.labels import Label, read_label
 
-__all__ = ["LABEL_RULE", "LabelEdges", "is_label", "label_edges", "without_labeled_calls"]
+__all__ = ["LABEL_RULE", "LabelEdges", "is_label", "label_edges", "read_labels", "without_labeled_calls"]
 
 LABEL_RULE: Final = "label"
 """The rule of a reward that is a label."""
+_RECORD: Final = ["time_ns", "rollout_id", "trace_id", "span_id", "attributes", "untrusted"]
 _ON_CALL: Final = ["call_trace_id", "call_span_id"]
 
 
@@ -31,6 +34,22 @@ class LabelEdges:
     """EDGES."""
     counts: Counter[str] = field(default_factory=Counter)
     """Labeled `rollouts` and `calls`; `calls_unused`, whose labels do not count; labels on rollouts as part of a pair, `preferences`."""
+
+
+def read_labels(source: Source, rollout_ids: Sequence[str] | None = None) -> list[Label]:
+    """All labels in the stores, or those of some rollouts, in any order, also those that others replace. Raises StoreError."""
+    events, selection = [keys.EVALUATION_EVENT], Selection(rollout_ids=rollout_ids)
+    rows = (
+        row
+        for batch in source.read("records", selection, _RECORD, event_names=events, attribute=keys.LABELED_BY)
+        for row in batch.select(_RECORD).iter_rows()
+    )
+    labels = {
+        label.id + label.rollout_id: label
+        for time_ns, rollout_id, trace_id, span_id, attributes, untrusted in rows
+        if (label := read_label(time_ns, rollout_id, (trace_id, span_id), attributes, untrusted=untrusted))
+    }
+    return list(labels.values())
 
 
 def is_label() -> pl.Expr:
