@@ -125,6 +125,8 @@ def _why_not(evidence: Evidence, row: Mapping[str, Any], *, untrusted: bool) -> 
 def _why_no_label(evidence: Evidence, row: Mapping[str, Any], *, untrusted: bool) -> str:
     if untrusted:
         return "its sender may give no labels: only the runner's token may"
+    if row["name"] not in (keys.LABEL, keys.PREFERENCE):
+        return f"its source is that of a label, whose name would be {keys.LABEL} or {keys.PREFERENCE}"
     if row["name"] == keys.PREFERENCE:
         return "it compares two rollouts, which is no reward: trainspan export dpo makes a pair of it"
     if row["score"] is None:

@@ -9,7 +9,7 @@ import polars as pl
 from trainspan_processing.read.source import Source
 from trainspan_processing.rewards.labels import read_labels
 from trainspan_schemas.artifacts.branches import BRANCH_TASK
-from trainspan_schemas.telemetry.labels import newest
+from trainspan_schemas.store.labels import newest
 
 __all__ = ["LabeledPair", "labeled_pairs"]
 

@@ -13,8 +13,8 @@ import polars as pl
 
 from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.tables import EDGES, ROLLOUT_KEY, SPAN_KEY, empty
+from trainspan_schemas.store.labels import Label, read_label
 from trainspan_schemas.telemetry import keys
-from trainspan_schemas.telemetry.labels import Label, read_label
 
 __all__ = ["LABEL_RULE", "LabelEdges", "is_label", "label_edges", "read_labels", "without_labeled_calls"]
 

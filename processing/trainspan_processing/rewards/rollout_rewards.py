@@ -122,16 +122,8 @@ def reward_rollouts(
     )
     others = without_labeled_calls(bound.edges, labels.of_calls)
     together = replace(bound, edges=pl.concat([with_status_edges(others, by_status), signals]))
-    rollouts = traces.rollouts
     invalid = bound.invalid.join(labels.of_rollouts, on=ROLLOUT_KEY, how="anti", maintain_order="left")
-    for column, where in (("reward_untrusted", bound.untrusted), ("reward_invalid", invalid)):
-        marked = where.with_columns(pl.lit(True).alias(column))
-        rollouts = rollouts.join(marked, on=ROLLOUT_KEY, how="left", maintain_order="left")
-    rollouts = rollouts.with_columns(
-        pl.lit(False).alias("reward_failed"),
-        pl.col("reward_untrusted", "reward_invalid").fill_null(False),
-        pl.lit(None, dtype=pl.String).alias("function_rewards"),
-    )
+    rollouts = _with_flags(traces.rollouts, bound.untrusted, invalid)
     rollouts = _with_lesson(rollouts, by_status)
     for reward in rewards:
         scores = together.of_rollouts(reward.name).rename({"rollout_reward": rollout_column(reward.name)})
@@ -146,6 +138,18 @@ def reward_rollouts(
         bound.ignored_self_rewards,
         bound.unmatched,
         labels=labels.counts,
+    )
+
+
+def _with_flags(rollouts: pl.DataFrame, untrusted: pl.DataFrame, invalid: pl.DataFrame) -> pl.DataFrame:
+    """Adds `reward_untrusted`, `reward_invalid` and what only reward functions give."""
+    for column, where in (("reward_untrusted", untrusted), ("reward_invalid", invalid)):
+        marked = where.with_columns(pl.lit(True).alias(column))
+        rollouts = rollouts.join(marked, on=ROLLOUT_KEY, how="left", maintain_order="left")
+    return rollouts.with_columns(
+        pl.lit(False).alias("reward_failed"),
+        pl.col("reward_untrusted", "reward_invalid").fill_null(False),
+        pl.lit(None, dtype=pl.String).alias("function_rewards"),
     )
 
 

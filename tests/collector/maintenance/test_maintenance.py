@@ -35,9 +35,9 @@ from trainspan_collector.store.snapshots import Readers
 from trainspan_collector.store.sql_process import SqlLimits
 from trainspan_schemas.artifacts.dataset import about_dir, manifest_path
 from trainspan_schemas.errors import StoreError
+from trainspan_schemas.store.labels import Label, pair_labels
 from trainspan_schemas.store.views import STORE_VERSION, VIEWS
 from trainspan_schemas.telemetry import keys
-from trainspan_schemas.telemetry.labels import Label, pair_labels
 from trainspan_schemas.telemetry.tokens import encode_ids
 
 pytestmark = pytest.mark.ci

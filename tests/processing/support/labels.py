@@ -6,8 +6,8 @@ from typing import Any
 from tests.processing.support.traces import START_NS, TestRollout
 from tests.support.collector.process import runner_metadata
 from trainspan_cli.clients.feedback import FeedbackScore, send_scores
+from trainspan_schemas.store.labels import Label, PairWord, Word, pair_labels
 from trainspan_schemas.telemetry import keys
-from trainspan_schemas.telemetry.labels import Label, PairWord, Word, pair_labels
 
 __all__ = ["label", "pair", "send_labels"]
 

@@ -17,6 +17,7 @@ from trainspan_schemas.telemetry import keys
 __all__ = [
     "MOST_REASON_BYTES",
     "MOST_WHO_BYTES",
+    "PAIR_WORDS",
     "WORDS",
     "Label",
     "PairWord",
@@ -37,7 +38,7 @@ Word = Literal["good", "bad", "withdrawn"]
 PairWord = Literal["better", "worse", "equal", "withdrawn"]
 """What is said about a rollout beside another one."""
 WORDS: Final = get_args(Word)
-_PAIR_WORDS: Final = get_args(PairWord)
+PAIR_WORDS: Final = get_args(PairWord)
 _SCORES: Final[Mapping[str, float]] = {"good": 1.0, "bad": 0.0, "better": 1.0, "equal": 0.5, "worse": 0.0}
 _OPPOSITE: Final[Mapping[PairWord, PairWord]] = {"better": "worse", "worse": "better"}
 
@@ -123,7 +124,7 @@ def read_label(
     other, other_attempt = values.get(keys.LABEL_OTHER), values.get(keys.LABEL_OTHER_ATTEMPT)
     pair = (other, other_attempt) if isinstance(other, str) and _is_count(other_attempt) else None
     is_pair = values.get(keys.EVALUATION_NAME) == keys.PREFERENCE
-    if is_pair != (pair is not None) or word not in (_PAIR_WORDS if is_pair else WORDS):
+    if is_pair != (pair is not None) or word not in (PAIR_WORDS if is_pair else WORDS):
         return None
     place, reason = values.get(keys.LABEL_PLACE), values.get(keys.EVALUATION_EXPLANATION)
     return Label(
