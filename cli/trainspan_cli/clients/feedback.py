@@ -9,8 +9,8 @@ from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 from trainspan_schemas.errors import ConfigError, StoreError
+from trainspan_schemas.store.labels import Label
 from trainspan_schemas.telemetry import keys
-from trainspan_schemas.telemetry.labels import Label
 
 __all__ = ["FeedbackScore", "send_scores"]
 

@@ -40,7 +40,12 @@ PairWord = Literal["better", "worse", "equal", "withdrawn"]
 WORDS: Final = get_args(Word)
 PAIR_WORDS: Final = get_args(PairWord)
 _SCORES: Final[Mapping[str, float]] = {"good": 1.0, "bad": 0.0, "better": 1.0, "equal": 0.5, "worse": 0.0}
-_OPPOSITE: Final[Mapping[PairWord, PairWord]] = {"better": "worse", "worse": "better"}
+_OPPOSITE: Final[Mapping[PairWord, PairWord]] = {
+    "better": "worse",
+    "worse": "better",
+    "equal": "equal",
+    "withdrawn": "withdrawn",
+}
 
 Subject = tuple[str, ...]
 """What a label is about, as a key: the labels of one subject replace each other."""
@@ -105,7 +110,7 @@ def pair_labels(
 ) -> tuple[Label, Label]:
     """The labels of two rollouts (id and attempt), shown left and right: the left one is `word`."""
     left, right = rollouts
-    of_right = _OPPOSITE.get(word, word)
+    of_right = _OPPOSITE[word]
     return (
         Label(*left, word, by, time_ns, reason, other=right, place=0),
         Label(*right, of_right, by, time_ns, reason, other=left, place=1),
