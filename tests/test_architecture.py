@@ -52,7 +52,7 @@ FLOORS = {
         "explain",
         "branches",
         "assembly",
-        "credit export merging",
+        "agreement credit export merging",
         "rewards",
         "reasons",
         "traces",

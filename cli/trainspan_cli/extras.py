@@ -30,7 +30,9 @@ class Part:
 
 PARTS: Final = (
     Part("trainspan_collector", ("collector",), "duckdb", ("collector", "sql", "store")),
-    Part("trainspan_processing", ("processing",), "polars", ("branch", "dataset", "explain", "diff", "export")),
+    Part(
+        "trainspan_processing", ("processing",), "polars", ("branch", "dataset", "explain", "diff", "export", "judges")
+    ),
     Part("trainspan_viewer", ("viewer",), "starlette", ("view",)),
     Part(
         *("trainspan_training", ("training",), "trl", ("sft", "train", "loop", "compare", "weights")),

@@ -36,6 +36,7 @@ GROUPS = {
         "explain": "Explain one rollout: its calls, rewards and credit, with its tokens in color.",
         "diff": "Show the differences between two datasets.",
         "compare": "Compare runs of the loop over seeds and settings, or any runs with a reference.",
+        "judges": "Compare judges with people's labels and with each other.",
         "sql": "Query the store.",
         "status": "Show the running processes, and the runs, datasets and checkpoints on disk.",
     },

@@ -17,9 +17,10 @@ from trainspan_rollouts.judges.judge import Judge
 from trainspan_rollouts.plan import Plan
 from trainspan_rollouts.records import RunSettings
 from trainspan_rollouts.rollout_spans import RolloutSpans
-from trainspan_rollouts.run_ledger import open_ledger
+from trainspan_rollouts.run_ledger import open_ledger, run_folder
 from trainspan_rollouts.task_stream import STDIN
 from trainspan_rollouts.totals import Totals
+from trainspan_schemas.artifacts.judge_report import JudgeFigures, write_judge_figures
 from trainspan_schemas.command_events import Progress, RunResult
 from trainspan_schemas.errors import UsageError
 from trainspan_schemas.store.collectors import Collectors
@@ -144,6 +145,7 @@ class _Run:
             await asyncio.shield(self._executor.close())
             if self._judge:
                 self._judge.close()
+                self._record_judge(self._judge)
             unacknowledged = await asyncio.to_thread(self._spans.close, deliver_s)
             self._ledger.close()
         if unacknowledged:
@@ -170,6 +172,23 @@ class _Run:
             totals.uncounted,
             dict(self._judge.figures()) if self._judge else {},
         )
+
+    def _record_judge(self, judge: Judge) -> None:
+        """For `trainspan judges`; nothing depends on it."""
+        if not judge.verdicts:
+            return
+        settings = self._settings
+        figures = JudgeFigures(
+            judge=judge.name,
+            run_id=settings.run_id,
+            round=settings.round,
+            verdicts=judge.verdicts,
+            figures=dict(judge.figures()),
+        )
+        try:
+            write_judge_figures(run_folder(settings.run_id), figures)
+        except OSError as error:
+            _log.warning("event=judge_figures_lost judge=%s error=%s: `trainspan judges` lacks them", judge.name, error)
 
     async def _work(self, plan: Plan) -> None:
         while (planned := await plan.next()) is not None:

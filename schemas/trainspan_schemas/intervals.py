@@ -1,4 +1,4 @@
-"""Confidence intervals: of a success rate, and of a mean of independent values."""
+"""Confidence intervals: of a success rate, a mean of independent values, a correlation, and Cohen's kappa."""
 
 import math
 import statistics
@@ -8,10 +8,15 @@ from typing import Any, TypedDict
 
 __all__ = [
     "MOST_LEFT_OUT",
+    "Z_95",
     "EstimateRecord",
     "RewardEstimate",
+    "correlation_interval",
+    "kappa",
+    "kappa_interval",
     "measured",
     "ratio_interval",
+    "share_interval",
     "t_half_width",
     "t_interval",
 ]
@@ -159,6 +164,50 @@ def t_half_width(deviation: float, n: int) -> float:
     beyond = z + (z**3 + z) / (4 * degrees) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2)
     t = T_95[degrees - 1] if degrees <= len(T_95) else beyond
     return t * deviation / math.sqrt(n)
+
+
+def share_interval(successes: int, n: int) -> tuple[float, float]:
+    """Wilson's 95 % interval (1927) of a share of `n` independent trials, n ≥ 1."""
+    return _wilson(successes / n, n)
+
+
+def correlation_interval(correlation: float, n: int) -> tuple[float, float] | None:
+    """The 95 % interval of Spearman's rank correlation of `n` pairs (Fieller, Hartley and Pearson 1957); None for fewer than four."""
+    if n < 4:
+        return None
+    bounded = max(-1 + 1e-12, min(1 - 1e-12, correlation))
+    half = Z_95 * math.sqrt(1.06 / (n - 3))
+    return math.tanh(math.atanh(bounded) - half), math.tanh(math.atanh(bounded) + half)
+
+
+Table = tuple[float, float, float, float]
+"""Two raters' verdicts: weights of both pass, only the first, only the second, neither."""
+
+
+def kappa(table: Table) -> float | None:
+    """Cohen's kappa (1960); None if the expected agreement is 1, as when both raters always pass."""
+    both, first, second, neither = table
+    total = both + first + second + neither
+    if not total:
+        return None
+    chance = ((both + first) * (both + second) + (second + neither) * (first + neither)) / total**2
+    return None if chance > 1 - 1e-12 else ((both + neither) / total - chance) / (1 - chance)
+
+
+def kappa_interval(tables: Sequence[Table]) -> tuple[float, float] | None:
+    """The 95 % interval of the kappa of the sum of independent tables, one for each task, by the jackknife (Tukey 1958).
+
+    None for fewer than two tables, or if leaving one out leaves no kappa.
+    """
+    total = tuple(map(sum, zip(*tables, strict=True)))
+    whole = kappa((total[0], total[1], total[2], total[3])) if tables else None
+    rest = [kappa((*(all_ - one for all_, one in zip(total, table, strict=True)),)) for table in tables]  # type: ignore[arg-type]
+    if whole is None or len(rest) < 2 or any(value is None for value in rest):
+        return None
+    n = len(rest)
+    pseudo = [n * whole - (n - 1) * value for value in rest if value is not None]
+    half = t_half_width(statistics.stdev(pseudo), n)
+    return max(-1.0, whole - half), min(1.0, whole + half)
 
 
 def _wilson(p: float, n: int) -> tuple[float, float]:

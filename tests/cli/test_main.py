@@ -25,6 +25,7 @@ COMMANDS = (
     "explain",
     "diff",
     "compare",
+    "judges",
     "sql",
     "status",
     "collector",

@@ -9,6 +9,7 @@ from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 from trainspan_schemas.errors import ConfigError, StoreError
+from trainspan_schemas.store.labels import Label
 from trainspan_schemas.telemetry import keys
 
 __all__ = ["FeedbackScore", "send_scores"]
@@ -24,7 +25,8 @@ Value = str | int | float | Sequence[str]
 class FeedbackScore:
     """One score; exactly one of `rollout_id` and `response_id` is set."""
 
-    value: float
+    value: float | None
+    """None: it takes a label back."""
     name: str
     source: str
     rollout_id: str | None = None
@@ -36,6 +38,22 @@ class FeedbackScore:
     """Further attributes; those that are None are left out."""
     evaluation_id: str | None = None
     """Of scores with the same id only the first counts; None: an id of its own."""
+    time_ns: int | None = None
+    """None: when it is sent."""
+
+    @classmethod
+    def of_label(cls, label: Label) -> "FeedbackScore":
+        return cls(
+            label.score,
+            label.name,
+            keys.LABEL,
+            rollout_id=label.rollout_id,
+            explanation=label.reason,
+            span=label.span,
+            more=label.attributes(),
+            evaluation_id=label.id,
+            time_ns=label.time_ns,
+        )
 
     def attributes(self) -> dict[str, Value]:
         """The record's attributes: those of the fields that are set, and an evaluation id."""
@@ -113,7 +131,7 @@ def _record(feedback: FeedbackScore) -> tuple[Any, str]:
     attributes = feedback.attributes()
     trace_id, span_id = feedback.span or ("", "")
     record = LogRecord(
-        time_unix_nano=time.time_ns(),
+        time_unix_nano=feedback.time_ns or time.time_ns(),
         trace_id=bytes.fromhex(trace_id),
         span_id=bytes.fromhex(span_id),
         attributes=[

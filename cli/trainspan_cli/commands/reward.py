@@ -43,11 +43,14 @@ def reward(
     from trainspan_schemas.errors import UsageError
     from trainspan_schemas.store.collectors import Collectors
     from trainspan_schemas.store.senders import sender_headers, token_advice
+    from trainspan_schemas.telemetry import keys
 
     if (rollout is None) == (response is None):
         raise UsageError("name the target: either --rollout ID or --response ID")
     if not math.isfinite(value):
         raise UsageError(f"--value {value}: a reward must be a finite number")
+    if source == keys.LABEL:
+        raise UsageError("a label says who gave it and can be taken back: give it in trainspan view, page labels")
     chosen = settings(config)
     sender = override(chosen.rollouts, **given)
     # A dataset finds the reward of a response in any store: this one is the same for each reward of the response.

@@ -147,6 +147,10 @@ def _text(action: Action, answer: JsonObject) -> str:
 def _purge_lines(answer: JsonObject) -> list[str]:
     rows = ", ".join(f"{count} {name}" for name, count in answer["rows"].items())
     lines = [f"{answer['traces']} traces, {answer['rollouts']} rollouts: {rows}"]
+    if answer["labeled"]:
+        lines.append(
+            f"{answer['labeled']} rollouts that a person labeled are not removed by age: name their traces or task"
+        )
     if answer["purged"]:
         lines.append(f"removed; rows left: {sum(answer['rows_left'].values())}")
         lines.append(

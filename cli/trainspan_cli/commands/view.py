@@ -18,10 +18,11 @@ def view(
     open_: Annotated[bool, typer.Option("--open", help="Open the pages in a browser.")] = False,
     config: ConfigOption = None,
 ) -> None:
-    """Show runs, datasets, groups and rollouts in a browser, live while a loop runs. It writes nothing but notes.
+    """Show runs, datasets, groups and rollouts in a browser, live while a loop runs, and take people's labels.
 
     Example: trainspan view --open
     """
+    from trainspan_cli.clients.label_sender import CollectorLabels
     from trainspan_schemas.config.load import override
     from trainspan_schemas.errors import UsageError
     from trainspan_schemas.home import datasets_dir, runs_dir
@@ -47,4 +48,6 @@ def view(
             address = server.address(path, once=True)
             threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
 
-    serve(override(chosen.view, **given), Sources(paths, StoreReader(*stores_of(chosen, store)), chosen), say)
+    stores = stores_of(chosen, store)
+    sources = Sources(paths, StoreReader(*stores), chosen)
+    serve(override(chosen.view, **given), sources, CollectorLabels(chosen, stores), say)

@@ -87,6 +87,7 @@ def _odd(manifest: Mapping[str, Any]) -> dict[str, int]:
         "groups taken without their last rollouts": incomplete["taken"],
         "rewards that came too late": manifest["rewards_late"],
         "rollouts whose own rewards were ignored": manifest["ignored_self_rewards"],
+        **{f"labels: {name.replace('_', ' ')}": n for name, n in manifest.get("labels", {}).items()},
         "rewards that match no rollout": manifest["rewards_unmatched"],
         "responses that several rollouts have": manifest["responses_ambiguous"],
         "measured values of another policy version or reward": manifest["ignored_values"],

@@ -1,13 +1,14 @@
 """Which rows are trusted, by the role of their sender.
 
-Only the runner gives verdicts. The policy server is trusted about calls, and a program that the user starts by hand about
-its own rollouts; what an agent sends is stored and marked as untrusted.
+Only the runner gives verdicts and people's labels. The policy server is trusted about calls, and a program that the user starts by
+hand about its own rollouts; what an agent sends is stored and marked as untrusted.
 """
 
 from enum import IntEnum
 from typing import Final
 
 from trainspan_schemas.store.roles import Role
+from trainspan_schemas.telemetry import keys
 
 __all__ = ["Sender", "is_trusted_evaluation", "is_trusted_span"]
 
@@ -32,7 +33,8 @@ _SENDERS: Final = {
     Role.SERVING: Sender.SERVING,
     Role.USER: Sender.USER,
 }
-_JUDGE: Final = "judge"
+_OF_RUNNERS: Final = ("judge", keys.LABEL)
+"""Sources of evaluations."""
 _RUNNER: Final = "runner"
 
 
@@ -47,4 +49,4 @@ def is_trusted_span(sender: Sender, *, status: str | None, boundary: str | None,
 
 def is_trusted_evaluation(sender: Sender, source: str | None) -> bool:
     """Whether the sender may give rewards as the source that the evaluation names."""
-    return sender is Sender.RUNNER or (sender is Sender.USER and source != _JUDGE)
+    return sender is Sender.RUNNER or (sender is Sender.USER and source not in _OF_RUNNERS)

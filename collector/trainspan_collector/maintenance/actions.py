@@ -127,6 +127,7 @@ class Maintenance:
             "rollouts": selection.rollouts.num_rows,
             "trace_ids": selection.trace_ids,
             "rollout_ids": selection.rollouts["rollout_id"].to_pylist(),
+            "labeled": selection.labeled.num_rows if criteria.before_ns is not None else 0,
         }
         if body.get("dry_run") or not (any(chosen.values()) or self._quarantined(selection)):
             return {**answer, "purged": False}

@@ -2,6 +2,7 @@
 
 A trace is deleted as a whole. So is a rollout if all of its traces are, with the evaluations and log records that name it.
 A trace with rollouts of several tasks loses only the spans of the chosen ones. Rows without a trace are deleted by their own age.
+By age nothing of a rollout that a person has labeled is deleted, and no label: only a purge by trace or task does that.
 """
 
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import pyarrow as pa
 
 from trainspan_schemas.artifacts.branches import BRANCH_TASK
 from trainspan_schemas.errors import UsageError
+from trainspan_schemas.telemetry import keys
 
 __all__ = ["GONE", "Criteria", "TraceSelection", "select"]
 
@@ -19,7 +21,8 @@ GONE: Final = """(
     seq IS NOT NULL AND (
         coalesce(trace_id IN (SELECT trace_id FROM gone_traces), false)
         OR coalesce(rollout_id IN (SELECT rollout_id FROM gone_rollouts), false)
-        OR (trace_id IS NULL AND received_ns < $before_ns)
+        OR (trace_id IS NULL AND received_ns < $before_ns
+            AND NOT coalesce(rollout_id IN (SELECT rollout_id FROM labeled_rollouts), false))
     )
 )"""
 """SQL: whether a row of `stored.spans`, `logs` or `evaluations` is selected; use after `TraceSelection.register`, with `parameters`."""
@@ -28,11 +31,23 @@ _ROLLOUTS_WHOLLY_IN_TRACES: Final = """
 SELECT rollout_id FROM stored.span_identities WHERE rollout_id IS NOT NULL
 GROUP BY rollout_id HAVING bool_and(trace_id IN (SELECT trace_id FROM gone_traces))
 """
+_LABELED: Final = f"""
+SELECT DISTINCT rollout_id FROM (
+    SELECT rollout_id, score FROM stored.live_evaluations
+    WHERE source = '{keys.LABEL}' AND NOT untrusted AND rollout_id IS NOT NULL
+    QUALIFY row_number() OVER (
+        PARTITION BY rollout_id, attempt, name, trace_id, span_id ORDER BY time_ns DESC, score DESC NULLS LAST
+    ) = 1
+) WHERE score IS NOT NULL
+"""
 _OLD_TRACES: Final = """
 SELECT trace_id FROM (
     SELECT trace_id, received_ns FROM stored.spans WHERE trace_id IS NOT NULL
     UNION ALL SELECT trace_id, received_ns FROM stored.logs WHERE trace_id IS NOT NULL
     UNION ALL SELECT trace_id, received_ns FROM stored.evaluations WHERE trace_id IS NOT NULL
+) WHERE trace_id NOT IN (
+    SELECT trace_id FROM stored.spans
+    WHERE trace_id IS NOT NULL AND rollout_id IN (SELECT rollout_id FROM labeled_rollouts)
 ) GROUP BY trace_id HAVING max(received_ns) < $before_ns
 """
 _OF_TASK: Final = f"(task_id = $task_id OR regexp_replace(task_id, '{BRANCH_TASK}', '') = $task_id)"
@@ -68,6 +83,8 @@ class TraceSelection:
 
     traces: pa.Table
     rollouts: pa.Table
+    labeled: pa.Table
+    """Rollouts that are not deleted by age, since a person has labeled them."""
     before_ns: int
 
     @property
@@ -83,22 +100,25 @@ class TraceSelection:
         """Makes the ids available to statements on `cursor`."""
         cursor.register("gone_traces", self.traces)
         cursor.register("gone_rollouts", self.rollouts)
+        cursor.register("labeled_rollouts", self.labeled)
 
 
 def select(cursor: duckdb.DuckDBPyConnection, criteria: Criteria) -> TraceSelection:
     """Applies `criteria` to the rows that `cursor` sees."""
     parameters: dict[str, object] = {}
+    labeled = _ids(cursor, _LABELED, {})
+    cursor.register("labeled_rollouts", labeled)
     if criteria.task_id is not None:
         parameters = {"task_id": criteria.task_id}
         traces = _ids(cursor, _TASK_TRACES, parameters)
-        return TraceSelection(traces, _ids(cursor, _TASK_ROLLOUTS, parameters), 0)
+        return TraceSelection(traces, _ids(cursor, _TASK_ROLLOUTS, parameters), labeled, 0)
     if criteria.before_ns is not None:
         parameters = {"before_ns": criteria.before_ns}
         traces = _ids(cursor, _OLD_TRACES, parameters)
     else:
         traces = pa.table({"trace_id": pa.array(criteria.trace_ids, pa.string())})
     cursor.register("gone_traces", traces)
-    return TraceSelection(traces, _ids(cursor, _ROLLOUTS_WHOLLY_IN_TRACES, {}), criteria.before_ns or 0)
+    return TraceSelection(traces, _ids(cursor, _ROLLOUTS_WHOLLY_IN_TRACES, {}), labeled, criteria.before_ns or 0)
 
 
 def _ids(cursor: duckdb.DuckDBPyConnection, sql: str, parameters: dict[str, object]) -> pa.Table:

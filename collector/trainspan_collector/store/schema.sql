@@ -167,6 +167,7 @@ rewards AS (
     JOIN stored.bound_evaluations e ON e.rollout_id = r.rollout_id
     JOIN last_attempts l ON l.rollout_id = r.rollout_id
     WHERE e.name = 'reward'
+        AND coalesce(e.source, '') <> 'label'
         -- From an agent: only evaluations in its rollout's trace, if the runner leaves the reward to the agent.
         AND (
             NOT e.untrusted
@@ -183,6 +184,16 @@ rewards AS (
             ELSE e.source = 'judge' AND e.on_span AND e.trace_id = r.trace_id AND e.span_id = r.span_id
         END
     GROUP BY r.seq
+),
+-- The newest label of each attempt, also if it is withdrawn (a NULL score).
+labels AS (
+    SELECT e.rollout_id, coalesce(e.attempt, l.attempt) AS attempt, e.score
+    FROM stored.live_evaluations e
+    JOIN last_attempts l ON l.rollout_id = e.rollout_id
+    WHERE e.source = 'label' AND e.name = 'label' AND e.span_id IS NULL AND NOT e.untrusted
+    QUALIFY row_number() OVER (
+        PARTITION BY e.rollout_id, coalesce(e.attempt, l.attempt) ORDER BY e.time_ns DESC, e.score DESC NULLS LAST
+    ) = 1
 )
 SELECT
     r.rollout_id,
@@ -193,7 +204,7 @@ SELECT
     i.round,
     i.split,
     r.rollout_status AS status,
-    w.reward,
+    coalesce(b.score, w.reward) AS reward,
     -- A runner counts the calls of all processes; any other rollout span only those of its own process.
     CASE
         WHEN r.rollout_calls IS NULL OR i.process_calls IS NULL THEN coalesce(r.rollout_calls, i.process_calls)
@@ -205,4 +216,5 @@ SELECT
     r.untrusted
 FROM rollout_spans r
 LEFT JOIN stored.rollout_identities i ON i.rollout_id = r.rollout_id AND i.attempt = r.attempt
-LEFT JOIN rewards w ON w.seq = r.seq;
+LEFT JOIN rewards w ON w.seq = r.seq
+LEFT JOIN labels b ON b.rollout_id = r.rollout_id AND b.attempt = r.attempt;

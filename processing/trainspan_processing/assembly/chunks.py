@@ -5,7 +5,7 @@ All rollouts are compared with each other, so a few numbers per rollout and call
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import polars as pl
@@ -72,6 +72,8 @@ class Assembly:
     history: History | None
     """The values of earlier datasets; None if the baseline does not need them."""
     ignored_self_rewards: int
+    labels: Mapping[str, int]
+    """The counts of LabelEdges."""
     unmatched: int
     contested: int
     """Responses of several rollouts that late feedback names."""
@@ -182,6 +184,7 @@ def _combine(
         .group_by("rollout_id")
         .agg(pl.col("evaluations", "rewards").max()),
         ignored_self_rewards=sum(part.ignored_self_rewards for part in parts),
+        labels=dict(sorted(sum((Counter(part.labels) for part in parts), Counter[str]()).items())),
         unmatched=sum(part.unmatched for part in parts),
         contested=len(frozenset().union(*(part.contested for part in parts))),
         ignored_values=sum(part.ignored_values for part in parts),

@@ -25,6 +25,7 @@ from trainspan_schemas.artifacts.manifest import (
     DatasetManifest,
     Distribution,
     InputRecord,
+    RewardCounts,
     RewardStatistics,
     RowFigures,
     SplitTraces,
@@ -74,12 +75,7 @@ def make_manifest(
         "groups_spread": group_spread(compared),
         "distributions": _distributions(compared, counts),
         "groups_incomplete": {"waiting": assembly.groups.waiting, "taken": assembly.groups.taken},
-        "rewards_late": rewards_late,
-        "ignored_self_rewards": assembly.ignored_self_rewards,
-        "rewards_unmatched": assembly.unmatched,
-        "responses_ambiguous": assembly.contested,
-        "ignored_values": assembly.ignored_values,
-        "ignored_claims": assembly.ignored_claims,
+        **_reward_counts(assembly, rewards_late),
         "split_traces": split,
         **_row_figures(counts),
         "credit": _credit_record(assembly.plan, settings),
@@ -92,6 +88,19 @@ def make_manifest(
         "history": _history_record(assembly.history),
         "files": [asdict(file) for file in files],
         "ledger": {"name": LEDGER_FILE, "sha256": _digest(folder / LEDGER_FILE)},
+    }
+
+
+def _reward_counts(assembly: Assembly, rewards_late: int) -> RewardCounts:
+    """What counted as a reward, and what did not."""
+    return {
+        "rewards_late": rewards_late,
+        "ignored_self_rewards": assembly.ignored_self_rewards,
+        "labels": assembly.labels,
+        "rewards_unmatched": assembly.unmatched,
+        "responses_ambiguous": assembly.contested,
+        "ignored_values": assembly.ignored_values,
+        "ignored_claims": assembly.ignored_claims,
     }
 
 

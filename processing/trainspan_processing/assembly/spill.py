@@ -1,6 +1,6 @@
 """Reduces a chunk to a summary in memory, and spills its calls to files until rows are written."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -49,6 +49,8 @@ class ChunkSummary:
     evaluations: pl.DataFrame
     """COUNTED and COUNTED_REWARDS."""
     ignored_self_rewards: int
+    labels: Mapping[str, int]
+    """The counts of LabelEdges."""
     unmatched: int
     contested: frozenset[str]
     """Responses of several rollouts that late feedback names."""
@@ -121,6 +123,7 @@ def _spill(
             how="left",
         ),
         ignored_self_rewards=chunk.rewarded.ignored_self_rewards,
+        labels=chunk.rewarded.labels,
         unmatched=chunk.rewarded.unmatched,
         contested=frozenset(contested(traces.claims)["stem"]),
         ignored_values=chunk.ignored_values,

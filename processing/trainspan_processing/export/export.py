@@ -6,7 +6,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Literal
 
@@ -17,6 +17,7 @@ from trainspan_processing.dataset.published import Published
 from trainspan_processing.export.candidates import Examples, RewardedRollout
 from trainspan_processing.export.conversations import RecordedCall, read_conversations
 from trainspan_processing.export.dpo import preference_pairs
+from trainspan_processing.export.labeled_pairs import LabeledPair, labeled_pairs
 from trainspan_processing.export.sft import supervised_examples
 from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.reasons.advice import NO_ROLLOUT_NAMED, advice_on
@@ -83,6 +84,18 @@ class Exported:
     skipped: Mapping[str, int]
 
 
+@dataclass(frozen=True, slots=True)
+class _Labeled:
+    """The pairs that a person compared, and the number of those that are left out, by reason."""
+
+    pairs: Sequence[LabeledPair] = ()
+    skipped: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def keys(self) -> frozenset[tuple[str, int]]:
+        return frozenset(key for pair in self.pairs for key in pair)
+
+
 def export(request: ExportRequest, clock: Clock) -> Exported:
     """Writes `out` (JSON lines) and `out`.manifest.json.
 
@@ -93,16 +106,23 @@ def export(request: ExportRequest, clock: Clock) -> Exported:
     if request.decoder is not None and not request.datasets:
         raise UsageError("--form text decodes the tokens of a dataset's rows: name a dataset, not a store")
     if request.decoder is not None:
-        candidates = _candidates_of(request)
-        examples = _examples(request, candidates, _decoded(request, request.decoder, _wanted(request, candidates)))
+        candidates, labeled = _candidates_of(request), _Labeled()
+        if request.kind == "dpo" and any(
+            dataset.manifest.get("labels", {}).get("preferences") for dataset in request.datasets
+        ):
+            with Source(request.stores, allow_behind=True) as source:
+                labeled = _Labeled(*labeled_pairs(source, _seen(request)))
+        calls_of = _decoded(request, request.decoder, _wanted(request, candidates) | labeled.keys)
+        examples = _examples(request, candidates, calls_of, labeled)
     else:
         with Source(request.stores, allow_behind=True) as source:
-            candidates = _candidates_of(request) if request.datasets else _candidates_in(source, request, clock)
-            if not candidates and not request.datasets:
+            rollouts = _seen(request) if request.datasets else _rewarded_in(source, request, clock)[0]
+            candidates = _candidates_of(request) if request.datasets else _candidates_in(rollouts)
+            labeled = _Labeled(*labeled_pairs(source, rollouts)) if request.kind == "dpo" else _Labeled()
+            if not candidates and not labeled.pairs and not request.datasets:
                 raise DatasetError(_nothing_in(source, request, clock))
-            examples = _examples(
-                request, candidates, dict(read_conversations(source, [each.key for each in candidates]))
-            )
+            keys = sorted({each.key for each in candidates} | labeled.keys)
+            examples = _examples(request, candidates, dict(read_conversations(source, keys)), labeled)
     if not examples.rows:
         raise DatasetError(f"{examples.groups} groups contain no example: {_why(examples)}")
     _write(request, examples)
@@ -115,13 +135,16 @@ def _examples(
     request: ExportRequest,
     candidates: Sequence[RewardedRollout],
     calls_of: Mapping[tuple[str, int], Sequence[RecordedCall]],
+    labeled: _Labeled,
 ) -> Examples:
     groups: dict[str, list[RewardedRollout]] = {}
     for candidate in candidates:
         groups.setdefault(_group_of(candidate, calls_of.get(candidate.key, ()), request.kind), []).append(candidate)
     limits: JsonObject = {"min_reward": request.min_reward, "agents": request.agents}
     if request.kind == "dpo":
-        return preference_pairs(groups, lambda key: calls_of.get(key, ()), **limits)
+        pairs = preference_pairs(groups, lambda key: calls_of.get(key, ()), **limits, labeled=labeled.pairs)
+        pairs.skipped.update(labeled.skipped)
+        return pairs
     return supervised_examples(groups, lambda key: calls_of.get(key, ()), **limits, take_all=request.take_all)
 
 
@@ -138,7 +161,7 @@ def _group_of(candidate: RewardedRollout, calls: Sequence[RecordedCall], kind: K
 def _why(examples: Examples) -> str:
     if not examples.groups:
         return "the dataset compared no rollout"
-    if examples.skipped["no_text"]:
+    if examples.skipped["no_text"] or examples.skipped["labeled_no_text"]:
         return _NO_TEXT
     return ", ".join(f"{reason} {count}" for reason, count in examples.skipped.most_common())
 
@@ -152,8 +175,12 @@ def _candidates_of(request: ExportRequest) -> list[RewardedRollout]:
     ]
 
 
-def _candidates_in(source: Source, request: ExportRequest, clock: Clock) -> list[RewardedRollout]:
-    rollouts, _ = _rewarded_in(source, request, clock)
+def _seen(request: ExportRequest) -> pl.DataFrame:
+    """The rollouts that the datasets saw."""
+    return pl.concat(dataset.seen() for dataset in request.datasets)
+
+
+def _candidates_in(rollouts: pl.DataFrame) -> list[RewardedRollout]:
     return _grouped(rollouts.filter(pl.col("reason").is_null()).sort("rollout_id", "attempt"))
 
 

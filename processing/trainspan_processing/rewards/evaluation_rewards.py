@@ -10,8 +10,10 @@ from typing import Final
 import polars as pl
 
 from trainspan_processing.rewards.binding import bind
+from trainspan_processing.rewards.labels import is_label
 from trainspan_processing.tables import EDGES, ROLLOUT_KEY, SPAN_KEY, Schema
 from trainspan_processing.traces.call_matching import CallMatches
+from trainspan_schemas.telemetry import keys
 
 __all__ = ["COUNTED_REWARDS", "Rewards", "bind_rewards", "count_rewards"]
 
@@ -59,8 +61,8 @@ def bind_rewards(
     rollouts: pl.DataFrame,
     names: Sequence[str],
 ) -> Rewards:
-    """The rewards with one of `names` from EVALUATIONS, bound to CALLS and the rollout table."""
-    chosen = evaluations.filter(pl.col("name").is_in(list(names)))
+    """The rewards with one of `names` from EVALUATIONS, bound to CALLS and the rollout table. Labels are none (labels.py)."""
+    chosen = evaluations.filter(pl.col("name").is_in(list(names)) & ~is_label())
     is_scored = pl.col("score").is_finite().fill_null(value=False)
     attributed = _with_attempt(chosen, rollouts)
     unmatched = chosen.filter(is_scored).height - attributed.filter(is_scored).height
@@ -82,15 +84,17 @@ def bind_rewards(
 def count_rewards(
     evaluations: pl.DataFrame, spans: pl.DataFrame, rollouts: pl.DataFrame, names: Sequence[str]
 ) -> pl.DataFrame:
-    """COUNTED_REWARDS: how many of EVALUATIONS with one of `names` reward, without late feedback on responses."""
-    is_reward = pl.col("name").is_in(list(names)) & pl.col("score").is_finite() & pl.col("response_id").is_null()
+    """COUNTED_REWARDS: how many of EVALUATIONS with one of `names` reward, labels too, without late feedback on responses."""
+    is_reward = (
+        pl.col("name").is_in([*names, keys.LABEL]) & pl.col("score").is_finite() & pl.col("response_id").is_null()
+    )
     attributed = _with_attempt(evaluations.filter(is_reward & ~pl.col("untrusted").fill_null(value=False)), rollouts)
     counted = _judged(attributed, spans, rollouts).filter("counts").group_by("rollout_id").len("rewards")
     return counted.select(pl.col(name).cast(kind) for name, kind in COUNTED_REWARDS.items())
 
 
 def _judged(evaluations: pl.DataFrame, spans: pl.DataFrame, rollouts: pl.DataFrame) -> pl.DataFrame:
-    """Evaluations of trusted senders with `counts`: of a rollout with a judge only the judge's own do."""
+    """Evaluations of trusted senders with `counts`: of a rollout with a judge only the judge's own do, and people's labels."""
     joined = evaluations.join(
         rollouts.select(
             *ROLLOUT_KEY, "judge", pl.col("trace_id").alias("root_trace_id"), pl.col("span_id").alias("root_span_id")
@@ -99,8 +103,10 @@ def _judged(evaluations: pl.DataFrame, spans: pl.DataFrame, rollouts: pl.DataFra
         how="inner",
     )
     on_root = (pl.col("trace_id") == pl.col("root_trace_id")) & (pl.col("span_id") == pl.col("root_span_id"))
-    counts = pl.col("judge").is_null() | (
-        on_root.fill_null(False) & (pl.col("source") == "judge") & pl.col("on_span").fill_null(False)
+    counts = (
+        pl.col("judge").is_null()
+        | is_label()
+        | (on_root.fill_null(False) & (pl.col("source") == "judge") & pl.col("on_span").fill_null(False))
     )
     return _without_other_roots(joined, spans).with_columns(counts.alias("counts"))
 

@@ -1,7 +1,7 @@
 """Rewards indexed rollouts: from stored evaluations and signals in the trace, or by the user's function."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,10 +16,12 @@ from trainspan_processing.rewards.air import AIR, air_edges, air_rules
 from trainspan_processing.rewards.binding import UNCLEAR
 from trainspan_processing.rewards.evaluation_rewards import Rewards, bind_rewards
 from trainspan_processing.rewards.function_rewards import FunctionRewards, recorded_rewards, reward_by_function
+from trainspan_processing.rewards.labels import LABEL_RULE, label_edges, without_labeled_calls
 from trainspan_processing.rewards.names import RewardName, reward_names, rollout_column, step_column
 from trainspan_processing.rewards.range import check_max_reward, is_outside
 from trainspan_processing.rewards.status_rewards import (
     FUNCTION_STATUSES,
+    label_values,
     status_edges,
     status_rewards,
     with_status_edges,
@@ -61,6 +63,8 @@ class Rewarded:
     function_error: str | None = None
     by_function: bool = False
     """Whether the rewards are a function's."""
+    labels: Mapping[str, int] = field(default_factory=dict)
+    """The counts of labels (LabelEdges)."""
 
     @property
     def judged(self) -> pl.DataFrame:
@@ -94,9 +98,20 @@ def reward_rollouts(
             charged = charged.join(unused_overlong(source, traces, settings), on=SPAN_KEY, how="anti")
         signals = pl.concat([signals, overlong_edges(penalty, charged)])
     needed = [reward.name for reward in names if not reward.may_be_missing]
-    by_status = status_edges(status_rewards(settings.status_rewards), needed, traces.rollouts)
+    of_status = status_rewards(settings.status_rewards)
+    labels = label_edges(
+        traces.evaluations,
+        traces.calls,
+        traces.rollouts,
+        label_values(of_status),
+        needed,
+        of_calls_count=settings.credit != _OF_ROLLOUT,
+    )
+    by_status = with_status_edges(status_edges(of_status, needed, traces.rollouts), labels.of_rollouts)
+    signals = pl.concat([signals, labels.of_calls])
     if settings.reward is not None:
-        return _by_function(source, traces, settings, rewards, signals, by_status, returned)
+        by_function = _by_function(source, traces, settings, rewards, signals, by_status, returned)
+        return replace(by_function, labels=labels.counts)
     bound = bind_rewards(
         traces.evaluations,
         traces.calls,
@@ -105,16 +120,10 @@ def reward_rollouts(
         traces.rollouts,
         [reward.name for reward in names],
     )
-    together = replace(bound, edges=pl.concat([with_status_edges(bound.edges, by_status), signals]))
-    rollouts = traces.rollouts
-    for column, where in (("reward_untrusted", bound.untrusted), ("reward_invalid", bound.invalid)):
-        marked = where.with_columns(pl.lit(True).alias(column))
-        rollouts = rollouts.join(marked, on=ROLLOUT_KEY, how="left", maintain_order="left")
-    rollouts = rollouts.with_columns(
-        pl.lit(False).alias("reward_failed"),
-        pl.col("reward_untrusted", "reward_invalid").fill_null(False),
-        pl.lit(None, dtype=pl.String).alias("function_rewards"),
-    )
+    others = without_labeled_calls(bound.edges, labels.of_calls)
+    together = replace(bound, edges=pl.concat([with_status_edges(others, by_status), signals]))
+    invalid = bound.invalid.join(labels.of_rollouts, on=ROLLOUT_KEY, how="anti", maintain_order="left")
+    rollouts = _with_flags(traces.rollouts, bound.untrusted, invalid)
     rollouts = _with_lesson(rollouts, by_status)
     for reward in rewards:
         scores = together.of_rollouts(reward.name).rename({"rollout_reward": rollout_column(reward.name)})
@@ -128,6 +137,19 @@ def reward_rollouts(
         rewards,
         bound.ignored_self_rewards,
         bound.unmatched,
+        labels=labels.counts,
+    )
+
+
+def _with_flags(rollouts: pl.DataFrame, untrusted: pl.DataFrame, invalid: pl.DataFrame) -> pl.DataFrame:
+    """Adds `reward_untrusted`, `reward_invalid` and what only reward functions give."""
+    for column, where in (("reward_untrusted", untrusted), ("reward_invalid", invalid)):
+        marked = where.with_columns(pl.lit(True).alias(column))
+        rollouts = rollouts.join(marked, on=ROLLOUT_KEY, how="left", maintain_order="left")
+    return rollouts.with_columns(
+        pl.lit(False).alias("reward_failed"),
+        pl.col("reward_untrusted", "reward_invalid").fill_null(False),
+        pl.lit(None, dtype=pl.String).alias("function_rewards"),
     )
 
 
@@ -140,10 +162,14 @@ def _by_function(
     by_status: pl.DataFrame,
     returned: pl.DataFrame | None,
 ) -> Rewarded:
-    """Rewards by the function. A failed rollout gets the function's reward, else the reward by its status, else is dropped."""
+    """Rewards by the function. A labeled rollout keeps its label. A failed one gets the function's reward, else the reward by its
+    status, else is dropped."""
     names = [reward.name for reward in rewards if reward.name not in _SIGNALS]
     assert settings.reward is not None
-    eligible = traces.rollouts.filter(early_reason().is_null() & pl.col("status").is_in(FUNCTION_STATUSES))
+    labeled = by_status.filter(pl.col("rule") == LABEL_RULE)
+    eligible = traces.rollouts.filter(early_reason().is_null() & pl.col("status").is_in(FUNCTION_STATUSES)).join(
+        labeled, on=ROLLOUT_KEY, how="anti", maintain_order="left"
+    )
     if returned is None:
         result = _called(source, traces, settings, names, eligible)
     else:

@@ -1,4 +1,7 @@
-"""Failed rollouts that are trained anyway: rewards by status, and the statuses that a reward function is called for."""
+"""Failed rollouts that are trained anyway: rewards by status, and the statuses that a reward function is called for.
+
+The same setting says what people's labels are worth.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,7 +13,7 @@ from trainspan_processing.tables import EDGES, ROLLOUT_KEY
 from trainspan_schemas.errors import UsageError
 from trainspan_schemas.telemetry.status import ROLLOUT_STATUSES
 
-__all__ = ["FUNCTION_STATUSES", "STATUS_RULE", "status_edges", "status_rewards", "with_status_edges"]
+__all__ = ["FUNCTION_STATUSES", "STATUS_RULE", "label_values", "status_edges", "status_rewards", "with_status_edges"]
 
 FUNCTION_STATUSES: Final = ("ok", "agent_error", "context_overflow", "timeout", "judge_error")
 """Statuses of the rollouts that a reward function is called for. Cancelled rollouts and infrastructure failures are no evidence
@@ -19,15 +22,25 @@ about the policy; `status_rewards` may still name them."""
 STATUS_RULE: Final = "status"
 """The rule of a reward by status."""
 
+_LABELS: Final[Mapping[str, float]] = {"good": 1.0, "bad": 0.0}
+"""Label → its reward by default."""
+
+
+def label_values(rewards: Mapping[str, float]) -> dict[str, float]:
+    """What the labels `good` and `bad` are worth by `status_rewards`."""
+    return {label: rewards.get(label, value) for label, value in _LABELS.items()}
+
 
 def status_rewards(text: str | None) -> dict[str, float]:
-    """Parses `timeout=0,agent_error=-1`. Raises UsageError if a status is unknown or has no number."""
+    """Parses `timeout=0,agent_error=-1,bad=-1`. Raises UsageError if a status or label is unknown or has no number."""
     rewards: dict[str, float] = {}
     failed = [status for status in ROLLOUT_STATUSES if status != "ok"]
     for item in filter(None, (part.strip() for part in (text or "").split(","))):
         status, _, score = (part.strip() for part in item.partition("="))
-        if status not in failed:
-            raise UsageError(f"status_rewards = {text!r}: unknown failure {status!r}; failures are {', '.join(failed)}")
+        if status not in (*failed, *_LABELS):
+            raise UsageError(
+                f"status_rewards = {text!r}: unknown failure {status!r}; failures are {', '.join(failed)}, and labels good and bad"
+            )
         try:
             rewards[status] = float(score)
         except ValueError:

@@ -5,7 +5,8 @@ its identity, attempts, calls and times; in a signed rollout the policy server's
 Anyone else may state its id. Rollouts that nobody vouches for are taken as they were sent.
 
 The agent's own evaluations are in the trace that the runner began for this attempt and passed only to this agent, so that no
-other rollout's agent can send one. What branches measured is no reward: no agent's evaluation of such a name ever counts.
+other rollout's agent can send one. What branches measured is no reward: no agent's evaluation of such a name ever counts, nor does
+one that says it is a person's label.
 """
 
 from typing import Final
@@ -101,7 +102,7 @@ def with_own_rewards(evaluations: pl.DataFrame, rollouts: pl.DataFrame) -> pl.Da
     counts = (
         pl.col("own_attempt").is_not_null()
         & (pl.col("attempt").fill_null(pl.col("own_attempt")) == pl.col("own_attempt"))
-        & _is_no_measurement()
+        & _may_be_rewarded()
     )
     located = evaluations.join(own_rewarded, on=["rollout_id", "trace_id"], how="left", maintain_order="left")
     return located.with_columns(
@@ -116,11 +117,13 @@ def with_admitted_rewards(evaluations: pl.DataFrame, rollouts: pl.DataFrame) -> 
     return (
         evaluations.join(others, on="rollout_id", how="left", maintain_order="left")
         .with_columns(
-            (pl.col("untrusted") & (pl.col("is_admitted").is_null() | ~_is_no_measurement())).alias("untrusted")
+            (pl.col("untrusted") & (pl.col("is_admitted").is_null() | ~_may_be_rewarded())).alias("untrusted")
         )
         .drop("is_admitted")
     )
 
 
-def _is_no_measurement() -> pl.Expr:
-    return ~pl.col("name").is_in(list(keys.MEASUREMENTS)).fill_null(value=False)
+def _may_be_rewarded() -> pl.Expr:
+    """Whether it is neither a measurement nor a label."""
+    is_measurement = pl.col("name").is_in(list(keys.MEASUREMENTS)).fill_null(value=False)
+    return ~is_measurement & (pl.col("source") != keys.LABEL).fill_null(value=True)

@@ -67,6 +67,8 @@ class Judge:
         self._invoker = Invoker(judge.function, "trainspan-judge")
         self._slots = asyncio.Semaphore(concurrency)
         self._timeout_s = timeout_s
+        self.verdicts = 0
+        """Rollouts that it was asked about."""
 
     async def judge(self, task: Mapping[str, Any], result: Result) -> Judgment:
         """The verdict on one rollout.
@@ -74,10 +76,12 @@ class Judge:
         A judge returns a number, a dict of numbers, None, or one of these with a text, `return 0.5, "the date is wrong"`, or with
         a dict of texts by name. Raises what the judge raises, InvalidRecordError for other values, or TimeoutError.
         """
+        self.verdicts += 1
         return self._judgment(await self._call(task, result))
 
     async def judge_group(self, task: Mapping[str, Any], results: Sequence[Result]) -> list[Judgment]:
         """The verdicts on rollouts of one task, in their order: a judge that compares returns a list of such values."""
+        self.verdicts += len(results)
         verdicts = await self._call(task, list(results))
         if not isinstance(verdicts, Sequence) or isinstance(verdicts, str) or len(verdicts) != len(results):
             raise InvalidRecordError(

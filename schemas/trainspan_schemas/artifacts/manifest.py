@@ -8,6 +8,7 @@ __all__ = [
     "DatasetManifest",
     "Distribution",
     "InputRecord",
+    "RewardCounts",
     "RewardStatistics",
     "RowFigures",
     "SplitTraces",
@@ -81,7 +82,20 @@ class RowFigures(TypedDict):
     max_policy_version: int | None
 
 
-class DatasetManifest(RowFigures):
+class RewardCounts(TypedDict):
+    """What counted as a reward, and what did not."""
+
+    rewards_late: int
+    ignored_self_rewards: int
+    labels: Counts
+    """People's labels: on `rollouts` and `calls`, `calls_unused` by the credit, and rollouts with `preferences`, which are no rewards."""
+    rewards_unmatched: int
+    responses_ambiguous: int
+    ignored_values: int
+    ignored_claims: Counts
+
+
+class DatasetManifest(RowFigures, RewardCounts):
     """All fields, by name; counts by reason begin with the greatest."""
 
     version: int
@@ -107,12 +121,6 @@ class DatasetManifest(RowFigures):
     groups_spread: Counts
     distributions: Mapping[str, Distribution]
     groups_incomplete: Counts
-    rewards_late: int
-    ignored_self_rewards: int
-    rewards_unmatched: int
-    responses_ambiguous: int
-    ignored_values: int
-    ignored_claims: Counts
     split_traces: SplitTraces
     credit: CreditRecord
     settings: Mapping[str, Any]

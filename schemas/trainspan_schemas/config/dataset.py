@@ -34,7 +34,9 @@ class DatasetSettings:
 
     A function is called with a `StoredRollout`."""
     status_rewards: str | None = None
-    """Rewards of failed rollouts, such as `timeout=0,agent_error=-1`; default: these rollouts are dropped."""
+    """Rewards of failed rollouts, such as `timeout=0,agent_error=-1`; default: these rollouts are dropped.
+
+    `good` and `bad` are what people's labels are worth, 1 and 0 by default: `good=10,bad=-10` in the scale of such a judge."""
     reward_concurrency: Advanced[int] = 1
     """Maximum number of calls of `reward` in progress, in threads.
 

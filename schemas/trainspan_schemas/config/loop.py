@@ -111,10 +111,10 @@ class ViewSettings:
     """TOML file with the tokens of the roles reader and runner, either of which opens the pages; default:
     `$TRAINSPAN_HOME/tokens.toml`."""
     open_to_all: bool = False
-    """Require no token: every user of this machine can then read everything, and nobody can write notes. Only for loopback
+    """Require no token: every user of this machine can then read everything, and nobody can give labels. Only for loopback
     addresses."""
     read_only: bool = False
-    """Take no notes."""
+    """Take no labels."""
     tls_cert: str | None = None
     """PEM certificate chain of the server; default: no TLS."""
     tls_key: str | None = None

@@ -153,10 +153,10 @@ MEANINGS: Final[dict[str, dict[str, str]]] = {
         "trace_id": "32 hex digits; NULL if a record names its rollout alone",
         "span_id": "of the span that it was recorded on; NULL if there is none",
         "name": "name of the score; `reward` by default",
-        "score": "the score; NULL if there is only a label",
+        "score": "the score; NULL if there is none, as of a label that was taken back",
         "label": "`gen_ai.evaluation.score.label`",
         "explanation": "the reason that the judge or sender gave",
-        "source": "`judge`, `return`, `agent` or `human`",
+        "source": "`judge`, `return`, `agent`, `human`, or `label` of a person's label",
         "time_ns": "time of the event, in ns since 1970",
     },
     "rollouts": _EVERYWHERE
@@ -164,7 +164,7 @@ MEANINGS: Final[dict[str, dict[str, str]]] = {
         "rollout_id": "id of the rollout",
         "trace_id": "trace of its rollout span",
         "status": ", ".join(f"`{status}`" for status in ROLLOUT_STATUSES),
-        "reward": "sum of the evaluations named `reward` that count for the whole rollout; NULL if there are none",
+        "reward": "a person's label (1 good, 0 bad), else the sum of the evaluations `reward` that count for the whole rollout, or NULL",
         "n_calls": "model calls that succeeded as the agent's side saw it; NULL if not stated",
     },
 }

@@ -118,8 +118,16 @@ EVALUATION_SCORE: Final = "gen_ai.evaluation.score.value"  # int or double
 EVALUATION_LABEL: Final = "gen_ai.evaluation.score.label"
 EVALUATION_EXPLANATION: Final = "gen_ai.evaluation.explanation"
 EVALUATION_ID: Final = "trainspan.evaluation.id"
-EVALUATION_SOURCE: Final = "trainspan.evaluation.source"  # "judge" | "return" | "agent" | "human"
+EVALUATION_SOURCE: Final = "trainspan.evaluation.source"  # "judge" | "return" | "agent" | "human" | "label"
 EVALUATION_OF: Final = "trainspan.evaluation.of"  # "rollout" | "call"
+
+# Labels: evaluations that a person gave through the runner's token (labels.py), with the attributes below.
+LABEL: Final = "label"  # their source, and the name of those of one rollout or call
+PREFERENCE: Final = "preference"  # the name of those that say which of two rollouts is better, one on each of them
+LABELED_BY: Final = "trainspan.label.by"  # str: who gave it
+LABEL_OTHER: Final = "trainspan.label.other"  # str: id of the rollout that it is compared with
+LABEL_OTHER_ATTEMPT: Final = "trainspan.label.other.attempt"  # int
+LABEL_PLACE: Final = "trainspan.label.place"  # int: place at which it was shown beside the other, from 0
 
 # Measurements by branches: evaluations of a call that are never rewards, with the attributes below.
 STATE_VALUE: Final = "trainspan.value"  # mean reward of branches from the state before the call

@@ -14,6 +14,7 @@ import pytest
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 from pyarrow import parquet
 
+from tests.processing.support.labels import send_labels
 from tests.support.collector.faults import jumping_clock
 from tests.support.collector.process import (
     CollectorProcess,
@@ -34,6 +35,7 @@ from trainspan_collector.store.snapshots import Readers
 from trainspan_collector.store.sql_process import SqlLimits
 from trainspan_schemas.artifacts.dataset import about_dir, manifest_path
 from trainspan_schemas.errors import StoreError
+from trainspan_schemas.store.labels import Label, pair_labels
 from trainspan_schemas.store.views import STORE_VERSION, VIEWS
 from trainspan_schemas.telemetry import keys
 from trainspan_schemas.telemetry.tokens import encode_ids
@@ -388,3 +390,31 @@ def test_verify_names_a_journal_segment_that_lost_its_bytes(tmp_path: Path) -> N
     with running(store):
         answer = _store(store, "verify", code=1)
     assert answer["problems"] == [f"{segment.name} is empty: it was truncated, or never written to"]
+
+
+def test_what_a_person_labeled_is_not_deleted_by_age_but_by_its_trace(tmp_path: Path) -> None:
+    faults = jumping_clock(tmp_path / "faults")
+    with running(tmp_path / "spans.duckdb", faults=faults) as collector:
+        (faults / "offset_s").write_text(str(-40 * 86_400))
+        for number in range(1, 5):
+            export(collector.address, span(BASE + number, 1, {keys.ROLLOUT_ID: f"r{number}", keys.ATTEMPT: 0}))
+            export(collector.address, span(BASE + number, 2))
+        labels = [
+            Label("r1", 0, "good", "ann", 1),
+            Label("r2", 0, "good", "ann", 1),
+            Label("r2", 0, "withdrawn", "ann", 2),
+        ]
+        pair = pair_labels((("r3", 0), ("r1", 0)), "equal", by="ann", time_ns=1, reason=None)
+        send_labels(str(collector.address.grpc), *labels, *pair)
+        counted = _store(collector.store, "purge", "--before", "1s")
+        assert (counted["rollouts"], counted["labeled"]) == (2, 2)
+    with running(tmp_path / "spans.duckdb", retention_days=30) as collector:
+        deadline = time.monotonic() + 20
+        while len(left := {row["trace_id"][-1] for row in read(collector.address, "spans")}) > 2:
+            assert time.monotonic() < deadline, left
+            time.sleep(0.05)
+        assert left == {"1", "3"}
+        assert {row["rollout_id"] for row in read(collector.address, "evaluations")} == {"r1", "r3"}
+        assert {row["rollout_id"] for row in read(collector.address, "logs")} == {"r1", "r3"}
+        _store(collector.store, "purge", "--trace", trace_id(1).hex(), "--yes")
+        assert {row["rollout_id"] for row in read(collector.address, "evaluations")} == {"r3"}

@@ -16,6 +16,7 @@ from tests.support.agents.openai_server import OpenAIServer
 from tests.support.otlp.recorder import OtlpRecorder
 from trainspan_rollouts.judges.choice import find_judge
 from trainspan_rollouts.judges.judge import Result
+from trainspan_schemas.artifacts.judge_report import judge_figures
 from trainspan_schemas.errors import ConfigError, InvalidRecordError, UsageError
 from trainspan_schemas.telemetry import keys
 
@@ -80,6 +81,8 @@ def test_a_rubric_judges_with_a_reason_for_each_criterion_and_its_key_reaches_no
     # (3 · 0.8 + 1 · 1) / 4
     assert (result.status, result.mean_reward) == ({"ok": 1}, pytest.approx(0.85))
     assert result.judge == {"requests": 1, "cached": 0, "prompt_tokens": 1, "completion_tokens": 1}
+    (counted,) = judge_figures()
+    assert (counted["judge"], counted["verdicts"], counted["figures"]) == ("rubric.toml", 1, result.judge)
     (span,) = rollouts(recorder).values()
     events = {event[keys.EVALUATION_NAME]: event for _, event in span.events}
     assert {

@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.tls import make_certificate
 from tests.viewer.support.world import RUN, Viewer, World, serving
+from trainspan_cli.clients.label_sender import CollectorLabels
 from trainspan_schemas.config.settings import Settings, ViewSettings
 from trainspan_schemas.errors import ConfigError, UsageError
 from trainspan_schemas.store.roles import Role, token_of
@@ -188,7 +189,9 @@ def test_settings_that_would_open_the_pages_to_others_are_refused(
 ) -> None:
     sources = Sources(ViewerPaths(tmp_path, tmp_path), StoreReader("none"), Settings())
     with pytest.raises((ConfigError, UsageError), match=said):
-        serve(settings, sources, lambda server: pytest.fail(f"it serves at {server.url}"))
+        serve(
+            settings, sources, CollectorLabels(Settings(), ()), lambda server: pytest.fail(f"it serves at {server.url}")
+        )
 
 
 def test_ipv6_and_a_name_are_judged_by_what_they_resolve_to(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,4 +202,9 @@ def test_ipv6_and_a_name_are_judged_by_what_they_resolve_to(world: World, monkey
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: lan)
     sources = Sources(ViewerPaths(world.home, world.home), StoreReader("none"), Settings())
     with pytest.raises(ConfigError, match="can be reached by other machines"):
-        serve(ViewSettings(host=socket.gethostname(), port=0), sources, lambda _: pytest.fail("it serves"))
+        serve(
+            ViewSettings(host=socket.gethostname(), port=0),
+            sources,
+            CollectorLabels(Settings(), ()),
+            lambda _: pytest.fail("it serves"),
+        )

@@ -17,7 +17,7 @@ from trainspan_viewer.html.elements import Child, Element, element, link
 
 __all__ = ["SECTIONS", "Page", "served", "standalone", "static_file"]
 
-SECTIONS: Final = {"runs": "/", "datasets": "/datasets", "live": "/live", "notes": "/notes"}
+SECTIONS: Final = {"runs": "/", "datasets": "/datasets", "live": "/live", "labels": "/labels", "judges": "/judges"}
 """Entries of the navigation → their addresses."""
 
 

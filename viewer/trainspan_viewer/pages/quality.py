@@ -71,6 +71,7 @@ def _facts(manifest: DatasetManifest) -> Element:
         ("rollouts without calls", str(manifest["rollouts_without_calls"])),
         ("rollouts still arriving", str(manifest["pending"]["rollouts"])),
         ("rollouts whose own rewards were ignored", str(manifest["ignored_self_rewards"])),
+        *((f"labels: {name.replace('_', ' ')}", str(n)) for name, n in manifest.get("labels", {}).items()),
         ("rewards that match no rollout", str(manifest["rewards_unmatched"])),
         ("responses that several rollouts have", str(manifest["responses_ambiguous"])),
         ("measured values of another policy version or reward", str(manifest["ignored_values"])),

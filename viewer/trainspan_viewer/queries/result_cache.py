@@ -59,3 +59,8 @@ class ResultCache(Generic[_Value]):
             while len(self._values) > 1 and sum(weight for _, weight, _ in self._values.values()) > self._most:
                 self._values.popitem(last=False)
         return value
+
+    def clear(self) -> None:
+        """Forgets all values."""
+        with self._lock:
+            self._values.clear()

@@ -1,9 +1,11 @@
-"""The web application: connects addresses with models and pages. It writes only notes; nothing it serves comes from a file's path."""
+"""The web application: connects addresses with models and pages. It sends only labels; nothing it serves comes from a file's path."""
 
 import asyncio
+import getpass
 import hashlib
 import logging
-from collections.abc import Awaitable, Callable
+import os
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 from urllib.parse import unquote
@@ -19,10 +21,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from trainspan_schemas.errors import TrainspanError, UsageError
 from trainspan_viewer.html.document import Page, served, static_file
 from trainspan_viewer.html.elements import element, link
-from trainspan_viewer.pages.notes import Desk, notes_part, render_notes
-from trainspan_viewer.queries.notes.listing import load_notes
-from trainspan_viewer.queries.notes.note_file import NoteError, NoteFile
-from trainspan_viewer.queries.notes.subject import Subject
+from trainspan_viewer.pages.labels import Desk, labels_part, render_pair, render_queue
+from trainspan_viewer.queries.labels.pair import load_pair
+from trainspan_viewer.queries.labels.queue import load_queue, next_address
+from trainspan_viewer.queries.labels.sending import LabelSender, give_label
+from trainspan_viewer.queries.labels.stored import labels_on, stored_labels
+from trainspan_viewer.queries.labels.subject import Subject
 from trainspan_viewer.queries.params import Params
 from trainspan_viewer.queries.paths import NotFoundError
 from trainspan_viewer.queries.requests.explain_request import CREDIT_SETTINGS
@@ -50,7 +54,8 @@ _STATIC: Final = {
 }
 _VERSION: Final = hashlib.sha256(b"".join(static_file(name) for name in _STATIC)).hexdigest()[:12]
 
-_NOTES: Final = "/notes"
+_AGREEMENT: Final = "/judges"
+"""A page that compares all ratings of the store."""
 _CREDIT: Final = frozenset(knob.name for knob in CREDIT_SETTINGS)
 _WORK: Final = _CREDIT | {"text"}
 """Parameters that make a page recompute credit or search all answers: another site's link may not start that by itself."""
@@ -58,13 +63,18 @@ _WORK: Final = _CREDIT | {"text"}
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-def make_app(sources: Sources, note_file: NoteFile, guard: Guard, *, page_wait_s: float) -> ASGIApp:
+def make_app(sources: Sources, sender: LabelSender, guard: Guard, *, page_wait_s: float) -> ASGIApp:
     """The application with all routes behind the guard. A browser waits `page_wait_s` for a page that takes longer."""
+    desks = _Desks(sender, guard)
     turns = _Turns(asyncio.Semaphore(_AT_ONCE), asyncio.Semaphore(_SLOW_AT_ONCE), Waiting(page_wait_s))
-    views = (*ROUTES, _notes_view(note_file, guard))
-    routes = [Route("/static/{name}", _static)]
-    routes += [Route(view.path, _endpoint(view, sources, note_file, guard, turns)) for view in views]
-    routes += writing_routes(note_file, guard, lambda page, status: _html(served(page, _VERSION), status))
+    routes = [Route("/static/{name}", _static), Route("/labels/next", _next(sources, turns))]
+    views = (*ROUTES, *_label_views(desks))
+    routes += writing_routes(
+        lambda sent: give_label(sent, sources.store, sender),
+        guard,
+        lambda page, status: _html(served(page, _VERSION), status),
+    )
+    routes += [Route(view.path, _endpoint(view, sources, desks, turns)) for view in views]
     return _Guarded(
         Starlette(routes=routes, exception_handlers={404: _not_found, 405: _not_found, Exception: _failed}), guard
     )
@@ -79,17 +89,38 @@ class _Turns:
     waiting: Waiting
 
     def of(self, view: View, params: Params) -> asyncio.Semaphore:
-        slow = _CREDIT if view.path == _NOTES else _WORK
-        return self.slow if slow & params.query.keys() else self.plain
+        return self.slow if _is_work(view, params.query) else self.plain
 
 
-def _endpoint(view: View, sources: Sources, note_file: NoteFile, guard: Guard, turns: _Turns) -> Endpoint:
+def _is_work(view: View, query: Mapping[str, object]) -> bool:
+    """Whether the page recomputes, searches or compares much."""
+    return view.path == _AGREEMENT or bool(_WORK & query.keys())
+
+
+@dataclass(frozen=True, slots=True)
+class _Desks:
+    """What forms need."""
+
+    sender: LabelSender
+    guard: Guard
+
+    def of(self, params: Params) -> Desk:
+        """For a page at this address."""
+        return Desk(
+            self.guard.form_token if self.guard.may_write else None,
+            params.link(),
+            _user(),
+            self.sender.obstacle(),
+        )
+
+
+def _endpoint(view: View, sources: Sources, desks: _Desks, turns: _Turns) -> Endpoint:
     def answer(params: Params) -> Response:
         try:
             model = view.load(sources, params)
             page = view.render(model)
             if (subject := view.subject(model)) is not None:
-                page = _with_notes(page, subject, note_file, _desk(params, guard))
+                page = _with_labels(page, subject, sources, desks.of(params))
         except NotFoundError as error:
             return _error_page(404, "Not found", str(error))
         except UsageError as error:
@@ -117,8 +148,8 @@ def _endpoint(view: View, sources: Sources, note_file: NoteFile, guard: Guard, t
         query, waiting = request.query_params, turns.waiting
         address = f"{request.url.path}?{request.url.query}" if request.url.query else request.url.path
         if request.method == "GET" and request.headers.get("sec-fetch-mode") == "navigate":
-            if guard.is_foreign(request.headers):  # may not be answered like the reader's own
-                return _foreign_page(address) if _WORK & query.keys() else await respond(request, None)
+            if desks.guard.is_foreign(request.headers):  # may not be answered like the reader's own
+                return _foreign_page(address) if _is_work(view, query) else await respond(request, None)
             return await waiting.navigate(address, lambda work: respond(request, work)) or _waiting_page(address)
         whole = await waiting.join(address) or await respond(request, None)
         if whole.headers.get("etag") and request.headers.get("if-none-match") == whole.headers["etag"]:
@@ -128,28 +159,48 @@ def _endpoint(view: View, sources: Sources, note_file: NoteFile, guard: Guard, t
     return endpoint
 
 
-def _notes_view(note_file: NoteFile, guard: Guard) -> View:
-    """The list of all notes, whose forms need the guard's token."""
-    return View(
-        _NOTES,
-        lambda _, params: load_notes(note_file, params),
-        lambda model: render_notes(model, _desk(model.params, guard)),
+def _label_views(desks: _Desks) -> tuple[View, ...]:
+    """The pages that need the guard's token or the state of the way to the collector."""
+    return (
+        View("/labels", lambda sources, params: load_queue(sources, params, desks.sender.obstacle()), render_queue),
+        View("/labels/pair", load_pair, lambda model: render_pair(model, desks.of(model.params))),
     )
 
 
-def _desk(params: Params, guard: Guard) -> Desk:
-    return Desk(guard.form_token if guard.may_write else None, params.link())
+def _next(sources: Sources, turns: _Turns) -> Endpoint:
+    """Leads on to the next item of the queue."""
+
+    async def endpoint(request: Request) -> Response:
+        query = {name: request.query_params.getlist(name) for name in request.query_params}
+        try:
+            async with turns.plain:
+                address = await run_in_threadpool(next_address, sources, Params("/labels/next", {}, query))
+        except UsageError as error:
+            return _error_page(400, "Not understood", str(error))
+        except TrainspanError as error:
+            return _error_page(503, "Not readable", str(error))
+        return RedirectResponse(address, 303, {"cache-control": "no-store"})
+
+    return endpoint
 
 
-def _with_notes(page: Page, subject: Subject, notes: NoteFile, desk: Desk) -> Page:
-    """The page with the notes on what it shows; it stays readable if they are not."""
-    notes_of_page, error = [], ""
+def _with_labels(page: Page, subject: Subject, sources: Sources, desk: Desk) -> Page:
+    """The page with the labels on what it shows; it stays readable if they are not."""
+    labels, error = [], ""
     try:
-        notes_of_page = notes.about(subject)
-    except NoteError as problem:
-        error = str(problem)
-    part = notes_part(notes_of_page, subject, page.title, desk, error)
+        labels = stored_labels(sources.store, [rollout_id for rollout_id, _ in subject.rollouts])
+    except TrainspanError as problem:
+        error = f"labels cannot be read: {problem}"
+    part = labels_part(subject, *labels_on(labels, subject), desk, error)
     return replace(page, body=[part, *page.body])
+
+
+def _user() -> str:
+    """The user of this process, who labels if the person says nothing else."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # a user without a name, as in some containers
+        return f"uid {os.getuid()}"
 
 
 def _html(text: str, status: int = 200) -> Response:

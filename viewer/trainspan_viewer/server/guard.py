@@ -58,7 +58,9 @@ class Guard:
     is_open: bool = False
     """Whether everybody may read."""
     is_read_only: bool = False
-    """Whether nobody may write notes."""
+    """Whether nobody may give labels."""
+    label_tokens: tuple[str, ...] = ()
+    """Those of `tokens` that let a program give labels, too: the runner's."""
     key: str = field(default_factory=lambda: secrets.token_urlsafe(24), repr=False)
     """In the printed address: lets a browser in until the server ends."""
     form_token: str = field(default_factory=lambda: secrets.token_urlsafe(24), repr=False)
@@ -91,7 +93,7 @@ class Guard:
 
     @property
     def may_write(self) -> bool:
-        """Whether those who are let in may write notes. Without a key, every process of the machine is let in."""
+        """Whether anybody may give labels. Without a key, every process of the machine is let in."""
         return not (self.is_read_only or self.is_open)
 
     def made_form(self, token: str) -> bool:
@@ -100,11 +102,13 @@ class Guard:
 
     def admits(self, headers: Mapping[str, str]) -> bool:
         """Whether a request has a token or the cookie."""
-        if self.is_open:
-            return True
-        scheme, _, token = headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer" and any(_equal(token.strip(), known) for known in self.tokens):
-            return True
+        return self.is_open or _bears(headers, self.tokens) or self._has_cookie(headers)
+
+    def admits_labels(self, headers: Mapping[str, str]) -> bool:
+        """Whether a request that is let in may give labels: with the cookie, or the runner's token."""
+        return _bears(headers, self.label_tokens) or self._has_cookie(headers)
+
+    def _has_cookie(self, headers: Mapping[str, str]) -> bool:
         # Other servers of this host set cookies, too, some of which `http.cookies` refuses to parse.
         pairs = (pair.strip().partition("=") for pair in headers.get("cookie", "").split(";"))
         return any(name == self._cookie_name and _equal(value, self._cookie) for name, _, value in pairs)
@@ -133,6 +137,12 @@ class Guard:
     @property
     def _cookie_name(self) -> str:
         return f"trainspan-view-{self.port}"
+
+
+def _bears(headers: Mapping[str, str], tokens: tuple[str, ...]) -> bool:
+    """Whether a request has one of these tokens."""
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    return scheme.lower() == "bearer" and any(_equal(token.strip(), known) for known in tokens)
 
 
 def _equal(given: str, known: str) -> bool:

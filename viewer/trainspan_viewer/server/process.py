@@ -13,11 +13,10 @@ import uvicorn
 
 from trainspan_schemas.config.settings import ViewSettings
 from trainspan_schemas.errors import ConfigError, UsageError
-from trainspan_schemas.home import home
 from trainspan_schemas.http_connection import BoundedConnection
 from trainspan_schemas.store.roles import Role, home_token_file, read_tokens
 from trainspan_schemas.web_origins import own_hosts
-from trainspan_viewer.queries.notes.note_file import NoteFile
+from trainspan_viewer.queries.labels.sending import LabelSender
 from trainspan_viewer.queries.sources import Sources
 from trainspan_viewer.server.app import make_app
 from trainspan_viewer.server.guard import Guard
@@ -43,8 +42,8 @@ class Listening:
         return f"{self.url}{path}?key={self.guard.ticket() if once else self.guard.key}"
 
 
-def serve(settings: ViewSettings, sources: Sources, on_ready: Callable[[Listening], None]) -> None:
-    """Serves until SIGINT or SIGTERM. `on_ready` is called once it listens.
+def serve(settings: ViewSettings, sources: Sources, sender: LabelSender, on_ready: Callable[[Listening], None]) -> None:
+    """Serves until SIGINT or SIGTERM; labels go to `sender`. `on_ready` is called once it listens.
 
     Raises ConfigError or UsageError if the settings cannot be served.
     """
@@ -59,20 +58,21 @@ def serve(settings: ViewSettings, sources: Sources, on_ready: Callable[[Listenin
         raise ConfigError("[view] tls_cert and tls_key are needed together")
     if settings.open_to_all and not is_loopback:
         raise ConfigError("[view] open_to_all is for this machine only: remove it, or set host to 127.0.0.1")
-    tokens = _tokens(settings)
+    reader, runner = (_tokens(settings, role) for role in (Role.READER, Role.RUNNER))
     listener = _bound(family, bound)
     port = int(listener.getsockname()[1])
     scheme = "https" if settings.tls_cert else "http"
     guard = Guard(
         own_hosts(settings.host, settings.allowed_hosts),
-        tokens,
+        (*reader, *runner),
         port,
         is_secure=bool(settings.tls_cert),
         is_open=settings.open_to_all,
         is_read_only=settings.read_only,
+        label_tokens=runner,
     )
     config = uvicorn.Config(
-        make_app(sources, NoteFile(home() / "notes.sqlite"), guard, page_wait_s=settings.page_wait_ms / 1000),
+        make_app(sources, sender, guard, page_wait_s=settings.page_wait_ms / 1000),
         log_level="warning",
         lifespan="off",
         server_header=False,
@@ -145,19 +145,16 @@ def _resting(sources: Sources) -> Iterator[None]:
         sources.store.close()
 
 
-def _tokens(settings: ViewSettings) -> tuple[str, ...]:
-    """The tokens of the roles that may read. None if the state folder has no tokens yet: nothing is written here."""
+def _tokens(settings: ViewSettings, role: Role) -> tuple[str, ...]:
+    """The tokens of a role. None if the state folder has no tokens yet: nothing is written here."""
     file = settings.token_file or home_token_file()
     if settings.open_to_all or not (settings.token_file or home_token_file().exists()):
         return ()
     by_role = read_tokens(file)
-    values = [by_role.get(role) for role in (Role.READER, Role.RUNNER)]
-    tokens = [
-        token for value in values for token in (value if isinstance(value, list) else [value]) if isinstance(token, str)
-    ]
-    if not tokens:
+    if not any(by_role.get(role) for role in (Role.READER, Role.RUNNER)):
         raise ConfigError(f"token file {file} has no token for the role reader or runner")
-    return tuple(tokens)
+    value = by_role.get(role)
+    return tuple(token for token in (value if isinstance(value, list) else [value]) if isinstance(token, str))
 
 
 def _resolved(host: str, port: int) -> tuple[int, tuple[Any, ...]]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from trainspan_viewer.html.document import Page
 from trainspan_viewer.pages.dataset import render_dataset, render_datasets
+from trainspan_viewer.pages.judges import render_agreement
 from trainspan_viewer.pages.live import render_live
 from trainspan_viewer.pages.rollout.group import render_group
 from trainspan_viewer.pages.rollout.rollout import render_rollout
@@ -18,15 +19,9 @@ from trainspan_viewer.pages.runs import render_runs
 from trainspan_viewer.queries.check import load_stage
 from trainspan_viewer.queries.datasets.dataset import load_dataset
 from trainspan_viewer.queries.datasets.listing import load_datasets
+from trainspan_viewer.queries.labels.agreement import load_agreement
+from trainspan_viewer.queries.labels.subject import Subject, call_subject, group_subject, rollout_subject
 from trainspan_viewer.queries.live import load_live
-from trainspan_viewer.queries.notes.subject import Subject
-from trainspan_viewer.queries.notes.subjects_of_pages import (
-    call_subject,
-    dataset_subject,
-    group_subject,
-    rollout_subject,
-    run_subject,
-)
 from trainspan_viewer.queries.params import Params
 from trainspan_viewer.queries.rollout.group import load_group
 from trainspan_viewer.queries.rollout.raw_spans import load_spans
@@ -48,16 +43,17 @@ class View:
     load: Callable[[Sources, Params], Any]
     render: Callable[[Any], Page]
     subject: Callable[[Any], Subject | None] = lambda _: None
-    """What notes on the page are about."""
+    """What labels on the page are about."""
 
 
 ROUTES: tuple[View, ...] = (
     View("/", load_runs, render_runs),
     View("/compare", load_compare, render_compare),
     View("/datasets", load_datasets, render_datasets),
-    View("/datasets/{dataset}", load_dataset, render_dataset, subject=dataset_subject),
+    View("/datasets/{dataset}", load_dataset, render_dataset),
+    View("/judges", load_agreement, render_agreement),
     View("/live", load_live, render_live),
-    View("/runs/{run}", load_run, render_run, subject=run_subject),
+    View("/runs/{run}", load_run, render_run),
     View("/runs/{run}/compare/{other}", load_compare, render_compare),
     View("/runs/{run}/records/{index}", load_stage, render_stage),
     View("/groups/{dataset}/{group}", load_group, render_group, subject=group_subject),

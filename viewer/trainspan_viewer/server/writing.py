@@ -1,7 +1,7 @@
-"""Requests that write: forms of the pages that add, change and delete notes.
+"""Requests that write: the forms of the pages that give labels, which the collector stores.
 
 The guard has already refused other sites' pages and those without a token. A form also proves that it is the server's own: another
-origin's page cannot read the token in it.
+origin's page cannot read the token in it. A label overrides a judge, so the reader's token, which opens the pages, gives none.
 """
 
 import asyncio
@@ -16,9 +16,10 @@ from starlette.routing import Route
 
 from trainspan_schemas.errors import TrainspanError, UsageError
 from trainspan_viewer.html.document import Page
-from trainspan_viewer.pages.notes import refused_note
-from trainspan_viewer.queries.notes.note_file import NoteChangedError, NoteFile
-from trainspan_viewer.queries.notes.submission import Submission
+from trainspan_viewer.pages.labels import refused_label
+from trainspan_viewer.queries.labels.sending import LabelChangedError, NotShownError
+from trainspan_viewer.queries.labels.submission import Submission
+from trainspan_viewer.queries.paths import NotFoundError
 from trainspan_viewer.server.guard import Guard
 
 __all__ = ["writing_routes"]
@@ -26,42 +27,39 @@ __all__ = ["writing_routes"]
 _MOST_BODY: Final = 64 * 1024
 _BODY_S: Final = 20.0
 _FORM: Final = "application/x-www-form-urlencoded"
+_STATUS: Final = (
+    (UsageError, HTTPStatus.BAD_REQUEST),
+    (NotFoundError, HTTPStatus.NOT_FOUND),
+    (LabelChangedError, HTTPStatus.CONFLICT),
+)
+"""Error → status; any other is one of the collector or the store."""
 
 Answer = Callable[[Page, int], Response]
+Give = Callable[[Submission], None]
 
 
-def writing_routes(notes: NoteFile, guard: Guard, answer: Answer) -> list[Route]:
-    """`answer` makes the answer from a page and a status."""
+def writing_routes(give: Give, guard: Guard, answer: Answer) -> list[Route]:
+    """`give` sends the label of a form; `answer` makes the answer from a page and a status."""
 
-    def add(_: Request, sent: Submission) -> None:
-        notes.add(sent.draft)
+    async def endpoint(request: Request) -> Response:
+        return await _answered(request, give, guard, answer)
 
-    def change(request: Request, sent: Submission) -> None:
-        notes.change(request.path_params["note"], sent.seen_ns, sent.text)
-
-    def delete(request: Request, sent: Submission) -> None:
-        notes.delete(request.path_params["note"], sent.seen_ns)
-
-    def route(path: str, act: Callable[[Request, Submission], None]) -> Route:
-        async def endpoint(request: Request) -> Response:
-            return await _answered(request, act, guard, answer)
-
-        return Route(path, endpoint, methods=["POST"])
-
-    return [route("/notes", add), route("/notes/{note:int}", change), route("/notes/{note:int}/delete", delete)]
+    return [Route("/labels", endpoint, methods=["POST"])]
 
 
-async def _answered(
-    request: Request, act: Callable[[Request, Submission], None], guard: Guard, answer: Answer
-) -> Response:
+async def _answered(request: Request, give: Give, guard: Guard, answer: Answer) -> Response:
     def refuse(status: HTTPStatus, reason: str, text: str = "") -> Response:
-        return answer(refused_note(reason, text), int(status))
+        return answer(refused_label(reason, text), int(status))
 
     if not guard.may_write:
         why = "it has no key ([view] open_to_all)" if guard.is_open else "it was started with --read-only"
-        return refuse(HTTPStatus.FORBIDDEN, f"This server takes no notes: {why}.")
+        return refuse(HTTPStatus.FORBIDDEN, f"This server takes no labels: {why}.")
+    if not guard.admits_labels(request.headers):
+        return refuse(
+            HTTPStatus.FORBIDDEN, "The reader's token gives no labels: use the printed address, or the runner's token."
+        )
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != _FORM:
-        return refuse(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"A note is sent as {_FORM}.")
+        return refuse(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"A label is sent as {_FORM}.")
     try:
         async with asyncio.timeout(_BODY_S):
             body = await _body(request)
@@ -79,14 +77,14 @@ async def _answered(
         )
         return refuse(HTTPStatus.FORBIDDEN, reason, sent.text)
     try:
-        await run_in_threadpool(act, request, sent)
-    except UsageError as error:
-        return refuse(HTTPStatus.BAD_REQUEST, f"{error}.", sent.text)
-    except NoteChangedError as error:
-        return refuse(HTTPStatus.CONFLICT, f"{error}.", sent.text)
+        await run_in_threadpool(give, sent)
+    except NotShownError as error:
+        page = refused_label(f"{error}.", sent.text, "The label is stored, but not shown")
+        return answer(page, int(HTTPStatus.SERVICE_UNAVAILABLE))
     except TrainspanError as error:
-        return refuse(HTTPStatus.INSUFFICIENT_STORAGE, f"{error}.", sent.text)
-    return RedirectResponse(f"{sent.back}#notes", 303, {"cache-control": "no-store"})
+        status = next((status for kind, status in _STATUS if isinstance(error, kind)), HTTPStatus.SERVICE_UNAVAILABLE)
+        return refuse(status, f"{error}.", sent.text)
+    return RedirectResponse(f"{sent.back}#labels", 303, {"cache-control": "no-store"})
 
 
 async def _body(request: Request) -> bytes | None:

@@ -84,13 +84,27 @@ if (main?.dataset.waiting !== undefined) {
     });
 }
 
+// A key that leads to another page is the last one on this page: the next one is meant for that.
+const LEAVING_MS = 10000;
+let leavingUntil = 0;
+addEventListener("pageshow", () => (leavingUntil = 0));
+
 // Keyboard: j and k move through the rows of tables that lead somewhere, Enter opens, / goes to the first filter.
 function rows() {
   return [...document.querySelectorAll("main tbody tr")].filter((row) => row.querySelector("a[href]"));
 }
 
 document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape" && event.target.closest(".labels")) event.target.blur();
   if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, select, textarea")) return;
+  const keyed = document.querySelector(`[data-key="${CSS.escape(event.key)}"]`);
+  if (keyed) {
+    event.preventDefault();
+    if (event.repeat || Date.now() < leavingUntil) return;
+    if (keyed.matches("textarea")) return keyed.focus();
+    leavingUntil = Date.now() + LEAVING_MS;
+    return keyed.click();
+  }
   if (event.key === "j" || event.key === "k") {
     const all = rows();
     if (!all.length) return;
@@ -106,6 +120,21 @@ document.addEventListener("keydown", (event) => {
     }
   }
 });
+
+// Labels: who labels is kept for the next page, and a form is sent once.
+const who = document.querySelector("input[data-keep]");
+if (who) {
+  who.value = localStorage.getItem("labels-by") || who.value;
+  who.addEventListener("change", () => localStorage.setItem("labels-by", who.value));
+}
+
+document.addEventListener("submit", (event) => {
+  if (!event.target.matches(".labels form[method=post]")) return;
+  if (event.target.dataset.sent) event.preventDefault();
+  event.target.dataset.sent = "yes";
+});
+
+addEventListener("pageshow", () => document.querySelectorAll("form[data-sent]").forEach((form) => delete form.dataset.sent));
 
 // Rollouts and groups
 // Tokens: what is known about the one that is pointed at, or that the arrow keys reach.

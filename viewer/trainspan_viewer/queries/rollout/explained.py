@@ -23,7 +23,7 @@ from trainspan_viewer.queries.requests.limits import NotDerivedError, check_own,
 from trainspan_viewer.queries.result_cache import ResultCache
 from trainspan_viewer.queries.sources import Sources
 
-__all__ = ["MEMBERS", "account_of", "changed_group_of", "decoder_of", "group_of", "request_of"]
+__all__ = ["MEMBERS", "account_of", "changed_group_of", "decoder_of", "forget_accounts", "group_of", "request_of"]
 
 _Made = TypeVar("_Made")
 
@@ -37,6 +37,13 @@ _CLOCK: Final = Clock(time.time_ns, time.sleep)
 _rollouts: Final[ResultCache[RolloutAccount]] = ResultCache(_KEPT_BYTES)
 _groups: Final[ResultCache[GroupAccount]] = ResultCache(_KEPT_BYTES)
 _pairs: Final[ResultCache[tuple[GroupAccount, GroupAccount]]] = ResultCache(_KEPT_BYTES)
+
+
+def forget_accounts() -> None:
+    """Forgets what was kept: a label has just changed rewards."""
+    _rollouts.clear()
+    _groups.clear()
+    _pairs.clear()
 
 
 def request_of(sources: Sources, params: Params, rollout: str, dataset: str = "") -> ExplainRequest:

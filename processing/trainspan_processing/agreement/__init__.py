@@ -1,0 +1,1 @@
+"""Compares judges with people's labels, and with each other."""

@@ -1,0 +1,108 @@
+"""Labels of people, as they are stored, and as rewards: the newest one of a rollout or call replaces its other rewards.
+
+A label that was withdrawn counts for nothing. A label on a call is the reward of that call; with credit `identical`, which adds up
+a rollout, it does not count. Preferences between two rollouts are no rewards: `trainspan export dpo` makes pairs of them.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import polars as pl
+
+from trainspan_processing.read.source import Selection, Source
+from trainspan_processing.tables import EDGES, ROLLOUT_KEY, SPAN_KEY, empty
+from trainspan_schemas.store.labels import Label, read_label
+from trainspan_schemas.telemetry import keys
+
+__all__ = ["LABEL_RULE", "LabelEdges", "is_label", "label_edges", "read_labels", "without_labeled_calls"]
+
+LABEL_RULE: Final = "label"
+"""The rule of a reward that is a label."""
+_RECORD: Final = ["time_ns", "rollout_id", "trace_id", "span_id", "attributes", "untrusted"]
+_ON_CALL: Final = ["call_trace_id", "call_span_id"]
+
+
+@dataclass(frozen=True, slots=True)
+class LabelEdges:
+    """The labels that count."""
+
+    of_rollouts: pl.DataFrame
+    """EDGES."""
+    of_calls: pl.DataFrame
+    """EDGES."""
+    counts: Counter[str] = field(default_factory=Counter)
+    """Labeled `rollouts` and `calls`; `calls_unused`, whose labels do not count; labels on rollouts as part of a pair, `preferences`."""
+
+
+def read_labels(source: Source, rollout_ids: Sequence[str] | None = None) -> list[Label]:
+    """All labels in the stores, or those of some rollouts, in any order, also those that others replace. Raises StoreError."""
+    events, selection = [keys.EVALUATION_EVENT], Selection(rollout_ids=rollout_ids)
+    rows = (
+        row
+        for batch in source.read("records", selection, _RECORD, event_names=events, attribute=keys.LABELED_BY)
+        for row in batch.select(_RECORD).iter_rows()
+    )
+    labels = {
+        label.id + label.rollout_id: label
+        for time_ns, rollout_id, trace_id, span_id, attributes, untrusted in rows
+        if (label := read_label(time_ns, rollout_id, (trace_id, span_id), attributes, untrusted=untrusted))
+    }
+    return list(labels.values())
+
+
+def is_label() -> pl.Expr:
+    """Whether a row of EVALUATIONS is a label of any kind; its sender may lack the right to give it (`untrusted`)."""
+    return (pl.col("source") == keys.LABEL).fill_null(value=False)
+
+
+def label_edges(
+    evaluations: pl.DataFrame,
+    calls: pl.DataFrame,
+    rollouts: pl.DataFrame,
+    values: Mapping[str, float],
+    names: Sequence[str],
+    *,
+    of_calls_count: bool,
+) -> LabelEdges:
+    """The labels in EVALUATIONS of CALLS and the rollout table, as each of the rewards `names`.
+
+    `values` are what `good` and `bad` are worth.
+    """
+    labels = evaluations.filter(is_label() & ~pl.col("untrusted").fill_null(value=False)).join(
+        rollouts.select(ROLLOUT_KEY), on=ROLLOUT_KEY, how="semi"
+    )
+    if labels.is_empty():
+        return LabelEdges(empty(EDGES), empty(EDGES))
+    is_pair = pl.col("name") == keys.PREFERENCE
+    counts = Counter(preferences=labels.filter(is_pair).select(ROLLOUT_KEY).unique().height)
+    said = _newest(labels.filter(pl.col("name") == keys.LABEL)).filter(pl.col("score").is_not_null())
+    good, bad = values["good"], values["bad"]
+    said = said.with_columns((bad + pl.col("score") * (good - bad)).alias("score"))
+    on_rollouts, on_calls = said.filter(pl.col("span_id").is_null()), said.filter(pl.col("span_id").is_not_null())
+    known = on_calls.join(calls.select(*ROLLOUT_KEY, *SPAN_KEY), on=[*ROLLOUT_KEY, *SPAN_KEY], how="semi")
+    counted = known if of_calls_count else known.clear()
+    counts |= Counter(rollouts=on_rollouts.height, calls=counted.height, calls_unused=on_calls.height - counted.height)
+    return LabelEdges(_edges(on_rollouts, names), _edges(counted, names), +counts)
+
+
+def without_labeled_calls(edges: pl.DataFrame, of_calls: pl.DataFrame) -> pl.DataFrame:
+    """EDGES without those on a call that has a label."""
+    return edges.join(of_calls, on=[*ROLLOUT_KEY, *_ON_CALL], how="anti", maintain_order="left")
+
+
+def _newest(labels: pl.DataFrame) -> pl.DataFrame:
+    """The newest label of each rollout and call; of two at the same time the one with the greater score."""
+    ordered = labels.sort("time_ns", "score", descending=True, nulls_last=True)
+    return ordered.unique([*ROLLOUT_KEY, *SPAN_KEY], keep="first", maintain_order=True).sort(*ROLLOUT_KEY, *SPAN_KEY)
+
+
+def _edges(labels: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
+    rows = labels.drop("name").join(pl.DataFrame({"name": names}, schema={"name": pl.String}), how="cross")
+    keyed = rows.with_columns(
+        pl.lit(LABEL_RULE).alias("rule"),
+        pl.col("trace_id").alias("call_trace_id"),
+        pl.col("span_id").alias("call_span_id"),
+    )
+    return keyed.select(pl.col(column).cast(kind) for column, kind in EDGES.items())

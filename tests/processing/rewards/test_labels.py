@@ -1,0 +1,158 @@
+"""Labels of people: they replace what judges, functions and statuses say, the newest counts, and no one else can give them."""
+
+from typing import Any
+
+import pytest
+
+from tests.processing.conftest import Bench, rows
+from tests.processing.support.labels import label, pair, send_labels
+from tests.processing.support.traces import TestRollout, chain
+from trainspan_processing.explain.explain import explain_rollout
+from trainspan_processing.explain.inquiry import Question
+from trainspan_schemas.config.settings import DatasetSettings
+from trainspan_schemas.errors import UsageError
+from trainspan_schemas.store.roles import Role, token_of
+from trainspan_schemas.telemetry import keys
+
+JUDGE = {keys.EVALUATION_SOURCE: "judge"}
+
+
+def _judged(bench: Bench, name: str, score: float, **more: Any) -> TestRollout:
+    return chain(bench.rollout(name, judge="j", **more), 2).reward(score, **JUDGE)
+
+
+def _sent(bench: Bench, *rollouts: TestRollout) -> str:
+    bench.send(*rollouts)
+    return bench.collectors[0].grpc
+
+
+def _returns(bench: Bench, **settings: Any) -> dict[str, list[float]]:
+    """Rollout → the returns of its calls."""
+    table = rows(bench.build(round_=0, baseline="none", keep_zero_spread=True, **settings)).sort("call_index")
+    names = table["rollout_id"].str.strip_prefix(f"{bench.run_id}-")
+    returns: dict[str, list[float]] = {}
+    for name, value in zip(names, table["return"], strict=True):
+        returns.setdefault(name, []).append(value)
+    return returns
+
+
+def test_a_label_replaces_the_judges_verdict_and_is_counted(bench: Bench) -> None:
+    a, b, c = (_judged(bench, name, 1.0) for name in "abc")
+    send_labels(_sent(bench, a, b, c), label(a, "bad"), label(b, "good"))
+    built = bench.build(round_=0, baseline="none", credit="identical")
+    returns = dict(rows(built).select("rollout_id", "return").unique().iter_rows())
+    assert {name[-1]: value for name, value in returns.items()} == {"a": 0.0, "b": 1.0, "c": 1.0}
+    assert built.manifest["labels"] == {"rollouts": 2}
+
+
+def test_the_newest_label_counts_by_its_time_whichever_came_first_and_can_be_taken_back(bench: Bench) -> None:
+    a, b = _judged(bench, "a", 1.0), _judged(bench, "b", 1.0)
+    grpc = _sent(bench, a, b)
+    send_labels(grpc, label(a, "bad", 200.0), label(b, "bad", 200.0))
+    send_labels(grpc, label(a, "good", 150.0, by="bob"), label(b, "withdrawn", 300.0))
+    assert _returns(bench) == {"a": [0.0, 0.0], "b": [1.0, 1.0]}
+
+
+def test_a_label_belongs_to_its_attempt(bench: Bench) -> None:
+    """A resumed run may try a labeled rollout again: the label says nothing about the new attempt."""
+    first = chain(bench.rollout("a", judge="j", status="infra_error"), 1)
+    again = chain(bench.rollout("a", judge="j", attempt=1), 1).reward(1.0, **JUDGE)
+    send_labels(_sent(bench, first, again), label(first, "bad"))
+    assert _returns(bench) == {"a": [1.0]}
+
+
+def test_a_label_rewards_what_failed_or_was_not_judged_and_replaces_scores_that_are_none(bench: Bench) -> None:
+    failed = chain(bench.rollout("failed", judge="j", status="timeout"), 1)
+    unjudged = chain(bench.rollout("unjudged", judge="j", status="judge_error"), 1)
+    nan = chain(bench.rollout("nan"), 1).reward(float("nan"))
+    grpc = _sent(bench, failed, unjudged, nan, _judged(bench, "ok", 1.0))
+    send_labels(grpc, label(failed, "bad"), label(unjudged, "good"), label(nan, "good"))
+    found = _returns(bench, status_rewards="timeout=0.5")
+    assert found == {"failed": [0.0], "unjudged": [1.0], "nan": [1.0], "ok": [1.0, 1.0]}
+
+
+def test_a_setting_says_what_labels_are_worth_in_the_scale_of_the_judge(bench: Bench) -> None:
+    a, b = _judged(bench, "a", 9.0), _judged(bench, "b", 2.0)
+    style = {keys.EVALUATION_NAME: "style", **JUDGE}
+    a.reward(1.0, **style)
+    send_labels(_sent(bench, a, b), label(a, "bad"), label(b, "good"))
+    found = _returns(bench, status_rewards="good=10,bad=-10", reward_name="reward,style?")
+    assert found == {"a": [-10.0, -10.0], "b": [10.0, 10.0]}
+    with pytest.raises(UsageError, match="labels good and bad"):
+        bench.build(round_=0, out=bench.out / "other", status_rewards="fine=1")
+
+
+def test_a_function_is_not_asked_about_a_labeled_rollout(bench: Bench) -> None:
+    labeled, other = _judged(bench, "labeled", 1.0), _judged(bench, "other", 1.0)
+    send_labels(_sent(bench, labeled, other), label(labeled, "bad"))
+    settings = {"reward": "tests.processing.support.reward_functions:length"}
+    built = bench.build(round_=0, baseline="none", **settings)
+    returns = {name[-5:]: value for name, value in rows(built).select("rollout_id", "return").unique().iter_rows()}
+    assert returns == {"beled": 0.0, "other": 10.0}
+
+
+def test_a_label_on_a_call_is_its_reward_unless_the_credit_looks_at_no_call(bench: Bench) -> None:
+    a, b = _judged(bench, "a", 0.0), _judged(bench, "b", 1.0)
+    stray = label(a, "good", span=(a.trace_id, "ab" * 8))
+    send_labels(_sent(bench, a, b), label(a, "good", call=0), label(b, "bad", call=0), stray)
+    assert _returns(bench, credit="return_to_go") == {"a": [1.0, 0.0], "b": [1.0, 1.0]}
+    built = bench.build(round_=0, out=bench.out / "other", baseline="none", credit="return_to_go")
+    assert built.manifest["labels"] == {"calls": 2, "calls_unused": 1}
+    built = bench.build(round_=0, out=bench.out / "identical", baseline="none")
+    assert built.manifest["labels"] == {"calls_unused": 3}
+    assert sorted(rows(built)["return"].unique()) == [0.0, 1.0]
+
+
+def test_labels_need_the_runners_token(bench: Bench) -> None:
+    """Imported scores of people, and what an agent says of itself, are no labels, whatever they call themselves."""
+    a, b = _judged(bench, "a", 1.0), chain(bench.rollout("b"), 1)
+    grpc = _sent(bench, a, b)
+    tokens = bench.collectors[0].store.parent / "home" / "tokens.toml"
+    for role in (Role.USER, Role.AGENT, Role.SERVING):
+        send_labels(
+            grpc, label(a, "bad"), label(b, "good", 300.0), authorization=f"Bearer {token_of(tokens, role.value)}"
+        )
+    built = bench.build(round_=0, baseline="none", admit="untrusted_reward,untrusted", min_coverage=0.0)
+    assert dict(rows(built).select("rollout_id", "return").unique().iter_rows()) == {a.rollout_id: 1.0}
+    assert built.manifest["labels"] == {}
+    assert built.manifest["dropped"] == {"no_reward": 1}
+
+
+def test_a_preference_is_no_reward_and_is_counted(bench: Bench) -> None:
+    a, b = _judged(bench, "a", 1.0), _judged(bench, "b", 0.0)
+    send_labels(_sent(bench, a, b), *pair((a, b), "worse"))
+    built = bench.build(round_=0, baseline="none", credit="identical")
+    assert built.manifest["labels"] == {"preferences": 2}
+    assert sorted(rows(built)["return"].unique()) == [0.0, 1.0]
+
+
+def test_a_label_that_comes_after_its_dataset_is_counted_and_changes_nothing(bench: Bench) -> None:
+    a, b = _judged(bench, "a", 1.0), _judged(bench, "b", 0.0)
+    grpc = _sent(bench, a, b)
+    bench.build()
+    send_labels(grpc, label(a, "bad"))
+    bench.send(_judged(bench, "c", 1.0, task="t1"), _judged(bench, "d", 0.0, task="t1"))
+    later = bench.build()
+    assert later.manifest["rewards_late"] == 1
+    assert later.manifest["rollouts_seen"] == 2
+
+
+def test_the_store_and_the_explanation_say_the_same(bench: Bench) -> None:
+    a, b = _judged(bench, "a", 1.0), _judged(bench, "b", 0.0)
+    grpc = _sent(bench, a, b)
+    send_labels(grpc, label(a, "good", 150.0), label(a, "bad", 200.0, reason="rude <b>"), label(b, "bad"))
+    send_labels(grpc, label(b, "withdrawn", 300.0), *pair((a, b), "better"))
+    with bench.source() as source:
+        sql = f"SELECT rollout_id, reward FROM rollouts WHERE run_id = '{bench.run_id}'"
+        rewards = dict(row for batch in source.query(sql) for row in batch.select("rollout_id", "reward").iter_rows())
+    assert rewards == {a.rollout_id: 0.0, b.rollout_id: 0.0}
+    question = Question([str(bench.collectors[0].store)], a.rollout_id, DatasetSettings(baseline="dr_grpo"))
+    edges = explain_rollout(question, bench.clock).edges
+    assert [(edge.rule, edge.name, edge.score, edge.source, edge.explanation) for edge in edges[:1]] == [
+        ("label", "reward", 0.0, "label", "rude <b>")
+    ]
+    assert [(edge.source, edge.why) for edge in edges[1:]] == [
+        ("judge", "a person labeled the rollout, which replaces all other rewards"),
+        ("label", "it compares two rollouts, which is no reward: trainspan export dpo makes a pair of it"),
+        ("label", "a later label replaces it, or takes it back"),
+    ]
