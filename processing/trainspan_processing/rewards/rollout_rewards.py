@@ -194,6 +194,7 @@ def _by_function(
         rollouts = rollouts.with_columns(pl.coalesce(column, "_by_status").alias(column)).drop("_by_status")
     rollouts = _with_lesson(rollouts, pl.concat([by_status.select(ROLLOUT_KEY), given.select(ROLLOUT_KEY)]))
     unsaid = [reward.name for reward in rewards if reward.name in _SIGNALS]
+    given = without_labeled_calls(given, signals.filter(pl.col("rule") == LABEL_RULE))
     bound = Rewards(pl.concat([given, signals]), 0, 0, traces.rollouts.clear(), traces.rollouts.clear())
     for name in unsaid:
         scores = bound.of_rollouts(name).rename({"rollout_reward": rollout_column(name)})

@@ -103,6 +103,13 @@ def test_a_label_on_a_call_is_its_reward_unless_the_credit_looks_at_no_call(benc
     assert sorted(rows(built)["return"].unique()) == [0.0, 1.0]
 
 
+def test_a_label_on_a_call_replaces_what_a_function_gives_that_call(bench: Bench) -> None:
+    a = chain(bench.rollout("a"), 3)
+    send_labels(_sent(bench, a), label(a, "good", call=1))
+    of_each = "tests.processing.support.reward_functions:of_each_call"
+    assert _returns(bench, credit="step", reward=of_each) == {"a": [1.0, 5.0]}
+
+
 def test_labels_need_the_runners_token(bench: Bench) -> None:
     """Imported scores of people, and what an agent says of itself, are no labels, whatever they call themselves."""
     a, b = _judged(bench, "a", 1.0), chain(bench.rollout("b"), 1)
