@@ -28,7 +28,9 @@ __all__ = [
 
 RunOption = Annotated[str | None, typer.Option("--run", help="From a store: only rollouts of this run.")]
 RoundOption = Annotated[int | None, typer.Option("--round", help="From a store: only rollouts of this round.")]
-MinRewardOption = Annotated[float | None, typer.Option(help="Skip groups whose best reward is lower.")]
+MinRewardOption = Annotated[
+    float | None, typer.Option(help="Skip groups whose best reward is lower; for kto: what is good.")
+]
 AgentOption = Annotated[
     list[str] | None, typer.Option(help="Only this agent's calls; may be repeated [default: dataset.agents].")
 ]
@@ -44,7 +46,7 @@ FormOption = Annotated[
 
 
 def export_request(
-    kind: Literal["sft", "dpo"],
+    kind: Literal["sft", "dpo", "kto"],
     source: str | None,
     stores: Sequence[str],
     out: Path,
@@ -67,8 +69,8 @@ def export_request(
     from trainspan_processing.dataset.published import open_published
     from trainspan_processing.export.export import ExportRequest
 
-    if take_all and kind == "dpo":
-        raise UsageError("--all is for examples; a pair is of a group's best and worst rollout")
+    if take_all and kind != "sft":
+        raise UsageError("--all is for sft: dpo pairs a group's best and worst rollout, and kto takes all of them")
     if form not in ("chat", "text"):
         raise UsageError(f"no form {form!r}: use chat or text")
     is_store = source is None or source.startswith("grpc") or Path(source).is_file()

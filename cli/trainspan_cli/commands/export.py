@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
 def export(
     kind: Annotated[
-        str, typer.Argument(help="sft: the best rollout of each group, or --all; dpo: its best and its worst.")
+        str,
+        typer.Argument(
+            help="sft: the best rollout of each group, or --all; dpo: its best and its worst; kto: all, good or bad."
+        ),
     ],
     dataset: Annotated[
         str,
@@ -49,16 +52,17 @@ def export(
     config: ConfigOption = None,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Export rollouts as training files for TRL: SFT (prompt and completion) or DPO (prompt, chosen, rejected).
+    """Export rollouts as training files for TRL: SFT (prompt, completion), DPO (prompt, chosen, rejected) or KTO (prompt, completion,
+    label).
 
     Example: trainspan export sft .trainspan/dataset/round-0003 sft.jsonl --min-reward 1
     """
     from trainspan_schemas.errors import UsageError
 
-    if kind not in ("sft", "dpo"):
-        raise UsageError(f"no export {kind!r}: use sft or dpo")
+    if kind not in ("sft", "dpo", "kto"):
+        raise UsageError(f"no export {kind!r}: use sft, dpo or kto")
     request = export_request(
-        "sft" if kind == "sft" else "dpo",
+        kind,
         dataset,
         store or (),
         out,
@@ -81,7 +85,7 @@ def export(
 
 def _print_summary(kind: str, done: "Exported") -> None:
     print(
-        f"{done.path}: {done.examples} {'examples' if kind == 'sft' else 'pairs'} of {done.groups_used} of {done.groups} groups"
+        f"{done.path}: {done.examples} {'pairs' if kind == 'dpo' else 'examples'} of {done.groups_used} of {done.groups} groups"
     )
     for reason, count in done.skipped.items():
         print(f"  skipped: {reason} {count}")

@@ -17,6 +17,7 @@ from trainspan_processing.dataset.published import Published
 from trainspan_processing.export.candidates import Examples, RewardedRollout
 from trainspan_processing.export.conversations import RecordedCall, read_conversations
 from trainspan_processing.export.dpo import preference_pairs
+from trainspan_processing.export.kto import judged_examples
 from trainspan_processing.export.labeled_pairs import LabeledPair, labeled_pairs
 from trainspan_processing.export.sft import supervised_examples
 from trainspan_processing.read.source import Selection, Source
@@ -34,7 +35,7 @@ from trainspan_schemas.files.durable import JsonObject
 
 __all__ = ["ExportRequest", "Exported", "Kind", "export"]
 
-Kind = Literal["sft", "dpo"]
+Kind = Literal["sft", "dpo", "kto"]
 
 _NO_TEXT: Final = (
     "no client instrumentation recorded the messages: install trainspan[messages] in the agent's environment (for the openai "
@@ -145,14 +146,16 @@ def _examples(
         pairs = preference_pairs(groups, lambda key: calls_of.get(key, ()), **limits, labeled=labeled.pairs)
         pairs.skipped.update(labeled.skipped)
         return pairs
+    if request.kind == "kto":
+        return judged_examples(groups, lambda key: calls_of.get(key, ()), **limits)
     return supervised_examples(groups, lambda key: calls_of.get(key, ()), **limits, take_all=request.take_all)
 
 
 def _group_of(candidate: RewardedRollout, calls: Sequence[RecordedCall], kind: Kind) -> str:
-    """The group; a rollout without a task is alone in it, or for pairs with those that began with the same prompt."""
+    """The group; a rollout without a task is alone in it, or for pairs and verdicts with those that began with the same prompt."""
     if candidate.has_task:
         return candidate.group
-    if kind == "dpo" and calls:
+    if kind != "sft" and calls:
         prompt = calls[0].prompt
         return json.dumps([candidate.group, prompt if isinstance(prompt, str) else same_messages(prompt)])
     return json.dumps([candidate.group, *candidate.key])
@@ -233,7 +236,7 @@ def _grouped(rollouts: pl.DataFrame) -> list[RewardedRollout]:
 
 def _wanted(request: ExportRequest, candidates: Sequence[RewardedRollout]) -> frozenset[tuple[str, int]]:
     """The rollouts of which an example may be made, as far as one can tell without their text."""
-    least = -math.inf if request.kind == "dpo" or request.min_reward is None else request.min_reward
+    least = -math.inf if request.kind != "sft" or request.min_reward is None else request.min_reward
     return frozenset(candidate.key for candidate in candidates if candidate.reward >= least)
 
 

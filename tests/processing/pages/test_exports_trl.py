@@ -10,6 +10,7 @@ from tests.support.models.tiny_model import make_tiny_model
 from trainspan_processing.export.candidates import RewardedRollout
 from trainspan_processing.export.conversations import RecordedCall
 from trainspan_processing.export.dpo import preference_pairs
+from trainspan_processing.export.kto import judged_examples
 from trainspan_processing.export.sft import supervised_examples
 
 USER = {"role": "user", "content": "2+2?"}
@@ -20,7 +21,7 @@ CALL = {
 }
 RESULT = {"role": "tool", "content": "4", "name": "add"}
 TOOL = {"type": "function", "function": {"name": "add", "description": "adds", "parameters": {"type": "object"}}}
-MAKERS: dict[str, Any] = {"sft": supervised_examples, "dpo": preference_pairs}
+MAKERS: dict[str, Any] = {"sft": supervised_examples, "dpo": preference_pairs, "kto": judged_examples}
 
 
 def _said(form: str) -> dict[str, list[RecordedCall]]:
@@ -53,12 +54,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         ("sft", "chat"),
         ("dpo", "chat"),
-        *(pytest.param(kind, "text", marks=pytest.mark.slow) for kind in ("sft", "dpo")),
+        ("kto", "chat"),
+        *(pytest.param(kind, "text", marks=pytest.mark.slow) for kind in MAKERS),
     ],
 )
 def test_trl_trains_one_step_on_the_exported_form(kind: str, form: str, model: Path, tmp_path: Path) -> None:
     from datasets import load_dataset
-    from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
+    from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer, SFTConfig, SFTTrainer
 
     file = tmp_path / "examples.jsonl"
     said = _said(form)
@@ -66,8 +68,9 @@ def test_trl_trains_one_step_on_the_exported_form(kind: str, form: str, model: P
     made = MAKERS[kind]({"g": group}, lambda key: said[key[0]], min_reward=None, agents=frozenset())
     file.write_text("".join(json.dumps(row) + "\n" for row in made.rows))
     examples = load_dataset("json", data_files=str(file), split="train", cache_dir=str(tmp_path / "cache"))
-    assert len(examples) == (2 if kind == "sft" else 1)
-    config, trainer_of = {"sft": (SFTConfig, SFTTrainer), "dpo": (DPOConfig, DPOTrainer)}[kind]
+    assert len(examples) == {"sft": 2, "dpo": 1, "kto": 4}[kind]
+    trainers = {"sft": (SFTConfig, SFTTrainer), "dpo": (DPOConfig, DPOTrainer), "kto": (KTOConfig, KTOTrainer)}
+    config, trainer_of = trainers[kind]
     trainer = trainer_of(
         model=str(model),
         args=config(
