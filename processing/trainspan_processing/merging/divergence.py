@@ -41,6 +41,12 @@ EXPLANATIONS: Final[Mapping[str, Explanation]] = {
     "fork": Explanation(
         "it starts from the same or an earlier state: best of n, a retry", "nothing: this is not a fault"
     ),
+    "system_prompt": Explanation(
+        "the first message changed, and the rest of the history is the same: the agent changed its system prompt, or sent another "
+        "system message later, which the server merged into the first because the chat template takes none elsewhere",
+        "let the agent send what changes in a later message; if the server merged it, put examples/templates/later-system-messages.jinja "
+        "before the model's own template (`trainspan serve MODEL -- --chat-template FILE`)",
+    ),
     "reasoning": Explanation("the reasoning of an earlier answer was left out of the history", _TEMPLATE),
     "tool_call_ids": Explanation(
         "the ids of tool calls in the history differ from those that the model wrote",

@@ -45,7 +45,7 @@ def test_the_cause_follows_from_where_and_how_the_tokens_differ(prompt: list[int
         # another conversation under another system prompt
         ([1, 50, 52, 2, 1, *range(300, 330)], "other", 2),
         # a later message was rewritten
-        ([1, 50, 51, 2, 1, 7, *_PROMPT[3:], *_ANSWER, 1], "template", 5),
+        ([1, 50, 51, 2, 1, *_PROMPT[:12], 7, *_PROMPT[13:], *_ANSWER, 1], "template", 17),
     ],
 )
 def test_a_changed_first_message_is_told_from_a_rewritten_history(prompt: list[int], cause: str, at: int) -> None:

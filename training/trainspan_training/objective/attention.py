@@ -113,7 +113,7 @@ def attend(
 
 
 def _by_flex(query: Tensor, key: Tensor, value: Tensor, mask: Any, options: dict[str, Any]) -> Tensor:
-    """Query heads share keys and values in the kernel. Under autocast rotated queries and keys are float32: see `_by_flash`."""
+    """Query heads share keys and values in the kernel. Under autocast rotated queries and keys are float32."""
     inline = not query.is_cuda or torch.compiler.is_compiling()
     attention = flex_attention if inline else _compiled(flex_attention)
     query, key = query.to(value.dtype), key.to(value.dtype)
