@@ -1,9 +1,9 @@
 """The options that choose rollouts for supervised files, and the request made of them, for `export` and `sft`."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal, get_args
 
 import typer
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from trainspan_processing.text.token_text import Decoder
 
 __all__ = [
+    "KINDS",
     "AgentOption",
     "AllOption",
     "FormOption",
@@ -26,6 +27,8 @@ __all__ = [
     "run_export",
 ]
 
+Kind = Literal["sft", "dpo", "kto"]
+KINDS: Final[Mapping[str, Kind]] = {name: name for name in get_args(Kind)}
 RunOption = Annotated[str | None, typer.Option("--run", help="From a store: only rollouts of this run.")]
 RoundOption = Annotated[int | None, typer.Option("--round", help="From a store: only rollouts of this round.")]
 MinRewardOption = Annotated[
@@ -46,7 +49,7 @@ FormOption = Annotated[
 
 
 def export_request(
-    kind: Literal["sft", "dpo", "kto"],
+    kind: Kind,
     source: str | None,
     stores: Sequence[str],
     out: Path,

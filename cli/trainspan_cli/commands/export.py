@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trainspan_cli.export_options import (
+    KINDS,
     AgentOption,
     AllOption,
     FormOption,
@@ -59,10 +60,11 @@ def export(
     """
     from trainspan_schemas.errors import UsageError
 
-    if kind not in ("sft", "dpo", "kto"):
-        raise UsageError(f"no export {kind!r}: use sft, dpo or kto")
+    wanted = KINDS.get(kind)
+    if wanted is None:
+        raise UsageError(f"no export {kind!r}: use {', '.join(KINDS)}")
     request = export_request(
-        kind,
+        wanted,
         dataset,
         store or (),
         out,
