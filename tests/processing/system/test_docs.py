@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import polars as pl
+import pytest
 
 from tests.processing.conftest import Bench, rows
 from tests.processing.support.traces import chain
@@ -14,9 +15,10 @@ _PAGE = ROOT / "docs" / "processing.md"
 
 
 def test_a_users_own_reward_credit_and_baseline_of_the_page(bench: Bench, tmp_path: Path) -> None:
-    reward, credit, baseline = re.findall(r"```python\n(.*?)```", _PAGE.read_text(), re.DOTALL)
+    reward, of_calls, credit, baseline = re.findall(r"```python\n(.*?)```", _PAGE.read_text(), re.DOTALL)
     files = {}
-    for name, code in {"short_answers": reward, "last_call_only": credit, "median": baseline}.items():
+    shown = {"short_answers": reward, "short_steps": of_calls, "last_call_only": credit, "median": baseline}
+    for name, code in shown.items():
         files[name] = tmp_path / f"of_docs_{name}.py"
         files[name].write_text(code)
         assert code.count("\n") <= 12
@@ -30,6 +32,16 @@ def test_a_users_own_reward_credit_and_baseline_of_the_page(bench: Bench, tmp_pa
     )
     # rewards −2, −4, −9, only on the last call; their median is −4
     assert rows(built)["advantage"].to_list() == [4.0, 2.0, 4.0, 0.0, 4.0, -5.0]
+    of_each = bench.build(
+        round_=0,
+        out=bench.out / "of-each",
+        reward=f"{files['short_steps']}:short_steps",
+        reward_name="reward=1,short=1",
+        credit="return_to_go",
+        baseline="none",
+    )
+    # 1 for the rollout, and −.01 for each token of the call and of those after it
+    assert rows(of_each)["return"].to_list() == pytest.approx([0.96, 0.98, 0.92, 0.96, 0.82, 0.91])
 
 
 def test_the_table_of_reasons_has_those_of_rollouts_in_the_order_in_which_they_apply() -> None:
