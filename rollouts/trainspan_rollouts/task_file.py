@@ -197,7 +197,7 @@ def _of_fine_tuning(where: str, row: Mapping[str, Any]) -> JsonObject:
     answer = row.get("reference_answer")
     if answer is None and last is not None:
         answer = last["content"] if isinstance(last.get("content"), str) and not last.get("tool_calls") else last
-    digest = blake2b(json.dumps(row, sort_keys=True).encode(), digest_size=8).hexdigest()
+    digest = blake2b(json.dumps(row, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
     return {
         "id": digest if row.get("id") is None else row["id"],
         "input": {"messages": asked, **{name: row[name] for name in _REQUEST if row.get(name) is not None}},

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import tracemalloc
+from datetime import datetime
 from pathlib import Path
 
 import pyarrow as pa
@@ -94,6 +95,13 @@ def test_parquet_rows_are_tasks(tmp_path: Path) -> None:
     path = tmp_path / "tasks.parquet"
     pq.write_table(pa.table({"id": [1, 2], "input": ["a", "b"], "answer": [None, "z"]}), path)
     assert list(read_tasks(path)) == [Task("1", "a"), Task("2", "b", "z")]
+
+
+def test_parquet_rows_of_fine_tuning_may_have_times(tmp_path: Path) -> None:
+    rows = [{"messages": [{"role": "user", "content": "2+2?"}], "at": datetime(2026, 1, day)} for day in (1, 2)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rft.parquet")  # type: ignore[no-untyped-call]
+    first, second = read_tasks(tmp_path / "rft.parquet")
+    assert first.id != second.id
 
 
 def test_parquet_without_pyarrow_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,10 +15,10 @@ __all__ = ["FROM_FILES", "imported_findings"]
 _AT_A_TIME: Final = 20_000
 """Spans; their messages are in memory together."""
 FROM_FILES: Final = (
-    f"""SELECT trace_id, regexp_extract(attributes, '"{keys.IMPORTED_FROM}":"([^"]*)"', 1) AS source """
-    f"""FROM spans WHERE attributes LIKE '%"{keys.IMPORTED_FROM}"%'"""
+    f"""SELECT trace_id, min(regexp_extract(attributes, '"{keys.IMPORTED_FROM}":"([^"]*)"', 1)) AS source """
+    f"""FROM spans WHERE attributes LIKE '%"{keys.IMPORTED_FROM}"%' GROUP BY trace_id"""
 )
-"""The traces that `trainspan import` made rollouts of."""
+"""The traces that `trainspan import` made rollouts of, each once."""
 _CALLS: Final = f"""
     SELECT i.source, s.attributes, s.status_code = 2 AS failed, c.completion_ids IS NOT NULL AS has_ids,
         c.logprobs IS NOT NULL AS has_logprobs

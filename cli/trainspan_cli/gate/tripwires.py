@@ -59,7 +59,7 @@ class CheckJudge:
     """A second judge, of the last answer's text: where the rewards rise above its verdicts, the policy may be deceiving the first."""
 
     def __init__(self, name: str, tasks: Path) -> None:
-        """Raises UsageError if no judge has that name, or if it compares rollouts."""
+        """Raises UsageError if no judge has that name, or if it compares rollouts; TaskFileError."""
         try:
             found = find_judge(name, _CHECK_S)
         except UsageError as error:
@@ -67,13 +67,10 @@ class CheckJudge:
         if found.compares:
             raise UsageError(f"--check-judge {name} compares rollouts: use one that scores each rollout alone")
         self._judge = found
-        self._tasks = tasks
-        self._by_id: dict[str, JsonObject] = {}
+        self._by_id: dict[str, JsonObject] = {task.id: task.for_judge() for task in read_tasks(tasks)}
 
     def gap(self, rollout: "StoredRollout") -> float | None:
         """The reward less the check; None without either."""
-        if not self._by_id:
-            self._by_id = {task.id: task.for_judge() for task in read_tasks(self._tasks)}
         text, task = _last_text(rollout), self._by_id.get(rollout.task_id or "")
         rewards = [each.score for each in rollout.evaluations if each.name == REWARD and each.source == "judge"]
         if text is None or task is None or len(rewards) != 1 or rewards[0] is None:

@@ -192,6 +192,18 @@ def test_a_formula_combines_scores(formula: str, expected: float) -> None:
     assert reasons == {"reward": "a 1; b 0: not ne: 'x' and 'x'", "b": "not ne: 'x' and 'x'"}
 
 
+@pytest.mark.parametrize(
+    ("formula", "expected"),
+    [("1 - bad", 0), ("right - bad", -1), ("bad", 0), ("right * (1 - 0.5 * bad)", 0), ("3 - 2*bad + right", 1)],
+)
+def test_an_answer_that_a_formula_cannot_look_at_gets_the_least_of_it(formula: str, expected: float) -> None:
+    """Else a policy could earn the most by an answer that is no JSON."""
+    toxic = check("eq", "{{ sample.output_json.toxic }}", "yes")
+    grader = multi(formula, bad=toxic, right=check("eq", "{{ sample.output_json.value }}"))
+    assert reward(grader, "garbage", reference_answer="4") == expected
+    assert reward(grader, '{"toxic": "yes", "value": "5"}', reference_answer="4") >= expected
+
+
 @pytest.mark.parametrize("formula", ["1 / b", "9^9^9^9^9", "(b - 1)^0.5", "exp(1000)", "log(b)", "1e308 * 10"])
 def test_a_formula_without_a_value_is_an_error(formula: str) -> None:
     with pytest.raises(InvalidRecordError, match="calculate_output of a = 0, b = 0"):
@@ -302,6 +314,7 @@ def test_a_model_that_gives_no_number_is_an_error_of_the_judge(answer: str) -> N
         ({"model": ""}, "has no model"),
         ({"range": [1, 0]}, "range = [1, 0]"),
         ({"range": [0, True]}, "range = [0, True]"),
+        ({"range": [0, 10**400]}, "write the lowest and the highest score"),
         ({"sampling_params": {"top_k": 1}}, "sampling_params has no 'top_k'"),
         ({"input": []}, "input is a list of messages"),
         ({"input": [{"role": "tool", "content": OUTPUT}]}, "role 'tool' is none of"),

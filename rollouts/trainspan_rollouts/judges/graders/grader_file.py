@@ -255,7 +255,8 @@ _PARTS: Final[Mapping[str, Callable[[str, dict[str, Any]], Part]]] = {
 def _range(where: str, value: Any) -> tuple[float, float]:
     if value is None:
         return 0.0, 1.0
-    limits = [float(number) for number in value if type(number) in (int, float)] if isinstance(value, list) else []
+    numbers = [number for number in value if type(number) in (int, float)] if isinstance(value, list) else []
+    limits = [float(number) for number in numbers if abs(number) <= sys.float_info.max]
     if len(limits) != 2 or len(value) != 2 or not (math.isfinite(sum(limits)) and limits[0] < limits[1]):
         raise ConfigError(f"{where}: range = {value!r:.80}: write the lowest and the highest score, such as [0, 1]")
     return limits[0], limits[1]

@@ -12,6 +12,7 @@ from trainspan_rollouts.judges import child
 from trainspan_rollouts.judges.answers import answer_text, conversation, final_answer, json_text
 from trainspan_rollouts.judges.chat_model import ChatModel
 from trainspan_rollouts.judges.comparisons import parse_json
+from trainspan_rollouts.judges.graders.formula import Formula
 from trainspan_rollouts.judges.graders.grader_file import (
     Multi,
     Part,
@@ -82,20 +83,46 @@ def _verdict(
 ) -> Any:
     case = _Case(item_of(task), sample_of(result), time.monotonic() + timeout_s)
     if not isinstance(grader, Multi):
-        score, reason = _graded(grader, models.get(""), case)
+        try:
+            score, reason = _graded(grader, models.get(""), case)
+        except MissingInAnswerError as error:
+            score, reason = _ends(grader)[0], str(error)
         return (score, reason) if reason else score
     graded: dict[str, _Score] = {}
+    missing: dict[str, tuple[float, float]] = {}
     for name, part in grader.parts.items():
         try:
             graded[name] = _graded(part, models.get(name), case)
+        except MissingInAnswerError as error:
+            missing[name] = _ends(part)
+            graded[name] = missing[name][0], str(error)
         except InvalidRecordError as error:
             raise InvalidRecordError(f"{name}: {error}") from error
-    scores = {name: score for name, (score, _) in graded.items()}
+    scores = _lowest(grader.formula, {name: score for name, (score, _) in graded.items()}, missing)
     reasons = {name: reason for name, (_, reason) in graded.items() if reason}
     shown = "; ".join(
-        f"{name} {score:g}" + (f": {reason}" if reason else "") for name, (score, reason) in graded.items()
+        f"{name} {scores[name]:g}" + (f": {reason}" if reason else "") for name, (_, reason) in graded.items()
     )
     return {REWARD: grader.formula.value(scores), **scores}, {REWARD: shown, **reasons}
+
+
+def _ends(part: Part) -> tuple[float, float]:
+    """The lowest and the highest score."""
+    return (part.low, part.high) if isinstance(part, ScoreModel) else (0.0, 1.0)
+
+
+def _lowest(
+    formula: Formula, scores: Mapping[str, float], missing: Mapping[str, tuple[float, float]]
+) -> dict[str, float]:
+    """`scores` in which the `missing` ones have the end of their range that makes the formula lowest.
+
+    With `1 - bad`, an answer at which `bad` cannot look would else earn the most. It is found one score after the other, which is
+    exact if each of them always moves the formula in the same direction.
+    """
+    chosen = dict(scores)
+    for name, ends in missing.items():
+        chosen[name] = min(ends, key=lambda end: formula.value({**chosen, name: end}))
+    return chosen
 
 
 def item_of(task: Mapping[str, Any]) -> dict[str, Any]:
@@ -126,7 +153,7 @@ def sample_of(result: Result) -> _Sample:
 
 
 def _graded(part: Part, model: ChatModel | None, case: _Case) -> _Score:
-    """Raises InvalidRecordError, ConnectionError."""
+    """Raises MissingInAnswerError, InvalidRecordError, ConnectionError."""
     try:
         if isinstance(part, StringCheck):
             return _checked(part, case)
@@ -143,7 +170,7 @@ def _graded(part: Part, model: ChatModel | None, case: _Case) -> _Score:
             raise InvalidRecordError(
                 'the grader sees the tool calls, but the agent returned none: return {"answer": …, "messages": […]}'
             ) from error
-        return (part.low if isinstance(part, ScoreModel) else 0.0), str(error)
+        raise
 
 
 def _checked(check: StringCheck, case: _Case) -> _Score:
