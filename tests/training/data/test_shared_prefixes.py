@@ -42,13 +42,19 @@ def rows_of(segments: Sequence[Segment], rollout: str = "r", seed: int = 0) -> l
 
 
 def planned(
-    rows: list[TokenSequence], *, cuda: bool, tree: int = 150_000, processes: int = 1, **settings: Any
+    rows: list[TokenSequence],
+    *,
+    cuda: bool,
+    tree: int = 150_000,
+    kept: int = 150_000,
+    processes: int = 1,
+    **settings: Any,
 ) -> list[Cut]:
     """At the shape of Qwen2.5-0.5B."""
     from transformers import Qwen2Config
 
     config = Qwen2Config(hidden_size=896, intermediate_size=4864)
-    budget = TokenBudget(tokens=16_384, longest=200_000, tree=tree, kept=30_000, logits=2**26)
+    budget = TokenBudget(tokens=16_384, longest=200_000, tree=tree, kept=kept, logits=2**26)
     layout = batch_layout(TrainSettings(**settings), config, cuda=cuda, budget=budget, processes=processes)
     return layout.cut(rows)
 
@@ -67,6 +73,16 @@ def test_the_segments_of_a_harness_forward_each_token_once(cell: str, cuda: bool
     assert unique_tokens(rows) == unique
     assert forwarded(planned(rows, cuda=cuda)) == unique
     assert forwarded(planned(rows, cuda=cuda, forward="packed")) == total
+
+
+@pytest.mark.parametrize("cuda", [False, True], ids=["cpu", "gpu"])
+def test_a_tree_whose_activations_are_recomputed_must_save_more_than_that_costs(cuda: bool) -> None:
+    """Forty rows that share the three tokens of a template gain nothing from a pass of 40,000 tokens; a compaction does."""
+    rows = rows_of([(0, 0, 1000), *[(0, 3, 997)] * 39])
+    cuts = planned(rows, cuda=cuda, kept=30_000)
+    assert max(cut.tokens for cut in cuts) <= 16_384
+    segments, _, unique = CELLS["Claude Code, compaction"]
+    assert forwarded(planned(rows_of(segments), cuda=cuda, kept=30_000)) == unique
 
 
 def test_a_tree_that_memory_has_no_room_for_is_cut_where_rows_share_least() -> None:

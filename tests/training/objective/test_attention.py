@@ -235,6 +235,38 @@ def test_a_model_with_a_sliding_window_keeps_its_own_attention() -> None:
     assert not torch.allclose(sliding(tokens).logits[0, 8:], before[0, 8:], atol=1e-4)  # the test can fail
 
 
+@pytest.mark.parametrize("mask", [torch.zeros(1, 1, 4, 4), torch.zeros(1, 1, 1, 4, dtype=torch.int32)])
+def test_a_mask_that_a_model_made_itself_is_refused(mask: torch.Tensor) -> None:
+    """Doge adds a bias to the mask: read as ends of subtrees it gave wrong scores without an error."""
+    query = torch.randn(1, 2, 4, 8)
+    with pytest.raises(ConfigError, match=r"computes a mask of its own .* model.forward"):
+        attention.attend(torch.nn.Identity(), query, query, query, mask)
+
+
+def test_values_of_any_stride_give_the_same_scores_in_one_block_of_memory() -> None:
+    """The kernel does not look at the stride of the last dimension, and some models view the result with another shape."""
+    generator = torch.Generator().manual_seed(0)
+    plain = [torch.randn(1, 2, 6, 8, generator=generator, dtype=torch.float64) for _ in range(3)]
+    strided = [each.transpose(-1, -2).contiguous().transpose(-1, -2) for each in plain]
+    assert {each.stride(-1) for each in strided} == {6}
+    ends = torch.tensor([6, 6, 4, 4, 6, 6]).view(1, 1, 1, -1)
+    found, expected = (attention.attend(torch.nn.Identity(), *each, ends)[0] for each in (strided, plain))
+    assert found.is_contiguous()
+    assert torch.equal(found, expected)
+    mask = attention.dense_mask(ends.flatten())
+    dense = torch.nn.functional.scaled_dot_product_attention(*plain, attn_mask=mask).transpose(1, 2)
+    torch.testing.assert_close(found, dense, rtol=0, atol=1e-12)
+
+
+def test_without_the_kernel_rows_are_padded(model_dir: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("a GPU does not use it")
+    loaded = load_model(str(model_dir))
+    monkeypatch.setattr(attention, "_HAS_KERNEL", False)
+    assert not attention.prepare(loaded, "auto")
+    assert loaded.config._attn_implementation == "sdpa"
+
+
 def test_rollouts_without_anything_in_common_make_no_tree_cheaper(model: Any) -> None:
     rows = make_sequences(as_calls(sample_rollouts(model, rollouts=6)), merge=True)
     for cuda in (False, True):

@@ -107,6 +107,30 @@ def test_micro_batches_are_fitted_to_what_is_free_and_it_is_said(config: Any, ca
     assert len({message.split()[0] for message in caplog.messages}) > 1
 
 
+def test_a_tree_is_a_power_of_two_times_a_micro_batch_and_no_more_than_is_set(config: Any) -> None:
+    """So that a repeated round cuts the same though a little more or less memory is free; a set size bounds every pass."""
+    sizes = {}
+    for free in (60, 61, 200):
+        memory = Memory(free * GIB, free * GIB)
+        budget = fit(config, TrainSettings(), memory, cuda=True, team=Team())
+        assert budget.tree in {budget.tokens << doublings for doublings in range(8)}
+        assert budget.tokens <= budget.tree <= budget.longest
+        sizes[free] = budget.tree
+        assert fit(config, TrainSettings(micro_batch_tokens=4096), memory, cuda=True, team=Team()).tree == 4096
+    assert sizes[60] == sizes[61] < sizes[200]
+
+
+def test_heads_that_are_wider_than_the_model_and_bfloat16_on_a_cpu_are_counted(config: Any) -> None:
+    def activations(head_dim: int, **more: Any) -> int:
+        wide = type(config)(**{**config.to_dict(), "head_dim": head_dim})
+        wide._attn_implementation = "sdpa"
+        return estimate(wide, TrainSettings(micro_batch_tokens=4096, **more), cuda=False).activations
+
+    usual = config.hidden_size // config.num_attention_heads
+    assert activations(2 * usual) > 1.2 * activations(usual)
+    assert activations(usual, dtype="bfloat16") >= activations(usual)
+
+
 def test_processes_choose_the_micro_batches_of_the_one_with_least_memory(config: Any) -> None:
     class Two(Team):
         def gather(self, values: Any) -> list[Any]:

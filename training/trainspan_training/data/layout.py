@@ -13,10 +13,12 @@ from trainspan_schemas.errors import ConfigError
 from trainspan_training.data.cuts import PASS, Cut, packed, padded, shared, unique_tokens
 from trainspan_training.data.sequences import TokenSequence
 
-__all__ = ["MOST_TOKENS", "BatchLayout", "TokenBudget", "batch_layout", "pass_tokens", "refusal"]
+__all__ = ["MOST_TOKENS", "RECOMPUTED", "BatchLayout", "TokenBudget", "batch_layout", "pass_tokens", "refusal"]
 
 _CALL = 1.5e6
 """On a CPU a separate attention call for a row costs about as much as one token going through this many weights."""
+RECOMPUTED = 4 / 3
+"""Cost of a token whose activations are recomputed: one more forward pass, which is a third of forward and backward."""
 _GPU_PASS = 2048
 """On a GPU a forward and backward pass has a fixed cost of about this many tokens, for launching kernels."""
 
@@ -38,7 +40,7 @@ class TokenBudget:
     longest: int
     """Length of the longest row; a row longer than `tokens` is a micro-batch by itself."""
     tree: int
-    """Greatest tree of one rollout's rows, if it is a micro-batch by itself; at least `tokens`."""
+    """Greatest tree of one rollout's rows, if it is a micro-batch by itself: `tokens` times a power of two."""
     kept: int
     """Greatest micro-batch, in tokens, whose activations are kept; those of a larger one are recomputed."""
     logits: int
@@ -61,6 +63,8 @@ class BatchLayout:
     """Longest row that memory has room for."""
     tree: int = 2**62
     """Greatest tree of one rollout's rows that memory has room for."""
+    kept: int = 2**62
+    """Greatest micro-batch whose activations are kept; those of a larger one are recomputed."""
     call: float = 0.0
     """Cost of a separate attention call, in units of a token's cost in the layers."""
     processes: int = 1
@@ -80,10 +84,11 @@ class BatchLayout:
             return [padded(rows, limit, pass_tokens(cuda=self.blocks))]
         if way == "packed":
             return [packed(rows, self.tokens, processes=self.processes, blocks=self.blocks)]
-        limits = [(self.tokens, self.tree)]
+        limits = [(self.tokens, self.tokens), (self.tokens, self.tree)]
         if self.processes > 1:
             share = self._share(unique_tokens(rows))
             limits.insert(0, (share, share))
+        limits = list(dict.fromkeys(limits))
         return [
             shared(rows, tokens, greatest=greatest, processes=self.processes, blocks=self.blocks)
             for tokens, greatest in limits
@@ -104,7 +109,7 @@ class BatchLayout:
             attention = self.pair * sum(tree.depths for tree in cut.trees) + self.call * calls
         else:
             attention = self.pair * cut.size**2 / len(cut.trees) / 2
-        return pass_tokens(cuda=self.blocks) + cut.size + attention
+        return pass_tokens(cuda=self.blocks) + (cut.size + attention) * (RECOMPUTED if cut.size > self.kept else 1.0)
 
 
 def batch_layout(
@@ -134,6 +139,7 @@ def batch_layout(
         blocks=cuda,
         longest=budget.longest if budget else 2**62,
         tree=budget.tree if budget else 2**62,
+        kept=budget.kept if budget else 2**62,
         call=0.0 if cuda else _CALL / layer,
         processes=processes,
         padded_because=reason,

@@ -27,6 +27,9 @@ from trainspan_training.data.micro_batches import Branches
 __all__ = ["NAME", "attend", "attention_of", "block_mask", "dense_mask", "prepare"]
 
 NAME = "trainspan"
+_KERNEL = "_scaled_dot_product_flash_attention_for_cpu"
+_HAS_KERNEL = all(hasattr(torch.ops.aten, name) for name in (_KERNEL, f"{_KERNEL}_backward"))
+"""It is private: a later PyTorch may not have it."""
 
 
 def prepare(model: Any, mode: str) -> bool:
@@ -37,6 +40,8 @@ def prepare(model: Any, mode: str) -> bool:
     if mode == "padded":
         return True
     if model.config._attn_implementation != "sdpa" or refusal(model.config.get_text_config()):
+        return False
+    if not (_HAS_KERNEL or torch.cuda.is_available()):
         return False
     model.set_attn_implementation(NAME)
     return bool(model.config._attn_implementation == NAME)
@@ -101,15 +106,17 @@ def attend(
 ) -> tuple[Tensor, Tensor | None]:
     """Attention of `query` (1, heads, T, D), with transformers' signature; returns (1, T, heads, D).
 
-    Raises ConfigError if the model has a bias for pairs of tokens, whose positions packed rows do not have.
+    Raises ConfigError if the model has a bias for pairs of tokens, whose positions packed rows do not have, or a mask of its own.
     """
     if attention_mask is None or (isinstance(attention_mask, Tensor) and attention_mask.dtype == torch.bool):
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
     if options.get("position_bias") is not None:
         raise ConfigError('the model\'s attention has a position bias: set model.forward = "padded"')
-    if isinstance(attention_mask, Tensor):
-        return _by_runs(query, key, value, attention_mask, options.get("scaling")), None
-    return _by_flex(query, key, value, attention_mask, options), None
+    if not isinstance(attention_mask, Tensor):
+        return _by_flex(query, key, value, attention_mask, options), None
+    if attention_mask.dtype != torch.int64:
+        raise ConfigError('the model computes a mask of its own for its attention: set model.forward = "padded"')
+    return _by_runs(query, key, value, attention_mask, options.get("scaling")), None
 
 
 def _by_flex(query: Tensor, key: Tensor, value: Tensor, mask: Any, options: dict[str, Any]) -> Tensor:
@@ -118,7 +125,7 @@ def _by_flex(query: Tensor, key: Tensor, value: Tensor, mask: Any, options: dict
     attention = flex_attention if inline else _compiled(flex_attention)
     query, key = query.to(value.dtype), key.to(value.dtype)
     seen: Tensor = attention(query, key, value, block_mask=mask, scale=options.get("scaling"), enable_gqa=True)
-    return seen.transpose(1, 2)
+    return seen.transpose(1, 2).contiguous()
 
 
 @functools.cache
@@ -153,8 +160,10 @@ def _by_runs(query: Tensor, key: Tensor, value: Tensor, ends: Tensor, scale: flo
         query, key, value = (
             nn.functional.pad(each, (0, max(width, out_width) - each.shape[-1])) for each in (query, key, value)
         )
+    # The kernel reads the last dimension as if its stride were 1.
+    query, key, value = (each if each.stride(-1) == 1 else each.contiguous() for each in (query, key, value))
     seen: Tensor = _Branched.apply(query, key, value, _known[ends], width**-0.5 if scale is None else scale)  # type: ignore[no-untyped-call]
-    return seen[..., :out_width].transpose(1, 2)
+    return seen[..., :out_width].transpose(1, 2).contiguous()
 
 
 def _runs(ends: Tensor) -> list[_Run]:

@@ -19,7 +19,7 @@ from trainspan_schemas.config.settings import DEFAULT_LORA_RANK, ModelSettings, 
 from trainspan_schemas.errors import TrainingError
 from trainspan_schemas.resources import available_memory_bytes, free_memory_bytes
 from trainspan_training.data.cuts import BLOCK
-from trainspan_training.data.layout import MOST_TOKENS, TokenBudget, pass_tokens
+from trainspan_training.data.layout import MOST_TOKENS, RECOMPUTED, TokenBudget, pass_tokens
 from trainspan_training.devices.team import Team
 from trainspan_training.objective.head import CHUNK, block_bytes
 from trainspan_training.objective.options import compute_dtype
@@ -33,8 +33,6 @@ _LEAST_TOKENS = 512
 """Smallest micro-batch, in tokens, that is chosen or proposed."""
 _SHARE = 0.8
 """Share of free memory that a chosen micro-batch may take: the rest is for other processes and estimation errors."""
-_RECOMPUTED = 4 / 3
-"""Cost of a token whose activations are recomputed: one more forward pass, which is a third of forward and backward."""
 _CHUNK_SHARE = 1 / 16
 _MOST_LOGITS = 2**30
 """On a GPU a chunk of logits takes this share of free memory, up to 7,067 positions at a vocabulary of 152k: enough for
@@ -114,11 +112,13 @@ def estimate(
     hidden, layers, vocabulary = int(text.hidden_size), int(text.num_hidden_layers), int(text.vocab_size)
     inner = int(getattr(text, "intermediate_size", None) or 4 * hidden)
     width = 2 if halved else 4
-    # Of one layer, kept for the backward pass; attention keeps about 16 hidden sizes, of a tree 20.
-    within = tokens * (20 * hidden + 4 * inner) * width
-    sums_of_parts = (
-        0 if cuda else tokens * 6 * hidden * 4
-    )  # in the backward pass of a CPU's attention, one layer at a time
+    queries = int(text.num_attention_heads) * int(getattr(text, "head_dim", None) or hidden // text.num_attention_heads)
+    widest = max(hidden, queries)
+    # Of one layer, kept for the backward pass; attention keeps about 16 times its width, of a tree 20. A CPU keeps float32, too, where
+    # it computes in bfloat16.
+    within = tokens * (8 * hidden + 12 * widest + 4 * inner) * (width if cuda else 4)
+    # Sums of a CPU's attention over its parts, one layer at a time, and their copies in bfloat16.
+    sums_of_parts = 0 if cuda else tokens * (6 if width == 4 else 9) * widest * 4
     recomputed = recomputes and settings.gradient_checkpointing is not False
     # Attention that applies soft caps keeps about four matrices of scores: here, of one row that fills the micro-batch.
     if config._attn_implementation == "eager":
@@ -132,7 +132,7 @@ def estimate(
         optimizer=8 * trained,
         copies=2 * trained if halved else 0,
         reference=untrained * whole if has_reference and full else 0,
-        activations=layers * tokens * hidden * 4 + 3 * within if recomputed else layers * within + sums_of_parts,
+        activations=(layers * tokens * hidden * 4 + 3 * within if recomputed else layers * within) + sums_of_parts,
         # Scores of all positions, one chunk of logits and, for a trained head, its gradient (and the tied embedding's).
         logits=tokens * hidden * 2 * width + chunk * vocabulary * logit + block_bytes(vocabulary) + sums,
         masks=16 * (-(-tokens // BLOCK)) ** 2 if cuda and settings.forward != "padded" else 0,
@@ -189,7 +189,7 @@ def _with_chunks(
 
     def cost(recompute: bool) -> float:
         """Of a token in a full micro-batch, relative to one in a large micro-batch that keeps its activations."""
-        return (1 + pass_tokens(cuda=cuda) / chosen(recompute)) * (_RECOMPUTED if recompute else 1.0)
+        return (1 + pass_tokens(cuda=cuda) / chosen(recompute)) * (RECOMPUTED if recompute else 1.0)
 
     recomputes = _parameters(config, settings)[2] and settings.gradient_checkpointing is not False
     keeps = not recomputes or not settings.gradient_checkpointing
@@ -198,7 +198,9 @@ def _with_chunks(
         return _with_chunks(config, settings, memory, CHUNK, cuda=cuda, parts=parts)
     tokens = chosen(min(ways or [recomputes], key=cost))
     longest = _greatest(lambda size: fits(size, recomputes), tokens)
-    tree = _greatest(lambda size: fits(size, recomputes, _SHARE), tokens)
+    tree = tokens
+    while settings.micro_batch_tokens is None and 2 * tree <= longest and fits(2 * tree, recomputes, _SHARE):
+        tree *= 2
     unrecomputed = longest if not recomputes else _greatest(lambda size: keeps and fits(size, False, _SHARE), 0)
     return TokenBudget(tokens, longest, tree, min(unrecomputed, longest), logits)
 

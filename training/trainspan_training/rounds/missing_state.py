@@ -38,11 +38,12 @@ class MissingState:
     def layout(self, layout: "BatchLayout") -> "BatchLayout":
         """The layout with the round's micro-batch size: another, fitted to current memory, would round differently."""
         tokens = self.micro_batch_tokens or layout.tokens
-        if tokens <= layout.longest:
-            return replace(layout, tokens=tokens, tree=min(self.tree_tokens or layout.tree, layout.longest))
+        tree = self.tree_tokens or tokens
+        if max(tokens, tree) <= layout.longest:
+            return replace(layout, tokens=tokens, tree=tree)
         log.warning(
             "memory has no room for the %d tokens at a time of %s: repeating its steps with %d, equal except for rounding",
-            *(tokens, self.policy.name, layout.tokens),
+            *(max(tokens, tree), self.policy.name, layout.tree),
         )
         return layout
 

@@ -164,7 +164,13 @@ def with_reference(trainer: TransitionGRPOTrainer, steps: Sequence[Step], refere
 
 
 def sample_of(step: Step) -> MicroBatch:
-    """The first rows or trees of the largest micro-batch: 512 trained tokens, if these are within 4,096 tokens in all."""
-    largest = max(step.micro_batches, key=lambda batch: batch.tokens.size)
+    """The first rows or trees of the largest micro-batch: 512 trained tokens, if these are within 4,096 tokens in all.
+
+    Of micro-batches whose first tree alone is larger, only if there are no others, and then of the one where it is smallest.
+    """
+    most = _SAMPLE_TOKENS[-1]
+    firsts = [(batch.first(most).tokens.size, batch) for batch in step.micro_batches]
+    fitting = [batch for size, batch in firsts if size <= most]
+    largest = max(fitting, key=lambda batch: batch.tokens.size) if fitting else min(firsts, key=lambda pair: pair[0])[1]
     parts = (largest.first(tokens) for tokens in _SAMPLE_TOKENS)
     return next((part for part in parts if len(part.targets) >= _SAMPLE_TRAINED), largest.first(_SAMPLE_TOKENS[-1]))
