@@ -145,6 +145,23 @@ def test_a_model_that_takes_a_system_message_only_first_gets_a_template_that_kee
     assert "<|im_start|>user\na reminder<|im_end|>" in after
 
 
+@pytest.mark.parametrize(("takes_turns", "advice"), [(True, "must take turns"), (False, "later-system-messages.jinja")])
+def test_doctor_advises_a_template_for_later_system_messages_only_where_it_helps(
+    takes_turns: bool, advice: str, tmp_path: Path
+) -> None:
+    """Mistral's templates demand that user and assistant take turns."""
+    once = "{% if m.role == 'system' and not loop.first %}{{ raise_exception('only first') }}{% endif %}"
+    turns = "{% if not loop.first and m.role == loop.previtem.role %}{{ raise_exception('turns') }}{% endif %}"
+    body = "[{{ m.role }}]{{ m.content }}"
+    template = "{% for m in messages %}" + once + (turns if takes_turns else "") + body + "{% endfor %}"
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "chat_template.jinja").write_text(template)
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    found = [finding for finding in template_findings(str(tmp_path)) if "only at the beginning" in finding.detail]
+    assert len(found) == 1
+    assert advice in (found[0].advice or "")
+
+
 def test_vllm_leaves_later_system_messages_where_they_are_under_these_templates() -> None:
     from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
 

@@ -28,6 +28,8 @@ from trainspan_schemas.telemetry.tools import TOOLS_ADVICE
 
 __all__ = ["examine", "template_findings"]
 
+_KEEPER = "examples/templates/later-system-messages.jinja"
+
 
 def examine(settings: Settings, stores: Sequence[str], policy_url: str | None = None) -> Iterator[Finding]:
     """All findings as they are made: processes, the capture of each store (a path or a grpc:// address), installation.
@@ -131,7 +133,15 @@ def _of_later_system_messages(model: str, template: str, special_tokens: JsonObj
         f"of {model} takes a system message only at the beginning: the server merges those that an agent sends later over "
         "/v1/messages (Claude Code's reminders) into the first, so that the call does not continue the one before"
     )
-    advice = "for such an agent, put examples/templates/later-system-messages.jinja before it"
+    keeper = Path(__file__).parents[3] / _KEEPER  # in a checkout
+    if keeper.is_file() and not keeps_later_system_messages(
+        keeper.read_text(encoding="utf-8") + template, special_tokens
+    ):
+        advice = (
+            "its roles must take turns, so no system message can come later: such an agent's calls are forwarded again"
+        )
+    else:
+        advice = f"for such an agent, put {_KEEPER} before it"
     return [Finding("note", "chat template", detail, advice)]
 
 

@@ -1,0 +1,57 @@
+"""The sample on which agreement and movement are measured, and the sizes with which a lost round is repeated."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.training.data.test_shared_prefixes import planned, rows_of
+from trainspan_training.data.layout import BatchLayout
+from trainspan_training.data.micro_batches import WeightedRow, make_batches
+from trainspan_training.data.sequences import TokenSequence
+from trainspan_training.rounds.missing_state import MissingState
+from trainspan_training.rounds.old_policy import sample_of
+
+
+def _step(rows: list[TokenSequence], **settings: Any) -> Any:
+    weighted = [WeightedRow(row, np.ones(row.n_trained)) for row in rows]
+    made = make_batches(planned(rows, cuda=True, **settings), weighted, sum(row.n_trained for row in rows))
+    return SimpleNamespace(micro_batches=tuple(made))
+
+
+def test_a_sample_is_no_whole_tree_where_other_rows_are_short() -> None:
+    tree = rows_of([(0, 0, 9_000), (0, 8_000, 4_000), (0, 8_500, 5_000)], "long")
+    short = rows_of([(0, 0, 700)] * 12, "short", seed=1)
+    short = [
+        TokenSequence(f"short-{number}", "g", np.append(row.tokens, number).astype(np.int32), row.sampled)
+        for number, row in enumerate(short)
+    ]
+    step = _step([*tree, *short], forward="tree")
+    assert max(batch.tokens.size for batch in step.micro_batches) >= 16_384
+    sample = sample_of(step)
+    assert 1_000 < sample.tokens.size <= 4_096
+
+
+def test_a_sample_of_nothing_but_trees_is_the_first_tree_that_is_smallest() -> None:
+    step = _step(rows_of([(0, 0, 9_000), (0, 8_000, 4_000)]), forward="tree")
+    assert sample_of(step).tokens.size == 13_056, "13,000 in whole blocks"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "tree", "longest", "expected"),
+    [
+        (4096, 65_536, 100_000, (4096, 65_536)),
+        (4096, None, 100_000, (4096, 4096)),  # written before trees were larger
+        (None, None, 100_000, (16_384, 16_384)),
+        (4096, 131_072, 100_000, (16_384, 32_768)),
+    ],
+)
+def test_a_round_is_repeated_with_its_own_sizes_or_it_is_said(
+    tokens: int | None, tree: int | None, longest: int, expected: tuple[int, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    now = BatchLayout("auto", 16_384, pair=0.0, blocks=True, longest=longest, tree=32_768)
+    policy: Any = SimpleNamespace(name="policy-000002")
+    layout = MissingState(policy, policy, SimpleNamespace(), tokens, tree).layout(now)  # type: ignore[arg-type]
+    assert (layout.tokens, layout.tree) == expected
+    assert ("memory has no room for the 131072 tokens" in caplog.text) == (tree == 131_072)
