@@ -340,7 +340,7 @@ def _numbered(given: ReadParameters, bound: dict[str, object]) -> str:
 
 
 def _records(given: ReadParameters, places: RowPlaces) -> Query:
-    given.expect("event_names", "trace_ids", "rollout_ids", "attribute", "columns")
+    given.expect("event_names", "trace_ids", "rollout_ids", "attribute", "trusted", "columns")
     given.require("event_names")
     bound: dict[str, object] = {"event_names": given.texts("event_names")}
     conditions = ["event_name IN (SELECT unnest($event_names::VARCHAR[]))"]
@@ -353,6 +353,8 @@ def _records(given: ReadParameters, places: RowPlaces) -> Query:
     if "attribute" in given:
         conditions.append("contains(attributes, '\"' || $attribute || '\"')")
         bound["attribute"] = given.text("attribute")
+    if given.flag("trusted"):
+        conditions.append("NOT untrusted")
     columns = ", ".join(given.columns(READS["logs"]))
     return Query(f"SELECT {columns} FROM main.logs WHERE {' AND '.join(conditions)}", bound)
 

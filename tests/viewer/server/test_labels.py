@@ -14,12 +14,14 @@ from typing import Any
 import pytest
 
 from tests.processing.conftest import RunningCollector
+from tests.processing.support.labels import send_labels
 from tests.processing.support.traces import TestRollout, chain
 from tests.viewer.support.label_world import LABEL_RUN, make_label_world
 from tests.viewer.support.world import EVIL, Viewer, World, serving
 from trainspan_schemas.store.labels import Label
 from trainspan_schemas.store.roles import Role, token_of
-from trainspan_viewer.queries.labels.sending import NotShownError, give_label
+from trainspan_viewer.queries.labels.sending import LabelChangedError, NotShownError, give_label
+from trainspan_viewer.queries.labels.stored import TooManyLabelsError, stored_labels
 from trainspan_viewer.queries.labels.submission import Submission
 from trainspan_viewer.queries.store import StoreReader
 
@@ -295,6 +297,30 @@ def test_a_rollout_that_is_purged_takes_no_label_and_its_labels_go_with_it(label
     rows = StoreReader(labels.store).select("SELECT * FROM evaluations WHERE rollout_id = 'label-purged'").rows
     assert rows == []
     assert labeler.get("/judges").status == 200
+
+
+def test_labels_of_others_hide_no_persons_label_and_more_than_a_page_reads_is_an_error(
+    labeler: Viewer, labels: World, own: RunningCollector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = [add(labels, name) for name in ("flooded", "quiet")]
+    ids = ["label-flooded", "label-quiet"]
+    stale = {**fields_of(labeler.get(paths[0]).text), "word": "good", "by": "bob"}
+    assert give(labeler, paths[0], "bad").status == 303
+    agent = f"Bearer {token_of(labels.home / 'tokens.toml', Role.AGENT)}"
+    forged = [Label(rollout_id, 0, "good", "eve", 1) for rollout_id in ids for _ in range(30)]
+    send_labels(own.grpc, *forged, authorization=agent)
+    store = StoreReader(labels.store)
+    count = "SELECT count(*) FROM logs WHERE untrusted AND contains(attributes, 'eve')"
+    assert store.select(count).rows == [(60,)]
+    monkeypatch.setattr("trainspan_viewer.queries.labels.stored._MOST", 10)
+    assert [label.by for label in stored_labels(store, ids)] == ["ann"]
+    with pytest.raises(LabelChangedError, match="'bad' by ann"):
+        give_label(Submission(stale), store, _Nowhere())
+    send_labels(own.grpc, *(Label(rollout_id, 0, "good", "ann", 2) for rollout_id in ids for _ in range(9)))
+    assert len(stored_labels(store, ids)) == 19
+    send_labels(own.grpc, Label(ids[1], 0, "bad", "ann", 3), Label(ids[1], 0, "bad", "ann", 4))
+    with pytest.raises(TooManyLabelsError, match="rollout label-quiet has more than 10 labels"):
+        stored_labels(store, ids)
 
 
 class _Nowhere:
