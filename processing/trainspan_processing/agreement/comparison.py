@@ -7,7 +7,7 @@ from typing import Final
 
 import polars as pl
 
-from trainspan_processing.agreement.ratings import LABEL
+from trainspan_processing.agreement.ratings import LABEL, is_of_people
 from trainspan_processing.tables import ROLLOUT_KEY
 from trainspan_schemas.artifacts.judge_report import CalibrationBin, Comparison, LengthBias
 from trainspan_schemas.intervals import RewardEstimate, correlation_interval, kappa, kappa_interval, share_interval
@@ -62,7 +62,7 @@ def compare(ratings: pl.DataFrame, a: str, b: str, threshold: float, lengths: pl
 
 def passing(rater: str, threshold: float) -> float:
     """The least score that passes; people say good (1) or bad (0)."""
-    return 0.5 if rater.startswith(LABEL) else threshold
+    return 0.5 if is_of_people(rater) else threshold
 
 
 def _table(both: pl.DataFrame) -> tuple[float, float, float, float]:

@@ -12,7 +12,7 @@ from trainspan_processing.tables import ROLLOUT_KEY, Schema
 from trainspan_schemas.store.labels import Label, newest
 from trainspan_schemas.telemetry import keys
 
-__all__ = ["LABEL", "RATINGS", "Ratings", "read_ratings"]
+__all__ = ["LABEL", "RATINGS", "Ratings", "is_of_people", "read_ratings"]
 
 LABEL: Final = "label"
 """The rater whose scores are the newest labels, whoever gave them."""
@@ -26,6 +26,8 @@ RATINGS: Final[Schema] = {
     "explanation": pl.String,
 }
 """One row for each rater and rollout."""
+_OF_PERSON: Final = f"{LABEL} by "
+"""What the name of a rater that is one person begins with."""
 _ROOTS: Final = ["rollout_id", "attempt", "run_id", "round", "task_id", "trace_id", "span_id", "rollout_judge"]
 _EVALUATIONS: Final = [
     *("rollout_id", "attempt", "trace_id", "span_id", "name", "score", "source", "time_ns", "untrusted", "explanation"),
@@ -61,7 +63,7 @@ def read_ratings(source: Source, selection: Selection) -> Ratings:
     for person in people if len(people) > 1 else ():
         own = newest(label for label in mine if label.by == person)
         rows += [
-            (each.rollout_id, each.attempt, f"{LABEL} by {person}", each.score, each.reason)
+            (each.rollout_id, each.attempt, f"{_OF_PERSON}{person}", each.score, each.reason)
             for key, each in own.items()
             if key[0] == "rollout" and not each.is_withdrawn
         ]
@@ -79,6 +81,11 @@ def read_ratings(source: Source, selection: Selection) -> Ratings:
         roots.height,
         len(gone),
     )
+
+
+def is_of_people(rater: str) -> bool:
+    """Whether the rater is `label` or one person; no judge or other source has such a name."""
+    return rater == LABEL or rater.startswith(_OF_PERSON)
 
 
 def _group() -> pl.Expr:
@@ -133,6 +140,8 @@ def _scores(source: Source, selection: Selection, roots: pl.DataFrame) -> pl.Dat
     whole = rows.filter(pl.col("span_id").is_null() | on_root).filter((pl.col("source") != "judge") | is_verdict)
     giver = pl.when(is_verdict).then("rollout_judge").otherwise("source")
     rater = pl.when(pl.col("name") == keys.REWARD).then(giver).otherwise(pl.format("{}: {}", giver, "name"))
-    named = whole.with_columns(rater.alias("rater")).sort("time_ns", "score")
+    is_like_person = (rater == LABEL) | rater.str.starts_with(_OF_PERSON)
+    distinct = pl.when(is_like_person).then(pl.format("no person: {}", rater)).otherwise(rater)
+    named = whole.with_columns(distinct.alias("rater")).sort("time_ns", "score")
     newest_of_each = named.unique([*ROLLOUT_KEY, "rater"], keep="last", maintain_order=True)
     return newest_of_each.select(*ROLLOUT_KEY, "rater", "score", "explanation")

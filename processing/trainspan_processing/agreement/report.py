@@ -11,7 +11,7 @@ import polars as pl
 
 from trainspan_processing.agreement.comparison import compare, passing
 from trainspan_processing.agreement.lengths import read_lengths
-from trainspan_processing.agreement.ratings import LABEL, Ratings, read_ratings
+from trainspan_processing.agreement.ratings import LABEL, Ratings, is_of_people, read_ratings
 from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.tables import ROLLOUT_KEY
 from trainspan_schemas.artifacts.judge_report import (
@@ -50,7 +50,7 @@ def judge_report(
     lengths = read_lengths(source, sorted({rollout_id for rollout_id, _ in ratings.labels}))
     names = [rater["name"] for rater in raters[:_MOST_RATERS]]
     # People are the second of each pair, whatever their number of rollouts.
-    ordered = sorted(names, key=lambda name: (name == LABEL, name.startswith(f"{LABEL} by ")))
+    ordered = sorted(names, key=lambda name: (name == LABEL, is_of_people(name)))
     compared = (compare(frame, a, b, threshold, lengths) for a, b in itertools.combinations(ordered, 2))
     comparisons = [each for each in compared if each is not None]
     disagreements = list(_disagreements(ratings, names, threshold))
@@ -89,7 +89,7 @@ def _raters(frame: pl.DataFrame, figures: Sequence[JudgeFigures], threshold: flo
 
 def _disagreements(ratings: Ratings, names: Sequence[str], threshold: float) -> Iterable[Disagreement]:
     """Of each rater but people, the worst first."""
-    judged = ratings.frame.filter(pl.col("rater").is_in([name for name in names if not name.startswith(LABEL)]))
+    judged = ratings.frame.filter(pl.col("rater").is_in([name for name in names if not is_of_people(name)]))
     labels = pl.DataFrame(
         [(*key, label.score) for key, label in ratings.labels.items()],
         {"rollout_id": pl.String, "attempt": pl.Int32, "said": pl.Float64},
@@ -120,7 +120,7 @@ def _pairs(ratings: Ratings, names: Sequence[str]) -> Iterable[PairAgreement]:
         if label.other is not None and label.word != "equal"
     ]
     for name in names:
-        if name.startswith(LABEL):
+        if is_of_people(name):
             continue
         own = ratings.frame.filter(pl.col("rater") == name).select(*ROLLOUT_KEY, "score").iter_rows()
         scores: Mapping[tuple[str, int], float] = {(rollout_id, attempt): score for rollout_id, attempt, score in own}

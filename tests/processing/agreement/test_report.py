@@ -91,3 +91,25 @@ def test_what_others_say_is_no_label_and_gone_rollouts_are_counted(
     capsys.readouterr()
     assert run(["judges", "--store", str(bench.collectors[0].store), "--format", "json"]) == 0
     assert json.loads(capsys.readouterr().out)["labels_without_rollout"] >= 1
+
+
+def test_a_judge_whose_name_begins_like_peoples_is_a_judge(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    named = {"a": "labels.py:score", "b": "labels.py:score", "c": "label", "d": "label by bob"}
+    rollouts = [chain(bench.rollout(name, judge=judge, task=name), 1) for name, judge in named.items()]
+    bench.send(*(rollout.reward(score, **JUDGE) for rollout, score in zip(rollouts, (0.6, 0.5, 0.6, 0.6), strict=True)))
+    labels = [*(label(rollout, "bad") for rollout in rollouts), *pair(rollouts[:2], "better")]
+    send_labels(bench.collectors[0].grpc, *labels)
+    report = _report(bench, capsys, "--threshold", "0.8")
+    assert {rater["name"]: rater["passed"] for rater in report["raters"]} == {
+        **dict.fromkeys(("labels.py:score", "no person: label", "no person: label by bob", "label"), 0.0),
+    }
+    assert [(each["a"], each["b"], each["n"]) for each in report["comparisons"]] == [
+        ("labels.py:score", "label", 2),
+        ("no person: label", "label", 1),
+        ("no person: label by bob", "label", 1),
+    ]
+    assert [(each["rater"], each["agree"]) for each in report["pairs"]] == [("labels.py:score", 1)]
+    report = _report(bench, capsys, "--threshold", "0.5")
+    assert {each["rater"] for each in report["disagreements"]} == {
+        *("labels.py:score", "no person: label", "no person: label by bob"),
+    }
