@@ -28,6 +28,8 @@ RATINGS: Final[Schema] = {
 """One row for each rater and rollout."""
 _OF_PERSON: Final = f"{LABEL} by "
 """What the name of a rater that is one person begins with."""
+_BOUNDARIES: Final = {"runner": 0, "explicit": 1, "request": 2, "process": 3}
+"""Of a rollout's own spans: the order of the view `rollouts`."""
 _ROOTS: Final = ["rollout_id", "attempt", "run_id", "round", "task_id", "trace_id", "span_id", "rollout_judge"]
 _EVALUATIONS: Final = [
     *("rollout_id", "attempt", "trace_id", "span_id", "name", "score", "source", "time_ns", "untrusted", "explanation"),
@@ -97,8 +99,8 @@ def _group() -> pl.Expr:
 
 def _roots(source: Source, selection: Selection) -> pl.DataFrame:
     """_ROOTS of the rollouts that have ended: the span of a trusted sender, the runner's before others."""
-    columns = [*_ROOTS, "rollout_status", "rollout_boundary", "untrusted"]
-    kinds = {"attempt": pl.Int32, "round": pl.Int32, "untrusted": pl.Boolean}
+    columns = [*_ROOTS, "rollout_status", "rollout_boundary", "untrusted", "seq"]
+    kinds = {"attempt": pl.Int32, "round": pl.Int32, "untrusted": pl.Boolean, "seq": pl.Int64}
     frames = [
         batch.filter(pl.col("rollout_status").is_not_null()).select(
             pl.col(name).cast(kinds.get(name, pl.String)) for name in columns
@@ -111,7 +113,8 @@ def _roots(source: Source, selection: Selection) -> pl.DataFrame:
         .with_columns(pl.col("attempt").fill_null(0))
         .filter(pl.col("rollout_id").is_not_null())
     )
-    ordered = ranked.sort("untrusted", pl.col("rollout_boundary") != "runner", "span_id")
+    rank = pl.col("rollout_boundary").replace_strict(_BOUNDARIES, default=len(_BOUNDARIES), return_dtype=pl.Int8)
+    ordered = ranked.sort("untrusted", rank, "seq", "span_id")
     return ordered.unique(ROLLOUT_KEY, keep="first", maintain_order=True).select(_ROOTS).sort(ROLLOUT_KEY)
 
 

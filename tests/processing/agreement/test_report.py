@@ -113,3 +113,15 @@ def test_a_judge_whose_name_begins_like_peoples_is_a_judge(bench: Bench, capsys:
     assert {each["rater"] for each in report["disagreements"]} == {
         *("labels.py:score", "no person: label", "no person: label by bob"),
     }
+
+
+@pytest.mark.parametrize("boundary", [None, "process"])
+def test_the_runners_span_says_who_judged_whatever_other_spans_a_program_sends(
+    bench: Bench, capsys: pytest.CaptureFixture[str], boundary: str | None
+) -> None:
+    a = _judged(bench, "a", "t", 1.0)
+    more = {} if boundary is None else {"trainspan__rollout__boundary": boundary}
+    a.span("0", 0.5, 90, trainspan__rollout__status="ok", **more)
+    bench.send(a)
+    send_labels(bench.collectors[0].grpc, label(a, "good"))
+    assert _compared(_report(bench, capsys)) == [("j.py:score", "label", 1)]
