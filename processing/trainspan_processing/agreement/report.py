@@ -39,16 +39,17 @@ def judge_report(
     round_: int | None = None,
     threshold: float = 0.5,
 ) -> JudgeReport:
-    """Compares all raters of the ended rollouts of a run and round, or of all. Raises StoreError.
+    """Compares the raters of the ended rollouts of a run and round, or of all. Raises StoreError.
 
-    `figures` are what judges counted on this machine. Only the twelve raters of the most rollouts are compared.
+    `figures` are what judges counted on this machine. Compared are `label` and the twelve others of the most rollouts.
     """
     ratings = read_ratings(source, Selection(run_id=run_id, round=round_))
     counted = [each for each in figures if run_id in (None, each["run_id"]) and round_ in (None, each["round"])]
     frame = ratings.frame
     raters = _raters(frame, counted, threshold)
     lengths = read_lengths(source, sorted({rollout_id for rollout_id, _ in ratings.labels}))
-    names = [rater["name"] for rater in raters[:_MOST_RATERS]]
+    others = [rater["name"] for rater in raters if rater["name"] != LABEL]
+    names = [*others[:_MOST_RATERS], *(rater["name"] for rater in raters if rater["name"] == LABEL)]
     # People are the second of each pair, whatever their number of rollouts.
     ordered = sorted(names, key=lambda name: (name == LABEL, is_of_people(name)))
     compared = (compare(frame, a, b, threshold, lengths) for a, b in itertools.combinations(ordered, 2))
@@ -62,6 +63,7 @@ def judge_report(
         labeled=len(ratings.labels),
         labels_without_rollout=ratings.without_rollout,
         raters=raters,
+        raters_left_out=max(0, len(others) - _MOST_RATERS),
         comparisons=sorted(comparisons, key=lambda each: (each["b"] != LABEL, -each["n"], each["a"], each["b"])),
         pairs=list(_pairs(ratings, names)),
         position=[*_position_of_people(ratings), *_position_of_judges(counted)],

@@ -156,6 +156,8 @@ class JudgeReport(TypedDict):
     labels_without_rollout: int
     """Labels of rollouts that are not stored here."""
     raters: Sequence[RaterRecord]
+    raters_left_out: int
+    """Those that are compared with nobody: others score more rollouts. Never `label`."""
     comparisons: Sequence[Comparison]
     pairs: Sequence[PairAgreement]
     position: Sequence[PositionBias]

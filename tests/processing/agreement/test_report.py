@@ -1,5 +1,6 @@
 """`trainspan judges` on a store: who is compared, and what is left out."""
 
+import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -125,3 +126,17 @@ def test_the_runners_span_says_who_judged_whatever_other_spans_a_program_sends(
     bench.send(a)
     send_labels(bench.collectors[0].grpc, label(a, "good"))
     assert _compared(_report(bench, capsys)) == [("j.py:score", "label", 1)]
+
+
+def test_many_criteria_do_not_crowd_out_people(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    rollouts = [_judged(bench, name, name, 1.0) for name in ("a", "b", "c")]
+    for rollout, number in itertools.product(rollouts, range(12)):
+        rollout.reward(0.5, **JUDGE, **{keys.EVALUATION_NAME: f"criterion {number}"})
+    bench.send(*rollouts)
+    send_labels(bench.collectors[0].grpc, *(label(rollout, "good") for rollout in rollouts[:2]))
+    report = _report(bench, capsys)
+    assert len(report["raters"]) == 14
+    assert report["raters_left_out"] == 1
+    assert sum(b == "label" for _, b, _ in _compared(report)) == 12
+    assert run(["judges", "--store", str(bench.collectors[0].store), "--run", bench.run_id]) == 0
+    assert "1 of them are not compared" in capsys.readouterr().out
