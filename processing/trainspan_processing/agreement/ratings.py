@@ -47,6 +47,8 @@ class Ratings:
     """Rollout → its newest label that is not withdrawn."""
     preferences: Sequence[Label]
     """One of each pair: the newest, of the better one; none that was withdrawn."""
+    groups: dict[tuple[str, int], str]
+    """Rollout in a preference → its `group`."""
     rollouts: int
     without_rollout: int
     """Labels of rollouts that are not stored."""
@@ -76,10 +78,14 @@ def read_ratings(source: Source, selection: Selection) -> Ratings:
     facts = roots.select(*ROLLOUT_KEY, "task_id", _group().alias("group"))
     is_whole = selection.run_id is None and selection.round is None
     gone = {(label.rollout_id, label.attempt) for label in labels} - stored if is_whole else set[tuple[str, int]]()
+    preferences = [label for key, label in sorted(current.items()) if key[0] == "pair"]
+    compared = {(label.rollout_id, label.attempt) for label in preferences}
+    groups = facts.select(*ROLLOUT_KEY, "group").iter_rows()
     return Ratings(
         scores.join(facts, on=ROLLOUT_KEY, how="inner").select(*RATINGS).sort("rater", *ROLLOUT_KEY),
         of_rollouts,
-        [label for key, label in sorted(current.items()) if key[0] == "pair"],
+        preferences,
+        {(rollout_id, attempt): group for rollout_id, attempt, group in groups if (rollout_id, attempt) in compared},
         roots.height,
         len(gone),
     )

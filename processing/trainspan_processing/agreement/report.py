@@ -9,7 +9,7 @@ from typing import Final
 
 import polars as pl
 
-from trainspan_processing.agreement.comparison import compare, passing
+from trainspan_processing.agreement.comparison import compare, passing, share_of_tasks
 from trainspan_processing.agreement.lengths import read_lengths
 from trainspan_processing.agreement.ratings import LABEL, Ratings, is_of_people, read_ratings
 from trainspan_processing.read.source import Selection, Source
@@ -22,7 +22,7 @@ from trainspan_schemas.artifacts.judge_report import (
     PositionBias,
     RaterRecord,
 )
-from trainspan_schemas.intervals import Z_95, share_interval
+from trainspan_schemas.intervals import Z_95
 
 __all__ = ["judge_report"]
 
@@ -127,19 +127,21 @@ def _pairs(ratings: Ratings, names: Sequence[str]) -> Iterable[PairAgreement]:
         own = ratings.frame.filter(pl.col("rater") == name).select(*ROLLOUT_KEY, "score").iter_rows()
         scores: Mapping[tuple[str, int], float] = {(rollout_id, attempt): score for rollout_id, attempt, score in own}
         gaps = [
-            (scores[one] - scores[other]) * sign for one, other, sign in decided if one in scores and other in scores
+            (ratings.groups[one], (scores[one] - scores[other]) * sign)
+            for one, other, sign in decided
+            if one in scores and other in scores
         ]
         if not gaps:
             continue
-        agree, ties = sum(gap > 0 for gap in gaps), sum(gap == 0 for gap in gaps)
-        settled = len(gaps) - ties
+        settled = [(group, gap > 0) for group, gap in gaps if gap]
+        share, interval = share_of_tasks(settled) if settled else (None, None)
         yield PairAgreement(
             rater=name,
             n=len(gaps),
-            agree=agree,
-            ties=ties,
-            share=agree / settled if settled else None,
-            interval=share_interval(agree, settled) if settled else None,
+            agree=sum(is_same for _, is_same in settled),
+            ties=len(gaps) - len(settled),
+            share=share,
+            interval=interval,
         )
 
 
@@ -147,9 +149,11 @@ def _position_of_people(ratings: Ratings) -> Iterable[PositionBias]:
     """How often the left one of a pair is called better."""
     decided = [label for label in ratings.preferences if label.word != "equal" and label.place is not None]
     if decided:
-        left = sum((label.place == 0) == (label.word == "better") for label in decided)
-        n = len(decided)
-        yield PositionBias(rater=LABEL, n=n, bias=left / n, interval=share_interval(left, n))
+        bias, interval = share_of_tasks(
+            (ratings.groups[label.rollout_id, label.attempt], (label.place == 0) == (label.word == "better"))
+            for label in decided
+        )
+        yield PositionBias(rater=LABEL, n=len(decided), bias=bias, interval=interval)
 
 
 def _position_of_judges(figures: Sequence[JudgeFigures]) -> Iterable[PositionBias]:

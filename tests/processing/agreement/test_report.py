@@ -13,6 +13,7 @@ from tests.processing.support.labels import label, pair, send_labels
 from tests.processing.support.traces import TestRollout, chain
 from trainspan_cli.main import run
 from trainspan_schemas.artifacts.judge_report import JudgeFigures, JudgeReport, write_judge_figures
+from trainspan_schemas.intervals import share_interval
 from trainspan_schemas.store.roles import Role, token_of
 from trainspan_schemas.telemetry import keys
 
@@ -140,3 +141,19 @@ def test_many_criteria_do_not_crowd_out_people(bench: Bench, capsys: pytest.Capt
     assert sum(b == "label" for _, b, _ in _compared(report)) == 12
     assert run(["judges", "--store", str(bench.collectors[0].store), "--run", bench.run_id]) == 0
     assert "1 of them are not compared" in capsys.readouterr().out
+
+
+def test_the_pairs_of_one_task_count_once(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    many = [_judged(bench, f"a{n}", "t", n / 10) for n in range(6)]
+    two = [_judged(bench, f"b{n}", "u", n / 10) for n in range(2)]
+    bench.send(*many, *two)
+    grpc = bench.collectors[0].grpc
+    send_labels(grpc, *(each for worse, better in itertools.pairwise(many) for each in pair((better, worse), "better")))
+    alone = _report(bench, capsys)
+    assert [(each["n"], each["share"], each["interval"]) for each in alone["pairs"]] == [(5, 1.0, None)]
+    assert [(each["n"], each["bias"], each["interval"]) for each in alone["position"]] == [(5, 1.0, None)]
+    send_labels(grpc, *pair((two[1], two[0]), "worse"))
+    both = _report(bench, capsys)
+    ((judge,), (people,)) = both["pairs"], both["position"]
+    assert (judge["n"], judge["agree"], judge["share"], people["bias"]) == (6, 5, 0.5, 0.5)
+    assert judge["interval"] == people["interval"] == pytest.approx(share_interval(1, 2))
