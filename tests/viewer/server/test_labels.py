@@ -17,15 +17,17 @@ import pytest
 
 from tests.processing.conftest import RunningCollector
 from tests.processing.support.labels import send_labels
-from tests.processing.support.traces import TestRollout, chain
+from tests.processing.support.traces import TestRollout, chain, send
 from tests.viewer.support.label_world import LABEL_RUN, make_label_world
 from tests.viewer.support.world import EVIL, Viewer, World, serving
 from trainspan_schemas.store.labels import Label
 from trainspan_schemas.store.roles import Role, token_of
 from trainspan_schemas.telemetry import keys
+from trainspan_viewer.queries.labels.queue import _rollouts
 from trainspan_viewer.queries.labels.sending import LabelChangedError, NotShownError, give_label
 from trainspan_viewer.queries.labels.stored import TooManyLabelsError, stored_labels
 from trainspan_viewer.queries.labels.submission import Submission
+from trainspan_viewer.queries.params import Params
 from trainspan_viewer.queries.store import StoreReader
 
 pytestmark = pytest.mark.ci
@@ -379,6 +381,24 @@ def test_labels_of_others_hide_no_persons_label_and_more_than_a_page_reads_is_an
     send_labels(own.grpc, Label(ids[1], 0, "bad", "ann", 3), Label(ids[1], 0, "bad", "ann", 4))
     with pytest.raises(TooManyLabelsError, match="rollout label-quiet has more than 10 labels"):
         stored_labels(store, ids)
+
+
+def test_rollouts_that_others_forge_are_not_looked_at_in_the_queue(
+    labels: World, own: RunningCollector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = "forged-run"
+    agent = token_of(labels.home / "tokens.toml", Role.AGENT)
+    forged = [chain(TestRollout(f"{run}-forged-{number}", run=run, round=0), 1) for number in range(9)]
+    send(own.grpc, forged[:5], agent)
+    labels.bench.send(*(chain(TestRollout(f"{run}-{number}", run=run, round=0), 1).reward(0.5) for number in range(2)))
+    send(own.grpc, forged[5:], agent)
+    monkeypatch.setattr("trainspan_viewer.queries.labels.queue._MOST", 3)
+    store = StoreReader(labels.store)
+    assert len(store.select(f"SELECT * FROM rollouts WHERE run_id = '{run}' AND untrusted").rows) == 9
+    rows, is_cut = _rollouts(store, Params("", {}, {"run": [run]}))
+    assert ({row["rollout_id"] for row in rows}, is_cut) == ({f"{run}-0", f"{run}-1"}, False)
+    newest, _ = _rollouts(store, Params("", {}, {}))
+    assert {f"{run}-0", f"{run}-1"} <= {row["rollout_id"] for row in newest}
 
 
 class _Nowhere:
