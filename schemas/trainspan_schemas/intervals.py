@@ -180,6 +180,8 @@ def correlation_interval(correlation: float, n: int) -> tuple[float, float] | No
     return math.tanh(math.atanh(bounded) - half), math.tanh(math.atanh(bounded) + half)
 
 
+_EQUAL = 1e-9
+"""Two kappas that differ by less are equal but for rounding."""
 Table = tuple[float, float, float, float]
 """Two raters' verdicts: weights of both pass, only the first, only the second, neither."""
 
@@ -197,7 +199,7 @@ def kappa(table: Table) -> float | None:
 def kappa_interval(tables: Sequence[Table]) -> tuple[float, float] | None:
     """The 95 % interval of the kappa of the sum of independent tables, one for each task, by the jackknife (Tukey 1958).
 
-    None for fewer than two tables, or if leaving one out leaves no kappa.
+    None for fewer than two tables, if leaving one out leaves no kappa, or if it never changes kappa: the spread is unknown, not 0.
     """
     total = tuple(map(sum, zip(*tables, strict=True)))
     whole = kappa((total[0], total[1], total[2], total[3])) if tables else None
@@ -206,6 +208,8 @@ def kappa_interval(tables: Sequence[Table]) -> tuple[float, float] | None:
         return None
     n = len(rest)
     pseudo = [n * whole - (n - 1) * value for value in rest if value is not None]
+    if max(pseudo) - min(pseudo) < _EQUAL:
+        return None
     half = t_half_width(statistics.stdev(pseudo), n)
     return max(-1.0, whole - half), min(1.0, whole + half)
 

@@ -56,6 +56,8 @@ def _print(report: "JudgeReport") -> None:
         for rater in report["raters"]
     ]
     _table(console, ("scored by", "rollouts", "mean", "passed", "requests/verdict", "tokens/verdict"), raters)
+    if left_out := report["raters_left_out"]:
+        console.print(f"{left_out} of them are not compared: others score more rollouts", highlight=False)
     _table(
         console,
         ("first", "second", "rollouts", "tasks", "agreement", "kappa", "only first", "only second"),

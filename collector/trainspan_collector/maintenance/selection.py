@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from trainspan_schemas.artifacts.branches import BRANCH_TASK
 from trainspan_schemas.errors import UsageError
+from trainspan_schemas.store.labels import newest, read_label
 from trainspan_schemas.telemetry import keys
 
 __all__ = ["GONE", "Criteria", "TraceSelection", "select"]
@@ -40,6 +41,12 @@ SELECT DISTINCT rollout_id FROM (
     ) = 1
 ) WHERE score IS NOT NULL
 """
+"""The table does not name the other rollout of a preference: `_labeled` adds what stands of each pair."""
+_PREFERENCES: Final = f"""
+SELECT time_ns, rollout_id, trace_id, span_id, attributes FROM stored.live_logs
+WHERE event_name = '{keys.EVALUATION_EVENT}' AND NOT untrusted AND contains(attributes, '"{keys.LABEL_OTHER}"')
+"""
+_ROWS_AT_ONCE: Final = 10_000
 _OLD_TRACES: Final = """
 SELECT trace_id FROM (
     SELECT trace_id, received_ns FROM stored.spans WHERE trace_id IS NOT NULL
@@ -106,7 +113,7 @@ class TraceSelection:
 def select(cursor: duckdb.DuckDBPyConnection, criteria: Criteria) -> TraceSelection:
     """Applies `criteria` to the rows that `cursor` sees."""
     parameters: dict[str, object] = {}
-    labeled = _ids(cursor, _LABELED, {})
+    labeled = _labeled(cursor)
     cursor.register("labeled_rollouts", labeled)
     if criteria.task_id is not None:
         parameters = {"task_id": criteria.task_id}
@@ -119,6 +126,25 @@ def select(cursor: duckdb.DuckDBPyConnection, criteria: Criteria) -> TraceSelect
         traces = pa.table({"trace_id": pa.array(criteria.trace_ids, pa.string())})
     cursor.register("gone_traces", traces)
     return TraceSelection(traces, _ids(cursor, _ROLLOUTS_WHOLLY_IN_TRACES, {}), labeled, criteria.before_ns or 0)
+
+
+def _labeled(cursor: duckdb.DuckDBPyConnection) -> pa.Table:
+    """The rollouts with a label, and those of the pairs with one, that is not withdrawn."""
+    rows = cursor.execute(_PREFERENCES)
+    labels = (
+        read_label(time_ns, rollout_id, (trace_id, span_id), attributes, untrusted=False)
+        for some in iter(lambda: rows.fetchmany(_ROWS_AT_ONCE), [])
+        for time_ns, rollout_id, trace_id, span_id, attributes in some
+    )
+    pairs = newest(label for label in labels if label is not None and label.other is not None).values()
+    ids: set[str] = set(_ids(cursor, _LABELED, {})["rollout_id"].to_pylist())
+    ids |= {
+        rollout_id
+        for label in pairs
+        if label.other is not None and not label.is_withdrawn
+        for rollout_id in (label.rollout_id, label.other[0])
+    }
+    return pa.table({"rollout_id": pa.array(sorted(ids), pa.string())})
 
 
 def _ids(cursor: duckdb.DuckDBPyConnection, sql: str, parameters: dict[str, object]) -> pa.Table:

@@ -66,7 +66,7 @@ NEWEST: Final = {
     **dict.fromkeys(("task_id", "agent", "policy_name", "name", "service_name"), "left({}, 300)"),
     **dict.fromkeys(("status_message", "finish_reason"), "left({}, 300)"),
     **dict.fromkeys(("is_call", "call_index", "policy_version", "delivered", "call_facts", "status_code"), ""),
-    **dict.fromkeys(("start_ns", "end_ns", "rollout_status", "rollout_calls"), ""),
+    **dict.fromkeys(("start_ns", "end_ns", "rollout_status", "rollout_calls", "untrusted"), ""),
     "n_tokens": "coalesce(len(prompt_ids), 0) + coalesce(len(completion_ids), 0)",
 }
 """Column of the read `newest` → SQL expression if it is not just the column: a row for each span among the last `rows` rows of
@@ -157,6 +157,7 @@ def named_read(name: str, parameters: Mapping[str, object], places: RowPlaces) -
     of this rollout.
     `without_run`, `without_round`, for sizes: only rollouts without a run or round.
     `without_calls`: only spans that the read `calls` does not return. `without_rollout`: only rows without a rollout.
+    `trusted`, for rollouts and records: only those whose sender may send them.
     `skip` and `rows`, for spans and calls: only a part, in the order of their start.
     """
     special = {
@@ -175,7 +176,7 @@ def named_read(name: str, parameters: Mapping[str, object], places: RowPlaces) -
     if name in special:
         return special[name](given, places)
     of_spans = ("without_calls",) if name == "spans" else ()
-    of_rollouts = tuple(_OF_TASKS) if name == "rollouts" else ()
+    of_rollouts = (*_OF_TASKS, "trusted") if name == "rollouts" else ()
     of_parts = _PAGED if name in _OF_SPANS else ()
     given.expect(*_CHOOSING, "columns", *of_spans, *of_rollouts, *of_parts)
     bound: dict[str, object] = {}
@@ -340,7 +341,7 @@ def _numbered(given: ReadParameters, bound: dict[str, object]) -> str:
 
 
 def _records(given: ReadParameters, places: RowPlaces) -> Query:
-    given.expect("event_names", "trace_ids", "rollout_ids", "attribute", "columns")
+    given.expect("event_names", "trace_ids", "rollout_ids", "attribute", "trusted", "columns")
     given.require("event_names")
     bound: dict[str, object] = {"event_names": given.texts("event_names")}
     conditions = ["event_name IN (SELECT unnest($event_names::VARCHAR[]))"]
@@ -353,6 +354,8 @@ def _records(given: ReadParameters, places: RowPlaces) -> Query:
     if "attribute" in given:
         conditions.append("contains(attributes, '\"' || $attribute || '\"')")
         bound["attribute"] = given.text("attribute")
+    if given.flag("trusted"):
+        conditions.append("NOT untrusted")
     columns = ", ".join(given.columns(READS["logs"]))
     return Query(f"SELECT {columns} FROM main.logs WHERE {' AND '.join(conditions)}", bound)
 
@@ -391,6 +394,8 @@ def _conditions(given: ReadParameters, bound: dict[str, object]) -> list[str]:
     for key in _OF_TASKS.keys() & given.values.keys():
         conditions.append(_OF_TASKS[key])
         bound[key] = given.text(key)
+    if given.flag("trusted"):
+        conditions.append("NOT r.untrusted")
     if "attempt" in given:
         conditions.append("coalesce(r.attempt, 0) = $attempt")
         bound["attempt"] = given.integer("attempt")

@@ -1,18 +1,19 @@
 """Two raters on the rollouts that both scored: agreement, kappa, calibration, and bias by length. Pure functions."""
 
 import itertools
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from statistics import fmean
 from typing import Final
 
 import polars as pl
 
-from trainspan_processing.agreement.ratings import LABEL
+from trainspan_processing.agreement.ratings import LABEL, is_of_people
 from trainspan_processing.tables import ROLLOUT_KEY
 from trainspan_schemas.artifacts.judge_report import CalibrationBin, Comparison, LengthBias
-from trainspan_schemas.intervals import RewardEstimate, correlation_interval, kappa, kappa_interval, share_interval
+from trainspan_schemas.intervals import RewardEstimate, correlation_interval, kappa, kappa_interval
 
-__all__ = ["compare", "passing"]
+__all__ = ["compare", "passing", "share_of_tasks"]
 
 _BINS: Final = 5
 _LEAST: Final = 8
@@ -49,7 +50,7 @@ def compare(ratings: pl.DataFrame, a: str, b: str, threshold: float, lengths: pl
         n=both.height,
         tasks=len(by_task),
         agreement=agreement.record(),
-        agreement_interval=agreement.interval,
+        agreement_interval=agreement.interval if agreement.n > 1 else None,
         kappa=kappa(total),
         kappa_interval=kappa_interval(tables),
         milder=total[1] / both.height,
@@ -62,7 +63,19 @@ def compare(ratings: pl.DataFrame, a: str, b: str, threshold: float, lengths: pl
 
 def passing(rater: str, threshold: float) -> float:
     """The least score that passes; people say good (1) or bad (0)."""
-    return 0.5 if rater.startswith(LABEL) else threshold
+    return 0.5 if is_of_people(rater) else threshold
+
+
+def share_of_tasks(outcomes: Iterable[tuple[str, bool]]) -> tuple[float, tuple[float, float] | None]:
+    """The share of true outcomes, each task (first) counted once, and its 95 % interval over tasks, None for fewer than two.
+
+    There is at least one outcome.
+    """
+    tasks: dict[str, list[float]] = defaultdict(list)
+    for task, outcome in outcomes:
+        tasks[task].append(float(outcome))
+    estimate = RewardEstimate.of(tasks.values())
+    return estimate.mean, estimate.interval if estimate.n > 1 else None
 
 
 def _table(both: pl.DataFrame) -> tuple[float, float, float, float]:
@@ -79,18 +92,9 @@ def _calibration(both: pl.DataFrame) -> Sequence[CalibrationBin]:
         is_in = (pl.col("a") >= low) & ((pl.col("a") < high) | (number == _BINS - 1))
         if (part := both.filter(is_in)).is_empty():
             continue
-        good = int((part["b"] == 1).sum())
-        mean = fmean(part["a"].to_list())
-        bins.append(
-            CalibrationBin(
-                low=low,
-                high=high,
-                n=part.height,
-                mean=mean,
-                good=good / part.height,
-                interval=share_interval(good, part.height),
-            )
-        )
+        good, interval = share_of_tasks(part.select("group", pl.col("b") == 1).iter_rows())
+        mean = float(part.group_by("group").agg(pl.col("a").mean())["a"].mean())  # type: ignore[arg-type]
+        bins.append(CalibrationBin(low=low, high=high, n=part.height, mean=mean, good=good, interval=interval))
     return bins
 
 
@@ -105,7 +109,7 @@ def _length(both: pl.DataFrame, lengths: pl.DataFrame) -> LengthBias | None:
     return LengthBias(
         n=known.height,
         correlation=correlation,
-        interval=correlation_interval(correlation, known.height),
+        interval=correlation_interval(correlation, known["group"].n_unique()),
         shorter=fmean(itertools.islice(ordered, half)),
         longer=fmean(ordered[len(ordered) - half :]),
     )

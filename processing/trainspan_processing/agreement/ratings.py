@@ -12,7 +12,7 @@ from trainspan_processing.tables import ROLLOUT_KEY, Schema
 from trainspan_schemas.store.labels import Label, newest
 from trainspan_schemas.telemetry import keys
 
-__all__ = ["LABEL", "RATINGS", "Ratings", "read_ratings"]
+__all__ = ["LABEL", "RATINGS", "Ratings", "is_of_people", "read_ratings"]
 
 LABEL: Final = "label"
 """The rater whose scores are the newest labels, whoever gave them."""
@@ -26,6 +26,10 @@ RATINGS: Final[Schema] = {
     "explanation": pl.String,
 }
 """One row for each rater and rollout."""
+_OF_PERSON: Final = f"{LABEL} by "
+"""What the name of a rater that is one person begins with."""
+_BOUNDARIES: Final = {"runner": 0, "explicit": 1, "request": 2, "process": 3}
+"""Of a rollout's own spans: the order of the view `rollouts`."""
 _ROOTS: Final = ["rollout_id", "attempt", "run_id", "round", "task_id", "trace_id", "span_id", "rollout_judge"]
 _EVALUATIONS: Final = [
     *("rollout_id", "attempt", "trace_id", "span_id", "name", "score", "source", "time_ns", "untrusted", "explanation"),
@@ -43,6 +47,8 @@ class Ratings:
     """Rollout → its newest label that is not withdrawn."""
     preferences: Sequence[Label]
     """One of each pair: the newest, of the better one; none that was withdrawn."""
+    groups: dict[tuple[str, int], str]
+    """Rollout in a preference → its `group`."""
     rollouts: int
     without_rollout: int
     """Labels of rollouts that are not stored."""
@@ -61,7 +67,7 @@ def read_ratings(source: Source, selection: Selection) -> Ratings:
     for person in people if len(people) > 1 else ():
         own = newest(label for label in mine if label.by == person)
         rows += [
-            (each.rollout_id, each.attempt, f"{LABEL} by {person}", each.score, each.reason)
+            (each.rollout_id, each.attempt, f"{_OF_PERSON}{person}", each.score, each.reason)
             for key, each in own.items()
             if key[0] == "rollout" and not each.is_withdrawn
         ]
@@ -72,13 +78,22 @@ def read_ratings(source: Source, selection: Selection) -> Ratings:
     facts = roots.select(*ROLLOUT_KEY, "task_id", _group().alias("group"))
     is_whole = selection.run_id is None and selection.round is None
     gone = {(label.rollout_id, label.attempt) for label in labels} - stored if is_whole else set[tuple[str, int]]()
+    preferences = [label for key, label in sorted(current.items()) if key[0] == "pair"]
+    compared = {(label.rollout_id, label.attempt) for label in preferences}
+    groups = facts.select(*ROLLOUT_KEY, "group").iter_rows()
     return Ratings(
         scores.join(facts, on=ROLLOUT_KEY, how="inner").select(*RATINGS).sort("rater", *ROLLOUT_KEY),
         of_rollouts,
-        [label for key, label in sorted(current.items()) if key[0] == "pair"],
+        preferences,
+        {(rollout_id, attempt): group for rollout_id, attempt, group in groups if (rollout_id, attempt) in compared},
         roots.height,
         len(gone),
     )
+
+
+def is_of_people(rater: str) -> bool:
+    """Whether the rater is `label` or one person; no judge or other source has such a name."""
+    return rater == LABEL or rater.startswith(_OF_PERSON)
 
 
 def _group() -> pl.Expr:
@@ -90,8 +105,8 @@ def _group() -> pl.Expr:
 
 def _roots(source: Source, selection: Selection) -> pl.DataFrame:
     """_ROOTS of the rollouts that have ended: the span of a trusted sender, the runner's before others."""
-    columns = [*_ROOTS, "rollout_status", "rollout_boundary", "untrusted"]
-    kinds = {"attempt": pl.Int32, "round": pl.Int32, "untrusted": pl.Boolean}
+    columns = [*_ROOTS, "rollout_status", "rollout_boundary", "untrusted", "seq"]
+    kinds = {"attempt": pl.Int32, "round": pl.Int32, "untrusted": pl.Boolean, "seq": pl.Int64}
     frames = [
         batch.filter(pl.col("rollout_status").is_not_null()).select(
             pl.col(name).cast(kinds.get(name, pl.String)) for name in columns
@@ -104,7 +119,8 @@ def _roots(source: Source, selection: Selection) -> pl.DataFrame:
         .with_columns(pl.col("attempt").fill_null(0))
         .filter(pl.col("rollout_id").is_not_null())
     )
-    ordered = ranked.sort("untrusted", pl.col("rollout_boundary") != "runner", "span_id")
+    rank = pl.col("rollout_boundary").replace_strict(_BOUNDARIES, default=len(_BOUNDARIES), return_dtype=pl.Int8)
+    ordered = ranked.sort("untrusted", rank, "seq", "span_id")
     return ordered.unique(ROLLOUT_KEY, keep="first", maintain_order=True).select(_ROOTS).sort(ROLLOUT_KEY)
 
 
@@ -133,6 +149,8 @@ def _scores(source: Source, selection: Selection, roots: pl.DataFrame) -> pl.Dat
     whole = rows.filter(pl.col("span_id").is_null() | on_root).filter((pl.col("source") != "judge") | is_verdict)
     giver = pl.when(is_verdict).then("rollout_judge").otherwise("source")
     rater = pl.when(pl.col("name") == keys.REWARD).then(giver).otherwise(pl.format("{}: {}", giver, "name"))
-    named = whole.with_columns(rater.alias("rater")).sort("time_ns", "score")
+    is_like_person = (rater == LABEL) | rater.str.starts_with(_OF_PERSON)
+    distinct = pl.when(is_like_person).then(pl.format("no person: {}", rater)).otherwise(rater)
+    named = whole.with_columns(distinct.alias("rater")).sort("time_ns", "score")
     newest_of_each = named.unique([*ROLLOUT_KEY, "rater"], keep="last", maintain_order=True)
     return newest_of_each.select(*ROLLOUT_KEY, "rater", "score", "explanation")

@@ -9,9 +9,9 @@ from typing import Final
 
 import polars as pl
 
-from trainspan_processing.agreement.comparison import compare, passing
+from trainspan_processing.agreement.comparison import compare, passing, share_of_tasks
 from trainspan_processing.agreement.lengths import read_lengths
-from trainspan_processing.agreement.ratings import LABEL, Ratings, read_ratings
+from trainspan_processing.agreement.ratings import LABEL, Ratings, is_of_people, read_ratings
 from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.tables import ROLLOUT_KEY
 from trainspan_schemas.artifacts.judge_report import (
@@ -22,7 +22,7 @@ from trainspan_schemas.artifacts.judge_report import (
     PositionBias,
     RaterRecord,
 )
-from trainspan_schemas.intervals import Z_95, share_interval
+from trainspan_schemas.intervals import Z_95
 
 __all__ = ["judge_report"]
 
@@ -39,18 +39,19 @@ def judge_report(
     round_: int | None = None,
     threshold: float = 0.5,
 ) -> JudgeReport:
-    """Compares all raters of the ended rollouts of a run and round, or of all. Raises StoreError.
+    """Compares the raters of the ended rollouts of a run and round, or of all. Raises StoreError.
 
-    `figures` are what judges counted on this machine. Only the twelve raters of the most rollouts are compared.
+    `figures` are what judges counted on this machine. Compared are `label` and the twelve others of the most rollouts.
     """
     ratings = read_ratings(source, Selection(run_id=run_id, round=round_))
     counted = [each for each in figures if run_id in (None, each["run_id"]) and round_ in (None, each["round"])]
     frame = ratings.frame
     raters = _raters(frame, counted, threshold)
     lengths = read_lengths(source, sorted({rollout_id for rollout_id, _ in ratings.labels}))
-    names = [rater["name"] for rater in raters[:_MOST_RATERS]]
+    others = [rater["name"] for rater in raters if rater["name"] != LABEL]
+    names = [*others[:_MOST_RATERS], *(rater["name"] for rater in raters if rater["name"] == LABEL)]
     # People are the second of each pair, whatever their number of rollouts.
-    ordered = sorted(names, key=lambda name: (name == LABEL, name.startswith(f"{LABEL} by ")))
+    ordered = sorted(names, key=lambda name: (name == LABEL, is_of_people(name)))
     compared = (compare(frame, a, b, threshold, lengths) for a, b in itertools.combinations(ordered, 2))
     comparisons = [each for each in compared if each is not None]
     disagreements = list(_disagreements(ratings, names, threshold))
@@ -62,6 +63,7 @@ def judge_report(
         labeled=len(ratings.labels),
         labels_without_rollout=ratings.without_rollout,
         raters=raters,
+        raters_left_out=max(0, len(others) - _MOST_RATERS),
         comparisons=sorted(comparisons, key=lambda each: (each["b"] != LABEL, -each["n"], each["a"], each["b"])),
         pairs=list(_pairs(ratings, names)),
         position=[*_position_of_people(ratings), *_position_of_judges(counted)],
@@ -89,7 +91,7 @@ def _raters(frame: pl.DataFrame, figures: Sequence[JudgeFigures], threshold: flo
 
 def _disagreements(ratings: Ratings, names: Sequence[str], threshold: float) -> Iterable[Disagreement]:
     """Of each rater but people, the worst first."""
-    judged = ratings.frame.filter(pl.col("rater").is_in([name for name in names if not name.startswith(LABEL)]))
+    judged = ratings.frame.filter(pl.col("rater").is_in([name for name in names if not is_of_people(name)]))
     labels = pl.DataFrame(
         [(*key, label.score) for key, label in ratings.labels.items()],
         {"rollout_id": pl.String, "attempt": pl.Int32, "said": pl.Float64},
@@ -120,24 +122,26 @@ def _pairs(ratings: Ratings, names: Sequence[str]) -> Iterable[PairAgreement]:
         if label.other is not None and label.word != "equal"
     ]
     for name in names:
-        if name.startswith(LABEL):
+        if is_of_people(name):
             continue
         own = ratings.frame.filter(pl.col("rater") == name).select(*ROLLOUT_KEY, "score").iter_rows()
         scores: Mapping[tuple[str, int], float] = {(rollout_id, attempt): score for rollout_id, attempt, score in own}
         gaps = [
-            (scores[one] - scores[other]) * sign for one, other, sign in decided if one in scores and other in scores
+            (ratings.groups[one], (scores[one] - scores[other]) * sign)
+            for one, other, sign in decided
+            if one in scores and other in scores
         ]
         if not gaps:
             continue
-        agree, ties = sum(gap > 0 for gap in gaps), sum(gap == 0 for gap in gaps)
-        settled = len(gaps) - ties
+        settled = [(group, gap > 0) for group, gap in gaps if gap]
+        share, interval = share_of_tasks(settled) if settled else (None, None)
         yield PairAgreement(
             rater=name,
             n=len(gaps),
-            agree=agree,
-            ties=ties,
-            share=agree / settled if settled else None,
-            interval=share_interval(agree, settled) if settled else None,
+            agree=sum(is_same for _, is_same in settled),
+            ties=len(gaps) - len(settled),
+            share=share,
+            interval=interval,
         )
 
 
@@ -145,9 +149,11 @@ def _position_of_people(ratings: Ratings) -> Iterable[PositionBias]:
     """How often the left one of a pair is called better."""
     decided = [label for label in ratings.preferences if label.word != "equal" and label.place is not None]
     if decided:
-        left = sum((label.place == 0) == (label.word == "better") for label in decided)
-        n = len(decided)
-        yield PositionBias(rater=LABEL, n=n, bias=left / n, interval=share_interval(left, n))
+        bias, interval = share_of_tasks(
+            (ratings.groups[label.rollout_id, label.attempt], (label.place == 0) == (label.word == "better"))
+            for label in decided
+        )
+        yield PositionBias(rater=LABEL, n=len(decided), bias=bias, interval=interval)
 
 
 def _position_of_judges(figures: Sequence[JudgeFigures]) -> Iterable[PositionBias]:

@@ -58,16 +58,18 @@ class RaterRecord(TypedDict):
 
 
 class CalibrationBin(TypedDict):
-    """The rollouts to which the judge gave a score within [low, high)."""
+    """The rollouts to which the judge gave a score within [low, high). Each task counts once."""
 
     low: float
     high: float
     n: int
+    """Rollouts."""
     mean: float
     """Of the scores."""
     good: float
     """Share that people call good."""
-    interval: Interval
+    interval: Interval | None
+    """Over tasks; None for fewer than two."""
 
 
 class LengthBias(TypedDict):
@@ -77,6 +79,7 @@ class LengthBias(TypedDict):
     correlation: float
     """Spearman's, of the sampled tokens of a rollout with the judge's score minus the label's."""
     interval: Interval | None
+    """As if each task were one rollout; None for fewer than four tasks."""
     shorter: float
     """Mean of that difference over the shorter half."""
     longer: float
@@ -114,8 +117,9 @@ class PairAgreement(TypedDict):
     ties: int
     """Pairs with equal scores."""
     share: float | None
-    """Of the pairs without ties; None without any."""
+    """Of the pairs without ties, each task counted once; None without any."""
     interval: Interval | None
+    """Over tasks; None for fewer than two."""
 
 
 class PositionBias(TypedDict):
@@ -124,8 +128,8 @@ class PositionBias(TypedDict):
     rater: str
     n: int
     bias: float
-    """Of people: the share of decided pairs in which the left one is better. Of a comparing judge: how much more of 1 an attempt gets
-    for standing earlier."""
+    """Of people: the share of decided pairs in which the left one is better, each task counted once. Of a comparing judge: how much
+    more of 1 an attempt gets for standing earlier."""
     interval: Interval | None
 
 
@@ -156,6 +160,8 @@ class JudgeReport(TypedDict):
     labels_without_rollout: int
     """Labels of rollouts that are not stored here."""
     raters: Sequence[RaterRecord]
+    raters_left_out: int
+    """Those that are compared with nobody: others score more rollouts. Never `label`."""
     comparisons: Sequence[Comparison]
     pairs: Sequence[PairAgreement]
     position: Sequence[PositionBias]

@@ -418,3 +418,19 @@ def test_what_a_person_labeled_is_not_deleted_by_age_but_by_its_trace(tmp_path: 
         assert {row["rollout_id"] for row in read(collector.address, "logs")} == {"r1", "r3"}
         _store(collector.store, "purge", "--trace", trace_id(1).hex(), "--yes")
         assert {row["rollout_id"] for row in read(collector.address, "evaluations")} == {"r3"}
+
+
+def test_a_pair_that_was_withdrawn_leaves_the_other_pairs_of_its_rollouts_labeled(tmp_path: Path) -> None:
+    faults = jumping_clock(tmp_path / "faults")
+    with running(tmp_path / "spans.duckdb", faults=faults) as collector:
+        (faults / "offset_s").write_text(str(-40 * 86_400))
+        for number in range(1, 4):
+            export(collector.address, span(BASE + number, 1, {keys.ROLLOUT_ID: f"r{number}", keys.ATTEMPT: 0}))
+        stands = pair_labels((("r1", 0), ("r2", 0)), "better", by="ann", time_ns=1, reason=None)
+        first = pair_labels((("r1", 0), ("r3", 0)), "better", by="ann", time_ns=2, reason=None)
+        withdrawn = pair_labels((("r1", 0), ("r3", 0)), "withdrawn", by="ann", time_ns=3, reason=None)
+        send_labels(str(collector.address.grpc), *stands, *first, *withdrawn)
+        counted = _store(collector.store, "purge", "--before", "1s", "--yes")
+        assert (counted["rollouts"], counted["labeled"]) == (1, 2)
+        assert {row["rollout_id"] for row in read(collector.address, "spans")} == {"r1", "r2"}
+        assert {row["rollout_id"] for row in read(collector.address, "evaluations")} == {"r1", "r2"}

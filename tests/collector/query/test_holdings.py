@@ -169,6 +169,7 @@ def test_records_are_read_by_event_trace_and_attribute(tangled: Database) -> Non
         ("holdings", {"without_calls": True}, "no parameter 'without_calls'"),
         ("records", {}, "needs the parameter event_names"),
         ("records", {"event_names": ["a"], "trace_ids": "t"}, "list of strings"),
+        ("records", {"event_names": ["a"], "trusted": 1}, "not of type bool"),
         ("activity", {}, "needs the parameter since_ns"),
         ("newest", {"rows": 0}, "not between 1 and 10000"),
         ("newest", {"round": 1}, "no parameter 'round'"),

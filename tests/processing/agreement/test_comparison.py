@@ -8,6 +8,7 @@ import pytest
 from trainspan_processing.agreement.comparison import compare
 from trainspan_processing.agreement.lengths import _LENGTHS
 from trainspan_processing.agreement.ratings import RATINGS
+from trainspan_schemas.artifacts.judge_report import Comparison
 from trainspan_schemas.intervals import correlation_interval, kappa, kappa_interval, share_interval
 
 NO_LENGTHS = pl.DataFrame(schema=_LENGTHS)
@@ -88,6 +89,10 @@ def test_kappa_is_none_where_chance_alone_agrees() -> None:
     assert kappa((0.0, 1.0, 1.0, 0.0)) == -1.0
     assert kappa_interval([(1.0, 0.0, 0.0, 1.0)]) is None
     assert kappa_interval([(1.0, 0.0, 0.0, 0.0), (0.0, 0.0, 0.0, 1.0)]) is None
+    assert (
+        kappa_interval([(1.0, 0.0, 0.0, 0.0), (0.0, 0.0, 0.0, 1.0)] * 3) is None
+    )  # perfect agreement has no known spread
+    assert kappa_interval([(2.0, 1.0, 0.0, 4.0)] * 7) is None
 
 
 def test_the_interval_of_a_correlation_is_bounded() -> None:
@@ -96,3 +101,33 @@ def test_the_interval_of_a_correlation_is_bounded() -> None:
     # tanh(atanh(.5) ± 1.96 · sqrt(1.06 / 27))
     assert (low, high) == (pytest.approx(0.1597, abs=1e-3), pytest.approx(0.7346, abs=1e-3))
     assert (correlation_interval(1.0, 10) or (0, 0))[1] <= 1.0
+
+
+def test_rollouts_of_one_task_give_no_interval() -> None:
+    rows = [(f"r{n}", "t", 0.9, float(n % 4 > 0)) for n in range(40)]
+    lengths = pl.DataFrame([(f"r{n}", 0, 100 + n) for n in range(40)], _LENGTHS, orient="row")
+    found = compare(_ratings(*rows), "judge", "label", 0.5, lengths)
+    assert found is not None
+    assert found["length"] is not None
+    (scores,) = found["calibration"]
+    assert (scores["n"], scores["good"]) == (40, 0.75)
+    intervals = [found[name] for name in ("agreement_interval", "kappa_interval")]
+    assert [*intervals, scores["interval"], found["length"]["interval"]] == [None] * 4
+
+
+def test_more_rollouts_of_the_same_tasks_give_no_narrower_interval() -> None:
+    def compared(copies: int) -> Comparison:
+        rows = [(f"r{n}", f"t{n % 20}", 0.9, float(n % 20 > 4)) for n in range(20 * copies)]
+        lengths = pl.DataFrame([(row[0], 0, 100 + n % 20) for n, row in enumerate(rows)], _LENGTHS, orient="row")
+        found = compare(_ratings(*rows), "judge", "label", 0.5, lengths)
+        assert found is not None
+        return found
+
+    once, often = compared(1), compared(10)
+    ((scores,), (more,)) = once["calibration"], often["calibration"]
+    assert (scores["n"], more["n"], more["good"]) == (20, 200, pytest.approx(0.75))
+    assert more["interval"] == pytest.approx(scores["interval"])
+    assert scores["interval"] == pytest.approx(share_interval(15, 20))
+    assert once["length"] is not None
+    assert often["length"] is not None
+    assert often["length"]["interval"] == pytest.approx(once["length"]["interval"], abs=1e-6)

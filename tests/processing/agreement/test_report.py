@@ -1,5 +1,6 @@
 """`trainspan judges` on a store: who is compared, and what is left out."""
 
+import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from tests.processing.support.labels import label, pair, send_labels
 from tests.processing.support.traces import TestRollout, chain
 from trainspan_cli.main import run
 from trainspan_schemas.artifacts.judge_report import JudgeFigures, JudgeReport, write_judge_figures
+from trainspan_schemas.intervals import share_interval
 from trainspan_schemas.store.roles import Role, token_of
 from trainspan_schemas.telemetry import keys
 
@@ -91,3 +93,67 @@ def test_what_others_say_is_no_label_and_gone_rollouts_are_counted(
     capsys.readouterr()
     assert run(["judges", "--store", str(bench.collectors[0].store), "--format", "json"]) == 0
     assert json.loads(capsys.readouterr().out)["labels_without_rollout"] >= 1
+
+
+def test_a_judge_whose_name_begins_like_peoples_is_a_judge(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    named = {"a": "labels.py:score", "b": "labels.py:score", "c": "label", "d": "label by bob"}
+    rollouts = [chain(bench.rollout(name, judge=judge, task=name), 1) for name, judge in named.items()]
+    bench.send(*(rollout.reward(score, **JUDGE) for rollout, score in zip(rollouts, (0.6, 0.5, 0.6, 0.6), strict=True)))
+    labels = [*(label(rollout, "bad") for rollout in rollouts), *pair(rollouts[:2], "better")]
+    send_labels(bench.collectors[0].grpc, *labels)
+    report = _report(bench, capsys, "--threshold", "0.8")
+    assert {rater["name"]: rater["passed"] for rater in report["raters"]} == {
+        **dict.fromkeys(("labels.py:score", "no person: label", "no person: label by bob", "label"), 0.0),
+    }
+    assert [(each["a"], each["b"], each["n"]) for each in report["comparisons"]] == [
+        ("labels.py:score", "label", 2),
+        ("no person: label", "label", 1),
+        ("no person: label by bob", "label", 1),
+    ]
+    assert [(each["rater"], each["agree"]) for each in report["pairs"]] == [("labels.py:score", 1)]
+    report = _report(bench, capsys, "--threshold", "0.5")
+    assert {each["rater"] for each in report["disagreements"]} == {
+        *("labels.py:score", "no person: label", "no person: label by bob"),
+    }
+
+
+@pytest.mark.parametrize("boundary", [None, "process"])
+def test_the_runners_span_says_who_judged_whatever_other_spans_a_program_sends(
+    bench: Bench, capsys: pytest.CaptureFixture[str], boundary: str | None
+) -> None:
+    a = _judged(bench, "a", "t", 1.0)
+    more = {} if boundary is None else {"trainspan__rollout__boundary": boundary}
+    a.span("0", 0.5, 90, trainspan__rollout__status="ok", **more)
+    bench.send(a)
+    send_labels(bench.collectors[0].grpc, label(a, "good"))
+    assert _compared(_report(bench, capsys)) == [("j.py:score", "label", 1)]
+
+
+def test_many_criteria_do_not_crowd_out_people(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    rollouts = [_judged(bench, name, name, 1.0) for name in ("a", "b", "c")]
+    for rollout, number in itertools.product(rollouts, range(12)):
+        rollout.reward(0.5, **JUDGE, **{keys.EVALUATION_NAME: f"criterion {number}"})
+    bench.send(*rollouts)
+    send_labels(bench.collectors[0].grpc, *(label(rollout, "good") for rollout in rollouts[:2]))
+    report = _report(bench, capsys)
+    assert len(report["raters"]) == 14
+    assert report["raters_left_out"] == 1
+    assert sum(b == "label" for _, b, _ in _compared(report)) == 12
+    assert run(["judges", "--store", str(bench.collectors[0].store), "--run", bench.run_id]) == 0
+    assert "1 of them are not compared" in capsys.readouterr().out
+
+
+def test_the_pairs_of_one_task_count_once(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    many = [_judged(bench, f"a{n}", "t", n / 10) for n in range(6)]
+    two = [_judged(bench, f"b{n}", "u", n / 10) for n in range(2)]
+    bench.send(*many, *two)
+    grpc = bench.collectors[0].grpc
+    send_labels(grpc, *(each for worse, better in itertools.pairwise(many) for each in pair((better, worse), "better")))
+    alone = _report(bench, capsys)
+    assert [(each["n"], each["share"], each["interval"]) for each in alone["pairs"]] == [(5, 1.0, None)]
+    assert [(each["n"], each["bias"], each["interval"]) for each in alone["position"]] == [(5, 1.0, None)]
+    send_labels(grpc, *pair((two[1], two[0]), "worse"))
+    both = _report(bench, capsys)
+    ((judge,), (people,)) = both["pairs"], both["position"]
+    assert (judge["n"], judge["agree"], judge["share"], people["bias"]) == (6, 5, 0.5, 0.5)
+    assert judge["interval"] == people["interval"] == pytest.approx(share_interval(1, 2))

@@ -1,5 +1,6 @@
 """Labels through the viewer: who can give them, that none is lost, and what the next page and the queue show."""
 
+import json
 import os
 import re
 import subprocess
@@ -10,17 +11,23 @@ from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, unquote
 
 import pytest
 
 from tests.processing.conftest import RunningCollector
-from tests.processing.support.traces import TestRollout, chain
+from tests.processing.support.labels import send_labels
+from tests.processing.support.traces import TestRollout, chain, send
 from tests.viewer.support.label_world import LABEL_RUN, make_label_world
 from tests.viewer.support.world import EVIL, Viewer, World, serving
 from trainspan_schemas.store.labels import Label
 from trainspan_schemas.store.roles import Role, token_of
-from trainspan_viewer.queries.labels.sending import NotShownError, give_label
+from trainspan_schemas.telemetry import keys
+from trainspan_viewer.queries.labels.queue import _rollouts
+from trainspan_viewer.queries.labels.sending import LabelChangedError, NotShownError, give_label
+from trainspan_viewer.queries.labels.stored import TooManyLabelsError, stored_labels
 from trainspan_viewer.queries.labels.submission import Submission
+from trainspan_viewer.queries.params import Params
 from trainspan_viewer.queries.store import StoreReader
 
 pytestmark = pytest.mark.ci
@@ -240,6 +247,61 @@ def test_hostile_labels_stay_text_and_are_stored_as_they_are_shown(labeler: View
     assert ("⟨U+202E⟩" in stored, "\x1b" in stored) == (True, False)
 
 
+def test_hostile_text_stays_text_and_is_cut_on_the_queue_and_beside_another_rollout(
+    labeler: Viewer, labels: World
+) -> None:
+    megabyte = EVIL * (1_000_000 // len(EVIL))
+    sides = [_hostile(f"side-{number}", EVIL, 1.0, megabyte) for number in range(2)]
+    labels.bench.send(*sides, _hostile("long", megabyte, 0.5, megabyte))
+    a, b = (f"{side.rollout_id}:0" for side in sides)
+    pair = f"/labels/pair?a={a}&b={b}"
+    assert give(labeler, pair, "better", text=EVIL).status == 303
+    pages = [labeler.get(path) for path in ("/labels", pair, f"/labels?run={quote(EVIL)}&from=0")]
+    for answer, most in zip(pages, (60_000, 60_000, 20_000), strict=True):
+        parser = _Tags()
+        parser.feed(answer.text)
+        assert (answer.status, parser.hostile, parser.tags.count("script")) == (200, [], 1)
+        assert not re.search("[\u202a-\u202e\u2066-\u2069\x00-\x08\x0b-\x1f\x7f]", answer.text)
+        assert len(answer.text) < most
+    queue, beside, _ = (unescape(answer.text) for answer in pages)
+    assert "label-long" in unquote(queue)
+    assert queue.count("⟨U+202E⟩gnp.exe") >= 2
+    assert f"… ({len(megabyte)} characters)" in queue
+    assert beside.count("⟨U+202E⟩gnp.exe") >= 4
+    assert "document.title='owned'" in beside
+
+
+def _hostile(name: str, task: str, score: float, text: str) -> TestRollout:
+    """A rollout whose task, agent, answer and explanation are hostile, and that only a client recorded."""
+    rollout = TestRollout(f"label-{name}", task=task, run=LABEL_RUN, round=0, judge="judge.py:score")
+    said = json.dumps([{"role": EVIL, "parts": [{"type": "text", "content": text}]}])
+    rollout.span(
+        *("client", 1.0, 2.0),
+        gen_ai__operation__name="chat",
+        gen_ai__agent__name=EVIL,
+        gen_ai__input__messages=said,
+        gen_ai__output__messages=said,
+    )
+    return rollout.reward(score, **{keys.EVALUATION_SOURCE: "judge", keys.EVALUATION_EXPLANATION: text})
+
+
+class _Tags(HTMLParser):
+    """The tags of a page, and what of them could run, load or lead elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.hostile: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        if tag in ("img", "svg", "iframe", "object", "embed", "base") or any(
+            name.startswith("on") or (name in ("href", "src", "action") and not (value or "").startswith(("/", "#")))
+            for name, value in attrs
+        ):
+            self.hostile.append(f"{tag} {attrs}"[:200])
+
+
 def test_a_server_that_takes_no_labels_says_so(labels: World, labeler: Viewer) -> None:
     path = add(labels, "readonly")
     assert give(labeler, path, "good").status == 303
@@ -295,6 +357,48 @@ def test_a_rollout_that_is_purged_takes_no_label_and_its_labels_go_with_it(label
     rows = StoreReader(labels.store).select("SELECT * FROM evaluations WHERE rollout_id = 'label-purged'").rows
     assert rows == []
     assert labeler.get("/judges").status == 200
+
+
+def test_labels_of_others_hide_no_persons_label_and_more_than_a_page_reads_is_an_error(
+    labeler: Viewer, labels: World, own: RunningCollector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = [add(labels, name) for name in ("flooded", "quiet")]
+    ids = ["label-flooded", "label-quiet"]
+    stale = {**fields_of(labeler.get(paths[0]).text), "word": "good", "by": "bob"}
+    assert give(labeler, paths[0], "bad").status == 303
+    agent = f"Bearer {token_of(labels.home / 'tokens.toml', Role.AGENT)}"
+    forged = [Label(rollout_id, 0, "good", "eve", 1) for rollout_id in ids for _ in range(30)]
+    send_labels(own.grpc, *forged, authorization=agent)
+    store = StoreReader(labels.store)
+    count = "SELECT count(*) FROM logs WHERE untrusted AND contains(attributes, 'eve')"
+    assert store.select(count).rows == [(60,)]
+    monkeypatch.setattr("trainspan_viewer.queries.labels.stored._MOST", 10)
+    assert [label.by for label in stored_labels(store, ids)] == ["ann"]
+    with pytest.raises(LabelChangedError, match="'bad' by ann"):
+        give_label(Submission(stale), store, _Nowhere())
+    send_labels(own.grpc, *(Label(rollout_id, 0, "good", "ann", 2) for rollout_id in ids for _ in range(9)))
+    assert len(stored_labels(store, ids)) == 19
+    send_labels(own.grpc, Label(ids[1], 0, "bad", "ann", 3), Label(ids[1], 0, "bad", "ann", 4))
+    with pytest.raises(TooManyLabelsError, match="rollout label-quiet has more than 10 labels"):
+        stored_labels(store, ids)
+
+
+def test_rollouts_that_others_forge_are_not_looked_at_in_the_queue(
+    labels: World, own: RunningCollector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = "forged-run"
+    agent = token_of(labels.home / "tokens.toml", Role.AGENT)
+    forged = [chain(TestRollout(f"{run}-forged-{number}", run=run, round=0), 1) for number in range(9)]
+    send(own.grpc, forged[:5], agent)
+    labels.bench.send(*(chain(TestRollout(f"{run}-{number}", run=run, round=0), 1).reward(0.5) for number in range(2)))
+    send(own.grpc, forged[5:], agent)
+    monkeypatch.setattr("trainspan_viewer.queries.labels.queue._MOST", 3)
+    store = StoreReader(labels.store)
+    assert len(store.select(f"SELECT * FROM rollouts WHERE run_id = '{run}' AND untrusted").rows) == 9
+    rows, is_cut = _rollouts(store, Params("", {}, {"run": [run]}))
+    assert ({row["rollout_id"] for row in rows}, is_cut) == ({f"{run}-0", f"{run}-1"}, False)
+    newest, _ = _rollouts(store, Params("", {}, {}))
+    assert {f"{run}-0", f"{run}-1"} <= {row["rollout_id"] for row in newest}
 
 
 class _Nowhere:

@@ -32,6 +32,13 @@ def render_agreement(model: AgreementModel) -> Page:
         if not report["labeled"]
         else None,
         _raters(report),
+        element(
+            "p",
+            f"{count(report['raters_left_out'])} of them are not compared: others score more rollouts",
+            class_="note",
+        )
+        if report["raters_left_out"]
+        else None,
         element("h2", "Judges and people"),
         _comparisons(with_people) or element("p", "No rollout has both a verdict and a label.", class_="note"),
         *(part for each in with_people if each["calibration"] for part in _calibration(each)),

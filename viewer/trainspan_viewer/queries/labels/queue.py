@@ -22,7 +22,7 @@ _PAGE: Final = 50
 _MOST: Final = 2_000
 """Rollouts that are looked at: the newest, or those of the run and round that were chosen."""
 _NEWEST_ROWS: Final = 10_000
-_ROLLOUTS: Final = ("rollout_id", "attempt", "task_id", "run_id", "round", "status", "reward", "end_ns", "untrusted")
+_ROLLOUTS: Final = ("rollout_id", "attempt", "task_id", "run_id", "round", "status", "reward", "end_ns")
 _EVALUATIONS: Final = ("rollout_id", "attempt", "name", "score", "source", "explanation", "untrusted")
 _FAR: Final = 0.5
 """Scores of the same name that differ by this much disagree."""
@@ -135,19 +135,18 @@ def _rollouts(store: StoreReader, params: Params) -> tuple[list[Row], bool]:
     if run_id or round_:
         chosen: dict[str, object] = {"run_id": run_id} if run_id else {}
         chosen |= {"round": params.integer("round", 0)} if round_ else {}
-        found = store.read("rollouts", _ROLLOUTS, _MOST, **chosen)
+        found = store.read("rollouts", _ROLLOUTS, _MOST, trusted=True, **chosen)
         is_cut = found.is_cut
     else:
-        columns = ("rollout_id", "rollout_status", "end_ns")
+        columns = ("rollout_id", "rollout_status", "untrusted")
         ended = store.read("newest", columns, _NEWEST_ROWS, rows=_NEWEST_ROWS)
-        ids = list(dict.fromkeys(row[0] for row in ended.rows if row[0] and row[1]))
+        ids = list(dict.fromkeys(row[0] for row in ended.rows if row[0] and row[1] and not row[2]))
         is_cut = len(ended.rows) >= _NEWEST_ROWS or len(ids) > _MOST
         if not ids:
             return [], is_cut
-        found = store.read("rollouts", _ROLLOUTS, _MOST, rollout_ids=ids[:_MOST])
-    rows = [row for row in found.records() if not row["untrusted"]]
+        found = store.read("rollouts", _ROLLOUTS, _MOST, trusted=True, rollout_ids=ids[:_MOST])
     last: dict[str, Row] = {}
-    for row in sorted(rows, key=lambda row: row["attempt"] or 0):
+    for row in sorted(found.records(), key=lambda row: row["attempt"] or 0):
         last[row["rollout_id"]] = row
     return sorted(last.values(), key=lambda row: (-(row["end_ns"] or 0), row["rollout_id"])), is_cut
 

@@ -1,31 +1,27 @@
 """The labels that the stores hold."""
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
+from trainspan_schemas.errors import StoreError
 from trainspan_schemas.store.labels import Label, newest, read_label
 from trainspan_schemas.telemetry import keys
 from trainspan_viewer.queries.labels.subject import RolloutKey, Subject
 from trainspan_viewer.queries.store import StoreReader
 
-__all__ = ["labels_on", "stored_labels"]
+__all__ = ["TooManyLabelsError", "labels_on", "stored_labels"]
 
 _RECORD: Final = ("time_ns", "rollout_id", "trace_id", "span_id", "attributes", "untrusted")
 _MOST: Final = 10_000
 
 
+class TooManyLabelsError(StoreError):
+    """A rollout has more labels than a page reads, so the newest one is not known."""
+
+
 def stored_labels(store: StoreReader, rollout_ids: Sequence[str]) -> list[Label]:
-    """All labels of these rollouts, also those that others replace, the oldest first. Raises StoreError."""
-    if not rollout_ids:
-        return []
-    rows = store.read(
-        "records",
-        _RECORD,
-        _MOST,
-        event_names=[keys.EVALUATION_EVENT],
-        attribute=keys.LABELED_BY,
-        rollout_ids=sorted(set(rollout_ids)),
-    ).rows
+    """All labels of these rollouts, also those that others replace, the oldest first. Raises StoreError, or TooManyLabelsError."""
+    rows = _records(store, sorted(set(rollout_ids)))
     read = (
         read_label(time_ns, rollout_id, (trace_id, span_id), attributes, untrusted=untrusted)
         for time_ns, rollout_id, trace_id, span_id, attributes, untrusted in rows
@@ -33,6 +29,29 @@ def stored_labels(store: StoreReader, rollout_ids: Sequence[str]) -> list[Label]
     # Two stores may hold the same one.
     labels = {(label.id, label.rollout_id): label for label in read if label is not None}
     return sorted(labels.values(), key=lambda label: label.time_ns)
+
+
+def _records(store: StoreReader, rollout_ids: Sequence[str]) -> list[tuple[Any, ...]]:
+    """All trusted _RECORDs of labels of these rollouts; what one read cannot hold is read in halves."""
+    if not rollout_ids:
+        return []
+    found = store.read(
+        "records",
+        _RECORD,
+        _MOST,
+        event_names=[keys.EVALUATION_EVENT],
+        attribute=keys.LABELED_BY,
+        trusted=True,
+        rollout_ids=rollout_ids,
+    )
+    if not found.is_cut:
+        return found.rows
+    middle = len(rollout_ids) // 2
+    if not middle:
+        raise TooManyLabelsError(
+            f"rollout {rollout_ids[0][:80]} has more than {_MOST} labels, or more than fit into a page"
+        )
+    return _records(store, rollout_ids[:middle]) + _records(store, rollout_ids[middle:])
 
 
 def labels_on(labels: Sequence[Label], subject: Subject) -> tuple[list[Label], list[Label]]:
