@@ -1,7 +1,8 @@
 """Labels of people, as they are stored, and as rewards: the newest one of a rollout or call replaces its other rewards.
 
-A label that was withdrawn counts for nothing. A label on a call is the reward of that call; with credit `identical`, which adds up
-a rollout, it does not count. Preferences between two rollouts are no rewards: `trainspan export dpo` makes pairs of them.
+A label that was withdrawn counts for nothing. A label on a call is the reward of that call; it does not count beside a label on the
+rollout, nor with a credit that looks only at the sum over a rollout. Preferences between two rollouts are no rewards: `trainspan
+export dpo` makes pairs of them.
 """
 
 from collections import Counter
@@ -82,6 +83,7 @@ def label_edges(
     said = said.with_columns((bad + pl.col("score") * (good - bad)).alias("score"))
     on_rollouts, on_calls = said.filter(pl.col("span_id").is_null()), said.filter(pl.col("span_id").is_not_null())
     known = on_calls.join(calls.select(*ROLLOUT_KEY, *SPAN_KEY), on=[*ROLLOUT_KEY, *SPAN_KEY], how="semi")
+    known = known.join(on_rollouts, on=ROLLOUT_KEY, how="anti")
     counted = known if of_calls_count else known.clear()
     counts |= Counter(rollouts=on_rollouts.height, calls=counted.height, calls_unused=on_calls.height - counted.height)
     return LabelEdges(_edges(on_rollouts, names), _edges(counted, names), +counts)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
+from trainspan_processing.credit.plan import looks_at_calls
 from trainspan_processing.read.source import Source
 from trainspan_processing.read.tool_uses import TOOL_USES, read_tool_uses
 from trainspan_processing.reasons.choices import unused_overlong
@@ -17,7 +18,7 @@ from trainspan_processing.rewards.binding import UNCLEAR
 from trainspan_processing.rewards.evaluation_rewards import Rewards, bind_rewards
 from trainspan_processing.rewards.function_rewards import FunctionRewards, recorded_rewards, reward_by_function
 from trainspan_processing.rewards.labels import LABEL_RULE, label_edges, without_labeled_calls
-from trainspan_processing.rewards.names import RewardName, reward_names, rollout_column, step_column
+from trainspan_processing.rewards.names import RewardName, filled_names, reward_names, rollout_column, step_column
 from trainspan_processing.rewards.range import check_max_reward, is_outside
 from trainspan_processing.rewards.status_rewards import (
     FUNCTION_STATUSES,
@@ -97,17 +98,17 @@ def reward_rollouts(
         if settings.choices == "used":
             charged = charged.join(unused_overlong(source, traces, settings), on=SPAN_KEY, how="anti")
         signals = pl.concat([signals, overlong_edges(penalty, charged)])
-    needed = [reward.name for reward in names if not reward.may_be_missing]
+    filled = filled_names(names)
     of_status = status_rewards(settings.status_rewards)
     labels = label_edges(
         traces.evaluations,
         traces.calls,
         traces.rollouts,
         label_values(of_status),
-        needed,
-        of_calls_count=settings.credit != _OF_ROLLOUT,
+        filled,
+        of_calls_count=looks_at_calls(settings),
     )
-    by_status = with_status_edges(status_edges(of_status, needed, traces.rollouts), labels.of_rollouts)
+    by_status = with_status_edges(status_edges(of_status, filled, traces.rollouts), labels.of_rollouts)
     signals = pl.concat([signals, labels.of_calls])
     if settings.reward is not None:
         by_function = _by_function(source, traces, settings, rewards, signals, by_status, returned)

@@ -7,6 +7,8 @@ import pytest
 from tests.processing.conftest import Bench, rows
 from tests.processing.support.labels import label, pair, send_labels
 from tests.processing.support.traces import TestRollout, chain
+from trainspan_processing.assembly.build import BuiltDataset
+from trainspan_processing.dataset.published import open_published
 from trainspan_processing.explain.explain import explain_rollout
 from trainspan_processing.explain.inquiry import Question
 from trainspan_schemas.config.settings import DatasetSettings
@@ -34,6 +36,11 @@ def _returns(bench: Bench, **settings: Any) -> dict[str, list[float]]:
     for name, value in zip(names, table["return"], strict=True):
         returns.setdefault(name, []).append(value)
     return returns
+
+
+def _rewards(built: BuiltDataset) -> dict[str, float | None]:
+    """Rollout → its whole reward, as the ledger has it."""
+    return dict(open_published(built.path).ledger().select("rollout_id", "reward").iter_rows())
 
 
 def test_a_label_replaces_the_judges_verdict_and_is_counted(bench: Bench) -> None:
@@ -101,6 +108,56 @@ def test_a_label_on_a_call_is_its_reward_unless_the_credit_looks_at_no_call(benc
     built = bench.build(round_=0, out=bench.out / "identical", baseline="none")
     assert built.manifest["labels"] == {"calls_unused": 3}
     assert sorted(rows(built)["return"].unique()) == [0.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"credit": "per_agent"},
+        {"credit": "per_agent", "agent_credit": "writer=step+grpo"},
+        {"credit": "vine"},
+        {"credit": "gigpo"},
+        {"credit": "rtmc"},
+    ],
+    ids=str,
+)
+def test_labels_on_calls_add_nothing_to_a_sum_over_the_rollout(bench: Bench, settings: dict[str, Any]) -> None:
+    a, b = _judged(bench, "a", 1.0, task="t"), _judged(bench, "b", 0.0, task="t")
+    send_labels(_sent(bench, a, b), label(b, "good", call=0), label(b, "good", call=1))
+    built = bench.build(round_=0, keep_zero_spread=True, **settings)
+    assert _rewards(built) == {a.rollout_id: 1.0, b.rollout_id: 0.0}
+    assert built.manifest["labels"] == {"calls_unused": 2}
+    question = Question([str(bench.collectors[0].store)], b.rollout_id, DatasetSettings(**settings))
+    whys = {edge.why for edge in explain_rollout(question, bench.clock).edges if edge.source == "label"}
+    assert whys == {f"it is on a call, and credit {settings['credit']} adds up the rewards of a rollout"}
+
+
+def test_labels_on_calls_count_if_all_agents_have_a_credit_of_calls(bench: Bench) -> None:
+    a = _judged(bench, "a", 0.0)
+    send_labels(_sent(bench, a), label(a, "good", call=0))
+    assert _returns(bench, credit="per_agent", agent_credit="*=return_to_go+none") == {"a": [1.0, 0.0]}
+
+
+@pytest.mark.parametrize("credit", ["return_to_go", "step"])
+def test_labels_on_calls_do_not_count_beside_one_on_the_rollout(bench: Bench, credit: str) -> None:
+    a, b = _judged(bench, "a", 1.0), _judged(bench, "b", 1.0)
+    send_labels(_sent(bench, a, b), label(a, "bad"), label(a, "good", 110.0, call=1))
+    send_labels(bench.collectors[0].grpc, label(b, "bad"), label(b, "withdrawn", 200.0), label(b, "good", call=1))
+    built = bench.build(round_=0, baseline="none", keep_zero_spread=True, credit=credit)
+    assert _rewards(built) == {a.rollout_id: 0.0, b.rollout_id: 2.0}
+    assert built.manifest["labels"] == {"rollouts": 1, "calls": 1, "calls_unused": 1}
+    question = Question([str(bench.collectors[0].store)], a.rollout_id, DatasetSettings(credit=credit))
+    whys = [edge.why for edge in explain_rollout(question, bench.clock).edges if edge.rule is None]
+    assert "it is on a call, and the rollout's label replaces all its other rewards" in whys
+
+
+def test_a_label_and_a_status_give_all_rewards_if_none_is_required(bench: Bench) -> None:
+    a, b = _judged(bench, "a", 1.0), _judged(bench, "b", 1.0)
+    a.reward(0.5, **{keys.EVALUATION_NAME: "style", **JUDGE})
+    failed = chain(bench.rollout("failed", status="timeout"), 1)
+    send_labels(_sent(bench, a, b, failed), label(a, "bad"))
+    returns = _returns(bench, reward_name="reward?,style?=2", status_rewards="timeout=-1,bad=-2")
+    assert returns == {"a": [-6.0, -6.0], "b": [1.0, 1.0], "failed": [-3.0]}
 
 
 def test_a_label_on_a_call_replaces_what_a_function_gives_that_call(bench: Bench) -> None:
