@@ -104,6 +104,7 @@ def _spill(
                 "is_signed",
                 "reason",
                 "function_rewards",
+                "labeled",
             )
         ),
         compared=compact(numbered),

@@ -52,7 +52,7 @@ class Rewarded:
 
     rollouts: pl.DataFrame
     """The rollout table with a `rollout_column` per reward, `reward` (the weighted sum of all its rewards, NULL if a required
-    one is missing), `reward_failed`, `reward_outside`, `teaches`, `reason` and `function_rewards` (as in LEDGER)."""
+    one is missing), `reward_failed`, `reward_outside`, `teaches`, `reason`, `labeled` and `function_rewards` (as in LEDGER)."""
     of_calls: pl.DataFrame
     """trace_id, span_id and a `step_column` per reward."""
     edges: pl.DataFrame
@@ -278,7 +278,7 @@ def _with_totals(
     rewards: Sequence[RewardName],
     limit: float,
 ) -> pl.DataFrame:
-    """Adds `reward`, `reward_outside` (a score or a sum of scores is beyond `limit`) and `reason`.
+    """Adds `reward`, `reward_outside` (a score or a sum of scores is beyond `limit`), `labeled` and `reason`.
 
     A missing reward does not count as 0: the total is NULL if a required reward is missing.
     """
@@ -301,10 +301,13 @@ def _with_totals(
             owned.filter(pl.any_horizontal(is_outside(pl.col(name), limit) for name in steps)).select(ROLLOUT_KEY),
         ]
     ).unique()
+    labeled = edges.filter(pl.col("rule") == LABEL_RULE).select(ROLLOUT_KEY).unique()
     summed = ("reward", *(rollout_column(reward.name) for reward in rewards), *steps)
     return (
         rollouts.join(sums, on=ROLLOUT_KEY, how="left", maintain_order="left")
         .join(outside.with_columns(pl.lit(True).alias("_outside")), on=ROLLOUT_KEY, how="left", maintain_order="left")
+        .join(labeled.with_columns(pl.lit(True).alias("labeled")), on=ROLLOUT_KEY, how="left", maintain_order="left")
+        .with_columns(pl.col("labeled").fill_null(False))
         .with_columns(pl.when(complete & any_named).then(pl.sum_horizontal(totals.values())).alias("reward"))
         .with_columns(
             pl.any_horizontal(

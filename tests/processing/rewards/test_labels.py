@@ -7,6 +7,7 @@ import pytest
 from tests.processing.conftest import Bench, rows
 from tests.processing.support.labels import label, pair, send_labels
 from tests.processing.support.traces import TestRollout, chain
+from trainspan_loop.state.reward_records import read_rewards
 from trainspan_processing.assembly.build import BuiltDataset
 from trainspan_processing.dataset.published import open_published
 from trainspan_processing.explain.explain import explain_rollout
@@ -58,6 +59,18 @@ def test_the_newest_label_counts_by_its_time_whichever_came_first_and_can_be_tak
     send_labels(grpc, label(a, "bad", 200.0), label(b, "bad", 200.0))
     send_labels(grpc, label(a, "good", 150.0, by="bob"), label(b, "withdrawn", 300.0))
     assert _returns(bench) == {"a": [0.0, 0.0], "b": [1.0, 1.0]}
+
+
+def test_the_ledger_says_which_rewards_are_labels_so_that_the_loop_compares_the_others(bench: Bench) -> None:
+    a, b, c = (_judged(bench, name, 1.0) for name in "abc")
+    send_labels(_sent(bench, a, b, c), label(a, "bad"), label(b, "bad", call=0))
+    for credit, labeled in (("identical", {a.rollout_id}), ("return_to_go", {a.rollout_id, b.rollout_id})):
+        built = bench.build(round_=0, out=bench.out / credit, baseline="none", credit=credit, keep_zero_spread=True)
+        lines = open_published(built.path).ledger()
+        assert set(lines.filter("labeled")["rollout_id"]) == labeled
+        records = read_rewards([], built.path)
+        assert records is not None
+        assert records.labeled == {(rollout_id, 0) for rollout_id in labeled}
 
 
 def test_a_label_belongs_to_its_attempt(bench: Bench) -> None:
