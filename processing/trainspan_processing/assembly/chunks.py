@@ -16,7 +16,7 @@ from trainspan_processing.assembly.rows import CallLimits, limits
 from trainspan_processing.assembly.snapshot import Snapshot, wait_for_rollouts
 from trainspan_processing.assembly.spill import ChunkSummary, Spill
 from trainspan_processing.credit.advantages import credit
-from trainspan_processing.credit.plan import CreditPlan, plan_for
+from trainspan_processing.credit.plan import CreditPlan, looks_at_calls, plan_for
 from trainspan_processing.dataset.files import Files
 from trainspan_processing.dataset.ledger import NOTHING_USED, DatasetLedger, History
 from trainspan_processing.read.engine import Engine
@@ -229,7 +229,13 @@ def _rewards_of_used(
     traces = index_traces(
         source, again, NOTHING_USED, now_ns=snapshot.now_ns, settle_s=settings.settle_s, around=context
     )
-    rewards = count_rewards(admitted_evaluations(traces, settings), traces.spans, traces.rollouts, names)
+    rewards = count_rewards(
+        admitted_evaluations(traces, settings),
+        traces.spans,
+        traces.rollouts,
+        names,
+        of_calls_count=looks_at_calls(settings),
+    )
     return grown.join(rewards, on="rollout_id", how="left").with_columns(pl.col("rewards").fill_null(0))
 
 

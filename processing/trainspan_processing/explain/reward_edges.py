@@ -138,6 +138,8 @@ def _why_no_label(evidence: Evidence, row: Mapping[str, Any], *, untrusted: bool
         return f"its source is that of a label, whose name would be {keys.LABEL} or {keys.PREFERENCE}"
     if row["name"] == keys.PREFERENCE:
         return "it compares two rollouts, which is no reward: trainspan export dpo makes a pair of it"
+    if row["attempt"] is None:
+        return "it names no attempt of the rollout"
     if row["score"] is None:
         return "it takes an earlier label back"
     if row["span_id"] is not None and not looks_at_calls(evidence.settings):

@@ -34,7 +34,8 @@ class LabelEdges:
     of_calls: pl.DataFrame
     """EDGES."""
     counts: Counter[str] = field(default_factory=Counter)
-    """Labeled `rollouts` and `calls`; `calls_unused`, whose labels do not count; labels on rollouts as part of a pair, `preferences`."""
+    """Labeled `rollouts` and `calls`; `calls_unused`, whose labels do not count; labels on rollouts as part of a pair, `preferences`;
+    labels `without_attempt`, which do not count."""
 
 
 def read_labels(source: Source, rollout_ids: Sequence[str] | None = None) -> list[Label]:
@@ -71,13 +72,15 @@ def label_edges(
 
     `values` are what `good` and `bad` are worth.
     """
-    labels = evaluations.filter(is_label() & ~pl.col("untrusted").fill_null(value=False)).join(
-        rollouts.select(ROLLOUT_KEY), on=ROLLOUT_KEY, how="semi"
+    given = evaluations.filter(is_label() & ~pl.col("untrusted").fill_null(value=False)).join(
+        rollouts.select("rollout_id"), on="rollout_id", how="semi"
     )
-    if labels.is_empty():
+    if given.is_empty():
         return LabelEdges(empty(EDGES), empty(EDGES))
+    labels = given.join(rollouts.select(ROLLOUT_KEY), on=ROLLOUT_KEY, how="semi")
     is_pair = pl.col("name") == keys.PREFERENCE
-    counts = Counter(preferences=labels.filter(is_pair).select(ROLLOUT_KEY).unique().height)
+    counts = Counter(without_attempt=given["attempt"].null_count())
+    counts |= Counter(preferences=labels.filter(is_pair).select(ROLLOUT_KEY).unique().height)
     said = _newest(labels.filter(pl.col("name") == keys.LABEL)).filter(pl.col("score").is_not_null())
     good, bad = values["good"], values["bad"]
     said = said.with_columns((bad + pl.col("score") * (good - bad)).alias("score"))

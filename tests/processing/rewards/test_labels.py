@@ -7,6 +7,8 @@ import pytest
 from tests.processing.conftest import Bench, rows
 from tests.processing.support.labels import label, pair, send_labels
 from tests.processing.support.traces import TestRollout, chain
+from tests.support.collector.process import runner_metadata
+from trainspan_cli.clients.feedback import FeedbackScore, send_scores
 from trainspan_loop.state.reward_records import read_rewards
 from trainspan_processing.assembly.build import BuiltDataset
 from trainspan_processing.dataset.published import open_published
@@ -208,10 +210,49 @@ def test_a_label_that_comes_after_its_dataset_is_counted_and_changes_nothing(ben
     grpc = _sent(bench, a, b)
     bench.build()
     send_labels(grpc, label(a, "bad"))
-    bench.send(_judged(bench, "c", 1.0, task="t1"), _judged(bench, "d", 0.0, task="t1"))
-    later = bench.build()
-    assert later.manifest["rewards_late"] == 1
-    assert later.manifest["rollouts_seen"] == 2
+    send_labels(grpc, label(b, "good", call=0))
+    assert _built_later(bench, "t1").manifest["rewards_late"] == 1, "the label on a call does not count for identical"
+    send_labels(grpc, label(a, "withdrawn", 300.0))
+    assert _built_later(bench, "t2").manifest["rewards_late"] == 1
+    assert _built_later(bench, "t3").manifest["rewards_late"] == 0
+
+
+def test_late_labels_on_calls_are_counted_if_the_credit_looks_at_calls(bench: Bench) -> None:
+    a, b = _judged(bench, "a", 1.0), _judged(bench, "b", 0.0)
+    grpc = _sent(bench, a, b)
+    bench.build(credit="return_to_go")
+    send_labels(grpc, label(b, "good", call=0))
+    assert _built_later(bench, "t1", credit="return_to_go").manifest["rewards_late"] == 1
+
+
+def _built_later(bench: Bench, task: str, **settings: Any) -> BuiltDataset:
+    """A later dataset, of two new rollouts of this task."""
+    bench.send(*(_judged(bench, f"{task}-{score}", score, task=task) for score in (1.0, 0.0)))
+    built = bench.build(**settings)
+    assert built.manifest["rollouts_seen"] == 2
+    return built
+
+
+def test_a_label_without_an_attempt_does_not_count_and_is_counted(bench: Bench) -> None:
+    a, b = _judged(bench, "a", 1.0), _judged(bench, "b", 1.0)
+    grpc = _sent(bench, a, b)
+    more: dict[str, str | int] = {keys.EVALUATION_LABEL: "bad", keys.LABELED_BY: "ann"}
+    header = dict(runner_metadata(grpc))["authorization"].replace(" ", "%20")
+    score = FeedbackScore(0.0, "label", "label", rollout_id=a.rollout_id, more=more)
+    send_scores([score], f"http://{grpc}", f"authorization={header}", token_advice="")
+    built = bench.build(round_=0, baseline="none")
+    assert built.manifest["labels"] == {"without_attempt": 1}
+    assert _rewards(built) == _stored_rewards(bench) == {a.rollout_id: 1.0, b.rollout_id: 1.0}
+    question = Question([str(bench.collectors[0].store)], a.rollout_id, DatasetSettings())
+    whys = [edge.why for edge in explain_rollout(question, bench.clock).edges if edge.source == "label"]
+    assert whys == ["it names no attempt of the rollout"]
+
+
+def _stored_rewards(bench: Bench) -> dict[str, float | None]:
+    """Rollout → its reward in the store's view."""
+    with bench.source() as source:
+        sql = f"SELECT rollout_id, reward FROM rollouts WHERE run_id = '{bench.run_id}'"
+        return dict(row for batch in source.query(sql) for row in batch.select("rollout_id", "reward").iter_rows())
 
 
 def test_the_store_and_the_explanation_say_the_same(bench: Bench) -> None:
@@ -219,10 +260,7 @@ def test_the_store_and_the_explanation_say_the_same(bench: Bench) -> None:
     grpc = _sent(bench, a, b)
     send_labels(grpc, label(a, "good", 150.0), label(a, "bad", 200.0, reason="rude <b>"), label(b, "bad"))
     send_labels(grpc, label(b, "withdrawn", 300.0), *pair((a, b), "better"))
-    with bench.source() as source:
-        sql = f"SELECT rollout_id, reward FROM rollouts WHERE run_id = '{bench.run_id}'"
-        rewards = dict(row for batch in source.query(sql) for row in batch.select("rollout_id", "reward").iter_rows())
-    assert rewards == {a.rollout_id: 0.0, b.rollout_id: 0.0}
+    assert _stored_rewards(bench) == {a.rollout_id: 0.0, b.rollout_id: 0.0}
     question = Question([str(bench.collectors[0].store)], a.rollout_id, DatasetSettings(baseline="dr_grpo"))
     edges = explain_rollout(question, bench.clock).edges
     assert [(edge.rule, edge.name, edge.score, edge.source, edge.explanation) for edge in edges[:1]] == [
