@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import polars as pl
 import pytest
 
 from tests.processing.conftest import Bench, rows
@@ -10,14 +11,20 @@ from tests.processing.support.traces import TestRollout, chain
 from tests.support.collector.process import runner_metadata
 from trainspan_cli.clients.feedback import FeedbackScore, send_scores
 from trainspan_loop.state.reward_records import read_rewards
+from trainspan_processing.agreement.ratings import read_ratings
 from trainspan_processing.assembly.build import BuiltDataset
 from trainspan_processing.dataset.published import open_published
 from trainspan_processing.explain.explain import explain_rollout
 from trainspan_processing.explain.inquiry import Question
+from trainspan_processing.export.labeled_pairs import labeled_pairs
+from trainspan_processing.read.source import Selection
+from trainspan_processing.rewards.labels import read_labels
 from trainspan_schemas.config.settings import DatasetSettings
 from trainspan_schemas.errors import UsageError
 from trainspan_schemas.store.roles import Role, token_of
 from trainspan_schemas.telemetry import keys
+from trainspan_viewer.queries.labels.stored import stored_labels
+from trainspan_viewer.queries.store import StoreReader
 
 JUDGE = {keys.EVALUATION_SOURCE: "judge"}
 
@@ -203,6 +210,26 @@ def test_a_preference_is_no_reward_and_is_counted(bench: Bench) -> None:
     built = bench.build(round_=0, baseline="none", credit="identical")
     assert built.manifest["labels"] == {"preferences": 2}
     assert sorted(rows(built)["return"].unique()) == [0.0, 1.0]
+
+
+def test_half_a_pair_which_one_of_two_collectors_did_not_take_is_none(bench: Bench) -> None:
+    rollouts = [_judged(bench, name, 1.0) for name in "abcd"]
+    a, b, c, d = rollouts
+    grpc = _sent(bench, *rollouts)
+    half, _ = pair((a, b), "worse", 200.0)
+    _, other_half = pair((c, d), "better")
+    send_labels(grpc, *pair((a, b), "better"), half, other_half)
+    built = bench.build(round_=0, baseline="none")
+    assert built.manifest["labels"] == {"preferences": 2}
+    seen = open_published(built.path).ledger().select("rollout_id", "attempt", "task_id", pl.lit(None).alias("reason"))
+    with bench.source() as source:
+        pairs, skipped = labeled_pairs(source, seen)
+        assert (pairs, skipped) == ([((a.rollout_id, 0), (b.rollout_id, 0))], {})
+        assert [label.word for label in read_labels(source, [a.rollout_id])] == ["better"], "b's is read, too"
+        judged = read_ratings(source, Selection(bench.run_id))
+        assert [(label.rollout_id, label.word) for label in judged.preferences] == [(a.rollout_id, "better")]
+    shown = stored_labels(StoreReader(str(bench.collectors[0].store)), [rollout.rollout_id for rollout in (a, c, d)])
+    assert [(label.rollout_id, label.word) for label in shown] == [(a.rollout_id, "better")]
 
 
 def test_a_label_that_comes_after_its_dataset_is_counted_and_changes_nothing(bench: Bench) -> None:

@@ -1,9 +1,9 @@
 """The labels that the stores hold."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
-from trainspan_schemas.store.labels import Label, newest, read_label
+from trainspan_schemas.store.labels import Label, newest, read_label, whole_pairs
 from trainspan_schemas.telemetry import keys
 from trainspan_viewer.queries.labels.subject import RolloutKey, Subject
 from trainspan_viewer.queries.store import StoreReader
@@ -15,7 +15,18 @@ _MOST: Final = 10_000
 
 
 def stored_labels(store: StoreReader, rollout_ids: Sequence[str]) -> list[Label]:
-    """All labels of these rollouts, also those that others replace, the oldest first. Raises StoreError."""
+    """All labels of these rollouts, also those that others replace, the oldest first; none of a pair of which only one is stored.
+
+    Raises StoreError.
+    """
+    wanted = frozenset(rollout_ids)
+    labels = _read(store, wanted)
+    others = {label.other[0] for label in labels if label.other} - wanted
+    whole = (label for label in whole_pairs([*labels, *_read(store, others)]) if label.rollout_id in wanted)
+    return sorted(whole, key=lambda label: label.time_ns)
+
+
+def _read(store: StoreReader, rollout_ids: Collection[str]) -> list[Label]:
     if not rollout_ids:
         return []
     rows = store.read(
@@ -24,15 +35,14 @@ def stored_labels(store: StoreReader, rollout_ids: Sequence[str]) -> list[Label]
         _MOST,
         event_names=[keys.EVALUATION_EVENT],
         attribute=keys.LABELED_BY,
-        rollout_ids=sorted(set(rollout_ids)),
+        rollout_ids=sorted(rollout_ids),
     ).rows
     read = (
         read_label(time_ns, rollout_id, (trace_id, span_id), attributes, untrusted=untrusted)
         for time_ns, rollout_id, trace_id, span_id, attributes, untrusted in rows
     )
     # Two stores may hold the same one.
-    labels = {(label.id, label.rollout_id): label for label in read if label is not None}
-    return sorted(labels.values(), key=lambda label: label.time_ns)
+    return list({(label.id, label.rollout_id): label for label in read if label is not None}.values())
 
 
 def labels_on(labels: Sequence[Label], subject: Subject) -> tuple[list[Label], list[Label]]:
