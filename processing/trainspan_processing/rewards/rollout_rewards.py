@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
-from trainspan_processing.credit.plan import looks_at_calls
 from trainspan_processing.read.source import Source
 from trainspan_processing.read.tool_uses import TOOL_USES, read_tool_uses
 from trainspan_processing.reasons.choices import unused_overlong
@@ -79,11 +78,17 @@ def load_reward(name: str) -> Callable[..., Any]:
 
 
 def reward_rollouts(
-    source: Source, traces: TraceIndex, settings: DatasetSettings, returned: pl.DataFrame | None = None
+    source: Source,
+    traces: TraceIndex,
+    settings: DatasetSettings,
+    returned: pl.DataFrame | None = None,
+    *,
+    of_calls_count: bool = False,
 ) -> Rewarded:
     """Rewards every rollout of the index by what is heard. Raises UsageError for malformed settings or a function that cannot be loaded.
 
     `returned` is what the reward function returned when a dataset was built (Published.returned); then it is not called.
+    `of_calls_count`: whether labels on calls count (credit/plan.py, looks_at_calls).
     """
     check_max_reward(settings.max_reward)
     traces = traces.heard()
@@ -106,7 +111,7 @@ def reward_rollouts(
         traces.rollouts,
         label_values(of_status),
         filled,
-        of_calls_count=looks_at_calls(settings),
+        of_calls_count=of_calls_count,
     )
     by_status = with_status_edges(status_edges(of_status, filled, traces.rollouts), labels.of_rollouts)
     signals = pl.concat([signals, labels.of_calls])
