@@ -187,12 +187,11 @@ rewards AS (
 ),
 -- The newest label of each attempt, also if it is withdrawn (a NULL score).
 labels AS (
-    SELECT e.rollout_id, coalesce(e.attempt, l.attempt) AS attempt, e.score
+    SELECT e.rollout_id, e.attempt, e.score
     FROM stored.live_evaluations e
-    JOIN last_attempts l ON l.rollout_id = e.rollout_id
     WHERE e.source = 'label' AND e.name = 'label' AND e.span_id IS NULL AND NOT e.untrusted
     QUALIFY row_number() OVER (
-        PARTITION BY e.rollout_id, coalesce(e.attempt, l.attempt) ORDER BY e.time_ns DESC, e.score DESC NULLS LAST
+        PARTITION BY e.rollout_id, e.attempt ORDER BY e.time_ns DESC, e.score DESC NULLS LAST
     ) = 1
 )
 SELECT

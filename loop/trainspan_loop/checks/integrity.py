@@ -224,16 +224,18 @@ def dataset_checks(manifest: Mapping[str, Any]) -> list[Check]:
 
 
 def reward_checks(rewards: RewardRecords) -> list[Check]:
-    """Checks that the rewards in training are the judge's for the same rollout; empty if the runner recorded no rewards."""
+    """Checks that the rewards in training are the judge's for the same rollout, except where a person labeled it; empty if the runner
+    recorded no rewards."""
     if not rewards.recorded:
         return []
-    compared = rewards.recorded.keys() & rewards.used.keys()
+    labeled = rewards.recorded.keys() & rewards.labeled
+    compared = (rewards.recorded.keys() & rewards.used.keys()) - labeled
     differing = {
         attempt: rewards.used[attempt]
         for attempt in sorted(compared)
         if not _same(rewards.recorded[attempt], rewards.used[attempt])
     }
-    in_rows = rewards.trained.keys() & rewards.recorded.keys()
+    in_rows = (rewards.trained.keys() & rewards.recorded.keys()) - labeled
     for attempt in sorted(in_rows):
         for value in rewards.trained[attempt]:
             if not _same(rewards.recorded[attempt], value):
@@ -241,13 +243,15 @@ def reward_checks(rewards: RewardRecords) -> list[Check]:
     detail = (
         f"{len(compared)} of {len(rewards.recorded)} rewards compared ({len(in_rows)} in rows), {len(differing)} differ"
     )
+    if labeled:
+        detail += f", {len(labeled)} left out: a person labeled the rollout"
     if differing:
         first = next(iter(differing))
         rollout = "/".join(map(str, first))
         detail += (
             f"; rollout {rollout}: the runner recorded {rewards.recorded[first]:g}, the dataset has {differing[first]}"
         )
-    return [Check("rewards are those of the runner", bool(compared) and not differing, detail)]
+    return [Check("rewards are those of the runner", bool(compared or labeled) and not differing, detail)]
 
 
 def _same(recorded: float, used: float | None) -> bool:

@@ -15,21 +15,21 @@ __all__ = ["Places", "last_places", "new_rewards", "validation_rewards"]
 Places = tuple[int, ...]
 """A place (`seq`) in each store, in their order."""
 
+_REACHED: Final = """SELECT coalesce(max(seq), 0) AS seq FROM (
+    SELECT max(seq) AS seq FROM stored.live_spans UNION ALL SELECT max(seq) FROM stored.live_logs)"""
 _IS_ROLLOUT: Final = f"""json_extract_string(attributes, '$."{keys.ROLLOUT_STATUS}"') IS NOT NULL"""
 
 
 def last_places(stores: Sequence[str]) -> Places:
     """The places that the stores have reached. Raises StoreError."""
-    return tuple(
-        int(rows(store, "SELECT coalesce(max(seq), 0) AS seq FROM stored.live_spans")[0]["seq"]) for store in stores
-    )
+    return tuple(int(rows(store, _REACHED)[0]["seq"]) for store in stores)
 
 
 def new_rewards(stores: Sequence[str], settings: Settings, since: Places) -> tuple[int, Places]:
     """The number of trusted or admitted rewards after these places, and the places up to which they were counted.
 
-    Rewards are those with a reward name of any policy. If a function rewards the rollouts of any policy, these are the rollouts
-    that ended. Raises StoreError.
+    Rewards are those with a reward name of any policy, and people's labels. If a function rewards the rollouts of any policy, these
+    are the rollouts that ended. Raises StoreError.
     """
     table, condition = _rewards(settings)
     query = f"SELECT count(*) FILTER ({condition}) AS rewards, max(seq) AS seq FROM {table} WHERE seq > "
@@ -55,5 +55,7 @@ def _rewards(settings: Settings) -> tuple[str, str]:
     distinct = {item.name for dataset in datasets for item in reward_names(dataset.reward_name)}
     names = ", ".join("'" + name.replace("'", "''") + "'" for name in sorted(distinct))
     is_admitted = any(UNTRUSTED_REWARD in admitted_reasons(dataset.admit) for dataset in datasets)
-    trusted = "" if is_admitted else " AND NOT coalesce(untrusted, false)"
-    return "evaluations", f"name IN ({names}) AND isfinite(score){trusted}"
+    trusted = "NOT coalesce(untrusted, false)"
+    by_name = f"name IN ({names}) AND source <> '{keys.LABEL}' AND {'true' if is_admitted else trusted}"
+    by_label = f"name = '{keys.LABEL}' AND source = '{keys.LABEL}' AND {trusted}"
+    return "evaluations", f"isfinite(score) AND ({by_name} OR {by_label})"

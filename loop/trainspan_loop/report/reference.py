@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from trainspan_loop.clients.store import rows
 from trainspan_schemas.errors import UsageError
 from trainspan_schemas.files.durable import JsonObject
-from trainspan_schemas.intervals import RewardEstimate, ratio_interval
-from trainspan_schemas.telemetry.keys import GEN_AI_INPUT_TOKENS, GEN_AI_OUTPUT_TOKENS, ROLLOUT_JUDGE
+from trainspan_schemas.intervals import MOST_LEFT_OUT, RewardEstimate, ratio_interval
+from trainspan_schemas.telemetry.keys import GEN_AI_INPUT_TOKENS, GEN_AI_OUTPUT_TOKENS, LABEL, ROLLOUT_JUDGE
 
 __all__ = ["HeldOutRun", "Price", "Tokens", "compare_with_reference", "held_out_runs"]
 
@@ -56,6 +56,8 @@ class HeldOutRun:
     """Task → the rewards of its rollouts; None for a rollout without one."""
     tokens: Mapping[str, Sequence[Tokens | None]]
     """Task → the tokens of its rollouts, None for a rollout whose calls were recorded without them."""
+    n_labeled: int = 0
+    """Rollouts whose reward is a person's label, 1 or 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,7 @@ class Compared:
     round: int
     success: RewardEstimate
     share: float | None
-    """Of the reference's mean; None if that is not positive."""
+    """Of the reference's mean; None for the reference itself, and if `no_share` says why."""
     share_interval: tuple[float, float | None] | None
     """95 %; the upper end is None if it is not bounded."""
     tokens: Tokens | None
@@ -77,6 +79,8 @@ class Compared:
     cost_per_success: float | None
     tasks_left_out: int
     """Tasks of this run that the reference lacks."""
+    no_share: str | None = None
+    """Why there is no share."""
 
 
 def held_out_runs(stores: Sequence[str], run_ids: Sequence[str]) -> list[HeldOutRun]:
@@ -101,10 +105,12 @@ def _held_out_run(stores: Sequence[str], run_id: str) -> HeldOutRun:
     rewards: dict[str, dict[str, tuple[int, float | None]]] = defaultdict(dict)
     tokens: dict[str, Tokens | None] = {}
     judges: set[str | None] = set()
+    labeled: set[str] = set()
     for store in stores:
         for row in rows(store, f"SELECT rollout_id, attempt, task_id, reward FROM ({of_round}) ORDER BY attempt"):
             rewards[str(row["task_id"])][row["rollout_id"]] = row["attempt"], row["reward"]
         judges |= {row["judge"] for row in rows(store, _JUDGES.format(rollouts=of_round))}
+        labeled |= {row["rollout_id"] for row in rows(store, _LABELED.format(rollouts=of_round))}
         tokens |= {row["rollout_id"]: _tokens(row) for row in rows(store, _TOKENS.format(rollouts=of_round))}
     if len(judges) > 1:
         raise UsageError(
@@ -116,6 +122,7 @@ def _held_out_run(stores: Sequence[str], run_id: str) -> HeldOutRun:
         next(iter(judges), None),
         {task: [reward for _, reward in rollouts.values()] for task, rollouts in rewards.items()},
         {task: [tokens.get(rollout) for rollout in rollouts] for task, rollouts in rewards.items()},
+        len(labeled),
     )
 
 
@@ -128,6 +135,11 @@ def _tokens(row: JsonObject) -> Tokens | None:
 _JUDGES = f"""SELECT DISTINCT json_extract_string(s.attributes, '$."{ROLLOUT_JUDGE}"') AS judge
     FROM spans s JOIN ({{rollouts}}) r ON s.rollout_id = r.rollout_id AND s.trace_id = r.trace_id
     WHERE json_extract_string(s.attributes, '$."{ROLLOUT_JUDGE}"') IS NOT NULL"""
+
+_LABELED = f"""SELECT rollout_id FROM evaluations
+    WHERE source = '{LABEL}' AND name = '{LABEL}' AND span_id IS NULL AND NOT coalesce(untrusted, false)
+        AND rollout_id IN (SELECT rollout_id FROM ({{rollouts}}))
+    GROUP BY rollout_id HAVING arg_max(score IS NOT NULL, time_ns)"""
 
 _TOKENS = f"""WITH RECURSIVE chosen AS MATERIALIZED (SELECT DISTINCT rollout_id FROM ({{rollouts}})),
 served AS (
@@ -161,7 +173,8 @@ def compare_with_reference(
 ) -> list[Compared]:
     """The reference and the runs, in this order, each on the tasks that it shares with the reference.
 
-    Raises UsageError if a run shares no task with it, or was judged by another judge.
+    Raises UsageError if a run shares no task with it, was judged by another judge, or mixes people's labels with rewards of another
+    scale.
     """
     compared = []
     for run in (reference, *runs):
@@ -172,15 +185,31 @@ def compare_with_reference(
             raise UsageError(
                 f"run {run.run_id} was judged by {run.judge}, and {reference.run_id} by {reference.judge}: judge both by the same"
             )
+        _check_scale(run, reference)
         compared.append(_compared(run, reference, tasks, prices.get(run.run_id)))
     return compared
+
+
+def _check_scale(run: HeldOutRun, reference: HeldOutRun) -> None:
+    """Raises UsageError if labels, which are 1 or 0, would be compared with rewards of another scale."""
+    both = (run, reference)
+    n_labeled = sum(one.n_labeled for one in ({one.run_id: one for one in both}).values())
+    rewards = (reward for one in both for each in one.rewards.values() for reward in each)
+    if n_labeled and any(reward is not None and not 0 <= reward <= 1 for reward in rewards):
+        names = " and ".join(dict.fromkeys(one.run_id for one in both))
+        raise UsageError(
+            f"{n_labeled} held-out rollouts of {names} are labeled by people, with 1 or 0, and other rewards are not within 0 and 1: "
+            "take the labels back, or judge within 0 and 1"
+        )
 
 
 def _compared(run: HeldOutRun, reference: HeldOutRun, tasks: Sequence[str], price: Price | None) -> Compared:
     success = RewardEstimate.of(run.rewards[task] for task in tasks)
     other = RewardEstimate.of(reference.rewards[task] for task in tasks)
-    share, interval = None, None
-    if run is not reference and success.n and other.n and other.mean > 0:
+    share, interval, no_share = None, None, None
+    if run is not reference:
+        no_share = _no_share(run, success, reference, other)
+    if run is not reference and no_share is None:
         share, interval = success.mean / other.mean, ratio_interval(success, other)
     recorded = [tokens for task in tasks for tokens in run.tokens[task]]
     known = [tokens for tokens in recorded if tokens is not None]
@@ -198,4 +227,14 @@ def _compared(run: HeldOutRun, reference: HeldOutRun, tasks: Sequence[str], pric
         per_success=(total.prompt + total.completion) / earned if total and earned > 0 else None,
         cost_per_success=total.cost(price) / earned if total and price and earned > 0 else None,
         tasks_left_out=len(run.rewards) - len(tasks),
+        no_share=no_share,
     )
+
+
+def _no_share(run: HeldOutRun, success: RewardEstimate, reference: HeldOutRun, other: RewardEstimate) -> str | None:
+    """Why the means of the two have no ratio that says something."""
+    for name, estimate in ((run.run_id, success), (reference.run_id, other)):
+        if not estimate.stands:
+            left_out = f"{estimate.left_out} of {estimate.n_rollouts} rollouts of {name} have no reward"
+            return f"{left_out}, more than {MOST_LEFT_OUT:.0%}, so the mean of the others says little"
+    return None if other.mean > 0 else f"the mean reward of {reference.run_id} is not positive"

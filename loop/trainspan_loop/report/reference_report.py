@@ -55,6 +55,8 @@ def _notes(run: Compared, reference: Compared) -> list[str]:
         notes.append(f"{run.run_id}: {run.tasks_left_out} tasks are left out, which {reference.run_id} does not have")
     if run is not reference and run.success.n != reference.success.n:
         notes.append(f"{run.run_id}: compared on {run.success.n} tasks, {reference.run_id} has {reference.success.n}")
+    if run.no_share:
+        notes.append(f"{run.run_id}: no share of {reference.run_id}: {run.no_share}")
     if run.n_without_tokens:
         notes.append(f"{run.run_id}: the calls of {run.n_without_tokens} rollouts were recorded without tokens")
     return notes

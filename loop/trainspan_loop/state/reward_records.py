@@ -24,6 +24,8 @@ class RewardRecords:
     """The reward that the dataset read from the store, for each attempt that it saw whole."""
     trained: Mapping[Attempt, frozenset[float]]
     """The returns of its rows, only if the credit rule gives every call the whole reward."""
+    labeled: frozenset[Attempt] = frozenset()
+    """The attempts whose reward in the dataset is a person's label, or some of it."""
 
 
 def read_rewards(ledgers: Sequence[Path], dataset: Path) -> RewardRecords | None:
@@ -41,11 +43,12 @@ def read_rewards(ledgers: Sequence[Path], dataset: Path) -> RewardRecords | None
         return None
     lines = (about_dir(dataset) / manifest["ledger"]["name"]).read_text().splitlines()
     # A rollout that lacks calls, such as those of a server that was killed, is dropped before its reward is read.
-    whole_ones = (line for line in map(json.loads, lines) if line["reason"] != "unfinished")
+    whole_ones = [line for line in map(json.loads, lines) if line["reason"] != "unfinished"]
     used = {(line["rollout_id"], line["attempt"]): line["reward"] for line in whole_ones}
+    labeled = frozenset((line["rollout_id"], line["attempt"]) for line in whole_ones if line.get("labeled"))
     whole = manifest["credit"]["credit"] == "identical"
     recorded = {attempt: reward for file in ledgers for attempt, reward in recorded_rewards(file).items()}
-    return RewardRecords(recorded, used, _returns(dataset, manifest) if whole else {})
+    return RewardRecords(recorded, used, _returns(dataset, manifest) if whole else {}, labeled)
 
 
 def _returns(dataset: Path, manifest: Mapping[str, Any]) -> dict[Attempt, frozenset[float]]:

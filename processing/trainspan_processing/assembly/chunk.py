@@ -7,7 +7,7 @@ from typing import Final
 import polars as pl
 
 from trainspan_processing.credit.groups import first_calls, hash_answers, hash_prompts, with_groups, with_states
-from trainspan_processing.credit.plan import make_plan
+from trainspan_processing.credit.plan import looks_at_calls, make_plan
 from trainspan_processing.credit.vine import state_values
 from trainspan_processing.read.source import Source
 from trainspan_processing.read.tokens import chunks_of_rollouts, read_tokens
@@ -65,7 +65,7 @@ def reward_chunk(
 ) -> RewardedChunk:
     """Rewards the indexed rollouts, and finds those that can be compared and their groups. `returned`: see reward_rollouts."""
     traces = select(source, traces, settings)
-    rewarded = reward_rollouts(source, traces, settings, returned)
+    rewarded = reward_rollouts(source, traces, settings, returned, of_calls_count=looks_at_calls(settings))
     compared = _compared(source, traces.heard(), rewarded)
     calls = _with_rewards(traces.calls, rewarded, compared)
     plan = make_plan(settings, has_tasks=True)

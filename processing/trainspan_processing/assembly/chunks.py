@@ -16,7 +16,7 @@ from trainspan_processing.assembly.rows import CallLimits, limits
 from trainspan_processing.assembly.snapshot import Snapshot, wait_for_rollouts
 from trainspan_processing.assembly.spill import ChunkSummary, Spill
 from trainspan_processing.credit.advantages import credit
-from trainspan_processing.credit.plan import CreditPlan, plan_for
+from trainspan_processing.credit.plan import CreditPlan, looks_at_calls, plan_for
 from trainspan_processing.dataset.files import Files
 from trainspan_processing.dataset.ledger import NOTHING_USED, DatasetLedger, History
 from trainspan_processing.read.engine import Engine
@@ -29,6 +29,7 @@ from trainspan_processing.reasons.selection import admitted_evaluations
 from trainspan_processing.reasons.waiting import Groups, find_groups
 from trainspan_processing.rewards.definition import reward_digest
 from trainspan_processing.rewards.evaluation_rewards import count_rewards
+from trainspan_processing.rewards.labels import with_whole_pairs
 from trainspan_processing.tables import ROLLOUT_KEY, empty
 from trainspan_processing.traces.evaluations import COUNTED, EVALUATION_COLUMNS, collect_evaluations, count_evaluations
 from trainspan_processing.traces.trace_index import Clock, index_chunks, index_traces
@@ -129,7 +130,8 @@ def assemble(
     groups = find_groups(rollouts, ledger, snapshot.now_ns, settings.group_wait_s if may_leave_groups else 0.0)
     names = [reward.name for reward in parts[0].rewards]
     before = _rewards_of_used(source, selection, snapshot, names, settings, ledger)
-    return _combine(parts, rollouts, groups, settings, ledger, folder, snapshot, before)
+    assembly = _combine(parts, rollouts, groups, settings, ledger, folder, snapshot, before)
+    return replace(assembly, labels=with_whole_pairs(source, assembly.labels, rollouts))
 
 
 def _combine(
@@ -229,7 +231,13 @@ def _rewards_of_used(
     traces = index_traces(
         source, again, NOTHING_USED, now_ns=snapshot.now_ns, settle_s=settings.settle_s, around=context
     )
-    rewards = count_rewards(admitted_evaluations(traces, settings), traces.spans, traces.rollouts, names)
+    rewards = count_rewards(
+        admitted_evaluations(traces, settings),
+        traces.spans,
+        traces.rollouts,
+        names,
+        of_calls_count=looks_at_calls(settings),
+    )
     return grown.join(rewards, on="rollout_id", how="left").with_columns(pl.col("rewards").fill_null(0))
 
 

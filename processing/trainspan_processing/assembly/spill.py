@@ -8,6 +8,7 @@ import polars as pl
 
 from trainspan_processing.assembly.chunk import reward_chunk
 from trainspan_processing.assembly.rows import newest_version
+from trainspan_processing.credit.plan import looks_at_calls
 from trainspan_processing.dataset.files import Files, RemoteFiles
 from trainspan_processing.read.source import Source
 from trainspan_processing.reasons.drop_reasons import admitted_reasons
@@ -104,6 +105,7 @@ def _spill(
                 "is_signed",
                 "reason",
                 "function_rewards",
+                "labeled",
             )
         ),
         compared=compact(numbered),
@@ -118,7 +120,13 @@ def _spill(
         newest=newest_version(chunk.calls, admitted_reasons(settings.admit)),
         calls=chunk.calls.height,
         evaluations=count_evaluations(traces.evaluations, names).join(
-            count_rewards(admitted_evaluations(traces, settings), traces.spans, traces.rollouts, names),
+            count_rewards(
+                admitted_evaluations(traces, settings),
+                traces.spans,
+                traces.rollouts,
+                names,
+                of_calls_count=looks_at_calls(settings),
+            ),
             on="rollout_id",
             how="left",
         ),

@@ -16,10 +16,12 @@ from trainspan_schemas.config.settings import DatasetSettings
 from trainspan_schemas.errors import DatasetError, UsageError
 from trainspan_schemas.telemetry.status import KIND_PREFIX, kind_named
 
-__all__ = ["CreditPlan", "Estimator", "make_plan", "plan_for"]
+__all__ = ["CreditPlan", "Estimator", "looks_at_calls", "make_plan", "plan_for"]
 
 GIGPO: Final = "gigpo"
 PER_AGENT: Final = "per_agent"
+_OF_CALLS: Final = ("step", "return_to_go")
+"""The named credits by which a call's own reward is that of the call."""
 ANY_AGENT: Final = "*"
 
 
@@ -106,7 +108,7 @@ def make_plan(settings: DatasetSettings, *, has_tasks: bool) -> CreditPlan:
     in_groups = has_tasks or settings.credit in (GIGPO, RTMC) or settings.group_over != "rollouts"
     of_group = "dr_grpo" if settings.credit in (VINE, RTMC) else "grpo"
     baseline = settings.baseline or (of_group if in_groups else "running")
-    default = Estimator("identical" if per_agent else settings.credit, baseline)
+    default = _default(settings, baseline)
     by_agent = _by_agent(settings.agent_credit or "", default)
     if by_agent and not per_agent:
         raise UsageError(
@@ -130,6 +132,18 @@ def make_plan(settings: DatasetSettings, *, has_tasks: bool) -> CreditPlan:
             credit_of(estimator)
         _check_pair(estimator, plan)
     return plan
+
+
+def looks_at_calls(settings: DatasetSettings) -> bool:
+    """Whether the credit of all calls depends on which call has a reward, and not only on their sum. Loads no function."""
+    default = _default(settings, "")
+    by_agent = {ANY_AGENT: default} | _by_agent(settings.agent_credit or "", default)
+    return all(estimator.credit in _OF_CALLS or is_function_name(estimator.credit) for estimator in by_agent.values())
+
+
+def _default(settings: DatasetSettings, baseline: str) -> Estimator:
+    """The estimator of the agents that `agent_credit` does not name."""
+    return Estimator("identical" if settings.credit == PER_AGENT else settings.credit, baseline)
 
 
 def credit_of(estimator: Estimator) -> Credit:

@@ -26,6 +26,7 @@ LEDGER: Final[Schema] = {
     "reward": pl.Float64,
     "reward_digest": pl.String,
     "judge": pl.String,
+    "labeled": pl.Boolean,
     "end_ns": pl.Int64,
     "calls": pl.UInt32,
     "kept": pl.UInt32,
@@ -40,6 +41,7 @@ LEDGER: Final[Schema] = {
 
 `reward_digest`: hash of the definition of `reward` (rewards/definition.py), NULL without a reward.
 `judge`: the judge that gave the reward; NULL if none did.
+`labeled`: whether the reward is a person's label, or one of its calls' is; NULL in datasets of earlier versions.
 `parts`: JSON {part: value}, the shares of agents and single rewards if later datasets compare with them.
 `evaluations`: number of evaluations with the reward's names, whoever sent them; `rewards`: of those that count as rewards. Both NULL
 in datasets of earlier versions.
@@ -177,7 +179,7 @@ def _joined(before: pl.DataFrame, lines: pl.DataFrame) -> pl.DataFrame:
         .agg(
             # A rollout first seen without a reward may have received one since.
             pl.col("run_id", "round", "task_id", "reward", "reward_digest", "end_ns").drop_nulls().last(),
-            pl.col("judge").filter(pl.col("reward").is_not_null()).last(),
+            pl.col("judge", "labeled").filter(pl.col("reward").is_not_null()).last(),
             pl.col("calls", "kept", "evaluations", "rewards").max(),
             pl.col("reason").last(),
             pl.col("parts").filter(of_its_reward).drop_nulls().last(),

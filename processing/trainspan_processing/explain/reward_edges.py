@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import polars as pl
 
+from trainspan_processing.credit.plan import looks_at_calls
 from trainspan_processing.explain.account import EdgeAccount
 from trainspan_processing.explain.arithmetic import RewardPart
 from trainspan_processing.explain.evidence import Evidence, seconds
@@ -108,7 +109,7 @@ def _why_not(evidence: Evidence, row: Mapping[str, Any], *, untrusted: bool) -> 
     if row["source"] == keys.LABEL:
         return _why_no_label(evidence, row, untrusted=untrusted)
     rules = evidence.own(evidence.decided.rewarded.edges)
-    if (rules.filter(pl.col("call_span_id").is_null())["rule"] == LABEL_RULE).any():
+    if _has_label(evidence):
         return "a person labeled the rollout, which replaces all other rewards"
     if evidence.settings.reward is not None:
         return f"rewards come from {evidence.settings.reward} instead"
@@ -124,6 +125,12 @@ def _why_not(evidence: Evidence, row: Mapping[str, Any], *, untrusted: bool) -> 
     return "the rollout has a judge, and only the judge's own event counts"
 
 
+def _has_label(evidence: Evidence) -> bool:
+    """Whether the rollout itself is labeled."""
+    edges = evidence.own(evidence.decided.rewarded.edges)
+    return edges.filter(pl.col("call_span_id").is_null() & (pl.col("rule") == LABEL_RULE)).height > 0
+
+
 def _why_no_label(evidence: Evidence, row: Mapping[str, Any], *, untrusted: bool) -> str:
     if untrusted:
         return "its sender may give no labels: only the runner's token may"
@@ -131,10 +138,14 @@ def _why_no_label(evidence: Evidence, row: Mapping[str, Any], *, untrusted: bool
         return f"its source is that of a label, whose name would be {keys.LABEL} or {keys.PREFERENCE}"
     if row["name"] == keys.PREFERENCE:
         return "it compares two rollouts, which is no reward: trainspan export dpo makes a pair of it"
+    if row["attempt"] is None:
+        return "it names no attempt of the rollout"
     if row["score"] is None:
         return "it takes an earlier label back"
-    if row["span_id"] is not None and evidence.settings.credit == "identical":
-        return "it is on a call, and credit identical looks at no call"
+    if row["span_id"] is not None and not looks_at_calls(evidence.settings):
+        return f"it is on a call, and credit {evidence.settings.credit} adds up the rewards of a rollout"
+    if row["span_id"] is not None and _has_label(evidence):
+        return "it is on a call, and the rollout's label replaces all its other rewards"
     return "a later label replaces it, or takes it back"
 
 

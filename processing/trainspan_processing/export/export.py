@@ -12,6 +12,7 @@ from typing import Final, Literal
 
 import polars as pl
 
+from trainspan_processing.credit.plan import looks_at_calls
 from trainspan_processing.dataset.ledger import LEDGER, DatasetLedger
 from trainspan_processing.dataset.published import Published
 from trainspan_processing.export.candidates import Examples, RewardedRollout
@@ -210,7 +211,8 @@ def _rewarded_in(source: Source, request: ExportRequest, clock: Clock) -> tuple[
     # The policy server has no calls of a vendor's model: a rollout whose own span is stored has ended.
     ended = pl.col("status").is_not_null()
     known = traces.rollouts.with_columns(ended.alias("complete"), (pl.col("pending") & ~ended).alias("pending"))
-    rollouts = reward_rollouts(source, replace(traces, rollouts=known), request.settings).rollouts
+    chosen, by_call = replace(traces, rollouts=known), looks_at_calls(request.settings)
+    rollouts = reward_rollouts(source, chosen, request.settings, of_calls_count=by_call).rollouts
     return rollouts, traces.spans["trace_id"].n_unique()
 
 

@@ -129,8 +129,8 @@ def ledger_lines(
             pl.col("reason").filter(~is_kept).sort_by(pl.col("first").filter(~is_kept)).first().alias("call_reason"),
         )
     )
-    known = ("run_id", "round", "task_id", "judge", "reward", "end_ns", "pending", "reason", "function_rewards")
-    facts = rollouts.select(*ROLLOUT_KEY, *known)
+    known = ("run_id", "round", "task_id", "judge", "reward", "end_ns", "pending", "reason")
+    facts = rollouts.select(*ROLLOUT_KEY, *known, "labeled", "function_rewards")
     lines = facts.join(per_rollout, on=ROLLOUT_KEY, how="full", coalesce=True).with_columns(
         pl.col("calls", "kept").fill_null(0), pl.col("pending").fill_null(False)
     )

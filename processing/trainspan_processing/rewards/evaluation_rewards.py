@@ -82,12 +82,20 @@ def bind_rewards(
 
 
 def count_rewards(
-    evaluations: pl.DataFrame, spans: pl.DataFrame, rollouts: pl.DataFrame, names: Sequence[str]
+    evaluations: pl.DataFrame,
+    spans: pl.DataFrame,
+    rollouts: pl.DataFrame,
+    names: Sequence[str],
+    *,
+    of_calls_count: bool,
 ) -> pl.DataFrame:
-    """COUNTED_REWARDS: how many of EVALUATIONS with one of `names` reward, labels too, without late feedback on responses."""
-    is_reward = (
-        pl.col("name").is_in([*names, keys.LABEL]) & pl.col("score").is_finite() & pl.col("response_id").is_null()
-    )
+    """COUNTED_REWARDS: how many of EVALUATIONS with one of `names` reward, without late feedback on responses; labels, also those that
+    take one back, and on calls only if these count."""
+    of_label = (pl.col("name") == keys.LABEL) & pl.col("attempt").is_not_null()
+    if not of_calls_count:
+        of_label &= pl.col("span_id").is_null()
+    by_name = pl.col("name").is_in(list(names)) & pl.col("score").is_finite() & pl.col("response_id").is_null()
+    is_reward = pl.when(is_label()).then(of_label).otherwise(by_name)
     attributed = _with_attempt(evaluations.filter(is_reward & ~pl.col("untrusted").fill_null(value=False)), rollouts)
     counted = _judged(attributed, spans, rollouts).filter("counts").group_by("rollout_id").len("rewards")
     return counted.select(pl.col(name).cast(kind) for name, kind in COUNTED_REWARDS.items())

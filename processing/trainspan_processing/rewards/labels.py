@@ -1,7 +1,8 @@
 """Labels of people, as they are stored, and as rewards: the newest one of a rollout or call replaces its other rewards.
 
-A label that was withdrawn counts for nothing. A label on a call is the reward of that call; with credit `identical`, which adds up
-a rollout, it does not count. Preferences between two rollouts are no rewards: `trainspan export dpo` makes pairs of them.
+A label that was withdrawn counts for nothing. A label on a call is the reward of that call; it does not count beside a label on the
+rollout, nor with a credit that looks only at the sum over a rollout. Preferences between two rollouts are no rewards: `trainspan
+export dpo` makes pairs of them.
 """
 
 from collections import Counter
@@ -13,10 +14,18 @@ import polars as pl
 
 from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.tables import EDGES, ROLLOUT_KEY, SPAN_KEY, empty
-from trainspan_schemas.store.labels import Label, read_label
+from trainspan_schemas.store.labels import Label, read_label, whole_pairs
 from trainspan_schemas.telemetry import keys
 
-__all__ = ["LABEL_RULE", "LabelEdges", "is_label", "label_edges", "read_labels", "without_labeled_calls"]
+__all__ = [
+    "LABEL_RULE",
+    "LabelEdges",
+    "is_label",
+    "label_edges",
+    "read_labels",
+    "with_whole_pairs",
+    "without_labeled_calls",
+]
 
 LABEL_RULE: Final = "label"
 """The rule of a reward that is a label."""
@@ -33,11 +42,24 @@ class LabelEdges:
     of_calls: pl.DataFrame
     """EDGES."""
     counts: Counter[str] = field(default_factory=Counter)
-    """Labeled `rollouts` and `calls`; `calls_unused`, whose labels do not count; labels on rollouts as part of a pair, `preferences`."""
+    """Labeled `rollouts` and `calls`; `calls_unused`, whose labels do not count; rollouts with labels of pairs, `preferences`;
+    labels `without_attempt`, which do not count."""
 
 
 def read_labels(source: Source, rollout_ids: Sequence[str] | None = None) -> list[Label]:
-    """All labels in the stores, or those of some rollouts, in any order, also those that others replace. Raises StoreError."""
+    """All labels in the stores, or those of some rollouts, in any order, also those that others replace; none of a pair of which only
+    one is stored. Raises StoreError."""
+    labels = _read(source, rollout_ids)
+    if rollout_ids is None:
+        return whole_pairs(labels)
+    wanted = frozenset(rollout_ids)
+    others = sorted({label.other[0] for label in labels if label.other} - wanted)
+    return [label for label in whole_pairs([*labels, *_read(source, others)]) if label.rollout_id in wanted]
+
+
+def _read(source: Source, rollout_ids: Sequence[str] | None) -> list[Label]:
+    if rollout_ids is not None and not rollout_ids:
+        return []
     events, selection = [keys.EVALUATION_EVENT], Selection(rollout_ids=rollout_ids)
     rows = (
         row
@@ -70,21 +92,35 @@ def label_edges(
 
     `values` are what `good` and `bad` are worth.
     """
-    labels = evaluations.filter(is_label() & ~pl.col("untrusted").fill_null(value=False)).join(
-        rollouts.select(ROLLOUT_KEY), on=ROLLOUT_KEY, how="semi"
+    given = evaluations.filter(is_label() & ~pl.col("untrusted").fill_null(value=False)).join(
+        rollouts.select("rollout_id"), on="rollout_id", how="semi"
     )
-    if labels.is_empty():
+    if given.is_empty():
         return LabelEdges(empty(EDGES), empty(EDGES))
+    labels = given.join(rollouts.select(ROLLOUT_KEY), on=ROLLOUT_KEY, how="semi")
     is_pair = pl.col("name") == keys.PREFERENCE
-    counts = Counter(preferences=labels.filter(is_pair).select(ROLLOUT_KEY).unique().height)
+    counts = Counter(without_attempt=given["attempt"].null_count())
+    counts |= Counter(preferences=labels.filter(is_pair).select(ROLLOUT_KEY).unique().height)
     said = _newest(labels.filter(pl.col("name") == keys.LABEL)).filter(pl.col("score").is_not_null())
     good, bad = values["good"], values["bad"]
     said = said.with_columns((bad + pl.col("score") * (good - bad)).alias("score"))
     on_rollouts, on_calls = said.filter(pl.col("span_id").is_null()), said.filter(pl.col("span_id").is_not_null())
     known = on_calls.join(calls.select(*ROLLOUT_KEY, *SPAN_KEY), on=[*ROLLOUT_KEY, *SPAN_KEY], how="semi")
+    known = known.join(on_rollouts, on=ROLLOUT_KEY, how="anti")
     counted = known if of_calls_count else known.clear()
     counts |= Counter(rollouts=on_rollouts.height, calls=counted.height, calls_unused=on_calls.height - counted.height)
     return LabelEdges(_edges(on_rollouts, names), _edges(counted, names), +counts)
+
+
+def with_whole_pairs(source: Source, counts: Mapping[str, int], rollouts: pl.DataFrame) -> dict[str, int]:
+    """The counts of LabelEdges with `preferences` without those of a pair of which only one label is stored. Reads the labels
+    of `rollouts` (rollout_id, attempt) only if there are any. Raises StoreError."""
+    if not counts.get("preferences"):
+        return dict(counts)
+    known = frozenset(rollouts.select(ROLLOUT_KEY).iter_rows())
+    labels = read_labels(source, sorted({rollout_id for rollout_id, _ in known}))
+    compared = {(label.rollout_id, label.attempt) for label in labels if label.other} & known
+    return dict(+Counter({**counts, "preferences": len(compared)}))
 
 
 def without_labeled_calls(edges: pl.DataFrame, of_calls: pl.DataFrame) -> pl.DataFrame:

@@ -1,11 +1,12 @@
 """Names of rewards, their weights, and the columns that hold their values."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainspan_schemas.errors import UsageError
 from trainspan_schemas.telemetry import keys
 
-__all__ = ["RewardName", "reward_names", "rollout_column", "step_column"]
+__all__ = ["RewardName", "filled_names", "reward_names", "rollout_column", "step_column"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,12 @@ def step_column(name: str) -> str:
 def rollout_column(name: str) -> str:
     """The column with the rollouts' own rewards with this name."""
     return f"rollout:{name}"
+
+
+def filled_names(rewards: Sequence[RewardName]) -> list[str]:
+    """The names that a label or a status gives its reward: the required ones; all of them if none is required."""
+    required = [reward.name for reward in rewards if not reward.may_be_missing]
+    return required or [reward.name for reward in rewards]
 
 
 def reward_names(text: str) -> tuple[RewardName, ...]:

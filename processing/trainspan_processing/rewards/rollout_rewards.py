@@ -17,7 +17,7 @@ from trainspan_processing.rewards.binding import UNCLEAR
 from trainspan_processing.rewards.evaluation_rewards import Rewards, bind_rewards
 from trainspan_processing.rewards.function_rewards import FunctionRewards, recorded_rewards, reward_by_function
 from trainspan_processing.rewards.labels import LABEL_RULE, label_edges, without_labeled_calls
-from trainspan_processing.rewards.names import RewardName, reward_names, rollout_column, step_column
+from trainspan_processing.rewards.names import RewardName, filled_names, reward_names, rollout_column, step_column
 from trainspan_processing.rewards.range import check_max_reward, is_outside
 from trainspan_processing.rewards.status_rewards import (
     FUNCTION_STATUSES,
@@ -51,7 +51,7 @@ class Rewarded:
 
     rollouts: pl.DataFrame
     """The rollout table with a `rollout_column` per reward, `reward` (the weighted sum of all its rewards, NULL if a required
-    one is missing), `reward_failed`, `reward_outside`, `teaches`, `reason` and `function_rewards` (as in LEDGER)."""
+    one is missing), `reward_failed`, `reward_outside`, `teaches`, `reason`, `labeled` and `function_rewards` (as in LEDGER)."""
     of_calls: pl.DataFrame
     """trace_id, span_id and a `step_column` per reward."""
     edges: pl.DataFrame
@@ -78,11 +78,17 @@ def load_reward(name: str) -> Callable[..., Any]:
 
 
 def reward_rollouts(
-    source: Source, traces: TraceIndex, settings: DatasetSettings, returned: pl.DataFrame | None = None
+    source: Source,
+    traces: TraceIndex,
+    settings: DatasetSettings,
+    returned: pl.DataFrame | None = None,
+    *,
+    of_calls_count: bool = False,
 ) -> Rewarded:
     """Rewards every rollout of the index by what is heard. Raises UsageError for malformed settings or a function that cannot be loaded.
 
     `returned` is what the reward function returned when a dataset was built (Published.returned); then it is not called.
+    `of_calls_count`: whether labels on calls count (credit/plan.py, looks_at_calls).
     """
     check_max_reward(settings.max_reward)
     traces = traces.heard()
@@ -97,17 +103,17 @@ def reward_rollouts(
         if settings.choices == "used":
             charged = charged.join(unused_overlong(source, traces, settings), on=SPAN_KEY, how="anti")
         signals = pl.concat([signals, overlong_edges(penalty, charged)])
-    needed = [reward.name for reward in names if not reward.may_be_missing]
+    filled = filled_names(names)
     of_status = status_rewards(settings.status_rewards)
     labels = label_edges(
         traces.evaluations,
         traces.calls,
         traces.rollouts,
         label_values(of_status),
-        needed,
-        of_calls_count=settings.credit != _OF_ROLLOUT,
+        filled,
+        of_calls_count=of_calls_count,
     )
-    by_status = with_status_edges(status_edges(of_status, needed, traces.rollouts), labels.of_rollouts)
+    by_status = with_status_edges(status_edges(of_status, filled, traces.rollouts), labels.of_rollouts)
     signals = pl.concat([signals, labels.of_calls])
     if settings.reward is not None:
         by_function = _by_function(source, traces, settings, rewards, signals, by_status, returned)
@@ -277,7 +283,7 @@ def _with_totals(
     rewards: Sequence[RewardName],
     limit: float,
 ) -> pl.DataFrame:
-    """Adds `reward`, `reward_outside` (a score or a sum of scores is beyond `limit`) and `reason`.
+    """Adds `reward`, `reward_outside` (a score or a sum of scores is beyond `limit`), `labeled` and `reason`.
 
     A missing reward does not count as 0: the total is NULL if a required reward is missing.
     """
@@ -300,10 +306,13 @@ def _with_totals(
             owned.filter(pl.any_horizontal(is_outside(pl.col(name), limit) for name in steps)).select(ROLLOUT_KEY),
         ]
     ).unique()
+    labeled = edges.filter(pl.col("rule") == LABEL_RULE).select(ROLLOUT_KEY).unique()
     summed = ("reward", *(rollout_column(reward.name) for reward in rewards), *steps)
     return (
         rollouts.join(sums, on=ROLLOUT_KEY, how="left", maintain_order="left")
         .join(outside.with_columns(pl.lit(True).alias("_outside")), on=ROLLOUT_KEY, how="left", maintain_order="left")
+        .join(labeled.with_columns(pl.lit(True).alias("labeled")), on=ROLLOUT_KEY, how="left", maintain_order="left")
+        .with_columns(pl.col("labeled").fill_null(False))
         .with_columns(pl.when(complete & any_named).then(pl.sum_horizontal(totals.values())).alias("reward"))
         .with_columns(
             pl.any_horizontal(

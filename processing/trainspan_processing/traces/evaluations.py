@@ -81,8 +81,10 @@ COUNTED: Final[Schema] = {"rollout_id": pl.String, "evaluations": pl.UInt32}
 
 
 def count_evaluations(evaluations: pl.DataFrame, names: Collection[str]) -> pl.DataFrame:
-    """COUNTED of EVALUATIONS with one of these names, or labels, and a score, by rollout id, without late feedback on responses."""
-    counts = pl.col("name").is_in([*names, keys.LABEL]) & pl.col("score").is_finite() & pl.col("response_id").is_null()
+    """COUNTED of EVALUATIONS with one of these names and a score, and of labels, also those that take one back, by rollout id, without
+    late feedback on responses."""
+    has_score = pl.col("name").is_in(list(names)) & pl.col("score").is_finite()
+    counts = (has_score | (pl.col("name") == keys.LABEL)) & pl.col("response_id").is_null()
     counted = evaluations.filter(counts & pl.col("rollout_id").is_not_null()).group_by("rollout_id").len("evaluations")
     return counted.select(pl.col(name).cast(kind) for name, kind in COUNTED.items())
 

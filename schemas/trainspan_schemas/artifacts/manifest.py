@@ -88,7 +88,8 @@ class RewardCounts(TypedDict):
     rewards_late: int
     ignored_self_rewards: int
     labels: Counts
-    """People's labels: on `rollouts` and `calls`, `calls_unused` by the credit, and rollouts with `preferences`, which are no rewards."""
+    """People's labels: on `rollouts` and `calls`, `calls_unused` (on calls, not counted), rollouts with `preferences`, which are no
+    rewards, and labels `without_attempt`, which do not count."""
     rewards_unmatched: int
     responses_ambiguous: int
     ignored_values: int

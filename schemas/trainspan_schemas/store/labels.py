@@ -27,6 +27,7 @@ __all__ = [
     "newest",
     "pair_labels",
     "read_label",
+    "whole_pairs",
 ]
 
 MOST_REASON_BYTES: Final = 4096
@@ -150,6 +151,20 @@ def newest(labels: Iterable[Label]) -> dict[Subject, Label]:
     """The newest label of each subject, also if it is withdrawn. Of two at the same time the one with the greater score."""
     ordered = sorted(labels, key=lambda label: (label.time_ns, -1.0 if label.score is None else label.score, label.id))
     return {label.subject: label for label in ordered}
+
+
+def whole_pairs(labels: Iterable[Label]) -> list[Label]:
+    """The labels without those on a pair whose other label is not among them: its sender was told that the pair was not stored, since
+    only one of two collectors took its label."""
+    given = list(labels)
+    stored = {(label.rollout_id, label.attempt, label.other, label.word, label.time_ns) for label in given}
+    return [
+        label
+        for label in given
+        if label.other is None
+        or (*label.other, (label.rollout_id, label.attempt), _OPPOSITE[cast("PairWord", label.word)], label.time_ns)
+        in stored
+    ]
 
 
 def later_than(labels: Iterable[Label]) -> int:

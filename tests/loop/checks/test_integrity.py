@@ -164,6 +164,19 @@ def test_rewards_that_the_dataset_has_as_the_runner_heard_them_hold() -> None:
     assert reward_checks(records(recorded={})) == []
 
 
+def test_rewards_that_are_labels_are_left_out_and_counted() -> None:
+    label = {("a", 0): 0.0}
+    changed = records(used={**HEARD, **label}, trained={("a", 0): frozenset({0.0})}, labeled=frozenset({("a", 0)}))
+    (check,) = reward_checks(changed)
+    assert (check.ok, check.detail) == (
+        True,
+        "2 of 3 rewards compared (0 in rows), 0 differ, 1 left out: a person labeled the rollout",
+    )
+    assert failed(reward_checks(dataclasses.replace(changed, labeled=frozenset({("b", 0)}))))
+    assert failed(reward_checks(dataclasses.replace(changed, labeled=frozenset(HEARD)))) == [], "all are labeled"
+    assert failed(reward_checks(dataclasses.replace(changed, used={**label, ("b", 0): 0.5}))), "b differs"
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -4,10 +4,12 @@ from pathlib import Path
 from typing import Any
 
 from tests.processing.conftest import Bench, bench, collectors, run_id  # noqa: F401 - fixtures
+from tests.processing.support.labels import label, pair, send_labels
 from tests.processing.support.traces import TestRollout, chain, send
 from tests.support.collector.process import running
 from trainspan_loop.clients.new_rewards import last_places, new_rewards, validation_rewards
 from trainspan_schemas.config.settings import DatasetSettings, PolicySettings, Settings
+from trainspan_schemas.store.roles import Role, token_of
 from trainspan_schemas.telemetry import keys
 
 
@@ -28,6 +30,22 @@ def test_rewards_are_counted_once_by_name_and_only_if_they_count(bench: Bench) -
     assert new_rewards(store, judged, begin)[0] == 2, "rollouts that ended: a and c"
     bench.send(chain(bench.rollout("d"), 1).reward(float("nan")))
     assert new_rewards(store, settings, place)[0] == 0, "no number"
+
+
+def test_labels_are_rewards(bench: Bench) -> None:  # noqa: F811
+    store = [str(bench.collectors[0].store)]
+    a, b, c = (chain(bench.rollout(name), 1) for name in "abc")
+    bench.send(a, b, c)
+    begin = last_places(store)
+    grpc = bench.collectors[0].grpc
+    send_labels(grpc, label(a, "good"), label(b, "bad", call=0), *pair((b, c), "better"))
+    send_labels(grpc, label(c, "withdrawn"))
+    named = Settings(dataset=DatasetSettings(reward_name="other", admit="untrusted_reward"))
+    for settings in (Settings(), named):
+        assert new_rewards(store, settings, begin)[0] == 2, "neither a preference nor what was taken back"
+    tokens = bench.collectors[0].store.parent / "home" / "tokens.toml"
+    send_labels(grpc, label(c, "bad"), authorization=f"Bearer {token_of(tokens, Role.AGENT.value)}")
+    assert new_rewards(store, named, begin)[0] == 2, "nor an agent's own"
 
 
 def test_rewards_of_untrusted_senders_count_if_the_dataset_admits_them(tmp_path: Path) -> None:

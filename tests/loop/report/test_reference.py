@@ -1,21 +1,28 @@
 """Runs compared with a reference run on held-out tasks."""
 
+import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
+from tests.processing.conftest import Bench, bench, collectors, run_id  # noqa: F401 - fixtures
+from tests.processing.support.labels import label, send_labels
+from tests.processing.support.traces import TestRollout, chain
 from tests.rollouts.conftest import write_tasks
 from tests.support.agents.openai_server import OpenAIServer
 from tests.support.agents.programs import WITHOUT_OPENAI, write
 from tests.support.collector.process import running
 from trainspan_cli.main import run
-from trainspan_loop.report.reference import HeldOutRun, Price, Tokens, compare_with_reference
+from trainspan_loop.report.reference import HeldOutRun, Price, Tokens, compare_with_reference, held_out_runs
+from trainspan_loop.report.reference_report import reference_text
 from trainspan_rollouts import RunSettings, run_rollouts
 from trainspan_schemas.errors import UsageError
 from trainspan_schemas.intervals import RewardEstimate, ratio_interval
+from trainspan_schemas.telemetry.keys import EVALUATION_SOURCE
 
 SOURCE = """
 import openai
@@ -71,13 +78,13 @@ def test_the_interval_of_a_ratio_holds_at_its_edges() -> None:
 
 def test_a_run_reaches_a_share_of_the_references_success_on_the_tasks_of_both() -> None:
     vendor = held_out("vendor", [1.0], [1.0], [1.0], [0.0], [1.0])
-    own = held_out("own", [1.0, 0.0], [1.0, 1.0], [0.0, None], [0.0, 1.0], first=1)
+    own = held_out("own", [1.0, 0.0], [1.0, 1.0], [0.0, None], [0.0, 1.0, 0.0, 1.0, 0.0, 1.0], first=1)
     standard, compared = compare_with_reference(vendor, [own], {"vendor": Price(2.5, 10.0)})
     assert (standard.success.mean, standard.share, standard.per_success) == (0.8, None, 125)
     assert standard.cost_per_success == pytest.approx(5 * (80 * 2.5 + 20 * 10) / 1e6 / 4)
     # Tasks 1 to 4: own .5, 1, 0, .5; the vendor 1, 1, 0, 1.
     assert (compared.success.mean, compared.share, compared.success.left_out) == (0.5, pytest.approx(0.5 / 0.75), 1)
-    assert (compared.per_success, compared.cost_per_success) == (pytest.approx(800 / 4), None)
+    assert (compared.per_success, compared.cost_per_success) == (pytest.approx(1200 / 6), None)
     beyond = held_out("more", [1.0], [1.0], first=4)
     assert compare_with_reference(vendor, [beyond], {})[1].tasks_left_out == 1
 
@@ -97,6 +104,50 @@ def test_runs_that_cannot_be_compared_are_refused(other: HeldOutRun, message: st
 def test_a_reference_without_success_has_no_share() -> None:
     _, own = compare_with_reference(held_out("vendor", [0.0], [0.0]), [held_out("own", [1.0], [0.0])], {})
     assert (own.share, own.share_interval, own.per_success) == (None, None, 200)
+    assert own.no_share == "the mean reward of vendor is not positive"
+
+
+def test_runs_that_lost_more_than_a_tenth_of_their_rollouts_have_no_share() -> None:
+    whole, lost = held_out("whole", *[[1.0]] * 10), held_out("lost", *[[1.0]] * 8, [None], [None])
+    text = "lost: no share of whole: 2 of 10 rollouts of lost have no reward, more than 10%, so the mean of the others says little"
+    for reference, run_ in ((whole, lost), (lost, whole)):
+        compared = compare_with_reference(reference, [run_], {})
+        assert (compared[1].share, compared[1].share_interval) == (None, None)
+        console = Console(width=200, file=io.StringIO())
+        console.print(reference_text(compared, "j"))
+        assert isinstance(console.file, io.StringIO)
+        shown = console.file.getvalue()
+        assert text.replace("lost: no share of whole", f"{run_.run_id}: no share of {reference.run_id}") in shown
+    few = held_out("few", *[[1.0]] * 9, [None])
+    assert compare_with_reference(whole, [few], {})[1].share == 1
+
+
+def test_labels_are_not_compared_with_rewards_of_another_scale(bench: Bench) -> None:  # noqa: F811
+    """The judge gives up to 10; every held-out rollout of one run is labeled good, which is 1."""
+    judge: dict[str, Any] = {EVALUATION_SOURCE: "judge"}
+
+    def judged(of_run: str, score: float, n: int) -> TestRollout:
+        rollout = TestRollout(f"{of_run}-{n}", run=of_run, split="val", judge="j", task=f"t{n}")
+        return chain(rollout, 1).reward(score, **judge)
+
+    vendor, own, unit = (f"{bench.run_id}-{name}" for name in ("vendor", "own", "unit"))
+    of_own = [judged(own, 8.0, n) for n in range(2)]
+    of_unit = [judged(unit, 0.25, n) for n in range(2)]
+    bench.send(*(judged(vendor, 9.0, n) for n in range(2)), *of_own, *of_unit)
+    store, grpc = str(bench.collectors[0].store), bench.collectors[0].grpc
+
+    def share(reference: str, other: str) -> float | None:
+        first, second = held_out_runs([store], [reference, other])
+        return compare_with_reference(first, [second], {})[1].share
+
+    assert share(vendor, own) == pytest.approx(8 / 9)
+    send_labels(grpc, *(label(each, "good") for each in of_own), label(of_unit[0], "good"))
+    for pair in ((vendor, own), (own, vendor)):
+        with pytest.raises(UsageError, match=r"2 held-out rollouts of .* are labeled by people, with 1 or 0"):
+            share(*pair)
+    assert share(own, unit) == pytest.approx((1 + 0.25) / 2), "within 0 and 1"
+    send_labels(grpc, *(label(each, "withdrawn", 200.0) for each in of_own))
+    assert share(vendor, own) == pytest.approx(8 / 9)
 
 
 @pytest.mark.parametrize("text", ["", "1", "1/2/3", "a/b", "-1/2", "nan/1", "inf/1"])

@@ -2,17 +2,29 @@
 
 from typing import Any
 
+import polars as pl
 import pytest
 
 from tests.processing.conftest import Bench, rows
 from tests.processing.support.labels import label, pair, send_labels
 from tests.processing.support.traces import TestRollout, chain
+from tests.support.collector.process import runner_metadata
+from trainspan_cli.clients.feedback import FeedbackScore, send_scores
+from trainspan_loop.state.reward_records import read_rewards
+from trainspan_processing.agreement.ratings import read_ratings
+from trainspan_processing.assembly.build import BuiltDataset
+from trainspan_processing.dataset.published import open_published
 from trainspan_processing.explain.explain import explain_rollout
 from trainspan_processing.explain.inquiry import Question
+from trainspan_processing.export.labeled_pairs import labeled_pairs
+from trainspan_processing.read.source import Selection
+from trainspan_processing.rewards.labels import read_labels
 from trainspan_schemas.config.settings import DatasetSettings
 from trainspan_schemas.errors import UsageError
 from trainspan_schemas.store.roles import Role, token_of
 from trainspan_schemas.telemetry import keys
+from trainspan_viewer.queries.labels.stored import stored_labels
+from trainspan_viewer.queries.store import StoreReader
 
 JUDGE = {keys.EVALUATION_SOURCE: "judge"}
 
@@ -36,6 +48,11 @@ def _returns(bench: Bench, **settings: Any) -> dict[str, list[float]]:
     return returns
 
 
+def _rewards(built: BuiltDataset) -> dict[str, float | None]:
+    """Rollout → its whole reward, as the ledger has it."""
+    return dict(open_published(built.path).ledger().select("rollout_id", "reward").iter_rows())
+
+
 def test_a_label_replaces_the_judges_verdict_and_is_counted(bench: Bench) -> None:
     a, b, c = (_judged(bench, name, 1.0) for name in "abc")
     send_labels(_sent(bench, a, b, c), label(a, "bad"), label(b, "good"))
@@ -51,6 +68,18 @@ def test_the_newest_label_counts_by_its_time_whichever_came_first_and_can_be_tak
     send_labels(grpc, label(a, "bad", 200.0), label(b, "bad", 200.0))
     send_labels(grpc, label(a, "good", 150.0, by="bob"), label(b, "withdrawn", 300.0))
     assert _returns(bench) == {"a": [0.0, 0.0], "b": [1.0, 1.0]}
+
+
+def test_the_ledger_says_which_rewards_are_labels_so_that_the_loop_compares_the_others(bench: Bench) -> None:
+    a, b, c = (_judged(bench, name, 1.0) for name in "abc")
+    send_labels(_sent(bench, a, b, c), label(a, "bad"), label(b, "bad", call=0))
+    for credit, labeled in (("identical", {a.rollout_id}), ("return_to_go", {a.rollout_id, b.rollout_id})):
+        built = bench.build(round_=0, out=bench.out / credit, baseline="none", credit=credit, keep_zero_spread=True)
+        lines = open_published(built.path).ledger()
+        assert set(lines.filter("labeled")["rollout_id"]) == labeled
+        records = read_rewards([], built.path)
+        assert records is not None
+        assert records.labeled == {(rollout_id, 0) for rollout_id in labeled}
 
 
 def test_a_label_belongs_to_its_attempt(bench: Bench) -> None:
@@ -103,6 +132,56 @@ def test_a_label_on_a_call_is_its_reward_unless_the_credit_looks_at_no_call(benc
     assert sorted(rows(built)["return"].unique()) == [0.0, 1.0]
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"credit": "per_agent"},
+        {"credit": "per_agent", "agent_credit": "writer=step+grpo"},
+        {"credit": "vine"},
+        {"credit": "gigpo"},
+        {"credit": "rtmc"},
+    ],
+    ids=str,
+)
+def test_labels_on_calls_add_nothing_to_a_sum_over_the_rollout(bench: Bench, settings: dict[str, Any]) -> None:
+    a, b = _judged(bench, "a", 1.0, task="t"), _judged(bench, "b", 0.0, task="t")
+    send_labels(_sent(bench, a, b), label(b, "good", call=0), label(b, "good", call=1))
+    built = bench.build(round_=0, keep_zero_spread=True, **settings)
+    assert _rewards(built) == {a.rollout_id: 1.0, b.rollout_id: 0.0}
+    assert built.manifest["labels"] == {"calls_unused": 2}
+    question = Question([str(bench.collectors[0].store)], b.rollout_id, DatasetSettings(**settings))
+    whys = {edge.why for edge in explain_rollout(question, bench.clock).edges if edge.source == "label"}
+    assert whys == {f"it is on a call, and credit {settings['credit']} adds up the rewards of a rollout"}
+
+
+def test_labels_on_calls_count_if_all_agents_have_a_credit_of_calls(bench: Bench) -> None:
+    a = _judged(bench, "a", 0.0)
+    send_labels(_sent(bench, a), label(a, "good", call=0))
+    assert _returns(bench, credit="per_agent", agent_credit="*=return_to_go+none") == {"a": [1.0, 0.0]}
+
+
+@pytest.mark.parametrize("credit", ["return_to_go", "step"])
+def test_labels_on_calls_do_not_count_beside_one_on_the_rollout(bench: Bench, credit: str) -> None:
+    a, b = _judged(bench, "a", 1.0), _judged(bench, "b", 1.0)
+    send_labels(_sent(bench, a, b), label(a, "bad"), label(a, "good", 110.0, call=1))
+    send_labels(bench.collectors[0].grpc, label(b, "bad"), label(b, "withdrawn", 200.0), label(b, "good", call=1))
+    built = bench.build(round_=0, baseline="none", keep_zero_spread=True, credit=credit)
+    assert _rewards(built) == {a.rollout_id: 0.0, b.rollout_id: 2.0}
+    assert built.manifest["labels"] == {"rollouts": 1, "calls": 1, "calls_unused": 1}
+    question = Question([str(bench.collectors[0].store)], a.rollout_id, DatasetSettings(credit=credit))
+    whys = [edge.why for edge in explain_rollout(question, bench.clock).edges if edge.rule is None]
+    assert "it is on a call, and the rollout's label replaces all its other rewards" in whys
+
+
+def test_a_label_and_a_status_give_all_rewards_if_none_is_required(bench: Bench) -> None:
+    a, b = _judged(bench, "a", 1.0), _judged(bench, "b", 1.0)
+    a.reward(0.5, **{keys.EVALUATION_NAME: "style", **JUDGE})
+    failed = chain(bench.rollout("failed", status="timeout"), 1)
+    send_labels(_sent(bench, a, b, failed), label(a, "bad"))
+    returns = _returns(bench, reward_name="reward?,style?=2", status_rewards="timeout=-1,bad=-2")
+    assert returns == {"a": [-6.0, -6.0], "b": [1.0, 1.0], "failed": [-3.0]}
+
+
 def test_a_label_on_a_call_replaces_what_a_function_gives_that_call(bench: Bench) -> None:
     a = chain(bench.rollout("a"), 3)
     send_labels(_sent(bench, a), label(a, "good", call=1))
@@ -133,15 +212,74 @@ def test_a_preference_is_no_reward_and_is_counted(bench: Bench) -> None:
     assert sorted(rows(built)["return"].unique()) == [0.0, 1.0]
 
 
+def test_half_a_pair_which_one_of_two_collectors_did_not_take_is_none(bench: Bench) -> None:
+    rollouts = [_judged(bench, name, 1.0) for name in "abcd"]
+    a, b, c, d = rollouts
+    grpc = _sent(bench, *rollouts)
+    half, _ = pair((a, b), "worse", 200.0)
+    _, other_half = pair((c, d), "better")
+    send_labels(grpc, *pair((a, b), "better"), half, other_half)
+    built = bench.build(round_=0, baseline="none")
+    assert built.manifest["labels"] == {"preferences": 2}
+    seen = open_published(built.path).ledger().select("rollout_id", "attempt", "task_id", pl.lit(None).alias("reason"))
+    with bench.source() as source:
+        pairs, skipped = labeled_pairs(source, seen)
+        assert (pairs, skipped) == ([((a.rollout_id, 0), (b.rollout_id, 0))], {})
+        assert [label.word for label in read_labels(source, [a.rollout_id])] == ["better"], "b's is read, too"
+        judged = read_ratings(source, Selection(bench.run_id))
+        assert [(label.rollout_id, label.word) for label in judged.preferences] == [(a.rollout_id, "better")]
+    shown = stored_labels(StoreReader(str(bench.collectors[0].store)), [rollout.rollout_id for rollout in (a, c, d)])
+    assert [(label.rollout_id, label.word) for label in shown] == [(a.rollout_id, "better")]
+
+
 def test_a_label_that_comes_after_its_dataset_is_counted_and_changes_nothing(bench: Bench) -> None:
     a, b = _judged(bench, "a", 1.0), _judged(bench, "b", 0.0)
     grpc = _sent(bench, a, b)
     bench.build()
     send_labels(grpc, label(a, "bad"))
-    bench.send(_judged(bench, "c", 1.0, task="t1"), _judged(bench, "d", 0.0, task="t1"))
-    later = bench.build()
-    assert later.manifest["rewards_late"] == 1
-    assert later.manifest["rollouts_seen"] == 2
+    send_labels(grpc, label(b, "good", call=0))
+    assert _built_later(bench, "t1").manifest["rewards_late"] == 1, "the label on a call does not count for identical"
+    send_labels(grpc, label(a, "withdrawn", 300.0))
+    assert _built_later(bench, "t2").manifest["rewards_late"] == 1
+    assert _built_later(bench, "t3").manifest["rewards_late"] == 0
+
+
+def test_late_labels_on_calls_are_counted_if_the_credit_looks_at_calls(bench: Bench) -> None:
+    a, b = _judged(bench, "a", 1.0), _judged(bench, "b", 0.0)
+    grpc = _sent(bench, a, b)
+    bench.build(credit="return_to_go")
+    send_labels(grpc, label(b, "good", call=0))
+    assert _built_later(bench, "t1", credit="return_to_go").manifest["rewards_late"] == 1
+
+
+def _built_later(bench: Bench, task: str, **settings: Any) -> BuiltDataset:
+    """A later dataset, of two new rollouts of this task."""
+    bench.send(*(_judged(bench, f"{task}-{score}", score, task=task) for score in (1.0, 0.0)))
+    built = bench.build(**settings)
+    assert built.manifest["rollouts_seen"] == 2
+    return built
+
+
+def test_a_label_without_an_attempt_does_not_count_and_is_counted(bench: Bench) -> None:
+    a, b = _judged(bench, "a", 1.0), _judged(bench, "b", 1.0)
+    grpc = _sent(bench, a, b)
+    more: dict[str, str | int] = {keys.EVALUATION_LABEL: "bad", keys.LABELED_BY: "ann"}
+    header = dict(runner_metadata(grpc))["authorization"].replace(" ", "%20")
+    score = FeedbackScore(0.0, "label", "label", rollout_id=a.rollout_id, more=more)
+    send_scores([score], f"http://{grpc}", f"authorization={header}", token_advice="")
+    built = bench.build(round_=0, baseline="none")
+    assert built.manifest["labels"] == {"without_attempt": 1}
+    assert _rewards(built) == _stored_rewards(bench) == {a.rollout_id: 1.0, b.rollout_id: 1.0}
+    question = Question([str(bench.collectors[0].store)], a.rollout_id, DatasetSettings())
+    whys = [edge.why for edge in explain_rollout(question, bench.clock).edges if edge.source == "label"]
+    assert whys == ["it names no attempt of the rollout"]
+
+
+def _stored_rewards(bench: Bench) -> dict[str, float | None]:
+    """Rollout → its reward in the store's view."""
+    with bench.source() as source:
+        sql = f"SELECT rollout_id, reward FROM rollouts WHERE run_id = '{bench.run_id}'"
+        return dict(row for batch in source.query(sql) for row in batch.select("rollout_id", "reward").iter_rows())
 
 
 def test_the_store_and_the_explanation_say_the_same(bench: Bench) -> None:
@@ -149,10 +287,7 @@ def test_the_store_and_the_explanation_say_the_same(bench: Bench) -> None:
     grpc = _sent(bench, a, b)
     send_labels(grpc, label(a, "good", 150.0), label(a, "bad", 200.0, reason="rude <b>"), label(b, "bad"))
     send_labels(grpc, label(b, "withdrawn", 300.0), *pair((a, b), "better"))
-    with bench.source() as source:
-        sql = f"SELECT rollout_id, reward FROM rollouts WHERE run_id = '{bench.run_id}'"
-        rewards = dict(row for batch in source.query(sql) for row in batch.select("rollout_id", "reward").iter_rows())
-    assert rewards == {a.rollout_id: 0.0, b.rollout_id: 0.0}
+    assert _stored_rewards(bench) == {a.rollout_id: 0.0, b.rollout_id: 0.0}
     question = Question([str(bench.collectors[0].store)], a.rollout_id, DatasetSettings(baseline="dr_grpo"))
     edges = explain_rollout(question, bench.clock).edges
     assert [(edge.rule, edge.name, edge.score, edge.source, edge.explanation) for edge in edges[:1]] == [

@@ -1,10 +1,10 @@
 """The labels that the stores hold."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 from trainspan_schemas.errors import StoreError
-from trainspan_schemas.store.labels import Label, newest, read_label
+from trainspan_schemas.store.labels import Label, newest, read_label, whole_pairs
 from trainspan_schemas.telemetry import keys
 from trainspan_viewer.queries.labels.subject import RolloutKey, Subject
 from trainspan_viewer.queries.store import StoreReader
@@ -20,15 +20,24 @@ class TooManyLabelsError(StoreError):
 
 
 def stored_labels(store: StoreReader, rollout_ids: Sequence[str]) -> list[Label]:
-    """All labels of these rollouts, also those that others replace, the oldest first. Raises StoreError, or TooManyLabelsError."""
-    rows = _records(store, sorted(set(rollout_ids)))
+    """All labels of these rollouts, also those that others replace, the oldest first; none of a pair of which only one is stored.
+
+    Raises StoreError, or TooManyLabelsError.
+    """
+    wanted = frozenset(rollout_ids)
+    labels = _read(store, wanted)
+    others = {label.other[0] for label in labels if label.other} - wanted
+    whole = (label for label in whole_pairs([*labels, *_read(store, others)]) if label.rollout_id in wanted)
+    return sorted(whole, key=lambda label: label.time_ns)
+
+
+def _read(store: StoreReader, rollout_ids: Collection[str]) -> list[Label]:
     read = (
         read_label(time_ns, rollout_id, (trace_id, span_id), attributes, untrusted=untrusted)
-        for time_ns, rollout_id, trace_id, span_id, attributes, untrusted in rows
+        for time_ns, rollout_id, trace_id, span_id, attributes, untrusted in _records(store, sorted(rollout_ids))
     )
     # Two stores may hold the same one.
-    labels = {(label.id, label.rollout_id): label for label in read if label is not None}
-    return sorted(labels.values(), key=lambda label: label.time_ns)
+    return list({(label.id, label.rollout_id): label for label in read if label is not None}.values())
 
 
 def _records(store: StoreReader, rollout_ids: Sequence[str]) -> list[tuple[Any, ...]]:
