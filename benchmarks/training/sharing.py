@@ -48,7 +48,7 @@ def _passes(segments: list[tuple[int, int, int]], forward: str) -> dict[str, flo
     model.train()
     rows = rows_of(segments)
     settings = TrainSettings(forward=forward, micro_batch_tokens=4096)
-    cuts = batch_layout(settings, model.config, cuda=False).cut(rows)
+    cuts = batch_layout(settings, model.config, cuda=False).micro_batches(rows)
     batches = make_batches(cuts, [WeightedRow(row, np.ones(row.n_trained)) for row in rows], 1)
 
     def passes() -> None:

@@ -59,7 +59,7 @@ class Loop:
             self._sampler.open()
             self._recorded_at = time.monotonic()
             self._recorded_at += self._sampler.between_rounds(self._validation.run, 0, loop.eval_tasks, probe=True)
-            self._sampler.alongside(self._trials.begin)
+            self._sampler.alongside(self._trials.begin_trials)
             round_, ended = 0, stop_reason(loop, folder.records(), 0)
             while ended is None:
                 round_ += 1
@@ -109,9 +109,9 @@ class Loop:
         Its `total` seconds are those since the record before, without those of validations, so that all records add up to the run's
         time, overlapped or not.
         """
-        self._sampler.begin(round_)
+        self._sampler.begin_round(round_)
         self._screen.round(round_, self._settings.loop.rounds)
-        sampled = self._sampler.take(round_)
+        sampled = self._sampler.take_round(round_)
         if sampled is None:
             return False
         outcomes = {policy: self._outcome(round_, policy, sampled) for policy in self._stages.policies}

@@ -105,8 +105,8 @@ class Attempts:
     async def _attempt(self, planned: PlannedRollout, *, is_last: bool) -> tuple[Verdict, bool]:
         identity, number = planned.identity, planned.number
         await self._agents.acquire()
-        self._ledger.begin(identity, number)
-        span = self._spans.begin(identity, self._settings.n, planned.point, planned.task.answer)
+        self._ledger.record_start(identity, number)
+        span = self._spans.begin_rollout(identity, self._settings.n, planned.point, planned.task.answer)
         judge = self._judge.name if self._judge else None
         try:
             signed = identity.signed(self._key, span.parent)
@@ -120,7 +120,7 @@ class Attempts:
             finally:
                 await self._executor.release(execution)
         except asyncio.CancelledError:
-            self._ledger.end(identity, number, "cancelled", None)
+            self._ledger.record_end(identity, number, "cancelled", None)
             span.end("cancelled", judge=judge, error="the run was stopped")
             raise
         calls = ended.report.calls if ended.report else None
@@ -132,7 +132,7 @@ class Attempts:
             warning = f"its agent reports {calls} calls, the policy servers began {served}: theirs count"
             self._log_once("calls", "calls_unknown_to_servers", identity, warning)
         self._on_calls(counted)
-        self._ledger.end(identity, number, verdict.status, verdict.reward)
+        self._ledger.record_end(identity, number, verdict.status, verdict.reward)
         span.end(
             verdict.status,
             calls=calls,

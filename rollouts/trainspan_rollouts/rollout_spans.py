@@ -57,7 +57,7 @@ class RolloutSpans:
         self._provider.add_span_processor(self._sender)
         self._tracer = self._provider.get_tracer("trainspan_rollouts")
 
-    def begin(
+    def begin_rollout(
         self, identity: Identity, group_size: int, point: BranchPoint | None = None, answer: Any = None
     ) -> "RolloutSpan":
         """Starts the span of one attempt at one of `group_size` rollouts of its task, or branches at `point`.

@@ -326,12 +326,12 @@ class RunLedger:
     def begun(self, round_: int, task_id: str, number: int) -> Begun | None:
         return self._begun.get(self._key(round_, task_id, number))
 
-    def begin(self, identity: Identity, number: int) -> None:
+    def record_start(self, identity: Identity, number: int) -> None:
         """Records the start of an attempt."""
         key = self._key(identity.round, identity.task_id or "", number)
         self._write({"begin": key, "rollout": identity.rollout_id, "attempt": identity.attempt})
 
-    def end(self, identity: Identity, number: int, status: RolloutStatus, reward: float | None) -> None:
+    def record_end(self, identity: Identity, number: int, status: RolloutStatus, reward: float | None) -> None:
         """Remembers the end of an attempt; `delivered` or `waits` writes it."""
         with self._lock:
             key = self._key(identity.round, identity.task_id or "", number)

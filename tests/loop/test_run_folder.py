@@ -35,7 +35,7 @@ def test_a_run_goes_on_at_other_addresses_and_with_other_rounds() -> None:
     assert newest_unfinished({**begun, "loop": {"rounds": 3, "seed": 1}, "serving": {"port": 0}}) == folder
     assert newest_unfinished({**begun, "loop": {"rounds": 20, "seed": 2}}) is None
     folder.note_training(TrainingProgress(3, "old"))
-    folder.begin(3)
+    folder.begin_run(3)
     assert folder.read("run.json")["settings"] == {**begun, "loop": {"rounds": 3, "seed": 1}}
     assert folder.training() == {}
 

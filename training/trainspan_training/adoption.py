@@ -65,7 +65,7 @@ def _committed(model: Path, checkpoints: Checkpoints) -> int:
         base_digest=parent.base_digest,
         weights_files=hashes,
     )
-    temporary = checkpoints.begin(meta)
+    temporary = checkpoints.begin_checkpoint(meta)
     try:
         for name, path in files.items():
             _link(path, temporary / name)

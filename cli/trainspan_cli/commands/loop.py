@@ -125,7 +125,7 @@ def _run(
     console = Console(stderr=format == "json")
     try:
         with folder.held(), Screen(console, f"trainspan run {folder.run_id}") as screen:
-            folder.begin(settings.loop.rounds)
+            folder.begin_run(settings.loop.rounds)
             Loop(settings, tasks, config, folder, screen).run()
     except KeyboardInterrupt:
         done = len(rounds_in(folder.records()))

@@ -13,7 +13,7 @@ from trainspan_collector.otlp.gunzip import TooLargeError
 from trainspan_collector.otlp.signals import OtlpSignal
 from trainspan_schemas.errors import InvalidRecordError
 
-__all__ = ["SMALL_BYTES", "cut"]
+__all__ = ["SMALL_BYTES", "split_message"]
 
 SMALL_BYTES: Final = 64 * 1024
 """Requests up to this size stay whole: however small their items, they take a few MiB."""
@@ -43,7 +43,7 @@ _ITEMS: Final = {"traces": _SPAN, "logs": _RECORD, "metrics": _METRIC}
 _DELIMITED: Final = 2
 
 
-def cut(signal: OtlpSignal, body: bytes, max_items: int) -> Iterator[bytes]:
+def split_message(signal: OtlpSignal, body: bytes, max_items: int) -> Iterator[bytes]:
     """Requests that together contain what `body` does, in order, each with at most about a MiB and 2,048 items.
 
     A larger item gets its own request. Raises InvalidRecordError if the bytes are not such a request, TooLargeError for more

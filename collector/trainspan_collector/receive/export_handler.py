@@ -10,7 +10,7 @@ from trainspan_collector.otlp.gunzip import TooLargeError
 from trainspan_collector.otlp.signals import METRICS, TRACES, ExportOutcome, OtlpSignal
 from trainspan_collector.otlp.validation import Rejections
 from trainspan_collector.receive.admission import Admission, OverloadError
-from trainspan_collector.receive.cutting import SMALL_BYTES, cut
+from trainspan_collector.receive.cutting import SMALL_BYTES, split_message
 from trainspan_collector.receive.memory_budget import MemoryBudget, Share
 from trainspan_collector.receive.redaction import Redaction
 from trainspan_collector.runtime.metrics import Metrics, RefusalReason
@@ -100,7 +100,7 @@ class ExportHandler:
         """The outcome, the number of items, and the requests to store; parsed messages do not wait for the disk."""
         rejections, n_items = Rejections(len(body)), 0
         stored: list[bytes] = []
-        for piece in cut(signal, body, self._max_items):
+        for piece in split_message(signal, body, self._max_items):
             if signal is METRICS:
                 if len(body) <= SMALL_BYTES:
                     signal.parse_repaired(piece)

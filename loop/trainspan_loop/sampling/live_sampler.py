@@ -62,10 +62,10 @@ class LiveSampler:
         self._began = time.monotonic()
         self._keep()
 
-    def begin(self, round_: int) -> None:
+    def begin_round(self, round_: int) -> None:
         """Does nothing: the agents run anyway."""
 
-    def take(self, round_: int) -> SampledRound | None:
+    def take_round(self, round_: int) -> SampledRound | None:
         """Waits for rewards, and builds the dataset of all rollouts that have one; None if time was over before there were any.
 
         Rewards of which nothing can be trained, such as late ones, make no round.

@@ -51,7 +51,7 @@ class RoundSampler:
     def open(self) -> None:
         """Does nothing: rollouts begin with the first round."""
 
-    def begin(self, round_: int) -> None:
+    def begin_round(self, round_: int) -> None:
         """Queues the rollouts of all rounds up to `overlap` after this one, and the datasets that may be built; none on record.
 
         Everything before this round is done.
@@ -69,7 +69,7 @@ class RoundSampler:
             self._last_built = self._building.submit(self._build, next_, self._last_built)
             self._built[next_] = self._last_built
 
-    def take(self, round_: int) -> SampledRound:
+    def take_round(self, round_: int) -> SampledRound:
         """Waits for the round's rollouts and dataset. Raises what the stages raise."""
         sampled = self._built.pop(round_).result()
         self._begun.discard(round_)

@@ -53,11 +53,11 @@ class Sampler(Protocol):
         """Begins, once the services run and before anything else is called; also in a resumed run."""
         ...
 
-    def begin(self, round_: int) -> None:
+    def begin_round(self, round_: int) -> None:
         """Starts whatever may run before this round is trained."""
         ...
 
-    def take(self, round_: int) -> SampledRound | None:
+    def take_round(self, round_: int) -> SampledRound | None:
         """Waits for the round's rollouts and dataset; None if `[loop] max_hours` were over before there was anything."""
         ...
 

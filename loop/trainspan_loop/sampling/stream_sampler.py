@@ -64,7 +64,7 @@ class StreamSampler:
     def open(self) -> None:
         """Does nothing: rollouts begin with the first round."""
 
-    def begin(self, round_: int) -> None:
+    def begin_round(self, round_: int) -> None:
         """Starts a runner unless one is in progress, or the round ends the stream and has its dataset from an interrupted loop."""
         if self._segment is not None or (self._ends_stream(round_) and self._stages.has_dataset(round_)):
             return
@@ -78,7 +78,7 @@ class StreamSampler:
         ended = self._running.submit(self._stages.stream, first, self._settings.rollouts.n, feed.progress, feed.write)
         self._segment, self._missing = _Segment(feed, ended, began_ns), 0
 
-    def take(self, round_: int) -> SampledRound:
+    def take_round(self, round_: int) -> SampledRound:
         """Waits until there are enough groups, and builds the dataset of all complete ones."""
         if self._stages.has_dataset(round_):  # built before the loop was interrupted
             return SampledRound(nothing=self._stages.batch(round_, self._oldest[0][1], self._group_wait_s))
@@ -88,7 +88,7 @@ class StreamSampler:
             self._stages.keep_alive()
         is_last = self._ends_stream(round_) or segment.ended.done()
         collected = self._drain(segment) if is_last else None
-        figures, sampling_s = segment.feed.cut(), time.monotonic() - self._cut_at
+        figures, sampling_s = segment.feed.cut_round(), time.monotonic() - self._cut_at
         self._cut_at = time.monotonic()
         tokens, self._sampled_tokens = self._sampled_tokens, self._stages.sampled_tokens()
         # The servers' counts begin at 0 when they start again.

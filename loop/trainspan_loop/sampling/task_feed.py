@@ -103,7 +103,7 @@ class TaskFeed:
             raise self._failure
         return is_ready
 
-    def cut(self) -> RolloutFigures:
+    def cut_round(self) -> RolloutFigures:
         """Takes all complete groups as a batch; returns its figures, as in the result of `trainspan rollout`."""
         with self._changed:
             now, before = self._now, self._before

@@ -174,7 +174,7 @@ class RunFolder(RunFiles):
             if other != target:
                 shutil.rmtree(other)
 
-    def begin(self, rounds: int) -> None:
+    def begin_run(self, rounds: int) -> None:
         """Records the number of rounds, which may be another one when the run is resumed, and that no training is in progress."""
         self.note_training(None)
         run = self.read("run.json")

@@ -103,7 +103,7 @@ class Trials:
         self._screen = screen
         self._evidence = EvidenceFiles(folder)
 
-    def begin(self) -> None:
+    def begin_trials(self) -> None:
         """Rolls out the tasks under the version in service, with which the next one is compared, unless that was done before."""
         if self._pool is None:
             return

@@ -145,7 +145,7 @@ def with_lineage(calls: pl.DataFrame) -> pl.DataFrame:
     order = np.argsort(strands, kind="stable")
     back = np.argsort(order)
     strands = strands[order]
-    prompts, completions = (Tokens.of(calls[name]).take(order) for name in ("prompt_ids", "completion_ids"))
+    prompts, completions = (Tokens.of(calls[name]).select(order) for name in ("prompt_ids", "completion_ids"))
     segment, position, prefix, parent = trace_lineage(strands, prompts, completions)
     openers = np.flatnonzero(position == 0)  # a strand's segments are numbered in the order in which they open
     first = order[openers[np.searchsorted(openers, _run_starts(strands)) + segment]][back]

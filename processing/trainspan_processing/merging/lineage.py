@@ -43,7 +43,7 @@ def trace_lineage(strands: Int, prompts: Tokens, completions: Tokens) -> tuple[I
     prefix[later], parent[later] = sizes[later - 1], later - 1
     for start, end in zip(starts[~plain].tolist(), ends[~plain].tolist(), strict=True):
         here, calls = slice(start, end), np.arange(start, end)
-        *traced, parents = _trace_strand(prompts.take(calls), completions.take(calls))
+        *traced, parents = _trace_strand(prompts.select(calls), completions.select(calls))
         segment[here], position[here], prefix[here] = traced
         parent[here] = np.where(parents >= 0, parents + start, -1)
     return segment, position, prefix, parent

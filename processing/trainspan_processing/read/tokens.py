@@ -45,7 +45,7 @@ class Tokens:
         ids = np.frombuffer(data, dtype=np.int32) if data else np.empty(0, dtype=np.int32)
         return cls(ids[values.offset : values.offset + len(values)], offsets[:-1], np.diff(offsets))
 
-    def take(self, order: Int) -> "Tokens":
+    def select(self, order: Int) -> "Tokens":
         """The lists in another order, or some of them; no token is copied."""
         return Tokens(self.values, self.starts[order], self.lengths[order])
 

@@ -251,7 +251,7 @@ class EngineTap:
             return None
         ids = prompt.get("prompt_token_ids") if prompt.get("type") == "token" else None
         try:
-            generation.forced = exchange.branch.take(ids, params)
+            generation.forced = exchange.branch.next_answer(ids, params)
         except DivergedError as error:
             exchange.ended_because, exchange.ended_status, exchange.is_cut = str(error), 422, True
             raise _unprocessable(str(error)) from None

@@ -38,16 +38,16 @@ class Branch:
         self._forced = self._sampled = 0
         self._diverged: str | None = None
 
-    def take(self, prompt_ids: Sequence[int] | None, params: Any) -> ForcedAnswer | None:
+    def next_answer(self, prompt_ids: Sequence[int] | None, params: Any) -> ForcedAnswer | None:
         """Returns the stored answer of a generation (vLLM's parameters); None: it is sampled. Raises DivergedError."""
         if self._diverged is None:
             try:
-                return self._take(prompt_ids, params)
+                return self._next_answer(prompt_ids, params)
             except DivergedError as error:
                 self._diverged = str(error)
         raise DivergedError(self._diverged)
 
-    def _take(self, prompt_ids: Sequence[int] | None, params: Any) -> ForcedAnswer | None:
+    def _next_answer(self, prompt_ids: Sequence[int] | None, params: Any) -> ForcedAnswer | None:
         prompt = None if prompt_ids is None else encode_ids(prompt_ids)
         for index, (call, choices) in enumerate(self._open):
             if call.prompt == prompt:

@@ -76,7 +76,7 @@ class BranchRegistry:
             return None
         return branch
 
-    def end(self, rollout_id: str, attempt: int) -> Branched:
+    def end_branch(self, rollout_id: str, attempt: int) -> Branched:
         """Forgets a branch. Raises RegistryError for one that is not registered: expired, or the server was restarted."""
         self._expire()
         branch = self._forget((rollout_id, attempt))

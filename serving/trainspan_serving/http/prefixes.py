@@ -57,7 +57,7 @@ def _end(branches: BranchRegistry, body: bytes) -> Branched:
         rollout_id, attempt = str(record["rollout"]), int(record["attempt"])
     except (ValueError, KeyError, TypeError) as error:
         raise InvalidRecordError('the body must be {"rollout": id, "attempt": n}') from error
-    return branches.end(rollout_id, attempt)
+    return branches.end_branch(rollout_id, attempt)
 
 
 async def _refuse(send: Send, status: int, error: str) -> None:

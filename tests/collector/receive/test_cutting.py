@@ -4,7 +4,7 @@ import pytest
 
 from trainspan_collector.otlp.gunzip import TooLargeError
 from trainspan_collector.otlp.signals import TRACES
-from trainspan_collector.receive.cutting import cut
+from trainspan_collector.receive.cutting import split_message
 from trainspan_schemas.errors import InvalidRecordError
 
 MIB = 2**20
@@ -35,10 +35,10 @@ SPAN = field(2, field(1, b"x" * 16))
 )
 def test_fields_next_to_items_are_counted_too(body: bytes) -> None:
     with pytest.raises(TooLargeError):
-        list(cut(TRACES, body, 200_000))
+        list(split_message(TRACES, body, 200_000))
 
 
 def test_a_tag_written_longer_than_it_need_be_hides_no_item() -> None:
     body = field(1, field(2, b"\x92\x00\x00" * 600_000))
     with pytest.raises(InvalidRecordError):
-        list(cut(TRACES, body, 200_000))
+        list(split_message(TRACES, body, 200_000))

@@ -11,7 +11,7 @@ from trainspan_collector.journal.frames import Frame, Signal
 from trainspan_collector.otlp.gunzip import TooLargeError
 from trainspan_collector.otlp.signals import LOGS, TRACES, OtlpSignal
 from trainspan_collector.otlp.validation import Rejections
-from trainspan_collector.receive.cutting import cut
+from trainspan_collector.receive.cutting import split_message
 from trainspan_collector.rows.batch import Batch
 from trainspan_collector.store.row_groups import BATCH_BYTES
 from trainspan_schemas.telemetry import keys
@@ -22,7 +22,7 @@ MIB = 2**20
 def _taken(signal: OtlpSignal, body: bytes) -> int:
     """The items of a request that can be stored, cut as the receiver cuts it. Raises TooLargeError."""
     rejections = Rejections(len(body))
-    return sum(rejections.check(signal.parse(piece), piece)[0] for piece in cut(signal, body, 200_000))
+    return sum(rejections.check(signal.parse(piece), piece)[0] for piece in split_message(signal, body, 200_000))
 
 
 def _spans(n_spans: int, resource: str = "", scope: str = "") -> ExportTraceServiceRequest:

@@ -79,8 +79,8 @@ def test_a_round_is_cut_at_enough_rewards_or_late_but_not_while_a_store_is_away(
     stages: Any = PlannedStages(plan)
     sampler = LiveSampler(settings, stages, RunFolder.create({}), Screen(Console(file=io.StringIO()), "run"))
     sampler.open()
-    sampler.begin(1)
-    sampled = sampler.take(1)
+    sampler.begin_round(1)
+    sampled = sampler.take_round(1)
     assert sampled is not None
     assert (sampled.nothing, stages.asked) == ({}, asked)
 
@@ -97,7 +97,7 @@ def test_rewards_of_a_validation_do_not_count_even_if_rounds_are_on_record_or_it
     sampler = LiveSampler(settings, stages, folder, Screen(Console(file=io.StringIO()), "run"))
     sampler.open()
     assert sampler.between_rounds(lambda: "validated") == "validated"
-    sampled = sampler.take(6)
+    sampled = sampler.take_round(6)
     assert sampled is not None
     assert sampled.rollout == {"new_rewards": 4}, "one of 7, and three more"
 
@@ -110,7 +110,7 @@ def test_rewards_that_nothing_can_be_trained_on_make_no_round(tmp_path: Path, mo
     settings = Settings(loop=LoopSettings(live_rewards=2))
     sampler = LiveSampler(settings, stages, RunFolder.create({}), Screen(Console(file=shown, width=200), "run"))
     sampler.open()
-    sampled = sampler.take(1)
+    sampled = sampler.take_round(1)
     assert sampled is not None
     assert sampled.nothing == {}
     assert sampled.rollout == {"new_rewards": 7}
@@ -138,7 +138,7 @@ def test_a_reward_counts_if_it_comes_in_time_however_long_a_round_takes(
     sampler.open()
     for round_, cut in enumerate(cuts, 1):
         now = float(cut)
-        sampler.take(round_)
+        sampler.take_round(round_)
     for before, (place,) in zip([0, *cuts], stages.read_since, strict=False):
         assert place <= max(0, before - feedback_s), "a reward right after the cut before is in time"
     assert stages.read_since[-1] > (0,), "rollouts that are too old are not read again"
@@ -165,6 +165,6 @@ def test_a_loop_without_rewards_ends_when_its_hours_are_over(
     stages: Any = PlannedStages(plan)
     sampler = LiveSampler(settings, stages, folder, Screen(Console(file=io.StringIO()), "run"))
     sampler.open()
-    sampled = sampler.take(2)
+    sampled = sampler.take_round(2)
     assert stages.asked == asked
     assert (None if sampled is None else sampled.rollout["new_rewards"]) == new_rewards

@@ -112,19 +112,19 @@ def until(stages: RecordedStages, event: str) -> None:
 def test_a_round_is_collected_while_the_one_before_is_trained(world: World) -> None:
     sampler, stages = world.start()
     stages.slow = {3: threading.Event()}
-    sampler.begin(1)
-    first = sampler.take(1)
+    sampler.begin_round(1)
+    first = sampler.take_round(1)
     assert (first.rollout, first.nothing, list(first.seconds)) == (ALONE.figures(), {}, ["rollouts", "dataset"])
     assert first.checks == [{"name": "counted", "ok": True, "detail": "train"}]
     until(stages, "collected 2")
     assert "collect 3" not in stages.events, "training of round 1 is not done"
     world.record(1)
-    sampler.begin(2)
-    sampler.take(2)
+    sampler.begin_round(2)
+    sampler.take_round(2)
     until(stages, "collect 3")
     assert "dataset 2" in stages.events, "a dataset does not wait for the rollouts of the next round"
     stages.slow[3].set()
-    assert sampler.take(3).rollout == ALONE.figures()
+    assert sampler.take_round(3).rollout == ALONE.figures()
 
 
 def test_a_validation_comes_between_rounds_and_before_the_next_dataset(world: World) -> None:
@@ -132,13 +132,13 @@ def test_a_validation_comes_between_rounds_and_before_the_next_dataset(world: Wo
     sampler, stages = world.start()
     assert [round_ for round_ in range(1, 10) if is_followed_by_validation(world.settings.loop, round_)] == [2, 4, 6, 8]
     for round_ in (1, 2):
-        sampler.begin(round_)
-        sampler.take(round_)
+        sampler.begin_round(round_)
+        sampler.take_round(round_)
         world.record(round_)
     sampler.between_rounds(stages.events.append, "validation")
-    sampler.begin(3)
-    sampler.take(3)
-    sampler.take(4)
+    sampler.begin_round(3)
+    sampler.take_round(3)
+    sampler.take_round(4)
     events = stages.events
     assert events.index("collected 3") < events.index("validation") < events.index("dataset 3")
     assert events.index("validation") < events.index("collect 4")
@@ -156,8 +156,8 @@ def test_datasets_are_built_in_order_and_none_of_a_later_round_before_a_validati
     order: list[str] = []
     for round_ in range(1, 9):
         order.append(f"dataset {round_}")
-        sampler.begin(round_)
-        sampler.take(round_)
+        sampler.begin_round(round_)
+        sampler.take_round(round_)
         world.record(round_)
         if is_followed_by_validation(loop, round_):
             order.append(f"validation {round_}")
@@ -169,49 +169,49 @@ def test_no_dataset_is_built_after_one_that_failed(world: World) -> None:
     world.settings = dataclasses.replace(world.settings, loop=LoopSettings(rounds=9, eval_every=0, overlap=2))
     sampler, stages = world.start()
     stages.broken = {2}
-    sampler.begin(1)
-    sampler.take(1)
+    sampler.begin_round(1)
+    sampler.take_round(1)
     until(stages, "collected 3")
     for round_ in (2, 3):
         with pytest.raises(ProcessError, match="dataset failed"):
-            sampler.take(round_)
+            sampler.take_round(round_)
     assert "dataset 3" not in stages.events
 
 
 def test_a_round_with_nothing_to_train_says_why(world: World) -> None:
     sampler, stages = world.start()
     stages.nothing = {1}
-    sampler.begin(1)
-    assert sampler.take(1).nothing == {None: NothingToTrain("equal rewards")}
+    sampler.begin_round(1)
+    assert sampler.take_round(1).nothing == {None: NothingToTrain("equal rewards")}
 
 
 def test_a_restarted_loop_repeats_no_rollouts_that_were_collected(world: World) -> None:
     world.settings = dataclasses.replace(world.settings, loop=LoopSettings(rounds=9, eval_every=0, overlap=2))
     sampler, stages = world.start()
     stages.slow = {3: threading.Event()}
-    sampler.begin(1)
-    sampler.take(1)
+    sampler.begin_round(1)
+    sampler.take_round(1)
     world.record(1)
     until(stages, "collect 3")
     until(stages, "dataset 2")
     assert sampler.stop() == [2, 3], "begun, and not trained"
 
     again, stages = world.start()
-    again.begin(1)
-    assert again.take(2).rollout == ALONE.figures()
-    assert again.take(3).rollout == ALONE.figures()
+    again.begin_round(1)
+    assert again.take_round(2).rollout == ALONE.figures()
+    assert again.take_round(3).rollout == ALONE.figures()
     assert stages.events == ["collect 3", "collected 3", "dataset 3"]
 
 
 def test_an_error_of_a_later_round_waits_until_that_round_is_taken(world: World) -> None:
     sampler, stages = world.start()
     stages.slow = {2: threading.Event()}
-    sampler.begin(1)
-    sampler.take(1)
+    sampler.begin_round(1)
+    sampler.take_round(1)
     until(stages, "collect 2")
     stages.stop()
     with pytest.raises(ProcessError, match="stopped"):
-        sampler.take(2)
+        sampler.take_round(2)
 
 
 def test_settings_that_cannot_overlap_are_refused() -> None:
@@ -251,6 +251,6 @@ def test_an_interrupted_loop_goes_on_with_the_recorded_rollouts(world: World) ->
     world.settings = dataclasses.replace(world.settings, loop=LoopSettings(rounds=1, target="agent:solve"))
     world.folder.keep_sampled(1, json.loads(json.dumps(ALONE.record())))
     sampler, stages = world.start()
-    sampler.begin(1)
-    assert sampler.take(1).rollout == ALONE.figures()
+    sampler.begin_round(1)
+    assert sampler.take_round(1).rollout == ALONE.figures()
     assert stages.events == ["dataset 1"]

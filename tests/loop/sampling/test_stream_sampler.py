@@ -105,8 +105,8 @@ def world(one_task: TaskPool, opened: list[Sampler]) -> World:
 def test_batches_are_cut_while_tasks_are_drawn(world: World) -> None:
     sampler, stages = world.start()
     for round_ in range(1, 41):
-        sampler.begin(round_)
-        sampler.take(round_)
+        sampler.begin_round(round_)
+        sampler.take_round(round_)
     assert stages.batches == list(range(1, 41))
 
 
@@ -119,13 +119,13 @@ def test_no_rollouts_are_in_progress_during_a_validation_wherever_the_loop_was_k
     world.settings = dataclasses.replace(world.settings, loop=loop)
     sampler, stages = world.start()
     for round_ in range(1, 7):
-        sampler.begin(round_)
-        sampler.take(round_)
+        sampler.begin_round(round_)
+        sampler.take_round(round_)
         if round_ == killed_in:
             sampler.stop()
             sampler, stages = world.start()
-            sampler.begin(round_)
-            sampler.take(round_)
+            sampler.begin_round(round_)
+            sampler.take_round(round_)
             assert stages.batches == [], "its dataset was there"
         if round_ % 2:
             assert stages.begun.wait(10.0)
@@ -138,8 +138,8 @@ def test_no_rollouts_are_in_progress_during_a_validation_wherever_the_loop_was_k
 def test_tokens_of_a_batch_are_those_since_the_server_started_if_it_was_restarted(world: World) -> None:
     sampler, stages = world.start()
     stages.token_counts = iter([5, 100, 30, 70])
-    sampler.begin(1)
-    assert [sampler.take(round_).rollout["sampled_tokens"] for round_ in (1, 2, 3)] == [95, 30, 40]
+    sampler.begin_round(1)
+    assert [sampler.take_round(round_).rollout["sampled_tokens"] for round_ in (1, 2, 3)] == [95, 30, 40]
 
 
 def test_rollouts_that_were_not_stored_in_time_are_not_waited_for_again(world: World) -> None:
@@ -148,6 +148,6 @@ def test_rollouts_that_were_not_stored_in_time_are_not_waited_for_again(world: W
     sampler, stages = world.start()
     stages.missing = 2
     for round_ in range(1, 7):
-        sampler.begin(round_)
-        sampler.take(round_)
+        sampler.begin_round(round_)
+        sampler.take_round(round_)
     assert stages.known_missing == [0, 2, 0, 2], "each runner begins with none; rounds 3 and 6 wait for its end"

@@ -79,7 +79,7 @@ def test_no_task_is_given_out_while_a_batch_waits_for_training() -> None:
     assert runner.has(3), "a batch of two groups is ready"
     assert runner.feed.wait(2, 0)
     assert not runner.feed.wait(3, 0)
-    runner.feed.cut()
+    runner.feed.cut_round()
     assert runner.has(5)
     deeper = Runner(dataclasses.replace(SETTINGS, loop=LoopSettings(mode="stream", tasks_per_round=2, overlap=2)))
     assert deeper.has(3)
@@ -92,7 +92,7 @@ def test_no_task_is_given_out_while_a_batch_waits_for_training() -> None:
 def test_a_batch_has_the_figures_since_the_one_before() -> None:
     runner = Runner()
     runner.report(4, 2, mean=0.5, oldest_round=1)
-    assert runner.feed.cut() == {
+    assert runner.feed.cut_round() == {
         "total": 4,
         "groups": 2,
         "status": {"ok": 4},
@@ -102,10 +102,10 @@ def test_a_batch_has_the_figures_since_the_one_before() -> None:
     }
     runner.report(7, 3, mean=2 / 7, status={"ok": 6, "timeout": 1}, oldest_round=2)
     assert runner.shown[-1] == Progress(done=3, failed=1, total=4, mean_reward=pytest.approx(0.0), rewarded=3)
-    cut = runner.feed.cut()
+    cut = runner.feed.cut_round()
     assert (cut["total"], cut["status"], cut["mean_reward"]) == (3, {"ok": 2, "timeout": 1}, pytest.approx(0.0))
     assert (runner.feed.done, runner.feed.oldest_round) == (7, 2)
-    assert runner.feed.cut()["mean_reward"] is None
+    assert runner.feed.cut_round()["mean_reward"] is None
     runner.feed.close()
 
 

@@ -128,7 +128,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     with policy_server((200, {"canary": {"status": "fresh"}})) as server:
         found = World(RunFolder.create({}), TaskPool(tasks, "val"), server, {0: 0.5, 1: 1.0, 2: 0.0, 3: 1.0})
         found.checkpoint(0, "model", None)
-        found.trials().begin()
+        found.trials().begin_trials()
         found.train(1, 1, checkpoint_name(0))
         assert found.trials().judge(1) is not None
         publish = published.publish
@@ -220,7 +220,7 @@ def test_a_loop_killed_between_swap_and_the_rounds_record_comes_to_the_same_end(
         with pytest.raises(KilledError):
             world.trials().judge(2)
     restarted = world.trials()
-    restarted.begin()
+    restarted.begin_trials()
     check_refused(world, restarted.judge(2))
     # And once more, if it is killed after the end and before the record.
     check_refused(world, world.trials().judge(2))
@@ -232,7 +232,7 @@ def test_the_model_that_the_run_starts_from_can_be_put_back(world: World) -> Non
     root = world.folder.checkpoints
     world.folder = RunFolder.create({})
     world.checkpoint(0, "model", None)
-    world.trials().begin()
+    world.trials().begin_trials()
     world.train(1, 4, checkpoint_name(0))
     trial = world.trials().judge(1)
     assert trial is not None

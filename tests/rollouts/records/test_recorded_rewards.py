@@ -15,12 +15,12 @@ def test_rewards_come_from_delivered_attempts_with_a_reward(tmp_path: Path) -> N
     again = Identity("a", "run", "task", 1, 1, "train")
     other, silent, lost = (Identity(name, "run", "task", 0, 1, "train") for name in "bcd")
     for number, identity in ((0, first), (0, again), (1, other), (2, silent), (3, lost)):
-        ledger.begin(identity, number)
-    ledger.end(first, 0, "infra_error", None)
-    ledger.end(again, 0, "ok", 0.25)
-    ledger.end(other, 1, "ok", 1.0)
-    ledger.end(silent, 2, "ok", None)
-    ledger.end(lost, 3, "ok", 0.5)
+        ledger.record_start(identity, number)
+    ledger.record_end(first, 0, "infra_error", None)
+    ledger.record_end(again, 0, "ok", 0.25)
+    ledger.record_end(other, 1, "ok", 1.0)
+    ledger.record_end(silent, 2, "ok", None)
+    ledger.record_end(lost, 3, "ok", 0.5)
     for identity in (other, first, again, silent):
         ledger.delivered(identity.rollout_id, identity.attempt)
     ledger.close()
@@ -43,8 +43,8 @@ def test_a_tasks_outcomes_come_from_its_finished_rollouts(tmp_path: Path) -> Non
     ]
     for number, (task, status, reward) in enumerate(ends):
         identity = Identity(f"rollout-{number}", "run", task, 0, 1, "val")
-        ledger.begin(identity, number)
-        ledger.end(identity, number, status, reward)
+        ledger.record_start(identity, number)
+        ledger.record_end(identity, number, status, reward)
         ledger.delivered(identity.rollout_id, identity.attempt)
     ledger.close()
     assert task_outcomes(file) == {

@@ -207,17 +207,17 @@ def test_a_run_is_not_resumed_with_another_judge_whose_verdicts_would_be_compare
 def test_a_full_disk_leaves_no_part_of_a_line(tmp_path: Path) -> None:
     file = tmp_path / "ledger.jsonl"
     ledger = RunLedger(file, 0, Path("tasks.jsonl"), ["agent:solve"], resume=False)
-    ledger.begin(Identity("first", task_id="a", round=0), 0)
+    ledger.record_start(Identity("first", task_id="a", round=0), 0)
     size = file.stat().st_size
     _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20, most))
     try:
         with pytest.raises(OSError, match="too large"):
-            ledger.begin(Identity("second", task_id="b", round=0), 0)
+            ledger.record_start(Identity("second", task_id="b", round=0), 0)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
     assert file.stat().st_size == size
-    ledger.end(Identity("first", task_id="a", round=0), 0, "ok", 1.0)
+    ledger.record_end(Identity("first", task_id="a", round=0), 0, "ok", 1.0)
     ledger.delivered("first", 0)
     ledger.close()
     assert statuses_of(file) == (1, {"ok": 1}, [1.0])
@@ -241,7 +241,7 @@ def recorded_head(file: Path) -> list[str]:
 def test_a_damaged_line_is_counted_and_the_others_are_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = tmp_path / "ledger.jsonl"
     with contextlib.closing(RunLedger(file, 0, Path("tasks.jsonl"), ["agent:solve"], resume=False)) as ledger:
-        ledger.begin(Identity("first", task_id="a", round=0), 0)
+        ledger.record_start(Identity("first", task_id="a", round=0), 0)
     with file.open("a") as lines:
         lines.write('{"begin": "0:b", "roll{"begin": "0:c", "rollout": "third", "attempt": 0}\n')
     assert statuses_of(file)[0] == 1

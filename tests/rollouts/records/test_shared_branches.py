@@ -61,7 +61,7 @@ class Replica:
                 self.registry.register(ForcedPrefix.from_json(body))
                 return 200, {}
             sent = json.loads(body)
-            return 200, self.registry.end(sent["rollout"], sent["attempt"]).to_record()
+            return 200, self.registry.end_branch(sent["rollout"], sent["attempt"]).to_record()
         except RegistryError as error:
             return error.status, {"error": str(error)}
 
@@ -70,7 +70,7 @@ class Replica:
         branch = self.registry.find(("branch", 0), None)
         assert branch is not None
         for prompt in prompts:
-            branch.take([prompt], PARAMS)
+            branch.next_answer([prompt], PARAMS)
 
 
 @pytest.fixture

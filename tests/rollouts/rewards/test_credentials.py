@@ -212,7 +212,7 @@ def test_the_runners_trace_ids_do_not_follow_from_others(tmp_path: Path) -> None
     parents = []
     for _ in range(2):
         random.seed(1)
-        parents.append(spans.begin(Identity("r"), 1).parent)
+        parents.append(spans.begin_rollout(Identity("r"), 1).parent)
     assert parents[0].trace_id != parents[1].trace_id
     assert parents[0].span_id != parents[1].span_id
     assert spans.close(0.1) == 0

@@ -35,7 +35,7 @@ def branch_of(made: ForcedPrefix) -> Branch:
 
 
 def answered(branch: Branch, prompt: list[int], n: int = 1) -> list[bytes] | None:
-    found = branch.take(prompt, params(n))
+    found = branch.next_answer(prompt, params(n))
     return None if found is None else [choice.ids for choice in found.choices]
 
 
@@ -54,9 +54,9 @@ def test_the_first_token_that_differs_is_named_in_the_most_similar_call() -> Non
     with pytest.raises(
         DivergedError, match=r"call 1: .* at token 3 of 4: the end instead of 5 \('<5>'\), after '<1><2><4>'$"
     ):
-        branch.take([1, 2, 4], params())
+        branch.next_answer([1, 2, 4], params())
     with pytest.raises(DivergedError, match="call 1"):
-        branch.take([1, 2, 3], params())
+        branch.next_answer([1, 2, 3], params())
     assert branch.outcome().missing == 2
 
 
@@ -68,10 +68,10 @@ def test_the_prompt_at_which_a_branch_begins_must_be_the_stored_one() -> None:
     with pytest.raises(
         DivergedError, match=r"call 1: the prompt differs .* at token 2 of 3: 99 \('<99>'\) instead of 50"
     ):
-        branch.take([1, 10, 99], params())
+        branch.next_answer([1, 10, 99], params())
     assert branch.outcome().sampled == 0
     branch = branch_of(stored)
-    branch.take([1], params())
+    branch.next_answer([1], params())
     assert answered(branch, [1, 10, 50]) is None
     assert answered(branch, [1, 10, 50, 77]) is None  # it follows from the new answer
 
@@ -88,7 +88,7 @@ def test_a_branch_from_the_first_call_repeats_nothing_but_begins_in_the_stored_s
     assert ForcedPrefix.from_json(stored.to_json()) == stored
     branch = branch_of(stored)
     with pytest.raises(DivergedError, match=r"call 0: the prompt differs .* at token 1 of 2: 9 "):
-        branch.take([1, 9], params())
+        branch.next_answer([1, 9], params())
     branch = branch_of(stored)
     assert answered(branch, [1, 2]) is None
     assert branch.outcome() == Branched(0, 0, 1, None)
@@ -131,7 +131,7 @@ def test_memory_is_bounded_and_freed() -> None:
     with pytest.raises(RegistryError, match="a prefix of 168 bytes exceeds") as large:
         branches.register(prefix(call(0, [1] * 38, [1, 2]), rollout="large"))
     assert large.value.status == 413
-    branches.end("r", 0)
+    branches.end_branch("r", 0)
     branches.register(dataclasses.replace(made, rollout_id="s", trace_id="t"))
     assert len(branches) == 1
 
@@ -154,5 +154,5 @@ def test_what_has_expired_is_neither_found_nor_counted() -> None:
     now[0] = 60.0
     assert branches.find(("r", 0), None) is None
     with pytest.raises(RegistryError, match="has no prefix here"):
-        branches.end("r", 0)
+        branches.end_branch("r", 0)
     assert len(branches) == 0

@@ -33,7 +33,7 @@ def die_at_the_last_operation(event, _):
 sys.addaudithook(die_at_the_last_operation)
 if action == "write":
     meta = CheckpointMeta("full", 2, "policy-000001", "base", "b")
-    folder = checkpoints.begin(meta)
+    folder = checkpoints.begin_checkpoint(meta)
     (folder / "model.safetensors").write_text("2")
     meta.write(folder)
     checkpoints.commit(meta)
@@ -48,7 +48,7 @@ def write(checkpoints: Checkpoints, version: int, dataset: str) -> Path:
     parent = f"policy-{version - 1:06d}" if version > 1 else "/models/base"
     meta = CheckpointMeta("full", version, parent, "/models/base", dataset)
 
-    temporary = checkpoints.begin(meta)
+    temporary = checkpoints.begin_checkpoint(meta)
     (temporary / "model.safetensors").write_text(str(version))
     meta.write(temporary)
     folder = checkpoints.commit(meta)

@@ -177,7 +177,7 @@ def test_memory_of_masks_does_not_follow_the_number_of_positions() -> None:
     masks = rng.integers(0, 2**32, (size, table.words), dtype=np.uint32) | 1
     limits = TokenLimits(table, np.array([table.add(mask, ((5, 1.0),)) for mask in masks], dtype=np.int32))
     logits = torch.ones(size, vocabulary)
-    limits.take(slice(0, 16)).apply(logits[:16])
+    limits.select(slice(0, 16)).apply(logits[:16])
     assert peak(lambda: limits.apply(logits)) < 40 * 2**20
     assert (logits[:, 0] == 1).all()
     assert 0.45 < float((logits == -1e30).float().mean()) < 0.55

@@ -35,7 +35,7 @@ def test_256_lognormal_rows_need_at_most_a_fifth_more_than_the_fewest_micro_batc
     """The lower bound is the total tokens over a micro-batch's tokens, rounded up."""
     rows = lognormal_rows(0, spread)
     total = sum(len(row.tokens) for row in rows)
-    cuts = BatchLayout("auto", tokens, pair=PAIR, blocks=blocks, call=0.0 if blocks else CALL).cut(rows)
+    cuts = BatchLayout("auto", tokens, pair=PAIR, blocks=blocks, call=0.0 if blocks else CALL).micro_batches(rows)
     assert len(cuts) <= 1.2 * -(-total // tokens)
     assert sum(cut.tokens for cut in cuts) <= total
     assert all(cut.size < tokens + 128 for cut in cuts)
@@ -47,7 +47,7 @@ def test_models_that_take_padded_rows_only_pad_if_a_pass_would_cost_more() -> No
     for _ in range(20):
         lengths = sorted(rng.integers(1, 900, 9).tolist(), reverse=True)
         rows = [row_of(index, length, rng) for index, length in enumerate(lengths)]
-        cuts = BatchLayout("padded", 2000, pair=0.0, blocks=False).cut(rows)
+        cuts = BatchLayout("padded", 2000, pair=0.0, blocks=False).micro_batches(rows)
         assert sum(256 + cut.size for cut in cuts) == min(_every_cost(lengths, 2000, 256))
 
 
@@ -65,7 +65,7 @@ def _every_cost(lengths: list[int], limit: int, a_pass: int) -> list[int]:
 @pytest.mark.parametrize("mode", ["packed", "tree"])
 def test_processes_get_micro_batches_of_about_the_same_size(processes: int, mode: str) -> None:
     rows = lognormal_rows(2, 0.8)
-    cuts = BatchLayout(mode, 8192, pair=0.0, blocks=True, processes=processes).cut(rows)
+    cuts = BatchLayout(mode, 8192, pair=0.0, blocks=True, processes=processes).micro_batches(rows)
     assert len(cuts) % processes == 0
     sizes = [cut.tokens for cut in cuts]
     assert max(sizes) <= 8192

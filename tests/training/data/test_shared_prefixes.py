@@ -56,7 +56,7 @@ def planned(
     config = Qwen2Config(hidden_size=896, intermediate_size=4864)
     budget = TokenBudget(tokens=16_384, longest=200_000, tree=tree, kept=kept, logits=2**26)
     layout = batch_layout(TrainSettings(**settings), config, cuda=cuda, budget=budget, processes=processes)
-    return layout.cut(rows)
+    return layout.micro_batches(rows)
 
 
 def forwarded(cuts: list[Cut]) -> int:

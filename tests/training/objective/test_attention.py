@@ -271,7 +271,7 @@ def test_rollouts_without_anything_in_common_make_no_tree_cheaper(model: Any) ->
     rows = make_sequences(as_calls(sample_rollouts(model, rollouts=6)), merge=True)
     for cuda in (False, True):
         layout = batch_layout(TrainSettings(), model.config, cuda=cuda)
-        (batch,) = made(layout.cut(rows), rows)
+        (batch,) = made(layout.micro_batches(rows), rows)
         assert (batch.branches is None) is not cuda, "small layers on a CPU are padded, a GPU gets packed rows"
         assert batch.branches is None or all(
             (batch.branches.ends[start:stop] == stop).all() for start, stop in batch.branches.pieces()

@@ -67,7 +67,7 @@ def test_a_micro_batch_takes_what_was_estimated_and_no_more(
     rows = [row_of(index, tokens // 4, rng, vocabulary=size.vocabulary, trained=tokens // 4 - 1) for index in range(4)]
     for item in rows:
         item.tokens[:16] = 7  # the prefix that the tree shares
-    cuts = BatchLayout(mode, tokens, pair=0.0, blocks=False).cut(rows)
+    cuts = BatchLayout(mode, tokens, pair=0.0, blocks=False).micro_batches(rows)
     weighted = [WeightedRow(row, np.ones(row.n_trained)) for row in rows]
     (batch,) = make_batches(cuts, weighted, sum(row.n_trained for row in rows))
     trainer = TransitionGRPOTrainer(model, load_tokenizer(model_dir), settings, [], str(tmp_path))

@@ -136,7 +136,7 @@ class Checkpoints:
             _delete(folder)
         return folder
 
-    def begin(self, meta: CheckpointMeta) -> Path:
+    def begin_checkpoint(self, meta: CheckpointMeta) -> Path:
         """Creates an empty folder for a new checkpoint; `commit` or `discard` it."""
         name = checkpoint_name(meta.version)
         if (self.root / name).exists():

@@ -192,7 +192,7 @@ def read_calls(
             recent = [call for call in read if not _is_left_out(call.policy_version, call.version_spans, is_stale)]
             stale += len(read) - len(recent)
             accepted = recent if limited is None else limited(recent)
-            calls += accepted if whole else [segments.cut(call) for call in accepted]
+            calls += accepted if whole else [segments.without_known_prefix(call) for call in accepted]
     return calls, stale
 
 
@@ -233,7 +233,7 @@ class _Segments:
         self._rollout = ""
         self._held: dict[int, NDArray[np.int32]] = {}
 
-    def cut(self, call: Call) -> Call:
+    def without_known_prefix(self, call: Call) -> Call:
         """Removes the tokens that its segment already holds, unless the call does not continue it token by token."""
         import numpy as np
 

@@ -71,7 +71,7 @@ class BatchLayout:
     padded_because: str | None = None
     """Why rows can only be padded, so that shared prefixes are forwarded again; None if they need not be."""
 
-    def cut(self, rows: Sequence[TokenSequence]) -> list[Cut]:
+    def micro_batches(self, rows: Sequence[TokenSequence]) -> list[Cut]:
         """Micro-batches of one step's rows: of the ways that the mode allows, those after which the last process is done first."""
         every = ("packed", "tree") if self.blocks else ("padded", "packed", "tree")
         ways = every if self.mode == "auto" else (self.mode,)

@@ -100,7 +100,7 @@ class MicroBatch:
         names = ("predicting", "targets", "calls", "sampled", "old", "advantages", "weights", "temperatures")
         columns = {name: getattr(self, name)[is_inside] for name in names}
         reference = None if self.reference is None else self.reference[is_inside]
-        limits = None if self.limits is None else self.limits.take(is_inside)
+        limits = None if self.limits is None else self.limits.select(is_inside)
         return replace(self, **columns, tokens=some, branches=branches, reference=reference, limits=limits)
 
 

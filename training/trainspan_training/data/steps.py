@@ -92,7 +92,7 @@ def _step(
 ) -> Step:
     rows = [row for rollout_rows in rollouts for row in rollout_rows]
     weight_of = _weights(rows, calls, rule)
-    cuts = layout.cut(rows)
+    cuts = layout.micro_batches(rows)
     return Step(
         cuts=tuple(cuts),
         weights={row.number: {part.call: weight_of[part.call] for part in row.sampled} for row in rows},

@@ -123,7 +123,7 @@ class TokenLimits:
     index: NDArray[np.int32]
     """(N,) index in the table, or FREE."""
 
-    def take(self, which: slice | NDArray[np.bool_]) -> "TokenLimits":
+    def select(self, which: slice | NDArray[np.bool_]) -> "TokenLimits":
         """The limits of a subset of the positions."""
         return TokenLimits(self.table, self.index[which])
 

@@ -78,7 +78,7 @@ class CallLabels:
             {call.number: index for index, call in enumerate(ordered)},
         )
 
-    def take(self, calls: NDArray[np.int64]) -> "CallLabels":
+    def select(self, calls: NDArray[np.int64]) -> "CallLabels":
         """Those of some calls, without their rows."""
         return CallLabels(
             tuple(self.groups[call] for call in calls),

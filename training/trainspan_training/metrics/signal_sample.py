@@ -59,6 +59,6 @@ class SignalSample:
             return NO_SIGNAL
         owner, hidden, gradients = (np.concatenate([part[index] for part in parts]) for index in range(3))
         seen, calls = np.unique(owner, return_inverse=True)
-        labels = self._labels.take(seen)
+        labels = self._labels.select(seen)
         kernel = CallGradients(calls, hidden, gradients).kernel(labels.rollouts)
         return signal_of(kernel, labels, np.random.default_rng(seed)) or NO_SIGNAL

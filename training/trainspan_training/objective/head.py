@@ -156,7 +156,7 @@ def _blocks(
         piece = logits[block.start - part.start : block.stop - part.start]
         if limits:
             piece = piece.to(dtype, copy=True)
-            limits.take(block).apply(piece)
+            limits.select(block).apply(piece)
         yield block, piece
 
 

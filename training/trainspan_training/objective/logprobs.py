@@ -98,7 +98,7 @@ def _chunked(
         rows = max(1, chunk // after.shape[-1])
         hidden = inputs.pop()
         if probe:
-            chosen, some = probe.tokens, None if limits is None else limits.take(probe.tokens.cpu().numpy())
+            chosen, some = probe.tokens, None if limits is None else limits.select(probe.tokens.cpu().numpy())
             with torch.enable_grad():
                 states = hidden.detach()[chosen].requires_grad_()
                 logprobs = head_scores(

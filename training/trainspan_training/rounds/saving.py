@@ -85,7 +85,7 @@ class PolicyFiles:
 
     def _write(self, meta: CheckpointMeta, parent: Policy, canary: Canary, reserve: Callable[[], None]) -> Policy:
         team = self._trainer.team
-        temporary: Path = self._leader.share(lambda checkpoints: checkpoints.begin(meta))
+        temporary: Path = self._leader.share(lambda checkpoints: checkpoints.begin_checkpoint(meta))
         try:
             reserve()
             written = {
