@@ -194,13 +194,13 @@ def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def foreign(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
     """Runs a program with the packages of constraints/exports.txt before those installed here; returns its output."""
-    place = tmp_path_factory.mktemp("packages")
+    site = tmp_path_factory.mktemp("packages")
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--ignore-requires-python"]
     pins = ROOT / "constraints" / "exports.txt"
-    subprocess.run([*install, "--target", str(place), "-r", str(pins)], check=True, timeout=280, capture_output=True)
+    subprocess.run([*install, "--target", str(site), "-r", str(pins)], check=True, timeout=280, capture_output=True)
 
     def run(program: str) -> str:
-        environ = {**os.environ, "PYTHONPATH": f"{place}:{ROOT}", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+        environ = {**os.environ, "PYTHONPATH": f"{site}:{ROOT}", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
         command = [sys.executable, "-c", program]
         done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=250, check=False)
         assert done.returncode == 0, done.stderr[-3000:]

@@ -71,13 +71,13 @@ def trajectories(
             recorded = {span for call in calls if call.record for span in call.record.spans}
             if unread := len(stored.keys() - recorded):
                 examples.skipped["no_messages"] += unread
-            made = trajectory(about[key], calls, stored, agents, examples)
-            if made is None:
+            document = trajectory(about[key], calls, stored, agents, examples)
+            if document is None:
                 examples.skipped["no_text"] += 1
                 continue
             examples.groups_used += 1
             examples.sources.append({name: about[key][name] for name in (*ROLLOUT_KEY, "reward")})
-            yield made
+            yield document
 
 
 def _read_tokens(
@@ -115,8 +115,8 @@ def trajectory(
         if call.flaw is not None or isinstance(call.prompt, str) or isinstance(call.answer, str):
             examples.skipped[call.flaw or "no_messages"] += 1
             continue
-        told = [_told(message) for message in call.prompt]
-        continued = next((each for each in reversed(conversations) if each.is_begin_of(told)), None)
+        prompt_keys = [_message_key(message) for message in call.prompt]
+        continued = next((each for each in reversed(conversations) if each.is_begin_of(prompt_keys)), None)
         if continued is None:
             continued = _Conversation(call)
             conversations.append(continued)
@@ -133,7 +133,7 @@ def trajectory(
     return {**document, "extra": facts, **({"subagent_trajectories": inner} if inner else {})}
 
 
-def _told(message: ChatMessage) -> str:
+def _message_key(message: ChatMessage) -> str:
     """What must be equal for a message to be the same: not the reasoning, which many clients leave out of the history."""
     return same_messages([{key: value for key, value in message.items() if key != "reasoning_content"}])
 
@@ -163,10 +163,11 @@ class _Conversation:
     first: RecordedCall
     n_calls: int = 0
     _messages: list[str] = field(default_factory=list)
+    """Keys of the messages so far."""
     _steps: list[JsonObject] = field(default_factory=list)
 
-    def is_begin_of(self, told: Sequence[str]) -> bool:
-        return self._messages == list(told[: len(self._messages)])
+    def is_begin_of(self, prompt_keys: Sequence[str]) -> bool:
+        return self._messages == list(prompt_keys[: len(self._messages)])
 
     def add(
         self, call: RecordedCall, prompt: Sequence[ChatMessage], answer: Sequence[ChatMessage], metrics: JsonObject
@@ -189,7 +190,7 @@ class _Conversation:
         self.n_calls += 1
 
     def _put(self, message: ChatMessage, time_ns: int | None, of_answer: JsonObject) -> None:
-        self._messages.append(_told(message))
+        self._messages.append(_message_key(message))
         role = str(message["role"])
         last = self._steps[-1] if self._steps else {}
         if role == "tool" and last.get("source") == "agent":
@@ -236,12 +237,12 @@ def _tool_call(call: JsonObject, name: str) -> JsonObject:
     function = call["function"]
     arguments = function["arguments"]
     is_object = isinstance(arguments, dict)
-    made = {
+    tool_call = {
         "tool_call_id": call.get("id") or name,
         "function_name": function["name"],
         "arguments": arguments if is_object else {},
     }
-    return made if is_object else {**made, "extra": {"arguments": arguments}}
+    return tool_call if is_object else {**tool_call, "extra": {"arguments": arguments}}
 
 
 def _result(message: ChatMessage, tool_calls: Sequence[JsonObject], results: Sequence[JsonObject]) -> JsonObject:

@@ -113,17 +113,17 @@ def _rollouts(datasets: Sequence[Published], agents: frozenset[str], examples: E
     for dataset in datasets:
         rows = (row for file in dataset.files(_COLUMNS) for row in file.iter_rows(named=True))
         for _, calls in groupby(rows, key=itemgetter("rollout_id", "attempt")):
-            kept = []
+            trainable = []
             for call in calls:
                 reason = _why_not(call, agents)
                 if reason is None:
-                    kept.append(call)
+                    trainable.append(call)
                 else:
                     examples.skipped[reason] += 1
             examples.groups += 1
-            examples.groups_used += bool(kept)
-            if kept:
-                yield kept
+            examples.groups_used += bool(trainable)
+            if trainable:
+                yield trainable
 
 
 def _why_not(call: JsonObject, agents: frozenset[str]) -> str | None:

@@ -34,8 +34,8 @@ CALLS = [
 ]
 LOOKING = {"role": "assistant", "parts": [THOUGHT, {"type": "text", "content": "Looking."}, *CALLS]}
 RESULTS = [
-    {"role": "tool", "parts": [{"type": "tool_call_response", "response": said, "id": name}]}
-    for name, said in (("c1", "a.py"), ("c2", "broken"))
+    {"role": "tool", "parts": [{"type": "tool_call_response", "response": output, "id": name}]}
+    for name, output in (("c1", "a.py"), ("c2", "broken"))
 ]
 DONE = text("assistant", "Done.")
 HELP = [text("user", "summarize"), text("assistant", "Short.")]
@@ -44,8 +44,8 @@ HELP = [text("user", "summarize"), text("assistant", "Short.")]
 def _client(rollout: TestRollout, name: str, at: float, asked: list[Any], answer: Any, **more: Any) -> str:
     messages = {"gen_ai__input__messages": json.dumps(asked), "gen_ai__output__messages": json.dumps([answer])}
     usage = {"gen_ai__usage__cost": 0.25, "gen_ai__usage__cache_read__input_tokens": 1}
-    said = {"gen_ai__operation__name": "chat", "gen_ai__request__model": "policy", **messages, **usage, **more}
-    return rollout.span(name, at, at + 0.8, **said)
+    attributes = {"gen_ai__operation__name": "chat", "gen_ai__request__model": "policy", **messages, **usage, **more}
+    return rollout.span(name, at, at + 0.8, **attributes)
 
 
 def _rollout(rollout: TestRollout) -> TestRollout:
@@ -86,8 +86,8 @@ def exported(bench: Bench, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 @pytest.mark.ci
 def test_a_trajectory_has_steps_tools_tokens_costs_and_sub_agents(exported: Path, bench: Bench) -> None:
     (line,) = exported.read_text().splitlines()
-    made = json.loads(line)
-    assert made["extra"] | {"run_id": ""} == {
+    document = json.loads(line)
+    assert document["extra"] | {"run_id": ""} == {
         "rollout_id": f"{bench.run_id}-r",
         "attempt": 0,
         "run_id": "",
@@ -95,22 +95,22 @@ def test_a_trajectory_has_steps_tools_tokens_costs_and_sub_agents(exported: Path
         "task_id": "t0",
         "reward": 0.5,
     }
-    assert made["agent"]["name"] == "main"
-    assert [step["source"] for step in made["steps"]] == ["system", "user", "agent", "agent"]
-    assert made["final_metrics"] == {
+    assert document["agent"]["name"] == "main"
+    assert [step["source"] for step in document["steps"]] == ["system", "user", "agent", "agent"]
+    assert document["final_metrics"] == {
         "total_steps": 4,
         "total_prompt_tokens": 9,
         "total_completion_tokens": 3,
         "total_cached_tokens": 2,
         "total_cost_usd": 0.75,
     }
-    (inner,) = made["subagent_trajectories"]
+    (inner,) = document["subagent_trajectories"]
     assert (inner["agent"]["name"], inner["steps"][-1]["message"]) == ("helper", "Short.")
-    assert made["steps"][2]["observation"]["results"] == [
+    assert document["steps"][2]["observation"]["results"] == [
         {"source_call_id": "c1", "content": "a.py"},
         {"source_call_id": "c2", "content": "broken"},
     ]
-    assert made["steps"][3]["extra"][keys.GEN_AI_FINISH_REASONS] == ["length"]
+    assert document["steps"][3]["extra"][keys.GEN_AI_FINISH_REASONS] == ["length"]
 
 
 @pytest.mark.ci
@@ -142,37 +142,37 @@ def test_an_import_reads_back_the_same_messages_ids_and_log_probabilities(export
     ]
 
 
-def _said(role: str, content: str, **more: Any) -> dict[str, Any]:
+def _message(role: str, content: str, **more: Any) -> dict[str, Any]:
     return {"role": role, "content": content, **more}
 
 
 ROLLOUT = {"rollout_id": "r", "attempt": 0, "run_id": None, "round": None, "task_id": None, "reward": None}
 
 
-def _made(*calls: RecordedCall, agents: frozenset[str] = frozenset(), **tokens: SpanTokens) -> tuple[Any, Any]:
+def _trajectory(*calls: RecordedCall, agents: frozenset[str] = frozenset(), **tokens: SpanTokens) -> tuple[Any, Any]:
     examples = Examples()
     stored = {("t", name): of_call for name, of_call in tokens.items()}
     return trajectory(ROLLOUT, calls, stored, agents, examples), dict(examples.skipped)
 
 
 def test_a_history_without_the_reasoning_goes_on_and_another_history_is_a_copy_in_a_trajectory_of_its_own() -> None:
-    asked, thought = _said("user", "q"), _said("assistant", "a", reasoning_content="hm")
-    more = [asked, _said("assistant", "a"), _said("user", "r")]
-    retried = RecordedCall("m", None, more, [_said("assistant", "c")], is_whole=True)
-    made, skipped = _made(
+    asked, thought = _message("user", "q"), _message("assistant", "a", reasoning_content="hm")
+    more = [asked, _message("assistant", "a"), _message("user", "r")]
+    retried = RecordedCall("m", None, more, [_message("assistant", "c")], is_whole=True)
+    document, skipped = _trajectory(
         RecordedCall("m", None, [asked], [thought], is_whole=True),
-        RecordedCall("m", None, more, [_said("assistant", "b")], is_whole=True),
+        RecordedCall("m", None, more, [_message("assistant", "b")], is_whole=True),
         retried,
     )
     assert skipped == {}
-    assert [(step["source"], step["message"]) for step in made["steps"]] == [
+    assert [(step["source"], step["message"]) for step in document["steps"]] == [
         ("user", "q"),
         ("agent", "a"),
         ("user", "r"),
         ("agent", "b"),
     ]
-    assert made["steps"][1]["reasoning_content"] == "hm"
-    (other,) = made["subagent_trajectories"]
+    assert document["steps"][1]["reasoning_content"] == "hm"
+    (other,) = document["subagent_trajectories"]
     assert [(step["message"], step.get("is_copied_context", False)) for step in other["steps"]] == [
         ("q", False),
         ("a", True),
@@ -183,14 +183,14 @@ def test_a_history_without_the_reasoning_goes_on_and_another_history_is_a_copy_i
 
 def test_results_find_their_calls_though_ids_are_missing_or_differ_and_other_roles_are_named() -> None:
     function = {"type": "function", "function": {"name": "f", "arguments": {}}}
-    asked = [_said("developer", "d"), _said("tool", "stray"), _said("user", "q", name="ann")]
-    answer = _said("assistant", "", tool_calls=[function, {**function, "id": "k"}])
-    results = [_said("tool", "one", tool_call_id="z"), _said("tool", "two"), _said("tool", "three")]
-    made, _ = _made(
+    asked = [_message("developer", "d"), _message("tool", "stray"), _message("user", "q", name="ann")]
+    answer = _message("assistant", "", tool_calls=[function, {**function, "id": "k"}])
+    results = [_message("tool", "one", tool_call_id="z"), _message("tool", "two"), _message("tool", "three")]
+    document, _ = _trajectory(
         RecordedCall(None, "m", asked, [answer], is_whole=True),
-        RecordedCall(None, "m", [*asked, answer, *results], [_said("assistant", "end")], is_whole=True),
+        RecordedCall(None, "m", [*asked, answer, *results], [_message("assistant", "end")], is_whole=True),
     )
-    developer, stray, user, step, _ = made["steps"]
+    developer, stray, user, step, _ = document["steps"]
     assert (developer["source"], developer["extra"]) == ("system", {"role": "developer"})
     assert (stray["source"], stray["extra"]) == ("user", {"role": "tool"})
     assert user["extra"] == {"name": "ann"}
@@ -203,10 +203,10 @@ def test_results_find_their_calls_though_ids_are_missing_or_differ_and_other_rol
 
 
 def test_calls_that_are_no_steps_are_counted() -> None:
-    asked, answer = [_said("user", "q")], [_said("assistant", "a")]
+    asked, answer = [_message("user", "q")], [_message("assistant", "a")]
     image = RecordedCall("m", None, asked, answer, is_whole=True, flaw="other_parts")
     other = RecordedCall("x", None, asked, answer, is_whole=True)
-    assert _made(image, other, agents=frozenset({"m"})) == (None, {"other_parts": 1, "not_selected": 1})
+    assert _trajectory(image, other, agents=frozenset({"m"})) == (None, {"other_parts": 1, "not_selected": 1})
 
 
 @pytest.mark.slow

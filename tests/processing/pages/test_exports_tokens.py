@@ -102,6 +102,17 @@ def test_a_training_trace_has_a_turn_for_each_call_with_its_credit(
     assert run(["export", "rows", str(bench.out / "round-0000"), out, "--min-reward", "1"]) == 2
     assert "--min-reward and --form are for sft, dpo and kto" in capsys.readouterr().err
     assert not Path(out).exists()
+    assert run(["export", "rows", str(bench.out / "round-0000"), out, "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "path": out,
+        "examples": 4,
+        "groups": 2,
+        "groups_used": 2,
+        "skipped": {},
+    }
+    assert [json.loads(line)["temperature"] for line in Path(out).read_text().splitlines()] == [1.0, 0.5] * 2
+    sources = json.loads(Path(f"{out}.manifest.json").read_text())["sources"]
+    assert [source["reward"] for source in sources] == [1.0, 1.0, 0.0, 0.0]
 
 
 @pytest.mark.slow

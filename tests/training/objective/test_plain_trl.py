@@ -73,8 +73,8 @@ def test_the_exported_rows_give_plain_trl_the_same_loss_and_gradient(
     trl.model.train()
     loss = trl._compute_loss(trl.model, trl._prepare_inputs(rows))
     loss.backward()
-    found = float(loss.detach()), gradients(trl.model)
-    assert_same(found, measured(make_trainer(settings), one_step(calls, settings)), 1e-5)
+    of_trl = float(loss.detach()), gradients(trl.model)
+    assert_same(of_trl, measured(make_trainer(settings), one_step(calls, settings)), 1e-5)
 
 
 @pytest.mark.ci
