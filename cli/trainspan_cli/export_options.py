@@ -27,7 +27,7 @@ __all__ = [
     "run_export",
 ]
 
-Kind = Literal["sft", "dpo", "kto"]
+Kind = Literal["sft", "dpo", "kto", "atif", "openenv", "rows"]
 KINDS: Final[Mapping[str, Kind]] = {name: name for name in get_args(Kind)}
 RunOption = Annotated[str | None, typer.Option("--run", help="From a store: only rollouts of this run.")]
 RoundOption = Annotated[int | None, typer.Option("--round", help="From a store: only rollouts of this round.")]
@@ -72,8 +72,12 @@ def export_request(
     from trainspan_processing.dataset.published import open_published
     from trainspan_processing.export.export import ExportRequest
 
+    if kind in ("atif", "openenv", "rows") and (min_reward is not None or form != "chat"):
+        raise UsageError(f"--min-reward and --form are for sft, dpo and kto: {kind} has every rollout with its reward")
     if take_all and kind != "sft":
-        raise UsageError("--all is for sft: dpo pairs a group's best and worst rollout, and kto takes all of them")
+        raise UsageError(
+            "--all is for sft: dpo pairs a group's best and worst rollout, and the others take all of them"
+        )
     if form not in ("chat", "text"):
         raise UsageError(f"no form {form!r}: use chat or text")
     is_store = source is None or source.startswith("grpc") or Path(source).is_file()

@@ -280,3 +280,26 @@ def test_atif_steps_without_times_keep_their_order(tmp_path: Path) -> None:
     (tmp_path / "trajectory.json").write_text(json.dumps({**ATIF, "steps": steps}))
     calls: list[Seen] = read(tmp_path / "trajectory.json").calls
     assert [call.start_ns for call in calls] == [UNDATED_NS + 1000, UNDATED_NS + 2000]
+
+
+def test_atif_sub_agents_are_agents_within_and_steps_without_a_model_are_no_calls(tmp_path: Path) -> None:
+    asked = {"step_id": 1, "source": "user", "message": "sum up"}
+    answered = {"step_id": 2, "source": "agent", "message": "Short."}
+    fixed = {**answered, "message": "/clear", "llm_call_count": 0}
+    inner = {"schema_version": "ATIF-v1.7", "agent": {"name": "helper", "version": "1"}, "trajectory_id": "t.1"}
+    steps = [asked, fixed, {**answered, "step_id": 3, "extra": {"gen_ai.response.id": "x", "note": "n"}}]
+    record = {**inner, "agent": {"name": "main", "version": "1"}, "steps": steps}
+    embedded = [{**inner, "steps": [asked, answered]}, {**inner, "steps": []}]
+    (tmp_path / "trajectory.json").write_text(json.dumps({**record, "subagent_trajectories": embedded}))
+    imported = read(tmp_path / "trajectory.json")
+    assert tree(imported.spans, lambda span: f"{span.name} {span.attributes['gen_ai.agent.name']}") == {
+        "main main": None,
+        "chat main": "main main",
+        "helper helper": "main main",
+        "chat helper": "helper helper",
+    }
+    first, second = imported.calls
+    assert [message["role"] for message in first.messages("input")] == ["user", "assistant"]
+    assert (first.attributes["gen_ai.response.id"], first.attributes["atif.step.extra.note"]) == ("x", "n")
+    assert second.messages("input") == [said("user", "sum up")]
+    assert imported.account.left_out == {"sub-agents without steps": 1}

@@ -19,6 +19,7 @@ import pytest
 
 from tests.processing.support.traces import SECOND, START_NS, TestRollout, send
 from tests.support.collector.process import remember
+from tests.support.places import ROOT
 from trainspan_processing.assembly.build import BuildRequest, BuiltDataset, Pages, build_dataset
 from trainspan_processing.dataset.ledger import read_ledger
 from trainspan_processing.dataset.published import open_published
@@ -188,3 +189,21 @@ def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     name = f"memory://{uuid.uuid4().hex}/datasets"
     yield name
     Objects(name).remove("")
+
+
+@pytest.fixture(scope="session")
+def foreign(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+    """Runs a program with the packages of constraints/exports.txt before those installed here; returns its output."""
+    site = tmp_path_factory.mktemp("packages")
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--ignore-requires-python"]
+    pins = ROOT / "constraints" / "exports.txt"
+    subprocess.run([*install, "--target", str(site), "-r", str(pins)], check=True, timeout=280, capture_output=True)
+
+    def run(program: str) -> str:
+        environ = {**os.environ, "PYTHONPATH": f"{site}:{ROOT}", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+        command = [sys.executable, "-c", program]
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=250, check=False)
+        assert done.returncode == 0, done.stderr[-3000:]
+        return done.stdout
+
+    return run

@@ -27,7 +27,8 @@ def export(
     kind: Annotated[
         str,
         typer.Argument(
-            help="sft: the best rollout of each group, or --all; dpo: its best and its worst; kto: all, good or bad."
+            help="sft: the best rollout of each group, or --all; dpo: its best and its worst; kto: all, good or bad; "
+            "atif: trajectories; rows, openenv: tokens with advantages."
         ),
     ],
     dataset: Annotated[
@@ -54,7 +55,7 @@ def export(
     format: FormatOption = Format.TABLE,
 ) -> None:
     """Export rollouts as training files for TRL: SFT (prompt, completion), DPO (prompt, chosen, rejected) or KTO (prompt, completion,
-    label).
+    label); as ATIF trajectories for Harbor; or a dataset's tokens, as rows for TRL and verl or as OpenEnv's training traces.
 
     Example: trainspan export sft .trainspan/dataset/round-0003 sft.jsonl --min-reward 1
     """
@@ -86,9 +87,10 @@ def export(
 
 
 def _print_summary(kind: str, done: "Exported") -> None:
-    print(
-        f"{done.path}: {done.examples} {'pairs' if kind == 'dpo' else 'examples'} of {done.groups_used} of {done.groups} groups"
-    )
+    lines = {"dpo": "pairs", "atif": "trajectories", "openenv": "traces", "rows": "rows"}.get(kind, "examples")
+    unit = "rollouts" if kind in ("atif", "openenv", "rows") else "groups"
+    print(f"{done.path}: {done.examples} {lines} of {done.groups_used} of {done.groups} {unit}")
     for reason, count in done.skipped.items():
         print(f"  skipped: {reason} {count}")
-    print(f'load it with: datasets.load_dataset("json", data_files="{done.path}", split="train")')
+    if kind not in ("atif", "openenv"):
+        print(f'load it with: datasets.load_dataset("json", data_files="{done.path}", split="train")')

@@ -1,7 +1,8 @@
-"""ATIF: the Agent Trajectory Interchange Format, which Harbor writes, versions 1.0 to 1.7.
+"""ATIF: the Agent Trajectory Interchange Format, which Harbor writes, versions 1.0 to 1.8.
 
 Schema: https://harborframework.com/docs/trajectory-format. One JSON object is one trajectory: its steps are those of the system, the
-user and the agent; an agent's step is one model call, with the results of the tools that it called.
+user and the agent; an agent's step is one model call, with the results of the tools that it called. Of `extra`, which each writer
+fills as it likes, what `trainspan export atif` keeps there is understood.
 """
 
 import math
@@ -24,8 +25,12 @@ _NAME: Final = "atif"
 _TOKENS: Final = ("prompt_token_ids", "completion_token_ids", "logprobs")
 _STEP_FIELDS: Final = (
     *("step_id", "timestamp", "source", "model_name", "message", "reasoning_content", "tool_calls", "observation"),
-    *("metrics", "is_copied_context"),
+    *("metrics", "is_copied_context", "extra"),
 )
+_OF_MESSAGE: Final = ("role", "name", "tool_call_id")
+_OF_CALL: Final = ("gen_ai.request.", "gen_ai.response.", "gen_ai.usage.", keys.GEN_AI_TOOL_DEFINITIONS)
+"""Members of `extra` that are read: those of a message, and how the names of attributes of a call begin."""
+_ROOT_FIELDS: Final = ("agent", "steps", "session_id", "subagent_trajectories")
 
 
 class _AtifReader(StatelessReader):
@@ -39,14 +44,24 @@ class _AtifReader(StatelessReader):
         name = str(agent.get("name") or _NAME)
         source_id = str(value.get("trajectory_id") or value.get("session_id") or compact_json(value))
         trace = Trace(_NAME, source_id, origin_of(name, **{"service.version": agent.get("version")}))
+        yield from self._trajectory(trace, value, None, "")
+
+    def _trajectory(
+        self, trace: Trace, value: Mapping[str, Any], parent: bytes | None, prefix: str
+    ) -> Iterator[Converted]:
+        """The span of an agent, within it its steps and the trajectories embedded in it. `prefix` tells its steps from others'."""
+        agent = value.get("agent") or {}
+        name = str(agent.get("name") or _NAME)
         times = _times(value["steps"])
-        yield trace.span(trace.root_id, None, name, times[0], times[-1], _about(value, agent, name))
+        span_id = trace.root_id if parent is None else trace.span_id(f"{trace.source_id} {prefix}")
+        yield trace.span(span_id, parent, name, times[0], times[-1], _about(value, agent, name))
         tools = agent.get("tool_definitions")
-        conversation = Conversation(trace, trace.root_id, tools if isinstance(tools, list) else ())
+        conversation = Conversation(trace, span_id, tools if isinstance(tools, list) else ())
         begin = times[0]
         for number, (step, end) in enumerate(zip(value["steps"], times, strict=True)):
-            key = str(step.get("step_id", number))
-            if step.get("source") == "agent" and not step.get("is_copied_context"):
+            key = f"{prefix}{step.get('step_id', number)}"
+            is_copy = step.get("is_copied_context") or step.get("llm_call_count") == 0
+            if step.get("source") == "agent" and not is_copy:
                 yield from self._answer(conversation, step, key, (begin, end), agent, name)
             else:
                 yield from conversation.put(_message(step), key, end)
@@ -54,6 +69,11 @@ class _AtifReader(StatelessReader):
             if results is not None:
                 yield from conversation.put(results, f"{key} results", end)
             begin = end
+        for number, inner in enumerate(value.get("subagent_trajectories") or ()):
+            if _is_atif(inner):
+                yield from self._trajectory(trace, inner, span_id, f"{prefix}{number}:")
+            else:
+                self._account.leave_out("sub-agents without steps")
 
     def _answer(
         self,
@@ -64,7 +84,7 @@ class _AtifReader(StatelessReader):
         agent: Mapping[str, Any],
         name: str,
     ) -> Iterator[Converted]:
-        metrics = step.get("metrics") or {}
+        metrics, extra = step.get("metrics") or {}, _extra(step)
         tokens = _token_attributes(metrics)
         if not tokens and any(metrics.get(field) for field in _TOKENS):
             self._account.leave_out("tokens without ids, or without log-probabilities of all")
@@ -75,6 +95,8 @@ class _AtifReader(StatelessReader):
                 "atif.metrics", metrics, (*_TOKENS, "prompt_tokens", "completion_tokens", "cached_tokens", "cost_usd")
             ),
             **kept_fields("atif.step", step, _STEP_FIELDS),
+            **kept_fields("atif.step.extra", extra, [field for field in extra if field.startswith(_OF_CALL)]),
+            **{field: item for field, item in extra.items() if field.startswith(_OF_CALL)},
         }
         yield from conversation.answer(
             _message(step),
@@ -95,7 +117,7 @@ def _about(value: Mapping[str, Any], agent: Mapping[str, Any], name: str) -> Jso
         keys.GEN_AI_OPERATION: keys.OPERATION_INVOKE_AGENT,
         keys.GEN_AI_AGENT_NAME: name,
         **kept_fields("atif.agent", agent, ("name", "version", "model_name", "tool_definitions")),
-        **kept_fields("atif", value, ("agent", "steps", "session_id")),
+        **kept_fields("atif", value, _ROOT_FIELDS),
     }
 
 
@@ -104,12 +126,21 @@ def _message(step: Mapping[str, Any]) -> JsonObject:
     calls = [
         {
             "id": call.get("tool_call_id"),
-            "function": {"name": call.get("function_name"), "arguments": call.get("arguments")},
+            "function": {
+                "name": call.get("function_name"),
+                "arguments": _extra(call).get("arguments", call.get("arguments")),
+            },
         }
         for call in step.get("tool_calls") or ()
     ]
     fields = {"role": role, "content": step.get("message"), "reasoning_content": step.get("reasoning_content")}
-    return message_of({**fields, "tool_calls": calls})
+    identity = {field: item for field, item in _extra(step).items() if field in _OF_MESSAGE and isinstance(item, str)}
+    return message_of({**fields, "tool_calls": calls, **({} if role == "assistant" else identity)})
+
+
+def _extra(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    extra = record.get("extra")
+    return extra if isinstance(extra, dict) else {}
 
 
 def _results(step: Mapping[str, Any]) -> JsonObject | None:

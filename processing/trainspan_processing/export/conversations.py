@@ -13,9 +13,14 @@ from trainspan_processing.traces.message_records import read_records, with_recor
 from trainspan_schemas.files.durable import JsonObject
 from trainspan_schemas.telemetry import keys
 
-__all__ = ["MessageSpan", "RecordedCall", "read_conversations", "recorded_calls"]
+__all__ = ["CallRecord", "MessageSpan", "RecordedCall", "read_conversations", "recorded_calls"]
 
-_COLUMNS: Final = ["trace_id", "span_id", "parent_span_id", "start_ns", "status_code", "attributes"]
+_COLUMNS: Final = ["trace_id", "span_id", "parent_span_id", "start_ns", "end_ns", "status_code", "attributes"]
+_FACTS: Final = (
+    *("gen_ai.usage.", "gen_ai.request.", "gen_ai.response.", "llm.token_count.", "llm.cost."),
+    *("trainspan.policy.", "trainspan.sampling.", "trainspan.call.kind"),
+)
+"""How the names of a call's facts begin."""
 _ROLLOUTS_PER_READ: Final = 500
 
 
@@ -27,8 +32,21 @@ class MessageSpan:
     span_id: str
     parent_span_id: str | None
     start_ns: int
+    end_ns: int
     failed: bool
     attributes: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class CallRecord:
+    """What the spans of one call say beside its messages."""
+
+    start_ns: int
+    end_ns: int
+    spans: tuple[tuple[str, str], ...]
+    """Trace and span id of each, those of the first choice first."""
+    facts: Mapping[str, Any]
+    """Usage, costs, sampling parameters, finish reasons, policy: attributes under their own names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +65,8 @@ class RecordedCall:
     """JSON of each offered tool, with its keys in the order of the request: a chat template renders them in this order."""
     served_as: tuple[str, str] | None = None
     """Trace and span id of the policy server's record of it, if there is one."""
+    record: CallRecord | None = None
+    """None if it was decoded from a dataset's tokens."""
 
 
 def recorded_calls(spans: Sequence[MessageSpan]) -> list[RecordedCall]:
@@ -60,8 +80,10 @@ def recorded_calls(spans: Sequence[MessageSpan]) -> list[RecordedCall]:
     best: dict[object, tuple[int, MessageSpan]] = {}
     tools: dict[object, list[JsonObject]] = {}
     served: dict[object, tuple[str, str]] = {}
+    spans_of: dict[object, list[MessageSpan]] = {}
     for span in calls:
         call = same[span.trace_id, span.span_id]
+        spans_of.setdefault(call, []).append(span)
         if keys.CALL_SERVER in span.attributes:
             served[call] = span.trace_id, span.span_id
         if keys.CALL_SERVER in span.attributes or not tools.get(call):  # the policy server's: those in the prompt
@@ -73,7 +95,10 @@ def recorded_calls(spans: Sequence[MessageSpan]) -> list[RecordedCall]:
         if call not in best or size > best[call][0]:
             best[call] = (size, span)
     ordered = sorted(best.items(), key=lambda item: (item[1][1].start_ns, item[1][1].span_id))
-    return [_recorded_call(span, tools[call], served.get(call)) for call, (_, span) in ordered]
+    return [
+        replace(_recorded_call(span, tools[call], served.get(call)), record=_record(span, spans_of[call]))
+        for call, (_, span) in ordered
+    ]
 
 
 def read_conversations(
@@ -86,9 +111,9 @@ def read_conversations(
         of_trace: dict[str, set[tuple[str, int]]] = {}
         nameless: list[MessageSpan] = []
         for batch in source.read("spans", Selection(rollout_ids=sorted({key[0] for key in wanted})), _COLUMNS):
-            for trace_id, span_id, parent, start_ns, status, text in batch.select(_COLUMNS).iter_rows():
+            for trace_id, span_id, parent, start_ns, end_ns, status, text in batch.select(_COLUMNS).iter_rows():
                 attributes = json.loads(text or "{}")
-                span = MessageSpan(trace_id, span_id, parent, start_ns, status == 2, attributes)
+                span = MessageSpan(trace_id, span_id, parent, start_ns, end_ns, status == 2, attributes)
                 rollout_id = attributes.get(keys.ROLLOUT_ID)
                 if rollout_id is None:
                     nameless.append(span)
@@ -148,4 +173,21 @@ def _recorded_call(span: MessageSpan, tools: Sequence[JsonObject], served_as: tu
         flaw=None if only_text([*inputs, *outputs[:1]]) else "other_parts",
         tools=tuple(json.dumps(tool, ensure_ascii=False) for tool in tools),
         served_as=served_as,
+    )
+
+
+def _record(best: MessageSpan, spans: Sequence[MessageSpan]) -> CallRecord:
+    """`best` has the messages: what it says of a fact counts before the others."""
+    by_choice = sorted(spans, key=lambda span: int(span.attributes.get(keys.CHOICE_INDEX) or 0))
+    facts = {
+        key: value
+        for span in (*by_choice[::-1], best)
+        for key, value in span.attributes.items()
+        if key.startswith(_FACTS)
+    }
+    return CallRecord(
+        best.start_ns,
+        best.end_ns,
+        tuple((span.trace_id, span.span_id) for span in by_choice),
+        dict(sorted(facts.items())),
     )

@@ -5,7 +5,7 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Literal
@@ -15,12 +15,14 @@ import polars as pl
 from trainspan_processing.credit.plan import looks_at_calls
 from trainspan_processing.dataset.ledger import LEDGER, DatasetLedger
 from trainspan_processing.dataset.published import Published
+from trainspan_processing.export.atif import trajectories
 from trainspan_processing.export.candidates import Examples, RewardedRollout
 from trainspan_processing.export.conversations import RecordedCall, read_conversations
 from trainspan_processing.export.dpo import preference_pairs
 from trainspan_processing.export.kto import judged_examples
 from trainspan_processing.export.labeled_pairs import LabeledPair, labeled_pairs
 from trainspan_processing.export.sft import supervised_examples
+from trainspan_processing.export.token_rows import token_rows, training_traces
 from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.reasons.advice import NO_ROLLOUT_NAMED, advice_on
 from trainspan_processing.reasons.selection import select
@@ -34,9 +36,11 @@ from trainspan_schemas.config.settings import DatasetSettings
 from trainspan_schemas.errors import DatasetError, UsageError
 from trainspan_schemas.files.durable import JsonObject
 
-__all__ = ["ExportRequest", "Exported", "Kind", "export"]
+__all__ = ["CHOOSING", "ExportRequest", "Exported", "Kind", "export"]
 
-Kind = Literal["sft", "dpo", "kto"]
+Kind = Literal["sft", "dpo", "kto", "atif", "openenv", "rows"]
+CHOOSING: Final = ("sft", "dpo", "kto")
+"""The kinds that choose examples by reward and group; of the others, each rollout gives its lines by itself."""
 
 _NO_TEXT: Final = (
     "no client instrumentation recorded the messages: install trainspan[messages] in the agent's environment (for the openai "
@@ -105,6 +109,9 @@ def export(request: ExportRequest, clock: Clock) -> Exported:
     """
     if request.out.exists():
         raise UsageError(f"{request.out} exists: remove it, or choose another name")
+    if request.kind not in CHOOSING:
+        examples = Examples()
+        return _write(request, examples, _lines(request, clock, examples))
     if request.decoder is not None and not request.datasets:
         raise UsageError("--form text decodes the tokens of a dataset's rows: name a dataset, not a store")
     if request.decoder is not None:
@@ -125,12 +132,22 @@ def export(request: ExportRequest, clock: Clock) -> Exported:
                 raise DatasetError(_nothing_in(source, request, clock))
             keys = sorted({each.key for each in candidates} | labeled.keys)
             examples = _examples(request, candidates, dict(read_conversations(source, keys)), labeled)
-    if not examples.rows:
-        raise DatasetError(f"{examples.groups} groups contain no example: {_why(examples)}")
-    _write(request, examples)
-    return Exported(
-        request.out, len(examples.rows), examples.groups, examples.groups_used, dict(examples.skipped.most_common())
-    )
+    return _write(request, examples, examples.rows)
+
+
+def _lines(request: ExportRequest, clock: Clock, examples: Examples) -> Iterator[JsonObject]:
+    """The lines of a kind that does not choose, made one after another; fills in the rest of `examples`."""
+    if request.kind == "atif":
+        with Source(request.stores, allow_behind=True) as source:
+            rollouts = _seen(request) if request.datasets else _rewarded_in(source, request, clock)[0]
+            if rollouts.is_empty():
+                raise DatasetError(_nothing_in(source, request, clock))
+            yield from trajectories(source, rollouts, request.agents, examples)
+        return
+    if not request.datasets:
+        raise UsageError(f"export {request.kind} writes the tokens of a dataset's rows: name a dataset, not a store")
+    lines_of = token_rows if request.kind == "rows" else training_traces
+    yield from lines_of(request.datasets, request.agents, examples)
 
 
 def _examples(
@@ -265,9 +282,28 @@ def _decoded(
     return calls_of
 
 
-def _write(request: ExportRequest, examples: Examples) -> None:
-    """Writes the examples under a temporary name, then the manifest, and then renames the examples."""
-    manifest = {
+def _write(request: ExportRequest, examples: Examples, lines: Iterable[JsonObject]) -> Exported:
+    """Writes the lines under a temporary name, then the manifest, and then renames the file. Raises DatasetError if there is none."""
+    request.out.parent.mkdir(parents=True, exist_ok=True)
+    temporary = request.out.with_name(f".{request.out.name}.{os.getpid()}")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            for row in lines:
+                file.write(json.dumps(row, ensure_ascii=True) + "\n")
+        n_lines = len(examples.sources)
+        if not n_lines:
+            unit = "groups" if request.kind in CHOOSING else "rollouts"
+            raise DatasetError(f"{examples.groups} {unit} contain no example: {_why(examples)}")
+        manifest_file = request.out.with_name(f"{request.out.name}.{MANIFEST}")
+        manifest_file.write_text(json.dumps(_manifest(request, examples), indent=2) + "\n", encoding="utf-8")
+        temporary.replace(request.out)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return Exported(request.out, n_lines, examples.groups, examples.groups_used, dict(examples.skipped.most_common()))
+
+
+def _manifest(request: ExportRequest, examples: Examples) -> JsonObject:
+    return {
         "kind": request.kind,
         "source": request.source(),
         "run_id": request.run_id,
@@ -276,20 +312,9 @@ def _write(request: ExportRequest, examples: Examples) -> None:
         "all": request.take_all,
         "agents": sorted(request.agents),
         "decoded_with": request.decoder.model if request.decoder else None,
-        "examples": len(examples.rows),
+        "examples": len(examples.sources),
         "groups": examples.groups,
         "groups_used": examples.groups_used,
         "skipped": dict(examples.skipped.most_common()),
         "sources": examples.sources,
     }
-    request.out.parent.mkdir(parents=True, exist_ok=True)
-    temporary = request.out.with_name(f".{request.out.name}.{os.getpid()}")
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            for row in examples.rows:
-                file.write(json.dumps(row, ensure_ascii=True) + "\n")
-        manifest_file = request.out.with_name(f"{request.out.name}.{MANIFEST}")
-        manifest_file.write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
-        temporary.replace(request.out)
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -11,12 +11,12 @@ from trainspan_processing.rewards.labels import read_labels
 from trainspan_schemas.artifacts.branches import BRANCH_TASK
 from trainspan_schemas.store.labels import newest
 
-__all__ = ["LabeledPair", "labeled_pairs"]
+__all__ = ["LEFT_OUT", "LabeledPair", "labeled_pairs"]
 
-_LEFT_OUT: Final = (
+LEFT_OUT: Final = (
     *("validation", "not_selected", "superseded_by_retry", "id_collision", "attempt_conflict", "unfinished"),
 )
-"""Reasons of rollouts that are in no pair. Others, such as a missing or an equal reward, say nothing about the pair."""
+"""Reasons of rollouts that are in no pair and no trajectory. Others, such as a missing or an equal reward, say nothing about either."""
 
 LabeledPair = tuple[tuple[str, int], tuple[str, int]]
 """Rollout id and attempt of the better one and of the worse one."""
@@ -28,7 +28,7 @@ def labeled_pairs(source: Source, rollouts: pl.DataFrame) -> tuple[list[LabeledP
     Also counts those without a pair: `labeled_equal`, and `labeled_not_selected` if only one of the two is within `rollouts`.
     """
     is_branch = pl.col("task_id").str.contains(BRANCH_TASK).fill_null(value=False)
-    is_left_out = pl.col("reason").is_in(_LEFT_OUT).fill_null(value=False)
+    is_left_out = pl.col("reason").is_in(LEFT_OUT).fill_null(value=False)
     keys: Sequence[tuple[str, int]] = rollouts.filter(~is_branch & ~is_left_out).select("rollout_id", "attempt").rows()
     known, skipped = frozenset(keys), Counter[str]()
     pairs: list[LabeledPair] = []

@@ -120,7 +120,7 @@ def _chat(question: str, answer: str, **more: Any) -> dict[str, Any]:
 def _span(
     name: str, attributes: dict[str, Any], *, parent: str | None = None, start: int = 0, failed: bool = False
 ) -> MessageSpan:
-    return MessageSpan("t", name, parent, start, failed, attributes)
+    return MessageSpan("t", name, parent, start, start + 1, failed, attributes)
 
 
 def test_one_call_in_two_dialects_is_said_once_by_the_one_that_says_more() -> None:
@@ -205,8 +205,9 @@ def _recorded(dialect: str) -> list[MessageSpan]:
     for span in json.loads(path.read_text())["spans"]:
         attributes = {item["key"]: value(item["value"]) for item in span.get("attributes", [])}
         failed = span.get("status", {}).get("code") == "STATUS_CODE_ERROR"
-        start_ns, parent = int(span["startTimeUnixNano"]), span.get("parentSpanId")
-        found.append(MessageSpan(span["traceId"], span["spanId"], parent, start_ns, failed, attributes))
+        start_ns, end_ns = int(span["startTimeUnixNano"]), int(span["endTimeUnixNano"])
+        ids = span["traceId"], span["spanId"], span.get("parentSpanId")
+        found.append(MessageSpan(*ids, start_ns, end_ns, failed, attributes))
     return found
 
 
