@@ -145,6 +145,15 @@ def test_langfuse_keeps_tree_names_calls_tools_usage_costs_and_scores(tmp_path: 
     assert found.account.left_out == {"score_of_no_trace": 1}
 
 
+def test_each_score_has_an_id_of_its_own_which_stays_the_same(tmp_path: Path) -> None:
+    """A second score of the same name adds to the first; the same score, imported again, does not."""
+    again = {**LANGFUSE_SCORES[0], "id": "score-4", "value": 0}
+    file = lines(tmp_path / "export.jsonl", LANGFUSE_TRACE, LANGFUSE_CALL, LANGFUSE_SCORES[0], again)
+    first, second = ([one.attributes[keys.EVALUATION_ID] for one in read(file).records] for _ in range(2))
+    assert len({*first}) == 2
+    assert first == second
+
+
 def test_langfuse_traces_with_all_inside_and_pages_in_snake_case_become_the_same(tmp_path: Path) -> None:
     whole = {
         **LANGFUSE_TRACE,

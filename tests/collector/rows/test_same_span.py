@@ -74,15 +74,19 @@ def test_distinct_spans_with_one_id_are_all_stored_once(tmp_path: Path, batches:
 def test_colliding_spans_within_a_microsecond_are_copies_however_they_arrive(
     tmp_path: Path, batches: list[int]
 ) -> None:
+    """Of these the last one stays."""
     spans = [
-        span(1, 1, {}, start_time_unix_nano=at, end_time_unix_nano=at + 10) for at in (10**6, 2 * 10**6, 2_000_400)
+        span(1, 1, {"copy": number}, start_time_unix_nano=at, end_time_unix_nano=at + 10)
+        for number, at in enumerate((10**6, 2 * 10**6, 2_000_400))
     ]
     store = Store(tmp_path)
     try:
         for count in batches:
             store.filling.add_spans([spans.pop(0) for _ in range(count)])
-        stored = store.filling.cursor.execute("SELECT start_ns // 1000, collides FROM stored.live_spans ORDER BY 1")
-        assert stored.fetchall() == [(1000, None), (2000, True)]
+        stored = store.filling.cursor.execute(
+            "SELECT start_ns // 1000, collides, attributes FROM stored.live_spans ORDER BY 1"
+        )
+        assert stored.fetchall() == [(1000, None, '{"copy":0}'), (2000, True, '{"copy":2}')]
         assert store.differences() == (0, 0)
     finally:
         store.close()

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 import trainspan
+from trainspan._rollout.scope import current_scope
 from trainspan_schemas.telemetry.identity import TraceParent
 
 
@@ -66,6 +67,18 @@ def test_an_exception_passes_through_a_rollout() -> None:
 def test_a_reward_that_is_not_a_finite_number_is_an_error(value: float) -> None:
     with pytest.raises(ValueError, match="finite number"):
         trainspan.reward(value)
+
+
+def test_the_runner_is_told_of_the_rewards_of_the_whole_rollout_alone() -> None:
+    with trainspan.rollout(task_id="t1") as block:
+        scope = current_scope()
+        assert scope is not None
+        trainspan.reward(0.25)
+        trainspan.reward(0.5, of="call")
+        trainspan.reward(2.0, "style")
+        block.reward(1.0)
+        block.reward(4.0, "style")
+    assert scope.report().rewards == [0.25, 1.0]
 
 
 def test_misuse_raises() -> None:

@@ -6,8 +6,16 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pytest
 
+from trainspan_loop.trials.comparison import Comparison
 from trainspan_loop.trials.evidence import Evidence
-from trainspan_loop.trials.sequential import Martingale, could_be_worse, evidence_against, look, reachable
+from trainspan_loop.trials.sequential import (
+    Martingale,
+    SequentialTest,
+    could_be_worse,
+    evidence_against,
+    look,
+    reachable,
+)
 
 
 def evidence(rewards: Mapping[str, Sequence[float]], failed: Mapping[str, int] | None = None) -> Evidence:
@@ -85,6 +93,30 @@ def test_a_decline_that_only_all_tasks_show_is_found_at_the_end() -> None:
     assert look(order, before, after, 0.05, seed=0, is_complete=True).is_worse
     assert reachable(7, 1, 0.05)
     assert not reachable(6, 1, 0.05)
+
+
+@pytest.mark.parametrize(
+    ("reward", "finished", "evidence", "worse"),
+    [
+        # .7 of the level of .05 is for the evidence: 1 / .035 = 28.571.
+        (1.0, None, 28.58, True),
+        (1.0, None, 28.56, False),
+        # The other .3, .015, is for the rewards alone if every rollout ended with one.
+        (0.0149, None, 1.0, True),
+        (0.0151, None, 1.0, False),
+        # Else nine tenths of it are for the rewards, and one tenth for finished rollouts.
+        (0.0134, 1.0, 1.0, True),
+        (0.0136, 1.0, 1.0, False),
+        (1.0, 0.00149, 1.0, True),
+        (1.0, 0.00151, 1.0, False),
+    ],
+)
+def test_each_comparison_has_its_own_share_of_the_level(
+    reward: float, finished: float | None, evidence: float, worse: bool
+) -> None:
+    by_reward = Comparison(9, 1.0, 0.5, reward)
+    by_finished = None if finished is None else Comparison(9, 1.0, 0.5, finished)
+    assert SequentialTest(0.05, evidence, by_reward, by_finished).is_worse is worse
 
 
 def _fallen(rates: np.ndarray, shift: float) -> np.ndarray:

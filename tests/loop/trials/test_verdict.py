@@ -105,7 +105,16 @@ def test_a_version_that_cannot_be_put_back_is_an_alarm() -> None:
 def test_outcomes_are_read_from_the_last_attempt_of_each_rollout(tmp_path: Path) -> None:
     lines: list[dict[str, Any]] = [{"tasks": "tasks", "target": ["a"]}]
     for number, (status, reward) in enumerate(
-        [("ok", 0.5), ("agent_error", None), ("timeout", None), ("judge_error", None), ("ok", None)]
+        [
+            ("ok", 0.5),
+            ("agent_error", None),
+            ("timeout", None),
+            ("context_overflow", None),
+            ("judge_error", None),
+            ("infra_error", None),
+            ("cancelled", None),
+            ("ok", None),
+        ]
     ):
         lines.append(
             {"end": f"{number}:t:1", "rollout": f"r{number}", "attempt": 0, "status": "infra_error", "reward": None}
@@ -116,7 +125,9 @@ def test_outcomes_are_read_from_the_last_attempt_of_each_rollout(tmp_path: Path)
     ledger = tmp_path / "ledger.jsonl"
     ledger.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert read_outcomes(ledger) == Evidence(
-        {"t:1": [0.5]}, {"t:1": [1.0, 0.0, 0.0]}, {"judge_error": 1, "no_reward": 1}
+        {"t:1": [0.5]},
+        {"t:1": [1.0, 0.0, 0.0, 0.0]},
+        {"judge_error": 1, "infra_error": 1, "cancelled": 1, "no_reward": 1},
     )
 
 

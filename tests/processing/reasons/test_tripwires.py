@@ -73,5 +73,9 @@ def test_a_figure_is_flagged_if_it_differs_beyond_noise_in_either_direction() ->
         assert wire.flagged
         assert wire.p is not None
         assert wire.p < 0.01
+        # Of 7 tasks it is 2 / 2^7 = .016; one direction alone would be beyond noise.
+        few = _tripwire("calls", [{"calls": dict(list(side["calls"].items())[:7])} for side in sides], None)
+        assert few.p == pytest.approx(2 / 2**7, rel=0.3)
+        assert not few.flagged
     assert not _tripwire("calls", (short, short), None).flagged
     assert _tripwire("refusals", (short, long), "no text").unknown == "no text"

@@ -107,6 +107,17 @@ def test_a_reward_on_the_span_of_an_agent_is_the_latest_call_under_it(bench: Ben
     assert bench.traces().calls["agent"].to_list() == ["writer", "agent"]
 
 
+def test_a_reward_in_the_middle_of_a_span_is_that_of_the_call_before_it_and_not_of_the_last_one(bench: Bench) -> None:
+    rollout = bench.rollout("a")
+    agent = rollout.span("agent", 0.5, 8.0)
+    for index, start in enumerate((1.0, 6.0)):
+        client = rollout.span(f"client{index}", start, start + 1.0, parent=agent, gen_ai__operation__name="chat")
+        rollout.call(index, [1, index], [2], at=start + 0.1, parent=client)
+    rollout.reward(0.25, on=agent, at=5.0).reward(0.5, on=agent, at=7.5)
+    bench.send(rollout)
+    assert bench.edges() == [("a", "step", 0, 0.25), ("a", "step", 1, 0.5)]
+
+
 def test_a_reward_that_says_what_it_is_of_is_believed(bench: Bench) -> None:
     rollout = bench.rollout("a")
     _client_call(rollout, 0, 1.0, 2.0)

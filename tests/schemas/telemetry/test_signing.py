@@ -1,5 +1,6 @@
 """The runner's key and its signatures."""
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 
 from trainspan_schemas.errors import ConfigError
 from trainspan_schemas.telemetry.identity import Identity, TraceParent, parse_baggage, strip_identity
+from trainspan_schemas.telemetry.prefix import is_request_signed, signed_request
 from trainspan_schemas.telemetry.signing import sign, signing_key, verify
 
 
@@ -49,3 +51,17 @@ def test_the_signature_travels_in_the_baggage_but_on_no_span_and_to_no_other_hos
     assert signed.is_signed(b"key")
     assert signed.signature not in map(str, signed.attributes().values())
     assert strip_identity(f"a=b,{signed.to_baggage()}") == "a=b"
+
+
+@pytest.mark.parametrize(("ago_s", "admitted"), [(3590, True), (-3590, True), (3610, False), (-3610, False)])
+def test_a_signed_request_holds_for_an_hour_by_either_clock(
+    ago_s: int, admitted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that was recorded on the way cannot be sent again the next day."""
+    now = time.time()
+    with monkeypatch.context() as then:
+        then.setattr(time, "time", lambda: now - ago_s)
+        headers = signed_request(b"key", "/path", b"body")
+    assert is_request_signed(b"key", "/path", headers, b"body") is admitted
+    assert is_request_signed(b"key", "/path", headers) is admitted
+    assert not is_request_signed(b"key", "/path", headers, b"another body")

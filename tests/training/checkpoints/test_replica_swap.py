@@ -126,12 +126,17 @@ def test_a_checkpoint_that_a_later_canary_refuses_is_taken_out_everywhere() -> N
     assert outcomes(swap) == ["refused"] * 3
 
 
-def test_a_server_that_misses_one_question_is_still_taken_back(caplog: pytest.LogCaptureFixture) -> None:
-    with replicas((STAGED, SWAPPED, BACK), (STAGED, REFUSED)) as servers:
+@pytest.mark.parametrize(("answer", "outcome"), [(SWAPPED, "refused"), (NO_ANSWER, "failed")])
+def test_a_server_that_misses_one_question_is_still_taken_back(
+    answer: tuple[int, dict[str, Any]], outcome: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also one whose answer to the swap was lost: it may serve the checkpoint."""
+    with replicas((STAGED, answer, BACK), (STAGED, REFUSED)) as servers:
+        servers[0].state = dict(SERVES_IT)
         servers[1].on_refusal = lambda: setattr(servers[0], "silent", 1)
         swap = ask(*(server.url for server in servers))
         assert servers[0].silent == 0
-    assert (swap.outcome, outcomes(swap)) == ("refused", ["refused", "refused"])
+    assert (swap.outcome, outcomes(swap)) == ("refused", [outcome, "refused"])
     assert requests_of(servers[0]) == [STAGE, SWAP, UNDO]
     assert "stays" not in caplog.text
 

@@ -1,6 +1,7 @@
 """The file `metrics.jsonl`: torn lines, a full disk, and a kill before a round's line."""
 
 import dataclasses
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 from tests.support.dataset_files import sample_rollouts, write_dataset
 from tests.training.support.sessions import GENTLE, Run
 from trainspan_training.metrics import round_record
-from trainspan_training.metrics.round_record import METRICS_FILE, has_record, read_records
+from trainspan_training.metrics.round_record import METRICS_FILE, has_record, read_records, signals
 from trainspan_training.rounds.saving import PolicyFiles
 
 pytestmark = pytest.mark.usefixtures("home")
@@ -41,6 +42,23 @@ def test_a_torn_line_spoils_no_other(run: Run, root: Path) -> None:
         file.write('{"round": 1, "versi')
     run(rounds=1)
     assert versions(root) == [1, 2]
+
+
+def test_the_tests_before_a_round_are_those_of_earlier_rounds_that_did_not_fail(tmp_path: Path) -> None:
+    """A round that is repeated has a record already, whose test must not count twice, nor gate its own steps."""
+    usual = {"signal_within": 1.0, "signal_between": 0.0, "error": None}
+    lines = [
+        {**usual, "round": 1, "signal_p": 0.1, "checkpoint": "policy-000001"},
+        {**usual, "round": 2, "signal_p": 0.2, "checkpoint": "policy-000001", "error": "the loss is nan"},
+        {**usual, "round": 3, "signal_p": None, "checkpoint": "policy-000002"},
+        {**usual, "round": 4, "signal_p": 0.4, "checkpoint": "policy-000003"},
+    ]
+    (tmp_path / METRICS_FILE).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert [signal.p for signal in signals(tmp_path, 4)] == [0.1]
+    assert [signal.p for signal in signals(tmp_path, 5)] == [0.1, 0.4]
+    assert has_record(tmp_path, "policy-000003")
+    (tmp_path / METRICS_FILE).write_text(json.dumps(lines[1]) + "\n")
+    assert not has_record(tmp_path, "policy-000001"), "it is the checkpoint before a round that failed"
 
 
 @pytest.mark.ci

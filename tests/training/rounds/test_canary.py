@@ -1,8 +1,14 @@
 """The canary's sequences: drawn from the data, short, the same each time."""
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 
+from tests.support.dataset_files import sample_rollouts, write_dataset
+from tests.training.support.sessions import Run
+from trainspan_schemas.artifacts.checkpoint import Canary
 from trainspan_training.data.sequences import TokenSequence
 from trainspan_training.rounds.canary import draw_prompts
 
@@ -39,3 +45,15 @@ def test_the_same_rows_and_seed_give_the_same_sequences() -> None:
     data = rows([40, 80, 120, 200])
     assert draw_prompts(data, 4096, seed=1) == draw_prompts(data, 4096, seed=1)
     assert draw_prompts(data, 4096, seed=1) != draw_prompts(data, 4096, seed=2)
+
+
+def test_the_canary_of_a_later_round_tells_the_weights_from_those_of_the_round_before(
+    run: Run, tmp_path: Path, model: Any
+) -> None:
+    for round_ in range(2):
+        write_dataset(tmp_path / "dataset", sample_rollouts(model, rollouts=2, seed=round_), round_=round_)
+    run(rounds=2)
+    first, second = (Canary.read(tmp_path / f"checkpoints/policy-00000{version}").prompts for version in (1, 2))
+    assert [prompt.prompt_ids for prompt in second] == [prompt.prompt_ids for prompt in first]
+    assert [prompt.logprobs_parent for prompt in second] == [prompt.logprobs_new for prompt in first]
+    assert [prompt.logprobs_new for prompt in second] != [prompt.logprobs_new for prompt in first]
