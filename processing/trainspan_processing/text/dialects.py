@@ -35,8 +35,8 @@ _CONTENT_PARTS: Final = (
     "input_file",
 )
 """Types of OpenAI's and Anthropic's content parts, which a tool's result may consist of."""
-_ONLY_RAW: Final = ("reasoning_content", "reasoning", "refusal")
-"""Members of an answer's message that OpenInference leaves in the raw response."""
+_ONLY_RAW: Final = ("content", "reasoning_content", "reasoning", "refusal")
+"""Members of an answer's message that OpenInference leaves in the raw response; of the content, an empty one."""
 LANGFUSE_KIND: Final = "langfuse.observation.type"
 LANGFUSE_CALL: Final = "generation"
 
@@ -120,7 +120,7 @@ def _finish_reason(attributes: Mapping[str, Any], side: str) -> JsonObject:
 
 
 def _with_raw_members(outputs: list[Message], raw: Any) -> list[Message]:
-    """OpenInference's answers with what only the raw response has of them: thoughts, a refusal, the finish reason."""
+    """OpenInference's answers with what only the raw response has of them: thoughts, an empty text, a refusal, …"""
     response = parsed(raw) if outputs and isinstance(raw, str) and '"choices"' in raw else None
     choices = response.get("choices") if isinstance(response, dict) else None
     if not isinstance(choices, list) or len(choices) != len(outputs):
@@ -133,7 +133,7 @@ def _raw_members(choice: Any) -> JsonObject:
         return {}
     message = choice.get("message") if isinstance(choice.get("message"), dict) else {}
     members = {**{name: message.get(name) for name in _ONLY_RAW}, "finish_reason": choice.get("finish_reason")}
-    return {name: value for name, value in members.items() if isinstance(value, str) and value}
+    return {name: value for name, value in members.items() if isinstance(value, str)}
 
 
 def plain(value: Any) -> Any:
