@@ -102,7 +102,9 @@ def _parts(fields: Mapping[str, Any]) -> list[JsonObject]:
         parts.append({"type": "refusal", "content": refusal})
     known = {part.get("id") for part in parts if part.get("type") == "tool_call"}
     parts += [call for call in _tool_calls(fields) if call.get("id") is None or call["id"] not in known]
-    return parts or ([{"type": "text", "content": ""}] if content == "" else [])  # an empty answer is one, no content is none
+    return parts or (
+        [{"type": "text", "content": ""}] if content == "" else []
+    )  # an empty answer is one, no content is none
 
 
 def _tool_calls(fields: Mapping[str, Any]) -> list[JsonObject]:
