@@ -23,6 +23,7 @@ Files = dict[str, bytes]
 LOST = {
     "native": {"names of messages", "strict"},
     "traceloop": {"names of messages", "strict"},
+    "at_once": set(),
     "openinference": set(),
     "phoenix": set(),
     "langfuse": {"thoughts", "finish reasons"},
@@ -50,6 +51,10 @@ def test_native_files_have_each_task(recorded: Recorded) -> None:
         assert [len(row["tools"]) for row in rows] == [12] * 12
         assert len(files["dpo"].splitlines()) == 8
     _check(recorded, "native", files)
+
+
+def test_all_sdks_at_once_in_one_process_give_the_native_files(recorded: Recorded) -> None:
+    _check(recorded, "at_once", recorded.native("at_once"))
 
 
 @pytest.mark.parametrize("sdk", ["openinference", "traceloop"])

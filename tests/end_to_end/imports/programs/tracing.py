@@ -116,15 +116,16 @@ class Traceloop:
         Ids.next_trace = trace_id
         with trace.get_tracer("agent").start_as_current_span("agent") as span:
             yield
-            result = {"gen_ai.evaluation.name": "reward", "gen_ai.evaluation.score.value": score}
-            span.add_event("gen_ai.evaluation.result", result)
+            if score is not None:
+                result = {"gen_ai.evaluation.name": "reward", "gen_ai.evaluation.score.value": score}
+                span.add_event("gen_ai.evaluation.result", result)
 
     def end(self):
         trace.get_tracer_provider().force_flush()
 
 
 class AtOnce:
-    """All of them in one process, under `opentelemetry-instrument`."""
+    """All of them in one process, under `opentelemetry-instrument`; the score is given natively, and to Langfuse."""
 
     def __init__(self, url):
         self._all = [setup(url) for setup in (Native, Traceloop, Langfuse, OpenInference)]
@@ -132,8 +133,8 @@ class AtOnce:
     @contextlib.contextmanager
     def rollout(self, trace_id, score):
         with contextlib.ExitStack() as stack:
-            for sdk in self._all:
-                stack.enter_context(sdk.rollout(trace_id, score))
+            for sdk in self._all:  # traceloop's spans are in our store, too, where rewards add up
+                stack.enter_context(sdk.rollout(trace_id, None if isinstance(sdk, Traceloop) else score))
             yield
 
     def end(self):
