@@ -8,7 +8,7 @@ sort as numbers.
 import json
 import re
 from collections.abc import Mapping
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeGuard
 
 from trainspan_schemas.files.durable import JsonObject
 from trainspan_schemas.telemetry import keys
@@ -106,7 +106,7 @@ def _is_generation(attributes: Mapping[str, Any]) -> bool:
     return attributes.get(LANGFUSE_KIND) == LANGFUSE_CALL
 
 
-def _is_message(value: Any) -> bool:
+def _is_message(value: Any) -> TypeGuard[JsonObject]:
     return isinstance(value, dict) and isinstance(value.get("role"), str)
 
 
@@ -131,7 +131,8 @@ def _with_raw_members(outputs: list[Message], raw: Any) -> list[Message]:
 def _raw_members(choice: Any) -> JsonObject:
     if not isinstance(choice, dict):
         return {}
-    message = choice.get("message") if isinstance(choice.get("message"), dict) else {}
+    inner = choice.get("message")
+    message = inner if isinstance(inner, dict) else {}
     members = {**{name: message.get(name) for name in _ONLY_RAW}, "finish_reason": choice.get("finish_reason")}
     return {name: value for name, value in members.items() if isinstance(value, str)}
 
