@@ -161,7 +161,7 @@ def _choice(index: int, content: Answer) -> dict[str, Any]:
 
 
 def _stream(answer: dict[str, Any]) -> bytes:
-    """The answer in a chunk, its calls with the arguments in another, and the end."""
+    """The message in a chunk, then each of its calls and its arguments in two more; the last one has the finish reason."""
     (choice, *_) = answer["choices"]
     message, reason = choice["message"], choice["finish_reason"]
     deltas = [{name: value for name, value in message.items() if name != "tool_calls"}]
@@ -170,6 +170,9 @@ def _stream(answer: dict[str, Any]) -> bytes:
         deltas += [{"tool_calls": [{**call, "index": index, "function": function}]}]
         deltas += [{"tool_calls": [{"index": index, "function": {"arguments": arguments}}]}]
     chunk = {**answer, "object": "chat.completion.chunk"}
-    chunks = [{**chunk, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in deltas]
-    chunks.append({**chunk, "choices": [{"index": 0, "delta": {}, "finish_reason": reason}]})
+    reasons = [None] * (len(deltas) - 1) + [reason]
+    chunks = [
+        {**chunk, "choices": [{"index": 0, "delta": delta, "finish_reason": why}]}
+        for delta, why in zip(deltas, reasons, strict=True)
+    ]
     return "".join(f"data: {json.dumps(each)}\n\n" for each in chunks).encode() + b"data: [DONE]\n\n"
