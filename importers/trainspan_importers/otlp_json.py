@@ -152,6 +152,8 @@ def _pairs(items: Any) -> list[KeyValue]:
 
 def _any_value(value: Members) -> AnyValue:
     for name, item in value.items():
+        if item is None:  # Phoenix writes the members of all other kinds, too
+            continue
         match name:
             case "stringValue" | "string_value":
                 return AnyValue(string_value=item)

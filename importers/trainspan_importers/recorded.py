@@ -5,6 +5,7 @@ Spec: https://opentelemetry.io/docs/specs/semconv/gen-ai/ (messages with parts, 
 """
 
 import json
+import math
 from collections.abc import Container, Mapping, Sequence
 from typing import Any, Final
 
@@ -100,7 +101,10 @@ def _parts(fields: Mapping[str, Any]) -> list[JsonObject]:
     if isinstance(refusal := fields.get("refusal"), str) and refusal:
         parts.append({"type": "refusal", "content": refusal})
     known = {part.get("id") for part in parts if part.get("type") == "tool_call"}
-    return parts + [call for call in _tool_calls(fields) if call.get("id") is None or call["id"] not in known]
+    parts += [call for call in _tool_calls(fields) if call.get("id") is None or call["id"] not in known]
+    return parts or (
+        [{"type": "text", "content": ""}] if content == "" else []
+    )  # an empty answer is one, no content is none
 
 
 def _tool_calls(fields: Mapping[str, Any]) -> list[JsonObject]:
@@ -196,7 +200,9 @@ def outputs_in(value: Any) -> list[Message]:
     if isinstance(value, str):
         return [{"role": "assistant", "parts": [{"type": "text", "content": value}]}] if value else []
     if not isinstance(value, dict):
-        return [message for message in messages_in(value) if message["role"] == "assistant"][-1:]
+        messages = messages_in(value)
+        answers = [message for message in messages if message["role"] == "assistant"]
+        return answers if len(answers) == len(messages) else answers[-1:]  # choices, or a conversation with the answer
     if isinstance(choices := value.get("choices"), list):
         return [answer for choice in choices if (answer := _answer(choice, "message"))]
     generations = value.get("generations")
@@ -306,15 +312,18 @@ def tool_attributes(name: Any, arguments: Any, result: Any, call_id: Any = None)
 
 
 def number_of(value: Any) -> float | None:
-    """The number in a value, which may be text or a truth value; None if there is none."""
+    """The finite number in a value, which may be text or a truth value; None if there is none."""
     if isinstance(value, bool):
         return float(value)
-    if isinstance(value, (int, float)):
-        return value
     try:
-        return None if not isinstance(value, str) else int(value) if value.isdecimal() else float(value)
+        number = value if isinstance(value, (int, float)) else _parsed_number(value) if isinstance(value, str) else None
     except ValueError:
         return None
+    return number if number is not None and math.isfinite(number) else None
+
+
+def _parsed_number(text: str) -> float:
+    return int(text) if text.isdecimal() else float(text)
 
 
 def _count(value: Any) -> int | None:

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Lessons", "print_import"]
 
-_CALL_SIGNS: Final = frozenset({keys.GEN_AI_OPERATION, "llm.request.type", "openinference.span.kind"})
+_CALL_SIGNS: Final = frozenset(
+    {keys.GEN_AI_OPERATION, "llm.request.type", "openinference.span.kind", "langfuse.observation.type"}
+)
 _ADVICE: Final = {
     "no_root": "the trace's root span is in none of these files: import all files of a trace together",
     "no_token_ids": "only a policy server records them",

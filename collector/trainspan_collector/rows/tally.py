@@ -15,6 +15,7 @@ __all__ = ["LoadCounting", "Tally"]
 
 _DIALECTS: Final = (
     ("openinference.span.kind", "openinference"),
+    ("langfuse.observation.type", "langfuse"),
     ("llm.request.type", "traceloop"),
     ("traceloop.span.kind", "traceloop"),
     (keys.GEN_AI_OPERATION, "gen_ai"),

@@ -210,10 +210,12 @@ def _generation(record: Mapping[str, Any]) -> JsonObject:
     parameters = record.get("modelParameters")
     metadata = record.get("metadata")
     tools = tools_in(record.get("input")) or tools_in(metadata)
+    reason = metadata.get("finish_reason") if isinstance(metadata, dict) else None
+    stated = {"finish_reason": reason} if isinstance(reason, str) else {}
     return call_attributes(
         model=record.get("model") or record.get("providedModelName"),
         inputs=messages_in(record.get("input")),
-        outputs=outputs_in(record.get("output")),
+        outputs=[{**stated, **answer} for answer in outputs_in(record.get("output"))],
         tools=tools,
         input_tokens=_first(usage, "input", "promptTokens", "input_tokens"),
         output_tokens=_first(usage, "output", "completionTokens", "output_tokens"),
@@ -267,7 +269,7 @@ def _is_langfuse(value: Any) -> bool:
     if not isinstance(value, dict):
         return False
     if isinstance(value.get("data"), list):
-        return bool(value["data"]) and _is_langfuse(value["data"][0])
+        return _is_langfuse(value["data"][0]) if value["data"] else value.keys() == {"data", "meta"}
     record = {_camel(name): item for name, item in value.items()}
     is_trace = _is_trace(record) and bool(
         record.keys() & {"htmlPath", "observations", "scores", "sessionId", "release", "public"}

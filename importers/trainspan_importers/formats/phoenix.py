@@ -1,8 +1,8 @@
 """Phoenix: spans and annotations, as its REST API, its client and its dataframes have them.
 
 Schema: https://arize.com/docs/phoenix/sdk-api-reference/rest-api (spans with `context`, `span_kind` and attributes of
-OpenInference, spans in OTLP, span annotations). The records of a dataframe have the same fields with flat names. An annotation names
-its span and not the span's trace, so annotations are read before spans, and need them in the same import.
+OpenInference, spans in OTLP, annotations of spans and traces). The records of a dataframe have the same fields with flat names. A
+span's annotation names its span and not the span's trace, so annotations are read before spans, and need them in the same import.
 """
 
 import json
@@ -15,7 +15,7 @@ from trainspan_importers.account import Account
 from trainspan_importers.otlp_json import span_of
 from trainspan_importers.reading import Converted, Format
 from trainspan_importers.recorded import number_of
-from trainspan_importers.traces import Item, Origin, Trace, kept_fields, key_values, nanoseconds, origin_of
+from trainspan_importers.traces import Item, Trace, kept_fields, key_values, nanoseconds, origin_of
 from trainspan_schemas.errors import InvalidRecordError
 from trainspan_schemas.files.durable import JsonObject
 
@@ -26,7 +26,12 @@ _SPAN_FIELDS: Final = (
     *("id", "name", "context", "span_kind", "parent_id", "start_time", "end_time", "status_code", "status_message"),
     *("attributes", "events", "annotations"),
 )
-_ANNOTATION_FIELDS: Final = ("id", "name", "span_id", "trace_id", "result", "created_at", "updated_at")
+_ANNOTATION_FIELDS: Final = (
+    *("id", "name", "annotation_name", "span_id", "trace_id", "result", "created_at", "updated_at"),
+    *("label", "score", "explanation"),
+)
+_OTLP_TIMES: Final = {"startTimeUnixNano": "traceId", "start_time_unix_nano": "trace_id"}
+"""Member of a span in OTLP → its id's, as the schema and as a server writes them."""
 _TEXTS: Final = (
     *("input.value", "output.value", "llm.invocation_parameters", "metadata", "tool.parameters", "json_schema"),
     *("arguments", "tool_call.function.arguments"),
@@ -48,7 +53,7 @@ class _PhoenixReader:
             for inner in value["data"]:
                 yield from self.add(inner)
         elif _is_annotation(value):
-            self._annotations.setdefault(str(value["span_id"]), []).append(value)
+            yield from self._annotation(_nested(value, "result"))
         elif _is_span(value):
             yield from self._span(value)
         elif not value.keys() <= {"next_cursor"}:
@@ -61,16 +66,22 @@ class _PhoenixReader:
         self._account.leave_out("annotation_without_its_span", n_parts=sum(map(len, self._annotations.values())))
         return iter(())
 
-    def _span(self, value: Mapping[str, Any]) -> Iterator[Converted]:
-        if "startTimeUnixNano" in value:
-            span = span_of(value)
-            yield Item(span, self._origin)
+    def _annotation(self, value: JsonObject) -> Iterator[Converted]:
+        if value.get("span_id"):
+            self._annotations.setdefault(str(value["span_id"]), []).append(value)
+        elif value.get("trace_id"):
+            yield _evaluation(value, Trace(_NAME, _hex(value["trace_id"], 16).hex(), self._origin))
         else:
-            span = _span_of(_nested(value))
-            yield Item(span, self._origin)
+            self._account.leave_out("annotation_of_a_session")
+
+    def _span(self, value: Mapping[str, Any]) -> Iterator[Converted]:
+        is_otlp = not value.keys().isdisjoint(_OTLP_TIMES)
+        span = span_of(value) if is_otlp else _span_of(_nested(value, "context", "attributes"))
+        yield Item(span, self._origin)
+        trace = Trace(_NAME, span.trace_id.hex(), self._origin)
         own = value.get("annotations")
         for annotation in (*(own if isinstance(own, list) else ()), *self._annotations.pop(span.span_id.hex(), ())):
-            yield _evaluation(annotation, span, self._origin)
+            yield _evaluation(annotation, trace, span)
 
 
 def _span_of(value: Mapping[str, Any]) -> Span:
@@ -103,36 +114,36 @@ def _event(event: Mapping[str, Any]) -> Span.Event:
     return Span.Event(time_unix_nano=time_ns, name=str(event.get("name") or ""), attributes=key_values(attributes))
 
 
-def _evaluation(annotation: Mapping[str, Any], span: Span, origin: Origin) -> Item:
+def _evaluation(annotation: Mapping[str, Any], trace: Trace, span: Span | None = None) -> Item:
+    """The annotation of a span, or of the whole trace."""
     result = annotation.get("result") or annotation
-    trace = Trace(_NAME, span.trace_id.hex(), origin)
-    identity = str(
-        annotation.get("id") or f"{span.span_id.hex()} {annotation['name']} {annotation.get('identifier') or ''}"
-    )
+    name = str(annotation["name"] if "name" in annotation else annotation["annotation_name"])
+    target = trace.source_id if span is None else span.span_id.hex()
+    identity = str(annotation.get("id") or f"{target} {name} {annotation.get('identifier') or ''}")
     label, explanation = result.get("label"), result.get("explanation")
     time = annotation.get("updated_at") or annotation.get("created_at")
     return trace.evaluation(
         identity,
-        str(annotation["name"]),
+        name,
         score=number_of(result.get("score")),
         label=None if label is None else str(label),
-        time_ns=nanoseconds(time, "created_at") if time else span.end_time_unix_nano,
-        span_id=span.span_id,
+        time_ns=nanoseconds(time, "created_at") if time or span is None else span.end_time_unix_nano,
+        span_id=None if span is None else span.span_id,
         explanation=None if explanation is None else str(explanation),
         is_human=annotation.get("annotator_kind") == "HUMAN",
-        more=kept_fields("phoenix.annotation", annotation, (*_ANNOTATION_FIELDS, "label", "score", "explanation")),
+        more=kept_fields("phoenix.annotation", annotation, _ANNOTATION_FIELDS),
     )
 
 
-def _nested(value: Mapping[str, Any]) -> JsonObject:
-    """A record of a dataframe (`context.span_id`, `attributes.llm.model_name`) with the fields of a span."""
-    if "context" in value:
+def _nested(value: Mapping[str, Any], *groups: str) -> JsonObject:
+    """A record of a dataframe (`context.span_id`, `attributes.llm.model_name`) with the fields of a group in an object."""
+    if groups[0] in value:
         return dict(value)
-    record: JsonObject = {"context": {}, "attributes": {}}
+    record: JsonObject = {}
     for name, item in value.items():
         first, _, rest = name.partition(".")
-        if first in record and rest:
-            record[first][rest] = item
+        if first in groups and rest:
+            record.setdefault(first, {})[rest] = item
         else:
             record[name] = item
     return record
@@ -168,19 +179,21 @@ def _hex(text: Any, n_bytes: int) -> bytes:
 
 
 def _is_annotation(value: Mapping[str, Any]) -> bool:
-    return {"span_id", "name", "annotator_kind"} <= value.keys()
+    is_named = "name" in value or "annotation_name" in value
+    return "annotator_kind" in value and is_named and not value.keys().isdisjoint(("span_id", "trace_id", "session_id"))
 
 
 def _is_span(value: Mapping[str, Any]) -> bool:
     has_context = isinstance(value.get("context"), dict) or "context.span_id" in value
-    return has_context or ("traceId" in value and "startTimeUnixNano" in value)
+    return has_context or any({time, trace_id} <= value.keys() for time, trace_id in _OTLP_TIMES.items())
 
 
 def _is_phoenix(value: Any) -> bool:
     if not isinstance(value, dict):
         return False
     if isinstance(value.get("data"), list):
-        return bool(value["data"]) and isinstance(value["data"][0], dict) and _is_phoenix(value["data"][0])
+        is_empty_page = not value["data"] and value.keys() == {"data", "next_cursor"}
+        return is_empty_page or any(isinstance(item, dict) and _is_phoenix(item) for item in value["data"][:1])
     return _is_annotation(value) or _is_span(value)
 
 

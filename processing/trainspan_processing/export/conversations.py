@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from trainspan_processing.read.source import Selection, Source
-from trainspan_processing.text.chat_messages import ChatMessage, chat_messages, only_text, tools_of
+from trainspan_processing.text.chat_messages import ChatMessage, chat_messages, tools_of
 from trainspan_processing.text.dialects import messages_of
-from trainspan_processing.text.model_calls import is_model_call, is_whole
+from trainspan_processing.text.model_calls import is_model_call, is_whole, messages_flaw, model_of
 from trainspan_processing.traces.message_records import read_records, with_records
 from trainspan_schemas.files.durable import JsonObject
 from trainspan_schemas.telemetry import keys
@@ -60,7 +60,7 @@ class RecordedCall:
     is_whole: bool
     """Whether the answer ended by itself; a truncated answer would teach the model to stop in the middle."""
     flaw: str | None = None
-    """Why it would not be trained as it was: `other_parts` (an image, say, that its messages lack) or `other_tokens`."""
+    """Why it would not be trained as it was: `other_parts` (an image, say, that its messages lack), `no_answer` or `other_tokens`."""
     tools: tuple[str, ...] = ()
     """JSON of each offered tool, with its keys in the order of the request: a chat template renders them in this order."""
     served_as: tuple[str, str] | None = None
@@ -163,14 +163,13 @@ def _same_calls(
 def _recorded_call(span: MessageSpan, tools: Sequence[JsonObject], served_as: tuple[str, str] | None) -> RecordedCall:
     inputs, outputs = messages_of(span.attributes)
     agent = span.attributes.get(keys.GEN_AI_AGENT_NAME)
-    model = span.attributes.get(keys.GEN_AI_REQUEST_MODEL) or span.attributes.get("llm.model_name")
     return RecordedCall(
         agent=agent if isinstance(agent, str) else None,
-        model=model if isinstance(model, str) else None,
+        model=model_of(span.attributes),
         prompt=chat_messages(inputs),
         answer=chat_messages(outputs[:1]),
         is_whole=is_whole(span.attributes, outputs),
-        flaw=None if only_text([*inputs, *outputs[:1]]) else "other_parts",
+        flaw=messages_flaw(inputs, outputs),
         tools=tuple(json.dumps(tool, ensure_ascii=False) for tool in tools),
         served_as=served_as,
     )

@@ -30,8 +30,8 @@ def preference_pairs(
 
     That is the first call with the same prompt and different answers. Reasons that count groups: `one_rollout`,
     `equal_rewards`, `below_min_reward` (of the best), `no_text`, `no_common_prompt`, `same_answers`. The last three also count
-    labeled pairs, with `labeled_` before them. Reasons that count calls: `cut_off`, `not_selected`, `other_parts` (images, files),
-    `other_tokens` (see RecordedCall).
+    labeled pairs, with `labeled_` before them. Reasons that count calls: `cut_off`, `not_selected`, `other_parts` (images, files,
+    refusals), `no_answer`, `other_tokens` (see RecordedCall).
     """
     examples = Examples(groups=len(groups))
     rewards_of = {candidate.key: candidate.reward for candidates in groups.values() for candidate in candidates}

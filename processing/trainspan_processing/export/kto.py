@@ -19,7 +19,7 @@ def judged_examples(
 
     `label` says whether the rollout earned at least `min_reward`; without it, whether it earned more than its group in the mean,
     and groups with equal rewards give none. The reasons `equal_rewards` and `no_text` count groups, `cut_off`, `not_selected`,
-    `other_parts` (images, files) and `other_tokens` (see RecordedCall) count calls.
+    `other_parts` (images, files, refusals), `no_answer` and `other_tokens` (see RecordedCall) count calls.
     """
     examples = Examples(groups=len(groups))
     for candidates in groups.values():

@@ -19,7 +19,8 @@ def supervised_examples(
 
     Among equally good rollouts, the one with the fewest calls is used; with `take_all`, each of them and each with a reward of
     at least `min_reward`. The reasons `below_min_reward` and `no_text` count
-    groups, `cut_off`, `not_selected`, `other_parts` (images, files) and `other_tokens` (see RecordedCall) count calls.
+    groups, `cut_off`, `not_selected`, `other_parts` (images, files, refusals), `no_answer`
+    and `other_tokens` (see RecordedCall) count calls.
     """
     examples = Examples(groups=len(groups))
     for candidates in groups.values():

@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from trainspan_processing.text.dialects import Message
+from trainspan_processing.text.dialects import Message, langfuse_request, parsed
 from trainspan_schemas.files.durable import JsonObject
 
 __all__ = ["ChatMessage", "chat_messages", "only_text", "same_messages", "tools_of"]
@@ -13,6 +13,7 @@ __all__ = ["ChatMessage", "chat_messages", "only_text", "same_messages", "tools_
 ChatMessage = JsonObject
 
 _CALL_KEY: Final = re.compile(r"tool_calls\.(\d+)\.(?:tool_call\.)?(?:function\.)?(id|name|arguments)")
+_SCHEMA_KEY: Final = re.compile(r"llm\.tools\.(\d+)\.tool\.json_schema")
 _FUNCTION_KEY: Final = re.compile(r"llm\.request\.functions\.(\d+)\.(name|description|parameters)")
 _THOUGHTS: Final = ("reasoning", "thinking", "redacted_thinking")
 _KNOWN_PARTS: Final = ("text", "tool_call", *_THOUGHTS)
@@ -23,7 +24,8 @@ _IDS: Final = ("id", "tool_call_id")
 def chat_messages(messages: Sequence[Message]) -> list[ChatMessage]:
     """Chat messages from a client's recorded messages, in any dialect.
 
-    Arguments of tool calls become objects if they are JSON objects. Parts that no chat template accepts (images) are left out.
+    Arguments of tool calls become objects if they are JSON objects, else they are text. Parts that no chat template accepts (images)
+    are left out.
     """
     return [_converted(message) for message in messages]
 
@@ -37,6 +39,7 @@ def _has_other_part(message: Message) -> bool:
     content = message.get("content")
     return (
         any(isinstance(part, dict) and part.get("type") not in _KNOWN_PARTS for part in message.get("parts") or ())
+        or bool(message.get("refusal"))
         or (isinstance(content, list) and any(not _is_text(part) for part in content))
         or any(_FLAT_PART.fullmatch(key) for key in message)
     )
@@ -55,21 +58,19 @@ def same_messages(messages: Sequence[ChatMessage]) -> str:
 
 def tools_of(attributes: Mapping[str, Any]) -> list[JsonObject]:
     """The tools that the request offered, as JSON schemas; empty if none was recorded."""
-    stated = _parsed(attributes.get("gen_ai.tool.definitions"))
+    request = langfuse_request(attributes)
+    stated = parsed(attributes.get("gen_ai.tool.definitions")) or request.get("tools") or request.get("functions")
     if isinstance(stated, list):
         return [_tool(tool) for tool in stated if isinstance(tool, dict)]
-    schemas = [
-        _parsed(value)
-        for key, value in sorted(attributes.items())
-        if re.fullmatch(r"llm\.tools\.\d+\.tool\.json_schema", key)
-    ]
-    if schemas:
-        return [_tool(tool) for tool in schemas if isinstance(tool, dict)]
+    schemas: dict[int, Any] = {}
     functions: dict[int, JsonObject] = {}
     for key, value in attributes.items():
-        if match := _FUNCTION_KEY.fullmatch(key):
-            functions.setdefault(int(match[1]), {})[match[2]] = _parsed(value) if match[2] == "parameters" else value
-    return [_tool(functions[index]) for index in sorted(functions)]
+        if match := _SCHEMA_KEY.fullmatch(key):
+            schemas[int(match[1])] = parsed(value)
+        elif match := _FUNCTION_KEY.fullmatch(key):
+            functions.setdefault(int(match[1]), {})[match[2]] = parsed(value) if match[2] == "parameters" else value
+    tools = schemas or functions
+    return [_tool(tools[index]) for index in sorted(tools) if isinstance(tools[index], dict)]
 
 
 def _tool(tool: JsonObject) -> JsonObject:
@@ -84,6 +85,8 @@ def _converted(message: Message) -> ChatMessage:
     chat_message: ChatMessage = {"role": role, "content": _content(message.get("content"))}
     if thoughts := [str(part.get("content", "")) for part in parts if part.get("type") == "reasoning"]:
         chat_message["reasoning_content"] = "".join(thoughts)
+    elif isinstance(text := message.get("reasoning_content") or message.get("reasoning"), str):
+        chat_message["reasoning_content"] = text
     if calls := _tool_calls(message, parts):
         chat_message["tool_calls"] = calls
     for key in ("name", "tool_call_id"):
@@ -124,21 +127,15 @@ def _tool_calls(message: Message, parts: Sequence[JsonObject]) -> list[JsonObjec
         recorded = [flat[index] for index in sorted(flat)]
     calls = []
     for call in recorded:
-        function = {"name": str(call.get("name", "")), "arguments": _arguments(call.get("arguments"))}
+        function = {"name": str(call.get("name", "")), "arguments": _arguments(call.get("arguments", call.get("args")))}
         identity = {"id": call["id"]} if isinstance(call.get("id"), str) else {}
         calls.append({**identity, "type": "function", "function": function})
     return calls
 
 
-def _arguments(value: Any) -> Any:
-    parsed = _parsed(value)
-    return parsed if isinstance(parsed, dict) else "" if value is None else value
-
-
-def _parsed(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value)
-    except ValueError:
-        return None
+def _arguments(value: Any) -> JsonObject | str:
+    """An object, or the text that the model wrote; what a client has parsed and is no object is text again."""
+    arguments = parsed(value)
+    if isinstance(arguments, dict):
+        return arguments
+    return value if isinstance(value, str) else "" if value is None else json.dumps(value, ensure_ascii=False)

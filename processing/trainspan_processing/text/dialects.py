@@ -1,18 +1,19 @@
 """Reads the messages of a client's model call span from its attributes, in the dialect of the span.
 
 Supported: the GenAI conventions (`gen_ai.input.messages`, JSON text or nested value), older traceloop
-(`gen_ai.prompt.N.role`) and OpenInference (`llm.input_messages.N.message.role`). Indices sort as numbers.
+(`gen_ai.prompt.N.role`), OpenInference (`llm.input_messages.N.message.role`) and Langfuse (`langfuse.observation.input`). Indices
+sort as numbers.
 """
 
 import json
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final, Literal, TypeGuard
 
 from trainspan_schemas.files.durable import JsonObject
 from trainspan_schemas.telemetry import keys
 
-__all__ = ["Message", "messages_of", "plain"]
+__all__ = ["LANGFUSE_CALL", "LANGFUSE_KIND", "Message", "langfuse_request", "messages_of", "parsed", "plain"]
 
 Message = JsonObject
 
@@ -22,6 +23,22 @@ _FLAT = {
 }
 _TOOL_CALL = re.compile(r"tool_calls\.(\d{1,3})\.(?:tool_call\.)?(?:function\.)?(\w+)")
 _TEXT_PART = re.compile(r"contents\.\d{1,3}\.message_content\.text")
+_CONTENT_PARTS: Final = (
+    "text",
+    "input_text",
+    "output_text",
+    "image",
+    "image_url",
+    "input_image",
+    "input_audio",
+    "file",
+    "input_file",
+)
+"""Types of OpenAI's and Anthropic's content parts, which a tool's result may consist of."""
+_ONLY_RAW: Final = ("content", "reasoning_content", "reasoning", "refusal")
+"""Members of an answer's message that OpenInference leaves in the raw response; of the content, an empty one."""
+LANGFUSE_KIND: Final = "langfuse.observation.type"
+LANGFUSE_CALL: Final = "generation"
 
 
 def messages_of(attributes: Mapping[str, Any]) -> tuple[list[Message], list[Message]]:
@@ -32,19 +49,92 @@ def messages_of(attributes: Mapping[str, Any]) -> tuple[list[Message], list[Mess
     inputs = _structured(attributes.get(keys.GEN_AI_INPUT_MESSAGES)) or _flattened(attributes, "input")
     if inputs and (parts := _structured(attributes.get(keys.GEN_AI_SYSTEM_INSTRUCTIONS))):
         inputs = [*_messages({"role": "system", "parts": parts}), *inputs]
-    return inputs, _structured(attributes.get(keys.GEN_AI_OUTPUT_MESSAGES)) or _flattened(attributes, "output")
+    outputs = _structured(attributes.get(keys.GEN_AI_OUTPUT_MESSAGES))
+    outputs = outputs or _with_raw_members(_flattened(attributes, "output"), attributes.get("output.value"))
+    return inputs or _observed(attributes, "input"), outputs or _observed(attributes, "output")
+
+
+def langfuse_request(attributes: Mapping[str, Any]) -> JsonObject:
+    """The request of a Langfuse generation, as far as its input is one: {"messages", "tools"?, …}; else empty."""
+    value = parsed(attributes.get("langfuse.observation.input")) if _is_generation(attributes) else None
+    if isinstance(value, list) or _is_message(value):
+        return {"messages": value if isinstance(value, list) else [value]}
+    return value if isinstance(value, dict) else {}
+
+
+def parsed(value: Any) -> Any:
+    """JSON text as its value, None if it is no JSON; other values as they are."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _structured(value: Any) -> list[Message]:
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except json.JSONDecodeError:
-            return []
-    value = plain(value)
+    value = plain(parsed(value))
     if not isinstance(value, list):
         return []
     return [message for item in value if isinstance(item, dict) for message in _messages(item)]
+
+
+def _observed(attributes: Mapping[str, Any], side: Literal["input", "output"]) -> list[Message]:
+    """The messages of a Langfuse generation, which are as its program passed them: OpenAI's, or a text.
+
+    An object or list without messages is neither: it is left out.
+    """
+    text = attributes.get(f"langfuse.observation.{side}")
+    if not _is_generation(attributes) or not isinstance(text, str) or not text:
+        return []
+    value = parsed(text)
+    if not isinstance(value, (dict, list)):
+        role = "user" if side == "input" else "assistant"
+        return [{"role": role, "content": text, **_finish_reason(attributes, side)}]
+    if side == "input":
+        value = langfuse_request(attributes).get("messages")
+    items = value if isinstance(value, list) else [value]
+    messages = [message for item in items if _is_message(item) for message in _messages(item)]
+    if side == "output" and any(
+        message["role"] != "assistant" for message in messages
+    ):  # a conversation, and not choices
+        messages = [message for message in messages if message["role"] == "assistant"][-1:]
+    return [{**_finish_reason(attributes, side), **message} for message in messages]
+
+
+def _is_generation(attributes: Mapping[str, Any]) -> bool:
+    return attributes.get(LANGFUSE_KIND) == LANGFUSE_CALL
+
+
+def _is_message(value: Any) -> TypeGuard[JsonObject]:
+    return isinstance(value, dict) and isinstance(value.get("role"), str)
+
+
+def _finish_reason(attributes: Mapping[str, Any], side: str) -> JsonObject:
+    """That of a streamed answer, which Langfuse has in the metadata; it has none of others."""
+    reason = attributes.get("langfuse.observation.metadata.finish_reason")
+    if side == "input" or not isinstance(reason, str):
+        return {}
+    text = parsed(reason)
+    return {"finish_reason": text if isinstance(text, str) else reason}
+
+
+def _with_raw_members(outputs: list[Message], raw: Any) -> list[Message]:
+    """OpenInference's answers with what only the raw response has of them: thoughts, an empty text, a refusal, …"""
+    response = parsed(raw) if outputs and isinstance(raw, str) and '"choices"' in raw else None
+    choices = response.get("choices") if isinstance(response, dict) else None
+    if not isinstance(choices, list) or len(choices) != len(outputs):
+        return outputs
+    return [{**_raw_members(choice), **message} for choice, message in zip(choices, outputs, strict=True)]
+
+
+def _raw_members(choice: Any) -> JsonObject:
+    if not isinstance(choice, dict):
+        return {}
+    inner = choice.get("message")
+    message = inner if isinstance(inner, dict) else {}
+    members = {**{name: message.get(name) for name in _ONLY_RAW}, "finish_reason": choice.get("finish_reason")}
+    return {name: value for name, value in members.items() if isinstance(value, str)}
 
 
 def plain(value: Any) -> Any:
@@ -60,7 +150,8 @@ def plain(value: Any) -> Any:
 def _messages(item: JsonObject) -> list[Message]:
     """One recorded message as messages: each of its tool results alone, with role `tool`, then what else it holds.
 
-    Text parts are joined by line feeds as `content`, as a policy server joins them; the other parts are kept in `parts`.
+    Text parts are joined by line feeds as `content`, as a policy server joins them; the other parts are kept in `parts`. A message
+    without any part has no `content`.
     """
     parts = item.get("parts")
     if not isinstance(parts, list):
@@ -72,19 +163,25 @@ def _messages(item: JsonObject) -> list[Message]:
     if results and not rest:
         return tool_results
     others = [part for part in rest if not _is(part, "text")]
-    message = {**whole, "content": "\n".join(str(part.get("content", "")) for part in rest if _is(part, "text"))}
+    text = "\n".join(str(part.get("content", "")) for part in rest if _is(part, "text"))
+    message = {**whole, "content": text} if rest else whole
     return [*tool_results, {**message, "parts": others} if others else message]
 
 
 def _tool_result(part: JsonObject, message: Message) -> Message:
     result = part.get("response", part.get("result", ""))
     tool_message = {**message, "role": "tool"}
-    tool_message["content"] = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
+    is_content = isinstance(result, str) or (isinstance(result, list) and result and all(map(_is_content_part, result)))
+    tool_message["content"] = result if is_content else json.dumps(result, ensure_ascii=False)
     if isinstance(part.get("id"), str):
         tool_message["tool_call_id"] = part["id"]
     if isinstance(part.get("name"), str):
         tool_message["name"] = part["name"]
     return tool_message
+
+
+def _is_content_part(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") in _CONTENT_PARTS
 
 
 def _is(part: Any, kind: str) -> bool:

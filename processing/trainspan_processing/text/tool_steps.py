@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from trainspan_processing.text.dialects import LANGFUSE_KIND
 from trainspan_schemas.telemetry import keys
 
 __all__ = ["TOOL_EVENTS", "ToolStep", "tool_step", "tool_step_of_record"]
@@ -13,9 +14,12 @@ _ID: Final = ("gen_ai.tool.call.id", "ai.toolCall.id", "tool_use_id", "call_id",
 _NAME: Final = ("gen_ai.tool.name", "tool.name", "ai.toolCall.name", "tool_name", "traceloop.entity.name")
 _ARGUMENTS: Final = (
     *("gen_ai.tool.call.arguments", "ai.toolCall.args", "traceloop.entity.input", "input.value", "tool.parameters"),
-    *("tool_input", "arguments", "tool_parameters"),
+    *("tool_input", "arguments", "tool_parameters", "langfuse.observation.input"),
 )
-_RESULT: Final = ("gen_ai.tool.call.result", "ai.toolCall.result", "traceloop.entity.output", "output.value", "output")
+_RESULT: Final = (
+    *("gen_ai.tool.call.result", "ai.toolCall.result", "traceloop.entity.output", "output.value", "output"),
+    "langfuse.observation.output",
+)
 _ERROR: Final = ("error", "error.type", "error_type", "exception.type")
 TOOL_EVENTS: Final = ("tool_result", "codex.tool_result")
 """Names of log records of a tool that has ended: Claude Code's and Codex's."""
@@ -47,6 +51,7 @@ def tool_step(attributes: Mapping[str, Any]) -> ToolStep | None:
         attributes.get(keys.GEN_AI_OPERATION) == keys.OPERATION_EXECUTE_TOOL
         or attributes.get("traceloop.span.kind") == "tool"
         or attributes.get("openinference.span.kind") == "TOOL"
+        or attributes.get(LANGFUSE_KIND) == "tool"
         or attributes.get("span.type") == "tool"
         or attributes.get("ai.operationId") == "ai.toolCall"
     )

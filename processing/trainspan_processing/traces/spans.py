@@ -1,9 +1,9 @@
 """The spans of a selection: calls with tokens, and of all others the needed columns (rollout spans, tool steps, clients' calls).
 
 Dialects are recognized by attributes, never by span names: the GenAI conventions (also traceloop's since 0.55), older
-traceloop (`llm.request.type`), and OpenInference (`openinference.span.kind`). Most spans can be interpreted from columns and
-the keys of their attributes; the attributes themselves, with all recorded messages, are read only if the keys show that they
-contain more.
+traceloop (`llm.request.type`), OpenInference (`openinference.span.kind`), and Langfuse (`langfuse.observation.type`). Most spans
+can be interpreted from columns and the keys of their attributes; the attributes themselves, with all recorded messages, are read
+only if the keys show that they contain more.
 """
 
 import hashlib
@@ -15,6 +15,7 @@ import polars as pl
 from trainspan_processing.read.json_attributes import boolean, contains_any, has_key, number, text, with_where
 from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.tables import COLLISIONS, SPAN_KEY, SPANS, compact, empty, once_each
+from trainspan_processing.text.dialects import LANGFUSE_CALL, LANGFUSE_KIND
 from trainspan_processing.traces.server_calls import CALL_COLUMNS, join_calls, narrow_calls, redacts_what_is_needed
 from trainspan_schemas.telemetry import keys
 
@@ -40,6 +41,7 @@ _RENAMED: Final = {
 }
 _STATUS_ERROR: Final = 2
 _KIND_CLIENT: Final = 3
+_LANGFUSE_MODEL: Final = "langfuse.observation.model.name"
 _LANGGRAPH_NODE: Final = "traceloop.association.properties.langgraph_node"
 
 
@@ -54,6 +56,7 @@ _SIGNS: Final = {
     "is_bare_call": _any_key(keys.LOGPROBS_MODE, keys.CALL_INDEX),
     "of_dialect": _any_key(
         *("openinference.span.kind", "traceloop.span.kind", "llm.request.type", "span.type", "ai.operationId"),
+        LANGFUSE_KIND,
         prefixes=("gen_ai.prompt.", "llm.input_messages."),
     ),
     "names_agent": _any_key(
@@ -62,12 +65,12 @@ _SIGNS: Final = {
     ),
     "has_numbers": _any_key(keys.GROUP_SIZE, keys.SERVED_CALLS),
     "has_output": _any_key("output.value"),
-    "has_model": _any_key("llm.model_name"),
+    "has_model": _any_key("llm.model_name", _LANGFUSE_MODEL),
     "has_error": _any_key("error.type"),
     "has_signature": _any_key(keys.CALL_SIGNED),
     "has_prompt": _any_key(
         *("gen_ai.system_instructions", keys.GEN_AI_INPUT_MESSAGES),
-        *("gen_ai.prompt.0.role", "llm.input_messages.0.message.role"),
+        *("gen_ai.prompt.0.role", "llm.input_messages.0.message.role", "langfuse.observation.input"),
     ),
 }
 """Facts derived from the keys of a span's attributes; many spans have the same keys."""
@@ -76,9 +79,11 @@ _SIGNS: Final = {
 _traceloop_request = text("llm.request.type")
 _traceloop_kind = text("traceloop.span.kind")
 _openinference_kind = text("openinference.span.kind")
+_langfuse_kind = text(LANGFUSE_KIND)
 _SYSTEM_PROMPT: Final = (
     r'"(?:gen_ai\.system_instructions":"[^"]*?\\"content\\": ?\\"(.+?)\\"[,}]'
-    r'|gen_ai\.input\.messages":"\[\{\\"role\\": ?\\"(?:system|developer)\\".*?\\"content\\": ?\\"(.+?)\\"[,}]'
+    r'|(?:gen_ai\.input\.messages":"\[|langfuse\.observation\.input":"(?:\[|\{(?:.*?\\"messages\\": ?\[)))'
+    r'\{\\"role\\": ?\\"(?:system|developer)\\".*?\\"content\\": ?\\"(.+?)\\"[,}]'
     r'|(?:gen_ai\.prompt\.0\.role":"system","gen_ai\.prompt\.0\.content|'
     r'llm\.input_messages\.0\.message\.role":"system","llm\.input_messages\.0\.message\.content)":"(.*?[^\\])")'
 )
@@ -86,11 +91,13 @@ _SYSTEM_PROMPT: Final = (
 _OF_DIALECTS: Final = {
     "_is_call": _traceloop_request.is_in(["chat", "completion"])
     | (_openinference_kind == "LLM")
+    | (_langfuse_kind == LANGFUSE_CALL)
     | has_key("gen_ai.prompt.")
     | has_key("llm.input_messages."),
-    "_is_agent": (_traceloop_kind == "agent") | (_openinference_kind == "AGENT"),
+    "_is_agent": (_traceloop_kind == "agent") | (_openinference_kind == "AGENT") | (_langfuse_kind == "agent"),
     "_is_tool": (_traceloop_kind == "tool")
     | (_openinference_kind == "TOOL")
+    | (_langfuse_kind == "tool")
     | (text("span.type") == "tool")
     | (text("ai.operationId") == "ai.toolCall"),
 }
@@ -106,7 +113,7 @@ _OF_AGENTS: Final = {
     ),
 }
 _OF_CALLS: Final = {
-    "_model": text("llm.model_name"),
+    "_model": pl.coalesce(text("llm.model_name"), text(_LANGFUSE_MODEL)),
     "_response_id": pl.col("attributes").str.extract(r'"output\.value":"\{\\"id\\": ?\\"([^"\\]+)\\"'),
 }
 _OF_ANSWERS: Final = {

@@ -31,14 +31,18 @@ class Recorded:
         return parse_baggage(self.headers.get("baggage", ""))
 
 
+Answer = str | dict[str, Any]
+
+
 @dataclass
 class OpenAIServer:
     """Answers `answer(body)` with `status(request number)`, or redirects a path to the base URL from `redirect`.
 
-    An answer is the message's text, or the members of the message (not for streams), with its `finish_reason` if that is special.
+    An answer is the message's text, or the members of the message, with its `finish_reason` if that is special; or a list of
+    answers, the choices (the first one, if the answer is streamed).
     """
 
-    answer: Callable[[dict[str, Any]], str | dict[str, Any]] = lambda _body: "ok"
+    answer: Callable[[dict[str, Any]], Answer | list[Answer]] = lambda _body: "ok"
     status: Callable[[int], int] = lambda _number: 200
     redirect: Callable[[str], str | None] = lambda _path: None
     failure: Callable[[dict[str, str]], str] = lambda _headers: "failed"
@@ -112,32 +116,26 @@ class OpenAIServer:
                 self._send(outer.status(number), body, number, headers)
 
             def _send(self, status: int, body: dict[str, Any], number: int, headers: dict[str, str]) -> None:
-                content = outer.answer(body) if status == 200 else outer.failure(headers)
-                message = dict(content) if isinstance(content, dict) else {"content": content}
-                finish_reason = message.pop("finish_reason", "tool_calls" if "tool_calls" in message else "stop")
-                answer: dict[str, Any] = {"error": {"message": content}}
+                kind, answer = (
+                    "application/json",
+                    {"error": {"message": outer.failure(headers)}} if status != 200 else {},
+                )
                 if status == 200:
+                    answers = outer.answer(body)
                     answer = {
-                        "id": "chatcmpl-1",
+                        "id": f"chatcmpl-{number}",
                         "object": "chat.completion",
                         "created": 0,
                         "model": body.get("model", "policy"),
                         "choices": [
-                            {
-                                "index": 0,
-                                "message": {"role": "assistant", "content": None, **message},
-                                "finish_reason": finish_reason,
-                            }
+                            _choice(index, content)
+                            for index, content in enumerate(answers if isinstance(answers, list) else [answers])
                         ],
                         "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
                     }
-                kind = "application/json"
                 data = json.dumps(answer).encode()
                 if status == 200 and body.get("stream"):
-                    kind = "text/event-stream"
-                    chunk = {**answer, "object": "chat.completion.chunk"}
-                    chunk["choices"] = [{"index": 0, "delta": {"content": content}, "finish_reason": "stop"}]
-                    data = f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n".encode()
+                    kind, data = "text/event-stream", _stream(answer)
                 self.send_response(status)
                 if outer.names_calls:
                     self.send_header(HEADER_CALL, f"{number:016x}")
@@ -150,3 +148,31 @@ class OpenAIServer:
                 pass
 
         return Handler
+
+
+def _choice(index: int, content: Answer) -> dict[str, Any]:
+    message = dict(content) if isinstance(content, dict) else {"content": content}
+    finish_reason = message.pop("finish_reason", "tool_calls" if "tool_calls" in message else "stop")
+    return {
+        "index": index,
+        "message": {"role": "assistant", "content": None, **message},
+        "finish_reason": finish_reason,
+    }
+
+
+def _stream(answer: dict[str, Any]) -> bytes:
+    """The message in a chunk, then each of its calls and its arguments in two more; the last one has the finish reason."""
+    (choice, *_) = answer["choices"]
+    message, reason = choice["message"], choice["finish_reason"]
+    deltas = [{name: value for name, value in message.items() if name != "tool_calls"}]
+    for index, call in enumerate(message.get("tool_calls", ())):
+        function, arguments = {**call["function"], "arguments": ""}, call["function"]["arguments"]
+        deltas += [{"tool_calls": [{**call, "index": index, "function": function}]}]
+        deltas += [{"tool_calls": [{"index": index, "function": {"arguments": arguments}}]}]
+    chunk = {**answer, "object": "chat.completion.chunk"}
+    reasons = [None] * (len(deltas) - 1) + [reason]
+    chunks = [
+        {**chunk, "choices": [{"index": 0, "delta": delta, "finish_reason": why}]}
+        for delta, why in zip(deltas, reasons, strict=True)
+    ]
+    return "".join(f"data: {json.dumps(each)}\n\n" for each in chunks).encode() + b"data: [DONE]\n\n"

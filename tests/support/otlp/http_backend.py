@@ -16,6 +16,8 @@ class HttpBackend:
     def __init__(self) -> None:
         self.received: list[tuple[str, str, str]] = []
         """Trace id, span id and name of each span."""
+        self.bodies: list[tuple[str, bytes]] = []
+        """Path and body of each request, in order of arrival."""
         backend = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -23,8 +25,10 @@ class HttpBackend:
 
             def do_POST(self) -> None:
                 body = self.whole_body()
+                body = gzip.decompress(body) if self.headers.get("Content-Encoding") == "gzip" else body
+                backend.bodies.append((self.path, body))
                 if "traces" in self.path:
-                    backend.take(gzip.decompress(body) if self.headers.get("Content-Encoding") == "gzip" else body)
+                    backend.take(body)
                 self.answer()
 
             def whole_body(self) -> bytes:
