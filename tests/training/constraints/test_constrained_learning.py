@@ -86,7 +86,6 @@ def learn(seed: int, model: Path, root: Path) -> tuple[list[float], list[RoundRe
         learning_rate=3e-3,
         rollouts_per_step=16,
         warmup_rounds=0,
-        negative_weight=1.0,
         target_kl=0.0,
         seed=seed,
         keep_checkpoints=2,

@@ -10,9 +10,7 @@ from safetensors.torch import load_file
 from trainspan_schemas.config.settings import TrainSettings
 from trainspan_training.rounds.result import RoundResult
 
-GENTLE = TrainSettings(
-    policy_url="none", learning_rate=1e-5, rollouts_per_step=2, warmup_rounds=0, negative_weight=1.0, target_kl=0.0
-)
+GENTLE = TrainSettings(policy_url="none", learning_rate=1e-5, rollouts_per_step=2, warmup_rounds=0, target_kl=0.0)
 
 Run = Callable[..., list[RoundResult]]
 

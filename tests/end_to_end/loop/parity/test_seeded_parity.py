@@ -104,7 +104,6 @@ def test_the_first_round_sampled_again_with_the_same_seeds_is_that_of_the_whole_
             "learning_rate": 1e-4,
             "rollouts_per_step": 64,
             "warmup_rounds": 0,
-            "negative_weight": 1.0,
             "target_kl": 0.0,
         },
         loop={
