@@ -150,7 +150,7 @@ class World:
     def start(self, monkeypatch: pytest.MonkeyPatch, process: Process) -> bool:
         """Runs the loop in a new process; returns whether it ended by itself."""
         idle = SimpleNamespace(start=lambda: None, stop=lambda: None)
-        trials = SimpleNamespace(begin=lambda: None, judge=lambda _: None, checks=lambda _: [])
+        trials = SimpleNamespace(begin_trials=lambda: None, judge=lambda _: None, checks=lambda _: [])
         monkeypatch.setattr(rounds, "Services", lambda *_: idle)
         monkeypatch.setattr(rounds, "Stages", lambda *_: process)
         monkeypatch.setattr(rounds, "Validations", lambda *_: SimpleNamespace(run=process.validate))
