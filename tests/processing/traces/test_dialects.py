@@ -234,3 +234,17 @@ def test_a_tool_step_is_found_in_every_dialect_with_its_status(bench: Bench) -> 
     bench.send(rollout)
     tools = bench.traces().spans.filter("is_tool").sort("start_ns")
     assert tools.select("failed", "error_type").rows() == [(False, None), (True, "ValueError"), (False, None)]
+
+
+@pytest.mark.parametrize("around", ["span", "generation", "agent"])
+def test_an_observation_of_langfuse_around_calls_does_not_change_their_credit(bench: Bench, around: str) -> None:
+    more = {"langfuse__observation__type": around, "langfuse__observation__model__name": "m"}
+    rollout = bench.rollout("a")
+    solve = rollout.span("solve", 0.5, 20.0, **more)
+    inner = rollout.span("answer", 0.6, 19.0, parent=solve, **more)
+    rollout.call(0, [1, 2], [3, 4], at=1.0, parent=inner, logprobs=[-0.5, -0.5])
+    tool = rollout.span("tool", 3.0, 3.5, parent=inner)
+    rollout.call(1, [9, 2], [5], at=5.0, parent=inner, logprobs=[-0.5])
+    rollout.log_reward(0.5, span_id=tool, at=3.4).log_reward(1.0, at=99.0)
+    bench.send(rollout)
+    assert [edge[1:] for edge in bench.edges()] == [("rollout", None, 1.0), ("step", 0, 0.5)]
