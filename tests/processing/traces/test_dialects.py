@@ -9,12 +9,14 @@ import pytest
 from tests.processing.conftest import Bench, rows
 from tests.processing.support.recordings import DIALECTS, FOLDER, Recording
 from tests.processing.support.traces import chain
+from trainspan_processing.read import inventory
 from trainspan_processing.read.source import Source
 from trainspan_processing.stored_rollout import StoredRollout
 from trainspan_processing.text.chat_messages import chat_messages
 from trainspan_processing.text.dialects import messages_of
 from trainspan_processing.traces.rollout_reader import stored_rollouts
 from trainspan_schemas.errors import DatasetError
+from trainspan_schemas.telemetry import keys
 
 _TOKENS = [[1, 2], [11, 2], [21, 2], [31, 2], [32, 2]]
 """Completions of the recorded agent: a tool call, an answer to the tool's result, a stream, two choices."""
@@ -248,3 +250,26 @@ def test_an_observation_of_langfuse_around_calls_does_not_change_their_credit(be
     rollout.log_reward(0.5, span_id=tool, at=3.4).log_reward(1.0, at=99.0)
     bench.send(rollout)
     assert [edge[1:] for edge in bench.edges()] == [("rollout", None, 1.0), ("step", 0, 0.5)]
+
+
+@pytest.mark.parametrize("around", ["span", "generation"])
+def test_a_generation_without_a_rollout_around_those_of_several_chunks_is_no_call_in_any(
+    bench: Bench, around: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inventory, "spans_per_chunk", lambda spans: 1)
+    rollouts = [bench.rollout(name) for name in "abc"]
+    for number, rollout in enumerate(rollouts):
+        rollout.call(0, [1, 2], [3, 4], at=1.0, logprobs=[-0.5, -0.5])
+        rollout.reward(float(number))
+    outer = rollouts[0].span("all", 0.0, 50.0, langfuse__observation__type=around)
+    trace_id = rollouts[0].trace_id
+    generation = rollouts[0].spans[-1]
+    generation.parent = None
+    del generation.attributes[keys.ROLLOUT_ID]
+    for rollout in rollouts[:2]:
+        for span in rollout.spans:
+            span.trace_id = trace_id
+            span.parent = outer if span.span_id == rollout.root else span.parent
+    bench.send(*rollouts)
+    manifest = bench.build().manifest
+    assert (manifest["rows"], manifest["dropped"]) == (3, {})
