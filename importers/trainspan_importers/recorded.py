@@ -183,7 +183,10 @@ def messages_in(value: Any) -> list[Message]:
     if isinstance(value, list):
         if value and all(isinstance(item, list) for item in value):
             value = value[0]
-        return [message_of(item) for item in value if _is_message(item)]
+        if not any(map(_is_message, value)):
+            return []
+        items = (item for item in value if not (_is_offered(item) or _is_kind(item, "reasoning")))
+        return [message_of(item) if _is_message(item) else _unknown(item) for item in items]
     if isinstance(value, dict):
         if _is_message(value):
             return [message_of(value)]
@@ -195,14 +198,21 @@ def messages_in(value: Any) -> list[Message]:
 
 
 def outputs_in(value: Any) -> list[Message]:
-    """The answers in a recorded output, one per choice, with `finish_reason` where it is known."""
+    """The answers in a recorded output, one per choice, with `finish_reason` where it is known.
+
+    Of a conversation, and of the messages of one response, the last one is the answer. A list with an item that is no message has no
+    other answer than that item.
+    """
     value = _parsed(value)
     if isinstance(value, str):
         return [{"role": "assistant", "parts": [{"type": "text", "content": value}]}] if value else []
     if not isinstance(value, dict):
         messages = messages_in(value)
+        if unknown := [part for message in messages for part in message["parts"] if _is_kind(part, "unknown")]:
+            return [{"role": "assistant", "parts": unknown}]
         answers = [message for message in messages if message["role"] == "assistant"]
-        return answers if len(answers) == len(messages) else answers[-1:]  # choices, or a conversation with the answer
+        is_response = isinstance(value, list) and any(_is_kind(item, "message") for item in value)
+        return answers if len(answers) == len(messages) and not is_response else answers[-1:]
     if isinstance(choices := value.get("choices"), list):
         return [answer for choice in choices if (answer := _answer(choice, "message"))]
     generations = value.get("generations")
@@ -241,9 +251,27 @@ def _is_message(value: Any) -> bool:
     return is_langchain or (has_role and bool({"content", "parts", "tool_calls", "function_call"} & value.keys()))
 
 
+def _is_kind(value: Any, kind: str) -> bool:
+    return isinstance(value, dict) and value.get("type") == kind
+
+
+def _is_offered(item: Any) -> bool:
+    """Whether it is a tool that Langfuse's handler of LangChain lists as a message: a result answers a call, and is a text."""
+    if not isinstance(item, dict) or item.get("role") != "tool" or item.get("tool_call_id") is not None:
+        return False
+    content = item.get("content")
+    return isinstance(content, dict) and bool(content.keys() & {"function", "parameters", "input_schema"})
+
+
+def _unknown(item: Any) -> Message:
+    return {"role": "user", "parts": [{"type": "unknown", "item": item}]}
+
+
 def tools_in(value: Any) -> list[Any]:
     """The tools that a recorded request offered."""
     value = _parsed(value)
+    if isinstance(value, list):
+        return [item["content"] for item in value if _is_offered(item)]
     if not isinstance(value, dict):
         return []
     tools = value.get("tools")

@@ -113,6 +113,7 @@ SPANS: Final[Schema] = {
     "model": pl.String,
     "response_id": pl.String,
     "is_client_call": pl.Boolean,
+    "is_generation": pl.Boolean,
     "is_bare_call": pl.Boolean,
     "redacted": pl.Boolean,
     "has_answer": pl.Boolean,
@@ -136,7 +137,8 @@ SPANS: Final[Schema] = {
 """Every span except calls with tokens, with the needed columns only. A `status` marks a rollout's own span, on which
 `group_size` is the number of rollouts that its runner makes of the task, and `served_calls` that of the calls that the policy servers
 began, as they told the runner. `is_client_call`: a client's instrumentation
-describes a model call; `has_answer`: it contains the raw response with token ids. `is_bare_call`: a call of the policy server
+describes a model call; `is_generation`: by Langfuse's word alone;
+`has_answer`: it contains the raw response with token ids. `is_bare_call`: a call of the policy server
 without token ids. `has_prompt`: it may have recorded a system prompt. `is_signed`: of a rollout's own span, its runner signed what
 it passed on; of a bare call, its caller had that signature.
 `seq` is the span's number in its store. `is_request`: a client's span of an HTTP request. `last_call` is the span id of

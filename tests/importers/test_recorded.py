@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.importers.reading import said
-from trainspan_importers.recorded import message_of
+from trainspan_importers.recorded import message_of, messages_in, outputs_in, tools_in
 
 CALL = {"type": "tool_call", "name": "sh", "arguments": "{}", "id": "call_1"}
 
@@ -39,3 +39,30 @@ def test_a_tool_call_has_the_id_that_its_result_names_and_counts_once(fields: di
 def test_a_tools_result_names_its_call(fields: dict[str, Any]) -> None:
     (part,) = message_of(fields)["parts"]
     assert part == {"type": "tool_call_response", "response": "no", "id": "call_1"}
+
+
+def _assistant(text: str, **more: str) -> dict[str, Any]:
+    return {"role": "assistant", "content": text, **more}
+
+
+def test_the_last_message_of_a_response_is_the_answer_but_choices_are_all_answers() -> None:
+    first, last = (said("assistant", {"type": "text", "content": text}) for text in "ab")
+    assert outputs_in([_assistant("a"), _assistant("b")]) == [first, last]
+    assert outputs_in([_assistant("a", type="message"), _assistant("b", type="message")]) == [last]
+
+
+def test_an_item_that_is_no_message_stays_as_an_unknown_part() -> None:
+    item = {"type": "function_call", "name": "f"}
+    unknown = {"type": "unknown", "item": item}
+    assert messages_in([_assistant("a"), item]) == [
+        said("assistant", {"type": "text", "content": "a"}),
+        said("user", unknown),
+    ]
+    assert outputs_in([_assistant("a"), item]) == [said("assistant", unknown)]
+
+
+def test_a_tool_listed_as_a_message_is_an_offered_tool() -> None:
+    tool = {"type": "function", "function": {"name": "f"}}
+    listed = [_assistant("a"), {"role": "tool", "content": tool}]
+    assert [message["role"] for message in messages_in(listed)] == ["assistant"]
+    assert tools_in(listed) == [tool]

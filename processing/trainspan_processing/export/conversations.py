@@ -3,12 +3,19 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.text.chat_messages import ChatMessage, chat_messages, tools_of
 from trainspan_processing.text.dialects import messages_of
-from trainspan_processing.text.model_calls import is_model_call, is_whole, messages_flaw, model_of
+from trainspan_processing.text.model_calls import (
+    finish_reasons,
+    is_generation,
+    is_model_call,
+    is_whole,
+    messages_flaw,
+    model_of,
+)
 from trainspan_processing.traces.message_records import read_records, with_records
 from trainspan_schemas.files.durable import JsonObject
 from trainspan_schemas.telemetry import keys
@@ -22,6 +29,9 @@ _FACTS: Final = (
 )
 """How the names of a call's facts begin."""
 _ROLLOUTS_PER_READ: Final = 500
+
+_Key: TypeAlias = tuple[str, str]
+"""Trace and span id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +83,16 @@ def recorded_calls(spans: Sequence[MessageSpan]) -> list[RecordedCall]:
     """The calls that clients' instrumentations recorded with their messages, by start time.
 
     If two instrumentations recorded the same call (one span inside the other, or the same response id), only the more
-    detailed record counts. The first of several choices is the answer. Failed calls and calls without messages are left out.
+    detailed record counts: one that says why the answer ended before one that does not, and a Langfuse generation around the call
+    last. The first of several choices is the answer. Failed calls and calls without messages are left out.
     """
     calls = [span for span in spans if is_model_call(span.attributes)]
-    same = _same_calls(calls, {(span.trace_id, span.span_id): span.parent_span_id for span in spans})
-    best: dict[object, tuple[int, MessageSpan]] = {}
+    parents = {(span.trace_id, span.span_id): span.parent_span_id for span in spans}
+    around = _generations_around(calls, parents)
+    same = _same_calls([span for span in calls if (span.trace_id, span.span_id) not in around], parents)
+    same |= _described(around, same)
+    calls = [span for span in calls if (span.trace_id, span.span_id) in same]
+    best: dict[object, tuple[tuple[bool, bool, int], MessageSpan]] = {}
     tools: dict[object, list[JsonObject]] = {}
     served: dict[object, tuple[str, str]] = {}
     spans_of: dict[object, list[MessageSpan]] = {}
@@ -91,12 +106,18 @@ def recorded_calls(spans: Sequence[MessageSpan]) -> list[RecordedCall]:
         inputs, outputs = messages_of(span.attributes)
         if span.failed or not inputs or not outputs:
             continue
-        size = len(json.dumps([inputs, outputs]))
-        if call not in best or size > best[call][0]:
-            best[call] = (size, span)
+        rank = (
+            (span.trace_id, span.span_id) not in around,
+            bool(finish_reasons(span.attributes, outputs)),
+            len(json.dumps([inputs, outputs])),
+        )
+        if call not in best or rank > best[call][0]:
+            best[call] = (rank, span)
     ordered = sorted(best.items(), key=lambda item: (item[1][1].start_ns, item[1][1].span_id))
     return [
-        replace(_recorded_call(span, tools[call], served.get(call)), record=_record(span, spans_of[call]))
+        replace(
+            _recorded_call(span, spans_of[call], tools[call], served.get(call)), record=_record(span, spans_of[call])
+        )
         for call, (_, span) in ordered
     ]
 
@@ -139,45 +160,82 @@ def read_conversations(
             )
 
 
-def _same_calls(
-    calls: Sequence[MessageSpan], parents: Mapping[tuple[str, str], str | None]
-) -> dict[tuple[str, str], object]:
+def _generations_around(
+    calls: Sequence[MessageSpan], parents: Mapping[_Key, str | None]
+) -> dict[_Key, list[MessageSpan]]:
+    """The Langfuse generations with model calls below them → these calls. Such a generation is no call of its own."""
+    generations = {(span.trace_id, span.span_id) for span in calls if is_generation(span.attributes)}
+    around: dict[_Key, list[MessageSpan]] = {}
+    for span in calls if generations else ():
+        for ancestor in _ancestors((span.trace_id, span.span_id), parents):
+            if ancestor in generations:
+                around.setdefault(ancestor, []).append(span)
+    return around
+
+
+def _described(around: Mapping[_Key, Sequence[MessageSpan]], same: Mapping[_Key, object]) -> dict[_Key, object]:
+    """Generation → the id of the only call below it, of which it is a further record; without those around several calls."""
+    described: dict[_Key, object] = {}
+    for generation, below in around.items():
+        keys_below = [((span.trace_id, span.span_id), span.failed) for span in below]
+        succeeded = {same[key] for key, failed in keys_below if key in same and not failed}
+        if len(succeeded) == 1:
+            described[generation] = succeeded.pop()
+    return described
+
+
+def _ancestors(key: _Key, parents: Mapping[_Key, str | None]) -> Iterator[_Key]:
+    """The stored and stated ancestors of a span, from its parent up, each once."""
+    seen = {key}
+    while (parent := parents.get(key)) is not None and (key := (key[0], parent)) not in seen:
+        seen.add(key)
+        yield key
+
+
+def _same_calls(calls: Sequence[MessageSpan], parents: Mapping[_Key, str | None]) -> dict[_Key, object]:
     """Span → the id shared by all recordings of its call: a response id, else the outermost model call span."""
     call_keys = {(span.trace_id, span.span_id) for span in calls}
-    outermost: dict[tuple[str, str], tuple[str, str]] = {}
-    responses: dict[tuple[str, str], str] = {}
+    outermost: dict[_Key, _Key] = {}
+    responses: dict[_Key, str] = {}
     for span in calls:
-        root = ancestor = (span.trace_id, span.span_id)
-        for _ in range(len(parents)):
-            parent = parents.get(ancestor)
-            if parent is None:
-                break
-            ancestor = (span.trace_id, parent)
+        key = root = (span.trace_id, span.span_id)
+        for ancestor in _ancestors(key, parents):
             root = ancestor if ancestor in call_keys else root
-        outermost[span.trace_id, span.span_id] = root
+        outermost[key] = root
         if isinstance(response := span.attributes.get(keys.GEN_AI_RESPONSE_ID), str):
             responses.setdefault(root, response)
     return {key: responses.get(root, root) for key, root in outermost.items()}
 
 
-def _recorded_call(span: MessageSpan, tools: Sequence[JsonObject], served_as: tuple[str, str] | None) -> RecordedCall:
+def _recorded_call(
+    span: MessageSpan, spans: Sequence[MessageSpan], tools: Sequence[JsonObject], served_as: _Key | None
+) -> RecordedCall:
+    """`span` has the messages; the agent, the model and why the answer ended may be on others of the call's `spans`."""
     inputs, outputs = messages_of(span.attributes)
-    agent = span.attributes.get(keys.GEN_AI_AGENT_NAME)
+    others = [other.attributes for other in spans if other is not span and not other.failed and _choice(other) == 0]
+    agents = (attributes.get(keys.GEN_AI_AGENT_NAME) for attributes in (span.attributes, *others))
+    models = (model_of(attributes) for attributes in (span.attributes, *others))
     return RecordedCall(
-        agent=agent if isinstance(agent, str) else None,
-        model=model_of(span.attributes),
+        agent=next((agent for agent in agents if isinstance(agent, str)), None),
+        model=next((model for model in models if model), None),
         prompt=chat_messages(inputs),
         answer=chat_messages(outputs[:1]),
-        is_whole=is_whole(span.attributes, outputs),
+        is_whole=is_whole(span.attributes, outputs, others),
         flaw=messages_flaw(inputs, outputs),
         tools=tuple(json.dumps(tool, ensure_ascii=False) for tool in tools),
         served_as=served_as,
     )
 
 
+def _choice(span: MessageSpan) -> int:
+    """The number of the choice that the policy server's span is of; the first if it does not say."""
+    number = span.attributes.get(keys.CHOICE_INDEX)
+    return number if isinstance(number, int) else int(number) if isinstance(number, str) and number.isdecimal() else 0
+
+
 def _record(best: MessageSpan, spans: Sequence[MessageSpan]) -> CallRecord:
     """`best` has the messages: what it says of a fact counts before the others."""
-    by_choice = sorted(spans, key=lambda span: int(span.attributes.get(keys.CHOICE_INDEX) or 0))
+    by_choice = sorted(spans, key=_choice)
     facts = {
         key: value
         for span in (*by_choice[::-1], best)

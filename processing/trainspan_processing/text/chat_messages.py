@@ -5,16 +5,18 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from trainspan_processing.text.dialects import Message, langfuse_request, parsed
+from trainspan_processing.text.dialects import Message
+from trainspan_processing.text.json_text import parsed
+from trainspan_processing.text.langfuse import langfuse_tools
 from trainspan_schemas.files.durable import JsonObject
 
 __all__ = ["ChatMessage", "chat_messages", "only_text", "same_messages", "tools_of"]
 
 ChatMessage = JsonObject
 
-_CALL_KEY: Final = re.compile(r"tool_calls\.(\d+)\.(?:tool_call\.)?(?:function\.)?(id|name|arguments)")
-_SCHEMA_KEY: Final = re.compile(r"llm\.tools\.(\d+)\.tool\.json_schema")
-_FUNCTION_KEY: Final = re.compile(r"llm\.request\.functions\.(\d+)\.(name|description|parameters)")
+_CALL_KEY: Final = re.compile(r"tool_calls\.(\d{1,6})\.(?:tool_call\.)?(?:function\.)?(id|name|arguments)")
+_SCHEMA_KEY: Final = re.compile(r"llm\.tools\.(\d{1,6})\.tool\.json_schema")
+_FUNCTION_KEY: Final = re.compile(r"llm\.request\.functions\.(\d{1,6})\.(name|description|parameters)")
 _THOUGHTS: Final = ("reasoning", "thinking", "redacted_thinking")
 _KNOWN_PARTS: Final = ("text", "tool_call", *_THOUGHTS)
 _FLAT_PART: Final = re.compile(r"contents\.\d{1,3}\.message_content\.(?!text$|type$).+")
@@ -36,13 +38,24 @@ def only_text(messages: Sequence[Message]) -> bool:
 
 
 def _has_other_part(message: Message) -> bool:
-    content = message.get("content")
+    content, parts, calls = (message.get(name) for name in ("content", "parts", "tool_calls"))
     return (
-        any(isinstance(part, dict) and part.get("type") not in _KNOWN_PARTS for part in message.get("parts") or ())
-        or bool(message.get("refusal"))
+        any(not isinstance(part, dict) or part.get("type") not in _KNOWN_PARTS for part in _list(parts))
+        or not all(map(_is_tool_call, _list(calls)))
+        or bool(message.get("refusal") or message.get("invalid_tool_calls"))
+        or isinstance(content, dict)
         or (isinstance(content, list) and any(not _is_text(part) for part in content))
         or any(_FLAT_PART.fullmatch(key) for key in message)
     )
+
+
+def _list(value: Any) -> list[Any]:
+    """A member that should be a list; another value is as one item of no known kind, and nothing is no item."""
+    return value if isinstance(value, list) else [None] if value else []
+
+
+def _is_tool_call(call: Any) -> bool:
+    return isinstance(call, dict) and isinstance(call.get("function") or {}, dict)
 
 
 def same_messages(messages: Sequence[ChatMessage]) -> str:
@@ -58,9 +71,8 @@ def same_messages(messages: Sequence[ChatMessage]) -> str:
 
 def tools_of(attributes: Mapping[str, Any]) -> list[JsonObject]:
     """The tools that the request offered, as JSON schemas; empty if none was recorded."""
-    request = langfuse_request(attributes)
-    stated = parsed(attributes.get("gen_ai.tool.definitions")) or request.get("tools") or request.get("functions")
-    if isinstance(stated, list):
+    stated = parsed(attributes.get("gen_ai.tool.definitions")) or langfuse_tools(attributes)
+    if isinstance(stated, list) and stated:
         return [_tool(tool) for tool in stated if isinstance(tool, dict)]
     schemas: dict[int, Any] = {}
     functions: dict[int, JsonObject] = {}
@@ -81,7 +93,7 @@ def _tool(tool: JsonObject) -> JsonObject:
 
 def _converted(message: Message) -> ChatMessage:
     role = str(message.get("role") or "user")
-    parts = [part for part in message.get("parts") or [] if isinstance(part, dict)]
+    parts = [part for part in _list(message.get("parts")) if isinstance(part, dict)]
     chat_message: ChatMessage = {"role": role, "content": _content(message.get("content"))}
     if thoughts := [str(part.get("content", "")) for part in parts if part.get("type") == "reasoning"]:
         chat_message["reasoning_content"] = "".join(thoughts)
@@ -116,9 +128,7 @@ def _text_of(part: Mapping[str, Any]) -> str | None:
 def _tool_calls(message: Message, parts: Sequence[JsonObject]) -> list[JsonObject]:
     recorded = [part for part in parts if part.get("type") == "tool_call"]
     if not recorded and isinstance(message.get("tool_calls"), list):
-        recorded = [
-            {**call, **(call.get("function") or {})} for call in message["tool_calls"] if isinstance(call, dict)
-        ]
+        recorded = [{**call, **(call.get("function") or {})} for call in message["tool_calls"] if _is_tool_call(call)]
     if not recorded:
         flat: dict[int, JsonObject] = {}
         for key, value in message.items():

@@ -8,18 +8,20 @@ sort as numbers.
 import json
 import re
 from collections.abc import Mapping
-from typing import Any, Final, Literal, TypeGuard
+from typing import Any, Final
 
+from trainspan_processing.text.json_text import parsed
+from trainspan_processing.text.langfuse import langfuse_messages
 from trainspan_schemas.files.durable import JsonObject
 from trainspan_schemas.telemetry import keys
 
-__all__ = ["LANGFUSE_CALL", "LANGFUSE_KIND", "Message", "langfuse_request", "messages_of", "parsed", "plain"]
+__all__ = ["Message", "messages_of", "plain"]
 
 Message = JsonObject
 
 _FLAT = {
-    "input": re.compile(r"(?:gen_ai\.prompt|llm\.input_messages)\.(\d+)\.(?:message\.)?(.+)"),
-    "output": re.compile(r"(?:gen_ai\.completion|llm\.output_messages)\.(\d+)\.(?:message\.)?(.+)"),
+    "input": re.compile(r"(?:gen_ai\.prompt|llm\.input_messages)\.(\d{1,6})\.(?:message\.)?(.+)"),
+    "output": re.compile(r"(?:gen_ai\.completion|llm\.output_messages)\.(\d{1,6})\.(?:message\.)?(.+)"),
 }
 _TOOL_CALL = re.compile(r"tool_calls\.(\d{1,3})\.(?:tool_call\.)?(?:function\.)?(\w+)")
 _TEXT_PART = re.compile(r"contents\.\d{1,3}\.message_content\.text")
@@ -37,8 +39,6 @@ _CONTENT_PARTS: Final = (
 """Types of OpenAI's and Anthropic's content parts, which a tool's result may consist of."""
 _ONLY_RAW: Final = ("content", "reasoning_content", "reasoning", "refusal")
 """Members of an answer's message that OpenInference leaves in the raw response; of the content, an empty one."""
-LANGFUSE_KIND: Final = "langfuse.observation.type"
-LANGFUSE_CALL: Final = "generation"
 
 
 def messages_of(attributes: Mapping[str, Any]) -> tuple[list[Message], list[Message]]:
@@ -51,25 +51,9 @@ def messages_of(attributes: Mapping[str, Any]) -> tuple[list[Message], list[Mess
         inputs = [*_messages({"role": "system", "parts": parts}), *inputs]
     outputs = _structured(attributes.get(keys.GEN_AI_OUTPUT_MESSAGES))
     outputs = outputs or _with_raw_members(_flattened(attributes, "output"), attributes.get("output.value"))
-    return inputs or _observed(attributes, "input"), outputs or _observed(attributes, "output")
-
-
-def langfuse_request(attributes: Mapping[str, Any]) -> JsonObject:
-    """The request of a Langfuse generation, as far as its input is one: {"messages", "tools"?, …}; else empty."""
-    value = parsed(attributes.get("langfuse.observation.input")) if _is_generation(attributes) else None
-    if isinstance(value, list) or _is_message(value):
-        return {"messages": value if isinstance(value, list) else [value]}
-    return value if isinstance(value, dict) else {}
-
-
-def parsed(value: Any) -> Any:
-    """JSON text as its value, None if it is no JSON; other values as they are."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value)
-    except (ValueError, RecursionError):
-        return None
+    inputs = inputs or [message for item in langfuse_messages(attributes, "input") for message in _messages(item)]
+    outputs = outputs or [message for item in langfuse_messages(attributes, "output") for message in _messages(item)]
+    return inputs, outputs
 
 
 def _structured(value: Any) -> list[Message]:
@@ -77,46 +61,6 @@ def _structured(value: Any) -> list[Message]:
     if not isinstance(value, list):
         return []
     return [message for item in value if isinstance(item, dict) for message in _messages(item)]
-
-
-def _observed(attributes: Mapping[str, Any], side: Literal["input", "output"]) -> list[Message]:
-    """The messages of a Langfuse generation, which are as its program passed them: OpenAI's, or a text.
-
-    An object or list without messages is neither: it is left out.
-    """
-    text = attributes.get(f"langfuse.observation.{side}")
-    if not _is_generation(attributes) or not isinstance(text, str) or not text:
-        return []
-    value = parsed(text)
-    if not isinstance(value, (dict, list)):
-        role = "user" if side == "input" else "assistant"
-        return [{"role": role, "content": text, **_finish_reason(attributes, side)}]
-    if side == "input":
-        value = langfuse_request(attributes).get("messages")
-    items = value if isinstance(value, list) else [value]
-    messages = [message for item in items if _is_message(item) for message in _messages(item)]
-    if side == "output" and any(
-        message["role"] != "assistant" for message in messages
-    ):  # a conversation, and not choices
-        messages = [message for message in messages if message["role"] == "assistant"][-1:]
-    return [{**_finish_reason(attributes, side), **message} for message in messages]
-
-
-def _is_generation(attributes: Mapping[str, Any]) -> bool:
-    return attributes.get(LANGFUSE_KIND) == LANGFUSE_CALL
-
-
-def _is_message(value: Any) -> TypeGuard[JsonObject]:
-    return isinstance(value, dict) and isinstance(value.get("role"), str)
-
-
-def _finish_reason(attributes: Mapping[str, Any], side: str) -> JsonObject:
-    """That of a streamed answer, which Langfuse has in the metadata; it has none of others."""
-    reason = attributes.get("langfuse.observation.metadata.finish_reason")
-    if side == "input" or not isinstance(reason, str):
-        return {}
-    text = parsed(reason)
-    return {"finish_reason": text if isinstance(text, str) else reason}
 
 
 def _with_raw_members(outputs: list[Message], raw: Any) -> list[Message]:
@@ -200,6 +144,8 @@ def _put(message: Message, key: str, value: Any) -> None:
     """Adds one flattened attribute to a message; tool calls and parts are numbered."""
     if match := _TOOL_CALL.fullmatch(key):
         calls = message.setdefault("tool_calls", [])
+        if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
+            return  # the message has a member of this name already, which is no list of calls
         calls.extend({} for _ in range(int(match[1]) + 1 - len(calls)))
         calls[int(match[1])][match[2]] = value
     elif _TEXT_PART.fullmatch(key):

@@ -1,13 +1,27 @@
 """What one recorded model call is good for, by the attributes of its span alone."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
 from trainspan_processing.text.chat_messages import chat_messages, only_text
-from trainspan_processing.text.dialects import LANGFUSE_CALL, LANGFUSE_KIND, Message, messages_of, parsed
+from trainspan_processing.text.dialects import Message, messages_of
+from trainspan_processing.text.json_text import parsed
+from trainspan_processing.text.langfuse import LANGFUSE_CALL, LANGFUSE_KIND
 from trainspan_schemas.telemetry import keys
 
-__all__ = ["TextFlaw", "TokenFlaw", "is_model_call", "is_whole", "messages_flaw", "model_of", "text_flaw", "token_flaw"]
+__all__ = [
+    "TextFlaw",
+    "TokenFlaw",
+    "finish_reasons",
+    "is_generation",
+    "is_model_call",
+    "is_whole",
+    "messages_flaw",
+    "model_of",
+    "text_flaw",
+    "token_flaw",
+]
 
 TextFlaw = Literal["failed", "no_messages", "no_answer", "cut_off", "other_parts"]
 TokenFlaw = Literal["no_token_ids", "no_logprobs"]
@@ -20,11 +34,19 @@ _CUT_OFF: Final = {"length", "max_tokens", "content_filter", "error", "abort", "
 
 def is_model_call(attributes: Mapping[str, Any]) -> bool:
     """Whether the span is of a model call, in any dialect."""
+    return _is_instrumented(attributes) or attributes.get(LANGFUSE_KIND) == LANGFUSE_CALL
+
+
+def is_generation(attributes: Mapping[str, Any]) -> bool:
+    """Whether Langfuse alone calls the span a model call: it may be any function, with calls of others below it."""
+    return attributes.get(LANGFUSE_KIND) == LANGFUSE_CALL and not _is_instrumented(attributes)
+
+
+def _is_instrumented(attributes: Mapping[str, Any]) -> bool:
     return (
         attributes.get(keys.GEN_AI_OPERATION) in _OPERATIONS
         or attributes.get("llm.request.type") in ("chat", "completion")
         or attributes.get("openinference.span.kind") == "LLM"
-        or attributes.get(LANGFUSE_KIND) == LANGFUSE_CALL
     )
 
 
@@ -33,31 +55,55 @@ def model_of(attributes: Mapping[str, Any]) -> str | None:
     return next((name for key in _MODELS if isinstance(name := attributes.get(key), str) and name), None)
 
 
-def is_whole(attributes: Mapping[str, Any], outputs: list[Message]) -> bool:
-    """Whether the answer ended by itself; a truncated answer would teach the model to stop in the middle."""
-    reasons = attributes.get(keys.GEN_AI_FINISH_REASONS) or [
-        attributes.get("llm.finish_reason") or outputs[0].get("finish_reason")
-    ]
-    if reasons == [None]:
-        return not _is_used_up(attributes)
-    return not (set(map(str, reasons)) & _CUT_OFF if isinstance(reasons, list) else str(reasons) in _CUT_OFF)
+def is_whole(attributes: Mapping[str, Any], outputs: list[Message], others: Sequence[Mapping[str, Any]] = ()) -> bool:
+    """Whether the answer ended by itself; a truncated answer would teach the model to stop in the middle.
+
+    `others` are the attributes of other spans of the same call: what they say counts if `attributes` do not say why the answer
+    ended.
+    """
+    if reasons := finish_reasons(attributes, outputs):
+        return not reasons & _CUT_OFF
+    recorded = [(other, messages_of(other)[1]) for other in others]
+    if reasons := {reason for other, messages in recorded for reason in finish_reasons(other, messages)}:
+        return not reasons & _CUT_OFF
+    return not any(_is_used_up(*record) for record in ((attributes, outputs), *recorded))
 
 
-def _is_used_up(attributes: Mapping[str, Any]) -> bool:
-    """Whether the answer has all the tokens that the request allowed: what tells of its end where no reason is recorded."""
+def finish_reasons(attributes: Mapping[str, Any], outputs: list[Message]) -> set[str]:
+    """Why the answer ended, as the span or its message says; empty if it does not say."""
+    reasons = (
+        attributes.get(keys.GEN_AI_FINISH_REASONS)
+        or attributes.get("llm.finish_reason")
+        or (outputs[0].get("finish_reason") if outputs else None)
+    )
+    return {str(reason) for reason in (reasons if isinstance(reasons, list) else [reasons]) if reason is not None}
+
+
+def _is_used_up(attributes: Mapping[str, Any], outputs: list[Message]) -> bool:
+    """Whether the answer has all the tokens that the request allowed: what tells of its end where no reason is recorded.
+
+    The tokens of several choices are recorded as a sum, which says nothing about one of them.
+    """
     parameters, usage = (parsed(attributes.get(f"langfuse.observation.{name}")) for name in _OF_LANGFUSE)
     limit = _number(attributes, keys.GEN_AI_MAX_TOKENS) or _number(parameters, "max_completion_tokens", "max_tokens")
     used = _number(attributes, keys.GEN_AI_OUTPUT_TOKENS) or _number(
         usage, "output", "completion_tokens", "output_tokens"
     )
-    return limit is not None and used is not None and used >= limit
+    return len(outputs) <= 1 and limit is not None and used is not None and used >= limit
 
 
 def _number(record: Any, *names: str) -> float | None:
-    values = (record.get(name) for name in names) if isinstance(record, Mapping) else ()
-    return next(
-        (float(value) for value in values if isinstance(value, (int, float)) and not isinstance(value, bool)), None
-    )
+    """The first finite number of these names, which may be written as text."""
+    values = (_finite(record.get(name)) for name in names) if isinstance(record, Mapping) else ()
+    return next((value for value in values if value is not None), None)
+
+
+def _finite(value: Any) -> float | None:
+    try:
+        number = float(value) if isinstance(value, (int, float, str)) and not isinstance(value, bool) else math.nan
+    except (ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
 
 
 def text_flaw(attributes: Mapping[str, Any], *, failed: bool) -> TextFlaw | None:

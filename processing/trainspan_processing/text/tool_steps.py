@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from trainspan_processing.text.dialects import LANGFUSE_KIND
+from trainspan_processing.text.langfuse import LANGFUSE_KIND
 from trainspan_schemas.telemetry import keys
 
 __all__ = ["TOOL_EVENTS", "ToolStep", "tool_step", "tool_step_of_record"]

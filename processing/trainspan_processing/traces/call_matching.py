@@ -11,7 +11,7 @@ import polars as pl
 
 from trainspan_processing.tables import SPAN_KEY
 
-__all__ = ["CallMatches", "match_calls", "response_stem"]
+__all__ = ["CallMatches", "match_calls", "response_stem", "without_wrappers"]
 
 _MAX_DEPTH: Final = 64
 _CHOICE_SUFFIX: Final = r"[-_]\d{1,3}$"
@@ -34,6 +34,35 @@ class CallMatches:
 def response_stem(column: str = "response_id") -> pl.Expr:
     """A response's id without the choice's number."""
     return pl.col(column).str.replace(_CHOICE_SUFFIX, "")
+
+
+def without_wrappers(spans: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
+    """SPANS in which no Langfuse generation with a model call below it counts as a call: it may be any function around calls."""
+    generations = spans.filter("is_generation")
+    if generations.is_empty():
+        return spans
+    traces = generations["trace_id"].unique().implode()
+    above = [*SPAN_KEY, "parent_span_id"]
+    parents = spans.filter(pl.col("trace_id").is_in(traces)).select(above)
+    below = spans.filter(pl.col("is_client_call") | pl.col("is_bare_call"))
+    level = pl.concat([below.select(above), calls.select(above)]).filter(pl.col("trace_id").is_in(traces))
+    reached = level.clear().select(SPAN_KEY)
+    while not level.is_empty():
+        next_ids = level.drop_nulls("parent_span_id").select("trace_id", pl.col("parent_span_id").alias("span_id"))
+        next_ids = next_ids.unique().join(reached, on=SPAN_KEY, how="anti")
+        reached = pl.concat([reached, next_ids])
+        level = parents.join(next_ids, on=SPAN_KEY, how="semi")
+    wrappers = generations.select(SPAN_KEY).join(reached, on=SPAN_KEY, how="semi")
+    is_wrapper = pl.col("is_wrapper").fill_null(False)
+    return (
+        spans.join(wrappers.with_columns(is_wrapper=True), on=SPAN_KEY, how="left", maintain_order="left")
+        .with_columns(
+            pl.col("is_client_call") & ~is_wrapper,
+            pl.col("is_generation") & ~is_wrapper,
+            pl.when(~is_wrapper).then(pl.col("model", "response_id")).name.keep(),
+        )
+        .drop("is_wrapper")
+    )
 
 
 def match_calls(calls: pl.DataFrame, spans: pl.DataFrame) -> CallMatches:

@@ -15,7 +15,7 @@ import polars as pl
 from trainspan_processing.read.json_attributes import boolean, contains_any, has_key, number, text, with_where
 from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.tables import COLLISIONS, SPAN_KEY, SPANS, compact, empty, once_each
-from trainspan_processing.text.dialects import LANGFUSE_CALL, LANGFUSE_KIND
+from trainspan_processing.text.langfuse import LANGFUSE_CALL, LANGFUSE_KIND
 from trainspan_processing.traces.server_calls import CALL_COLUMNS, join_calls, narrow_calls, redacts_what_is_needed
 from trainspan_schemas.telemetry import keys
 
@@ -91,9 +91,9 @@ _SYSTEM_PROMPT: Final = (
 _OF_DIALECTS: Final = {
     "_is_call": _traceloop_request.is_in(["chat", "completion"])
     | (_openinference_kind == "LLM")
-    | (_langfuse_kind == LANGFUSE_CALL)
     | has_key("gen_ai.prompt.")
     | has_key("llm.input_messages."),
+    "_is_generation": _langfuse_kind == LANGFUSE_CALL,
     "_is_agent": (_traceloop_kind == "agent") | (_openinference_kind == "AGENT") | (_langfuse_kind == "agent"),
     "_is_tool": (_traceloop_kind == "tool")
     | (_openinference_kind == "TOOL")
@@ -189,6 +189,7 @@ def _narrowed(batch: pl.DataFrame) -> pl.DataFrame:
             pl.when("is_bare_call").then(redacts_what_is_needed()).alias("redacted"),
             pl.when(~pl.col("is_bare_call")).then("is_signed").alias("is_signed"),
             pl.lit(False).alias("has_answer"),
+            pl.lit(False).alias("is_generation"),
             pl.lit(None, dtype=pl.Int32).alias("group_size"),
             pl.lit(None, dtype=pl.Int32).alias("served_calls"),
         )
@@ -225,9 +226,14 @@ def _with_more(spans: pl.DataFrame, source: Source) -> pl.DataFrame:
 
 def _searched(spans: pl.DataFrame) -> pl.DataFrame:
     spans = with_where(spans, pl.col("of_dialect"), _OF_DIALECTS)
-    by_dialect = {name: pl.col(f"_{name}").fill_null(False) for name in ("is_call", "is_agent", "is_tool")}
+    by_dialect = {
+        name: pl.col(f"_{name}").fill_null(False) for name in ("is_call", "is_generation", "is_agent", "is_tool")
+    }
+    is_generation = by_dialect["is_generation"] & ~pl.col("is_client_call") & ~by_dialect["is_call"]
+    is_any_call = by_dialect["is_call"] | by_dialect["is_generation"]
     spans = spans.with_columns(
-        pl.col("is_client_call") | (by_dialect["is_call"] & ~pl.col("is_bare_call")),
+        (is_generation & ~pl.col("is_bare_call")).alias("is_generation"),
+        pl.col("is_client_call") | (is_any_call & ~pl.col("is_bare_call")),
         pl.col("is_agent") | by_dialect["is_agent"],
         pl.col("is_tool") | by_dialect["is_tool"],
     )

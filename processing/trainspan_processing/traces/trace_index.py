@@ -10,7 +10,7 @@ from trainspan_processing.dataset.ledger import DatasetLedger
 from trainspan_processing.read.engine import Engine
 from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.tables import CALLS, ROLLOUT_KEY, SPAN_KEY, TOKENS, each_once, empty
-from trainspan_processing.traces.call_matching import CallMatches, match_calls
+from trainspan_processing.traces.call_matching import CallMatches, match_calls, without_wrappers
 from trainspan_processing.traces.chunk_context import ChunkContext, read_context
 from trainspan_processing.traces.client_calls import find_others, read_answers
 from trainspan_processing.traces.evaluations import (
@@ -172,10 +172,14 @@ def _collect(source: Source, selection: Selection, around: ChunkContext) -> _Sto
     calls = ordered_calls(heard(some_calls, vouched))
     serving = calls.filter(~pl.col("untrusted").fill_null(value=False))
     serving = calls if serving.is_empty() else serving
+    below = [*SPAN_KEY, "parent_span_id"]
     names = pl.concat([serving["policy_name"], serving["request_model"]]).drop_nulls().unique()
     return _Stored(
         calls=calls,
-        spans=_with(spans, around.near(spans, own_calls)),
+        spans=without_wrappers(
+            _with(spans, around.near(spans, own_calls)),
+            pl.concat([own_calls.select(below), around.calls.select(below)]),
+        ),
         evaluations=pl.concat([evaluations, around.evaluations]) if around.are_counted else evaluations,
         feedback=feedback,
         served=around.served | frozenset(names.to_list()),
@@ -266,7 +270,9 @@ class _Indexing(Generic[_Taken]):
         return _Indexed(
             self.take(source, traces, number),
             traces.served,
-            traces.matches.links.join(context, on=SPAN_KEY, how="semi").select(SPAN_KEY),
+            pl.concat([traces.matches.links.select(SPAN_KEY), _wrappers(context, traces.spans)]).join(
+                context, on=SPAN_KEY, how="semi"
+            ),
             client_calls.join(traces.covered, on=SPAN_KEY, how="anti").select(SPAN_KEY),
             traces.claims,
         )
@@ -301,6 +307,12 @@ def index_chunks(
     for (number, _), chunk in zip(behind, again, strict=True):
         done[number] = chunk
     return [chunk.taken for chunk in done], around
+
+
+def _wrappers(context: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
+    """Keys of the context's generations that a call in `spans` shows to be no call."""
+    no_calls = spans.filter(~pl.col("is_client_call"))
+    return context.filter("is_generation").join(no_calls, on=SPAN_KEY, how="semi").select(SPAN_KEY)
 
 
 def _after(around: ChunkContext, done: Sequence[_Indexed[_Taken]]) -> ChunkContext:

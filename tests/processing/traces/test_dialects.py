@@ -9,12 +9,14 @@ import pytest
 from tests.processing.conftest import Bench, rows
 from tests.processing.support.recordings import DIALECTS, FOLDER, Recording
 from tests.processing.support.traces import chain
+from trainspan_processing.read import inventory
 from trainspan_processing.read.source import Source
 from trainspan_processing.stored_rollout import StoredRollout
 from trainspan_processing.text.chat_messages import chat_messages
 from trainspan_processing.text.dialects import messages_of
 from trainspan_processing.traces.rollout_reader import stored_rollouts
 from trainspan_schemas.errors import DatasetError
+from trainspan_schemas.telemetry import keys
 
 _TOKENS = [[1, 2], [11, 2], [21, 2], [31, 2], [32, 2]]
 """Completions of the recorded agent: a tool call, an answer to the tool's result, a stream, two choices."""
@@ -234,3 +236,40 @@ def test_a_tool_step_is_found_in_every_dialect_with_its_status(bench: Bench) -> 
     bench.send(rollout)
     tools = bench.traces().spans.filter("is_tool").sort("start_ns")
     assert tools.select("failed", "error_type").rows() == [(False, None), (True, "ValueError"), (False, None)]
+
+
+@pytest.mark.parametrize("around", ["span", "generation", "agent"])
+def test_an_observation_of_langfuse_around_calls_does_not_change_their_credit(bench: Bench, around: str) -> None:
+    more = {"langfuse__observation__type": around, "langfuse__observation__model__name": "m"}
+    rollout = bench.rollout("a")
+    solve = rollout.span("solve", 0.5, 20.0, **more)
+    inner = rollout.span("answer", 0.6, 19.0, parent=solve, **more)
+    rollout.call(0, [1, 2], [3, 4], at=1.0, parent=inner, logprobs=[-0.5, -0.5])
+    tool = rollout.span("tool", 3.0, 3.5, parent=inner)
+    rollout.call(1, [9, 2], [5], at=5.0, parent=inner, logprobs=[-0.5])
+    rollout.log_reward(0.5, span_id=tool, at=3.4).log_reward(1.0, at=99.0)
+    bench.send(rollout)
+    assert [edge[1:] for edge in bench.edges()] == [("rollout", None, 1.0), ("step", 0, 0.5)]
+
+
+@pytest.mark.parametrize("around", ["span", "generation"])
+def test_a_generation_without_a_rollout_around_those_of_several_chunks_is_no_call_in_any(
+    bench: Bench, around: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inventory, "spans_per_chunk", lambda spans: 1)
+    rollouts = [bench.rollout(name) for name in "abc"]
+    for number, rollout in enumerate(rollouts):
+        rollout.call(0, [1, 2], [3, 4], at=1.0, logprobs=[-0.5, -0.5])
+        rollout.reward(float(number))
+    outer = rollouts[0].span("all", 0.0, 50.0, langfuse__observation__type=around)
+    trace_id = rollouts[0].trace_id
+    generation = rollouts[0].spans[-1]
+    generation.parent = None
+    del generation.attributes[keys.ROLLOUT_ID]
+    for rollout in rollouts[:2]:
+        for span in rollout.spans:
+            span.trace_id = trace_id
+            span.parent = outer if span.span_id == rollout.root else span.parent
+    bench.send(*rollouts)
+    manifest = bench.build().manifest
+    assert (manifest["rows"], manifest["dropped"]) == (3, {})
