@@ -30,8 +30,7 @@ _TEMPERATURE = 0.7
 def _program(model: Path, rows: list[dict[str, Any]], folder: Path) -> str:
     file = folder / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    named = _PROGRAM.replace("MODEL_DIR", str(model)).replace("ROWS", str(file))
-    return named.replace("temperature=1.0", f"temperature={_TEMPERATURE}")
+    return _PROGRAM.replace("MODEL_DIR", str(model)).replace("ROWS", str(file))
 
 
 def _logged(model: Any, folder: Path) -> tuple[list[Any], list[dict[str, Any]]]:
