@@ -20,7 +20,7 @@ from trainspan_processing.export.labeled_pairs import LEFT_OUT
 from trainspan_processing.read.json_attributes import with_facts
 from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.read.tokens import chunk_number
-from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY, empty
+from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY, Schema, empty
 from trainspan_processing.text.chat_messages import ChatMessage, same_messages
 from trainspan_processing.text.dialects import messages_of
 from trainspan_processing.text.model_calls import is_whole
@@ -45,7 +45,7 @@ _OF_OUTPUT: Final = ("llm.finish_reason", "gen_ai.output.messages", "llm.output_
 """How the names of attributes begin of which only the finish reason is not in the step's message."""
 _IDENTITY: Final = (*ROLLOUT_KEY, "run_id", "round", "task_id", "reward")
 _ROLLOUTS_PER_READ: Final = 500
-_SIZES: Final = {"rollout_id": pl.String, "calls": pl.Int64, "tokens": pl.Int64}
+_SIZES: Final[Schema] = {"rollout_id": pl.String, "calls": pl.Int64, "tokens": pl.Int64}
 _OF_TOKENS: Final = (*SPAN_KEY, "response_id", "call_facts", "prompt_ids", "completion_ids", "logprobs")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 
 from tests.importers.reading import Seen, read
@@ -13,9 +14,10 @@ from tests.processing.conftest import Bench
 from tests.processing.support.traces import TestRollout
 from trainspan_cli.main import run
 from trainspan_processing.dataset.published import open_published
-from trainspan_processing.export.atif import SpanTokens, trajectory
+from trainspan_processing.export.atif import SpanTokens, trajectories, trajectory
 from trainspan_processing.export.candidates import Examples
 from trainspan_processing.export.conversations import CallRecord, MessageSpan, RecordedCall, recorded_calls
+from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.text.chat_messages import chat_messages
 from trainspan_processing.text.dialects import messages_of
 from trainspan_processing.text.model_calls import text_flaw
@@ -249,7 +251,7 @@ def test_a_step_has_the_tokens_of_its_response_and_choice_or_none(
         name: SpanTokens([0], [int(name[1:])], [-0.5], of_response, choice)
         for name, (of_response, choice) in stored.items()
     }
-    document, skipped = _trajectory(call, **tokens)
+    document, skipped = _trajectory(call, agents=frozenset(), **tokens)
     metrics = document["steps"][-1].get("metrics", {})
     assert metrics.get("completion_token_ids") == ids
     assert skipped.get("unmatched_tokens", 0) == (ids is None)
@@ -378,6 +380,28 @@ def test_a_rollout_of_several_datasets_is_one_trajectory_with_its_newest_reward(
         for line in map(json.loads, out.read_text().splitlines())
     ]
     assert rewards == [("a", 0.0), ("b", 1.0), ("c", 0.25), ("d", 1.0), ("e", 1.0), ("f", 0.0)]
+
+
+@pytest.mark.ci
+def test_rollouts_with_many_tokens_are_read_a_few_at_a_time(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"{bench.run_id}-{name}" for name in "abc"]
+    bench.send(*(_rollout(bench.rollout(name)) for name in "abc"))
+    known = [ROLLOUT | {"rollout_id": name, "task_id": "t0", "reason": None} for name in names]
+    rollouts = pl.DataFrame(known, schema_overrides={"reason": pl.String})
+    reads: list[Any] = []
+    with Source([str(bench.collectors[0].store)], allow_behind=True) as source:
+        whole = list(trajectories(source, rollouts, frozenset(), Examples()))
+        monkeypatch.setattr("trainspan_processing.read.tokens.TOKENS_PER_CHUNK", 32)  # each has 16 tokens
+        read_rows = Source.read
+
+        def read_and_note(self: Source, name: str, selection: Selection, *rest: Any, **more: Any) -> Any:
+            reads.append((name, selection.rollout_ids))
+            return read_rows(self, name, selection, *rest, **more)
+
+        monkeypatch.setattr(Source, "read", read_and_note)
+        assert list(trajectories(source, rollouts, frozenset(), Examples())) == whole
+    assert [document["extra"]["rollout_id"] for document in whole] == names
+    assert [ids for name, ids in reads if name == "calls"] == [names[:2], names[2:]]
 
 
 @pytest.mark.slow

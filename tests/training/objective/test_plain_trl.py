@@ -85,3 +85,12 @@ def test_the_program_of_the_page_trains(model: Any, model_dir: Path, tmp_path: P
     assert done.returncode == 0, done.stderr[-2000:]
     (checkpoint,) = (tmp_path / "trained").glob("checkpoint-*")
     assert not same_weights(checkpoint, model_dir)
+
+
+def test_the_program_of_the_page_refuses_rows_of_several_temperatures(
+    model: Any, model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    _, rows = _logged(model, tmp_path / "datasets")
+    with pytest.raises(AssertionError, match="rows of several temperatures"):
+        exec(_program(model_dir, [*rows, {**rows[0], "temperature": 1.0}], tmp_path), {})
