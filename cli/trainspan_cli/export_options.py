@@ -81,7 +81,8 @@ def export_request(
     if form not in ("chat", "text"):
         raise UsageError(f"no form {form!r}: use chat or text")
     is_store = source is None or source.startswith("grpc") or Path(source).is_file()
-    if agents is None and settings.dataset.agents is not None:
+    # A dataset's rows are those of `dataset.agents` already, by name or kind.
+    if agents is None and settings.dataset.agents is not None and kind not in ("openenv", "rows"):
         agents = [name.strip() for name in settings.dataset.agents.split(",")]
     if any(kind_named(name) for name in agents or ()):
         raise UsageError(

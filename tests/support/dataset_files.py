@@ -34,6 +34,8 @@ class LoggedCall:
     reward: float = 0.0
     constraint: str | None = None
     constraint_start: int | None = None
+    task_id: str | None = "task"
+    agent: str | None = "agent"
 
 
 def write_dataset(
@@ -83,8 +85,6 @@ def _row(call: LoggedCall, round_: int, run_id: str) -> dict[str, Any]:
         "round": round_,
         "run_id": run_id,
         "group_id": call.group_id or call.rollout_id,
-        "task_id": "task",
-        "agent": "agent",
         "policy_name": "policy",
         "trace_id": "0" * 32,
         "span_id": "0" * 16,

@@ -5,6 +5,7 @@ the results of the tools that it called. A rollout with several conversations (s
 of the one with the most calls, with the others in `subagent_trajectories`.
 """
 
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,9 +17,13 @@ import polars as pl
 from trainspan_processing.export.candidates import Examples, offered_tools
 from trainspan_processing.export.conversations import RecordedCall, read_conversations
 from trainspan_processing.export.labeled_pairs import LEFT_OUT
+from trainspan_processing.read.json_attributes import with_facts
 from trainspan_processing.read.source import Selection, Source
-from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY
+from trainspan_processing.read.tokens import chunk_number
+from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY, Schema, empty
 from trainspan_processing.text.chat_messages import ChatMessage, same_messages
+from trainspan_processing.text.dialects import messages_of
+from trainspan_processing.text.model_calls import is_whole
 from trainspan_schemas.artifacts.branches import BRANCH_TASK
 from trainspan_schemas.files.durable import JsonObject
 from trainspan_schemas.telemetry import keys
@@ -34,9 +39,14 @@ _METRICS: Final = {
     "cost_usd": ("gen_ai.usage.cost", "llm.cost.total"),
 }
 """Field of a step's metrics → attributes that may state it, in any dialect."""
-_IN_FIELDS: Final = {keys.GEN_AI_REQUEST_MODEL, *(key for attributes in _METRICS.values() for key in attributes)}
+_OF_METRICS: Final = {key for attributes in _METRICS.values() for key in attributes}
+_IN_FIELDS: Final = {keys.GEN_AI_REQUEST_MODEL, *_OF_METRICS}
+_OF_OUTPUT: Final = ("llm.finish_reason", "gen_ai.output.messages", "llm.output_messages.", "output.value", "langfuse.")
+"""How the names of attributes begin of which only the finish reason is not in the step's message."""
 _IDENTITY: Final = (*ROLLOUT_KEY, "run_id", "round", "task_id", "reward")
 _ROLLOUTS_PER_READ: Final = 500
+_SIZES: Final[Schema] = {"rollout_id": pl.String, "calls": pl.Int64, "tokens": pl.Int64}
+_OF_TOKENS: Final = (*SPAN_KEY, "response_id", "call_facts", "prompt_ids", "completion_ids", "logprobs")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -47,6 +57,9 @@ class SpanTokens:
     prompt_ids: Sequence[int]
     completion_ids: Sequence[int]
     logprobs: Sequence[float] | None
+    response_id: str | None
+    choice: int
+    """Number of the answer among those of the response."""
 
 
 def trajectories(
@@ -63,11 +76,11 @@ def trajectories(
     marked = rollouts.sort(ROLLOUT_KEY).select(*_IDENTITY, why.alias("why"))
     examples.groups = rollouts.height
     examples.skipped.update(marked["why"].drop_nulls().to_list())
-    for part in marked.filter(pl.col("why").is_null()).iter_slices(_ROLLOUTS_PER_READ):
+    for part in _chunks(source, marked.filter(pl.col("why").is_null())):
         about = {(row["rollout_id"], row["attempt"]): row for row in part.iter_rows(named=True)}
         tokens = _read_tokens(source, sorted({rollout_id for rollout_id, _ in about}))
         for key, calls in read_conversations(source, sorted(about)):
-            stored = tokens.get(key, {})
+            stored = _tokens_by_span(tokens.pop(key, None))
             recorded = {span for call in calls if call.record for span in call.record.spans}
             if unread := len(stored.keys() - recorded):
                 examples.skipped["no_messages"] += unread
@@ -80,18 +93,41 @@ def trajectories(
             yield document
 
 
-def _read_tokens(
-    source: Source, rollout_ids: Sequence[str]
-) -> dict[tuple[str, int], dict[tuple[str, str], SpanTokens]]:
-    """Rollout → trace and span id of each of its calls with tokens → the tokens."""
-    tokens: dict[tuple[str, int], dict[tuple[str, str], SpanTokens]] = {}
-    columns = [*ROLLOUT_KEY, *SPAN_KEY, "prompt_ids", "completion_ids", "logprobs"]
+def _chunks(source: Source, rollouts: pl.DataFrame) -> Iterator[pl.DataFrame]:
+    """The rollouts in order, as many together as `chunk_number` puts into a chunk by their stored tokens."""
+    for part in rollouts.iter_slices(_ROLLOUTS_PER_READ):
+        selection = Selection(rollout_ids=part["rollout_id"].unique().sort().to_list())
+        read = source.read("sizes", selection, list(_SIZES), rows=_ROLLOUTS_PER_READ)
+        counted = pl.concat([empty(_SIZES), *(batch.select(*_SIZES) for batch in read)]).group_by("rollout_id").sum()
+        sized = part.join(counted, on="rollout_id", how="left", maintain_order="left")
+        numbers = chunk_number(sized["calls"].fill_null(0), sized["tokens"].fill_null(0))
+        yield from part.with_columns(numbers.alias("chunk")).partition_by(
+            "chunk", maintain_order=True, include_key=False
+        )
+
+
+def _read_tokens(source: Source, rollout_ids: Sequence[str]) -> dict[tuple[str, int], pl.DataFrame]:
+    """Rollout → its calls with tokens, still as columns: as Python's numbers they would take ten times the memory."""
+    columns = [*ROLLOUT_KEY, *_OF_TOKENS]
+    has_tokens = (pl.col("prompt_ids").list.len() > 0) & (pl.col("completion_ids").list.len() > 0)
+    frames: dict[tuple[str, int], list[pl.DataFrame]] = {}
     for batch in source.read("calls", Selection(rollout_ids=rollout_ids), columns):
-        for rollout_id, attempt, trace_id, span_id, prompt, answer, logprobs in batch.select(columns).iter_rows():
-            if prompt and answer:
-                of_call = SpanTokens(prompt, answer, logprobs)
-                tokens.setdefault((rollout_id, attempt or 0), {})[trace_id, span_id] = of_call
-    return tokens
+        calls = batch.select(columns).filter(has_tokens).with_columns(pl.col("attempt").fill_null(0))
+        for (rollout_id, attempt), part in calls.partition_by(ROLLOUT_KEY, as_dict=True).items():
+            frames.setdefault((str(rollout_id), int(str(attempt))), []).append(part)
+    return {key: pl.concat(parts) for key, parts in frames.items()}
+
+
+def _tokens_by_span(calls: pl.DataFrame | None) -> dict[tuple[str, str], SpanTokens]:
+    """Trace and span id of each of a rollout's calls → its tokens."""
+    if calls is None:
+        return {}
+    stated = with_facts(calls, numbers={"choice": keys.CHOICE_INDEX}, booleans={}, texts={})
+    columns = (*SPAN_KEY, "prompt_ids", "completion_ids", "logprobs", "response_id", "choice")
+    return {
+        (trace_id, span_id): SpanTokens(prompt, answer, logprobs, response, int(choice or 0))
+        for trace_id, span_id, prompt, answer, logprobs, response, choice in stated.select(columns).iter_rows()
+    }
 
 
 def trajectory(
@@ -104,8 +140,8 @@ def trajectory(
     """One rollout (rollout_id, attempt, run_id, round, task_id, reward) as a trajectory; None if no call of it can be a step.
 
     `tokens` are those of its calls by trace and span id. Counts calls in `examples.skipped`: `not_selected` (of other agents than
-    `agents`), `other_parts` (with images or files, which the messages lack), `invalid_logprobs` (NaN or infinite: the step has only
-    the ids).
+    `agents`), `other_parts` (with images or files, which the messages lack), `unmatched_tokens` (of another response or choice than
+    the step's answer, or not known to be of it: the step has none), `invalid_logprobs` (NaN or infinite: the step has only the ids).
     """
     conversations: list[_Conversation] = []
     for call in calls:
@@ -116,11 +152,12 @@ def trajectory(
             examples.skipped[call.flaw or "no_messages"] += 1
             continue
         prompt_keys = [_message_key(message) for message in call.prompt]
-        continued = next((each for each in reversed(conversations) if each.is_begin_of(prompt_keys)), None)
+        begun = [each for each in reversed(conversations) if each.is_begin_of(prompt_keys)]
+        continued = max(begun, key=lambda each: each.n_messages, default=None)
         if continued is None:
             continued = _Conversation(call)
             conversations.append(continued)
-        continued.add(call, call.prompt, call.answer, _metrics(call, tokens, examples))
+        continued.add(call, call.prompt, call.answer, _metrics(call, tokens, examples), _extra_of(call, examples))
     if not conversations:
         return None
     main = max(conversations, key=lambda each: each.n_calls)
@@ -141,11 +178,14 @@ def _message_key(message: ChatMessage) -> str:
 def _metrics(call: RecordedCall, tokens: Mapping[tuple[str, str], SpanTokens], examples: Examples) -> JsonObject:
     spans, facts = (call.record.spans, call.record.facts) if call.record else ((), {})
     stated = {
-        name: next((facts[key] for key in attributes if isinstance(facts.get(key), (int, float))), None)
+        name: next((facts[key] for key in attributes if _is_number(facts.get(key))), None)
         for name, attributes in _METRICS.items()
     }
-    of_call = next((tokens[span] for span in spans if span in tokens), None)
+    of_spans = [tokens[span] for span in spans if span in tokens]
+    of_call = _tokens_of_answer(of_spans, facts.get(keys.GEN_AI_RESPONSE_ID))
     if of_call is None:
+        if of_spans:
+            examples.skipped["unmatched_tokens"] += 1
         return _without_none(stated)
     logprobs = of_call.logprobs
     if logprobs is not None and not all(map(math.isfinite, logprobs)):
@@ -154,6 +194,51 @@ def _metrics(call: RecordedCall, tokens: Mapping[tuple[str, str], SpanTokens], e
     counts = {"prompt_tokens": len(of_call.prompt_ids), "completion_tokens": len(of_call.completion_ids)}
     ids = {"prompt_token_ids": list(of_call.prompt_ids), "completion_token_ids": list(of_call.completion_ids)}
     return {**_without_none(stated), **counts, **ids, **({"logprobs": list(logprobs)} if logprobs is not None else {})}
+
+
+def _tokens_of_answer(of_spans: Sequence[SpanTokens], response_id: object) -> SpanTokens | None:
+    """Of the tokens below a client's call, those of its answer: the first choice of the response that it names.
+
+    None if these are not stored, or if several responses are below it and the client may not have named one: then `response_id`
+    is that of the first span.
+    """
+    firsts = [each for each in of_spans if each.choice == 0]
+    responses = {each.response_id for each in firsts}
+    if responses == {None}:
+        return firsts[0] if len(firsts) == 1 else None
+    if len(responses) > 1 and response_id == firsts[0].response_id:
+        return None
+    return next((each for each in firsts if each.response_id == response_id), None)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_invalid(key: str, value: object) -> bool:
+    return not _is_number(value) if key in _OF_METRICS else isinstance(value, float) and not math.isfinite(value)
+
+
+def _extra_of(call: RecordedCall, examples: Examples) -> JsonObject:
+    """What the spans say beside message and metrics, with the finish reasons; counts `invalid_numbers` (NaN, infinite or none)."""
+    if call.record is None:
+        return {}
+    facts = call.record.facts
+    extra = {key: value for key, value in facts.items() if key not in _IN_FIELDS and not key.startswith(_OF_OUTPUT)}
+    invalid = [key for key, value in facts.items() if (key in _OF_METRICS or key in extra) and _is_invalid(key, value)]
+    if invalid:
+        examples.skipped["invalid_numbers"] += len(invalid)
+    _, outputs = messages_of(facts)
+    of_output = facts.get("llm.finish_reason") or (outputs[0].get("finish_reason") if outputs else None)
+    # Of an answer that is cut off without a reason is known that it has all the tokens that the request allowed.
+    stated = [facts.get(keys.GEN_AI_FINISH_REASONS), [of_output] if isinstance(of_output, str) else None]
+    known = [reasons for reasons in (*stated, None if call.is_whole else ["length"]) if reasons]
+    if not call.is_whole:
+        known = [reasons for reasons in known if not is_whole({keys.GEN_AI_FINISH_REASONS: reasons}, [])]
+    return {
+        **{key: value for key, value in extra.items() if key not in invalid},
+        **({keys.GEN_AI_FINISH_REASONS: known[0]} if known else {}),
+    }
 
 
 @dataclass(slots=True)
@@ -166,19 +251,27 @@ class _Conversation:
     """Keys of the messages so far."""
     _steps: list[JsonObject] = field(default_factory=list)
 
+    @property
+    def n_messages(self) -> int:
+        return len(self._messages)
+
     def is_begin_of(self, prompt_keys: Sequence[str]) -> bool:
         return self._messages == list(prompt_keys[: len(self._messages)])
 
     def add(
-        self, call: RecordedCall, prompt: Sequence[ChatMessage], answer: Sequence[ChatMessage], metrics: JsonObject
+        self,
+        call: RecordedCall,
+        prompt: Sequence[ChatMessage],
+        answer: Sequence[ChatMessage],
+        metrics: JsonObject,
+        extra: JsonObject,
     ) -> None:
         """Adds what the prompt has beyond the messages so far, and the answer. Answers that no call gave are copied context."""
         record = call.record
         for message in prompt[len(self._messages) :]:
             self._put(message, None if record is None else record.start_ns, {"is_copied_context": True})
-        extra = {key: value for key, value in record.facts.items() if key not in _IN_FIELDS} if record else {}
         if call.tools != self.first.tools:
-            extra[keys.GEN_AI_TOOL_DEFINITIONS] = f"[{','.join(call.tools)}]"
+            extra = {**extra, keys.GEN_AI_TOOL_DEFINITIONS: f"[{','.join(call.tools)}]"}
         about = {
             "model_name": call.model if call.model != self.first.model else None,
             "llm_call_count": 1,
@@ -236,6 +329,8 @@ class _Conversation:
 def _tool_call(call: JsonObject, name: str) -> JsonObject:
     function = call["function"]
     arguments = function["arguments"]
+    if isinstance(arguments, dict) and not _is_strict_json(arguments):
+        arguments = json.dumps(arguments)
     is_object = isinstance(arguments, dict)
     tool_call = {
         "tool_call_id": call.get("id") or name,
@@ -245,10 +340,21 @@ def _tool_call(call: JsonObject, name: str) -> JsonObject:
     return tool_call if is_object else {**tool_call, "extra": {"arguments": arguments}}
 
 
+def _is_strict_json(value: JsonObject) -> bool:
+    """Whether no number in it is NaN or infinite."""
+    try:
+        json.dumps(value, allow_nan=False)
+    except ValueError:
+        return False
+    return True
+
+
 def _result(message: ChatMessage, tool_calls: Sequence[JsonObject], results: Sequence[JsonObject]) -> JsonObject:
     """A tool's result, of the call that it names, else of the first one without a result: ids may differ in the history."""
-    answered = {result.get("source_call_id") for result in results}
-    ids = [call["tool_call_id"] for call in tool_calls if call["tool_call_id"] not in answered]
+    ids = [call["tool_call_id"] for call in tool_calls]
+    for result in results:
+        if result.get("source_call_id") in ids:
+            ids.remove(result["source_call_id"])
     stated = message.get("tool_call_id")
     call_id = stated if stated in ids else next(iter(ids), None)
     rest = {key: message[key] for key in ("name", "tool_call_id") if key in message and message[key] != call_id}

@@ -26,8 +26,9 @@ _COLUMNS: Final = ["trace_id", "span_id", "parent_span_id", "start_ns", "end_ns"
 _FACTS: Final = (
     *("gen_ai.usage.", "gen_ai.request.", "gen_ai.response.", "llm.token_count.", "llm.cost."),
     *("trainspan.policy.", "trainspan.sampling.", "trainspan.call.kind"),
+    *("llm.finish_reason", "gen_ai.output.messages", "llm.output_messages.", "output.value", "langfuse.observation."),
 )
-"""How the names of a call's facts begin."""
+"""How the names of a call's facts begin; the outputs are there since finish reasons are in them."""
 _ROLLOUTS_PER_READ: Final = 500
 
 _Key: TypeAlias = tuple[str, str]
@@ -56,7 +57,7 @@ class CallRecord:
     spans: tuple[tuple[str, str], ...]
     """Trace and span id of each, those of the first choice first."""
     facts: Mapping[str, Any]
-    """Usage, costs, sampling parameters, finish reasons, policy: attributes under their own names."""
+    """Usage, costs, sampling parameters, finish reasons, policy, outputs: attributes under their own names."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.reasons.advice import NO_ROLLOUT_NAMED, advice_on
 from trainspan_processing.reasons.selection import select
 from trainspan_processing.rewards.rollout_rewards import reward_rollouts
+from trainspan_processing.tables import ROLLOUT_KEY
 from trainspan_processing.text.chat_messages import same_messages
 from trainspan_processing.text.token_text import Decoder
 from trainspan_processing.traces.trace_index import Clock, index_traces
@@ -189,16 +190,13 @@ def _why(examples: Examples) -> str:
 
 def _candidates_of(request: ExportRequest) -> list[RewardedRollout]:
     """The rollouts that the datasets compared, including rollouts that had nothing to be compared with."""
-    return [
-        candidate
-        for dataset in request.datasets
-        for candidate in _grouped(dataset.seen().filter(pl.col("reward").is_not_null()))
-    ]
+    return _grouped(_seen(request).filter(pl.col("reward").is_not_null()))
 
 
 def _seen(request: ExportRequest) -> pl.DataFrame:
-    """The rollouts that the datasets saw."""
-    return pl.concat(dataset.seen() for dataset in request.datasets)
+    """The rollouts that the datasets saw, each once: as the newest saw it, since a reward may have arrived."""
+    lines = pl.concat(dataset.seen() for dataset in request.datasets)
+    return lines.unique(ROLLOUT_KEY, keep="last", maintain_order=True)
 
 
 def _candidates_in(rollouts: pl.DataFrame) -> list[RewardedRollout]:
@@ -289,7 +287,7 @@ def _write(request: ExportRequest, examples: Examples, lines: Iterable[JsonObjec
     try:
         with temporary.open("w", encoding="utf-8") as file:
             for row in lines:
-                file.write(json.dumps(row, ensure_ascii=True) + "\n")
+                file.write(_json(row, is_strict=request.kind not in CHOOSING) + "\n")
         n_lines = len(examples.sources)
         if not n_lines:
             unit = "groups" if request.kind in CHOOSING else "rollouts"
@@ -300,6 +298,15 @@ def _write(request: ExportRequest, examples: Examples, lines: Iterable[JsonObjec
     finally:
         temporary.unlink(missing_ok=True)
     return Exported(request.out, n_lines, examples.groups, examples.groups_used, dict(examples.skipped.most_common()))
+
+
+def _json(row: JsonObject, *, is_strict: bool) -> str:
+    """Raises DatasetError if a number is NaN or infinite, which JSON lacks; the arguments of a tool call may be as the model wrote them."""
+    try:
+        return json.dumps(row, ensure_ascii=True, allow_nan=not is_strict)
+    except ValueError as error:
+        name = row.get("trajectory_id") or row.get("rollout_id") or row["turns"][0]["metadata"]["rollout_id"]
+        raise DatasetError(f"rollout {name} has a number that is NaN or infinite, which JSON lacks: {error}") from error
 
 
 def _manifest(request: ExportRequest, examples: Examples) -> JsonObject:

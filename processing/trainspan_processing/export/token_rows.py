@@ -1,5 +1,6 @@
 """A dataset's rows, token by token, for trainers elsewhere: rows of whole conversations, and OpenEnv's `TrainingTrace`."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -17,7 +18,8 @@ _COLUMNS: Final = (
     *("call_index", "segment_id", "segment_pos", "prompt_ids", "completion_ids", "logprobs", "finish_reason"),
     *("temperature", "constraint", "rollout_reward", "advantage"),
 )
-_IDENTITY: Final = ("rollout_id", "attempt", "group_id", "task_id", "agent", "policy_name", "temperature")
+_ROW: Final = ("rollout_id", "attempt", "group_id", "task_id", "policy_name", "temperature")
+_IDENTITY: Final = (*_ROW, "agent")
 
 
 def token_rows(datasets: Sequence[Published], agents: frozenset[str], examples: Examples) -> Iterator[JsonObject]:
@@ -25,7 +27,8 @@ def token_rows(datasets: Sequence[Published], agents: frozenset[str], examples: 
 
     The prompt of its first call is `prompt_ids` (P,); `completion_ids` (C,) are all tokens after it, of which `env_mask` (C,) is 1
     where the policy sampled and 0 where the environment wrote. `logprobs` and `advantages` (C,) are those of the sampled tokens,
-    else 0. `reward` is the rollout's. Counts rollouts and reasons in `examples` as `_rollouts` does.
+    else 0. `reward` is the rollout's; `agents` has the agent of each call. A name that is not known is "": readers of JSON lines
+    infer a column's type from the first rows. Counts rollouts and reasons in `examples` as `_rollouts` does.
     """
     for calls in _rollouts(datasets, agents, examples):
         open_rows: dict[int, _Row] = {}
@@ -78,6 +81,7 @@ class _Row:
     env_mask: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     advantages: list[float] = field(default_factory=list)
+    agents: list[str] = field(default_factory=list)
 
     def continues_in(self, call: JsonObject) -> bool:
         so_far = self.first["prompt_ids"] + self.completion_ids
@@ -91,10 +95,12 @@ class _Row:
         self.env_mask += [0] * len(environment) + [1] * len(answer)
         self.logprobs += [0.0] * len(environment) + call["logprobs"]
         self.advantages += [0.0] * len(environment) + [call["advantage"]] * len(answer)
+        self.agents.append(call["agent"] or "")
 
     def fields(self) -> JsonObject:
         return {
-            **{key: self.first[key] for key in _IDENTITY},
+            **{key: "" if self.first[key] is None else self.first[key] for key in _ROW},
+            "agents": self.agents,
             "reward": self.first["rollout_reward"],
             "prompt_ids": self.first["prompt_ids"],
             "completion_ids": self.completion_ids,
@@ -108,7 +114,7 @@ def _rollouts(datasets: Sequence[Published], agents: frozenset[str], examples: E
     """The calls of each rollout that other trainers can train, in the dataset's order; one file is in memory at a time.
 
     Counts rollouts as `groups`, and calls that are left out: `not_selected` (of other agents), `constrained` (their probabilities
-    are those under a grammar or another constraint, which no row can state).
+    are those under a grammar or another constraint, which no row can state), `invalid_logprobs` (NaN or infinite).
     """
     for dataset in datasets:
         rows = (row for file in dataset.files(_COLUMNS) for row in file.iter_rows(named=True))
@@ -129,7 +135,9 @@ def _rollouts(datasets: Sequence[Published], agents: frozenset[str], examples: E
 def _why_not(call: JsonObject, agents: frozenset[str]) -> str | None:
     if agents and call["agent"] not in agents:
         return "not_selected"
-    return None if call["constraint"] is None else "constrained"
+    if call["constraint"] is not None:
+        return "constrained"
+    return None if all(map(math.isfinite, call["logprobs"])) else "invalid_logprobs"
 
 
 def _source(call: JsonObject) -> JsonObject:

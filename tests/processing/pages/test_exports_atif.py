@@ -1,21 +1,26 @@
 """`trainspan export atif`: what a trajectory holds, what an import reads back from it, and Harbor's own validator."""
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 
 from tests.importers.reading import Seen, read
 from tests.processing.conftest import Bench
 from tests.processing.support.traces import TestRollout
 from trainspan_cli.main import run
-from trainspan_processing.export.atif import SpanTokens, trajectory
+from trainspan_processing.dataset.published import open_published
+from trainspan_processing.export.atif import SpanTokens, trajectories, trajectory
 from trainspan_processing.export.candidates import Examples
-from trainspan_processing.export.conversations import RecordedCall
+from trainspan_processing.export.conversations import CallRecord, MessageSpan, RecordedCall, recorded_calls
+from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.text.chat_messages import chat_messages
 from trainspan_processing.text.dialects import messages_of
+from trainspan_processing.text.model_calls import text_flaw
 from trainspan_schemas.telemetry import keys
 from trainspan_schemas.telemetry.tokens import decode_ids, decode_logprobs
 
@@ -207,6 +212,196 @@ def test_calls_that_are_no_steps_are_counted() -> None:
     image = RecordedCall("m", None, asked, answer, is_whole=True, flaw="other_parts")
     other = RecordedCall("x", None, asked, answer, is_whole=True)
     assert _trajectory(image, other, agents=frozenset({"m"})) == (None, {"other_parts": 1, "not_selected": 1})
+
+
+ASKED_ONLY, ANSWERED = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
+
+
+def _recorded(response: str | None, *served: tuple[str, str, int]) -> RecordedCall:
+    """A client's call with the spans (name, response, choice) that a policy server recorded below it."""
+    stated = {} if response is None else {keys.GEN_AI_RESPONSE_ID: response}
+    messages = {
+        "gen_ai.input.messages": json.dumps([text("user", "q")]),
+        "gen_ai.output.messages": json.dumps([text("assistant", "a")]),
+    }
+    spans = [MessageSpan("t", "client", None, 0, 9, False, {keys.GEN_AI_OPERATION: "chat", **messages, **stated})]
+    for start, (name, served_response, choice) in enumerate(served, start=1):
+        about = {keys.CALL_SERVER: "s", keys.GEN_AI_RESPONSE_ID: served_response, keys.CHOICE_INDEX: choice}
+        spans.append(MessageSpan("t", name, "client", start, start, False, {keys.GEN_AI_OPERATION: "chat", **about}))
+    (call,) = recorded_calls(spans)
+    return call
+
+
+@pytest.mark.parametrize(
+    ("response", "stored", "ids"),
+    [
+        ("r2", {"s1": ("r1", 0), "s2": ("r2", 0)}, [2]),  # a retried request
+        ("r2", {"s1": ("r1", 0)}, None),  # the answer's own tokens are not stored
+        (None, {"s1": ("r1", 0), "s2": ("r2", 0)}, None),  # nobody knows which response it was
+        ("r1", {"s1": ("r1", 0), "s2": ("r1", 1)}, [1]),
+        ("r1", {"s2": ("r1", 1)}, None),  # the tokens of another choice
+        (None, {"s1": ("r1", 0)}, [1]),
+    ],
+)
+def test_a_step_has_the_tokens_of_its_response_and_choice_or_none(
+    response: str | None, stored: dict[str, tuple[str, int]], ids: list[int] | None
+) -> None:
+    call = _recorded(response, *((name, *about) for name, about in stored.items()))
+    tokens = {
+        name: SpanTokens([0], [int(name[1:])], [-0.5], of_response, choice)
+        for name, (of_response, choice) in stored.items()
+    }
+    document, skipped = _trajectory(call, agents=frozenset(), **tokens)
+    metrics = document["steps"][-1].get("metrics", {})
+    assert metrics.get("completion_token_ids") == ids
+    assert skipped.get("unmatched_tokens", 0) == (ids is None)
+
+
+def _read_back(document: Any, folder: Path) -> Seen:
+    (folder / "trajectory.jsonl").write_text(json.dumps(document) + "\n")
+    (call,) = read(folder / "trajectory.jsonl").calls
+    return call
+
+
+LANGFUSE = {
+    "langfuse.observation.type": "generation",
+    "langfuse.observation.input": '[{"role": "user", "content": "q"}]',
+}
+OPEN_INFERENCE = {
+    "openinference.span.kind": "LLM",
+    **{f"llm.input_messages.0.message.{name}": value for name, value in ASKED_ONLY.items()},
+    **{f"llm.output_messages.0.message.{name}": value for name, value in ANSWERED.items()},
+}
+
+
+@pytest.mark.parametrize(
+    ("attributes", "reasons"),
+    [
+        (OPEN_INFERENCE | {"output.value": json.dumps({"choices": [{"finish_reason": "length"}]})}, ["length"]),
+        (OPEN_INFERENCE | {"output.value": json.dumps({"choices": [{"finish_reason": "stop"}]})}, ["stop"]),
+        (LANGFUSE | {"langfuse.observation.metadata.finish_reason": "content_filter"}, ["content_filter"]),
+        (
+            LANGFUSE
+            | {
+                "langfuse.observation.model.parameters": '{"max_tokens": 5}',
+                "langfuse.observation.usage_details": '{"output": 5}',
+            },
+            ["length"],
+        ),
+        (LANGFUSE, None),
+    ],
+)
+def test_an_answer_that_was_cut_off_is_read_back_as_cut_off(
+    attributes: dict[str, Any], reasons: list[str] | None, tmp_path: Path
+) -> None:
+    if attributes.keys() & LANGFUSE.keys():
+        attributes = attributes | {"langfuse.observation.output": json.dumps(ANSWERED)}
+    (call,) = recorded_calls([MessageSpan("t", "s", None, 0, 1, False, attributes)])
+    document, _ = _trajectory(call)
+    assert document["steps"][-1].get("extra", {}) == ({keys.GEN_AI_FINISH_REASONS: reasons} if reasons else {})
+    again = _read_back(document, tmp_path)
+    assert again.attributes.get(keys.GEN_AI_FINISH_REASONS) == reasons
+    assert text_flaw(again.attributes, failed=False) == (None if call.is_whole else "cut_off")
+    assert call.is_whole == (reasons in (None, ["stop"]))
+
+
+def test_numbers_that_are_none_are_left_out_and_counted() -> None:
+    facts = {
+        "gen_ai.usage.input_tokens": True,
+        "gen_ai.usage.cost": math.nan,
+        "gen_ai.request.temperature": math.inf,
+        "gen_ai.request.top_p": 0.5,
+    }
+    answer = _message("assistant", "", tool_calls=[{"function": {"name": "f", "arguments": {"x": math.nan}}}])
+    record = CallRecord(0, 1, (("t", "s"),), facts)
+    call = RecordedCall("m", None, [ASKED_ONLY], [answer], is_whole=True, record=record)
+    document, skipped = _trajectory(call, s=SpanTokens([1], [2], [-math.inf], None, 0))
+    step = document["steps"][-1]
+    assert step["metrics"] == {
+        "prompt_tokens": 1,
+        "completion_tokens": 1,
+        "prompt_token_ids": [1],
+        "completion_token_ids": [2],
+    }
+    assert step["extra"] == {"gen_ai.request.top_p": 0.5}
+    assert step["tool_calls"][0]["extra"] == {"arguments": '{"x": NaN}'}
+    assert skipped == {"invalid_logprobs": 1, "invalid_numbers": 3}
+    json.dumps(document, allow_nan=False)
+    without, _ = _trajectory(call)
+    assert "metrics" not in without["steps"][-1]
+
+
+def test_a_call_continues_the_longest_conversation_that_it_repeats_as_a_dataset_does() -> None:
+    turns = [_message(role, str(number)) for number, role in enumerate(("user", "assistant") * 3)]
+    calls = [RecordedCall("m", None, turns[:n], [turns[n]], is_whole=True) for n in (1, 3, 1, 5)]
+    document, _ = _trajectory(*calls)
+    assert [step["message"] for step in document["steps"]] == list("012345")
+    assert not any("is_copied_context" in step for step in document["steps"])
+    (retried,) = document["subagent_trajectories"]
+    assert [step["message"] for step in retried["steps"]] == ["0", "1"]
+
+
+def test_two_tool_calls_of_one_id_have_a_result_each() -> None:
+    function = {"id": "x", "type": "function", "function": {"name": "f", "arguments": {}}}
+    answer = _message("assistant", "", tool_calls=[function, function])
+    results = [_message("tool", output, tool_call_id="x") for output in ("one", "two")]
+    prompt = [ASKED_ONLY, answer, *results]
+    document, _ = _trajectory(RecordedCall("m", None, prompt, [_message("assistant", "end")], is_whole=True))
+    assert document["steps"][1]["observation"]["results"] == [
+        {"source_call_id": "x", "content": "one"},
+        {"source_call_id": "x", "content": "two"},
+    ]
+
+
+@pytest.mark.ci
+def test_a_rollout_of_several_datasets_is_one_trajectory_with_its_newest_reward(bench: Bench, tmp_path: Path) -> None:
+    def rollout(name: str, task: str, reward: float | None) -> TestRollout:
+        spans = bench.rollout(name, task=task)
+        client = _client(spans, "a", 1.0, [ASKED], text("assistant", name))
+        spans.call(0, [1, 2], [3, 4], at=1.1, parent=client)
+        return spans if reward is None else spans.reward(reward)
+
+    bench.send(rollout("a", "t0", 0.0), rollout("b", "t0", 1.0), rollout("c", "t1", None), rollout("d", "t1", 1.0))
+    bench.build()
+    late = bench.rollout("c", task="t1")
+    late.log_reward(0.25, at=120.0)
+    bench.send(late, rollout("e", "t2", 1.0), rollout("f", "t2", 0.0))
+    bench.build()
+    seen = [
+        [line["rollout_id"][-1] for line in open_published(bench.out / name).seen().iter_rows(named=True)]
+        for name in ("round-0000", "round-0001")
+    ]
+    assert seen[0] == list("abcd")
+    assert set("cef") <= set(seen[1])
+    out = tmp_path / "trajectories.jsonl"
+    assert run(["export", "atif", str(bench.out), str(out)]) == 0
+    rewards = [
+        (line["extra"]["rollout_id"][-1], line["extra"].get("reward"))
+        for line in map(json.loads, out.read_text().splitlines())
+    ]
+    assert rewards == [("a", 0.0), ("b", 1.0), ("c", 0.25), ("d", 1.0), ("e", 1.0), ("f", 0.0)]
+
+
+@pytest.mark.ci
+def test_rollouts_with_many_tokens_are_read_a_few_at_a_time(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"{bench.run_id}-{name}" for name in "abc"]
+    bench.send(*(_rollout(bench.rollout(name)) for name in "abc"))
+    known = [ROLLOUT | {"rollout_id": name, "task_id": "t0", "reason": None} for name in names]
+    rollouts = pl.DataFrame(known, schema_overrides={"reason": pl.String})
+    reads: list[Any] = []
+    with Source([str(bench.collectors[0].store)], allow_behind=True) as source:
+        whole = list(trajectories(source, rollouts, frozenset(), Examples()))
+        monkeypatch.setattr("trainspan_processing.read.tokens.TOKENS_PER_CHUNK", 32)  # each has 16 tokens
+        read_rows = Source.read
+
+        def read_and_note(self: Source, name: str, selection: Selection, *rest: Any, **more: Any) -> Any:
+            reads.append((name, selection.rollout_ids))
+            return read_rows(self, name, selection, *rest, **more)
+
+        monkeypatch.setattr(Source, "read", read_and_note)
+        assert list(trajectories(source, rollouts, frozenset(), Examples())) == whole
+    assert [document["extra"]["rollout_id"] for document in whole] == names
+    assert [ids for name, ids in reads if name == "calls"] == [names[:2], names[2:]]
 
 
 @pytest.mark.slow

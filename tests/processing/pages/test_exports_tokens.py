@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,7 @@ from tests.support.places import ROOT
 from trainspan_cli.main import run
 from trainspan_processing.dataset.published import open_published
 from trainspan_processing.export.candidates import Examples
-from trainspan_processing.export.token_rows import token_rows
+from trainspan_processing.export.token_rows import token_rows, training_traces
 
 GRAMMAR = '{"grammar": "x"}'
 
@@ -37,9 +38,10 @@ def test_calls_that_continue_one_another_are_one_row_and_the_environments_tokens
         ),
     ]
     (one, other), examples = _rows(tmp_path, calls)
-    identity = {"rollout_id": "a", "attempt": 0, "group_id": "g", "task_id": "task", "agent": "agent"}
+    identity = {"rollout_id": "a", "attempt": 0, "group_id": "g", "task_id": "task"}
     assert one == {
         **identity,
+        "agents": ["agent", "agent"],
         "policy_name": "policy",
         "temperature": 1.0,
         "reward": 1.0,
@@ -68,6 +70,36 @@ def test_another_temperature_is_another_row_and_constrained_calls_are_left_out_a
     assert (one["completion_ids"], one["env_mask"]) == ([2, 3, 4, 5], [1, 0, 0, 1]), "what it sampled is context"
 
 
+def test_a_row_names_the_agent_of_each_call_and_loads_though_names_are_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from datasets import load_dataset
+
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    nameless = LoggedCall("a", [1, 2], [3, 4], [-0.5, -1.0], 2.0, task_id=None, agent=None)
+    later = dataclasses.replace(nameless, prompt_ids=[1, 2, 3, 4, 5], call_index=1, segment_pos=1, agent="helper")
+    rows, _ = _rows(tmp_path, [nameless, later, *(LoggedCall(f"b{n}", [1], [2], [-0.5], 1.0) for n in range(20))])
+    assert (rows[0]["task_id"], rows[0]["agents"]) == ("", ["", "helper"])
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    # A column's type is that of the first chunk, here of the first row.
+    options = {"split": "train", "chunksize": 64, "cache_dir": str(tmp_path / "cache")}
+    loaded = load_dataset("json", data_files=str(tmp_path / "rows.jsonl"), **options)
+    assert loaded.to_list() == rows
+
+
+@pytest.mark.parametrize("logprob", [math.inf, -math.inf, math.nan])
+def test_calls_with_a_log_probability_that_json_lacks_are_left_out_and_counted(tmp_path: Path, logprob: float) -> None:
+    first = LoggedCall("a", [1], [2], [-0.5], 1.0)
+    invalid = dataclasses.replace(first, prompt_ids=[1, 2], completion_ids=[3, 4], logprobs=[-0.5, logprob])
+    third = dataclasses.replace(first, prompt_ids=[1, 2, 3, 4], completion_ids=[5], call_index=2, segment_pos=2)
+    calls = [first, dataclasses.replace(invalid, call_index=1, segment_pos=1), third]
+    (row,), examples = _rows(tmp_path, calls)
+    assert (row["completion_ids"], row["env_mask"], row["logprobs"]) == ([2, 3, 4, 5], [1, 0, 0, 1], [-0.5, 0, 0, -0.5])
+    assert dict(examples.skipped) == {"invalid_logprobs": 1}
+    (trace,) = training_traces([open_published(tmp_path / "round-0000")], frozenset(), examples)
+    assert [turn["completion_token_ids"] for turn in trace["turns"]] == [[2], [5]]
+
+
 @pytest.fixture
 def traces(bench: Bench, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     """Training traces of two rollouts of two calls."""
@@ -84,7 +116,11 @@ def traces(bench: Bench, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 @pytest.mark.ci
 def test_a_training_trace_has_a_turn_for_each_call_with_its_credit(
-    traces: Path, bench: Bench, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    traces: Path,
+    bench: Bench,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     first, second = map(json.loads, traces.read_text().splitlines())
     assert [turn["loss_mask"] for turn in first["turns"]] == [[0, 0, 1, 1], [0, 0, 0, 0, 0, 1]]
@@ -102,6 +138,7 @@ def test_a_training_trace_has_a_turn_for_each_call_with_its_credit(
     assert run(["export", "rows", str(bench.out / "round-0000"), out, "--min-reward", "1"]) == 2
     assert "--min-reward and --form are for sft, dpo and kto" in capsys.readouterr().err
     assert not Path(out).exists()
+    monkeypatch.setenv("TRAINSPAN_DATASET__AGENTS", "kind:main")  # the dataset has no others
     assert run(["export", "rows", str(bench.out / "round-0000"), out, "--format", "json"]) == 0
     assert json.loads(capsys.readouterr().out) == {
         "path": out,

@@ -30,8 +30,7 @@ _TEMPERATURE = 0.7
 def _program(model: Path, rows: list[dict[str, Any]], folder: Path) -> str:
     file = folder / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    named = _PROGRAM.replace("MODEL_DIR", str(model)).replace("ROWS", str(file))
-    return named.replace("temperature=1.0", f"temperature={_TEMPERATURE}")
+    return _PROGRAM.replace("MODEL_DIR", str(model)).replace("ROWS", str(file))
 
 
 def _logged(model: Any, folder: Path) -> tuple[list[Any], list[dict[str, Any]]]:
@@ -86,3 +85,12 @@ def test_the_program_of_the_page_trains(model: Any, model_dir: Path, tmp_path: P
     assert done.returncode == 0, done.stderr[-2000:]
     (checkpoint,) = (tmp_path / "trained").glob("checkpoint-*")
     assert not same_weights(checkpoint, model_dir)
+
+
+def test_the_program_of_the_page_refuses_rows_of_several_temperatures(
+    model: Any, model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    _, rows = _logged(model, tmp_path / "datasets")
+    with pytest.raises(AssertionError, match="rows of several temperatures"):
+        exec(_program(model_dir, [*rows, {**rows[0], "temperature": 1.0}], tmp_path), {})
