@@ -1,0 +1,119 @@
+"""Rollouts of coding harnesses that are interrupted: a tool that hangs, a runner that is killed, weights that change in the run."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.harnesses.cases import HARNESSES, hanging, plain, waiting
+from tests.end_to_end.harnesses.conftest import Lab, Programs
+from tests.end_to_end.harnesses.table import Result, remember
+from tests.support.models.canary import write_checkpoint_files
+from tests.support.policy_server.scripted import make_scripted_model
+
+LIMIT_S = 200
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("harness", HARNESSES)
+def test_a_tool_that_hangs_ends_with_its_rollout_whose_calls_are_stored(
+    harness: str, long_context: Lab, programs: Programs, cache: pytest.Cache
+) -> None:
+    lab, case = long_context, hanging(harness)
+    before = lab.counted("captured")
+    ran = lab.rollout(case, case.name, "--timeout-s", "45", path=programs.path_with(case))
+    assert ran.result["status"] == {"timeout": 1}, ran.log
+    assert len(ran.calls) == lab.counted("captured") - before == len(case.kinds)
+    assert len({row["rollout_id"] for row in ran.calls}) == 1
+    assert not processes_with("sleep\0" + "987")
+    seen = lab.dataset(case.name)
+    titles = case.kinds.count("title")
+    assert (seen["calls_kept"], seen["dropped"]["reward_missing"]) == (0, 0), seen["dropped"]
+    remember(cache, Result(harness, case.cell, len(case.kinds), len(ran.calls), 0, status="timeout", titles=titles))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("harness", ["codex", "pi"])
+def test_a_killed_runner_leaves_no_process_and_its_rollout_is_trained_once(
+    harness: str, long_context: Lab, programs: Programs, cache: pytest.Cache
+) -> None:
+    lab, case = long_context, hanging(harness)
+    path, run = programs.path_with(case), f"{harness}-killed"
+    lab.follow(case)
+    with runner(lab, lab.command(case, run), path) as process:
+        wait_for(lambda: processes_with("sleep\0" + "987"))
+        process.kill()
+    wait_for(lambda: not processes_with("sleep\0" + "987"))
+    resumed = lab.rollout(plain(harness), run, "--resume", path=path)
+    assert (resumed.result["status"], resumed.result["mean_reward"]) == ({"ok": 1}, 1.0), resumed.log
+    assert [row["attempt"] for row in resumed.calls] == [0, 0, 1, 1, 1]
+    assert len({row["rollout_id"] for row in resumed.calls}) == 1
+    seen = lab.dataset(run)
+    assert (seen["rollouts"], seen["calls_kept"], seen["dropped"]) == (1, 3, {"superseded_by_retry": 2})
+    remember(cache, Result(harness, "killed and resumed", 5, 5, 3, note="2 of attempt 0 superseded"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("harness", ["claude-code", "codex"])
+def test_a_swap_between_two_calls_gives_each_call_its_own_version(
+    harness: str, long_context: Lab, programs: Programs, cache: pytest.Cache
+) -> None:
+    lab, case = long_context, waiting(harness, long_context.folder)
+    path, run = programs.path_with(case), f"{harness}-swap"
+    (version,) = {lab.server.policy()["version"]}
+    checkpoint = lab.folder.parent / "checkpoints" / f"policy-{version + 1:06d}"
+    make_scripted_model(checkpoint, seed=version + 1)
+    write_checkpoint_files(checkpoint, version + 1, lab.folder.parent / "model")
+    for name in ("reached", "go"):
+        (lab.folder / name).unlink(missing_ok=True)
+    lab.follow(case)
+    with runner(lab, lab.command(case, run), path) as process:
+        wait_for((lab.folder / "reached").exists)
+        status, answer = lab.server.swap(checkpoint.name, version + 1)
+        (lab.folder / "go").touch()
+        assert status == 200, answer
+        process.communicate(timeout=LIMIT_S)
+    calls = lab.calls(run)
+    assert [row["policy_version"] for row in calls] == [version, version + 1, version + 1]
+    assert len({row["rollout_id"] for row in calls}) == 1
+    seen = lab.dataset(run)
+    assert (seen["calls_kept"], seen["min_policy_version"], seen["max_policy_version"]) == (3, version, version + 1)
+    remember(cache, Result(harness, "hot swap", 3, len(calls), seen["calls_kept"], seen["segments"]))
+
+
+@contextmanager
+def runner(lab: Lab, command: list[str], path: str) -> "Iterator[subprocess.Popen[str]]":
+    """A runner in the background."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "trainspan_cli", *command],
+        env=lab.environ(path), cwd=lab.folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True,
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def processes_with(words: str) -> list[int]:
+    """Processes that have these words, separated by NUL, in their command line."""
+    pids = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if words in file.read_text(errors="replace"):
+                pids.append(int(file.parent.name))
+        except OSError:
+            continue
+    return pids
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    deadline_s = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < deadline_s, "it did not come in time"
+        time.sleep(0.1)
