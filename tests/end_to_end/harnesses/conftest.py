@@ -68,9 +68,13 @@ class Lab:
 
     def follow(self, case: Case) -> None:
         """Gives the policy the case's script."""
-        thoughts = THOUGHTS if case.thinks else ""
-        script = [(pattern, thoughts + answer) for pattern, answer in case.script]
+        script = [(pattern, answer) for (pattern, _), answer in zip(case.script, self.answers(case), strict=True)]
         (self.folder / "script.json").write_text(json.dumps(script))
+
+    @staticmethod
+    def answers(case: Case) -> list[str]:
+        """What the policy samples by the case's rules."""
+        return [(THOUGHTS if case.thinks else "") + answer for _, answer in case.script]
 
     def calls(self, run: str) -> list[dict[str, Any]]:
         """The stored calls of a run, in order."""

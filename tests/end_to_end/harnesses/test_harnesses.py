@@ -45,6 +45,8 @@ def _measure(case: Case, lab: Lab, programs: Programs) -> Result:
     tools = account["tools"]
     assert Counter(kinds) == Counter(case.kinds)
     assert all(tool["call"] is not None and not tool["failed"] for tool in tools)
+    scripted = tuple(answer.partition("$1")[0] for answer in lab.answers(case))
+    assert all("".join(call["pieces"]).startswith(scripted) for call in account["calls"])
     if not case.is_concurrent:
         assert kinds == case.kinds
     if case.tools:
