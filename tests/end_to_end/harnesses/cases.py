@@ -42,7 +42,7 @@ class Case:
     cell: str
     script: tuple[Rule, ...]
     kinds: tuple[str, ...] = ("main", "main", "main")
-    """Of its calls, in order."""
+    """Of its calls, in order, without the title of the conversation, which may be asked for at any time."""
     tools: tuple[tuple[str, int], ...] = ()
     """Name of each tool step, and the number of the call that asked for it."""
     segments: int = 1
@@ -52,6 +52,11 @@ class Case:
     """Whether a sub-agent's calls mix with its parent's, so that only their numbers are known."""
     thinks: bool = False
     """Whether it runs on the server with a short context and a reasoning parser, where each answer begins with thoughts."""
+
+    @property
+    def titles(self) -> int:
+        """How many titles it asks for."""
+        return int(self.harness == "opencode")
 
     @property
     def name(self) -> str:
@@ -75,13 +80,9 @@ def _shell(harness: str, command: str) -> str:
     return tool_call(tool, **{argument: command, **more})
 
 
-def _kinds(harness: str, *kinds: str) -> tuple[str, ...]:
-    return (*(("title",) if harness == "opencode" else ()), *kinds)
-
-
 def _steps(harness: str, *calls: int) -> tuple[tuple[str, int], ...]:
-    """Tool steps by the numbers of their calls, titles aside."""
-    return tuple((_SHELLS[harness][0], call + (harness == "opencode")) for call in calls)
+    """Tool steps by the numbers of their calls."""
+    return tuple((_SHELLS[harness][0], call) for call in calls)
 
 
 def _done(harness: str) -> tuple[Rule, ...]:
@@ -94,20 +95,20 @@ def plain(harness: str, cell: str = "plain", *, thinks: bool = False) -> Case:
     """Reads the notes, writes the answer, says so."""
     script = (*_done(harness), ("6174", _shell(harness, WRITE)), ("", _shell(harness, READ)))
     steps = _steps(harness, 0, 1)
-    return Case(harness, cell, script, _kinds(harness, "main", "main", "main"), steps, thinks=thinks)
+    return Case(harness, cell, script, ("main", "main", "main"), steps, thinks=thinks)
 
 
 def _parallel(harness: str) -> Case:
     """Reads the notes and does something else in one answer with two tool calls."""
     both = f"{_shell(harness, READ)}\n{_shell(harness, 'echo second-result')}"
     script = (*_done(harness), ("second-result", _shell(harness, WRITE)), ("", both))
-    return Case(harness, "parallel tools", script, _kinds(harness, "main", "main", "main"), _steps(harness, 0, 0, 1))
+    return Case(harness, "parallel tools", script, ("main", "main", "main"), _steps(harness, 0, 0, 1))
 
 
 def hanging(harness: str) -> Case:
     """Reads the notes, then waits for longer than a rollout may take."""
     script = (*_done(harness), ("6174", _shell(harness, "sleep 987")), ("", _shell(harness, READ)))
-    return Case(harness, "hanging tool", script, _kinds(harness, "main", "main"))
+    return Case(harness, "hanging tool", script, ("main", "main"))
 
 
 def waiting(harness: str, folder: Path) -> Case:
@@ -131,8 +132,8 @@ def _sub_agent(harness: str) -> Case:
     if harness == "codex":  # it goes on while its sub-agent works, and waits for it with a call of its own
         kinds = ("main", "main", "sub_agent", "sub_agent", "main", "main")
         return Case(harness, "sub-agent", script, kinds, segments=2, is_concurrent=True)
-    kinds = _kinds(harness, "main", "sub_agent", "sub_agent", "main", "main")
-    steps = (("task", 1) if harness == "opencode" else ("Agent", 0), *_steps(harness, 1, 3))
+    kinds = ("main", "sub_agent", "sub_agent", "main", "main")
+    steps = (("task" if harness == "opencode" else "Agent", 0), *_steps(harness, 1, 3))
     return Case(harness, "sub-agent", script, kinds, steps, segments=2)
 
 
@@ -159,7 +160,7 @@ def _compaction(harness: str) -> Case:
         ("SUMMED", _shell(harness, WRITE)),
         ("", _shell(harness, f"{READ}; seq 1 {lines}")),
     )
-    return Case(harness, "compaction", script, _kinds(harness, *kinds), segments=segments, settings=_WINDOWS[harness])
+    return Case(harness, "compaction", script, kinds, segments=segments, settings=_WINDOWS[harness])
 
 
 _COMPACTION: dict[str, tuple[str, int, tuple[str, ...], int]] = {
@@ -167,7 +168,7 @@ _COMPACTION: dict[str, tuple[str, int, tuple[str, ...], int]] = {
         "create a detailed summary of the conversation",
         5500,
         ("main", "main", "main", "summary", "main", "main"),
-        2,
+        3,
     ),
     "codex": ("CONTEXT CHECKPOINT COMPACTION", 2000, ("main", "main", "summary", "main", "main"), 3),
 }

@@ -79,7 +79,11 @@ class Lab:
     def calls(self, run: str) -> list[dict[str, Any]]:
         """The stored calls of a run, in order."""
         rows = [row for row in read(self._collector.address, "calls") if row["run_id"] == run]
-        return sorted(rows, key=lambda row: (row["attempt"], row["call_index"]))
+        return sorted(rows, key=lambda row: row["call_index"])
+
+    def stored(self) -> int:
+        """Number of all stored calls."""
+        return len(read(self._collector.address, "calls"))
 
     def counted(self, what: str) -> int:
         """The policy server's own count of calls: `captured`, `exported`, `dropped` or `refused`."""
