@@ -28,13 +28,14 @@ def test_a_tool_that_hangs_ends_with_its_rollout_whose_calls_are_stored(
     before = lab.counted("captured")
     ran = lab.rollout(case, case.name, "--timeout-s", "45", path=programs.path_with(case))
     assert ran.result["status"] == {"timeout": 1}, ran.log
-    assert len(ran.calls) == lab.counted("captured") - before == len(case.kinds) + case.titles
+    served = lab.counted("captured") - before
+    assert len(ran.calls) == served >= len(case.kinds)  # Codex asks again while its command runs
     assert len({row["rollout_id"] for row in ran.calls}) == 1
     assert not processes_with(HANGING)
     seen = lab.dataset(case.name)
     kept, titles = seen["calls_kept"], case.titles
     assert kept + sum(seen["dropped"].values()) == len(ran.calls)
-    remember(cache, Result(harness, case.cell, len(ran.calls), len(ran.calls), kept, titles=titles, status="timeout"))
+    remember(cache, Result(harness, case.cell, served, len(ran.calls), kept, titles=titles, status="timeout"))
 
 
 @pytest.mark.slow
