@@ -130,8 +130,8 @@ def _sub_agent(harness: str) -> Case:
         ("", ask),
     )
     if harness == "codex":  # it goes on while its sub-agent works, and waits for it with a call of its own
-        kinds = ("main", "main", "sub_agent", "sub_agent", "main", "main")
-        return Case(harness, "sub-agent", script, kinds, segments=2, is_concurrent=True)
+        beside = ("main", "main", "sub_agent", "sub_agent", "main", "main")
+        return Case(harness, "sub-agent", script, beside, segments=2, is_concurrent=True)
     kinds = ("main", "sub_agent", "sub_agent", "main", "main")
     steps = (("task" if harness == "opencode" else "Agent", 0), *_steps(harness, 1, 3))
     return Case(harness, "sub-agent", script, kinds, steps, segments=2)
