@@ -40,8 +40,8 @@ class RequestKind(NamedTuple):
 
 
 def stated_in_headers(headers: Iterable[tuple[bytes, bytes]]) -> tuple[str | None, RequestKind | None]:
-    """The agent and the kind that a client states in a header of JSON, such as Codex's `x-codex-turn-metadata`: `agent_name` and
-    `request_kind`."""
+    """The agent and the kind that a client states in a header of JSON, such as Codex's `x-codex-turn-metadata`: `agent_name`,
+    `request_kind` and `subagent_kind`. Codex's sub-agents state their parent's name; theirs is `NAME/SUBAGENT_KIND`."""
     for name, value in headers:
         if not (name.startswith(b"x-") and name.endswith(b"-metadata")):
             continue
@@ -57,6 +57,8 @@ def stated_in_headers(headers: Iterable[tuple[bytes, bytes]]) -> tuple[str | Non
                 ("title", "title"),
             )
             kind = next((RequestKind(kind, "header") for word, kind in words if word in asked), None)
+            if isinstance(helper := stated.get("subagent_kind"), str) and helper:
+                agent, kind = f"{agent}/{helper}", kind or RequestKind("sub_agent", "header")
             return agent[:_MAX_NAME], kind
     return None, None
 

@@ -1,101 +1,199 @@
-"""The harnesses that are run, and how the scripted policy does the task with each."""
+"""The harnesses that are run, and how the scripted policy does the task with each, in each cell of the matrix."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from tests.support.policy_server.scripted import tool_call
 
-__all__ = ["CASES", "Case"]
+__all__ = ["CASES", "HARNESSES", "PACKAGES", "TITLES", "Case", "hanging", "plain", "waiting"]
+
+Rule = tuple[str, str]
+"""Pattern in the prompt → answer; the first that matches counts."""
 
 READ = "cat notes.txt"
 WRITE = "echo 6174 > answer.txt; echo written-down"
-Rule = tuple[str, str]
+DONE = ("written-down", "The answer is 6174.")
+PACKAGES = {
+    "claude-code": "@anthropic-ai/claude-code@2.1.197",
+    "codex": "@openai/codex@0.171.0",
+    "opencode": "opencode-ai@1.18.33",
+    "pi": "@mariozechner/pi-coding-agent@0.73.1",
+    "mini-swe-agent": "mini-swe-agent==2.4.6",
+    "aider": "aider-chat==0.86.2",
+    "hermes": "hermes-agent==0.19.0",
+}
+"""What npm installs, or pip if it has `==`."""
+TITLES = {
+    "claude-code": "Claude Code",
+    "codex": "Codex",
+    "opencode": "OpenCode",
+    "pi": "Pi",
+    "hermes": "Hermes",
+}
+"""Names in the table, where they are not those of the connections."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One harness."""
+    """One harness in one cell of the matrix."""
 
-    name: str
-    """Of the built-in connection."""
-    package: str
-    """What npm installs, or pip if it has `==`."""
+    harness: str
+    """Name of the built-in connection."""
+    cell: str
     script: tuple[Rule, ...]
-    """Pattern in the prompt → answer; the first that is found."""
     kinds: tuple[str, ...] = ("main", "main", "main")
-    """Of its calls, in order."""
+    """Of its calls, in order, without the title of the conversation, which may be asked for at any time."""
     tools: tuple[tuple[str, int], ...] = ()
     """Name of each tool step, and the number of the call that asked for it."""
-    connection: str = ""
-    """Name of the case's connection; default: `name`."""
+    segments: int = 1
     settings: tuple[tuple[str, str], ...] = ()
     """Texts of the connection that the case replaces."""
+    is_concurrent: bool = False
+    """Whether a sub-agent's calls mix with its parent's, so that only their numbers are known."""
+    thinks: bool = False
+    """Whether it runs on the server with a short context and a reasoning parser, where each answer begins with thoughts."""
+
+    @property
+    def titles(self) -> int:
+        """How many titles it asks for."""
+        return int(self.harness == "opencode")
+
+    @property
+    def name(self) -> str:
+        return f"{self.harness}-{self.cell}".replace(" ", "-")
 
 
-def _with_shell(tool: str, argument: str = "command", **more: str) -> tuple[Rule, ...]:
+_SHELLS: dict[str, tuple[str, str, dict[str, str]]] = {
+    "claude-code": ("Bash", "command", {"description": "Does it"}),
+    "codex": ("exec_command", "cmd", {}),
+    "opencode": ("bash", "command", {"description": "Does it"}),
+    "pi": ("bash", "command", {}),
+    "mini-swe-agent": ("bash", "command", {}),
+    "hermes": ("terminal", "command", {}),
+}
+"""Name, argument and further arguments of each harness's tool for commands."""
+_TITLE = ("title generator", "Reading notes")
+
+
+def _shell(harness: str, command: str) -> str:
+    tool, argument, more = _SHELLS[harness]
+    return tool_call(tool, **{argument: command, **more})
+
+
+def _steps(harness: str, *calls: int) -> tuple[tuple[str, int], ...]:
+    """Tool steps by the numbers of their calls."""
+    return tuple((_SHELLS[harness][0], call) for call in calls)
+
+
+def _done(harness: str) -> tuple[Rule, ...]:
+    """The title of OpenCode's conversations, and how a run ends once the answer is written."""
+    last = _shell(harness, "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT") if harness == "mini-swe-agent" else DONE[1]
+    return (*([_TITLE] if harness == "opencode" else []), (DONE[0], last))
+
+
+def plain(harness: str, cell: str = "plain", *, thinks: bool = False) -> Case:
     """Reads the notes, writes the answer, says so."""
-    return (
-        ("written-down", "The answer is 6174."),
-        ("6174", tool_call(tool, **{argument: WRITE, **more})),
-        ("", tool_call(tool, **{argument: READ, **more})),
+    script = (*_done(harness), ("6174", _shell(harness, WRITE)), ("", _shell(harness, READ)))
+    steps = _steps(harness, 0, 1)
+    return Case(harness, cell, script, ("main", "main", "main"), steps, thinks=thinks)
+
+
+def _parallel(harness: str) -> Case:
+    """Reads the notes and does something else in one answer with two tool calls."""
+    both = f"{_shell(harness, READ)}\n{_shell(harness, 'echo second-result')}"
+    script = (*_done(harness), ("second-result", _shell(harness, WRITE)), ("", both))
+    return Case(harness, "parallel tools", script, ("main", "main", "main"), _steps(harness, 0, 0, 1))
+
+
+def hanging(harness: str) -> Case:
+    """Reads the notes, then waits for longer than a rollout may take."""
+    script = (*_done(harness), ("6174", _shell(harness, "sleep 987")), ("", _shell(harness, READ)))
+    return Case(harness, "hanging tool", script, ("main", "main"))
+
+
+def waiting(harness: str, folder: Path) -> Case:
+    """Reads the notes with a command that ends only when the test says so."""
+    wait = f"touch {folder}/reached; until [ -e {folder}/go ]; do sleep 0.1; done; {READ}"
+    script = (*_done(harness), ("6174", _shell(harness, WRITE)), ("", _shell(harness, wait)))
+    return Case(harness, "hot swap", script)
+
+
+def _sub_agent(harness: str) -> Case:
+    """Has a sub-agent read the notes."""
+    ask, wait = _DELEGATION[harness]
+    script = (
+        *_done(harness),
+        ("It says 6174", _shell(harness, WRITE)),
+        *wait,
+        (r"SUBTASK[\s\S]*The number is 6174", "It says 6174"),
+        ("SUBTASK", _shell(harness, READ)),
+        ("", ask),
     )
+    if harness == "codex":  # it goes on while its sub-agent works, and waits for it with a call of its own
+        beside = ("main", "main", "sub_agent", "sub_agent", "main", "main")
+        return Case(harness, "sub-agent", script, beside, segments=2, is_concurrent=True)
+    kinds = ("main", "sub_agent", "sub_agent", "main", "main")
+    steps = (("task" if harness == "opencode" else "Agent", 0), *_steps(harness, 1, 3))
+    return Case(harness, "sub-agent", script, kinds, steps, segments=2)
 
 
-SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
-CASES = (
-    Case(
-        "claude-code",
-        "@anthropic-ai/claude-code@2.1.197",
-        _with_shell("Bash", description="Does it"),
-        tools=(("Bash", 0), ("Bash", 1)),
+_DELEGATION: dict[str, tuple[str, tuple[Rule, ...]]] = {
+    "claude-code": (
+        tool_call("Agent", description="Reads", prompt="SUBTASK: read it", subagent_type="general-purpose"),
+        (),
     ),
-    Case(
-        "claude-code with a sub-agent",
-        "@anthropic-ai/claude-code@2.1.197",
-        (
-            ("written-down", "The answer is 6174."),
-            ("It says 6174", tool_call("Bash", command=WRITE, description="Writes")),
-            (r"SUBTASK[\s\S]*The number is 6174", "It says 6174"),
-            ("SUBTASK", tool_call("Bash", command=READ, description="Reads")),
-            ("", tool_call("Agent", description="Reads", prompt="SUBTASK: read it", subagent_type="general-purpose")),
-        ),
-        ("main", "sub_agent", "sub_agent", "main", "main"),
-        tools=(("Agent", 0), ("Bash", 1), ("Bash", 3)),
-        connection="claude-code",
+    "codex": (
+        tool_call("multi_agent_v1__spawn_agent", message="SUBTASK: read it"),
+        ((r'"agent_id": ?"([^"]+)"', tool_call("multi_agent_v1__wait_agent", targets=["$1"], timeout_ms=60000)),),
     ),
-    Case(
-        "claude-code with a compaction",
-        "@anthropic-ai/claude-code@2.1.197",
-        (
-            ("written-down", "The answer is 6174."),
-            ("SUMMED", tool_call("Bash", command=WRITE, description="Writes")),
-            ("create a detailed summary of the conversation", "<summary>SUMMED: the number is 6174</summary>"),
-            ("", tool_call("Bash", command="cat notes.txt; seq 1 5500", description="Reads")),
-        ),
+    "opencode": (tool_call("task", description="Reads", prompt="SUBTASK: read it", subagent_type="general"), ()),
+}
+"""The call that delegates, and rules for what the parent does meanwhile."""
+
+
+def _compaction(harness: str) -> Case:
+    """Reads until the history is summarized; the rest of the task then comes from the summary."""
+    asks, lines, kinds, segments = _COMPACTION[harness]
+    script = (
+        *_done(harness),
+        (asks, "<summary>SUMMED: the number is 6174</summary>"),
+        ("SUMMED", _shell(harness, WRITE)),
+        ("", _shell(harness, f"{READ}; seq 1 {lines}")),
+    )
+    return Case(harness, "compaction", script, kinds, segments=segments, settings=_WINDOWS[harness])
+
+
+_COMPACTION: dict[str, tuple[str, int, tuple[str, ...], int]] = {
+    "claude-code": (
+        "create a detailed summary of the conversation",
+        5500,
         ("main", "main", "main", "summary", "main", "main"),
-        tools=(("Bash", 0), ("Bash", 1), ("Bash", 2), ("Bash", 4)),
-        connection="claude-code",
-        settings=(
-            ('AUTO_COMPACT_WINDOW = "{max_model_len}"', 'AUTO_COMPACT_WINDOW = "60000"'),
-            ('MAX_OUTPUT_TOKENS = "{max_output_tokens}"', 'MAX_OUTPUT_TOKENS = "2000"'),
+        3,
+    ),
+    "codex": ("CONTEXT CHECKPOINT COMPACTION", 2000, ("main", "main", "summary", "main", "main"), 3),
+}
+"""What the harness asks for, lines that each reading gives, kinds of the calls, and segments."""
+_WINDOWS = {
+    "claude-code": (
+        ('AUTO_COMPACT_WINDOW = "{max_model_len}"', 'AUTO_COMPACT_WINDOW = "60000"'),
+        ('MAX_OUTPUT_TOKENS = "{max_output_tokens}"', 'MAX_OUTPUT_TOKENS = "2000"'),
+    ),
+    "codex": (
+        (
+            "model_context_window = {max_model_len}",
+            "model_context_window = {max_model_len}\nmodel_auto_compact_token_limit = 18000",
         ),
     ),
-    Case(
-        "codex",
-        "@openai/codex@0.171.0",
-        _with_shell("exec_command", "cmd"),
-        tools=(("exec_command", 0), ("exec_command", 1)),
-    ),
-    Case(
-        "opencode",
-        "opencode-ai@1.18.33",
-        (("title generator", "Reading notes"), *_with_shell("bash", description="Does it")),
-        ("title", "main", "main", "main"),
-    ),
-    Case("pi", "@mariozechner/pi-coding-agent@0.73.1", _with_shell("bash")),
-    Case(
-        "mini-swe-agent",
-        "mini-swe-agent==2.4.6",
-        (("written-down", tool_call("bash", command=SUBMIT)), *_with_shell("bash")[1:]),
-    ),
-    Case("aider", "aider-chat==0.86.2", (("", "answer.txt\n```\n6174\n```"),), ("main",)),
+}
+"""Texts of the connections that make the window small."""
+
+HARNESSES = ("claude-code", "codex", "opencode", "pi", "mini-swe-agent")
+CASES = (
+    *(plain(harness) for harness in HARNESSES),
+    *(_parallel(harness) for harness in HARNESSES),
+    *(plain(harness, "thinking model", thinks=True) for harness in HARNESSES),
+    *(_sub_agent(harness) for harness in ("claude-code", "codex", "opencode")),
+    *(_compaction(harness) for harness in ("claude-code", "codex")),
+    Case("aider", "plain", (("", "answer.txt\n```\n6174\n```"),), ("main",)),
+    plain("hermes"),
 )

@@ -5,16 +5,19 @@ import os
 import shutil
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.end_to_end.harnesses.cases import Case
+from tests.end_to_end.harnesses.cases import PACKAGES, Case
 from tests.support.agents.programs import environment
 from tests.support.collector.process import CollectorProcess, read, running
+from tests.support.models import tiny_model
 from tests.support.places import ROOT
 from tests.support.policy_server.process import RunningServer, policy_server
 from tests.support.policy_server.scripted import FLAGS, make_scripted_model
@@ -32,6 +35,11 @@ def one(rollout):
     return 1.0
 """
 NOTHING_TO_TRAIN = 3
+THOUGHTS = "Let me see.</think>"
+TEMPLATE_END = "assistant\\n' }}\n{%- endif %}"
+"""How the chat template ends: with the beginning of an answer."""
+SHORT = 40_000
+"""Context of the server whose prompts outgrow it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,45 +60,76 @@ class Lab:
 
     def rollout(self, case: Case, run: str, *options: str, path: str) -> Ran:
         """One rollout of the task in `folder`/template."""
-        (self.folder / "script.json").write_text(json.dumps(case.script))
-        tasks = self.folder / "tasks.jsonl"
-        tasks.write_text(json.dumps({"id": "t", "input": TASK}) + "\n")
-        (self.folder / "template").mkdir(exist_ok=True)
-        (self.folder / "template" / "notes.txt").write_text("The number is 6174.\n")
-        (self.folder / "judges.py").write_text(JUDGE)
-        done = self.run(
-            "rollout", "--tasks", str(tasks), "--n", "1", "--run", run, "--retries", "0", "--timeout-s", "200",
-            "--harness", self._connection(case), "--workspace", str(self.folder / "template"), "--judge", "judges:judge",
-            "--format", "json", *options, path=path,
-        )  # fmt: skip
+        self.follow(case)
+        done = self.run(*self.command(case, run), *options, path=path)
         results = [json.loads(line) for line in done.stdout.splitlines() if '"total"' in line]
         assert results, done.stderr
+        return Ran(results[-1], done.stderr, self.calls(run))
+
+    def follow(self, case: Case) -> None:
+        """Gives the policy the case's script."""
+        script = [(pattern, answer) for (pattern, _), answer in zip(case.script, self.answers(case), strict=True)]
+        (self.folder / "script.json").write_text(json.dumps(script))
+
+    @staticmethod
+    def answers(case: Case) -> list[str]:
+        """What the policy samples by the case's rules."""
+        return [(THOUGHTS if case.thinks else "") + answer for _, answer in case.script]
+
+    def calls(self, run: str) -> list[dict[str, Any]]:
+        """The stored calls of a run, in order."""
         rows = [row for row in read(self._collector.address, "calls") if row["run_id"] == run]
-        return Ran(results[-1], done.stderr, sorted(rows, key=lambda row: row["call_index"]))
+        return sorted(rows, key=lambda row: row["call_index"])
+
+    def stored(self) -> int:
+        """Number of all stored calls."""
+        return len(read(self._collector.address, "calls"))
+
+    def counted(self, what: str) -> int:
+        """The policy server's own count of calls: `captured`, `exported`, `dropped` or `refused`."""
+        with urllib.request.urlopen(f"{self.server.url}/metrics", timeout=30) as answer:
+            lines = answer.read().decode().splitlines()
+        (value,) = [line.split(" ")[1] for line in lines if line.startswith(f"trainspan_calls_{what}_total ")]
+        return int(float(value))
 
     def _connection(self, case: Case) -> str:
         """The name of a built-in connection, or a file with what the case replaces in it."""
-        name = case.connection or case.name
         if not case.settings:
-            return name
-        text = (BUILT_IN / f"{name}.toml").read_text()
+            return case.harness
+        text = (BUILT_IN / f"{case.harness}.toml").read_text()
         for before, after in case.settings:
             assert before in text
             text = text.replace(before, after)
         (self.folder / "connection.toml").write_text(text)
         return str(self.folder / "connection.toml")
 
-    def run(self, *command: str, path: str) -> "subprocess.CompletedProcess[str]":
-        environ = {
+    def command(self, case: Case, run: str) -> list[str]:
+        """Arguments of one rollout of the task in `folder`/template."""
+        tasks = self.folder / "tasks.jsonl"
+        tasks.write_text(json.dumps({"id": "t", "input": TASK}) + "\n")
+        (self.folder / "template").mkdir(exist_ok=True)
+        (self.folder / "template" / "notes.txt").write_text("The number is 6174.\n")
+        (self.folder / "judges.py").write_text(JUDGE)
+        return [
+            "rollout", "--tasks", str(tasks), "--n", "1", "--run", run, "--retries", "0", "--timeout-s", "200",
+            "--harness", self._connection(case), "--workspace", str(self.folder / "template"), "--judge", "judges:judge",
+            "--format", "json",
+        ]  # fmt: skip
+
+    def environ(self, path: str) -> dict[str, str]:
+        """Environment of trainspan's commands."""
+        return {
             **environment({}),
             "PATH": path,
             "OPENAI_BASE_URL": f"{self.server.url}/v1",
             "TRAINSPAN_COLLECTOR__ENDPOINTS": f"http://{self._collector.address.grpc}",
             "TRAINSPAN_HOME": str(self._collector.store.parent),
         }
+
+    def run(self, *command: str, path: str) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
             [sys.executable, "-m", "trainspan_cli", *command],
-            env=environ, cwd=self.folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=280, check=False,
+            env=self.environ(path), cwd=self.folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=280, check=False,
         )  # fmt: skip
 
     def dataset(self, run: str) -> dict[str, Any]:
@@ -114,14 +153,32 @@ class Lab:
 
 
 @pytest.fixture(scope="package")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+def long_context(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     root = tmp_path_factory.mktemp("harnesses")
-    model = make_scripted_model(root / "model")
+    with _running(root, make_scripted_model(root / "model")) as lab:
+        yield lab
+
+
+@pytest.fixture(scope="package")
+def thinking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """A model that thinks, with a shorter context."""
+    root = tmp_path_factory.mktemp("thinking")
+    model = tiny_model.with_thinking(make_scripted_model(root / "model"))
+    template = (model / "chat_template.jinja").read_text().rstrip()
+    assert template.endswith(TEMPLATE_END)
+    opened = TEMPLATE_END.replace("assistant\\n", "assistant\\n<think>")
+    (model / "chat_template.jinja").write_text(template.removesuffix(TEMPLATE_END) + opened)
+    with _running(root, model, "--max-model-len", str(SHORT), "--reasoning-parser", "deepseek_r1") as lab:
+        yield lab
+
+
+@contextmanager
+def _running(root: Path, model: Path, *flags: str) -> Iterator[Lab]:
     (root / "work").mkdir()
     with running(root / "home" / "spans.duckdb") as collector:
         arguments = ("--collector", f"http://{collector.address.grpc}", "--checkpoints", str(root / "checkpoints"))
         script = {"SCRIPT": str(root / "work" / "script.json"), "VLLM_CPU_KVCACHE_SPACE": "2"}
-        with policy_server(model, root / "home", *arguments, flags=FLAGS, environment=script) as server:
+        with policy_server(model, root / "home", *arguments, flags=(*FLAGS, *flags), environment=script) as server:
             yield Lab(server, collector, root / "work")
 
 
@@ -138,18 +195,18 @@ class Programs:
 
     def path_with(self, case: Case) -> str:
         """PATH on which the harness's program is."""
-        name = case.connection or case.name
+        name, package = case.harness, PACKAGES[case.harness]
         program = read_connection(name).program
         if shutil.which(program):
             return os.environ["PATH"]
         place = self._folder / name
         if place.exists():
             return f"{place / 'node_modules' / '.bin'}{os.pathsep}{os.environ['PATH']}"
-        if "==" in case.package:
+        if "==" in package:
             commands, folder = [[sys.executable, "-m", "venv", str(place)]], place / "bin"
-            commands.append([str(folder / "pip"), "install", "--quiet", case.package])
+            commands.append([str(folder / "pip"), "install", "--quiet", package])
         else:
-            commands = [["npm", "install", "--prefix", str(place), "--no-audit", "--no-fund", "--silent", case.package]]
+            commands = [["npm", "install", "--prefix", str(place), "--no-audit", "--no-fund", "--silent", package]]
             folder = place / "node_modules" / ".bin"
         try:
             for command in commands:

@@ -112,6 +112,10 @@ def test_a_header_that_names_the_agent_comes_first() -> None:
         "/root",
         RequestKind("summary", "header"),
     )
+    helper = '{"agent_name": "/root", "request_kind": "%s", "subagent_kind": "thread_spawn"}'
+    assert stated(helper % "turn") == ("/root/thread_spawn", RequestKind("sub_agent", "header"))
+    assert stated(helper % "compaction") == ("/root/thread_spawn", RequestKind("summary", "header"))
+    assert stated('{"agent_name": "/root", "subagent_kind": 3}') == ("/root", None)
     assert stated('{"agent_name": "/root"}', b"metadata") == (None, None)
     for value in ('{"agent_name": ""}', '{"agent_name": 3}', "[]", "{", "\xff"):
         assert stated(value) == (None, None)

@@ -15,7 +15,7 @@ import pytest
 
 from tests.serving.capture.test_capture import Caller
 from tests.serving.support.servers import FLAGS, Models, Plain, Stack
-from tests.support.models.tiny_model import make_tiny_model
+from tests.support.models.tiny_model import make_tiny_model, with_thinking
 from tests.support.otlp.sink import ReceivedSpan, otlp_sink
 from tests.support.policy_server.constrained import Scorer, constraint, logged
 from tests.support.policy_server.process import policy_server
@@ -275,19 +275,6 @@ def test_a_grammar_behind_reasoning_masks_from_where_the_engine_did(tmp_path: Pa
         max(float(np.abs(scorer.logprobs(span, *scorer.replayed(span)) - logged(span)).max()) for span in spans) < 1e-4
     )
     scorer.replayer.close()
-
-
-def with_thinking(folder: Path) -> Path:
-    """Returns the model with reasoning tokens added."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<think>", "</think>"]})
-    model: Any = AutoModelForCausalLM.from_pretrained(folder)
-    model.resize_token_embeddings(len(tokenizer))
-    model.save_pretrained(folder, safe_serialization=True)
-    tokenizer.save_pretrained(folder)
-    return folder
 
 
 @pytest.mark.ci

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 CHATML = (
     "{% for message in messages %}"
@@ -67,4 +68,17 @@ def make_tiny_model(
             parameter.mul_(3.0)  # peaked enough to distinguish the weights of different seeds
     model.save_pretrained(folder, safe_serialization=True)
     fast.save_pretrained(folder)
+    return folder
+
+
+def with_thinking(folder: Path) -> Path:
+    """Returns the model with reasoning tokens added."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<think>", "</think>"]})
+    model: Any = AutoModelForCausalLM.from_pretrained(folder)
+    model.resize_token_embeddings(len(tokenizer))
+    model.save_pretrained(folder, safe_serialization=True)
+    tokenizer.save_pretrained(folder)
     return folder

@@ -1,7 +1,8 @@
 """A policy whose answers are forced token by token to a script, in a real engine: `--logits-processors …scripted:Scripted`.
 
 SCRIPT names a JSON file with rules `[pattern, answer]`: the answer of the first rule whose pattern is found in the prompt's text
-is sampled, with log-probability 0, and the end of the turn after it. The file is read anew for each request.
+is sampled, with log-probability 0, and the end of the turn after it; `$1` in the answer is what the pattern's first group matched.
+The file is read anew for each request.
 """
 
 import json
@@ -22,11 +23,11 @@ FLAGS = ("--logits-processors", "tests.support.policy_server.scripted:Scripted")
 CONTEXT = 131_072
 
 
-def make_scripted_model(folder: Path) -> Path:
+def make_scripted_model(folder: Path, *, seed: int = 0) -> Path:
     """A tiny model with a long context, tools in its prompts, and a tokenizer that reads English in words rather than bytes."""
     texts = [path.read_text() for path in sorted((ROOT / "docs").glob("*.md"))]
     template = (ROOT / "examples" / "templates" / "chatml-tools.jinja").read_text()
-    return make_tiny_model(folder, context=CONTEXT, chat_template=template, vocabulary=8192, texts=texts)
+    return make_tiny_model(folder, seed=seed, context=CONTEXT, chat_template=template, vocabulary=8192, texts=texts)
 
 
 def tool_call(name: str, **arguments: Any) -> str:
@@ -70,6 +71,7 @@ class Scripted(LogitsProcessor):
     def _answer(self, prompt: list[int]) -> list[int]:
         text = self._tokenizer.decode(prompt)
         for pattern, answer in json.loads(self._script.read_text()):
-            if re.search(pattern, text):
-                return [*self._tokenizer.encode(answer, add_special_tokens=False), self._tokenizer.eos_token_id]
+            if match := re.search(pattern, text):
+                filled = answer.replace("$1", match[1] or "") if match.groups() else answer
+                return [*self._tokenizer.encode(filled, add_special_tokens=False), self._tokenizer.eos_token_id]
         return [*self._tokenizer.encode("no rule", add_special_tokens=False), self._tokenizer.eos_token_id]

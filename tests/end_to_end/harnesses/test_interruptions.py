@@ -1,0 +1,124 @@
+"""Rollouts of coding harnesses that are interrupted: a tool that hangs, a runner that is killed, weights that change in the run."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.harnesses.cases import HARNESSES, hanging, plain, waiting
+from tests.end_to_end.harnesses.conftest import Lab, Programs
+from tests.end_to_end.harnesses.table import Result, remember
+from tests.support.models.canary import write_checkpoint_files
+from tests.support.policy_server.scripted import make_scripted_model
+
+LIMIT_S = 200
+HANGING = "\0".join(("sleep", "987"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("harness", HARNESSES)
+def test_a_tool_that_hangs_ends_with_its_rollout_whose_calls_are_stored(
+    harness: str, long_context: Lab, programs: Programs, cache: pytest.Cache
+) -> None:
+    lab, case = long_context, hanging(harness)
+    before = lab.counted("captured")
+    ran = lab.rollout(case, case.name, "--timeout-s", "45", path=programs.path_with(case))
+    assert ran.result["status"] == {"timeout": 1}, ran.log
+    served = lab.counted("captured") - before
+    assert len(ran.calls) == served >= len(case.kinds)  # Codex asks again while its command runs
+    assert len({row["rollout_id"] for row in ran.calls}) == 1
+    assert not processes_with(HANGING)
+    seen = lab.dataset(case.name)
+    kept, titles = seen["calls_kept"], case.titles
+    assert kept + sum(seen["dropped"].values()) == len(ran.calls)
+    remember(cache, Result(harness, case.cell, served, len(ran.calls), kept, titles=titles, status="timeout"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("harness", ["codex", "pi"])
+def test_a_killed_runner_leaves_no_process_and_its_rollout_is_trained_once(
+    harness: str, long_context: Lab, programs: Programs, cache: pytest.Cache
+) -> None:
+    lab, case = long_context, hanging(harness)
+    path, run = programs.path_with(case), f"{harness}-killed"
+    before, stored_before = lab.counted("captured"), lab.stored()
+    lab.follow(case)
+    with runner(lab, lab.command(case, run), path) as process:
+        wait_for(lambda: processes_with(HANGING))
+        process.kill()
+    wait_for(lambda: not processes_with(HANGING))
+    resumed = lab.rollout(plain(harness), run, "--resume", path=path)
+    assert (resumed.result["status"], resumed.result["mean_reward"]) == ({"ok": 1}, 1.0), resumed.log
+    assert [row["attempt"] for row in resumed.calls] == [1, 1, 1]
+    assert len({row["rollout_id"] for row in resumed.calls}) == 1
+    seen, served = lab.dataset(run), lab.counted("captured") - before
+    assert (seen["rollouts"], seen["calls_kept"], seen["dropped"]) == (1, 3, {})
+    assert served == lab.stored() - stored_before >= len(case.kinds) + 3
+    note = f"{served - 3} of the killed attempt have no rollout"
+    remember(cache, Result(harness, "killed and resumed", served, served, 3, seen["segments"], note=note))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("harness", ["claude-code", "codex"])
+def test_a_swap_between_two_calls_gives_each_call_its_own_version(
+    harness: str, long_context: Lab, programs: Programs, cache: pytest.Cache
+) -> None:
+    lab, case = long_context, waiting(harness, long_context.folder)
+    path, run = programs.path_with(case), f"{harness}-swap"
+    version = int(lab.server.policy()["version"])
+    checkpoint = lab.folder.parent / "checkpoints" / f"policy-{version + 1:06d}"
+    make_scripted_model(checkpoint, seed=version + 1)
+    write_checkpoint_files(checkpoint, version + 1, lab.folder.parent / "model")
+    for name in ("reached", "go"):
+        (lab.folder / name).unlink(missing_ok=True)
+    lab.follow(case)
+    with runner(lab, lab.command(case, run), path) as process:
+        wait_for((lab.folder / "reached").exists)
+        status, answer = lab.server.swap(checkpoint.name, version + 1)
+        (lab.folder / "go").touch()
+        assert status == 200, answer
+        process.communicate(timeout=LIMIT_S)
+    calls = lab.calls(run)
+    assert [row["policy_version"] for row in calls] == [version, version + 1, version + 1]
+    assert len({row["rollout_id"] for row in calls}) == 1
+    seen = lab.dataset(run)
+    assert (seen["calls_kept"], seen["min_policy_version"], seen["max_policy_version"]) == (3, version, version + 1)
+    remember(cache, Result(harness, "hot swap", 3, len(calls), seen["calls_kept"], seen["segments"]))
+
+
+@contextmanager
+def runner(lab: Lab, command: list[str], path: str) -> "Iterator[subprocess.Popen[str]]":
+    """A runner in the background."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "trainspan_cli", *command],
+        env=lab.environ(path), cwd=lab.folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True,
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def processes_with(words: str) -> list[int]:
+    """Processes that have these words, separated by NUL, in their command line."""
+    pids = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if words in file.read_text(errors="replace"):
+                pids.append(int(file.parent.name))
+        except OSError:
+            continue
+    return pids
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    deadline_s = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < deadline_s, "it did not come in time"
+        time.sleep(0.1)
