@@ -197,7 +197,7 @@ def _metrics(call: RecordedCall, tokens: Mapping[tuple[str, str], SpanTokens], e
 
 
 def _tokens_of_answer(of_spans: Sequence[SpanTokens], response_id: object) -> SpanTokens | None:
-    """Of the tokens below a client's call, those of its answer: the first choice of the response that it names.
+    """The tokens of a client's answer: those of the first choice of the response that the client names.
 
     None if these are not stored, or if several responses are below it and the client may not have named one: then `response_id`
     is that of the first span.

@@ -41,7 +41,7 @@ __all__ = ["CHOOSING", "ExportRequest", "Exported", "Kind", "export"]
 
 Kind = Literal["sft", "dpo", "kto", "atif", "openenv", "rows"]
 CHOOSING: Final = ("sft", "dpo", "kto")
-"""The kinds that choose examples by reward and group; of the others, each rollout gives its lines by itself."""
+"""The kinds that choose examples by reward and group. In the others each rollout has lines of its own."""
 
 _NO_TEXT: Final = (
     "no client instrumentation recorded the messages: install trainspan[messages] in the agent's environment (for the openai "
@@ -194,7 +194,7 @@ def _candidates_of(request: ExportRequest) -> list[RewardedRollout]:
 
 
 def _seen(request: ExportRequest) -> pl.DataFrame:
-    """The rollouts that the datasets saw, each once: as the newest saw it, since a reward may have arrived."""
+    """The rollouts of all datasets, each once, as the newest dataset has it: its reward may have arrived late."""
     lines = pl.concat(dataset.seen() for dataset in request.datasets)
     return lines.unique(ROLLOUT_KEY, keep="last", maintain_order=True)
 

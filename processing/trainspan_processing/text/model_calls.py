@@ -80,7 +80,7 @@ def finish_reasons(attributes: Mapping[str, Any], outputs: list[Message]) -> set
 
 
 def _is_used_up(attributes: Mapping[str, Any], outputs: list[Message]) -> bool:
-    """Whether the answer has all the tokens that the request allowed: what tells of its end where no reason is recorded.
+    """Whether the answer used all the tokens that the request allowed. Without a recorded reason this means that it was cut off.
 
     The tokens of several choices are recorded as a sum, which says nothing about one of them.
     """
