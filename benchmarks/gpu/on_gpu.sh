@@ -82,7 +82,7 @@ fi
 wants exact && step exact 150 "$python" -m benchmarks.gpu.exact
 [ -n "${tests:-}" ] && wait "$tests"
 # shellcheck disable=SC2086 # names of cases
-wants bench && step bench 170 "$python" -m benchmarks.gpu.bench ${GPU_KIT_CASES:-}
+wants bench && step bench "$((${GPU_KIT_BENCH_SECONDS:-145} + 25))" "$python" -m benchmarks.gpu.bench ${GPU_KIT_CASES:-}
 wants stock && step stock 80 "$python" -m benchmarks.gpu.stock
 wants rounds && step rounds 110 "$python" -m benchmarks.gpu.rounds
 wants demo && step demo 420 "$python" -m benchmarks.gpu.policy demo
