@@ -46,6 +46,7 @@ def with_wide_heads(size: Size) -> Any:
         (WIDE, "packed", 1024, True, "float32"),
         (WIDE_HEADS, "packed", 4096, False, "float32"),
         (WIDE_HEADS, "tree", 4096, True, "float32"),
+        (LARGE_VOCABULARY, "packed", 1024, False, "bfloat16"),
         (WIDE, "tree", 2048, False, "bfloat16"),
         (WIDE, "tree", 2048, True, "bfloat16"),
         (WIDE_HEADS, "tree", 4096, True, "bfloat16"),
@@ -73,10 +74,11 @@ def test_a_micro_batch_takes_what_was_estimated_and_no_more(
     trainer = TransitionGRPOTrainer(model, load_tokenizer(model_dir), settings, [], str(tmp_path))
     if checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})  # as `train()` does
+    prepared = trainer.accelerator.prepare(model)  # as `train()` does: it converts outputs
     small = batch.first(tokens // 4)
-    trainer.accumulate(trainer.model, [small])  # warm-up: one-time allocations
+    trainer.accumulate(prepared, [small])  # warm-up: one-time allocations
     model.zero_grad(set_to_none=True)
-    taken = peak(lambda: trainer.accumulate(trainer.model, [batch]))
+    taken = peak(lambda: trainer.accumulate(prepared, [batch]))
     found = estimate(model.config, settings, cuda=False)
     estimated = found.gradients + found.activations + found.logits + found.masks
     assert 0.4 * estimated < taken < estimated, f"{taken / 2**20:.0f} of {estimated / 2**20:.0f} MiB ({found})"

@@ -37,6 +37,17 @@ class Traced(Tensor):
             result.steps = (*source.steps, (func, args, kwargs or {}))
         return result
 
+    def without_last_conversions(self) -> "Traced":
+        """Without conversions to float32 after all other steps: scores are computed in float32 anyway.
+
+        Accelerate converts the outputs of a model under autocast; a chunk would exist in both dtypes, and twice in float32.
+        """
+        trimmed = self.as_subclass(Traced)
+        trimmed.steps = self.steps
+        while trimmed.steps and trimmed.steps[-1][0] is Tensor.float:
+            trimmed.steps = trimmed.steps[:-1]
+        return trimmed
+
     def replay(self, logits: Tensor) -> Tensor:
         """Applies the recorded steps to other logits."""
         for func, args, kwargs in self.steps:
@@ -62,7 +73,7 @@ def head_scores(
     """
     parameters = [parameter for parameter in head.parameters() if parameter.requires_grad and of_parameters]
     scores: tuple[Tensor, Tensor] = _Head.apply(  # type: ignore[no-untyped-call]
-        head, after, limits, targets, temperatures, chunk, hidden, *parameters
+        head, after.without_last_conversions(), limits, targets, temperatures, chunk, hidden, *parameters
     )
     return scores
 
