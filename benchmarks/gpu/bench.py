@@ -36,27 +36,13 @@ class Case:
     """`agent`: six turns in groups of eight; `long`: answers that fill a micro-batch; `ragged`: answers of all lengths."""
     settings: dict[str, Any]
     profile: bool = False
-    compiled: bool = False
-    """Whether the model's layers are compiled."""
-    rounded: bool = False
-    """Whether layers have copies of their weights in bfloat16, so that all between them is bfloat16, as in the server."""
-    liger: bool = False
-    """Whether norms, rotations and gates are Liger's kernels."""
 
-
-KEPT = {"gradient_checkpointing": False, "micro_batch_tokens": 16_384, "memory_gib": 300}
-"""Keeps the activations of rows of 16,384 tokens, whatever the estimate says."""
 
 CASES = {
     "1.5B_long_packed": Case("1.5B", "long", {"forward": "packed"}, profile=True),
-    "1.5B_long_rounded": Case("1.5B", "long", {"forward": "packed"}, profile=True, rounded=True),
-    "1.5B_long_liger": Case("1.5B", "long", {"forward": "packed"}, rounded=True, liger=True),
-    "1.5B_long_both": Case("1.5B", "long", {"forward": "packed"}, profile=True, compiled=True, rounded=True),
-    "1.5B_long_liger_kept": Case("1.5B", "long", {"forward": "packed", **KEPT}, profile=True, rounded=True, liger=True),
-    "1.5B_long_both_kept": Case(
-        "1.5B", "long", {"forward": "packed", **KEPT}, profile=True, compiled=True, rounded=True
+    "1.5B_long_packed_recomputed": Case(
+        "1.5B", "long", {"forward": "packed", "gradient_checkpointing": True}, profile=True
     ),
-    "1.5B_long_compiled": Case("1.5B", "long", {"forward": "packed"}, compiled=True),
     "0.5B_agent_auto": Case("0.5B", "agent", {"forward": "auto"}, profile=True),
     "0.5B_long_packed": Case("0.5B", "long", {"forward": "packed"}, profile=True),
     "0.5B_ragged_packed": Case("0.5B", "ragged", {"forward": "packed"}),
@@ -164,8 +150,6 @@ def measured(case: Case, folder: Path) -> dict[str, Any]:
 
     tokenizer = load_tokenizer(make_tiny_model(folder / f"tokenizer-{len(list(folder.iterdir()))}", hidden=32))
     trainer = TransitionGRPOTrainer(model, tokenizer, settings, steps(), str(folder), budget=budget)
-    if case.rounded:
-        _round_layers(trainer)
     trainer.train()
     took = [later - earlier for earlier, later in zip(marks[WARM:-1], marks[WARM + 1 :], strict=True)]
     figures = {
@@ -213,22 +197,15 @@ def planned(case: Case, settings: Any, config: Any, budget: Any, *, cuda: bool) 
 
 
 def _model(case: Case, settings: Any, folder: Path, *, cuda: bool) -> Any:
-    import torch
-
+    from trainspan_training.model.kernels import accelerate_layers
     from trainspan_training.objective import attention
 
     model = make_model(sizes()[case.size])
     model.config.max_position_embeddings = 32_768
     if settings.forward != "padded":
         attention.prepare(model, settings.forward)
-    if case.liger:
-        from liger_kernel.transformers import apply_liger_kernel_to_qwen2
-
-        apply_liger_kernel_to_qwen2(cross_entropy=False, fused_linear_cross_entropy=False, model=model)
-    if case.compiled:
-        torch._dynamo.config.specialize_float = True  # floats would be computed on the CPU
-        for layer in model.model.layers:
-            layer.compile(dynamic=True)
+    if cuda:
+        accelerate_layers(model, bf16=True)
     return _with_adapter(model, settings, folder, cuda=cuda) if settings.adapter == "lora" else model
 
 
@@ -240,34 +217,6 @@ def _with_adapter(model: Any, settings: Any, folder: Path, *, cuda: bool) -> Any
 
     frozen = model.to(torch.bfloat16) if cuda else model
     return add_adapter(frozen, settings, Policy(folder, None, str(folder), 0, folder))
-
-
-def _round_layers(trainer: Any) -> None:
-    """From forward to backward of a micro-batch, layers have copies of their weights in bfloat16."""
-    import torch
-
-    accumulate, base = trainer.accumulate, trainer.policy.model
-    base.embed_tokens.register_forward_hook(lambda _module, _inputs, states: states.to(torch.bfloat16))
-
-    def rounded(model: Any, step: Sequence[Any]) -> Any:
-        total = 0
-        for batch in step:
-            weights = [
-                (module, name, weight)
-                for layer in base.layers
-                for module in layer.modules()
-                for name, weight in module.named_parameters(recurse=False)
-            ]
-            for module, name, weight in weights:
-                del module._parameters[name]
-                setattr(module, name, weight.to(torch.bfloat16))
-            total += accumulate(model, [batch])
-            for module, name, weight in weights:
-                delattr(module, name)
-                module.register_parameter(name, weight)
-        return total
-
-    trainer.accumulate = rounded
 
 
 def _speed(case: Case, step: Any, seconds: float) -> dict[str, Any]:

@@ -83,9 +83,8 @@ def _joined(gradient: dict[str, Any], names: Iterable[str]) -> Any:
 def compared(expected: Reference, settings: Any, folder: Path, chunk: int | None = None) -> dict[str, Any]:
     """How far one step's loss and gradient are off; with `chunk`, the output head takes so many logits at a time."""
     from tests.training.support.exactness.references import gradients
-    from trainspan_training.model.loading import load_model
 
-    trainer = _trainer(load_model(expected.model), expected, settings, folder)
+    trainer = _trainer(_loaded(expected, settings), expected, settings, folder)
     if chunk is not None:
         trainer.scorer.chunk = chunk
     loss = float(trainer.accumulate(trainer.model, _micro_batches(expected, settings)))
@@ -105,12 +104,10 @@ def noise(expected: Reference, folder: Path) -> dict[str, Any]:
     """|Δ log-probability| of bfloat16 against float32 on this device, per token."""
     import numpy as np
 
-    from trainspan_training.model.loading import load_model
-
     logprobs = {}
     for dtype in ("float32", "bfloat16"):
         settings = settings_of("padded", dtype)
-        scorer = _trainer(load_model(expected.model), expected, settings, folder).scorer
+        scorer = _trainer(_loaded(expected, settings), expected, settings, folder).scorer
         logprobs[dtype] = np.concatenate([scorer.logprobs(batch) for batch in _micro_batches(expected, settings)])
     apart = np.abs(logprobs["float32"] - logprobs["bfloat16"])
     return {"tokens": len(apart), "mean": float(apart.mean()), "max": float(apart.max())}
@@ -121,13 +118,13 @@ def adapter(expected: Reference, folder: Path) -> dict[str, Any]:
     import torch
 
     from tests.training.support.exactness.references import gradients
-    from trainspan_training.model.loading import load_model
     from trainspan_training.model.lora import add_adapter
     from trainspan_training.model.starting_policy import Policy
 
     settings = replace(settings_of("packed", "bfloat16"), adapter="lora")
-    frozen = load_model(expected.model, frozen=True)
-    adapted = add_adapter(frozen, settings, Policy(expected.model, None, str(expected.model), 0, expected.model))
+    adapted = add_adapter(
+        _loaded(expected, settings), settings, Policy(expected.model, None, str(expected.model), 0, expected.model)
+    )
     trainer = _trainer(adapted, expected, settings, folder)
     loss = float(trainer.accumulate(trainer.model, _micro_batches(expected, settings)))
     gradient = list(gradients(trainer.policy).values())
@@ -143,6 +140,17 @@ def settings_of(mode: str, dtype: str, *, recomputed: bool = False) -> Any:
     from trainspan_schemas.config.settings import TrainSettings
 
     return TrainSettings(forward=mode, dtype=dtype, gradient_checkpointing=recomputed)
+
+
+def _loaded(expected: Reference, settings: Any) -> Any:
+    """The model as the trainer loads it, with what makes its layers fast on a GPU."""
+    import torch
+
+    from trainspan_training.model.kernels import accelerate_layers
+    from trainspan_training.model.loading import load_model
+
+    model = load_model(expected.model, frozen=settings.adapter == "lora")
+    return accelerate_layers(model, bf16=settings.dtype == "bfloat16") if torch.cuda.is_available() else model
 
 
 def _trainer(model: Any, expected: Reference, settings: Any, folder: Path) -> Any:

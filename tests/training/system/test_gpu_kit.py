@@ -1,9 +1,11 @@
 """The kit for a machine with a GPU and no network: its parts survive the way there, and its steps run against today's trainer."""
 
 import random
+import re
 import struct
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -87,6 +89,13 @@ def test_every_package_that_is_taken_along_has_a_pinned_version() -> None:
     pins = prepare.pins_of(ROOT / "constraints" / "gpu.txt")
     names = {*prepare.names_in("trainer-packages.txt"), *prepare.names_in("loop-packages.txt"), *prepare.LARGE}
     assert names - pins.keys() == {"gguf"}  # reads one file there; trainspan never imports it
+
+
+def test_every_requirement_of_the_loop_is_taken_along_or_in_the_image() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needed = {re.split(r"[\[<>=; ]", text)[0] for text in prepare.needed_by_loop(project)}
+    brought = {*prepare.names_in("trainer-packages.txt"), *prepare.names_in("loop-packages.txt"), *prepare.LARGE}
+    assert needed - {*brought, *prepare.IMAGE} == set()
 
 
 def test_each_kind_of_step_gives_its_figures_at_tiny_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from trainspan_schemas.resources import available_memory_bytes, free_memory_byte
 from trainspan_training.data.cuts import BLOCK
 from trainspan_training.data.layout import MOST_TOKENS, RECOMPUTED, TokenBudget, pass_tokens
 from trainspan_training.devices.team import Team
+from trainspan_training.model.kernels import fusible
 from trainspan_training.objective.head import CHUNK, block_bytes
 from trainspan_training.objective.options import compute_dtype
 
@@ -110,19 +111,12 @@ def estimate(
     frozen = untrained if parts == 1 else 4
     tokens = settings.micro_batch_tokens or MOST_TOKENS
     hidden, layers, vocabulary = int(text.hidden_size), int(text.num_hidden_layers), int(text.vocab_size)
-    inner = int(getattr(text, "intermediate_size", None) or 4 * hidden)
     width = 2 if halved else 4
-    queries = int(text.num_attention_heads) * int(getattr(text, "head_dim", None) or hidden // text.num_attention_heads)
-    widest = max(hidden, queries)
-    # Of one layer, kept for the backward pass; attention keeps about 16 times its width, of a tree 20. A CPU keeps float32, too, where
-    # it computes in bfloat16.
-    within = tokens * (8 * hidden + 12 * widest + 4 * inner) * (width if cuda else 4)
+    fused = cuda and full and fusible(config)
+    within, widest = _of_layer(config, tokens, width, cuda=cuda, fused=fused)
     # Sums of a CPU's attention over its parts, one layer at a time, and their copies in bfloat16.
     sums_of_parts = 0 if cuda else tokens * (6 if width == 4 else 9) * widest * 4
     recomputed = recomputes and settings.gradient_checkpointing is not False
-    # Attention that applies soft caps keeps about four matrices of scores: here, of one row that fills the micro-batch.
-    if config._attn_implementation == "eager":
-        within += 16 * int(text.num_attention_heads) * tokens**2
     chunk = min(tokens, max(1, logits // vocabulary))
     logit = width if cuda or not halved else 7  # products of bfloat16 on a CPU have copies in float32 (measured)
     sums = (8 if config.tie_word_embeddings else 4) * vocabulary * hidden if full else 0
@@ -132,11 +126,29 @@ def estimate(
         optimizer=8 * trained,
         copies=2 * trained if halved else 0,
         reference=untrained * whole if has_reference and full else 0,
-        activations=(layers * tokens * hidden * 4 + 3 * within if recomputed else layers * within) + sums_of_parts,
+        activations=(layers * tokens * hidden * (width if fused else 4) + 3 * within if recomputed else layers * within)
+        + sums_of_parts,
         # Scores of all positions, one chunk of logits and, for a trained head, its gradient (and the tied embedding's).
         logits=tokens * hidden * 2 * width + chunk * vocabulary * logit + block_bytes(vocabulary) + sums,
         masks=16 * (-(-tokens // BLOCK)) ** 2 if cuda and settings.forward != "padded" else 0,
     )
+
+
+def _of_layer(config: Any, tokens: int, width: int, *, cuda: bool, fused: bool) -> tuple[int, int]:
+    """Bytes that a layer keeps for its backward pass, in a dtype of `width` bytes; the greater of its and its attention's width."""
+    text = config.get_text_config()
+    hidden, heads = int(text.hidden_size), int(text.num_attention_heads)
+    inner = int(getattr(text, "intermediate_size", None) or 4 * hidden)
+    queries = heads * int(getattr(text, "head_dim", None) or hidden // heads)
+    widest = max(hidden, queries)
+    if fused:  # inputs and outputs of norms, attention and the gate
+        keys = int(text.num_key_value_heads) * queries // heads
+        norms_of_heads = queries + keys if config.model_type == "qwen3" else 0
+        return tokens * (4 * hidden + 3 * queries + 2 * keys + norms_of_heads + 3 * inner) * width, widest
+    # Attention keeps about 16 times its width, of a tree 20. A CPU keeps float32, too, where it computes in bfloat16.
+    within = tokens * (8 * hidden + 12 * widest + 4 * inner) * (width if cuda else 4)
+    # Attention that applies soft caps keeps about four matrices of scores: here, of one row that fills the micro-batch.
+    return within + (16 * heads * tokens**2 if config._attn_implementation == "eager" else 0), widest
 
 
 def fit(config: Any, settings: ModelSettings, memory: Memory, *, cuda: bool, team: Team) -> TokenBudget:

@@ -18,6 +18,7 @@ from trainspan_training.data.loss_weights import Rule
 from trainspan_training.devices.leader import Leader
 from trainspan_training.devices.team import Team
 from trainspan_training.model.full_weights import FullWeights, has_slices
+from trainspan_training.model.kernels import accelerate_layers
 from trainspan_training.model.loading import find_model, hollow_model, load_config, load_model, load_tokenizer
 from trainspan_training.model.lora import AdapterWeights, add_adapter
 from trainspan_training.model.starting_policy import Policy
@@ -93,12 +94,12 @@ def _budget(config: Any, settings: TrainSettings, team: Team, *, cuda: bool) -> 
 
 def _load(policy: Policy, config: Any, settings: TrainSettings, team: Team, *, cuda: bool) -> tuple[Any, bool]:
     """The model, and whether it is unloaded, that is, without weights until it is split."""
+    bf16 = compute_dtype(settings, cuda=cuda) == "bfloat16"
     model = hollow_model(config) if team.splits else None
-    if model is not None and has_slices(model, policy.model):
-        return model, True
-    # Split weights must all have one dtype.
-    halved = compute_dtype(settings, cuda=cuda) == "bfloat16" and not team.splits
-    return load_model(policy.model, frozen=settings.adapter == "lora" and halved), False
+    unloaded = model is not None and has_slices(model, policy.model)
+    if not unloaded:  # split weights must all have one dtype
+        model = load_model(policy.model, frozen=settings.adapter == "lora" and bf16 and not team.splits)
+    return accelerate_layers(model, bf16=bf16) if cuda else model, unloaded
 
 
 def _reference(policy: Policy, settings: TrainSettings, *, cuda: bool) -> Any:
@@ -106,4 +107,4 @@ def _reference(policy: Policy, settings: TrainSettings, *, cuda: bool) -> Any:
     halved = compute_dtype(settings, cuda=cuda) == "bfloat16"
     model = load_model(find_model(policy.base), frozen=halved).requires_grad_(False)
     attention.prepare(model, settings.forward)
-    return model
+    return accelerate_layers(model, bf16=halved) if cuda else model

@@ -178,6 +178,7 @@ def _prepared(
     import torch
 
     from trainspan_training.devices.team import Team
+    from trainspan_training.model.kernels import accelerate_layers
     from trainspan_training.model.loading import load_config, load_model, load_tokenizer
     from trainspan_training.model.lora import add_adapter
     from trainspan_training.objective import memory
@@ -208,6 +209,8 @@ def _prepared(
             f'model.forward = "{settings.forward}" cannot be used: the model mixes packed rows; leave it out'
         )
     pack = folder.remember("pack_tokens", pack)
+    if cuda:
+        accelerate_layers(model, bf16=dtype == "bfloat16")
     if settings.adapter == "lora":
         model = add_adapter(model, settings, policy)
     rows, held_out = hold_out(conversations.rows, settings.eval_fraction, settings.seed)
