@@ -18,7 +18,7 @@ _KINDS = ("llama", "mistral", "qwen2", "qwen3")
 
 def fusible(config: Any) -> bool:
     """Whether layers of this configuration get Liger's kernels on a GPU: it knows them, and is installed."""
-    from transformers.utils import is_liger_kernel_available
+    from transformers.utils.import_utils import is_liger_kernel_available
 
     return config.model_type in _KINDS and is_liger_kernel_available()
 
@@ -48,5 +48,6 @@ def _fuse(model: Any) -> None:
     module = vars(sys.modules[type(model).__module__])
     classes = dict(module)
     # Rotations are a small part, and one function for all models of a process.
-    apply_liger_kernel(model, {"rope": False, "cross_entropy": False, "fused_linear_cross_entropy": False})
+    kernels = {"rope": False, "cross_entropy": False, "fused_linear_cross_entropy": False}
+    apply_liger_kernel(model, kernels)  # type: ignore[no-untyped-call]
     module.update(classes)
