@@ -23,6 +23,7 @@ from trainspan_schemas.telemetry import keys
 __all__ = ["CallRecord", "MessageSpan", "RecordedCall", "read_conversations", "recorded_calls"]
 
 _COLUMNS: Final = ["trace_id", "span_id", "parent_span_id", "start_ns", "end_ns", "status_code", "attributes"]
+_OWNER: Final = ["rollout_id", "attempt"]
 _FACTS: Final = (
     *("gen_ai.usage.", "gen_ai.request.", "gen_ai.response.", "llm.token_count.", "llm.cost."),
     *("trainspan.policy.", "trainspan.sampling.", "trainspan.call.kind"),
@@ -130,24 +131,15 @@ def read_conversations(
     for start in range(0, len(rollouts), _ROLLOUTS_PER_READ):
         wanted = rollouts[start : start + _ROLLOUTS_PER_READ]
         spans_of: dict[tuple[str, int], list[MessageSpan]] = {key: [] for key in wanted}
-        of_trace: dict[str, set[tuple[str, int]]] = {}
-        nameless: list[MessageSpan] = []
-        for batch in source.read("spans", Selection(rollout_ids=sorted({key[0] for key in wanted})), _COLUMNS):
-            for trace_id, span_id, parent, start_ns, end_ns, status, text in batch.select(_COLUMNS).iter_rows():
-                attributes = json.loads(text or "{}")
-                span = MessageSpan(trace_id, span_id, parent, start_ns, end_ns, status == 2, attributes)
-                rollout_id = attributes.get(keys.ROLLOUT_ID)
-                if rollout_id is None:
-                    nameless.append(span)
-                    continue
-                key = (rollout_id, int(attributes.get(keys.ATTEMPT) or 0))
-                of_trace.setdefault(trace_id, set()).add(key)
-                if key in spans_of:
-                    spans_of[key].append(span)
-        for span in nameless:
-            owners = of_trace.get(span.trace_id, set())
-            if len(owners) == 1 and (owner := next(iter(owners))) in spans_of:
-                spans_of[owner].append(span)
+        for batch in source.read("spans", Selection(rollout_ids=sorted({key[0] for key in wanted})), _COLUMNS + _OWNER):
+            for rollout_id, attempt, trace_id, span_id, parent, start_ns, end_ns, status, text in batch.select(
+                *_OWNER, *_COLUMNS
+            ).iter_rows():
+                if (key := (rollout_id, attempt or 0)) in spans_of:
+                    attributes = json.loads(text or "{}")
+                    spans_of[key].append(
+                        MessageSpan(trace_id, span_id, parent, start_ns, end_ns, status == 2, attributes)
+                    )
         records = read_records(source, {span.trace_id for spans in spans_of.values() for span in spans})
         for key in wanted:
             yield (

@@ -312,9 +312,10 @@ def test_a_group_without_a_pair_is_counted_with_its_reason(
     assert (made.rows, dict(made.skipped)) == ([], {reason: 1})
 
 
-def _vendor(rollout: TestRollout, answer: str, reward: float) -> TestRollout:
+def _vendor(rollout: TestRollout, answer: str, reward: float, **attributes: object) -> TestRollout:
     """A rollout with a single, vendor call, which only the client's span records."""
-    rollout.span("client", 1.0, 2.0, **{key.replace(".", "__"): value for key, value in _chat("2+2?", answer).items()})
+    attributes |= {key.replace(".", "__"): value for key, value in _chat("2+2?", answer).items()}
+    rollout.span("client", 1.0, 2.0, **attributes)
     return rollout.reward(reward)
 
 
@@ -329,7 +330,8 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 
 def test_a_vendors_answers_are_exported_from_the_store(bench: Bench, tmp_path: Path) -> None:
-    bench.send(_vendor(bench.rollout("a"), "4", 1.0), _vendor(bench.rollout("b"), "5", 0.0))
+    # An attempt that is no number is the first one.
+    bench.send(_vendor(bench.rollout("a"), "4", 1.0, trainspan__attempt="?"), _vendor(bench.rollout("b"), "5", 0.0))
     # Branches repeat answers of other rollouts: they are no examples, of a group of their own or any other.
     bench.send(
         _vendor(bench.rollout("c", task="t0@a.0@1"), "6", 1.0), _vendor(bench.rollout("d", task="t0@a.0@1"), "7", 0.0)
