@@ -12,6 +12,8 @@ export PYTHON TORCH_INDEX_URL
 export MAKE_GOAL := $(firstword $(MAKECMDGOALS))
 export HF_HUB_DISABLE_TELEMETRY := 1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
+# Images of containers often turn bytecode off. Tests start hundreds of processes: without it each compiles all its modules.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo demo-control demo-tiny setup test test-ci test-slow check format collector serve dataset train bench bench-guard wheel clean
 .DEFAULT_GOAL := help

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,16 +17,24 @@ __all__ = ["bench", "run_id"]
 @pytest.fixture(scope="session")
 def collectors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RunningCollector]]:
     """One collector with its store."""
-    running = RunningCollector(tmp_path_factory.mktemp("store"))
-    try:
-        yield [running.wait()]
-    finally:
-        running.stop()
+    with _collecting(tmp_path_factory.mktemp("store")) as running:
+        yield [running]
 
 
 @pytest.fixture(scope="session")
-def world(collectors: list[RunningCollector], tmp_path_factory: pytest.TempPathFactory) -> World:
-    return make_world(collectors, tmp_path_factory.mktemp("home"))
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """In a store of its own: pages of labels read every rollout of theirs."""
+    with _collecting(tmp_path_factory.mktemp("world")) as running:
+        yield make_world([running], tmp_path_factory.mktemp("home"))
+
+
+@contextlib.contextmanager
+def _collecting(folder: Path) -> Iterator[RunningCollector]:
+    running = RunningCollector(folder)
+    try:
+        yield running.wait()
+    finally:
+        running.stop()
 
 
 @pytest.fixture(scope="session")

@@ -228,11 +228,11 @@ def test_endless_keys_take_no_time_and_hide_no_secret(run: str) -> None:
         'authorization","value":"',
     ],
 )
-def test_a_megabyte_of_anything_is_searched_in_no_time(head: str, run: str) -> None:
-    text = head + run * (2**20 // len(run))
+def test_a_long_text_of_anything_is_searched_in_no_time(head: str, run: str) -> None:
+    text = head + run * (2**18 // len(run))
     began = time.process_time()
     _after({"text": text + "x"})
-    assert time.process_time() - began < 2
+    assert time.process_time() - began < 0.5  # at 1 ns a step, a search of quadratic time takes 34 s
 
 
 def test_secret_attributes_are_removed_in_a_time_that_grows_with_their_number() -> None:
