@@ -37,7 +37,7 @@ def test_a_rollout_has_the_output_and_exit_code_of_a_run_without_the_runner(
     words = [fill_in(word, values) for word in (connection.program, *connection.arguments, *connection.prompt)]
     environ = {key: value for key, value in os.environ.items() if not key.startswith("XDG_")}
     done = subprocess.run(
-        words, env={**environ, **connection.variables, "PATH": path, "HOME": str(home)}, cwd=workdir,
+        words, env={**environ, **connection.variables, "PATH": path, "HOME": str(home), "PWD": str(workdir)}, cwd=workdir,
         stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=200, check=False,
     )  # fmt: skip
     assert (workdir / "answer.txt").read_text() == "6174\n", done.stderr
