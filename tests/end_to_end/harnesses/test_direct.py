@@ -15,7 +15,7 @@ from trainspan_rollouts.harnesses.placeholders import fill_in
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("harness", ["opencode", "pi"])
+@pytest.mark.parametrize("harness", ["pi"])
 def test_a_rollout_has_the_output_and_exit_code_of_a_run_without_the_runner(
     harness: str, long_context: Lab, programs: Programs, tmp_path: Path
 ) -> None:
