@@ -144,6 +144,8 @@ class Attempts:
             reasons=verdict.reasons,
         )
         self._log_failure(verdict, identity)
+        if verdict.status == "ok" and seen.has_overflown:
+            self._log_once("overflow", "prompt_too_long", identity, f"it ended ok after a refusal: {seen.refusal}")
         return verdict, ended.blameless
 
     async def _executed(self, planned: PlannedRollout, execution: Execution) -> Ended:

@@ -123,7 +123,9 @@ class _OfRollout:
             if (use := self._nameless(step, order)) is None:
                 return
             self._name(use, result.id, asker)
-        self._use(result.id, asker, order).add(step)
+        use = self._use(result.id, asker, order)
+        use.name = step.name or use.name  # as the model called it; a harness may leave out the tool's server
+        use.add(step)
 
     def caller(self, use: _Use) -> _Key | None:
         """The call that asked for it; None if none is known, or if choices of one request did."""

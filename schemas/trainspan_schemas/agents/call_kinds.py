@@ -16,9 +16,11 @@ from trainspan_schemas.telemetry.status import CallKind
 __all__ = ["RequestKind", "kind_of_request", "stated_in_headers"]
 
 _OF_CONVERSATION: Final = r"(?:conversation|session|thread|chat|dialog(?:ue)?|history|context|transcript)s?"
+_DONE: Final = r"(?<!was )(?<!were )(?<!been )"
+"""Not after these: the text then says what has been done, and asks for nothing."""
 _SUMMARY: Final = re.compile(
-    rf"\b(?:summar\w+|compact\w*|condens\w+|hand-?off)\b.{{0,160}}?\b{_OF_CONVERSATION}\b"
-    rf"|\b{_OF_CONVERSATION}\b.{{0,160}}?\b(?:summar\w+|compaction|condens\w+|hand-?off)\b",
+    rf"\b{_DONE}(?:summar\w+|compact\w*|condens\w+|hand-?off)\b.{{0,160}}?\b{_OF_CONVERSATION}\b"
+    rf"|\b{_OF_CONVERSATION}\b.{{0,160}}?\b{_DONE}(?:summar\w+|compaction|condens\w+|hand-?off)\b",
     re.IGNORECASE | re.DOTALL,
 )
 _TITLE: Final = re.compile(

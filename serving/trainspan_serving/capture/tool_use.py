@@ -70,7 +70,7 @@ def _named_calls(message: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str | 
             yield call["id"], (_text(function.get("name")), _text(function.get("arguments")))
     for item in (message, *_dicts(message.get("content"))):
         if (call_id := _id_of_call(item)) is not None:
-            yield call_id, (_text(item.get("name")), _text(item.get("arguments", item.get("input"))))
+            yield call_id, (_full_name(item), _text(item.get("arguments", item.get("input"))))
 
 
 def _results_in(message: Mapping[str, Any]) -> Iterator[tuple[str, str, bool | None]]:
@@ -95,6 +95,12 @@ def _id_of_call(item: Mapping[str, Any]) -> str | None:
     kind = str(item.get("type"))
     found = item.get("id") if kind == "tool_use" else item.get("call_id") if kind.endswith("_call") else None
     return found if isinstance(found, str) else None
+
+
+def _full_name(item: Mapping[str, Any]) -> str | None:
+    """The name under which the model called the tool: the responses API has a namespace, as of an MCP server, in a field of its own."""
+    name, namespace = _text(item.get("name")), item.get("namespace")
+    return f"{namespace}__{name}" if name and isinstance(namespace, str) and namespace else name
 
 
 def _dicts(value: Any) -> Sequence[dict[str, Any]]:

@@ -1,11 +1,13 @@
 """The harnesses that are run, and how the scripted policy does the task with each, in each cell of the matrix."""
 
+import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.support.policy_server.scripted import tool_call
 
-__all__ = ["CASES", "HARNESSES", "PACKAGES", "TITLES", "Case", "hanging", "plain", "waiting"]
+__all__ = ["CASES", "HARNESSES", "OVERFLOWS", "PACKAGES", "TITLES", "Case", "hanging", "plain", "waiting"]
 
 Rule = tuple[str, str]
 """Pattern in the prompt → answer; the first that matches counts."""
@@ -20,7 +22,8 @@ PACKAGES = {
     "pi": "@mariozechner/pi-coding-agent@0.73.1",
     "mini-swe-agent": "mini-swe-agent==2.4.6",
     "aider": "aider-chat==0.86.2",
-    "hermes": "hermes-agent==0.19.0",
+    "hermes": "hermes-agent[mcp]==0.19.0",
+    "qwen-code": "@qwen-code/qwen-code@0.15.10",
 }
 """What npm installs, or pip if it has `==`."""
 TITLES = {
@@ -29,6 +32,7 @@ TITLES = {
     "opencode": "OpenCode",
     "pi": "Pi",
     "hermes": "Hermes",
+    "qwen-code": "Qwen Code",
 }
 """Names in the table, where they are not those of the connections."""
 
@@ -52,6 +56,7 @@ class Case:
     """Whether a sub-agent's calls mix with its parent's, so that only their numbers are known."""
     thinks: bool = False
     """Whether it runs on the server with a short context and a reasoning parser, where each answer begins with thoughts."""
+    status: str = "ok"
 
     @property
     def titles(self) -> int:
@@ -63,13 +68,14 @@ class Case:
         return f"{self.harness}-{self.cell}".replace(" ", "-")
 
 
-_SHELLS: dict[str, tuple[str, str, dict[str, str]]] = {
+_SHELLS: dict[str, tuple[str, str, dict[str, object]]] = {
     "claude-code": ("Bash", "command", {"description": "Does it"}),
     "codex": ("exec_command", "cmd", {}),
     "opencode": ("bash", "command", {"description": "Does it"}),
     "pi": ("bash", "command", {}),
     "mini-swe-agent": ("bash", "command", {}),
     "hermes": ("terminal", "command", {}),
+    "qwen-code": ("run_shell_command", "command", {"is_background": False}),
 }
 """Name, argument and further arguments of each harness's tool for commands."""
 _TITLE = ("title generator", "Reading notes")
@@ -133,7 +139,7 @@ def _sub_agent(harness: str) -> Case:
         beside = ("main", "main", "sub_agent", "sub_agent", "main", "main")
         return Case(harness, "sub-agent", script, beside, segments=2, is_concurrent=True)
     kinds = ("main", "sub_agent", "sub_agent", "main", "main")
-    steps = (("task" if harness == "opencode" else "Agent", 0), *_steps(harness, 1, 3))
+    steps = ((_DELEGATES.get(harness, "Agent"), 0), *_steps(harness, 1, 3))
     return Case(harness, "sub-agent", script, kinds, steps, segments=2)
 
 
@@ -147,8 +153,13 @@ _DELEGATION: dict[str, tuple[str, tuple[Rule, ...]]] = {
         ((r'"agent_id": ?"([^"]+)"', tool_call("multi_agent_v1__wait_agent", targets=["$1"], timeout_ms=60000)),),
     ),
     "opencode": (tool_call("task", description="Reads", prompt="SUBTASK: read it", subagent_type="general"), ()),
+    "qwen-code": (
+        tool_call("agent", description="Reads", prompt="SUBTASK: read it", subagent_type="general-purpose"),
+        (),
+    ),
 }
 """The call that delegates, and rules for what the parent does meanwhile."""
+_DELEGATES = {"opencode": "task", "qwen-code": "agent"}
 
 
 def _compaction(harness: str) -> Case:
@@ -158,6 +169,7 @@ def _compaction(harness: str) -> Case:
         *_done(harness),
         (asks, "<summary>SUMMED: the number is 6174</summary>"),
         ("SUMMED", _shell(harness, WRITE)),
+        *([("6174", "I have read it.")] if harness == "pi" else []),  # it compacts only after its turn
         ("", _shell(harness, f"{READ}; seq 1 {lines}")),
     )
     return Case(harness, "compaction", script, kinds, segments=segments, settings=_WINDOWS[harness])
@@ -171,6 +183,13 @@ _COMPACTION: dict[str, tuple[str, int, tuple[str, ...], int]] = {
         3,
     ),
     "codex": ("CONTEXT CHECKPOINT COMPACTION", 2000, ("main", "main", "summary", "main", "main"), 3),
+    "opencode": ("context summarization agent", 1500, ("main", "main", "main", "summary", "main", "main"), 3),
+    "pi": (
+        "context summarization assistant",
+        1500,
+        ("main", "main", "summary", "summary", "main", "main"),  # before the next prompt it asks for the same again
+        4,
+    ),
 }
 """What the harness asks for, lines that each reading gives, kinds of the calls, and segments."""
 _WINDOWS = {
@@ -184,16 +203,99 @@ _WINDOWS = {
             "model_context_window = {max_model_len}\nmodel_auto_compact_token_limit = 18000",
         ),
     ),
+    "opencode": (
+        ('"context": {max_model_len}, "output": {max_output_tokens}', '"context": 24000, "output": 2000'),
+        ('"autoupdate": false,', '"autoupdate": false, "compaction": {"preserve_recent_tokens": 100},'),
+    ),
+    "pi": (
+        (
+            '"contextWindow": {max_model_len}, "maxTokens": {max_output_tokens}',
+            '"contextWindow": 9000, "maxTokens": 2000',
+        ),
+        (
+            "[files]",
+            '[files]\n"{home}/.pi/agent/settings.json" = \'{"compaction": {"reserveTokens": 2000, "keepRecentTokens": 1}}\'',
+        ),
+        ('unset = ["PI_*"]', 'unset = ["PI_*"]\nprompt = ["{input}", "Go on."]'),
+    ),
 }
 """Texts of the connections that make the window small."""
+
+
+def _overflow(harness: str) -> Case:
+    """Reads on and on, with a harness that believes that the context is longer than it is."""
+    status, asks, kinds = _OVERFLOW[harness]
+    reading = _shell(harness, f"{READ}; seq 1 2000")
+    script = (
+        *_done(harness),
+        (asks, "<summary>SUMMED: the number is 6174</summary>"),
+        ("SUMMED", _shell(harness, WRITE)),
+        ("", reading),
+    )
+    return Case(harness, "overflow", script, kinds, settings=_BELIEFS.get(harness, ()), thinks=True, status=status)
+
+
+_NEVER = "no summary is asked for"
+_OVERFLOW = {
+    "claude-code": ("context_overflow", _NEVER, ()),
+    "codex": ("context_overflow", _NEVER, ()),
+    "opencode": ("context_overflow", "context summarization agent", ("summary",)),
+    "pi": ("ok", "context summarization assistant", ("summary",)),
+    "mini-swe-agent": ("context_overflow", _NEVER, ()),
+}
+"""How it ends, what a summary is asked for with, and the kinds of the calls that are not `main`."""
+_BELIEFS = {
+    "claude-code": (('AUTO_COMPACT_WINDOW = "{max_model_len}"', 'AUTO_COMPACT_WINDOW = "400000"'),),
+    "codex": (("model_context_window = {max_model_len}", "model_context_window = 400000"),),
+    "opencode": (('"context": {max_model_len}', '"context": 400000'),),
+    "pi": (
+        ('"contextWindow": {max_model_len}', '"contextWindow": 400000'),
+        ("[files]", '[files]\n"{home}/.pi/agent/settings.json" = \'{"compaction": {"keepRecentTokens": 4000}}\''),
+    ),
+}
+
+
+def _mcp(harness: str) -> Case:
+    """Has the number from an MCP server's tool."""
+    tool, *texts = _MCP[harness]
+    script = (*_done(harness), ("The desk says", _shell(harness, WRITE)), ("", tool_call(tool, what="the number")))
+    return Case(harness, "MCP tool", script, tools=((tool, 0), *_steps(harness, 1)), settings=((texts[0], texts[1]),))
+
+
+_SERVER = [sys.executable, str(Path(__file__).with_name("mcp_server.py"))]
+_STDIO = json.dumps({"desk": {"command": _SERVER[0], "args": _SERVER[1:]}})
+_MCP = {
+    "claude-code": (
+        "mcp__desk__look_up",
+        'IS_SANDBOX = "1"',
+        f'IS_SANDBOX = "1"\n[files]\n"{{home}}/.claude.json" = \'{{ "mcpServers": {_STDIO} }}\'',
+    ),
+    "codex": (
+        "mcp__desk__look_up",
+        "[analytics]",
+        f"[mcp_servers.desk]\ncommand = {json.dumps(_SERVER[0])}\nargs = {json.dumps(_SERVER[1:])}\n\n[analytics]",
+    ),
+    "opencode": (
+        "desk_look_up",
+        '"autoupdate": false,',
+        '"autoupdate": false, "mcp": ' + json.dumps({"desk": {"type": "local", "command": _SERVER}}) + ",",
+    ),
+    "hermes": ("mcp__desk__look_up", "\nmodel:\n", f"\nmcp_servers: {_STDIO}\nmodel:\n"),
+    "qwen-code": ("mcp__desk__look_up", '"$version": 4,', f'"$version": 4, "mcpServers": {_STDIO},'),
+}
+"""The tool's name, and the text of the connection that the server's declaration replaces."""
 
 HARNESSES = ("claude-code", "codex", "opencode", "pi", "mini-swe-agent")
 CASES = (
     *(plain(harness) for harness in HARNESSES),
     *(_parallel(harness) for harness in HARNESSES),
     *(plain(harness, "thinking model", thinks=True) for harness in HARNESSES),
-    *(_sub_agent(harness) for harness in ("claude-code", "codex", "opencode")),
-    *(_compaction(harness) for harness in ("claude-code", "codex")),
+    *(_sub_agent(harness) for harness in _DELEGATION),
+    *(_compaction(harness) for harness in _COMPACTION),
+    *(_mcp(harness) for harness in _MCP),
     Case("aider", "plain", (("", "answer.txt\n```\n6174\n```"),), ("main",)),
     plain("hermes"),
+    plain("qwen-code"),
+    _parallel("qwen-code"),
 )
+OVERFLOWS = tuple(_overflow(harness) for harness in _OVERFLOW)

@@ -27,9 +27,16 @@ BUILT_IN = ROOT / "rollouts" / "trainspan_rollouts" / "harnesses" / "connections
 NOT_HERE = "this coding harness cannot be installed here"
 TASK = "Read notes.txt in the current folder, write the number in it into answer.txt, then say what it is."
 JUDGE = """\
+import json
+from pathlib import Path
+
 def judge(task, result):
     answer = result.workdir / "answer.txt"
     return float(answer.exists() and answer.read_text().strip() == "6174")
+
+def heard(task, result):
+    Path(__file__).with_name("heard.json").write_text(json.dumps([result.exit_code, result.stdout_tail]))
+    return judge(task, result)
 
 def one(rollout):
     return 1.0
@@ -132,11 +139,13 @@ class Lab:
             env=self.environ(path), cwd=self.folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=280, check=False,
         )  # fmt: skip
 
-    def dataset(self, run: str) -> dict[str, Any]:
-        """What a dataset of the run would have, as JSON; every reward is 1."""
+    def dataset(self, run: str, *, is_rewarded: bool = True) -> dict[str, Any]:
+        """What a dataset of the run would have, as JSON; every reward is 1, or as stored."""
+        reward = ("--reward", "judges.py:one") if is_rewarded else ()
+        out = str(self.folder / (f"dataset-{run}" if is_rewarded else f"dataset-stored-{run}"))
         done = self.run(
-            "dataset", "--store", str(self._collector.store), "--out", str(self.folder / f"dataset-{run}"), "--run", run,
-            "--reward", "judges.py:one", "--baseline", "none", "--min-coverage", "0", "--settle-s", "0", "--format", "json",
+            "dataset", "--store", str(self._collector.store), "--out", out, "--run", run,
+            *reward, "--baseline", "none", "--min-coverage", "0", "--settle-s", "0", "--format", "json",
             path=os.environ["PATH"],
         )  # fmt: skip
         assert done.returncode in (0, NOTHING_TO_TRAIN), done.stderr
@@ -200,8 +209,6 @@ class Programs:
         if shutil.which(program):
             return os.environ["PATH"]
         place = self._folder / name
-        if place.exists():
-            return f"{place / 'node_modules' / '.bin'}{os.pathsep}{os.environ['PATH']}"
         if "==" in package:
             commands, folder = [[sys.executable, "-m", "venv", str(place)]], place / "bin"
             commands.append([str(folder / "pip"), "install", "--quiet", package])
@@ -209,7 +216,7 @@ class Programs:
             commands = [["npm", "install", "--prefix", str(place), "--no-audit", "--no-fund", "--silent", package]]
             folder = place / "node_modules" / ".bin"
         try:
-            for command in commands:
+            for command in [] if place.exists() else commands:
                 subprocess.run(command, check=True, capture_output=True, timeout=900)
         except (OSError, subprocess.SubprocessError):
             pytest.skip(NOT_HERE)

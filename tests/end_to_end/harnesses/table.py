@@ -1,4 +1,7 @@
-"""Writes the matrix into `docs/harnesses.md` from the latest results: `python -m tests.end_to_end.harnesses.table`."""
+"""Writes the latest results into the matrix in `docs/harnesses.md`: `python -m tests.end_to_end.harnesses.table`.
+
+Rows of cells that have no result here stay as they are.
+"""
 
 import json
 import sys
@@ -49,20 +52,31 @@ def remember(cache: pytest.Cache, result: Result) -> None:
     cache.set(f"{CACHE}/{result.harness}-{result.cell.replace(' ', '-')}", asdict(result))
 
 
-def table(results: Sequence[Result]) -> str:
-    """A row for each cell that has been run, by harness."""
+def table(results: Sequence[Result], page: str = "") -> str:
+    """A row for each cell that has been run, by harness; those of `page` stay if no result has their harness and cell."""
     lines = ["| harness | version | cell | served, stored, trained | kinds | segments | tool steps joined | status |"]
     lines.append("|---" * 8 + "|")
-    order = list(PACKAGES)
-    for result in sorted(results, key=lambda each: order.index(each.harness)):
+    rows = {_cell(line): line for line in page.partition(BEGIN)[2].partition(END)[0].splitlines()[2:]}
+    for result in results:
         package = PACKAGES[result.harness]
         version = package.rpartition("==" if "==" in package else "@")[2]
         counts = f"{result.served}/{result.stored}/{result.trained}"
         cells = (TITLES.get(result.harness, result.harness), version, result.cell, counts, _kinds(result))
         steps = f"{result.steps}" + (f", {result.timed} with duration" if result.timed else "") if result.steps else "–"
         ending = result.status + (f"; {result.note}" if result.note else "")
-        lines.append("| " + " | ".join((*cells, str(result.segments or "–"), steps, ending)) + " |")
-    return "\n".join(lines) + "\n"
+        line = "| " + " | ".join((*cells, str(result.segments or "–"), steps, ending)) + " |"
+        rows[_cell(line)] = line
+    order = [TITLES.get(name, name) for name in PACKAGES]
+    return (
+        "\n".join([*lines, *(rows[cell] for cell in sorted(rows, key=lambda cell: (order.index(cell[0]), cell[1])))])
+        + "\n"
+    )
+
+
+def _cell(row: str) -> tuple[str, str]:
+    """The harness and the cell of a row."""
+    _, harness, _, cell, *_ = (part.strip() for part in row.split("|"))
+    return harness, cell
 
 
 def _kinds(result: Result) -> str:
@@ -77,6 +91,6 @@ def _results() -> list[Result]:
 
 
 if __name__ == "__main__":
-    seen = _results()
-    PAGE.write_text(put(PAGE.read_text(), BEGIN, table(seen), END))
+    seen, text = _results(), PAGE.read_text()
+    PAGE.write_text(put(text, BEGIN, table(seen, text), END))
     sys.stdout.write(f"{len(seen)} cells were run\n")

@@ -59,7 +59,7 @@ def rollout(bench: Bench) -> TestRollout:
     _log(rollout, 4.0, event__name="codex.tool_decision", tool_name="exec", call_id=B, decision="approved")
     brought = (
         ToolResult("a", "Bash", '{"command": "ls"}', "no file", is_error=True),
-        ToolResult(B, "exec", "{}", "done and more", is_error=None),
+        ToolResult(B, "desk__exec", "{}", "done and more", is_error=None),
     )
     rollout.call(1, [1, 2], [3], at=5.0, **_asks("c"), **_brings(*brought))
     rollout.call(
@@ -84,11 +84,11 @@ def test_each_use_has_what_spans_records_and_requests_say_and_the_call_that_aske
     ]  # fmt: skip
     assert rows == [
         ("a", 0, "Bash", '{"command": "ls"}', "no file", True, "exit 1"),
-        (B, 0, "exec", "{}", "done", False, None),
+        (B, 0, "desk__exec", "{}", "done", False, None),
         ("c", 1, "Edit", "{}", "bad JSON", True, None),
     ]
     tools = [(tool.name, tool.call, tool.seconds, tool.failed) for tool in stored.tools]
-    assert tools == [("Bash", 0, 0.5, True), ("exec", 0, 1.0, False), ("Edit", 1, None, True)]
+    assert tools == [("Bash", 0, 0.5, True), ("desk__exec", 0, 1.0, False), ("Edit", 1, None, True)]
 
 
 def test_signals_of_tools_cost_the_call_that_asked_for_them(bench: Bench, rollout: TestRollout) -> None:

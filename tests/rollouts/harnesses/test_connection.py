@@ -12,7 +12,7 @@ from trainspan_schemas.errors import ConfigError, ProcessError
 
 def test_the_built_in_connections_point_their_harness_at_the_rollouts_own_url() -> None:
     names = built_in_names()
-    assert names == ["aider", "claude-code", "codex", "hermes", "mini-swe-agent", "opencode", "pi"]
+    assert names == ["aider", "claude-code", "codex", "hermes", "mini-swe-agent", "opencode", "pi", "qwen-code"]
     for name in names:
         connection = read_connection(name)
         named = {placeholder for text in connection.texts for placeholder in names_in(text)}

@@ -73,8 +73,10 @@ def test_an_agent_that_fails_after_its_prompt_outgrew_the_context_has_that_statu
     )
 
 
-def test_an_agent_that_goes_on_after_an_overflow_is_ok(error_of) -> None:  # type: ignore[no-untyped-def]
+def test_an_agent_that_goes_on_after_an_overflow_is_ok_and_the_log_has_the_refusal(error_of, caplog) -> None:  # type: ignore[no-untyped-def]
     assert error_of("true", {"calls": 2, "overflows": 1, "refusal": OVERFLOW}) == ("ok", None)
+    (warning,) = [record.getMessage() for record in caplog.records if "event=prompt_too_long" in record.getMessage()]
+    assert OVERFLOW in warning
 
 
 def test_last_words_are_lines_that_say_something() -> None:

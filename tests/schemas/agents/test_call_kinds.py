@@ -44,6 +44,8 @@ def system(text: str) -> dict[str, str]:
         ({"tools": [TOOL], "messages": [user("Summarize the chat in chat.txt.")]}, None),
         ({"tools": [TOOL], "messages": [TASK, ANSWER, {"role": "tool", "content": "summary of the conversation"}]}, None),
         ({"tools": [TOOL], "messages": [TASK, ANSWER, user("Now give the page a title.")]}, None),
+        ({"tools": [TOOL], "messages": [TASK, ANSWER, user(
+            "The conversation was compacted and media files were removed from context.\n\nContinue if you have next steps.")]}, None),
         (
             {"system": [{"type": "text", "text": "x-vendor-billing-header: v=2.1; cc_is_subagent=true;"}], "tools": [TOOL]},
             ("sub_agent", "header_line"),

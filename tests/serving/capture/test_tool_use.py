@@ -51,7 +51,7 @@ CHAT = [
 RESPONSES = [
     {"role": "user", "content": "go"},
     {"type": "reasoning", "summary": []},
-    {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"},
+    {"type": "function_call", "call_id": "a", "namespace": "desk", "name": "f", "arguments": "{}"},
     {"type": "custom_tool_call", "call_id": "b", "name": "patch", "input": "*** Begin"},
     {"type": "function_call_output", "call_id": "a", "output": "one"},
     {"type": "custom_tool_call_output", "call_id": "b", "output": {"code": 1}},
@@ -78,7 +78,7 @@ MESSAGES = [
         ),
         (
             {"input": RESPONSES},
-            [ToolResult("a", "f", "{}", "one", None), ToolResult("b", "patch", "*** Begin", '{"code": 1}', None)],
+            [ToolResult("a", "desk__f", "{}", "one", None), ToolResult("b", "patch", "*** Begin", '{"code": 1}', None)],
         ),
         ({"messages": MESSAGES}, [ToolResult("a", "Bash", '{"command": "ls"}', "no such file", is_error=True)]),
         ({"messages": CHAT[:4]}, []),
