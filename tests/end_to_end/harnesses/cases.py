@@ -5,7 +5,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.support.policy_server.scripted import tool_call
+from tests.support.models.scripted_model import tool_call
 
 __all__ = ["CASES", "HARNESSES", "OVERFLOWS", "PACKAGES", "TITLES", "Case", "hanging", "plain", "waiting"]
 

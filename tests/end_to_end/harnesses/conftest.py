@@ -18,9 +18,9 @@ from tests.end_to_end.harnesses.cases import PACKAGES, Case
 from tests.support.agents.programs import environment
 from tests.support.collector.process import CollectorProcess, read, running
 from tests.support.models import tiny_model
+from tests.support.models.scripted_model import FLAGS, make_scripted_model
 from tests.support.places import ROOT
 from tests.support.policy_server.process import RunningServer, policy_server
-from tests.support.policy_server.scripted import FLAGS, make_scripted_model
 from trainspan_rollouts.harnesses.connection import read_connection
 
 BUILT_IN = ROOT / "rollouts" / "trainspan_rollouts" / "harnesses" / "connections"

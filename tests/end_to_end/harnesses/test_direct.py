@@ -9,7 +9,7 @@ import pytest
 
 from tests.end_to_end.harnesses.cases import plain
 from tests.end_to_end.harnesses.conftest import TASK, Lab, Programs
-from tests.support.policy_server.scripted import CONTEXT
+from tests.support.models.scripted_model import CONTEXT
 from trainspan_rollouts.harnesses.connection import read_connection
 from trainspan_rollouts.harnesses.placeholders import fill_in
 

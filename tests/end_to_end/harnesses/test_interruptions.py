@@ -13,7 +13,7 @@ from tests.end_to_end.harnesses.cases import HARNESSES, hanging, plain, waiting
 from tests.end_to_end.harnesses.conftest import Lab, Programs
 from tests.end_to_end.harnesses.table import Result, remember
 from tests.support.models.canary import write_checkpoint_files
-from tests.support.policy_server.scripted import make_scripted_model
+from tests.support.models.scripted_model import make_scripted_model
 
 LIMIT_S = 200
 HANGING = "\0".join(("sleep", "987"))

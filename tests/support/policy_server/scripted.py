@@ -1,4 +1,4 @@
-"""A policy whose answers are forced token by token to a script, in a real engine: `--logits-processors …scripted:Scripted`.
+"""A policy whose answers are forced token by token to a script, in a real engine, which alone imports this.
 
 SCRIPT names a JSON file with rules `[pattern, answer]`: the answer of the first rule whose pattern is found in the prompt's text
 is sampled, with log-probability 0, and the end of the turn after it; `$1` in the answer is what the pattern's first group matched.
@@ -15,24 +15,6 @@ import torch
 from transformers import AutoTokenizer
 from vllm.v1.sample.logits_processor import LogitsProcessor
 from vllm.v1.sample.logits_processor.interface import BatchUpdate, MoveDirectionality
-
-from tests.support.models.tiny_model import make_tiny_model
-from tests.support.places import ROOT
-
-FLAGS = ("--logits-processors", "tests.support.policy_server.scripted:Scripted")
-CONTEXT = 131_072
-
-
-def make_scripted_model(folder: Path, *, seed: int = 0) -> Path:
-    """A tiny model with a long context, tools in its prompts, and a tokenizer that reads English in words rather than bytes."""
-    texts = [path.read_text() for path in sorted((ROOT / "docs").glob("*.md"))]
-    template = (ROOT / "examples" / "templates" / "chatml-tools.jinja").read_text()
-    return make_tiny_model(folder, seed=seed, context=CONTEXT, chat_template=template, vocabulary=8192, texts=texts)
-
-
-def tool_call(name: str, **arguments: Any) -> str:
-    """An answer that calls a tool, as vLLM's parser `hermes` reads it."""
-    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
 class Scripted(LogitsProcessor):
