@@ -330,7 +330,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 
 def test_a_vendors_answers_are_exported_from_the_store(bench: Bench, tmp_path: Path) -> None:
-    # An attempt that is no number is the first one.
+    # Of a span whose attempt is no number the trace says whose it is.
     bench.send(_vendor(bench.rollout("a"), "4", 1.0, trainspan__attempt="?"), _vendor(bench.rollout("b"), "5", 0.0))
     # Branches repeat answers of other rollouts: they are no examples, of a group of their own or any other.
     bench.send(

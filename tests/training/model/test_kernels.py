@@ -52,3 +52,4 @@ def test_models_with_other_layers_keep_their_functions() -> None:
     from transformers import Gemma3TextConfig, GPT2Config, LlamaConfig
 
     assert [fusible(config()) for config in (LlamaConfig, Gemma3TextConfig, GPT2Config)] == [True, False, False]
+    assert not fusible(LlamaConfig(hidden_act="relu")), "Liger would make it another function"

@@ -1,14 +1,16 @@
 """The memory estimate, for a model with the shape of a 1.7B one, and what is refused and proposed."""
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from trainspan_schemas.config.settings import TrainSettings
+from trainspan_schemas.config.settings import ModelSettings, SftSettings, TrainSettings
 from trainspan_schemas.errors import TrainingError
 from trainspan_training.data.layout import TokenBudget
 from trainspan_training.devices.team import Team
+from trainspan_training.objective import memory
 from trainspan_training.objective.memory import GIB, Memory, available, check, estimate, fit
 
 
@@ -140,8 +142,26 @@ def test_processes_choose_the_micro_batches_of_the_one_with_least_memory(config:
     assert budget == TokenBudget(1024, 2048, 1536, 512, 2**26)
 
 
-def test_activations_are_kept_where_that_is_faster(config: Any) -> None:
+def test_layers_with_ligers_kernels_and_our_attention_keep_less(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Per token and layer 4·2048 + 4·2048 + 3·1024 (queries and keys normalized) + 3·6144 numbers of 2 bytes."""
+    monkeypatch.setattr(memory, "fusible", lambda _: True)
+
+    def activations(settings: ModelSettings) -> int:
+        return estimate(
+            config, replace(settings, gradient_checkpointing=False, micro_batch_tokens=1024), cuda=True
+        ).activations
+
+    assert activations(TrainSettings()) == 28 * 1024 * (8 * 2048 + 3 * 1024 + 3 * 6144) * 2
+    others = [TrainSettings(adapter="lora"), TrainSettings(forward="padded"), SftSettings()]
+    assert {activations(settings) for settings in others} == {28 * 1024 * (20 * 2048 + 4 * 6144) * 2}
+    monkeypatch.setattr(memory, "fusible", lambda _: False)
+    assert activations(TrainSettings()) == activations(SftSettings())
+
+
+def test_activations_are_kept_where_that_is_faster(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Recomputing costs a third; micro-batches of 8,192 tokens cost (1 + 2048 / 8192) / (1 + 2048 / 16384), a ninth."""
+
+    monkeypatch.setattr(memory, "fusible", lambda _: True)
 
     def chosen(free: int, **changed: Any) -> TokenBudget:
         return fit(config, TrainSettings(**changed), Memory(free * GIB, free * GIB), cuda=True, team=Team())

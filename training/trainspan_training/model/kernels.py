@@ -4,6 +4,8 @@ Norms and gates are then one pass over memory each and keep only their inputs fo
 model's own functions do, in float32 within a kernel.
 """
 
+import importlib.util
+import logging
 import sys
 from typing import Any
 
@@ -12,15 +14,18 @@ from torch import nn
 
 __all__ = ["accelerate_layers", "fusible", "round_residual"]
 
+log = logging.getLogger(__name__)
+
 _KINDS = ("llama", "mistral", "qwen2", "qwen3")
 """Models whose layers are two norms, attention and a gated product, as the memory estimate counts them."""
+_GATES = ("silu", "swish")
+"""Liger's product has this gate, whatever a configuration says."""
 
 
 def fusible(config: Any) -> bool:
-    """Whether layers of this configuration get Liger's kernels on a GPU: it knows them, and is installed."""
-    from transformers.utils.import_utils import is_liger_kernel_available
-
-    return config.model_type in _KINDS and is_liger_kernel_available()
+    """Whether layers of this configuration get Liger's kernels on a GPU: they compute the same, and are installed."""
+    same = config.model_type in _KINDS and config.hidden_act in _GATES
+    return same and all(importlib.util.find_spec(package) for package in ("liger_kernel", "triton"))
 
 
 def accelerate_layers(model: Any, *, bf16: bool) -> Any:
@@ -29,6 +34,10 @@ def accelerate_layers(model: Any, *, bf16: bool) -> Any:
         round_residual(model)
     if fusible(model.config):
         _fuse(model)
+    else:
+        log.info(
+            "layers of %s run without Liger's kernels: it has none for them, or is not installed", type(model).__name__
+        )
     return model
 
 
@@ -49,5 +58,7 @@ def _fuse(model: Any) -> None:
     classes = dict(module)
     # Rotations are a small part, and one function for all models of a process.
     kernels = {"rope": False, "cross_entropy": False, "fused_linear_cross_entropy": False}
-    apply_liger_kernel(model, kernels)  # type: ignore[no-untyped-call]
-    module.update(classes)
+    try:
+        apply_liger_kernel(model, kernels)  # type: ignore[no-untyped-call]
+    finally:
+        module.update(classes)

@@ -19,7 +19,7 @@ from trainspan_schemas.config.settings import DEFAULT_LORA_RANK, ModelSettings, 
 from trainspan_schemas.errors import TrainingError
 from trainspan_schemas.resources import available_memory_bytes, free_memory_bytes
 from trainspan_training.data.cuts import BLOCK
-from trainspan_training.data.layout import MOST_TOKENS, RECOMPUTED, TokenBudget, pass_tokens
+from trainspan_training.data.layout import MOST_TOKENS, RECOMPUTED, TokenBudget, pass_tokens, refusal
 from trainspan_training.devices.team import Team
 from trainspan_training.model.kernels import fusible
 from trainspan_training.objective.head import CHUNK, block_bytes
@@ -112,7 +112,7 @@ def estimate(
     tokens = settings.micro_batch_tokens or MOST_TOKENS
     hidden, layers, vocabulary = int(text.hidden_size), int(text.num_hidden_layers), int(text.vocab_size)
     width = 2 if halved else 4
-    fused = cuda and full and fusible(config)
+    fused = cuda and full and _uses_few(config, settings)
     within, widest = _of_layer(config, tokens, width, cuda=cuda, fused=fused)
     # Sums of a CPU's attention over its parts, one layer at a time, and their copies in bfloat16.
     sums_of_parts = 0 if cuda else tokens * (6 if width == 4 else 9) * widest * 4
@@ -132,6 +132,17 @@ def estimate(
         logits=tokens * hidden * 2 * width + chunk * vocabulary * logit + block_bytes(vocabulary) + sums,
         masks=16 * (-(-tokens // BLOCK)) ** 2 if cuda and settings.forward != "padded" else 0,
     )
+
+
+def _uses_few(config: Any, settings: ModelSettings) -> bool:
+    """Whether layers on a GPU keep as little as Liger's kernels and our attention do.
+
+    Attention with a mask of pairs keeps it, and keys and values for each query: for packs of `sft`, and windows.
+    """
+    ours = (
+        isinstance(settings, TrainSettings) and settings.forward != "padded" and config._attn_implementation != "eager"
+    )
+    return ours and not refusal(config.get_text_config()) and fusible(config)
 
 
 def _of_layer(config: Any, tokens: int, width: int, *, cuda: bool, fused: bool) -> tuple[int, int]:
