@@ -48,7 +48,7 @@ def test_functions_run_on_all_nodes_as_they_do_here_and_see_no_answer_or_secret(
         match task["input"]:
             case "call":
                 await openai.AsyncOpenAI().chat.completions.create(model="policy", messages=[])
-                return {"files": sorted(os.listdir())}
+                return {"files": [name for name in os.listdir() if name != "__pycache__"]}
             case "raise":
                 raise KeyError("gone")
             case "hang":
