@@ -112,7 +112,7 @@ def estimate(
     tokens = settings.micro_batch_tokens or MOST_TOKENS
     hidden, layers, vocabulary = int(text.hidden_size), int(text.num_hidden_layers), int(text.vocab_size)
     width = 2 if halved else 4
-    fused = cuda and full and _uses_few(config, settings)
+    fused = cuda and full and _is_fused(config, settings)
     within, widest = _of_layer(config, tokens, width, cuda=cuda, fused=fused)
     # Sums of a CPU's attention over its parts, one layer at a time, and their copies in bfloat16.
     sums_of_parts = 0 if cuda else tokens * (6 if width == 4 else 9) * widest * 4
@@ -134,7 +134,7 @@ def estimate(
     )
 
 
-def _uses_few(config: Any, settings: ModelSettings) -> bool:
+def _is_fused(config: Any, settings: ModelSettings) -> bool:
     """Whether layers on a GPU keep as little as Liger's kernels and our attention do.
 
     Attention with a mask of pairs keeps it, and keys and values for each query: for packs of `sft`, and windows.
