@@ -57,7 +57,8 @@ def test_a_micro_batch_takes_what_was_estimated_and_no_more(
 ) -> None:
     """Gradients, activations and logits of a full one; the weights are already in memory.
 
-    A mask of 8,192 tokens would take 256 MiB more.
+    A mask of 8,192 tokens would take 256 MiB more. The estimate leaves room for what an allocator keeps: 0.25 of it
+    at most in four runs; where layers are recomputed, models this small take a fifth to two fifths of theirs.
     """
     from trainspan_training.objective.grpo_trainer import TransitionGRPOTrainer
 
@@ -76,9 +77,13 @@ def test_a_micro_batch_takes_what_was_estimated_and_no_more(
         model.gradient_checkpointing_enable({"use_reentrant": False})  # as `train()` does
     prepared = trainer.accelerator.prepare(model)  # as `train()` does: it converts outputs
     small = batch.first(tokens // 4)
-    trainer.accumulate(prepared, [small])  # warm-up: one-time allocations
-    model.zero_grad(set_to_none=True)
-    taken = peak(lambda: trainer.accumulate(prepared, [batch]))
+
+    def warm_up() -> None:  # one-time allocations
+        trainer.accumulate(prepared, [small])
+        model.zero_grad(set_to_none=True)
+
+    taken = peak(lambda: trainer.accumulate(prepared, [batch]), warm_up=warm_up)
     found = estimate(model.config, settings, cuda=False)
     estimated = found.gradients + found.activations + found.logits + found.masks
-    assert 0.4 * estimated < taken < estimated, f"{taken / 2**20:.0f} of {estimated / 2**20:.0f} MiB ({found})"
+    least = 0.15 if checkpointing else 0.4
+    assert least * estimated < taken < 0.9 * estimated, f"{taken / 2**20:.0f} of {estimated / 2**20:.0f} MiB ({found})"
