@@ -34,7 +34,8 @@ def _trainspan(arguments: Sequence[str], launcher: Sequence[str] = (sys.executab
     return [*launcher, "-m", "trainspan_cli", *arguments]
 
 
-def _tail(log: Path, lines: int = 1) -> str:
+def _tail(log: Path, lines: int = 2) -> str:
+    """Two lines: a command's own last one often says only that its program ended, as of vLLM."""
     text = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
     return " / ".join(line.strip() for line in text[-lines:]) or "its log is empty"
 
@@ -83,7 +84,9 @@ class Service:
         threading.Thread(target=self._read, args=(self._process.stdout,), daemon=True).start()
 
     def _read(self, stdout: IO[str]) -> None:
-        with self.log.open("a") as log:
+        with self.log.open(
+            "a", buffering=1
+        ) as log:  # by lines, so that they stand where they belong between those of stderr
             for line in stdout:
                 try:
                     event = parse(line)
