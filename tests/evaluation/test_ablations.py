@@ -59,6 +59,7 @@ def test_the_trainer_scores_what_was_sampled_and_calls_are_as_old_as_the_arm_say
     assert [old.round(round_)["staleness_max"] for round_ in (1, 2, 3, 4)] == [0, 1, 2, 2]
 
 
+@pytest.mark.ci
 def test_tokens_of_the_text_are_not_those_that_were_sampled(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = {"old_policy": "recompute", "correction": "none"}
     arm = Arm("text", model, retokenize=True, train=settings)
@@ -69,6 +70,7 @@ def test_tokens_of_the_text_are_not_those_that_were_sampled(model: str, monkeypa
     assert found["old_policy"] == "recompute"
 
 
+@pytest.mark.ci
 def test_a_rubric_gives_the_rewards_and_its_model_is_wrong_where_a_hash_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -93,6 +93,7 @@ def test_without_http_the_port_of_grpc_is_its_own(tmp_path: Path) -> None:
         assert _n_spans(collector, 1) == 1
 
 
+@pytest.mark.ci
 def test_a_collector_that_starts_again_takes_the_same_connection_on(tmp_path: Path) -> None:
     ports = ("--grpc", f"127.0.0.1:{free_port()}", "--http", f"127.0.0.1:{free_port()}")
     body = [trace_request(span(1, number)).SerializeToString() for number in (1, 2)]

@@ -151,6 +151,7 @@ def test_an_interrupted_command_ends_its_tasks_and_leaves_nothing(command: Datas
     wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), "a task still runs", 20.0)
 
 
+@pytest.mark.ci
 def test_an_unknown_engine_is_refused(command: DatasetCommand) -> None:
     process = command.start("none", "--engine", "spark")
     _, errors = process.communicate(timeout=100)

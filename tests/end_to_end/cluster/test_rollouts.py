@@ -214,6 +214,7 @@ def test_a_loopback_address_is_refused_if_the_cluster_has_other_machines(site: S
     assert "agents on the node 127.0.0.2 cannot reach this machine's loopback address" in site.stderr
 
 
+@pytest.mark.ci
 def test_a_missing_agent_and_a_missing_cluster_are_one_line(site: Site) -> None:
     site.write("def solve(task): pass", "a")
     process = site.start("--workers", "1", "other.py:solve")

@@ -140,7 +140,11 @@ if __name__ == "__main__":
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    "places", [pytest.param(STEPS, id="one a step"), pytest.param(PLACES, id="all others", marks=pytest.mark.slow)]
+    "places",
+    [
+        pytest.param(STEPS, id="one a step", marks=pytest.mark.ci),
+        pytest.param(PLACES, id="all others", marks=pytest.mark.slow),
+    ],
 )
 def test_a_planted_fault_breaks_neither_the_agent_nor_another_instrumentor(
     tmp_path: Path, policy: OpenAIServer, recorder: OtlpRecorder, wired: dict[str, str], places: list[str]

@@ -71,6 +71,7 @@ _VARYING = re.compile(
 _VARYING_HEADERS = {"date", "content-length", "x-trainspan-policy-version", "x-trainspan-call"}
 
 
+@pytest.mark.ci
 def test_our_responses_are_identical_to_vllms(bare: str, base_policy: Stack) -> None:
     for path, body in REQUESTS:
         for is_last in (False, False, True):

@@ -18,6 +18,8 @@ from trainspan_schemas.artifacts.checkpoint import Canary
 from trainspan_schemas.telemetry import keys
 from trainspan_schemas.telemetry.tokens import decode_ids, decode_logprobs
 
+pytestmark = pytest.mark.ci
+
 TOKENS = 640
 Answer = tuple[int, dict[str, Any], dict[str, str]]
 
@@ -146,7 +148,6 @@ def test_requests_that_come_during_the_swap_are_held_and_answered_by_the_new_ver
     assert [version for version, _, _ in check_tokens(call_of(sink, answer.result()[1]), models)] == [0, 1]
 
 
-@pytest.mark.ci
 def test_a_swap_does_not_wait_for_the_requests_that_wait_in_a_full_engine(flying: Flying, models: Models) -> None:
     server, _ = flying
     with ThreadPoolExecutor(1) as pool:
