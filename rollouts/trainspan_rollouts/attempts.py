@@ -105,8 +105,8 @@ class Attempts:
     async def _attempt(self, planned: PlannedRollout, *, is_last: bool) -> tuple[Verdict, bool]:
         identity, number = planned.identity, planned.number
         await self._agents.acquire()
-        self._ledger.record_start(identity, number)
         span = self._spans.begin_rollout(identity, self._settings.n, planned.point, planned.task.answer)
+        self._ledger.record_start(identity, number, span.if_killed())
         judge = self._judge.name if self._judge else None
         try:
             signed = identity.signed(self._key, span.parent)
