@@ -132,7 +132,10 @@ def foreign_collector(chosen: Settings, url: str) -> str | None:
 def check_policy_server(chosen: Settings, url: str) -> None:
     """Raises ConfigError without a URL, or if the policy server of another state folder answers at the address of this one's."""
     if not url:
-        raise ConfigError("no policy server is known: start `trainspan serve MODEL_DIR`, or set policy_url")
+        raise ConfigError(
+            "no policy server is known: start `trainspan serve MODEL_DIR`, or give its URL, or none for agents that ask another "
+            "model (policy_url, --policy-url)"
+        )
     if trouble := foreign_policy_server(chosen, url):
         raise ConfigError(trouble)
 

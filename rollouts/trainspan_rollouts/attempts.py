@@ -53,7 +53,8 @@ class Verdict:
 class Attempts:
     """Makes attempts, at most `concurrency` at a time.
 
-    Calls `on_calls` with the number of model calls of each one; None if its agent ended before it could report it.
+    Calls `on_calls` with the number of model calls of each one, and whether its agent reported it. If it ended before it could, it is
+    the number that the policy servers began; None if they cannot tell either.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class Attempts:
         judge: Judge | None,
         ledger: RunLedger,
         spans: RolloutSpans,
-        on_calls: Callable[[int | None], None],
+        on_calls: Callable[[int | None, bool], None],
         branching: Branching | None = None,
     ) -> None:
         self._settings = settings
@@ -105,8 +106,8 @@ class Attempts:
     async def _attempt(self, planned: PlannedRollout, *, is_last: bool) -> tuple[Verdict, bool]:
         identity, number = planned.identity, planned.number
         await self._agents.acquire()
-        self._ledger.record_start(identity, number)
         span = self._spans.begin_rollout(identity, self._settings.n, planned.point, planned.task.answer)
+        self._ledger.record_start(identity, number, span.if_killed())
         judge = self._judge.name if self._judge else None
         try:
             signed = identity.signed(self._key, span.parent)
@@ -126,12 +127,12 @@ class Attempts:
         calls = ended.report.calls if ended.report else None
         # Servers without the runner's key count no call as the rollout's: then nobody can tell but the agent.
         served = None if seen.calls == 0 and calls else seen.calls
-        counted = calls
+        counted = served if calls is None else calls
         if calls is not None and served is not None and calls > served:
             counted = served
             warning = f"its agent reports {calls} calls, the policy servers began {served}: theirs count"
             self._log_once("calls", "calls_unknown_to_servers", identity, warning)
-        self._on_calls(counted)
+        self._on_calls(counted, calls is not None)
         self._ledger.record_end(identity, number, verdict.status, verdict.reward)
         span.end(
             verdict.status,

@@ -114,6 +114,17 @@ class RolloutSpan:
         context = self._span.get_span_context()
         return TraceParent(f"{context.trace_id:032x}", f"{context.span_id:016x}")
 
+    def if_killed(self) -> JsonObject:
+        """The record of the span that ends the attempt if this process is killed: nobody sees when, so it ends as it begins.
+
+        A verdict that the collector has got nevertheless ended later, and stays in its place.
+        """
+        assert isinstance(self._span, ReadableSpan)
+        record = _to_record(self._span)
+        attributes = {keys.ROLLOUT_STATUS: "cancelled", keys.ROLLOUT_BOUNDARY: "runner"} | record["attributes"]
+        attributes.pop(keys.TASK_ANSWER, None)
+        return record | {"end_ns": record["start_ns"], "attributes": attributes, "error": "its runner was killed"}
+
     def end(
         self,
         status: RolloutStatus,

@@ -169,7 +169,7 @@ class _Run:
             time.monotonic() - start_s,
             unacknowledged,
             totals.resumed,
-            totals.uncounted,
+            totals.unreported,
             dict(self._judge.figures()) if self._judge else {},
         )
 

@@ -92,6 +92,8 @@ class _Begin:
     key: str
     rollout_id: str
     attempt: int
+    span: JsonObject | None
+    """Stands for the attempt if no end follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +271,7 @@ def _whole(file: Path, lines: Iterable[bytes]) -> Iterator[_Line]:
 
 def _parsed(record: JsonObject) -> _Line:
     if "begin" in record:
-        return _Begin(record["begin"], record["rollout"], record["attempt"])
+        return _Begin(record["begin"], record["rollout"], record["attempt"], record.get("span"))
     if "delivered" in record:
         return _Delivered(record["delivered"], record["attempt"])
     outcome = Finished(record["status"], record["reward"])
@@ -326,10 +328,10 @@ class RunLedger:
     def begun(self, round_: int, task_id: str, number: int) -> Begun | None:
         return self._begun.get(self._key(round_, task_id, number))
 
-    def record_start(self, identity: Identity, number: int) -> None:
-        """Records the start of an attempt."""
+    def record_start(self, identity: Identity, number: int, span: JsonObject | None = None) -> None:
+        """Records the start of an attempt, with the `span` that a later process sends if this one is killed before it ends."""
         key = self._key(identity.round, identity.task_id or "", number)
-        self._write({"begin": key, "rollout": identity.rollout_id, "attempt": identity.attempt})
+        self._write({"begin": key, "rollout": identity.rollout_id, "attempt": identity.attempt, "span": span})
 
     def record_end(self, identity: Identity, number: int, status: RolloutStatus, reward: float | None) -> None:
         """Remembers the end of an attempt; `delivered` or `waits` writes it."""
@@ -338,7 +340,7 @@ class RunLedger:
             self._ended[identity.rollout_id, identity.attempt] = (key, status, reward)
 
     def undelivered(self) -> list[JsonObject]:
-        """Returns the spans recorded by earlier processes of the run that the collector has not acknowledged."""
+        """Returns the spans of earlier processes of the run that the collector has not acknowledged, killed attempts' included."""
         return list(self._waiting.values())
 
     def delivered(self, rollout_id: str, attempt: int) -> None:
@@ -409,13 +411,14 @@ class RunLedger:
             self._resume(line)
 
     def _resume(self, line: _Line) -> None:
+        span = None if isinstance(line, _Delivered) else line.span
+        if span is None:
+            self._waiting.pop((line.rollout_id, line.attempt), None)
+        else:
+            self._waiting[line.rollout_id, line.attempt] = span
         if isinstance(line, _Begin):
             self._begun[line.key] = Begun(line.rollout_id, line.attempt)
+        if not isinstance(line, _End):
             return
-        if isinstance(line, _Delivered):
-            self._waiting.pop((line.rollout_id, line.attempt), None)
-            return
-        if line.span is not None:
-            self._waiting[line.rollout_id, line.attempt] = line.span
         if line.outcome.status not in REPEATED:
             self._finished[line.key] = line.outcome

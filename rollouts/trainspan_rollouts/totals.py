@@ -19,8 +19,8 @@ class Totals:
     resumed: int = 0
     """Done by an earlier process of the run."""
     calls: int = 0
-    uncounted: int = 0
-    """Attempts whose agents ended before they could report their calls."""
+    unreported: int = 0
+    """Attempts whose agents ended before they could report their calls: `calls` has those that the policy servers began."""
     groups: int = 0
     """Tasks of which all rollouts are done."""
     _reward_sum: float = 0.0
@@ -45,10 +45,10 @@ class Totals:
             self.rewarded += 1
             self._reward_sum += reward
 
-    def add_calls(self, calls: int | None) -> None:
-        """Counts an attempt's model calls; None: its agent ended before it could report them."""
+    def add_calls(self, calls: int | None, is_reported: bool) -> None:
+        """Counts an attempt's model calls, as far as they are known."""
         self.calls += calls or 0
-        self.uncounted += calls is None
+        self.unreported += not is_reported
 
     @property
     def mean_reward(self) -> float | None:

@@ -108,8 +108,8 @@ class RunResult:
     """Rollouts with a verdict that the collector has not acknowledged; resume the run to send them."""
     resumed: int = 0
     """Rollouts that an earlier process of the run had finished, included in the total."""
-    uncounted: int = 0
-    """Attempts whose agents ended before they could report their calls."""
+    unreported: int = 0
+    """Attempts whose agents ended before they could report their calls: `calls` has those that the policy servers began."""
     judge: Mapping[str, float] = field(default_factory=dict)
     """What the judge counted: of a judge model, its `requests`, answers that were `cached`, `prompt_tokens` and `completion_tokens`.
 

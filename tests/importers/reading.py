@@ -12,6 +12,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from trainspan_importers.account import Account
 from trainspan_importers.importing import Imported, ImportRequest, import_files
 from trainspan_importers.traces import Item
+from trainspan_processing.text.model_calls import is_model_call
 from trainspan_schemas.telemetry import keys
 
 
@@ -49,7 +50,7 @@ class Read:
 
     @property
     def calls(self) -> list[Seen]:
-        return [span for span in self.spans if span.attributes.get(keys.GEN_AI_OPERATION) == "chat"]
+        return [span for span in self.spans if is_model_call(span.attributes)]
 
     @property
     def tools(self) -> list[Seen]:

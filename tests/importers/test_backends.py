@@ -4,7 +4,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.importers.reading import lines, read, said, tree
+from trainspan_processing.export.conversations import MessageSpan, recorded_calls
 from trainspan_schemas.telemetry import keys
 
 T0 = 1_767_323_045  # 2026-01-02T03:04:05Z
@@ -143,6 +146,24 @@ def test_langfuse_keeps_tree_names_calls_tools_usage_costs_and_scores(tmp_path: 
     assert (part.id, part.attributes[keys.EVALUATION_LABEL]) == (call.id, "polite")
     assert keys.EVALUATION_SCORE not in part.attributes
     assert found.account.left_out == {"score_of_no_trace": 1}
+
+
+@pytest.mark.parametrize("answers", [("a",), ("a", "b")])
+def test_a_langfuse_generation_around_generations_is_no_call_of_its_own(
+    tmp_path: Path, answers: tuple[str, ...]
+) -> None:
+    plain = {**LANGFUSE_CALL, "id": "around", "output": "all of it, which is long"}
+    inner = [{**LANGFUSE_CALL, "id": answer, "parentObservationId": "around", "output": answer} for answer in answers]
+    found = read(lines(tmp_path / "page.jsonl", {"data": [*inner, plain]}))
+    calls = recorded_calls(
+        [
+            MessageSpan(
+                span.trace, span.id, span.parent, span.start_ns, span.end_ns, bool(span.failed), span.attributes
+            )
+            for span in found.spans
+        ]
+    )
+    assert sorted(call.answer[0]["content"] for call in calls) == list(answers)
 
 
 def test_each_score_has_an_id_of_its_own_which_stays_the_same(tmp_path: Path) -> None:

@@ -43,9 +43,9 @@ def viewer(world: World) -> Iterator[Viewer]:
         yield running
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
-    """A browser without pages."""
+    """A browser without pages. While it is there, its driver's event loop runs in this thread, and no other one can."""
     path = find_chromium()
     from playwright.sync_api import sync_playwright
 
@@ -56,7 +56,7 @@ def chromium() -> Iterator[Any]:
             browser.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser_context(chromium: Any, viewer: Viewer) -> Iterator[Any]:
     """A browser that has shown the token."""
     context = chromium.new_context(viewport={"width": 1280, "height": 900}, base_url=viewer.url)

@@ -12,7 +12,7 @@ from typing import Any, Final
 from trainspan_importers.account import Account
 from trainspan_importers.conversation import Conversation
 from trainspan_importers.reading import Converted, Format, StatelessReader
-from trainspan_importers.recorded import message_of, text_of
+from trainspan_importers.recorded import message_of, number_of, text_of
 from trainspan_importers.traces import UNDATED_NS, Trace, compact_json, kept_fields, nanoseconds, origin_of
 from trainspan_schemas.errors import InvalidRecordError
 from trainspan_schemas.files.durable import JsonObject
@@ -45,6 +45,8 @@ class _AtifReader(StatelessReader):
         source_id = str(value.get("trajectory_id") or value.get("session_id") or compact_json(value))
         trace = Trace(_NAME, source_id, origin_of(name, **{"service.version": agent.get("version")}))
         yield from self._trajectory(trace, value, None, "")
+        if (reward := number_of(_extra(value).get(keys.REWARD))) is not None:
+            yield trace.evaluation(source_id, keys.REWARD, score=reward, time_ns=_times(value["steps"])[-1])
 
     def _trajectory(
         self, trace: Trace, value: Mapping[str, Any], parent: bytes | None, prefix: str

@@ -171,7 +171,10 @@ class _LangfuseReader:
 
 
 def _attributes(record: Mapping[str, Any]) -> JsonObject:
-    """Of an observation: the conventions' where they have one, and every other field under `langfuse.observation.`."""
+    """Of an observation: the conventions' where they have one, and every other field under `langfuse.observation.`.
+
+    That a generation is a call is only Langfuse's word, as on its SDK's spans: it may be any function, with calls below it.
+    """
     kind, used = str(record["type"]).upper(), list(_OBSERVATION_FIELDS)
     attributes: JsonObject = {}
     if kind == "GENERATION":
@@ -201,6 +204,7 @@ def _attributes(record: Mapping[str, Any]) -> JsonObject:
         **_metadata("langfuse.observation.metadata", record.get("metadata")),
         **{name: record.get(field) for field, name in _RENAMED.items()},
         **kept_fields("langfuse.observation", record, (*used, *_RENAMED)),
+        "langfuse.observation.type": kind.lower(),
     }
 
 
@@ -212,7 +216,7 @@ def _generation(record: Mapping[str, Any]) -> JsonObject:
     tools = tools_in(record.get("input")) or tools_in(metadata)
     reason = metadata.get("finish_reason") if isinstance(metadata, dict) else None
     stated = {"finish_reason": reason} if isinstance(reason, str) else {}
-    return call_attributes(
+    attributes = call_attributes(
         model=record.get("model") or record.get("providedModelName"),
         inputs=messages_in(record.get("input")),
         outputs=[{**stated, **answer} for answer in outputs_in(record.get("output"))],
@@ -222,6 +226,8 @@ def _generation(record: Mapping[str, Any]) -> JsonObject:
         cost=_first(costs, "total") or record.get("calculatedTotalCost") or record.get("totalCost"),
         parameters=parameters if isinstance(parameters, dict) else None,
     )
+    del attributes[keys.GEN_AI_OPERATION]
+    return attributes
 
 
 def _first(record: Any, *names: str) -> Any:

@@ -67,8 +67,8 @@ class StageCounts:
     """Successful answers by vLLM's metric, which counts each choice, without the policy server's own."""
     client_calls: int
     """Successful calls counted by the agents' side."""
-    uncounted_attempts: int
-    """Attempts whose agents ended before they could report their calls."""
+    unreported_attempts: int
+    """Attempts whose agents ended before they could report their calls: the policy servers may have begun more than they told."""
     exported_calls: int
     """Call spans that the collector acknowledged to the policy server."""
     dropped_calls: int
@@ -96,7 +96,7 @@ def stage_checks(counts: StageCounts, in_progress: int) -> list[Check]:
     """
     if counts.servers_changed:
         return _checks_without_servers(counts, counts.servers_changed * in_progress)
-    of_clients = _compared(counts.client_calls, counts.stored_requests, counts.uncounted_attempts)
+    of_clients = _compared(counts.client_calls, counts.stored_requests, counts.unreported_attempts)
     has_calls = counts.stored_requests > 0 or not counts.rollouts
     agree = counts.server_answers == counts.stored_calls and has_calls and of_clients == 0
     exported = counts.exported_calls == counts.stored_calls and not counts.dropped_calls
@@ -118,7 +118,7 @@ def stage_checks(counts: StageCounts, in_progress: int) -> list[Check]:
 
 def _checks_without_servers(counts: StageCounts, limit: int) -> list[Check]:
     """The servers' counts are those of the others, which answered from start to end: at least these must be stored."""
-    lost = _compared(counts.client_calls, counts.stored_requests, counts.uncounted_attempts)
+    lost = _compared(counts.client_calls, counts.stored_requests, counts.unreported_attempts)
     has_calls = counts.stored_requests > 0 or not counts.rollouts
     servers = f"{counts.servers_changed} policy server{'' if counts.servers_changed == 1 else 's'} ended or came back"
     others = f"the others acknowledged {counts.exported_calls} call spans of {counts.stored_calls} stored, {counts.dropped_calls} dropped"
@@ -140,15 +140,15 @@ def _checks_without_servers(counts: StageCounts, limit: int) -> list[Check]:
     ]
 
 
-def _compared(client_calls: int, stored: int, uncounted_attempts: int) -> int:
-    """How many calls the store lacks; negative if it has more than the agents made, which `uncounted_attempts` explain."""
+def _compared(client_calls: int, stored: int, unreported_attempts: int) -> int:
+    """How many calls the store lacks; negative if it has more than the agents made, which `unreported_attempts` explain."""
     lost = client_calls - stored
-    return max(0, lost) if uncounted_attempts else lost
+    return max(0, lost) if unreported_attempts else lost
 
 
 def _clients(counts: StageCounts) -> str:
-    uncounted = counts.uncounted_attempts
-    more = f" (without {uncounted} attempt{'' if uncounted == 1 else 's'} that did not report)" if uncounted else ""
+    unreported = counts.unreported_attempts
+    more = f" ({unreported} attempt{'' if unreported == 1 else 's'} did not report)" if unreported else ""
     return f"clients {counts.client_calls}{more}"
 
 
@@ -158,12 +158,12 @@ def _stored(counts: StageCounts) -> str:
     return str(requests) if requests == answers else f"{answers} answers to {requests} requests"
 
 
-def stored_checks(counts: StoredCounts, rollouts: int, client_calls: int, uncounted: int) -> list[Check]:
+def stored_checks(counts: StoredCounts, rollouts: int, client_calls: int, unreported: int) -> list[Check]:
     """The same for rollouts during which the policy server answered other calls, so that its own counts say nothing about them."""
     return [
         Check(
             "every call is stored",
-            counts.requests > 0 and _compared(client_calls, counts.requests, uncounted) == 0,
+            counts.requests > 0 and _compared(client_calls, counts.requests, unreported) == 0,
             f"clients {client_calls}, store {counts.requests}; the server answered others, too",
         ),
         Check(

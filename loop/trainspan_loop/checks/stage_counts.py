@@ -61,12 +61,12 @@ class StageMeter:
         self._before = self._between_swaps()
         self._began_ns = began_ns - self._before.behind_ns
 
-    def stop(self, rollouts: int, client_calls: int, *, uncounted: int) -> StageCounts:
+    def stop(self, rollouts: int, client_calls: int, *, unreported: int) -> StageCounts:
         """The counts; waits up to 15 s for spans that are still in transit, or 120 s if a server says that it has some.
 
-        `client_calls` lacks those of `uncounted` attempts, whose agents ended before they could report them.
+        `client_calls` may lack some of `unreported` attempts, whose agents ended before they could report them.
         """
-        counts, waiting = self._read(rollouts, client_calls, uncounted)
+        counts, waiting = self._read(rollouts, client_calls, unreported)
         began = time.monotonic()
         while True:
             if counts.servers_changed:
@@ -77,13 +77,13 @@ class StageMeter:
             if (settled and counts.stored_rollouts >= rollouts) or time.monotonic() - began > limit_s:
                 return counts
             time.sleep(0.2)
-            counts, waiting = self._read(rollouts, client_calls, uncounted)
+            counts, waiting = self._read(rollouts, client_calls, unreported)
 
     def versions(self) -> dict[str, list[int]]:
         """Name of each policy → its versions that answered the stage's calls, as far as they are stored."""
         return stored_versions(self._stores, self._scope, self._began_ns)
 
-    def _read(self, rollouts: int, client_calls: int, uncounted: int) -> tuple[StageCounts, bool]:
+    def _read(self, rollouts: int, client_calls: int, unreported: int) -> tuple[StageCounts, bool]:
         """The counts, and whether a server has calls that the collector has not acknowledged."""
         readings = self._between_swaps()
         before, now, changed = readings.both(self._before)
@@ -97,7 +97,7 @@ class StageMeter:
         counts = StageCounts(
             server_answers=now.answers - before.answers - calls,
             client_calls=client_calls,
-            uncounted_attempts=uncounted,
+            unreported_attempts=unreported,
             exported_calls=exported - (now.internal_calls - before.internal_calls) - calls,
             dropped_calls=now.dropped - before.dropped,
             stored_requests=stored.requests,

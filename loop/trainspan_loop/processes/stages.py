@@ -147,7 +147,7 @@ class Stages:
             stored = self._read(wait_for_stored, self.stores, scope, began_ns, rollouts=total, requests=calls)
             versions = self._read(stored_versions, self.stores, scope, began_ns)
             self._others.add(stored)
-        checks = [check.record() for check in stored_checks(stored, total, calls, result.uncounted)]
+        checks = [check.record() for check in stored_checks(stored, total, calls, result.unreported)]
         return Collected(result, checks, time.monotonic() - began, stored.rollouts >= total, versions)
 
     def _wake(self) -> None:
@@ -169,7 +169,7 @@ class Stages:
         sampling_s = time.monotonic() - began
         with self._others.quiet:
             fresh = result.total - result.resumed
-            counted = self._read(meter.stop, fresh, result.calls, uncounted=result.uncounted)
+            counted = self._read(meter.stop, fresh, result.calls, unreported=result.unreported)
             versions = self._read(meter.versions) if request.split == "val" else {}
         checks = [check.record() for check in stage_checks(counted, self._settings.rollouts.concurrency)]
         are_stored, seconds = counted.stored_rollouts >= counted.rollouts, time.monotonic() - began

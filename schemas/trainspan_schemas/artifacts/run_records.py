@@ -54,7 +54,7 @@ class RolloutFigures(TypedDict, total=False):
     seconds: float
     unacknowledged: int
     resumed: int
-    uncounted: int
+    unreported: int
     judge: Mapping[str, float]
     sampled_tokens: int | None
     sampling_seconds: float | None

@@ -21,7 +21,7 @@ from trainspan_schemas.command_events import RoundTrained
 WHOLE = StageCounts(
     server_answers=30,
     client_calls=30,
-    uncounted_attempts=0,
+    unreported_attempts=0,
     exported_calls=30,
     dropped_calls=0,
     stored_requests=30,
@@ -87,9 +87,9 @@ def test_each_count_that_is_off_raises_its_own_alarm(change: dict[str, int], ala
 def test_attempts_that_could_not_report_explain_calls_that_no_agent_counted(
     change: dict[str, int], alarms: list[str]
 ) -> None:
-    checks = stage_checks(dataclasses.replace(WHOLE, uncounted_attempts=1, **change), 16)
+    checks = stage_checks(dataclasses.replace(WHOLE, unreported_attempts=1, **change), 16)
     assert failed(checks) == alarms
-    assert "clients 27 (without 1 attempt that did not report)" in checks[0].detail or change["client_calls"] == 31
+    assert "clients 27 (1 attempt did not report)" in checks[0].detail or change["client_calls"] == 31
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def test_calls_that_the_server_still_has_to_send_are_waited_for(stored: list[Any
         server.state = state(10, 9)
         late = threading.Timer(1.0, lambda: setattr(server, "state", state(10, 10)))
         late.start()
-        found = meter.stop(4, 10, uncounted=0)
+        found = meter.stop(4, 10, unreported=0)
         late.join()
     assert found.exported_calls == 10
     (_, spans, _) = stage_checks(found, 4)
@@ -57,7 +57,7 @@ def test_the_servers_own_canaries_are_exported_calls_and_its_grammar_request_is_
         server.state = state(0, 0)
         meter = StageMeter(PolicyServers([server.url]), ["store"], SCOPE, OtherRollouts())
         server.state = state(12, 12, internal_requests=3, internal_calls=2)
-        assert meter.stop(4, 10, uncounted=0).exported_calls == 10
+        assert meter.stop(4, 10, unreported=0).exported_calls == 10
 
 
 def test_the_window_begins_earlier_if_a_servers_clock_is_behind(stored: list[tuple[StageScope, int]]) -> None:
@@ -66,7 +66,7 @@ def test_the_window_begins_earlier_if_a_servers_clock_is_behind(stored: list[tup
         before_ns = time.time_ns()
         meter = StageMeter(PolicyServers([server.url]), ["store"], SCOPE, OtherRollouts())
         server.state = state(10, 10)
-        meter.stop(4, 10, uncounted=0)
+        meter.stop(4, 10, unreported=0)
     scope, since_ns = stored[-1]
     assert scope is SCOPE
     assert 55 < (before_ns - since_ns) / 1e9 < 65

@@ -108,3 +108,15 @@ def test_a_server_at_any_free_port_keeps_the_last_one(state: Path, monkeypatch: 
     assert with_server_port(load_settings(None, os.environ)).serving.port == chosen.serving.port
     with socket.create_server(("127.0.0.1", chosen.serving.port)):
         assert with_server_port(settings).serving.port != chosen.serving.port
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["rollout --tasks tasks.jsonl --collector http://127.0.0.1:9 agent.py:solve", "train --model m --dataset d"],
+)
+def test_without_a_known_server_the_error_names_the_ways_to_give_one_or_do_without(
+    state: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    monkeypatch.setenv("TRAINSPAN_PORTS__BASE", "0")
+    assert run(command.split()) == 2
+    assert "its URL, or none for agents that ask another model (policy_url, --policy-url)" in capsys.readouterr().err

@@ -119,8 +119,12 @@ def test_a_trajectory_has_steps_tools_tokens_costs_and_sub_agents(exported: Path
 
 
 @pytest.mark.ci
-def test_an_import_reads_back_the_same_messages_ids_and_log_probabilities(exported: Path) -> None:
-    calls = sorted(read(exported).calls, key=lambda call: call.end_ns)
+def test_an_import_reads_back_the_same_messages_ids_log_probabilities_and_reward(exported: Path) -> None:
+    imported = read(exported)
+    (reward,) = imported.records
+    assert (reward.attributes[keys.EVALUATION_NAME], reward.attributes[keys.EVALUATION_SCORE]) == ("reward", 0.5)
+    assert (reward.trace, reward.attributes[keys.EVALUATION_OF]) == (imported.roots[0].trace, "rollout")
+    calls = sorted(imported.calls, key=lambda call: call.end_ns)
     history = [SYSTEM, ASKED, LOOKING, *RESULTS]
     recorded = [([SYSTEM, ASKED], LOOKING), (HELP[:1], HELP[1]), (history, DONE)]
     for call, (asked, answer) in zip(calls, recorded, strict=True):

@@ -136,6 +136,17 @@ def test_a_new_attempt_of_a_killed_run_is_trained_alone(bench: Bench) -> None:
     assert built.manifest["dropped"] == {"superseded_by_retry": 1}
 
 
+def test_the_calls_of_a_killed_runners_attempt_count_for_its_run_though_they_name_no_rollout(bench: Bench) -> None:
+    killed = chain(bench.rollout("a", status="cancelled", seconds=0.0), 2)  # as its resumed runner sends it
+    for call in killed.spans[1:]:
+        for key in killed.identity():
+            del call.attributes[key]
+    again = chain(bench.rollout("a", attempt=1, begins=200.0), 1).reward(1.0)
+    bench.send(killed, again, chain(bench.rollout("y"), 1).reward(0.0))
+    built = bench.build(round_=0)
+    assert (built.manifest["rows"], built.manifest["dropped"]) == (2, {"superseded_by_retry": 2})
+
+
 def test_traces_of_its_own_that_an_agent_begins_within_a_run_are_no_conflict(bench: Bench) -> None:
     rollout = _run(bench, "a", "one", begins=0.0, reward=1.0)
     rollout.call(1, [1], [2], at=10.0)

@@ -178,7 +178,7 @@ def test_the_command_prints_progress_and_result_as_json_lines(
         "calls": 0,
         "unacknowledged": 0,
         "resumed": 0,
-        "uncounted": 0,
+        "unreported": 0,
     }
     # In threads, `print` writes a text and its line break separately.
     assert (done.stderr.count("noise"), done.stderr.replace("noise", "").strip()) == (6, "")

@@ -193,6 +193,15 @@ def test_an_agents_count_of_its_calls_is_shown_and_the_servers_count_stands_besi
     assert "its agent reports 99 calls, the policy servers began 2: theirs count" in warning
 
 
+@pytest.mark.parametrize(("told", "calls"), [({"failures": 0, "up_s": 1e6, "calls": 3}, 3), (None, 0)])
+def test_the_calls_of_an_agent_that_was_stopped_before_its_report_are_those_that_the_servers_began(
+    run: Run, policy: OpenAIServer, told: dict[str, float] | None, calls: int
+) -> None:
+    policy.failures = lambda: told
+    result = run("import time\n\ndef solve(task):\n    time.sleep(600)", tasks("x"), "agent:solve", timeout_s=1.0)
+    assert (result.status, result.calls, result.unreported) == ({"timeout": 1}, calls, 1)
+
+
 def _failure(*policy_urls: str) -> str | None:
     async def ask() -> str | None:
         witness = PolicyWitness(policy_urls)

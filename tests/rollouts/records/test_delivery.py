@@ -120,7 +120,7 @@ def test_a_run_killed_while_the_collector_is_unreachable_sends_its_verdicts_when
     killed = subprocess.Popen(command, env=environ, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     ledger = tmp_path / "home" / "rollouts" / "r" / "round-0000.jsonl"
     deadline = time.monotonic() + 60
-    while not ledger.exists() or ledger.read_text().count('"span"') < 5:
+    while not ledger.exists() or ledger.read_text().count('"end"') < 5:
         assert time.monotonic() < deadline
         time.sleep(0.05)
     killed.send_signal(signal.SIGKILL)

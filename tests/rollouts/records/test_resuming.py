@@ -93,6 +93,10 @@ def test_a_killed_run_is_resumed_without_repeating_what_is_finished(tmp_path: Pa
     assert len({attributes[keys.ROLLOUT_ID] for attributes in found}) == 60
     attempts = Counter(attributes[keys.ATTEMPT] for attributes in found)
     assert attempts[1] <= 3 + 3  # rollouts running at the kill continue as the next attempt of the same rollout
+    last = {attributes[keys.ROLLOUT_ID] for attributes in found if attributes[keys.ATTEMPT] == 1}
+    killed_ones = [span for span in found if span[keys.ATTEMPT] == 0 and span[keys.ROLLOUT_ID] in last]
+    told = Counter((span[keys.RUN_ID], span[keys.ROUND], span[keys.ROLLOUT_STATUS]) for span in killed_ones)
+    assert told["r", 4, "cancelled"] == attempts[1] > 0
     assert sum(Counter((tmp_path / "ran.txt").read_text().split()).values()) - sum(ran.values()) == 60 - finished
 
     again = result_of(trainspan_rollout(tmp_path, recorder, "--resume"))

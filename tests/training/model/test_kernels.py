@@ -48,8 +48,11 @@ def test_the_residual_stream_is_rounded_as_in_the_server(tmp_path: Path) -> None
     assert dtypes == [torch.float32, torch.bfloat16]
 
 
-def test_models_with_other_layers_keep_their_functions() -> None:
+def test_models_with_other_layers_keep_their_functions(monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers import Gemma3TextConfig, GPT2Config, LlamaConfig
 
+    monkeypatch.setattr("trainspan_training.model.kernels.importlib.util.find_spec", lambda _: True)
     assert [fusible(config()) for config in (LlamaConfig, Gemma3TextConfig, GPT2Config)] == [True, False, False]
     assert not fusible(LlamaConfig(hidden_act="relu")), "Liger would make it another function"
+    monkeypatch.setattr("trainspan_training.model.kernels.importlib.util.find_spec", lambda _: None)
+    assert not fusible(LlamaConfig()), "without Liger no layer is fused"

@@ -38,6 +38,8 @@ def test_agents_report_to_their_own_stack_too_and_the_verdict_comes_here_alone(t
             "1",
             "--judge",
             "judge:score",
+            "--policy-url",
+            "http://127.0.0.1:9/v1",
             "--",
             "python",
             "agent.py",
