@@ -353,6 +353,11 @@ def test_tasks_of_changed_sources_are_written_again_and_models_made_from_them_go
     (source / "tasks.py").write_text(program + "(folder / 'tasks.jsonl').write_text('second')\n")
     environments.prepare(plan)
     assert (plan.tasks.read_text(), plan.warm_model.exists()) == ("second", False)
+    plan.warm_model.mkdir()
+    (source / "home").mkdir()
+    (source / "home" / "prompt.yaml").write_text("an option of a harness")
+    environments.prepare(plan)
+    assert not plan.warm_model.exists()
 
 
 def test_settings_of_supervised_training_reach_it_and_name_its_model(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,8 +63,9 @@ def test_the_commands_of_a_kind_do_the_task_and_less_does_not(kind: str, data: P
 def test_guesses_are_wrong(data: Path, tmp_path: Path) -> None:
     """What a careless agent would enter: a sort of texts, a count of all lines, a count with the file's name."""
     careless = {"largest": "sort {0}.txt | tail -1 > {1}", "count": "wc -l {0}.txt > {1}", "column": "cp {0}.csv {1}"}
-    for line in read_lines(data / "tasks.jsonl"):
-        if command := careless.get(line["meta"]["kind"]):
+    lines = read_lines(data / "tasks.jsonl")
+    for kind, command in careless.items():
+        for line in [line for line in lines if line["meta"]["kind"] == kind][:8]:
             work = tmp_path / line["id"]
             shutil.copytree(data / "folders" / line["id"], work)
             (before,) = (path.stem for path in work.iterdir())
