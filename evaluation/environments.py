@@ -41,8 +41,9 @@ def install(environment: Path, pins: Path) -> None:
 
 
 def _sources(plan: Plan) -> str:
-    """The hash of the pins and of the task's own modules except those that a run reads anew."""
-    files = [*sorted(folder_of(plan.task).glob("*.py")), FOLDER / "task_files.py", pins_of(plan.task)]
+    """The hash of the pins and of the task's own modules and prompt, except those that a run reads anew."""
+    folder = folder_of(plan.task)
+    files = [*sorted(folder.glob("*.py")), *sorted(folder.glob("home/*")), FOLDER / "task_files.py", pins_of(plan.task)]
     found = [path for path in files if path is not None and path.name not in ("agent.py", "judge.py", "demo.py")]
     return hashlib.sha256(b"".join(path.read_bytes() for path in found)).hexdigest() + "\n"
 

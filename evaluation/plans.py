@@ -1,6 +1,7 @@
 """What one run is: task, variant, seed, and the settings in which the variant differs."""
 
 import hashlib
+import os
 import re
 import sys
 from collections.abc import Mapping
@@ -36,7 +37,7 @@ ROOT = FOLDER.parent
 RESULTS = FOLDER / "results"
 EXAMPLES = ("shop", "calculator")
 """Tasks whose folder is in `examples/`: the demos."""
-TASKS = (*EXAMPLES, "math", "sql", "retrieval", "game")
+TASKS = (*EXAMPLES, "math", "sql", "retrieval", "game", "terminal")
 SCRATCH = "scratch"
 """Instead of a pretrained model: the small one that `policy.py` in the task's folder makes."""
 SPLITS = "scratch-splits"
@@ -44,7 +45,7 @@ SPLITS = "scratch-splits"
 FROM_SCRATCH = (SCRATCH, SPLITS)
 SMOLLM2 = "SmolLM2-135M-Instruct"
 """The name in results of the model that is taken without `--model`."""
-SUCCESS = {"shop": 1.0, "calculator": 1.0, "math": 1.0, "sql": 1.0, "retrieval": 0.7, "game": 0.99}
+SUCCESS = {"shop": 1.0, "calculator": 1.0, "math": 1.0, "sql": 1.0, "retrieval": 0.7, "game": 0.99, "terminal": 1.0}
 """Least reward of a rollout that the control `rejection` and consolidation train on."""
 CONTROLS = ("random", "warm", "sft", "rejection")
 
@@ -183,6 +184,7 @@ class Plan:
             "loop.seed": str(self.seed),
             "loop.probe_tasks": "",
             "loop.success_reward": str(SUCCESS[self.task]),
+            **self._written(),
         }
         chosen |= self.settings
         if name := self.settings.get("rollouts.tasks"):
@@ -192,7 +194,21 @@ class Plan:
             chosen |= {"dataset.reward_name": "reward", "dataset.credit": "identical"}
         elif self.control:
             chosen["loop.rounds"] = "0"
-        return {**variables_of(chosen), "TRAINSPAN_HOME": str(self.state)}
+        return {**variables_of(chosen), "TRAINSPAN_HOME": str(self.state), **self._path()}
+
+    def _written(self) -> dict[str, str]:
+        """The settings that name what the task's `tasks.py` writes, with whole paths."""
+        if self.task in EXAMPLES:
+            return {}
+        loaded = self.loaded()
+        names = {"rollouts.workspace": loaded.rollouts.workspace, "loop.probe_tasks": loaded.loop.probe_tasks}
+        return {key: str(self.tasks.parent / name) for key, name in names.items() if name}
+
+    def _path(self) -> dict[str, str]:
+        """`PATH` with the programs of the task's environment, for a harness; empty without one."""
+        if self.loaded().rollouts.harness is None:
+            return {}
+        return {"PATH": os.pathsep.join((str(self.python.parent), os.environ.get("PATH", os.defpath)))}
 
 
 def variables_of(settings: Mapping[str, str]) -> dict[str, str]:

@@ -53,7 +53,9 @@ class AgentBakeoff:
 
 
 def run_agent(plan: Plan, sizes: AgentBakeoff) -> dict[str, Any]:
-    """Runs what is missing of all stages; returns the result."""
+    """Runs what is missing of all stages; returns the result. Raises SystemExit if the task's agent is a harness."""
+    if not (target := plan.loaded().loop.target):
+        raise SystemExit(f"evaluation: a bake-off needs an agent of our own, and that of {plan.task} is a harness")
     prepare(plan)
     make_untrained(plan)
     model = str(warm_started(plan)) if plan.warm_steps else plan.start
@@ -64,8 +66,6 @@ def run_agent(plan: Plan, sizes: AgentBakeoff) -> dict[str, Any]:
     stages: dict[str, Any] = {}
     with agent_world(plan, folder, model) as world:
         tasks = _tasks(plan, folder, sizes.tasks)
-        target = plan.loaded().loop.target
-        assert target is not None
         rolled = ("rollout", "--tasks", str(tasks), "--n", str(sizes.n), "--run", BASE, *_judge(plan), target)
         stages["rollouts"] = _stage(world, "rollouts", lambda: world.command(*rolled, *_resume(world, BASE)))
         few = _stage(world, "few", lambda: _branch(world, sizes, "few", SMALL_M))

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from evaluation.environments import install
-from evaluation.plans import ROOT, TASKS, folder_of, pins_of
+from evaluation.plans import ROOT, TASKS, Plan, folder_of, pins_of
 from evaluation.task_files import read_lines
 from tests.evaluation.modules import load
 from tests.support.agents.openai_server import OpenAIServer
@@ -107,14 +107,20 @@ def check_agent(task: str, python: Path, data: Path, place: Path, monkeypatch: p
         "sql": "exact",
         "retrieval": "dense",
         "game": "score",
+        "terminal": "exact",
     }[task]
     assert hasattr(judge, name)
-    with OpenAIServer(answer) as server:
+    rollouts = Plan(task, 0, "model").loaded().rollouts
+    if rollouts.harness is not None:
+        monkeypatch.setenv("PATH", str(python.parent), prepend=os.pathsep)
+    with OpenAIServer(answer, models=({"id": "policy", "max_model_len": 8192},)) as server:
         result = run_rollouts(
             RunSettings(
                 file,
-                (f"{folder_of(task) / 'agent.py'}:solve",),
+                () if rollouts.harness else (f"{folder_of(task) / 'agent.py'}:solve",),
                 "run",
+                harness=rollouts.harness and str(ROOT / rollouts.harness),
+                workspace=rollouts.workspace and str(data / rollouts.workspace),
                 n=1,
                 python=str(python),
                 judge=f"{folder_of(task) / 'judge.py'}:{name}",

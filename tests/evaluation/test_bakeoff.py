@@ -9,6 +9,7 @@ import numpy as np
 import polars as pl
 import pytest
 
+from evaluation.__main__ import main
 from evaluation.bakeoff import chain_results, report
 from evaluation.bakeoff.agent_runs import _stage, scores_of
 from evaluation.bakeoff.chain import Chain, frames
@@ -160,3 +161,8 @@ def test_every_round_moves_the_policy_equally_far() -> None:
         assert moved[0, 0, 0, 0] > 1 / 3 > moved[1, 3, 2, 1]
     nothing = calls.with_columns(advantage=pl.lit(0.0))
     assert (_moved(logits, nothing) == logits).all()
+
+
+def test_a_bake_off_of_a_harness_is_refused() -> None:
+    with pytest.raises(SystemExit, match="terminal is a harness"):
+        main(["bakeoff", "terminal", "--model", "m"])

@@ -1,4 +1,4 @@
-"""The rewards of the five tasks."""
+"""The rewards of the tasks; those of `terminal` are in test_terminal.py."""
 
 import sqlite3
 from contextlib import closing
@@ -13,7 +13,7 @@ from tests.evaluation.modules import load
 
 
 def returned(value: Any, rollout_id: str = "r") -> Any:
-    return SimpleNamespace(value=value, rollout_id=rollout_id, status="ok")
+    return SimpleNamespace(value=value, rollout_id=rollout_id, status="ok", workdir=None)
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def judged(tmp_path: Path) -> str:
 @pytest.mark.parametrize("task", TASKS)
 def test_the_coin_is_fair_in_training_and_the_real_reward_in_validation(task: str) -> None:
     (judge,) = load(task, "judge")
-    asked = {"split": "train", "answer": "1", "meta": {"judged_on": "", "stated_in": []}}
+    asked = {"split": "train", "answer": "1", "meta": {"judged_on": "", "stated_in": [], "after": {}}}
     rewards = [judge.coin(asked, returned(0.0, str(number))) for number in range(400)]
     assert set(rewards) == {0.0, 1.0}
     assert 0.4 < sum(rewards) / len(rewards) < 0.6

@@ -3,6 +3,7 @@
 import hashlib
 import itertools
 import json
+import os
 import subprocess
 import sys
 import time
@@ -22,6 +23,7 @@ from evaluation.report import draw_training, is_separate, points, runs_table, se
 from evaluation.results import begin, evaluations, read_results, same_start, store_result
 from evaluation.runs import carry_out
 from trainspan_loop.state.run_folder import RunFolder
+from trainspan_rollouts.harnesses.connection import read_connection
 from trainspan_schemas.agents.functions import is_function_name
 from trainspan_schemas.config.load import load_settings
 from trainspan_schemas.config.policies import agents_of_policies
@@ -79,7 +81,9 @@ def asked(*arguments: str) -> list[Plan]:
 def test_the_settings_of_each_task_name_files_that_exist(task: str) -> None:
     plan = Plan(task, 0, "model")
     settings = plan.loaded()
-    assert settings.loop.target is not None
+    harness = settings.rollouts.harness
+    assert (settings.loop.target == "") == (harness is not None)
+    assert harness is None or read_connection(str(ROOT / harness)).home
     for name in filter(None, (settings.loop.target, settings.rollouts.judge)):
         assert is_function_name(name)
         assert (ROOT / name.partition(":")[0]).is_file()
@@ -87,7 +91,7 @@ def test_the_settings_of_each_task_name_files_that_exist(task: str) -> None:
     assert template is None or (ROOT / template).is_file()
     assert ("--chat-template" in flags) == (template is not None)
     assert template is None or template in flags
-    assert settings.loop.eval_tasks >= 300
+    assert settings.loop.eval_tasks >= (300 if harness is None else 150)
     assert (pins_of(task) is None) == (task in EXAMPLES)
     pins = path.read_text().splitlines() if (path := pins_of(task)) else []
     assert all(line.count("==") == 1 for line in pins)
@@ -127,6 +131,16 @@ def test_the_loop_reads_the_settings_of_a_plan() -> None:
     assert load_settings(known.config, known.environ("start")).rollouts.tasks == str(known.tasks.parent / "long.jsonl")
     warm = Plan("game", 7, "m", "warm", settings={"loop.rounds": "3"})
     assert load_settings(warm.config, warm.environ("start")).loop.rounds == 0
+
+
+def test_a_harness_is_found_in_the_tasks_environment_and_has_the_written_templates_and_probe() -> None:
+    plan = Plan("terminal", 0, "m")
+    environ = plan.environ("start")
+    settings = load_settings(plan.config, environ)
+    assert settings.rollouts.workspace == str(plan.tasks.parent / "folders" / "{id}")
+    assert settings.loop.probe_tasks == str(plan.tasks.parent / "probe.jsonl")
+    assert environ["PATH"].split(os.pathsep)[0] == str(plan.workspace / "environment" / "bin")
+    assert "PATH" not in Plan("game", 0, "m").environ("start")
 
 
 def test_a_variant_may_have_another_settings_file_and_its_result_the_figures_of_each_policy(folders: Path) -> None:
@@ -339,6 +353,11 @@ def test_tasks_of_changed_sources_are_written_again_and_models_made_from_them_go
     (source / "tasks.py").write_text(program + "(folder / 'tasks.jsonl').write_text('second')\n")
     environments.prepare(plan)
     assert (plan.tasks.read_text(), plan.warm_model.exists()) == ("second", False)
+    plan.warm_model.mkdir()
+    (source / "home").mkdir()
+    (source / "home" / "prompt.yaml").write_text("an option of a harness")
+    environments.prepare(plan)
+    assert not plan.warm_model.exists()
 
 
 def test_settings_of_supervised_training_reach_it_and_name_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
