@@ -134,19 +134,25 @@ def ledger_files(run_id: str, round_: int | None, split: Split | None, *, of_bra
 
 
 def waiting_rounds(run_id: str, split: Split | None) -> list[int]:
-    """Returns the rounds of a run and split whose ledgers have verdicts that the collector has not acknowledged."""
+    """Returns the rounds of a run and split whose ledgers have spans that the collector has not acknowledged."""
     rounds = set()
     for file in ledger_files(run_id, None, split):
-        waiting: set[tuple[str, int]] = set()
+        waiting: dict[tuple[str, int], JsonObject] = {}
         for line in _lines(file):
-            if isinstance(line, _End) and line.span is not None:
-                waiting.add((line.rollout_id, line.attempt))
-            elif isinstance(line, _Delivered):
-                waiting.discard((line.rollout_id, line.attempt))
+            _wait_or_not(waiting, line)
         match = _ROUND.match(file.name)
         if waiting and match:
             rounds.add(int(match[1]))
     return sorted(rounds)
+
+
+def _wait_or_not(waiting: dict[tuple[str, int], JsonObject], line: _Line) -> None:
+    """Notes the span of an attempt that a line says is not delivered yet, or takes it out."""
+    span = None if isinstance(line, _Delivered) else line.span
+    if span is None:
+        waiting.pop((line.rollout_id, line.attempt), None)
+    else:
+        waiting[line.rollout_id, line.attempt] = span
 
 
 def newest_ledgers() -> list[Path]:
@@ -411,11 +417,7 @@ class RunLedger:
             self._resume(line)
 
     def _resume(self, line: _Line) -> None:
-        span = None if isinstance(line, _Delivered) else line.span
-        if span is None:
-            self._waiting.pop((line.rollout_id, line.attempt), None)
-        else:
-            self._waiting[line.rollout_id, line.attempt] = span
+        _wait_or_not(self._waiting, line)
         if isinstance(line, _Begin):
             self._begun[line.key] = Begun(line.rollout_id, line.attempt)
         if not isinstance(line, _End):

@@ -203,3 +203,25 @@ def test_verdicts_of_an_interrupted_stream_are_sent(world: World) -> None:
     assert waiting_rounds("run", "train") == []
     assert rows(world.location, "SELECT count(*) AS n FROM rollouts WHERE reward = 1")[0]["n"] == 2
     assert world.ran() == {"a": 2}
+
+
+@pytest.mark.ci
+def test_attempts_of_a_killed_stream_are_ended_as_cancelled(world: World) -> None:
+    world.start_collector()
+    (world.folder / "wait").touch()
+    options = ["--tasks", "-", "--n", "2", "--split", "train", "--round", "7", "--run", "run", "--format", "json"]
+    collector = f"http://127.0.0.1:{world.otlp}"
+    command = [sys.executable, "-m", "trainspan_cli", "rollout", *options, "--collector", collector, "agent.py:solve"]
+    environ = environment({"TRAINSPAN_HOME": str(world.folder)})
+    with subprocess.Popen(command, env=environ, cwd=world.folder, stdin=subprocess.PIPE, text=True) as stream:
+        assert stream.stdin is not None
+        stream.stdin.write(json.dumps({"id": "slow", "input": "x", "round": 7}) + "\n")
+        stream.stdin.flush()
+        until(lambda: world.ran() == {"slow": 2})
+        stream.kill()
+    assert waiting_rounds("run", "train") == [7]
+    world.stages.send_waiting()
+    assert waiting_rounds("run", "train") == []
+    ended = rows(world.location, "SELECT status, run_id FROM rollouts WHERE task_id = 'slow'")
+    assert ended == [{"status": "cancelled", "run_id": "run"}] * 2
+    assert world.ran() == {"slow": 2}, "nothing was made again"
