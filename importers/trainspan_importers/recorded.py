@@ -345,9 +345,9 @@ def number_of(value: Any) -> float | None:
         return float(value)
     try:
         number = value if isinstance(value, (int, float)) else _parsed_number(value) if isinstance(value, str) else None
-    except ValueError:
+        return number if number is not None and math.isfinite(number) else None
+    except (ValueError, OverflowError):  # an integer beyond all floats
         return None
-    return number if number is not None and math.isfinite(number) else None
 
 
 def _parsed_number(text: str) -> float:

@@ -107,8 +107,8 @@ class Attempts:
         identity, number = planned.identity, planned.number
         await self._agents.acquire()
         span = self._spans.begin_rollout(identity, self._settings.n, planned.point, planned.task.answer)
-        self._ledger.record_start(identity, number, span.if_killed())
         judge = self._judge.name if self._judge else None
+        self._ledger.record_start(identity, number, span.if_killed(judge))
         try:
             signed = identity.signed(self._key, span.parent)
             token = f"{span.parent}.{signed.url_signature}"

@@ -2,6 +2,7 @@
 
 import json
 import secrets
+import time
 import uuid
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -114,14 +115,14 @@ class RolloutSpan:
         context = self._span.get_span_context()
         return TraceParent(f"{context.trace_id:032x}", f"{context.span_id:016x}")
 
-    def if_killed(self) -> JsonObject:
+    def if_killed(self, judge: str | None) -> JsonObject:
         """The record of the span that ends the attempt if this process is killed: nobody sees when, so it ends as it begins.
 
         A verdict that the collector has got nevertheless ended later, and stays in its place.
         """
         assert isinstance(self._span, ReadableSpan)
         record = _to_record(self._span)
-        attributes = {keys.ROLLOUT_STATUS: "cancelled", keys.ROLLOUT_BOUNDARY: "runner"} | record["attributes"]
+        attributes = _verdict_attributes("cancelled", judge) | record["attributes"]
         attributes.pop(keys.TASK_ANSWER, None)
         return record | {"end_ns": record["start_ns"], "attributes": attributes, "error": "its runner was killed"}
 
@@ -138,15 +139,9 @@ class RolloutSpan:
         reasons: Mapping[str, str] | None = None,
     ) -> None:
         """Ends it with its verdict, with each score as an event `gen_ai.evaluation.result`, explained by its reason."""
-        attributes: dict[str, str | int | bool | None] = {
-            keys.ROLLOUT_STATUS: status,
-            keys.ROLLOUT_BOUNDARY: "runner",
-            keys.ROLLOUT_CALLS: calls,
-            keys.SERVED_CALLS: served_calls,
-            keys.ROLLOUT_JUDGE: judge,
-            keys.ROLLOUT_OWN_REWARD: True if judge is None else None,
-        }
-        self._span.set_attributes({key: value for key, value in attributes.items() if value is not None})
+        counts = {keys.ROLLOUT_CALLS: calls, keys.SERVED_CALLS: served_calls}
+        self._span.set_attributes(_verdict_attributes(status, judge))
+        self._span.set_attributes({key: count for key, count in counts.items() if count is not None})
         for name, score in (scores or {}).items():
             reason = (reasons or {}).get(name)
             self._span.add_event(
@@ -162,7 +157,15 @@ class RolloutSpan:
             )
         if status != "ok":
             self._span.set_status(Status(StatusCode.ERROR, _cut(error or status)))
-        self._span.end()
+        began = self._span.start_time if isinstance(self._span, ReadableSpan) else None
+        self._span.end(
+            max(time.time_ns(), (began or 0) + 1000)
+        )  # later than `if_killed`, also if the clock was set back
+
+
+def _verdict_attributes(status: RolloutStatus, judge: str | None) -> dict[str, str | bool]:
+    judged = {keys.ROLLOUT_JUDGE: judge} if judge is not None else {keys.ROLLOUT_OWN_REWARD: True}
+    return {keys.ROLLOUT_STATUS: status, keys.ROLLOUT_BOUNDARY: "runner", **judged}
 
 
 def _cut(text: str) -> str:

@@ -49,6 +49,8 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 
+_ENDING_S: Final = 15.0
+"""How long a resumed run waits for the runner before it, which a kill of the loop has told to end its agents."""
 _SHARD: Final = re.compile(r"\.shard-(\d+)-of-(\d+)$")
 
 _ROUND: Final = re.compile(r"round-(\d+)")
@@ -319,8 +321,10 @@ class RunLedger:
         if resume and not file.exists():
             raise UsageError(f"nothing to resume: {file} does not exist; run without --resume first")
         file.parent.mkdir(parents=True, exist_ok=True)
-        self._file: IO[bytes] = file.open("ab", buffering=0)
-        self._hold(file)
+        # For its owner alone: who knows an attempt's trace can send rewards in it.
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._file: IO[bytes] = os.fdopen(descriptor, "ab", buffering=0)
+        self._hold(file, wait_s=_ENDING_S if resume else 0.0)
         if resume:
             self._read(file, head)
         else:
@@ -392,10 +396,10 @@ class RunLedger:
                 os.truncate(self._file.fileno(), end)
                 raise
 
-    def _hold(self, file: Path) -> None:
-        """Locks the file until it is closed. Raises UsageError if another process has locked it."""
+    def _hold(self, file: Path, wait_s: float) -> None:
+        """Locks the file until it is closed. Raises UsageError if another process has locked it for longer than `wait_s`."""
         with suppress(OSError):  # a file system without locks
-            if not try_lock(self._file):
+            if not try_lock(self._file, wait_s=wait_s):
                 raise UsageError(f"{file} is in use: another process runs these rollouts; end it first")
 
     def _read(self, file: Path, head: JsonObject) -> None:

@@ -106,6 +106,6 @@ def test_langfuses_choices_are_all_answers_and_a_streams_end_is_in_the_metadata(
     assert json.loads(silent.attributes[keys.GEN_AI_OUTPUT_MESSAGES])[0]["parts"] == []
 
 
-@pytest.mark.parametrize("value", ["Infinity", "nan", float("inf"), float("nan"), "x", None, []])
+@pytest.mark.parametrize("value", ["Infinity", "nan", float("inf"), float("nan"), 10**400, "9" * 401, "x", None, []])
 def test_what_is_no_finite_number_is_none(value: Any) -> None:
     assert number_of(value) is None

@@ -289,7 +289,7 @@ def test_atif_sub_agents_are_agents_within_and_steps_without_a_model_are_no_call
     inner = {"schema_version": "ATIF-v1.7", "agent": {"name": "helper", "version": "1"}, "trajectory_id": "t.1"}
     steps = [asked, fixed, {**answered, "step_id": 3, "extra": {"gen_ai.response.id": "x", "note": "n"}}]
     record = {**inner, "agent": {"name": "main", "version": "1"}, "steps": steps}
-    embedded = [{**inner, "steps": [asked, answered]}, {**inner, "steps": []}]
+    embedded = [{**inner, "steps": [asked, answered], "extra": {"reward": 1.0}}, {**inner, "steps": []}]
     (tmp_path / "trajectory.json").write_text(json.dumps({**record, "subagent_trajectories": embedded}))
     imported = read(tmp_path / "trajectory.json")
     assert tree(imported.spans, lambda span: f"{span.name} {span.attributes['gen_ai.agent.name']}") == {
@@ -302,4 +302,4 @@ def test_atif_sub_agents_are_agents_within_and_steps_without_a_model_are_no_call
     assert [message["role"] for message in first.messages("input")] == ["user", "assistant"]
     assert (first.attributes["gen_ai.response.id"], first.attributes["atif.step.extra.note"]) == ("x", "n")
     assert second.messages("input") == [said("user", "sum up")]
-    assert imported.account.left_out == {"sub-agents without steps": 1}
+    assert imported.account.left_out == {"sub-agents without steps": 1, "rewards of sub-agents": 1}

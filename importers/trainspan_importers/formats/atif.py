@@ -73,6 +73,8 @@ class _AtifReader(StatelessReader):
             begin = end
         for number, inner in enumerate(value.get("subagent_trajectories") or ()):
             if _is_atif(inner):
+                if number_of(_extra(inner).get(keys.REWARD)) is not None:
+                    self._account.leave_out("rewards of sub-agents")
                 yield from self._trajectory(trace, inner, span_id, f"{prefix}{number}:")
             else:
                 self._account.leave_out("sub-agents without steps")

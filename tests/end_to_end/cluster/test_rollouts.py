@@ -187,7 +187,8 @@ def test_agents_end_with_a_killed_driver_and_the_run_is_resumed(site: Site) -> N
     (site.folder / "go").touch()
     result = site.run("--n", "1", "--workers", "2", "--resume", *COMMAND)
     assert (result["status"], result["total"]) == ({"ok": 2}, 2)
-    assert sorted(attempt for _, _, attempt in site.attempts) == [1, 1]
+    ended = sorted((key[2], span.attributes[keys.ROLLOUT_STATUS]) for key, span in site.attempts.items())
+    assert ended == [(0, "cancelled")] * 2 + [(1, "ok")] * 2
 
 
 @pytest.mark.slow

@@ -97,6 +97,8 @@ def test_a_killed_run_is_resumed_without_repeating_what_is_finished(tmp_path: Pa
     killed_ones = [span for span in found if span[keys.ATTEMPT] == 0 and span[keys.ROLLOUT_ID] in last]
     told = Counter((span[keys.RUN_ID], span[keys.ROUND], span[keys.ROLLOUT_STATUS]) for span in killed_ones)
     assert told["r", 4, "cancelled"] == attempts[1] > 0
+    assert {span[keys.ROLLOUT_OWN_REWARD] for span in found} == {True}, "no judge, also of those that were killed"
+    assert ledger.stat().st_mode & 0o077 == 0, "a trace's id is as good as the right to reward it"
     assert sum(Counter((tmp_path / "ran.txt").read_text().split()).values()) - sum(ran.values()) == 60 - finished
 
     again = result_of(trainspan_rollout(tmp_path, recorder, "--resume"))

@@ -87,6 +87,7 @@ def test_the_same_command_begins_a_shard_and_resumes_it(run: Run, recorder: Otlp
     assert run(SOURCE, tasks(0), "agent:solve", shard=Shard(1, 2), round=1).total == 0
 
 
+@pytest.mark.ci
 def test_a_ledger_belongs_to_one_process_at_a_time(run: Run) -> None:
     source = """
     def solve(task):
