@@ -232,7 +232,11 @@ def _loop_settings(folder: RunFolder) -> dict[str, Any]:
     paths = ("tasks", "python", "model", "checkpoints", "out", "token_file", "signing_key_file")
     settings = folder.read("run.json")["settings"]
     sections = {
-        section: {name: value for name, value in settings[section].items() if name not in paths}
+        section: {
+            name: value
+            for name, value in settings[section].items()
+            if name not in paths and not (isinstance(value, str) and value.startswith("/"))
+        }
         for section in ("rollouts", "dataset", "train", "loop")
     }
     return {**sections, **({"policies": policies} if (policies := settings.get("policies")) else {})}

@@ -31,7 +31,7 @@ def text_of(path: Path) -> str:
 
 
 def files(folder: Path) -> Iterator[Path]:
-    """Yields all files of a folder and of those in it. Raises WrongFolder for links and too many entries, OSError."""
+    """Yields every file in a folder and its subfolders. Raises WrongFolder on links or too many entries, and OSError."""
     waiting, entries = [folder], 0
     while waiting:
         with os.scandir(waiting.pop()) as found:

@@ -124,15 +124,20 @@ def largest(generator: random.Random, stem: str) -> Wanted:
     )
 
 
-def first(generator: random.Random, stem: str) -> Wanted:
+def _end_of(generator: random.Random, stem: str, side: str) -> Wanted:
     entries, n, out = _entries(generator, list(WORDS)), generator.randint(2, 9), f"{generator.choice(OUTPUTS)}.txt"
     before = {f"{stem}.txt": _lines(entries)}
+    wanted, program = (entries[:n], "head") if side == "first" else (entries[-n:], "tail")
     return Wanted(
-        f"Write the first {n} lines of {stem}.txt to {out}.",
+        f"Write the {side} {n} lines of {stem}.txt to {out}.",
         before,
-        {**before, out: _lines(entries[:n])},
-        (f"head -{n} {stem}.txt > {out}",),
+        {**before, out: _lines(wanted)},
+        (f"{program} -{n} {stem}.txt > {out}",),
     )
+
+
+def first(generator: random.Random, stem: str) -> Wanted:
+    return _end_of(generator, stem, "first")
 
 
 def order(generator: random.Random, stem: str) -> Wanted:
@@ -170,14 +175,7 @@ def column(generator: random.Random, stem: str) -> Wanted:
 
 
 def last(generator: random.Random, stem: str) -> Wanted:
-    entries, n, out = _entries(generator, list(WORDS)), generator.randint(2, 9), f"{generator.choice(OUTPUTS)}.txt"
-    before = {f"{stem}.txt": _lines(entries)}
-    return Wanted(
-        f"Write the last {n} lines of {stem}.txt to {out}.",
-        before,
-        {**before, out: _lines(entries[-n:])},
-        (f"tail -{n} {stem}.txt > {out}",),
-    )
+    return _end_of(generator, stem, "last")
 
 
 def join(generator: random.Random, stem: str) -> Wanted:

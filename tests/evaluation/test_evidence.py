@@ -6,7 +6,7 @@ import subprocess
 
 from evaluation.__main__ import parser, plans
 from evaluation.ablations.arms import ABLATIONS, ROUNDS, plan_of
-from evaluation.plans import ROOT, Plan
+from evaluation.plans import RESULTS, ROOT, Plan
 from evaluation.results import read_result
 
 PAGE = (ROOT / "docs" / "evidence.md").read_text()
@@ -47,3 +47,10 @@ def test_each_stored_result_is_made_by_a_command_of_the_page() -> None:
     made = {plan.result.name for arguments in commands(PAGE) for plan in of(arguments)}
     stored = {path.name for path in (ROOT / "evaluation" / "results").glob("*.json")}
     assert not stored - made, "results without a command in docs/evidence.md"
+
+
+def test_no_stored_result_names_a_folder_of_the_machine() -> None:
+    """Values of settings in quotes; a whole path of the machine begins with a slash."""
+    results = sorted(RESULTS.glob("*.json"))
+    assert results
+    assert [path.name for path in results if re.search(r'": "/', path.read_text())] == []
