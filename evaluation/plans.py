@@ -46,7 +46,7 @@ FROM_SCRATCH = (SCRATCH, SPLITS)
 SMOLLM2 = "SmolLM2-135M-Instruct"
 """The name in results of the model that is taken without `--model`."""
 SUCCESS = {"shop": 1.0, "calculator": 1.0, "math": 1.0, "sql": 1.0, "retrieval": 0.7, "game": 0.99, "terminal": 1.0}
-"""Least reward of a rollout that the control `rejection` and consolidation train on."""
+"""Least reward of a rollout that the control `rejection` trains on."""
 CONTROLS = ("random", "warm", "sft", "rejection")
 
 

@@ -131,7 +131,6 @@ def store_result(
         "loop": _loop_settings(folder),
         "start": _estimate(found[0]),
         "end": _estimate(found[-1]),
-        "consolidated": next((_consolidated(one) for one in records if "consolidation" in one), None),
         **_supervised(plan),
         "rounds": sum(record["kind"] == "round" for record in records),
         "rollouts": rollouts,
@@ -211,11 +210,6 @@ def _round(record: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict[str, A
         **({"policies": {name: _of_policy(own) for name, own in policies.items()}} if policies else {}),
         "failed": [check["name"] for check in record["checks"] if not check["ok"]],
     }
-
-
-def _consolidated(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The supervised pass at the end, without the folder of the version that it started from."""
-    return {**{key: value for key, value in record["consolidation"].items() if key != "model"}, **_estimate(record)}
 
 
 def _trained(train: Mapping[str, Any]) -> dict[str, Any]:

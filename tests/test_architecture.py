@@ -90,7 +90,6 @@ FLOORS = {
     ),
     "loop": (
         "rounds",
-        "consolidation",
         "sampling trials validation",
         "processes",
         "checks report",

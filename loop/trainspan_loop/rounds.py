@@ -9,7 +9,6 @@ from pathlib import Path
 from trainspan_loop.checks.integrity import Check, dataset_checks, reward_checks, signal_check, training_checks
 from trainspan_loop.checks.skipping import skip_check, skip_reason, skipped_rounds
 from trainspan_loop.checks.stopping import stop_reason
-from trainspan_loop.consolidation import Consolidation
 from trainspan_loop.processes.screen import Screen
 from trainspan_loop.processes.services import Services
 from trainspan_loop.processes.stages import Stages
@@ -46,7 +45,6 @@ class Loop:
         self._stages = stages
         self._validation = Validations(settings, tasks, self._services, stages, folder, screen)
         self._trials = Trials(settings, tasks.trial, self._services, stages, folder, screen)
-        self._consolidation = Consolidation(settings, tasks, self._services, self._validation, folder, screen)
         self._sampler = choose_sampler(settings, tasks, stages, folder, screen)
         self._recorded_at = time.monotonic()
 
@@ -90,13 +88,11 @@ class Loop:
                     f"{len(refused)} of {round_} new versions were refused, the last one: {refused[-1].get('refused')}"
                 )
             self._validation.run(round_, loop.eval_tasks, probe=True)
-            if (unconsolidated := self._consolidation.run(round_)) is not None:
-                self._screen.note(f"the run's successes are not trained on once more: {unconsolidated}")
         finally:
             self._sampler.stop()
             self._services.stop()
             self._sampler.close()
-        folder.finish("finished", ended=ended, untrained_rounds=untrained, unconsolidated=unconsolidated)
+        folder.finish("finished", ended=ended, untrained_rounds=untrained)
 
     def _last_published(self, round_: int) -> int:
         """The last round whose dataset the trainer has; this one if there is none later."""

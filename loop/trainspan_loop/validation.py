@@ -24,11 +24,7 @@ from trainspan_training.checkpoints.ledger import CheckpointLedger
 
 __all__ = ["Validations"]
 
-_TITLES: Final[Mapping[EvalName, str]] = {
-    "validation": "validation",
-    "probe": "hard probe",
-    "consolidated": "validation of the consolidated version",
-}
+_TITLES: Final[Mapping[EvalName, str]] = {"validation": "validation", "probe": "hard probe"}
 
 
 class Validations:
@@ -70,20 +66,11 @@ class Validations:
                 continue
             tasks = self._folder.draw_tasks(f"{name}-{round_:04d}-{drawn}", pool, count, f"{loop.seed}-{name}-{count}")
             record = self._evaluated(name, round_, tasks, drawn)
-            self.append(record)
+            self._folder.append(record)
+            self._screen.record(record)
+            self._keep_best()
             recorded_s += record["seconds"]
         return recorded_s
-
-    def again(self, before: EvalRecord) -> EvalRecord:
-        """Repeats a validation, on the same tasks, under the consolidated version; returns its record, which is not appended yet."""
-        tasks = self._folder.path / "tasks" / f"validation-{before['round']:04d}-{before['tasks']}.jsonl"
-        return self._evaluated("consolidated", before["round"], tasks, before["tasks"])
-
-    def append(self, record: EvalRecord) -> None:
-        """Appends the record of an evaluation."""
-        self._folder.append(record)
-        self._screen.record(record)
-        self._keep_best()
 
     def _evaluated(self, name: EvalName, round_: int, tasks: Path, drawn: int) -> EvalRecord:
         self._screen.collecting(_TITLES[name], round_)

@@ -228,18 +228,13 @@ def test_a_run_that_was_stopped_ends_early_with_its_final_validation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, finish: bool
 ) -> None:
     """The number of rounds is lowered, to fewer than were begun, or no further one is wanted."""
-    world = World(tmp_path, LoopSettings(rounds=20, eval_every=2, consolidate=True))
+    world = World(tmp_path, LoopSettings(rounds=20, eval_every=2))
     assert not world.start(monkeypatch, Process(world.folder, 30))
     begun = world.folder.last_begun()
     assert 2 < begun < 19
     lowered = dataclasses.replace(world.settings, loop=dataclasses.replace(world.settings.loop, rounds=2))
     world.settings = continued(world.settings if finish else lowered, world.folder, finish=finish)
     assert world.settings.loop.rounds == begun
-    if finish:
-        assert not world.settings.loop.consolidate
-    world.settings = dataclasses.replace(
-        world.settings, loop=dataclasses.replace(world.settings.loop, consolidate=False)
-    )
     process = Process(world.folder, 10_000)
     assert world.start(monkeypatch, process)
     assert world.rounds() == list(range(1, begun + 1))

@@ -78,7 +78,6 @@ def loop(
 
 def _checked(config: "Path | None", given: Given) -> "tuple[Settings, LoopTasks]":
     """The settings with the given options, and the tasks. Raises ConfigError, TaskFileError if no run can have them."""
-    from trainspan_loop.consolidation import check_consolidation
     from trainspan_loop.sampling.choice import check_sampling
     from trainspan_loop.state.task_pool import LoopTasks
     from trainspan_loop.trials.trials import check_trials
@@ -91,7 +90,6 @@ def _checked(config: "Path | None", given: Given) -> "tuple[Settings, LoopTasks]
     check_sampling(chosen)
     tasks = LoopTasks.open(chosen)
     check_trials(chosen, tasks.trial)
-    check_consolidation(chosen, tasks)
     return chosen, tasks
 
 

@@ -44,14 +44,8 @@ def spent_s(records: Sequence[RunRecord]) -> float:
 
 
 def best_validation(records: Sequence[RunRecord]) -> EvalRecord | None:
-    """The validation with the highest mean reward, the earliest among equals; None if none stands (see `_standing`).
-
-    That of a consolidated version counts if the version was kept.
-    """
-    evaluations = evaluations_in(records)
-    consolidated = [record for record in evaluations if (decision := record.get("consolidation")) and decision["kept"]]
-    validations = [*evaluations_in(records, "validation"), *consolidated]
-    validations = [record for record in validations if not math.isnan(_standing(record))]
+    """The validation with the highest mean reward, the earliest among equals; None if none stands (see `_standing`)."""
+    validations = [record for record in evaluations_in(records, "validation") if not math.isnan(_standing(record))]
     return max(validations, key=lambda record: (_standing(record), -record["round"])) if validations else None
 
 

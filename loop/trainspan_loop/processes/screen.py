@@ -14,7 +14,7 @@ from rich.text import Text
 
 from trainspan_schemas.artifacts.run_files import versions
 from trainspan_schemas.artifacts.run_records import EvalRecord, RoundRecord, RunRecord, evaluations_in
-from trainspan_schemas.command_events import FineTuneStep, Progress, TrainingProgress
+from trainspan_schemas.command_events import Progress, TrainingProgress
 from trainspan_schemas.intervals import RewardEstimate
 
 __all__ = ["Screen"]
@@ -70,7 +70,7 @@ class Screen:
         self._stage = name
         self._announce(name)
 
-    def training(self, progress: TrainingProgress | FineTuneStep, policy: str | None) -> None:
+    def training(self, progress: TrainingProgress, policy: str | None) -> None:
         """Shows how far the training of a policy is."""
         self._stage = f"training{'' if policy is None else f' {policy}'}: {progress}"
 

@@ -137,18 +137,6 @@ class Services:
     def trainer(self, policy: Policy) -> Service:
         return self._trainers[policy]
 
-    def stop_trainers(self) -> None:
-        """Ends the trainers, so that another process can use their checkpoints and their memory."""
-        for trainer in self._trainers.values():
-            trainer.stop()
-            self._running.remove(trainer)
-        self._trainers.clear()
-
-    @property
-    def beside_server(self) -> dict[str, str]:
-        """The environment of a command that trains in one process, on the first of the trainers' GPUs."""
-        return self.devices.environ(self.environ, self.devices.trainer[:1])
-
     def collector_option(self) -> list[str]:
         """The option that names the running collectors for senders of spans."""
         collector = self._settings.collector

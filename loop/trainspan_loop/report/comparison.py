@@ -108,12 +108,11 @@ def group_runs(runs: Sequence[RunFolder]) -> list[Series]:
 
 
 def _validations(run: RunFolder) -> dict[int, RewardEstimate]:
-    """The last validation of each round: the final one has more tasks, and that of a consolidated version comes last if it was kept."""
+    """The last validation of each round: the final one has more tasks."""
     return {
         int(record["round"]): RewardEstimate.of_record(record)
-        for record in evaluations_in(run.records())
+        for record in evaluations_in(run.records(), "validation")
         if record["n"]
-        if record["name"] == "validation" or ((decision := record.get("consolidation")) and decision["kept"])
     }
 
 

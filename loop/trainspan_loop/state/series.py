@@ -33,10 +33,7 @@ def continued(settings: Settings, folder: RunFolder, *, finish: bool) -> Setting
     if finish and not begun:
         raise UsageError(f"--finish: no round of run {folder.run_id} has a dataset yet")
     rounds = begun if finish else max(settings.loop.rounds, begun)
-    consolidate = settings.loop.consolidate and not finish
-    return dataclasses.replace(
-        settings, loop=dataclasses.replace(settings.loop, rounds=rounds, consolidate=consolidate)
-    )
+    return dataclasses.replace(settings, loop=dataclasses.replace(settings.loop, rounds=rounds))
 
 
 class SeriesRecord(TypedDict):

@@ -99,7 +99,7 @@ class CheckpointMeta:
     kind: Literal["full", "lora"]
     version: int
     parent: str | None
-    """Name of the checkpoint, or path of the model, from which the training started; of a consolidated version, the one before."""
+    """Name of the checkpoint, or path of the model, from which the training started."""
     base: str
     """Model path or Hugging Face id that the run started from; the weights under an adapter of kind `lora`.
 

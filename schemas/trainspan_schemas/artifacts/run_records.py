@@ -12,9 +12,6 @@ from trainspan_schemas.intervals import EstimateRecord
 __all__ = [
     "BestRecord",
     "CheckRecord",
-    "ConsolidatedVersion",
-    "ConsolidationRecord",
-    "ConsolidationStart",
     "DatasetFigures",
     "EvalName",
     "EvalRecord",
@@ -28,7 +25,7 @@ __all__ = [
     "rounds_in",
 ]
 
-EvalName: TypeAlias = Literal["validation", "probe", "consolidated"]
+EvalName: TypeAlias = Literal["validation", "probe"]
 
 
 class CheckRecord(TypedDict):
@@ -113,37 +110,6 @@ class ServedVersions(TypedDict):
     policies: NotRequired[Mapping[str | None, "ServedVersions"]]
 
 
-class ConsolidationStart(TypedDict):
-    """What a consolidated version is made from, as in `consolidation.json` while it is trained."""
-
-    start: int | None
-    """The version that it starts from."""
-    model: str
-    """The folder or name of its model."""
-
-
-class ConsolidatedVersion(ConsolidationStart):
-    """How it was made, as in `consolidation.json` once it is swapped in; tokens are those of all passes."""
-
-    version: int | None
-    examples: int
-    answers: int
-    dropped: Mapping[str, int]
-    steps: int
-    learning_rate: float
-    trained_tokens: int
-    forwarded_tokens: int
-    seconds: float
-
-
-class ConsolidationRecord(ConsolidatedVersion):
-    """The decision, in the record of its validation."""
-
-    before: Mapping[str, Any]
-    """The estimate of the validation before it."""
-    kept: bool
-
-
 class EvalRecord(EstimateRecord, ServedVersions):
     """An evaluation on held-out tasks."""
 
@@ -156,7 +122,6 @@ class EvalRecord(EstimateRecord, ServedVersions):
     calls: int
     seconds: float
     checks: list[CheckRecord]
-    consolidation: NotRequired[ConsolidationRecord]
 
 
 class BestRecord(TypedDict):

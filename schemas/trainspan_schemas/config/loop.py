@@ -54,8 +54,6 @@ class LoopSettings:
     """End the run after this many validations without a better one; default: never."""
     max_hours: float | None = None
     """End the run after this many hours of rounds and validations; default: never."""
-    consolidate: bool = False
-    """End the run with supervised training on its own successes ([consolidation](loop.md#consolidation))."""
     probe_tasks: str | None = None
     """Task file of a hard probe, rolled out before and after and reported under its own name; default: none.
 

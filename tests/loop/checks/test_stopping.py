@@ -20,15 +20,6 @@ def validation(round_: int, successes: float, n: int = 100) -> dict[str, Any]:
     }
 
 
-def test_the_best_validation_may_be_of_a_consolidated_version_that_was_kept() -> None:
-    records = [validation(0, 20), validation(5, 50)]
-    for kept, best in ((True, 60), (False, 50)):
-        consolidated = {**validation(5, 60), "name": "consolidated", "consolidation": {"kept": kept}}
-        found = best_validation([*records, consolidated])
-        assert found is not None
-        assert found["mean"] == best / 100
-
-
 def test_a_run_ends_after_its_rounds() -> None:
     assert stop_reason(SETTINGS, [], 39) is None
     assert stop_reason(SETTINGS, [], 40) == "all 40 rounds are done"

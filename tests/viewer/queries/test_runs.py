@@ -151,18 +151,3 @@ def test_every_check_of_a_long_run_is_on_one_page_and_each_alarm_leads_to_its_re
     report = standalone(render_report(read_run(RunFiles(folder)), "t", []))
     assert "round 3: swap" in report
     assert "&lt;i&gt;260" in report
-
-
-@pytest.mark.parametrize("kept", [True, False])
-def test_the_page_of_a_run_says_what_became_of_its_consolidation(tmp_path: Path, kept: bool) -> None:
-    folder = tmp_path / "run"
-    folder.mkdir()
-    (folder / "run.json").write_text('{"status": "finished"}')
-    before = {"n": 4, "mean": 0.5, "deviation": 0.5, "binary": True}
-    figures = {"answers": 7, "steps": 21, "trained_tokens": 234, "forwarded_tokens": 678, "seconds": 60.0}
-    made = {"version": 3, "start": 1, "before": before, "kept": kept, **figures}
-    record = {**FINE, "binary": True, "name": "consolidated", "consolidation": made}
-    (folder / "rounds.jsonl").write_text(json.dumps(record) + "\n")
-    report = standalone(render_report(read_run(RunFiles(folder)), "t", []))
-    assert f"{'kept' if kept else 'not kept'}: version 3, from version 1 on 7 answers; validation 0.500" in report
-    assert "21 steps, 234 trained and 678 forwarded tokens" in report

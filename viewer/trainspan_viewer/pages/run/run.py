@@ -5,7 +5,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from trainspan_schemas.artifacts.run_files import record_of, versions
-from trainspan_schemas.artifacts.run_records import ConsolidationRecord, EvalRecord, RoundRecord, evaluations_in
+from trainspan_schemas.artifacts.run_records import RoundRecord
 from trainspan_schemas.intervals import RewardEstimate, measured
 from trainspan_viewer.html.document import Page
 from trainspan_viewer.html.elements import Child, Element, element, link, table
@@ -15,7 +15,7 @@ from trainspan_viewer.pages.run.curves import run_curves
 from trainspan_viewer.pages.run.integrity import integrity
 from trainspan_viewer.queries.run import RunModel, SettingRow
 
-__all__ = ["consolidation", "render_run", "sections"]
+__all__ = ["render_run", "sections"]
 
 _MOST_EVALUATIONS: Final = 100
 
@@ -87,26 +87,9 @@ def _facts(model: RunModel) -> Element:
         rows.append(["skipped rounds", f"{skipped} of {len(run.rounds)}"])
     if refused := sum(1 for record in run.rounds if record.get("refused")):
         rows.append(["refused versions", element("span", f"{refused} of {len(run.rounds)}", class_="bad")])
-    rows.extend(
-        ["consolidation", consolidation(decision, record)]
-        for record in evaluations_in(run.records)
-        if (decision := record.get("consolidation"))
-    )
-    if why := run.run.get("unconsolidated"):
-        rows.append(["consolidation", f"none: {why}"])
     if ended := run.run.get("ended"):
         rows.append(["ended because", str(ended)])
     return table(["", ""], rows, text=frozenset({0, 1}), caption="the run")
-
-
-def consolidation(tuned: ConsolidationRecord, record: EvalRecord) -> str:
-    """What became of the version that was trained on the run's own successes, and what it cost; `record` is of its validation."""
-    before, after = RewardEstimate.of_record(tuned["before"]), RewardEstimate.of_record(record)
-    return (
-        f"{'kept' if tuned['kept'] else 'not kept'}: version {tuned['version']}, from version {tuned['start']} on {tuned['answers']} "
-        f"answers; validation {before} → {after}; {tuned['steps']} steps, {count(tuned['trained_tokens'])} trained and "
-        f"{count(tuned['forwarded_tokens'])} forwarded tokens, {seconds(tuned['seconds'])}"
-    )
 
 
 def _evaluations(model: RunModel) -> list[Child]:

@@ -9,7 +9,6 @@ from trainspan_schemas.intervals import RewardEstimate
 from trainspan_viewer.html.document import Page
 from trainspan_viewer.html.elements import Child, Element, element, link, sql_command, table
 from trainspan_viewer.html.formats import count, number, seconds
-from trainspan_viewer.pages.run.run import consolidation
 from trainspan_viewer.queries.check import StageEvidence, StageModel
 
 __all__ = ["render_stage"]
@@ -68,8 +67,6 @@ def _facts(model: StageModel) -> Element:
             ["calls", count(record.get("calls"))],
             ["time", seconds(record.get("seconds"))],
         ]
-        if decision := record.get("consolidation"):
-            rows.append(["consolidation", consolidation(decision, record)])
     return table(["", ""], rows, text=frozenset({0, 1}), caption="what happened")
 
 
