@@ -11,6 +11,11 @@ TOOL = {
 }
 
 
+def look_up(what: str) -> str:
+    """The tool's result, with characters that JSON or a template could change."""
+    return f'The desk says of {what}:\n  6174 "as is" <é> & \\n'
+
+
 def _answer(method: str, params: dict[str, Any]) -> dict[str, Any]:
     if method == "initialize":
         return {
@@ -21,7 +26,7 @@ def _answer(method: str, params: dict[str, Any]) -> dict[str, Any]:
     if method == "tools/list":
         return {"tools": [TOOL]}
     if method == "tools/call":
-        return {"content": [{"type": "text", "text": f"The desk says of {params['arguments']['what']}: 6174"}]}
+        return {"content": [{"type": "text", "text": look_up(**params["arguments"])}]}
     return {}
 
 

@@ -3,12 +3,14 @@
 `python -m tests.end_to_end.harnesses.table` writes the results into `docs/harnesses.md`.
 """
 
+import json
 from collections import Counter
 
 import pytest
 
 from tests.end_to_end.harnesses.cases import CASES, Case
 from tests.end_to_end.harnesses.conftest import Lab, Programs
+from tests.end_to_end.harnesses.mcp_server import look_up
 from tests.end_to_end.harnesses.table import Result, remember
 
 
@@ -52,11 +54,17 @@ def _measure(case: Case, lab: Lab, programs: Programs) -> Result:
         assert kinds == case.kinds
     if case.tools:
         assert tuple((tool["name"], numbers[tool["call"]]) for tool in tools) == case.tools
+        for tool in tools:
+            later = [call["prompt_text"] for call in calls if call["index"] > tool["call"]]
+            assert any(f"<tool_response>\n{tool['result']}\n</tool_response>" in text for text in later), (tool, later)
     if case.cell == "parallel tools":
         assert "notes.txt" in tools[0]["arguments"]
         assert "6174" in tools[0]["result"]
         assert "second-result" in tools[1]["arguments"]
         assert "second-result" in tools[1]["result"]
+    if case.cell == "MCP tool":
+        text = look_up("the number")
+        assert text in tools[0]["result"] or json.dumps(text, ensure_ascii=False) in tools[0]["result"]
     if case.cell == "plain":
         again = lab.rollout(case, f"{case.name}-again", path=path)
         assert Counter(row["agent"] for row in again.calls) == Counter(row["agent"] for row in ran.calls)

@@ -16,6 +16,8 @@ from tests.support.models.canary import write_checkpoint_files
 from tests.support.models.scripted_model import make_scripted_model
 
 LIMIT_S = 200
+CUT_OFF = {"incomplete", "not_delivered"}
+"""Why a call that the end of its rollout cut off is not trained."""
 HANGING = "\0".join(("sleep", "987"))
 
 
@@ -34,12 +36,16 @@ def test_a_tool_that_hangs_ends_with_its_rollout_whose_calls_are_stored(
     assert not processes_with(HANGING)
     seen = lab.dataset(case.name)
     kept, titles = seen["calls_kept"], case.titles
-    assert kept + sum(seen["dropped"].values()) == len(ran.calls)
-    remember(cache, Result(harness, case.cell, served, len(ran.calls), kept, titles=titles, status="timeout"))
+    cut_off = {reason: count for reason, count in seen["dropped"].items() if reason != "title"}
+    assert cut_off.keys() <= CUT_OFF
+    assert kept + titles + sum(cut_off.values()) == len(ran.calls)
+    assert seen["dropped"].get("title", 0) == titles
+    note = ", ".join(f"{count} `{reason}`" for reason, count in cut_off.items())
+    remember(cache, Result(harness, case.cell, served, served, kept, titles=titles, status="timeout", note=note))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("harness", ["codex", "pi"])
+@pytest.mark.parametrize("harness", HARNESSES)
 def test_a_killed_runner_leaves_no_process_and_its_rollout_is_trained_once(
     harness: str, long_context: Lab, programs: Programs, cache: pytest.Cache
 ) -> None:
@@ -53,18 +59,22 @@ def test_a_killed_runner_leaves_no_process_and_its_rollout_is_trained_once(
     wait_for(lambda: not processes_with(HANGING))
     resumed = lab.rollout(plain(harness), run, "--resume", path=path)
     assert (resumed.result["status"], resumed.result["mean_reward"]) == ({"ok": 1}, 1.0), resumed.log
+    last = 3 + case.titles
     attempts = sorted(row["attempt"] for row in resumed.calls)
-    assert attempts == [0] * (len(attempts) - 3) + [1, 1, 1]
+    assert attempts == [0] * (len(attempts) - last) + [1] * last
     assert len({row["rollout_id"] for row in resumed.calls}) == 1
     seen, served = lab.dataset(run), lab.counted("captured") - before
-    assert (seen["rollouts"], seen["calls_kept"], seen["dropped"]) == (1, 3, {"superseded_by_retry": served - 3})
-    assert served == lab.stored() - stored_before == len(attempts) >= len(case.kinds) + 3
-    note = f"{served - 3} of the killed attempt are superseded"
-    remember(cache, Result(harness, "killed and resumed", served, served, 3, seen["segments"], note=note))
+    assert (seen["rollouts"], seen["calls_kept"]) == (1, 3)
+    titles = seen["dropped"].pop("title", 0)
+    assert case.titles <= titles <= 2 * case.titles  # the kill may come before the first attempt asks
+    assert seen["dropped"] == {"superseded_by_retry": served - titles - 3}
+    assert served == lab.stored() - stored_before == len(attempts) >= len(case.kinds) + last
+    note = f"{served - titles - 3} of the killed attempt are superseded"
+    remember(cache, Result(harness, "killed and resumed", served, served, 3, seen["segments"], titles, note=note))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("harness", ["claude-code", "codex"])
+@pytest.mark.parametrize("harness", ["claude-code", "codex", "pi"])
 def test_a_swap_between_two_calls_gives_each_call_its_own_version(
     harness: str, long_context: Lab, programs: Programs, cache: pytest.Cache
 ) -> None:
