@@ -67,6 +67,16 @@ def test_branching_some_calls_does_not_favor_what_was_sampled() -> None:
     assert spread < 0.04
 
 
+def test_a_call_of_a_group_without_spread_has_no_estimate() -> None:
+    group = np.repeat(np.arange(40), 3)
+    nothing = np.zeros_like(group)
+    played = SMALL.play(policy_of(SMALL, 0.0), group % 2, np.random.default_rng(0), nothing, nothing)
+    calls = advantages_of(ESTIMATORS["identical"], *frames(played, group, np.full(played.actions.shape, np.nan)))
+    are_equal = np.ptp(played.rewards.reshape(40, 3), axis=1) == 0
+    assert 0 < are_equal.sum() < 40
+    assert calls["dropped"].to_list() == are_equal[group[calls["rollout"].to_numpy()]].tolist()
+
+
 def test_every_estimator_scores_the_same_calls() -> None:
     found = {score(SMALL, name, 0.0, 0).calls for name in ESTIMATORS}
     assert found == {40 * 8 * 2}

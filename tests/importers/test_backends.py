@@ -202,6 +202,10 @@ def test_langfuse_observations_without_their_trace_get_a_root(tmp_path: Path) ->
     (root,) = found.roots
     assert (root.name, root.start_ns, root.end_ns) == ("trace", T0 * 10**9 + 100_000_000, T0 * 10**9 + 2 * 10**9)
     assert tree(found.spans)["clerk"] == "trace"
+    assert root.failed is None, "its tool failed, which the agent outlived"
+    failed = {**LANGFUSE_AGENT, "level": "ERROR", "statusMessage": "out of turns"}
+    (root,) = read(lines(tmp_path / "failed.jsonl", LANGFUSE_CALL, failed, LANGFUSE_TOOL)).roots
+    assert root.failed == "out of turns"
 
 
 RUN = "018f0000-0000-7000-8000-0000000000"
@@ -366,7 +370,8 @@ PHOENIX_ANNOTATION = {
     "name": "quality",
     "annotator_kind": "LLM",
     "result": {"label": "bad", "score": 0.25, "explanation": "no answer"},
-    "created_at": "2026-01-03T00:00:00+00:00",
+    "created_at": "2026-01-02T03:04:07+00:00",
+    "updated_at": "2026-01-02T03:04:09+00:00",
     "identifier": "",
     "metadata": {"model": "j"},
 }
@@ -402,6 +407,7 @@ def test_phoenix_spans_of_the_api_and_of_dataframes_become_the_same(tmp_path: Pa
     assert (event.name, event.time_unix_nano) == ("exception", (T0 + 1) * 10**9)
     (score,) = found.records
     assert (score.trace, score.id) == (span.trace, span.id)
+    assert score.start_ns == (T0 + 4) * 10**9, "the annotation as it was changed last"
     assert {
         keys.EVALUATION_NAME: "quality",
         keys.EVALUATION_SCORE: 0.25,

@@ -1,5 +1,6 @@
 """Any request that protobuf can decode becomes rows: no sender can stop the loader."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
@@ -7,8 +8,18 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-from tests.support.collector.process import any_value, span_id, trace_id, trace_request
+from tests.support.collector.process import (
+    Attribute,
+    any_value,
+    event,
+    key_values,
+    span,
+    span_id,
+    trace_id,
+    trace_request,
+)
 from trainspan_collector.journal.frames import Frame, Signal
+from trainspan_collector.journal.trust import Sender
 from trainspan_collector.rows.batch import Batch
 from trainspan_collector.rows.tables import arrow_table
 from trainspan_schemas.telemetry import keys
@@ -93,3 +104,41 @@ def test_every_decodable_request_becomes_rows_with_growing_numbers(
             table = arrow_table(some)
             table.validate(full=True)
             assert table.num_rows == len(some)
+
+
+@pytest.mark.parametrize("agent_is_first", [True, False])
+def test_an_agent_cannot_replace_a_trusted_evaluation_by_an_event_on_its_span(*, agent_is_first: bool) -> None:
+    def said(score: float) -> dict[str, Attribute]:
+        return {keys.EVALUATION_ID: "e", keys.EVALUATION_NAME: keys.REWARD, keys.EVALUATION_SCORE: score}
+
+    logs = ExportLogsServiceRequest()
+    record = LogRecord(trace_id=trace_id(1), event_name=keys.EVALUATION_EVENT, attributes=key_values(said(0.0)))
+    logs.resource_logs.add().scope_logs.add().log_records.append(record)
+    of_agent = trace_request(span(1, 1, events=[event(keys.EVALUATION_EVENT, said(1.0))]))
+    frames = [
+        Frame(Signal.TRACES, 5, of_agent.SerializeToString(), 0, Sender.AGENT),
+        Frame(Signal.LOGS, 5, logs.SerializeToString(), 0, Sender.RUNNER),
+    ]
+    batch = Batch(last_seq=0)
+    for frame in frames if agent_is_first else reversed(frames):
+        batch.add(frame)
+    assert [(row.score, row.untrusted) for row in batch.evaluations] == [(0.0, False)]
+
+
+@pytest.mark.parametrize(("targets", "expected"), [([], (1, "of-judge", 2)), ([7], (7, None, None))])
+def test_an_evaluators_event_is_of_the_span_it_links_to_and_not_of_the_evaluators_rollout(
+    targets: list[int], expected: tuple[int, str | None, int | None]
+) -> None:
+    evaluator = span(
+        1,
+        1,
+        {keys.GEN_AI_OPERATION: "evaluation", keys.ROLLOUT_ID: "of-judge", keys.ATTEMPT: 2},
+        events=[event(keys.EVALUATION_EVENT, {keys.EVALUATION_NAME: keys.REWARD, keys.EVALUATION_SCORE: 1.0})],
+        links=[Span.Link(trace_id=trace_id(target), span_id=span_id(target)) for target in targets],
+    )
+    batch = Batch(last_seq=0)
+    batch.add(Frame(Signal.TRACES, 5, trace_request(evaluator).SerializeToString(), 0))
+    (row,) = batch.evaluations
+    number, rollout_id, attempt = expected
+    assert (row.trace_id, row.span_id) == (trace_id(number).hex(), span_id(number).hex())
+    assert (row.rollout_id, row.attempt) == (rollout_id, attempt)

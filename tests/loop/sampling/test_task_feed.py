@@ -104,6 +104,7 @@ def test_a_batch_has_the_figures_since_the_one_before() -> None:
     assert runner.shown[-1] == Progress(done=3, failed=1, total=4, mean_reward=pytest.approx(0.0), rewarded=3)
     cut = runner.feed.cut_round()
     assert (cut["total"], cut["status"], cut["mean_reward"]) == (3, {"ok": 2, "timeout": 1}, pytest.approx(0.0))
+    assert (cut["groups"], cut["calls"], cut["rewarded"]) == (1, 3, 3)
     assert (runner.feed.done, runner.feed.oldest_round) == (7, 2)
     assert runner.feed.cut_round()["mean_reward"] is None
     runner.feed.close()

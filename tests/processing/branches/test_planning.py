@@ -42,6 +42,28 @@ def test_rollouts_are_named_by_the_beginnings_of_their_ids(
         planned("long", "x")
 
 
+def test_a_resumed_run_has_the_rollouts_of_its_points_whatever_the_limit(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRAINSPAN_HOME", str(tmp_path))
+    tasks = tmp_path / "tasks.jsonl"
+    tasks.write_text(json.dumps({"id": "t0", "input": "x"}) + "\n")
+    bench.send(*(chain(bench.rollout(name), 2).reward(1.0) for name in ("a", "b", "c")))
+
+    def planned(limit: int | None, *, resume: bool) -> tuple[set[str], set[str]]:
+        scope, settings = BranchScope(CallChoice(), of_run=bench.run_id, limit=limit), DatasetSettings()
+        with bench.source() as source:
+            plan = plan_branches(
+                source, scope, settings, "new", ["agent:solve"], str(tasks), None, resume=resume, now_ns=bench.now
+            )
+        return {point.rollout_id for point in plan.points}, set(plan.candidates.rollouts["rollout_id"])
+
+    ids, candidates = planned(2, resume=False)
+    assert len(ids) == 2
+    assert candidates == ids
+    assert planned(1, resume=True) == (ids, ids)
+
+
 def test_a_round_without_its_run_is_refused() -> None:
     """The newest round would be branched instead."""
     answer = trainspan("branch", "--of-round", "3")

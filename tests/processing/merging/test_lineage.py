@@ -3,9 +3,11 @@
 import time
 
 import numpy as np
+import polars as pl
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainspan_processing.assembly.rows import with_lineage
 from trainspan_processing.merging.lineage import trace_lineage
 from trainspan_processing.read.tokens import Tokens
 
@@ -71,6 +73,19 @@ def test_a_rewritten_history_opens_a_segment() -> None:
 
 def test_strands_never_merge() -> None:
     assert _trace([([1], [2]), ([1, 2], [3])], strands=[0, 1]) == [(0, 0, 0), (0, 0, 0)]
+
+
+def test_calls_of_another_rollout_policy_or_temperature_open_a_segment() -> None:
+    kinds = [("r", "p", 1.0), ("r", "p", 1.0), ("r", "p", 0.5), ("r", "q", 1.0), ("s", "p", 1.0)]
+    calls = pl.DataFrame(kinds, schema=["rollout", "policy_name", "temperature"], orient="row").with_columns(
+        pl.col("rollout").replace_strict({"r": 0, "s": 1}, return_dtype=pl.UInt32),
+        pl.Series("prompt_ids", [[1, *range(2, 2 + n)] for n in range(5)], dtype=pl.List(pl.Int32)),
+        pl.Series("completion_ids", [[2 + n] for n in range(5)], dtype=pl.List(pl.Int32)),
+        pl.Series("call_index", range(5), dtype=pl.Int32),
+        pl.lit(None, pl.Int32).alias("next_index"),
+    )
+    rows = with_lineage(calls).select("segment_id", "segment_pos", "prefix_len", "parent_index").rows()
+    assert rows == [(0, 0, 0, None), (0, 1, 2, 0), (1, 0, 0, None), (2, 0, 0, None), (0, 0, 0, None)]
 
 
 def _parents(calls: list[Call]) -> list[int]:

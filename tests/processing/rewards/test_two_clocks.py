@@ -160,6 +160,14 @@ def test_times_are_compared_if_agent_and_server_are_on_one_machine(bench: Bench)
     assert bench.edges() == [("a", "step", turn, score) for turn, score in enumerate(SCORES)]
 
 
+def test_the_only_call_of_a_rollout_may_have_followed_the_step_beside_it(bench: Bench) -> None:
+    flat, nested = bench.rollout("flat"), bench.rollout("nested")
+    _flat(flat, 0, 1.0, 5.0)
+    _step_span(nested, 1, 2.0, 5.0)
+    bench.send(flat, nested)
+    assert bench.edges() == [("flat", "unclear", None, 1.0), ("nested", "step", 1, 2.0)]
+
+
 def test_an_agents_reward_of_a_call_is_of_its_own_last_call_and_not_of_a_helpers(bench: Bench) -> None:
     rollout = bench.rollout("a")
     planner, helper = rollout.span("planner", 0.5, 9.0), rollout.span("helper", 3.0, 6.0)

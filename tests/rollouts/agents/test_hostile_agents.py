@@ -193,6 +193,22 @@ def test_an_agents_count_of_its_calls_is_shown_and_the_servers_count_stands_besi
     assert "its agent reports 99 calls, the policy servers began 2: theirs count" in warning
 
 
+def test_servers_that_count_no_call_as_the_rollouts_leave_the_agents_count(
+    run: Run, policy: OpenAIServer, recorder: OtlpRecorder, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = """
+    import os, pathlib
+
+    pathlib.Path(os.environ["TRAINSPAN_REPORT"], "9.json").write_text('{"calls": 2, "policy_failing": false, "rewards": []}')
+    """
+    policy.failures = lambda: {"failures": 0, "up_s": 1e6, "calls": 0, "unsigned": 2}
+    result = run(source, tasks("x"), "python", "agent.py", allow_no_calls=True)
+    assert (result.status, result.calls) == ({"ok": 1}, 2)
+    (span,) = recorder.named("trainspan.rollout")
+    assert (span.attributes[keys.ROLLOUT_CALLS], span.attributes.get(keys.SERVED_CALLS)) == (2, None)
+    assert "calls_unknown_to_servers" not in caplog.text
+
+
 @pytest.mark.parametrize(("told", "calls"), [({"failures": 0, "up_s": 1e6, "calls": 3}, 3), (None, 0)])
 def test_the_calls_of_an_agent_that_was_stopped_before_its_report_are_those_that_the_servers_began(
     run: Run, policy: OpenAIServer, told: dict[str, float] | None, calls: int

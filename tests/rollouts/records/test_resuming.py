@@ -229,6 +229,18 @@ def test_a_full_disk_leaves_no_part_of_a_line(tmp_path: Path) -> None:
     assert statuses_of(file) == (1, {"ok": 1}, [1.0])
 
 
+def test_a_rollout_in_another_attempt_has_not_ended(tmp_path: Path) -> None:
+    file = tmp_path / "ledger.jsonl"
+    with contextlib.closing(RunLedger(file, 0, Path("tasks.jsonl"), ["agent:solve"], resume=False)) as ledger:
+        for attempt, status, reward in ((0, "infra_error", None), (1, "ok", 0.5)):
+            identity = Identity("first", task_id="a", round=0, attempt=attempt)
+            ledger.record_start(identity, 0)
+            assert statuses_of(file) == (1, {}, [])
+            ledger.record_end(identity, 0, status, reward)
+            ledger.delivered("first", attempt)
+            assert statuses_of(file) == (1, {status: 1}, [] if reward is None else [reward])
+
+
 @pytest.mark.parametrize("left", [b"", b'{"tasks": "/ta'])
 def test_a_ledger_whose_first_line_could_not_be_written_begins_again(tmp_path: Path, left: bytes) -> None:
     file, target = tmp_path / "round-0000.jsonl", ["agent:solve"]

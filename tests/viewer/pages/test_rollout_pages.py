@@ -30,7 +30,7 @@ from trainspan_viewer.pages.rollout.timeline import gaps_of, timeline
 from trainspan_viewer.pages.rollout.tokens import render_tokens
 from trainspan_viewer.queries.params import Params
 from trainspan_viewer.queries.requests.links import Links
-from trainspan_viewer.queries.rollout.alignment import align, by_turn, first_divergence
+from trainspan_viewer.queries.rollout.alignment import SiblingDivergence, align, by_turn, earliest, first_divergence
 from trainspan_viewer.queries.rollout.conversation import MOST_CHARACTERS, Text, shared_lengths, steps_of, text_of
 from trainspan_viewer.queries.rollout.group import find_contradiction
 from trainspan_viewer.queries.rollout.rollout import STEPS, RolloutModel
@@ -278,6 +278,22 @@ def test_the_first_divergence_is_exact_to_the_token() -> None:
     assert against(one[0], call(1, [1, 2, 3, 4, 5, 6], [7, 8])) == (1, "answer", 1, "nothing", "8")
     assert against(one[0]) == (1, "absent", 0, "a call", "no such call")
     assert against(*one, call(2, [1], [2])) == (2, "absent", 0, "no such call", "a call")
+
+
+def test_the_earliest_divergence_of_a_row_is_in_its_prompt() -> None:
+    ordered = [
+        SiblingDivergence(row, ("a", row), part, token, "was", "now")
+        for row, part, token in (
+            (1, "prompt", 7),
+            (1, "prompt", 9),
+            (1, "answer", 0),
+            (1, "answer", 2),
+            (2, "prompt", 0),
+        )
+    ]
+    for first in range(len(ordered)):
+        assert earliest(reversed(ordered[first:])) == ordered[first]
+    assert earliest([]) is None
 
 
 def team(*names: str) -> list[CallAccount]:

@@ -10,7 +10,7 @@ from trainspan_processing.explain.account import CallAccount
 from trainspan_processing.text.token_text import Decoder
 from trainspan_viewer.queries.rollout.conversation import common_length, ids_text
 
-__all__ = ["SiblingDivergence", "Turn", "align", "by_turn", "first_divergence"]
+__all__ = ["SiblingDivergence", "Turn", "align", "by_turn", "earliest", "first_divergence"]
 
 Turn = tuple[str | None, int]
 """An agent and the number of its call, from 0."""
@@ -87,6 +87,11 @@ def first_divergence(
             if (at := _differs_at(was, is_)) is not None:
                 return SiblingDivergence(row, turn, part, at, _excerpt(was, at, decoder), _excerpt(is_, at, decoder))
     return None
+
+
+def earliest(divergences: Iterable[SiblingDivergence]) -> SiblingDivergence | None:
+    """The first one on the page: in a row, a prompt comes before its answer. None if there is none."""
+    return min(divergences, key=lambda first: (first.row, first.part != "prompt", first.token), default=None)
 
 
 def _differs_at(first: Sequence[int], second: Sequence[int]) -> int | None:

@@ -18,7 +18,14 @@ from trainspan_viewer.queries.paths import NotFoundError
 from trainspan_viewer.queries.requests.explain_request import ExplainRequest
 from trainspan_viewer.queries.requests.limits import NotDerivedError, Size
 from trainspan_viewer.queries.requests.links import Links
-from trainspan_viewer.queries.rollout.alignment import SiblingDivergence, Turn, align, by_turn, first_divergence
+from trainspan_viewer.queries.rollout.alignment import (
+    SiblingDivergence,
+    Turn,
+    align,
+    by_turn,
+    earliest,
+    first_divergence,
+)
 from trainspan_viewer.queries.rollout.conversation import Text, ids_text, shared_lengths, text_of
 from trainspan_viewer.queries.rollout.explained import (
     MEMBERS,
@@ -150,7 +157,7 @@ def _side_by_side(request: ExplainRequest, params: Params) -> GroupModel:
         rows=rows,
         shown=shown,
         start=start,
-        common=min(departures, key=lambda first: (first.row, first.part != "prompt", first.token), default=None),
+        common=earliest(departures),
         contradiction=find_contradiction(group.rollouts, decoder),
         what_if=answer,
         links=Links(request.location.name if request.location else None),
