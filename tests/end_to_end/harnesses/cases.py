@@ -7,14 +7,18 @@ from pathlib import Path
 
 from tests.support.models.scripted_model import tool_call
 
-__all__ = ["CASES", "HARNESSES", "OVERFLOWS", "PACKAGES", "TITLES", "Case", "hanging", "plain", "waiting"]
+__all__ = ["ALL", "CASES", "OVERFLOWS", "PACKAGES", "TITLES", "Case", "hanging", "plain", "waiting"]
 
 Rule = tuple[str, str]
 """Pattern in the prompt → answer; the first that matches counts."""
 
 READ = "cat notes.txt"
 WRITE = "echo 6174 > answer.txt; echo written-down"
+HANG = "command sleep 987"
+"""Qwen Code refuses commands that begin with `sleep`."""
 DONE = ("written-down", "The answer is 6174.")
+EDIT = "answer.txt\n```\n6174\n```"
+"""Aider's way to write the answer."""
 PACKAGES = {
     "claude-code": "@anthropic-ai/claude-code@2.1.197",
     "codex": "@openai/codex@0.171.0",
@@ -98,10 +102,14 @@ def _done(harness: str) -> tuple[Rule, ...]:
 
 
 def plain(harness: str, cell: str = "plain", *, thinks: bool = False) -> Case:
-    """Reads the notes, writes the answer, says so."""
+    """Reads the notes, writes the answer, says so; aider, which has no tools, only writes it."""
+    if harness == "aider":
+        return Case(harness, cell, (("", EDIT),), ("main",), thinks=thinks)
     script = (*_done(harness), ("6174", _shell(harness, WRITE)), ("", _shell(harness, READ)))
-    steps = _steps(harness, 0, 1)
-    return Case(harness, cell, script, ("main", "main", "main"), steps, thinks=thinks)
+    settings = _BELIEFS["hermes"] if thinks and harness == "hermes" else ()  # the server's context is too short for it
+    return Case(
+        harness, cell, script, ("main", "main", "main"), _steps(harness, 0, 1), settings=settings, thinks=thinks
+    )
 
 
 def _parallel(harness: str) -> Case:
@@ -113,15 +121,32 @@ def _parallel(harness: str) -> Case:
 
 def hanging(harness: str) -> Case:
     """Reads the notes, then waits for longer than a rollout may take."""
-    script = (*_done(harness), ("6174", _shell(harness, "sleep 987")), ("", _shell(harness, READ)))
+    if harness == "aider":
+        return _tested("hanging tool", HANG, ("main",))
+    script = (*_done(harness), ("6174", _shell(harness, HANG)), ("", _shell(harness, READ)))
     return Case(harness, "hanging tool", script, ("main", "main"))
 
 
 def waiting(harness: str, folder: Path) -> Case:
     """Reads the notes with a command that ends only when the test says so."""
-    wait = f"touch {folder}/reached; until [ -e {folder}/go ]; do sleep 0.1; done; {READ}"
-    script = (*_done(harness), ("6174", _shell(harness, WRITE)), ("", _shell(harness, wait)))
-    return Case(harness, "hot swap", script)
+    wait = f"touch {folder}/reached; until [ -e {folder}/go ]; do sleep 0.1; done"
+    if harness == "aider":
+        return _tested("hot swap", f"{wait}; exit 1", ("main", "main"))
+    script = (*_done(harness), ("6174", _shell(harness, WRITE)), ("", _shell(harness, f"{wait}; {READ}")))
+    return Case(harness, "hot swap", script, settings=_PATIENCE.get(harness, ()))
+
+
+_PATIENCE = {
+    "mini-swe-agent": (('"--yolo",', '"--yolo", "--config", "mini.yaml", "--config", "environment.timeout=200",'),)
+}
+"""Texts of the connections that let a command run for longer than the swap may take."""
+
+
+def _tested(cell: str, command: str, kinds: tuple[str, ...], *, thinks: bool = False) -> Case:
+    """Has aider write the answer and run a test of it, whose failure it brings to the model."""
+    asked = '"--yes-always",'
+    settings = ((asked, f'{asked} "--auto-test", "--test-cmd", {json.dumps(command)},'),)
+    return Case("aider", cell, (("And got this output", DONE[1]), ("", EDIT)), kinds, settings=settings, thinks=thinks)
 
 
 def _sub_agent(harness: str) -> Case:
@@ -157,9 +182,10 @@ _DELEGATION: dict[str, tuple[str, tuple[Rule, ...]]] = {
         tool_call("agent", description="Reads", prompt="SUBTASK: read it", subagent_type="general-purpose"),
         (),
     ),
+    "hermes": (tool_call("delegate_task", goal="SUBTASK: read it"), ()),
 }
 """The call that delegates, and rules for what the parent does meanwhile."""
-_DELEGATES = {"opencode": "task", "qwen-code": "agent"}
+_DELEGATES = {"opencode": "task", "qwen-code": "agent", "hermes": "delegate_task"}
 
 
 def _compaction(harness: str) -> Case:
@@ -169,7 +195,7 @@ def _compaction(harness: str) -> Case:
         *_done(harness),
         (asks, "<summary>SUMMED: the number is 6174</summary>"),
         ("SUMMED", _shell(harness, WRITE)),
-        *([("6174", "I have read it.")] if harness == "pi" else []),  # it compacts only after its turn
+        *([("6174", _AFTERWARDS[harness])] if harness in _AFTERWARDS else []),
         ("", _shell(harness, f"{READ}; seq 1 {lines}")),
     )
     return Case(harness, "compaction", script, kinds, segments=segments, settings=_WINDOWS[harness])
@@ -190,8 +216,25 @@ _COMPACTION: dict[str, tuple[str, int, tuple[str, ...], int]] = {
         ("main", "main", "summary", "summary", "main", "main"),  # before the next prompt it asks for the same again
         4,
     ),
+    "hermes": (
+        "summarization agent creating a context checkpoint",
+        5500,
+        ("main", "main", "main", "summary", "main", "main"),
+        3,
+    ),
+    "qwen-code": (
+        "summarizes internal chat history",
+        5000,
+        ("main", "main", "main", "main", "summary", "main", "main"),
+        3,
+    ),
 }
 """What the harness asks for, lines that each reading gives, kinds of the calls, and segments."""
+_AFTERWARDS = {
+    "pi": "I have read it.",  # it compacts only after its turn
+    "qwen-code": _shell("qwen-code", READ),  # it keeps the last two results as they are
+}
+"""What follows the first reading, where that is not the same again."""
 _WINDOWS = {
     "claude-code": (
         ('AUTO_COMPACT_WINDOW = "{max_model_len}"', 'AUTO_COMPACT_WINDOW = "60000"'),
@@ -218,6 +261,16 @@ _WINDOWS = {
         ),
         ('unset = ["PI_*"]', 'unset = ["PI_*"]\nprompt = ["{input}", "Go on."]'),
     ),
+    "hermes": (
+        (
+            "context_length: {max_model_len}",
+            "context_length: 64000\ncompression: { target_ratio: 0.1, protect_first_n: 1, protect_last_n: 3 }",
+        ),
+    ),
+    "qwen-code": (
+        ('"contextWindowSize": {max_model_len}', '"contextWindowSize": 40000'),
+        ('"$version": 4,', '"$version": 4, "tools": { "truncateToolOutputLines": 6000 },'),
+    ),
 }
 """Texts of the connections that make the window small."""
 
@@ -242,6 +295,8 @@ _OVERFLOW = {
     "opencode": ("context_overflow", "context summarization agent", ("summary",)),
     "pi": ("ok", "context summarization assistant", ("summary",)),
     "mini-swe-agent": ("context_overflow", _NEVER, ()),
+    "hermes": ("ok", "summarization agent creating a context checkpoint", ("summary",)),
+    "qwen-code": ("ok", "summarizes internal chat history", ("summary",)),
 }
 """How it ends, what a summary is asked for with, and the kinds of the calls that are not `main`."""
 _BELIEFS = {
@@ -252,6 +307,8 @@ _BELIEFS = {
         ('"contextWindow": {max_model_len}', '"contextWindow": 400000'),
         ("[files]", '[files]\n"{home}/.pi/agent/settings.json" = \'{"compaction": {"keepRecentTokens": 4000}}\''),
     ),
+    "hermes": (("min_context = 64000", ""), ("context_length: {max_model_len}", "context_length: 400000")),
+    "qwen-code": (('"contextWindowSize": {max_model_len}', '"contextWindowSize": 400000'),),
 }
 
 
@@ -285,17 +342,18 @@ _MCP = {
 }
 """The tool's name, and the text of the connection that the server's declaration replaces."""
 
-HARNESSES = ("claude-code", "codex", "opencode", "pi", "mini-swe-agent")
+_HARNESSES = ("claude-code", "codex", "opencode", "pi", "mini-swe-agent", "hermes", "qwen-code")
+ALL = (*_HARNESSES, "aider")
 CASES = (
-    *(plain(harness) for harness in HARNESSES),
-    *(_parallel(harness) for harness in HARNESSES),
-    *(plain(harness, "thinking model", thinks=True) for harness in HARNESSES),
+    *(plain(harness) for harness in ALL),
+    *(_parallel(harness) for harness in _HARNESSES),
+    *(plain(harness, "thinking model", thinks=True) for harness in _HARNESSES),
     *(_sub_agent(harness) for harness in _DELEGATION),
     *(_compaction(harness) for harness in _COMPACTION),
     *(_mcp(harness) for harness in _MCP),
-    Case("aider", "plain", (("", "answer.txt\n```\n6174\n```"),), ("main",)),
-    plain("hermes"),
-    plain("qwen-code"),
-    _parallel("qwen-code"),
+    _tested("thinking model", "exit 1", ("main", "main"), thinks=True),
 )
-OVERFLOWS = tuple(_overflow(harness) for harness in _OVERFLOW)
+OVERFLOWS = (
+    *(_overflow(harness) for harness in _OVERFLOW),
+    _tested("overflow", "seq 1 3200; exit 1", (), thinks=True),  # its prompt has the output twice
+)
