@@ -2,12 +2,12 @@
 
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tests.support.models.scripted_model import tool_call
 
-__all__ = ["ALL", "CASES", "OVERFLOWS", "PACKAGES", "TITLES", "Case", "hanging", "plain", "waiting"]
+__all__ = ["ALL", "CASES", "OVERFLOWS", "PACKAGES", "TITLES", "Case", "hanging", "plain", "resumed", "waiting"]
 
 Rule = tuple[str, str]
 """Pattern in the prompt → answer; the first that matches counts."""
@@ -106,10 +106,10 @@ def plain(harness: str, cell: str = "plain", *, thinks: bool = False) -> Case:
     if harness == "aider":
         return Case(harness, cell, (("", EDIT),), ("main",), thinks=thinks)
     script = (*_done(harness), ("6174", _shell(harness, WRITE)), ("", _shell(harness, READ)))
-    settings = _BELIEFS["hermes"] if thinks and harness == "hermes" else ()  # the server's context is too short for it
-    return Case(
-        harness, cell, script, ("main", "main", "main"), _steps(harness, 0, 1), settings=settings, thinks=thinks
-    )
+    case = Case(harness, cell, script, ("main", "main", "main"), _steps(harness, 0, 1), thinks=thinks)
+    if thinks and harness == "hermes":  # it sends no thoughts back, and the server's context is too short for it
+        return replace(case, segments=3, settings=_BELIEFS["hermes"])
+    return case
 
 
 def _parallel(harness: str) -> Case:
@@ -125,6 +125,11 @@ def hanging(harness: str) -> Case:
         return _tested("hanging tool", HANG, ("main",))
     script = (*_done(harness), ("6174", _shell(harness, HANG)), ("", _shell(harness, READ)))
     return Case(harness, "hanging tool", script, ("main", "main"))
+
+
+def resumed(harness: str) -> Case:
+    """The task of `hanging`, with nothing that hangs."""
+    return _tested("plain", "true", ("main",)) if harness == "aider" else plain(harness)
 
 
 def waiting(harness: str, folder: Path) -> Case:
@@ -296,7 +301,7 @@ _OVERFLOW = {
     "pi": ("ok", "context summarization assistant", ("summary",)),
     "mini-swe-agent": ("context_overflow", _NEVER, ()),
     "hermes": ("ok", "summarization agent creating a context checkpoint", ("summary",)),
-    "qwen-code": ("ok", "summarizes internal chat history", ("summary",)),
+    "qwen-code": ("context_overflow", "summarizes internal chat history", ("summary",)),
 }
 """How it ends, what a summary is asked for with, and the kinds of the calls that are not `main`."""
 _BELIEFS = {
@@ -307,7 +312,13 @@ _BELIEFS = {
         ('"contextWindow": {max_model_len}', '"contextWindow": 400000'),
         ("[files]", '[files]\n"{home}/.pi/agent/settings.json" = \'{"compaction": {"keepRecentTokens": 4000}}\''),
     ),
-    "hermes": (("min_context = 64000", ""), ("context_length: {max_model_len}", "context_length: 400000")),
+    "hermes": (
+        ("min_context = 64000", ""),
+        (
+            "context_length: {max_model_len}",
+            "context_length: 400000\nauxiliary: { compression: { context_length: 400000 } }",
+        ),
+    ),
     "qwen-code": (('"contextWindowSize": {max_model_len}', '"contextWindowSize": 400000'),),
 }
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.harnesses.cases import ALL, hanging, plain, waiting
+from tests.end_to_end.harnesses.cases import ALL, hanging, resumed, waiting
 from tests.end_to_end.harnesses.conftest import Lab, Programs
 from tests.end_to_end.harnesses.table import Result, remember
 from tests.support.models.canary import write_checkpoint_files
@@ -59,12 +59,13 @@ def test_a_killed_runner_leaves_no_process_and_its_rollout_is_trained_once(
         wait_for(lambda: processes_with(HANGING))
         process.kill()
     wait_for(lambda: not processes_with(HANGING))
-    resumed = lab.rollout(plain(harness), run, "--resume", path=path)
-    assert (resumed.result["status"], resumed.result["mean_reward"]) == ({"ok": 1}, 1.0), resumed.log
-    last = len(plain(harness).kinds) + case.titles
-    attempts = sorted(row["attempt"] for row in resumed.calls)
+    again = resumed(harness)
+    ran = lab.rollout(again, run, "--resume", path=path)
+    assert (ran.result["status"], ran.result["mean_reward"]) == ({"ok": 1}, 1.0), ran.log
+    last = len(again.kinds) + case.titles
+    attempts = sorted(row["attempt"] for row in ran.calls)
     assert attempts == [0] * (len(attempts) - last) + [1] * last
-    assert len({row["rollout_id"] for row in resumed.calls}) == 1
+    assert len({row["rollout_id"] for row in ran.calls}) == 1
     seen, served = lab.dataset(run), lab.counted("captured") - before
     assert (seen["rollouts"], seen["calls_kept"]) == (1, last - case.titles)
     titles = seen["dropped"].pop("title", 0)
