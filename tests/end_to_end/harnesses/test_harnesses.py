@@ -24,7 +24,7 @@ def test_a_harness_does_its_task_in_one_rollout_whose_calls_are_all_stored_and_t
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [case for case in CASES if case.thinks], ids=lambda case: case.name)
-def test_the_thoughts_of_a_model_stay_in_the_history(
+def test_a_model_that_thinks_has_one_segment_if_the_harness_sends_its_thoughts_back(
     case: Case, thinking: Lab, programs: Programs, cache: pytest.Cache
 ) -> None:
     remember(cache, _measure(case, thinking, programs))
