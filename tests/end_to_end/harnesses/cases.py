@@ -300,7 +300,6 @@ _OVERFLOW = {
     "opencode": ("context_overflow", "context summarization agent", ("summary",)),
     "pi": ("ok", "context summarization assistant", ("summary",)),
     "mini-swe-agent": ("context_overflow", _NEVER, ()),
-    "hermes": ("ok", "summarization agent creating a context checkpoint", ("summary",)),
     "qwen-code": ("context_overflow", "summarizes internal chat history", ("summary",)),
 }
 """How it ends, what a summary is asked for with, and the kinds of the calls that are not `main`."""
@@ -312,13 +311,7 @@ _BELIEFS = {
         ('"contextWindow": {max_model_len}', '"contextWindow": 400000'),
         ("[files]", '[files]\n"{home}/.pi/agent/settings.json" = \'{"compaction": {"keepRecentTokens": 4000}}\''),
     ),
-    "hermes": (
-        ("min_context = 64000", ""),
-        (
-            "context_length: {max_model_len}",
-            "context_length: 400000\nauxiliary: { compression: { context_length: 400000 } }",
-        ),
-    ),
+    "hermes": (("min_context = 64000", ""), ("context_length: {max_model_len}", "context_length: 400000")),
     "qwen-code": (('"contextWindowSize": {max_model_len}', '"contextWindowSize": 400000'),),
 }
 
@@ -366,7 +359,4 @@ CASES = (
         _tested("thinking model", "exit 1", ("main", "main"), thinks=True), segments=2
     ),  # it sends no thoughts back
 )
-OVERFLOWS = (
-    *(_overflow(harness) for harness in _OVERFLOW),
-    replace(_tested("overflow", "seq 1 3200; exit 1", (), thinks=True), script=(("", EDIT),)),
-)
+OVERFLOWS = tuple(_overflow(harness) for harness in _OVERFLOW)
