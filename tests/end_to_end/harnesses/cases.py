@@ -357,6 +357,6 @@ CASES = (
     *(_mcp(harness) for harness in _MCP),
     replace(
         _tested("thinking model", "exit 1", ("main", "main"), thinks=True), segments=2
-    ),  # it sends no thoughts back
+    ),  # its prompts do not continue each other
 )
 OVERFLOWS = tuple(_overflow(harness) for harness in _OVERFLOW)
