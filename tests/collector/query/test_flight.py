@@ -226,14 +226,14 @@ def test_since_seq_gives_the_whole_of_each_rollout_and_trace_that_something_touc
 def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CollectorProcess]:
     """A collector with little memory and a short time limit for queries."""
     path = tmp_path_factory.mktemp("small") / "spans.duckdb"
-    with running(path, sql_memory_bytes=192 * 2**20, sql_timeout_s=0.5) as started:
+    with running(path, sql_memory_bytes=192 * 2**20, sql_timeout_s=3) as started:
         yield started
 
 
 def test_a_query_that_takes_too_long_is_ended(small: CollectorProcess) -> None:
     began = time.monotonic()
     message = _error(small, {"sql": "SELECT sum(a.range * b.range) FROM range(10000000) a, range(10000000) b"})
-    assert "it took more than 0.5 s" in message
+    assert "it took more than 3 s" in message
     assert time.monotonic() - began < 10
 
 

@@ -79,18 +79,20 @@ def _without_pieces(value: Any, path: str, pieces: dict[str, str]) -> Any:
         return [_without_pieces(item, f"{path}[]", pieces) for item in value]
     if not isinstance(value, dict):
         return value
-    path += f"({value.get('type', '')}{value.get('index', '')})"
+    kind = value.get("type", "")  # only the first event of a tool has its type
+    path += f"({'' if kind == 'function' else kind}{value.get('index', '')})"
     kept = {key: _without_pieces(item, f"{path}.{key}", pieces) for key, item in value.items()}
     for key in ("content", "text", "delta", "arguments", "partial_json"):
         if isinstance(value.get(key), str):
             pieces[f"{path}.{key}"] = pieces.get(f"{path}.{key}", "") + kept.pop(key)
+        elif key in value and value[key] is None:
+            kept.pop(key)
     for key in ("sequence_number", "token_ids"):
         kept.pop(key, None)
-    # The last pieces of a tool's arguments come with the finish reason, or before it.
-    of_tools = [tool for tool in kept.get("tool_calls") or [] if any(tool[key] for key in tool if key != "index")]
-    kept.pop("tool_calls", None)
-    if of_tools:
-        kept["tool_calls"] = of_tools
+    # The name of a tool comes with the first pieces of its arguments or before, the last pieces with the finish reason or before.
+    for tool in kept.pop("tool_calls", None) or []:
+        if any(tool[key] for key in tool if key != "index"):
+            pieces[f"{path}.tool"] = pieces.get(f"{path}.tool", "") + json.dumps(tool)
     return kept
 
 
