@@ -23,7 +23,6 @@ __all__ = [
     "SMOLLM2",
     "SPLITS",
     "SUCCESS",
-    "SUMMARIES",
     "TASKS",
     "Plan",
     "default_model",

@@ -15,12 +15,18 @@ from trainspan_schemas.config.settings import DatasetSettings
 from trainspan_schemas.errors import UsageError
 
 
+def one_task(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file with a task, in what is the home from now on."""
+    monkeypatch.setenv("TRAINSPAN_HOME", str(folder))
+    tasks = folder / "tasks.jsonl"
+    tasks.write_text(json.dumps({"id": "t0", "input": "x"}) + "\n")
+    return tasks
+
+
 def test_rollouts_are_named_by_the_beginnings_of_their_ids(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TRAINSPAN_HOME", str(tmp_path))
-    tasks = tmp_path / "tasks.jsonl"
-    tasks.write_text(json.dumps({"id": "t0", "input": "x"}) + "\n")
+    tasks = one_task(tmp_path, monkeypatch)
     bench.send(*(chain(bench.rollout(name), 2).reward(1.0) for name in ("abc", "abd", "long")))
 
     def planned(*names: str) -> tuple[BranchPoint, ...]:
@@ -45,9 +51,7 @@ def test_rollouts_are_named_by_the_beginnings_of_their_ids(
 def test_a_resumed_run_has_the_rollouts_of_its_points_whatever_the_limit(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TRAINSPAN_HOME", str(tmp_path))
-    tasks = tmp_path / "tasks.jsonl"
-    tasks.write_text(json.dumps({"id": "t0", "input": "x"}) + "\n")
+    tasks = one_task(tmp_path, monkeypatch)
     bench.send(*(chain(bench.rollout(name), 2).reward(1.0) for name in ("a", "b", "c")))
 
     def planned(limit: int | None, *, resume: bool) -> tuple[set[str], set[str]]:
