@@ -23,6 +23,7 @@ __all__ = [
     "SMOLLM2",
     "SPLITS",
     "SUCCESS",
+    "SUMMARIES",
     "TASKS",
     "Plan",
     "default_model",
@@ -42,7 +43,9 @@ SCRATCH = "scratch"
 """Instead of a pretrained model: the small one that `policy.py` in the task's folder makes."""
 SPLITS = "scratch-splits"
 """The same for the calculator, with a tokenizer that splits a number in several ways: `split_policy.py` makes it."""
-FROM_SCRATCH = (SCRATCH, SPLITS)
+SUMMARIES = "scratch-summaries"
+"""The same for the calculator agent that summarizes: `summary_policy.py` makes it."""
+FROM_SCRATCH = (SCRATCH, SPLITS, SUMMARIES)
 SMOLLM2 = "SmolLM2-135M-Instruct"
 """The name in results of the model that is taken without `--model`."""
 SUCCESS = {"shop": 1.0, "calculator": 1.0, "math": 1.0, "sql": 1.0, "retrieval": 0.7, "game": 0.99, "terminal": 1.0}
@@ -63,9 +66,10 @@ def pins_of(task: str) -> Path | None:
 
 def policy_program(task: str, model: str) -> Path:
     """The program that makes a small model from scratch; it does not exist for every task."""
-    if model == SPLITS:
-        return (FOLDER / "ablations" if task == "calculator" else folder_of(task)) / "split_policy.py"
-    return folder_of(task) / "policy.py"
+    program = {SPLITS: "split_policy.py", SUMMARIES: "summary_policy.py"}.get(model)
+    if program and task == "calculator":
+        return FOLDER / "ablations" / program
+    return folder_of(task) / (program or "policy.py")
 
 
 def default_model() -> Path:
