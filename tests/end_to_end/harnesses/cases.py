@@ -106,10 +106,8 @@ def plain(harness: str, cell: str = "plain", *, thinks: bool = False) -> Case:
     if harness == "aider":
         return Case(harness, cell, (("", EDIT),), ("main",), thinks=thinks)
     script = (*_done(harness), ("6174", _shell(harness, WRITE)), ("", _shell(harness, READ)))
-    case = Case(harness, cell, script, ("main", "main", "main"), _steps(harness, 0, 1), thinks=thinks)
-    if thinks and harness == "hermes":  # it sends no thoughts back, and the server's context is too short for it
-        return replace(case, segments=3, settings=_BELIEFS["hermes"])
-    return case
+    segments = 3 if thinks and harness == "hermes" else 1  # it sends no thoughts back
+    return Case(harness, cell, script, ("main", "main", "main"), _steps(harness, 0, 1), segments, thinks=thinks)
 
 
 def _parallel(harness: str) -> Case:
@@ -149,9 +147,34 @@ _PATIENCE = {
 
 def _tested(cell: str, command: str, kinds: tuple[str, ...], *, thinks: bool = False) -> Case:
     """Has aider write the answer and run a test of it, whose failure it brings to the model."""
-    asked = '"--yes-always",'
-    settings = ((asked, f'{asked} "--auto-test", "--test-cmd", {json.dumps(command)},'),)
-    return Case("aider", cell, (("And got this output", DONE[1]), ("", EDIT)), kinds, settings=settings, thinks=thinks)
+    script = (("And got this output", DONE[1]), ("", EDIT))
+    return Case("aider", cell, script, kinds, settings=_testing(command), thinks=thinks)
+
+
+def _testing(command: str, *options: str) -> tuple[tuple[str, str], ...]:
+    """Aider's test of what it wrote, with further options."""
+    return (('"--yes-always"', json.dumps(["--yes-always", "--auto-test", "--test-cmd", command, *options])[1:-1]),)
+
+
+def _aider_compaction() -> Case:
+    """Restores a long history, which is summarized first. A summary that aider begins during a task is often thrown away."""
+    history = "#### Read notes.txt\n\n" + "It says many things.\n" * 1000
+    options = '"--yes-always", "--restore-chat-history", "--max-chat-history-tokens", "2000"'
+    settings = (
+        ('"--yes-always"', options),
+        ("[files]", f'[files]\n"{{workdir}}/.aider.chat.history.md" = {json.dumps(history)}'),
+    )
+    script = (("summarize this partial conversation", "SUMMED: the number is 6174"), ("SUMMED", EDIT))
+    return Case("aider", "compaction", script, ("summary", "main"), segments=2, settings=settings)
+
+
+def _aider_overflow() -> Case:
+    """Brings one long output of tests after the other to the model."""
+    settings = (
+        *_testing("seq 1 5000; exit 1", "--max-chat-history-tokens", "1000000"),
+        ('"max_input_tokens": {max_model_len}', '"max_input_tokens": 400000'),
+    )
+    return Case("aider", "overflow", (("", EDIT),), (), settings=settings, thinks=True)
 
 
 def _sub_agent(harness: str) -> Case:
@@ -240,6 +263,10 @@ _AFTERWARDS = {
     "qwen-code": _shell("qwen-code", READ),  # it keeps the last two results as they are
 }
 """What follows the first reading, where that is not the same again."""
+_QWEN_WHOLE_OUTPUTS = (
+    '"$version": 4,',
+    '"$version": 4, "tools": { "truncateToolOutputLines": 6000, "truncateToolOutputThreshold": 100000 },',
+)
 _WINDOWS = {
     "claude-code": (
         ('AUTO_COMPACT_WINDOW = "{max_model_len}"', 'AUTO_COMPACT_WINDOW = "60000"'),
@@ -274,7 +301,7 @@ _WINDOWS = {
     ),
     "qwen-code": (
         ('"contextWindowSize": {max_model_len}', '"contextWindowSize": 40000'),
-        ('"$version": 4,', '"$version": 4, "tools": { "truncateToolOutputLines": 6000 },'),
+        _QWEN_WHOLE_OUTPUTS,
     ),
 }
 """Texts of the connections that make the window small."""
@@ -300,7 +327,8 @@ _OVERFLOW = {
     "opencode": ("context_overflow", "context summarization agent", ("summary",)),
     "pi": ("ok", "context summarization assistant", ("summary",)),
     "mini-swe-agent": ("context_overflow", _NEVER, ()),
-    "qwen-code": ("context_overflow", "summarizes internal chat history", ("summary",)),
+    "hermes": ("ok", "summarization agent creating a context checkpoint", ("summary",)),
+    "qwen-code": ("ok", "summarizes internal chat history", ("summary",)),
 }
 """How it ends, what a summary is asked for with, and the kinds of the calls that are not `main`."""
 _BELIEFS = {
@@ -311,8 +339,8 @@ _BELIEFS = {
         ('"contextWindow": {max_model_len}', '"contextWindow": 400000'),
         ("[files]", '[files]\n"{home}/.pi/agent/settings.json" = \'{"compaction": {"keepRecentTokens": 4000}}\''),
     ),
-    "hermes": (("min_context = 64000", ""), ("context_length: {max_model_len}", "context_length: 400000")),
-    "qwen-code": (('"contextWindowSize": {max_model_len}', '"contextWindowSize": 400000'),),
+    "hermes": (("context_length: {max_model_len}", "context_length: 400000"),),
+    "qwen-code": (('"contextWindowSize": {max_model_len}', '"contextWindowSize": 400000'), _QWEN_WHOLE_OUTPUTS),
 }
 
 
@@ -354,9 +382,10 @@ CASES = (
     *(plain(harness, "thinking model", thinks=True) for harness in _HARNESSES),
     *(_sub_agent(harness) for harness in _DELEGATION),
     *(_compaction(harness) for harness in _COMPACTION),
+    _aider_compaction(),
     *(_mcp(harness) for harness in _MCP),
     replace(
         _tested("thinking model", "exit 1", ("main", "main"), thinks=True), segments=2
     ),  # its prompts do not continue each other
 )
-OVERFLOWS = tuple(_overflow(harness) for harness in _OVERFLOW)
+OVERFLOWS = (*(_overflow(harness) for harness in _OVERFLOW), _aider_overflow())

@@ -45,7 +45,7 @@ NOTHING_TO_TRAIN = 3
 THOUGHTS = "Let me see.</think>"
 TEMPLATE_END = "assistant\\n' }}\n{%- endif %}"
 """How the chat template ends: with the beginning of an answer."""
-SHORT = 40_000
+SHORT = 66_000
 """Context of the server whose prompts outgrow it."""
 
 

@@ -72,11 +72,11 @@ def make_tiny_model(
 
 
 def with_thinking(folder: Path) -> Path:
-    """Returns the model with reasoning tokens added."""
+    """Returns the model with reasoning tokens added, as ordinary tokens: a server's text without special ones keeps them."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<think>", "</think>"]})
+    tokenizer.add_tokens(["<think>", "</think>"])
     model: Any = AutoModelForCausalLM.from_pretrained(folder)
     model.resize_token_embeddings(len(tokenizer))
     model.save_pretrained(folder, safe_serialization=True)
