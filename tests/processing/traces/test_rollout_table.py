@@ -7,7 +7,7 @@ import polars as pl
 import pytest
 
 from trainspan_processing.tables import CALLS, SPAN_KEY, SPANS
-from trainspan_processing.traces.rollout_table import identified_spans, ignored_claims, rollout_table
+from trainspan_processing.traces.rollout_table import identified_spans, ignored_claims, rollout_table, with_collisions
 from trainspan_processing.traces.trust import VOUCHED
 
 SECOND = 1_000_000_000
@@ -64,6 +64,9 @@ TWO = (_call(0), _call(1))
         ([_call(0), _call(2)], [_own()], False),
         ([*TWO, _call(0, server="b")], [_own(stated_calls=3)], True),
         ([*TWO, _call(1, server="b")], [_own()], False),  # each server counts by itself
+        # A call without an index makes up for no gap of another server.
+        ([_call(0), _call(2), _call(0, server="b"), _call(0, server="b", counted_index=None)], [_own()], False),
+        ([_call(0), _call(2), _call(0, server=None, counted_index=None)], [_own()], False),
         ([_call(0, choice_index=choice) for choice in (0, 1)], [_own(stated_calls=2)], False),  # one request
         (
             [_call(0, server=None, response_id=one) for one in "xy"],
@@ -228,6 +231,23 @@ def test_a_reward_is_the_agents_only_if_the_runner_left_it_to_it(own: Row, by_ru
         ([_call(0, trace_id="u"), _call(1, start_ns=30 * SECOND)], [_own("explicit")], True),
         ([_call(0, trace_id="u"), _call(1, start_ns=3 * SECOND)], [_own("explicit")], False),
         ([_call(0), _call(1, trace_id="u", start_ns=30 * SECOND)], [_own("explicit")], False),
+        (
+            [_call(0, trace_id="u"), _call(1, trace_id="v", start_ns=29 * SECOND), _call(2, start_ns=30 * SECOND)],
+            [_own("explicit")],
+            True,
+        ),
+        (
+            [_call(0, trace_id="u", start_ns=20 * SECOND), _call(1, start_ns=40 * SECOND)],
+            [_own(start_ns=30 * SECOND)],
+            True,
+        ),
+        # Both at once; and an own span that does not say whose it is.
+        (
+            [_call(0, trace_id="u"), _call(1, start_ns=30 * SECOND)],
+            [_own("explicit", start_ns=9 * SECOND), {"rollout_id": "r", "trace_id": "u"}],
+            True,
+        ),
+        (TWO, [_own(boundary=None, start_ns=9 * SECOND), {"rollout_id": "r", "trace_id": "u"}], True),
         # By the agent's clock if that is the server's: before the rollout began.
         ([_call(0, trace_id="u", same_clock=True, start_ns=8 * SECOND)], [_own("explicit", start_ns=8.5e9)], False),
         ([_call(0, trace_id="u", same_clock=True, start_ns=7 * SECOND)], [_own("explicit", start_ns=8.5e9)], True),
@@ -314,3 +334,24 @@ def test_what_is_said_by_someone_who_is_not_heard_is_named() -> None:
     overstated = rollouts.with_columns(overstated=pl.col("rollout_id") == "quiet")
     only_heard = spans.filter("is_heard")
     assert ignored_claims(overstated, calls, only_heard, none, ["policy"]).rows() == [("quiet", "calls")]
+
+
+def test_a_rollout_collides_by_its_own_span_or_else_by_a_call() -> None:
+    rollouts = _table(
+        [*TWO, _call(0, rollout_id="ownless", trace_id="both"), _call(0, rollout_id="q", trace_id="both")],
+        [_own(), _own(rollout_id="q", trace_id="q"), _own("explicit", rollout_id="a", trace_id="u", untrusted=True)],
+    )
+    calls = _frame([_call(0, rollout_id=of, trace_id="both") for of in ("ownless", "q")], COUNTED_CALLS)
+
+    def colliding(*traces: tuple[str, bool]) -> list[str]:
+        collisions = pl.DataFrame(traces, schema={"trace_id": pl.String, "untrusted": pl.Boolean}, orient="row")
+        table = with_collisions(rollouts, calls, collisions)
+        assert table.height == 4
+        return table.filter("collides")["rollout_id"].to_list()
+
+    assert colliding() == []
+    assert colliding(("t", False)) == ["r"]
+    assert colliding(("t", True)) == [], "an agent cannot have its runner's rollout left out"
+    assert colliding(("u", True)) == ["a"], "the rollout itself is an agent's word"
+    assert colliding(("both", False)) == ["ownless"]
+    assert colliding(("elsewhere", False)) == []
