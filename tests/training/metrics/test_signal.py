@@ -122,7 +122,6 @@ def several_calls(rng: np.random.Generator, *, informative: bool) -> tuple[NDArr
     return sample.kernel(whose.rollouts), whose
 
 
-@pytest.mark.ci
 def test_within_and_between_are_deviations_from_the_mean_under_all_permutations() -> None:
     rng = np.random.default_rng(5)
     factors = 1 + rng.random((8, 3))
@@ -144,6 +143,7 @@ def test_within_and_between_are_deviations_from_the_mean_under_all_permutations(
         )  # of 999 permutations: 6 standard errors of .025 in the worst case
 
 
+@pytest.mark.ci
 def test_rewards_of_single_calls_are_told_from_a_coin_though_they_cancel_over_a_rollout() -> None:
     zs = []
     for seed in range(150):
