@@ -1,12 +1,14 @@
 """Langfuse, LangSmith and Phoenix: trees, calls, tools, usage, costs, sessions and scores, from records made after their schemas."""
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.importers.reading import lines, read, said, tree
+from trainspan_importers.account import Account
 from trainspan_processing.export.conversations import MessageSpan, recorded_calls
 from trainspan_schemas.telemetry import keys
 
@@ -132,6 +134,8 @@ def test_langfuse_keeps_tree_names_calls_tools_usage_costs_and_scores(tmp_path: 
     assert tool.failed == "503"
     assert tool.attributes["gen_ai.tool.call.arguments"] == '{"city":"Bern"}'
     assert tool.attributes["gen_ai.tool.call.result"] == "no service"
+    once = {"langfuse.observation.input", "langfuse.observation.output"}
+    assert not once & (call.attributes.keys() | tool.attributes.keys())
     whole, part = found.records
     assert (whole.trace, whole.id) == (root.trace, "")
     assert {
@@ -145,7 +149,9 @@ def test_langfuse_keeps_tree_names_calls_tools_usage_costs_and_scores(tmp_path: 
     }.items() <= whole.attributes.items()
     assert (part.id, part.attributes[keys.EVALUATION_LABEL]) == (call.id, "polite")
     assert keys.EVALUATION_SCORE not in part.attributes
-    assert found.account.left_out == {"score_of_no_trace": 1}
+    assert found.account == Account(
+        "langfuse", files=1, records=7, spans=4, rollouts=1, evaluations=2, left_out=Counter({"score_of_no_trace": 1})
+    )
 
 
 @pytest.mark.parametrize("answers", [("a",), ("a", "b")])

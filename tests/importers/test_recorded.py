@@ -41,6 +41,11 @@ def test_a_tools_result_names_its_call(fields: dict[str, Any]) -> None:
     assert part == {"type": "tool_call_response", "response": "no", "id": "call_1"}
 
 
+def test_a_message_keeps_its_authors_name_but_a_tools_name_is_that_of_its_call() -> None:
+    assert message_of({"role": "user", "name": "ada", "content": "hi"}) == said("user", "hi", name="ada")
+    assert "name" not in message_of({"role": "tool", "name": "sh", "tool_call_id": "call_1", "content": "no"})
+
+
 def _assistant(text: str, **more: str) -> dict[str, Any]:
     return {"role": "assistant", "content": text, **more}
 

@@ -12,6 +12,7 @@ from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, TracesData
 
 from tests.importers.reading import Read, lines, read
+from trainspan_importers.traces import nanoseconds
 from trainspan_schemas.telemetry import keys
 
 TRACE, ROOT, CHILD = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331", "00f067aa0ba902b7"
@@ -165,6 +166,15 @@ def test_a_trace_whose_spans_name_their_rollout_is_left_as_it_is(tmp_path: Path)
     assert (found.account.rollouts, found.account.own_rollouts) == (1, 1)
 
 
+def test_a_reward_for_all_files_is_an_evaluation_of_each_new_rollout(tmp_path: Path) -> None:
+    found = read(lines(tmp_path / "one.json", _data(ROOT_SPAN)), reward=0.5)
+    (reward,) = found.records
+    assert (reward.trace, reward.id, reward.start_ns) == (TRACE, "", BEGIN + 9)
+    expected = {keys.EVALUATION_NAME: keys.REWARD, keys.EVALUATION_SCORE: 0.5, keys.EVALUATION_SOURCE: "human"}
+    assert expected.items() <= reward.attributes.items()
+    assert (found.account.rollouts, found.account.evaluations) == (1, 1)
+
+
 def test_a_trace_without_its_root_is_counted(tmp_path: Path) -> None:
     found = read(lines(tmp_path / "a.json", _data(CHILD_SPAN)))
     assert (found.account.spans, found.account.rollouts, found.account.left_out) == (1, 0, {"no_root": 1})
@@ -275,3 +285,22 @@ def test_jaeger_keeps_tags_logs_references_and_processes(tmp_path: Path) -> None
     assert child.item.origin.scope.name == "lib"
     assert found.roots == [root]
     assert found.account.left_out == {}
+
+
+@pytest.mark.parametrize(
+    ("value", "ns"),
+    [
+        (1_700_000_000, BEGIN),
+        (1_700_000_000_001, BEGIN + 1_000_000),
+        (1_700_000_000_000_001, BEGIN + 1_000),
+        (BEGIN + 1, BEGIN + 1),
+        (1_700_000_000.25, round(1_700_000_000.25 * 10**9)),  # to the digits of a float
+        ("1700000000001", BEGIN + 1_000_000),
+        ("2023-11-14T22:13:20.123456789Z", BEGIN + 123_456_789),
+        ("2023-11-14 22:13:20.5 UTC", BEGIN + 500_000_000),
+        ("2023-11-15T00:13:20+02:00", BEGIN),
+        ("2023-11-14T22:13:20", BEGIN),
+    ],
+)
+def test_a_time_is_read_in_each_unit_and_form(value: object, ns: int) -> None:
+    assert nanoseconds(value, "start") == ns

@@ -33,6 +33,21 @@ def test_a_single_policy_has_the_figures_itself() -> None:
     assert (record_of(record, None), versions(record)) == (record, "3")
 
 
+@pytest.mark.parametrize("first", ["writer", "rewriter"])
+def test_a_policy_without_a_dataset_adds_nothing_to_the_figures_of_all(first: str) -> None:
+    rewards = {"mean": 0.5}
+    trained = outcome(12, {"other_policy": 18})
+    trained = dataclasses.replace(trained, manifest={**trained.manifest, "groups": 2, "rewards": rewards})
+    second = "rewriter" if first == "writer" else "writer"
+    both = {"writer": trained, "rewriter": PolicyOutcome(1, {}, {}, "no call")}
+    record = made({first: both[first], second: both[second]})
+    counted = {"rows": 12, "rollouts": 8, "groups": 2, "calls_seen": 30, "calls_kept": 12}
+    assert record["dataset"] == {**counted, "dropped": {"other_policy": 18}, "rewards": rewards}
+    assert record["policies"]["writer"]["dataset"] == record["dataset"]
+    neither = made(dict.fromkeys(both, PolicyOutcome(1, {}, {}, "no call")))["dataset"]
+    assert (neither["rows"], neither["calls_kept"], neither["dropped"]) == (0, 0, {})
+
+
 def test_of_several_policies_each_call_is_counted_once() -> None:
     """30 calls: 12 and 9 kept, 2 greedy, 4 internal (seen by both); the other 3 were answered by no policy."""
     record = made(

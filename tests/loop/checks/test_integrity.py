@@ -42,7 +42,9 @@ def failed(checks: list) -> list[str]:  # type: ignore[type-arg]
 
 
 def test_a_stage_holds_if_all_counts_agree() -> None:
-    assert failed(stage_checks(WHOLE, 16)) == []
+    checks = stage_checks(WHOLE, 16)
+    assert failed(checks) == []
+    assert checks[0].detail == "server 30, clients 30, store 30"
 
 
 def test_a_request_for_several_answers_is_one_request_of_the_client_and_several_of_the_server() -> None:
@@ -192,7 +194,10 @@ def test_swapped_and_lost_rewards_are_an_alarm(change: dict[str, Any]) -> None:
 
 
 def test_a_fresh_swap_and_agreeing_logprobs_hold() -> None:
-    assert failed(training_checks(TRAINED)) == []
+    checks = training_checks(TRAINED)
+    assert failed(checks) == []
+    assert checks[0].detail == str(Agreement(**AGREEMENT))
+    assert training_checks(dataclasses.replace(TRAINED, agreement=None))[0].detail == "not measured"
 
 
 @pytest.mark.parametrize(
@@ -250,3 +255,8 @@ def test_rewards_without_evidence_after_eight_rounds_are_an_alarm(
 def test_a_skipped_round_has_nothing_to_check_and_no_checks_never_hold() -> None:
     assert training_checks(RoundTrained(1, 0, skipped="no rows")) == []
     assert not all_hold([])
+
+
+def test_checks_hold_only_if_each_does() -> None:
+    assert all_hold([{"ok": True}, {"ok": True}])
+    assert not all_hold([{"ok": True}, {"ok": False}])

@@ -14,13 +14,16 @@ from trainspan_processing.credit.baselines import BASELINES, EPSILON
 def _rollouts(
     groups: list[list[float]], *, history: list[float] | None = None, branches: Collection[int] = ()
 ) -> pl.DataFrame:
-    """Rollouts with these rewards; they ended in this order, after those of `history`. `branches`: numbers of groups of branches."""
+    """Rollouts with these rewards; they ended in this order, after those of `history`. `branches`: numbers of groups of branches.
+
+    Their ids have the opposite order.
+    """
     rewards = [(reward, None, True) for reward in history or []]
     rewards += [(reward, group, False) for group, members in enumerate(groups) for reward in members]
     return pl.DataFrame(
         {
             "item": [None if past else number for number, (_, _, past) in enumerate(rewards)],
-            "rollout_id": [f"r{number:04d}" for number in range(len(rewards))],
+            "rollout_id": [f"r{9999 - number}" for number in range(len(rewards))],
             "attempt": [0] * len(rewards),
             "is_branch": [group in branches for _, group, _ in rewards],
             "rollout": [None if past else number for number, (_, _, past) in enumerate(rewards)],

@@ -1,8 +1,12 @@
 """The rewards in the runner's ledger file, for comparison with other records."""
 
 from pathlib import Path
+from typing import Any
 
-from trainspan_rollouts.run_ledger import Finished, RunLedger, recorded_rewards, task_outcomes
+import pytest
+
+from trainspan_rollouts.run_ledger import Begun, Finished, RunLedger, recorded_rewards, run_folder, task_outcomes
+from trainspan_schemas.errors import UsageError
 from trainspan_schemas.telemetry.identity import Identity
 from trainspan_schemas.telemetry.status import RolloutStatus
 
@@ -53,3 +57,50 @@ def test_a_tasks_outcomes_come_from_its_finished_rollouts(tmp_path: Path) -> Non
         "d": [Finished("ok", 0.0)],
     }
     assert [outcome.unrewarded for outcome in task_outcomes(file)["c"]] == ["no_reward", "timeout"]
+
+
+def test_a_resumed_ledger_knows_each_rollout_by_its_round_task_and_number(tmp_path: Path) -> None:
+    def opened(*, resume: bool, **more: Any) -> RunLedger:
+        return RunLedger(tmp_path / "round-0004.jsonl", 4, tmp_path / "t.jsonl", ["a.py:f"], resume=resume, **more)
+
+    first = opened(resume=False)
+    ends: list[tuple[Identity, int, RolloutStatus, float | None]] = [
+        (Identity("a", "run", "task", 0, 4), 0, "ok", 0.5),
+        (Identity("b", "run", "task", 0, 4), 1, "timeout", None),
+        (Identity("c", "run", "task", 0, 5), 0, "ok", 0.25),
+        (Identity("d", "run", "other", 1, 4), 0, "infra_error", None),
+    ]
+    for identity, number, status, reward in ends:
+        first.record_start(identity, number)
+        first.record_end(identity, number, status, reward)
+        first.delivered(identity.rollout_id, identity.attempt)
+    with pytest.raises(UsageError, match="is in use: another process runs these rollouts"):
+        opened(resume=False)
+    first.close()
+    again = opened(resume=True)
+    places = [(4, "task", 0), (4, "task", 1), (5, "task", 0), (4, "other", 0), (4, "task", 2)]
+    assert [again.finished(*place) for place in places] == [
+        *(Finished("ok", 0.5), Finished("timeout", None), Finished("ok", 0.25)),
+        None,  # it is repeated
+        None,
+    ]
+    begun = [again.begun(*place) for place in places]
+    assert begun == [*(Begun(name, 0) for name in "abc"), Begun("d", 1), None]
+    again.close()
+    with pytest.raises(UsageError, match=r"its target is \['a.py:f'\], not \['b.py:f'\]"):
+        RunLedger(tmp_path / "round-0004.jsonl", 4, tmp_path / "t.jsonl", ["b.py:f"], resume=True)
+
+
+def test_the_folder_of_a_run_is_readable_and_no_two_runs_share_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRAINSPAN_HOME", str(tmp_path))
+    names = {
+        "run-1_a.b": "run-1_a.b",
+        ".": "%2E",
+        "..": "%2E.",
+        "a/b": "a%2Fb",
+        "a%2Fb": "a%252Fb",
+        "é \ud800": "é%20%ED%A0%80",
+    }
+    assert {name: run_folder(name).name for name in names} == names

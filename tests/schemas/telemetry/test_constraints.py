@@ -63,6 +63,12 @@ def test_a_record_is_read_as_it_was_written(constraint: Constraint) -> None:
     )
 
 
+def test_a_record_leaves_empty_parts_out() -> None:
+    assert Constraint().to_json() == "{}"
+    assert Constraint(allowed_ids=()).to_json() == '{"allowed_token_ids":[]}'
+    assert Constraint(biases=((4, 1.5),), bad_words=((1,),)).to_json() == '{"bad_words":[[1]],"logit_bias":[[4,1.5]]}'
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -24,6 +24,16 @@ def test_foreign_baggage_is_kept_and_ours_is_taken_out() -> None:
     assert strip_identity(header) == "user=7;p=1, tenant=a%20b"
 
 
+def test_baggage_is_read_without_spaces_properties_and_malformed_members() -> None:
+    assert parse_baggage(" user = 7 ;p=1 ,bare, =x,tenant=a%20b") == {"user": "7", "tenant": "a b"}
+
+
+def test_half_characters_in_an_identity_are_escaped() -> None:
+    halves = Identity("r\ud800", "n\udfff", "t\ud83d")
+    assert halves == Identity("r\\ud800", "n\\udfff", "t\\ud83d")
+    assert Identity.from_attributes(parse_baggage(halves.to_baggage())) == halves
+
+
 def test_baggage_without_a_rollout_is_no_identity() -> None:
     assert Identity.from_attributes({"trainspan.run.id": "x"}) is None
 

@@ -28,6 +28,10 @@ class ReceivedSpan:
     attributes: dict[str, Any]
     links: list[tuple[str, str]]
     """(trace id, span id) of each link."""
+    events: list[tuple[str, int, dict[str, Any]]]
+    """(name, time, attributes) of each event."""
+    error: str
+    """The message of its status."""
 
 
 class OtlpSink(trace_service_pb2_grpc.TraceServiceServicer):
@@ -100,6 +104,11 @@ def _received(span: Any) -> ReceivedSpan:
         status=span.status.code,
         attributes={pair.key: _plain(pair.value) for pair in span.attributes},
         links=[(link.trace_id.hex(), link.span_id.hex()) for link in span.links],
+        events=[
+            (event.name, event.time_unix_nano, {pair.key: _plain(pair.value) for pair in event.attributes})
+            for event in span.events
+        ],
+        error=span.status.message,
     )
 
 

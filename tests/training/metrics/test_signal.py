@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from itertools import permutations
 from statistics import NormalDist
 
 import numpy as np
@@ -119,6 +120,27 @@ def several_calls(rng: np.random.Generator, *, informative: bool) -> tuple[NDArr
     whose = CallLabels(tuple(groups), tuple(owners), tuple(turns), tuple(labels))
     sample = CallGradients(owner, hidden.astype(np.float32), gradients.astype(np.float32))
     return sample.kernel(whose.rollouts), whose
+
+
+def test_within_and_between_are_deviations_from_the_mean_under_all_permutations() -> None:
+    rng = np.random.default_rng(5)
+    factors = 1 + rng.random((8, 3))
+    kernel = factors @ factors.T
+    advantages = np.array([2.0, -1.0, -1.0, 0.5, 1.0, 1.0, -2.0, 1.5])
+    signal = signal_of(kernel, of_one_call(advantages.tolist(), ["a"] * 4 + ["b"] * 4), rng)
+    assert signal is not None
+    same = np.arange(8)[:, None] // 4 == np.arange(8)[None] // 4
+    orders = [
+        np.concatenate([first, second]) for first in permutations(range(4)) for second in permutations(range(4, 8))
+    ]
+    labels_PC = advantages[np.array(orders, dtype=int)]
+    for z, pairs in ((signal.within, same & ~np.eye(8, dtype=bool)), (signal.between, ~same)):
+        sums_P = np.einsum("pi,ij,pj->p", labels_PC, np.where(pairs, kernel, 0.0), labels_PC)
+        expected = (sums_P[0] - sums_P.mean()) / sums_P.std()
+        assert abs(sums_P.mean() / sums_P.std()) > 0.5, "the mean matters"
+        assert z == pytest.approx(
+            expected, abs=0.15
+        )  # of 999 permutations: 6 standard errors of .025 in the worst case
 
 
 @pytest.mark.ci

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from trainspan_training.data.micro_batches import dummy
-from trainspan_training.objective.off_policy import Correction, correct
+from trainspan_training.objective.off_policy import Correction, OffPolicySums, correct
 
 WEIGHTS = np.array([4.0, 0.25, 0.3, 0.3, 3.0])
 """w of each token, of three calls whose geometric means are 1, .3 and 3."""
@@ -44,3 +44,9 @@ def test_a_token_counts_by_its_weight_within_bounds_and_by_that_of_its_call(
     measured = means if correction.per_call else WEIGHTS
     assert (sums.weight, sums.max_weight) == pytest.approx((measured.sum(), measured.max()))
     assert sums.effective_share == pytest.approx(measured.sum() ** 2 / (5 * (measured**2).sum()))
+
+
+def test_the_sums_of_micro_batches_are_added_and_of_the_greatest_weights_the_greater_stays() -> None:
+    added = OffPolicySums(*range(1, 8), max_weight=9.0) + OffPolicySums(*range(10, 80, 10), max_weight=3.0)
+    assert added == OffPolicySums(11, 22, 33, 44, 55, 66, 77, max_weight=9.0)
+    assert added + OffPolicySums() == added
