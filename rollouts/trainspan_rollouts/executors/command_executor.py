@@ -197,7 +197,7 @@ class CommandExecutor:
         if self._harness is None or self._spec.keep_workspaces is None:
             return make_folder()
         folder = Path(self._spec.keep_workspaces) / "-".join(map(str, _key(execution)))
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, mode=0o700)
         return folder
 
     async def _run(self, execution: Execution, folder: Path, start_s: float) -> Ended:
@@ -219,6 +219,9 @@ class CommandExecutor:
             process = await AgentProcess.start(prepared.command, prepared.environment, stdin, workdir)
         except OSError as error:
             return _not_started(f"start {prepared.command[0 if self._harness else 1]}", error, start_s)
+        except ValueError as error:  # a NUL, or half of a surrogate pair
+            text = f"an argument or variable cannot be passed: {error}; pass {{task_file}}, or read the task from stdin"
+            return Ended("infra_error", time.monotonic() - start_s, error=text)
         timed_out = False
         try:
             await asyncio.wait_for(process.wait(), execution.time_left(self._spec.timeout_s))

@@ -1,11 +1,13 @@
 """The folders of a harness's rollout: a home and a work folder of its own, made from templates."""
 
+import os
 import shutil
 import subprocess
 import tempfile
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final
 
@@ -13,7 +15,22 @@ from trainspan_rollouts.harnesses.connection import Connection
 from trainspan_rollouts.harnesses.placeholders import fill_in
 from trainspan_schemas.errors import ProcessError, UsageError
 
-__all__ = ["Workspace", "Workspaces"]
+__all__ = ["GIT_PLACES", "Workspace", "Workspaces"]
+
+GIT_PLACES: Final = (
+    "GIT_ALTERNATE_OBJECT_DIRECTORIES",
+    "GIT_COMMON_DIR",
+    "GIT_CONFIG*",
+    "GIT_DIR",
+    "GIT_GRAFT_FILE",
+    "GIT_INDEX_FILE",
+    "GIT_NAMESPACE",
+    "GIT_OBJECT_DIRECTORY",
+    "GIT_PREFIX",
+    "GIT_SHALLOW_FILE",
+    "GIT_WORK_TREE",
+)
+"""Variables by which git works on the repository of a hook or of `git rebase --exec`, wherever it is started."""
 
 _GIT_S: Final = 600.0
 _URLS: Final = ("https://", "http://", "ssh://", "git://", "file://", "git@")
@@ -90,13 +107,22 @@ class Workspaces:
 
 def _is_repository(template: str) -> bool:
     source, _, revision = template.partition("#")
-    return source.startswith(_URLS) or source.endswith(".git") or bool(revision)
+    return source.startswith(_URLS) or source.endswith(".git") or bool(revision and not Path(template).is_dir())
 
 
 def _git(*arguments: str) -> None:
+    kept = {
+        name: value for name, value in os.environ.items() if not any(fnmatchcase(name, each) for each in GIT_PLACES)
+    }
     try:
         subprocess.run(
-            ["git", *arguments], stdin=subprocess.DEVNULL, capture_output=True, check=True, timeout=_GIT_S, text=True
+            ["git", *arguments],
+            env=kept,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=True,
+            timeout=_GIT_S,
+            text=True,
         )
     except FileNotFoundError as error:
         raise ProcessError("git is not installed: a workspace from a repository needs it") from error

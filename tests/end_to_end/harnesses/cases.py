@@ -291,7 +291,7 @@ _WINDOWS = {
             "[files]",
             '[files]\n"{home}/.pi/agent/settings.json" = \'{"compaction": {"reserveTokens": 2000, "keepRecentTokens": 1}}\'',
         ),
-        ('unset = ["PI_*"]', 'unset = ["PI_*"]\nprompt = ["{input}", "Go on."]'),
+        ('prompt = [" {input}"]', 'prompt = [" {input}", "Go on."]'),
     ),
     "hermes": (
         (

@@ -25,7 +25,8 @@ from trainspan_rollouts.harnesses.connection import read_connection
 
 BUILT_IN = ROOT / "rollouts" / "trainspan_rollouts" / "harnesses" / "connections"
 NOT_HERE = "this coding harness cannot be installed here"
-TASK = "Read notes.txt in the current folder, write the number in it into answer.txt, then say what it is."
+TASK = "- Read notes.txt in the current folder, write the number in it into answer.txt, then say what it is."
+"""It begins like an option."""
 JUDGE = """\
 import json
 from pathlib import Path

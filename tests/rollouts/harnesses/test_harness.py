@@ -30,7 +30,7 @@ seen = {
     "config": json.loads(config.read_text()),
     "files": sorted(path.name for path in pathlib.Path().iterdir()),
     "xdg": os.environ.get("XDG_CONFIG_HOME"),
-    "hidden": os.environ.get("FAKE_SECRET"),
+    "hidden": [name for name in os.environ if os.environ[name] == "secret" or "KEY" in name or "TOKEN" in name],
     "anthropic": os.environ["ANTHROPIC_BASE_URL"],
     "names": [os.environ[name] for name in ("OPENAI_API_BASE", "OPENAI_BASE_URL", "OPENAI_MODEL", "ANTHROPIC_AUTH_TOKEN")],
 }
@@ -73,7 +73,8 @@ def fake(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     (tmp_path / "judges.py").write_text(JUDGE)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    monkeypatch.setenv("FAKE_SECRET", "secret")
+    for name in ("FAKE_SECRET", "OPENROUTER_API_KEY", "GITHUB_TOKEN", "AWS_SECRET_ACCESS_KEY", "GIT_PREFIX"):
+        monkeypatch.setenv(name, "secret")
 
     def rolled(*target: str, **settings: object) -> RunResult:
         return run("", tasks("2*3", "6*7"), *target, **{"harness": "fake.toml", "judge": "judges:judge", **settings})
@@ -95,7 +96,8 @@ def test_a_harness_gets_urls_files_and_folders_of_its_own_and_its_judge_sees_wha
     for each, task in zip(both, ("2*3", "6*7"), strict=True):
         assert each["arguments"] == ["run", "--window", "4096", "--fast", "--", task]
         assert (each["stdin"], each["files"], each["answer"]) == ("", [], "42")
-        assert (each["xdg"], each["hidden"]) == (None, None)
+        assert each["xdg"] is None
+        assert set(each["hidden"]) == {"OPENAI_API_KEY", "ANTHROPIC_AUTH_TOKEN"}
         anthropic = str(each["anthropic"])
         assert each["names"] == [f"{anthropic}/v1", f"{anthropic}/v1", "policy", "trainspan"]
         assert anthropic.removeprefix(policy.url.removesuffix("/v1")) + "/v1/chat/completions" in paths
@@ -149,6 +151,54 @@ def test_a_work_folder_is_a_clone_of_a_repository_at_its_revision(fake: Run, tmp
     assert object_file.stat().st_nlink == 1
     failed = fake(workspace=f"{repository}#nowhere", run_id="again", retries=0)
     assert failed.status == {"infra_error": 2}
+
+
+def test_a_clone_is_made_elsewhere_than_in_the_repository_whose_hook_runs_the_rollouts(
+    fake: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("mine", "theirs.git"):
+        subprocess.run(["git", "init", "-q", "-b", name.partition(".")[0], str(tmp_path / name)], check=True)
+    names = ["-c", "user.name=n", "-c", "user.email=e@example.com"]
+    for name in ("mine", "theirs.git"):
+        commit = ["git", "-C", str(tmp_path / name), *names, "commit", "-q", "--allow-empty", "-m", name]
+        subprocess.run(commit, check=True)
+    before = (tmp_path / "mine" / ".git" / "config").read_text()
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "mine" / ".git"))
+    monkeypatch.setenv("GIT_WORK_TREE", str(tmp_path / "mine"))
+    assert fake(workspace=f"{tmp_path / 'theirs.git'}#theirs", keep_workspaces="kept").status == {"ok": 2}
+    assert [each["files"] for each in seen()] == [[".git"]] * 2
+    assert (tmp_path / "mine" / ".git" / "config").read_text() == before
+    assert (tmp_path / "mine" / ".git" / "HEAD").read_text() == "ref: refs/heads/mine\n"
+
+
+def test_a_folder_whose_name_has_a_hash_is_no_repository(fake: Run, tmp_path: Path) -> None:
+    (tmp_path / "c#").mkdir()
+    (tmp_path / "c#" / "main.cs").touch()
+    assert fake(workspace="c#").status == {"ok": 2}
+    assert [each["files"] for each in seen()] == [["main.cs"]] * 2
+
+
+def test_no_file_of_a_connection_is_written_through_a_link(fake: Run, tmp_path: Path) -> None:
+    (tmp_path / "victim").mkdir()
+    (tmp_path / "victim" / "notes.md").write_text("mine")
+    (tmp_path / "template").mkdir()
+    (tmp_path / "template" / "notes.md").symlink_to(tmp_path / "victim" / "notes.md")
+    (tmp_path / "fake.toml").write_text(CONNECTION + '"{workdir}/notes.md" = "theirs"\n')
+    assert fake(workspace="template").status == {"ok": 2}
+    (tmp_path / "template" / "docs").symlink_to(tmp_path / "victim")
+    (tmp_path / "fake.toml").write_text(CONNECTION + '"{workdir}/docs/notes.md" = "theirs"\n')
+    assert fake(workspace="template", run_id="again", retries=0).status == {"infra_error": 2}
+    assert (tmp_path / "victim" / "notes.md").read_text() == "mine"
+
+
+def test_the_folders_of_attempts_that_stay_are_the_runners_alone(fake: Run, tmp_path: Path) -> None:
+    fake(keep_workspaces="kept")
+    assert [path.stat().st_mode & 0o077 for path in (tmp_path / "kept").iterdir()] == [0, 0]
+
+
+def test_a_task_that_no_argument_can_hold_fails_alone(run: Run, fake: Run) -> None:
+    result = run("", tasks("a\0b", "2*3"), harness="fake.toml", judge="judges:judge", retries=0)
+    assert result.status == {"infra_error": 1, "ok": 1}
 
 
 def test_a_harness_gets_its_task_on_stdin_only_if_asked(fake: Run) -> None:
