@@ -390,16 +390,24 @@ def _with_agents(
 def _with_kinds(calls: pl.DataFrame) -> pl.DataFrame:
     """Sets `call_kind` and `call_kind_rule` of every call.
 
-    It is as its request shows, else `main` for the agent that made the rollout's first call of its own, and `sub_agent` or, without
-    tools, `other` for other agents. In a rollout of nothing but titles they are its work.
+    It is as its request shows, else `main` for the agent of the rollout's first call with tools (if there is none, of its first
+    call), titles and summaries aside, and `sub_agent` or, without tools, `other` for other agents.
+    A title that only the text of its request shows is one beside calls with tools, of an agent that asks for nothing else:
+    elsewhere it may be the rollout's work, as in a rollout of nothing but titles.
     """
     rollout = [*ROLLOUT_KEY, "is_heard"]
-    shown = pl.col("call_kind").is_in(["sub_agent", "summary", "title"]).fill_null(value=False)
-    has_work = (pl.col("call_kind") != "title").fill_null(value=True).any().over(rollout)
-    is_shown = shown & (has_work | (pl.col("call_kind") != "title"))
-    first = pl.coalesce(pl.col("agent").filter(~shown).first().over(rollout), pl.col("agent").first().over(rollout))
+    kind, has_tools = pl.col("call_kind"), pl.col("call_kind").is_null()
+    of_title = (kind == "title").fill_null(value=False)
+    stated = pl.col("call_kind_rule").eq("header") & ~of_title.all().over(rollout)
+    by_text = has_tools.any().over(rollout) & of_title.all().over([*rollout, "agent"])
+    is_title = of_title & (stated | by_text)
+    is_shown = (kind.is_in(["sub_agent", "summary"]) | is_title).fill_null(value=False)
+    first = pl.col("agent").first().over(rollout)
+    for works in (~is_shown, has_tools):
+        agent = pl.col("agent").filter(works).first().over(rollout)
+        first = pl.when(works.any().over(rollout)).then(agent).otherwise(first)
     is_main = pl.col("agent").eq_missing(first)
-    rest = pl.when(pl.col("call_kind") == "other").then(pl.lit("other")).otherwise(pl.lit("sub_agent"))
+    rest = pl.when(kind.is_in(["other", "title"])).then(pl.lit("other")).otherwise(pl.lit("sub_agent"))
     why = pl.when(is_main).then(pl.lit("first_agent")).otherwise(pl.lit("other_agent"))
     return calls.with_columns(
         pl.when(is_shown).then("call_kind").when(is_main).then(pl.lit("main")).otherwise(rest).alias("call_kind"),

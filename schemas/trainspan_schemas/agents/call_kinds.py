@@ -12,26 +12,47 @@ from typing import Any, Final, NamedTuple
 
 from trainspan_schemas.agents.unnamed_agents import system_texts, texts_of
 from trainspan_schemas.telemetry.status import CallKind
+from trainspan_schemas.telemetry.utf8 import escaped
 
 __all__ = ["RequestKind", "kind_of_request", "stated_in_headers"]
 
-_OF_CONVERSATION: Final = r"(?:conversation|session|thread|chat|dialog(?:ue)?|history|context|transcript)s?"
-_DONE: Final = r"(?<!was )(?<!were )(?<!been )"
-"""Not after these: the text then says what has been done, and asks for nothing."""
-_SUMMARY: Final = re.compile(
-    rf"\b{_DONE}(?:summar\w+|compact\w*|condens\w+|hand-?off)\b.{{0,160}}?\b{_OF_CONVERSATION}\b"
-    rf"|\b{_OF_CONVERSATION}\b.{{0,160}}?\b{_DONE}(?:summar\w+|compaction|condens\w+|hand-?off)\b",
-    re.IGNORECASE | re.DOTALL,
+_CONVERSATION: Final = r"(?:conversation|session|thread|chat|dialog(?:ue)?|history|context|transcript)s?"
+_ENDS: Final = (
+    r"(?=\s*(?:$|[^\w\s.(/\[]|\.(?!\w)|\s\(|\n)"
+    r"|\s+(?:about|above|and|are|based|before|below|between|from|goes|has|history|in|into|is|of|so|starts?|that|to|using|was|which|with)\b)"
 )
-_TITLE: Final = re.compile(
-    rf"\btitle\b.{{0,160}}?\b{_OF_CONVERSATION}\b|\b{_OF_CONVERSATION}\b.{{0,160}}?\btitle\b|\btitle generator\b",
-    re.IGNORECASE | re.DOTALL,
+"""The phrase ends here: `the session model` and `title field` are something else."""
+_GIVE: Final = (
+    r"\b(?:com(?:e|ing) up with|(?:creat|writ|provid|produc|generat|giv|propos|prepar|mak)(?:e|es|ing)"
+    r"|(?:suggest|extract)(?:s|ing)?)\b"
+)
+_NEAR: Final = r"[^.!?\n]{0,80}?"
+_TITLE_WANTED: Final = re.compile(
+    rf"{_GIVE}{_NEAR}\btitles?(?:\s*\([^)\n]*\))?\s+(?:and|based|for|in|of|summari[sz]ing|that|with)\b{_NEAR}\b{_CONVERSATION}\b{_ENDS}"
+    rf"|{_GIVE}{_NEAR}\b{_CONVERSATION}\s+titles?\b{_ENDS}"
+    rf"|\b(?:this|the|following)\s+{_CONVERSATION}\b{_ENDS}{_NEAR}{_GIVE}{_NEAR}\btitles?\b{_ENDS}",
+    re.IGNORECASE,
+)
+_TITLE_MAKER: Final = re.compile(
+    rf"\b(?:you are|act as)\b{_NEAR}\btitle[ -](?:generator|generation|agent|assistant|writer)\b", re.IGNORECASE
+)
+_FIRST_SENTENCE: Final = re.compile(r"\A\W*(?:task\W+)?.{0,400}?(?:[.!?:](?=\s)|\n|\Z)", re.IGNORECASE)
+_SUMMARIZE: Final = r"(?:summari[sz]|condens)(?:e|es|ing)\b(?![.(_]\S)|\b(?:compact|distill?)(?:s|ing)?\b(?![.(_]\S)"
+_SO_FAR: Final = r"(?:work|progress|everything|task)\b[^.!?\n]{0,40}?\bso\s+far\b"
+_SUMMARY_WANTED: Final = re.compile(
+    rf"\b(?:{_SUMMARIZE})[^.!?\n]{{0,120}}?\b(?:{_CONVERSATION}\b{_ENDS}|{_SO_FAR})"
+    rf"|{_GIVE}{_NEAR}\b(?:summary|recap|checkpoint)\s+(?:of|that|covering)\b{_NEAR}\b(?:{_CONVERSATION}\b{_ENDS}|{_SO_FAR})"
+    rf"|{_GIVE}{_NEAR}\b(?:hand-?off|checkpoint|{_CONVERSATION})\s+(?:summary|checkpoint)(?:\s+for\b|\b{_ENDS})"
+    rf"|\b{_CONVERSATION}\s+to\s+summari[sz]e\b(?![.(_]\S)"
+    rf"|\b{_CONVERSATION}\b{_ENDS}[^!?]{{0,120}}?{_GIVE}{_NEAR}\bsummary\b{_ENDS}"
+    rf"|\byou are\b{_NEAR}\b(?:{_CONVERSATION}\s+summari[sz](?:ation|er)|summari[sz](?:ation|er)\b{_NEAR}\b{_CONVERSATION})\b",
+    re.IGNORECASE,
 )
 _MAX_NAME: Final = 200
 _SUB_AGENT: Final = re.compile(r"^x-[\w-]+:.*is_?sub_?agent=(?:true|1)\b", re.IGNORECASE | re.MULTILINE)
 """A line for the vendor's server at the head of the system prompt, as `x-anthropic-billing-header: …; cc_is_subagent=true;`."""
 _INSTRUCTION: Final = 1000
-"""Characters at the beginning of an instruction that say what is wanted."""
+"""Characters at the beginning of an instruction, and at the end of a long message, that say what is wanted."""
 
 
 class RequestKind(NamedTuple):
@@ -52,7 +73,8 @@ def stated_in_headers(headers: Iterable[tuple[bytes, bytes]]) -> tuple[str | Non
         except (ValueError, RecursionError):
             continue
         if isinstance(stated, dict) and isinstance(agent := stated.get("agent_name"), str) and agent:
-            asked = str(stated.get("request_kind")).lower()
+            request_kind = stated.get("request_kind")
+            asked = request_kind.lower() if isinstance(request_kind, str) else ""
             words: tuple[tuple[str, CallKind], ...] = (
                 ("compact", "summary"),
                 ("summar", "summary"),
@@ -61,7 +83,7 @@ def stated_in_headers(headers: Iterable[tuple[bytes, bytes]]) -> tuple[str | Non
             kind = next((RequestKind(kind, "header") for word, kind in words if word in asked), None)
             if isinstance(helper := stated.get("subagent_kind"), str) and helper:
                 agent, kind = f"{agent}/{helper}", kind or RequestKind("sub_agent", "header")
-            return agent[:_MAX_NAME], kind
+            return escaped(agent)[:_MAX_NAME], kind
     return None, None
 
 
@@ -77,17 +99,28 @@ def kind_of_request(request: Mapping[str, Any]) -> RequestKind | None:
     messages = request.get("messages") or request.get("input")
     messages = messages if isinstance(messages, list) else []
     last = _last_instruction(messages)
-    has_tools = bool(request.get("tools"))
-    if not has_tools:
-        for rule, text in (("system_prompt", prompt), ("last_message", last)):
-            if _TITLE.search(text[:_INSTRUCTION]):
-                return RequestKind("title", rule)
-            if _SUMMARY.search(text[:_INSTRUCTION]):
-                return RequestKind("summary", rule)
-        return RequestKind("other", "no_tools")
-    if any(_is_answer(message) for message in messages) and _SUMMARY.search(last[:_INSTRUCTION]):
+    if not request.get("tools"):
+        if _TITLE_MAKER.search(prompt[:_INSTRUCTION]) or _asks_for_title(prompt):
+            return RequestKind("title", "system_prompt")
+        if _asks_for_title(last):
+            return RequestKind("title", "last_message")
+        if _SUMMARY_WANTED.search(prompt[:_INSTRUCTION]):
+            return RequestKind("summary", "system_prompt")
+        return RequestKind("summary", "last_message") if _asks_for_summary(last) else RequestKind("other", "no_tools")
+    if any(_is_answer(message) for message in messages) and _asks_for_summary(last):
         return RequestKind("summary", "last_message")
     return None
+
+
+def _asks_for_title(text: str) -> bool:
+    sentence = _FIRST_SENTENCE.match(text)
+    return sentence is not None and _TITLE_WANTED.search(sentence[0]) is not None
+
+
+def _asks_for_summary(message: str) -> bool:
+    return any(
+        _SUMMARY_WANTED.search(part) for part in (message[:_INSTRUCTION], message[_INSTRUCTION:][-_INSTRUCTION:])
+    )
 
 
 def _last_instruction(messages: Sequence[Any]) -> str:

@@ -9,6 +9,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import dropwhile, takewhile
 from typing import Any, Final
 
 __all__ = [
@@ -23,7 +24,7 @@ __all__ = [
 
 DERIVED_NAME: Final = r"^agent-[0-9a-f]{8}$"
 """The form of such an identifier; a name that the program gives its agent comes before it."""
-_SYSTEM_ROLES: Final = frozenset({"system", "developer"})
+_SYSTEM_ROLES: Final = ("system", "developer")
 _HEADER_LINE: Final = re.compile(r"^x-[\w-]+:.*$", re.MULTILINE)
 """Lines that a client writes for its vendor's server."""
 _VARIABLE: Final = re.compile(
@@ -100,11 +101,11 @@ def texts_of(content: Any) -> Iterator[str]:
 
 
 def _stable(prompt: str) -> str:
-    """The lines before the first one with something that changes; if there is none, all lines, without what changes."""
+    """The first lines without something that changes, up to one that has it; if there are none, all lines, without what changes."""
     marked = _VARIABLE.sub("\0", _HEADER_LINE.sub("", prompt))
     lines = [line.strip() for line in marked.splitlines() if line.strip()]
-    first = next((place for place, line in enumerate(lines) if "\0" in line), len(lines))
-    return "\n".join(lines[:first] or lines)
+    after_head = dropwhile(lambda line: "\0" in line, lines)
+    return "\n".join(list(takewhile(lambda line: "\0" not in line, after_head)) or lines)
 
 
 def _tool_names(tools: Any) -> Iterator[str]:
@@ -112,4 +113,5 @@ def _tool_names(tools: Any) -> Iterator[str]:
         if isinstance(tool, dict):
             function = tool.get("function")
             named = function if isinstance(function, dict) else tool
-            yield str(named.get("name") or named.get("type"))
+            names = (named.get("name"), named.get("type"))
+            yield next((name for name in names if isinstance(name, str) and name), "")

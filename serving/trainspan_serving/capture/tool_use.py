@@ -3,6 +3,7 @@
 A harness's own telemetry names its tool steps by these ids; where it sends none, the request says how they ended.
 """
 
+import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -36,10 +37,11 @@ def tool_calls_in_answer(body: bytes) -> Iterator[tuple[int, str]]:
 
 def _calls_in(said: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
     for choice in _dicts(said.get("choices")):
-        message = choice.get("delta") or choice.get("message") or {}
-        for call in _dicts(message.get("tool_calls")):
-            if isinstance(call.get("id"), str):
-                yield int(choice.get("index") or 0), call["id"]
+        index = choice.get("index")
+        for message in _dicts([choice.get("delta"), choice.get("message")]):
+            for call in _dicts(message.get("tool_calls")):
+                if isinstance(call.get("id"), str):
+                    yield index if isinstance(index, int) else 0, call["id"]
     for item in (
         said.get("item"),
         said.get("content_block"),
@@ -51,15 +53,23 @@ def _calls_in(said: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
 
 
 def tool_results_in_request(request: Mapping[str, Any]) -> list[ToolResult]:
-    """The results that follow the last answer in a chat, responses or messages request, in order, with the calls that they answer."""
+    """The results in a chat, responses or messages request since the last message, before its last answer, that is neither an answer
+    nor a result; in order, of several with one id the last, with the calls that they answer.
+
+    So answers whose calls and results alternate have all of them; earlier requests have brought some already.
+    """
     messages = _dicts(request.get("messages") or request.get("input"))
+    brought = [list(_results_in(message)) for message in messages]
     last = max((at for at, message in enumerate(messages) if _is_answer(message)), default=-1)
     calls = {call_id: named for message in messages[: last + 1] for call_id, named in _named_calls(message)}
-    results = [result for message in messages[last + 1 :] for result in _results_in(message)]
-    return [
-        ToolResult.of(call_id, *calls.get(call_id, (None, None)), result, is_error=is_error)
-        for call_id, result, is_error in results
-    ]
+    first = last + 1
+    while first > 0 and (brought[first - 1] or _is_answer(messages[first - 1])):
+        first -= 1
+    by_id: dict[str, ToolResult] = {}
+    for call_id, result, is_error in itertools.chain.from_iterable(brought[first:]):
+        by_id.pop(call_id, None)
+        by_id[call_id] = ToolResult.of(call_id, *calls.get(call_id, (None, None)), result, is_error=is_error)
+    return list(by_id.values())
 
 
 def _named_calls(message: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str | None, str | None]]]:

@@ -44,10 +44,52 @@ def test_an_agent_without_tools_or_name_is_the_main_one_of_its_rollout() -> None
     ]
 
 
-def test_in_a_rollout_of_nothing_but_titles_they_are_its_work() -> None:
+def test_a_first_call_without_tools_does_not_make_the_main_agent_a_sub_agent() -> None:
+    assert kinds(calls(("router", "other"), ("a", None), ("a", None), ("b", None))) == [
+        "other other_agent",
+        "main first_agent",
+        "main first_agent",
+        "sub_agent other_agent",
+    ]
+    assert kinds(calls(("router", "other"), (None, None), ("b", None)))[:2] == ["other other_agent", "main first_agent"]
+    made = calls(("planner", "other"), ("a", "sub_agent"), ("planner", None), ("critic", "other"))
+    assert kinds(made) == ["main first_agent", "sub_agent header_line", "main first_agent", "other other_agent"]
+    assert kinds(calls(("a", "summary"), ("b", "other"), ("c", "other")))[1:] == [
+        "main first_agent",
+        "other other_agent",
+    ]
+    assert kinds(calls(("a", "summary"), ("b", "sub_agent"))) == ["summary last_message", "sub_agent header_line"]
+
+
+def test_in_a_rollout_without_tools_titles_are_its_work() -> None:
     assert kinds(calls(("t", "title"), ("t", "title"))) == ["main first_agent"] * 2
     both = pl.concat([calls(("t", "title")), calls(("t", "title"), ("m", None), rollout="q")])
     assert kinds(both) == ["main first_agent", "title system_prompt", "main first_agent"]
+    writer_and_critic = calls(("writer", "title"), ("critic", "other"), ("writer", "title"))
+    assert kinds(writer_and_critic) == ["main first_agent", "other other_agent", "main first_agent"]
+    assert kinds(calls(("chat", "other"), ("t", "title"))) == ["main first_agent", "other other_agent"]
+
+
+@pytest.mark.parametrize("made", [[("m", "title"), ("m", None)], [("m", None), ("m", "other"), ("m", "title")]])
+def test_an_agent_with_other_calls_asks_for_a_title_only_where_a_header_says_so(
+    made: list[tuple[str | None, str | None]],
+) -> None:
+    assert kinds(calls(*made)) == ["main first_agent"] * len(made)
+    stated = calls(*made).with_columns(
+        pl.when(pl.col("call_kind") == "title")
+        .then(pl.lit("header"))
+        .otherwise("call_kind_rule")
+        .alias("call_kind_rule")
+    )
+    assert sorted(set(kinds(stated))) == ["main first_agent", "title header"]
+    beside = calls(("m", None), ("s", "title"), ("s", "other"), ("t", "title"))
+    assert kinds(beside) == ["main first_agent", "other other_agent", "other other_agent", "title system_prompt"]
+
+
+def test_titles_of_a_header_are_titles_whatever_else_the_rollout_has() -> None:
+    stated = calls(("m", "title"), ("m", "other")).with_columns(pl.lit("header").alias("call_kind_rule"))
+    assert kinds(stated) == ["title header", "main first_agent"]
+    assert kinds(stated.head(1)) == ["main first_agent"]
 
 
 def test_agents_are_selected_by_name_and_by_kind() -> None:

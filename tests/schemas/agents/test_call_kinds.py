@@ -1,9 +1,11 @@
 """The kind of a call, as its request shows it, and names of agents that stay the same."""
 
+import json
 from typing import Any
 
 import pytest
 
+from tests.support.policy_server.other_types import with_other_types
 from trainspan_schemas.agents.call_kinds import RequestKind, kind_of_request, stated_in_headers
 from trainspan_schemas.agents.unnamed_agents import agent_of_request
 
@@ -62,6 +64,119 @@ def test_a_request_shows_whether_it_asks_for_a_title_or_a_summary(
     assert found == (None if kind is None else RequestKind(*kind))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<title>Login</title><script>session=1",
+        "SELECT title FROM history",
+        "models.py: title = Column()\nclass Thread",
+        "Context:\n[1] Title: Arthur's Magazine",
+        "Add a title field to the session model.",
+        "Create a title field for the session model.",
+        "Write the chat title component.",
+        "Write a title generator for chat sessions.",
+        "Give the page a title. It is shown in the chat.",
+    ],
+)
+def test_text_about_titles_asks_for_none(text: str) -> None:
+    messages = [system("You help."), TASK, ANSWER, user(text)]
+    assert kind_of_request({"messages": messages}) == RequestKind("other", "no_tools")
+    assert kind_of_request({"messages": messages[:1] + messages[3:]}) == RequestKind("other", "no_tools")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Generate a title for this conversation:\nhello",
+        "Please write a 5-10 word title for the following conversation:\n\nhello",
+        "### Task:\nGenerate a concise, 3-5 word title with an emoji summarizing the chat history.",
+        "Generate a concise, sentence-case title (3-7 words) that captures the main topic of this coding session. Be brief.",
+        "Please generate a title and branch name for this session.",
+        "Based on the following conversation, suggest a title:",
+        "Create a short chat title",
+        "You generate concise, human-readable titles for chat threads.",
+    ],
+)
+def test_a_title_is_asked_for_in_the_first_sentence(text: str) -> None:
+    assert kind_of_request({"messages": [system("You help."), user(text)]}) == RequestKind("title", "last_message")
+    assert kind_of_request({"system": text, "messages": [TASK]}) == RequestKind("title", "system_prompt")
+    assert kind_of_request({"system": text, "messages": [TASK], "tools": [TOOL]}) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Refactor summarize() in chat history module",
+        "Now write HANDOFF.md for the next session.",
+        "Context compaction: 80% of the context used. Continue.",
+        "Go on. The conversation is summarized below:\nWe read a file.",
+        "The conversation history before this point was compacted into the following summary:\n\nWe read a file.",
+        "This session is being continued from a previous conversation. The summary below covers its earlier portion.",
+        "Another language model produced a summary of its thinking process. Use the summary in this conversation.",
+        "Summarize the session handling code.",
+        "Write a summary of the chat feature.",
+        "Create a summary page for the session list.",
+        "Read the session module. Then write a summary in NOTES.md.",
+        "Compact the session table in sessions.py",
+    ],
+)
+def test_text_about_summaries_asks_for_none(text: str) -> None:
+    assert kind_of_request({"tools": [TOOL], "messages": [TASK, ANSWER, user(text)]}) is None
+    assert kind_of_request({"messages": [TASK, ANSWER, user(text)]}) == RequestKind("other", "no_tools")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "You are performing a CONTEXT CHECKPOINT COMPACTION. Create a handoff summary for another LLM that will resume it.",
+        "CRITICAL: text only. Your task is to create a detailed summary of the conversation so far, with all requests.",
+        "Create a checkpoint of the work so far, with the files.",
+        "Provide a summary of the work done so far and the next steps.",
+        "Please summarize our conversation in five lines.",
+        "line of a log\n" * 400 + "Now summarize the conversation above.",
+        "The messages above are a conversation to summarize. Create a structured context checkpoint summary.",
+    ],
+)
+def test_the_last_message_asks_for_a_summary_at_its_beginning_or_its_end(text: str) -> None:
+    wanted = RequestKind("summary", "last_message")
+    assert kind_of_request({"tools": [TOOL], "messages": [TASK, ANSWER, user(text)]}) == wanted
+    assert kind_of_request({"messages": [user(text)]}) == wanted
+    assert kind_of_request({"tools": [TOOL], "messages": [user(text)]}) is None
+
+
+@pytest.mark.parametrize(
+    ("prompt", "kind"),
+    [
+        ("You are a title generator. You output ONLY a thread title. Nothing else.", "title"),
+        ("You are a context summarization agent. You are given a conversation between a user and an agent.", "summary"),
+        ("You are a context summarization assistant. Your task is to read a conversation.", "summary"),
+        ("You are a summarization agent creating a context checkpoint.", "summary"),
+        ("You are the component that summarizes internal chat history into a given structure.", "summary"),
+        ("*Briefly* summarize this partial conversation about programming.\nInclude less detail.", "summary"),
+        ("You are a helpful AI assistant tasked with summarizing conversations.", "summary"),
+        ("You review the code of a chat application.", "other"),
+    ],
+)
+def test_the_prompts_of_known_harnesses_show_their_kind(prompt: str, kind: str) -> None:
+    found = kind_of_request({"messages": [system(prompt), TASK]})
+    assert (found and found.kind) == kind
+
+
+def test_values_of_any_type_are_read_without_an_error() -> None:
+    whole = {
+        "instructions": "s", "system": [{"type": "text", "text": "s"}], "tools": [TOOL, {"name": "f", "type": "custom"}],
+        "messages": [
+            {"role": "system", "content": "s"}, {"role": "assistant", "type": "reasoning", "content": [{"text": "a"}]}, TASK,
+        ],
+    }  # fmt: skip
+    for changed in with_other_types(whole):
+        for request in (changed, {"input" if key == "messages" else key: value for key, value in changed.items()}):
+            kind_of_request(request)
+            agent_of_request(request)
+    for stated in with_other_types({"agent_name": "a", "request_kind": "turn", "subagent_kind": "s"}):
+        stated_in_headers([(b"x-vendor-metadata", json.dumps(stated).encode())])
+
+
 def name(prompt: str, tool: str = "") -> str | None:
     return agent_of_request({"system": prompt, "tools": [{"name": "bash", "description": tool}], "messages": [TASK]})
 
@@ -86,6 +201,7 @@ BASE = "You are a coding agent.\nBe brief.\n"
 def test_a_name_does_not_change_with_what_a_harness_writes_of_its_place_and_time(one: str, other: str) -> None:
     assert name(BASE + one) == name(BASE + other) == name(BASE + one + "\nfiles: a.py b.py") is not None
     assert name(one) != name(BASE + one)
+    assert name(one + "\n" + BASE) == name(other.partition("\n")[0] + "\n" + BASE) == name(BASE)
 
 
 def test_a_name_does_not_change_with_a_line_for_the_vendors_server_or_a_tools_description() -> None:
@@ -119,5 +235,8 @@ def test_a_header_that_names_the_agent_comes_first() -> None:
     assert stated(helper % "compaction") == ("/root/thread_spawn", RequestKind("summary", "header"))
     assert stated('{"agent_name": "/root", "subagent_kind": 3}') == ("/root", None)
     assert stated('{"agent_name": "/root"}', b"metadata") == (None, None)
+    half = '{"agent_name": "a\\ud800", "subagent_kind": "\\udfff"}'
+    assert stated(half) == ("a\\ud800/\\udfff", RequestKind("sub_agent", "header"))
+    assert stated('{"agent_name": "/root", "request_kind": ["title"]}') == ("/root", None)
     for value in ('{"agent_name": ""}', '{"agent_name": 3}', "[]", "{", "\xff"):
         assert stated(value) == (None, None)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.policy_server.other_types import with_other_types
 from trainspan_schemas.errors import InvalidRecordError
 from trainspan_schemas.telemetry.tools import ToolResult, results_from_json, results_to_json
 from trainspan_serving.capture.tool_use import tool_calls_in_answer, tool_results_in_request
@@ -74,22 +75,60 @@ MESSAGES = [
     [
         (
             {"messages": CHAT},
-            [ToolResult("a", "f", '{"x": 1}', "one\ntwo", None), ToolResult("unknown", None, None, "", None)],
+            [
+                ToolResult("old", "f", "{}", "before", None),
+                ToolResult("a", "f", '{"x": 1}', "one\ntwo", None),
+                ToolResult("unknown", None, None, "", None),
+            ],
         ),
         (
             {"input": RESPONSES},
             [ToolResult("a", "desk__f", "{}", "one", None), ToolResult("b", "patch", "*** Begin", '{"code": 1}', None)],
         ),
         ({"messages": MESSAGES}, [ToolResult("a", "Bash", '{"command": "ls"}', "no such file", is_error=True)]),
-        ({"messages": CHAT[:4]}, []),
+        ({"messages": CHAT[:4]}, [ToolResult("old", "f", "{}", "before", None)]),
+        ({"messages": [*CHAT[:3], {"role": "user", "content": "go on"}, CHAT[3]]}, []),
+        (
+            {
+                "messages": [
+                    *CHAT[:3],
+                    {"role": "user", "content": "on"},
+                    *CHAT[3:5],
+                    {"role": "user", "content": "now?"},
+                ]
+            },
+            [ToolResult("a", "f", '{"x": 1}', "one\ntwo", None)],
+        ),
+        (
+            {"messages": [*MESSAGES, {"role": "assistant", "content": "{"}]},
+            [ToolResult("a", "Bash", '{"command": "ls"}', "no such file", is_error=True)],
+        ),
+        (
+            {"input": [RESPONSES[0], RESPONSES[2], RESPONSES[4], RESPONSES[3], RESPONSES[5]]},
+            [ToolResult("a", "desk__f", "{}", "one", None), ToolResult("b", "patch", "*** Begin", '{"code": 1}', None)],
+        ),
+        (
+            {"input": [*RESPONSES, RESPONSES[2] | {"name": "g"}, RESPONSES[4] | {"output": "again"}]},
+            [
+                ToolResult("b", "patch", "*** Begin", '{"code": 1}', None),
+                ToolResult("a", "desk__g", "{}", "again", None),
+            ],
+        ),
         ({"input": "text"}, []),
         ({"messages": [None, {"role": "tool"}, {"type": "function_call_output", "call_id": 1}]}, []),
     ],
 )
-def test_a_request_brings_the_results_after_the_last_answer(
-    request_: dict[str, Any], results: list[ToolResult]
-) -> None:
+def test_a_request_brings_the_results_of_the_last_answers(request_: dict[str, Any], results: list[ToolResult]) -> None:
     assert tool_results_in_request(request_) == results
+
+
+def test_values_of_any_type_are_read_without_an_error() -> None:
+    for name, messages in (("messages", CHAT), ("messages", MESSAGES), ("input", RESPONSES)):
+        for request in with_other_types({name: messages}):
+            tool_results_in_request(request)
+    answer = {"choices": [_chat(0, "message", "a")], "output": [{"type": "function_call", "call_id": "a"}]}
+    for body in with_other_types(answer | {"item": {"type": "tool_use", "id": "a"}}):
+        list(tool_calls_in_answer(json.dumps(body).encode()))
 
 
 def test_long_texts_of_a_result_are_cut_and_say_so() -> None:
