@@ -2,10 +2,12 @@
 
 All name a tool call by the id that the policy server gave it in the answer, so that it is known which call of the model a tool's
 outcome belongs to, whatever the clocks say. Some parsers of vLLM number the calls of a request's history (`functions.bash:0`), so that
-an id comes again after a compaction, or in a sub-agent: an outcome then belongs to the last call before it that asked for the id. If a
-rollout has tool spans without ids, records and results add to those of the same name, in order: they are the same steps.
+an id comes again after a compaction, or in a sub-agent: an outcome then belongs to the last call before it that asked for the id, and
+to none if an earlier one's outcome was not brought when that call asked, as of concurrent sub-agents. If a rollout has tool spans
+without ids, records and results add to those of the same name, in order: they are the same steps.
 """
 
+import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -41,13 +43,13 @@ TOOL_USES: Final[Schema] = {
     "seen_ns": pl.Int64,
 }
 """One row per tool call, within a rollout in the order of `seen_ns`, when the first record of it was made. call_trace_id and
-call_span_id are the model's call that asked for it, NULL if no record has its id or if several choices have it; trace_id and span_id
+call_span_id are the model's call that asked for it, NULL if no record has its id or if several calls may have asked; trace_id and span_id
 its own span, NULL if it has none. `start_ns` and `end_ns` are NULL if only a request tells of it. `failed` is false unless a record
 says otherwise."""
 
 _RECORD: Final = ("time_ns", "trace_id", "rollout_id", "attributes")
 _IDS_PER_READ: Final = 10_000
-_SPEAKING: Final = (*ROLLOUT_KEY, *SPAN_KEY, "start_ns", "agent")
+_SPEAKING: Final = (*ROLLOUT_KEY, *SPAN_KEY, "start_ns", "agent", "delivered")
 _SPOKEN: Final = ("start_ns", *SPAN_KEY)
 _GUESSABLE: Final = re.compile(r".{0,11}|.*:\d+", re.DOTALL)
 """Ids that a stranger may guess: a record of another trace must have a longer one, without a number of its own."""
@@ -62,6 +64,8 @@ class _Asker:
     start_ns: int
     span: _Key
     agent: str | None
+    is_delivered: bool
+    """False: no client had its answer."""
 
 
 _Askers = Mapping[str, Sequence[_Asker]]
@@ -73,8 +77,8 @@ class _Use:
     """One tool call, as far as records of it were read."""
 
     call_id: str | None = None
-    asker: int = 0
-    """Place in `_Askers`."""
+    asker: int | None = 0
+    """Place in `_Askers`; None: several calls may have asked."""
     span: _Key | None = None
     name: str | None = None
     arguments: str | None = None
@@ -85,12 +89,21 @@ class _Use:
     end_ns: int | None = None
     order: int = 0
     """When the first record of it was made, in ns."""
+    is_brought: bool = False
+    """Whether a request of the agent that asked has brought its result."""
 
     def add(self, step: ToolStep) -> None:
-        """Fills in what is not known yet."""
-        for name in ("name", "arguments", "result", "failed", "error"):
+        """Fills in what is not known yet; a failure in any record counts."""
+        for name in ("name", "arguments", "result", "error"):
             if getattr(self, name) is None:
                 setattr(self, name, getattr(step, name))
+        if step.failed is not None:
+            self.failed = bool(self.failed or step.failed)
+
+    def may_be(self, step: ToolStep) -> bool:
+        """Whether arguments and result do not contradict."""
+        pairs = ((self.arguments, step.arguments), (self.result, step.result))
+        return all(None in pair or pair[0] == pair[1] for pair in pairs)
 
 
 @dataclass(slots=True)
@@ -98,8 +111,12 @@ class _OfRollout:
     """The tool calls of a rollout."""
 
     askers: _Askers
+    brought: Mapping[tuple[str, str | None], Sequence[int]]
+    """Id and agent → starts of the agent's requests that bring the result."""
     by_id: dict[tuple[str, int], _Use] = field(default_factory=dict)
     """Id and asker → the call."""
+    unclear: dict[str, list[_Use]] = field(default_factory=dict)
+    """Id → the calls that several may have asked for."""
     nameless: list[_Use] = field(default_factory=list)
     """Those whose spans have no id."""
 
@@ -107,40 +124,78 @@ class _OfRollout:
         if step.call_id is None:
             self.nameless.append(_Use(order=start_ns))
             return self.nameless[-1]
-        return self._use(step.call_id, self._asker(step.call_id, start_ns, None), start_ns)
+        fits = self._fitting(step.call_id, start_ns, None)
+        return self._with_id(step, step.call_id, fits) or self._new(_Use(order=start_ns), step.call_id, fits)
 
     def of_record(self, call_id: str, step: ToolStep, start_ns: int) -> _Use:
-        asker = self._asker(call_id, start_ns, None)
-        if (call_id, asker) not in self.by_id and (use := self._nameless(step)) is not None:
-            self._name(use, call_id, asker)
-        return self._use(call_id, asker, start_ns)
+        fits = self._fitting(call_id, start_ns, None)
+        use = self._with_id(step, call_id, fits)
+        if use is None:
+            use = self._new(self._nameless(step) or _Use(order=start_ns), call_id, fits)
+        use.order = min(use.order, start_ns)
+        return use
+
+    def is_asker(self, call_id: str, agent: str | None) -> bool:
+        return any(asker.agent == agent for asker in self.askers.get(call_id, ()))
 
     def add_result(self, result: ToolResult, order: int, agent: str | None) -> None:
-        """Adds what a request of this agent says."""
+        """Adds what a request of this agent says; those of the agent that asked come first, so that they count before others'."""
         step = ToolStep(result.id, result.name, result.arguments, result.result, result.is_error, None, None)
-        asker = self._asker(result.id, order - 1, agent)
-        if (result.id, asker) not in self.by_id and self.nameless:
-            if (use := self._nameless(step, order)) is None:
+        fits, is_own = self._fitting(result.id, order - 1, agent), self.is_asker(result.id, agent)
+        use = self._with_id(step, result.id, fits)
+        if use is None:
+            nameless = self._nameless(step, order)
+            if self.nameless and nameless is None:
                 return
-            self._name(use, result.id, asker)
-        use = self._use(result.id, asker, order)
+            use = self._new(nameless or _Use(order=order), result.id, fits)
+        elif use.is_brought and not is_own:
+            return
+        use.is_brought = use.is_brought or is_own
+        use.order = min(use.order, order)
         use.name = step.name or use.name  # as the model called it; a harness may leave out the tool's server
         use.add(step)
 
     def caller(self, use: _Use) -> _Key | None:
         """The call that asked for it; None if none is known, or if choices of one request did."""
         askers = self.askers.get(use.call_id or "", ())
-        if not askers:
+        if not askers or use.asker is None:
             return None
         start_ns = askers[use.asker].start_ns
         same = [asker.span for asker in askers if asker.start_ns == start_ns]
         return same[0] if len(same) == 1 else None
 
-    def _asker(self, call_id: str, at_ns: int, agent: str | None) -> int:
-        """The last call that had asked by then, of the agent if it asked at all."""
+    def _fitting(self, call_id: str, at_ns: int, agent: str | None) -> list[int]:
+        """The last call that had asked by then, of the agent if it asked at all, and earlier ones whose results had not been brought when
+        it asked."""
         askers = self.askers.get(call_id, ())
         places = [place for place, asker in enumerate(askers) if asker.agent == agent] or range(len(askers))
-        return max((place for place in places if askers[place].start_ns <= at_ns), default=min(places, default=0))
+        begun = [place for place in places if askers[place].start_ns <= at_ns]
+        if not begun:
+            return [min(places, default=0)]
+        last_ns = askers[begun[-1]].start_ns
+        return [place for place in begun[:-1] if self._is_open(call_id, askers[place], last_ns)] + begun[-1:]
+
+    def _is_open(self, call_id: str, asker: _Asker, by_ns: int) -> bool:
+        return asker.is_delivered and not any(
+            asker.start_ns < at_ns <= by_ns for at_ns in self.brought.get((call_id, asker.agent), ())
+        )
+
+    def _with_id(self, step: ToolStep, call_id: str, fits: Sequence[int]) -> _Use | None:
+        """The call with this id that the step belongs to; if several may have asked, one with the same arguments."""
+        if len(fits) == 1:
+            return self.by_id.get((call_id, fits[0]))
+        clear = [use for place in fits if (use := self.by_id.get((call_id, place))) is not None and use.arguments]
+        same = (use for use in clear if use.arguments == step.arguments and use.may_be(step))
+        return next(same, None) or next((use for use in self.unclear.get(call_id, ()) if use.may_be(step)), None)
+
+    def _new(self, use: _Use, call_id: str, fits: Sequence[int]) -> _Use:
+        """Gives a call its id."""
+        use.call_id, use.asker = call_id, fits[0] if len(fits) == 1 else None
+        if use.asker is None:
+            self.unclear.setdefault(call_id, []).append(use)
+        else:
+            self.by_id[call_id, use.asker] = use
+        return use
 
     def _nameless(self, step: ToolStep, until_ns: int | None = None) -> _Use | None:
         """The first call without an id that may be the one of a step."""
@@ -155,14 +210,6 @@ class _OfRollout:
             ),
             None,
         )
-
-    def _name(self, use: _Use, call_id: str, asker: int) -> None:
-        use.call_id, use.asker, self.by_id[call_id, asker] = call_id, asker, use
-
-    def _use(self, call_id: str, asker: int, order: int) -> _Use:
-        use = self.by_id.setdefault((call_id, asker), _Use(call_id, asker, order=order))
-        use.order = min(use.order, order)
-        return use
 
 
 def read_tool_uses(
@@ -181,16 +228,21 @@ def read_tool_uses(
         return pl.DataFrame(schema=TOOL_USES)
     if attributes is None:
         attributes = _attributes(source, pl.concat([_places(speaking), _places(tools)]))
-    asked = _askers(speaking, attributes)
-    uses = {
-        (rollout_id, attempt): _OfRollout(asked.get((rollout_id, attempt), {}))
-        for rollout_id, attempt in calls.select(ROLLOUT_KEY).unique(maintain_order=True).iter_rows()
-    }
+    asked, results = _askers(speaking, attributes), _brought(speaking, attributes)
+    uses: dict[_Rollout, _OfRollout] = {}
+    for rollout_id, attempt in calls.select(ROLLOUT_KEY).unique(maintain_order=True).iter_rows():
+        rollout = (rollout_id, attempt)
+        brought: dict[tuple[str, str | None], list[int]] = {}
+        for start_ns, agent, result in results.get(rollout, ()):
+            brought.setdefault((result.id, agent), []).append(start_ns)
+        uses[rollout] = _OfRollout(asked.get(rollout, {}), brought)
     _add_spans(uses, tools, attributes)
     _add_records(uses, speaking, source)
-    for *rollout, trace_id, span_id, start_ns, agent in speaking.select(*_SPEAKING).sort(*_SPOKEN).iter_rows():
-        for result in _results(attributes.get((trace_id, span_id), {})):
-            uses[rollout[0], rollout[1]].add_result(result, start_ns, agent)
+    for rollout, of_rollout in results.items():
+        for start_ns, agent, result in sorted(
+            of_rollout, key=lambda row: not uses[rollout].is_asker(row[2].id, row[1])
+        ):
+            uses[rollout].add_result(result, start_ns, agent)
     return _frame(uses)
 
 
@@ -198,11 +250,26 @@ def _askers(
     speaking: pl.DataFrame, attributes: Mapping[_Key, Mapping[str, Any]]
 ) -> dict[_Rollout, dict[str, list[_Asker]]]:
     asked: dict[_Rollout, dict[str, list[_Asker]]] = {}
-    for *rollout, trace_id, span_id, start_ns, agent in speaking.select(*_SPEAKING).sort(*_SPOKEN).iter_rows():
+    for *rollout, trace_id, span_id, start_ns, agent, delivered in (
+        speaking.select(*_SPEAKING).sort(*_SPOKEN).iter_rows()
+    ):
         of_rollout = asked.setdefault((rollout[0], rollout[1]), {})
         for call_id in _ids(attributes.get((trace_id, span_id), {})):
-            of_rollout.setdefault(call_id, []).append(_Asker(start_ns, (trace_id, span_id), agent))
+            of_rollout.setdefault(call_id, []).append(
+                _Asker(start_ns, (trace_id, span_id), agent, delivered is not False)
+            )
     return asked
+
+
+def _brought(
+    speaking: pl.DataFrame, attributes: Mapping[_Key, Mapping[str, Any]]
+) -> dict[_Rollout, list[tuple[int, str | None, ToolResult]]]:
+    """Start and agent of the request, and result, in the order of the requests."""
+    results: dict[_Rollout, list[tuple[int, str | None, ToolResult]]] = {}
+    for *rollout, trace_id, span_id, start_ns, agent, _ in speaking.select(*_SPEAKING).sort(*_SPOKEN).iter_rows():
+        rows = [(start_ns, agent, result) for result in _results(attributes.get((trace_id, span_id), {}))]
+        results.setdefault((rollout[0], rollout[1]), []).extend(rows)
+    return results
 
 
 def _add_spans(
@@ -243,7 +310,14 @@ def _add_records(uses: Mapping[_Rollout, _OfRollout], speaking: pl.DataFrame, so
 def _frame(of_rollouts: Mapping[_Rollout, _OfRollout]) -> pl.DataFrame:
     rows: list[tuple[Any, ...]] = []
     for rollout, of_rollout in of_rollouts.items():
-        uses = {id(use): use for use in (*of_rollout.nameless, *of_rollout.by_id.values())}
+        uses = {
+            id(use): use
+            for use in (
+                *of_rollout.nameless,
+                *of_rollout.by_id.values(),
+                *itertools.chain(*of_rollout.unclear.values()),
+            )
+        }
         for use in sorted(uses.values(), key=lambda use: use.order):
             call = of_rollout.caller(use) or (None, None)
             said = (

@@ -145,6 +145,75 @@ def test_an_id_that_comes_again_belongs_to_the_last_call_before_its_outcome(benc
     assert _uses(bench, rollout, "result", "failed") == [(0, "exit 1", True), (2, "fine", False)]
 
 
+def _of(agent: str) -> dict[str, Any]:
+    return {keys.GEN_AI_AGENT_NAME: agent}
+
+
+def test_an_id_of_concurrent_sub_agents_of_one_name_belongs_to_neither(bench: Bench) -> None:
+    rollout, same = bench.rollout("a"), "functions.bash:0"
+    one, two = (ToolResult(same, "bash", arguments, arguments, is_error=None) for arguments in ("ls", "pwd"))
+    rollout.call(0, [1], [2], at=1.0, **_of("s"), **_asks(same))
+    rollout.call(1, [5], [6], at=1.1, **_of("s"), **_asks(same))
+    _log(rollout, 1.5, event__name="tool_result", tool_use_id=same, tool_input="pwd", success="false")
+    rollout.call(2, [1, 2], [3], at=2.0, **_of("s"), **_brings(one))
+    rollout.call(3, [5, 6], [7], at=2.1, **_of("s"), **_brings(two))
+    rollout.call(4, [1, 2, 3], [4], at=3.0, **_of("s"), **_asks(same), **_brings(one))  # the history again
+    later = ToolResult(same, "bash", "ls", "later", is_error=None)
+    rollout.call(5, [8], [9], at=4.0, **_of("s"), **_brings(later))
+    assert _uses(bench, rollout, "arguments", "result", "failed") == [
+        (None, "pwd", "pwd", True),
+        (None, "ls", "ls", False),
+        (4, "ls", "later", False),
+    ]
+
+
+def test_an_outcome_that_began_between_two_calls_goes_with_its_arguments(bench: Bench) -> None:
+    rollout, same = bench.rollout("a"), "functions.bash:0"
+    rollout.call(0, [1], [2], at=1.0, **_of("s"), **_asks(same))
+    step = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": "bash", "gen_ai.tool.call.id": same}
+    rollout.span("tool", 1.2, 1.9, **step, **{"gen_ai.tool.call.arguments": "ls"})
+    rollout.call(1, [5], [6], at=1.5, **_of("s"), **_asks(same))
+    rollout.call(2, [5, 6], [7], at=2.0, **_of("s"), **_brings(ToolResult(same, "bash", "pwd", "/", is_error=None)))
+    rollout.call(3, [1, 2], [3], at=2.1, **_of("s"), **_brings(ToolResult(same, "bash", "ls", "a.py", is_error=None)))
+    assert _uses(bench, rollout, "arguments", "result") == [(0, "ls", "a.py"), (None, "pwd", "/")]
+
+
+def test_a_call_whose_answer_no_client_had_asked_for_nothing(bench: Bench) -> None:
+    rollout, same = bench.rollout("a"), "functions.bash:0"
+    rollout.call(0, [1], [2], at=1.0, **{keys.CALL_DELIVERED: False}, **_asks(same))
+    rollout.call(1, [1], [3], at=2.0, **_asks(same))
+    rollout.call(2, [1, 3], [4], at=3.0, **_brings(ToolResult(same, "bash", "ls", "a.py", is_error=None)))
+    assert _uses(bench, rollout, "result") == [(1, "a.py")]
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_result_of_the_agent_that_asked_comes_before_what_a_sub_agent_inherits(bench: Bench, again: bool) -> None:
+    rollout = bench.rollout("a")
+    fork, task = (
+        ToolResult(B, "Task", "{}", "Fork started", is_error=True),
+        ToolResult(B, "Task", "{}", "42", is_error=False),
+    )
+    rollout.call(0, [1], [2], at=1.0, **_of("main"), **_asks(B))
+    rollout.call(1, [1, 2], [3], at=2.0, **_of("s"), **_brings(fork))
+    rollout.call(2, [1, 2], [4], at=3.0, **_of("main"), **_brings(task))
+    if again:
+        rollout.call(3, [1, 2, 3], [4], at=4.0, **_of("s"), **_brings(fork))
+    assert _uses(bench, rollout, "result", "failed") == [(0, "42", False)]
+
+
+def test_a_failure_that_only_the_request_tells_counts(bench: Bench) -> None:
+    rollout = bench.rollout("a")
+    rollout.call(0, [1], [2], at=1.0, **_asks(B, "chatcmpl-tool-c"))
+    for call_id, success in ((B, "true"), ("chatcmpl-tool-c", "false")):
+        _log(rollout, 2.0, event__name="tool_result", tool_use_id=call_id, success=success)
+    results = (
+        ToolResult(B, "f", "{}", "no", is_error=True),
+        ToolResult("chatcmpl-tool-c", "g", "{}", "y", is_error=False),
+    )
+    rollout.call(1, [1, 2], [3], at=3.0, **_brings(*results))
+    assert _uses(bench, rollout, "name", "failed") == [(0, "f", True), (0, "g", True)]
+
+
 def test_an_id_of_several_choices_belongs_to_none_of_them(bench: Bench) -> None:
     rollout = bench.rollout("a")
     rollout.call(0, [1], [2], at=1.0, **_asks("functions.bash:0"))
