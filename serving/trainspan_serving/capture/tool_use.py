@@ -53,20 +53,17 @@ def _calls_in(said: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
 
 
 def tool_results_in_request(request: Mapping[str, Any]) -> list[ToolResult]:
-    """The results in a chat, responses or messages request since the last message, before its last answer, that is neither an answer
-    nor a result; in order, of several with one id the last, with the calls that they answer.
+    """The results that follow the last answer in a chat, responses or messages request, in order, with the calls that they answer.
 
-    So answers whose calls and results alternate have all of them; earlier requests have brought some already.
+    An answer at the end that calls nothing is one to be continued. Results before the last answer were brought by earlier requests.
     """
-    messages = _dicts(request.get("messages") or request.get("input"))
-    brought = [list(_results_in(message)) for message in messages]
+    messages = list(_dicts(request.get("messages") or request.get("input")))
+    while messages and _is_answer(messages[-1]) and not any(_named_calls(messages[-1])):
+        messages.pop()
     last = max((at for at, message in enumerate(messages) if _is_answer(message)), default=-1)
     calls = {call_id: named for message in messages[: last + 1] for call_id, named in _named_calls(message)}
-    first = last + 1
-    while first > 0 and (brought[first - 1] or _is_answer(messages[first - 1])):
-        first -= 1
     by_id: dict[str, ToolResult] = {}
-    for call_id, result, is_error in itertools.chain.from_iterable(brought[first:]):
+    for call_id, result, is_error in itertools.chain.from_iterable(map(_results_in, messages[last + 1 :])):
         by_id.pop(call_id, None)
         by_id[call_id] = ToolResult.of(call_id, *calls.get(call_id, (None, None)), result, is_error=is_error)
     return list(by_id.values())
