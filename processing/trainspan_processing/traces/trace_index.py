@@ -392,14 +392,15 @@ def _with_kinds(calls: pl.DataFrame) -> pl.DataFrame:
 
     It is as its request shows, else `main` for the agent of the rollout's first call with tools (if there is none, of its first
     call), titles and summaries aside, and `sub_agent` or, without tools, `other` for other agents.
-    A title that only the text of its request shows is one beside calls with tools, of an agent that asks for nothing else:
-    elsewhere it may be the rollout's work, as in a rollout of nothing but titles.
+    A title that only the text of its request shows is one beside calls with tools, of an agent that makes no other calls without
+    tools: elsewhere it may be the rollout's work, as in a rollout of nothing but titles.
     """
     rollout = [*ROLLOUT_KEY, "is_heard"]
     kind, has_tools = pl.col("call_kind"), pl.col("call_kind").is_null()
     of_title = (kind == "title").fill_null(value=False)
     stated = pl.col("call_kind_rule").eq("header") & ~of_title.all().over(rollout)
-    by_text = has_tools.any().over(rollout) & of_title.all().over([*rollout, "agent"])
+    has_other = (kind == "other").fill_null(value=False).any().over([*rollout, "agent"])
+    by_text = has_tools.any().over(rollout) & ~has_other
     is_title = of_title & (stated | by_text)
     is_shown = (kind.is_in(["sub_agent", "summary"]) | is_title).fill_null(value=False)
     first = pl.col("agent").first().over(rollout)

@@ -70,8 +70,10 @@ def test_in_a_rollout_without_tools_titles_are_its_work() -> None:
     assert kinds(calls(("chat", "other"), ("t", "title"))) == ["main first_agent", "other other_agent"]
 
 
-@pytest.mark.parametrize("made", [[("m", "title"), ("m", None)], [("m", None), ("m", "other"), ("m", "title")]])
-def test_an_agent_with_other_calls_asks_for_a_title_only_where_a_header_says_so(
+@pytest.mark.parametrize(
+    "made", [[("m", "title"), ("m", "other"), ("m", None)], [("m", None), ("m", "other"), ("m", "title")]]
+)
+def test_an_agent_with_other_calls_without_tools_asks_for_a_title_only_where_a_header_says_so(
     made: list[tuple[str | None, str | None]],
 ) -> None:
     assert kinds(calls(*made)) == ["main first_agent"] * len(made)
@@ -84,6 +86,10 @@ def test_an_agent_with_other_calls_asks_for_a_title_only_where_a_header_says_so(
     assert sorted(set(kinds(stated))) == ["main first_agent", "title header"]
     beside = calls(("m", None), ("s", "title"), ("s", "other"), ("t", "title"))
     assert kinds(beside) == ["main first_agent", "other other_agent", "other other_agent", "title system_prompt"]
+
+
+def test_a_title_under_the_name_of_an_agent_with_tools_is_one() -> None:
+    assert kinds(calls(("m", "title"), ("m", None))) == ["title system_prompt", "main first_agent"]
 
 
 def test_titles_of_a_header_are_titles_whatever_else_the_rollout_has() -> None:
