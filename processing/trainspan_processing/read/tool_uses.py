@@ -7,8 +7,10 @@ to none if an earlier one's outcome was not brought when that call asked, as of 
 without ids, records and results add to those of the same name, in order: they are the same steps.
 """
 
+import bisect
 import itertools
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -119,6 +121,8 @@ class _OfRollout:
     """Id → the calls that several may have asked for."""
     nameless: list[_Use] = field(default_factory=list)
     """Those whose spans have no id."""
+    closings: dict[str, list[float]] = field(default_factory=dict)
+    """Id → when a request of the agent brought the result that each asker asked for; −inf if nobody had the answer."""
 
     def of_span(self, step: ToolStep, start_ns: int) -> _Use:
         if step.call_id is None:
@@ -172,13 +176,20 @@ class _OfRollout:
         begun = [place for place in places if askers[place].start_ns <= at_ns]
         if not begun:
             return [min(places, default=0)]
-        last_ns = askers[begun[-1]].start_ns
-        return [place for place in begun[:-1] if self._is_open(call_id, askers[place], last_ns)] + begun[-1:]
+        last_ns, closings = askers[begun[-1]].start_ns, self._closings(call_id)
+        return [place for place in begun[:-1] if closings[place] > last_ns] + begun[-1:]
 
-    def _is_open(self, call_id: str, asker: _Asker, by_ns: int) -> bool:
-        return asker.is_delivered and not any(
-            asker.start_ns < at_ns <= by_ns for at_ns in self.brought.get((call_id, asker.agent), ())
-        )
+    def _closings(self, call_id: str) -> list[float]:
+        if call_id not in self.closings:
+            self.closings[call_id] = [self._closing(call_id, asker) for asker in self.askers.get(call_id, ())]
+        return self.closings[call_id]
+
+    def _closing(self, call_id: str, asker: _Asker) -> float:
+        if not asker.is_delivered:
+            return -math.inf
+        starts = self.brought.get((call_id, asker.agent), ())
+        place = bisect.bisect_right(starts, asker.start_ns)
+        return starts[place] if place < len(starts) else math.inf
 
     def _with_id(self, step: ToolStep, call_id: str, fits: Sequence[int]) -> _Use | None:
         """The call with this id that the step belongs to; if several may have asked, one with the same arguments."""
