@@ -397,7 +397,7 @@ class RunLedger:
                 raise
 
     def _hold(self, file: Path, wait_s: float) -> None:
-        """Locks the file until it is closed. Raises UsageError if another process keeps its lock for `wait_s`."""
+        """Locks the file until it is closed. Raises UsageError if another process still holds the lock after `wait_s`."""
         with suppress(OSError):  # a file system without locks
             if not try_lock(self._file, wait_s=wait_s):
                 raise UsageError(f"{file} is in use: another process runs these rollouts; end it first")

@@ -213,15 +213,16 @@ class CommandExecutor:
             return Ended("infra_error", time.monotonic() - start_s, error=str(error))
         except OSError as error:
             return _not_started("make the agent's workspace", error, start_s)
+        except ValueError as error:
+            return _not_passed("a path or file", error, start_s)
         try:
             stdin = task + b"\n" if self._spec.stdin == "task" else None
             workdir = prepared.workdir if self._harness else None
             process = await AgentProcess.start(prepared.command, prepared.environment, stdin, workdir)
         except OSError as error:
             return _not_started(f"start {prepared.command[0 if self._harness else 1]}", error, start_s)
-        except ValueError as error:  # a NUL, or half of a surrogate pair
-            text = f"an argument or variable cannot be passed: {error}; pass {{task_file}}, or read the task from stdin"
-            return Ended("infra_error", time.monotonic() - start_s, error=text)
+        except ValueError as error:
+            return _not_passed("an argument or variable", error, start_s)
         timed_out = False
         try:
             await asyncio.wait_for(process.wait(), execution.time_left(self._spec.timeout_s))
@@ -327,6 +328,12 @@ def _not_started(what: str, error: OSError, start_s: float) -> Ended:
     text = f"cannot {what}: {cause_of(error)}"
     if error.errno == errno.E2BIG:
         text += "; the task is too long for an argument: pass {task_file}, or read the task from stdin"
+    return Ended("infra_error", time.monotonic() - start_s, error=text)
+
+
+def _not_passed(what: str, error: ValueError, start_s: float) -> Ended:
+    """Of a task with a NUL."""
+    text = f"{what} cannot have the task's text: {error}; pass {{task_file}}, or read the task from stdin"
     return Ended("infra_error", time.monotonic() - start_s, error=text)
 
 

@@ -17,6 +17,7 @@ __all__ = ["Harness", "Prepared"]
 _UNSET: Final = (
     "XDG_*_HOME",
     *GIT_PLACES,
+    "GIT_CONFIG*",
     "*_API_KEY",
     "*_TOKEN",
     "*_SECRET",

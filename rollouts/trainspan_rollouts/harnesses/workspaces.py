@@ -20,7 +20,6 @@ __all__ = ["GIT_PLACES", "Workspace", "Workspaces"]
 GIT_PLACES: Final = (
     "GIT_ALTERNATE_OBJECT_DIRECTORIES",
     "GIT_COMMON_DIR",
-    "GIT_CONFIG*",
     "GIT_DIR",
     "GIT_GRAFT_FILE",
     "GIT_INDEX_FILE",

@@ -201,6 +201,12 @@ def test_a_task_that_no_argument_can_hold_fails_alone(run: Run, fake: Run) -> No
     assert result.status == {"infra_error": 1, "ok": 1}
 
 
+def test_a_task_that_no_path_can_hold_fails_alone(fake: Run, run: Run, tmp_path: Path) -> None:
+    (tmp_path / "fake.toml").write_text(CONNECTION + '"{workdir}/{input}.txt" = ""\n')
+    result = run("", tasks("a\0b", "2*3"), harness="fake.toml", judge="judges:judge", retries=0)
+    assert result.status == {"infra_error": 1, "ok": 1}
+
+
 def test_a_harness_gets_its_task_on_stdin_only_if_asked(fake: Run) -> None:
     assert fake(stdin="task").status == {"ok": 2}
     assert {json.loads(str(each["stdin"]))["input"] for each in seen()} == {"2*3", "6*7"}

@@ -1,13 +1,14 @@
 """The kind of a call, as its request shows it, and names of agents that stay the same."""
 
 import json
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from tests.support.policy_server.other_types import with_other_types
 from trainspan_schemas.agents.call_kinds import RequestKind, kind_of_request, stated_in_headers
 from trainspan_schemas.agents.unnamed_agents import agent_of_request
+from trainspan_schemas.telemetry.status import CallKind
 
 TOOL = {"type": "function", "function": {"name": "bash", "description": "Runs in /home/a."}}
 TASK = {"role": "user", "content": "Fix the bug in main.py."}
@@ -171,10 +172,12 @@ def test_values_of_any_type_are_read_without_an_error() -> None:
     }  # fmt: skip
     for changed in with_other_types(whole):
         for request in (changed, {"input" if key == "messages" else key: value for key, value in changed.items()}):
-            kind_of_request(request)
-            agent_of_request(request)
+            found = kind_of_request(request)
+            assert found is None or found.kind in get_args(CallKind)
+            assert isinstance(agent_of_request(request), str | None)
     for stated in with_other_types({"agent_name": "a", "request_kind": "turn", "subagent_kind": "s"}):
-        stated_in_headers([(b"x-vendor-metadata", json.dumps(stated).encode())])
+        agent, _ = stated_in_headers([(b"x-vendor-metadata", json.dumps(stated).encode())])
+        assert agent is None or agent
 
 
 def name(prompt: str, tool: str = "") -> str | None:

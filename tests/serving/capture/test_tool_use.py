@@ -116,10 +116,12 @@ def test_a_request_brings_the_results_after_the_last_answer(
 def test_values_of_any_type_are_read_without_an_error() -> None:
     for name, messages in (("messages", CHAT), ("messages", MESSAGES), ("input", RESPONSES)):
         for request in with_other_types({name: messages}):
-            tool_results_in_request(request)
+            results = tool_results_in_request(request)
+            assert results_from_json(results_to_json(results)) == results
     answer = {"choices": [_chat(0, "message", "a")], "output": [{"type": "function_call", "call_id": "a"}]}
     for body in with_other_types(answer | {"item": {"type": "tool_use", "id": "a"}}):
-        list(tool_calls_in_answer(json.dumps(body).encode()))
+        found = list(tool_calls_in_answer(json.dumps(body).encode()))
+        assert all(isinstance(choice, int) and isinstance(call_id, str) for choice, call_id in found)
 
 
 def test_long_texts_of_a_result_are_cut_and_say_so() -> None:
