@@ -44,7 +44,7 @@ GROUPS = {
         "collector": "Receive OTLP and store it in DuckDB.",
         "serve": "Serve the policy with vLLM: OpenAI API, token-exact capture, hot swap.",
         "swap": "Put an earlier version of the policy back in service.",
-        "store": "Verify, compact, measure, purge or migrate the store.",
+        "store": "Verify, compact, measure or purge the store.",
         "doctor": "Check the installation, the processes and the capture.",
     },
 }

@@ -1,4 +1,4 @@
-"""`trainspan store`: verify, stats, compact, purge and migrate, with or without a running collector."""
+"""`trainspan store`: verify, stats, compact, purge, with or without a running collector."""
 
 import json
 from collections.abc import Mapping
@@ -27,7 +27,6 @@ class Action(StrEnum):
     STATS = "stats"
     COMPACT = "compact"
     PURGE = "purge"
-    MIGRATE = "migrate"
 
 
 class PurgedDataset(TypedDict):
@@ -56,7 +55,7 @@ def store(
 
     verify reads everything once and exits 1 if something is wrong. compact rewrites the file without the space of deleted
     data. purge removes traces from store, journal and write-ahead log, proves it, and lists the datasets that contain rows
-    of them. migrate upgrades a store of an earlier version, as starting a collector does.
+    of them.
 
     Example: trainspan store purge --task t-17 --yes
     """
@@ -135,9 +134,6 @@ def _text(action: Action, answer: JsonObject) -> str:
         return "\n".join([*lines, *(answer["problems"] or ["no problems found"])])
     if action is Action.COMPACT:
         return f"{answer['bytes_before']} bytes before, {answer['bytes']} now"
-    if action is Action.MIGRATE:
-        before = answer["from_version"]
-        return f"version {answer['version']}" + (f", was {before}" if before not in (None, answer["version"]) else "")
     if action is Action.STATS:
         width = max(map(len, answer))
         return "\n".join(f"{name:<{width}}  {_shown(name, value)}" for name, value in answer.items())

@@ -19,7 +19,6 @@ from trainspan_collector.journal.trust import Sender
 
 __all__ = [
     "HEADER_BYTES",
-    "KNOWN_MARKER",
     "MAX_BODY_BYTES",
     "Damage",
     "Frame",
@@ -29,8 +28,6 @@ __all__ = [
     "scan_frames",
 ]
 
-KNOWN_MARKER = b"TSJ1"
-"""The marker in files of earlier versions: any text can contain it, so nothing after damage in them is trusted."""
 _MARKER_BYTES = 8
 _HEADER = struct.Struct("<IIIQ")
 _CHECKED = struct.Struct("<IQ")
@@ -127,8 +124,6 @@ def _may_continue(data: bytes, marker: bytes, position: int) -> bool:
 
 
 def _next_frame(data: bytes, marker: bytes, position: int, *, complete: bool) -> int:
-    if marker == KNOWN_MARKER:
-        return len(data)
     while (start := data.find(marker, position)) >= 0:
         if _frame_at(data, marker, start) or (not complete and _may_continue(data, marker, start)):
             return start

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from trainspan_collector.journal.frames import Signal, encode_header
 from trainspan_collector.journal.segment_writer import SegmentWriter
-from trainspan_collector.journal.segments import SUFFIX, JournalEntry, Position, Segment, read_segments
+from trainspan_collector.journal.segments import SUFFIX, JournalEntry, Position, Segment, read_segments, segment_number
 from trainspan_collector.journal.trust import Sender
 
 __all__ = ["Journal"]
@@ -20,7 +20,6 @@ __all__ = ["Journal"]
 log = logging.getLogger(__name__)
 
 _SEGMENT_BYTES = 16 * 1024 * 1024
-_NUMBER_DIGITS = 12
 
 
 class Journal:
@@ -39,7 +38,7 @@ class Journal:
         self.folder = folder
         self._on_commit = on_commit
         self.last_commit = time.monotonic()
-        self._names = {int(path.name[:_NUMBER_DIGITS]): path.name for path in folder.glob(f"*{SUFFIX}")}
+        self._names = {segment_number(path): path.name for path in folder.glob(f"*{SUFFIX}")}
         self._sizes = {segment: (folder / name).stat().st_size for segment, name in self._names.items()}
         self.found_empty = tuple(sorted(self._names[segment] for segment, size in self._sizes.items() if not size))
         """Names of segments that an earlier process left empty, or that lost their content since."""

@@ -4,12 +4,14 @@ The marker is in the name, since damage to a file's bytes leaves its name intact
 """
 
 import logging
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from trainspan_collector.journal.frames import KNOWN_MARKER, Damage, Frame, scan_frames
+from trainspan_collector.journal.frames import Damage, Frame, scan_frames
+from trainspan_schemas.errors import StoreError
 
 __all__ = [
     "SUFFIX",
@@ -20,11 +22,13 @@ __all__ = [
     "marker_of",
     "read_segments",
     "segment_name",
+    "segment_number",
 ]
 
 log = logging.getLogger(__name__)
 
 SUFFIX: Final = ".journal"
+_NAME: Final = re.compile(rf"[0-9]{{12,}}-[0-9a-f]{{16}}{re.escape(SUFFIX)}")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -63,9 +67,16 @@ def segment_name(number: int, marker: bytes) -> str:
     return f"{number:012d}-{marker.hex()}{SUFFIX}"
 
 
+def segment_number(path: Path) -> int:
+    """Raises StoreError if the file's name is not that of a segment."""
+    if not _NAME.fullmatch(path.name):
+        raise StoreError(f"{path} is not a journal file of this trainspan: move it out of the folder")
+    return int(path.name.partition("-")[0])
+
+
 def marker_of(name: str) -> bytes:
-    """The marker of the segment with this name; names from earlier versions contain none."""
-    return bytes.fromhex(name.removesuffix(SUFFIX).partition("-")[2]) or KNOWN_MARKER
+    """The marker of the segment with this name."""
+    return bytes.fromhex(name.removesuffix(SUFFIX).partition("-")[2])
 
 
 def read_segments(
@@ -73,7 +84,7 @@ def read_segments(
 ) -> tuple[list[JournalEntry], Position]:
     """Requests after `position`, about `max_bytes` but at least one if there is any, and where they end.
 
-    Damage is skipped with a warning; requests after it are found, except in segments from earlier versions.
+    Damage is skipped with a warning; requests after it are found.
     """
     for number in sorted(number for number in segments if number >= position.segment):
         start = position.offset if number == position.segment else 0
@@ -96,8 +107,6 @@ def _read_segment(
         for item in scan_frames(data, marker, complete=complete):
             begin, end = end, start + item.end
             if isinstance(item, Damage):
-                if marker == KNOWN_MARKER:
-                    end = size
                 log.warning(
                     "journal damage segment=%d from=%d to=%d bytes_skipped=%d",
                     segment, begin, end, end - begin,

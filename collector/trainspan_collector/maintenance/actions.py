@@ -1,6 +1,6 @@
 """Maintenance of a store during collection: verify, stats, compact, purge. Called through Flight's `DoAction`.
 
-Actions and their JSON bodies: `backlog`, `verify`, `compact`, `migrate` (`{}`), `stats` (`{"wait_ms": n}` for the loader), and `purge`
+Actions and their JSON bodies: `backlog`, `verify`, `compact` (`{}`), `stats` (`{"wait_ms": n}` for the loader), and `purge`
 (`{"trace_ids": [...]}`, `{"task_id": "..."}` or `{"before_ns": n}`, with `"dry_run": true` to only count).
 """
 
@@ -26,7 +26,6 @@ from trainspan_collector.store.database import Database
 from trainspan_collector.store.key_index import KeyIndex
 from trainspan_collector.store.snapshots import Readers
 from trainspan_schemas.errors import StoreError, UsageError
-from trainspan_schemas.store.views import STORE_VERSION
 
 __all__ = ["Maintenance"]
 
@@ -73,7 +72,6 @@ class Maintenance:
             "stats": self._stats,
             "compact": self._compact,
             "purge": self._purge,
-            "migrate": self._migrate,
         }
 
     def do(self, name: str, body: Mapping[str, Any]) -> _Answer:
@@ -106,9 +104,6 @@ class Maintenance:
         with self._readers.snapshot(self._database) as snapshot:
             answer = figures(self._store, snapshot.cursor, self._journal, self._loader.batcher_peak_bytes)
         return answer | {"journal_bytes_not_loaded": backlog}
-
-    def _migrate(self, body: Mapping[str, Any]) -> _Answer:
-        return {"from_version": self._database.migrated_from, "version": STORE_VERSION}
 
     def _compact(self, body: Mapping[str, Any]) -> _Answer:
         before = self._bytes()

@@ -1,1 +1,1 @@
-"""The DuckDB file: opening, migrating, inserting, snapshots, and queries in separate processes."""
+"""The DuckDB file: opening, inserting, snapshots, and queries in separate processes."""

@@ -15,9 +15,9 @@ import duckdb
 from trainspan_collector.journal.segments import LoadProgress, Position
 from trainspan_collector.rows.tables import ROW_GROUP_ROWS
 from trainspan_collector.runtime.threads import named
-from trainspan_collector.store import migrations
 from trainspan_collector.store.duckdb_errors import ReopenError, first_line, is_locked, lacks_memory
 from trainspan_collector.store.row_groups import RowGroups, largest_row_bytes, set_scans, threads_within
+from trainspan_collector.store.schema import prepare
 from trainspan_collector.store.sql_process import Frozen
 from trainspan_schemas.errors import StoreError, StoreLockedError
 from trainspan_schemas.files.durable import sync
@@ -54,7 +54,7 @@ class Database:
         path.chmod(0o600)
         self._file: int | None = self._open_file()
         try:
-            self.migrated_from = migrations.prepare(self.cursor(), str(path))
+            prepare(self.cursor(), str(path))
             set_scans(self.cursor(), self._memory_bytes)
         except (StoreError, duckdb.Error) as error:
             self.close()

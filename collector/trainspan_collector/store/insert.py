@@ -26,7 +26,7 @@ __all__ = ["PLACES_TABLE", "PLACE_ROWS", "Loaded", "add_places", "drop_empty_pla
 log = logging.getLogger(__name__)
 
 PLACE_ROWS: Final = 8192
-PLACES_TABLE: Final = "CREATE TABLE IF NOT EXISTS stored.places (place BIGINT, trace_key UBIGINT, rollout_key UBIGINT)"
+PLACES_TABLE: Final = "CREATE TABLE stored.places (place BIGINT, trace_key UBIGINT, rollout_key UBIGINT)"
 """A row for each combination of them; a key is 0 if a row has no trace or no rollout."""
 
 _PLACES: Final = """

@@ -1,19 +1,18 @@
 -- Tables (schema `stored`, private) and views (schema `main`, the reading surface of trainspan_schemas/store/views.py).
 -- The placeholders are the tables with the columns of trainspan_schemas/store/tables.py, and the columns of the public views.
 -- A row without `seq` is empty: it only fills its row group (see row_groups.py).
--- It can also be run on an existing store: columns added by migrations.py are at the end of their table.
 
 -- `schema_version`; `epoch`: a random name, another one whenever rows are deleted (see key_index.py).
-CREATE TABLE IF NOT EXISTS meta (key VARCHAR, value VARCHAR);
+CREATE TABLE meta (key VARCHAR, value VARCHAR);
 
-CREATE SCHEMA IF NOT EXISTS stored;
+CREATE SCHEMA stored;
 
 -- One row: how far the journal is loaded, and the last `seq` given out. Written in the transaction of the rows.
-CREATE TABLE IF NOT EXISTS stored.progress (segment BIGINT, byte_offset BIGINT, last_seq BIGINT);
-INSERT INTO stored.progress SELECT 0, 0, 0 WHERE NOT EXISTS (FROM stored.progress);
+CREATE TABLE stored.progress (segment BIGINT, byte_offset BIGINT, last_seq BIGINT);
+INSERT INTO stored.progress VALUES (0, 0, 0);
 
 -- `seq` of the rows that a richer duplicate replaced, and `seq` of that duplicate.
-CREATE TABLE IF NOT EXISTS stored.superseded (seq BIGINT, by_seq BIGINT);
+CREATE TABLE stored.superseded (seq BIGINT, by_seq BIGINT);
 
 -- spans, logs and evaluations, with the columns of their rows.
 $tables
@@ -21,18 +20,18 @@ $tables
 -- Where the rows of each trace and rollout are (see insert.py).
 $places;
 
-CREATE OR REPLACE VIEW stored.live_spans AS
+CREATE VIEW stored.live_spans AS
 SELECT * FROM stored.spans s ANTI JOIN stored.superseded d ON d.seq = s.seq WHERE s.seq IS NOT NULL;
 
-CREATE OR REPLACE VIEW stored.live_logs AS
+CREATE VIEW stored.live_logs AS
 SELECT * FROM stored.logs WHERE seq IS NOT NULL;
 
-CREATE OR REPLACE VIEW stored.live_evaluations AS
+CREATE VIEW stored.live_evaluations AS
 SELECT * FROM stored.evaluations e ANTI JOIN stored.superseded d ON d.seq = e.seq WHERE e.seq IS NOT NULL;
 
 -- The spans that state a rollout, with their standing: 2 the runner's own span, 1 trusted, 0 untrusted. Those of less standing than
 -- another one of their trace or of their attempt decide nothing there.
-CREATE OR REPLACE VIEW stored.statements AS
+CREATE VIEW stored.statements AS
 SELECT
     seq, trace_id, rollout_id, attempt, task_id, run_id, round, split, untrusted, rollout_status, rollout_calls,
     CASE
@@ -44,7 +43,7 @@ FROM stored.live_spans
 WHERE rollout_id IS NOT NULL;
 
 -- The rollout of each trace with exactly one (rollout, attempt): it is assigned to spans that arrived without identity.
-CREATE OR REPLACE VIEW stored.trace_rollouts AS
+CREATE VIEW stored.trace_rollouts AS
 SELECT trace_id, min(rollout_id) AS rollout_id, min(attempt) AS attempt
 FROM stored.statements
 SEMI JOIN (SELECT trace_id, max(standing) AS standing FROM stored.statements GROUP BY trace_id) USING (trace_id, standing)
@@ -52,7 +51,7 @@ GROUP BY trace_id
 HAVING count(DISTINCT (rollout_id, attempt)) = 1;
 
 -- The identity of each attempt, from its spans of the greatest standing, the rollout span first.
-CREATE OR REPLACE VIEW stored.rollout_identities AS
+CREATE VIEW stored.rollout_identities AS
 SELECT
     s.rollout_id,
     s.attempt,
@@ -68,7 +67,7 @@ JOIN (SELECT rollout_id, attempt, max(standing) AS standing FROM stored.statemen
 GROUP BY s.rollout_id, s.attempt, b.standing;
 
 -- Every span with its rollout: its own identity, else its trace's, completed with the rollout's.
-CREATE OR REPLACE VIEW stored.span_identities AS
+CREATE VIEW stored.span_identities AS
 SELECT
     s.seq,
     s.trace_id,
@@ -85,23 +84,23 @@ LEFT JOIN stored.trace_rollouts t ON t.trace_id = s.trace_id AND s.rollout_id IS
 LEFT JOIN stored.rollout_identities i
     ON i.rollout_id = coalesce(s.rollout_id, t.rollout_id) AND i.attempt = coalesce(s.attempt, t.attempt);
 
-CREATE OR REPLACE VIEW spans AS
+CREATE VIEW spans AS
 SELECT $spans
 FROM stored.live_spans s
 LEFT JOIN stored.trace_rollouts t ON t.trace_id = s.trace_id AND s.rollout_id IS NULL;
 
-CREATE OR REPLACE VIEW logs AS
+CREATE VIEW logs AS
 SELECT $logs
 FROM stored.live_logs s
 LEFT JOIN stored.trace_rollouts t ON t.trace_id = s.trace_id AND s.rollout_id IS NULL;
 
-CREATE OR REPLACE VIEW calls AS
+CREATE VIEW calls AS
 SELECT $calls
 FROM (FROM stored.spans WHERE is_call) s
 JOIN stored.span_identities i ON i.seq = s.seq;
 
 -- Each evaluation with its rollout: by its own attribute, else its span's, else its trace's.
-CREATE OR REPLACE VIEW stored.bound_evaluations AS
+CREATE VIEW stored.bound_evaluations AS
 SELECT
     e.seq,
     e.trace_id,
@@ -135,18 +134,18 @@ LEFT JOIN (
 LEFT JOIN stored.trace_rollouts t ON t.trace_id = e.trace_id AND e.rollout_id IS NULL;
 
 -- Each log record with its rollout: by its own attribute, else its trace's.
-CREATE OR REPLACE VIEW stored.log_rollouts AS
+CREATE VIEW stored.log_rollouts AS
 SELECT l.seq, l.trace_id, coalesce(l.rollout_id, t.rollout_id) AS rollout_id
 FROM stored.logs l
 LEFT JOIN stored.trace_rollouts t ON t.trace_id = l.trace_id AND l.rollout_id IS NULL
 WHERE l.seq IS NOT NULL;
 
-CREATE OR REPLACE VIEW evaluations AS
+CREATE VIEW evaluations AS
 SELECT $evaluations
 FROM stored.bound_evaluations;
 
 -- One row per (rollout, attempt): its rollout span, a trusted one first, the runner's before the agent's own.
-CREATE OR REPLACE VIEW rollouts AS
+CREATE VIEW rollouts AS
 WITH rollout_spans AS (
     SELECT *
     FROM stored.live_spans

@@ -103,9 +103,8 @@ def server_message(error: Exception) -> str:
 def open_store(store: str, *, start_timeout_s: float = 900.0) -> Iterator[StoreEndpoint]:
     """Yields the endpoint of a store, given by its path or as `grpc://HOST:PORT` or `grpc+tls://HOST:PORT`.
 
-    For a path without a running collector one is started; concurrent readers share it, and the last one stops it. It first
-    migrates a store of an earlier version. Raises StoreError if the path does not exist, ProcessError if the collector does
-    not start.
+    For a path without a running collector one is started; concurrent readers share it, and the last one stops it.
+    Raises StoreError if the path does not exist, ProcessError if the collector does not start.
     """
     if store.startswith(("grpc://", "grpc+tls://")):
         yield StoreEndpoint.of_address(store, os.environ)

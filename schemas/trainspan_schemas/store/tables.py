@@ -3,7 +3,7 @@
 The collector declares its internal tables (journal position, places, superseded rows) itself.
 
 The fields are the columns, in order; their types say how the store keeps them. The tables, their Arrow form and the types of
-the public views (views.py) come from here. Columns added by a migration are at the end of their row.
+the public views (views.py) come from here.
 
 Ids are lower-case hex, and times are nanoseconds since the epoch. Attributes, resource, events, links, body and `scope_json`
 are JSON text that keeps types.

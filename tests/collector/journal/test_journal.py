@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from trainspan_collector.journal.frames import HEADER_BYTES, Damage, Frame, Signal, encode_header, scan_frames
 from trainspan_collector.journal.journal import Journal
-from trainspan_collector.journal.segments import Position
+from trainspan_collector.journal.segments import Position, segment_name
 from trainspan_collector.journal.trust import Sender
 from trainspan_schemas.errors import StoreError
 
@@ -205,8 +205,8 @@ def test_what_a_failed_write_or_a_crash_left_keeps_no_reader_waiting_for_more(tm
     journal = Journal(tmp_path)
     journal.append(Signal.TRACES, b"whole", 1)
     journal.close()
-    (tmp_path / "000000000002.journal").write_bytes(torn)
-    (tmp_path / "000000000003.journal").touch()
+    (tmp_path / segment_name(2, bytes(8))).write_bytes(torn)
+    (tmp_path / segment_name(3, bytes(8))).touch()
     again = Journal(tmp_path)
     position, n_entries = START, 0
     while again.bytes_after(position):

@@ -14,7 +14,6 @@ from trainspan_collector.query import places
 from trainspan_collector.query.places import NOWHERE, RowPlaces
 from trainspan_collector.store import insert
 from trainspan_collector.store.insert import lacking_places
-from trainspan_schemas.store.views import STORE_VERSION
 from trainspan_schemas.telemetry import keys
 
 ROWS = """(
@@ -71,18 +70,6 @@ def test_no_row_of_a_rollout_is_missed_after_loads_compaction_and_a_restart(stor
     store.close()
     store.open()
     tangle(Random(5), store.filling)
-    _check(store)
-
-
-def test_a_store_of_the_version_before_gets_its_places(store: Store) -> None:
-    tangle(Random(6), store.filling)
-    cursor = store.database.cursor()
-    cursor.execute("DROP TABLE stored.places")
-    cursor.execute("UPDATE meta SET value = '7' WHERE key = 'schema_version'")
-    assert STORE_VERSION == 10
-    cursor.close()
-    store.close()
-    store.open()
     _check(store)
 
 

@@ -32,7 +32,7 @@ def test_a_table_has_the_columns_of_its_rows(collector: CollectorProcess, table:
 
 
 def test_stored_and_public_columns_change_only_on_purpose() -> None:
-    """A changed stored column needs a store version and a migration, a changed public one a note to readers."""
+    """A changed stored column needs a new store version, a changed public one a note to readers."""
     stored = {name: [column.definition for column in columns(row)] for name, row in TABLES.items()}
     declared = json.dumps([stored, VIEWS]).encode()
     assert hashlib.sha256(declared).hexdigest()[:16] == "42d19ed54e580f9d"

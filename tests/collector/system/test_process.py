@@ -163,11 +163,22 @@ def test_a_file_that_is_no_store_of_this_version_is_refused_and_left_as_it_was(t
     for name, statements, message in [
         ("foreign", "CREATE TABLE t (x INTEGER)", "is a DuckDB file but not a trainspan store"),
         ("newer", "CREATE TABLE meta AS SELECT 'schema_version' AS key, '999' AS value", "store version 999"),
+        ("older", "CREATE TABLE meta AS SELECT 'schema_version' AS key, '9' AS value", "store version 9"),
+        ("unnamed", "CREATE TABLE meta (key VARCHAR, value VARCHAR)", "store version unknown"),
     ]:
         path = tmp_path / f"{name}.duckdb"
         code = f"import duckdb; duckdb.connect({str(path)!r}).execute({statements!r})"
         subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
         assert message in _failure(path)
+
+
+@pytest.mark.parametrize("name", ["000000000001.journal", "notes.journal", "000000000001-00.journal"])
+def test_a_foreign_file_in_the_journal_is_refused_by_name(tmp_path: Path, name: str) -> None:
+    store = tmp_path / "spans.duckdb"
+    folder = store.with_name(store.name + ".journal")
+    folder.mkdir()
+    (folder / name).write_bytes(b"TSJ1")
+    assert f"{folder / name} is not a journal file" in _failure(store)
 
 
 def test_a_reader_alone_reads_a_store_with_grpc_off(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from tests.support.collector.process import (
     span,
     trace_request,
 )
-from trainspan_collector.journal.frames import KNOWN_MARKER, Signal, encode_header
+from trainspan_collector.journal.frames import Signal, encode_header
 from trainspan_schemas.store.access import running_collector
 
 MIB = 2**20
@@ -163,28 +163,15 @@ def test_what_looks_like_a_request_within_a_torn_one_is_none(tmp_path: Path) -> 
     export(collector.address, span(1, 1))
     [journal] = store.with_name(store.name + ".journal").glob("*.journal")
     body = trace_request(span(1, 666, {"paid": 1e6})).SerializeToString()
-    of_now = random.Random(3).randbytes(8) + encode_header(Signal.TRACES, 1, body) + body
-    of_before = KNOWN_MARKER + encode_header(Signal.TRACES, 1, body) + body
+    embedded = random.Random(3).randbytes(8) + encode_header(Signal.TRACES, 1, body) + body
     whole = journal.stat().st_size
-    export(collector.address, span(1, 2, {"text": of_before + of_now + bytes(100)}))
+    export(collector.address, span(1, 2, {"text": embedded + bytes(100)}))
     collector.kill()
     data = journal.read_bytes()
-    assert of_before in data[whole:]
+    assert embedded in data[whole:]
     journal.write_bytes(data[:-20])
     with running(store) as again:
         assert _numbers(again) == [1]
-
-
-def test_a_segment_of_an_earlier_version_is_loaded_up_to_its_damage(tmp_path: Path) -> None:
-    store, folder = tmp_path / "spans.duckdb", tmp_path / "spans.duckdb.journal"
-    folder.mkdir()
-    bodies = [trace_request(span(1, number)).SerializeToString() for number in (1, 2, 666)]
-    first, second, forged = (KNOWN_MARKER + encode_header(Signal.TRACES, 1, body) + body for body in bodies)
-    (folder / "000000000001.journal").write_bytes(first + second + b"torn" + forged)
-    with running(store) as collector:
-        export(collector.address, span(1, 3))
-        assert _numbers(collector) == [1, 2, 3]
-    assert not list(folder.glob("*1.journal"))
 
 
 def test_a_damaged_write_ahead_log_is_named_kept_and_loaded_again_from_the_journal(tmp_path: Path) -> None:
