@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from trainspan_schemas.web_origins import is_own_host, is_own_origin, own_hosts
+from trainspan_schemas.web_origins import dialed_host, is_own_host, is_own_origin, own_hosts
 
 HOSTS = own_hosts("Policy.Example", " one.example,, TWO.example ")
 
@@ -48,3 +48,19 @@ def test_a_page_of_the_server_has_its_host_as_origin(origin: str) -> None:
 )  # fmt: skip
 def test_any_other_origin_is_another_site(origin: str) -> None:
     assert not is_own_origin(origin, "localhost:4318")
+
+
+@pytest.mark.parametrize(
+    ("listened", "dialed"),
+    [
+        ("0.0.0.0", "127.0.0.1"),
+        ("10.0.0.7", "10.0.0.7"),
+        ("::", "[::1]"),
+        ("[::]", "[::1]"),
+        ("fe80::7", "[fe80::7]"),
+        ("[fe80::7]", "[fe80::7]"),
+        ("policy.example", "policy.example"),
+    ],
+)
+def test_a_listener_on_all_addresses_is_dialed_at_loopback_and_any_other_at_its_own(listened: str, dialed: str) -> None:
+    assert dialed_host(listened) == dialed

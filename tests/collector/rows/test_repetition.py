@@ -138,3 +138,16 @@ def test_feedback_and_events_belong_to_linked_spans_only_by_valid_ids(trace_byte
     assert {(row.name, row.trace_id, row.span_id) for row in rows} == {
         (name, trace_id(5).hex(), span_id(1).hex()) for name in ("reward", "helpful")
     }
+
+
+def test_items_that_are_too_large_are_named_whether_spans_or_log_records() -> None:
+    logs = ExportLogsServiceRequest()
+    scope_logs = logs.resource_logs.add().scope_logs.add()
+    scope_logs.log_records.add(event_name="large event", trace_id=trace_id(7)).body.string_value = "x" * 17 * MIB
+    spans = trace_request(span(7, 1, {"text": "x" * 17 * MIB}))
+    for request, said in ((logs, f"'large event' ({trace_id(7).hex()}/): has"), (spans, f"({trace_id(7).hex()}/")):
+        body = request.SerializeToString()
+        rejections = Rejections(len(body))
+        assert rejections.check(request, body)[0] == 0
+        assert rejections.message.startswith("1 rejected: ")
+        assert said in rejections.message

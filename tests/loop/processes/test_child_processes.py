@@ -1,7 +1,9 @@
-"""What a service that ended says of itself in its error."""
+"""What a service that ended says of itself in its error, and commands that are stopped."""
 
 import os
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -35,3 +37,29 @@ def test_the_error_of_a_service_has_its_last_lines_in_their_order(
     finally:
         service.stop()
     assert log.read_text().splitlines()[0] == "starting vLLM on the CPU"
+
+
+def test_commands_in_progress_end_when_all_are_stopped_and_none_starts_until_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = "import time; print('begun', file=open(__import__('sys').argv[1], 'w')); time.sleep(600)"
+    begun, ended = tmp_path / "begun", []
+    commands = child_processes.Commands()
+
+    def run() -> tuple[int, str]:
+        return commands.run(["dataset"], os.environ, tmp_path / "log", lambda event: None)
+
+    monkeypatch.setattr(child_processes, "_trainspan", lambda *_: [sys.executable, "-c", code, str(begun)])
+    thread = threading.Thread(target=lambda: ended.append(run()))
+    thread.start()
+    deadline = time.monotonic() + 60
+    while not begun.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    commands.stop()
+    thread.join(60)
+    assert ended == [(-15, "")]
+    with pytest.raises(ProcessError, match="dataset was not started: the loop is stopping"):
+        run()
+    monkeypatch.setattr(child_processes, "_trainspan", lambda *_: [sys.executable, "-c", "pass"])
+    commands.resume()
+    assert run() == (0, "")

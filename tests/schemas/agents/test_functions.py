@@ -41,6 +41,10 @@ def test_the_digest_of_a_function_follows_the_file_that_names_it(
     assert len(first) == 64
 
 
+def test_a_function_without_a_file_has_an_unknown_digest() -> None:
+    assert code_digest("math:sqrt") == "unknown"
+
+
 def test_a_command_line_is_no_function() -> None:
     assert is_function_name("agents.calc:solve")
     assert is_function_name("dir/agent.py:solve")

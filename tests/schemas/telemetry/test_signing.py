@@ -65,3 +65,6 @@ def test_a_signed_request_holds_for_an_hour_by_either_clock(
     assert is_request_signed(b"key", "/path", headers, b"body") is admitted
     assert is_request_signed(b"key", "/path", headers) is admitted
     assert not is_request_signed(b"key", "/path", headers, b"another body")
+    assert not is_request_signed(b"other key", "/path", headers, b"body")
+    assert not is_request_signed(b"key", "/other", headers, b"body")
+    assert not is_request_signed(b"key", "/path", {}, b"body")

@@ -290,6 +290,21 @@ def test_a_long_copy_is_answered_with_its_progress_and_joined(trainer: Trainer, 
     assert trainer.asked.count(f"/{NAME}.json") == 1
 
 
+def test_a_copy_that_failed_is_tried_again_when_it_is_asked_for_again(trainer: Trainer, tmp_path: Path) -> None:
+    trainer.write(NAME, b"weights")
+    listed = trainer.checkpoints[NAME]
+    trainer.checkpoints[NAME] = {"../up": b""}
+
+    async def test(copying: Copying) -> None:
+        with pytest.raises(CopyFailedError):
+            await copying.fetch(NAME, None, None, within_s=20)
+        trainer.checkpoints[NAME] = listed
+        await copying.fetch(NAME, None, None, within_s=20)
+
+    run_copying(trainer, tmp_path, test)
+    assert weights(tmp_path) == b"weights"
+
+
 def test_the_copy_of_a_superseded_checkpoint_ends_unless_the_other_gives_way(trainer: Trainer, tmp_path: Path) -> None:
     trainer.write(NAME, b"w" * 4_000_000)
     trainer.write("policy-000002", b"v" * 100)

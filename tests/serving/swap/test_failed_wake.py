@@ -1,4 +1,4 @@
-"""A swap on an engine that does not wake up."""
+"""A swap on an engine that does not wake up, or does not pause."""
 
 import asyncio
 from pathlib import Path
@@ -10,7 +10,7 @@ import pytest
 from trainspan_serving.checkpoints.candidates import CheckpointCandidate
 from trainspan_serving.checkpoints.served_policy import ServedPolicy
 from trainspan_serving.swap.engine import Engine
-from trainspan_serving.swap.policy_server import LoadFailedError, PolicyServer
+from trainspan_serving.swap.policy_server import BusyError, LoadFailedError, PolicyServer
 from trainspan_serving.swap.policy_table import PolicyTable
 
 
@@ -55,3 +55,14 @@ def test_the_gate_opens_only_if_the_server_is_awake(weights: Any, asleep: bool, 
     assert (server.asleep, server.gate.is_open) == (asleep, not asleep)
     if weights is not None:
         assert client.asked == ([] if asleep else ["pause", "resume"])
+
+
+def test_a_swap_whose_engine_does_not_pause_in_time_loads_nothing_and_says_to_try_again() -> None:
+    class Swap:
+        async def prepare(self) -> None:
+            raise TimeoutError
+
+    server: Any = SimpleNamespace(plan=SimpleNamespace(drain_timeout_s=2.0), asleep=False)
+    swap: Any = Swap()
+    with pytest.raises(BusyError, match="did not pause within 2 s"):
+        asyncio.run(PolicyServer._prepare(server, swap, "policy-000001"))

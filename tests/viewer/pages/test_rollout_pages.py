@@ -3,6 +3,7 @@
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from trainspan_schemas.artifacts.branches import BranchOrigin
 from trainspan_viewer.html.document import Page, served
 from trainspan_viewer.html.elements import Element
 from trainspan_viewer.html.formats import count
+from trainspan_viewer.pages.rollout.group import _departure
 from trainspan_viewer.pages.rollout.marks import level, marks
 from trainspan_viewer.pages.rollout.rollout import explanation_page, render_rollout
 from trainspan_viewer.pages.rollout.timeline import gaps_of, timeline
@@ -278,6 +280,16 @@ def test_the_first_divergence_is_exact_to_the_token() -> None:
     assert against(one[0], call(1, [1, 2, 3, 4, 5, 6], [7, 8])) == (1, "answer", 1, "nothing", "8")
     assert against(one[0]) == (1, "absent", 0, "a call", "no such call")
     assert against(*one, call(2, [1], [2])) == (2, "absent", 0, "no such call", "a call")
+
+
+@pytest.mark.parametrize(
+    ("part", "says"),
+    [("absent", "turn 3, which not all of them have"), ("answer", "turn 3, token 7 of the answer")],
+)
+def test_a_divergence_is_named_by_its_turn_and_token(part: str, says: str) -> None:
+    model: Any = SimpleNamespace(rows=[("a", 3)])
+    departure = _departure(SiblingDivergence(0, ("a", 3), part, 7, "was", "now"), model)
+    assert "".join(map(str, departure)) == says
 
 
 def test_the_earliest_divergence_of_a_row_is_in_its_prompt() -> None:
