@@ -254,6 +254,25 @@ def test_a_round_ends_where_its_policy_has_moved_to_the_target(run: Run, tmp_pat
     assert limited.record.learning_rate <= 4e-4
 
 
+@pytest.mark.parametrize("target", [1e-4, 0.005, 0.01])
+def test_a_step_that_only_finds_the_target_reached_trains_nothing_and_is_not_counted(
+    run: Run, tmp_path: Path, model: Any, target: float
+) -> None:
+    write_dataset(tmp_path / "dataset", sample_rollouts(model, rollouts=8))
+    fast = dataclasses.replace(GENTLE, learning_rate=4e-4, max_kl=1e9, rollouts_per_step=1, target_kl=target)
+    (result,) = run(fast)
+    assert (record := result.record) is not None
+    by_step = record.tokens_by_step
+    assert [len(tokens) for tokens in by_step.values()] == [record.steps] * 3
+    assert sum(by_step["trained"]) == record.trained_tokens
+    assert record.rollouts == record.steps < 8
+    if target == 1e-4:  # the first step alone moves further than that
+        assert (record.steps, record.forwarded_tokens > sum(by_step["forwarded"])) == (1, True)
+    tokens = pq.read_table(parts(tmp_path / "checkpoints", "policy-000001"))
+    assert set(tokens["step"].to_pylist()) == set(range(1, record.steps + 1))
+    assert sum(map(len, tokens["ratios"].to_pylist())) == record.trained_tokens
+
+
 def test_passes_repeat_the_steps_against_the_policy_that_sampled(run: Run, tmp_path: Path, model: Any) -> None:
     calls = sample_rollouts(model, rollouts=4)
     write_dataset(tmp_path / "dataset", calls)

@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -90,11 +91,11 @@ class RoundRecord:
     """Mean over trained tokens that had an alternative, like all means over tokens; in nats."""
     trained_tokens: int
     forwarded_tokens: int
-    """Number in forward and backward passes, without padding."""
+    """Number in forward and backward passes, without padding; includes those of a step that was only measured."""
     unique_tokens: int
     """Number in the steps' prefix trees: the minimum to forward."""
     tokens_by_step: dict[str, list[int]]
-    """The three figures above for each step, in all passes."""
+    """The three figures above for each step that was made, in all passes."""
     padding: float
     """Share of padding among the tokens that went through the model."""
     micro_batches: int
@@ -143,25 +144,29 @@ class RoundRecord:
 
 
 def summarize(steps: "Sequence[Step]", stats: "Sequence[StepStats]", settings: TrainSettings) -> dict[str, Any]:
-    """The fields derived from the plan (of all processes) and the measurements, over the steps that ran, in all passes."""
+    """The fields derived from the plan (of all processes) and the measurements, over the steps that were made, in all passes.
+
+    What was forwarded includes the step that was only measured.
+    """
     from trainspan_training.objective.token_stats import TokenSums
 
-    planned = len(steps) * settings.passes
-    first_pass = steps[: len(stats)]
-    steps = [steps[index % len(steps)] for index in range(len(stats))]
-    total = sum((step.sums for step in stats), TokenSums())
     first = stats[0].sums if stats else TokenSums()
+    ran = [steps[index % len(steps)] for index in range(len(stats))]
+    is_made = [step.rate > 0 for step in stats]  # the step that finds `target_kl` reached is only measured
+    made, stats = [*compress(ran, is_made)], [*compress(stats, is_made)]
+    first_pass = made[: len(steps)]
+    total = sum((step.sums for step in stats), TokenSums())
     count = len(stats) or math.nan
-    forwarded, padded = sum(step.forwarded for step in steps), sum(step.padded for step in steps)
+    forwarded, padded = sum(step.forwarded for step in ran), sum(step.padded for step in ran)
     return {
         "sequences": sum(step.rows for step in first_pass),
         "rollouts": sum(step.rollouts for step in first_pass),
-        "steps": sum(step.rate > 0 for step in stats),
-        "planned_steps": planned,
+        "steps": len(made),
+        "planned_steps": len(steps) * settings.passes,
         "loss": sum(step.loss for step in stats) / count,
         "grad_norm": sum(step.grad_norm for step in stats) / count,
         "grad_norm_max": max((step.grad_norm for step in stats), default=math.nan),
-        "learning_rate": next((step.rate for step in reversed(stats) if step.rate), math.nan),
+        "learning_rate": stats[-1].rate if stats else math.nan,
         "k1": total.mean("k1"),
         "k3": total.mean("k3"),
         "k3_old": total.mean("k3_old"),
@@ -173,15 +178,13 @@ def summarize(steps: "Sequence[Step]", stats: "Sequence[StepStats]", settings: T
         "clip_low": total.mean("clipped_low"),
         "clip_high": total.mean("clipped_high"),
         "entropy": total.mean("entropy"),
-        "trained_tokens": sum(step.trained for step in steps),
+        "trained_tokens": sum(step.trained for step in made),
         "forwarded_tokens": forwarded,
-        "unique_tokens": sum(step.unique for step in steps),
-        "tokens_by_step": {
-            name: [getattr(step, name) for step in steps] for name in ("trained", "forwarded", "unique")
-        },
-        "micro_batches": sum(len(step.cuts) for step in steps),
+        "unique_tokens": sum(step.unique for step in ran),
+        "tokens_by_step": {name: [getattr(step, name) for step in made] for name in ("trained", "forwarded", "unique")},
+        "micro_batches": sum(len(step.cuts) for step in ran),
         "padding": 1 - forwarded / padded if padded else math.nan,
-        "rows_per_rollout": sum(s.rows for s in steps) / sum(s.rollouts for s in steps) if steps else math.nan,
+        "rows_per_rollout": sum(s.rows for s in ran) / sum(s.rollouts for s in ran) if ran else math.nan,
     }
 
 

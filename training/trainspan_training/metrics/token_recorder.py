@@ -49,6 +49,7 @@ class TokenRecorder:
         self._step = 1
         self._open: list[tuple[NDArray[np.int64], Tensor, Tensor]] = []
         self._done: list[TokenFigures] = []
+        self._left = 0
         self.left_out = 0
 
     @torch.no_grad()
@@ -68,12 +69,14 @@ class TokenRecorder:
             values, sides = values[:, places], sides[places]
         self._open.append((batch.calls[chosen], values, sides))
 
-    def end_step(self) -> None:
-        """Moves the step's figures to main memory."""
-        for calls, values, sides in self._open:
+    def end_step(self, *, is_made: bool) -> None:
+        """Moves the step's figures to main memory, or drops them if it was only measured."""
+        for calls, values, sides in self._open if is_made else ():
             steps = np.full(len(calls), self._step, dtype=np.int32)
             self._done.append(TokenFigures(calls, steps, values.cpu().numpy(), sides.cpu().numpy()))
-        self._open = []
+        if is_made:
+            self.left_out += self._left
+        self._open, self._left = [], 0
         self._step += 1
 
     def drain(self) -> TokenFigures:
@@ -98,5 +101,5 @@ class TokenRecorder:
                 else:
                     chosen[calls == call] = False
         self._kept += int(chosen.sum())
-        self.left_out += int((~chosen).sum())
+        self._left += int((~chosen).sum())
         return chosen

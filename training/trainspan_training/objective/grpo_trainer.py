@@ -151,15 +151,16 @@ class TransitionGRPOTrainer(GRPOTrainer):
         loss = self.accumulate(model, inputs)
         norm: Any = self.accelerator.clip_grad_norm_(model.parameters(), self._limits.max_grad_norm)
         sums = self.scorer.over_team(self._measured)
-        if self.recorder:
-            self.recorder.end_step()
         mean = float(np.mean(self.team.gather(float(loss))))
         rate = self.trust.limit(self.rate, sums.mean("k3_old"))
         stats = StepStats(sums, mean, float(whole(norm)), rate, time.perf_counter() - began)
         self._stats.append(stats)
         self.failure = fault_of(stats, self._limits, fresh=self.fresh)
-        if self.failure or not rate:
+        is_made = rate > 0 and not self.failure
+        if not is_made:
             model.zero_grad(set_to_none=True)  # the optimizer skips parameters without a gradient
+        if self.recorder:
+            self.recorder.end_step(is_made=is_made)
         optimizer: Any = self.optimizer
         for group in optimizer.param_groups if optimizer else ():
             group["lr"] = rate
