@@ -261,7 +261,8 @@ def test_a_step_that_only_finds_the_target_reached_trains_nothing_and_is_not_cou
     write_dataset(tmp_path / "dataset", sample_rollouts(model, rollouts=8))
     fast = dataclasses.replace(GENTLE, learning_rate=4e-4, max_kl=1e9, rollouts_per_step=1, target_kl=target)
     (result,) = run(fast)
-    assert (record := result.record) is not None
+    record = result.record
+    assert record is not None
     by_step = record.tokens_by_step
     assert [len(tokens) for tokens in by_step.values()] == [record.steps] * 3
     assert sum(by_step["trained"]) == record.trained_tokens

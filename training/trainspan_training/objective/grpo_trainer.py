@@ -60,8 +60,8 @@ class Recorder(Protocol):
     def add(self, batch: MicroBatch, scores: Scores) -> None:
         """Called with the scores of each micro-batch, before its backward pass."""
 
-    def end_step(self) -> None:
-        """Called after the last micro-batch of a step, once the device has finished."""
+    def end_step(self, *, is_made: bool) -> None:
+        """Called after the last micro-batch of a step, once the device has finished; says whether it changes the weights."""
 
 
 class TransitionGRPOTrainer(GRPOTrainer):
