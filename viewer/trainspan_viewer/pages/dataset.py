@@ -12,6 +12,7 @@ from trainspan_viewer.html.formats import count, number, share
 from trainspan_viewer.html.paging import paging
 from trainspan_viewer.pages.difference import difference_body
 from trainspan_viewer.pages.quality import quality_body
+from trainspan_viewer.queries.addresses import dataset_address, rollout_address
 from trainspan_viewer.queries.datasets.dataset import DatasetModel
 from trainspan_viewer.queries.datasets.listing import DatasetRow, DatasetsModel
 from trainspan_viewer.queries.datasets.members import DatasetMember, Group
@@ -52,7 +53,7 @@ def _dataset_row(row: DatasetRow) -> list[Child]:
     manifest = row.manifest
     dropped = sorted(manifest["dropped"].items(), key=lambda item: -item[1])
     return [
-        link(_address(row.location.name), folder),
+        link(dataset_address(row.location.name), folder),
         link(f"/runs/{run}", run) if run else "–",
         count(manifest["rows"]),
         f"{count(manifest['rollouts'])} / {count(manifest['rollouts_seen'])}",
@@ -243,8 +244,4 @@ def _diff(model: DatasetModel) -> list[Child]:
 
 
 def _rollout_address(dataset: str, member: DatasetMember) -> str:
-    return f"/rollouts/{quote(member.rollout_id, safe='')}?dataset={quote(dataset, safe=':')}&attempt={member.attempt}"
-
-
-def _address(name: str) -> str:
-    return f"/datasets/{quote(name, safe=':')}"
+    return rollout_address(member.rollout_id, dataset=dataset, attempt=member.attempt)

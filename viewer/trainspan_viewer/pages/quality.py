@@ -9,6 +9,7 @@ from trainspan_schemas.artifacts.manifest import DatasetManifest
 from trainspan_viewer.html.charts import bars, histogram
 from trainspan_viewer.html.document import Page, standalone
 from trainspan_viewer.html.elements import Child, Element, element, table
+from trainspan_viewer.html.formats import number, share
 
 __all__ = ["QUALITY_PAGE", "quality_body", "quality_page"]
 
@@ -63,8 +64,8 @@ def _facts(manifest: DatasetManifest) -> Element:
         ("rollouts seen / kept", f"{manifest['rollouts_seen']} / {manifest['rollouts']}"),
         ("groups seen / kept", f"{manifest['groups_seen']} / {manifest['groups']}"),
         ("calls seen / kept", f"{manifest['calls_seen']} / {manifest['calls_kept']}"),
-        ("coverage", _share(manifest["coverage"])),
-        ("segments", f"{manifest['segments']} (merge ratio {_share(manifest['merge_ratio'])})"),
+        ("coverage", share(manifest["coverage"])),
+        ("segments", f"{manifest['segments']} (merge ratio {share(manifest['merge_ratio'])})"),
         ("tokens", f"{tokens['completion']} trained, {tokens['environment']} of prompts and environment"),
         ("credit × baseline", f"{credit['credit']} × {credit['baseline']}"),
         ("policy versions", f"{manifest['min_policy_version']} to {manifest['max_policy_version']}"),
@@ -115,14 +116,6 @@ def _merge_failures(failures: Mapping[str, Mapping[str, Any]]) -> list[Child]:
 def _statistics(distributions: Mapping[str, Mapping[str, Any]]) -> Element:
     columns = ["n", "mean", "std", "min", "p10", "p50", "p90", "max"]
     rows: list[list[Child]] = [
-        [_TITLES[name], *(_number(values[column]) for column in columns)] for name, values in distributions.items()
+        [_TITLES[name], *(number(values[column]) for column in columns)] for name, values in distributions.items()
     ]
     return table(["", *columns], rows)
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.4g}"
-
-
-def _share(value: float | None) -> str:
-    return "–" if value is None else f"{value:.1%}"
