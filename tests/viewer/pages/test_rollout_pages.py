@@ -113,7 +113,6 @@ def tokens_model(pieces: list[str]) -> TokensModel:
         chosen="mismatch",
         missing=None,
         available=("mismatch",),
-        figures=None,
         links=Links("round-0000"),
         params=Params("/rollouts/r/calls/0", {}, {}),
     )

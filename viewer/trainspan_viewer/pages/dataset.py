@@ -93,8 +93,8 @@ def _view(model: DatasetModel) -> list[Child]:
     return [
         _form(model),
         *(element("p", note, class_="warn") for note in model.notes),
-        listed if model.n_found else element("p", f"No {kind} have all of this.", class_="note"),
-        paging(model.params.link, model.start, model.page_size, model.n_found, kind),
+        listed if model.part.total else element("p", f"No {kind} have all of this.", class_="note"),
+        paging(model.params.link, *model.part, kind),
     ]
 
 

@@ -45,7 +45,7 @@ def render_agreement(model: AgreementModel) -> Page:
         _positions(report),
         *([element("h2", "Judges among each other"), _comparisons(others)] if others else []),
         element("h2", "Disagreements with people"),
-        _disagreements(report["disagreements"][model.start : model.start + model.page_size])
+        _disagreements(report["disagreements"][model.part.start : model.part.start + model.part.size])
         if report["disagreements"]
         else element("p", "None.", class_="note"),
         element(
@@ -55,7 +55,7 @@ def render_agreement(model: AgreementModel) -> Page:
         )
         if report["n_disagreements"] > len(report["disagreements"])
         else None,
-        paging(model.params.link, model.start, model.page_size, len(report["disagreements"]), "disagreements"),
+        paging(model.params.link, *model.part, "disagreements"),
     ]
     return Page("Judges", body, section="judges")
 

@@ -93,7 +93,7 @@ def render_queue(model: QueueModel) -> Page:
         else element(
             "p", "Nothing here is worth labeling more than anything else: every verdict is clear.", class_="note"
         ),
-        paging(model.params.link, model.start, model.page_size, model.n_items, "items"),
+        paging(model.params.link, *model.part, "items"),
     ]
     return Page("What is worth labeling", body, section="labels")
 

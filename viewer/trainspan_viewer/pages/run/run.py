@@ -71,7 +71,7 @@ def _facts(model: RunModel) -> Element:
     planned = settings.get("loop", {}).get("rounds")
     rows: list[list[Child]] = [
         ["status", element("span", run.status, class_=f"status {run.status}")],
-        ["rounds", f"{model.n_rounds} of {planned}" if planned is not None else model.n_rounds],
+        ["rounds", f"{model.part.total} of {planned}" if planned is not None else model.part.total],
         ["agent", settings.get("loop", {}).get("target") or "–"],
         ["model", settings.get("train", {}).get("model") or "–"],
         ["last validation", f"{last[0].estimate} after round {last[0].round}" if last else "–"],
@@ -149,7 +149,7 @@ def _rounds(model: RunModel) -> list[Child]:
     texts = frozenset({1, 8}) if several else frozenset({7})
     return [
         table(head, rows, text=texts, caption="rounds, newest first"),
-        paging(model.params.link, model.start, model.page_size, model.n_rounds, "rounds"),
+        paging(model.params.link, *model.part, "rounds"),
     ]
 
 

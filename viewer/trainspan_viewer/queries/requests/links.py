@@ -36,7 +36,7 @@ class Links:
         """The page of a rollout of another run, or of one of its calls, explained by its own round's dataset."""
         return rollout_address(rollout_id, "" if index is None else f"/calls/{index}", attempt=attempt)
 
-    def of(self, rollout_id: str, below: str = "", **more: str | float | None) -> str:
+    def of(self, rollout_id: str, below: str = "", /, **more: str | float | None) -> str:
         """The address with these choices."""
         return rollout_address(
             rollout_id, below, **{"dataset": self.dataset or "none", "attempt": self.attempt, **more}
