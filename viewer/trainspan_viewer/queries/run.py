@@ -133,9 +133,8 @@ def _model(records: RunRecords, params: Params, *, page_size: int) -> RunModel:
 
 
 def load_compare(sources: Sources, params: Params) -> CompareModel:
-    """The runs named by `run` (and `other` in the path), at most eight. Raises NotFoundError if there are none."""
-    wanted = [name for name in (params.path.get("run"), params.path.get("other")) if name] + params.all("run")
-    names = list(dict.fromkeys(wanted))
+    """The runs named by `run`, at most eight. Raises NotFoundError if there are none."""
+    names = list(dict.fromkeys(params.all("run")))
     if not names:
         raise NotFoundError("no run was chosen: mark some in the list of runs")
     runs = [read_run(sources.paths.run(name)) for name in names[:_MOST_COMPARED]]
