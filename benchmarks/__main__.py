@@ -28,7 +28,6 @@ MODULE_OF = {
     "accelerator": "training.accelerator",
     "offpolicy": "training.offpolicy",
     "importing": "importers.importing",
-    "ledgers": "processing.ledgers",
     "adapters": "serving.adapters",
     "branches": "rollouts.branches",
     "canary": "serving.canary",

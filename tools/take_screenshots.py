@@ -50,7 +50,8 @@ def walk(page: Any, address: str) -> None:
     take(page, "walk-run", 660)
     page.get_by_role("table", name="rounds, newest first").get_by_role("link").first.click()
     dataset = page.url
-    take(page, "walk-dataset", 1000)
+    page.goto(f"{dataset}?view=quality")
+    take(page, "walk-dataset", 1000, "Calls and groups")
     page.goto(f"{dataset}?text=add-")
     groups = page.get_by_role("table", name="groups").locator("tbody tr td:first-child a")
     for href in [str(link.get_attribute("href")) for link in groups.all()]:

@@ -8,7 +8,7 @@ from trainspan_importers.account import Account
 from trainspan_importers.traces import Item
 from trainspan_schemas.errors import InvalidRecordError
 
-__all__ = ["Converted", "Format", "Reader", "StatelessReader"]
+__all__ = ["Converted", "Format", "Reader"]
 
 Converted = Item | InvalidRecordError
 """What a record became, or why a part of it became nothing."""
@@ -23,20 +23,10 @@ class Reader(Protocol):
 
     def end_of_file(self) -> Iterator[Converted]:
         """What only a whole file shows."""
-        ...
-
-    def end(self) -> Iterator[Converted]:
-        """What only all files together show."""
-        ...
-
-
-class StatelessReader:
-    """The ends of readers that remember nothing."""
-
-    def end_of_file(self) -> Iterator[Converted]:
         return iter(())
 
     def end(self) -> Iterator[Converted]:
+        """What only all files together show."""
         return iter(())
 
 

@@ -26,6 +26,7 @@ __all__ = [
     "Trace",
     "compact_json",
     "fault_of",
+    "id_in",
     "kept_fields",
     "key_values",
     "nanoseconds",
@@ -205,6 +206,14 @@ def _any_value(value: Any) -> AnyValue:
 def compact_json(value: Any) -> str:
     """The value as JSON without spaces."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def id_in(record: Mapping[str, Any], name: str) -> str:
+    """The id in this field. Raises InvalidRecordError."""
+    value = record.get(name)
+    if not isinstance(value, str) or not value:
+        raise InvalidRecordError(f"{name} is {str(value)[:40]!r}")
+    return value
 
 
 def kept_fields(prefix: str, record: Mapping[str, Any], used: Iterable[str] = ()) -> JsonObject:

@@ -68,12 +68,11 @@ def test_groups_are_filtered_and_a_reason_leads_to_its_rollouts(page: Any, world
     page.get_by_role("button", name="show").click()
     assert page.get_by_role("table", name="groups").locator("tbody tr").count() == 1
     assert "text=equal" in page.url
-    page.goto(f"/datasets/{world.dataset}")
+    page.get_by_role("link", name="quality").click()
+    assert page.locator("figure svg").count() >= 5
     page.get_by_role("link", name="zero_spread_group", exact=True).click()
     rollouts = page.get_by_role("table", name="rollouts").locator("tbody tr")
     assert sorted(rollouts.locator("td:first-child").all_inner_texts()) == ["view-e0", "view-e1"]
-    page.get_by_role("link", name="quality").click()
-    assert page.locator("figure svg").count() >= 5
 
 
 WAITS = "Updates wait while a part of this page is selected or in focus"

@@ -61,12 +61,13 @@ def test_the_walk_of_the_docs_finds_all_three_causes(walker: Any, home: Path) ->
     assert {"trained", "zero_spread_group", "overlong"} <= set(re.split(r"\s{1,}", caption.inner_text()))
     assert all(record["dataset"]["calls_kept"] < 0.5 * record["dataset"]["calls_seen"] for record in rounds)
 
-    # Its newest round: drops by reason, with what to do.
+    # The quality of its newest round: drops by reason, with what to do.
     walker.get_by_role("table", name="rounds, newest first").get_by_role("link").first.click()
+    dataset = walker.url
+    walker.get_by_role("link", name="quality").click()
     drops = walker.get_by_role("table", name="drops by reason")
     assert "max_tokens" in drops.locator("tr", has_text="overlong").inner_text()
     assert "harder or easier tasks" in drops.locator("tr", has_text="zero_spread_group").inner_text()
-    dataset = walker.url
 
     # 1. A group with contrast: equal answers, different rewards.
     better, worse = _answers_that_contradict(walker, [f"{folder.name}:round-{number:04d}" for number in (4, 3, 2, 1)])
@@ -76,7 +77,7 @@ def test_the_walk_of_the_docs_finds_all_three_causes(walker: Any, home: Path) ->
     assert re.match(r"0\s+reward\s+judge", edge)
 
     # 2. Truncated answers.
-    walker.goto(dataset)
+    walker.goto(f"{dataset}?view=quality")
     walker.get_by_role("link", name="overlong", exact=True).click()
     cut = walker.get_by_role("table", name="rollouts").locator("tbody tr")
     assert cut.count() >= 8

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from trainspan_importers.account import Account
 from trainspan_importers.conversation import Conversation
-from trainspan_importers.reading import Converted, Format, StatelessReader
+from trainspan_importers.reading import Converted, Format, Reader
 from trainspan_importers.recorded import message_of, number_of, text_of
 from trainspan_importers.traces import UNDATED_NS, Trace, compact_json, kept_fields, nanoseconds, origin_of
 from trainspan_schemas.errors import InvalidRecordError
@@ -33,7 +33,7 @@ _OF_CALL: Final = ("gen_ai.request.", "gen_ai.response.", "gen_ai.usage.", keys.
 _ROOT_FIELDS: Final = ("agent", "steps", "session_id", "subagent_trajectories")
 
 
-class _AtifReader(StatelessReader):
+class _AtifReader(Reader):
     def __init__(self, account: Account) -> None:
         self._account = account
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from trainspan_importers.account import Account
 from trainspan_importers.conversation import Conversation
-from trainspan_importers.reading import Converted, Format
+from trainspan_importers.reading import Converted, Format, Reader
 from trainspan_importers.recorded import message_of
 from trainspan_importers.traces import SHAPE_ERRORS, Trace, fault_of, nanoseconds, origin_of
 from trainspan_schemas.errors import InvalidRecordError
@@ -28,7 +28,7 @@ _ROOT_FIELDS: Final = ("cwd", "version", "gitBranch", "slug", "userType")
 Entry = Mapping[str, Any]
 
 
-class _ClaudeCodeReader:
+class _ClaudeCodeReader(Reader):
     """Keeps the entries of one file: the parts of an answer may be apart."""
 
     def __init__(self, account: Account) -> None:
@@ -54,9 +54,6 @@ class _ClaudeCodeReader:
             sessions.setdefault(entry["sessionId"], []).append(entry)
         for source_id, of_session in sessions.items():
             yield from _Session(source_id, of_session, self._account).items()
-
-    def end(self) -> Iterator[Converted]:
-        return iter(())
 
 
 class _Session:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from trainspan_importers.account import Account
 from trainspan_importers.conversation import Conversation
-from trainspan_importers.reading import Converted, Format
+from trainspan_importers.reading import Converted, Format, Reader
 from trainspan_importers.recorded import message_of, text_of
 from trainspan_importers.traces import Trace, nanoseconds, origin_of
 from trainspan_schemas.errors import InvalidRecordError
@@ -37,7 +37,7 @@ class _Answer:
     is_aborted: bool = False
 
 
-class _CodexReader:
+class _CodexReader(Reader):
     """Reads a file as one session."""
 
     def __init__(self, account: Account) -> None:
@@ -82,9 +82,6 @@ class _CodexReader:
             yield from self._finish(self._conversation)
             yield self._trace.span(self._trace.root_id, None, "session", self._begin, self._time, self._about)
         self._start()
-
-    def end(self) -> Iterator[Converted]:
-        return iter(())
 
     def _begin_session(self, meta: Mapping[str, Any], time: int) -> Iterator[Converted]:
         if self._trace is not None:  # a session that continues another one repeats that one's

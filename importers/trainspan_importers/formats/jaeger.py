@@ -13,7 +13,7 @@ from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from trainspan_importers.account import Account
-from trainspan_importers.reading import Converted, Format, StatelessReader
+from trainspan_importers.reading import Converted, Format, Reader
 from trainspan_importers.traces import SHAPE_ERRORS, Item, Origin, fault_of, key_values
 from trainspan_schemas.errors import InvalidRecordError
 from trainspan_schemas.files.durable import JsonObject
@@ -29,7 +29,7 @@ _OWN_TAGS: Final = (
 )
 
 
-class _JaegerReader(StatelessReader):
+class _JaegerReader(Reader):
     def __init__(self, account: Account) -> None:
         self._account = account
 

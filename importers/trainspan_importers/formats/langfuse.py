@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from trainspan_importers.account import Account
-from trainspan_importers.reading import Converted, Format
+from trainspan_importers.reading import Converted, Format, Reader
 from trainspan_importers.recorded import (
     call_attributes,
     messages_in,
@@ -21,7 +21,7 @@ from trainspan_importers.recorded import (
     tool_attributes,
     tools_in,
 )
-from trainspan_importers.traces import Trace, kept_fields, nanoseconds, origin_of
+from trainspan_importers.traces import Trace, id_in, kept_fields, nanoseconds, origin_of
 from trainspan_schemas.errors import InvalidRecordError
 from trainspan_schemas.files.durable import JsonObject
 from trainspan_schemas.telemetry import keys
@@ -66,7 +66,7 @@ class _Bounds:
     failed: str | None = None
 
 
-class _LangfuseReader:
+class _LangfuseReader(Reader):
     def __init__(self, account: Account) -> None:
         self._account = account
         self._origin = origin_of(_NAME)
@@ -92,9 +92,6 @@ class _LangfuseReader:
         for inner in (item for items in lists for item in items if isinstance(item, dict)):
             yield from self.add({**({"traceId": record["id"]} if "timestamp" in record else {}), **inner})
 
-    def end_of_file(self) -> Iterator[Converted]:
-        return iter(())
-
     def end(self) -> Iterator[Converted]:
         """The root spans of traces of which only observations were there."""
         for source_id, bounds in self._bounds.items():
@@ -104,7 +101,7 @@ class _LangfuseReader:
             )
 
     def _trace(self, record: Mapping[str, Any]) -> Iterator[Converted]:
-        trace = Trace(_NAME, _id(record, "id"), self._origin)
+        trace = Trace(_NAME, id_in(record, "id"), self._origin)
         begin = nanoseconds(record["timestamp"], "timestamp")
         latency = number_of(record.get("latency")) or 0.0
         attributes = {
@@ -120,7 +117,7 @@ class _LangfuseReader:
         yield trace.span(trace.root_id, None, name, begin, begin + round(latency * 1e9), attributes)
 
     def _observation(self, record: Mapping[str, Any]) -> Iterator[Converted]:
-        trace = Trace(_NAME, _id(record, "traceId"), self._origin)
+        trace = Trace(_NAME, id_in(record, "traceId"), self._origin)
         begin = nanoseconds(record["startTime"], "startTime")
         end = nanoseconds(record["endTime"], "endTime") if record.get("endTime") else begin
         failed = str(record.get("statusMessage") or "ERROR") if record.get("level") == "ERROR" else None
@@ -128,7 +125,7 @@ class _LangfuseReader:
             self._widen(trace.source_id, record, begin, end)
         parent = record.get("parentObservationId")
         yield trace.span(
-            trace.span_id(_id(record, "id")),
+            trace.span_id(id_in(record, "id")),
             trace.span_id(parent) if isinstance(parent, str) and parent else trace.root_id,
             str(record.get("name") or record["type"]),
             begin,
@@ -152,14 +149,14 @@ class _LangfuseReader:
         if not record.get("traceId"):
             self._account.leave_out("score_of_no_trace")
             return
-        trace = Trace(_NAME, _id(record, "traceId"), self._origin)
+        trace = Trace(_NAME, id_in(record, "traceId"), self._origin)
         observation = record.get("observationId")
         value = record.get("value")
         label = record.get("stringValue") or (value if isinstance(value, str) else None)
         is_number = isinstance(value, (int, float))
         yield trace.evaluation(
-            _id(record, "id"),
-            _id(record, "name"),
+            id_in(record, "id"),
+            id_in(record, "name"),
             score=number_of(value) if is_number else None,
             label=str(label) if label is not None else None,
             time_ns=nanoseconds(record.get("timestamp") or record.get("createdAt"), "timestamp"),
@@ -242,13 +239,6 @@ def _metadata(prefix: str, value: Any) -> JsonObject:
     if isinstance(value, dict):
         return kept_fields(prefix, value)
     return {prefix: text_of(value)} if value not in (None, "", []) else {}
-
-
-def _id(record: Mapping[str, Any], name: str) -> str:
-    value = record.get(name)
-    if not isinstance(value, str) or not value:
-        raise InvalidRecordError(f"{name} is {str(value)[:40]!r}")
-    return value
 
 
 def _camel(name: str) -> str:

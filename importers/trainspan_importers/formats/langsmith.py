@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from trainspan_importers.account import Account
-from trainspan_importers.reading import Converted, Format
+from trainspan_importers.reading import Converted, Format, Reader
 from trainspan_importers.recorded import (
     call_attributes,
     messages_in,
@@ -18,7 +18,7 @@ from trainspan_importers.recorded import (
     tool_attributes,
     tools_in,
 )
-from trainspan_importers.traces import Trace, kept_fields, nanoseconds, origin_of
+from trainspan_importers.traces import Trace, id_in, kept_fields, nanoseconds, origin_of
 from trainspan_schemas.errors import InvalidRecordError
 from trainspan_schemas.files.durable import JsonObject
 from trainspan_schemas.telemetry import keys
@@ -38,7 +38,7 @@ _FEEDBACK_FIELDS: Final = (
 )
 
 
-class _LangsmithReader:
+class _LangsmithReader(Reader):
     def __init__(self, account: Account) -> None:
         self._account = account
         self._origin = origin_of(_NAME)
@@ -58,15 +58,12 @@ class _LangsmithReader:
         elif not value.keys() & {"runs", "data", "cursors"}:
             raise InvalidRecordError("neither a run nor feedback")
 
-    def end_of_file(self) -> Iterator[Converted]:
-        return iter(())
-
     def end(self) -> Iterator[Converted]:
         self._account.leave_out("feedback_of_no_run", n_parts=sum(map(len, self._homeless.values())))
         return iter(())
 
     def _run(self, run: Mapping[str, Any]) -> Iterator[Converted]:
-        run_id, parent = _id(run, "id"), run.get("parent_run_id")
+        run_id, parent = id_in(run, "id"), run.get("parent_run_id")
         trace = Trace(_NAME, str(run.get("trace_id") or run_id), self._origin)
         begin = nanoseconds(run["start_time"], "start_time")
         end = nanoseconds(run["end_time"], "end_time") if run.get("end_time") else begin
@@ -89,7 +86,7 @@ class _LangsmithReader:
         if not feedback.get("run_id"):
             self._account.leave_out("feedback_of_no_run")
             return
-        run_id = _id(feedback, "run_id")
+        run_id = id_in(feedback, "run_id")
         if not isinstance(feedback.get("trace_id"), str):
             self._homeless.setdefault(run_id, []).append(feedback)
             return
@@ -97,8 +94,8 @@ class _LangsmithReader:
         score, value = feedback.get("score"), feedback.get("value")
         source = feedback.get("feedback_source")
         yield trace.evaluation(
-            _id(feedback, "id"),
-            _id(feedback, "key"),
+            id_in(feedback, "id"),
+            id_in(feedback, "key"),
             score=number_of(score) if isinstance(score, (bool, int, float)) else None,
             label=None if value is None else text_of(value),
             time_ns=nanoseconds(feedback.get("created_at") or feedback.get("modified_at"), "created_at"),
@@ -179,13 +176,6 @@ def _tool_output(outputs: Any) -> Any:
 
 def _first(record: Mapping[str, Any], names: tuple[str, ...]) -> Any:
     return next((record[name] for name in names if isinstance(record.get(name), str) and record[name]), None)
-
-
-def _id(record: Mapping[str, Any], name: str) -> str:
-    value = record.get(name)
-    if not isinstance(value, str) or not value:
-        raise InvalidRecordError(f"{name} is {str(value)[:40]!r}")
-    return value
 
 
 def _is_run(value: Mapping[str, Any]) -> bool:

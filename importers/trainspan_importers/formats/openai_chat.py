@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from trainspan_importers.account import Account
 from trainspan_importers.conversation import Conversation
-from trainspan_importers.reading import Converted, Format
+from trainspan_importers.reading import Converted, Format, Reader
 from trainspan_importers.recorded import (
     call_attributes,
     message_of,
@@ -46,7 +46,7 @@ _COMPLETION: Final = (
 )
 
 
-class _OpenaiReader:
+class _OpenaiReader(Reader):
     def __init__(self, account: Account) -> None:
         self._account = account
         self._origin = origin_of(_NAME)
@@ -71,9 +71,6 @@ class _OpenaiReader:
             yield from self._example(value)
         elif not _is_list_end(value):
             raise InvalidRecordError("neither messages, nor a preference, nor a chat completion")
-
-    def end_of_file(self) -> Iterator[Converted]:
-        return iter(())
 
     def end(self) -> Iterator[Converted]:
         self._account.leave_out("messages_without_completion", n_parts=len(self._asked))

@@ -8,7 +8,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 
 from trainspan_importers.account import Account
 from trainspan_importers.otlp_json import json_items, members
-from trainspan_importers.reading import Converted, Format, StatelessReader
+from trainspan_importers.reading import Converted, Format, Reader
 from trainspan_importers.traces import Item, Origin
 from trainspan_schemas.errors import InvalidRecordError
 
@@ -19,7 +19,7 @@ _LOGS = ("resourceLogs", "resource_logs")
 _METRICS = ("resourceMetrics", "resource_metrics")
 
 
-class _OtlpReader(StatelessReader):
+class _OtlpReader(Reader):
     def __init__(self, account: Account) -> None:
         self._account = account
 

@@ -13,7 +13,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from trainspan_importers.account import Account
 from trainspan_importers.otlp_json import span_of
-from trainspan_importers.reading import Converted, Format
+from trainspan_importers.reading import Converted, Format, Reader
 from trainspan_importers.recorded import number_of
 from trainspan_importers.traces import Item, Trace, kept_fields, key_values, nanoseconds, origin_of
 from trainspan_schemas.errors import InvalidRecordError
@@ -39,7 +39,7 @@ _TEXTS: Final = (
 """Attributes that OpenInference has as JSON text: values that were parsed are text again."""
 
 
-class _PhoenixReader:
+class _PhoenixReader(Reader):
     def __init__(self, account: Account) -> None:
         self._account = account
         self._origin = origin_of(_NAME)
@@ -58,9 +58,6 @@ class _PhoenixReader:
             yield from self._span(value)
         elif not value.keys() <= {"next_cursor"}:
             raise InvalidRecordError("neither a span nor an annotation")
-
-    def end_of_file(self) -> Iterator[Converted]:
-        return iter(())
 
     def end(self) -> Iterator[Converted]:
         self._account.leave_out("annotation_without_its_span", n_parts=sum(map(len, self._annotations.values())))

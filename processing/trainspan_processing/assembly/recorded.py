@@ -5,8 +5,7 @@ from dataclasses import dataclass, replace
 
 import polars as pl
 
-from trainspan_processing.dataset.ledger import DatasetLedger, Earlier, ledger_path, read_ledger
-from trainspan_processing.dataset.ledger_summary import digest_of
+from trainspan_processing.dataset.ledger import DatasetLedger, Earlier, digest_of, ledger_path, read_ledger
 from trainspan_processing.dataset.published import Published
 from trainspan_processing.read.inventory import take_inventory
 from trainspan_processing.read.source import Selection, Source

@@ -1,5 +1,6 @@
 """The ledger: the rollouts that each dataset used. Stored next to the dataset's manifest, so both are published together."""
 
+import hashlib
 import io
 import json
 from collections.abc import Sequence
@@ -9,13 +10,23 @@ from typing import Final
 
 import polars as pl
 
-from trainspan_processing.dataset.ledger_summary import LedgerFile, Summary, digest_of, read_summary, write_summary
 from trainspan_processing.tables import HISTORY, ROLLOUT_KEY, Schema
 from trainspan_schemas.artifacts.branches import BRANCH_TASK
 from trainspan_schemas.artifacts.dataset import LEDGER_FILE, about_dir, dataset_dirs, round_of
 from trainspan_schemas.errors import DatasetError
 
-__all__ = ["LEDGER", "DatasetLedger", "Earlier", "History", "ledger_path", "next_round", "read_ledger", "write_ledger"]
+__all__ = [
+    "LEDGER",
+    "DatasetLedger",
+    "Earlier",
+    "History",
+    "LedgerFile",
+    "digest_of",
+    "ledger_path",
+    "next_round",
+    "read_ledger",
+    "write_ledger",
+]
 
 LEDGER: Final[Schema] = {
     "rollout_id": pl.String,
@@ -51,8 +62,13 @@ if it failed; NULL if it was not asked about the rollout.
 """
 
 
-SUMMARIZED_AFTER: Final = 64
-"""Number of new ledgers after which the summary of all is written anew."""
+@dataclass(frozen=True, slots=True)
+class LedgerFile:
+    """A dataset's ledger as it was read."""
+
+    name: str
+    """Of the dataset's folder."""
+    sha256: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +78,7 @@ class Earlier:
     rounds: tuple[tuple[int, int], ...]
     """First and last number of each gapless series of datasets."""
     ledgers_sha256: str
-    """Hash of their ledgers (ledger_summary.py)."""
+    """`digest_of` their ledgers."""
 
     @classmethod
     def of(cls, files: Sequence[LedgerFile]) -> "Earlier":
@@ -139,43 +155,34 @@ NOTHING_USED: Final = DatasetLedger(pl.DataFrame(schema=LEDGER))
 
 
 def read_ledger(out: Path, *, only: Sequence[Path] | None = None) -> DatasetLedger:
-    """The ledger of all datasets under `out`, or of the folders `only`.
-
-    All are read from the summary, as far as it goes; it is written anew if many are missing there. Raises DatasetError if a
-    ledger is missing or malformed.
-    """
-    folders = {folder.name: folder for folder in (dataset_dirs(out) if only is None else only)}
-    known = Summary(pl.DataFrame(schema=LEDGER)) if only is not None else read_summary(out, LEDGER, folders)
-    files, frames, covered = list(known.files), [pl.DataFrame(schema=LEDGER)], {entry.name for entry in known.files}
-    for name, folder in folders.items():
-        if name in covered:
-            continue
+    """The ledger of all datasets under `out`, or of the folders `only`. Raises DatasetError if one is missing or malformed."""
+    files, frames = [], [pl.DataFrame(schema=LEDGER)]
+    for folder in dataset_dirs(out) if only is None else only:
         path = ledger_path(folder)
         try:
-            file, data = LedgerFile.read(name, path)
+            data = path.read_bytes()
             frames.append(pl.read_ndjson(io.BytesIO(data), schema=LEDGER))
         except FileNotFoundError as error:
             raise DatasetError(
-                f"{path} is missing, so the rollouts that {name} used are unknown: restore it, or move the dataset away"
+                f"{path} is missing, so the rollouts that {folder.name} used are unknown: restore it, or move the dataset away"
             ) from error
         except pl.exceptions.PolarsError as error:
             raise DatasetError(f"{path} is malformed: {error}") from error
-        files.append(file)
-    rows = _joined(known.rows, pl.concat(frames))
-    if only is None and len(files) - len(covered) >= SUMMARIZED_AFTER:
-        write_summary(out, Summary(rows, tuple(files)))
-    return DatasetLedger(rows, tuple(files))
+        files.append(LedgerFile(folder.name, hashlib.sha256(data).hexdigest()))
+    return DatasetLedger(_joined(pl.concat(frames)), tuple(files))
 
 
-def _joined(before: pl.DataFrame, lines: pl.DataFrame) -> pl.DataFrame:
-    """LEDGER with one row per (rollout, attempt), of rows that have that already, and of later lines."""
-    # Of many rollouts few are seen again, and mostly none.
-    again = before["rollout_id"].is_in(lines["rollout_id"].unique().implode())
-    unchanged = before if not again.any() else before.filter(~again)
+def digest_of(files: Sequence[LedgerFile]) -> str:
+    """One hash of the names and contents of ledgers."""
+    lines = "".join(f"{ledger.name} {ledger.sha256}\n" for ledger in sorted(files, key=lambda ledger: ledger.name))
+    return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def _joined(lines: pl.DataFrame) -> pl.DataFrame:
+    """LEDGER with one row per (rollout, attempt), of lines in the order of their datasets."""
     of_its_reward = pl.col("reward_digest") == pl.col("reward_digest").drop_nulls().last()
-    added = (
-        pl.concat([before.filter(again), lines])
-        .group_by(ROLLOUT_KEY, maintain_order=True)
+    return (
+        lines.group_by(ROLLOUT_KEY, maintain_order=True)
         .agg(
             # A rollout first seen without a reward may have received one since.
             pl.col("run_id", "round", "task_id", "reward", "reward_digest", "end_ns").drop_nulls().last(),
@@ -185,8 +192,8 @@ def _joined(before: pl.DataFrame, lines: pl.DataFrame) -> pl.DataFrame:
             pl.col("parts").filter(of_its_reward).drop_nulls().last(),
             pl.col("function_rewards", "dropped").drop_nulls().last(),
         )
+        .select(*LEDGER)
     )
-    return pl.concat([unchanged.select(*LEDGER), added.select(*LEDGER)])
 
 
 def write_ledger(folder: Path, rows: pl.DataFrame) -> None:

@@ -23,7 +23,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class CallAccount:
-    """One model call: P prompt tokens, C completion tokens."""
+    """One model call: P prompt tokens, C completion tokens. The defaults are those of a call of which nothing is derived."""
 
     index: int
     """Its number in the rollout: the call index, or the position if several choices of a request share one."""
@@ -43,25 +43,25 @@ class CallAccount:
     logprobs: list[float]
     reason: str | None
     """Why it is not trained; None if it is."""
-    step_reward: float | None
+    step_reward: float | None = None
     """The weighted sum of its own rewards."""
-    value: float | None
+    value: float | None = None
     """Its value by the credit rule."""
-    advantage: float | None
-    segment: int | None
+    advantage: float | None = None
+    segment: int | None = None
     """Its row of the merged rollout; None if it is not trained."""
-    prefix_len: int
+    prefix_len: int = 0
     """Prompt tokens that earlier calls of the segment already contain."""
-    continues: int | None
+    continues: int | None = None
     """Index of the call whose tokens are that prefix."""
-    broken: str | None
+    broken: str | None = None
     """Why it does not continue its agent's previous call; None if it does, or if there is no previous call."""
-    messages: list[Message]
+    messages: list[Message] = field(default_factory=list)
     """The request, as the client's instrumentation recorded it; may be empty."""
-    answer: Message | None
-    prompt_text: str | None
+    answer: Message | None = None
+    prompt_text: str | None = None
     """Text of `prompt_ids[prefix_len:]`; None without a tokenizer."""
-    pieces: list[str] | None
+    pieces: list[str] | None = None
     """(C,) text added by each completion token; None without a tokenizer, or if not asked for."""
     measured: list[Measurement] = field(default_factory=list)
     """What branches measured, the newest run first; empty if nothing, or if not asked for."""
@@ -192,15 +192,15 @@ class RolloutAccount:
     credit: CreditAccount
     decoded_with: str | None
     """The model whose tokenizer was used."""
-    dataset: str | None
+    dataset: str | None = None
     """The dataset in question."""
-    agrees: bool | None
+    agrees: bool | None = None
     """Whether that dataset's rows have exactly these advantages; None without a dataset."""
-    unlike: int
+    unlike: int = 0
     """Number of rollouts compared by the dataset that are missing in the stores or have a different reward there."""
-    lacks: list[Lack]
+    lacks: list[Lack] = field(default_factory=list)
     """Missing pieces: of an unfinished rollout, and tools that are offered and not in the prompts."""
-    untrained: list[UntrainedAccount]
+    untrained: list[UntrainedAccount] = field(default_factory=list)
     answer: str | None = None
     """The task's answer as JSON, if the runner stored one."""
     error: str | None = None

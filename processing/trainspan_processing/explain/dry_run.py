@@ -37,11 +37,6 @@ class DryRun:
     """rollout_id (NULL: no rollout), attempt, trace_id, span_id, agent and `reason` of the calls without tokens."""
     limits: CallLimits
 
-    @property
-    def sound(self) -> pl.DataFrame:
-        """The calls without a drop reason so far."""
-        return self.calls.filter(pl.col("reason").is_null())
-
 
 def dry_run(
     source: Source,

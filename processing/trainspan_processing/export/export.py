@@ -13,7 +13,7 @@ from typing import Final, Literal
 import polars as pl
 
 from trainspan_processing.credit.plan import looks_at_calls
-from trainspan_processing.dataset.ledger import LEDGER, DatasetLedger
+from trainspan_processing.dataset.ledger import NOTHING_USED
 from trainspan_processing.dataset.published import Published
 from trainspan_processing.export.atif import trajectories
 from trainspan_processing.export.candidates import Examples, RewardedRollout
@@ -220,8 +220,7 @@ def _nothing_in(source: Source, request: ExportRequest, clock: Clock) -> str:
 def _rewarded_in(source: Source, request: ExportRequest, clock: Clock) -> tuple[pl.DataFrame, int]:
     """The selected rollouts with their reasons, and the number of traces."""
     selection = Selection(request.run_id, request.round)
-    nothing_used = DatasetLedger(pl.DataFrame(schema=LEDGER))
-    traces = index_traces(source, selection, nothing_used, now_ns=clock.now_ns(), settle_s=request.settings.settle_s)
+    traces = index_traces(source, selection, NOTHING_USED, now_ns=clock.now_ns(), settle_s=request.settings.settle_s)
     traces = select(source, traces, request.settings)
     # The policy server has no calls of a vendor's model: a rollout whose own span is stored has ended.
     ended = pl.col("status").is_not_null()

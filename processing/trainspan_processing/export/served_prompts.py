@@ -6,7 +6,7 @@ from typing import Final
 
 import polars as pl
 
-from trainspan_processing.dataset.ledger import LEDGER, DatasetLedger
+from trainspan_processing.dataset.ledger import NOTHING_USED
 from trainspan_processing.export.conversations import read_conversations
 from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.read.tokens import read_tokens
@@ -40,8 +40,7 @@ def read_served_prompts(
     Those whose messages no client recorded are left out. Raises StoreError if a store cannot be read.
     """
     with Source(stores, allow_behind=True) as source:
-        nothing_used = DatasetLedger(pl.DataFrame(schema=LEDGER))
-        traces = index_traces(source, Selection(), nothing_used, now_ns=clock.now_ns(), settle_s=settle_s)
+        traces = index_traces(source, Selection(), NOTHING_USED, now_ns=clock.now_ns(), settle_s=settle_s)
         calls = traces.calls.filter((pl.col("base") == base) & pl.col("rollout_id").is_not_null())
         if agents:
             calls = calls.filter(pl.col("agent").is_in(list(agents)))

@@ -20,7 +20,7 @@ import polars as pl
 
 from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY, Schema
-from trainspan_processing.text.tool_steps import TOOL_EVENTS, ToolStep, tool_step, tool_step_of_record
+from trainspan_processing.text.tool_steps import TOOL_EVENTS, ToolStep, tool_step
 from trainspan_schemas.errors import InvalidRecordError
 from trainspan_schemas.telemetry import keys
 from trainspan_schemas.telemetry.tools import ToolResult, results_from_json
@@ -288,8 +288,9 @@ def _add_spans(
 ) -> None:
     for row in tools.select(*ROLLOUT_KEY, *SPAN_KEY, "start_ns", "end_ns", "failed", "error_type").iter_rows():
         rollout, span, (start_ns, end_ns, failed, error) = (row[0], row[1]), (row[2], row[3]), row[4:]
-        if (step := tool_step(attributes.get(span, {}))) is None:
+        if span not in attributes:  # deleted since
             continue
+        step = tool_step(attributes[span])
         use = uses[rollout].of_span(step, start_ns)
         if use.span is None:  # of several spans with an id, the one that began first is the outermost
             use.span, use.start_ns, use.end_ns = span, start_ns, end_ns
@@ -384,6 +385,6 @@ def _records(
             for batch in source.read("records", Selection(), _RECORD, event_names=TOOL_EVENTS, **asked):
                 rows.update(batch.select(_RECORD).iter_rows())
     for time_ns, trace_id, rollout_id, text in sorted(rows, key=lambda row: (row[0], str(row))):
-        step = tool_step_of_record(json.loads(text or "{}"))
+        step = tool_step(json.loads(text or "{}"))
         if step.call_id is not None:
             yield time_ns, trace_id, rollout_id, step.call_id, step

@@ -5,10 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from trainspan_processing.text.langfuse import LANGFUSE_KIND
-from trainspan_schemas.telemetry import keys
-
-__all__ = ["TOOL_EVENTS", "ToolStep", "tool_step", "tool_step_of_record"]
+__all__ = ["TOOL_EVENTS", "ToolStep", "tool_step"]
 
 _ID: Final = ("gen_ai.tool.call.id", "ai.toolCall.id", "tool_use_id", "call_id", "tool_call.id")
 _NAME: Final = ("gen_ai.tool.name", "tool.name", "ai.toolCall.name", "tool_name", "traceloop.entity.name")
@@ -45,25 +42,8 @@ class ToolStep:
     """Only of log records."""
 
 
-def tool_step(attributes: Mapping[str, Any]) -> ToolStep | None:
-    """The tool call in a span; None if the span is not a tool step. `failed` only if an attribute says so."""
-    is_tool = (
-        attributes.get(keys.GEN_AI_OPERATION) == keys.OPERATION_EXECUTE_TOOL
-        or attributes.get("traceloop.span.kind") == "tool"
-        or attributes.get("openinference.span.kind") == "TOOL"
-        or attributes.get(LANGFUSE_KIND) == "tool"
-        or attributes.get("span.type") == "tool"
-        or attributes.get("ai.operationId") == "ai.toolCall"
-    )
-    return _step(attributes) if is_tool else None
-
-
-def tool_step_of_record(attributes: Mapping[str, Any]) -> ToolStep:
-    """The tool call in a log record of TOOL_EVENTS."""
-    return _step(attributes)
-
-
-def _step(attributes: Mapping[str, Any]) -> ToolStep:
+def tool_step(attributes: Mapping[str, Any]) -> ToolStep:
+    """The tool call in a span that is a tool step, or in a log record of TOOL_EVENTS; `failed` only if an attribute says so."""
     success = attributes.get("success")
     failed = None if success is None else str(success).lower() != "true"
     return ToolStep(

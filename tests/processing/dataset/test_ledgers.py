@@ -1,4 +1,4 @@
-"""The ledgers of many datasets: read once, from then on from their summary, and never believed if one has changed."""
+"""The ledgers of many datasets: one row per rollout, and never believed if one has changed."""
 
 import json
 from pathlib import Path
@@ -10,15 +10,11 @@ import pytest
 from tests.processing.conftest import Bench, rows
 from tests.processing.support.traces import chain
 from trainspan_processing.assembly.recorded import recorded
-from trainspan_processing.dataset import ledger as ledger_module
-from trainspan_processing.dataset.ledger import LEDGER, Earlier, read_ledger, write_ledger
-from trainspan_processing.dataset.ledger_summary import LedgerFile
+from trainspan_processing.dataset.ledger import LEDGER, Earlier, LedgerFile, read_ledger, write_ledger
 from trainspan_processing.dataset.published import open_published
 from trainspan_schemas.artifacts.dataset import about_dir, dataset_dir
 from trainspan_schemas.errors import DatasetError
 from trainspan_schemas.telemetry import keys
-
-SUMMARY = ".ledgers"
 
 
 def publish(out: Path, number: int, *lines: dict[str, Any]) -> Path:
@@ -31,61 +27,16 @@ def publish(out: Path, number: int, *lines: dict[str, Any]) -> Path:
     return about / "rollouts.jsonl"
 
 
-def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The datasets whose ledgers are read from now on."""
-    names: list[str] = []
-    read = LedgerFile.read
-
-    def watched(name: str, path: Path) -> tuple[LedgerFile, bytes]:
-        names.append(name)
-        return read(name, path)
-
-    monkeypatch.setattr(LedgerFile, "read", watched)
-    return names
-
-
-@pytest.fixture
-def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledger_module, "SUMMARIZED_AFTER", 3)
-
-
-@pytest.mark.usefixtures("few")
-def test_the_summary_of_ledgers_states_the_same_as_the_ledgers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for number in range(2):
-        publish(tmp_path, number, {"rollout_id": f"r{number}"})
-    read_ledger(tmp_path)
-    assert not (tmp_path / SUMMARY).exists()
+def test_of_a_rollout_that_several_datasets_saw_the_ledger_has_one_row(tmp_path: Path) -> None:
+    files = [publish(tmp_path, number, {"rollout_id": f"r{number}"}) for number in range(2)]
     publish(tmp_path, 2, {"rollout_id": "r2"}, {"rollout_id": "r0", "kept": 0, "calls": 5, "reason": "late"})
-    first = read_ledger(tmp_path)
-    assert (tmp_path / SUMMARY).exists()
-    read = counted(monkeypatch)
-    assert (read_ledger(tmp_path).rows.height, read) == (3, [])
     publish(tmp_path, 3, {"rollout_id": "r1", "calls": 7, "reward": None, "reward_digest": None})
-    again = read_ledger(tmp_path)
-    assert read == ["round-0003"]
-    assert [one.name for one in again.files] == [f"round-000{number}" for number in range(4)]
-    (tmp_path / SUMMARY).unlink()
-    for one, other in (
-        (read_ledger(tmp_path), again),
-        (first, read_ledger(tmp_path, only=[Path(tmp_path, f.name) for f in first.files])),
-    ):
-        assert one.rows.sort("rollout_id").equals(other.rows.sort("rollout_id"))
-        assert sorted(one.files, key=lambda file: file.name) == sorted(other.files, key=lambda file: file.name)
-    found = {row["rollout_id"]: (row["calls"], row["kept"], row["reward"]) for row in again.rows.iter_rows(named=True)}
-    assert found == {"r0": (5, 1, 1.0), "r1": (7, 1, 1.0), "r2": (1, 1, 1.0)}
-
-
-@pytest.mark.usefixtures("few")
-def test_ledgers_are_read_again_if_one_of_the_summary_has_changed_or_is_gone(tmp_path: Path) -> None:
-    files = [publish(tmp_path, number, {"rollout_id": f"r{number}"}) for number in range(3)]
-    assert read_ledger(tmp_path).rows.height == 3
-    files[1].write_text(files[1].read_text() + json.dumps({"rollout_id": "new", "attempt": 0, "kept": 1}) + "\n")
-    assert sorted(read_ledger(tmp_path).rows["rollout_id"]) == ["new", "r0", "r1", "r2"]
-    (tmp_path / SUMMARY).write_bytes((tmp_path / SUMMARY).read_bytes()[:-9])
-    assert read_ledger(tmp_path).rows.height == 4
-    for folder in (dataset_dir(tmp_path, 1), about_dir(dataset_dir(tmp_path, 1))):
-        folder.rename(tmp_path / f"moved-{folder.name}")
-    assert sorted(read_ledger(tmp_path).rows["rollout_id"]) == ["r0", "r2"]
+    ledger = read_ledger(tmp_path)
+    assert [file.name for file in ledger.files] == [f"round-000{number}" for number in range(4)]
+    rows_of = {
+        row["rollout_id"]: (row["calls"], row["kept"], row["reward"]) for row in ledger.rows.iter_rows(named=True)
+    }
+    assert rows_of == {"r0": (5, 1, 1.0), "r1": (7, 1, 1.0), "r2": (1, 1, 1.0)}
     files[0].unlink()
     with pytest.raises(
         DatasetError, match=r"rollouts\.jsonl is missing, so the rollouts that round-0000 used are unknown"
@@ -93,21 +44,8 @@ def test_ledgers_are_read_again_if_one_of_the_summary_has_changed_or_is_gone(tmp
         read_ledger(tmp_path)
 
 
-@pytest.mark.usefixtures("few")
-def test_a_folder_without_permission_has_no_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for number in range(3):
-        publish(tmp_path, number, {"rollout_id": f"r{number}"})
-
-    def refuse(*_: object, **__: object) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(pl.DataFrame, "write_parquet", refuse)
-    assert read_ledger(tmp_path).rows.height == 3
-    assert not list(tmp_path.glob(".ledgers*"))
-
-
 def test_a_manifest_names_the_datasets_before_it_in_few_words() -> None:
-    files = [LedgerFile(f"round-{number:04d}", "", 1, 1, f"{number}") for number in (0, 1, 2, 5, 7, 8)]
+    files = [LedgerFile(f"round-{number:04d}", f"{number}") for number in (0, 1, 2, 5, 7, 8)]
     earlier = Earlier.of(files)
     assert earlier.rounds == ((0, 2), (5, 5), (7, 8))
     assert ([number in earlier for number in (2, 3, 5, 9)], len(earlier)) == ([True, False, True, False], 6)
@@ -115,11 +53,7 @@ def test_a_manifest_names_the_datasets_before_it_in_few_words() -> None:
         Earlier.of_record(json.loads(json.dumps({"rounds": earlier.rounds, "ledgers_sha256": "x"}))).rounds
         == earlier.rounds
     )
-    assert (
-        Earlier.of(list(reversed(files)))
-        == earlier
-        != Earlier.of([*files[:-1], LedgerFile("round-0008", "", 1, 1, "9")])
-    )
+    assert Earlier.of(list(reversed(files))) == earlier != Earlier.of([*files[:-1], LedgerFile("round-0008", "9")])
     with pytest.raises(DatasetError, match="of an earlier version"):
         Earlier.of_record([{"name": "round-0000", "ledger_sha256": "x"}])
 

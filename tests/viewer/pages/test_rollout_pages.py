@@ -55,17 +55,9 @@ def call(index: int, prompt: list[int], answer: list[int], **more: Any) -> CallA
         "seconds": 0.5,
         "reason": None,
         "logprobs": [-0.5] * len(answer),
-        "step_reward": None,
         "value": 1.0,
         "advantage": 0.5,
         "segment": 0,
-        "prefix_len": 0,
-        "continues": None,
-        "broken": None,
-        "messages": [],
-        "answer": None,
-        "prompt_text": None,
-        "pieces": None,
     }
     return CallAccount(index=index, prompt_ids=prompt, completion_ids=answer, **{**facts, **more})
 
@@ -88,11 +80,6 @@ def rollout(*calls: CallAccount, tools: list[ToolAccount] | None = None, name: s
         edges=[],
         credit=CreditAccount(1.0, "g", [], ["R = 1"], 0.5),
         decoded_with=None,
-        dataset=None,
-        agrees=None,
-        unlike=0,
-        lacks=[],
-        untrained=[],
     )
 
 
@@ -113,7 +100,6 @@ def tokens_model(pieces: list[str]) -> TokensModel:
         chosen="mismatch",
         missing=None,
         available=("mismatch",),
-        figures=None,
         links=Links("round-0000"),
         params=Params("/rollouts/r/calls/0", {}, {}),
     )

@@ -77,7 +77,7 @@ def test_a_group_has_the_id_that_its_rows_have(sources: Sources, world: World) -
 def test_filters_leave_what_they_say(sources: Sources, world: World, query: dict[str, str], found: list[str]) -> None:
     model = ask(sources, world, view="rollouts", **query)
     assert sorted(member.rollout_id for member in model.rollouts) == found
-    assert model.n_found == len(found)
+    assert model.part.total == len(found)
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ LOST = {"rollout_id": "lost", "run_id": RUN, "round": 1, "task_id": "mixed", "ca
 
 def test_calls_without_a_rollout_are_no_rollout(altered: Altered) -> None:
     model = altered([{**LOST, "rollout_id": "trace:00ff", "reason": "no_rollout"}], view="rollouts")
-    assert model.n_found == 8
+    assert model.part.total == 8
 
 
 def test_figures_of_a_group_are_those_of_all_its_rollouts(sources: Sources, world: World) -> None:

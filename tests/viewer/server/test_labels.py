@@ -375,7 +375,7 @@ def test_labels_of_others_hide_no_persons_label_and_more_than_a_page_reads_is_an
     monkeypatch.setattr("trainspan_viewer.queries.labels.stored._MOST", 10)
     assert [label.by for label in stored_labels(store, ids)] == ["ann"]
     with pytest.raises(LabelChangedError, match="'bad' by ann"):
-        give_label(Submission(stale), store, _Nowhere())
+        give_label(Submission(**stale), store, _Nowhere())
     send_labels(own.grpc, *(Label(rollout_id, 0, "good", "ann", 2) for rollout_id in ids for _ in range(9)))
     assert len(stored_labels(store, ids)) == 19
     send_labels(own.grpc, Label(ids[1], 0, "bad", "ann", 3), Label(ids[1], 0, "bad", "ann", 4))
@@ -416,7 +416,7 @@ def test_a_label_that_the_pages_store_does_not_show_is_no_silent_loss(
 ) -> None:
     monkeypatch.setattr("trainspan_viewer.queries.labels.sending._SHOWN_S", 0.3)
     sender = _Nowhere()
-    sent = Submission({"rollout": "label-clear:0", "word": "good", "by": "ann"})
+    sent = Submission(rollout="label-clear:0", word="good", by="ann")
     with pytest.raises(NotShownError, match="another store than the collector's"):
         give_label(sent, StoreReader(labels.store), sender)
     assert [label.word for label in sender.sent] == ["good"]

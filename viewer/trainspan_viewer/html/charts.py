@@ -4,7 +4,8 @@ from collections.abc import Iterable, Sequence
 
 from trainspan_schemas.artifacts.manifest import Distribution
 from trainspan_viewer.html.curves import MOST
-from trainspan_viewer.html.elements import Element, element, link
+from trainspan_viewer.html.elements import Element, element, link, svg
+from trainspan_viewer.html.formats import number
 
 __all__ = ["bars", "dots", "histogram", "sparkline"]
 
@@ -18,16 +19,16 @@ def histogram(caption: str, values: Distribution) -> Element | None:
     edges, counts = values["edges"], values["counts"]
     greatest = max(counts, default=0)
     drawn: list[Element] = []
-    for number, count in enumerate(counts):
+    for index, count in enumerate(counts):
         if not count:
             continue
         height = max(1.0, (_HEIGHT - 36) * count / greatest)
         width = _WIDTH / len(counts)
         bar = element(
             "rect",
-            element("title", f"{_bin(edges[number], edges[number + 1])}: {count}"),
+            element("title", f"{_bin(edges[index], edges[index + 1])}: {count}"),
             class_="bar",
-            x=round(number * width + 0.5, 2),
+            x=round(index * width + 0.5, 2),
             y=round(_HEIGHT - 18 - height, 2),
             width=round(max(1.0, width - 1), 2),
             height=round(height, 2),
@@ -36,8 +37,8 @@ def histogram(caption: str, values: Distribution) -> Element | None:
     base = _HEIGHT - 18
     axis = element("line", class_="axis", x1=0, y1=base, x2=_WIDTH, y2=base)
     labels = [
-        element("text", _short(values["min"] or 0.0), x=0, y=_HEIGHT - 4),
-        element("text", _short(values["max"] or 0.0), x=_WIDTH, y=_HEIGHT - 4, **{"text-anchor": "end"}),
+        element("text", number(values["min"] or 0.0), x=0, y=_HEIGHT - 4),
+        element("text", number(values["max"] or 0.0), x=_WIDTH, y=_HEIGHT - 4, **{"text-anchor": "end"}),
         element("text", f"most: {greatest}", x=_WIDTH, y=10, **{"text-anchor": "end"}),
     ]
     return _figure(caption, _HEIGHT, [*drawn, axis, *labels])
@@ -64,17 +65,14 @@ def sparkline(points: Sequence[tuple[float, float]], label: str) -> Element:
         (3 + (width - 6) * (x - left) / (right - left), height - 3 - (height - 6) * (y - low) / (high - low))
         for x, y in points
     ]
-    text = f"{label}: from {_short(points[0][1])} to {_short(points[-1][1])}"
-    return element(
-        "svg",
+    text = f"{label}: from {number(points[0][1])} to {number(points[-1][1])}"
+    return svg(
+        width,
+        height,
+        text,
         element("title", text),
         element("polyline", points=" ".join(f"{x:.1f},{y:.1f}" for x, y in places), class_="line c0"),
         element("circle", cx=round(places[-1][0], 1), cy=round(places[-1][1], 1), r=2.5, class_="dot c0"),
-        width=width,
-        height=height,
-        role="img",
-        viewBox=f"0 0 {width} {height}",
-        **{"aria-label": text},
     )
 
 
@@ -85,8 +83,7 @@ def dots(marks: Sequence[tuple[float, str, str, bool]], ends: tuple[float, float
     """
     width, step, abreast = 220, 7, 4
     marks = [mark for mark in marks if abs(mark[0]) <= MOST]
-    low, high = (min(max(end, -MOST), MOST) for end in ends)
-    low, high = (low, high) if high > low else (low - 0.5, high + 0.5)
+    low, high = _range(min(max(end, -MOST), MOST) for end in ends)
     stacks: dict[int, int] = {}
     placed = []
     cells = (width - 16) // (step * abreast) - 1
@@ -112,15 +109,13 @@ def dots(marks: Sequence[tuple[float, str, str, bool]], ends: tuple[float, float
         )
         for x, level, address, text, is_filled in placed
     ]
-    return element(
-        "svg",
+    return svg(
+        width,
+        height,
+        label,
         element("line", class_="rule", x1=2, x2=width - 2, y1=height - 0.5, y2=height - 0.5),
         *drawn,
-        width=width,
-        height=height,
         role="group",
-        viewBox=f"0 0 {width} {height}",
-        **{"aria-label": label},
     )
 
 
@@ -132,22 +127,9 @@ def _range(values: Iterable[float]) -> tuple[float, float]:
 
 
 def _figure(caption: str, height: int, drawn: Sequence[Element], width: int = _WIDTH) -> Element:
-    picture = element(
-        "svg",
-        *drawn,
-        width=width,
-        height=height,
-        role="img",
-        viewBox=f"0 0 {width} {height}",
-        **{"aria-label": caption},
-    )
-    return element("figure", element("figcaption", element("b", caption)), picture)
+    return element("figure", element("figcaption", element("b", caption)), svg(width, height, caption, *drawn))
 
 
 def _bin(low: float, high: float) -> str:
     middle = (low + high) / 2
-    return _short(middle) if high - low == 1 and middle == round(middle) else f"{_short(low)} to {_short(high)}"
-
-
-def _short(value: float) -> str:
-    return f"{value:.4g}"
+    return number(middle) if high - low == 1 and middle == round(middle) else f"{number(low)} to {number(high)}"

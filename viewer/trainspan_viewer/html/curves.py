@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from trainspan_viewer.html.elements import Element, element
+from trainspan_viewer.html.elements import Element, element, svg
+from trainspan_viewer.html.formats import number
 
 __all__ = ["MOST", "Curve", "Point", "chart"]
 
@@ -85,22 +86,13 @@ def chart(
     drawn += _x_axis([(x_of(value), value, value == right) for value in ticks], x_name, size)
     for color, name, points in shown:
         drawn += _curve(name, points, x_name, f"c{color % _COLORS}", x_of, y_of)
-    svg = element(
-        "svg",
-        *drawn,
-        width=width,
-        height=height,
-        role="img",
-        class_="curves",
-        viewBox=f"0 0 {width} {height}",
-        **{"aria-label": f"{caption}. {_described(shown, x_name)}"},
-    )
+    drawing = svg(width, height, f"{caption}. {_described(shown, x_name)}", *drawn, class_="curves")
     legend = [
         element("span", element("i", class_=f"key c{color % _COLORS}"), f" {name}", class_="named")
         for color, name, _ in shown
         if len(curves) > 1
     ]
-    return element("figure", element("figcaption", element("b", caption), *legend), svg)
+    return element("figure", element("figcaption", element("b", caption), *legend), drawing)
 
 
 def _y_axis(ticks: Sequence[tuple[float, str]], width: int) -> list[Element]:
@@ -114,12 +106,12 @@ def _y_axis(ticks: Sequence[tuple[float, str]], width: int) -> list[Element]:
 
 
 def _x_axis(ticks: Sequence[tuple[float, int, bool]], name: str, size: tuple[int, int]) -> list[Element]:
-    """The axis with its name, and a number at each tick; a tick is (x, number, whether it is at the right end)."""
+    """The axis with its name, and a number at each tick; a tick is (x, value, whether it is at the right end)."""
     right, bottom = size[0] - _RIGHT, size[1] - _BOTTOM
     drawn = []
-    for x, number, is_last in ticks:
+    for x, value, is_last in ticks:
         anchor = {"text-anchor": "end" if is_last else "middle"}
-        text = number if abs(number) < _LONG else f"{number:.4g}"
+        text = value if abs(value) < _LONG else number(value)
         drawn.append(element("text", text, x=round(x, 1), y=bottom + 15, **anchor))
     drawn.append(element("text", name, x=(_LEFT + right) // 2, y=size[1] - 4, **{"text-anchor": "middle"}))
     return [*drawn, element("line", class_="axis", x1=_LEFT, x2=right, y1=bottom, y2=bottom)]
@@ -196,8 +188,8 @@ def _ticks(low: float, high: float, *, is_log: bool) -> list[tuple[float, str]]:
     size = 10.0 ** math.floor(math.log10(rough))
     step: float = next(size * factor for factor in (1, 2, 2.5, 5, 10) if size * factor >= rough * 0.999)
     lowest = math.ceil(low / step - 1e-9)
-    ticks = [(lowest + number) * step for number in range(7)]
-    return [(value, _short(0.0 if abs(value) < step / 1e6 else value)) for value in ticks if value <= high + step / 1e6]
+    ticks = [(lowest + index) * step for index in range(7)]
+    return [(value, number(0.0 if abs(value) < step / 1e6 else value)) for value in ticks if value <= high + step / 1e6]
 
 
 def _whole_ticks(left: float, right: float, most: int) -> list[int]:
@@ -215,10 +207,6 @@ def _described(shown: Sequence[tuple[int, str, Sequence[Point]]], x_name: str) -
 
 def _value_text(point: Point) -> str:
     interval = (
-        f" [{_short(point.low)}, {_short(point.high)}]" if point.low is not None and point.high is not None else ""
+        f" [{number(point.low)}, {number(point.high)}]" if point.low is not None and point.high is not None else ""
     )
-    return f"{_short(point.y)}{interval}"
-
-
-def _short(value: float) -> str:
-    return f"{value:.4g}"
+    return f"{number(point.y)}{interval}"

@@ -7,14 +7,27 @@ and every address is a path on this server or a picture within the page, so that
 import base64
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 from xml.etree import ElementTree
 
 from trainspan_processing.text.safe_text import visible
+from trainspan_viewer.html.formats import cut
 
-__all__ = ["Child", "Element", "element", "isolated", "link", "listed", "picture", "sql_command", "table"]
+__all__ = [
+    "Child",
+    "Element",
+    "element",
+    "filter_form",
+    "isolated",
+    "link",
+    "listed",
+    "picture",
+    "sql_command",
+    "svg",
+    "table",
+]
 
 Element = ElementTree.Element
 Child = Element | str | int | None
@@ -40,7 +53,7 @@ def element(tag: str, /, *children: Child, **attributes: str | float | bool | No
             continue
         name, text = key.removesuffix("_").replace("_", "-"), "" if value is True else str(value)
         is_long = name in _LONG_ATTRIBUTES or name.startswith("data-")
-        text = visible(text if is_long else _short(text))
+        text = visible(text if is_long else cut(text, _MOST_NAME))
         if name == "style" or name.startswith("on"):
             raise ValueError(f"the attribute {name} is not allowed: use a class, or app.js")
         if name in _ADDRESSES and not _OWN.match(text):
@@ -50,7 +63,7 @@ def element(tag: str, /, *children: Child, **attributes: str | float | bool | No
         if isinstance(child, ElementTree.Element):
             built.append(child)
         elif child is not None:
-            _append_text(built, visible(str(child) if tag in _LONG else _short(str(child))))
+            _append_text(built, visible(str(child) if tag in _LONG else cut(str(child), _MOST_NAME)))
     if tag in ("pre", "textarea") and (built.text or "").startswith("\n"):
         built.text = f"\n{built.text}"  # a browser drops a line feed right after the tag
     return built
@@ -116,8 +129,33 @@ def table(
     )
 
 
-def _short(text: str) -> str:
-    return text if len(text) <= _MOST_NAME else f"{text[:_MOST_NAME]}… ({len(text)} characters)"
+def filter_form(address: str, fields: Mapping[str, str]) -> Element:
+    """A form that shows the page at `address` for other values of these parameters (name → value)."""
+    return element(
+        "form",
+        *(
+            element("label", name, element("input", name=name, value=value, size=24 if name == "run" else 6))
+            for name, value in fields.items()
+        ),
+        element("button", "show", type="submit"),
+        link(address, "clear"),
+        method="get",
+        class_="filters",
+    )
+
+
+def svg(width: int, height: int, label: str, *children: Child, role: str = "img", class_: str | None = None) -> Element:
+    """A drawing of this size in pixels; `label` says what it shows."""
+    return element(
+        "svg",
+        *children,
+        width=width,
+        height=height,
+        role=role,
+        class_=class_,
+        aria_label=label,
+        viewBox=f"0 0 {width} {height}",
+    )
 
 
 def _append_text(parent: Element, text: str) -> None:

@@ -3,7 +3,7 @@
 import math
 from datetime import UTC, datetime
 
-__all__ = ["age", "count", "moment", "number", "seconds", "share", "short_id"]
+__all__ = ["age", "count", "cut", "moment", "number", "plain", "seconds", "share", "short_id"]
 
 _NONE = "–"
 
@@ -18,6 +18,18 @@ def number(value: float | None, digits: int = 4) -> str:
 def count(value: int | None) -> str:
     """With thin spaces between thousands."""
     return _NONE if value is None else f"{value:,}".replace(",", "\u2009")
+
+
+def plain(value: object, digits: int = 4) -> str:
+    """A value of any kind; a number that is not whole with `digits` significant digits."""
+    if value is None:
+        return _NONE
+    return number(value, digits) if isinstance(value, float) else str(value)
+
+
+def cut(text: str, most: int = 300) -> str:
+    """The first `most` characters, and how many there are."""
+    return text if len(text) <= most else f"{text[:most]}… ({len(text)} characters)"
 
 
 def short_id(text: str) -> str:

@@ -1,17 +1,16 @@
 """A dataset: groups as rows with their rollouts' rewards as dots, drops by reason, filters, quality, and differences."""
 
-from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
-from trainspan_processing.reasons.advice import advice_on
-from trainspan_viewer.html.charts import dots, histogram
+from trainspan_viewer.html.charts import dots
 from trainspan_viewer.html.document import Page
 from trainspan_viewer.html.elements import Child, Element, element, link, listed, table
 from trainspan_viewer.html.formats import count, number, share
 from trainspan_viewer.html.paging import paging
 from trainspan_viewer.pages.difference import difference_body
 from trainspan_viewer.pages.quality import quality_body
+from trainspan_viewer.queries.addresses import dataset_address, rollout_address
 from trainspan_viewer.queries.datasets.dataset import DatasetModel
 from trainspan_viewer.queries.datasets.listing import DatasetRow, DatasetsModel
 from trainspan_viewer.queries.datasets.members import DatasetMember, Group
@@ -52,7 +51,7 @@ def _dataset_row(row: DatasetRow) -> list[Child]:
     manifest = row.manifest
     dropped = sorted(manifest["dropped"].items(), key=lambda item: -item[1])
     return [
-        link(_address(row.location.name), folder),
+        link(dataset_address(row.location.name), folder),
         link(f"/runs/{run}", run) if run else "–",
         count(manifest["rows"]),
         f"{count(manifest['rollouts'])} / {count(manifest['rollouts_seen'])}",
@@ -85,53 +84,18 @@ def render_dataset(model: DatasetModel) -> Page:
 
 def _view(model: DatasetModel) -> list[Child]:
     if model.view == "quality":
-        return quality_body(model.manifest)
+        to_rollouts = {"view": "rollouts", "from": None}
+        return quality_body(model.manifest, lambda reason: model.params.link(reason=reason, **to_rollouts))
     if model.view == "diff":
         return _diff(model)
     kind = "groups" if model.view == "groups" else "rollouts"
     listed = _groups(model) if model.view == "groups" else _rollouts(model)
     return [
-        _overview(model),
         _form(model),
         *(element("p", note, class_="warn") for note in model.notes),
-        listed if model.n_found else element("p", f"No {kind} have all of this.", class_="note"),
-        paging(model.params.link, model.start, model.page_size, model.n_found, kind),
+        listed if model.part.total else element("p", f"No {kind} have all of this.", class_="note"),
+        paging(model.params.link, *model.part, kind),
     ]
-
-
-def _overview(model: DatasetModel) -> Element:
-    manifest = model.manifest
-    spread, rewards = manifest["groups_spread"], manifest["rewards"] or {}
-    facts: list[list[Child]] = [
-        ["rollouts seen / kept", f"{count(manifest['rollouts_seen'])} / {count(manifest['rollouts'])}"],
-        ["groups seen / kept", f"{count(manifest['groups_seen'])} / {count(manifest['groups'])}"],
-        ["groups whose rewards are all equal", count(spread["zero_spread"])],
-        ["calls seen / kept", f"{count(manifest['calls_seen'])} / {count(manifest['calls_kept'])}"],
-        ["reward, mean ± std", f"{number(rewards.get('mean'))} ± {number(rewards.get('std'))}"],
-        ["credit × baseline", f"{manifest['credit']['credit']} × {manifest['credit']['baseline']}"],
-        ["policy versions", f"{manifest['min_policy_version']} to {manifest['max_policy_version']}"],
-    ]
-    return element(
-        "div",
-        table(["", ""], facts, text=frozenset({0, 1}), caption="the dataset"),
-        histogram("rewards of the rollouts", manifest["distributions"]["reward"]),
-        _reasons(model, manifest["dropped"]),
-        class_="plots",
-    )
-
-
-def _reasons(model: DatasetModel, dropped: Mapping[str, int]) -> Element | None:
-    if not dropped:
-        return None
-    rows: list[list[Child]] = [
-        [
-            link(model.params.link(view="rollouts", reason=name, **{"from": None}), name),
-            count(calls),
-            advice_on(name) or "",
-        ]
-        for name, calls in sorted(dropped.items(), key=lambda item: -item[1])
-    ]
-    return table(["dropped as", "calls", "what to do"], rows, text=frozenset({0, 2}), caption="drops by reason")
 
 
 def _form(model: DatasetModel) -> Element:
@@ -243,8 +207,4 @@ def _diff(model: DatasetModel) -> list[Child]:
 
 
 def _rollout_address(dataset: str, member: DatasetMember) -> str:
-    return f"/rollouts/{quote(member.rollout_id, safe='')}?dataset={quote(dataset, safe=':')}&attempt={member.attempt}"
-
-
-def _address(name: str) -> str:
-    return f"/datasets/{quote(name, safe=':')}"
+    return rollout_address(member.rollout_id, dataset=dataset, attempt=member.attempt)

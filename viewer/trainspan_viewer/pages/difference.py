@@ -1,11 +1,10 @@
 """The differences between two datasets, as `trainspan diff` computes them."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from trainspan_processing.dataset.diff import Difference, ItemChange, Overlap, ValueChanges
 from trainspan_viewer.html.elements import Child, Element, element, table
-from trainspan_viewer.html.formats import count, number
+from trainspan_viewer.html.formats import count, number, plain
 
 __all__ = ["difference_body"]
 
@@ -52,7 +51,7 @@ def _changes(title: str, changes: Sequence[ItemChange]) -> Element | None:
         return None
     return table(
         [title, "A", "B"],
-        [[change.what, _plain(change.before), _plain(change.after)] for change in changes],
+        [[change.what, plain(change.before), plain(change.after)] for change in changes],
         caption=title,
     )
 
@@ -64,9 +63,3 @@ def _overlaps(overlaps: dict[str, Overlap]) -> Element:
         rows.extend([f"in B: {reason}", count(n), "", ""] for reason, n in overlap.why_not_in_b.items())
         rows.extend([f"in A: {reason}", "", count(n), ""] for reason, n in overlap.why_not_in_a.items())
     return table(["", "only A", "only B", "both"], rows, caption="what they have in common")
-
-
-def _plain(value: Any) -> str:
-    if value is None:
-        return "–"
-    return number(value) if isinstance(value, float) else str(value)

@@ -1,20 +1,18 @@
 """How judges agree with people's labels and with each other."""
 
 from collections.abc import Sequence
-from urllib.parse import quote
 
 from trainspan_schemas.artifacts.judge_report import CalibrationBin, Comparison, Disagreement, JudgeReport
 from trainspan_viewer.html.document import Page
-from trainspan_viewer.html.elements import Child, Element, element, isolated, link, table
-from trainspan_viewer.html.formats import count, number, share
+from trainspan_viewer.html.elements import Child, Element, element, filter_form, isolated, link, table
+from trainspan_viewer.html.formats import count, cut, number, share
 from trainspan_viewer.html.paging import paging
+from trainspan_viewer.queries.addresses import rollout_address
 from trainspan_viewer.queries.labels.agreement import AgreementModel
-from trainspan_viewer.queries.params import Params
 
 __all__ = ["render_agreement"]
 
 _LABEL = "label"
-_MOST_TEXT = 300
 
 
 def render_agreement(model: AgreementModel) -> Page:
@@ -26,7 +24,7 @@ def render_agreement(model: AgreementModel) -> Page:
     with_people = [each for each in report["comparisons"] if each["b"] == _LABEL]
     others = [each for each in report["comparisons"] if each["b"] != _LABEL]
     body: list[Child] = [
-        _filters(model.params),
+        filter_form("/judges", {name: model.params.text(name) for name in ("run", "round", "threshold")}),
         element("p", about, class_="note"),
         element("p", "Label some rollouts first: ", link("/labels", "what is worth labeling"), ".")
         if not report["labeled"]
@@ -47,7 +45,7 @@ def render_agreement(model: AgreementModel) -> Page:
         _positions(report),
         *([element("h2", "Judges among each other"), _comparisons(others)] if others else []),
         element("h2", "Disagreements with people"),
-        _disagreements(report["disagreements"][model.start : model.start + model.page_size])
+        _disagreements(report["disagreements"][model.part.start : model.part.start + model.part.size])
         if report["disagreements"]
         else element("p", "None.", class_="note"),
         element(
@@ -57,24 +55,9 @@ def render_agreement(model: AgreementModel) -> Page:
         )
         if report["n_disagreements"] > len(report["disagreements"])
         else None,
-        paging(model.params.link, model.start, model.page_size, len(report["disagreements"]), "disagreements"),
+        paging(model.params.link, *model.part, "disagreements"),
     ]
     return Page("Judges", body, section="judges")
-
-
-def _filters(params: Params) -> Element:
-    fields = [
-        element("label", name, element("input", name=name, value=params.text(name), size=24 if name == "run" else 6))
-        for name in ("run", "round", "threshold")
-    ]
-    return element(
-        "form",
-        *fields,
-        element("button", "show", type="submit"),
-        link("/judges", "clear"),
-        method="get",
-        class_="filters",
-    )
 
 
 def _raters(report: JudgeReport) -> Element:
@@ -186,15 +169,15 @@ def _disagreements(rows: Sequence[Disagreement]) -> Element:
     cells: list[list[Child]] = [
         [
             link(
-                f"/rollouts/{quote(row['rollout_id'], safe='')}?attempt={row['attempt']}#labels",
-                isolated(_cut(row["task_id"] or row["rollout_id"])),
+                f"{rollout_address(row['rollout_id'], attempt=row['attempt'])}#labels",
+                isolated(cut(row["task_id"] or row["rollout_id"])),
             ),
             isolated(row["rater"]),
             number(row["score"]),
             row["label"],
             isolated(row["by"]),
-            isolated(_cut(row["reason"] or "–")),
-            isolated(_cut(row["explanation"] or "–")),
+            isolated(cut(row["reason"] or "–")),
+            isolated(cut(row["explanation"] or "–")),
         ]
         for row in rows
     ]
@@ -204,7 +187,3 @@ def _disagreements(rows: Sequence[Disagreement]) -> Element:
 
 def _with_interval(value: float | None, interval: tuple[float, float] | None) -> str:
     return number(value, 3) + (f" [{interval[0]:.3f}, {interval[1]:.3f}]" if interval else "")
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _MOST_TEXT else f"{text[:_MOST_TEXT]}… ({len(text)} characters)"

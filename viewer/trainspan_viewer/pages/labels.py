@@ -7,8 +7,8 @@ from urllib.parse import quote, urlencode
 
 from trainspan_schemas.store.labels import MOST_REASON_BYTES, MOST_WHO_BYTES, Label
 from trainspan_viewer.html.document import Page
-from trainspan_viewer.html.elements import Child, Element, element, isolated, link, table
-from trainspan_viewer.html.formats import count, moment, number, short_id
+from trainspan_viewer.html.elements import Child, Element, element, filter_form, isolated, link, table
+from trainspan_viewer.html.formats import count, cut, moment, number, short_id
 from trainspan_viewer.html.paging import paging
 from trainspan_viewer.pages.rollout.texts import pre
 from trainspan_viewer.queries.labels.pair import PairModel, PairSide
@@ -17,7 +17,6 @@ from trainspan_viewer.queries.labels.subject import RolloutKey, Subject
 
 __all__ = ["Desk", "labels_part", "refused_label", "render_pair", "render_queue"]
 
-_MOST_TEXT: Final = 300
 _MOST_LISTED: Final = 20
 
 
@@ -81,21 +80,7 @@ def render_queue(model: QueueModel) -> Page:
         element("p", f"Labels cannot be given now: {model.obstacle}.", class_="warn", role="status")
         if model.obstacle
         else None,
-        element(
-            "form",
-            *(
-                element(
-                    "label",
-                    name,
-                    element("input", name=name, value=model.params.text(name), size=6 if name == "round" else 24),
-                )
-                for name in ("run", "round")
-            ),
-            element("button", "show", type="submit"),
-            link("/labels", "clear"),
-            method="get",
-            class_="filters",
-        ),
+        filter_form("/labels", {name: model.params.text(name) for name in ("run", "round")}),
         element("p", about, class_="note"),
         element("p", link("/labels/next", "label the first one (n)", data_key="n"), class_="pages") if rows else None,
         table(
@@ -108,7 +93,7 @@ def render_queue(model: QueueModel) -> Page:
         else element(
             "p", "Nothing here is worth labeling more than anything else: every verdict is clear.", class_="note"
         ),
-        paging(model.params.link, model.start, model.page_size, model.n_items, "items"),
+        paging(model.params.link, *model.part, "items"),
     ]
     return Page("What is worth labeling", body, section="labels")
 
@@ -136,7 +121,7 @@ def render_pair(model: PairModel, desk: Desk) -> Page:
         parts.append(_form(fields, buttons, desk, f"/labels/next?{after}"))
     body: list[Child] = [
         element("section", *parts, id="labels", class_="labels", aria_label="labels"),
-        element("p", "answer of the task: ", isolated(_cut(model.answer)), class_="note") if model.answer else None,
+        element("p", "answer of the task: ", isolated(cut(model.answer)), class_="note") if model.answer else None,
         element("div", _side("left", left), _side("right", right), class_="pair"),
     ]
     return Page(f"Which is better? Task {model.task_id or '–'}", body, section="labels")
@@ -277,8 +262,8 @@ def _named(key: RolloutKey) -> str:
 
 
 def _queue_row(item: QueueItem) -> list[Child]:
-    name = isolated(_cut(item.task_id or item.rollouts[0][0]))
-    said = isolated(_cut(item.explanation)) if item.explanation else "–"
+    name = isolated(cut(item.task_id or item.rollouts[0][0]))
+    said = isolated(cut(item.explanation)) if item.explanation else "–"
     return [link(item.address, name), item.why, isolated(item.detail), number(item.reward), said]
 
 
@@ -299,7 +284,3 @@ def _side(name: str, side: PairSide) -> Element:
     if side.left_out:
         parts.append(element("p", f"{count(side.left_out)} more calls are not shown", class_="note"))
     return element("section", *parts, class_="step", aria_label=name)
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _MOST_TEXT else f"{text[:_MOST_TEXT]}… ({len(text)} characters)"

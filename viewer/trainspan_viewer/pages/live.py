@@ -1,10 +1,9 @@
 """What happens now: rollouts as they run, the newest calls, and what fails."""
 
-from urllib.parse import quote
-
 from trainspan_viewer.html.document import Page
 from trainspan_viewer.html.elements import Child, Element, element, link, table
 from trainspan_viewer.html.formats import age, count, number, seconds
+from trainspan_viewer.queries.addresses import rollout_address
 from trainspan_viewer.queries.live import WINDOW, LiveModel
 from trainspan_viewer.queries.store import Row
 
@@ -56,7 +55,7 @@ def _running(model: LiveModel) -> Child:
         return element("p", "No rollout is running.", class_="note")
     rows: list[list[Child]] = [
         [
-            link(f"/rollouts/{quote(rollout.rollout_id, safe='')}?attempt={rollout.attempt}", rollout.rollout_id[:16]),
+            link(rollout_address(rollout.rollout_id, attempt=rollout.attempt), rollout.rollout_id[:16]),
             rollout.task_id or "–",
             rollout.calls,
             count(rollout.tokens),
@@ -152,8 +151,7 @@ def _finished(model: LiveModel) -> Child:
 def _rollout(row: Row, below: str = "") -> Child:
     if row["rollout_id"] is None:
         return "–"
-    address = f"/rollouts/{quote(row['rollout_id'], safe='')}{below}?attempt={row['attempt'] or 0}"
-    return link(address, row["rollout_id"][:16])
+    return link(rollout_address(row["rollout_id"], below, attempt=row["attempt"] or 0), row["rollout_id"][:16])
 
 
 def _ago(model: LiveModel, row: Row) -> str:

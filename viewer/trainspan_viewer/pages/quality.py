@@ -1,6 +1,6 @@
 """The quality report as an HTML page: a pure function of the manifest, so that equal datasets have equal pages."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from trainspan_processing.credit.group_advice import group_advice
@@ -8,7 +8,8 @@ from trainspan_processing.reasons.advice import advice_on
 from trainspan_schemas.artifacts.manifest import DatasetManifest
 from trainspan_viewer.html.charts import bars, histogram
 from trainspan_viewer.html.document import Page, standalone
-from trainspan_viewer.html.elements import Child, Element, element, table
+from trainspan_viewer.html.elements import Child, Element, element, link, table
+from trainspan_viewer.html.formats import number, share
 
 __all__ = ["QUALITY_PAGE", "quality_body", "quality_page"]
 
@@ -29,8 +30,11 @@ def quality_page(manifest: DatasetManifest) -> str:
     return standalone(Page(title, quality_body(manifest)))
 
 
-def quality_body(manifest: DatasetManifest) -> list[Child]:
-    """The quality of a dataset: what was seen, kept and dropped, groups, merging, and distributions."""
+def quality_body(manifest: DatasetManifest, link_of: Callable[[str], str] | None = None) -> list[Child]:
+    """The quality of a dataset: what was seen, kept and dropped, groups, merging, and distributions.
+
+    `link_of` is the address of the rollouts that lost calls for a reason.
+    """
     spread, dropped = manifest["groups_spread"], manifest["dropped"]
     reason_counts = [
         ("kept", manifest["calls_kept"], "kept"),
@@ -45,7 +49,7 @@ def quality_body(manifest: DatasetManifest) -> list[Child]:
         _facts(manifest),
         element("h2", "Calls and groups"),
         element("div", bars("calls by outcome", reason_counts), bars("groups of rollouts", groups), class_="plots"),
-        *_reasons(dropped, manifest["credit"]),
+        *_reasons(dropped, manifest["credit"], link_of),
         *_merge_failures(manifest["merge_failures"]),
         element("h2", "Distributions"),
         element(
@@ -63,8 +67,8 @@ def _facts(manifest: DatasetManifest) -> Element:
         ("rollouts seen / kept", f"{manifest['rollouts_seen']} / {manifest['rollouts']}"),
         ("groups seen / kept", f"{manifest['groups_seen']} / {manifest['groups']}"),
         ("calls seen / kept", f"{manifest['calls_seen']} / {manifest['calls_kept']}"),
-        ("coverage", _share(manifest["coverage"])),
-        ("segments", f"{manifest['segments']} (merge ratio {_share(manifest['merge_ratio'])})"),
+        ("coverage", share(manifest["coverage"])),
+        ("segments", f"{manifest['segments']} (merge ratio {share(manifest['merge_ratio'])})"),
         ("tokens", f"{tokens['completion']} trained, {tokens['environment']} of prompts and environment"),
         ("credit × baseline", f"{credit['credit']} × {credit['baseline']}"),
         ("policy versions", f"{manifest['min_policy_version']} to {manifest['max_policy_version']}"),
@@ -84,15 +88,18 @@ def _facts(manifest: DatasetManifest) -> Element:
     return table(["", ""], [list(row) for row in rows], text=frozenset({0, 1}), caption="the dataset")
 
 
-def _reasons(dropped: Mapping[str, int], credit: Mapping[str, Any]) -> list[Child]:
+def _reasons(
+    dropped: Mapping[str, int], credit: Mapping[str, Any], link_of: Callable[[str], str] | None
+) -> list[Child]:
     if not dropped:
         return [element("p", "No call was dropped.")]
     baselines = [credit["baseline"], *(name.rpartition("+")[2] for name in credit["agents"].values())]
     special = group_advice(baselines, has_tasks=True)
     rows: list[list[Child]] = [
-        [name, count, special.get(name) or advice_on(name) or ""] for name, count in dropped.items()
+        [link(link_of(name), name) if link_of else name, count, special.get(name) or advice_on(name) or ""]
+        for name, count in dropped.items()
     ]
-    return [table(["dropped as", "calls", "what to do"], rows, text=frozenset({0, 2}))]
+    return [table(["dropped as", "calls", "what to do"], rows, text=frozenset({0, 2}), caption="drops by reason")]
 
 
 def _merge_failures(failures: Mapping[str, Mapping[str, Any]]) -> list[Child]:
@@ -115,14 +122,6 @@ def _merge_failures(failures: Mapping[str, Mapping[str, Any]]) -> list[Child]:
 def _statistics(distributions: Mapping[str, Mapping[str, Any]]) -> Element:
     columns = ["n", "mean", "std", "min", "p10", "p50", "p90", "max"]
     rows: list[list[Child]] = [
-        [_TITLES[name], *(_number(values[column]) for column in columns)] for name, values in distributions.items()
+        [_TITLES[name], *(number(values[column]) for column in columns)] for name, values in distributions.items()
     ]
     return table(["", *columns], rows)
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.4g}"
-
-
-def _share(value: float | None) -> str:
-    return "–" if value is None else f"{value:.1%}"

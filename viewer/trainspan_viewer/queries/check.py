@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import quote
 
 from trainspan_schemas.artifacts.run_files import RunFiles, check_name, record_of
 from trainspan_schemas.artifacts.run_records import CheckRecord, EvalRecord, RunRecord
 from trainspan_schemas.files.durable import json_lines
+from trainspan_viewer.queries.addresses import dataset_address, rollout_address
 from trainspan_viewer.queries.params import Params
 from trainspan_viewer.queries.paths import NotFoundError
 from trainspan_viewer.queries.runs import read_run
@@ -155,9 +155,9 @@ def _query(name: str, files: RunFiles, record: RunRecord) -> str:
 def _links(check: CheckRecord, dataset: str | None) -> list[tuple[str, str]]:
     links = []
     if dataset and check["name"] in ("every drop is named", "rewards are those of the runner"):
-        links.append(("the dataset", f"/datasets/{quote(dataset, safe=':')}"))
+        links.append(("the dataset", dataset_address(dataset)))
     links += [
-        (f"rollout {rollout[:8]}…", f"/rollouts/{quote(rollout, safe='')}?attempt={attempt}")
+        (f"rollout {rollout[:8]}…", rollout_address(rollout, attempt=attempt))
         for rollout, attempt in _ROLLOUT.findall(check["detail"])
     ]
     return links

@@ -2,15 +2,24 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 from urllib.parse import urlencode
 
 from trainspan_schemas.errors import UsageError
 
-__all__ = ["Params"]
+__all__ = ["Params", "Part"]
 
 _Choice = TypeVar("_Choice", bound=str)
 _LONGEST = 20_000
+
+
+class Part(NamedTuple):
+    """The part of a list that a page shows."""
+
+    start: int
+    size: int
+    """Of a part; the last one may have less."""
+    total: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from trainspan_schemas.artifacts.run_records import RoundRecord, RunRecord
 from trainspan_schemas.command_events import TrainingProgress
 from trainspan_schemas.config.load import POLICIES
 from trainspan_schemas.config.settings import Settings
-from trainspan_viewer.queries.params import Params
+from trainspan_viewer.queries.params import Params, Part
 from trainspan_viewer.queries.paths import NotFoundError
 from trainspan_viewer.queries.runs import RunRecords, read_run
 from trainspan_viewer.queries.sources import Sources
@@ -62,16 +62,13 @@ class RunModel:
 
     records: RunRecords
     stages: Sequence[Stage]
-    """Those from number `stages_from`, in order."""
-    stages_from: int
-    stages_size: int
-    n_stages: int
+    """One page of them, in order."""
+    stages_part: Part
     checks: Sequence[CheckRow]
     rounds: Sequence[tuple[int, RoundRecord]]
     """One page of rounds with their paths in rounds.jsonl, newest first."""
-    start: int
-    n_rounds: int
-    page_size: int
+    part: Part
+    """Of the rounds."""
     settings: Sequence[SettingRow]
     datasets: Mapping[tuple[int, str | None], str]
     """Round and policy → name of the dataset, for the rounds of this page."""
@@ -124,14 +121,10 @@ def _model(records: RunRecords, params: Params, *, page_size: int) -> RunModel:
     return RunModel(
         records=records,
         stages=[Stage(index, record["round"], _kind(record)) for index, record in checked],
-        stages_from=first,
-        stages_size=_MOST_STAGES,
-        n_stages=len(every),
+        stages_part=Part(first, _MOST_STAGES, len(every)),
         checks=_checks([record for _, record in checked]),
         rounds=rounds[start : start + page_size],
-        start=start,
-        n_rounds=len(rounds),
-        page_size=page_size,
+        part=Part(start, page_size, len(rounds)),
         settings=_settings(records.run.get("settings", {})),
         datasets={},
         others=[],
@@ -140,9 +133,8 @@ def _model(records: RunRecords, params: Params, *, page_size: int) -> RunModel:
 
 
 def load_compare(sources: Sources, params: Params) -> CompareModel:
-    """The runs named by `run` (and `other` in the path), at most eight. Raises NotFoundError if there are none."""
-    wanted = [name for name in (params.path.get("run"), params.path.get("other")) if name] + params.all("run")
-    names = list(dict.fromkeys(wanted))
+    """The runs named by `run`, at most eight. Raises NotFoundError if there are none."""
+    names = list(dict.fromkeys(params.all("run")))
     if not names:
         raise NotFoundError("no run was chosen: mark some in the list of runs")
     runs = [read_run(sources.paths.run(name)) for name in names[:_MOST_COMPARED]]

@@ -54,7 +54,6 @@ ROUTES: tuple[View, ...] = (
     View("/judges", load_agreement, render_agreement),
     View("/live", load_live, render_live),
     View("/runs/{run}", load_run, render_run),
-    View("/runs/{run}/compare/{other}", load_compare, render_compare),
     View("/runs/{run}/records/{index}", load_stage, render_stage),
     View("/groups/{dataset}/{group}", load_group, render_group, subject=group_subject),
     View("/rollouts/{rollout}", load_rollout, render_rollout, subject=rollout_subject),

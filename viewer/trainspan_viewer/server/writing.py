@@ -71,7 +71,7 @@ async def _answered(request: Request, give: Give, guard: Guard, answer: Answer) 
         sent = Submission.of_body(body)
     except UsageError as error:
         return refuse(HTTPStatus.BAD_REQUEST, str(error))
-    if not guard.made_form(sent.fields.get("token", "")):
+    if not guard.made_form(sent.token):
         reason = (
             "The form is not of this server, or from before its last start: load the page again and send it from there."
         )
@@ -84,7 +84,7 @@ async def _answered(request: Request, give: Give, guard: Guard, answer: Answer) 
     except TrainspanError as error:
         status = next((status for kind, status in _STATUS if isinstance(error, kind)), HTTPStatus.SERVICE_UNAVAILABLE)
         return refuse(status, f"{error}.", sent.text)
-    return RedirectResponse(f"{sent.back}#labels", 303, {"cache-control": "no-store"})
+    return RedirectResponse(f"{sent.page}#labels", 303, {"cache-control": "no-store"})
 
 
 async def _body(request: Request) -> bytes | None:

@@ -7,7 +7,7 @@ from typing import Final
 from trainspan_processing.explain.account import CreditAccount, EdgeAccount, RolloutAccount
 from trainspan_processing.explain.arithmetic import number
 from trainspan_viewer.html.elements import Child, Element, element, isolated, link, listed, table
-from trainspan_viewer.html.formats import count, seconds
+from trainspan_viewer.html.formats import count, cut, seconds
 from trainspan_viewer.queries.rollout.large import LargePart
 
 __all__ = ["Address", "derivation", "edges", "facts", "members", "shown_calls"]
@@ -18,7 +18,6 @@ _MOST_LINES: Final = 500
 """Lines of a derivation; each may have 2,000 characters, so they are bounded together, too."""
 _MOST_CHARACTERS: Final = 100_000
 _MOST_EDGES: Final = 200
-_MOST_NAME: Final = 300
 
 Address = Callable[[str, int], str]
 """(rollout id, attempt) → the address of its page."""
@@ -57,9 +56,9 @@ def facts(
         ("calls", n_calls if part is None else f"{count(part.n_calls)}, with tokens"),
     ]
     if account.answer is not None:
-        rows.append(("answer of the task", element("span", isolated(_cut(account.answer)))))
+        rows.append(("answer of the task", element("span", isolated(cut(account.answer)))))
     if account.error:
-        rows.append(("failed because", element("span", isolated(_cut(account.error)), class_="bad")))
+        rows.append(("failed because", element("span", isolated(cut(account.error)), class_="bad")))
     if account.reason:
         rows.append(("not trained because", element("span", account.reason, class_="bad")))
     rows.extend(("missing", f"{lack.what} → {lack.advice}") for lack in account.lacks[:_MOST_LACKS])
@@ -87,10 +86,10 @@ def edges(evaluations: list[EdgeAccount], address: Callable[[int], str]) -> Elem
     rows: list[list[Child]] = [
         [
             number(edge.score),
-            _cut(edge.name),
-            _cut(edge.source),
+            cut(edge.name),
+            cut(edge.source),
             "–" if edge.at_s is None else f"{edge.at_s:.3f} s",
-            _cut(edge.on or "–"),
+            cut(edge.on or "–"),
             edge.rule or element("span", "does not count", class_="warn"),
             "–"
             if edge.rule is None
@@ -98,7 +97,7 @@ def edges(evaluations: list[EdgeAccount], address: Callable[[int], str]) -> Elem
             if edge.call is None
             else link(address(edge.call), f"call {edge.call}"),
             edge.why,
-            _cut(edge.explanation or "–"),
+            cut(edge.explanation or "–"),
         ]
         for edge in evaluations[:_MOST_EDGES]
     ]
@@ -145,10 +144,6 @@ def members(credit: CreditAccount, address: Address | None, *, is_open: bool = F
         caption += f"; 1–{len(shown)} of {count(len(credit.members))}"
     listed = table(["rollout", "attempt", "R", "calls"], rows, this=this, caption=caption)
     return element("details", element("summary", f"its group: {len(credit.members)} rollouts"), listed, open=is_open)
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _MOST_NAME else f"{text[:_MOST_NAME]}… ({len(text)} characters)"
 
 
 def _more(left: int) -> str:

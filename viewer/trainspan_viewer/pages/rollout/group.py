@@ -12,6 +12,7 @@ from trainspan_viewer.html.formats import count, seconds
 from trainspan_viewer.pages.rollout.conversation import advantage_legend, cut_off
 from trainspan_viewer.pages.rollout.texts import text_parts
 from trainspan_viewer.pages.rollout.what_if import what_if_part
+from trainspan_viewer.queries.addresses import dataset_address
 from trainspan_viewer.queries.rollout.alignment import SiblingDivergence, Turn
 from trainspan_viewer.queries.rollout.explained import MEMBERS
 from trainspan_viewer.queries.rollout.group import Cell, GroupModel, LargeGroup, Sibling
@@ -61,7 +62,7 @@ def _side_by_side(model: GroupModel) -> Page:
     ]
     crumbs = [(first.run_id, f"/runs/{quote(first.run_id, safe='')}")] if first.run_id else []
     if model.dataset:
-        crumbs.append((model.dataset.rpartition(":")[2], f"/datasets/{model.dataset}"))
+        crumbs.append((model.dataset.rpartition(":")[2], dataset_address(model.dataset)))
     return Page(f"Group of task {first.task_id or '–'}", body, section="datasets", crumbs=crumbs)
 
 

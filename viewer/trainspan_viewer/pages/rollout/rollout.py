@@ -12,6 +12,7 @@ from trainspan_viewer.pages.rollout.conversation import advantage_legend, conver
 from trainspan_viewer.pages.rollout.facts import derivation, edges, facts, members, shown_calls
 from trainspan_viewer.pages.rollout.timeline import timeline
 from trainspan_viewer.pages.rollout.what_if import what_if_part
+from trainspan_viewer.queries.addresses import dataset_address
 from trainspan_viewer.queries.rollout.conversation import steps_of
 from trainspan_viewer.queries.rollout.explained import decoder_of
 from trainspan_viewer.queries.rollout.large import LargePart
@@ -27,7 +28,7 @@ def render_rollout(model: RolloutModel) -> Page:
     account, links = model.account, model.links
     key = (account.rollout_id, account.attempt)
     by = model.links.dataset
-    explained: Child = link(f"/datasets/{by}", by) if by else "the store as it is now"
+    explained: Child = link(dataset_address(by), by) if by else "the store as it is now"
     body: list[Child] = [
         facts(
             account,
@@ -66,7 +67,7 @@ def render_rollout(model: RolloutModel) -> Page:
     if account.run_id:
         crumbs.append((account.run_id, f"/runs/{quote(account.run_id, safe='')}"))
     if by:
-        crumbs.append((by.rpartition(":")[2], f"/datasets/{by}"))
+        crumbs.append((by.rpartition(":")[2], dataset_address(by)))
     is_running = account.status is None
     content: list[Child] = [element("div", *body, id="live")] if is_running else body
     live = model.params.link() if is_running else None

@@ -5,7 +5,7 @@ from typing import Final
 
 from trainspan_processing.explain.account import CallAccount, ForeignAccount, RolloutAccount, ToolAccount
 from trainspan_processing.explain.shades import shade
-from trainspan_viewer.html.elements import Element, element
+from trainspan_viewer.html.elements import Element, element, svg
 from trainspan_viewer.html.formats import count, seconds
 from trainspan_viewer.pages.rollout.conversation import verdict_on
 
@@ -48,16 +48,7 @@ def timeline(account: RolloutAccount) -> Element:
     drawn.append(element("text", "0 s", x=_LEFT, y=total + 14))
     drawn.append(element("text", seconds(span), x=_LEFT + _WIDTH, y=total + 14, **{"text-anchor": "end"}))
     whole, tall = _LEFT + _WIDTH + 10, total + 20
-    picture = element(
-        "svg",
-        *drawn,
-        role="img",
-        class_="wide",
-        width=whole,
-        height=tall,
-        viewBox=f"0 0 {whole} {tall}",
-        **{"aria-label": "calls, tools and gaps over time"},
-    )
+    picture = svg(whole, tall, "calls, tools and gaps over time", *drawn, class_="wide")
     scroll = element("div", picture, class_="scroll", tabindex=0, role="region", aria_label="timeline")
     return element("figure", scroll, element("figcaption", _summary(account, busy, span)))
 

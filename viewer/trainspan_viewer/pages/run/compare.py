@@ -3,7 +3,7 @@
 from trainspan_viewer.html.curves import Curve, Point, chart
 from trainspan_viewer.html.document import Page
 from trainspan_viewer.html.elements import Child, Element, element, link, table
-from trainspan_viewer.html.formats import number
+from trainspan_viewer.html.formats import plain
 from trainspan_viewer.pages.run.curves import sampled_after
 from trainspan_viewer.queries.run import CompareModel
 from trainspan_viewer.queries.runs import RunRecords
@@ -42,7 +42,7 @@ def render_compare(model: CompareModel) -> Page:
         ]
         for color, run in enumerate(model.runs)
     ]
-    settings: list[list[Child]] = [[key, *map(_plain, values)] for key, values in model.differences]
+    settings: list[list[Child]] = [[key, *(plain(value, 6) for value in values)] for key, values in model.differences]
     head = ["setting", *(run.run_id for run in model.runs)]
     left_out = model.n_chosen - len(model.runs)
     body: list[Child] = [
@@ -93,9 +93,3 @@ def _metric(run: RunRecords, name: str) -> list[Curve]:
         )
         for policy, metrics in run.metrics.items()
     ]
-
-
-def _plain(value: object) -> str:
-    if value is None:
-        return "–"
-    return number(value, 6) if isinstance(value, float) else str(value)

@@ -24,7 +24,7 @@ def integrity(model: RunModel) -> list[Child]:
     ]
     return [
         element("div", table(head, rows, caption="checks by round; v: validation"), class_="grid"),
-        paging(model.params.link, model.stages_from, model.stages_size, model.n_stages, "records", "checks_from"),
+        paging(model.params.link, *model.stages_part, "records", "checks_from"),
         *_alarms(model),
     ]
 

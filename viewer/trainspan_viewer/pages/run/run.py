@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from typing import Any, Final
-from urllib.parse import quote
 
 from trainspan_schemas.artifacts.run_files import record_of, versions
 from trainspan_schemas.artifacts.run_records import RoundRecord
@@ -13,6 +12,7 @@ from trainspan_viewer.html.formats import count, number, seconds
 from trainspan_viewer.html.paging import paging
 from trainspan_viewer.pages.run.curves import run_curves
 from trainspan_viewer.pages.run.integrity import integrity
+from trainspan_viewer.queries.addresses import dataset_address
 from trainspan_viewer.queries.run import RunModel, SettingRow
 
 __all__ = ["render_run", "sections"]
@@ -71,7 +71,7 @@ def _facts(model: RunModel) -> Element:
     planned = settings.get("loop", {}).get("rounds")
     rows: list[list[Child]] = [
         ["status", element("span", run.status, class_=f"status {run.status}")],
-        ["rounds", f"{model.n_rounds} of {planned}" if planned is not None else model.n_rounds],
+        ["rounds", f"{model.part.total} of {planned}" if planned is not None else model.part.total],
         ["agent", settings.get("loop", {}).get("target") or "–"],
         ["model", settings.get("train", {}).get("model") or "–"],
         ["last validation", f"{last[0].estimate} after round {last[0].round}" if last else "–"],
@@ -149,7 +149,7 @@ def _rounds(model: RunModel) -> list[Child]:
     texts = frozenset({1, 8}) if several else frozenset({7})
     return [
         table(head, rows, text=texts, caption="rounds, newest first"),
-        paging(model.params.link, model.start, model.page_size, model.n_rounds, "rounds"),
+        paging(model.params.link, *model.part, "rounds"),
     ]
 
 
@@ -162,7 +162,7 @@ def _round_row(model: RunModel, index: int, whole: RoundRecord, policy: str | No
     holds = all(check["ok"] for check in record["checks"])
     whose = f"round {record['round']}" + ("" if policy is None else f", policy {policy}")
     return [
-        link(f"/datasets/{quote(name, safe=':')}", record["round"]) if name else record["round"],
+        link(dataset_address(name), record["round"]) if name else record["round"],
         *([] if policy is None else [policy]),
         _version(record),
         count(rollout.get("total")),

@@ -1,7 +1,6 @@
 """The evidence of one round or evaluation: every check with its figures, its stored rows, and the log if it failed."""
 
 import json
-from urllib.parse import quote
 
 from trainspan_schemas.artifacts.run_files import versions
 from trainspan_schemas.artifacts.run_records import PolicyFigures
@@ -9,6 +8,7 @@ from trainspan_schemas.intervals import RewardEstimate
 from trainspan_viewer.html.document import Page
 from trainspan_viewer.html.elements import Child, Element, element, link, sql_command, table
 from trainspan_viewer.html.formats import count, number, seconds
+from trainspan_viewer.queries.addresses import dataset_address
 from trainspan_viewer.queries.check import StageEvidence, StageModel
 
 __all__ = ["render_stage"]
@@ -20,7 +20,7 @@ def render_stage(model: StageModel) -> Page:
         "p",
         link(f"{run}/records/{model.earlier}", "← earlier", rel="prev") if model.earlier is not None else None,
         link(f"{run}/records/{model.later}", "later →", rel="next") if model.later is not None else None,
-        *(link(f"/datasets/{quote(name, safe=':')}", _dataset_text(name)) for name in model.datasets),
+        *(link(dataset_address(name), _dataset_text(name)) for name in model.datasets),
         class_="pages",
     )
     body: list[Child] = [around, _facts(model), element("h2", "Checks"), *map(_evidence, model.checks)]

@@ -20,7 +20,7 @@ from trainspan_viewer.queries.datasets.members import (
     sorted_groups,
     sorted_rollouts,
 )
-from trainspan_viewer.queries.params import Params
+from trainspan_viewer.queries.params import Params, Part
 from trainspan_viewer.queries.paths import DatasetLocation
 from trainspan_viewer.queries.sources import Sources
 
@@ -44,10 +44,8 @@ class DatasetModel:
     sort: str
     groups: Sequence[Group]
     rollouts: Sequence[DatasetMember]
-    start: int
-    page_size: int
-    n_found: int
-    """Groups, or rollouts, that the filters leave."""
+    part: Part
+    """Of the groups, or rollouts, that the filters leave."""
     agents: Sequence[str]
     kinds: Sequence[str]
     finishes: Sequence[str]
@@ -100,9 +98,7 @@ def load_dataset(sources: Sources, params: Params) -> DatasetModel:
         sort=sort,
         groups=groups,
         rollouts=rollouts,
-        start=start,
-        page_size=_PAGE,
-        n_found=n_found,
+        part=Part(start, _PAGE, n_found),
         agents=all_members["agents"].explode().drop_nulls().unique().sort().head(100).to_list(),
         kinds=all_members["kinds"].explode().drop_nulls().unique().sort().to_list(),
         finishes=all_members["finish"].explode().drop_nulls().unique().sort().head(20).to_list(),

@@ -6,7 +6,7 @@ from typing import Final
 from trainspan_processing.agreement.report import judge_report
 from trainspan_processing.read.source import Source
 from trainspan_schemas.artifacts.judge_report import JudgeReport, judge_figures
-from trainspan_viewer.queries.params import Params
+from trainspan_viewer.queries.params import Params, Part
 from trainspan_viewer.queries.result_cache import ResultCache
 from trainspan_viewer.queries.sources import Sources
 
@@ -18,11 +18,11 @@ _reports: Final[ResultCache[JudgeReport]] = ResultCache(20_000_000)
 
 @dataclass(frozen=True, slots=True)
 class AgreementModel:
-    """The page: the report, and the disagreements from number `start`."""
+    """The page."""
 
     report: JudgeReport
-    start: int
-    page_size: int
+    part: Part
+    """Of the disagreements."""
     params: Params
 
 
@@ -39,4 +39,4 @@ def load_agreement(sources: Sources, params: Params) -> AgreementModel:
             return judge_report(source, judge_figures(), run_id=run_id, round_=round_, threshold=chosen)
 
     report = _reports.get((sources.store.stores, run_id, round_, chosen), made, is_live=True)
-    return AgreementModel(report, params.integer("from", 0), _PAGE, params)
+    return AgreementModel(report, Part(params.integer("from", 0), _PAGE, len(report["disagreements"])), params)

@@ -11,7 +11,7 @@ from trainspan_schemas.store.labels import Label, newest
 from trainspan_schemas.telemetry import keys
 from trainspan_viewer.queries.labels.stored import stored_labels
 from trainspan_viewer.queries.labels.subject import RolloutKey
-from trainspan_viewer.queries.params import Params
+from trainspan_viewer.queries.params import Params, Part
 from trainspan_viewer.queries.requests.links import Links
 from trainspan_viewer.queries.sources import Sources
 from trainspan_viewer.queries.store import Row, StoreReader
@@ -54,12 +54,10 @@ class QueueItem:
 
 @dataclass(frozen=True, slots=True)
 class QueueModel:
-    """The items from number `start`."""
+    """The items of one page."""
 
     items: Sequence[QueueItem]
-    n_items: int
-    start: int
-    page_size: int
+    part: Part
     looked_at: int
     """Rollouts."""
     is_cut: bool
@@ -85,9 +83,7 @@ def load_queue(sources: Sources, params: Params, obstacle: str | None) -> QueueM
     said = [label for label in queue.labels if not label.is_withdrawn]
     return QueueModel(
         items=queue.items[start : start + _PAGE],
-        n_items=len(queue.items),
-        start=start,
-        page_size=_PAGE,
+        part=Part(start, _PAGE, len(queue.items)),
         looked_at=queue.looked_at,
         is_cut=queue.is_cut,
         labeled=sum(label.other is None and label.span is None for label in said),

@@ -114,7 +114,7 @@ def _checked(sent: Submission) -> _Said:
     words: Sequence[str] = PAIR_WORDS if len(rollouts) == 2 else WORDS
     if sent.word not in words:
         raise UsageError(f"{sent.word[:40]!r} is not one of {', '.join(words)}")
-    span_id = sent.span_id
+    span_id = sent.call
     if span_id and (len(rollouts) != 1 or not _SPAN_ID.fullmatch(span_id)):
         raise UsageError("the label names no call")
     by = " ".join(_cleaned(sent.by).split())

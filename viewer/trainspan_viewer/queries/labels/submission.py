@@ -1,7 +1,7 @@
 """What a form sent: fields with text, bounded."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from typing import Final
 from urllib.parse import parse_qsl, unquote
 
@@ -16,9 +16,21 @@ _MOST_NAME: Final = 4000
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """The fields of a form by name."""
+    """The fields of a form, by their names there."""
 
-    fields: Mapping[str, str]
+    token: str = ""
+    word: str = ""
+    by: str = ""
+    """Who labels."""
+    text: str = ""
+    """The reason."""
+    seen: str = ""
+    """Id of the label that the page showed."""
+    call: str = ""
+    """A span id."""
+    back: str = ""
+    rollout: str | None = None
+    other: str | None = None
 
     @classmethod
     def of_body(cls, body: bytes) -> "Submission":
@@ -27,35 +39,13 @@ class Submission:
             pairs = parse_qsl(body.decode(errors="replace"), keep_blank_values=True, max_num_fields=_MOST_FIELDS)
         except ValueError as error:
             raise UsageError(f"the form has more than {_MOST_FIELDS} fields") from error
-        return cls(dict(pairs))
+        names = {field.name for field in fields(cls)}
+        return cls(**{name: value for name, value in pairs if name in names})
 
     @property
-    def word(self) -> str:
-        return self.fields.get("word", "")
-
-    @property
-    def by(self) -> str:
-        """Who labels."""
-        return self.fields.get("by", "")
-
-    @property
-    def text(self) -> str:
-        """The reason."""
-        return self.fields.get("text", "")
-
-    @property
-    def seen(self) -> str:
-        """Id of the label that the page showed."""
-        return self.fields.get("seen", "")
-
-    @property
-    def span_id(self) -> str:
-        return self.fields.get("call", "")
-
-    @property
-    def back(self) -> str:
-        """The page that the form was on; the queue if it is no path on this server."""
-        path = self.fields.get("back", "")
+    def page(self) -> str:
+        """`back`, the page that the form was on; the queue if it is no path on this server."""
+        path = self.back
         is_own = path.startswith("/") and path[1:2] not in ("/", "\\") and path.isascii() and path.isprintable()
         return path if is_own else "/labels"
 
@@ -63,7 +53,7 @@ class Submission:
     def rollouts(self) -> Sequence[RolloutKey]:
         """The fields `rollout` and `other`. Raises UsageError."""
         # percent-encoded, since pages show invisible characters as signs
-        return [rollout_key(unquote(self.fields[name])) for name in ("rollout", "other") if name in self.fields]
+        return [rollout_key(unquote(text)) for text in (self.rollout, self.other) if text is not None]
 
 
 def rollout_key(text: str) -> RolloutKey:

@@ -82,11 +82,6 @@ def large_part(request: ExplainRequest, error: NotDerivedError, *, start: int, m
             facts["reward"], None, [], [], max((abs(call.advantage or 0.0) for call in calls_shown), default=0.0)
         ),
         decoded_with=decoder.model if decoder else None,
-        dataset=None,
-        agrees=None,
-        unlike=0,
-        lacks=[],
-        untrained=[],
     )
     return LargePart(account, start, n_calls, str(error))
 
@@ -131,17 +126,7 @@ def _calls(
             completion_ids=call["completion_ids"] or [],
             logprobs=call["logprobs"] or [],
             reason=None if (call["trace_id"], call["span_id"]) in credited else absent,
-            step_reward=None,
-            value=None,
             advantage=credited.get((call["trace_id"], call["span_id"])),
-            segment=None,
-            prefix_len=0,
-            continues=None,
-            broken=None,
-            messages=[],
-            answer=None,
-            prompt_text=None,
-            pieces=None,
             kind=call["call_kind"] or "main",
             kind_rule=call["call_kind_rule"] or "",
         )

@@ -4,7 +4,6 @@ import json
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import Final
-from urllib.parse import quote
 
 import polars as pl
 
@@ -129,7 +128,7 @@ def load_spans(sources: Sources, params: Params) -> SpansModel:
         total,
         total > _MOST_PLACES,
         params,
-        Links.of_request(request).of(f"/rollouts/{quote(rollout_id, safe='')}"),
+        Links.of_request(request).of(rollout_id),
     )
 
 

@@ -65,7 +65,6 @@ class TokensModel:
     missing: str | None
     """Why overlays that need the trainer's figures are missing."""
     available: tuple[str, ...]
-    figures: Figures | None
     links: Links
     params: Params
     n_calls: int | None = None
@@ -111,7 +110,6 @@ def load_tokens(sources: Sources, params: Params) -> TokensModel:
         chosen=chosen,
         missing=figures.why if isinstance(figures, Missing) else None,
         available=OVERLAYS if trained else tuple(name for name in OVERLAYS if name in ("advantage", "logprob", "mask")),
-        figures=trained,
         links=Links.of_request(request),
         params=params,
         n_calls=part.n_calls if part else None,
