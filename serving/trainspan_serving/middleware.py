@@ -112,7 +112,7 @@ class PolicyMiddleware:
         elif scope["type"] != "http" or self._parts is None:
             await self._app(scope, receive, send)
         elif scope["path"] in PREFIX_PATHS:
-            timeout_s = self._parts.server.plan.body_timeout_s
+            timeout_s = self._parts.server.plan.settings.body_timeout_s
             await handle_prefix(self._parts.branches, self._parts.signing_key, timeout_s, scope, receive, send)
         elif scope["path"].startswith(FAILURES_PATH):
             await answer_json(send, 200, self._parts.requests_of(keys_of_path(scope["raw_path"])).to_record())
@@ -138,11 +138,11 @@ class PolicyMiddleware:
         if _lacks_key(scope, parts.api_keys):
             await answer_json(send, 401, {"error": "Unauthorized"})  # as vLLM does, but before the body is read
             return
-        if server.plan.require_signature and not caller.is_signed:
+        if server.plan.settings.require_signature and not caller.is_signed:
             message = "this server answers only rollouts started by a runner with its signing key"
             await answer_error(send, 401, message)
             return
-        limits = server.plan
+        limits = server.plan.settings
         try:
             body = await read_body(scope, receive, max_bytes=limits.max_body_bytes, timeout_s=limits.body_timeout_s)
             request = check_json(scope, body)
@@ -172,7 +172,7 @@ class PolicyMiddleware:
         send: Send,
     ) -> None:
         """Passes a request that may use the weights to vLLM; holds it while they change. `receive` yields its body again."""
-        server, limit_s = parts.server, parts.server.plan.swap_timeout_s
+        server, limit_s = parts.server, parts.server.plan.settings.swap_timeout_s
         exchange: Exchange | None = None
         send = parts.failures.watched(caller, send, lambda: exchange is not None and bool(exchange.generations))
         entered = await server.gate.enter(limit_s)
@@ -230,13 +230,13 @@ class PolicyMiddleware:
         atexit.register(exporter.close, 0.5)
         tap = EngineTap(
             client,
-            plan.served_name,
+            plan.settings.served_name,
             exporter.add,
             counter,
             temperatures=plan.temperatures,
-            has_priorities=not plan.swap_in_flight,
+            has_priorities=not plan.settings.swap_in_flight,
         )
-        server = await PolicyServer.start(plan, Engine(client, merges_adapters=plan.merge_adapters), tap)
+        server = await PolicyServer.start(plan, Engine(client, merges_adapters=bool(plan.settings.merge_adapters)), tap)
         branches = BranchRegistry(
             client.model_config.get_vocab_size(),
             _MAX_PREFIX_BYTES,
@@ -245,7 +245,7 @@ class PolicyMiddleware:
         PolicyMetrics(server, exporter.counts, branches).register()
         keys_given = app.state.args.api_key or [os.environ.get("VLLM_API_KEY")]
         api_keys = tuple(key for key in keys_given if key)
-        key = signing_key(plan.signing_key_file)
+        key = signing_key(plan.settings.signing_key_file)
         self._parts = _Parts(exporter, tap, server, api_keys, key, branches, FailureLog(), counter)
         catching_up = CatchingUp(server)
         await catching_up.before_listening()

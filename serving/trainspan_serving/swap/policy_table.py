@@ -67,7 +67,9 @@ async def first_policies(plan: ServerPlan, engine: Engine, folder: Path) -> Poli
         sha256 = await asyncio.to_thread(_weights_sha256, Path(adapter) if adapter else folder)
         return ServedPolicy(name, version, folder, loaded, merged, base, sha256)
 
-    first = await policy(plan.served_name, plan.adapter, plan.version, merge=plan.merge_adapters)
+    first = await policy(
+        plan.settings.served_name, plan.adapter, plan.version, merge=bool(plan.settings.merge_adapters)
+    )
     policies = {
         name: await policy(name, adapter_plan.adapter, adapter_plan.version, merge=False)
         for name, adapter_plan in plan.policies.items()

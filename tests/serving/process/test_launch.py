@@ -99,13 +99,13 @@ def test_adapters_are_merged_where_that_is_faster_and_exact(home: Path, models: 
     folder = home / "policy-000004"
     make_adapter(models.base, folder, 4, seed=1)
     launch = launch_of(home, model=str(folder), max_lora_rank=8)
-    assert launch.plan.merge_adapters
+    assert launch.plan.settings.merge_adapters
     assert "--enable-lora" not in launch.flags
-    assert not launch_of(home, model=str(folder), dtype="bfloat16").plan.merge_adapters
-    assert not launch_of(home, "--enable-lora", model=str(folder)).plan.merge_adapters
-    assert launch_of(home, model=str(folder), dtype="bfloat16", merge_adapters=True).plan.merge_adapters
+    assert not launch_of(home, model=str(folder), dtype="bfloat16").plan.settings.merge_adapters
+    assert not launch_of(home, "--enable-lora", model=str(folder)).plan.settings.merge_adapters
+    assert launch_of(home, model=str(folder), dtype="bfloat16", merge_adapters=True).plan.settings.merge_adapters
     policies = prepare(ServingSettings(model=str(models.base), port=0), (), {}, policies={"writer": ("writer",)})
-    assert not policies.plan.merge_adapters
+    assert not policies.plan.settings.merge_adapters
 
 
 def test_a_hugging_face_id_is_left_to_vllm_to_fetch(home: Path) -> None:
@@ -117,8 +117,7 @@ def test_a_hugging_face_id_is_left_to_vllm_to_fetch(home: Path) -> None:
 
 
 def headers_of_plan(plan: ServerPlan) -> str:
-    assert plan.collector is not None
-    return plan.headers_for(plan.collector)
+    return plan.headers_for(plan.settings.collector)
 
 
 def test_the_collectors_token_of_the_role_serving_wins_over_the_environments_headers(
