@@ -26,30 +26,21 @@ MODULE_OF = {
     "processing": "processing.processing",
     "training": "training.training",
     "accelerator": "training.accelerator",
-    "offpolicy": "training.offpolicy",
     "importing": "importers.importing",
-    "adapters": "serving.adapters",
     "branches": "rollouts.branches",
     "canary": "serving.canary",
-    "checkpointing": "training.checkpointing",
-    "filling": "training.filling",
-    "fitting": "training.fitting",
-    "overlap": "loop.overlap",
     "ray_dataset": "processing.ray_dataset",
     "ray_rollouts": "rollouts.ray_rollouts",
-    "reading": "training.reading",
     "sampling": "serving.sampling",
-    "sharing": "training.sharing",
     "stored_spans": "collector.stored_spans",
     "stream": "loop.stream",
-    "threads": "training.threads",
     "trials": "loop.trials",
     "viewer": "viewer.viewer",
     "viewer_crawl": "viewer.viewer_crawl",
     "viewer_ingest": "viewer.viewer_ingest",
 }
 """What the command calls a measurement → its module in this package."""
-SHORT = ("collector", "serving", "agents", "startup", "rollouts", "processing", "training", "accelerator", "offpolicy")
+SHORT = ("collector", "serving", "agents", "startup", "rollouts", "processing", "training", "accelerator")
 """What runs if nothing is named: the others take long or need a pretrained model."""
 RESULTS = Path(__file__).parent / "results"
 

@@ -90,7 +90,7 @@ def main(demo: Demo) -> int:
             _say(console, f"  hard probe (operator pairs never trained on), policy version {version}: {estimate}")
     if not options.control:
         _show_one_task(folder, records, console)
-    _say(console, f"  {time.monotonic() - began:.0f} s; report: {page}; curves: {page.with_name('curves.png')}")
+    _say(console, f"  {time.monotonic() - began:.0f} s; report: {page}")
     _say(console, f"  try the trained model: trainspan serve {_best_model(RunFolder(folder))}")
     return 0 if all(ok for _, ok, _ in found) else 1
 

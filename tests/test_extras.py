@@ -57,7 +57,6 @@ OPTIONAL = {
     ("serving", "torch"): "inside vLLM's worker, which comes with its own torch",
     ("loop", "numpy"): "trials of new versions",
     ("loop", "pyarrow"): "reads of the store",
-    ("loop", "matplotlib"): "pictures of runs",
     ("cli", "pyarrow"): "commands that read the store or a dataset",
     ("cli", "transformers"): "the findings of `doctor` on chat templates",
 }

@@ -12,8 +12,6 @@ compresses the rows into a file.
 import http.client
 import json
 import os
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -29,10 +27,10 @@ from benchmarks.collector.collector_stages import limits
 from benchmarks.collector.collector_stages import measure as measure_stages
 from benchmarks.peers.agentlightning_intake import PEER_PYTHON
 from benchmarks.peers.agentlightning_intake import measure as measure_peer
-from benchmarks.support.cpu_time import cpu_s as _cpu_s
-from benchmarks.support.cpu_time import thread_cpu_s
+from benchmarks.support.cpu_time import cpu_s, peak_kib, processes, thread_cpu_s, tree_cpu_s
 from benchmarks.support.export_requests import SPAN_BYTES, SPANS_PER_REQUEST, requests
-from trainspan_schemas.store.access import StoreAddress, running_collector
+from tests.support.collector.process import ANY_PORT, running
+from trainspan_schemas.store.access import StoreAddress
 
 __all__ = ["burst", "count_spans", "measure"]
 
@@ -85,9 +83,10 @@ def _measure_peer(ours: dict[str, Any]) -> dict[str, Any]:
 
 
 def _measure_burst(store: Path, burst_s: float) -> dict[str, Any]:
-    with _collector(store) as (address, process):
-        cpu, began = _Cpu(process.pid), time.monotonic()
-        with _memory(process.pid) as taken_mib:
+    with running(store, "--http", ANY_PORT) as collector:
+        address, pid = collector.address, collector.process.pid
+        cpu, began = _Cpu(pid), time.monotonic()
+        with _memory(pid) as taken_mib:
             seconds = burst(address, burst_s)
         burst_end, cpu_in_burst = time.monotonic(), cpu.used_s()
         n_spans = len(seconds) * SPANS_PER_REQUEST
@@ -95,7 +94,7 @@ def _measure_burst(store: Path, burst_s: float) -> dict[str, Any]:
         n_loaded = count_spans(address, wait_ms=600_000)
         loaded_end = time.monotonic()
         per_cpu_s = cpu.spans_per_s(n_spans)
-        peak_mib = _peak_mib(process.pid)
+        peak_mib = _peak_mib(pid)
     seconds.sort()
     return {
         "spans": n_spans,
@@ -117,8 +116,9 @@ def _measure_burst(store: Path, burst_s: float) -> dict[str, Any]:
 
 def _measure_http(store: Path) -> dict[str, Any]:
     """A short burst over OTLP/HTTP."""
-    with _collector(store) as (address, process):
-        cpu, began = _Cpu(process.pid), time.monotonic()
+    with running(store, "--http", ANY_PORT) as collector:
+        address, pid = collector.address, collector.process.pid
+        cpu, began = _Cpu(pid), time.monotonic()
         seconds = sorted(burst(address, _HTTP_BURST_S, _send_http))
         took = time.monotonic() - began
         n_spans = len(seconds) * SPANS_PER_REQUEST
@@ -151,24 +151,19 @@ class _Cpu:
         }
 
     def _all_s(self) -> float:
-        return sum(map(_cpu_s, _processes(self._pid)))
+        return tree_cpu_s(self._pid)
 
     def _loading_s(self) -> float:
-        makes_rows = _processes(self._pid)[1:]
-        return sum(thread_cpu_s(self._pid, name) for name in _LOADING) + sum(map(_cpu_s, makes_rows))
-
-
-def _processes(pid: int) -> list[int]:
-    """A collector's process and its row process."""
-    children = [path.read_text().split() for path in Path(f"/proc/{pid}/task").glob("*/children")]
-    return [pid, *(int(child) for found in children for child in found)]
+        makes_rows = processes(self._pid)[1:]
+        return sum(thread_cpu_s(self._pid, name) for name in _LOADING) + sum(map(cpu_s, makes_rows))
 
 
 def _measure_flow(store: Path, seconds: float) -> dict[str, Any]:
     """The highest of _RATES that one collector holds, and what the next one does: the backlog, in bytes of the journal that are
     not loaded, is no larger in the last third than in the first, but for _FLAT_MIB."""
     figures: dict[str, Any] = {"sustained_spans_per_s": 0}
-    with _collector(store) as (address, process):
+    with running(store, "--http", ANY_PORT) as collector:
+        address, pid = collector.address, collector.process.pid
         n_before = 0
         for rate in _RATES:
             backlog_mib: list[float] = []
@@ -179,7 +174,7 @@ def _measure_flow(store: Path, seconds: float) -> dict[str, Any]:
             while flow.is_alive():
                 time.sleep(min(1.0, seconds / 10))
                 backlog_mib.append(_stats(address)["journal_bytes_not_loaded"] / 2**20)
-                taken_mib.append(_pss_mib(process.pid))
+                taken_mib.append(_pss_mib(pid))
             took_s = time.monotonic() - began
             n_loaded, n_before = (
                 count_spans(address, wait_ms=600_000) - n_before,
@@ -199,25 +194,6 @@ def _measure_flow(store: Path, seconds: float) -> dict[str, Any]:
             if not is_held:
                 break
     return figures
-
-
-@contextmanager
-def _collector(store: Path) -> Iterator[tuple[StoreAddress, "subprocess.Popen[bytes]"]]:
-    command = [sys.executable, "-m", "trainspan_cli", "collector", "--store", str(store)]
-    process = subprocess.Popen(
-        [*command, "--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0", "--flight", "127.0.0.1:0"],
-        stdout=subprocess.DEVNULL,
-    )
-    try:
-        deadline = time.monotonic() + 30
-        while (address := running_collector(store)) is None:
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"the collector did not start (exit code {process.poll()})")
-            time.sleep(0.02)
-        yield address, process
-    finally:
-        process.terminate()
-        process.wait(120)
 
 
 def burst(address: StoreAddress, seconds: float, send: _Send | None = None) -> list[float]:
@@ -294,8 +270,7 @@ def count_spans(address: StoreAddress, *, wait_ms: int) -> int:
 
 def _peak_mib(pid: int) -> int:
     """Sum of the peaks of the collector's processes; shared pages count twice."""
-    lines = [line for each in _processes(pid) for line in Path(f"/proc/{each}/status").read_text().splitlines()]
-    return sum(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) // 1024
+    return sum(map(peak_kib, processes(pid))) // 1024
 
 
 @contextmanager
@@ -318,7 +293,7 @@ def _memory(pid: int) -> Iterator[list[int]]:
 
 def _pss_mib(pid: int) -> int:
     """Current memory of the collector's processes; shared pages count once (proportional set size)."""
-    lines = [line for each in _processes(pid) for line in Path(f"/proc/{each}/smaps_rollup").read_text().splitlines()]
+    lines = [line for each in processes(pid) for line in Path(f"/proc/{each}/smaps_rollup").read_text().splitlines()]
     return sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) // 1024
 
 

@@ -38,7 +38,6 @@ IMAGE = (
     "accelerate",
     "fsspec",
     "huggingface-hub",
-    "matplotlib",
     "numpy",
     "peft",
     "prometheus-client",

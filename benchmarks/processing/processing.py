@@ -4,7 +4,6 @@ import argparse
 import json
 import os
 import resource
-import signal
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Sp
 
 from benchmarks.peers.agentlightning_intake import PEER_PYTHON
 from benchmarks.support.cpu_time import cpu_s as cpu_s_of
+from tests.support.collector.process import running
 from trainspan_processing.assembly.chunks import assemble
 from trainspan_processing.assembly.rows import RowCounts, make_rows
 from trainspan_processing.dataset.files import LocalFiles
@@ -87,20 +87,10 @@ def measure(calls: int = 64_000, agentlightning: str | None = None) -> dict[str,
     """
     with tempfile.TemporaryDirectory() as folder:
         store = Path(folder) / "spans.duckdb"
-        collector = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "trainspan_cli", "collector", "--store", str(store)),
-                *("--grpc", "127.0.0.1:0", "--http", "off", "--flight", "127.0.0.1:0"),
-            ],
-            stdout=subprocess.DEVNULL,
-        )
-        try:
+        with running(store, "--http", "off") as collector:
             fill(store, calls // TURNS)
-            command = _measure_command(store, Path(folder) / "dataset", collector.pid)
+            command = _measure_command(store, Path(folder) / "dataset", collector.process.pid)
             frames = _measure_frames(store, Path(folder) / "none")
-        finally:
-            collector.send_signal(signal.SIGTERM)
-            collector.wait(120)
     shapes = {
         "trace_of_2000_turns_cpu_s": _lineage_cpu_s(agents=1, turns=2_000),
         "trace_of_1000_turns_cpu_s": _lineage_cpu_s(agents=1, turns=1_000),

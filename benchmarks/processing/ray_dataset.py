@@ -19,16 +19,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.support.cpu_time import cpu_s, peak_kib, tree_cpu_s
 from benchmarks.support.large_store import CALLS_PER_COPY, Lengths, Shape, fill
 from tests.support.agents.programs import environment
+from tests.support.collector.process import running
 from tests.support.ray_cluster import RayCluster
-from trainspan_schemas.store.access import running_collector
 
 __all__ = ["measure"]
 
 _STORES = 4
 _RUN = "bench"
-_TICKS = os.sysconf("SC_CLK_TCK")
 _EVERY_S = 0.2
 _LIMIT_S = 1_500.0
 
@@ -43,7 +43,10 @@ def measure() -> dict[str, Any]:
         stores = [root / str(number) / "spans.duckdb" for number in range(_STORES)]
         for number, store in enumerate(stores):
             fill(store, _RUN, Shape(1, copies, 8, 0, lengths), number * copies)
-        with _collectors(stores) as collectors:
+        with contextlib.ExitStack() as stack:
+            # They start before anything is measured.
+            started = [stack.enter_context(running(store, "--http", "off")) for store in stores]
+            collectors = [collector.process.pid for collector in started]
             with _cores(2, collectors):
                 runs = {"one_process": _run(root, stores, collectors, "one_process", None)}
             for name, workers, cores in (("ray_2", 2, 2), ("ray_1_on_one_core", 1, 1), ("ray_1", 1, 2)):
@@ -59,34 +62,6 @@ def measure() -> dict[str, Any]:
         "speedup_of_2_workers_and_cores": round(runs["ray_1_on_one_core"]["s"] / runs["ray_2"]["s"], 2),
         "load_average": os.getloadavg()[0],
     }
-
-
-@contextlib.contextmanager
-def _collectors(stores: list[Path]) -> Iterator[list[int]]:
-    """Collectors of the stores, so that their start is not measured; their process ids."""
-    running = [
-        subprocess.Popen(
-            [
-                *(sys.executable, "-m", "trainspan_cli", "collector", "--store", str(store)),
-                *("--grpc", "127.0.0.1:0", "--http", "off", "--flight", "127.0.0.1:0"),
-            ],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        for store in stores
-    ]
-    try:
-        deadline = time.monotonic() + 120
-        while any(running_collector(store) is None for store in stores):
-            if time.monotonic() > deadline:
-                raise RuntimeError("a collector did not start")
-            time.sleep(0.1)
-        yield [process.pid for process in running]
-    finally:
-        for process in running:
-            process.terminate()
-        for process in running:
-            process.wait(120)
 
 
 @contextlib.contextmanager
@@ -117,7 +92,7 @@ def _run(
     if cluster is not None:
         command += ["--engine", "ray"]
         own |= {"TRAINSPAN_RAY__ADDRESS": cluster.address}
-    reads_before_s = sum(_cpu_s(pid) for collector in collectors for pid in _tree(collector))
+    reads_before_s = sum(map(tree_cpu_s, collectors))
     began_s = time.monotonic()
     process = subprocess.Popen(
         [*command, "--format", "json"],
@@ -134,7 +109,7 @@ def _run(
     if process.returncode != 0:
         raise RuntimeError(f"the command failed: {errors[-2000:]}")
     manifest = json.loads(output.splitlines()[-1])
-    reads_s = sum(_cpu_s(pid) for collector in collectors for pid in _tree(collector)) - reads_before_s
+    reads_s = sum(map(tree_cpu_s, collectors)) - reads_before_s
     tokens = manifest["tokens"]["prompt"] + manifest["tokens"]["completion"]
     return {
         "digest": hashlib.sha256(json.dumps(manifest["files"]).encode()).hexdigest(),
@@ -168,28 +143,9 @@ class _Watch:
     def _sample(self) -> None:
         while not self._ended.wait(_EVERY_S):
             with contextlib.suppress(OSError, IndexError):  # it has ended
-                self.command_cpu_s, self.command_peak_mib = _cpu_s(self._command), _peak_mib(self._command)
+                self.command_cpu_s, self.command_peak_mib = cpu_s(self._command), peak_kib(self._command) / 1024
             for folder in Path("/proc").iterdir():
                 with contextlib.suppress(OSError, IndexError):
                     if folder.name.isdigit() and (folder / "cmdline").read_bytes().startswith(b"ray::_apply"):
                         pid = int(folder.name)
-                        self.worker_cpu_s[pid], self.worker_peak_mib[pid] = _cpu_s(pid), _peak_mib(pid)
-
-
-def _cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS
-
-
-def _peak_mib(pid: int) -> float:
-    """The largest resident memory, with pages of Ray's object store that the process has touched."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    return int(status.partition("VmHWM:")[2].split()[0]) / 1024
-
-
-def _tree(pid: int) -> list[int]:
-    """The process and its descendants."""
-    children = [
-        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
-    ]
-    return [pid, *(found for child in children for found in _tree(child))]
+                        self.worker_cpu_s[pid], self.worker_peak_mib[pid] = cpu_s(pid), peak_kib(pid) / 1024

@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.support.cpu_time import tree_cpu_s
 from tests.support.policy_server.process import RunningServer, policy_server
 
-__all__ = ["measure", "rounds", "run_round"]
+__all__ = ["measure"]
 
 _SHOP = Path(__file__).parents[2] / "examples" / "shop"
 _PROBLEMS, _ROLLOUTS = 16, 8

@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from benchmarks.support.cpu_time import exact_cpu_s, processes
 from benchmarks.support.pairs import rotated, summary
 from tests.support.models.adapters import make_adapter
 from tests.support.models.canary import write_checkpoint_files
@@ -199,11 +200,5 @@ def _vllm_alone(model: Path, root: Path) -> contextlib.AbstractContextManager[Ru
 
 
 def _cpu_s(server: RunningServer) -> float:
-    """CPU time so far of the server's processes, from the scheduler's nanoseconds."""
-    pids, nanoseconds = [server.process.pid], 0
-    for pid in pids:
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            with contextlib.suppress(FileNotFoundError):  # the thread has just ended
-                nanoseconds += int((task / "schedstat").read_text().split()[0])
-                pids += [int(child) for child in (task / "children").read_text().split()]
-    return nanoseconds / 1e9
+    """CPU time so far of the server's processes."""
+    return sum(map(exact_cpu_s, processes(server.process.pid)))

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from benchmarks.support.cpu_time import exact_cpu_s
+from benchmarks.support.cpu_time import exact_cpu_s, peak_kib, processes
 from trainspan_schemas.store.access import running_collector
 from trainspan_schemas.store.roles import Role, token_of
 
-__all__ = ["Asked", "Served", "collector", "processes", "viewer"]
+__all__ = ["Asked", "Served", "collector", "viewer"]
 
 _START_S: Final = 60.0
 _OPENED: Final = {"Sec-Fetch-Site": "none", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
@@ -74,8 +74,8 @@ class Served:
     def peaks_mib(self) -> dict[str, int]:
         """Peak RSS of the viewer, and of the collector with its processes (pages that they share count twice)."""
         return {
-            "viewer_peak_rss_mib": _peak_kib(self.viewer) >> 10,
-            "collector_peak_rss_mib": sum(map(_peak_kib, processes(self.collector))) >> 10,
+            "viewer_peak_rss_mib": peak_kib(self.viewer) >> 10,
+            "collector_peak_rss_mib": sum(map(peak_kib, processes(self.collector))) >> 10,
         }
 
 
@@ -114,14 +114,3 @@ def viewer(home: Path, store: Path, collecting: int) -> Iterator[Served]:
     finally:
         process.terminate()
         process.wait(60)
-
-
-def processes(pid: int) -> list[int]:
-    """A process and its children."""
-    children = [path.read_text().split() for path in Path(f"/proc/{pid}/task").glob("*/children")]
-    return [pid, *(int(child) for found in children for child in found)]
-
-
-def _peak_kib(pid: int) -> int:
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next((int(line.split()[1]) for line in lines if line.startswith("VmHWM")), 0)

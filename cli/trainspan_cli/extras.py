@@ -35,7 +35,7 @@ PARTS: Final = (
     ),
     Part("trainspan_viewer", ("viewer",), "starlette", ("view",)),
     Part(
-        *("trainspan_training", ("training",), "trl", ("sft", "train", "loop", "compare", "weights")),
+        *("trainspan_training", ("training",), "trl", ("sft", "train", "loop")),
         loader="trainspan_training.objective.heavy_imports:import_training",  # keeps TRL from importing vLLM, which takes half of the time
     ),
     Part("trainspan_serving", ("serve", "serve-cpu"), "vllm", ("serve",)),

@@ -1,14 +1,20 @@
 """The options that several commands share, and the settings from file and environment."""
 
+import dataclasses
 import os
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trainspan_schemas.config.load import load_settings
+from trainspan_schemas.config.load import load_settings, override
 from trainspan_schemas.config.settings import Settings
+from trainspan_schemas.errors import UsageError
+
+if TYPE_CHECKING:
+    from trainspan_rollouts import RunSettings
 
 __all__ = [
     "ConfigOption",
@@ -19,6 +25,7 @@ __all__ = [
     "StoresOption",
     "TargetArgument",
     "TokenizerOption",
+    "run_settings",
     "settings",
 ]
 
@@ -65,3 +72,36 @@ TokenizerOption = Annotated[
 def settings(config: Path | None) -> Settings:
     """Reads the settings without flags; a command applies its flags with `override`."""
     return load_settings(config, os.environ)
+
+
+def run_settings(
+    loaded: Settings,
+    given: Mapping[str, Any],
+    target: Sequence[str],
+    run_id: str,
+    urls: Sequence[str] = (),
+    **more: Any,
+) -> "RunSettings":
+    """What the runner needs: the settings with the options `given`, and `more`, which comes before them.
+
+    `urls` are the policy servers if they are not the setting's. Raises UsageError if there is no task file, ConfigError if an
+    address belongs to another state folder.
+    """
+    from trainspan_loop.addresses import check_collector, check_policy_server
+    from trainspan_rollouts import RunSettings
+
+    chosen = dataclasses.asdict(override(loaded.rollouts, **given)) | more
+    if chosen["tasks"] is None:
+        raise UsageError("no task file: name one with --tasks or in [rollouts] tasks")
+    check_collector(loaded, chosen["collector"])
+    for url in urls or [chosen["policy_url"]]:
+        check_policy_server(loaded, url)
+    chosen["tasks"] = Path(chosen["tasks"])
+    return RunSettings(
+        target=tuple(target),
+        run_id=run_id,
+        store=loaded.collector.store,
+        ray=loaded.ray,
+        max_reward=loaded.dataset.max_reward,
+        **chosen,
+    )

@@ -37,17 +37,6 @@ class Retokenizer:
         new = self.ids_of_text(ids)
         return (ids, logprobs) if new == ids else (new, [sum(logprobs) / len(new)] * len(new))
 
-    def rewrite(self, part: Path) -> None:
-        """Replaces the sampled tokens in a Parquet file of a dataset by those of the text, as `call_of_text` does."""
-        table = pl.read_parquet(part)
-        sampled = zip(table["completion_ids"].to_list(), table["logprobs"].to_list(), strict=True)
-        ids, logprobs = zip(*(self.call_of_text(*call) for call in sampled), strict=True)
-        kinds = table.schema
-        table.with_columns(
-            pl.Series("completion_ids", ids, dtype=kinds["completion_ids"]),
-            pl.Series("logprobs", logprobs, dtype=kinds["logprobs"]),
-        ).write_parquet(part)
-
 
 def count_retokenized(folders: Iterable[Path], model: str) -> dict[str, int]:
     """Returns the calls in a run's folders of datasets, and those whose sampled tokens are not those of their decoded text.

@@ -12,8 +12,17 @@ from typing import Any, Final
 from opentelemetry import context, trace
 from opentelemetry._logs import SeverityNumber, get_logger
 from opentelemetry.sdk import _logs as sdk_logs
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 
-__all__ = ["bound_retries", "emit_event", "failure_result", "hand_record", "processors_of", "renew_channel"]
+__all__ = [
+    "Forwarding",
+    "bound_retries",
+    "emit_event",
+    "failure_result",
+    "hand_record",
+    "processors_of",
+    "renew_channel",
+]
 
 _EXPORT_RESULTS: Final = ("SpanExportResult", "LogRecordExportResult", "LogExportResult")
 """The last one became the second in 1.39."""
@@ -42,6 +51,29 @@ def emit_event(name: str, attributes: Mapping[str, str | int | float], span: tra
         parent = span.get_span_context()
         record.trace_id, record.span_id, record.trace_flags = parent.trace_id, parent.span_id, parent.trace_flags
         logger.emit(record)
+
+
+class Forwarding(SpanProcessor, sdk_logs.LogRecordProcessor):
+    """Calls `take` with each span that ends or record that is emitted, `flush` with the milliseconds it has, and `shutdown`."""
+
+    def __init__(
+        self, take: Callable[[Any], None], flush: Callable[[int], object], shutdown: Callable[[], object]
+    ) -> None:
+        self._take, self._flush, self._shutdown = take, flush, shutdown
+
+    def on_end(self, span: ReadableSpan) -> None:
+        self._take(span)
+
+    def on_emit(self, log_record: Any) -> None:
+        self._take(log_record)
+
+    emit = on_emit  # its name up to 1.34
+
+    def force_flush(self, timeout_millis: int = 30000) -> bool:
+        return bool(self._flush(timeout_millis))
+
+    def shutdown(self) -> None:
+        self._shutdown()
 
 
 def hand_record(processor: Any, record: Any) -> None:

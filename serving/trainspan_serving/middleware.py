@@ -13,12 +13,12 @@ from typing import Any
 from trainspan_schemas.agents.call_kinds import kind_of_request, stated_in_headers
 from trainspan_schemas.agents.unnamed_agents import agent_of_request, is_derived
 from trainspan_schemas.errors import InvalidRecordError, one_line
+from trainspan_schemas.files.durable import JsonObject
 from trainspan_schemas.store.endpoint import headers_of
 from trainspan_schemas.telemetry.failures import FAILURES_PATH, RequestFailures, keys_of_path, unsigned_key
 from trainspan_schemas.telemetry.signing import signing_key
 from trainspan_serving.capture.call_counter import CallCounter
 from trainspan_serving.capture.caller import Caller, identify
-from trainspan_serving.capture.echo import only_echoes
 from trainspan_serving.capture.engine_tap import Asked, EngineTap, Exchange
 from trainspan_serving.capture.tool_use import tool_results_in_request
 from trainspan_serving.export.call_export import CallExport
@@ -33,15 +33,13 @@ from trainspan_serving.http.asgi import App, Message, Receive, Scope, Send, answ
 from trainspan_serving.http.body import BodyError, ClientGoneError, check_json, read_body, replayed
 from trainspan_serving.http.failures import FailureLog
 from trainspan_serving.http.metrics import PolicyMetrics
-from trainspan_serving.http.output_limit import limited
 from trainspan_serving.http.prefixes import PREFIX_PATHS, handle_prefix
-from trainspan_serving.http.response_ids import with_own_response_id
+from trainspan_serving.http.request import only_echoes, rewritten
 from trainspan_serving.process.link import report
 from trainspan_serving.process.server_plan import ServerPlan, plan_of_process
 from trainspan_serving.swap.catching_up import CatchingUp
 from trainspan_serving.swap.engine import Engine
 from trainspan_serving.swap.policy_server import PolicyServer
-from trainspan_serving.swap.policy_table import model_of_body
 
 __all__ = ["PolicyMiddleware"]
 
@@ -114,7 +112,7 @@ class PolicyMiddleware:
         elif scope["type"] != "http" or self._parts is None:
             await self._app(scope, receive, send)
         elif scope["path"] in PREFIX_PATHS:
-            timeout_s = self._parts.server.plan.body_timeout_s
+            timeout_s = self._parts.server.plan.settings.body_timeout_s
             await handle_prefix(self._parts.branches, self._parts.signing_key, timeout_s, scope, receive, send)
         elif scope["path"].startswith(FAILURES_PATH):
             await answer_json(send, 200, self._parts.requests_of(keys_of_path(scope["raw_path"])).to_record())
@@ -140,11 +138,11 @@ class PolicyMiddleware:
         if _lacks_key(scope, parts.api_keys):
             await answer_json(send, 401, {"error": "Unauthorized"})  # as vLLM does, but before the body is read
             return
-        if server.plan.require_signature and not caller.is_signed:
+        if server.plan.settings.require_signature and not caller.is_signed:
             message = "this server answers only rollouts started by a runner with its signing key"
             await answer_error(send, 401, message)
             return
-        limits = server.plan
+        limits = server.plan.settings
         try:
             body = await read_body(scope, receive, max_bytes=limits.max_body_bytes, timeout_s=limits.body_timeout_s)
             request = check_json(scope, body)
@@ -159,22 +157,22 @@ class PolicyMiddleware:
             agent, kind = stated_in_headers(scope["headers"])
             if is_derived(caller.agent):
                 caller = replace(caller, agent=agent or caller.agent or agent_of_request(request))
-            body, max_tokens = limited(with_own_response_id(scope, body), request, parts.tap.max_model_len)
+            body, max_tokens = rewritten(scope, body, request, parts.tap.max_model_len)
             asked = Asked(max_tokens, kind or kind_of_request(request), tool_results_in_request(request))
-            await self._generate(parts, caller, asked, body, scope, replayed(body, receive), send)
+            await self._generate(parts, caller, asked, request, scope, replayed(body, receive), send)
 
     async def _generate(
         self,
         parts: _Parts,
         caller: Caller,
         asked: Asked,
-        body: bytes,
+        request: JsonObject,
         scope: Scope,
         receive: Receive,
         send: Send,
     ) -> None:
-        """Passes a request that may use the weights to vLLM; holds it while they change. `receive` yields `body` again."""
-        server, limit_s = parts.server, parts.server.plan.swap_timeout_s
+        """Passes a request that may use the weights to vLLM; holds it while they change. `receive` yields its body again."""
+        server, limit_s = parts.server, parts.server.plan.settings.swap_timeout_s
         exchange: Exchange | None = None
         send = parts.failures.watched(caller, send, lambda: exchange is not None and bool(exchange.generations))
         entered = await server.gate.enter(limit_s)
@@ -184,8 +182,10 @@ class PolicyMiddleware:
                 send, 503, f"the policy server has held this request for {limit_s:g} s because {why}; try again"
             )
             return
-        model = model_of_body(body) if server.policies.named else None
-        policy = server.policies.choose(model, caller.agent, asked.kind.kind if asked.kind else None)
+        model = request.get("model") if server.policies.named else None
+        policy = server.policies.choose(
+            model if isinstance(model, str) else None, caller.agent, asked.kind.kind if asked.kind else None
+        )
         branch = parts.branches.find(caller.attempt, caller.trace_id) if caller.is_signed else None
         exchange = Exchange(caller, scope["path"], policy, branch=branch, asked=asked)
         exchange.when_settled(lambda: server.gate.leave(entered))
@@ -201,7 +201,7 @@ class PolicyMiddleware:
         finally:
             if exchange.is_cut and exchange.ended_status == 503:  # also in a stream, whose status was sent
                 parts.failures.add(caller)
-            exchange.end_http(delivered=answer.delivered and not only_echoes(scope["path"], body))
+            exchange.end_http(delivered=answer.delivered and not only_echoes(scope["path"], request))
 
     async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def receive_and_start() -> Message:
@@ -230,13 +230,13 @@ class PolicyMiddleware:
         atexit.register(exporter.close, 0.5)
         tap = EngineTap(
             client,
-            plan.served_name,
+            plan.settings.served_name,
             exporter.add,
             counter,
             temperatures=plan.temperatures,
-            has_priorities=not plan.swap_in_flight,
+            has_priorities=not plan.settings.swap_in_flight,
         )
-        server = await PolicyServer.start(plan, Engine(client, merges_adapters=plan.merge_adapters), tap)
+        server = await PolicyServer.start(plan, Engine(client, merges_adapters=bool(plan.settings.merge_adapters)), tap)
         branches = BranchRegistry(
             client.model_config.get_vocab_size(),
             _MAX_PREFIX_BYTES,
@@ -245,7 +245,7 @@ class PolicyMiddleware:
         PolicyMetrics(server, exporter.counts, branches).register()
         keys_given = app.state.args.api_key or [os.environ.get("VLLM_API_KEY")]
         api_keys = tuple(key for key in keys_given if key)
-        key = signing_key(plan.signing_key_file)
+        key = signing_key(plan.settings.signing_key_file)
         self._parts = _Parts(exporter, tap, server, api_keys, key, branches, FailureLog(), counter)
         catching_up = CatchingUp(server)
         await catching_up.before_listening()

@@ -1,5 +1,6 @@
 """docs/evidence.md: its commands are those that made the stored results."""
 
+import json
 import re
 import shlex
 import subprocess
@@ -45,8 +46,11 @@ def test_each_command_of_the_page_finds_its_stored_results() -> None:
 
 def test_each_stored_result_is_made_by_a_command_of_the_page() -> None:
     made = {plan.result.name for arguments in commands(PAGE) for plan in of(arguments)}
-    stored = {path.name for path in (ROOT / "evaluation" / "results").glob("*.json")}
-    assert not stored - made, "results without a command in docs/evidence.md"
+    at_commit = dict(re.findall(r"`([\w-]+\.json)`, at commit ([0-9a-f]{12})", PAGE))
+    stored = {path.name for path in RESULTS.glob("*.json")}
+    assert not stored - made - set(at_commit), "results without a command or a commit in docs/evidence.md"
+    for name, commit in at_commit.items():
+        assert json.loads((RESULTS / name).read_text())["commit"].startswith(commit)
 
 
 def test_no_stored_result_names_a_folder_of_the_machine() -> None:

@@ -8,13 +8,13 @@ import time
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from trainspan_cli.setting_options import Given, setting_options
-from trainspan_cli.settings import ConfigOption, Format, FormatOption, StoresOption, settings
-from trainspan_loop.addresses import check_collector, check_policy_server, stores_of
+from trainspan_cli.settings import ConfigOption, Format, FormatOption, StoresOption, run_settings, settings
+from trainspan_loop.addresses import stores_of
 from trainspan_schemas.config.load import override
 from trainspan_schemas.errors import StoreError, UsageError
 
@@ -84,7 +84,9 @@ def branch(
         raise UsageError(f"--n {n}: must be at least 1")
     loaded = _with_dataset(settings(config), {**rewarding, "filter": filter})
     scope = _scope(calls, rollout, of_run, of_round, limit)
-    wanted = _run_settings(loaded, given, run or uuid.uuid4().hex, n, round_=of_round or 0, resume=resume)
+    # The plan names tasks, target and judge.
+    scope_of_run: dict[str, Any] = {"tasks": Path(), "n": n, "round": of_round or 0, "resume": resume}
+    wanted = run_settings(loaded, given, (), run or uuid.uuid4().hex, **scope_of_run)
     try:
         report = _run(wanted, loaded, scope, target or [], given, store, as_json=format == "json")
     except StoreError as error:
@@ -115,24 +117,6 @@ def _scope(
 
 def _with_dataset(loaded: "Settings", given: Given) -> "Settings":
     return dataclasses.replace(loaded, dataset=override(loaded.dataset, **given))
-
-
-def _run_settings(loaded: "Settings", given: Given, run_id: str, n: int, *, round_: int, resume: bool) -> "RunSettings":
-    """The runner's settings; the plan names tasks, target and judge."""
-    from trainspan_rollouts import RunSettings
-
-    chosen = dataclasses.asdict(override(loaded.rollouts, **given))
-    check_collector(loaded, chosen["collector"])
-    check_policy_server(loaded, chosen["policy_url"])
-    settings_of_run = {**chosen, "tasks": Path(), "n": n, "round": round_, "resume": resume}
-    return RunSettings(
-        target=(),
-        run_id=run_id,
-        store=loaded.collector.store,
-        ray=loaded.ray,
-        max_reward=loaded.dataset.max_reward,
-        **settings_of_run,
-    )
 
 
 def _run(

@@ -1,6 +1,5 @@
 """`trainspan gate`."""
 
-import dataclasses
 import importlib.util
 import logging
 import sys
@@ -11,11 +10,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trainspan_cli.setting_options import Given, setting_options
-from trainspan_cli.settings import ConfigOption, Format, FormatOption, StoresOption, TargetArgument, settings
-from trainspan_loop.addresses import check_collector, check_policy_server, stores_of
+from trainspan_cli.settings import (
+    ConfigOption,
+    Format,
+    FormatOption,
+    StoresOption,
+    TargetArgument,
+    run_settings,
+    settings,
+)
+from trainspan_loop.addresses import stores_of
 from trainspan_schemas.artifacts.gate_result import EXIT_CODES
 from trainspan_schemas.command_events import event_line
-from trainspan_schemas.config.load import override
 from trainspan_schemas.errors import TrainspanError, UsageError, pip_install
 
 if TYPE_CHECKING:
@@ -64,7 +70,11 @@ def gate(
     loaded = settings(config)
     run_id = run or uuid.uuid4().hex
     try:
-        wanted = _gate_settings(loaded, given, target or [], (baseline, candidate), n, level, run_id, resume=resume)
+        from trainspan_cli.gate.gate_run import GateSettings
+
+        urls = (baseline, candidate)
+        rollouts = run_settings(loaded, given, target or [], run_id, urls, n=n, resume=resume)
+        wanted = GateSettings(rollouts, urls, level)
         return _run(wanted, loaded, stores_of(loaded, store), out, check_judge, as_json=format == "json")
     except KeyboardInterrupt:
         print(f"interrupted; to resume: the same command with --run {run_id} --resume", file=sys.stderr)
@@ -76,40 +86,6 @@ def gate(
         named = "" if isinstance(error, TrainspanError | OSError) else f"{type(error).__name__}: "
         print(f"trainspan: no verdict: {named}{' '.join(str(error).split())}", file=sys.stderr)
         return EXIT_CODES["no verdict"]
-
-
-def _gate_settings(
-    loaded: "Settings",
-    given: Given,
-    target: list[str],
-    urls: tuple[str, str],
-    n: int,
-    level: float,
-    run_id: str,
-    *,
-    resume: bool,
-) -> "GateSettings":
-    """What both sides roll out. Raises UsageError if no task file is named, ConfigError if an address belongs to another state folder."""
-    from trainspan_cli.gate.gate_run import GateSettings
-    from trainspan_rollouts import RunSettings
-
-    chosen = override(loaded.rollouts, **given)
-    if chosen.tasks is None:
-        raise UsageError("no task file: name one with --tasks or in [rollouts] tasks")
-    check_collector(loaded, chosen.collector)
-    for url in urls:
-        check_policy_server(loaded, url)
-    settings_of_run = {**dataclasses.asdict(chosen), "tasks": Path(chosen.tasks), "n": n}
-    rollouts = RunSettings(
-        target=tuple(target),
-        run_id=run_id,
-        store=loaded.collector.store,
-        ray=loaded.ray,
-        max_reward=loaded.dataset.max_reward,
-        resume=resume,
-        **settings_of_run,
-    )
-    return GateSettings(rollouts, urls, level)
 
 
 def _run(

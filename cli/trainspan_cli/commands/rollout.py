@@ -1,18 +1,15 @@
 """`trainspan rollout`."""
 
-import dataclasses
 import sys
 import uuid
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from trainspan_cli.setting_options import Given, setting_options
-from trainspan_cli.settings import ConfigOption, Format, FormatOption, TargetArgument, settings
-from trainspan_loop.addresses import check_collector, check_policy_server, stores_of
+from trainspan_cli.settings import ConfigOption, Format, FormatOption, TargetArgument, run_settings, settings
+from trainspan_loop.addresses import stores_of
 from trainspan_schemas.command_events import event_line
-from trainspan_schemas.config.load import override
 from trainspan_schemas.errors import UsageError
 
 if TYPE_CHECKING:
@@ -74,11 +71,16 @@ def rollout(
         raise UsageError(f"--split {split}: must be train or val")
     from trainspan_cli.clients.ray_cluster import rollout_engine
     from trainspan_cli.views.rollout_result import exit_code
+    from trainspan_rollouts.records import Shard
 
+    part = Shard.parse(shard)
+    if part.count > 1 and run is None:
+        raise UsageError(f"--shard {shard} is a part of a run: give all parts the same --run")
+    if resume and run is None:
+        raise UsageError("--resume continues a run: name it with --run (and --round)")
     loaded = settings(config)
-    wanted = _run_settings(
-        loaded, given, target or [], run, shard=shard, round=round, split=split, limit=limit, resume=resume
-    )
+    scope: dict[str, Any] = {"shard": part, "round": round, "split": split, "limit": limit, "resume": resume}
+    wanted = run_settings(loaded, given, target or [], run or uuid.uuid4().hex, **scope)
     try:
         with rollout_engine(wanted, loaded, [wanted.tasks]):
             result = _run(wanted, loaded, as_json=format == "json")
@@ -86,36 +88,6 @@ def rollout(
         print(f"interrupted; to resume: the same command with --run {wanted.run_id} --resume", file=sys.stderr)
         raise
     return exit_code(result, is_part=wanted.shard.count > 1)
-
-
-def _run_settings(
-    loaded: "Settings", given: Given, target: list[str], run: str | None, shard: str, **scope: Any
-) -> "RunSettings":
-    """The settings of the run. Raises UsageError if there is no task file, or no run to resume or to share."""
-    from trainspan_rollouts import RunSettings
-    from trainspan_rollouts.records import Shard
-
-    part = Shard.parse(shard)
-    if part.count > 1 and run is None:
-        raise UsageError(f"--shard {shard} is a part of a run: give all parts the same --run")
-    chosen = override(loaded.rollouts, **given)
-    if scope["resume"] and run is None:
-        raise UsageError("--resume continues a run: name it with --run (and --round)")
-    if chosen.tasks is None:
-        raise UsageError("no task file: name one with --tasks or in [rollouts] tasks")
-    check_collector(loaded, chosen.collector)
-    check_policy_server(loaded, chosen.policy_url)
-    settings_of_run = {**dataclasses.asdict(chosen), "tasks": Path(chosen.tasks)}
-    return RunSettings(
-        target=tuple(target),
-        run_id=run or uuid.uuid4().hex,
-        shard=part,
-        store=loaded.collector.store,
-        ray=loaded.ray,
-        max_reward=loaded.dataset.max_reward,
-        **scope,
-        **settings_of_run,
-    )
 
 
 def _run(wanted: "RunSettings", loaded: "Settings", *, as_json: bool) -> "RunResult":

@@ -139,9 +139,7 @@ def _expressions(sql: str) -> list[tuple[str, str]]:
 def _derived() -> list[tuple[str, str]]:
     """The views of schema.sql as common table expressions."""
     schema = files("trainspan_collector.store").joinpath("schema.sql").read_text()
-    views = dict(
-        re.findall(r"^CREATE VIEW (?:stored\.)?(\w+) AS\n(.*?);$", schema, re.MULTILINE | re.DOTALL)
-    )
+    views = dict(re.findall(r"^CREATE VIEW (?:stored\.)?(\w+) AS\n(.*?);$", schema, re.MULTILINE | re.DOTALL))
     return [(f"near_{name}", f"near_{name} AS ({_local(views[name])})") for name in _DERIVED]
 
 

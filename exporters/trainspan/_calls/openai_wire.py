@@ -73,7 +73,6 @@ class ResponseCollector:
     question: GenerationRequest
     response_id: str | None = None
     model: str | None = None
-    usage: Mapping[str, Any] = field(default_factory=dict)
     choices: dict[int, ChoiceParts] = field(default_factory=dict)
     _rest: bytes = b""
     _after_filler: bool = False
@@ -130,7 +129,6 @@ class ResponseCollector:
     def _take(self, body: Mapping[str, Any]) -> None:
         self.response_id = body.get("id") or self.response_id
         self.model = body.get("model") or self.model
-        self.usage = body.get("usage") or self.usage
         for entry in body.get("choices") or ():
             choice = self.choices.setdefault(entry.get("index", 0), ChoiceParts())
             choice.prompt_ids = entry.get("prompt_token_ids") or body.get("prompt_token_ids") or choice.prompt_ids

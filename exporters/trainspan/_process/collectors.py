@@ -8,17 +8,16 @@ A signal that the SDK does not send over gRPC is not divided: all of it goes whe
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
 from opentelemetry import trace
 from opentelemetry._logs import get_logger_provider
-from opentelemetry.sdk._logs import LogRecordProcessor
-from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
+from opentelemetry.sdk.trace import ReadableSpan
 
 from trainspan._guard import guarded
-from trainspan._releases import hand_record
+from trainspan._releases import Forwarding, hand_record
 from trainspan_schemas.store.collectors import ENV_COLLECTORS, Collectors, address_of
 from trainspan_schemas.telemetry import keys
 
@@ -85,27 +84,6 @@ class _Other:
         self._done.set()
 
 
-class _SpanDivision(SpanProcessor):
-    def on_end(self, span: ReadableSpan) -> None:
-        _hand_span(span)
-
-    def force_flush(self, timeout_millis: int = 30000) -> bool:
-        return all(other.spans.force_flush(timeout_millis) for other in _Division.others.values())
-
-
-class _RecordDivision(LogRecordProcessor):
-    def on_emit(self, log_record: Any) -> None:
-        _hand_record(log_record)
-
-    emit = on_emit  # its name up to 1.34
-
-    def shutdown(self) -> None:
-        """Does nothing: the process sends everything at its end."""
-
-    def force_flush(self, timeout_millis: int = 30000) -> bool:
-        return all(other.records.force_flush(timeout_millis) for other in _Division.others.values())
-
-
 def divide_rollouts() -> None:
     """Divides spans and log records among the collectors in `TRAINSPAN_COLLECTORS`; does nothing if there is one."""
     urls = os.environ.get(ENV_COLLECTORS)
@@ -120,13 +98,22 @@ def divide_rollouts() -> None:
     if _is_sent("TRACES"):
         for other in others.values():
             other.take_spans()
-        trace.get_tracer_provider().add_span_processor(_SpanDivision())  # type: ignore[attr-defined]
+        trace.get_tracer_provider().add_span_processor(_divided(_hand_span, lambda other: other.spans))  # type: ignore[attr-defined]
         _Division.kinds |= {SPANS}
     if _is_sent("LOGS"):
         for other in others.values():
             other.take_records()
-        get_logger_provider().add_log_record_processor(_RecordDivision())  # type: ignore[attr-defined]
+        get_logger_provider().add_log_record_processor(_divided(_hand_record, lambda other: other.records))  # type: ignore[attr-defined]
         _Division.kinds |= {RECORDS}
+
+
+def _divided(hand: Callable[[Any], None], processor_of: Callable[[_Other], Any]) -> Forwarding:
+    """Hands on what belongs to the others. Its shutdown does nothing: the process sends everything at its end."""
+
+    def flush(timeout_millis: int) -> bool:
+        return all(processor_of(other).force_flush(timeout_millis) for other in _Division.others.values())
+
+    return Forwarding(hand, flush, lambda: None)
 
 
 @guarded

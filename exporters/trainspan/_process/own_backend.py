@@ -10,12 +10,10 @@ from typing import Any
 
 from opentelemetry import trace
 from opentelemetry._logs import get_logger_provider
-from opentelemetry.sdk._logs import LogRecordProcessor
-from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 
 from trainspan._guard import guarded
 from trainspan._process.providers import first_providers
-from trainspan._releases import hand_record
+from trainspan._releases import Forwarding, hand_record
 from trainspan._rollout.span_processor import add_processor
 from trainspan._switch import is_disabled
 from trainspan_schemas.store.otlp_variables import ENV_COLLECTOR, ENV_PROGRAM, exchange
@@ -38,11 +36,23 @@ def feed_own_backend() -> None:
     if exporter := _exporter("TRACES"):
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-        add_processor(tracers, _Spans(tracers, BatchSpanProcessor(exporter)))
+        spans = BatchSpanProcessor(exporter)
+
+        def take_span(span: Any) -> None:
+            if trace.get_tracer_provider() is tracers:
+                spans.on_end(span)
+
+        add_processor(tracers, Forwarding(take_span, spans.force_flush, spans.shutdown))
     if exporter := _exporter("LOGS"):
         from opentelemetry.sdk._logs.export import BatchLogRecordProcessor
 
-        loggers.add_log_record_processor(_Records(loggers, BatchLogRecordProcessor(exporter)))
+        records = BatchLogRecordProcessor(exporter)
+
+        def take_record(record: Any) -> None:
+            if get_logger_provider() is loggers:
+                hand_record(records, record)
+
+        loggers.add_log_record_processor(Forwarding(take_record, records.force_flush, records.shutdown))
 
 
 def _exporter(signal: str) -> Any:
@@ -55,37 +65,3 @@ def _exporter(signal: str) -> Any:
     name = "otlp_proto_http" if next(filter(None, protocols), "grpc") != "grpc" else "otlp_proto_grpc"
     (entry_point,) = entry_points(group=f"opentelemetry_{signal.lower()}_exporter", name=name)
     return entry_point.load()()
-
-
-class _Spans(SpanProcessor):
-    def __init__(self, provider: object, processor: SpanProcessor) -> None:
-        self._provider, self._processor = provider, processor
-
-    def on_end(self, span: ReadableSpan) -> None:
-        if trace.get_tracer_provider() is self._provider:
-            self._processor.on_end(span)
-
-    def shutdown(self) -> None:
-        """Called with the provider's shutdown."""
-        self._processor.shutdown()
-
-    def force_flush(self, timeout_millis: int = 30000) -> bool:
-        return self._processor.force_flush(timeout_millis)
-
-
-class _Records(LogRecordProcessor):
-    def __init__(self, provider: object, processor: LogRecordProcessor) -> None:
-        self._provider, self._processor = provider, processor
-
-    def on_emit(self, log_record: Any) -> None:
-        if get_logger_provider() is self._provider:
-            hand_record(self._processor, log_record)
-
-    emit = on_emit  # its name up to 1.34
-
-    def shutdown(self) -> None:
-        """Called with the provider's shutdown."""
-        self._processor.shutdown()
-
-    def force_flush(self, timeout_millis: int = 30000) -> bool:
-        return self._processor.force_flush(timeout_millis)

@@ -11,11 +11,9 @@ import wrapt
 from opentelemetry import _logs, metrics, trace
 from opentelemetry._logs import _internal as logs_internal
 from opentelemetry.metrics import _internal as metrics_internal
-from opentelemetry.sdk._logs import LogRecordProcessor
-from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 
 from trainspan._guard import Args, Kwargs, guarded
-from trainspan._releases import hand_record
+from trainspan._releases import Forwarding, hand_record
 from trainspan._rollout.span_processor import add_processor, outlive_shutdown, stamp_spans_of
 
 __all__ = ["first_providers", "follow_providers"]
@@ -26,31 +24,6 @@ class _First:
 
     tracer: Any = None
     logger: Any = None
-
-
-class _SpansToFirst(SpanProcessor):
-    def on_end(self, span: ReadableSpan) -> None:
-        _First.tracer._active_span_processor.on_end(span)
-
-    def force_flush(self, timeout_millis: int = 30000) -> bool:
-        return bool(_First.tracer.force_flush(timeout_millis))
-
-    def shutdown(self) -> None:
-        """Leaves the command's exporters open: the rollout's span ends last."""
-        self.force_flush()
-
-
-class _RecordsToFirst(LogRecordProcessor):
-    def on_emit(self, log_record: Any) -> None:
-        hand_record(_First.logger._multi_log_record_processor, log_record)
-
-    emit = on_emit  # its name up to 1.34
-
-    def force_flush(self, timeout_millis: int = 30000) -> bool:
-        return bool(_First.logger.force_flush(timeout_millis))
-
-    def shutdown(self) -> None:
-        self.force_flush()
 
 
 def first_providers() -> tuple[Any, Any]:
@@ -85,11 +58,14 @@ def _take_tracer_provider(provider: Any) -> bool:
     if not hasattr(_First.tracer, "_active_span_processor") or not stamp_spans_of(provider):
         return False
     outlive_shutdown(provider)
-    return add_processor(provider, _SpansToFirst())
+    # The end of the program's provider leaves the command's exporters open: the rollout's span ends last.
+    flush = _First.tracer.force_flush
+    return add_processor(provider, Forwarding(_First.tracer._active_span_processor.on_end, flush, flush))
 
 
 def _take_logger_provider(provider: Any) -> bool:
     if not hasattr(_First.logger, "_multi_log_record_processor") or not hasattr(provider, "add_log_record_processor"):
         return False
-    provider.add_log_record_processor(_RecordsToFirst())
+    processor, flush = _First.logger._multi_log_record_processor, _First.logger.force_flush
+    provider.add_log_record_processor(Forwarding(lambda record: hand_record(processor, record), flush, flush))
     return True

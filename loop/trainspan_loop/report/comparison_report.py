@@ -8,10 +8,10 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from trainspan_loop.report.comparison import ComparedRun, Series, measured_in
-from trainspan_loop.report.curves import draw_comparison
+from trainspan_loop.report.comparison import Band, ComparedRun, Series, measured_in
+from trainspan_viewer.html.curves import Curve, Point, chart
 from trainspan_viewer.html.document import Page, standalone
-from trainspan_viewer.html.elements import Child, element, picture, table
+from trainspan_viewer.html.elements import element, table
 
 __all__ = ["comparison_record", "comparison_text", "write_comparison"]
 
@@ -51,16 +51,20 @@ def comparison_text(series: Sequence[Series]) -> Group:
 
 
 def write_comparison(path: Path, series: Sequence[Series]) -> Path:
-    """Writes the page, and the picture next to it as PNG; returns the page's path."""
-    curves = path.with_suffix(".png")
-    draw_comparison(series, curves)
-    body: list[Child] = [
-        picture(curves, f"Held-out {measured_in(series)} by round"),
-        element("h2", "Runs"),
-        table(HEAD, _rows(series)),
+    """Writes the page: held-out success (or reward) by round of each series with its 95 % t-interval over seeds, and its runs."""
+    measure = measured_in(series)
+    curves = [
+        Curve(f"{one.label} ({len(one.runs)} seeds)", [_point(band) for band in one.validation()]) for one in series
     ]
+    drawn = chart(f"held-out {measure}", curves, limits=(0, 1) if measure == "success" else None, size=(860, 408))
+    body = [drawn, element("h2", "Runs"), table(HEAD, _rows(series))]
     path.write_text(standalone(Page("trainspan: runs compared", body)), encoding="utf-8")
     return path
+
+
+def _point(band: Band) -> Point:
+    low, high = band.interval or (None, None)
+    return Point(band.round, band.mean, low, high)
 
 
 def _gain(series: Series) -> str:

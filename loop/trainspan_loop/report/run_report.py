@@ -1,11 +1,10 @@
-"""What a run leaves behind for people: `report.html`, `curves.png` and `rounds.csv`."""
+"""What a run leaves behind for people: `report.html` and `rounds.csv`."""
 
 import csv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainspan_loop.report.curves import draw_curves
 from trainspan_loop.state.run_folder import RunFolder
 from trainspan_schemas.artifacts.run_files import record_of
 from trainspan_schemas.artifacts.run_records import RoundRecord, evaluations_in
@@ -18,9 +17,8 @@ __all__ = ["write_report"]
 
 
 def write_report(run: RunFolder, title: str, verdicts: Sequence[tuple[str, bool, str]]) -> Path:
-    """Writes `curves.png`, `rounds.csv` and `report.html` into the run's folder; returns the page's path."""
+    """Writes `rounds.csv` and `report.html` into the run's folder; returns the page's path."""
     records, page = read_run(run), run.path / "report.html"
-    draw_curves(records.records, run.path / "curves.png", title)
     _write_csv(run.path / "rounds.csv", records)
     page.write_text(standalone(render_report(records, title, verdicts)), encoding="utf-8")
     return page

@@ -37,15 +37,15 @@ def state_of(server: PolicyServer, exporter: CallExport, branches: BranchRegistr
         alone=_in_service(server.policies.base),
         policies={name: _in_service(row) for name, row in server.policies.named.items()},
         base=server.policy.weights.name,
-        model=server.plan.served_name,
+        model=server.plan.settings.served_name,
         dtype=server.dtype,
         started_ns=server.started_ns,
         now_ns=time.time_ns(),
         in_flight=server.gate.in_flight,
-        requests_ended=server.requests_ended,
-        internal_requests=server.internal_requests,
-        internal_calls=server.internal_calls,
-        forced_requests=server.forced_requests,
+        requests_ended=server.tap.cut_requests,
+        internal_requests=server.tap.internal_requests,
+        internal_calls=server.tap.internal_calls,
+        forced_requests=server.tap.forced_requests,
         branches=len(branches),
         branches_diverged=branches.diverged,
         open=server.gate.is_open,
@@ -119,8 +119,8 @@ async def _answer(
         raise _Refusal(405, f"{method} is not allowed here: {'GET or POST' if what == 'policy' else 'POST'}")
     headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
     plan = server.plan
-    _check_headers(headers, plan.token, own_hosts(plan.host, plan.allowed_hosts))
-    body = await read_body(scope, receive, max_bytes=_MAX_BODY_BYTES, timeout_s=plan.body_timeout_s)
+    _check_headers(headers, plan.token, own_hosts(plan.settings.host, plan.settings.allowed_hosts))
+    body = await read_body(scope, receive, max_bytes=_MAX_BODY_BYTES, timeout_s=plan.settings.body_timeout_s)
     if what == "policy":
         offer, policy = _offer(body)
         result = await server.swap(offer.checkpoint, offer.version, policy, offer.weights_sha256)
@@ -135,7 +135,7 @@ async def _answer(
         offer, policy = _offer(body)
         await server.stage(offer.checkpoint, offer.version, policy, offer.weights_sha256)
         return {"staged": offer.checkpoint, "version": offer.version}
-    if not plan.sleep:
+    if not plan.settings.sleep:
         raise _Refusal(409, "this server cannot sleep: start it with --sleep")
     await (server.sleep() if what == "sleep" else server.wake())
     return {"asleep": server.asleep, "version": server.policy.version}

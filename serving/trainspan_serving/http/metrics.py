@@ -43,9 +43,9 @@ class PolicyMetrics:
         refused = "Requests answered with 503 because a swap or sleep took too long."
         yield CounterMetricFamily("trainspan_requests_held_too_long", refused, value=server.gate.refused)
         ended = "Requests ended because they outlasted the drain timeout of a swap or a sleep request."
-        yield CounterMetricFamily("trainspan_requests_ended_by_server", ended, value=server.requests_ended)
+        yield CounterMetricFamily("trainspan_requests_ended_by_server", ended, value=server.tap.cut_requests)
         forced = "Generations answered with stored tokens of another rollout."
-        yield CounterMetricFamily("trainspan_forced_requests", forced, value=server.forced_requests)
+        yield CounterMetricFamily("trainspan_forced_requests", forced, value=server.tap.forced_requests)
         diverged = "Branches that stopped following the stored rollout."
         yield CounterMetricFamily("trainspan_branches_diverged", diverged, value=self._branches.diverged)
         for name, value, text in (

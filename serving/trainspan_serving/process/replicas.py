@@ -4,17 +4,14 @@ vLLM calls all engines to load weights but returns one result, and distributes t
 engine that kept the earlier weights would go unnoticed.
 """
 
-import argparse
-import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from trainspan_schemas.errors import ConfigError
+from trainspan_serving.process.device import last_value
 
 __all__ = ["refuse_replicas", "replicas_of"]
 
 _VARIABLE = "VLLM_DP_SIZE"
-_IN_YAML = re.compile(r"""^[^#\n]*?\bdata[-_]parallel[-_]size\b["']?\s*:\s*["']?(\d+)""", re.MULTILINE)
 
 
 def refuse_replicas(size: int, said_by: str) -> None:
@@ -27,31 +24,8 @@ def refuse_replicas(size: int, said_by: str) -> None:
 
 
 def replicas_of(flags: Sequence[str], environ: Mapping[str, str]) -> tuple[int, str]:
-    """Returns how many engines vLLM's flags, their `--config` file or the environment ask for, and which one does."""
-    parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
-    parser.add_argument("--data-parallel-size", "-dp")
-    parser.add_argument("--config")
-    known, _ = parser.parse_known_args([_with_dashes(flag) for flag in flags])
-    if known.data_parallel_size is not None:
-        return _number(known.data_parallel_size), "--data-parallel-size"
-    if known.config and (in_yaml := _IN_YAML.search(_text(Path(known.config)))):
-        return int(in_yaml[1]), f"data-parallel-size in {known.config}"
-    return _number(environ.get(_VARIABLE, "1")), _VARIABLE
-
-
-def _with_dashes(flag: str) -> str:
-    """Replaces underscores: vLLM also accepts `--data_parallel_size`."""
-    name, equals, value = flag.partition("=")
-    return (name.replace("_", "-") if name.startswith("--") else name) + equals + value
-
-
-def _number(text: str) -> int:
-    """Returns 1 for an invalid number, which vLLM itself reports."""
-    return int(text) if text.isdigit() else 1
-
-
-def _text(file: Path) -> str:
-    try:
-        return file.read_text(errors="replace")
-    except OSError:
-        return ""
+    """Returns how many engines vLLM's flags or the environment ask for, and which one does; 1 for an invalid number, which vLLM
+    itself reports. What a `--config` file asks for is in vLLM's own arguments (see plan_of_process)."""
+    flagged = last_value(flags, "--data-parallel-size") or last_value(flags, "-dp")
+    size, said_by = (flagged, "--data-parallel-size") if flagged else (environ.get(_VARIABLE, "1"), _VARIABLE)
+    return int(size) if size.isdigit() else 1, said_by

@@ -43,49 +43,23 @@ class PolicyPlan:
 class ServerPlan:
     """All settings of our code inside the vLLM process."""
 
+    settings: ServingSettings
+    """`[serving]` with absolute paths; of its `model`, the fields below say what is served."""
     model: str
     """Folder (or Hugging Face id) of the full weights at start."""
     adapter: str | None
     """Folder of the LoRA adapter on them at start."""
     version: int
-    served_name: str
-    checkpoints: str
-    checkpoints_url: str | None
-    """Where checkpoints are copied from; None: the folder is shared with the trainer."""
-    host: str
-    allowed_hosts: str
-    """Additional names accepted in the Host header of a swap, with commas."""
     state: str
     """Folder for state that outlives the process: spool and call numbers."""
-    collector: str | None
-    """OTLP/gRPC URL, or several with commas; None: calls are counted, not sent."""
     otlp_headers: str
     """As in OTEL_EXPORTER_OTLP_HEADERS; used if no token is found."""
-    token_file: str | None
-    """The collector's token file, if one is set; read again if the collector refuses the token."""
     store: str | None
     """The collector's store; a file next to it lists the tokens it requires. None: the default store."""
     otlp_certificate: str | None
     """As in OTEL_EXPORTER_OTLP_CERTIFICATE."""
     token: str
     """Bearer token of the swap."""
-    temperatures: dict[str, float]
-    """Split → temperature at which its rollouts are sampled, whatever the client requests."""
-    signing_key_file: str | None
-    """The runner's key; None: the one in the state folder."""
-    require_signature: bool
-    """Whether to refuse requests that the runner did not sign."""
-    sleep: bool
-    """Whether the server may be put to sleep."""
-    body_timeout_s: float
-    max_body_bytes: int
-    swap_timeout_s: float
-    drain_timeout_s: float
-    swap_in_flight: bool
-    """Whether requests go on across a swap of full weights."""
-    canary_tolerance: float | None
-    merge_adapters: bool
-    """Whether a LoRA adapter is added to the full weights instead of being computed next to them."""
     policies: dict[str, PolicyPlan]
     """Policies that are served side by side, by name; empty: only one."""
 
@@ -96,25 +70,37 @@ class ServerPlan:
             name: PolicyPlan(tuple(policy["agents"]), policy["adapter"], policy["version"])
             for name, policy in values.pop("policies").items()
         }
-        return cls(**values, policies=policies)
+        return cls(ServingSettings(**values.pop("settings")), **values, policies=policies)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
 
     @property
     def collectors(self) -> Collectors | None:
-        return None if self.collector is None else Collectors.of(self.collector)
+        """Where call spans go; None: calls are counted, not sent."""
+        return None if self.settings.collector == "none" else Collectors.of(self.settings.collector)
+
+    @property
+    def checkpoints(self) -> Path:
+        return checkpoints_dir(self.settings.checkpoints)
+
+    @property
+    def temperatures(self) -> dict[str, float]:
+        """Split → temperature at which its rollouts are sampled, whatever the client requests."""
+        train = {"train": 1.0} if self.settings.train_sampling else {}
+        val = self.settings.val_temperature
+        return train if val is None else {**train, "val": val}
 
     def headers_for(self, collector: str) -> str:
         """Returns headers as in OTEL_EXPORTER_OTLP_HEADERS, with the token now in the file. Raises ConfigError."""
         given = {"OTEL_EXPORTER_OTLP_HEADERS": self.otlp_headers}
-        headers = sender_headers(Role.SERVING, collector, given, token_file=self.token_file, store=self.store)
+        headers = sender_headers(Role.SERVING, collector, given, token_file=self.settings.token_file, store=self.store)
         return headers or self.otlp_headers
 
     def token_advice(self, collector: str) -> str:
         """What to do if the collector refuses the token."""
         given = {"OTEL_EXPORTER_OTLP_HEADERS": self.otlp_headers}
-        return token_advice(Role.SERVING, collector, given, token_file=self.token_file, store=self.store)
+        return token_advice(Role.SERVING, collector, given, token_file=self.settings.token_file, store=self.store)
 
     def serving(self, policy: str | None, model: str, adapter: str | None, version: int) -> "ServerPlan":
         """Returns this plan with other weights, or with another adapter of one of its policies."""
@@ -136,43 +122,30 @@ def make_plan(
 ) -> ServerPlan:
     """Builds the plan for the given weights; paths become absolute."""
     state = home() / "serving" / f"{quote(settings.served_name, safe='')}-{port}"
-    token_file = str(Path(settings.token_file).resolve()) if settings.token_file else None
-    if token_file:
-        token_of(token_file, Role.SERVING)  # a file without this role is refused before vLLM starts
+    settings = replace(
+        settings,
+        checkpoints=str(checkpoints_dir(settings.checkpoints).resolve()),
+        token_file=_absolute(settings.token_file),
+        signing_key_file=_absolute(settings.signing_key_file),
+    )
+    if settings.token_file:
+        token_of(settings.token_file, Role.SERVING)  # a file without this role is refused before vLLM starts
     return ServerPlan(
+        settings,
         model=str(Path(model).resolve()) if Path(model).is_dir() else model,
         adapter=str(adapter.resolve()) if adapter else None,
         version=version,
-        served_name=settings.served_name,
-        checkpoints=str(checkpoints_dir(settings.checkpoints).resolve()),
-        checkpoints_url=settings.checkpoints_url,
-        host=settings.host,
-        allowed_hosts=settings.allowed_hosts,
         state=str(state.resolve()),
-        collector=None if settings.collector == "none" else settings.collector,
         otlp_headers=environ.get("OTEL_EXPORTER_OTLP_HEADERS", ""),
-        token_file=token_file,
-        store=str(Path(store).resolve()) if store else None,
+        store=_absolute(store),
         otlp_certificate=environ.get("OTEL_EXPORTER_OTLP_CERTIFICATE"),
         token=token(),
-        temperatures=_temperatures(settings),
-        signing_key_file=str(Path(settings.signing_key_file).resolve()) if settings.signing_key_file else None,
-        require_signature=settings.require_signature,
-        sleep=settings.sleep,
-        body_timeout_s=settings.body_timeout_s,
-        max_body_bytes=settings.max_body_bytes,
-        swap_timeout_s=settings.swap_timeout_s,
-        drain_timeout_s=settings.drain_timeout_s,
-        swap_in_flight=settings.swap_in_flight,
-        canary_tolerance=settings.canary_tolerance,
-        merge_adapters=bool(settings.merge_adapters),
         policies=dict(policies or {}),
     )
 
 
-def _temperatures(settings: ServingSettings) -> dict[str, float]:
-    train = {"train": 1.0} if settings.train_sampling else {}
-    return train if settings.val_temperature is None else {**train, "val": settings.val_temperature}
+def _absolute(path: str | None) -> str | None:
+    return str(Path(path).resolve()) if path else None
 
 
 def plan_of_process(args: Any, environ: Mapping[str, str]) -> ServerPlan:

@@ -80,12 +80,13 @@ class PolicyServer:
         """Outcome (a canary status, `undone`, `failed`, `refused`, `uncopied` or `busy`) → count."""
         self.swap_seconds = 0.0
         """Total of all successful swaps."""
-        self._engine, self._tap = engine, tap
-        self._verifier = Verifier(engine, tap, plan.canary_tolerance)
+        self._engine = engine
+        self.tap = tap
+        self._verifier = Verifier(engine, tap, plan.settings.canary_tolerance)
         self._served = served
-        self.source = CheckpointSource(plan.checkpoints_url) if plan.checkpoints_url else None
+        self.source = CheckpointSource(url) if (url := plan.settings.checkpoints_url) else None
         """Where checkpoints are copied from; None: they are in the folder."""
-        copies = CopiesFolder(Path(plan.checkpoints), self.source) if self.source else None
+        copies = CopiesFolder(plan.checkpoints, self.source) if self.source else None
         self._copying = Copying(copies, self._folders_in_use) if copies else None
         self._candidate: CheckpointCandidate | None = None
         """The one that is being swapped in."""
@@ -135,26 +136,6 @@ class PolicyServer:
     def dtype(self) -> str:
         """The dtype of the computation, e.g. "float32"."""
         return self._engine.dtype
-
-    @property
-    def requests_ended(self) -> int:
-        """Requests ended because they outlasted the drain timeout of a swap or a sleep request."""
-        return self._tap.cut_requests
-
-    @property
-    def internal_requests(self) -> int:
-        """Requests to the engine that the server itself has made, which vLLM's metrics count too."""
-        return self._tap.internal_requests
-
-    @property
-    def internal_calls(self) -> int:
-        """Those of them that are captured and exported as calls."""
-        return self._tap.internal_calls
-
-    @property
-    def forced_requests(self) -> int:
-        """Generations that were answered with stored tokens, which vLLM's metrics do not count."""
-        return self._tap.forced_requests
 
     async def swap(
         self,
@@ -276,7 +257,7 @@ class PolicyServer:
         try:
             return await asyncio.to_thread(
                 find_candidate,
-                Path(self.plan.checkpoints),
+                self.plan.checkpoints,
                 policy,
                 checkpoint,
                 version,
@@ -334,7 +315,9 @@ class PolicyServer:
         try:
             await swap.prepare()
         except TimeoutError as error:
-            raise BusyError(f"the engine did not pause within {self.plan.drain_timeout_s:g} s; try again") from error
+            raise BusyError(
+                f"the engine did not pause within {self.plan.settings.drain_timeout_s:g} s; try again"
+            ) from error
         except Exception as error:
             if not self.asleep:
                 await self._engine.resume()
@@ -350,13 +333,13 @@ class PolicyServer:
         if candidate.weights is None and not self._engine.merges_adapters:
             return AdapterSwap(self._engine, candidate, earlier)
         pause: Drain | Freeze = self._drain(f"version {candidate.version} of the weights is being loaded")
-        if self.plan.swap_in_flight and earlier.adapter is None and not self.policies.named:
+        if self.plan.settings.swap_in_flight and earlier.adapter is None and not self.policies.named:
             # Requests with an adapter cannot go on: it belongs to the earlier weights.
-            pause = Freeze(self.gate, self._engine, self.plan.drain_timeout_s)
-        return WeightSwap(self._engine, self._tap, pause, candidate, earlier)
+            pause = Freeze(self.gate, self._engine, self.plan.settings.drain_timeout_s)
+        return WeightSwap(self._engine, self.tap, pause, candidate, earlier)
 
     def _drain(self, why: str) -> Drain:
-        return Drain(self.gate, self._tap, self._engine, self.plan.drain_timeout_s, why)
+        return Drain(self.gate, self.tap, self._engine, self.plan.settings.drain_timeout_s, why)
 
 
 def _outcome_of(error: Exception) -> str:

@@ -1,7 +1,6 @@
 """The policies in service side by side, and which of them answers a request."""
 
 import asyncio
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from trainspan_serving.process.server_plan import ServerPlan
 from trainspan_serving.swap.canary import CanaryReport
 from trainspan_serving.swap.engine import Engine
 
-__all__ = ["PolicyRow", "PolicyTable", "UnknownPolicyError", "first_policies", "model_of_body"]
+__all__ = ["PolicyRow", "PolicyTable", "UnknownPolicyError", "first_policies"]
 
 
 class UnknownPolicyError(CheckpointError):
@@ -68,7 +67,9 @@ async def first_policies(plan: ServerPlan, engine: Engine, folder: Path) -> Poli
         sha256 = await asyncio.to_thread(_weights_sha256, Path(adapter) if adapter else folder)
         return ServedPolicy(name, version, folder, loaded, merged, base, sha256)
 
-    first = await policy(plan.served_name, plan.adapter, plan.version, merge=plan.merge_adapters)
+    first = await policy(
+        plan.settings.served_name, plan.adapter, plan.version, merge=bool(plan.settings.merge_adapters)
+    )
     policies = {
         name: await policy(name, adapter_plan.adapter, adapter_plan.version, merge=False)
         for name, adapter_plan in plan.policies.items()
@@ -80,13 +81,3 @@ async def first_policies(plan: ServerPlan, engine: Engine, folder: Path) -> Poli
 
 def _weights_sha256(folder: Path) -> str | None:
     return CheckpointMeta.read(folder).weights_sha256 if (folder / META_FILE).is_file() else None
-
-
-def model_of_body(content: bytes) -> str | None:
-    """The model that a request names; None if its content is not a JSON object with one."""
-    try:
-        request = json.loads(content)
-    except (ValueError, RecursionError):
-        return None
-    model = request.get("model") if isinstance(request, dict) else None
-    return model if isinstance(model, str) else None

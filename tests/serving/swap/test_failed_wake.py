@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from trainspan_schemas.config.settings import ServingSettings
 from trainspan_serving.checkpoints.candidates import CheckpointCandidate
 from trainspan_serving.checkpoints.served_policy import ServedPolicy
 from trainspan_serving.swap.engine import Engine
@@ -35,9 +36,7 @@ class FakeClient:
 @pytest.mark.parametrize("asleep", [True, False])
 def test_the_gate_opens_only_if_the_server_is_awake(weights: Any, asleep: bool, tmp_path: Path) -> None:
     async def swap() -> PolicyServer:
-        plan: Any = SimpleNamespace(
-            canary_tolerance=None, checkpoints_url=None, checkpoints=tmp_path, drain_timeout_s=1.0, swap_in_flight=False
-        )
+        plan: Any = SimpleNamespace(settings=ServingSettings(drain_timeout_s=1.0), checkpoints=tmp_path)
         engine = Engine(client, merges_adapters=False)
         policies = PolicyTable(ServedPolicy("policy", 0, tmp_path), {}, {})
         nothing: Any = None

@@ -53,7 +53,7 @@ class CollectorProcess:
         self.process.kill()
         self.process.wait()
 
-    def terminate(self, timeout_s: float = 60) -> int:
+    def terminate(self, timeout_s: float = 120) -> int:
         self.process.terminate()
         return self.process.wait(timeout_s)
 
@@ -95,7 +95,7 @@ def running(
             collector.terminate()
 
 
-def _wait_until_ready(store: Path, process: "subprocess.Popen[str]", timeout_s: float = 30) -> StoreAddress:
+def _wait_until_ready(store: Path, process: "subprocess.Popen[str]", timeout_s: float = 120) -> StoreAddress:
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         address = running_collector(store)

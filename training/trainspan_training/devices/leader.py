@@ -1,23 +1,22 @@
-"""A resource that only the leader of a team holds, such as the checkpoints folder, with its results shared by all."""
+"""The checkpoints folder, which only the leader of a team holds, with its results shared by all."""
 
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any
 
+from trainspan_training.checkpoints.folder import Checkpoints
 from trainspan_training.devices.team import Team
 
 __all__ = ["Leader"]
 
-_Resource = TypeVar("_Resource")
 
-
-class Leader(Generic[_Resource]):
+class Leader:
     """The leader, as seen by every process; `resource` is None in the others."""
 
-    def __init__(self, team: Team, resource: _Resource | None) -> None:
+    def __init__(self, team: Team, resource: Checkpoints | None) -> None:
         self._team = team
         self.resource = resource
 
-    def share(self, act: Callable[[_Resource], Any]) -> Any:
+    def share(self, act: Callable[[Checkpoints], Any]) -> Any:
         """Runs `act` on the leader's resource and returns its result, or raises its error, in every process."""
 
         def make() -> Any:

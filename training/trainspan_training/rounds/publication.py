@@ -42,7 +42,7 @@ class Publication:
         self,
         policy: Policy,
         files: "PolicyFiles",
-        leader: Leader[Checkpoints],
+        leader: Leader,
         settings: TrainSettings,
         address: PolicyAddress,
         report: Callable[[int, dict[str, float]], None],
@@ -148,7 +148,7 @@ class Publication:
         self._report(record.round, figures(record))
 
 
-def skip(leader: Leader[Checkpoints], dataset: DatasetFolder, reason: str) -> None:
+def skip(leader: Leader, dataset: DatasetFolder, reason: str) -> None:
     """Records that nothing of the dataset is trained."""
     leader.share(lambda checkpoints: checkpoints.ledger.append(LedgerEntry("skipped", dataset.sha256, reason=reason)))
 

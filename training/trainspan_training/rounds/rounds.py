@@ -17,7 +17,7 @@ from trainspan_schemas.artifacts.checkpoint import Canary
 from trainspan_schemas.command_events import TrainingProgress
 from trainspan_schemas.config.settings import TrainSettings
 from trainspan_schemas.errors import DatasetError, TrainingError
-from trainspan_training.checkpoints.folder import Checkpoints, RolledBackError
+from trainspan_training.checkpoints.folder import RolledBackError
 from trainspan_training.checkpoints.lineage import Lineage
 from trainspan_training.checkpoints.swap_request import PolicyAddress, Swap, served_dtype
 from trainspan_training.data.dataset import DatasetFolder
@@ -63,7 +63,7 @@ class Rounds:
     def __init__(
         self,
         datasets: Iterable[DatasetFolder],
-        leader: Leader[Checkpoints],
+        leader: Leader,
         policy: Policy,
         settings: TrainSettings,
         on_progress: Callable[[TrainingProgress], None],

@@ -37,7 +37,7 @@ class PolicyFiles:
 
     def __init__(
         self,
-        leader: Leader[Checkpoints],
+        leader: Leader,
         weights: FullWeights | AdapterWeights,
         trainer: TransitionGRPOTrainer,
         keep: int,

@@ -10,7 +10,6 @@ import torch
 
 from trainspan_schemas.command_events import TrainingProgress
 from trainspan_schemas.config.settings import TrainSettings
-from trainspan_training.checkpoints.folder import Checkpoints
 from trainspan_training.checkpoints.swap_request import PolicyAddress
 from trainspan_training.data.dataset import DatasetFolder
 from trainspan_training.data.layout import TokenBudget, batch_layout
@@ -36,7 +35,7 @@ log = logging.getLogger(__name__)
 
 def set_up(
     datasets: Iterable[DatasetFolder],
-    leader: Leader[Checkpoints],
+    leader: Leader,
     policy: Policy,
     settings: TrainSettings,
     rule: Rule,

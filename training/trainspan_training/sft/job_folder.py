@@ -1,6 +1,5 @@
 """The folder `OUT.unfinished` of a job: what the job is, and TRL's states (`checkpoint-N`) from which it continues after a kill."""
 
-import fcntl
 import json
 import shutil
 from collections.abc import Iterator, Mapping
@@ -10,6 +9,7 @@ from typing import Any, Final
 
 from trainspan_schemas.errors import CheckpointError
 from trainspan_schemas.files.durable import JsonObject
+from trainspan_schemas.files.locks import try_lock
 
 __all__ = ["ABOUT", "MANIFEST", "STATE_FILE", "JobFolder", "steps_of"]
 
@@ -56,12 +56,8 @@ class JobFolder:
         """Within the block the folder is this process's. Raises CheckpointError if another process or job has it."""
         self.path.mkdir(parents=True, exist_ok=True)
         with (self.path / ".lock").open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                raise CheckpointError(
-                    f"another process works on {self.path}: stop it, or give another --out"
-                ) from error
+            if not try_lock(lock):
+                raise CheckpointError(f"another process works on {self.path}: stop it, or give another --out")
             self._claim()
             yield
 

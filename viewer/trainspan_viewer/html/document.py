@@ -85,8 +85,7 @@ def standalone(page: Page, style: str = "") -> str:
         if not anchor.get("href", "#").startswith("#"):
             anchor.tag = "span"
             del anchor.attrib["href"]
-    images = "img-src data:; " if main.find(".//img") is not None else ""
-    policy = f"default-src 'none'; {images}style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
     head = element("head", *_meta(page, "no-referrer"))
     head.insert(1, element("meta", **{"http-equiv": "Content-Security-Policy", "content": policy}))
     sheet = Element("style")

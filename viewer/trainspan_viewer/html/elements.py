@@ -1,14 +1,12 @@
 """Elements of pages. Pages are built from them and never by concatenation, so that the serializer escapes every text.
 
 Text is made visible first: it cannot reorder a page (see safe_text.py). An element cannot have a handler or a style attribute,
-and every address is a path on this server or a picture within the page, so that no text becomes code or a foreign link.
+and every address is a path on this server, so that no text becomes code or a foreign link.
 """
 
-import base64
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Final
 from xml.etree import ElementTree
 
@@ -23,7 +21,6 @@ __all__ = [
     "isolated",
     "link",
     "listed",
-    "picture",
     "sql_command",
     "svg",
     "table",
@@ -37,8 +34,8 @@ _MOST_NAME: Final = 2_000
 _LONG: Final = frozenset({"pre", "textarea", "style"})
 _LONG_ATTRIBUTES: Final = frozenset({"href", "src", "action", "value", "content", "points"})
 _ADDRESSES: Final = frozenset({"href", "src", "action", "formaction"})
-_OWN: Final = re.compile(r"/(?![/\\])|[#?]|data:image/png;base64,[A-Za-z0-9+/=]*\Z")
-"""The beginning of a path on this server, a fragment, a query, or a whole picture."""
+_OWN: Final = re.compile(r"/(?![/\\])|[#?]")
+"""The beginning of a path on this server, a fragment or a query."""
 
 
 def element(tag: str, /, *children: Child, **attributes: str | float | bool | None) -> Element:
@@ -91,12 +88,6 @@ def sql_command(sql: str, shows: str) -> Element:
     """The command line that runs a SELECT on the store, folded under what it `shows`."""
     quoted = shlex.quote(sql) if set(sql) & set('"$`\\!') else f'"{sql}"'
     return element("details", element("summary", shows), element("pre", f"trainspan sql {quoted}"))
-
-
-def picture(file: Path, text: str) -> Element:
-    """A PNG file, embedded; `text` says what it shows."""
-    image = base64.b64encode(file.read_bytes()).decode()
-    return element("p", element("img", alt=text, src=f"data:image/png;base64,{image}"))
 
 
 def table(

@@ -18,7 +18,7 @@ from trainspan_schemas.web_origins import is_own_host, is_own_origin
 __all__ = ["HEADERS", "Guard", "Refusal"]
 
 _POLICY: Final = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
 HEADERS: Final = {
