@@ -88,6 +88,7 @@ def frames(rollouts: Sequence[Rollout], group: int = 0, first: int = 0) -> tuple
                 {
                     "rollout": first + number,
                     "position": position,
+                    "request": position + 1,
                     "agent": call.agent,
                     "turn": turn,
                     "state": call.state,
@@ -95,7 +96,7 @@ def frames(rollouts: Sequence[Rollout], group: int = 0, first: int = 0) -> tuple
                     rollout_column(REWARD): rollout.reward,
                 }
             )
-    kinds = {"rollout": pl.UInt32, "position": pl.UInt32, step_column(REWARD): pl.Float64}
+    kinds = {"rollout": pl.UInt32, "position": pl.UInt32, "request": pl.UInt32, step_column(REWARD): pl.Float64}
     facts = pl.DataFrame(
         {
             "rollout": range(first, first + len(rollouts)),
@@ -149,6 +150,7 @@ def discrimination(turns: int, *, dense: bool, credit: str, seed: int = 0, group
         {
             "rollout": np.repeat(number, turns),
             "position": np.tile(np.arange(turns), groups * size),
+            "request": np.tile(np.arange(1, turns + 1), groups * size),
             "agent": ["agent"] * good.size,
             "turn": np.tile(np.arange(turns), groups * size),
             "state": [f"{turn} calls, {bad} bad" for row in bad_before for turn, bad in enumerate(row)],
@@ -158,6 +160,7 @@ def discrimination(turns: int, *, dense: bool, credit: str, seed: int = 0, group
         schema_overrides={
             "rollout": pl.UInt32,
             "position": pl.UInt32,
+            "request": pl.UInt32,
             "turn": pl.Int32,
             step_column(REWARD): pl.Float64,
         },

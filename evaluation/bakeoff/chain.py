@@ -118,6 +118,7 @@ def frames(
         {
             "rollout": number + start,
             "position": call,
+            "request": call + 1,
             "agent": np.array(AGENTS)[call % len(AGENTS)],
             "turn": call // len(AGENTS),
             "state": (played.task[number] * calls + call) * 100 + place,
@@ -130,7 +131,7 @@ def frames(
             "place": place,
             "action": played.actions.ravel(),
         },
-        schema_overrides={"rollout": pl.UInt32, "position": pl.UInt32, "turn": pl.Int32},
+        schema_overrides={"rollout": pl.UInt32, "position": pl.UInt32, "request": pl.UInt32, "turn": pl.Int32},
     ).filter(pl.col("action") >= 0)
     rollouts = pl.DataFrame(
         {

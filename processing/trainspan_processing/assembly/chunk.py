@@ -8,6 +8,7 @@ import polars as pl
 
 from trainspan_processing.credit.groups import first_calls, hash_answers, hash_prompts, with_groups, with_states
 from trainspan_processing.credit.plan import looks_at_calls, make_plan
+from trainspan_processing.credit.requests import with_requests
 from trainspan_processing.credit.vine import state_values
 from trainspan_processing.read.source import Source
 from trainspan_processing.read.tokens import chunks_of_rollouts, read_tokens
@@ -23,7 +24,7 @@ from trainspan_schemas.config.settings import DatasetSettings
 
 __all__ = ["RewardedChunk", "reward_chunk", "states_are_needed"]
 
-_CREDITED: Final = ["rollout", "position", "agent", "turn"]
+_CREDITED: Final = ["rollout", "position", "request", "agent", "turn"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +38,9 @@ class RewardedChunk:
     """All calls with `rollout` and `group_id` (NULL if the rollout is not compared), `reason` (as far as it is known
     without tokens) and `reward` (the weighted sum of the call's own rewards)."""
     credited: pl.DataFrame
-    """Calls of compared rollouts with the columns for credit: rollout, position, agent, turn, `call_kind` if a kind has an estimator
-    of its own, a `step_column` and a `rollout_column` per reward, `state` and `action` if calls are compared by them, and `state_value`
-    if measured values are used."""
+    """Calls of compared rollouts with the columns for credit: rollout, position, request, agent, turn, `call_kind` if a kind has
+    an estimator of its own, a `step_column` and a `rollout_column` per reward, `state` and `action` if calls are compared by
+    them, and `state_value` if measured values are used."""
     others: pl.DataFrame
     """OTHERS with `rollout_reason`."""
     ignored_values: int = 0
@@ -91,7 +92,9 @@ def reward_chunk(
             ),
             _own_reward(rewarded.rewards),
         ).drop(names, extra),
-        calls.filter(pl.col("rollout").is_not_null() & pl.col("is_heard")).select(*_CREDITED, *kind, *extra, *names),
+        with_requests(calls.filter(pl.col("rollout").is_not_null() & pl.col("is_heard"))).select(
+            *_CREDITED, *kind, *extra, *names
+        ),
         traces.others.join(reasons, on=ROLLOUT_KEY, how="left"),
         ignored_values,
     )

@@ -10,18 +10,21 @@ from trainspan_processing.credit.rules import CREDITS
 Rollout = tuple[float | None, list[float | None]]
 
 
-def _calls(rollouts: list[Rollout]) -> pl.DataFrame:
+def _calls(rollouts: list[Rollout], requests: list[int] | None = None) -> pl.DataFrame:
     rows = [
         (number, position, step, whole)
         for number, (whole, steps) in enumerate(rollouts)
         for position, step in enumerate(steps)
     ]
     schema = {"rollout": pl.UInt32, "position": pl.UInt32, "step_reward": pl.Float64, "rollout_reward": pl.Float64}
-    return pl.DataFrame(rows, schema=schema, orient="row")
+    calls = pl.DataFrame(rows, schema=schema, orient="row")
+    return calls.with_columns(
+        (pl.col("position") + 1).alias("request") if requests is None else pl.Series("request", requests)
+    )
 
 
-def _returns(name: str, rollouts: list[Rollout], gamma: float = 1.0) -> list[float]:
-    return CREDITS[name](_calls(rollouts), gamma).sort("rollout", "position")["return"].to_list()
+def _returns(name: str, rollouts: list[Rollout], gamma: float = 1.0, requests: list[int] | None = None) -> list[float]:
+    return CREDITS[name](_calls(rollouts, requests), gamma).sort("rollout", "position")["return"].to_list()
 
 
 def test_identical_gives_every_call_the_return_of_its_rollout() -> None:
@@ -39,6 +42,15 @@ def test_return_to_go_discounts_per_call() -> None:
 
 def test_step_gives_each_call_its_own_reward_and_none_to_a_call_without_one() -> None:
     assert _returns("step", [(1.0, [0.5, None, 0.25]), (None, [0.0, None])]) == [0.5, None, 1.25, 0.0, None]
+
+
+def test_choices_of_one_request_are_one_step_and_none_has_the_rewards_of_its_siblings() -> None:
+    choices: list[Rollout] = [(4.0, [0.1, 0.2, None, 1.0, None])]
+    requests = [1, 1, 1, 2, 2]
+    assert _returns("return_to_go", choices, 1.0, requests) == pytest.approx([5.1, 5.2, 5.0, 5.0, 4.0])
+    assert _returns("return_to_go", choices, 0.5, requests) == pytest.approx([2.6, 2.7, 2.5, 5.0, 4.0])
+    assert _returns("step", choices, 1.0, requests) == [0.1, 0.2, None, 5.0, 4.0]
+    assert _returns("identical", choices, 1.0, requests) == pytest.approx([5.3] * 5)
 
 
 def test_a_discount_does_not_vanish_over_a_thousand_calls() -> None:

@@ -96,6 +96,16 @@ def test_an_answer_that_the_agent_discarded_is_left_out_by_name(bench: Bench, tm
     assert (whole.manifest["dropped"], whole.manifest["rows"]) == ({}, 12)
 
 
+def test_choices_of_a_request_are_one_step_of_its_rollout(bench: Bench) -> None:
+    """γ counts requests, and each choice of the last one has earned the rollout's reward."""
+    _with_choices(bench, "a", 0.0)
+    _with_choices(bench, "b", 1.0)
+    built = bench.build(round_=0, credit="return_to_go", gamma=0.5, baseline="none")
+    assert rows(built)["advantage"].to_list() == [0.0] * 4 + [0.25, 0.5, 1.0, 1.0]
+    of_steps = bench.build(round_=0, credit="step", baseline="none", min_coverage=0.0, out=bench.out / "step")
+    assert (of_steps.manifest["dropped"], of_steps.manifest["rows"]) == ({"no_reward": 8}, 4)
+
+
 def test_answers_of_which_nothing_shows_which_was_used_are_all_kept(bench: Bench) -> None:
     """Later prompts contain the second answer, but not after the same prompt: the history was rewritten."""
     for name, reward in (("a", 0.0), ("b", 1.0)):

@@ -25,6 +25,8 @@ class Rollout:
     agents: str = ""
     kinds: Sequence[str] = ()
     """Of its calls; without any, all are `main`."""
+    requests: Sequence[int] = ()
+    """The number of each call's request; without any, each call has its own."""
     states: str = ""
     actions: str = ""
     group: int = 0
@@ -47,6 +49,7 @@ def estimate(
             row: dict[str, Any] = {"rollout": number, "position": position, "agent": agent}
             row |= {"turn": agents[:position].count(agent), "state": (rollout.states or "s" * 99)[position]}
             row["call_kind"] = rollout.kinds[position] if rollout.kinds else "main"
+            row["request"] = rollout.requests[position] if rollout.requests else position + 1
             row["action"] = (rollout.actions or "x" * 99)[position]
             row["state_value"] = rollout.values[position] if rollout.values else None
             for name in (reward.name for reward in plan.rewards):
@@ -54,7 +57,14 @@ def estimate(
                 row |= {step_column(name): steps[position], rollout_column(name): whole}
             rows.append(row)
     columns = {column(reward.name): pl.Float64 for reward in plan.rewards for column in (step_column, rollout_column)}
-    types = {"rollout": pl.UInt32, "position": pl.UInt32, "turn": pl.Int32, "state_value": pl.Float64, **columns}
+    types = {
+        "rollout": pl.UInt32,
+        "position": pl.UInt32,
+        "request": pl.UInt32,
+        "turn": pl.Int32,
+        "state_value": pl.Float64,
+        **columns,
+    }
     calls = pl.DataFrame(rows, schema_overrides=types)
     count = len(rollouts)
     facts = pl.DataFrame(
