@@ -57,8 +57,8 @@ ADVICE: Final[dict[DropReason, str]] = {
     "greedy": "calls were sampled at temperature 0: set temperature=1 in the agent, or serve with --train-sampling",
     "sampling_truncated": "top_p, top_k, min_p or a penalty changed the sampling distribution: leave them out, or serve with "
     "--train-sampling",
-    "unstated_sampling": "a client recorded these calls, and the request does not state temperature, top_p and constraints: send "
-    "temperature=1 and top_p=1, or pass --admit unstated_sampling if these are the server's defaults",
+    "unstated_sampling": "a client recorded these calls, and the request does not state how they were sampled: send temperature=1, "
+    "top_p=1, top_k=-1, min_p=0 and repetition_penalty=1, or pass --admit unstated_sampling if these are the server's defaults",
     "constrained": "the constraint was not recorded, or cannot be replayed: serve the policy with `trainspan serve` and vLLM's "
     "xgrammar, and avoid the feature named after the colon",
     "mixed_versions": "calls span weight swaps without exact boundaries: serve them with `trainspan serve`, which records these",

@@ -99,7 +99,8 @@ def with_defaults(calls: pl.DataFrame) -> pl.DataFrame:
     """Fills defaults into CALLS; `sampling_unstated` marks calls for which the server's defaults are unknown."""
     # A client knows its own parameters, but not the server's defaults for parameters that it did not send. In the engine's
     # own record, which has a mode, an absent parameter has the protocol's default.
-    asked = [pl.col(name) for name in ("temperature", "top_p", "constrained")]
+    # vLLM takes all of these from the model's generation_config.json if the request does not state them.
+    asked = [pl.col(name) for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "constrained")]
     unstated = pl.col("logprobs_mode").is_null() & pl.any_horizontal(value.is_null() for value in asked)
     return calls.with_columns(
         unstated.alias("sampling_unstated"),

@@ -162,7 +162,7 @@ def test_calls_that_do_not_state_their_sampling_are_trained_once_the_user_admits
         bench.build(round_=0, out=bench.out / "other", admit="greedy")
 
 
-_STATED = {"temperature": 1.0, "top_p": 1.0}
+_STATED = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0, "repetition_penalty": 1}
 
 
 @pytest.mark.parametrize(
@@ -176,8 +176,12 @@ _STATED = {"temperature": 1.0, "top_p": 1.0}
         ({**_STATED, "extra_body": {"guided_regex": "[0-9]"}}, "constrained"),
         ({**_STATED, "top_p": 0.5}, "sampling_truncated"),
         ({**_STATED, "temperature": 0}, "greedy"),
-        ({"temperature": 1.0}, "unstated_sampling"),
-        ({"top_p": 1.0}, "unstated_sampling"),
+        *(
+            ({name: value for name, value in _STATED.items() if name != unstated}, "unstated_sampling")
+            for unstated in _STATED
+        ),
+        ({**_STATED, "top_k": 20}, "sampling_truncated"),
+        ({"temperature": 1.0, "top_p": 1.0, "extra_body": {"top_k": -1, "min_p": 0, "repetition_penalty": 1}}, None),
         (None, "unstated_sampling"),
         ("no JSON", "unstated_sampling"),
     ],
