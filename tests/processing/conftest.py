@@ -173,7 +173,8 @@ class Bench:
 
 
 @pytest.fixture
-def bench(collectors: list[RunningCollector], run_id: str, tmp_path: Path) -> Bench:
+def bench(collectors: list[RunningCollector], run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    monkeypatch.setenv("TRAINSPAN_HOME", str(tmp_path / "home"))  # not that of somebody's `make demo`
     return Bench(collectors, run_id, tmp_path / "dataset")
 
 

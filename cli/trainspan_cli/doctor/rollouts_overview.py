@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from statistics import fmean
+from statistics import mean
 from typing import TypedDict
 from urllib.parse import unquote
 
@@ -43,7 +43,7 @@ def rollouts_overview() -> RolloutsOverview | None:
         "begun": sum(begun for begun, _, _ in ledgers),
         "ended": status.total(),
         "status": dict(sorted(status.items())),
-        "mean_reward": fmean(rewards) if rewards else None,
+        "mean_reward": mean(rewards) if rewards else None,
         "shards": count,
         "missing_shards": sorted(set(range(count)) - {shard.index for shard in shards}),
         "seconds_since_last_record": time.time() - max(file.stat().st_mtime for file in files),

@@ -4,7 +4,7 @@ import itertools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import fmean
+from statistics import mean
 from typing import Final
 
 import polars as pl
@@ -84,7 +84,7 @@ def _raters(frame: pl.DataFrame, figures: Sequence[JudgeFigures], threshold: flo
         passed = sum(score >= passing(name, threshold) for score in scores) / len(scores)
         figures_of = dict(sums.get(name, {}))
         records.append(
-            RaterRecord(name=name, rollouts=len(scores), mean=fmean(scores), passed=passed, figures=figures_of)
+            RaterRecord(name=name, rollouts=len(scores), mean=mean(scores), passed=passed, figures=figures_of)
         )
     return sorted(records, key=lambda record: (-record["rollouts"], record["name"]))
 

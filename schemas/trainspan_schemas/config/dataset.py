@@ -66,7 +66,7 @@ class DatasetSettings:
     overlong_penalty: Advanced[float | None] = None
     """Amount that `punish` subtracts from the reward of such a call; default: 1."""
     gamma: float = 1.0
-    """Discount per call for `return_to_go`, `gigpo` and `rtmc`."""
+    """Discount per request for `return_to_go`, `gigpo` and `rtmc`; the choices of one request are one step."""
     group_over: Literal["rollouts", "turns", "calls"] = "rollouts"
     """What a call is compared with: the group's `rollouts`, its calls of the same turn (`turns`), or all of its `calls`.
 
@@ -100,8 +100,8 @@ class DatasetSettings:
     """Comma-separated reasons that do not exclude a call: `unstated_sampling`, `unsigned`, `untrusted_reward`,
     `untrusted`, `title`; default: none.
 
-    `unstated_sampling`: a client recorded the call without temperature, top_p and constraints. Admit it if the server's
-    defaults are 1, 1 and none.
+    `unstated_sampling`: a client recorded the call, and its request does not state temperature, top_p, top_k, min_p,
+    repetition_penalty and constraints. Admit it if the server's defaults change nothing.
     `unsigned`: the caller named a rollout without its runner's signature. Admit it if the policy server cannot have the
     runner's key.
     `untrusted_reward`: a process without the tokens rewarded a rollout that no runner began.
