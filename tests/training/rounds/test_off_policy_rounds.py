@@ -1,14 +1,17 @@
 """Whole rounds on data of older policies."""
 
 import dataclasses
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import save_file
 
 from tests.support.dataset_files import logprobs_of, sample_rollouts, write_dataset
 from tests.training.support.sessions import GENTLE, Run, weights
 from trainspan_schemas.artifacts.dataset import dataset_dir
+from trainspan_schemas.errors import CheckpointError
 from trainspan_training.data.dataset import open_dataset, read_calls
 from trainspan_training.model.loading import load_model
 from trainspan_training.objective import attention
@@ -148,6 +151,21 @@ def test_the_reference_of_the_kl_term_is_the_model_that_the_run_started_from(
     assert second.record is not None
     assert first.record.kl_reference < 1e-9
     assert second.record.kl_reference > 1e-5
+
+
+def test_a_reference_whose_folder_was_overwritten_meanwhile_is_refused_by_name(
+    run: Run, tmp_path: Path, model: Any, model_dir: Path
+) -> None:
+    base = tmp_path / "base"
+    shutil.copytree(model_dir, base)
+    for round_ in range(2):
+        write_dataset(tmp_path / "dataset", sample_rollouts(model, rollouts=4, seed=round_), round_=round_)
+    settings = dataclasses.replace(GENTLE, kl_coef=0.1, rollouts_per_step=64, model=str(base))
+    run(settings, rounds=1)
+    other = {name: tensor + 1e-3 for name, tensor in weights(base).items()}
+    save_file(other, base / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=f"{base} has other weights than when the run started"):
+        run(settings, rounds=1)
 
 
 def test_packed_rows_go_through_the_reference_model_as_through_the_policy(

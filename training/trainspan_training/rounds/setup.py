@@ -8,8 +8,10 @@ from typing import Any
 
 import torch
 
+from trainspan_schemas.artifacts.checkpoint import base_digest
 from trainspan_schemas.command_events import TrainingProgress
 from trainspan_schemas.config.settings import TrainSettings
+from trainspan_schemas.errors import CheckpointError
 from trainspan_training.checkpoints.swap_request import PolicyAddress
 from trainspan_training.data.dataset import DatasetFolder
 from trainspan_training.data.layout import TokenBudget, batch_layout
@@ -102,8 +104,16 @@ def _load(policy: Policy, config: Any, settings: TrainSettings, team: Team, *, c
 
 
 def _reference(policy: Policy, settings: TrainSettings, *, cuda: bool) -> Any:
-    """The model that the run started from, without gradients; it forwards rows in the same way as the policy."""
-    halved = compute_dtype(settings, cuda=cuda) == "bfloat16"
-    model = load_model(find_model(policy.base), frozen=halved).requires_grad_(False)
+    """The model that the run started from, without gradients; it forwards rows in the same way as the policy.
+
+    Raises CheckpointError if its folder has other weights since then.
+    """
+    folder, halved = find_model(policy.base), compute_dtype(settings, cuda=cuda) == "bfloat16"
+    if policy.base_digest and base_digest(folder) != policy.base_digest:
+        raise CheckpointError(
+            f"{policy.base} has other weights than when the run started from it, and train.kl_coef compares with those: "
+            "put them back, or set it to 0"
+        )
+    model = load_model(folder, frozen=halved).requires_grad_(False)
     attention.prepare(model, settings.forward)
     return accelerate_layers(model, bf16=halved) if cuda else model
