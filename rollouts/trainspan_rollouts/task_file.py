@@ -9,12 +9,14 @@ answer has: the messages before it, and tools and response format. The answer is
 
 import csv
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final, cast
 
+from trainspan_schemas.artifacts.branches import BRANCH_TASK
 from trainspan_schemas.errors import TaskFileError, pip_install
 from trainspan_schemas.files.durable import JsonObject
 from trainspan_schemas.telemetry.identity import Split
@@ -172,6 +174,11 @@ def to_task(where: str, fields: Mapping[str, Any]) -> Task:
     if isinstance(task_id, bool) or not isinstance(task_id, (str, int)) or task_id == "":
         raise TaskFileError(
             f"{where}: the field 'id' is {'missing' if task_id is None else f'{task_id!r}'}; it must be text or an integer"
+        )
+    if re.search(BRANCH_TASK, str(task_id)):
+        raise TaskFileError(
+            f"{where}: the id {task_id!r} has the form of a branch's, TASK@ROLLOUT.ATTEMPT@CALL, which is compared in another way: "
+            "use another id"
         )
     if fields.get("input") is None:
         raise TaskFileError(f"{where}: task {str(task_id)!r} has no field 'input'")

@@ -124,6 +124,11 @@ def test_parquet_without_pyarrow_says_what_to_install(tmp_path: Path, monkeypatc
         ("t.jsonl", '{"id": "a", "input": 1, "anwser": 2}\n', r"t\.jsonl:1: unknown field 'anwser'"),
         ("t.jsonl", '{"id": "a", "input": 1, "split": "dev"}\n', r"t\.jsonl:1: split 'dev'"),
         ("t.jsonl", '{"id": "1", "input": 1}\n{"id": 1, "input": 2}\n', r"t\.jsonl:2: the id '1' occurs a second time"),
+        (
+            "t.jsonl",
+            '{"id": "lodash@4.17.21@3", "input": 1}',
+            r"t\.jsonl:1: the id 'lodash@4.17.21@3' has the form of a branch's",
+        ),
         ("t.jsonl", "\n", r"has no tasks"),
         ("t.csv", "id,input\n1,a\n2\n", r"t\.csv:3: its number of fields is not the header's \(2\)"),
         ("t.csv", 'id,input\n1,"a\n', r"t\.csv:2: not CSV"),

@@ -6,9 +6,15 @@ from typing import Final
 
 import polars as pl
 
-from trainspan_processing.credit.groups import first_calls, hash_answers, hash_prompts, with_groups, with_states
+from trainspan_processing.credit.groups import (
+    first_calls,
+    hash_answers,
+    hash_prompts,
+    with_groups,
+    with_requests,
+    with_states,
+)
 from trainspan_processing.credit.plan import looks_at_calls, make_plan
-from trainspan_processing.credit.requests import with_requests
 from trainspan_processing.credit.vine import state_values
 from trainspan_processing.read.source import Source
 from trainspan_processing.read.tokens import chunks_of_rollouts, read_tokens

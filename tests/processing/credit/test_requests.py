@@ -4,7 +4,7 @@ from typing import Any
 
 import polars as pl
 
-from trainspan_processing.credit.requests import with_requests
+from trainspan_processing.credit.groups import with_requests
 
 TYPES = {
     "rollout": pl.UInt32,
