@@ -81,8 +81,9 @@ def with_states(calls: pl.DataFrame, prompt_hashes: pl.DataFrame) -> pl.DataFram
 def with_requests(calls: pl.DataFrame) -> pl.DataFrame:
     """Adds `request` (u32): how many requests of its rollout were made up to this call, its own included.
 
-    The choices of one request are made at once, and none of them follows another. `calls` are rows of CALLS in order, with `rollout` and `counted_index`. An answer that did not reach the agent, a call
-    that asks for a title, and one of our own are no steps: each has the number of the request before it.
+    The choices of one request are made at once, and none of them follows another. `calls` are rows of CALLS in order, with
+    `rollout` and `counted_index`. An answer that did not reach the agent, a call that asks for a title, and one of our own
+    are no steps: each has the number of the request before it.
     """
     whole = pl.struct("server", "counted_index")
     known = pl.coalesce("response_id", "span_id")
