@@ -42,6 +42,7 @@ class Services:
         self._screen = screen
         self._running: list[Service] = []
         self._restarting = threading.Lock()
+        self._stopping = threading.Event()
         self._trainers: dict[Policy, Service] = {}
         self.config = ["--config", str(config)] if config else []
         self._policies = policies_of(settings)
@@ -171,7 +172,7 @@ class Services:
         """Keeps services alive until a collector runs. Raises ProcessError."""
         deadline = time.monotonic() + self._settings.loop.ready_timeout_s
         while (address := running_collector(self._own_store)) is None:
-            if time.monotonic() > deadline:
+            if time.monotonic() > deadline or self._stopping.is_set():
                 raise ProcessError(f"no collector runs for {self._own_store}")
             self.keep_alive()
             time.sleep(0.1)
@@ -187,11 +188,13 @@ class Services:
         return time.monotonic() - self._alone_since >= RESTARTS_WITHIN_S
 
     def keep_alive(self) -> None:
-        """Restarts services that exited, and starts a collector if that of others ended.
+        """Restarts services that exited, and starts a collector if that of others ended; does nothing once they are stopped.
 
         Raises ProcessError after too many restarts.
         """
         with self._restarting:
+            if self._stopping.is_set():
+                return
             if self._lacks_collector():
                 self._screen.note("the collector has ended: the loop starts its own")
                 self._launch_collector()  # restarted below while the other one still has the store locked
@@ -199,7 +202,11 @@ class Services:
                 if service.keep_alive():
                     self._screen.note(f"{service.name} exited unexpectedly and was restarted")
                     if service.name == "policy server":
-                        service.wait_until(self.policy.is_healthy, self._settings.loop.ready_timeout_s)
+                        service.wait_until(self._is_server_ready, self._settings.loop.ready_timeout_s)
+
+    def _is_server_ready(self) -> bool:
+        """Whether nothing need wait for the policy server any more."""
+        return self._stopping.is_set() or self.policy.is_healthy()
 
     def level_servers(self) -> list[str]:
         """Makes servers of others that missed a swap serve the newest versions; returns which do not, and why.
@@ -217,8 +224,10 @@ class Services:
     def stop(self) -> None:
         """Stops all services, the last started first."""
         self._screen.stage("stopping")
-        for service in reversed(self._running):
-            service.stop()
+        self._stopping.set()
+        with self._restarting:  # a restart in progress ends first
+            for service in reversed(self._running):
+                service.stop()
 
     def _launch(
         self,

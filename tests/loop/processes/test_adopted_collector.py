@@ -87,3 +87,5 @@ def test_the_loop_starts_a_collector_when_the_one_that_it_found_running_has_ende
         loop.stop()
     assert stopped == ["trainer", "policy server", "collector"], "the others send their last spans first"
     assert shown.getvalue().count("the collector has ended: the loop starts its own") == 1
+    loop.keep_alive()
+    assert "was restarted" not in shown.getvalue().partition("stopping")[2], "a thread may still ask a silent server"
