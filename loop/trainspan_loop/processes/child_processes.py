@@ -79,6 +79,10 @@ class Service:
     def pid(self) -> int | None:
         return self._process.pid if self._process else None
 
+    def restart_with(self, options: Sequence[str]) -> None:
+        """Adds options for when it is started again."""
+        self._arguments += options
+
     def start(self) -> None:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("a") as log:

@@ -64,6 +64,8 @@ class Services:
         self.agents_url = agents_url_of(settings)
         self._own_store = store_path(settings.collector.store)
         self.stores = stores_of(settings)
+        self._listeners: list[str] = []
+        """Options for a collector that takes the place of the first one: servers, runners and agents know its addresses."""
         self._alone_since = math.inf
         """Since when no collector has run for the own store."""
 
@@ -158,13 +160,19 @@ class Services:
             )
         if collector.stores:
             last_places(self.stores)
-        elif running_collector(self._own_store) is None:
-            self._screen.stage("starting the collector")
-            started = self._launch_collector()
-            started.wait_until(lambda: running_collector(self._own_store) is not None, timeout_s)
+            return
+        if (address := running_collector(self._own_store)) is not None:
+            self._listeners = _listeners(address)
+            return
+        self._screen.stage("starting the collector")
+        started = self._launch_collector()
+        started.wait_until(lambda: running_collector(self._own_store) is not None, timeout_s)
+        if (address := running_collector(self._own_store)) is not None:
+            self._listeners = _listeners(address)
+            started.restart_with(self._listeners)
 
     def _launch_collector(self) -> Service:
-        started = self._launch("collector", ["collector", "--store", str(self._own_store)])
+        started = self._launch("collector", ["collector", "--store", str(self._own_store), *self._listeners])
         self._running.insert(0, self._running.pop())  # it is stopped last: the others send their last spans first
         return started
 
@@ -244,6 +252,14 @@ class Services:
         self._running.append(service)
         service.start()
         return service
+
+
+def _listeners(address: StoreAddress) -> list[str]:
+    """Options with which a collector listens where this one does; none for one that takes no telemetry."""
+    if address.grpc is None:
+        return []
+    listeners = {"--grpc": address.grpc, "--http": address.http or "off", "--flight": address.flight}
+    return [word for option in listeners.items() for word in option]
 
 
 def _has_spoken(service: Service) -> bool:
