@@ -114,9 +114,12 @@ class Service:
                 with contextlib.suppress(OSError):  # such as a full disk
                     log.write((trouble + line).encode(errors="replace"))
 
+    def has_exited(self) -> bool:
+        return self._process is not None and self._process.poll() is not None
+
     def keep_alive(self) -> bool:
         """Restarts the process if it exited; True if so. Raises ProcessError after too many restarts."""
-        if self._process is None or self._process.poll() is None:
+        if self._process is None or not self.has_exited():
             return False
         if self._restarts_left <= 0:
             raise ProcessError(

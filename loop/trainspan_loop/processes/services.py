@@ -195,6 +195,16 @@ class Services:
         self._alone_since = min(self._alone_since, time.monotonic())
         return time.monotonic() - self._alone_since >= RESTARTS_WITHIN_S
 
+    def _adopt_collector(self) -> None:
+        """Uses a collector of others that got the store before the loop's own, which then ended."""
+        own = next((service for service in self._running if service.name == "collector"), None)
+        if own is None or not own.has_exited():
+            return
+        address = running_collector(self._own_store)
+        if address is not None and not address.for_readers:
+            self._screen.note("another collector has the store: the loop uses that one")
+            self._running.remove(own)
+
     def keep_alive(self) -> None:
         """Restarts services that exited, and starts a collector if that of others ended; does nothing once they are stopped.
 
@@ -206,6 +216,7 @@ class Services:
             if self._lacks_collector():
                 self._screen.note("the collector has ended: the loop starts its own")
                 self._launch_collector()  # restarted below while the other one still has the store locked
+            self._adopt_collector()
             for service in self._running:
                 if service.keep_alive():
                     self._screen.note(f"{service.name} exited unexpectedly and was restarted")

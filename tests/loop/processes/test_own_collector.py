@@ -13,9 +13,10 @@ import pytest
 from rich.console import Console
 
 from tests.loop.processes.test_adopted_collector import CHILD
+from tests.support.collector.process import CollectorProcess
 from tests.support.ports import free_ports
 from tests.training.support.swap_server import USUAL
-from trainspan_loop.processes import child_processes
+from trainspan_loop.processes import child_processes, services
 from trainspan_loop.processes.screen import Screen
 from trainspan_loop.processes.services import Services
 from trainspan_loop.state.run_folder import RunFolder
@@ -58,7 +59,8 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     def command(arguments: list[str], launcher: list[str]) -> list[str]:
         if arguments[0] == "collector":
             options = ["--grpc", "127.0.0.1:0", "--http", "off", "--flight", "127.0.0.1:0"]
-            return real([*arguments[:3], *options, *arguments[3:]], launcher)
+            whole = real([*arguments[:3], *options, *arguments[3:]], launcher)
+            return ["sh", "-c", f'while [ -e {tmp_path}/hold ]; do sleep 0.05; done; exec "$@"', "sh", *whole]
         return [sys.executable, "-c", CHILD, arguments[0], str(tmp_path), str(port), json.dumps(USUAL.as_json())]
 
     monkeypatch.setattr(child_processes, "_trainspan", command)
@@ -77,3 +79,27 @@ def test_a_collector_that_was_killed_listens_again_where_servers_and_agents_look
     after = world.other_collector(before.pid)
     assert (after.grpc, after.http, after.flight) == (before.grpc, None, before.flight)
     assert world.services.collector_option() == option
+
+
+def test_a_collector_that_is_back_before_the_loop_could_start_its_own_is_used(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop's own finds the store locked at each start."""
+    monkeypatch.setattr(services, "RESTARTS_WITHIN_S", 0.0)
+    adopted = CollectorProcess(world.store)
+    world.services.start()
+    adopted.kill()
+    hold = world.store.with_name("hold")
+    hold.touch()
+    world.services.keep_alive()
+    back = CollectorProcess(world.store)
+    hold.unlink()
+    try:
+        deadline = time.monotonic() + WAIT_S
+        while "another collector has the store: the loop uses that one" not in world.shown.getvalue():
+            assert time.monotonic() < deadline
+            world.services.keep_alive()
+            time.sleep(0.05)
+        assert "was restarted" not in world.shown.getvalue()
+    finally:
+        back.kill()
