@@ -212,11 +212,21 @@ def recorded_agent(run_id: str, round_: int, split: Split | None) -> tuple[str, 
     """Returns task file (`-`: standard input) and agent of a run's rollouts of a round; None if they are not recorded."""
     for file in (*ledger_files(run_id, round_, split), *ledger_files(run_id, round_, None)):
         with file.open("rb") as lines:
-            head = json.loads(lines.readline() or b"null")
+            head = _head(file, lines.readline())
         if head is None:
             return None
         return head["tasks"], RecordedAgent(tuple(head["target"]), head.get("harness"), head.get("workspace"))
     return None
+
+
+def _head(file: Path, line: bytes) -> JsonObject | None:
+    """The first line of a ledger; None if it is not complete, as after a power loss."""
+    try:
+        head: JsonObject = json.loads(line)
+    except ValueError:
+        _log.warning("event=ledger_head_damaged file=%s: its rollouts count as not begun", file)
+        return None
+    return head
 
 
 def recorded_rewards(file: Path) -> dict[tuple[str, int], float]:
@@ -407,11 +417,11 @@ class RunLedger:
         whole = data.rfind(b"\n") + 1
         if whole != len(data):  # a line cut off by a kill
             os.truncate(file, whole)
-        if not whole:  # the process before could not write the first line
+        first, *lines = data[:whole].splitlines(keepends=True) or [b""]
+        if (stored := _head(file, first)) is None:  # the process before could not write it
+            self._file.truncate(0)
             self._write(head)
             return
-        first, *lines = data[:whole].splitlines(keepends=True)
-        stored = json.loads(first)
         if changed := [name for name in (*head, *stored) if head.get(name) != stored.get(name)]:
             name = changed[0]
             raise UsageError(
