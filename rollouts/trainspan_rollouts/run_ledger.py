@@ -40,6 +40,7 @@ __all__ = [
     "points_file",
     "recorded_agent",
     "recorded_rewards",
+    "round_of",
     "run_folder",
     "shard_of",
     "statuses",
@@ -53,7 +54,7 @@ _ENDING_S: Final = 15.0
 """How long a resumed run waits for the runner before it, which a kill of the loop has told to end its agents."""
 _SHARD: Final = re.compile(r"\.shard-(\d+)-of-(\d+)$")
 
-_ROUND: Final = re.compile(r"round-(\d+)")
+_ROUND: Final = re.compile(r"(?:branches-)?round-(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,9 +143,8 @@ def waiting_rounds(run_id: str, split: Split | None) -> list[int]:
         waiting: dict[tuple[str, int], JsonObject] = {}
         for line in _lines(file):
             _wait_or_not(waiting, line)
-        match = _ROUND.match(file.name)
-        if waiting and match:
-            rounds.add(int(match[1]))
+        if waiting:
+            rounds.add(round_of(file))
     return sorted(rounds)
 
 
@@ -171,6 +171,13 @@ def shard_of(file: Path) -> Shard:
     """Returns the shard of a ledger."""
     match = _SHARD.search(file.stem)
     return Shard(int(match[1]), int(match[2])) if match else Shard(0, 1)
+
+
+def round_of(file: Path) -> int:
+    """Returns the round of a ledger; of a stream's, the first of those of its tasks."""
+    match = _ROUND.match(file.name)
+    assert match, "named by ledger_file"
+    return int(match[1])
 
 
 def open_ledger(settings: RunSettings, judge_digest: str | None) -> "RunLedger":
@@ -268,7 +275,9 @@ def statuses(file: Path) -> tuple[int, Counter[str], list[float]]:
 def _lines(file: Path) -> Iterator[_Line]:
     """Yields the complete lines of a ledger file after the first."""
     if file.exists():
-        yield from _whole(file, file.read_bytes().splitlines(keepends=True)[1:])
+        with file.open("rb") as lines:
+            next(lines, None)
+            yield from _whole(file, lines)
 
 
 def _whole(file: Path, lines: Iterable[bytes]) -> Iterator[_Line]:
