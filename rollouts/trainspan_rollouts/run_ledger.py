@@ -434,7 +434,8 @@ class RunLedger:
         if changed := [name for name in (*head, *stored) if head.get(name) != stored.get(name)]:
             name = changed[0]
             raise UsageError(
-                f"cannot resume {file}: its {name} is {stored.get(name)}, not {head.get(name)}; choose another --run, or undo the change"
+                f"cannot resume {file}: its {name} is {stored.get(name)}, not {head.get(name)}; undo the change, or begin another "
+                "run (another --run; a loop: without --resume): its rollouts in the store would be compared with the new ones"
             )
         for line in _whole(file, lines):
             self._resume(line)

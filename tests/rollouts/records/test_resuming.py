@@ -207,7 +207,8 @@ def test_a_run_is_not_resumed_with_another_judge_whose_verdicts_would_be_compare
     with pytest.raises(UsageError, match=r"its judge is resumed_judge.py:strict, not None"):
         resumed(None)
     Path("resumed_judge.py").write_text(code.replace("0.0", "1.0"))
-    with pytest.raises(UsageError, match=r"its judge_sha256 is .*; choose another --run, or undo the change"):
+    advice = r"undo the change, or begin another run \(another --run; a loop: without --resume\)"
+    with pytest.raises(UsageError, match=rf"ledger\.jsonl: its judge_sha256 is .*; {advice}"):
         resumed("resumed_judge.py:strict")
 
 
