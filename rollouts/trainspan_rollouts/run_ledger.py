@@ -40,6 +40,7 @@ __all__ = [
     "points_file",
     "recorded_agent",
     "recorded_rewards",
+    "round_of",
     "run_folder",
     "shard_of",
     "statuses",
@@ -53,7 +54,7 @@ _ENDING_S: Final = 15.0
 """How long a resumed run waits for the runner before it, which a kill of the loop has told to end its agents."""
 _SHARD: Final = re.compile(r"\.shard-(\d+)-of-(\d+)$")
 
-_ROUND: Final = re.compile(r"round-(\d+)")
+_ROUND: Final = re.compile(r"(?:branches-)?round-(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,9 +143,8 @@ def waiting_rounds(run_id: str, split: Split | None) -> list[int]:
         waiting: dict[tuple[str, int], JsonObject] = {}
         for line in _lines(file):
             _wait_or_not(waiting, line)
-        match = _ROUND.match(file.name)
-        if waiting and match:
-            rounds.add(int(match[1]))
+        if waiting:
+            rounds.add(round_of(file))
     return sorted(rounds)
 
 
@@ -171,6 +171,13 @@ def shard_of(file: Path) -> Shard:
     """Returns the shard of a ledger."""
     match = _SHARD.search(file.stem)
     return Shard(int(match[1]), int(match[2])) if match else Shard(0, 1)
+
+
+def round_of(file: Path) -> int:
+    """Returns the round of a ledger; of a stream's, the first of those of its tasks."""
+    match = _ROUND.match(file.name)
+    assert match, "named by ledger_file"
+    return int(match[1])
 
 
 def open_ledger(settings: RunSettings, judge_digest: str | None) -> "RunLedger":
@@ -212,11 +219,21 @@ def recorded_agent(run_id: str, round_: int, split: Split | None) -> tuple[str, 
     """Returns task file (`-`: standard input) and agent of a run's rollouts of a round; None if they are not recorded."""
     for file in (*ledger_files(run_id, round_, split), *ledger_files(run_id, round_, None)):
         with file.open("rb") as lines:
-            head = json.loads(lines.readline() or b"null")
+            head = _head(file, lines.readline())
         if head is None:
             return None
         return head["tasks"], RecordedAgent(tuple(head["target"]), head.get("harness"), head.get("workspace"))
     return None
+
+
+def _head(file: Path, line: bytes) -> JsonObject | None:
+    """The first line of a ledger; None if it is not complete, as after a power loss."""
+    try:
+        head: JsonObject = json.loads(line)
+    except ValueError:
+        _log.warning("event=ledger_head_damaged file=%s: its rollouts count as not begun", file)
+        return None
+    return head
 
 
 def recorded_rewards(file: Path) -> dict[tuple[str, int], float]:
@@ -258,7 +275,9 @@ def statuses(file: Path) -> tuple[int, Counter[str], list[float]]:
 def _lines(file: Path) -> Iterator[_Line]:
     """Yields the complete lines of a ledger file after the first."""
     if file.exists():
-        yield from _whole(file, file.read_bytes().splitlines(keepends=True)[1:])
+        with file.open("rb") as lines:
+            next(lines, None)
+            yield from _whole(file, lines)
 
 
 def _whole(file: Path, lines: Iterable[bytes]) -> Iterator[_Line]:
@@ -407,15 +426,16 @@ class RunLedger:
         whole = data.rfind(b"\n") + 1
         if whole != len(data):  # a line cut off by a kill
             os.truncate(file, whole)
-        if not whole:  # the process before could not write the first line
+        first, *lines = data[:whole].splitlines(keepends=True) or [b""]
+        if (stored := _head(file, first)) is None:  # the process before could not write it
+            self._file.truncate(0)
             self._write(head)
             return
-        first, *lines = data[:whole].splitlines(keepends=True)
-        stored = json.loads(first)
         if changed := [name for name in (*head, *stored) if head.get(name) != stored.get(name)]:
             name = changed[0]
             raise UsageError(
-                f"cannot resume {file}: its {name} is {stored.get(name)}, not {head.get(name)}; choose another --run, or undo the change"
+                f"cannot resume {file}: its {name} is {stored.get(name)}, not {head.get(name)}; undo the change, or begin another "
+                "run (another --run; a loop: without --resume): its rollouts in the store would be compared with the new ones"
             )
         for line in _whole(file, lines):
             self._resume(line)

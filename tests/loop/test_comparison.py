@@ -181,6 +181,18 @@ def test_a_series_continues_with_the_unfinished_seeds() -> None:
     assert SeedSeries.open(settings, 2, resume=True).path != series.path
 
 
+def test_a_series_goes_on_after_a_power_loss_without_what_it_damaged() -> None:
+    settings = Settings(loop=LoopSettings(seed=7))
+    series = SeedSeries.open(settings, 1, resume=True)
+    ((_, damaged),) = series.unfinished()
+    (damaged.path / "run.json").write_bytes(b"")
+    ((_, again),) = SeedSeries.open(settings, 1, resume=True).unfinished()
+    assert again != damaged
+    assert (series.runs(), again.read("run.json")["status"]) == ([again], "running")
+    series.path.write_bytes(b"{")
+    assert SeedSeries.open(settings, 1, resume=True).path != series.path
+
+
 def test_a_named_series_is_found_among_others_and_not_repeated() -> None:
     settings = Settings()
     named, other = SeedSeries.open(settings, 1, "kl-0", resume=True), SeedSeries.open(settings, 1, "kl-1", resume=True)

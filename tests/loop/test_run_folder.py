@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from trainspan_loop.state import run_folder
 from trainspan_loop.state.run_folder import RunFolder, newest_unfinished, runs_named
 from trainspan_schemas.artifacts.checkpoint import read_latest
 from trainspan_schemas.artifacts.dataset import dataset_dir, manifest_path
 from trainspan_schemas.command_events import TrainingProgress
 from trainspan_schemas.errors import ProcessError, UsageError
+from trainspan_schemas.files.durable import sync
 from trainspan_schemas.intervals import RewardEstimate
 
 
@@ -27,6 +29,26 @@ def test_only_an_unfinished_run_of_the_same_settings_is_resumed() -> None:
     assert newest_unfinished({"a": 2, "b": [2]}) is None
     folder.finish("finished")
     assert newest_unfinished({"a": 1, "b": [2]}) is None
+
+
+def test_a_damaged_record_of_a_run_counts_as_missing_and_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    folder = RunFolder.create({"a": 1})
+    (folder.path / "run.json").write_bytes(b"")
+    assert newest_unfinished({"a": 1}) is None
+    assert f"file={folder.path / 'run.json'}: it counts as missing" in caplog.text
+
+
+def test_a_file_is_durable_before_it_replaces_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = RunFolder.create({})
+    synced = []
+
+    def record(path: Path) -> None:
+        sync(path)
+        synced.append((path.name, folder.read("state.json")))
+
+    monkeypatch.setattr(run_folder, "sync", record)
+    folder.write("state.json", {"since": 1})
+    assert synced == [(".state.json.tmp", {}), (folder.path.name, {"since": 1})]
 
 
 def test_a_run_goes_on_at_other_addresses_and_with_other_rounds() -> None:

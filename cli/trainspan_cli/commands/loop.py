@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import signal
 import sys
 from typing import TYPE_CHECKING, Annotated
 
@@ -120,6 +121,8 @@ def _run(
     from trainspan_loop.trials.verdict import refused_rounds
     from trainspan_schemas.artifacts.run_records import rounds_in
 
+    # The import of Polars, above, makes Ctrl-C restart waits for threads instead of ending them.
+    signal.siginterrupt(signal.SIGINT, True)
     console = Console(stderr=format == "json")
     try:
         with folder.held(), Screen(console, f"trainspan run {folder.run_id}") as screen:

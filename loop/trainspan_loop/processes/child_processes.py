@@ -1,6 +1,8 @@
 """Child processes of the loop: long-lived services with a log file each, and commands that end with a result."""
 
+import contextlib
 import ctypes
+import os
 import queue
 import signal
 import subprocess
@@ -9,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Final
 
 from trainspan_schemas.command_events import Event, parse
 from trainspan_schemas.errors import InvalidRecordError, ProcessError
@@ -20,6 +22,8 @@ PR_SET_PDEATHSIG = 1
 _STOP_S = 15.0
 _RESTARTS = 3
 """Of one service: what ends a fourth time does not get well by itself."""
+_TAIL_BYTES: Final = 16384
+"""The end of a log, of which its last lines are read."""
 
 
 _prctl = ctypes.CDLL(None).prctl
@@ -34,10 +38,18 @@ def _trainspan(arguments: Sequence[str], launcher: Sequence[str] = (sys.executab
     return [*launcher, "-m", "trainspan_cli", *arguments]
 
 
+def _last_lines(log: Path, began: int = 0) -> list[str]:
+    """The last lines of a log that are not empty, without those before its byte `began`; none if there is no log."""
+    if not log.exists():
+        return []
+    with log.open("rb") as file:
+        file.seek(max(began, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+        return [line.strip() for line in file.read().decode(errors="replace").splitlines() if line.strip()]
+
+
 def _tail(log: Path, lines: int = 2) -> str:
     """Two lines: a command's own last one often says only that its program ended, as of vLLM."""
-    text = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
-    return " / ".join(line.strip() for line in text[-lines:]) or "its log is empty"
+    return " / ".join(_last_lines(log)[-lines:]) or "its log is empty"
 
 
 class Service:
@@ -67,6 +79,10 @@ class Service:
     def pid(self) -> int | None:
         return self._process.pid if self._process else None
 
+    def restart_with(self, options: Sequence[str]) -> None:
+        """Adds options for when it is started again."""
+        self._arguments += options
+
     def start(self) -> None:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("a") as log:
@@ -77,6 +93,7 @@ class Service:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
+                errors="replace",
                 start_new_session=True,  # Ctrl-C reaches only the loop, which then stops its children in order
                 preexec_fn=_end_with_parent,  # noqa: PLW1509 - it only makes a system call
             )
@@ -84,23 +101,25 @@ class Service:
         threading.Thread(target=self._read, args=(self._process.stdout,), daemon=True).start()
 
     def _read(self, stdout: IO[str]) -> None:
-        with self.log.open(
-            "a", buffering=1
-        ) as log:  # by lines, so that they stand where they belong between those of stderr
+        """Reads to the end, whatever the lines are: the process would wait forever to print the next one."""
+        with self.log.open("ab", buffering=0) as log:
             for line in stdout:
                 try:
-                    event = parse(line)
+                    event, trouble = parse(line), ""
                 except InvalidRecordError as error:
-                    log.write(f"{error}: ")
-                    event = None
-                if event is None:
-                    log.write(line)
-                else:
+                    event, trouble = None, f"{error}: "
+                if event is not None:
                     self.events.put(event)
+                    continue
+                with contextlib.suppress(OSError):  # such as a full disk
+                    log.write((trouble + line).encode(errors="replace"))
+
+    def has_exited(self) -> bool:
+        return self._process is not None and self._process.poll() is not None
 
     def keep_alive(self) -> bool:
         """Restarts the process if it exited; True if so. Raises ProcessError after too many restarts."""
-        if self._process is None or self._process.poll() is None:
+        if self._process is None or not self.has_exited():
             return False
         if self._restarts_left <= 0:
             raise ProcessError(
@@ -175,10 +194,7 @@ class Commands:
         finally:
             with self._lock:
                 self._running.discard(process)
-        with log.open() as text:
-            text.seek(began)
-            lines = [line.strip() for line in text if line.strip()]
-        return code, lines[-1] if lines else ""
+        return code, next(reversed(_last_lines(log, began)), "")
 
     def stop(self) -> None:
         """Ends the commands in progress, and lets none start until `resume`."""
@@ -204,6 +220,7 @@ class Commands:
                 stdout=subprocess.PIPE,
                 stderr=stderr,
                 text=True,
+                errors="replace",
                 start_new_session=True,
                 preexec_fn=_end_with_parent,  # noqa: PLW1509 - it only makes a system call
             )

@@ -42,6 +42,7 @@ class Services:
         self._screen = screen
         self._running: list[Service] = []
         self._restarting = threading.Lock()
+        self._stopping = threading.Event()
         self._trainers: dict[Policy, Service] = {}
         self.config = ["--config", str(config)] if config else []
         self._policies = policies_of(settings)
@@ -63,6 +64,8 @@ class Services:
         self.agents_url = agents_url_of(settings)
         self._own_store = store_path(settings.collector.store)
         self.stores = stores_of(settings)
+        self._listeners: list[str] = []
+        """Options for a collector that takes the place of the first one: servers, runners and agents know its addresses."""
         self._alone_since = math.inf
         """Since when no collector has run for the own store."""
 
@@ -157,13 +160,19 @@ class Services:
             )
         if collector.stores:
             last_places(self.stores)
-        elif running_collector(self._own_store) is None:
-            self._screen.stage("starting the collector")
-            started = self._launch_collector()
-            started.wait_until(lambda: running_collector(self._own_store) is not None, timeout_s)
+            return
+        if (address := running_collector(self._own_store)) is not None:
+            self._listeners = _listeners(address)
+            return
+        self._screen.stage("starting the collector")
+        started = self._launch_collector()
+        started.wait_until(lambda: running_collector(self._own_store) is not None, timeout_s)
+        if (address := running_collector(self._own_store)) is not None:
+            self._listeners = _listeners(address)
+            started.restart_with(self._listeners)
 
     def _launch_collector(self) -> Service:
-        started = self._launch("collector", ["collector", "--store", str(self._own_store)])
+        started = self._launch("collector", ["collector", "--store", str(self._own_store), *self._listeners])
         self._running.insert(0, self._running.pop())  # it is stopped last: the others send their last spans first
         return started
 
@@ -171,7 +180,7 @@ class Services:
         """Keeps services alive until a collector runs. Raises ProcessError."""
         deadline = time.monotonic() + self._settings.loop.ready_timeout_s
         while (address := running_collector(self._own_store)) is None:
-            if time.monotonic() > deadline:
+            if time.monotonic() > deadline or self._stopping.is_set():
                 raise ProcessError(f"no collector runs for {self._own_store}")
             self.keep_alive()
             time.sleep(0.1)
@@ -186,20 +195,37 @@ class Services:
         self._alone_since = min(self._alone_since, time.monotonic())
         return time.monotonic() - self._alone_since >= RESTARTS_WITHIN_S
 
+    def _adopt_collector(self) -> None:
+        """Uses a collector of others that got the store before the loop's own, which then ended."""
+        own = next((service for service in self._running if service.name == "collector"), None)
+        if own is None or not own.has_exited():
+            return
+        address = running_collector(self._own_store)
+        if address is not None and not address.for_readers:
+            self._screen.note("another collector has the store: the loop uses that one")
+            self._running.remove(own)
+
     def keep_alive(self) -> None:
-        """Restarts services that exited, and starts a collector if that of others ended.
+        """Restarts services that exited, and starts a collector if that of others ended; does nothing once they are stopped.
 
         Raises ProcessError after too many restarts.
         """
         with self._restarting:
+            if self._stopping.is_set():
+                return
             if self._lacks_collector():
                 self._screen.note("the collector has ended: the loop starts its own")
                 self._launch_collector()  # restarted below while the other one still has the store locked
+            self._adopt_collector()
             for service in self._running:
                 if service.keep_alive():
                     self._screen.note(f"{service.name} exited unexpectedly and was restarted")
                     if service.name == "policy server":
-                        service.wait_until(self.policy.is_healthy, self._settings.loop.ready_timeout_s)
+                        service.wait_until(self._is_server_ready, self._settings.loop.ready_timeout_s)
+
+    def _is_server_ready(self) -> bool:
+        """Whether nothing need wait for the policy server any more."""
+        return self._stopping.is_set() or self.policy.is_healthy()
 
     def level_servers(self) -> list[str]:
         """Makes servers of others that missed a swap serve the newest versions; returns which do not, and why.
@@ -217,8 +243,10 @@ class Services:
     def stop(self) -> None:
         """Stops all services, the last started first."""
         self._screen.stage("stopping")
-        for service in reversed(self._running):
-            service.stop()
+        self._stopping.set()
+        with self._restarting:  # a restart in progress ends first
+            for service in reversed(self._running):
+                service.stop()
 
     def _launch(
         self,
@@ -235,6 +263,14 @@ class Services:
         self._running.append(service)
         service.start()
         return service
+
+
+def _listeners(address: StoreAddress) -> list[str]:
+    """Options with which a collector listens where this one does; none for one that takes no telemetry."""
+    if address.grpc is None:
+        return []
+    listeners = {"--grpc": address.grpc, "--http": address.http or "off", "--flight": address.flight}
+    return [word for option in listeners.items() for word in option]
 
 
 def _has_spoken(service: Service) -> bool:

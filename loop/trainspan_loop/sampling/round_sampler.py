@@ -43,6 +43,8 @@ class RoundSampler:
         """Rounds whose rollouts are queued and whose datasets are not."""
         self._built: dict[int, Future[SampledRound]] = {}
         self._last_built: Future[SampledRound] | None = None
+        self._between: Future[Any] | None = None
+        """The newest work between rounds."""
         self._begun: set[int] = set()
         """Rounds whose rollouts began, in this process or an earlier one, and that were not taken yet."""
         self._newest = 0
@@ -80,7 +82,8 @@ class RoundSampler:
 
     def between_rounds(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Does `work` after the rollouts that are queued and before any others, and waits for it."""
-        return self._collecting.submit(work, *args, **kwargs).result()
+        self._between = between = self._collecting.submit(work, *args, **kwargs)
+        return between.result()
 
     def alongside(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Does `work` while the rollouts of later rounds go on."""
@@ -92,6 +95,7 @@ class RoundSampler:
         No stage starts afterwards, until `Stages.resume`; nothing runs ahead any more.
         """
         futures: list[Future[Any]] = [*self._built.values(), *self._collected.values()]
+        futures += [self._between] if self._between else []  # an interrupt ends only the wait for it
         for future in futures:
             future.cancel()
         self._stages.stop()

@@ -14,7 +14,7 @@ from trainspan_loop.sampling.sampler import SampledRound, is_followed_by_validat
 from trainspan_loop.sampling.task_feed import TaskFeed, drawn_tasks, draws
 from trainspan_loop.state.run_folder import RunFolder
 from trainspan_loop.state.task_pool import TaskPool
-from trainspan_rollouts.run_ledger import ledger_files
+from trainspan_rollouts.run_ledger import ledger_files, round_of
 from trainspan_schemas.config.settings import Settings
 
 __all__ = ["StreamSampler"]
@@ -103,8 +103,10 @@ class StreamSampler:
         return SampledRound(figures, collected.checks if collected else (), seconds, nothing)
 
     def ledgers(self, round_: int) -> list[Path]:
-        """The files with the runner's record of the round's rollouts."""
-        return ledger_files(self._folder.run_id, None, "train")
+        """The files with the runner's record of the rollouts that the newest batch may have: one for each runner since its first draw."""
+        files, since = ledger_files(self._folder.run_id, None, "train"), self._oldest[0][1]
+        first = max((begun for begun in map(round_of, files) if begun <= since), default=0)
+        return [file for file in files if round_of(file) >= first]
 
     def between_rounds(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Does `work`; the rollouts ended with the round before."""

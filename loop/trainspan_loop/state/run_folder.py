@@ -1,6 +1,7 @@
 """`$TRAINSPAN_HOME/runs/<run>/`: the state of one run on disk, from which it resumes after any kill."""
 
 import json
+import logging
 import os
 import re
 import shutil
@@ -20,12 +21,14 @@ from trainspan_schemas.artifacts.run_files import TRAINING_FILE, RunFiles
 from trainspan_schemas.artifacts.run_records import BestRecord, EvalRecord, RunRecord, rounds_in
 from trainspan_schemas.command_events import TrainingProgress
 from trainspan_schemas.errors import ProcessError, UsageError
-from trainspan_schemas.files.durable import JsonObject, append_line, json_lines
+from trainspan_schemas.files.durable import JsonObject, append_line, json_lines, sync
 from trainspan_schemas.files.locks import try_lock
 from trainspan_schemas.home import make_home, policy_dir, runs_dir
 from trainspan_training.checkpoints.ledger import CONSUMING
 
 __all__ = ["ADDRESSES", "RunFolder", "is_same_run", "newest_unfinished", "runs_named"]
+
+_log = logging.getLogger(__name__)
 
 ADDRESSES: Final = frozenset(
     {
@@ -77,11 +80,21 @@ class RunFolder(RunFiles):
             yield
 
     def write(self, name: str, value: Mapping[str, Any]) -> None:
-        """Replaces a JSON file atomically."""
+        """Replaces a JSON file atomically, and durably: after a power loss it is the old one or the new one."""
         path = self.path / name
         temporary = path.with_name(f".{path.name}.tmp")
         temporary.write_text(json.dumps(value, indent=2, default=str) + "\n")
+        sync(temporary)
         temporary.replace(path)
+        sync(path.parent)
+
+    def read(self, name: str) -> JsonObject:
+        """A JSON file's object; {} if it is missing, or damaged, which is logged."""
+        try:
+            return RunFiles.read(self, name)
+        except json.JSONDecodeError:
+            _log.warning("event=run_file_damaged file=%s: it counts as missing", self.path / name)
+            return {}
 
     def append(self, record: RunRecord) -> None:
         """Appends a record to `rounds.jsonl`."""

@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict, cast
 
 from trainspan_loop.state.run_folder import RunFolder, is_same_run
 from trainspan_schemas.config.settings import Settings
@@ -69,7 +69,7 @@ class SeedSeries:
         for path in known if resume else []:
             series = cls(path, settings, seeds, name)
             record = series._read()
-            if record.get("name") != name:
+            if not record or record.get("name") != name:
                 continue
             goes_on = record["status"] == "running" or name is not None
             if goes_on and record["seeds"] == seeds and is_same_run(_plain(settings), record["settings"]):
@@ -86,14 +86,14 @@ class SeedSeries:
             settings = with_seed(self._settings, offset)
             name = str(settings.loop.seed)
             runs = self._read()["runs"]
-            if name in runs:
-                folder = RunFolder(runs_dir() / runs[name])
-            elif begun_only:
-                continue
-            else:
+            folder = RunFolder(runs_dir() / runs[name]) if name in runs else None
+            record = folder.read("run.json") if folder else {}
+            if folder is None or not record:
+                if begun_only:
+                    continue
                 folder = RunFolder.create(dataclasses.asdict(settings), self._name)
                 self._write({**self._read(), "runs": {**runs, name: folder.run_id}})
-            if folder.read("run.json").get("status") != "finished":
+            if record.get("status") != "finished":
                 yield settings, folder
 
     def runs(self) -> list[RunFolder]:
@@ -104,8 +104,7 @@ class SeedSeries:
         self._write({**self._read(), "status": "finished"})
 
     def _read(self) -> SeriesRecord:
-        record: SeriesRecord = json.loads(self.path.read_text())
-        return record
+        return cast("SeriesRecord", RunFolder(self.path.parent).read(self.path.name))
 
     def _write(self, record: SeriesRecord) -> None:
         RunFolder(self.path.parent).write(self.path.name, record)

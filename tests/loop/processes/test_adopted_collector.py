@@ -4,8 +4,6 @@ import io
 import json
 import sys
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from rich.console import Console
@@ -17,6 +15,7 @@ from trainspan_loop.processes.screen import Screen
 from trainspan_loop.processes.services import Services
 from trainspan_loop.state.run_folder import RunFolder
 from trainspan_schemas.config.settings import LoopSettings, ServingSettings, Settings, TrainSettings
+from trainspan_schemas.store.access import StoreAddress
 
 CHILD = """
 import http.server, pathlib, sys, time
@@ -49,8 +48,10 @@ def test_the_loop_starts_a_collector_when_the_one_that_it_found_running_has_ende
     adopted, own = tmp_path / "adopted", tmp_path / "collects"
     adopted.touch()
 
-    def running_collector(_: Path) -> Any:
-        return SimpleNamespace(grpc="127.0.0.1:1", tls=False) if adopted.exists() or own.exists() else None
+    address = StoreAddress(1, "spans.duckdb", "127.0.0.1:1", None, "127.0.0.1:2")
+
+    def running_collector(_: Path) -> StoreAddress | None:
+        return address if adopted.exists() or own.exists() else None
 
     def command(arguments: list[str], _: object) -> list[str]:
         return [sys.executable, "-c", CHILD, arguments[0], str(tmp_path), str(port), state]
@@ -87,3 +88,5 @@ def test_the_loop_starts_a_collector_when_the_one_that_it_found_running_has_ende
         loop.stop()
     assert stopped == ["trainer", "policy server", "collector"], "the others send their last spans first"
     assert shown.getvalue().count("the collector has ended: the loop starts its own") == 1
+    loop.keep_alive()
+    assert "was restarted" not in shown.getvalue().partition("stopping")[2], "a thread may still ask a silent server"

@@ -40,12 +40,12 @@ class RecordedStages:
         self.broken: set[int] = set()
         """Rounds whose dataset fails."""
         self.slow_datasets: set[int] = set()
-        self._stopped = threading.Event()
+        self.stopped = threading.Event()
 
     def collect(self, tasks: Path, round_: int, split: str, n: int) -> Collected:
         self.events.append(f"collect {round_}")
         while round_ in self.slow and not self.slow[round_].wait(0.01):
-            if self._stopped.is_set():
+            if self.stopped.is_set():
                 raise ProcessError("stopped")
         self.events.append(f"collected {round_}")
         return Collected(
@@ -75,7 +75,7 @@ class RecordedStages:
         return {}
 
     def stop(self) -> None:
-        self._stopped.set()
+        self.stopped.set()
 
 
 class World:
@@ -125,6 +125,28 @@ def test_a_round_is_collected_while_the_one_before_is_trained(world: World) -> N
     assert "dataset 2" in stages.events, "a dataset does not wait for the rollouts of the next round"
     stages.slow[3].set()
     assert sampler.take_round(3).rollout == ALONE.figures()
+
+
+def test_work_between_rounds_that_was_interrupted_has_ended_when_all_is_stopped(world: World) -> None:
+    """The services are stopped next: a validation that still ran would restart them."""
+    sampler, stages = world.start()
+    begun, ended = threading.Event(), threading.Event()
+
+    def validate() -> None:
+        begun.set()
+        stages.stopped.wait(WAIT_S)
+        time.sleep(0.2)
+        ended.set()
+
+    waiting = threading.Thread(target=sampler.between_rounds, args=(validate,))
+    waiting.start()
+    assert begun.wait(WAIT_S)
+    deadline = time.monotonic() + WAIT_S
+    while sampler._between is None and time.monotonic() < deadline:
+        time.sleep(0.005)
+    sampler.stop()
+    assert ended.is_set()
+    waiting.join()
 
 
 def test_a_validation_comes_between_rounds_and_before_the_next_dataset(world: World) -> None:

@@ -18,6 +18,8 @@ from trainspan_loop.sampling.sampler import Sampler
 from trainspan_loop.sampling.stream_sampler import StreamSampler
 from trainspan_loop.state.run_folder import RunFolder
 from trainspan_loop.state.task_pool import TaskPool
+from trainspan_rollouts.records import Shard
+from trainspan_rollouts.run_ledger import ledger_file
 from trainspan_schemas.artifacts.dataset import dataset_dir
 from trainspan_schemas.command_events import Progress
 from trainspan_schemas.config.agents import RolloutsSettings
@@ -151,3 +153,15 @@ def test_rollouts_that_were_not_stored_in_time_are_not_waited_for_again(world: W
         sampler.begin_round(round_)
         sampler.take_round(round_)
     assert stages.known_missing == [0, 2, 0, 2], "each runner begins with none; rounds 3 and 6 wait for its end"
+
+
+def test_the_rewards_of_a_batch_are_read_from_the_runners_since_its_first_draw(world: World) -> None:
+    """Otherwise each batch would read again what all runners of the run recorded."""
+    files = [ledger_file(world.folder.run_id, first, "train", Shard(0, 1)) for first in (1, 40, 9999, 10000)]
+    for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    for since, read in ((1, files), (39, files), (40, files[1:]), (9999, files[2:]), (20000, files[3:])):
+        world.folder.write("batches.json", {"since": since})
+        sampler, _ = world.start()
+        assert sorted(sampler.ledgers(1)) == sorted(read)

@@ -18,7 +18,8 @@ from tests.rollouts.conftest import Run, write_tasks
 from tests.support.agents.programs import WITHOUT_OPENAI, environment, write
 from tests.support.otlp.recorder import OtlpRecorder
 from trainspan_rollouts.judges.choice import find_judge
-from trainspan_rollouts.run_ledger import RunLedger
+from trainspan_rollouts.records import Shard
+from trainspan_rollouts.run_ledger import RunLedger, ledger_file, recorded_agent
 from trainspan_rollouts.run_ledger import statuses as statuses_of
 from trainspan_schemas.errors import UsageError
 from trainspan_schemas.telemetry import keys
@@ -206,7 +207,8 @@ def test_a_run_is_not_resumed_with_another_judge_whose_verdicts_would_be_compare
     with pytest.raises(UsageError, match=r"its judge is resumed_judge.py:strict, not None"):
         resumed(None)
     Path("resumed_judge.py").write_text(code.replace("0.0", "1.0"))
-    with pytest.raises(UsageError, match=r"its judge_sha256 is .*; choose another --run, or undo the change"):
+    advice = r"undo the change, or begin another run \(another --run; a loop: without --resume\)"
+    with pytest.raises(UsageError, match=rf"ledger\.jsonl: its judge_sha256 is .*; {advice}"):
         resumed("resumed_judge.py:strict")
 
 
@@ -241,19 +243,22 @@ def test_a_rollout_in_another_attempt_has_not_ended(tmp_path: Path) -> None:
             assert statuses_of(file) == (1, {status: 1}, [] if reward is None else [reward])
 
 
-@pytest.mark.parametrize("left", [b"", b'{"tasks": "/ta'])
-def test_a_ledger_whose_first_line_could_not_be_written_begins_again(tmp_path: Path, left: bytes) -> None:
-    file, target = tmp_path / "round-0000.jsonl", ["agent:solve"]
-    file.write_bytes(left)  # of a shard that found a full disk, or was killed
+@pytest.mark.parametrize("left", [b"", b'{"tasks": "/ta', b"\0\0\0\n"])
+def test_a_ledger_whose_first_line_was_not_written_begins_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, left: bytes
+) -> None:
+    monkeypatch.setenv("TRAINSPAN_HOME", str(tmp_path))
+    file, target = ledger_file("run", 0, None, Shard(0, 1)), ("agent:solve",)
+    file.parent.mkdir(parents=True)
+    file.write_bytes(left)  # of a process that found a full disk, or was killed, or lost its power
+    assert recorded_agent("run", 0, None) is None
+    assert f"file={file}: its rollouts count as not begun" in caplog.text
     for _ in range(2):
         RunLedger(file, 0, Path("tasks.jsonl"), target, resume=True).close()
-    assert recorded_head(file) == target
-
-
-def recorded_head(file: Path) -> list[str]:
-    (line,) = file.read_text().splitlines()
-    target: list[str] = json.loads(line)["target"]
-    return target
+    assert len(file.read_text().splitlines()) == 1
+    recorded = recorded_agent("run", 0, None)
+    assert recorded is not None
+    assert recorded[1].target == target
 
 
 def test_a_damaged_line_is_counted_and_the_others_are_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
