@@ -54,7 +54,7 @@ class TaskFeed:
         self._changed = threading.Condition()
         self._given = 0
         self._closed = False
-        self._failure: TaskFileError | None = None
+        self._failure: TaskFileError | OSError | None = None
         self._now = Progress(done=0, failed=0, total=0)
         self._before = self._now
         """The progress when the last batch was cut."""
@@ -74,7 +74,7 @@ class TaskFeed:
             self._given += 1
         try:
             return next(self._lines)
-        except TaskFileError as error:
+        except (TaskFileError, OSError) as error:  # of the task file, or of the record of draws
             self._failure = error
             self.close()
             return None
@@ -96,7 +96,10 @@ class TaskFeed:
         self._on_progress(Progress(done, failed, self._batch, mean_reward, rewarded=rewarded))
 
     def wait(self, groups: int, timeout_s: float) -> bool:
-        """Waits until so many complete groups are ready; returns whether they are. Raises TaskFileError of the task file."""
+        """Waits until so many complete groups are ready; returns whether they are.
+
+        Raises the TaskFileError or OSError that ended the tasks.
+        """
         with self._changed:
             is_ready = self._changed.wait_for(lambda: self._ready() >= groups, timeout_s)
         if self._failure is not None:

@@ -120,14 +120,15 @@ def test_a_runner_that_is_gone_ends_the_feed() -> None:
     assert pipe.closed
 
 
-def test_an_error_of_the_task_file_reaches_the_loop() -> None:
+@pytest.mark.parametrize("error", [TaskFileError("fewer tasks"), OSError("no space for the record of draws")])
+def test_an_error_of_the_task_file_or_of_the_disk_reaches_the_loop(error: Exception) -> None:
     def lines() -> Iterator[str]:
         yield "0\n"
-        raise TaskFileError("fewer tasks")
+        raise error
 
     runner = Runner(lines=lines())
     assert runner.ended.wait(WAIT_S), "the runner's input ends"
-    with pytest.raises(TaskFileError, match="fewer tasks"):
+    with pytest.raises(type(error), match=str(error)):
         runner.feed.wait(1, 0)
 
 
