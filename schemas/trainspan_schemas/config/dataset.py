@@ -128,4 +128,4 @@ class DatasetSettings:
     min_coverage: float = 0.5
     """Minimum share of calls that must be trainable; below it the command fails."""
     keep_zero_spread: Advanced[bool] = False
-    """Keep groups whose rewards are all equal; their advantage is 0."""
+    """Keep groups whose rewards are all equal; their advantage is 0, less the mean of the batch with `combine = "gdpo"`."""
