@@ -39,7 +39,14 @@ def test_an_interrupt_ends_a_wait_for_rollouts(tmp_path: Path) -> None:
     environ = {**os.environ, "TRAINSPAN_HOME": str(tmp_path)}
     command = [sys.executable, "-c", PROGRAM]
     with subprocess.Popen(
-        command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path
+        command,
+        env=environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        # A shell starts what it runs in the background with the signal ignored, and children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 - nothing else runs here
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "waiting\n"

@@ -64,7 +64,7 @@ def test_only_the_named_settings_are_options_and_an_unknown_one_is_an_error() ->
 def test_help_is_the_settings_text_with_its_default() -> None:
     _, text = _run("--help")
     for line in (
-        "--gamma <float>  Discount per call for return_to_go, gigpo and rtmc [default: 1].",
+        "--gamma <float>  Discount per request for return_to_go, gigpo and rtmc; the choices of one request are one step [default: 1].",
         "--max-tokens <int>  Drop calls with more tokens in prompt and completion [default: no limit].",
         "--wait-s <float>  How long to wait for rollouts that are still arriving [default: 0].",
         "--twice  Twice.",

@@ -157,7 +157,11 @@ def test_on_a_shared_gpu_the_trainer_starts_when_the_server_has_its_memory_or_sl
     monkeypatch.setattr(
         child_processes, "_trainspan", lambda arguments, _: [*child, arguments[0], str(log), str(port), kind]
     )
-    monkeypatch.setattr(services, "running_collector", lambda _: SimpleNamespace(grpc="127.0.0.1:1", tls=False))
+    monkeypatch.setattr(
+        services,
+        "running_collector",
+        lambda _: SimpleNamespace(grpc="127.0.0.1:1", http=None, flight="127.0.0.1:2", tls=False),
+    )
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     monkeypatch.setenv("TRAINSPAN_HOME", str(tmp_path))
     settings = Settings(
@@ -218,7 +222,11 @@ def test_each_policy_has_a_trainer_with_a_gpu_or_its_share_of_memory(
         ]
 
     monkeypatch.setattr(child_processes, "_trainspan", command)
-    monkeypatch.setattr(services, "running_collector", lambda _: SimpleNamespace(grpc="127.0.0.1:1", tls=False))
+    monkeypatch.setattr(
+        services,
+        "running_collector",
+        lambda _: SimpleNamespace(grpc="127.0.0.1:1", http=None, flight="127.0.0.1:2", tls=False),
+    )
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     monkeypatch.setenv("TRAINSPAN_HOME", str(tmp_path))
     settings = Settings(

@@ -182,7 +182,7 @@ def test_nothing_to_resume_and_another_target_are_errors(run: Run) -> None:
         run(source, tasks("x"), "agent:solve", resume=True)
     assert run(source, tasks("x"), "agent:solve").total == 1
     with pytest.raises(
-        UsageError, match=r"cannot resume .*: its target is \['agent:solve'\], not \['agent:other'\]; choose"
+        UsageError, match=r"cannot resume .*: its target is \['agent:solve'\], not \['agent:other'\]; undo the change"
     ):
         run(source, tasks("x"), "agent:other", resume=True)
     assert run(source, tasks("x"), "agent:other").resumed == 0  # without --resume a run starts over

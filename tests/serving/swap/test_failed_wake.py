@@ -61,7 +61,7 @@ def test_a_swap_whose_engine_does_not_pause_in_time_loads_nothing_and_says_to_tr
         async def prepare(self) -> None:
             raise TimeoutError
 
-    server: Any = SimpleNamespace(plan=SimpleNamespace(drain_timeout_s=2.0), asleep=False)
+    server: Any = SimpleNamespace(plan=SimpleNamespace(settings=SimpleNamespace(drain_timeout_s=2.0)), asleep=False)
     swap: Any = Swap()
     with pytest.raises(BusyError, match="did not pause within 2 s"):
         asyncio.run(PolicyServer._prepare(server, swap, "policy-000001"))
