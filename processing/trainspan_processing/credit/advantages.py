@@ -51,7 +51,7 @@ class Credited:
 def assign_advantages(calls: pl.DataFrame, rollouts: pl.DataFrame, history: pl.DataFrame, plan: CreditPlan) -> Credited:
     """Advantages of `calls` by `plan`.
 
-    `calls` have rollout, position, agent, turn, for `gigpo` and `rtmc` state, for `rtmc` action, and per reward its
+    `calls` have rollout, position, request, agent, turn, for `gigpo` and `rtmc` state, for `rtmc` action, and per reward its
     `step_column` and `rollout_column` (f64, NULL if missing). `rollouts` have rollout, `group` (u32), run_id, judge, end_ns, rollout_id,
     attempt and `is_branch`, and are sorted by their ids; `history` is HISTORY. Raises UsageError if a user's function returns something
     invalid.

@@ -10,7 +10,9 @@ TYPES = {
     "rollout": pl.UInt32,
     "server": pl.String,
     "counted_index": pl.Int32,
+    "start_ns": pl.Int64,
     "response_id": pl.String,
+    "trace_id": pl.String,
     "span_id": pl.String,
     "delivered": pl.Boolean,
     "internal": pl.Boolean,
@@ -19,7 +21,7 @@ TYPES = {
 
 
 def numbers(*calls: dict[str, Any]) -> list[int]:
-    facts: dict[str, Any] = {"rollout": 0, "server": "s", "response_id": None, "call_kind": "main"}
+    facts: dict[str, Any] = {"rollout": 0, "server": "s", "start_ns": 0, "trace_id": "t", "call_kind": "main"}
     rows = [facts | {"span_id": str(place), "counted_index": place} | call for place, call in enumerate(calls)]
     return with_requests(pl.DataFrame(rows, schema=TYPES)).get_column("request").to_list()
 
@@ -31,6 +33,15 @@ def test_choices_of_a_request_share_its_number_whoever_recorded_them() -> None:
     assert numbers(*by_client) == [1, 1, 2, 3, 4]
     assert numbers({"server": "s", "counted_index": 0}, {"server": "t", "counted_index": 0}) == [1, 2]
     assert numbers({}, {}, {"rollout": 1, "counted_index": 1}, {"rollout": 1, "counted_index": 1}) == [1, 2, 1, 1]
+
+
+def test_calls_of_a_caller_whom_the_server_does_not_know_are_requests_of_their_own() -> None:
+    """They all have index 0."""
+    assert numbers(*({"counted_index": 0, "start_ns": at} for at in (10, 20, 20, 30))) == [1, 2, 2, 3]
+
+
+def test_a_choice_that_did_not_arrive_divides_no_request() -> None:
+    assert numbers(*({"counted_index": 0, "delivered": at != 1} for at in range(3)), {}) == [1, 1, 1, 2]
 
 
 def test_titles_lost_answers_and_calls_of_our_own_are_no_steps() -> None:

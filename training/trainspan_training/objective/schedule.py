@@ -43,7 +43,7 @@ class Schedule:
         return cls(rate, settings.warmup_rounds)
 
     def at(self, rounds: float) -> float:
-        """The rate of a step in the middle of which so many rounds have passed since version 0."""
+        """The rate of a step in the middle of which so many rounds have passed since the start model."""
         return self.rate * rounds / self.warmup if rounds < self.warmup else self.rate
 
 
