@@ -229,11 +229,10 @@ def recorded_agent(run_id: str, round_: int, split: Split | None) -> tuple[str, 
 def _head(file: Path, line: bytes) -> JsonObject | None:
     """The first line of a ledger; None if it is not complete, as after a power loss."""
     try:
-        head: JsonObject = json.loads(line)
+        return json.loads(line)  # type: ignore[no-any-return]
     except ValueError:
-        _log.warning("event=ledger_head_damaged file=%s: its rollouts count as not begun", file)
+        _log.warning("event=ledger_head_damaged file=%s", file)
         return None
-    return head
 
 
 def recorded_rewards(file: Path) -> dict[tuple[str, int], float]:
@@ -424,10 +423,11 @@ class RunLedger:
     def _read(self, file: Path, head: JsonObject) -> None:
         data = file.read_bytes()
         whole = data.rfind(b"\n") + 1
-        if whole != len(data):  # a line cut off by a kill
-            os.truncate(file, whole)
+        os.truncate(file, whole)  # without a line cut off by a kill
         first, *lines = data[:whole].splitlines(keepends=True) or [b""]
         if (stored := _head(file, first)) is None:  # the process before could not write it
+            if lines:  # rollouts that were made would be made again, and compared with the earlier ones
+                raise UsageError(f"cannot resume {file}: its first line is damaged; begin another run")
             self._file.truncate(0)
             self._write(head)
             return

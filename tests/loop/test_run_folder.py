@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from trainspan_loop.sampling.task_feed import draws
 from trainspan_loop.state import run_folder
-from trainspan_loop.state.run_folder import RunFolder, newest_unfinished, runs_named
+from trainspan_loop.state.run_folder import DamagedRunError, RunFolder, newest_unfinished, runs_named
 from trainspan_schemas.artifacts.checkpoint import read_latest
 from trainspan_schemas.artifacts.dataset import dataset_dir, manifest_path
 from trainspan_schemas.command_events import TrainingProgress
@@ -35,7 +36,15 @@ def test_a_damaged_record_of_a_run_counts_as_missing_and_is_named(caplog: pytest
     folder = RunFolder.create({"a": 1})
     (folder.path / "run.json").write_bytes(b"")
     assert newest_unfinished({"a": 1}) is None
-    assert f"file={folder.path / 'run.json'}: it counts as missing" in caplog.text
+    assert f"event=run_file_damaged {folder.path / 'run.json'} is damaged" in caplog.text
+
+
+def test_a_damaged_file_of_a_run_in_progress_is_refused_by_name() -> None:
+    """Draws that count from 1 again would join two groups of a task."""
+    folder = RunFolder.create({})
+    (folder.path / "draws.json").write_bytes(b"")
+    with pytest.raises(DamagedRunError, match=r"draws.json is damaged: put back a copy"):
+        draws(folder)
 
 
 def test_a_file_is_durable_before_it_replaces_another(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ from trainspan_schemas.files.locks import try_lock
 from trainspan_schemas.home import make_home, policy_dir, runs_dir
 from trainspan_training.checkpoints.ledger import CONSUMING
 
-__all__ = ["ADDRESSES", "RunFolder", "is_same_run", "newest_unfinished", "runs_named"]
+__all__ = ["ADDRESSES", "DamagedRunError", "RunFolder", "is_same_run", "newest_unfinished", "runs_named"]
 
 _log = logging.getLogger(__name__)
 
@@ -47,6 +47,10 @@ _READER_S = 1.0
 """A process that checks whether the run is active holds the lock briefly."""
 LEDGER_REST_S = 20.0
 """A running trainer writes a round's metrics well within this time after the ledger's last line of that round."""
+
+
+class DamagedRunError(ProcessError):
+    """A file of a run cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +93,20 @@ class RunFolder(RunFiles):
         sync(path.parent)
 
     def read(self, name: str) -> JsonObject:
-        """A JSON file's object; {} if it is missing, or damaged, which is logged."""
+        """A JSON file's object; {} if it is missing. Raises DamagedRunError if it is damaged, as by a power loss."""
         try:
             return RunFiles.read(self, name)
-        except json.JSONDecodeError:
-            _log.warning("event=run_file_damaged file=%s: it counts as missing", self.path / name)
+        except json.JSONDecodeError as error:
+            raise DamagedRunError(
+                f"{self.path / name} is damaged: put back a copy of it, or begin another run"
+            ) from error
+
+    def read_whole(self, name: str) -> JsonObject:
+        """The same, but {} for a damaged file, which is logged: for what begins anew without it."""
+        try:
+            return self.read(name)
+        except DamagedRunError as error:
+            _log.warning("event=run_file_damaged %s", error)
             return {}
 
     def append(self, record: RunRecord) -> None:
@@ -217,7 +230,7 @@ def newest_unfinished(settings: Mapping[str, Any], name: str | None = None) -> R
     folders = runs_named(name)
     if not folders:
         return None
-    run = folders[-1].read("run.json")
+    run = folders[-1].read_whole("run.json")
     is_unfinished = run.get("status") == "running" and is_same_run(settings, run.get("settings", {}))
     return folders[-1] if is_unfinished else None
 

@@ -87,7 +87,7 @@ class SeedSeries:
             name = str(settings.loop.seed)
             runs = self._read()["runs"]
             folder = RunFolder(runs_dir() / runs[name]) if name in runs else None
-            record = folder.read("run.json") if folder else {}
+            record = folder.read_whole("run.json") if folder else {}
             if folder is None or not record:
                 if begun_only:
                     continue
@@ -104,7 +104,7 @@ class SeedSeries:
         self._write({**self._read(), "status": "finished"})
 
     def _read(self) -> SeriesRecord:
-        return cast("SeriesRecord", RunFolder(self.path.parent).read(self.path.name))
+        return cast("SeriesRecord", RunFolder(self.path.parent).read_whole(self.path.name))
 
     def _write(self, record: SeriesRecord) -> None:
         RunFolder(self.path.parent).write(self.path.name, record)

@@ -252,13 +252,24 @@ def test_a_ledger_whose_first_line_was_not_written_begins_again(
     file.parent.mkdir(parents=True)
     file.write_bytes(left)  # of a process that found a full disk, or was killed, or lost its power
     assert recorded_agent("run", 0, None) is None
-    assert f"file={file}: its rollouts count as not begun" in caplog.text
+    assert f"event=ledger_head_damaged file={file}" in caplog.text
     for _ in range(2):
         RunLedger(file, 0, Path("tasks.jsonl"), target, resume=True).close()
     assert len(file.read_text().splitlines()) == 1
     recorded = recorded_agent("run", 0, None)
     assert recorded is not None
     assert recorded[1].target == target
+
+
+def test_a_ledger_with_rollouts_after_a_damaged_first_line_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    """Its rollouts are in the store: made again, they would be compared with the new ones."""
+    file = tmp_path / "ledger.jsonl"
+    RunLedger(file, 0, Path("tasks.jsonl"), ["agent:solve"], resume=False).close()
+    damaged = b"\0" * 20 + b"\n" + b'{"begin": 1}\n'
+    file.write_bytes(damaged)
+    with pytest.raises(UsageError, match=r"cannot resume .*ledger.jsonl: its first line is damaged"):
+        RunLedger(file, 0, Path("tasks.jsonl"), ["agent:solve"], resume=True)
+    assert file.read_bytes() == damaged
 
 
 def test_a_damaged_line_is_counted_and_the_others_are_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
