@@ -55,7 +55,7 @@ def preflight(pretend: str, **environ: str) -> "subprocess.CompletedProcess[str]
         ),
         ("", {"TRAINSPAN_SETUP_GIB": "1000000"}, "1000000 GiB needed"),
         ("free(13.9); driver('580.95.05', 'NVIDIA H100')", {}, "13.9 GiB free here, 14 GiB needed"),
-        ("free(7.9)", {}, "7.9 GiB free here, 8 GiB needed"),
+        ("free(5.9)", {}, "5.9 GiB free here, 6 GiB needed"),
         (
             "driver('575.57', 'NVIDIA L4')",
             {"MAKE_GOAL": "demo"},

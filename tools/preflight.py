@@ -8,8 +8,8 @@ import platform
 import shutil
 import sys
 
-NEEDED_GIB = {"cpu": 8.0, "gpu": 14.0}
-"""The environment; with CUDA 4.1 GiB of wheels, which pip keeps, and about twice that unpacked."""
+NEEDED_GIB = {"cpu": 6.0, "gpu": 14.0}
+"""The environment, 5.0 GiB for a CPU; with CUDA 4.1 GiB of wheels, which pip keeps, and about twice that unpacked."""
 LEAST_GLIBC = (2, 31)
 
 
