@@ -178,6 +178,10 @@ class TrainSettings(ModelSettings):
     """Coefficient of the KL divergence to the model that the run started from, in the loss.
 
     If it is not 0, that model is loaded as well (except with LoRA), and each row is forwarded once more."""
+    observation_weight: float = 0.0
+    """Weight of the cross-entropy of tool results and user turns in the loss (ECHO), whose authors take 0.05.
+
+    These tokens are in the rows already, so nothing more is forwarded. It needs a chat template."""
     old_policy: Advanced[Literal["logged", "recompute"] | None] = None
     """Denominator of the ratio: `logged` (the sampler) or `recompute` (the policy at the round's start); default: chosen by
     round.

@@ -288,3 +288,52 @@ def test_each_sampled_token_is_trained_once_and_rollouts_stay_whole(
     homes = [{calls[index].rollout for b in step.micro_batches for index in b.calls.tolist()} for step in planned]
     assert sum(len(home) for home in homes) == len(lengths) == len(set().union(*homes))
     assert max((len(home) for home in homes), default=0) - min((len(home) for home in homes), default=0) <= 1
+
+
+def test_observations_are_what_is_written_between_an_answer_and_the_next_turn_of_the_assistant() -> None:
+    opening = np.array([8, 9], dtype=np.int32)
+    calls = [
+        call([8, 9, 1, 8, 9], [2]),
+        call([8, 9, 1, 8, 9, 2, 5, 6, 7, 8, 9], [3, 3], position=1),
+        call([8, 9, 1, 8, 9, 2, 5, 6, 7, 8, 9, 3, 3, 6, 8, 9, 4, 5, 8, 9], [2], position=2),  # another answer is inside
+        call([8, 9, 1, 8, 9, 2, 5, 6, 7, 8, 9, 3, 3, 6, 8, 9, 4, 5, 8, 9, 2, 8, 8, 5], [2], position=3),  # no opening
+        call([8, 9, 1, 8, 9, 2, 5, 6, 7, 8, 9, 3, 3, 6, 8, 9, 4, 5, 8, 9, 2, 8, 8, 5, 2, 9], [2], position=4),
+    ]
+    (row,) = make_sequences(calls, merge=True, opening=opening)
+    assert row.observed.tolist() == [6, 7, 8, 13]
+    assert row.tokens[row.observed].tolist() == [5, 6, 7, 6]
+    assert row.unobserved == 4 + 3 + 1
+    assert all(len(one.observed) == 0 for one in make_sequences(calls, merge=False, opening=opening))
+    assert len(make_sequences(calls, merge=True)[0].observed) == 0
+
+
+def test_observations_have_the_mean_over_rollouts_of_the_mean_over_their_tokens() -> None:
+    """Also those of a rollout in two rows; a rollout without any counts in the first mean."""
+    opening = np.array([9], dtype=np.int32)
+    calls = numbered(
+        [
+            call([1, 9], [2]),
+            call([1, 9, 2, 5, 6, 7, 9], [3], position=1),
+            call([4, 9], [2], segment=1),
+            call([4, 9, 2, 5, 9], [3], segment=1, position=1),
+            call([1, 9], [2], rollout="r/1"),
+            call([1, 9, 2, 5, 6, 9], [3], rollout="r/1", position=1),
+            call([1, 9], [2], rollout="r/2"),
+        ]
+    )
+    rows = make_sequences(calls, merge=True, opening=opening)
+    layout = BatchLayout("tree", 10_000, pair=0.0, blocks=False)
+    rule, rng = find_rule(TrainSettings()), np.random.default_rng(0)
+    (step,) = plan_steps(rows, calls, steps=1, rule=rule, layout=layout, rng=rng)
+    assert dict(step.observation_weights) == {0: 1 / (3 * 4), 2: 1 / (3 * 4), 4: 1 / (3 * 2)}
+    (batch,) = step.build(rows).micro_batches
+    seen = batch.observations
+    assert seen is not None
+    assert sorted(zip(seen.targets.tolist(), seen.weights.tolist(), strict=True)) == [
+        *[(5, 1 / 12), (5, 1 / 12), (5, 1 / 6), (6, 1 / 12), (6, 1 / 6), (7, 1 / 12)]
+    ]
+    before = {
+        (int(batch.tokens[0, place]), int(target)) for place, target in zip(seen.predicting, seen.targets, strict=True)
+    }
+    assert before == {(2, 5), (5, 6), (6, 7)}
+    assert batch.first(1).observations is None

@@ -50,11 +50,11 @@ def test_loss_and_gradient_equal_the_reference_in_float64(
     assert_same(trainers.trained(trainer, step), trainers.expected(case, logged, double_model), 1e-9)
 
 
-def test_the_kl_term_equals_the_reference_in_float64(
-    logged: list[LoggedCall], double_model: Any, model_dir: Path, tmp_path: Path
+@pytest.mark.parametrize("case", [Case(kl=0.1), Case(observations=0.3, layout="tree", tokens=60)], ids=str)
+def test_the_terms_beside_trls_equal_the_reference_in_float64(
+    case: Case, logged: list[LoggedCall], double_model: Any, model_dir: Path, tmp_path: Path
 ) -> None:
-    """One of the cases above, so that a term without any other test is in `make test`."""
-    case = Case(kl=0.1)
+    """Some of the cases above, so that terms without any other test are in `make test`."""
     trainer = trainers.make_trainer(trainers.policy_of(case, double_model), model_dir, case.settings, tmp_path)
     step = trainers.prepared(trainer, case, trainers.step_of(case, logged), double_model)
     assert_same(trainers.trained(trainer, step), trainers.expected(case, logged, double_model), 1e-9)

@@ -119,6 +119,7 @@ CASES = {
     "adapter": Case(layout="tree", adapter="lora", tokens=60),
     "another version's answers": Case(layout="tree", old="truncate", tokens=60),
     "recomputed activations, KL, chunks": Case(layout="tree", checkpointing=True, kl=0.1, chunk=1000),
+    "observations": Case(layout="tree", observations=0.3, tokens=60),
     "transformers' attention": Case(layout="tree", attention="sdpa", tokens=60),
 }
 

@@ -63,13 +63,13 @@ class Leading(Team):
 
 
 def logged(rollouts: int = 6, turns: int = 3) -> list[LoggedCall]:
-    """Each token identifies its rollout; every second rollout is from an older policy."""
+    """Tokens identify their rollouts, and 5, 5, 5 opens an answer; every second rollout is from an older policy."""
     calls = []
     for rollout in range(rollouts):
         tokens: list[int] = []
         for turn in range(turns):
             known = len(tokens)
-            tokens = [*tokens, *[5] * 3, 10 + rollout]
+            tokens = [*tokens, 10 + rollout, *[5] * 3]
             call = LoggedCall(f"r{rollout}", tokens, [100 + rollout, turn], [-0.5, -1.0], 1.0)
             place = {"call_index": turn, "segment_pos": turn, "prefix_len": known, "policy_version": rollout % 2}
             calls.append(dataclasses.replace(call, **place))
@@ -121,7 +121,8 @@ def taken(
 ) -> tuple[list[list[MicroBatch]], Outline]:
     """The micro-batches of each of this process's steps, and its outline of the round."""
     replayer = Replayer(vocabulary, bytes)  # no grammar is compiled
-    reading = RoundReading(dataset, Policy(Path(), None, "base", 1, Path()), settings, team, replayer, Lineage({}))
+    policy, opening = Policy(Path(), None, "base", 1, Path()), np.array([5, 5, 5], dtype=np.int32)
+    reading = RoundReading(dataset, policy, settings, team, replayer, Lineage({}), opening)
     reading.replay()
     reading.read()
     outline = reading.plan(Config(), layout, find_rule(settings))
@@ -156,6 +157,11 @@ def test_two_processes_have_the_micro_batches_of_one_and_each_reads_its_own_rows
         for expected, found in zip(step, together, strict=False):
             for name in ("tokens", "predicting", "targets", "calls", "sampled", "advantages", "weights"):
                 assert np.array_equal(getattr(expected, name), getattr(found, name)), name
+            assert expected.observations is not None
+            assert found.observations is not None
+            assert set(expected.observations.targets.tolist()) <= set(range(10, 16))
+            for name in ("predicting", "targets", "weights"):
+                assert np.array_equal(getattr(expected.observations, name), getattr(found.observations, name)), name
         assert all(len(batch.targets) == 0 for batch in together[len(step) :])
 
 

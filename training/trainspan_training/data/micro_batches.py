@@ -6,6 +6,7 @@ Rows are assigned to micro-batches beforehand, without arrays: see `cuts`.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +15,7 @@ from trainspan_training.data.cuts import BLOCK, Cut, Tree
 from trainspan_training.data.sequences import TokenSequence, overlaps
 from trainspan_training.data.token_limits import TokenLimits
 
-__all__ = ["Branches", "MicroBatch", "WeightedRow", "dummy", "make_batches"]
+__all__ = ["Branches", "MicroBatch", "Observations", "WeightedRow", "dummy", "make_batches"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,18 @@ class Branches:
         size = -(-end // BLOCK) * BLOCK if len(self.ends) % BLOCK == 0 else end
         ends = np.concatenate([self.ends[:end], np.arange(end, size) + 1])
         return Branches(np.concatenate([self.depths[:end], np.zeros(size - end, dtype=np.int64)]), ends)
+
+
+@dataclass(frozen=True, slots=True)
+class Observations:
+    """The M observation tokens of a micro-batch; one that rows share in a prefix tree counts once per row."""
+
+    predicting: NDArray[np.int64]
+    """(M,) flat position in the micro-batch's tokens of the preceding token."""
+    targets: NDArray[np.int64]
+    """(M,) token ids."""
+    weights: NDArray[np.float64]
+    """(M,) weight in the mean over the step: 1/(R·M_r) for R rollouts, this one with M_r observation tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +95,13 @@ class MicroBatch:
     """Number of trained tokens in the whole step."""
     limits: TokenLimits | None = None
     """Limits on the N trained tokens; None if they were unconstrained."""
+    observations: Observations | None = None
+    """None if there are none, or they are not wanted."""
 
     def first(self, tokens: int) -> "MicroBatch":
-        """The first rows or trees that fit in `tokens` padded tokens, at least one."""
+        """The first rows or trees that fit in `tokens` padded tokens, at least one; without observations."""
         if self.tokens.size <= tokens:
-            return self
+            return replace(self, observations=None)
         if self.branches is None:
             branches, width = None, self.tokens.shape[1]
             some = self.tokens[: max(1, tokens // width)]
@@ -98,10 +113,11 @@ class MicroBatch:
             some[:, end:] = 0  # the rest of the last block is padding, not the start of the next tree
         is_inside = self.predicting < end
         names = ("predicting", "targets", "calls", "sampled", "old", "advantages", "weights", "temperatures")
-        columns = {name: getattr(self, name)[is_inside] for name in names}
+        columns: dict[str, Any] = {name: getattr(self, name)[is_inside] for name in names}
         reference = None if self.reference is None else self.reference[is_inside]
         limits = None if self.limits is None else self.limits.select(is_inside)
-        return replace(self, **columns, tokens=some, branches=branches, reference=reference, limits=limits)
+        columns |= {"reference": reference, "limits": limits, "observations": None}
+        return replace(self, **columns, tokens=some, branches=branches)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +126,8 @@ class WeightedRow:
 
     row: TokenSequence
     weights: NDArray[np.float64]
+    observation_weight: float = 0.0
+    """Weight of each of its observation tokens in the mean over the step."""
 
 
 def make_batches(cuts: Iterable[Cut], rows: Iterable[WeightedRow], n_step: int) -> list[MicroBatch]:
@@ -124,8 +142,8 @@ def _pad(cut: Cut, rows: Mapping[int, WeightedRow], n_step: int) -> MicroBatch:
     tokens = np.zeros((len(batch), width), dtype=np.int64)
     for index, item in enumerate(batch):
         tokens[index, : len(item.row.tokens)] = item.row.tokens
-    predicting = np.concatenate([index * width + item.row.positions - 1 for index, item in enumerate(batch)])
-    return _gather(batch, tokens, None, predicting, n_tokens=cut.tokens, n_step=n_step)
+    paths = [np.arange(index * width, (index + 1) * width) for index in range(len(batch))]
+    return _gather(batch, tokens, None, paths, n_tokens=cut.tokens, n_step=n_step)
 
 
 def _flatten(cut: Cut, rows: Mapping[int, WeightedRow], n_step: int) -> MicroBatch:
@@ -134,7 +152,7 @@ def _flatten(cut: Cut, rows: Mapping[int, WeightedRow], n_step: int) -> MicroBat
     tokens, depths = np.zeros(total, dtype=np.int64), np.zeros(total, dtype=np.int64)
     ends = np.arange(1, total + 1)
     path = np.zeros(0, dtype=np.int64)  # positions of the previous row's tokens
-    predicting = []
+    paths = []
     start = 0
     for row, overlap in chain.from_iterable(_rows_of(tree, rows) for tree in cut.trees):
         ends[path[overlap:]] = start
@@ -142,12 +160,12 @@ def _flatten(cut: Cut, rows: Mapping[int, WeightedRow], n_step: int) -> MicroBat
         tokens[start:stop] = row.tokens[overlap:]
         depths[start:stop] = np.arange(overlap, len(row.tokens))
         path = np.concatenate([path[:overlap], np.arange(start, stop)])
-        predicting.append(path[row.positions - 1])
+        paths.append(path)
         start = stop
     ends[path] = start
     batch = [rows[number] for number in cut.rows]
     branches = Branches(depths, ends)
-    return _gather(batch, tokens[None], branches, np.concatenate(predicting), n_tokens=cut.tokens, n_step=n_step)
+    return _gather(batch, tokens[None], branches, paths, n_tokens=cut.tokens, n_step=n_step)
 
 
 def _rows_of(tree: Tree, rows: Mapping[int, WeightedRow]) -> list[tuple[TokenSequence, int]]:
@@ -160,19 +178,19 @@ def _gather(
     batch: Sequence[WeightedRow],
     tokens: NDArray[np.int64],
     branches: Branches | None,
-    predicting: NDArray[np.int64],
+    paths: Sequence[NDArray[np.int64]],
     *,
     n_tokens: int,
     n_step: int,
 ) -> MicroBatch:
-    """The micro-batch of these rows: their tokens are in `tokens`, predicted at positions `predicting`."""
+    """The micro-batch of these rows: the flat positions of each row's tokens in `tokens` begin its path in `paths`."""
     rows = [item.row for item in batch]
     weights = np.concatenate([item.weights for item in batch])
     sampled = np.concatenate([row.logprobs for row in rows])
     return MicroBatch(
         tokens=tokens,
         branches=branches,
-        predicting=predicting,
+        predicting=np.concatenate([path[row.positions - 1] for path, row in zip(paths, rows, strict=True)]),
         targets=np.concatenate([row.tokens[row.positions] for row in rows]).astype(np.int64),
         calls=np.concatenate([row.calls for row in rows]),
         sampled=sampled,
@@ -184,6 +202,19 @@ def _gather(
         n_tokens=n_tokens,
         n_step=n_step,
         limits=TokenLimits.joined([(row.limits, row.n_trained) for row in rows]),
+        observations=_observations(batch, paths),
+    )
+
+
+def _observations(batch: Sequence[WeightedRow], paths: Sequence[NDArray[np.int64]]) -> Observations | None:
+    counts = [len(item.row.observed) for item in batch]
+    if not sum(counts):
+        return None
+    pairs = list(zip(paths, (item.row for item in batch), strict=True))
+    return Observations(
+        predicting=np.concatenate([path[row.observed - 1] for path, row in pairs]),
+        targets=np.concatenate([row.tokens[row.observed] for _, row in pairs]).astype(np.int64),
+        weights=np.repeat([item.observation_weight for item in batch], counts),
     )
 
 

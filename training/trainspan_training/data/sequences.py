@@ -1,14 +1,15 @@
 """Calls → training rows: the calls of a segment become one row, so that each token is forwarded once per rollout.
 
 A row is a token sequence that records which call sampled which tokens. Every sampled token is trained, conditioned on
-exactly the row's preceding tokens.
+exactly the row's preceding tokens. Between two calls are the tokens that the environment wrote: tool results and user turns.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from trainspan_schemas.errors import DatasetError
@@ -46,6 +47,10 @@ class TokenSequence:
     """(T,)"""
     sampled: tuple[Sampled, ...]
     """At least one; in token order."""
+    observed: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    """(M,) ascending positions of observation tokens, if they are wanted: see `_observed`."""
+    unobserved: int = 0
+    """Number of tokens between its calls that are neither sampled nor in `observed`, if these are wanted."""
 
     @property
     def number(self) -> int:
@@ -95,26 +100,31 @@ class TokenSequence:
         return np.repeat(np.asarray(values, dtype=np.float64), [len(part.logprobs) for part in self.sampled])
 
 
-def make_sequences(calls: Sequence[Call], *, merge: bool, negative_weight: float = 1.0) -> list[TokenSequence]:
+def make_sequences(
+    calls: Sequence[Call], *, merge: bool, negative_weight: float = 1.0, opening: NDArray[np.int32] | None = None
+) -> list[TokenSequence]:
     """One row per segment, or per call without `merge`; in order of first appearance.
 
-    Negative advantages are multiplied by `negative_weight`.
+    Negative advantages are multiplied by `negative_weight`. With the tokens that open a turn of the assistant, `opening`,
+    rows know their observation tokens.
 
     A call missing from a segment (because it was not trainable) does no harm: its tokens are in the next call's prompt.
     Raises DatasetError if a call's prompt does not continue its segment exactly.
     """
     if not merge:
-        return [_row([call], negative_weight) for call in calls]
+        return [_row([call], negative_weight, opening) for call in calls]
     segments: dict[tuple[str, int], list[Call]] = {}
     for call in calls:
         segments.setdefault((call.rollout, call.segment), []).append(call)
-    return [_row(sorted(segment, key=lambda call: call.position), negative_weight) for segment in segments.values()]
+    in_order = (sorted(segment, key=lambda call: call.position) for segment in segments.values())
+    return [_row(segment, negative_weight, opening) for segment in in_order]
 
 
-def _row(calls: Sequence[Call], negative_weight: float) -> TokenSequence:
+def _row(calls: Sequence[Call], negative_weight: float, opening: NDArray[np.int32] | None) -> TokenSequence:
     tokens: list[NDArray[np.int32]] = []
     sampled: list[Sampled] = []
-    known = 0
+    observed = [np.zeros(0, dtype=np.int64)]
+    known = unobserved = 0
     for call in calls:
         again = known - call.prefix_len  # number of prompt tokens already in the row
         if not (0 <= again <= len(call.prompt_ids) and _ends_with(tokens, call.prompt_ids[:again])):
@@ -123,11 +133,31 @@ def _row(calls: Sequence[Call], negative_weight: float) -> TokenSequence:
                 "build the dataset again, or train with merge = false"
             )
         start = call.prefix_len + len(call.prompt_ids)
-        tokens += [call.prompt_ids[again:], call.completion_ids]
+        between = call.prompt_ids[again:]
+        if opening is not None and known:
+            size, left_out = _observed(between, opening)
+            observed.append(np.arange(known, known + size))
+            unobserved += left_out
+        tokens += [between, call.completion_ids]
         known = start + len(call.completion_ids)
         advantage = call.advantage * (negative_weight if call.advantage < 0 else 1.0)
         sampled.append(Sampled(call.number, start, call.logprobs.copy(), advantage, call.temperature, call.limits))
-    return TokenSequence(calls[0].rollout, calls[0].group, np.concatenate(tokens), tuple(sampled))
+    whole, places = np.concatenate(tokens), np.concatenate(observed)
+    return TokenSequence(calls[0].rollout, calls[0].group, whole, tuple(sampled), places, unobserved)
+
+
+def _observed(between: NDArray[np.int32], opening: NDArray[np.int32]) -> tuple[int, int]:
+    """How many of the tokens between two answers are observation, from the first on; how many others there are.
+
+    An observation ends where a turn of the assistant opens. If another one opens before the second answer, the model or the
+    client wrote what is between them; if none does, it is unknown who wrote what.
+    """
+    if len(between) < len(opening):
+        return 0, len(between)
+    openings = np.flatnonzero((sliding_window_view(between, len(opening)) == opening).all(axis=1))
+    if not len(openings):
+        return 0, len(between)
+    return int(openings[0]), int(openings[-1] - openings[0])
 
 
 def _ends_with(parts: Sequence[NDArray[np.int32]], tail: NDArray[np.int32]) -> bool:

@@ -28,6 +28,8 @@ class Step:
     """Rows forwarded together; in a share, those of one process."""
     weights: Mapping[int, Mapping[int, float]]
     """Row number → index of each of its calls in the dataset → the call's weight in the objective."""
+    observation_weights: Mapping[int, float]
+    """Row number → weight of each of its observation tokens in their mean; empty if they are not wanted."""
     dummies: int
     """Number of empty micro-batches added to them."""
     micro_batches: tuple[MicroBatch, ...]
@@ -43,6 +45,8 @@ class Step:
     """Number of tokens that go through the model, with padding."""
     unique: int
     """Number of tokens in the prefix tree of all rows: the minimum to forward."""
+    unobserved: int = 0
+    """Number of tokens between calls that are not trained as observations, if these are wanted."""
 
     def share(self, rank: int, size: int) -> "Step":
         """The share of one of `size` processes; all get the same number of micro-batches."""
@@ -53,7 +57,11 @@ class Step:
     def build(self, rows: Iterable[TokenSequence]) -> "Step":
         """The step with its micro-batches; `rows` include at least those that it forwards."""
         weighted = [
-            WeightedRow(row, row.weighed(self.weights[row.number]) * self.trained)
+            WeightedRow(
+                row,
+                row.weighed(self.weights[row.number]) * self.trained,
+                self.observation_weights.get(row.number, 0.0),
+            )
             for row in rows
             if row.number in self.weights
         ]
@@ -96,6 +104,7 @@ def _step(
     return Step(
         cuts=tuple(cuts),
         weights={row.number: {part.call: weight_of[part.call] for part in row.sampled} for row in rows},
+        observation_weights=_observation_weights(rollouts),
         dummies=0,
         micro_batches=(),
         rollouts=len(rollouts),
@@ -104,7 +113,15 @@ def _step(
         forwarded=sum(cut.tokens for cut in cuts),
         padded=sum(cut.size for cut in cuts),
         unique=unique_tokens(rows),
+        unobserved=sum(row.unobserved for row in rows),
     )
+
+
+def _observation_weights(rollouts: Sequence[Sequence[TokenSequence]]) -> dict[int, float]:
+    """1/(R·M_r): the mean over the R rollouts of the mean over their M_r observation tokens (arXiv 2605.24517)."""
+    tokens = {rows[0].rollout: sum(len(row.observed) for row in rows) for rows in rollouts}
+    observing = (row for rows in rollouts for row in rows if len(row.observed))
+    return {row.number: 1 / (len(rollouts) * tokens[row.rollout]) for row in observing}
 
 
 def _weights(rows: Sequence[TokenSequence], calls: Mapping[int, Call], rule: Rule) -> dict[int, float]:

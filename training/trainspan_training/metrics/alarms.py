@@ -71,6 +71,13 @@ ALARMS = (
         NO_SIGNAL_ADVICE,
     ),
     Alarm(
+        "no_observations",
+        lambda record: math.nan if record.observation_tokens is None else record.observation_tokens,
+        1.0,
+        False,
+        "train.observation_weight has no effect: no tool result or user turn stands between two calls of a row",
+    ),
+    Alarm(
         "much_clipping",
         lambda record: record.clip_low + record.clip_high,
         0.2,

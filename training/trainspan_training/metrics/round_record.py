@@ -77,6 +77,12 @@ class RoundRecord:
     """k3 against the old policy, as forwarded."""
     kl_reference: float
     """k3 against the model that the run started from; NaN if `kl_coef` is 0."""
+    observation_tokens: int | None
+    """Number of tokens of tool results and user turns in the loss, in all passes; None if `observation_weight` is 0."""
+    unobserved_tokens: int | None
+    """Number of the other tokens between calls: no turn of the assistant opens after them, or more than one."""
+    observation_loss: float
+    """Mean −log π_θ of the observation tokens, as forwarded, in nats; NaN without any."""
     ratio_max: float
     """Greatest per-token importance ratio."""
     logp_diff_mean: float
@@ -171,6 +177,9 @@ def summarize(steps: "Sequence[Step]", stats: "Sequence[StepStats]", settings: T
         "k3": total.mean("k3"),
         "k3_old": total.mean("k3_old"),
         "kl_reference": total.mean("k3_reference") if settings.kl_coef else math.nan,
+        "observation_tokens": int(total.observations) if settings.observation_weight else None,
+        "unobserved_tokens": sum(step.unobserved for step in made) if settings.observation_weight else None,
+        "observation_loss": total.observation_nats / total.observations if total.observations else math.nan,
         "ratio_max": total.max_ratio if stats else math.nan,
         "logp_diff_mean": first.mean("abs_diff"),
         "logp_diff_max": first.max_abs_diff if stats else math.nan,

@@ -11,7 +11,7 @@ TRL's loss (`_compute_loss`) is used unchanged; its inputs are ours:
 - Row weights and off-policy corrections are folded into `advantages`: the loss is positively homogeneous in them.
 - With `ratio = "call"` log-probabilities, old and new, are replaced by their mean over the call: a token's ratio, and
   hence its gradient, is then that of its call (GSPO, arXiv 2507.18071).
-- TRL's KL term ignores weights: ours is added to its loss.
+- TRL's KL term ignores weights: ours is added to its loss, and so is the cross-entropy of observation tokens.
 
 Only losses that divide by the step's number of tokens are supported: with them, splitting a step into more
 micro-batches changes nothing. TRL's other losses normalize within a micro-batch.
@@ -212,7 +212,8 @@ class TransitionGRPOTrainer(GRPOTrainer):
         """(1, N) log-probabilities and entropies of the trained tokens, for TRL's loss."""
         batch = self._batch
         assert batch is not None, "only called within a training step"
-        self._scores = scores = self.scorer.score(model, batch, self.sampler.probe(batch) if self.sampler else None)
+        probe = self.sampler.probe(batch) if self.sampler else None
+        self._scores = scores = self.scorer.score(model, batch, probe, observing=True)
         self._measured.append(self.scorer.sums(batch, scores))
         if self.recorder:
             self.recorder.add(batch, scores)
@@ -222,13 +223,19 @@ class TransitionGRPOTrainer(GRPOTrainer):
         return logprobs.unsqueeze(0), scores.entropies.unsqueeze(0), None
 
     def _compute_loss(self, model: nn.Module, inputs: dict[str, Any]) -> Tensor:
-        """TRL's loss, and our KL term: its coefficient times Σ_t w_t (e^−d − 1 + d), d = log π_θ − log π_reference."""
+        """TRL's loss and our terms, each with its coefficient.
+
+        KL: Σ_t w_t (e^−d − 1 + d), d = log π_θ − log π_reference. Observations: Σ_t −v_t log π_θ (arXiv 2605.24517).
+        """
         loss: Tensor = super()._compute_loss(model, inputs)  # type: ignore[no-untyped-call]
         batch, scores = self._batch, self._scores
         if self._limits.kl_coef and batch is not None and scores is not None and batch.reference is not None:
             apart = scores.logprobs - self.scorer.tensor(batch.reference, self._dtype)
             divergence = (self.scorer.tensor(batch.weights, self._dtype) * ((-apart).exp() - 1 + apart)).sum()
             loss = loss + divergence * (self._limits.kl_coef * self.accelerator.num_processes / batch.n_step)
+        if batch is not None and batch.observations and scores is not None and scores.observed is not None:
+            surprise = -(self.scorer.tensor(batch.observations.weights, self._dtype) * scores.observed).sum()
+            loss = loss + surprise * (self._limits.observation_weight * self.accelerator.num_processes)
         return loss
 
     def _trl_inputs(self, batch: MicroBatch) -> dict[str, Tensor]:

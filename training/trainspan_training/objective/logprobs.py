@@ -29,6 +29,8 @@ class Scores(NamedTuple):
     """(N,) natural logarithm of softmax(logits / temperature) over the allowed tokens."""
     entropies: Tensor
     """(N,) entropies of the same distributions, without gradient."""
+    observed: Tensor | None = None
+    """(M,) log-probabilities of the observation tokens, at temperature 1; None if they were not scored."""
 
 
 class Probe(NamedTuple):
@@ -158,30 +160,46 @@ class Scorer:
         scores: NDArray[np.float64] = self.score(chosen, batch).logprobs.double().cpu().numpy()
         return scores
 
-    def score(self, model: nn.Module, batch: MicroBatch, probe: Probe | None = None) -> Scores:
+    def score(
+        self, model: nn.Module, batch: MicroBatch, probe: Probe | None = None, *, observing: bool = False
+    ) -> Scores:
+        """The scores of the trained tokens and, if `observing`, of the observation tokens, in one forward pass."""
         owner: Any = self._accelerator.unwrap_model(model)
         for module in owner.modules():
             if hasattr(module, "_gradient_checkpointing_func"):  # once checkpointing is enabled
                 module.gradient_checkpointing = batch.tokens.size > self.kept
         implementation = str(owner.config.get_text_config()._attn_implementation)
+        count, seen = len(batch.targets), batch.observations if observing else None
+        parts, limits = [(batch.predicting, batch.targets, batch.temperatures)], batch.limits
+        if seen:
+            parts.append((seen.predicting, seen.targets, np.ones_like(seen.weights)))
+            limits = TokenLimits.joined([(limits, count), (None, len(seen.targets))])
+        predicting, targets, temperatures = (np.concatenate(column) for column in zip(*parts, strict=True))
         with self._accelerator.autocast():
-            return score(
+            scores = score(
                 model,
                 owner,
                 self.tensor(batch.tokens),
-                self.tensor(batch.predicting),
-                self.tensor(batch.targets),
-                self.tensor(batch.temperatures, self._dtype),
+                self.tensor(predicting),
+                self.tensor(targets),
+                self.tensor(temperatures, self._dtype),
                 attention_of(batch.branches, implementation, self._accelerator.device),
-                limits=batch.limits,
+                limits=limits,
                 chunk=self.chunk,
                 probe=probe,
             )
+        return scores._replace(
+            logprobs=scores.logprobs[:count],
+            entropies=scores.entropies[:count],
+            observed=scores.logprobs[count:] if seen else None,
+        )
 
     def sums(self, batch: MicroBatch, scores: Scores) -> Tensor:
         """`TokenSums.measure` of the scores of a micro-batch."""
         return TokenSums.measure(
-            *scores,
+            scores.logprobs,
+            scores.entropies,
+            observed=scores.observed,
             sampled=self.tensor(batch.sampled),
             old=self.tensor(batch.old),
             reference=None if batch.reference is None else self.tensor(batch.reference),

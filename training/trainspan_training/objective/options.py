@@ -137,6 +137,7 @@ def _check_numbers(settings: TrainSettings) -> None:
             raise ConfigError(f"train.{name} = {value} must be greater than 1")
     for name in (
         "kl_coef",
+        "observation_weight",
         "max_staleness",
         "warmup_rounds",
         "weight_decay",
@@ -164,6 +165,11 @@ def _check_idle(settings: TrainSettings) -> None:
             for name in ("correction", "correction_cap", "reject_ratio")
         ),
         ("correction_cap", settings.correction == "none", 'correction = "none" has no cap'),
+        (
+            "observation_weight",
+            settings.observation_weight > 0 and not settings.merge,
+            "merge = false leaves no tokens between the calls of a row",
+        ),
     ]
     for name, unused, reason in idle:
         if unused and getattr(settings, name) is not None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trainspan_schemas.config.settings import TrainSettings
 from trainspan_schemas.errors import DatasetError, TrainingError
@@ -64,7 +65,10 @@ class Outline:
 
 
 class RoundReading:
-    """One dataset. All processes call `replay`, `read`, `plan` and `take`, in this order, and all raise any error."""
+    """One dataset. All processes call `replay`, `read`, `plan` and `take`, in this order, and all raise any error.
+
+    `opening` are the tokens that open a turn of the assistant, if observation tokens are wanted.
+    """
 
     def __init__(
         self,
@@ -74,12 +78,14 @@ class RoundReading:
         team: Team,
         replayer: Replayer,
         lineage: Lineage,
+        opening: NDArray[np.int32] | None,
     ) -> None:
         self._dataset = dataset
         self._policy = policy
         self._settings = settings
         self._team = team
         self._replayer = replayer
+        self._opening = opening
         self._behind = functools.cache(lambda version: lineage.distance(version, policy.version))
         self._replay = Replay()
         self._calls: list[Call] = []
@@ -162,7 +168,9 @@ class RoundReading:
 
     def _sequences(self, calls: Sequence[Call]) -> list[TokenSequence]:
         settings = self._settings
-        return make_sequences(calls, merge=settings.merge, negative_weight=settings.negative_weight)
+        return make_sequences(
+            calls, merge=settings.merge, negative_weight=settings.negative_weight, opening=self._opening
+        )
 
 
 def _check(rows: Sequence[TokenSequence], vocabulary: int, context: int, longest: int) -> None:

@@ -21,6 +21,7 @@ from trainspan_training.metrics.signal_sample import SignalSample
 from trainspan_training.metrics.stage_clock import StageClock
 from trainspan_training.metrics.token_files import TokenFile
 from trainspan_training.metrics.token_recorder import BYTES, TokenRecorder
+from trainspan_training.model.assistant_opening import assistant_opening
 from trainspan_training.model.starting_policy import Policy
 from trainspan_training.objective.grpo_trainer import TransitionGRPOTrainer
 from trainspan_training.objective.schedule import TrustRegion
@@ -34,6 +35,7 @@ class RoundSteps:
     """Call `read`, `prepare` and `make` for each round, in this order; then `token_file`.
 
     `reference` is the model that the run started from, if `kl_coef` needs it and it is not the policy without its adapter.
+    Raises ConfigError if `observation_weight` is set and the chat template does not tell who wrote a token.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class RoundSteps:
         self._config = trainer.policy.config.get_text_config()
         size, tokenizer = int(self._config.vocab_size), trainer.processing_class
         self._replayer = Replayer(size, lambda: serialized_tokenizer(tokenizer, size))
+        self._opening = assistant_opening(tokenizer) if settings.observation_weight else None
         self._recorder: TokenRecorder | None = None
         self._sample: SignalSample
 
@@ -66,7 +69,8 @@ class RoundSteps:
         self, dataset: DatasetFolder, policy: Policy, layout: BatchLayout, lineage: Lineage
     ) -> tuple[Outline, list[Step]]:
         """The plan for all processes, and this process's steps with their rows. Raises DatasetError or TrainingError."""
-        reading = RoundReading(dataset, policy, self._settings, self._trainer.team, self._replayer, lineage)
+        team = self._trainer.team
+        reading = RoundReading(dataset, policy, self._settings, team, self._replayer, lineage, self._opening)
         with self._clock.timed("replay"):
             reading.replay()
         with self._clock.timed("read"):

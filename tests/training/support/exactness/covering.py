@@ -24,6 +24,7 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "processes": (1, 2),
     "adapter": ("none", "lora"),
     "kl": (0.0, 0.1),
+    "observations": (0.0, 0.3),
     "checkpointing": (False, True),
     "chunk": (2**26, 1000),
 }
@@ -45,6 +46,7 @@ class Case:
     processes: int = 1
     adapter: str = "none"
     kl: float = 0.0
+    observations: float = 0.0
     checkpointing: bool = False
     chunk: int = 2**26
     """Number of logits at a time."""
@@ -67,6 +69,7 @@ class Case:
             adapter=self.adapter,
             lora_rank=4 if self.adapter == "lora" else None,
             kl_coef=self.kl,
+            observation_weight=self.observations,
             gradient_checkpointing=self.checkpointing,
         )
 

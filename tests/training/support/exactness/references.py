@@ -1,12 +1,14 @@
 """Reference loss and gradient, written from the formulas: one plain forward pass per call, no padding, no merging."""
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from tests.support.dataset_files import LoggedCall, sample_rollouts
 from trainspan_schemas.config.settings import TrainSettings
@@ -76,7 +78,7 @@ def one_step(
     """The share of one process."""
     chosen = settings or TrainSettings()
     calls = as_calls(logged)
-    rows = make_sequences(calls, merge=merge)
+    rows = make_sequences(calls, merge=merge, opening=opening_of(logged) if chosen.observation_weight else None)
     (step,) = plan_steps(
         rows,
         calls,
@@ -91,7 +93,9 @@ def one_step(
 def reference(
     model: Any, calls: list[LoggedCall], settings: TrainSettings, *, base: Any = None, old: Any = None
 ) -> Measured:
-    """Σ over calls of −w Σ_t c_t f_t + β w Σ_t k3_t; `old` and `base` are the models of the ratio and of the KL term.
+    """Σ over calls of −w Σ_t c_t f_t + β w Σ_t k3_t, and what `_observation_loss` adds.
+
+    `old` and `base` are the models of the ratio and of the KL term.
 
     f_t is min(ρA, clip(ρ)A), or CISPO's sg(min(ρ, ε))·A·log π; ρ is the token's ratio or, with `ratio = "call"`, its
     geometric mean over the call. c_t is the off-policy correction if `old` is given, else 1.
@@ -131,14 +135,45 @@ def reference(
             with torch.no_grad():
                 apart = _logprobs(base, call)
             total = total + settings.kl_coef * weight * (torch.exp(apart - logps) - (apart - logps) - 1).sum()
+    if settings.observation_weight and settings.merge:
+        total = total + settings.observation_weight * _observation_loss(model, calls)
     total.backward()
     named = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.requires_grad}
     return float(total.detach()), {name: grad for name, grad in named.items() if grad is not None}
 
 
-def _logprobs(model: Any, call: LoggedCall) -> torch.Tensor:
+def opening_of(calls: list[LoggedCall]) -> NDArray[np.int32]:
+    """The token that opens a turn of the assistant: the most frequent one between two calls of a segment."""
+    between = [token for _, added in _between(calls) for token in added]
+    return np.array([max(sorted(set(between)), key=between.count)], dtype=np.int32)
+
+
+def _between(calls: list[LoggedCall]) -> Iterator[tuple[LoggedCall, list[int]]]:
+    """Each call that continues its segment, with the tokens between the previous call's answer and its own."""
+    for before, call in itertools.product(calls, calls):
+        known = before.prompt_ids + before.completion_ids
+        place = (before.rollout_id, before.segment_id, before.segment_pos + 1)
+        if place == (call.rollout_id, call.segment_id, call.segment_pos):
+            assert call.prompt_ids[: len(known)] == known
+            yield call, call.prompt_ids[len(known) :]
+
+
+def _observation_loss(model: Any, calls: list[LoggedCall]) -> torch.Tensor:
+    """Mean over all rollouts of the mean of −log π over a rollout's tokens between an answer and the next opening."""
+    (opening,) = opening_of(calls)
+    found: dict[str, list[torch.Tensor]] = {}
+    for call, added in _between(calls):
+        if opening in added:
+            size, end = added.index(opening), len(call.prompt_ids) - len(added)
+            observed = dataclasses.replace(call, prompt_ids=call.prompt_ids[:end], completion_ids=added[:size])
+            found.setdefault(call.rollout_id, []).append(-_logprobs(model, observed, temperature=1.0))
+    means = [torch.cat(values).mean() for values in found.values() if sum(map(len, values))]
+    return torch.stack(means).sum() / len({call.rollout_id for call in calls})
+
+
+def _logprobs(model: Any, call: LoggedCall, temperature: float | None = None) -> torch.Tensor:
     logits = model(input_ids=torch.tensor([call.prompt_ids + call.completion_ids])).logits[0]
-    scaled = logits[len(call.prompt_ids) - 1 : -1] / call.temperature
+    scaled = logits[len(call.prompt_ids) - 1 : -1] / (temperature or call.temperature)
     return torch.log_softmax(scaled, dim=-1)[range(len(call.completion_ids)), call.completion_ids]
 
 
