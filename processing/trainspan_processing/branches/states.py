@@ -11,6 +11,7 @@ import polars as pl
 from trainspan_processing.read.source import Source
 from trainspan_processing.read.tokens import chunks_of_rollouts, read_tokens
 from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY, Schema
+from trainspan_processing.traces.server_calls import request_key
 from trainspan_schemas.telemetry.prefix import FINISH_REASONS
 
 __all__ = ["GREEDY", "IMAGES", "STATES", "request_position", "states_of"]
@@ -66,8 +67,7 @@ def states_of(source: Source, calls: pl.DataFrame, answers: pl.DataFrame) -> pl.
 
 def request_position() -> pl.Expr:
     """The position of each call's request among those of a rollout, from 0; choices of one request share it. For CALLS in order."""
-    request = pl.struct("server", "call_index", pl.when(pl.col("call_index").is_null()).then("span_id"))
-    return request.rle_id().cast(pl.Int32)
+    return request_key().rle_id().cast(pl.Int32)
 
 
 def _with_tokens(

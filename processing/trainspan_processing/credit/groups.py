@@ -8,6 +8,7 @@ from typing import Final
 import polars as pl
 
 from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY
+from trainspan_processing.traces.server_calls import request_key
 
 __all__ = ["first_calls", "group_id", "hash_answers", "hash_prompts", "with_groups", "with_requests", "with_states"]
 
@@ -85,19 +86,13 @@ def with_requests(calls: pl.DataFrame) -> pl.DataFrame:
     `rollout` and `counted_index`. An answer that did not reach the agent, a call that asks for a title, and one of our own
     are no steps: each has the number of the request before it.
     """
-    # Calls whose caller the server does not know all have index 0, but each request has its own time.
-    counted = pl.struct("server", "counted_index", "start_ns")
-    answered = pl.struct(
-        pl.when(pl.col("counted_index").is_not_null()).then(counted),
-        pl.when(pl.col("counted_index").is_null()).then(pl.coalesce("response_id", "span_id")).alias("known"),
-    )
     is_step = pl.col("delivered").fill_null(value=True) & ~pl.col("internal").fill_null(value=False)
     is_step &= (pl.col("call_kind") != "title").fill_null(value=True)
-    numbered = calls.with_row_index("_row").with_columns(is_step.alias("_is_step"), answered.alias("_answered"))
+    numbered = calls.with_row_index("_row").with_columns(is_step.alias("_is_step"), request_key().alias("_key"))
     steps = numbered.filter("_is_step").select(
         "_row",
-        pl.struct("rollout", "_answered").ne_missing(pl.struct("rollout", "_answered").shift(1)).alias("_begins"),
+        pl.struct("rollout", "_key").ne_missing(pl.struct("rollout", "_key").shift(1)).alias("_begins"),
     )
     numbered = numbered.join(steps, on="_row", how="left", maintain_order="left")
     number = pl.col("_begins").fill_null(value=False).cast(pl.UInt32).cum_sum().over("rollout")
-    return numbered.with_columns(number.alias("request")).drop("_row", "_is_step", "_answered", "_begins")
+    return numbered.with_columns(number.alias("request")).drop("_row", "_is_step", "_key", "_begins")

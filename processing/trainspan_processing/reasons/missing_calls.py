@@ -11,6 +11,7 @@ from trainspan_processing.read.source import Source
 from trainspan_processing.read.span_words import SpanKey, SpanWords, quoted_ids, read_words
 from trainspan_processing.tables import SPAN_KEY
 from trainspan_processing.traces.rollout_table import identified_spans, open_client_calls
+from trainspan_processing.traces.server_calls import request_key
 from trainspan_processing.traces.trace_index import TraceIndex
 from trainspan_processing.traces.trust import heard
 from trainspan_schemas.telemetry import keys
@@ -147,9 +148,7 @@ def _service(words: SpanWords | None) -> str:
 
 
 def _requests(calls: pl.DataFrame) -> int:
-    """Number of requests; the choices of one response count as one."""
-    request = pl.coalesce("response_id", pl.col("call_index").cast(pl.String), "span_id")
-    return int(calls.select(pl.struct("server", request.alias("request")).n_unique()).item()) if calls.height else 0
+    return int(calls.select(request_key().n_unique()).item()) if calls.height else 0
 
 
 def _requests_by_process(

@@ -6,6 +6,7 @@ from typing import Final
 import polars as pl
 
 from trainspan_processing.tables import ROLLOUT_KEY, SPAN_KEY, Schema, empty
+from trainspan_processing.traces.server_calls import request_key
 from trainspan_processing.traces.trust import heard
 
 __all__ = ["CLAIMED", "identified_spans", "ignored_claims", "open_client_calls", "rollout_table", "with_collisions"]
@@ -291,17 +292,11 @@ def _stated_elsewhere(spans: pl.LazyFrame) -> pl.LazyFrame:
 
 
 def _call_counts(calls: pl.LazyFrame) -> pl.LazyFrame:
-    """Numbers of calls, of requests (the choices of a response are one), and of indexes missing below each server's highest."""
-    index = pl.col("counted_index")
-    counted = index.drop_nulls()
-    # A client may give several calls one response id; a server counts each.
-    request = pl.coalesce(
-        pl.when(pl.col("server").is_not_null()).then(index.cast(pl.String)),
-        *("response_id", pl.col("call_index").cast(pl.String), "span_id"),
-    )
+    """Numbers of calls, of requests (the choices of one are one), and of indexes missing below each server's highest."""
+    counted = pl.col("counted_index").drop_nulls()
     of_server = calls.group_by(*ROLLOUT_KEY, "server").agg(
         pl.len().alias("n_calls"),
-        request.n_unique().alias("n_requests"),
+        request_key().n_unique().alias("n_requests"),
         (counted.max().cast(pl.Int64).fill_null(-1) + 1 - counted.n_unique().cast(pl.Int64)).alias("n_missing"),
     )
     return of_server.group_by(ROLLOUT_KEY).agg(pl.col("n_calls", "n_requests", "n_missing").sum())

@@ -16,6 +16,7 @@ __all__ = [
     "narrow_calls",
     "ordered_calls",
     "redacts_what_is_needed",
+    "request_key",
     "with_defaults",
 ]
 
@@ -143,6 +144,18 @@ def ordered_calls(calls: pl.DataFrame) -> pl.DataFrame:
         .with_columns(pl.coalesce("_index", pl.col("position").cast(pl.Int32)).alias("call_index"))
         .drop("_rollout", "_whole", "_changes", "_unclear", "_index")
     )
+
+
+def request_key() -> pl.Expr:
+    """What the choices of one request have in common, and no other call of their rollout has. For CALLS of `ordered_calls`.
+
+    A client may give several calls one response id; a server counts each. Calls whose caller the server does not know all have
+    index 0, but each request has its own time.
+    """
+    counted = pl.struct("server", "counted_index", "start_ns")
+    is_counted = pl.col("server").is_not_null() & pl.col("counted_index").is_not_null()
+    known = pl.when(~is_counted).then(pl.coalesce("response_id", "span_id"))
+    return pl.struct(pl.when(is_counted).then(counted).alias("counted"), known.alias("known"))
 
 
 def _is_repeated(calls: pl.DataFrame) -> pl.Expr:

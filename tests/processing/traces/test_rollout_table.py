@@ -355,3 +355,9 @@ def test_a_rollout_collides_by_its_own_span_or_else_by_a_call() -> None:
     assert colliding(("u", True)) == ["a"], "the rollout itself is an agent's word"
     assert colliding(("both", False)) == ["ownless"]
     assert colliding(("elsewhere", False)) == []
+
+
+def test_requests_of_an_unknown_caller_all_have_index_0_and_are_told_apart_by_their_times() -> None:
+    calls = [_call(0, start_ns=time, choice_index=choice) for time in (1, 2) for choice in (0, 1)]
+    assert _table(calls, [_own(stated_calls=2)])["complete"].to_list() == [True]
+    assert _table(calls, [_own(stated_calls=3)])["complete"].to_list() == [False]
