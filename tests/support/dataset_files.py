@@ -107,10 +107,12 @@ def sample_rollouts(
     temperature: float = 1.0,
     version: int = 0,
     seed: int = 0,
+    opening: Sequence[int] = (),
 ) -> list[LoggedCall]:
     """Returns rollouts of several turns: random tokens, log-probabilities from `model` (float32 or float64).
 
-    Each turn continues the previous one; lengths vary by a few tokens. Advantages alternate between +1 and −1.
+    Prompts end with the `opening`. Each turn continues the previous one; lengths vary by a few tokens. Advantages alternate
+    between +1 and −1.
     """
     rng = np.random.default_rng(seed)
     vocabulary = model.config.vocab_size
@@ -120,7 +122,7 @@ def sample_rollouts(
         for turn in range(turns):
             known = len(tokens)
             added = int(rng.integers(1, 2 * (observation if turn else prompt)))
-            tokens = tokens + rng.integers(3, vocabulary, added).tolist()
+            tokens = [*tokens, *rng.integers(3, vocabulary, added).tolist(), *opening]
             sampled = rng.integers(3, vocabulary, int(rng.integers(1, 2 * completion))).tolist()
             calls.append(
                 LoggedCall(

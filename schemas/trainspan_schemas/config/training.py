@@ -181,7 +181,8 @@ class TrainSettings(ModelSettings):
     observation_weight: float = 0.0
     """Weight of the cross-entropy of tool results and user turns in the loss (ECHO), whose authors take 0.05.
 
-    These tokens are in the rows already, so nothing more is forwarded. It needs a chat template."""
+    These tokens are in the rows already, so nothing more is forwarded. With `[dataset] keep_zero_spread` groups whose rewards
+    are all equal teach them, too."""
     old_policy: Advanced[Literal["logged", "recompute"] | None] = None
     """Denominator of the ratio: `logged` (the sampler) or `recompute` (the policy at the round's start); default: chosen by
     round.

@@ -15,7 +15,7 @@ import xgrammar
 
 from tests.support.dataset_files import LoggedCall, write_dataset
 from tests.training.devices.test_team import tensors, train
-from tests.training.support.exactness.references import Measured, as_calls, assert_same, gradients
+from tests.training.support.exactness.references import Measured, as_calls, assert_same, gradients, observation_loss
 from tests.training.support.processes.pair import FSDP
 from tests.training.support.sessions import Run
 from trainspan_schemas.config.settings import TrainSettings
@@ -24,7 +24,7 @@ from trainspan_training.constraints.replay import Replay, Replayer, serialized_t
 from trainspan_training.data.dataset import ConstrainedCall
 from trainspan_training.data.layout import BatchLayout
 from trainspan_training.data.loss_weights import find_rule
-from trainspan_training.data.sequences import make_sequences
+from trainspan_training.data.sequences import ChatTurns, make_sequences
 from trainspan_training.data.steps import plan_steps
 from trainspan_training.metrics import round_record as metrics
 from trainspan_training.model.loading import load_tokenizer
@@ -185,8 +185,8 @@ def replayed(replayer: Replayer, calls: Sequence[LoggedCall]) -> Replay:
 def test_loss_and_gradient_are_those_of_the_masked_distribution(
     mode: str, tokenizer: Any, replayer: Replayer, double_model: Any, make_trainer: Callable[..., Any]
 ) -> None:
-    """Every kind, twice from one prompt (n = 2), followed by a second turn, and a free call."""
-    trainer = make_trainer(double=True)
+    """Every kind, twice from one prompt (n = 2), followed by an observation, a second turn, and a free call."""
+    trainer = make_trainer(TrainSettings(observation_weight=0.3), double=True)
     trainer.scorer.chunk = 7 * SIZE
     calls: list[Sampled] = []
     for number, constraint in enumerate(KINDS.values()):
@@ -199,12 +199,18 @@ def test_loss_and_gradient_are_those_of_the_masked_distribution(
                 Constraint(), tokenizer, trainer.policy, 10 * number + copy, prompt=[*known, 5, 6], **place
             )
             calls += [first, dataclasses.replace(second, call=dataclasses.replace(second.call, constraint=None))]
-    expected = reference(trainer.policy, calls)
+    turns = ChatTurns(np.array([6], dtype=np.int32), frozenset(range(SIZE)))
+    loss, expected = reference(trainer.policy, calls)
+    trainer.model.zero_grad()
+    observed = 0.3 * observation_loss(trainer.policy, [of.call for of in calls], turns)
+    observed.backward()
+    of_observed = gradients(trainer.policy)
+    expected = {name: gradient + of_observed[name] for name, gradient in expected.items()}
     logged = [of.call for of in calls]
     replay = replayed(replayer, logged)
     assert (replay.dropped, len(replay.limits)) == ({}, 2 * len(KINDS))
     limited = [dataclasses.replace(call, limits=replay.limits.get(row)) for row, call in enumerate(as_calls(logged))]
-    settings, rows = TrainSettings(), make_sequences(limited, merge=True)
+    settings, rows = TrainSettings(), make_sequences(limited, merge=True, turns=turns)
     (step,) = plan_steps(
         rows,
         limited,
@@ -216,8 +222,8 @@ def test_loss_and_gradient_are_those_of_the_masked_distribution(
     step = step.share(0, 1).build(rows)
     assert len(step.micro_batches) > 1
     trainer.model.zero_grad()
-    loss = float(trainer.accumulate(trainer.model, list(step.micro_batches)))
-    assert_same((loss, gradients(trainer.policy)), expected, 1e-9)
+    found = float(trainer.accumulate(trainer.model, list(step.micro_batches)))
+    assert_same((found, gradients(trainer.policy)), (loss + float(observed.detach()), expected), 1e-9)
 
 
 def test_masks_of_a_replay_are_those_of_the_library(tokenizer: Any, replayer: Replayer, double_model: Any) -> None:

@@ -14,7 +14,7 @@ from trainspan_schemas.errors import DatasetError, TrainingError
 from trainspan_training.data.dataset import Call
 from trainspan_training.data.layout import BatchLayout
 from trainspan_training.data.loss_weights import find_rule
-from trainspan_training.data.sequences import TokenSequence, make_sequences
+from trainspan_training.data.sequences import ChatTurns, TokenSequence, make_sequences
 from trainspan_training.data.steps import Step, plan_steps
 
 
@@ -290,26 +290,51 @@ def test_each_sampled_token_is_trained_once_and_rollouts_stay_whole(
     assert max((len(home) for home in homes), default=0) - min((len(home) for home in homes), default=0) <= 1
 
 
+TURNS = ChatTurns(np.array([8, 9], dtype=np.int32), frozenset({0}))
+
+
 def test_observations_are_what_is_written_between_an_answer_and_the_next_turn_of_the_assistant() -> None:
-    opening = np.array([8, 9], dtype=np.int32)
-    calls = [
-        call([8, 9, 1, 8, 9], [2]),
-        call([8, 9, 1, 8, 9, 2, 5, 6, 7, 8, 9], [3, 3], position=1),
-        call([8, 9, 1, 8, 9, 2, 5, 6, 7, 8, 9, 3, 3, 6, 8, 9, 4, 5, 8, 9], [2], position=2),  # another answer is inside
-        call([8, 9, 1, 8, 9, 2, 5, 6, 7, 8, 9, 3, 3, 6, 8, 9, 4, 5, 8, 9, 2, 8, 8, 5], [2], position=3),  # no opening
-        call([8, 9, 1, 8, 9, 2, 5, 6, 7, 8, 9, 3, 3, 6, 8, 9, 4, 5, 8, 9, 2, 8, 8, 5, 2, 9], [2], position=4),
-    ]
-    (row,) = make_sequences(calls, merge=True, opening=opening)
-    assert row.observed.tolist() == [6, 7, 8, 13]
+    calls, tokens = list[Call](), [8, 9, 1, 8, 9]
+    for between in (
+        [],
+        [5, 6, 7, 8, 9],
+        [6, 8, 9, 4, 5, 8, 9],  # another answer is inside
+        [8, 8, 5],  # no turn of the assistant opens
+        [9],
+        [8, 9],
+    ):
+        tokens = [*tokens, *between]
+        calls.append(call(tokens, [2, 0], position=len(calls)))
+        tokens = [*tokens, 2, 0]
+    (row,) = make_sequences(calls, merge=True, turns=TURNS)
     assert row.tokens[row.observed].tolist() == [5, 6, 7, 6]
+    assert row.observed.tolist() == [7, 8, 9, 14]
     assert row.unobserved == 4 + 3 + 1
-    assert all(len(one.observed) == 0 for one in make_sequences(calls, merge=False, opening=opening))
+    assert all(len(one.observed) == 0 for one in make_sequences(calls, merge=False, turns=TURNS))
     assert len(make_sequences(calls, merge=True)[0].observed) == 0
 
 
-def test_observations_have_the_mean_over_rollouts_of_the_mean_over_their_tokens() -> None:
-    """Also those of a rollout in two rows; a rollout without any counts in the first mean."""
-    opening = np.array([9], dtype=np.int32)
+@pytest.mark.parametrize(
+    ("between", "observed", "unobserved"),
+    [
+        ([0, 5, 6, 8, 9], [5, 6], 1),  # the template ended the turn of the answer that was cut
+        ([5, 6, 0, 5, 8, 9], [], 6),  # somebody went on with it
+        ([0, 8, 9], [], 1),
+        ([8, 9], [], 2),
+        ([], [], 0),
+    ],
+)
+def test_nothing_that_goes_on_with_an_answer_that_was_cut_is_an_observation(
+    between: list[int], observed: list[int], unobserved: int
+) -> None:
+    calls = [call([8, 9], [2, 3]), call([8, 9, 2, 3, *between], [2, 0], position=1)]
+    (row,) = make_sequences(calls, merge=True, turns=TURNS)
+    assert (row.tokens[row.observed].tolist(), row.unobserved) == (observed, unobserved)
+
+
+@pytest.mark.parametrize("mode", ["padded", "tree"])
+def test_observations_have_the_mean_over_rollouts_of_the_mean_over_their_tokens(mode: str) -> None:
+    """Also those of a rollout in two rows; a rollout without any counts in the first mean. Shared ones are scored once."""
     calls = numbered(
         [
             call([1, 9], [2]),
@@ -321,19 +346,29 @@ def test_observations_have_the_mean_over_rollouts_of_the_mean_over_their_tokens(
             call([1, 9], [2], rollout="r/2"),
         ]
     )
-    rows = make_sequences(calls, merge=True, opening=opening)
-    layout = BatchLayout("tree", 10_000, pair=0.0, blocks=False)
+    turns = ChatTurns(np.array([9], dtype=np.int32), frozenset({2}))
+    rows = make_sequences(calls, merge=True, turns=turns)
+    layout = BatchLayout(mode, 10_000, pair=0.0, blocks=False)
     rule, rng = find_rule(TrainSettings()), np.random.default_rng(0)
     (step,) = plan_steps(rows, calls, steps=1, rule=rule, layout=layout, rng=rng)
     assert dict(step.observation_weights) == {0: 1 / (3 * 4), 2: 1 / (3 * 4), 4: 1 / (3 * 2)}
     (batch,) = step.build(rows).micro_batches
     seen = batch.observations
     assert seen is not None
-    assert sorted(zip(seen.targets.tolist(), seen.weights.tolist(), strict=True)) == [
-        *[(5, 1 / 12), (5, 1 / 12), (5, 1 / 6), (6, 1 / 12), (6, 1 / 6), (7, 1 / 12)]
-    ]
-    before = {
-        (int(batch.tokens[0, place]), int(target)) for place, target in zip(seen.predicting, seen.targets, strict=True)
-    }
-    assert before == {(2, 5), (5, 6), (6, 7)}
+    found = zip(seen.targets.tolist(), seen.counts.tolist(), np.round(seen.weights, 6).tolist(), strict=True)
+    if mode == "tree":
+        assert sorted(found) == [(5, 1, 0.083333), (5, 2, 0.25), (6, 2, 0.25), (7, 1, 0.083333)]
+    else:
+        assert sorted(found) == [
+            *[
+                (5, 1, 0.083333),
+                (5, 1, 0.083333),
+                (5, 1, 0.166667),
+                (6, 1, 0.083333),
+                (6, 1, 0.166667),
+                (7, 1, 0.083333),
+            ]
+        ]
+    before = zip(batch.tokens.flatten()[seen.predicting].tolist(), seen.targets.tolist(), strict=True)
+    assert set(before) == {(2, 5), (5, 6), (6, 7)}
     assert batch.first(1).observations is None

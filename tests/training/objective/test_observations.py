@@ -9,7 +9,7 @@ import pytest
 from tests.support.dataset_files import LoggedCall, logprobs_of, write_dataset
 from tests.training.support.sessions import GENTLE, Run
 from trainspan_schemas.errors import ConfigError
-from trainspan_training.model.assistant_opening import assistant_opening
+from trainspan_training.model.chat_turns import chat_turns
 from trainspan_training.model.loading import load_tokenizer
 from trainspan_training.objective.options import check
 
@@ -18,14 +18,15 @@ OBSERVED, TURNS = [11, 12, 13, 14, 15], 3
 
 def rollouts(model: Any, model_dir: Path, turns: int = TURNS) -> list[LoggedCall]:
     """Rollouts whose rewards say nothing, with one tool result after each answer but the last."""
-    opening = assistant_opening(load_tokenizer(model_dir)).tolist()
+    marks = chat_turns(load_tokenizer(model_dir))
+    (stop,) = marks.stops
     calls = []
     for rollout in range(4):
         tokens: list[int] = []
         for turn in range(turns):
             known = len(tokens)
-            tokens = [*tokens, *([20 + rollout, 21] if turn == 0 else OBSERVED), *opening]
-            answer = [30 + rollout, 40 + turn, 31]
+            tokens = [*tokens, *([20 + rollout, 21] if turn == 0 else OBSERVED), *marks.opening.tolist()]
+            answer = [30 + rollout, 40 + turn, stop]
             place = {"call_index": turn, "segment_pos": turn, "prefix_len": known}
             logprobs = logprobs_of(model, tokens, answer)
             calls.append(LoggedCall(f"r{rollout}", tokens, answer, logprobs, 0.0, **place))

@@ -22,6 +22,7 @@ from trainspan_training.data.dataset import DatasetFolder, open_dataset, read_ca
 from trainspan_training.data.layout import BatchLayout
 from trainspan_training.data.loss_weights import find_rule
 from trainspan_training.data.micro_batches import MicroBatch
+from trainspan_training.data.sequences import ChatTurns
 from trainspan_training.data.token_limits import FREE
 from trainspan_training.devices.team import Team
 from trainspan_training.model.starting_policy import Policy
@@ -121,8 +122,11 @@ def taken(
 ) -> tuple[list[list[MicroBatch]], Outline]:
     """The micro-batches of each of this process's steps, and its outline of the round."""
     replayer = Replayer(vocabulary, bytes)  # no grammar is compiled
-    policy, opening = Policy(Path(), None, "base", 1, Path()), np.array([5, 5, 5], dtype=np.int32)
-    reading = RoundReading(dataset, policy, settings, team, replayer, Lineage({}), opening)
+    policy, turns = (
+        Policy(Path(), None, "base", 1, Path()),
+        ChatTurns(np.array([5, 5, 5], dtype=np.int32), frozenset({0, 1})),
+    )
+    reading = RoundReading(dataset, policy, settings, team, replayer, Lineage({}), turns)
     reading.replay()
     reading.read()
     outline = reading.plan(Config(), layout, find_rule(settings))

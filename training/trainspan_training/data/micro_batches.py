@@ -50,14 +50,16 @@ class Branches:
 
 @dataclass(frozen=True, slots=True)
 class Observations:
-    """The M observation tokens of a micro-batch; one that rows share in a prefix tree counts once per row."""
+    """The M observation tokens of a micro-batch; one that rows share in a prefix tree is scored once."""
 
     predicting: NDArray[np.int64]
     """(M,) flat position in the micro-batch's tokens of the preceding token."""
     targets: NDArray[np.int64]
     """(M,) token ids."""
     weights: NDArray[np.float64]
-    """(M,) weight in the mean over the step: 1/(R·M_r) for R rollouts, this one with M_r observation tokens."""
+    """(M,) weight in the mean over the step: 1/(R·M_r) for R rollouts, of which one has M_r such tokens; summed over its rows."""
+    counts: NDArray[np.int64]
+    """(M,) number of its rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,15 +209,19 @@ def _gather(
 
 
 def _observations(batch: Sequence[WeightedRow], paths: Sequence[NDArray[np.int64]]) -> Observations | None:
-    counts = [len(item.row.observed) for item in batch]
-    if not sum(counts):
+    sizes = [len(item.row.observed) for item in batch]
+    if not sum(sizes):
         return None
     pairs = list(zip(paths, (item.row for item in batch), strict=True))
-    return Observations(
-        predicting=np.concatenate([path[row.observed - 1] for path, row in pairs]),
-        targets=np.concatenate([row.tokens[row.observed] for _, row in pairs]).astype(np.int64),
-        weights=np.repeat([item.observation_weight for item in batch], counts),
-    )
+    predicting = np.concatenate([path[row.observed - 1] for path, row in pairs])
+    targets = np.concatenate([row.tokens[row.observed] for _, row in pairs])
+    weights = np.repeat([item.observation_weight for item in batch], sizes)
+    # A token's own place: siblings are predicted at the same one.
+    places = np.concatenate([path[row.observed] for path, row in pairs])
+    _, first, index, counts = np.unique(places, return_index=True, return_inverse=True, return_counts=True)
+    summed = np.zeros(len(first))
+    np.add.at(summed, index, weights)
+    return Observations(predicting[first], targets[first].astype(np.int64), summed, counts)
 
 
 def dummy(n_step: int) -> MicroBatch:

@@ -16,7 +16,17 @@ from trainspan_schemas.errors import DatasetError
 from trainspan_training.data.dataset import Call
 from trainspan_training.data.token_limits import TokenLimits
 
-__all__ = ["Sampled", "TokenSequence", "lexicographic", "make_sequences", "overlaps"]
+__all__ = ["ChatTurns", "Sampled", "TokenSequence", "lexicographic", "make_sequences", "openings_in", "overlaps"]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatTurns:
+    """How a chat template marks the turns of the assistant."""
+
+    opening: NDArray[np.int32]
+    """(K,) the tokens with which each begins."""
+    stops: frozenset[int]
+    """The tokens with which one can end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +60,7 @@ class TokenSequence:
     observed: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     """(M,) ascending positions of observation tokens, if they are wanted: see `_observed`."""
     unobserved: int = 0
-    """Number of tokens between its calls that are neither sampled nor in `observed`, if these are wanted."""
+    """Number of tokens between its calls that are not known to be the environment's, if those are wanted."""
 
     @property
     def number(self) -> int:
@@ -101,26 +111,25 @@ class TokenSequence:
 
 
 def make_sequences(
-    calls: Sequence[Call], *, merge: bool, negative_weight: float = 1.0, opening: NDArray[np.int32] | None = None
+    calls: Sequence[Call], *, merge: bool, negative_weight: float = 1.0, turns: ChatTurns | None = None
 ) -> list[TokenSequence]:
     """One row per segment, or per call without `merge`; in order of first appearance.
 
-    Negative advantages are multiplied by `negative_weight`. With the tokens that open a turn of the assistant, `opening`,
-    rows know their observation tokens.
+    Negative advantages are multiplied by `negative_weight`. With `turns`, rows know their observation tokens.
 
     A call missing from a segment (because it was not trainable) does no harm: its tokens are in the next call's prompt.
     Raises DatasetError if a call's prompt does not continue its segment exactly.
     """
     if not merge:
-        return [_row([call], negative_weight, opening) for call in calls]
+        return [_row([call], negative_weight, turns) for call in calls]
     segments: dict[tuple[str, int], list[Call]] = {}
     for call in calls:
         segments.setdefault((call.rollout, call.segment), []).append(call)
     in_order = (sorted(segment, key=lambda call: call.position) for segment in segments.values())
-    return [_row(segment, negative_weight, opening) for segment in in_order]
+    return [_row(segment, negative_weight, turns) for segment in in_order]
 
 
-def _row(calls: Sequence[Call], negative_weight: float, opening: NDArray[np.int32] | None) -> TokenSequence:
+def _row(calls: Sequence[Call], negative_weight: float, turns: ChatTurns | None) -> TokenSequence:
     tokens: list[NDArray[np.int32]] = []
     sampled: list[Sampled] = []
     observed = [np.zeros(0, dtype=np.int64)]
@@ -134,9 +143,9 @@ def _row(calls: Sequence[Call], negative_weight: float, opening: NDArray[np.int3
             )
         start = call.prefix_len + len(call.prompt_ids)
         between = call.prompt_ids[again:]
-        if opening is not None and known:
-            size, left_out = _observed(between, opening)
-            observed.append(np.arange(known, known + size))
+        if turns and known:
+            first, end, left_out = _observed(tokens[-1], between, turns)
+            observed.append(np.arange(known + first, known + end))
             unobserved += left_out
         tokens += [between, call.completion_ids]
         known = start + len(call.completion_ids)
@@ -146,18 +155,26 @@ def _row(calls: Sequence[Call], negative_weight: float, opening: NDArray[np.int3
     return TokenSequence(calls[0].rollout, calls[0].group, whole, tuple(sampled), places, unobserved)
 
 
-def _observed(between: NDArray[np.int32], opening: NDArray[np.int32]) -> tuple[int, int]:
-    """How many of the tokens between two answers are observation, from the first on; how many others there are.
+def _observed(answer: NDArray[np.int32], between: NDArray[np.int32], turns: ChatTurns) -> tuple[int, int, int]:
+    """First and end of the observation in the tokens between an answer and the next; how many others are not known to be one.
 
-    An observation ends where a turn of the assistant opens. If another one opens before the second answer, the model or the
-    client wrote what is between them; if none does, it is unknown who wrote what.
+    An observation begins once the answer's turn has ended (with a token of the template's if the answer was cut), and ends where
+    a turn of the assistant opens. If another one opens before the next answer, the model or the client wrote what is between
+    them. If the turn does not end, or none opens, it is unknown who wrote what.
     """
-    if len(between) < len(opening):
-        return 0, len(between)
-    openings = np.flatnonzero((sliding_window_view(between, len(opening)) == opening).all(axis=1))
-    if not len(openings):
-        return 0, len(between)
-    return int(openings[0]), int(openings[-1] - openings[0])
+    openings = openings_in(between, turns)
+    first = 0 if int(answer[-1]) in turns.stops else 1
+    if not len(openings) or first > openings[0] or (first and int(between[0]) not in turns.stops):
+        return 0, 0, len(between)
+    return first, int(openings[0]), first + int(openings[-1] - openings[0])
+
+
+def openings_in(tokens: NDArray[np.int32], turns: ChatTurns) -> NDArray[np.int64]:
+    """Ascending positions at which turns of the assistant open."""
+    size = len(turns.opening)
+    if not size or len(tokens) < size:
+        return np.zeros(0, dtype=np.int64)
+    return np.flatnonzero((sliding_window_view(tokens, size) == turns.opening).all(axis=1))
 
 
 def _ends_with(parts: Sequence[NDArray[np.int32]], tail: NDArray[np.int32]) -> bool:

@@ -75,7 +75,8 @@ ALARMS = (
         lambda record: math.nan if record.observation_tokens is None else record.observation_tokens,
         1.0,
         False,
-        "train.observation_weight has no effect: no tool result or user turn stands between two calls of a row",
+        "train.observation_weight has no effect: nothing stands between two calls of a row or, if unobserved_tokens is not 0, "
+        "it is not as the chat template in the model's folder writes it",
     ),
     Alarm(
         "much_clipping",

@@ -80,7 +80,7 @@ class RoundRecord:
     observation_tokens: int | None
     """Number of tokens of tool results and user turns in the loss, in all passes; None if `observation_weight` is 0."""
     unobserved_tokens: int | None
-    """Number of the other tokens between calls: no turn of the assistant opens after them, or more than one."""
+    """Number of tokens between calls that are not known to be the environment's; None if `observation_weight` is 0."""
     observation_loss: float
     """Mean −log π_θ of the observation tokens, as forwarded, in nats; NaN without any."""
     ratio_max: float

@@ -196,10 +196,11 @@ class Scorer:
 
     def sums(self, batch: MicroBatch, scores: Scores) -> Tensor:
         """`TokenSums.measure` of the scores of a micro-batch."""
+        seen, observed = batch.observations, scores.observed
         return TokenSums.measure(
             scores.logprobs,
             scores.entropies,
-            observed=scores.observed,
+            observed=None if seen is None or observed is None else (observed, self.tensor(seen.counts)),
             sampled=self.tensor(batch.sampled),
             old=self.tensor(batch.old),
             reference=None if batch.reference is None else self.tensor(batch.reference),

@@ -68,12 +68,12 @@ class TokenSums:
         calls: Tensor | None,
         forced: Tensor | None = None,
         clip: tuple[float, float],
-        observed: Tensor | None = None,
+        observed: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
         """The sums of one micro-batch of N tokens as a tensor, which avoids a device synchronization; see `collect`.
 
-        All arguments are (N,), except `observed`, which are the log-probabilities (M,) of its observation tokens, and
-        `clip`: the ratios beyond which the loss clips. `calls` are given if the ratio is
+        All arguments are (N,), except `observed`, the log-probabilities (M,) of its observation tokens and how often each
+        counts, and `clip`: the ratios beyond which the loss clips. `calls` are given if the ratio is
         that of a whole call. `forced` is true for tokens without an alternative.
         """
         if not len(logprobs):
@@ -83,7 +83,7 @@ class TokenSums:
         sides = clip_sides(importance_ratios(now, old, calls), advantages, forced, clip)
         apart = torch.zeros_like(diff) if reference is None else now - reference
         free = torch.ones_like(diff, dtype=torch.bool) if forced is None else ~forced
-        seen = now[:0] if observed is None else observed.double()
+        seen, counts = (each.double() for each in observed or (now[:0], now[:0]))
         return torch.stack(
             [
                 torch.full_like(diff, 1.0).sum(),
@@ -98,8 +98,8 @@ class TokenSums:
                 entropies.double().sum(),
                 diff.abs().max(),
                 moved.exp().max(),
-                torch.full_like(seen, 1.0).sum(),
-                -seen.sum(),
+                counts.sum(),
+                -(counts * seen).sum(),
             ]
         )
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from trainspan_schemas.config.settings import TrainSettings
 from trainspan_schemas.errors import DatasetError, TrainingError
@@ -18,7 +17,7 @@ from trainspan_training.constraints.replay import Replay, Replayer
 from trainspan_training.data.dataset import Call, DatasetFolder, read_calls, read_constrained
 from trainspan_training.data.layout import BatchLayout
 from trainspan_training.data.loss_weights import Rule
-from trainspan_training.data.sequences import TokenSequence, make_sequences
+from trainspan_training.data.sequences import ChatTurns, TokenSequence, make_sequences
 from trainspan_training.data.steps import Step, plan_steps
 from trainspan_training.devices.team import Team
 from trainspan_training.metrics.signal import CallLabels
@@ -67,7 +66,7 @@ class Outline:
 class RoundReading:
     """One dataset. All processes call `replay`, `read`, `plan` and `take`, in this order, and all raise any error.
 
-    `opening` are the tokens that open a turn of the assistant, if observation tokens are wanted.
+    `turns` are those of the chat template, if observation tokens are wanted.
     """
 
     def __init__(
@@ -78,14 +77,14 @@ class RoundReading:
         team: Team,
         replayer: Replayer,
         lineage: Lineage,
-        opening: NDArray[np.int32] | None,
+        turns: ChatTurns | None,
     ) -> None:
         self._dataset = dataset
         self._policy = policy
         self._settings = settings
         self._team = team
         self._replayer = replayer
-        self._opening = opening
+        self._turns = turns
         self._behind = functools.cache(lambda version: lineage.distance(version, policy.version))
         self._replay = Replay()
         self._calls: list[Call] = []
@@ -168,9 +167,7 @@ class RoundReading:
 
     def _sequences(self, calls: Sequence[Call]) -> list[TokenSequence]:
         settings = self._settings
-        return make_sequences(
-            calls, merge=settings.merge, negative_weight=settings.negative_weight, opening=self._opening
-        )
+        return make_sequences(calls, merge=settings.merge, negative_weight=settings.negative_weight, turns=self._turns)
 
 
 def _check(rows: Sequence[TokenSequence], vocabulary: int, context: int, longest: int) -> None:

@@ -21,7 +21,7 @@ from trainspan_training.metrics.signal_sample import SignalSample
 from trainspan_training.metrics.stage_clock import StageClock
 from trainspan_training.metrics.token_files import TokenFile
 from trainspan_training.metrics.token_recorder import BYTES, TokenRecorder
-from trainspan_training.model.assistant_opening import assistant_opening
+from trainspan_training.model.chat_turns import chat_turns
 from trainspan_training.model.starting_policy import Policy
 from trainspan_training.objective.grpo_trainer import TransitionGRPOTrainer
 from trainspan_training.objective.schedule import TrustRegion
@@ -57,7 +57,8 @@ class RoundSteps:
         self._config = trainer.policy.config.get_text_config()
         size, tokenizer = int(self._config.vocab_size), trainer.processing_class
         self._replayer = Replayer(size, lambda: serialized_tokenizer(tokenizer, size))
-        self._opening = assistant_opening(tokenizer) if settings.observation_weight else None
+        configs = (self._config, trainer.policy.config, getattr(trainer.policy, "generation_config", None))
+        self._turns = chat_turns(tokenizer, *configs) if settings.observation_weight else None
         self._recorder: TokenRecorder | None = None
         self._sample: SignalSample
 
@@ -70,7 +71,7 @@ class RoundSteps:
     ) -> tuple[Outline, list[Step]]:
         """The plan for all processes, and this process's steps with their rows. Raises DatasetError or TrainingError."""
         team = self._trainer.team
-        reading = RoundReading(dataset, policy, self._settings, team, self._replayer, lineage, self._opening)
+        reading = RoundReading(dataset, policy, self._settings, team, self._replayer, lineage, self._turns)
         with self._clock.timed("replay"):
             reading.replay()
         with self._clock.timed("read"):

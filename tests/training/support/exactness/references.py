@@ -8,14 +8,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from tests.support.dataset_files import LoggedCall, sample_rollouts
 from trainspan_schemas.config.settings import TrainSettings
 from trainspan_training.data.dataset import Call
 from trainspan_training.data.layout import BatchLayout
 from trainspan_training.data.loss_weights import find_rule
-from trainspan_training.data.sequences import make_sequences
+from trainspan_training.data.sequences import ChatTurns, make_sequences
 from trainspan_training.data.steps import Step, plan_steps
 
 Measured = tuple[float, dict[str, torch.Tensor]]
@@ -37,11 +36,16 @@ def perturbed(calls: list[LoggedCall], spread: float, seed: int = 1) -> list[Log
 def mixed_rollouts(model: Any) -> list[LoggedCall]:
     """Rollouts long and short, of three calls and of one, at two temperatures, with ratios on both sides of the clip.
 
-    Rollouts 4 and 5 begin with the tokens of rollout 3, like rollouts of the same task.
+    Rollouts 4 and 5 begin with the tokens of rollout 3, like rollouts of the same task. Prompts end with a token that occurs
+    nowhere else.
     """
-    calls = sample_rollouts(model, rollouts=5, turns=3, temperature=1.0, seed=3)
+    calls = sample_rollouts(model, rollouts=5, turns=3, temperature=1.0, seed=3, opening=(1,))
     copies = [dataclasses.replace(call, rollout_id="twin") for call in calls if call.rollout_id.endswith("0003")]
-    calls += copies[:2] + sample_rollouts(model, rollouts=2, turns=1, prompt=40, completion=20, temperature=0.7, seed=4)
+    long = sample_rollouts(model, rollouts=1, turns=2, prompt=40, completion=20, temperature=0.7, seed=4, opening=(1,))
+    calls += copies[:2] + long
+    calls += sample_rollouts(
+        model, rollouts=1, turns=1, prompt=40, completion=20, temperature=0.7, seed=5, opening=(1,)
+    )
     return perturbed(calls, spread=0.4)
 
 
@@ -78,7 +82,7 @@ def one_step(
     """The share of one process."""
     chosen = settings or TrainSettings()
     calls = as_calls(logged)
-    rows = make_sequences(calls, merge=merge, opening=opening_of(logged) if chosen.observation_weight else None)
+    rows = make_sequences(calls, merge=merge, turns=turns_of(logged) if chosen.observation_weight else None)
     (step,) = plan_steps(
         rows,
         calls,
@@ -93,7 +97,7 @@ def one_step(
 def reference(
     model: Any, calls: list[LoggedCall], settings: TrainSettings, *, base: Any = None, old: Any = None
 ) -> Measured:
-    """Σ over calls of −w Σ_t c_t f_t + β w Σ_t k3_t, and what `_observation_loss` adds.
+    """Σ over calls of −w Σ_t c_t f_t + β w Σ_t k3_t, and what `observation_loss` adds.
 
     `old` and `base` are the models of the ratio and of the KL term.
 
@@ -136,16 +140,17 @@ def reference(
                 apart = _logprobs(base, call)
             total = total + settings.kl_coef * weight * (torch.exp(apart - logps) - (apart - logps) - 1).sum()
     if settings.observation_weight and settings.merge:
-        total = total + settings.observation_weight * _observation_loss(model, calls)
+        total = total + settings.observation_weight * observation_loss(model, calls, turns_of(calls))
     total.backward()
     named = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.requires_grad}
     return float(total.detach()), {name: grad for name, grad in named.items() if grad is not None}
 
 
-def opening_of(calls: list[LoggedCall]) -> NDArray[np.int32]:
-    """The token that opens a turn of the assistant: the most frequent one between two calls of a segment."""
+def turns_of(calls: list[LoggedCall]) -> ChatTurns:
+    """Turns that open with the most frequent token between two calls of a segment, and end with an even one."""
     between = [token for _, added in _between(calls) for token in added]
-    return np.array([max(sorted(set(between)), key=between.count)], dtype=np.int32)
+    opening = max(sorted(set(between)), key=between.count)
+    return ChatTurns(np.array([opening], dtype=np.int32), frozenset(range(0, 10**6, 2)))
 
 
 def _between(calls: list[LoggedCall]) -> Iterator[tuple[LoggedCall, list[int]]]:
@@ -158,14 +163,16 @@ def _between(calls: list[LoggedCall]) -> Iterator[tuple[LoggedCall, list[int]]]:
             yield call, call.prompt_ids[len(known) :]
 
 
-def _observation_loss(model: Any, calls: list[LoggedCall]) -> torch.Tensor:
-    """Mean over all rollouts of the mean of −log π over a rollout's tokens between an answer and the next opening."""
-    (opening,) = opening_of(calls)
+def observation_loss(model: Any, calls: list[LoggedCall], turns: ChatTurns) -> torch.Tensor:
+    """Mean over all rollouts of the mean of −log π over a rollout's tokens between the end of a turn and the next opening."""
+    (opening,) = turns.opening.tolist()
     found: dict[str, list[torch.Tensor]] = {}
     for call, added in _between(calls):
-        if opening in added:
-            size, end = added.index(opening), len(call.prompt_ids) - len(added)
-            observed = dataclasses.replace(call, prompt_ids=call.prompt_ids[:end], completion_ids=added[:size])
+        prompt, rest = call.prompt_ids[: len(call.prompt_ids) - len(added)], added
+        if prompt[-1] not in turns.stops:
+            prompt, rest = [*prompt, *rest[:1]], rest[1:]
+        if prompt[-1] in turns.stops and opening in rest:
+            observed = dataclasses.replace(call, prompt_ids=prompt, completion_ids=rest[: rest.index(opening)])
             found.setdefault(call.rollout_id, []).append(-_logprobs(model, observed, temperature=1.0))
     means = [torch.cat(values).mean() for values in found.values() if sum(map(len, values))]
     return torch.stack(means).sum() / len({call.rollout_id for call in calls})

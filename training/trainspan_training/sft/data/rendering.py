@@ -17,7 +17,7 @@ from trainspan_schemas.errors import ConfigError
 from trainspan_schemas.telemetry.tools import lacks_tools
 from trainspan_training.sft.data.examples import Example, Message
 
-__all__ = ["REASONS", "AnswerTokens", "Renderer", "dropped_lines", "read_template", "stop_tokens"]
+__all__ = ["REASONS", "AnswerTokens", "Renderer", "dropped_lines", "read_template"]
 
 REASONS: Final = {
     "no_answer": "no message of the assistant: give one as the completion",
@@ -133,17 +133,6 @@ def dropped_lines(dropped: Mapping[str, int], named: Mapping[str, Sequence[str]]
     """A line for each reason: its count, examples, and what to do."""
     for reason, count in dropped.items():
         yield f"{reason} {count}, e.g. {', '.join(named.get(reason, ()))}: {REASONS[reason]}"
-
-
-def stop_tokens(tokenizer: Any, *configs: Any) -> frozenset[int]:
-    """The tokens at which a server ends an answer: those of the tokenizer and of the model's configurations."""
-    tokens: set[int] = set()
-    for owner in (tokenizer, *configs):
-        stated = getattr(owner, "eos_token_id", None)
-        tokens |= {
-            int(token) for token in (stated if isinstance(stated, list | tuple) else [stated]) if token is not None
-        }
-    return frozenset(tokens)
 
 
 def read_template(path: str) -> str:

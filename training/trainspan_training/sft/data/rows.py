@@ -6,10 +6,11 @@ from typing import Any
 
 from trainspan_schemas.config.settings import SftSettings
 from trainspan_schemas.errors import ConfigError, DatasetError, NothingToTrainError, TrainingError
+from trainspan_training.model.chat_turns import stop_tokens
 from trainspan_training.model.loading import context_of
 from trainspan_training.sft.data.conversations import Conversations, Row, make_rows
 from trainspan_training.sft.data.examples import Example
-from trainspan_training.sft.data.rendering import Renderer, dropped_lines, stop_tokens
+from trainspan_training.sft.data.rendering import Renderer, dropped_lines
 from trainspan_training.sft.data.served import StoredPrompt, compare_prompts
 
 __all__ = ["check_rows", "read_rows"]
