@@ -203,6 +203,8 @@ class RoundTrained:
     """Greatest number of tokens in one."""
     agreement: Mapping[str, Any] | None = None
     """Of server and trainer (artifacts/agreement.py); None if it was not measured."""
+    alarms: list[str] = field(default_factory=list)
+    """Names of the alarms that the round raised (docs/training.md)."""
     seconds: Mapping[str, float] = field(default_factory=dict)
     """Stage → seconds."""
     swap: Mapping[str, Any] | None = None

@@ -81,6 +81,30 @@ def test_a_pipe_gets_one_line_per_record() -> None:
     ]
 
 
+def test_an_alarm_of_the_trainer_is_named_in_the_first_of_consecutive_rounds() -> None:
+    out = io.StringIO()
+    with Screen(Console(file=out, width=150, color_system=None), "run") as screen:
+        for number, alarms in enumerate([["low_entropy"], ["low_entropy", "stale_data"], [], ["low_entropy"]], start=1):
+            screen.record({**ROUND, "round": number, "checks": [OK], "train": {"alarms": alarms}})
+        policies = {
+            name: {"train": {"alarms": [alarm]}, "skipped": None, "policy_version": 1}
+            for name, alarm in (("a", "x"), ("b", "y"))
+        }
+        screen.record({**ROUND, "round": 5, "checks": [OK], "train": {}, "policies": policies})
+    lines = [line.split(" ", 1)[1] for line in out.getvalue().splitlines()]
+    shown = [line.partition(":")[0] if line.startswith("round") else line for line in lines]
+    raised = {
+        name: f"alarm of the trainer: {name} (its log says more)" for name in ("low_entropy", "stale_data", "x", "y")
+    }
+    assert shown == [
+        *(raised["low_entropy"], "round 1"),
+        *(raised["stale_data"], "round 2"),
+        "round 3",
+        *(raised["low_entropy"], "round 4"),
+        *(raised["x"], raised["y"], "round 5"),
+    ]
+
+
 def test_a_terminal_shows_round_version_progress_and_success_with_its_interval() -> None:
     shown = show(terminal=True)
     for part in (

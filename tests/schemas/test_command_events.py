@@ -34,7 +34,9 @@ RESULT = RunResult("r", 2, None, 8, {"ok": 6, "infra_error": 2}, 0.5, 6, 12, 3.5
         DatasetBuilt("dataset/round-0001", "ab" * 32, {"rows": 4, "dropped": {"late": 1}}),
         NoDataset(nothing_to_train="no call", figures={"calls_seen": 4, "dropped": {"no_reward": 4}}),
         NoDataset(store_error="no answer"),
-        RoundTrained(1, 2, "policy-000002", loss=0.5, agreement={"mean": 1e-6}, seconds={"train": 2.0}, withdrawn=True),
+        RoundTrained(
+            1, 2, "policy-000002", loss=0.5, agreement={"mean": 1e-6}, seconds={"train": 2.0}, alarms=["low_entropy"]
+        ),
         TrainingProgress(1, None, 2, 8, 1200, 3.0),
         TrainingProgress(1, "save"),
         FineTuneStarted("the CPU", "float32", 3, 4, 2, 1, 90, 9, 1, {"no_end": 1}, {"no_end": ["d.jsonl:3"]}, 2e-4, 8),

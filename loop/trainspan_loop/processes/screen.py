@@ -48,6 +48,7 @@ class Screen:
         self._rounds: list[RoundRecord] = []
         self._evals: list[EvalRecord] = []
         self._notes: list[str] = []
+        self._alarms: set[str] = set()
         self._live = Live(self, console=console, refresh_per_second=4, transient=False) if console.is_terminal else None
 
     def __enter__(self) -> "Screen":
@@ -107,6 +108,10 @@ class Screen:
             if not check["ok"]:
                 self.note(f"ALARM {check['name']}: {check['detail']}")
         if record["kind"] == "round":
+            alarms = _trainer_alarms(record)
+            for name in sorted(alarms - self._alarms):
+                self.note(f"alarm of the trainer: {name} (its log says more)")
+            self._alarms = alarms
             self._rounds.append(record)
         else:
             self._evals.append(record)
@@ -214,6 +219,13 @@ class Screen:
     def _clock(self) -> str:
         elapsed = int(time.monotonic() - self._began)
         return f"{elapsed // 60}:{elapsed % 60:02d}"
+
+
+def _trainer_alarms(record: RoundRecord) -> set[str]:
+    """Names, over all policies."""
+    policies = (record.get("policies") or {}).values()
+    trained = [policy["train"] for policy in policies] or [record["train"]]
+    return {name for figures in trained for name in figures.get("alarms") or ()}
 
 
 def _fitting(rows: Sequence[Sequence[str]], width: int) -> list[int]:

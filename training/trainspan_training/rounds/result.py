@@ -50,6 +50,7 @@ class RoundResult:
             f"clipped {record.clip_fraction:.3f}, mean |Δlogp| {record.logp_diff_mean:.2g}, "
             f"{record.micro_batches} micro-batches of up to {record.micro_batch_tokens} tokens, "
             f"{sum(record.seconds.values()) - record.seconds['wait']:.2f} s, {swap.get(self.swap.outcome, self.swap.error)}"
+            + (f"; alarms: {', '.join(record.alarms)}" if record.alarms else "")
         )
 
     def event(self) -> RoundTrained:
