@@ -117,6 +117,7 @@ def test_a_checkpoint_that_a_busy_server_did_not_take_is_owed_and_goes_in_at_the
     assert ("published", "policy-000001") in events(checkpoints)
 
 
+@pytest.mark.ci
 def test_what_a_server_that_is_behind_serves_is_not_deleted(run: Run, tmp_path: Path, model: Any) -> None:
     for round_ in range(4):
         write_dataset(tmp_path / "dataset", sample_rollouts(model, rollouts=2, seed=round_), round_=round_)
@@ -128,6 +129,7 @@ def test_what_a_server_that_is_behind_serves_is_not_deleted(run: Run, tmp_path: 
     assert left == {"policy-000001", "policy-000003", "policy-000004"}
 
 
+@pytest.mark.ci
 def test_the_steps_that_are_owed_are_made_again_with_the_micro_batches_that_they_had(
     run: Run, tmp_path: Path, model: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

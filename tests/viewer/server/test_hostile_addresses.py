@@ -56,7 +56,10 @@ def changed(address: str, random: Random) -> str:
     return f"/{'/'.join(steps).lstrip('/')}?{urlencode(pairs)}"
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 21))])
+MARKS = (pytest.mark.ci, *[pytest.mark.slow] * 20)
+
+
+@pytest.mark.parametrize("seed", [pytest.param(seed, marks=mark) for seed, mark in enumerate(MARKS)])
 def test_no_address_is_an_error_of_the_server(viewer: Viewer, seed: int) -> None:
     random, statuses = Random(seed), set()
     known = pages(viewer)
