@@ -1,5 +1,6 @@
 """How chat templates open the turns of the assistant."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -7,8 +8,9 @@ import pytest
 
 from tests.support.models.chat_templates import trl_template
 from trainspan_schemas.errors import ConfigError
+from trainspan_training.data.sequences import ChatTurns
 from trainspan_training.model.chat_turns import chat_turns
-from trainspan_training.model.loading import load_tokenizer
+from trainspan_training.model.loading import load_config, load_tokenizer
 
 OPENINGS = {
     "deepseekv3": None,  # opens none after a tool result
@@ -40,21 +42,27 @@ def tokenizer(model_dir: Path) -> Any:
     return load_tokenizer(model_dir)
 
 
+def turns_of(tokenizer: Any, model_dir: Path) -> ChatTurns:
+    return chat_turns(tokenizer, load_config(model_dir), model_dir)
+
+
 @pytest.mark.parametrize("name", OPENINGS)
-def test_the_opening_is_what_requests_and_answers_of_all_kinds_have_in_common(tokenizer: Any, name: str) -> None:
+def test_the_opening_is_what_requests_and_answers_of_all_kinds_have_in_common(
+    tokenizer: Any, model_dir: Path, name: str
+) -> None:
     """A template that opens no turn for an answer to a tool result is refused."""
     tokenizer.chat_template = trl_template(name)
     opening = OPENINGS[name]
     if opening is None:
         with pytest.raises(ConfigError, match=f"{NEED}, and the model's does not"):
-            chat_turns(tokenizer)
+            turns_of(tokenizer, model_dir)
     else:
-        turns = chat_turns(tokenizer)
+        turns = turns_of(tokenizer, model_dir)
         assert tokenizer.decode(turns.opening.tolist()) == opening
         assert turns.stops == {tokenizer.eos_token_id}
 
 
-def test_an_opening_that_is_plain_text_has_the_tokens_that_prompts_have(tokenizer: Any) -> None:
+def test_an_opening_that_is_plain_text_has_the_tokens_that_prompts_have(tokenizer: Any, model_dir: Path) -> None:
     tokenizer.chat_template = (
         "{% for message in messages %}{{ message.role }}:\n{{ message.content }}\n{% endfor %}"
         "{% if add_generation_prompt %}assistant:\n{% endif %}"
@@ -63,7 +71,7 @@ def test_an_opening_that_is_plain_text_has_the_tokens_that_prompts_have(tokenize
         [{"role": "user", "content": "x"}], add_generation_prompt=True, tokenize=False
     )
     ids = tokenizer.encode(prompt, add_special_tokens=False)
-    opening = chat_turns(tokenizer).opening.tolist()
+    opening = turns_of(tokenizer, model_dir).opening.tolist()
     assert tokenizer.decode(opening) == "assistant:"
     assert any(ids[start : start + len(opening)] == opening for start in range(len(ids)))
 
@@ -78,8 +86,16 @@ def test_an_opening_that_is_plain_text_has_the_tokens_that_prompts_have(tokenize
     ],
 )
 def test_a_template_that_does_not_tell_who_wrote_a_token_is_refused(
-    tokenizer: Any, template: str | None, reason: str
+    tokenizer: Any, model_dir: Path, template: str | None, reason: str
 ) -> None:
     tokenizer.chat_template = template
     with pytest.raises(ConfigError, match=f"{NEED}, {reason}"):
-        chat_turns(tokenizer)
+        turns_of(tokenizer, model_dir)
+
+
+def test_turns_end_with_the_tokens_at_which_the_server_stops(tokenizer: Any, model_dir: Path, tmp_path: Path) -> None:
+    """Also those that only the folder's generation configuration names, with or without the model's weights."""
+    folder = tmp_path / "model"
+    shutil.copytree(model_dir, folder)
+    (folder / "generation_config.json").write_text('{"eos_token_id": [2, 77]}')
+    assert turns_of(tokenizer, folder).stops == {tokenizer.eos_token_id, 77}

@@ -1,6 +1,7 @@
 """Rounds that also learn what the environment writes."""
 
 import dataclasses
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +11,16 @@ from tests.support.dataset_files import LoggedCall, logprobs_of, write_dataset
 from tests.training.support.sessions import GENTLE, Run
 from trainspan_schemas.errors import ConfigError
 from trainspan_training.model.chat_turns import chat_turns
-from trainspan_training.model.loading import load_tokenizer
+from trainspan_training.model.loading import load_config, load_tokenizer
 from trainspan_training.objective.options import check
+from trainspan_training.rounds import setup
 
 OBSERVED, TURNS = [11, 12, 13, 14, 15], 3
 
 
 def rollouts(model: Any, model_dir: Path, turns: int = TURNS) -> list[LoggedCall]:
     """Rollouts whose rewards say nothing, with one tool result after each answer but the last."""
-    marks = chat_turns(load_tokenizer(model_dir))
+    marks = chat_turns(load_tokenizer(model_dir), load_config(model_dir), model_dir)
     (stop,) = marks.stops
     calls = []
     for rollout in range(4):
@@ -66,6 +68,18 @@ def test_without_the_setting_nothing_is_counted(run: Run, tmp_path: Path, model:
     assert result.record is not None
     assert result.record.observation_tokens is None
     assert result.record.alarms == []
+
+
+def test_a_template_that_is_not_regular_is_refused_before_anything_is_loaded(
+    run: Run, tmp_path: Path, model: Any, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = tmp_path / "base"
+    shutil.copytree(model_dir, base)
+    (base / "chat_template.jinja").write_text("{% for message in messages %}{{ message.content }}{% endfor %}")
+    write_dataset(tmp_path / "dataset", rollouts(model, model_dir))
+    monkeypatch.setattr(setup, "load_model", lambda *_, **__: pytest.fail("weights are loaded"))
+    with pytest.raises(ConfigError, match=r"train\.observation_weight needs a chat template"):
+        run(dataclasses.replace(GENTLE, observation_weight=0.05, model=str(base)))
 
 
 def test_calls_that_are_not_merged_have_no_observations() -> None:

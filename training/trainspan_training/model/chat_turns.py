@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Iterator, Sequence
 from itertools import takewhile
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -27,8 +28,8 @@ _NEED: Final = (
 )
 
 
-def chat_turns(tokenizer: Any, *configs: Any) -> ChatTurns:
-    """The turns in prompts that the tokenizer's chat template makes; `configs` are the model's.
+def chat_turns(tokenizer: Any, config: Any, folder: Path) -> ChatTurns:
+    """The turns in prompts that the tokenizer's chat template makes, for the model in a folder, with its configuration.
 
     The opening is what all of these have in common after the same question: requests, also with thinking on and off, and
     answers in the history, also with thoughts and with a tool call. Raises ConfigError if that is nothing, or if an answer
@@ -40,7 +41,7 @@ def chat_turns(tokenizer: Any, *configs: Any) -> ChatTurns:
         opening = _common([*_requests(tokenizer), *_shown(tokenizer)])
         while opening and tokenizer.decode(opening[-1:])[-1:].isspace():  # another answer may begin with more of it
             opening.pop()
-        turns = ChatTurns(np.array(opening, dtype=np.int32), stop_tokens(tokenizer, *configs))
+        turns = ChatTurns(np.array(opening, dtype=np.int32), stop_tokens(tokenizer, config, folder))
         texts = [_render(tokenizer, [_ASKED], asks=False), *_seconds(tokenizer)]
     except Exception as error:  # templates raise anything
         raise ConfigError(f"{_NEED}, but the model's fails: {error}") from error
@@ -88,12 +89,21 @@ def _common(sequences: Sequence[Sequence[int]]) -> list[int]:
     return [column[0] for column in takewhile(lambda column: len(set(column)) == 1, zip(*sequences, strict=False))]
 
 
-def stop_tokens(tokenizer: Any, *configs: Any) -> frozenset[int]:
-    """The tokens at which a server ends an answer: those of the tokenizer and of the model's configurations."""
+def stop_tokens(tokenizer: Any, config: Any, folder: Path) -> frozenset[int]:
+    """The tokens at which a server ends an answer: those of the tokenizer, and of the configurations in the model's folder."""
     tokens: set[int] = set()
-    for owner in (tokenizer, *configs):
+    for owner in (tokenizer, config.get_text_config(), config, _generation_config(folder)):
         stated = getattr(owner, "eos_token_id", None)
         tokens |= {
             int(token) for token in (stated if isinstance(stated, list | tuple) else [stated]) if token is not None
         }
     return frozenset(tokens)
+
+
+def _generation_config(folder: Path) -> Any:
+    from transformers import GenerationConfig
+
+    try:
+        return GenerationConfig.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError):
+        return None

@@ -15,13 +15,13 @@ from trainspan_training.data.dataset import DatasetFolder
 from trainspan_training.data.layout import BatchLayout
 from trainspan_training.data.loss_weights import Rule
 from trainspan_training.data.micro_batches import MicroBatch
+from trainspan_training.data.sequences import ChatTurns
 from trainspan_training.data.steps import Step
 from trainspan_training.metrics.signal import Signal
 from trainspan_training.metrics.signal_sample import SignalSample
 from trainspan_training.metrics.stage_clock import StageClock
 from trainspan_training.metrics.token_files import TokenFile
 from trainspan_training.metrics.token_recorder import BYTES, TokenRecorder
-from trainspan_training.model.chat_turns import chat_turns
 from trainspan_training.model.starting_policy import Policy
 from trainspan_training.objective.grpo_trainer import TransitionGRPOTrainer
 from trainspan_training.objective.schedule import TrustRegion
@@ -35,7 +35,7 @@ class RoundSteps:
     """Call `read`, `prepare` and `make` for each round, in this order; then `token_file`.
 
     `reference` is the model that the run started from, if `kl_coef` needs it and it is not the policy without its adapter.
-    Raises ConfigError if `observation_weight` is set and the chat template does not tell who wrote a token.
+    `turns` are those of the chat template, if observation tokens are wanted.
     """
 
     def __init__(
@@ -47,6 +47,7 @@ class RoundSteps:
         on_progress: Callable[[TrainingProgress], None],
         *,
         reference: Any,
+        turns: ChatTurns | None,
     ) -> None:
         self._trainer = trainer
         self._settings = settings
@@ -57,8 +58,7 @@ class RoundSteps:
         self._config = trainer.policy.config.get_text_config()
         size, tokenizer = int(self._config.vocab_size), trainer.processing_class
         self._replayer = Replayer(size, lambda: serialized_tokenizer(tokenizer, size))
-        configs = (self._config, trainer.policy.config, getattr(trainer.policy, "generation_config", None))
-        self._turns = chat_turns(tokenizer, *configs) if settings.observation_weight else None
+        self._turns = turns
         self._recorder: TokenRecorder | None = None
         self._sample: SignalSample
 

@@ -24,6 +24,7 @@ from trainspan_training.data.dataset import DatasetFolder
 from trainspan_training.data.layout import BatchLayout
 from trainspan_training.data.loss_weights import Rule
 from trainspan_training.data.micro_batches import MicroBatch
+from trainspan_training.data.sequences import ChatTurns
 from trainspan_training.devices.leader import Leader
 from trainspan_training.metrics.alarms import raised
 from trainspan_training.metrics.movement import Movement
@@ -76,6 +77,7 @@ class Rounds:
         keep_going: bool,
         missing_state: MissingState | None = None,
         unloaded: bool = False,
+        turns: ChatTurns | None = None,
     ) -> None:
         self._datasets = datasets
         self._leader = leader
@@ -92,6 +94,7 @@ class Rounds:
         self._keep_going = keep_going
         self._missing_state = missing_state
         self._unloaded = unloaded
+        self._turns = turns
         self._server_dtype: str | None = None
         self._clock = StageClock(on_progress)
         self.trainer: TransitionGRPOTrainer
@@ -132,7 +135,13 @@ class Rounds:
     def _set_up(self) -> None:
         trainer, settings = self.trainer, self._settings
         self._steps = RoundSteps(
-            trainer, settings, self._rule, self._clock, self._on_progress, reference=self.reference
+            trainer,
+            settings,
+            self._rule,
+            self._clock,
+            self._on_progress,
+            reference=self.reference,
+            turns=self._turns,
         )
         self._canary = CanaryKeeper(trainer.team)
         self._files = PolicyFiles(self._leader, self._weights, trainer, settings.keep_checkpoints)

@@ -18,6 +18,7 @@ from trainspan_training.data.layout import TokenBudget, batch_layout
 from trainspan_training.data.loss_weights import Rule
 from trainspan_training.devices.leader import Leader
 from trainspan_training.devices.team import Team
+from trainspan_training.model.chat_turns import chat_turns
 from trainspan_training.model.full_weights import FullWeights, has_slices
 from trainspan_training.model.kernels import accelerate_layers
 from trainspan_training.model.loading import find_model, hollow_model, load_config, load_model, load_tokenizer
@@ -53,10 +54,11 @@ def set_up(
     if missing_state:
         policy = missing_state.parent
     config, cuda = load_config(policy.model), torch.cuda.is_available()
+    tokenizer = load_tokenizer(policy.model)
+    turns = chat_turns(tokenizer, config, policy.model) if settings.observation_weight else None
     budget = _budget(config, settings, team, cuda=cuda)
     settings = replace(settings, gradient_checkpointing=budget.kept < budget.longest)
     model, unloaded = _load(policy, config, settings, team, cuda=cuda)
-    tokenizer = load_tokenizer(policy.model)
     masks = attention.prepare(model, settings.forward)
     layout = batch_layout(settings, config, cuda=cuda, budget=budget, masks=masks, processes=team.size)
     if layout.padded_because and team.leads:
@@ -78,6 +80,7 @@ def set_up(
         keep_going=keep_going,
         missing_state=missing_state,
         unloaded=unloaded,
+        turns=turns,
     )
     output_dir = str(leader.resource.root) if leader.resource else "."
     rounds.trainer = TransitionGRPOTrainer(model, tokenizer, settings, rounds, output_dir, team=team, budget=budget)

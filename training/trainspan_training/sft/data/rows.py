@@ -34,7 +34,7 @@ def read_rows(
     """
     if template is None and not tokenizer.chat_template and any(example.text is None for example in examples):
         raise ConfigError(f"{folder} has no chat template: set sft.chat_template_path to a file")
-    stops = stop_tokens(tokenizer, config.get_text_config(), config, _generation_config(folder))
+    stops = stop_tokens(tokenizer, config, folder)
     context = context_of(config.get_text_config())
     renderer = Renderer(tokenizer, stops, template)
     conversations = make_rows(
@@ -55,15 +55,6 @@ def read_rows(
         )
     conversations.comparison = compare_prompts(examples, prompts, renderer)
     return conversations
-
-
-def _generation_config(folder: Path) -> Any:
-    from transformers import GenerationConfig
-
-    try:
-        return GenerationConfig.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError):
-        return None
 
 
 def check_rows(rows: Sequence[Row], vocabulary: int, longest: int) -> None:
