@@ -10,8 +10,10 @@ from tests.training.data.test_shared_prefixes import planned, rows_of
 from trainspan_training.data.layout import BatchLayout
 from trainspan_training.data.micro_batches import WeightedRow, make_batches
 from trainspan_training.data.sequences import TokenSequence
+from trainspan_training.devices.team import Team
+from trainspan_training.objective.off_policy import OffPolicySums
 from trainspan_training.rounds.missing_state import MissingState
-from trainspan_training.rounds.old_policy import sample_of
+from trainspan_training.rounds.old_policy import Prepared, sample_of
 
 
 def _step(rows: list[TokenSequence], **settings: Any) -> Any:
@@ -29,13 +31,34 @@ def test_a_sample_is_no_whole_tree_where_other_rows_are_short() -> None:
     ]
     step = _step([*tree, *short], forward="tree")
     assert max(batch.tokens.size for batch in step.micro_batches) >= 16_384
-    sample = sample_of(step)
+    (sample,) = sample_of([step], Team())
     assert 1_000 < sample.tokens.size <= 4_096
 
 
 def test_a_sample_of_nothing_but_trees_is_the_first_tree_that_is_smallest() -> None:
     step = _step(rows_of([(0, 0, 9_000), (0, 8_000, 4_000)]), forward="tree")
-    assert sample_of(step).tokens.size == 13_056, "13,000 in whole blocks"
+    (sample,) = sample_of([step, step], Team())
+    assert sample.tokens.size == 13_056, "13,000 in whole blocks"
+
+
+@pytest.mark.parametrize(("rows", "length", "steps"), [(26, 30, 1), (10, 30, 3), (1, 30, 12), (1, 1_500, 3)])
+def test_the_sample_of_small_steps_goes_back_to_earlier_ones(rows: int, length: int, steps: int) -> None:
+    """Each row has 20 trained tokens."""
+    made = [
+        _step([rows_of([(0, 0, length)], f"{number}-{row}", 100 * number + row)[0] for row in range(rows)])
+        for number in range(12)
+    ]
+    sample = sample_of(made, Team())
+    assert [batch.tokens.tolist() for batch in sample] == [
+        step.micro_batches[0].tokens.tolist() for step in made[: -steps - 1 : -1]
+    ]
+
+
+@pytest.mark.parametrize(("made", "left"), [(0, 3), (9, 3), (11, 1), (12, 3), (24, 3)])
+def test_movement_is_measured_on_steps_that_were_not_made_if_there_are_any(made: int, left: int) -> None:
+    steps = [_step([rows_of([(0, 0, 30)], f"{number}", number)[0]]) for number in range(12)]
+    sample: Any = ("last", "last but one", "last but two")
+    assert Prepared(tuple(steps), "logged", OffPolicySums(), sample).unseen(made) == sample[:left]
 
 
 @pytest.mark.parametrize(

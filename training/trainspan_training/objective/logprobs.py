@@ -147,10 +147,10 @@ class Scorer:
         """Greatest micro-batch, in tokens, whose activations are kept, if checkpointing is enabled."""
 
     @torch.no_grad()
-    def measure(self, batch: MicroBatch) -> TokenSums:
-        """The sums of a micro-batch (of each process) under the current weights, without training on it."""
+    def measure(self, *batches: MicroBatch) -> TokenSums:
+        """The sums of micro-batches (as many of each process) under the current weights, without training on them."""
         policy = self._policy().eval()
-        return self.over_team([self.sums(batch, self.score(policy, batch))])
+        return self.over_team([self.sums(batch, self.score(policy, batch)) for batch in batches])
 
     @torch.no_grad()
     def logprobs(self, batch: MicroBatch, model: nn.Module | None = None) -> NDArray[np.float64]:

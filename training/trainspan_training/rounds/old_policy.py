@@ -11,6 +11,7 @@ from trainspan_schemas.errors import DatasetError
 from trainspan_training.data.dataset import Call, DatasetFolder
 from trainspan_training.data.micro_batches import MicroBatch
 from trainspan_training.data.steps import Step
+from trainspan_training.devices.team import Team
 from trainspan_training.model.starting_policy import Policy
 from trainspan_training.objective.grpo_trainer import TransitionGRPOTrainer
 from trainspan_training.objective.off_policy import Correction, OffPolicySums, correct
@@ -56,8 +57,12 @@ class Prepared:
     """`logged` or `recompute`."""
     off_policy: OffPolicySums
     """Sums over all processes; zeros if nothing was recomputed."""
-    sample: MicroBatch
-    """Tokens of this process on which the movement of the steps is measured: `old` is the policy at the round's start."""
+    sample: tuple[MicroBatch, ...]
+    """Tokens of this process, a part of each of the last steps from the last one on: `old` is the policy at the round's start."""
+
+    def unseen(self, made: int) -> tuple[MicroBatch, ...]:
+        """The sample's steps after the first `made`, or all if there are none: on tokens that moved it a policy seems far away."""
+        return self.sample[: max(0, len(self.steps) - made)] or self.sample
 
 
 def check_policy(dataset: DatasetFolder, policy: Policy) -> None:
@@ -115,12 +120,12 @@ def against_old(
     """
     logged = settings.old_policy == "logged"
     if settings.old_policy is None and staleness.fresh and is_exact(server_dtype, trainer.dtype):
-        measured = trainer.scorer.measure(sample_of(steps[0]))
+        measured = trainer.scorer.measure(*sample_of(steps, trainer.team))
         logged = not agreement_of(measured, trainer.dtype, server_dtype, settings, staleness).mismatch
     if logged:
         # The distance of the samplers, by their age or their engine, is no movement of these steps.
-        sample = sample_of(steps[-1])
-        sample = replace(sample, old=trainer.scorer.logprobs(sample))
+        sample = sample_of(steps, trainer.team)
+        sample = tuple(replace(batch, old=trainer.scorer.logprobs(batch)) for batch in sample)
         return Prepared(tuple(steps), "logged", OffPolicySums(), sample)
     correction = Correction.of(settings)
     corrected, total = [], OffPolicySums()
@@ -132,7 +137,7 @@ def against_old(
             total += sums
         corrected.append(replace(step, micro_batches=tuple(batches)))
     sums = sum(trainer.team.gather(total), OffPolicySums())
-    return Prepared(tuple(corrected), "recompute", sums, sample_of(corrected[-1]))
+    return Prepared(tuple(corrected), "recompute", sums, sample_of(corrected, trainer.team))
 
 
 def agreement_of(
@@ -163,10 +168,27 @@ def with_reference(trainer: TransitionGRPOTrainer, steps: Sequence[Step], refere
     return [replace(step, micro_batches=tuple(scored(batch) for batch in step.micro_batches)) for step in steps]
 
 
-def sample_of(step: Step) -> MicroBatch:
-    """The first rows or trees of the largest micro-batch: 512 trained tokens, if these are within 4,096 tokens in all.
+def sample_of(steps: Sequence[Step], team: Team) -> tuple[MicroBatch, ...]:
+    """Rows or trees of the last steps, a micro-batch of each.
 
-    Of micro-batches whose first tree alone is larger, only if there are no others, and then of the one where it is smallest.
+    512 trained tokens in the mean over the processes, if these are within 4,096 tokens in all. All processes take the same
+    number of steps, so that each makes as many forward passes. Of a few dozen tokens k3 would be chance: a single one can be half of it.
+    """
+    found: list[MicroBatch] = []
+    for step in reversed(steps):
+        found.append(_part_of(step))
+        counts = team.gather((sum(len(batch.targets) for batch in found), sum(batch.tokens.size for batch in found)))
+        trained, tokens = zip(*counts, strict=True)
+        if sum(trained) >= _SAMPLE_TRAINED * team.size or max(tokens) >= _SAMPLE_TOKENS[-1]:
+            break
+    return tuple(found)
+
+
+def _part_of(step: Step) -> MicroBatch:
+    """The first rows or trees of the step's largest micro-batch.
+
+    Of micro-batches whose first tree alone is beyond 4,096 tokens, only if there are no others, and then of the one where
+    it is smallest.
     """
     most = _SAMPLE_TOKENS[-1]
     firsts = [(batch.first(most).tokens.size, batch) for batch in step.micro_batches]

@@ -278,7 +278,8 @@ class Rounds:
         with self._clock.timed("signal"):
             signal = self._steps.signal()
         with self._clock.timed("check"):
-            moved = self.trainer.scorer.measure(prepared.sample)
+            made = sum(step.rate > 0 for step in stats)
+            moved = self.trainer.scorer.measure(*prepared.unseen(made))
             failure = self.trainer.failure or kl_fault(moved, self._settings, fresh=self.trainer.fresh)
         return Trained(
             dataset=dataset,

@@ -65,7 +65,8 @@ def live_loop(
         make_tiny_model(tmp_path / "model")
         settings: dict[str, dict[str, object]] = {
             "rollouts": {"tasks": str(tasks)} if tasks else {},
-            "train": {"model": str(tmp_path / "model"), "learning_rate": 5e-4, "rollouts_per_step": 4},
+            # With this rate one round in a hundred moves beyond the default max_kl, .5, and is refused.
+            "train": {"model": str(tmp_path / "model"), "learning_rate": 5e-4, "rollouts_per_step": 4, "max_kl": 2.0},
             "loop": {"live_rewards": 64, "live_wait_s": 60.0, **loop},
         }
         lines = [
