@@ -13,7 +13,7 @@ from trainspan_cli.gate import gate_run
 from trainspan_cli.gate.gate_run import GateRun, GateSettings, run_gate
 from trainspan_rollouts import RunSettings
 from trainspan_rollouts.records import Shard
-from trainspan_rollouts.run_ledger import ledger_file
+from trainspan_rollouts.run_ledger import ledger_file, run_folder
 from trainspan_schemas.command_events import RunResult
 from trainspan_schemas.errors import UsageError
 
@@ -32,11 +32,15 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GateSettings:
 
 
 def _gate(
-    settings: GateSettings, monkeypatch: pytest.MonkeyPatch, outcome: Callable[[str, int, int], dict[str, Any]]
+    settings: GateSettings,
+    monkeypatch: pytest.MonkeyPatch,
+    outcome: Callable[[str, int, int], dict[str, Any]],
+    on_chunk: Callable[[RunSettings], object] = lambda _: None,
 ) -> GateRun:
     """Runs it with servers that answer, and with `outcome(run, chunk, number of the rollout in the chunk)`."""
 
     def rollouts(wanted: RunSettings, _: object) -> RunResult:
+        on_chunk(wanted)
         names = [json.loads(line)["id"] for line in wanted.tasks.read_text().splitlines()]
         keys = [f"{number}:{name}" for name in names for number in range(wanted.n)]
         ends = [
@@ -75,6 +79,35 @@ def test_a_gate_in_which_too_much_is_left_out_for_good_ends_early(
     """Of 48 rollouts of a side 4.8 may be left out."""
     run = _gate(settings, monkeypatch, lambda *_: {"status": "infra_error", "reward": None})
     assert (len(run.used), run.test.is_worse) == (8, False)
+
+
+@pytest.mark.parametrize("is_over", [True, False])
+def test_a_resumed_gate_goes_on_with_a_chunk_that_ended_and_begins_any_other_anew(
+    settings: GateSettings, monkeypatch: pytest.MonkeyPatch, is_over: bool
+) -> None:
+    """The gate was interrupted in, or right after, the baseline's second chunk."""
+    begun: list[tuple[str, int, bool]] = []
+
+    def outcome(run_id: str, chunk: int, place: int) -> dict[str, Any]:
+        return {"status": "ok", "reward": float(place % 2)}
+
+    _gate(settings, monkeypatch, outcome)
+    for run, chunk in (("g-candidate", 1), ("g-baseline", 2), ("g-candidate", 2)):
+        ledger_file(run, chunk, "val", Shard(0, 1)).unlink()
+        (run_folder("g") / f"{run[2:]}-{chunk:04d}.ended").unlink()
+    if not is_over:
+        (run_folder("g") / "baseline-0001.ended").unlink()
+
+    again = replace(settings, rollouts=replace(settings.rollouts, resume=True))
+    _gate(again, monkeypatch, outcome, lambda wanted: begun.append((wanted.run_id, wanted.round, wanted.resume)))
+    assert begun == [
+        ("g-baseline", 0, True),
+        ("g-candidate", 0, True),
+        ("g-baseline", 1, is_over),
+        ("g-candidate", 1, False),
+        ("g-baseline", 2, False),
+        ("g-candidate", 2, False),
+    ]
 
 
 def test_a_gate_goes_on_only_with_what_it_was_begun_with(settings: GateSettings) -> None:

@@ -1,12 +1,12 @@
-"""Whose evaluations may reward a rollout that its runner left to the agent."""
+"""Who vouches for a rollout, and whose evaluations may reward one that its runner left to the agent."""
 
 from typing import Any
 
 import polars as pl
 import pytest
 
-from trainspan_processing.tables import EVALUATIONS
-from trainspan_processing.traces.trust import with_own_rewards
+from trainspan_processing.tables import CALLS, EVALUATIONS, SPANS
+from trainspan_processing.traces.trust import vouched_rollouts, with_own_rewards
 from trainspan_schemas.telemetry import keys
 
 ROLLOUTS = pl.DataFrame(
@@ -50,3 +50,25 @@ def test_an_agents_evaluation_counts_in_the_trace_of_its_own_attempt_alone(
     row = {**dict.fromkeys(EVALUATIONS), **usual, **change}
     found = with_own_rewards(pl.DataFrame([row], schema=EVALUATIONS), ROLLOUTS)
     assert found.select("attempt", "untrusted").rows() == [expected]
+
+
+@pytest.mark.parametrize(
+    ("root", "call", "expected"),
+    [
+        ({}, {}, [("r", True)]),  # the runner signed the call, and its own span has come
+        ({"is_signed": False}, {}, [("r", False)]),  # another runner's, without a key
+        ({"boundary": None}, {}, [("r", True)]),  # an agent's root span, sent with the token, ahead of the runner's
+        ({"boundary": None}, {"is_signed": False}, [("r", False)]),
+        ({"untrusted": True}, {"is_signed": False}, []),  # only the agent says so
+        ({"untrusted": True}, {}, [("r", True)]),  # it does not keep the signature from counting
+        ({"status": None}, {"untrusted": True}, []),
+    ],
+)
+def test_a_rollout_is_vouched_for_by_a_trusted_span_of_its_own_or_a_signed_call(
+    root: dict[str, Any], call: dict[str, Any], expected: list[tuple[str, bool]]
+) -> None:
+    usual = {"rollout_id": "r", "status": "ok", "boundary": "runner", "is_signed": True, "untrusted": False}
+    signed = {"rollout_id": "r", "is_signed": True, "untrusted": False}
+    spans = pl.DataFrame([{**dict.fromkeys(SPANS), **usual, **root}], schema=SPANS)
+    calls = pl.DataFrame([{**dict.fromkeys(CALLS), **signed, **call}], schema=CALLS)
+    assert vouched_rollouts(spans, calls).rows() == expected

@@ -14,6 +14,7 @@ from tests.rollouts.agents.test_functions import rollouts, tasks
 from tests.rollouts.conftest import Run
 from tests.support.agents.openai_server import OpenAIServer
 from tests.support.otlp.recorder import OtlpRecorder
+from trainspan_rollouts.judges import chat_model
 from trainspan_rollouts.judges.choice import find_judge
 from trainspan_rollouts.judges.judge import Result
 from trainspan_schemas.artifacts.judge_report import judge_figures
@@ -154,6 +155,20 @@ def test_a_busy_judge_model_is_asked_again_until_the_time_is_up(model: OpenAISer
     model.status = lambda _number: 503
     with pytest.raises(ConnectionError, match=r"answered 503: .*failed"):
         judged("5", timeout_s=1.0)
+
+
+@pytest.mark.parametrize("status", [408, 409, 425, 429, 500, 502, 503, 400, 404, 422, 499])
+def test_only_what_may_pass_is_asked_again(model: OpenAIServer, monkeypatch: pytest.MonkeyPatch, status: int) -> None:
+    monkeypatch.setattr(chat_model, "_FIRST_DELAY_S", 0.001)
+    write_rubric(model)
+    model.status = lambda number: status if number == 1 else 200
+    if status in (408, 409, 425, 429) or status >= 500:
+        assert judged("4")[0]["correct"] == 0.8
+        assert len(model.requests) == 2
+    else:
+        with pytest.raises(ConnectionError, match=f"answered {status}: .*failed"):
+            judged("4")
+        assert len(model.requests) == 1
 
 
 def test_votes_are_averaged_and_equal_questions_are_asked_once(model: OpenAIServer) -> None:

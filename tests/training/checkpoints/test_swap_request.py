@@ -16,7 +16,7 @@ from tests.training.support.swap_server import policy_server
 from trainspan_schemas.artifacts.checkpoint import CheckpointMeta, read_latest
 from trainspan_schemas.policy_server import Offer
 from trainspan_training.checkpoints.replica_swap import publish, served_folders
-from trainspan_training.checkpoints.swap_request import PolicyAddress, Swap
+from trainspan_training.checkpoints.swap_request import PolicyAddress, Swap, served_dtype
 
 pytestmark = pytest.mark.usefixtures("home")
 
@@ -41,6 +41,15 @@ def test_a_server_that_stays_busy_is_left_after_a_time() -> None:
         assert ask(server.url, retry_for_s=0.5) == Swap("busy", BUSY[1])
     assert 0.3 < time.monotonic() - began < 5
     assert len(server.asked) >= 2
+
+
+def test_the_servers_dtype_is_that_of_the_first_server_that_answers() -> None:
+    gone = f"http://127.0.0.1:{free_port()}"
+    with policy_server() as silent, policy_server() as server:
+        server.state = {"dtype": "bfloat16"}
+        assert served_dtype(f"{gone},{silent.url},{server.url}") == "bfloat16"
+    assert served_dtype(gone) is None
+    assert served_dtype("none") is None
 
 
 def copying(copied_bytes: int) -> tuple[int, dict[str, Any]]:
