@@ -41,7 +41,7 @@ class SettingDoc:
 def setting_docs(section: str) -> tuple[SettingDoc, ...]:
     """The settings of a section (`policies`: those of one policy), in order.
 
-    Raises ValueError if one has no text, or the default None without another stated.
+    Raises ValueError if one has no text, the default None without another stated, or a number as default and another stated.
     """
     owner: Any = tables()[section]
     texts, hints = _texts(owner), get_type_hints(owner)
@@ -55,6 +55,8 @@ def setting_docs(section: str) -> tuple[SettingDoc, ...]:
 def _read(section: str, name: str, hint: Any, default: object, text: str, *, is_advanced: bool) -> SettingDoc:
     summary, *details = (" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
     stated = _DEFAULT.fullmatch(summary)
+    if stated and isinstance(default, (int, float)):
+        raise ValueError(f"[{section}] {name} has the default {default}, and its text states another one: {stated[2]}")
     if not summary or (default is None and stated is None):
         raise ValueError(
             f'[{section}] {name} needs a text under it; if its default is None, the text ends with "; default: WHAT."'

@@ -220,10 +220,7 @@ def test_explicit_rollouts_in_a_process_have_their_own_traces_and_replace_its_ro
     assert recorder.one("trainspan.block").attributes[keys.TASK_ID] == "t2"
 
 
-def test_a_program_that_sets_up_the_sdk_itself_has_identity_from_its_first_rollout_on(
-    tmp_path: Path, policy: OpenAIServer, recorder: OtlpRecorder, wired: dict[str, str]
-) -> None:
-    source = f"""{ASK}
+OWN_SDK = f"""{ASK}
     import trainspan
     from opentelemetry import trace
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
@@ -237,7 +234,12 @@ def test_a_program_that_sets_up_the_sdk_itself_has_identity_from_its_first_rollo
         with trainspan.rollout() as r, provider.get_tracer("mine").start_as_current_span("work"):
             ask()
     """
-    ran = run(write(tmp_path, source), wired, instrument=False)
+
+
+def test_a_program_that_sets_up_the_sdk_itself_has_identity_from_its_first_rollout_on(
+    tmp_path: Path, policy: OpenAIServer, recorder: OtlpRecorder, wired: dict[str, str]
+) -> None:
+    ran = run(write(tmp_path, OWN_SDK), wired, instrument=False)
     assert (ran.code, ran.stderr) == (0, "")
     rollouts, works = recorder.named("trainspan.rollout"), recorder.named("work")
     ids = [rollout.attributes[keys.ROLLOUT_ID] for rollout in rollouts]
@@ -247,6 +249,17 @@ def test_a_program_that_sets_up_the_sdk_itself_has_identity_from_its_first_rollo
     assert [str(request.traceparent) for request in policy.requests] == [
         str(TraceParent(work.trace_id, work.span_id)) for work in works
     ]
+
+
+def test_disabled_leaves_a_program_alone_that_sets_up_the_sdk_itself(
+    tmp_path: Path, policy: OpenAIServer, recorder: OtlpRecorder, wired: dict[str, str]
+) -> None:
+    ran = run(write(tmp_path, OWN_SDK), {**wired, "TRAINSPAN_DISABLED": "1"}, instrument=False)
+    assert (ran.code, ran.stderr) == (0, "")
+    assert [work.attributes for work in recorder.named("work")] == [{}, {}]
+    assert [
+        header for request in policy.requests for header in request.headers if header in ("baggage", "traceparent")
+    ] == []
 
 
 def test_disabled_leaves_the_agent_alone(

@@ -4,13 +4,14 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.processing.conftest import Bench
 from tests.processing.support.traces import chain
-from trainspan_processing.dataset.diff import ItemChange, compare_datasets
+from trainspan_processing.dataset.diff import Difference, ItemChange, Overlap, ValueChanges, compare_datasets
 from trainspan_processing.dataset.published import open_published
 from trainspan_schemas.errors import DatasetError, UsageError
 
@@ -37,6 +38,24 @@ def test_the_same_settings_from_another_store_are_no_difference(bench: Bench) ->
     two = bench.build(out=bench.out / "two", stores=(1,))
     done = _diff(one.path, two.path)
     assert (done.returncode, done.stdout.strip()) == (0, "no difference: 4 rows of 2 rollouts")
+
+
+@pytest.mark.parametrize("what", ["settings", "rollouts", "rows", "rewards", "advantages", "columns", "order_differs"])
+def test_each_kind_of_change_is_a_difference(what: str) -> None:
+    same, none = Overlap(0, 0, 4, {}, {}), ValueChanges(4, 0, 1.0, 1.0, 0.0, 0.0, 0, 1.0, [])
+    alike = Difference([], same, same, none, none, {}, order_differs=False)
+    assert alike.is_empty
+    changes: dict[str, tuple[object, ...]] = {
+        "settings": ([ItemChange("baseline", "rloo", "grpo")],),
+        "rollouts": (replace(same, only_a=1), replace(same, only_b=1)),
+        "rows": (replace(same, only_a=1), replace(same, only_b=1)),
+        "rewards": (replace(none, changed=1),),
+        "advantages": (replace(none, changed=1),),
+        "columns": ({"temperature": 1},),
+        "order_differs": (True,),
+    }
+    for change in changes[what]:
+        assert not replace(alike, **{what: change}).is_empty  # type: ignore[arg-type]
 
 
 def test_another_baseline_changes_advantages_and_nothing_else(bench: Bench) -> None:

@@ -155,8 +155,8 @@ def test_a_runner_that_waits_for_tasks_ends_at_once_on_sigterm(start: Any) -> No
     run.send(id="a", input="0")
     run.until(groups=1)
     os.kill(run.process.pid, signal.SIGTERM)
-    code, messages = run.end()
-    assert code == 130
+    assert run.process.wait(WAIT_S) == 130, "while its input is open"
+    _, messages = run.end()
     assert "Traceback" not in messages
     assert "Fatal" not in messages
 
@@ -169,3 +169,4 @@ def test_an_empty_stream_and_a_limit_end_the_run(start: Any) -> None:
     limited.send(id="a", input="0")
     limited.send(id="b", input="0")
     assert limited.until(event="result")["total"] == 2
+    assert limited.process.wait(WAIT_S) == 0, "while its input is open"

@@ -36,6 +36,11 @@ def test_a_setting_without_text_or_default_is_refused(default: object, text: str
         _read("loop", "n", int, default, text, is_advanced=False)
 
 
+def test_a_number_may_not_be_the_default_where_the_text_states_another() -> None:
+    with pytest.raises(ValueError, match=r"\[loop\] n has the default 3, and its text states another one: twice that"):
+        _read("loop", "n", int, 3, "How many there are; default: twice that.", is_advanced=False)
+
+
 @pytest.mark.parametrize("section", sections())
 def test_each_documented_variable_sets_its_setting(section: str) -> None:
     for doc in setting_docs(section):

@@ -3,6 +3,7 @@
 import contextlib
 import random
 import threading
+import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 
 import pytest
@@ -12,12 +13,19 @@ from tests.support.policy_server.process import RunningServer
 from trainspan_schemas.telemetry import keys
 from trainspan_schemas.telemetry.tokens import decode_ids, decode_logprobs
 
-__all__ = ["LONG_PROMPT", "check_calls", "greedy", "load"]
+__all__ = ["LONG_PROMPT", "check_calls", "greedy", "load", "metric"]
 
 LONG_PROMPT = [(13 * position) % 240 + 10 for position in range(300)]  # more than nine blocks of 32 tokens
 
 Answers = Mapping[str, tuple[int, str]]
 """Response id → status and the policy version in the response header."""
+
+
+def metric(server: RunningServer, name: str) -> float:
+    """The sum of the server's metrics whose names begin so."""
+    with urllib.request.urlopen(server.url + "/metrics", timeout=30) as answer:
+        lines = answer.read().decode().splitlines()
+    return sum(float(line.split(" ")[1]) for line in lines if line.startswith(name))
 
 
 def greedy(server: RunningServer, tokens: int = 12) -> tuple[list[int], str]:

@@ -3,14 +3,13 @@
 import json
 import threading
 import time
-import urllib.request
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from tests.serving.support.servers import Flying, Models, publish_base
-from tests.serving.support.traffic import LONG_PROMPT, greedy
+from tests.serving.support.traffic import LONG_PROMPT, greedy, metric
 from tests.support.models.canary import greedy_ids, logprobs_of
 from tests.support.otlp.sink import OtlpSink
 from tests.support.policy_server.process import RunningServer
@@ -49,12 +48,6 @@ def generated_tokens(server: RunningServer) -> float:
 
 def waiting_requests(server: RunningServer) -> float:
     return metric(server, "vllm:num_requests_waiting{")
-
-
-def metric(server: RunningServer, name: str) -> float:
-    with urllib.request.urlopen(server.url + "/metrics", timeout=30) as answer:
-        lines = answer.read().decode().splitlines()
-    return sum(float(line.split(" ")[1]) for line in lines if line.startswith(name))
 
 
 def wait_for_tokens(server: RunningServer, total: float) -> None:

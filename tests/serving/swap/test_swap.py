@@ -12,7 +12,7 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.serving.support.servers import Models, Stack, publish_base
-from tests.serving.support.traffic import LONG_PROMPT, check_calls, greedy, load
+from tests.serving.support.traffic import LONG_PROMPT, check_calls, greedy, load, metric
 from tests.support.models.adapters import adapter_logprobs, make_adapter
 from tests.support.models.canary import greedy_ids, logprobs_of
 from trainspan_schemas.artifacts.checkpoint import CANARY_FILE, META_FILE, Canary, CheckpointMeta
@@ -41,6 +41,16 @@ def test_after_a_swap_the_new_weights_answer_and_everything_says_so(stack: Stack
     assert state["canary"] == canary
     spans = stack.sink.wait(1, lambda span: span.attributes[keys.POLICY_VERSION] == 1 and not _internal(span))
     assert decode_ids(spans[-1].attributes[keys.COMPLETION_TOKEN_IDS]) == greedy_ids(models.folder(1), LONG_PROMPT, 12)
+
+
+def test_the_metrics_add_up_the_swaps_and_their_seconds(stack: Stack) -> None:
+    names = ("trainspan_policy_swap_seconds_total", 'trainspan_policy_swaps_total{outcome="fresh"}')
+    seconds, fresh = (metric(stack.server, name) for name in names)
+    for version in (1, 2):
+        status, answer = stack.server.swap(f"policy-{version:06d}", version)
+        assert status == 200, answer
+        seconds, fresh = seconds + answer["seconds"]["total"], fresh + 1
+        assert [metric(stack.server, name) for name in names] == [pytest.approx(seconds, abs=0.001), fresh]
 
 
 def test_the_canary_is_marked_internal(stack: Stack) -> None:
