@@ -1,6 +1,7 @@
 """Rewarded rollouts to choose examples from, by group, and the resulting examples."""
 
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -8,7 +9,7 @@ from dataclasses import dataclass, field
 from trainspan_processing.export.conversations import RecordedCall
 from trainspan_schemas.files.durable import JsonObject
 
-__all__ = ["CallsOf", "Examples", "RewardedRollout", "kept_calls", "offered_tools"]
+__all__ = ["CallsOf", "Examples", "RewardedRollout", "are_equal", "kept_calls", "offered_tools", "reaches"]
 
 CallsOf = Callable[[tuple[str, int]], Sequence[RecordedCall]]
 
@@ -41,6 +42,15 @@ class Examples:
     groups_used: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
     """Reason → number of groups or calls without a row."""
+
+
+def are_equal(left: float, right: float) -> bool:
+    """Whether two rewards differ by no more than the rounding of sums, as for credit."""
+    return math.isclose(left, right, rel_tol=1e-9, abs_tol=1e-12)
+
+
+def reaches(reward: float, least: float) -> bool:
+    return reward >= least or are_equal(reward, least)
 
 
 def kept_calls(calls: Sequence[RecordedCall], agents: frozenset[str], skipped: Counter[str]) -> list[RecordedCall]:

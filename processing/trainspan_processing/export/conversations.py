@@ -72,7 +72,8 @@ class RecordedCall:
     is_whole: bool
     """Whether the answer ended by itself; a truncated answer would teach the model to stop in the middle."""
     flaw: str | None = None
-    """Why it would not be trained as it was: `other_parts` (an image, say, that its messages lack), `no_answer` or `other_tokens`."""
+    """Why it would not be trained as it was: `other_parts` (an image, say, that its messages lack), `no_messages`, `no_answer` or
+    `other_tokens`."""
     tools: tuple[str, ...] = ()
     """JSON of each offered tool, with its keys in the order of the request: a chat template renders them in this order."""
     served_as: tuple[str, str] | None = None

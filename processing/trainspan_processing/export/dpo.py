@@ -6,7 +6,15 @@ Pure functions.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainspan_processing.export.candidates import CallsOf, Examples, RewardedRollout, kept_calls, offered_tools
+from trainspan_processing.export.candidates import (
+    CallsOf,
+    Examples,
+    RewardedRollout,
+    are_equal,
+    kept_calls,
+    offered_tools,
+    reaches,
+)
 from trainspan_processing.export.conversations import RecordedCall
 from trainspan_processing.export.labeled_pairs import LabeledPair
 from trainspan_processing.text.chat_messages import same_messages
@@ -31,7 +39,7 @@ def preference_pairs(
     That is the first call with the same prompt and different answers. Reasons that count groups: `one_rollout`,
     `equal_rewards`, `below_min_reward` (of the best), `no_text`, `no_common_prompt`, `same_answers`. The last three also count
     labeled pairs, with `labeled_` before them. Reasons that count calls: `cut_off`, `not_selected`, `other_parts` (images, files,
-    refusals), `no_answer`, `other_tokens` (see RecordedCall).
+    refusals), `no_messages` (texts that were not recorded), `no_answer`, `other_tokens` (see RecordedCall).
     """
     examples = Examples(groups=len(groups))
     rewards_of = {candidate.key: candidate.reward for candidates in groups.values() for candidate in candidates}
@@ -49,17 +57,17 @@ def preference_pairs(
             examples.groups_used += any(candidate.key in used for candidate in candidates)
             continue
         rewards = [candidate.reward for candidate in candidates]
-        if len(candidates) < 2 or min(rewards) == max(rewards):
+        if len(candidates) < 2 or are_equal(min(rewards), max(rewards)):
             examples.skipped["one_rollout" if len(candidates) < 2 else "equal_rewards"] += 1
             continue
-        if min_reward is not None and max(rewards) < min_reward:
+        if min_reward is not None and not reaches(max(rewards), min_reward):
             examples.skipped["below_min_reward"] += 1
             continue
         ends = [
             [
                 (candidate.key, kept_calls(calls_of(candidate.key), agents, examples.skipped))
                 for candidate in candidates
-                if candidate.reward == end
+                if are_equal(candidate.reward, end)
             ]
             for end in (max(rewards), min(rewards))
         ]

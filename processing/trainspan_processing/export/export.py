@@ -16,7 +16,7 @@ from trainspan_processing.credit.plan import looks_at_calls
 from trainspan_processing.dataset.ledger import NOTHING_USED
 from trainspan_processing.dataset.published import Published
 from trainspan_processing.export.atif import trajectories
-from trainspan_processing.export.candidates import Examples, RewardedRollout
+from trainspan_processing.export.candidates import Examples, RewardedRollout, reaches
 from trainspan_processing.export.conversations import RecordedCall, read_conversations
 from trainspan_processing.export.dpo import preference_pairs
 from trainspan_processing.export.kto import judged_examples
@@ -253,7 +253,7 @@ def _grouped(rollouts: pl.DataFrame) -> list[RewardedRollout]:
 def _wanted(request: ExportRequest, candidates: Sequence[RewardedRollout]) -> frozenset[tuple[str, int]]:
     """The rollouts of which an example may be made, as far as one can tell without their text."""
     least = -math.inf if request.kind != "sft" or request.min_reward is None else request.min_reward
-    return frozenset(candidate.key for candidate in candidates if candidate.reward >= least)
+    return frozenset(candidate.key for candidate in candidates if reaches(candidate.reward, least))
 
 
 def _decoded(

@@ -3,7 +3,15 @@
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from trainspan_processing.export.candidates import CallsOf, Examples, RewardedRollout, kept_calls, offered_tools
+from trainspan_processing.export.candidates import (
+    CallsOf,
+    Examples,
+    RewardedRollout,
+    are_equal,
+    kept_calls,
+    offered_tools,
+    reaches,
+)
 
 __all__ = ["judged_examples"]
 
@@ -19,19 +27,23 @@ def judged_examples(
 
     `label` says whether the rollout earned at least `min_reward`; without it, whether it earned more than its group in the mean,
     and groups with equal rewards give none. The reasons `equal_rewards` and `no_text` count groups, `cut_off`, `not_selected`,
-    `other_parts` (images, files, refusals), `no_answer` and `other_tokens` (see RecordedCall) count calls.
+    `other_parts` (images, files, refusals), `no_messages` (texts that were not recorded), `no_answer` and `other_tokens` (see
+    RecordedCall) count calls.
     """
     examples = Examples(groups=len(groups))
     for candidates in groups.values():
         rewards = [candidate.reward for candidate in candidates]
-        if min_reward is None and min(rewards) == max(rewards):
+        if min_reward is None and are_equal(min(rewards), max(rewards)):
             examples.skipped["equal_rewards"] += 1
             continue
         mean, before, has_text = fmean(rewards), len(examples.rows), False
         for candidate in sorted(candidates, key=lambda each: each.key):
             calls = calls_of(candidate.key)
             has_text = has_text or bool(calls)
-            is_good = candidate.reward > mean if min_reward is None else candidate.reward >= min_reward
+            reward = candidate.reward
+            is_good = (
+                reward > mean and not are_equal(reward, mean) if min_reward is None else reaches(reward, min_reward)
+            )
             for call in kept_calls(calls, agents, examples.skipped):
                 row = {"prompt": call.prompt, "completion": call.answer, "label": is_good}
                 examples.rows.append({**row, **offered_tools(call)})

@@ -2,7 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 
-from trainspan_processing.export.candidates import CallsOf, Examples, RewardedRollout, kept_calls, offered_tools
+from trainspan_processing.export.candidates import (
+    CallsOf,
+    Examples,
+    RewardedRollout,
+    kept_calls,
+    offered_tools,
+    reaches,
+)
 
 __all__ = ["supervised_examples"]
 
@@ -19,17 +26,17 @@ def supervised_examples(
 
     Among equally good rollouts, the one with the fewest calls is used; with `take_all`, each of them and each with a reward of
     at least `min_reward`. The reasons `below_min_reward` and `no_text` count
-    groups, `cut_off`, `not_selected`, `other_parts` (images, files, refusals), `no_answer`
+    groups, `cut_off`, `not_selected`, `other_parts` (images, files, refusals), `no_messages` (texts that were not recorded), `no_answer`
     and `other_tokens` (see RecordedCall) count calls.
     """
     examples = Examples(groups=len(groups))
     for candidates in groups.values():
         highest = max(candidate.reward for candidate in candidates)
-        if min_reward is not None and highest < min_reward:
+        if min_reward is not None and not reaches(highest, min_reward):
             examples.skipped["below_min_reward"] += 1
             continue
         least = highest if min_reward is None or not take_all else min_reward
-        best = [candidate for candidate in candidates if candidate.reward >= least]
+        best = [candidate for candidate in candidates if reaches(candidate.reward, least)]
         with_calls = [(candidate, calls_of(candidate.key)) for candidate in best]
         recorded = [(candidate, calls) for candidate, calls in with_calls if calls]
         if not recorded:

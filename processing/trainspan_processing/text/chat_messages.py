@@ -10,17 +10,17 @@ from trainspan_processing.text.json_text import parsed
 from trainspan_processing.text.langfuse import langfuse_tools
 from trainspan_schemas.files.durable import JsonObject
 
-__all__ = ["ChatMessage", "chat_messages", "only_text", "same_messages", "tools_of"]
+__all__ = ["ChatMessage", "chat_messages", "has_whole_parts", "only_text", "same_messages", "tools_of"]
 
 ChatMessage = JsonObject
 
 _CALL_KEY: Final = re.compile(r"tool_calls\.(\d{1,6})\.(?:tool_call\.)?(?:function\.)?(id|name|arguments)")
 _SCHEMA_KEY: Final = re.compile(r"llm\.tools\.(\d{1,6})\.tool\.json_schema")
 _FUNCTION_KEY: Final = re.compile(r"llm\.request\.functions\.(\d{1,6})\.(name|description|parameters)")
-_THOUGHTS: Final = ("reasoning", "thinking", "redacted_thinking")
+_TOLD_THOUGHTS: Final = ("reasoning", "thinking")
+_THOUGHTS: Final = (*_TOLD_THOUGHTS, "redacted_thinking")
 _KNOWN_PARTS: Final = ("text", "tool_call", *_THOUGHTS)
 _FLAT_PART: Final = re.compile(r"contents\.\d{1,3}\.message_content\.(?!text$|type$).+")
-_IDS: Final = ("id", "tool_call_id")
 
 
 def chat_messages(messages: Sequence[Message]) -> list[ChatMessage]:
@@ -35,6 +35,12 @@ def chat_messages(messages: Sequence[Message]) -> list[ChatMessage]:
 def only_text(messages: Sequence[Message]) -> bool:
     """Whether `chat_messages` leaves out nothing that a model sees: no image, no file, no other part that is no text."""
     return not any(map(_has_other_part, messages))
+
+
+def has_whole_parts(message: Message) -> bool:
+    """Whether each text and thought of the message has its content: a client that may not record content leaves it out."""
+    parts = (part for part in _list(message.get("parts")) if isinstance(part, dict))
+    return all(_recorded(part) is not None for part in parts if part.get("type") in ("text", *_TOLD_THOUGHTS))
 
 
 def _has_other_part(message: Message) -> bool:
@@ -59,14 +65,17 @@ def _is_tool_call(call: Any) -> bool:
 
 
 def same_messages(messages: Sequence[ChatMessage]) -> str:
-    """A text that is equal for equal conversations; ids of tool calls, which servers choose at random, are ignored."""
+    """A text that is equal for equal conversations; ids of tool calls, which servers choose at random, are ignored.
 
-    def plain(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: plain(item) for key, item in value.items() if key not in _IDS}
-        return [plain(item) for item in value] if isinstance(value, list) else value
+    An argument of a tool that is called `id` is not.
+    """
+    return json.dumps([_without_ids(message) for message in messages], sort_keys=True, ensure_ascii=False)
 
-    return json.dumps(plain(list(messages)), sort_keys=True, ensure_ascii=False)
+
+def _without_ids(message: ChatMessage) -> ChatMessage:
+    others = {key: value for key, value in message.items() if key not in ("id", "tool_call_id", "tool_calls")}
+    calls = [{key: value for key, value in call.items() if key != "id"} for call in message.get("tool_calls") or ()]
+    return {**others, "tool_calls": calls} if calls else others
 
 
 def tools_of(attributes: Mapping[str, Any]) -> list[JsonObject]:
@@ -95,7 +104,10 @@ def _converted(message: Message) -> ChatMessage:
     role = str(message.get("role") or "user")
     parts = [part for part in _list(message.get("parts")) if isinstance(part, dict)]
     chat_message: ChatMessage = {"role": role, "content": _content(message.get("content"))}
-    if thoughts := [str(part.get("content", "")) for part in parts if part.get("type") == "reasoning"]:
+    content = message.get("content")
+    listed = [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
+    told = (part for part in (*parts, *listed) if part.get("type") in _TOLD_THOUGHTS)
+    if thoughts := [text for part in told if (text := _recorded(part)) is not None]:
         chat_message["reasoning_content"] = "".join(thoughts)
     elif isinstance(text := message.get("reasoning_content") or message.get("reasoning"), str):
         chat_message["reasoning_content"] = text
@@ -123,6 +135,12 @@ def _text_of(part: Mapping[str, Any]) -> str | None:
     """The text of a part of type `text`, `input_text`, `output_text` or none."""
     text = part.get("text", part.get("content"))
     return text if isinstance(text, str) and str(part.get("type", "text")).endswith("text") else None
+
+
+def _recorded(part: Mapping[str, Any]) -> str | None:
+    """The content of a part, also where Anthropic and Bedrock have that of thoughts."""
+    texts = (part.get(name) for name in ("content", "thinking", "text"))
+    return next((text for text in texts if isinstance(text, str)), None)
 
 
 def _tool_calls(message: Message, parts: Sequence[JsonObject]) -> list[JsonObject]:

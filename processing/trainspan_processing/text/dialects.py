@@ -94,8 +94,8 @@ def plain(value: Any) -> Any:
 def _messages(item: JsonObject) -> list[Message]:
     """One recorded message as messages: each of its tool results alone, with role `tool`, then what else it holds.
 
-    Text parts are joined by line feeds as `content`, as a policy server joins them; the other parts are kept in `parts`. A message
-    without any part has no `content`.
+    Text parts are joined by line feeds as `content`, as a policy server joins them; the other parts are kept in `parts`, also texts
+    whose content was not recorded. A message without any part has no `content`.
     """
     parts = item.get("parts")
     if not isinstance(parts, list):
@@ -106,8 +106,8 @@ def _messages(item: JsonObject) -> list[Message]:
     tool_results = [_tool_result(part, whole) for part in results]
     if results and not rest:
         return tool_results
-    others = [part for part in rest if not _is(part, "text")]
-    text = "\n".join(str(part.get("content", "")) for part in rest if _is(part, "text"))
+    others = [part for part in rest if _text(part) is None]
+    text = "\n".join(text for part in rest if (text := _text(part)) is not None)
     message = {**whole, "content": text} if rest else whole
     return [*tool_results, {**message, "parts": others} if others else message]
 
@@ -130,6 +130,12 @@ def _is_content_part(part: Any) -> bool:
 
 def _is(part: Any, kind: str) -> bool:
     return isinstance(part, dict) and part.get("type") == kind
+
+
+def _text(part: Any) -> str | None:
+    """The text of a text part, if it was recorded."""
+    text = part.get("content", part.get("text")) if _is(part, "text") else None
+    return text if isinstance(text, str) else None
 
 
 def _flattened(attributes: Mapping[str, Any], side: str) -> list[Message]:

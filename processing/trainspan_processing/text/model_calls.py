@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
-from trainspan_processing.text.chat_messages import chat_messages, only_text
+from trainspan_processing.text.chat_messages import chat_messages, has_whole_parts, only_text
 from trainspan_processing.text.dialects import Message, messages_of
 from trainspan_processing.text.json_text import parsed
 from trainspan_processing.text.langfuse import LANGFUSE_CALL, LANGFUSE_KIND
@@ -118,8 +118,15 @@ def text_flaw(attributes: Mapping[str, Any], *, failed: bool) -> TextFlaw | None
     return messages_flaw(inputs, outputs) if is_whole(attributes, outputs) else "cut_off"
 
 
-def messages_flaw(inputs: list[Message], outputs: list[Message]) -> Literal["no_answer", "other_parts"] | None:
-    """Why recorded messages are no example: they have parts that are no text, or the answer has neither text nor calls."""
+def messages_flaw(
+    inputs: list[Message], outputs: list[Message]
+) -> Literal["no_messages", "no_answer", "other_parts"] | None:
+    """Why recorded messages are no example: texts were not recorded, or they have parts that are no text, or the answer has neither
+    text nor calls."""
+    if not all(map(has_whole_parts, inputs)):
+        return "no_messages"
+    if not all(map(has_whole_parts, outputs[:1])):
+        return "no_answer"
     if not only_text([*inputs, *outputs[:1]]):
         return "other_parts"
     (answer,) = chat_messages(outputs[:1])
