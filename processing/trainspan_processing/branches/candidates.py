@@ -15,6 +15,7 @@ from trainspan_processing.branches.values import BranchedRollout, StateBranches,
 from trainspan_processing.dataset.ledger import NOTHING_USED
 from trainspan_processing.read.policy_versions import PolicyVersions, policies_of
 from trainspan_processing.read.source import Selection, Source
+from trainspan_processing.reasons.drop_reasons import reward_refusal
 from trainspan_processing.rewards.status_rewards import FUNCTION_STATUSES
 from trainspan_processing.tables import CALLS, ROLLOUT_KEY
 from trainspan_processing.traces.trace_index import TraceIndex, index_traces
@@ -70,11 +71,12 @@ def _sort_key(rollout_id: str) -> str:
 
 def newest_round(source: Source) -> Selection | None:
     """The round of the rollout that ended last and is no branch; None without one."""
-    sql = f"""SELECT run_id, round FROM rollouts
+    sql = f"""SELECT run_id, round, end_ns FROM rollouts
         WHERE run_id IS NOT NULL AND status IS NOT NULL AND NOT regexp_matches(coalesce(task_id, ''), '{BRANCH_TASK}')
         ORDER BY end_ns DESC LIMIT 1"""
-    rows = [row for batch in source.query(sql) for row in batch.select("run_id", "round").iter_rows()]
-    return Selection(*rows[0]) if rows else None
+    of_stores = [row for batch in source.query(sql) for row in batch.select("run_id", "round", "end_ns").iter_rows()]
+    run_id, round_, _ = max(of_stores, key=lambda row: row[2] or 0, default=(None, None, None))
+    return None if run_id is None else Selection(run_id, round_)
 
 
 def rounds_of(source: Source, rollout_ids: Sequence[str]) -> list[Selection]:
@@ -119,7 +121,7 @@ def _of_selection(
     branchable = judged.filter(pl.col("obstacle").is_null()).sort("end_ns", *ROLLOUT_KEY).select(_FACTS)
     calls = traces.calls.join(branchable.select(ROLLOUT_KEY), on=ROLLOUT_KEY, how="semi", maintain_order="left")
     groups = (
-        rollouts.filter(pl.col("reward").is_not_null() & pl.col("teaches") & ~pl.col("superseded"))
+        rollouts.filter(reward_refusal().is_null() & pl.col("teaches") & ~pl.col("superseded"))
         .group_by(_GROUP)
         .agg(pl.col("reward").alias("rewards"))
     )
@@ -147,7 +149,8 @@ def _obstacle(*, are_named: bool) -> pl.Expr:
         "no calls": pl.col("n_calls") == 0,
         "@ in its id": pl.col("rollout_id").str.contains("@"),
     }
-    return pl.coalesce([pl.when(rule.fill_null(False)).then(pl.lit(name)) for name, rule in rules.items()])
+    first = pl.coalesce([pl.when(rule.fill_null(False)).then(pl.lit(name)) for name, rule in rules.items()])
+    return pl.coalesce(first, reward_refusal())
 
 
 def measure(
@@ -198,9 +201,11 @@ def measure(
 
 
 def _state_branches(ends: pl.DataFrame, policies: tuple[str, ...]) -> StateBranches:
-    """The branches from one state, from their last attempts. Those that diverged were in another state, whatever their reward."""
-    counted = ends.filter(pl.col("teaches") & (pl.col("status") != "diverged")).drop_nulls("reward")
-    silent = pl.col("status").is_in(FUNCTION_STATUSES) & ~(pl.col("teaches") & pl.col("reward").is_not_null())
+    """The branches from one state, from their last attempts. Those that diverged were in another state, whatever their reward; a
+    reward that a dataset would refuse is none."""
+    is_rewarded = pl.col("teaches") & reward_refusal().is_null()
+    counted = ends.filter(is_rewarded & (pl.col("status") != "diverged"))
+    silent = pl.col("status").is_in(FUNCTION_STATUSES) & ~is_rewarded
     return StateBranches(
         counted["reward"].to_list(),
         dict(sorted(Counter(ends["status"].drop_nulls()).items())),

@@ -72,11 +72,13 @@ def rloo(items: pl.DataFrame) -> pl.DataFrame:
 
 
 def batch(items: pl.DataFrame) -> pl.DataFrame:
-    """(v − μ_g) / σ_batch: centered by group, scaled by the spread of the pool (ddof 1).
+    """(v − μ_g) / σ_batch: centered by group, scaled by the spread of the pool (ddof 1), or of the group if the pool has none.
 
     arXiv 2508.08221 finds this normalization more robust if groups have little spread.
     """
-    return _by_group(_scaled(items), _MEAN_G, pl.col("_scale")).drop("_scale")
+    # A group whose rollouts have different judges may be alone in each of their pools.
+    scale = pl.coalesce("_scale", 1.0 / _V.std(ddof=1).over("group"))
+    return _by_group(_scaled(items), _MEAN_G, scale).drop("_scale")
 
 
 def global_(items: pl.DataFrame) -> pl.DataFrame:

@@ -76,6 +76,7 @@ class Comparison:
             return _labeled(tree.with_columns(pl.col("value").alias("return")), "action"), parts
         credited = credit_of(estimator)(calls, plan.gamma)
         _check_credit(estimator.credit, credited, calls)
+        credited = credited.with_columns(pl.col("return").cast(pl.Float64))
         if estimator.credit == "step":
             of_step = f"{part} step {plan.step_by}:".lstrip()
             terms, parts = self._over_calls(credited, plan.step_by, of_step, estimator)
@@ -186,7 +187,7 @@ def _compare(items: pl.DataFrame, past: pl.DataFrame, estimator: Estimator) -> p
         frame = frame.with_columns(pl.struct("pool", "judge").rank("dense").cast(pl.UInt32).alias("pool"))
     compared = baseline_of(estimator)(frame.drop("judge"))
     _check_comparison(estimator.baseline, compared, items)
-    return compared
+    return compared.with_columns(pl.col("center", "scale").cast(pl.Float64), pl.col("drop").cast(pl.String))
 
 
 def _check_credit(name: str, credited: pl.DataFrame, calls: pl.DataFrame) -> None:
@@ -205,5 +206,5 @@ def _check_comparison(name: str, compared: pl.DataFrame, items: pl.DataFrame) ->
     if not compared["item"].sort().equals(items["item"].sort()):
         raise UsageError(f"baseline {name!r} returned {compared.height} rows for {items.height} items, or other items")
     numbers = compared.select("center", "scale")
-    if not all(column.dtype.is_numeric() and column.is_finite().all() for column in numbers):
+    if not all(column.dtype.is_numeric() and not column.has_nulls() and column.is_finite().all() for column in numbers):
         raise UsageError(f"baseline {name!r} returned a center or scale that is not a finite number")

@@ -136,9 +136,10 @@ class DatasetLedger:
         return self.rows.filter(pl.col("kept") == 0)
 
     def history(self, reward_digest: str) -> History:
-        """The values by this reward, without those of branches of other rollouts."""
+        """The values by this reward, without those of branches of other rollouts, and of rollouts without a call: those are compared
+        with nobody."""
         is_branch = pl.col("task_id").str.contains(BRANCH_TASK).fill_null(value=False)
-        rewarded = self.rows.filter(~is_branch).drop_nulls("reward")
+        rewarded = self.rows.filter(~is_branch & (pl.col("calls") > 0)).drop_nulls("reward")
         rows = rewarded.filter(pl.col("reward_digest") == reward_digest)
         whole = rows.with_columns(pl.lit("").alias("part"), pl.col("reward").alias("value"))
         parts = [

@@ -102,6 +102,7 @@ class Inquiry:
 
 
 _NAMES: Final = [item.name for item in fields(Identity)]
+_TIMES: Final = ["end_ns", "start_ns"]
 
 
 @contextmanager
@@ -214,10 +215,12 @@ def _search(source: Source, wanted: str) -> list[Identity]:
     """The newest rollout, or those whose id begins with `wanted`."""
     columns = ", ".join(_NAMES)
     if wanted == NEWEST:
-        sql = f"SELECT {columns} FROM rollouts ORDER BY end_ns DESC NULLS LAST, start_ns DESC LIMIT 1"
-    else:
-        quoted = wanted.replace("'", "''")
-        sql = f"SELECT {columns} FROM rollouts WHERE starts_with(rollout_id, '{quoted}') ORDER BY 1, 2 LIMIT 1000"
+        sql = f"SELECT {columns}, end_ns, start_ns FROM rollouts ORDER BY end_ns DESC NULLS LAST, start_ns DESC LIMIT 1"
+        of_stores = [batch.select(*_NAMES, *_TIMES) for batch in source.query(sql)]
+        newest = pl.concat(of_stores).sort(_TIMES, descending=True, nulls_last=True) if of_stores else pl.DataFrame()
+        return _rows(iter([newest.head(1)] if newest.height else []))
+    quoted = wanted.replace("'", "''")
+    sql = f"SELECT {columns} FROM rollouts WHERE starts_with(rollout_id, '{quoted}') ORDER BY 1, 2 LIMIT 1000"
     return _rows(source.query(sql))
 
 

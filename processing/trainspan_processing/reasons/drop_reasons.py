@@ -61,6 +61,20 @@ _Rule: TypeAlias = tuple[str | pl.Expr, pl.Expr]
 """A reason, or a column that contains it, and the condition under which it applies."""
 
 
+_OF_IDENTITY: Final[Sequence[_Rule]] = (
+    ("id_collision", pl.col("collides")),
+    ("attempt_conflict", pl.col("conflicts")),
+)
+_OF_REWARDS: Final[Sequence[_Rule]] = (
+    ("judge_error", pl.col("reward_failed")),
+    ("reward_unclear", pl.col("reward_unclear")),
+    ("reward_out_of_range", pl.col("reward_outside")),
+    (UNTRUSTED_REWARD, pl.col("reward").is_null() & pl.col("reward_untrusted")),
+    ("invalid_reward", pl.col("reward_invalid")),
+    ("no_reward", pl.col("reward").is_null()),
+)
+
+
 def _first(rules: Sequence[_Rule]) -> pl.Expr:
     """The name of the first rule that holds, else NULL."""
     expressions = [(pl.lit(name) if isinstance(name, str) else name, condition) for name, condition in rules]
@@ -73,8 +87,7 @@ def early_reason() -> pl.Expr:
         ("not_selected", ~pl.col("selected")),
         ("validation", pl.col("split") == "val"),
         ("superseded_by_retry", pl.col("superseded")),
-        ("id_collision", pl.col("collides")),
-        ("attempt_conflict", pl.col("conflicts")),
+        *_OF_IDENTITY,
         ("unfinished", ~pl.col("complete")),
     ]
     return _first(early)
@@ -87,15 +100,13 @@ def rollout_reason() -> pl.Expr:
     `reward_invalid`, and `teaches`: it is ok or has a reward in spite of its status.
     """
     status = pl.when(~pl.col("teaches")).then(pl.col("status"))
-    late = [
-        ("judge_error", pl.col("reward_failed")),
-        ("reward_unclear", pl.col("reward_unclear")),
-        ("reward_out_of_range", pl.col("reward_outside")),
-        (UNTRUSTED_REWARD, pl.col("reward").is_null() & pl.col("reward_untrusted")),
-        ("invalid_reward", pl.col("reward_invalid")),
-        ("no_reward", pl.col("reward").is_null()),
-    ]
-    return pl.coalesce(early_reason(), status, _first(late))
+    return pl.coalesce(early_reason(), status, _first(_OF_REWARDS))
+
+
+def reward_refusal() -> pl.Expr:
+    """Why a rollout's reward counts nowhere, however it ended and whatever it is for: its id is not its own, or the reward is missing
+    or cannot be used. The frame is that of `rollout_reason`."""
+    return _first([*_OF_IDENTITY, *_OF_REWARDS])
 
 
 def admitted_reasons(text: str | None) -> frozenset[str]:

@@ -14,7 +14,8 @@ from trainspan_processing.branches.choice import CallChoice, branch_points
 from trainspan_processing.branches.states import GREEDY, IMAGES
 from trainspan_processing.branches.stored_calls import StoredCallReader
 from trainspan_processing.branches.values import StateBranches, StateValue, two_values
-from trainspan_processing.read.source import Selection
+from trainspan_processing.explain.inquiry import NEWEST, _find
+from trainspan_processing.read.source import Selection, Source
 from trainspan_processing.reasons.selection import select
 from trainspan_processing.stored_rollout import StoredRollout
 from trainspan_schemas.artifacts.branches import BranchPoint, branch_task_id
@@ -319,6 +320,30 @@ def test_the_newest_round_is_never_one_of_branches(bench: Bench) -> None:
     bench.send(rollout, chain(TestRollout("later", run="other", task="t@r.0@1", begins=2e6), 1).reward(1.0))
     with bench.source() as source:
         assert newest_round(source) == Selection(bench.run_id, 7)
+
+
+def test_the_newest_round_and_rollout_are_those_of_all_stores(bench: Bench) -> None:
+    for store, (name, round_, begins) in enumerate((("old", 3, 1e7), ("new", 2, 2e7))):
+        bench.send(chain(bench.rollout(name, round=round_, begins=begins), 1).reward(1.0), store=store)
+    for stores in ((0, 1), (1, 0)):
+        paths = [str(bench.collectors[store].store) for store in stores]
+        with Source(paths) as source:
+            assert newest_round(source) == Selection(bench.run_id, 2)
+            assert _find(source, NEWEST, None).rollout_id == f"{bench.run_id}-new"
+
+
+def test_rewards_that_a_dataset_refuses_are_no_value_of_a_state(bench: Bench) -> None:
+    """One reward of 1e30 is beyond `max_reward`, and a score is no number."""
+    one, other = chain(bench.rollout("a"), 3).reward(1.0), chain(bench.rollout("b"), 2).reward(0.0)
+    huge = chain(bench.rollout("c"), 2).reward(1e30)
+    broken = chain(bench.rollout("d"), 2).reward(0.5).reward(float("nan"))
+    branches = [branch(bench, one, 1, number, reward) for number, reward in enumerate([1.0, 0.0, 1e30])]
+    branches += [branch(bench, one, 2, number, reward) for number, reward in enumerate([1.0, 0.0])]
+    bench.send(one, other, huge, broken, *branches)
+    candidates = found(bench)
+    assert candidates.skipped == {"reward_out_of_range": 1, "invalid_reward": 1}
+    assert candidates.group_rewards["rewards"].list.sort().to_list() == [[0.0, 1.0]]
+    assert measured(bench, [point(one, 1), point(one, 2)]) == [[0.5, None, 0.5], [0.5, None]]
 
 
 def test_a_policy_that_only_the_branches_used_is_compared_with_the_round(bench: Bench) -> None:

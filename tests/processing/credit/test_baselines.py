@@ -1,14 +1,18 @@
 """Each baseline, worked by hand."""
 
 import math
+import statistics
 from collections.abc import Collection
+from typing import Any
 
 import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.processing.support.estimates import Rollout, advantages
 from trainspan_processing.credit.baselines import BASELINES, EPSILON
+from trainspan_schemas.errors import UsageError
 
 
 def _rollouts(
@@ -189,3 +193,50 @@ def test_branches_that_are_alone_are_scaled_by_their_own_spread() -> None:
         # The others are equal, so that nothing is divided by their spread: 1, 1, 1, 0 have σ = ½.
         found = _advantages(name, [[1.0, 1.0], [1.0, 0.0]], branches=(1,))
         assert found == pytest.approx([0.0, 0.0, 1.0, -1.0]), name
+
+
+def test_rollouts_of_a_group_with_judges_of_their_own_are_scaled_by_the_groups_spread() -> None:
+    """Each is alone in the pool of its judge, which has no spread."""
+    apart = [Rollout(1.0, [None], judge="a"), Rollout(0.0, [None], judge="b")]
+    assert advantages(apart, baseline="batch") == pytest.approx([0.5**0.5, -(0.5**0.5)])
+    with_pool = [*apart, Rollout(3.0, [None], judge="a", group=1), Rollout(1.0, [None], judge="a", group=1)]
+    spread = statistics.stdev([1.0, 3.0, 1.0])
+    assert advantages(with_pool, baseline="batch") == pytest.approx(
+        [0.5 / spread, -(0.5**0.5), 1.0 / spread, -1.0 / spread]
+    )
+
+
+def _columns(items: pl.DataFrame, center: pl.Expr, scale: pl.Expr, drop: pl.Expr) -> pl.DataFrame:
+    return items.filter(~pl.col("history")).with_columns(center=center, scale=scale, drop=drop)
+
+
+def shifted(items: pl.DataFrame) -> pl.DataFrame:
+    return _columns(items, pl.col("value").shift(1), pl.lit(1.0), pl.lit(None, dtype=pl.String))
+
+
+def unscaled(items: pl.DataFrame) -> pl.DataFrame:
+    return _columns(items, pl.lit(0.0), pl.lit(None, dtype=pl.Float64), pl.lit(None, dtype=pl.String))
+
+
+def whole_numbers(items: pl.DataFrame) -> pl.DataFrame:
+    return _columns(items, pl.lit(0), pl.lit(2), pl.lit(None))
+
+
+def ones(calls: pl.DataFrame, gamma: float) -> pl.DataFrame:
+    return calls.with_columns(pl.when(pl.col("rollout_reward") > 0).then(1).otherwise(0).alias("return"))
+
+
+@pytest.mark.parametrize("name", ["shifted", "unscaled"])
+def test_a_baseline_with_a_missing_center_or_scale_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match="returned a center or scale that is not a finite number"):
+        advantages([Rollout(1.0, [None]), Rollout(0.0, [None])], baseline=f"{__name__}:{name}")
+
+
+def test_functions_may_return_whole_numbers_and_no_reason() -> None:
+    rollouts = [Rollout(1.0, [None, None], agents="ab"), Rollout(0.0, [None, None], agents="ab")]
+    credit, baseline = f"{__name__}:ones", f"{__name__}:whole_numbers"
+    assert advantages(rollouts, credit=credit, baseline=baseline) == [2.0, 2.0, 0.0, 0.0]
+    one, other = advantages(rollouts, credit=credit, baseline=baseline, combine="gdpo")[::2]
+    assert (one > 0, other) == (True, pytest.approx(-one))
+    per_agent = advantages(rollouts, credit="per_agent", agent_credit=f"a={credit}+{baseline},*=identical+rloo")
+    assert per_agent == [2.0, 1.0, 0.0, -1.0]

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import polars as pl
 import pytest
 
 from tests.processing.conftest import Bench, rows
@@ -34,6 +35,22 @@ def test_a_huge_reward_is_no_history_of_later_datasets(bench: Bench) -> None:
     # b = .05 · 2 after a, and .95 · .1 + .05 · 2 = .195 after c: its advantage is 2 − .195
     (advantage,) = rows(bench.build(baseline="rae"))["advantage"].to_list()
     assert advantage == pytest.approx(1.805)
+
+
+@pytest.mark.parametrize("baseline", ["running", "rae"])
+def test_a_rollout_without_a_call_is_compared_with_nobody_in_one_dataset_or_two(
+    bench: Bench, tmp_path: Path, baseline: str
+) -> None:
+    first = [chain(bench.rollout(name, begins=begins), 1).reward(1.0) for name, begins in (("a", 0.0), ("b", 10.0))]
+    last = chain(bench.rollout("z", begins=100.0), 1).reward(0.5)
+    bench.send(*first, bench.rollout("none", begins=20.0, stated_calls=0).reward(-1.0))
+    bench.build(baseline=baseline, min_coverage=0.0)
+    bench.send(last)
+    second = bench.build(baseline=baseline, min_coverage=0.0)
+    together = rows(bench.build(baseline=baseline, round_=0, out=tmp_path / "together", min_coverage=0.0))
+    expected = together.filter(pl.col("rollout_id") == last.rollout_id)["advantage"].to_list()
+    assert rows(second)["advantage"].to_list() == pytest.approx(expected)
+    assert second.manifest["history"]["rollouts"] == 2
 
 
 def test_sums_have_the_limit_too_and_scores_that_cancel_each_other_are_beyond_it(bench: Bench) -> None:

@@ -34,6 +34,7 @@ class Rollout:
     is_branch: bool = False
     values: Sequence[float | None] = ()
     """Measured values of the states before its calls; without any, none is known."""
+    judge: str | None = None
 
 
 def estimate(
@@ -72,7 +73,7 @@ def estimate(
             "rollout": range(count),
             "group": [rollout.group for rollout in rollouts],
             "run_id": ["run"] * count,
-            "judge": None,
+            "judge": [rollout.judge for rollout in rollouts],
             "end_ns": range(1_000, 1_000 + count),
             "rollout_id": [f"r{number:04d}" for number in range(count)],
             "attempt": [0] * count,
