@@ -3,9 +3,13 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
+import polars as pl
+
 from trainspan_processing.read.source import Selection, Source
+from trainspan_processing.tables import SPAN_KEY
 from trainspan_processing.text.chat_messages import ChatMessage, chat_messages, tools_of
 from trainspan_processing.text.dialects import messages_of
 from trainspan_processing.text.model_calls import (
@@ -17,6 +21,8 @@ from trainspan_processing.text.model_calls import (
     model_of,
 )
 from trainspan_processing.traces.message_records import read_records, with_records
+from trainspan_processing.traces.spans import read_spans
+from trainspan_schemas.agents.unnamed_agents import is_derived
 from trainspan_schemas.files.durable import JsonObject
 from trainspan_schemas.telemetry import keys
 
@@ -34,6 +40,7 @@ _ROLLOUTS_PER_READ: Final = 500
 
 _Key: TypeAlias = tuple[str, str]
 """Trace and span id."""
+_NO_NAMES: Final[Mapping[_Key, str]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +89,9 @@ class RecordedCall:
     """None if it was decoded from a dataset's tokens."""
 
 
-def recorded_calls(spans: Sequence[MessageSpan]) -> list[RecordedCall]:
-    """The calls that clients' instrumentations recorded with their messages, by start time.
+def recorded_calls(spans: Sequence[MessageSpan], agents: Mapping[_Key, str] = _NO_NAMES) -> list[RecordedCall]:
+    """The calls that clients' instrumentations recorded with their messages, by start time. `agents`: the agent that a span of an agent
+    or a call names, in any dialect.
 
     If two instrumentations recorded the same call (one span inside the other, or the same response id), only the more
     detailed record counts: one that says why the answer ended before one that does not, and a Langfuse generation around the call
@@ -91,6 +99,7 @@ def recorded_calls(spans: Sequence[MessageSpan]) -> list[RecordedCall]:
     """
     calls = [span for span in spans if is_model_call(span.attributes)]
     parents = {(span.trace_id, span.span_id): span.parent_span_id for span in spans}
+    names = {**agents, **{(span.trace_id, span.span_id): name for span in calls if (name := _stated_agent(span))}}
     around = _generations_around(calls, parents)
     same = _same_calls([span for span in calls if (span.trace_id, span.span_id) not in around], parents)
     same |= _described(around, same)
@@ -119,7 +128,9 @@ def recorded_calls(spans: Sequence[MessageSpan]) -> list[RecordedCall]:
     ordered = sorted(best.items(), key=lambda item: (item[1][1].start_ns, item[1][1].span_id))
     return [
         replace(
-            _recorded_call(span, spans_of[call], tools[call], served.get(call)), record=_record(span, spans_of[call])
+            _recorded_call(span, spans_of[call], tools[call], served.get(call)),
+            agent=_agent_of([span, *spans_of[call]], parents, names),
+            record=_record(span, spans_of[call]),
         )
         for call, (_, span) in ordered
     ]
@@ -131,8 +142,9 @@ def read_conversations(
     """Yields ((rollout_id, attempt), its calls with messages) for each of `rollouts`, a limited number in memory at a time."""
     for start in range(0, len(rollouts), _ROLLOUTS_PER_READ):
         wanted = rollouts[start : start + _ROLLOUTS_PER_READ]
+        selection = Selection(rollout_ids=sorted({key[0] for key in wanted}))
         spans_of: dict[tuple[str, int], list[MessageSpan]] = {key: [] for key in wanted}
-        for batch in source.read("spans", Selection(rollout_ids=sorted({key[0] for key in wanted})), _COLUMNS + _OWNER):
+        for batch in source.read("spans", selection, _COLUMNS + _OWNER):
             for rollout_id, attempt, trace_id, span_id, parent, start_ns, end_ns, status, text in batch.select(
                 *_OWNER, *_COLUMNS
             ).iter_rows():
@@ -142,16 +154,15 @@ def read_conversations(
                         MessageSpan(trace_id, span_id, parent, start_ns, end_ns, status == 2, attributes)
                     )
         records = read_records(source, {span.trace_id for spans in spans_of.values() for span in spans})
+        of_agents = read_spans(source, selection)[0].filter(pl.col("is_agent") | pl.col("is_client_call"))
+        named = of_agents.drop_nulls("agent").select(*SPAN_KEY, "agent")
+        agents = {(trace_id, span_id): agent for trace_id, span_id, agent in named.iter_rows()}
         for key in wanted:
-            yield (
-                key,
-                recorded_calls(
-                    [
-                        replace(span, attributes=with_records(span.attributes, records, (span.trace_id, span.span_id)))
-                        for span in spans_of[key]
-                    ]
-                ),
-            )
+            spans = [
+                replace(span, attributes=with_records(span.attributes, records, (span.trace_id, span.span_id)))
+                for span in spans_of[key]
+            ]
+            yield key, recorded_calls(spans, agents)
 
 
 def _generations_around(
@@ -204,13 +215,12 @@ def _same_calls(calls: Sequence[MessageSpan], parents: Mapping[_Key, str | None]
 def _recorded_call(
     span: MessageSpan, spans: Sequence[MessageSpan], tools: Sequence[JsonObject], served_as: _Key | None
 ) -> RecordedCall:
-    """`span` has the messages; the agent, the model and why the answer ended may be on others of the call's `spans`."""
+    """The call without its agent. `span` has the messages; the model and why the answer ended may be on others of the call's `spans`."""
     inputs, outputs = messages_of(span.attributes)
     others = [other.attributes for other in spans if other is not span and not other.failed and _choice(other) == 0]
-    agents = (attributes.get(keys.GEN_AI_AGENT_NAME) for attributes in (span.attributes, *others))
     models = (model_of(attributes) for attributes in (span.attributes, *others))
     return RecordedCall(
-        agent=next((agent for agent in agents if isinstance(agent, str)), None),
+        agent=None,
         model=next((model for model in models if model), None),
         prompt=chat_messages(inputs),
         answer=chat_messages(outputs[:1]),
@@ -219,6 +229,22 @@ def _recorded_call(
         tools=tuple(json.dumps(tool, ensure_ascii=False) for tool in tools),
         served_as=served_as,
     )
+
+
+def _stated_agent(span: MessageSpan) -> str | None:
+    name = span.attributes.get(keys.GEN_AI_AGENT_NAME)
+    return name if isinstance(name, str) else None
+
+
+def _agent_of(
+    spans: Sequence[MessageSpan], parents: Mapping[_Key, str | None], names: Mapping[_Key, str]
+) -> str | None:
+    """The agent of a call with these spans, as a dataset names it: stated by the call itself, else by its nearest ancestor that names
+    one, else the name that the exporter or the policy server derived from its request."""
+    own = [(span.trace_id, span.span_id) for span in spans]
+    above = [ancestor for key in own for ancestor in _ancestors(key, parents)]
+    stated = [names[key] for key in (*own, *above) if key in names]
+    return next((name for name in stated if not is_derived(name)), stated[0] if stated else None)
 
 
 def _choice(span: MessageSpan) -> int:

@@ -3,7 +3,6 @@
 import math
 import statistics
 from collections.abc import Collection
-from typing import Any
 
 import polars as pl
 import pytest

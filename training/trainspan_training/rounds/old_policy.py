@@ -61,8 +61,11 @@ class Prepared:
     """Tokens of this process, a part of each of the last steps from the last one on: `old` is the policy at the round's start."""
 
     def unseen(self, made: int) -> tuple[MicroBatch, ...]:
-        """The sample's steps after the first `made`, or all if there are none: on tokens that moved it a policy seems far away."""
-        return self.sample[: max(0, len(self.steps) - made)] or self.sample
+        """The sample's steps after the first `made`, or the last one if there are none.
+
+        On the tokens that moved it a policy seems far away, and most on those of steps that others followed.
+        """
+        return self.sample[: max(1, len(self.steps) - made)]
 
 
 def check_policy(dataset: DatasetFolder, policy: Policy) -> None:
@@ -169,10 +172,10 @@ def with_reference(trainer: TransitionGRPOTrainer, steps: Sequence[Step], refere
 
 
 def sample_of(steps: Sequence[Step], team: Team) -> tuple[MicroBatch, ...]:
-    """Rows or trees of the last steps, a micro-batch of each.
+    """Rows or trees of the last steps, a micro-batch of each, from the last one on.
 
-    512 trained tokens in the mean over the processes, if these are within 4,096 tokens in all. All processes take the same
-    number of steps, so that each makes as many forward passes. Of a few dozen tokens k3 would be chance: a single one can be half of it.
+    As many steps as have 512 trained tokens in the mean over the processes, or 4,096 tokens in one of them. All processes take
+    the same number of steps, so that each makes as many forward passes. Of a few dozen tokens k3 would be chance: a single one can be half of it.
     """
     found: list[MicroBatch] = []
     for step in reversed(steps):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.processing.conftest import Bench
-from tests.processing.pages.test_exports import _chat, _export, _lines
+from tests.processing.export.test_exports import _chat, _export, _lines
 from tests.processing.support.labels import label, pair, send_labels
 from tests.processing.support.traces import TestRollout
 
