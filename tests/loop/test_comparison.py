@@ -2,14 +2,17 @@
 
 import csv
 import json
+import math
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
 from trainspan_cli.main import run
-from trainspan_loop.report.comparison import group_runs
+from trainspan_loop.report.comparison import Series, group_runs
+from trainspan_loop.report.comparison_report import comparison_record
 from trainspan_loop.report.run_report import write_report
 from trainspan_loop.state.run_folder import RunFolder
 from trainspan_loop.state.series import SeedSeries
@@ -89,6 +92,16 @@ def test_the_command_prints_and_writes_the_comparison(state: Path, capsys: pytes
     assert f'aria-label="held-out success. {label}"' in text
     assert run(["compare", "nothing"]) == 2
     assert "no run nothing" in capsys.readouterr().err
+
+
+def test_a_run_with_one_held_out_task_is_valid_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    (series,) = group_runs([finished_run(0, 1e-5, 20, 60)])
+    (outcome,) = series.outcomes()
+    alone = RewardEstimate(1, 0.5, math.nan, binary=False)
+    lone = replace(outcome, start=alone, end=alone, best=alone)
+    monkeypatch.setattr(Series, "outcomes", lambda _: [lone])
+    text = json.dumps(comparison_record([series]), allow_nan=False)
+    assert json.loads(text)[0]["runs"][0]["start"]["deviation"] is None
 
 
 def test_a_terminal_of_80_columns_shows_each_run_in_one_line(

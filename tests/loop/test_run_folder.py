@@ -121,11 +121,14 @@ def test_what_the_trainer_did_before_a_kill_is_found_with_and_without_metrics() 
         '{"dataset": "g", "version": 1, "error": "the disk is full"}\n'
         '{"dataset": "g", "version": 2, "error": null}\n'
         '{"dataset": "h", "version": 2, "error": "the loss is nan"}\n'
+        '{"dataset": "i", "version": 2, "error": "the disk is full"}\n'
+        '{"dataset": "i", "version": 2, "error": "the loss is nan"}\n'
     )
     (folder.checkpoints / "ledger.jsonl").write_text(
         '{"event": "trained", "dataset": "a", "reason": null}\n'
         '{"event": "trained", "dataset": "g", "reason": null}\n'
         '{"event": "aborted", "dataset": "h", "reason": "the loss is nan"}\n'
+        '{"event": "aborted", "dataset": "i", "reason": "the loss is nan"}\n'
         '{"event": "skipped", "dataset": "b", "reason": "the dataset has no rows"}\n'
         '{"event": "trained", "dataset": "c", "reason": null}\n'
         '{"event": "published", "dataset": "c", "reason": null}\n'
@@ -144,6 +147,7 @@ def test_what_the_trainer_did_before_a_kill_is_found_with_and_without_metrics() 
     assert folder.trained_before("f") is None, "it is trained again"
     assert folder.trained_before("g") == {"dataset": "g", "version": 2, "error": None}
     assert folder.trained_before("h") == {"dataset": "h", "version": 2, "error": "the loss is nan"}
+    assert folder.trained_before("i") == {"dataset": "i", "version": 2, "error": "the loss is nan"}, "the last attempt"
 
 
 def test_the_best_checkpoint_outlives_pruning_and_replaces_the_earlier_one() -> None:

@@ -30,6 +30,10 @@ def adopt(model: Path, root: Path, address: PolicyAddress, *, retry_for_s: float
         version = _known(root, hash_weights(model))
         if version is None:
             version = _committed(model, checkpoints)
+        elif checkpoints.ledger.is_withdrawn(checkpoint_name(version)):
+            raise CheckpointError(
+                f"{model} is version {version} in {root}, which was withdrawn: `trainspan swap {version}` puts it back in service"
+            )
         publish_pending(address, checkpoints, retry_for_s)
         name = checkpoint_name(version)
         if not (root / name).is_dir():

@@ -26,7 +26,10 @@ def comparison_record(series: Sequence[Series]) -> list[dict[str, object]]:
             "gain": group.gain()[0],
             "gain_interval": group.gain()[1],
             "validation": [asdict(band) for band in group.validation()],
-            "runs": [asdict(run) for run in group.outcomes()],
+            "runs": [
+                {**asdict(run), **{name: getattr(run, name).record() for name in ("start", "end", "best")}}
+                for run in group.outcomes()
+            ],
         }
         for group in series
     ]

@@ -128,8 +128,9 @@ class RunFolder(RunFiles):
         if (used := self.used(dataset_sha256, policy)) is None:
             return None
         has_failed = used in ("aborted", "refused")
-        for line in json_lines(self.metrics_file(policy)):
-            if line.get("dataset") == dataset_sha256 and (has_failed or not line.get("error")):
+        lines = [line for line in json_lines(self.metrics_file(policy)) if line.get("dataset") == dataset_sha256]
+        for line in reversed(lines) if has_failed else lines:
+            if has_failed or not line.get("error"):
                 return line
         ledger = policy_dir(self.checkpoints, policy) / "ledger.jsonl"
         # A clock that was set back makes the last write lie in the future.

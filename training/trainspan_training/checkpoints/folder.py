@@ -158,7 +158,7 @@ class Checkpoints:
 
     def reload(self) -> None:
         """Reads again what `trainspan swap` may have changed."""
-        self.ledger = CheckpointLedger(self.root)
+        self.ledger.reload()
 
     @contextmanager
     def still_latest(self, name: str | None) -> Iterator[None]:

@@ -47,6 +47,10 @@ class CheckpointLedger:
         self._path = checkpoints / LEDGER_FILE
         self.entries = _read(self._path)
 
+    def reload(self) -> None:
+        """Reads again what another process may have appended. Whoever holds this ledger sees it."""
+        self.entries[:] = _read(self._path)
+
     def append(self, entry: LedgerEntry) -> None:
         """Appends the entry; it is on disk on return."""
         append_line(self._path, json.dumps(asdict(entry)))

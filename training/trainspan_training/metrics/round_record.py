@@ -56,7 +56,7 @@ class RoundRecord:
     learning_rate: float
     """Of the last step that was made."""
     kl: float
-    """k3 against the old policy (that of the importance ratio) after the last step, on a sample of that step's rows."""
+    """k3 against the old policy (that of the importance ratio) after the last step, on a sample of tokens; see `Prepared.unseen`."""
     signal_within: float
     """z of the test whether rewards depend on what was sampled, over pairs of rollouts of a group; see `signal`."""
     signal_between: float

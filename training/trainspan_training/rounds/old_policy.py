@@ -175,7 +175,8 @@ def sample_of(steps: Sequence[Step], team: Team) -> tuple[MicroBatch, ...]:
     """Rows or trees of the last steps, a micro-batch of each, from the last one on.
 
     As many steps as have 512 trained tokens in the mean over the processes, or 4,096 tokens in one of them. All processes take
-    the same number of steps, so that each makes as many forward passes. Of a few dozen tokens k3 would be chance: a single one can be half of it.
+    the same number of steps, so that each makes as many forward passes. Of a few dozen tokens k3 would be chance: a single one
+    can be a third of it.
     """
     found: list[MicroBatch] = []
     for step in reversed(steps):
