@@ -12,7 +12,7 @@ import pytest
 
 from trainspan_cli.main import run
 from trainspan_loop.report.comparison import Series, group_runs
-from trainspan_loop.report.comparison_report import comparison_record
+from trainspan_loop.report.comparison_report import comparison_record, write_comparison
 from trainspan_loop.report.run_report import write_report
 from trainspan_loop.state.run_folder import RunFolder
 from trainspan_loop.state.series import SeedSeries
@@ -102,6 +102,18 @@ def test_a_run_with_one_held_out_task_is_valid_json(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(Series, "outcomes", lambda _: [lone])
     text = json.dumps(comparison_record([series]), allow_nan=False)
     assert json.loads(text)[0]["runs"][0]["start"]["deviation"] is None
+
+
+def test_each_figure_of_the_page_is_under_its_name(tmp_path: Path) -> None:
+    worse = finished_run(0, 1e-5, 20, 5)
+    page = write_comparison(tmp_path / "compare.html", group_runs([worse])).read_text()
+    head, row = (re.findall(rf"<{tag}[^>]*>(.*?)</{tag}>", page.split("<h2>Runs</h2>")[1]) for tag in ("th", "td"))
+    figures = dict(zip(head, row, strict=True))
+    assert (figures["seed"], figures["run"], figures["rounds"]) == ("0", worse.run_id, "1")
+    assert [figures[name][:5] for name in ("start", "end", "best")] == ["0.200", "0.050", "0.200"]
+    assert figures["best"] == "0.200 after 0"
+    assert figures["gain [95 % over seeds]"] == "-0.150"
+    assert (figures["alarms"], figures["min"]) == ("1", "2.0")
 
 
 def test_a_terminal_of_80_columns_shows_each_run_in_one_line(

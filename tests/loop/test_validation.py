@@ -51,6 +51,16 @@ def resume(folder: RunFolder, *policies: Policy) -> dict[str, Any] | None:
     return best
 
 
+def test_the_start_model_that_a_run_with_trials_has_kept_can_be_the_best(folder: RunFolder) -> None:
+    train(folder, "policy-000000")
+    train(folder, "policy-000001")
+    validated(folder, 0, 0.75, policy_version=0)
+    validated(folder, 1, 0.25, policy_version=1)
+    best = resume(folder)
+    assert best is not None
+    assert Path(best["checkpoint"]).name == "policy-000000"
+
+
 def test_a_resumed_loop_keeps_the_best_checkpoint_that_an_earlier_one_could_not(folder: RunFolder) -> None:
     train(folder, "policy-000001")
     train(folder, "policy-000002")

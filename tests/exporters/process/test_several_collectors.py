@@ -93,6 +93,16 @@ def test_a_signal_that_is_not_divided_goes_to_one_collector_as_a_whole(
     assert len(first.logs) + len(second.logs) == COUNT
 
 
+def test_a_program_with_a_collector_of_its_own_sends_nothing_to_the_others(
+    tmp_path: Path, recorder: OtlpRecorder, two: tuple[OtlpRecorder, OtlpRecorder]
+) -> None:
+    ours = variables(*(one.endpoint for one in two))
+    ran = run(write(tmp_path, AGENT), {**ours, "OTEL_EXPORTER_OTLP_ENDPOINT": recorder.endpoint})
+    assert ran.code == 0, ran.stderr
+    assert [len(found) for found in rollouts_of(recorder)] == [COUNT, COUNT]
+    assert [rollouts_of(one) for one in two] == [([], []), ([], [])]
+
+
 def test_a_collector_in_upper_case_that_is_down_is_reported_like_any_other(
     tmp_path: Path, recorder: OtlpRecorder
 ) -> None:

@@ -4,6 +4,7 @@ import http.client
 import json
 import secrets
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import openai
@@ -18,6 +19,7 @@ from trainspan_schemas.artifacts.checkpoint import digest_of_model
 from trainspan_schemas.telemetry import keys
 from trainspan_schemas.telemetry.identity import Identity, TraceParent
 from trainspan_schemas.telemetry.tokens import decode_ids, decode_logprobs
+from trainspan_serving.capture.engine_tap import EngineTap
 
 pytestmark = pytest.mark.usefixtures("base_policy")
 
@@ -384,3 +386,8 @@ def test_named_tokens_and_mere_echoes_are_answered_and_recorded(stack: Stack, mo
 def _chat(stack: Stack, path: str, headers: dict[str, str]) -> tuple[int, dict[str, Any]]:
     status, answer, _ = stack.server.post(path, {"model": "policy", "messages": MESSAGES, "max_tokens": 4}, headers)
     return status, answer
+
+
+def test_the_servers_own_requests_include_the_one_that_fixes_the_grammar_library() -> None:
+    tap: Any = SimpleNamespace(internal_calls=3, _constraints=SimpleNamespace(requests=1))
+    assert EngineTap.internal_requests.fget(tap) == 4  # type: ignore[attr-defined]

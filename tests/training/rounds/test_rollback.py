@@ -21,7 +21,7 @@ from trainspan_cli.main import run
 from trainspan_loop.checks.integrity import training_checks
 from trainspan_loop.checks.skipping import skip_reason
 from trainspan_loop.state.run_folder import LEDGER_REST_S, RunFolder
-from trainspan_schemas.artifacts.checkpoint import CheckpointMeta, read_latest, write_latest
+from trainspan_schemas.artifacts.checkpoint import CheckpointMeta, digest_of_model, read_latest, write_latest
 from trainspan_schemas.errors import CheckpointError
 from trainspan_schemas.policy_server import Offer
 from trainspan_training.checkpoints import published, swap_request
@@ -309,6 +309,7 @@ def test_the_model_that_the_run_starts_from_can_be_put_back_too(
     assert [result.version for result in results] == [1, 2]
     meta = CheckpointMeta.read(root / "policy-000000")
     assert (meta.version, meta.parent, meta.dataset_sha256) == (0, str(model_dir.resolve()), None)
+    assert meta.base_digest == CheckpointMeta.read(root / "policy-000002").base_digest == digest_of_model(model_dir)
     assert CheckpointMeta.read(root / "policy-000001").parent == "policy-000000"
     assert CheckpointMeta.read(root / "policy-000002").parent == "policy-000000"
     # To the bit what the second dataset alone gives.

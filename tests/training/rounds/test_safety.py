@@ -16,6 +16,8 @@ from tests.support.places import ROOT
 from tests.training.support.exactness.references import mixed_rollouts, one_step
 from tests.training.support.processes.forks import run_forked
 from trainspan_schemas.config.settings import TrainSettings
+from trainspan_training.checkpoints.swap_request import Swap
+from trainspan_training.rounds.result import RoundResult
 
 
 @pytest.mark.parametrize(
@@ -137,3 +139,21 @@ def test_a_kill_at_any_of_24_moments_ends_in_the_weights_of_an_undisturbed_run_t
     tmp_path: Path, model: Any, model_dir: Path
 ) -> None:
     assert_unharmed(kill(tmp_path, model, model_dir, 24, timeout_s=1100), 24)
+
+
+@pytest.mark.parametrize(
+    ("more", "swap", "failure"),
+    [
+        ({}, Swap("swapped", {}), None),
+        ({}, Swap("busy", {"error": "busy"}), None),
+        ({}, Swap("unreachable", {"error": "gone"}), None),
+        ({}, Swap("failed", {"error": "500"}), "500"),
+        ({}, Swap("unfit", {"error": "another vocabulary"}), "another vocabulary"),
+        ({"skipped": "no rows"}, Swap("off", None), "no rows"),
+        ({"error": "the loss is nan", "skipped": None}, Swap("off", None), "the loss is nan"),
+    ],
+)
+def test_a_round_fails_unless_the_server_may_still_take_it(
+    more: dict[str, Any], swap: Swap, failure: str | None
+) -> None:
+    assert RoundResult(1, 1, None, None, swap, **more).failure == failure

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.viewer.support.world import EVIL
-from trainspan_viewer.html.charts import dots
+from trainspan_viewer.html.charts import dots, sparkline
 from trainspan_viewer.html.curves import Curve, Point, chart
 from trainspan_viewer.html.document import Page, served, standalone
 from trainspan_viewer.html.elements import element, link, table
@@ -108,6 +108,20 @@ def test_a_chart_names_its_own_axis() -> None:
     text = "".join(made.itertext()) + str([one.attrib for one in made.iter()])  # type: ignore[union-attr]
     assert "a, minute 1: 2" in text
     assert "round" not in text
+
+
+def test_a_sparkline_rises_with_its_values() -> None:
+    line = sparkline([(0.0, 0.25), (1.0, 0.5), (2.0, 0.75)], "reward").find(".//polyline")
+    assert line is not None
+    heights = [float(place.split(",")[1]) for place in line.get("points", "").split()]
+    assert heights == sorted(heights, reverse=True), "SVG counts from the top"
+    assert heights[0] > heights[-1] + 10
+
+
+@pytest.mark.parametrize(("more", "highlighted"), [({}, []), ({"this": 1}, [1])])
+def test_only_the_row_that_a_table_is_about_is_highlighted(more: dict[str, int], highlighted: list[int]) -> None:
+    rows = table(("a",), [("1",), ("2",)], **more).findall(".//tbody/tr")  # type: ignore[arg-type]
+    assert [number for number, row in enumerate(rows) if row.get("class") == "this"] == highlighted
 
 
 def test_rewards_of_any_size_can_be_dots() -> None:

@@ -1,11 +1,13 @@
 """Names in addresses: slashes, percent signs and other characters reach the page, and its links lead back."""
 
+from pathlib import Path
 from urllib.parse import quote
 
 import pytest
 
 from tests.processing.support.traces import TestRollout, chain
 from tests.viewer.support.world import Viewer, World
+from trainspan_viewer.queries.paths import ViewerPaths
 
 
 @pytest.mark.ci
@@ -26,3 +28,11 @@ def test_a_rollout_with_any_name_has_its_pages(viewer: Viewer, world: World, nam
 @pytest.mark.parametrize("name", ["a" * 5_000, "round-" + "1" * 5_000], ids=["letters", "digits"])
 def test_a_name_that_is_too_long_for_a_file_is_not_found(viewer: Viewer, address: str, name: str) -> None:
     assert viewer.get(address.format(name)).status == 404
+
+
+@pytest.mark.parametrize("name", ["lr=1e-5", "a.b_c-d", "x" * 255])
+def test_a_run_with_any_name_that_the_loop_takes_has_its_page(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "runs" / name
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text("{}")
+    assert ViewerPaths(tmp_path / "runs", tmp_path / "datasets").run(name).run_id == name
