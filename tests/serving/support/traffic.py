@@ -3,6 +3,7 @@
 import contextlib
 import random
 import threading
+import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 
@@ -13,7 +14,7 @@ from tests.support.policy_server.process import RunningServer
 from trainspan_schemas.telemetry import keys
 from trainspan_schemas.telemetry.tokens import decode_ids, decode_logprobs
 
-__all__ = ["LONG_PROMPT", "check_calls", "greedy", "load", "metric"]
+__all__ = ["LONG_PROMPT", "check_calls", "greedy", "load", "metric", "wait_for_answers"]
 
 LONG_PROMPT = [(13 * position) % 240 + 10 for position in range(300)]  # more than nine blocks of 32 tokens
 
@@ -60,6 +61,14 @@ def load(server: RunningServer, prompt_tokens: int) -> Iterator[Answers]:
         stop.set()
         for client in clients:
             client.join(60)
+
+
+def wait_for_answers(answers: Answers, more: int) -> None:
+    """Waits until the clients of `load` have so many more answers."""
+    wanted, deadline = len(answers) + more, time.monotonic() + 60
+    while len(answers) < wanted:
+        assert time.monotonic() < deadline, f"{len(answers)} of {wanted} answers"
+        time.sleep(0.01)
 
 
 def check_calls(

@@ -12,7 +12,7 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.serving.support.servers import Models, Stack, publish_base
-from tests.serving.support.traffic import LONG_PROMPT, check_calls, greedy, load, metric
+from tests.serving.support.traffic import LONG_PROMPT, check_calls, greedy, load, metric, wait_for_answers
 from tests.support.models.adapters import adapter_logprobs, make_adapter
 from tests.support.models.canary import greedy_ids, logprobs_of
 from trainspan_schemas.artifacts.checkpoint import CANARY_FILE, META_FILE, Canary, CheckpointMeta
@@ -121,10 +121,10 @@ def test_swaps_under_load_fail_no_request_and_mix_no_call(stack: Stack, models: 
     served = []
     with load(stack.server, prompt_tokens=20) as answers:
         for version in (1, 2, 1, 2):
-            time.sleep(0.25)
+            wait_for_answers(answers, 10)
             status, answer = stack.server.swap(f"policy-{version:06d}", version)
             served.append((status, answer["canary"]["status"]))
-        time.sleep(0.25)
+        wait_for_answers(answers, 10)
     assert served == [(200, "fresh")] * 4
     assert {version for _, version in answers.values()} == {"0", "1", "2"}
     check_calls(stack.sink, answers, lambda version, *tokens: logprobs_of(models.folder(version), *tokens), 40)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.serving.support.servers import HUB_ID, Plain
-from tests.serving.support.traffic import LONG_PROMPT, check_calls, load
+from tests.serving.support.traffic import LONG_PROMPT, check_calls, load, wait_for_answers
 from tests.support.models.canary import greedy_ids
 from trainspan_schemas.artifacts.checkpoint import META_FILE, Canary, CheckpointMeta
 from trainspan_schemas.telemetry import keys
@@ -52,10 +52,10 @@ def test_swaps_of_adapters_under_load_fail_no_request_hold_none_and_mix_no_call(
     served = []
     with load(plain.server, prompt_tokens=140) as answers:
         for version in (1, 2, 1):
-            time.sleep(0.4)
+            wait_for_answers(answers, 8)
             status, answer = plain.swap(version)
             served.append((status, answer["canary"]["status"]))
-        time.sleep(0.4)
+        wait_for_answers(answers, 8)
     assert served == [(200, "fresh")] * 3
     assert {version for _, version in answers.values()} == {"1", "2"}
     check_calls(plain.sink, answers, plain.logprobs, 20)
