@@ -21,9 +21,11 @@ from typing import Final
 import polars as pl
 
 __all__ = [
+    "ABSOLUTE",
     "BASELINES",
     "EPSILON",
     "RAE_DECAY",
+    "RELATIVE",
     "RUNNING_WINDOW",
     "WITH_GROUPS",
     "WITH_HISTORY",
@@ -38,8 +40,8 @@ EPSILON: Final = 1e-4
 RUNNING_WINDOW: Final = 256
 RAE_DECAY: Final = 0.95
 
-_RELATIVE: Final = 1e-9
-_ABSOLUTE: Final = 1e-12
+RELATIVE: Final = 1e-9
+ABSOLUTE: Final = 1e-12
 """Values closer than this, relative to the greater one or absolutely, differ only by the rounding of sums."""
 
 _V: Final = pl.col("value")
@@ -146,7 +148,7 @@ def spread_reason(rollouts: pl.Expr, least: pl.Expr, greatest: pl.Expr) -> pl.Ex
 
 def are_equal(left: pl.Expr, right: pl.Expr) -> pl.Expr:
     """Whether two values differ by no more than the rounding of sums."""
-    return (left - right).abs() <= pl.max_horizontal(_RELATIVE * pl.max_horizontal(left.abs(), right.abs()), _ABSOLUTE)
+    return (left - right).abs() <= pl.max_horizontal(RELATIVE * pl.max_horizontal(left.abs(), right.abs()), ABSOLUTE)
 
 
 def _current(items: pl.DataFrame) -> pl.DataFrame:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from trainspan_processing.credit.baselines import ABSOLUTE, RELATIVE
 from trainspan_processing.export.conversations import RecordedCall
 from trainspan_schemas.files.durable import JsonObject
 
@@ -46,7 +47,7 @@ class Examples:
 
 def are_equal(left: float, right: float) -> bool:
     """Whether two rewards differ by no more than the rounding of sums, as for credit."""
-    return math.isclose(left, right, rel_tol=1e-9, abs_tol=1e-12)
+    return math.isclose(left, right, rel_tol=RELATIVE, abs_tol=ABSOLUTE)
 
 
 def reaches(reward: float, least: float) -> bool:
