@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from evaluation.ablations.retokenized import Retokenizer
@@ -200,7 +201,7 @@ class MemoryLoop:
             rng=np.random.default_rng(rng.getrandbits(32)),
         )
         built = [step.build(rows) for step in planned]
-        agreement = trainer.scorer.measure(sample_of(built[0]))
+        agreement = trainer.scorer.measure(*chain.from_iterable(sample_of(built[:1], trainer.team)))
         prepared = against_old(trainer, built, settings, staleness, None)
         optimizer: Any = trainer.optimizer
         for step in prepared.steps:
@@ -216,7 +217,7 @@ class MemoryLoop:
                 "trained": sum(step.trained for step in planned),
                 "forwarded": sum(step.forwarded for step in planned),
             },
-            "kl": trainer.scorer.measure(sample_of(prepared.steps[-1])).mean("k3_old"),
+            "kl": trainer.scorer.measure(*prepared.unseen(len(prepared.steps))).mean("k3_old"),
             "entropy": total.mean("entropy"),
             "grad_norm": sum(stat.grad_norm for stat in stats) / len(stats),
             "logp_diff_mean": agreement.mean("abs_diff"),

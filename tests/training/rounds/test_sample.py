@@ -31,13 +31,13 @@ def test_a_sample_is_no_whole_tree_where_other_rows_are_short() -> None:
     ]
     step = _step([*tree, *short], forward="tree")
     assert max(batch.tokens.size for batch in step.micro_batches) >= 16_384
-    (sample,) = sample_of([step], Team())
+    ((sample,),) = sample_of([step], Team())
     assert 1_000 < sample.tokens.size <= 4_096
 
 
 def test_a_sample_of_nothing_but_trees_is_the_first_tree_that_is_smallest() -> None:
     step = _step(rows_of([(0, 0, 9_000), (0, 8_000, 4_000)]), forward="tree")
-    (sample,) = sample_of([step, step], Team())
+    ((sample,),) = sample_of([step, step], Team())
     assert sample.tokens.size == 13_056, "13,000 in whole blocks"
 
 
@@ -49,16 +49,57 @@ def test_the_sample_of_small_steps_goes_back_to_earlier_ones(rows: int, length: 
         for number in range(12)
     ]
     sample = sample_of(made, Team())
-    assert [batch.tokens.tolist() for batch in sample] == [
+    assert [batch.tokens.tolist() for (batch,) in sample] == [
         step.micro_batches[0].tokens.tolist() for step in made[: -steps - 1 : -1]
     ]
+
+
+@pytest.mark.parametrize("per_batch", [1, 5, 20])
+def test_the_size_of_micro_batches_does_not_decide_how_many_tokens_are_sampled(per_batch: int) -> None:
+    """40 rows of 20 trained tokens: 26 rows are 520, and another step is not asked for."""
+    rows = [
+        TokenSequence(f"{number}", "g", row.tokens, row.sampled)
+        for number in range(40)
+        for row in rows_of([(0, 0, 100)], f"{number}", number)
+    ]
+    cuts = BatchLayout("padded", per_batch * 100, pair=0.0, blocks=False).micro_batches(rows)
+    weighted = [WeightedRow(row, np.ones(row.n_trained)) for row in rows]
+    step: Any = SimpleNamespace(micro_batches=tuple(make_batches(cuts, weighted, 800)))
+    assert len(step.micro_batches) == 40 // per_batch
+    (sample,) = sample_of([step, step], Team())
+    assert sum(len(batch.targets) for batch in sample) == {1: 520, 5: 600, 20: 800}[per_batch]
+
+
+class _Other(Team):
+    """The other process has as many micro-batches, of other sizes."""
+
+    def __init__(self, *parts: tuple[int, int]) -> None:
+        super().__init__()
+        self._parts = list(parts)
+        self.size = 2
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value, self._parts.pop(0)]
+
+
+def test_processes_stop_at_the_same_micro_batch_and_skip_the_same_trees() -> None:
+    steps = [_step([rows_of([(0, 0, 30)], f"{number}", number)[0]]) for number in range(12)]
+    # 20 trained tokens here, 1,004 there: their mean is 512.
+    assert len(sample_of(steps, _Other((1_004, 1_100)))) == 1
+    assert len(sample_of(steps, _Other((1_003, 1_100), (0, 128)))) == 2
+    # The other has nothing but long trees: one of them is taken, and then the next step's.
+    assert [len(batches) for batches in sample_of(steps, _Other((10, 5_000)))] == [1]
+    two = [SimpleNamespace(micro_batches=step.micro_batches * 2) for step in steps]
+    parts = [(10, 50), (10, 5_000), (1_000, 1_000)]
+    assert [len(batches) for batches in sample_of(two, _Other(*parts))] == [1, 1]
 
 
 @pytest.mark.parametrize(("made", "left"), [(0, 3), (9, 3), (11, 1), (12, 1), (24, 1)])
 def test_movement_is_measured_on_steps_that_were_not_made_if_there_are_any(made: int, left: int) -> None:
     steps = [_step([rows_of([(0, 0, 30)], f"{number}", number)[0]]) for number in range(12)]
-    sample: Any = ("last", "last but one", "last but two")
-    assert Prepared(tuple(steps), "logged", OffPolicySums(), sample).unseen(made) == sample[:left]
+    sample: Any = (("last", "its second"), ("last but one",), ("last but two",))
+    unseen = Prepared(tuple(steps), "logged", OffPolicySums(), sample).unseen(made)
+    assert unseen == ("last", "its second", "last but one", "last but two")[: left + 1]
 
 
 @pytest.mark.parametrize(

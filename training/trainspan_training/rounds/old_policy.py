@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 from trainspan_schemas.artifacts.agreement import Agreement, is_exact, limit_of
@@ -57,7 +58,7 @@ class Prepared:
     """`logged` or `recompute`."""
     off_policy: OffPolicySums
     """Sums over all processes; zeros if nothing was recomputed."""
-    sample: tuple[MicroBatch, ...]
+    sample: tuple[tuple[MicroBatch, ...], ...]
     """Tokens of this process, a part of each of the last steps from the last one on: `old` is the policy at the round's start."""
 
     def unseen(self, made: int) -> tuple[MicroBatch, ...]:
@@ -65,7 +66,8 @@ class Prepared:
 
         On the tokens that moved it a policy seems far away, and most on those of steps that others followed.
         """
-        return self.sample[: max(1, len(self.steps) - made)]
+        steps = self.sample[: max(1, len(self.steps) - made)]
+        return tuple(chain.from_iterable(steps))
 
 
 def check_policy(dataset: DatasetFolder, policy: Policy) -> None:
@@ -123,12 +125,14 @@ def against_old(
     """
     logged = settings.old_policy == "logged"
     if settings.old_policy is None and staleness.fresh and is_exact(server_dtype, trainer.dtype):
-        measured = trainer.scorer.measure(*sample_of(steps, trainer.team))
+        measured = trainer.scorer.measure(*chain.from_iterable(sample_of(steps, trainer.team)))
         logged = not agreement_of(measured, trainer.dtype, server_dtype, settings, staleness).mismatch
     if logged:
         # The distance of the samplers, by their age or their engine, is no movement of these steps.
-        sample = sample_of(steps, trainer.team)
-        sample = tuple(replace(batch, old=trainer.scorer.logprobs(batch)) for batch in sample)
+        sample = tuple(
+            tuple(replace(batch, old=trainer.scorer.logprobs(batch)) for batch in batches)
+            for batches in sample_of(steps, trainer.team)
+        )
         return Prepared(tuple(steps), "logged", OffPolicySums(), sample)
     correction = Correction.of(settings)
     corrected, total = [], OffPolicySums()
@@ -171,32 +175,40 @@ def with_reference(trainer: TransitionGRPOTrainer, steps: Sequence[Step], refere
     return [replace(step, micro_batches=tuple(scored(batch) for batch in step.micro_batches)) for step in steps]
 
 
-def sample_of(steps: Sequence[Step], team: Team) -> tuple[MicroBatch, ...]:
-    """Rows or trees of the last steps, a micro-batch of each, from the last one on.
+def sample_of(steps: Sequence[Step], team: Team) -> tuple[tuple[MicroBatch, ...], ...]:
+    """Rows or trees of each of the last steps, from the last one on.
 
-    As many steps as have 512 trained tokens in the mean over the processes, or 4,096 tokens in one of them. All processes take
-    the same number of steps, so that each makes as many forward passes. Of a few dozen tokens k3 would be chance: a single one
-    can be a third of it.
+    As many as have 512 trained tokens in the mean over the processes, or 4,096 tokens in one of them, however they are
+    divided into micro-batches. All processes take the same number, so that each makes as many forward passes. Of a few dozen
+    tokens k3 would be chance: a single one can be a third of it.
     """
-    found: list[MicroBatch] = []
+    found: list[list[MicroBatch]] = []
+    trained = tokens = 0.0
     for step in reversed(steps):
-        found.append(_part_of(step))
-        counts = team.gather((sum(len(batch.targets) for batch in found), sum(batch.tokens.size for batch in found)))
-        trained, tokens = zip(*counts, strict=True)
-        if sum(trained) >= _SAMPLE_TRAINED * team.size or max(tokens) >= _SAMPLE_TOKENS[-1]:
-            break
-    return tuple(found)
+        found.append([])
+        for batch in _by_size(step.micro_batches):
+            part = _part_of(batch)
+            counts = team.gather((len(part.targets), part.tokens.size))
+            largest = max(size for _, size in counts)
+            if largest > _SAMPLE_TOKENS[-1] and found[-1]:
+                break  # a long tree, of which no part can be taken
+            found[-1].append(part)
+            trained += sum(targets for targets, _ in counts) / team.size
+            tokens += largest
+            if trained >= _SAMPLE_TRAINED or tokens >= _SAMPLE_TOKENS[-1]:
+                return tuple(map(tuple, found))
+    return tuple(map(tuple, found))
 
 
-def _part_of(step: Step) -> MicroBatch:
-    """The first rows or trees of the step's largest micro-batch.
-
-    Of micro-batches whose first tree alone is beyond 4,096 tokens, only if there are no others, and then of the one where
-    it is smallest.
-    """
+def _by_size(batches: Sequence[MicroBatch]) -> list[MicroBatch]:
+    """The largest first; those whose first tree alone is beyond 4,096 tokens last, the smallest such tree first."""
     most = _SAMPLE_TOKENS[-1]
-    firsts = [(batch.first(most).tokens.size, batch) for batch in step.micro_batches]
-    fitting = [batch for size, batch in firsts if size <= most]
-    largest = max(fitting, key=lambda batch: batch.tokens.size) if fitting else min(firsts, key=lambda pair: pair[0])[1]
-    parts = (largest.first(tokens) for tokens in _SAMPLE_TOKENS)
-    return next((part for part in parts if len(part.targets) >= _SAMPLE_TRAINED), largest.first(_SAMPLE_TOKENS[-1]))
+    firsts = [(batch.first(most).tokens.size, batch) for batch in batches]
+    ordered = sorted(firsts, key=lambda pair: (pair[0], 0) if pair[0] > most else (0, -pair[1].tokens.size))
+    return [batch for _, batch in ordered]
+
+
+def _part_of(batch: MicroBatch) -> MicroBatch:
+    """The first rows or trees of a micro-batch."""
+    parts = (batch.first(tokens) for tokens in _SAMPLE_TOKENS)
+    return next((part for part in parts if len(part.targets) >= _SAMPLE_TRAINED), batch.first(_SAMPLE_TOKENS[-1]))
