@@ -216,7 +216,7 @@ class RoundTrained:
     withdrawn: bool = False
     """Whether an earlier version was put back in service in its place."""
     recovered: bool = False
-    """Whether the loop read this from the trainer's files, because the trainer or the loop was killed."""
+    """Whether a process was killed before it could say this: the loop takes the figures from the trainer's files, if they are there."""
 
     @classmethod
     def of_metrics(cls, metrics: Mapping[str, Any], **more: Any) -> "RoundTrained":

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
+from trainspan_schemas.artifacts.checkpoint import CheckpointMeta
 from trainspan_schemas.command_events import TrainingProgress
 from trainspan_schemas.config.settings import TrainSettings
 from trainspan_schemas.errors import UsageError
@@ -22,11 +23,12 @@ from trainspan_training.devices.cores import prepare_process, share_cores
 from trainspan_training.devices.device import device_name, hide_gpus
 from trainspan_training.devices.leader import Leader
 from trainspan_training.devices.team import Team
+from trainspan_training.metrics.round_record import has_record
 from trainspan_training.metrics.trackers import places
 from trainspan_training.model.starting_policy import Policy, starting_policy
 from trainspan_training.objective.heavy_imports import import_training
 from trainspan_training.objective.options import check, reporters
-from trainspan_training.rounds.missing_state import MissingState, find_missing_state
+from trainspan_training.rounds.missing_state import MissingState, dataset_of, find_missing_state
 from trainspan_training.rounds.publication import publish_pending, skip
 from trainspan_training.rounds.result import NO_ROWS, RoundResult
 
@@ -169,7 +171,7 @@ class _Session:
         """Datasets to train; None if there is nothing to train."""
         job = self._job
         if job.follow:
-            return self._team.each(lambda: islice(self._appearing(), job.rounds))
+            return self._team.each(lambda: islice(self._appearing(policy), job.rounds))
         dataset: DatasetFolder = self._leader.share(
             lambda checkpoints: newest(job.datasets, checkpoints.ledger, job.upstream)
         )
@@ -181,9 +183,16 @@ class _Session:
         )
         return None
 
-    def _appearing(self) -> Iterator[DatasetFolder]:
-        assert self._leader.resource is not None, "the leader holds the checkpoints folder"
-        return follow(self._job.datasets, self._leader.resource.ledger, upstream=self._job.upstream)
+    def _appearing(self, policy: Policy) -> Iterator[DatasetFolder]:
+        checkpoints = self._leader.resource
+        assert checkpoints is not None, "the leader holds the checkpoints folder"
+        # The first dataset is asked for after the newest policy's round was repeated, if it had to be.
+        if policy.checkpoint and not has_record(checkpoints.root, policy.checkpoint):
+            dataset = dataset_of(CheckpointMeta.read(policy.folder), self._job.datasets)
+            if dataset is not None:
+                made = (dataset.round, policy.version, policy.checkpoint)
+                self._report(RoundResult(*made, None, Swap("off", None), recovered=True))
+        yield from follow(self._job.datasets, checkpoints.ledger, upstream=self._job.upstream)
 
     def _report(self, result: RoundResult) -> None:
         if self._team.leads:

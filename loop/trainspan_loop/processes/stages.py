@@ -309,8 +309,8 @@ class Stages:
         """Waits for the event of the policy's trainer for the round's dataset, which the trainer finds by itself.
 
         If the trainer used it before the loop (or the trainer) was killed, there is no event: the result then comes from
-        its metrics or its ledger. Raises ProcessError if the trainer failed and did not use up the dataset, because its disk is
-        full: once that is mended, a resumed run trains it.
+        its metrics or its ledger, or, if the figures are lost, from the trainer that started since. Raises ProcessError if
+        the trainer failed and did not use up the dataset, because its disk is full: once that is mended, a resumed run trains it.
         """
         manifest = manifest_path(self._dataset_dir(round_, policy))
         sha256 = hashlib.sha256(manifest.read_bytes()).hexdigest()
@@ -327,6 +327,9 @@ class Stages:
                 self._screen.training(event, policy)
                 self._folder.note_training(event)
             if isinstance(event, RoundTrained) and event.round == round_:
+                if event.recovered:
+                    made: JsonObject = {"version": event.version, "checkpoint": event.checkpoint}
+                    return self._recovered(round_, earlier or made, policy)
                 self._screen.policy(event.version, policy)
                 if event.error and self._folder.used(sha256, policy) is None:
                     raise ProcessError(f"round {round_} is not trained: {event.error}; mend that, then use --resume")

@@ -123,7 +123,8 @@ class RunFolder(RunFiles):
         """The record of a policy's trainer of a finished dataset: from its metrics, else from its ledger.
 
         The ledger is written first. It is used without metrics only after 20 s without a write: the trainer was then killed.
-        Metrics of an attempt that did not use up the dataset do not count.
+        Metrics of an attempt that did not use up the dataset do not count. None after a checkpoint is published, too: a trainer
+        that starts after a kill repeats its round, and then has metrics or says that they are lost.
         """
         if (used := self.used(dataset_sha256, policy)) is None:
             return None
@@ -140,8 +141,7 @@ class RunFolder(RunFiles):
             if entry.get("dataset") != dataset_sha256:
                 continue
             reason = entry.get("reason") or f"{entry['event']}, then interrupted before its metrics"
-            # After "trained" the trainer still swaps: only events that end a round count.
-            if entry.get("event") in ("skipped", "published", "unpublished", "withdrawn"):
+            if entry.get("event") in ("skipped", "withdrawn"):
                 return {"skipped": reason}
             if entry.get("event") in ("aborted", "refused"):
                 return {"error": reason}

@@ -116,6 +116,8 @@ class CheckpointMeta:
     """Tokens per forward pass that its steps were planned with; a different number changes the rounding of the same steps."""
     tree_tokens: int | None = None
     """The same of a pass that holds the rows of one rollout only, as a prefix tree."""
+    adam_rounds: int = 0
+    """Number of updates in Adam's state: since the start model, or since a state that was lost."""
     weights_files: Mapping[str, str] | None = None
     """Safetensors file → its sha256, from which `weights_sha256` is joined; None in checkpoints that do not record it."""
 
@@ -128,6 +130,7 @@ class CheckpointMeta:
         try:
             raw: JsonObject = json.loads((folder / META_FILE).read_text())
             raw["base"] = base_beside(folder, raw.get("base"))
+            raw["adam_rounds"] = raw.get("adam_rounds") or 0
             return cls(**{name: raw.get(name) for name in cls.__dataclass_fields__})  # type: ignore[arg-type]
         except FileNotFoundError as error:
             raise CheckpointError(f"{folder} has no {META_FILE}: it is not a trainspan checkpoint") from error

@@ -125,7 +125,7 @@ class TrainSettings(ModelSettings):
 
     `metrics.jsonl` and the round's event name the rate that was used."""
     warmup_rounds: int = 1
-    """Rounds of a run over which the learning rate rises from 0; refused ones do not count.
+    """Rounds of a run over which the learning rate rises from 0, again where Adam's state was lost; refused ones do not count.
 
     Without it Adam's first steps move the policy furthest, with the least information."""
     weight_decay: Advanced[float] = 0.0

@@ -19,7 +19,6 @@ def test_refused_versions_are_no_updates_between_those_before_and_after(tmp_path
     lineage = lineage_of(tmp_path, (1, None), (2, 1), (3, 2), (4, 2), (5, 4))
     assert [lineage.distance(version, 5) for version in (5, 4, 2, 1, 0)] == [0, 1, 2, 3, 4]
     assert lineage.path(2, 5) == [4, 5]
-    assert [lineage.rounds(version) for version in (0, 1, 2, 3, 4, 5)] == [0, 1, 2, 3, 3, 4]
 
 
 def test_a_withdrawn_version_is_as_far_as_the_updates_on_both_sides(tmp_path: Path) -> None:
@@ -29,19 +28,16 @@ def test_a_withdrawn_version_is_as_far_as_the_updates_on_both_sides(tmp_path: Pa
     assert lineage.distance(3, 5) == 4
 
 
-def test_rounds_are_counted_from_the_start_model_whatever_its_number(tmp_path: Path) -> None:
-    """With it Adam is cold: the rate rises again over the first rounds."""
+def test_the_start_model_has_the_number_before_the_first_version(tmp_path: Path) -> None:
     lineage = lineage_of(tmp_path, (6, None), (7, None), (8, 7))
     assert lineage.path(5, 8) == [7, 8]
-    assert [lineage.rounds(version) for version in (5, 7, 8)] == [0, 1, 2]
-    assert lineage_of(tmp_path / "none").rounds(5) == 0
 
 
 def test_a_start_model_that_is_a_checkpoint_is_no_update(tmp_path: Path) -> None:
     ledger = CheckpointLedger(tmp_path)
     ledger.append(LedgerEntry("trained", None, "policy-000000", parent="/models/base"))  # rolled forward after a kill
     lineage = lineage_of(tmp_path, (1, 0), (2, 1))
-    assert (lineage.path(0, 2), lineage.rounds(2)) == ([1, 2], 2)
+    assert lineage.path(0, 2) == [1, 2]
 
 
 def test_between_unrelated_versions_the_numbers_are_all_that_is_known(tmp_path: Path) -> None:

@@ -1,12 +1,10 @@
 """`trainspan swap`: an earlier checkpoint is put back in service, and training continues from it."""
 
-import dataclasses
 import json
 import math
 import os
 import shutil
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.support.dataset_files import sample_rollouts, write_dataset
-from tests.training.support.sessions import GENTLE, same_weights
+from tests.training.support.sessions import GENTLE, follow, same_weights, write
 from tests.training.support.swap_server import policy_server
 from trainspan_cli.main import run
 from trainspan_loop.checks.integrity import training_checks
@@ -33,37 +31,8 @@ from trainspan_training.checkpoints.swap_request import PolicyAddress, Swap
 from trainspan_training.objective.schedule import Schedule
 from trainspan_training.rounds import publication
 from trainspan_training.rounds.result import RoundResult
-from trainspan_training.session import TrainJob, train
 
 pytestmark = [pytest.mark.usefixtures("home"), pytest.mark.ci]
-
-
-def follow(
-    tmp_path: Path,
-    model_dir: Path,
-    rounds: int,
-    *,
-    checkpoints: str = "checkpoints",
-    datasets: str = "dataset",
-    after: Callable[[RoundResult], None] = lambda _: None,
-    **changes: Any,
-) -> list[RoundResult]:
-    """Trains so many datasets; calls `after` after each."""
-    settings = dataclasses.replace(GENTLE, model=str(model_dir), **changes)
-    results: list[RoundResult] = []
-
-    def on_result(result: RoundResult) -> None:
-        results.append(result)
-        after(result)
-
-    job = TrainJob(settings, tmp_path / datasets, tmp_path / checkpoints, follow=True, rounds=rounds)
-    train(job, lambda *_: None, on_result)
-    return results
-
-
-def write(tmp_path: Path, model: Any, *rounds: int, folder: str = "dataset") -> None:
-    for round_ in rounds:
-        write_dataset(tmp_path / folder, sample_rollouts(model, rollouts=4, seed=round_), round_=round_)
 
 
 def test_a_following_trainer_continues_from_the_checkpoint_that_was_put_back(
@@ -350,23 +319,6 @@ def test_a_trainer_restarted_before_the_first_version_starts_from_the_same_model
     assert "cannot be recomputed" not in caplog.text
     follow(tmp_path, model_dir, 1, checkpoints="reference")
     assert same_weights(root / "policy-000001", tmp_path / "reference" / "policy-000001")
-
-
-def test_a_trainer_killed_after_the_first_version_continues_with_the_same_state(
-    tmp_path: Path, model: Any, model_dir: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Adam's state of version 1 is made again from the kept start, which has none."""
-    write(tmp_path, model, 0, 1)
-    root = tmp_path / "checkpoints"
-    follow(tmp_path, model_dir, 2, checkpoints="reference", keep_start=True)
-    follow(tmp_path, model_dir, 1, keep_start=True)
-    (state,) = root.glob("**/policy-000001/part-*.safetensors")
-    state.unlink()
-    caplog.clear()
-    follow(tmp_path, model_dir, 1, keep_start=True)
-    assert "repeating its steps from policy-000000" in caplog.text
-    assert "Adam starts from zero" not in caplog.text
-    assert same_weights(root / "policy-000002", tmp_path / "reference" / "policy-000002")
 
 
 def test_a_server_that_does_not_take_it_is_named_and_tried_again_by_the_same_command(

@@ -1,4 +1,4 @@
-"""Which version was trained from which: how many updates lie between two of them, and how many led to one from the start model.
+"""Which version was trained from which, and how many updates lie between two of them.
 
 Their numbers do not say it: refused and withdrawn versions leave gaps, because no number is used twice.
 """
@@ -29,10 +29,6 @@ class Lineage:
         start = min(trained, default=0) - 1
         parents = {version: version_in(parent) for version, parent in trained.items()}
         return cls({version: start if parent is None else parent for version, parent in parents.items()})
-
-    def rounds(self, version: int) -> int:
-        """Number of updates from the start model to this version, whatever number the start model has."""
-        return len(self._ancestors(version)) - 1
 
     def path(self, version: int, other: int) -> list[int] | None:
         """The versions whose updates lie between two: those since their last common ancestor, on both sides.

@@ -31,6 +31,8 @@ class Policy:
     """Name of the policy whose calls it was trained on; None before training, or if the datasets do not name one."""
     base_digest: str | None = None
     """Digest of the model that training began with; None if the checkpoint does not record it."""
+    adam_rounds: int = 0
+    """Number of updates in its Adam's state; 0 if it has none."""
 
     @property
     def name(self) -> str:
@@ -52,7 +54,7 @@ def starting_policy(checkpoints: Checkpoints, model: str | None, adapter: str = 
                 f"{latest} is of kind {meta.kind}, but model.adapter = {adapter!r} trains {kind}: choose another --checkpoints"
             )
         folder = check_folder(latest) if kind == "full" else _base_of(latest, meta)
-        return Policy(latest, latest.name, meta.base, meta.version, folder, meta.policy, meta.base_digest)
+        return _policy_of(checkpoints, latest, meta, folder)
     if not model:
         raise CheckpointError(
             f"no checkpoint in {checkpoints.root} and no model: set --model, or start `trainspan serve MODEL_DIR`"
@@ -70,10 +72,15 @@ def named_policy(checkpoints: Checkpoints, meta: CheckpointMeta) -> Policy:
     folder = checkpoints.root / parent
     if parent == folder.name and folder.is_dir():
         parent_meta = CheckpointMeta.read(folder)
-        model = folder if meta.kind == "full" else _base_of(folder, meta)
-        return Policy(folder, parent, meta.base, parent_meta.version, model, parent_meta.policy, meta.base_digest)
+        return _policy_of(checkpoints, folder, parent_meta, folder if meta.kind == "full" else _base_of(folder, meta))
     folder = find_model(parent)
     return Policy(folder, None, meta.base, _version_of(folder), folder, base_digest=meta.base_digest)
+
+
+def _policy_of(checkpoints: Checkpoints, folder: Path, meta: CheckpointMeta, model: Path) -> Policy:
+    """A checkpoint as a policy."""
+    done = meta.adam_rounds if checkpoints.state_files(folder.name) else 0
+    return Policy(folder, folder.name, meta.base, meta.version, model, meta.policy, meta.base_digest, done)
 
 
 def _version_of(folder: Path) -> int:

@@ -1,6 +1,7 @@
 """The learning rate of each step: a default that fits the model, and warm-up by rounds.
 
-It depends only on the number of updates that led to the policy, so that a restarted trainer resumes at the same point.
+It depends only on the number of updates in Adam's state, so that a restarted trainer resumes at the same point, and warms up
+again if it has lost that state.
 `TrustRegion` lowers it where a round would move the policy too far.
 """
 
@@ -43,7 +44,7 @@ class Schedule:
         return cls(rate, settings.warmup_rounds)
 
     def at(self, rounds: float) -> float:
-        """The rate of a step in the middle of which so many rounds have passed since the start model."""
+        """The rate of a step in the middle of which so many rounds have passed since Adam's state was empty."""
         return self.rate * rounds / self.warmup if rounds < self.warmup else self.rate
 
 

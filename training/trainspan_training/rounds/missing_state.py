@@ -18,7 +18,7 @@ from trainspan_training.model.starting_policy import Policy, named_policy
 if TYPE_CHECKING:
     from trainspan_training.data.layout import BatchLayout  # NumPy: a job without work imports none
 
-__all__ = ["MissingState", "find_missing_state"]
+__all__ = ["MissingState", "dataset_of", "find_missing_state"]
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ def find_missing_state(checkpoints: Checkpoints, policy: Policy, datasets: Path)
     except CheckpointError as error:
         log.warning("the optimizer state of %s cannot be recomputed: %s", policy.name, error)
         return None
-    dataset = _find(datasets, meta.dataset_sha256)
+    dataset = dataset_of(meta, datasets)
     if dataset is None:
         log.warning("the optimizer state of %s cannot be recomputed: its dataset is not in %s", policy.name, datasets)
         return None
@@ -68,13 +68,13 @@ def find_missing_state(checkpoints: Checkpoints, policy: Policy, datasets: Path)
     return MissingState(policy, parent, dataset, meta.micro_batch_tokens, meta.tree_tokens)
 
 
-def _find(datasets: Path, sha256: str | None) -> DatasetFolder | None:
-    """The dataset with this hash: at the path, in it, or next to it."""
+def dataset_of(meta: CheckpointMeta, datasets: Path) -> DatasetFolder | None:
+    """The dataset that a checkpoint was trained on: at the path, in it, or next to it; None if it is gone."""
     for folder in [datasets, *reversed(dataset_dirs(datasets)), *reversed(dataset_dirs(datasets.parent))]:
         try:
             dataset = open_dataset(folder)
         except DatasetError:
             continue
-        if dataset.sha256 == sha256:
+        if dataset.sha256 == meta.dataset_sha256:
             return dataset
     return None

@@ -27,6 +27,8 @@ class RoundResult:
     """Why nothing was trained."""
     error: str | None = None
     """What went wrong, in which case the previous policy is kept."""
+    recovered: bool = False
+    """Whether the trainer was killed after it published the checkpoint, and its figures are lost."""
 
     @property
     def failure(self) -> str | None:
@@ -35,6 +37,8 @@ class RoundResult:
 
     def line(self) -> str:
         """One line of text."""
+        if self.recovered:
+            return f"round {self.round}: {self.checkpoint} was made by a trainer that was killed; its figures are lost"
         if self.record is None or self.error:
             return f"round {self.round}: {self.error or self.skipped}; policy {self.version} stays"
         record = self.record
@@ -66,4 +70,5 @@ class RoundResult:
             swap=self.swap.answer,
             skipped=self.skipped,
             error=self.error,
+            recovered=self.recovered,
         )

@@ -90,10 +90,10 @@ class RoundSteps:
     def make(
         self, outline: Outline, prepared: Prepared, round_: int, rounds: int, gate: float
     ) -> Iterator[list[MicroBatch]]:
-        """Yields the optimizer steps of a dataset after so many `rounds` until one fails or the policy has moved to `target_kl`.
+        """Yields the optimizer steps of a dataset until one fails or the policy has moved to `target_kl`.
 
-        `gate` is the share of their rate that is used; k3 grows with its square. The figures of tokens, and the sample of the
-        test for a signal, are those of the first pass.
+        Adam's state has so many `rounds`. `gate` is the share of their rate that is used; k3 grows with its square. The figures
+        of tokens, and the sample of the test for a signal, are those of the first pass.
         """
         trainer, steps = self._trainer, prepared.steps
         count = len(steps) * self._settings.passes

@@ -177,7 +177,7 @@ class Rounds:
         prepared = self._steps.prepare(steps, outline.staleness, self._server_dtype)
         with self._clock.timed("optimizer"):
             earlier = self._signals(missing_state.dataset)
-            done, gate = lineage.rounds(self._policy.version), self._gate(earlier)
+            done, gate = self._policy.adam_rounds, self._gate(earlier)
             yield from self._steps.make(outline, prepared, missing_state.dataset.round, done, gate)
         trained = self._trained(missing_state.dataset, outline, prepared, lineage)
         tokens = self._steps.token_file(missing_state.dataset, prepared)
@@ -189,7 +189,7 @@ class Rounds:
                 name,
             )
         self.trainer.failure = None
-        self._publication.policy = missing_state.policy
+        self._publication.policy = replace(missing_state.policy, adam_rounds=missing_state.parent.adam_rounds + 1)
         if repeated and not self._leader.share(lambda checkpoints: has_record(checkpoints.root, name)):
             self._record_repeated(replace(trained, micro_batch_tokens=layout.tokens, failure=None))
         self._files.make_state(missing_state.policy, tokens)
@@ -220,7 +220,7 @@ class Rounds:
             self._files.finish_writing()
         with self._clock.timed("optimizer"):
             earlier = self._signals(dataset)
-            done, gate = lineage.rounds(self._policy.version), self._gate(earlier)
+            done, gate = self._policy.adam_rounds, self._gate(earlier)
             yield from self._steps.make(outline, prepared, dataset.round, done, gate)
         try:
             return self._finish(self._trained(dataset, outline, prepared, lineage))

@@ -67,6 +67,7 @@ class PolicyFiles:
             base_digest=parent.base_digest,
             micro_batch_tokens=layout.tokens,
             tree_tokens=layout.tree,
+            adam_rounds=parent.adam_rounds + 1,
         )
         return self._write(meta, parent, canary, lambda: self._reserve(checkpoint_name(meta.version), tokens))
 
@@ -101,7 +102,10 @@ class PolicyFiles:
             self._leader.share(lambda checkpoints: checkpoints.discard(meta))
             raise
         model = parent.model if meta.kind == "lora" else folder
-        return Policy(folder, folder.name, parent.base, meta.version, model, meta.policy, parent.base_digest)
+        return Policy(
+            *(folder, folder.name, parent.base, meta.version, model, meta.policy, parent.base_digest),
+            meta.adam_rounds,
+        )
 
     def _commit(
         self,
