@@ -70,7 +70,7 @@ def choose():
 
 if __name__ == "__main__":
     message = problem()
-    builds = None
+    builds = ""
     if not message:
         builds, message = choose()
     if message:

@@ -221,7 +221,7 @@ def _flow(address: StoreAddress, seconds: float, spans_per_s: int, taken: list[f
             if due > now:
                 time.sleep(due - now)
             sent = time.monotonic()
-            export(next(bodies), timeout=60, metadata=_bearer(address).items())
+            export(next(bodies), timeout=60, metadata=_bearer(address))
             taken.append(time.monotonic() - sent)
 
 
@@ -230,8 +230,8 @@ def _channel(address: StoreAddress) -> grpc.Channel:
     return grpc.insecure_channel(str(address.grpc), options=options)
 
 
-def _bearer(address: StoreAddress) -> dict[str, str]:
-    return {"authorization": f"Bearer {address.token}"}
+def _bearer(address: StoreAddress) -> tuple[tuple[str, str], ...]:
+    return (("authorization", f"Bearer {address.token}"),)
 
 
 def _call_options(address: StoreAddress) -> flight.FlightCallOptions:
@@ -242,7 +242,7 @@ def _send(address: StoreAddress, stop_at: float, bodies: Iterator[bytes], taken:
     with _channel(address) as channel:
         export = channel.unary_unary(_EXPORT)
         while (began := time.monotonic()) < stop_at:
-            export(next(bodies), timeout=60, metadata=_bearer(address).items())
+            export(next(bodies), timeout=60, metadata=_bearer(address))
             taken.append(time.monotonic() - began)
 
 
@@ -250,7 +250,7 @@ def _send_http(address: StoreAddress, stop_at: float, bodies: Iterator[bytes], t
     host, _, port = str(address.http).rpartition(":")
     connection = http.client.HTTPConnection(host, int(port), timeout=60)
     while (began := time.monotonic()) < stop_at:
-        headers = {"Content-Type": "application/x-protobuf", **_bearer(address)}
+        headers = {"Content-Type": "application/x-protobuf", **dict(_bearer(address))}
         connection.request("POST", "/v1/traces", next(bodies), headers)
         response = connection.getresponse()
         if response.status != 200:

@@ -279,7 +279,7 @@ def _profiled(act: Callable[[], None]) -> dict[str, Any]:
         torch.cuda.synchronize()
     wall = time.perf_counter() - began
     kernels: dict[str, list[float]] = {}
-    for event in profiler.events():
+    for event in profiler.events() or ():
         if str(event.device_type).endswith("CUDA") and not event.name.startswith("ProfilerStep"):
             kernels.setdefault(event.name, []).append(event.time_range.elapsed_us() / 1e6)
     seconds = {name: sum(times) for name, times in kernels.items()}

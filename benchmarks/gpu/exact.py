@@ -136,7 +136,7 @@ def adapter(expected: Reference, folder: Path) -> dict[str, Any]:
     }
 
 
-def settings_of(mode: str, dtype: str, *, recomputed: bool = False) -> Any:
+def settings_of(mode: Any, dtype: Any, *, recomputed: bool = False) -> Any:
     from trainspan_schemas.config.settings import TrainSettings
 
     return TrainSettings(forward=mode, dtype=dtype, gradient_checkpointing=recomputed)

@@ -74,7 +74,7 @@ def _trainer(folder: Path) -> Any:
     torch.manual_seed(0)
     trainer = Stock(
         model=make_model(sizes()["0.5B"]),
-        reward_funcs=lambda **_: None,
+        reward_funcs=lambda **_: [],
         args=grpo_config(TrainSettings(weights="token", learning_rate=1e-9), str(folder / "stock")),
         train_dataset=Dataset.from_dict({"prompt": [""] * 2}),
         processing_class=load_tokenizer(make_tiny_model(folder / "tokenizer-stock", hidden=32)),

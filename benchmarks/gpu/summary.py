@@ -85,11 +85,10 @@ def _passed() -> float | None:
     file = OUT / "gpu-tests.xml"
     if not file.exists():
         return None
-    counts = [
-        ElementTree.parse(file).getroot().find("testsuite").get(name)
-        for name in ("tests", "failures", "errors", "skipped")
-    ]
-    tests, *rest = map(int, counts)
+    suite = ElementTree.parse(file).getroot().find("testsuite")
+    if suite is None:
+        return None
+    tests, *rest = (int(suite.attrib[name]) for name in ("tests", "failures", "errors", "skipped"))
     return (tests - sum(rest)) / tests
 
 

@@ -23,7 +23,7 @@ class Workload:
         import numpy as np
 
         rng = np.random.default_rng(seed)
-        calls = []
+        calls, prompt = [], list[int]()
         for rollout in range(self.groups * self.group):
             if rollout % self.group == 0:
                 prompt = rng.integers(3, vocabulary, self.prompt).tolist()

@@ -72,7 +72,7 @@ def measure() -> dict[str, Any]:
     return figures
 
 
-def run(size: Size, work: Workload, forward: str, *, cuda: bool) -> dict[str, Any]:
+def run(size: Size, work: Workload, forward: Any, *, cuda: bool) -> dict[str, Any]:
     """Runs one step several times in the trainer's loop; seconds are wall time."""
     import numpy as np
     import torch

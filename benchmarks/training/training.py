@@ -64,7 +64,7 @@ def _run(settings: TrainSettings, datasets: Path, checkpoints: Path, rounds: int
     results: list[RoundResult] = []
     marks = [(0.0, 0.0)]
 
-    def mark() -> None:
+    def mark(*_: object) -> None:
         marks.append((time.perf_counter(), time.process_time()))
 
     def on_result(result: RoundResult) -> None:
@@ -123,7 +123,9 @@ def _steps(model_dir: Path, folder: Path) -> dict[str, Any]:
         )
         model, tokenizer = load_model(model_dir), load_tokenizer(model_dir)
         attention.prepare(model, settings.forward)
-        trainer = TransitionGRPOTrainer(model, tokenizer, replace(settings, dtype="float32"), [], str(folder / "step"))
+        trainer: Any = TransitionGRPOTrainer(
+            model, tokenizer, replace(settings, dtype="float32"), [], str(folder / "step")
+        )
         trainer.create_optimizer()
         batches = list(step.build(rows).micro_batches)
         figures[name] = _timed(trainer, lambda t=trainer, b=batches: float(t.accumulate(t.model, b))) | {
@@ -163,11 +165,12 @@ def _stock(model_dir: Path, folder: Path, logged: list[LoggedCall]) -> tuple[Any
 
         def train_batch(self, batch: dict[str, Any]) -> float:
             self.current_gradient_accumulation_steps = 1
-            return float(self.training_step(self.model, batch["inputs"], None))
+            model: Any = self.model
+            return float(self.training_step(model, batch["inputs"], None))
 
     trainer = Stock(
         model=load_model(model_dir),
-        reward_funcs=lambda **_: None,
+        reward_funcs=lambda **_: [],
         args=grpo_config(TrainSettings(dtype="float32"), str(folder / "stock")),
         train_dataset=Dataset.from_dict({"prompt": [""] * 2}),
         processing_class=load_tokenizer(model_dir),

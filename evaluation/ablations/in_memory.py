@@ -209,7 +209,7 @@ class MemoryLoop:
             optimizer.step()
             optimizer.zero_grad()
         stats = trainer.take_stats()
-        total = sum((stat.sums for stat in stats[1:]), start=stats[0].sums)
+        total: Any = sum((stat.sums for stat in stats[1:]), start=stats[0].sums)
         sums = prepared.off_policy
         return {
             "rows": len(calls),

@@ -89,7 +89,7 @@ class _JudgeModel(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: _JudgeModel
+    server: _JudgeModel  # pyright: ignore[reportIncompatibleVariableOverride]
     protocol_version = "HTTP/1.1"
 
     def do_POST(self) -> None:

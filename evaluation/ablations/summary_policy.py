@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from random import Random
-
-from transformers import PreTrainedTokenizerFast
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "examples" / "calculator"), str(ROOT / "examples")]
@@ -57,7 +56,7 @@ def demonstrations(seed: int) -> Iterator[Conversation]:
         yield from conversations(problem, generator)
 
 
-def rows(tokenizer: PreTrainedTokenizerFast, seed: int) -> Iterator[tuple[list[int], list[int]]]:
+def rows(tokenizer: Any, seed: int) -> Iterator[tuple[list[int], list[int]]]:
     """Yields (ids, labels) endlessly; labels are -100 except on the assistant's own tokens."""
     start, end = tokenizer.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>"])
     assistant = tokenizer.encode("assistant\n")

@@ -1,5 +1,6 @@
 """A collector and a policy server for a bake-off on an agent, and the commands that run and branch it."""
 
+import json
 import os
 import socket
 from collections.abc import Iterator, Sequence
@@ -10,6 +11,7 @@ from typing import Any
 from evaluation.plans import Plan
 from trainspan_loop.clients.policy_server import PolicyClient
 from trainspan_loop.processes.child_processes import Commands, Service
+from trainspan_schemas.command_events import BranchesMeasured, Event, RunResult, event_line
 from trainspan_schemas.store.access import running_collector
 
 __all__ = ["AgentWorld", "agent_world"]
@@ -26,12 +28,12 @@ class AgentWorld:
         self.store = folder / "spans.duckdb"
 
     def command(self, *arguments: str) -> dict[str, Any]:
-        """Runs `trainspan` with the task's settings; returns its result. Raises SystemExit if it has none."""
+        """Runs `trainspan rollout` or `branch` with the task's settings; returns its result. Raises SystemExit if it has none."""
         result: dict[str, Any] = {}
 
-        def on_event(event: dict[str, Any]) -> None:
-            if event.get("event") == "result":
-                result.update(event)
+        def on_event(event: Event) -> None:
+            if isinstance(event, RunResult | BranchesMeasured):
+                result.update(json.loads(event_line(event)))
 
         log = self.folder / "logs" / f"{arguments[0]}.log"
         whole = [*arguments, "--config", str(self._plan.config), "--format", "json"]
@@ -59,7 +61,7 @@ def agent_world(plan: Plan, folder: Path, model: str) -> Iterator[AgentWorld]:
     running: list[Service] = []
 
     def launch(name: str, arguments: Sequence[str]) -> Service:
-        service = Service(name, [*arguments, "--config", str(plan.config)], environ, folder / "logs" / f"{name}.log", 0)
+        service = Service(name, [*arguments, "--config", str(plan.config)], environ, folder / "logs" / f"{name}.log")
         running.append(service)
         service.start()
         return service

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 SYSTEM = "You play a text game. Answer with one of the commands, the one that leads to the goal."
-EXAMPLES = (
+EXAMPLES: tuple[tuple[str, int, tuple[str, ...], str], ...] = (
     ("take coin, then open chest", 0, ("go east", "open chest", "take coin"), "take coin"),
     ("take coin, then open chest", 1, ("drop coin", "go east", "open chest"), "open chest"),
     ("put mug on shelf, then go north", 0, ("go north", "take mug"), "take mug"),
@@ -19,6 +19,7 @@ def turn(goal: str, score: int, commands: Sequence[str]) -> str:
 def messages(goal: str, score: int, commands: Sequence[str]) -> list[dict[str, str]]:
     """Returns the request of one turn."""
     found = [{"role": "system", "content": SYSTEM}]
-    for *state, answer in EXAMPLES:
-        found += [{"role": "user", "content": turn(*state)}, {"role": "assistant", "content": answer}]
+    for goal_then, score_then, commands_then, answer in EXAMPLES:
+        asked = turn(goal_then, score_then, commands_then)
+        found += [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
     return [*found, {"role": "user", "content": turn(goal, score, commands)}]

@@ -198,7 +198,7 @@ def demonstrations(drawn: list[dict[str, Any]]) -> list[dict[str, Any]]:
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
     retail, airline = domain("retail"), domain("airline")
-    tables = {
+    tables: dict[str, Iterable[tuple[str, Row]]] = {
         "orders": order_rows(retail),
         "products": product_rows(retail),
         "reservations": reservation_rows(airline),

@@ -13,7 +13,20 @@ STEMS = (
 )
 """Names of the files that tasks are about."""
 OUTPUTS = ("out", "result", "answer", "new", "final", "copy")
-WORDS = ("apple", "lamp", "chair", "stone", "river", "cloud", "paper", "glass", "horse", "bread", "candle", "window")
+WORDS: tuple[str, ...] = (
+    "apple",
+    "lamp",
+    "chair",
+    "stone",
+    "river",
+    "cloud",
+    "paper",
+    "glass",
+    "horse",
+    "bread",
+    "candle",
+    "window",
+)
 KEYS = ("port", "size", "level", "speed", "limit", "depth")
 TYPOS = (("helo", "hello"), ("wrold", "world"), ("recieve", "receive"), ("teh", "the"), ("adress", "address"))
 

@@ -18,6 +18,7 @@ __all__ = [
     "REPEATED",
     "STAGES",
     "UNFINISHED",
+    "BranchesMeasured",
     "DatasetBuilt",
     "Event",
     "FineTuneEvaluated",
@@ -120,6 +121,32 @@ class RunResult:
     def unfinished(self) -> int:
         """Rollouts and verdicts that the same command with `resume` repeats or sends."""
         return self.unacknowledged + sum(self.status.get(status, 0) for status in REPEATED)
+
+
+@dataclass(frozen=True, slots=True)
+class BranchesMeasured:
+    """`trainspan branch` ran branches and measured values with them."""
+
+    run: Mapping[str, Any]
+    """The `RunResult` of the branches."""
+    rollouts: list[Mapping[str, Any]]
+    """Those branched from, with the values and advantages of their calls."""
+    states: int
+    """States that branches began at."""
+    skipped_states: Mapping[str, int]
+    """Reason → states that branches cannot begin at."""
+    skipped: Mapping[str, int]
+    """Reason → rollouts that were not branched from."""
+    diverged: float
+    """Share of the branches that did not follow their rollout."""
+    unmeasured: int
+    """States without a value, because branches ended without a reward."""
+    unrewarded: int
+    """Branches that ended without a reward: ok, or by a failure that may be the policy's doing."""
+    of_other_policies: int
+    """Rollouts whose branches another policy version sampled."""
+    sampled_tokens: int
+    """By the server, for the branches; repeated answers cost none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,6 +351,7 @@ Event: TypeAlias = (
     Ready
     | Progress
     | RunResult
+    | BranchesMeasured
     | DatasetBuilt
     | NoDataset
     | TrainingProgress
@@ -339,6 +367,7 @@ _NAMES: Final[dict[type[Event], str]] = {
     Ready: "ready",
     Progress: "progress",
     RunResult: "result",
+    BranchesMeasured: "branches",
     DatasetBuilt: "dataset",
     NoDataset: "no_dataset",
     TrainingProgress: "round_progress",
@@ -350,7 +379,12 @@ _NAMES: Final[dict[type[Event], str]] = {
     GateResult: "gate",
 }
 _TYPES: Final = {name: type_ for type_, name in _NAMES.items()}
-_SPREAD: Final[dict[type[Event], str]] = {DatasetBuilt: "manifest", NoDataset: "figures", FineTuned: "manifest"}
+_SPREAD: Final[dict[type[Event], str]] = {
+    BranchesMeasured: "run",
+    DatasetBuilt: "manifest",
+    NoDataset: "figures",
+    FineTuned: "manifest",
+}
 """Type → its field whose entries stand beside the other fields in the line."""
 
 

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from trainspan_schemas.command_events import (
+    BranchesMeasured,
     DatasetBuilt,
     Event,
     FineTuned,
@@ -31,6 +32,9 @@ RESULT = RunResult("r", 2, None, 8, {"ok": 6, "infra_error": 2}, 0.5, 6, 12, 3.5
         Ready("http://127.0.0.1:8000", 3, "the CPU"),
         Progress(3, 1, 8, 0.25, 1, 2, {"ok": 2, "timeout": 1}, 3, 5),
         RESULT,
+        BranchesMeasured(
+            {"run_id": "b", "total": 8}, [{"rollout_id": "r"}], 3, {}, {"other run": 2}, 0.25, 1, 2, 0, 40
+        ),
         DatasetBuilt("dataset/round-0001", "ab" * 32, {"rows": 4, "dropped": {"late": 1}}),
         NoDataset(nothing_to_train="no call", figures={"calls_seen": 4, "dropped": {"no_reward": 4}}),
         NoDataset(store_error="no answer"),

@@ -12,9 +12,8 @@ from trainspan_processing.branches.values import BranchedRollout
 from trainspan_processing.read.source import Source
 from trainspan_rollouts import RunSettings, run_rollouts
 from trainspan_schemas.artifacts.branches import BRANCH_TASK
-from trainspan_schemas.command_events import Progress, RunResult
+from trainspan_schemas.command_events import BranchesMeasured, Progress, RunResult
 from trainspan_schemas.config.settings import DatasetSettings
-from trainspan_schemas.files.durable import JsonObject
 from trainspan_schemas.telemetry import keys
 
 __all__ = ["BranchReport", "branch_rollouts", "sampled_tokens"]
@@ -57,19 +56,20 @@ class BranchReport:
         """Rollouts whose branches another policy version sampled."""
         return sum(rollout.is_other_policy for rollout in self.rollouts)
 
-    def record(self) -> JsonObject:
-        return {
-            **asdict(self.run),
-            "rollouts": [rollout.record() for rollout in self.rollouts],
-            "states": self.states,
-            "skipped_states": self.skipped_states,
-            "skipped": self.skipped,
-            "diverged": self.diverged,
-            "unmeasured": self.unmeasured,
-            "unrewarded": self.unrewarded,
-            "of_other_policies": self.of_other_policies,
-            "sampled_tokens": self.sampled_tokens,
-        }
+    def event(self) -> BranchesMeasured:
+        """What the command tells programs."""
+        return BranchesMeasured(
+            run=asdict(self.run),
+            rollouts=[rollout.record() for rollout in self.rollouts],
+            states=self.states,
+            skipped_states=self.skipped_states,
+            skipped=self.skipped,
+            diverged=self.diverged,
+            unmeasured=self.unmeasured,
+            unrewarded=self.unrewarded,
+            of_other_policies=self.of_other_policies,
+            sampled_tokens=self.sampled_tokens,
+        )
 
 
 def branch_rollouts(

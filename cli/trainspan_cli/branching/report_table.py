@@ -1,7 +1,8 @@
 """Output of a run of branches: value and advantage by call, and what they cost."""
 
-import json
 from typing import TYPE_CHECKING
+
+from trainspan_schemas.command_events import event_line
 
 if TYPE_CHECKING:
     from trainspan_cli.branching.branch_run import BranchReport
@@ -14,7 +15,7 @@ _SHOWN = 20
 
 
 def print_branches_json(report: "BranchReport") -> None:
-    print(json.dumps({"event": "branches", **report.record()}), flush=True)
+    print(event_line(report.event()), flush=True)
 
 
 def print_branches(report: "BranchReport") -> None:

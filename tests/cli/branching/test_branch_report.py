@@ -1,8 +1,11 @@
 """What `trainspan branch --format json` says of a run of branches."""
 
+import json
+
 from tests.loop.run_results import run_result
 from trainspan_cli.branching.branch_run import BranchReport
 from trainspan_processing.branches.values import BranchedCall, BranchedRollout
+from trainspan_schemas.command_events import event_line, parse
 
 
 def call(index: int, unrewarded: int = 0) -> BranchedCall:
@@ -15,7 +18,9 @@ def test_the_record_has_every_rollout_and_the_totals_over_them() -> None:
         BranchedRollout("b", 1, "task", 0.0, is_other_policy=True, calls=(call(0, unrewarded=1),)),
     )
     run = run_result(total=8, status={"ok": 6, "diverged": 2})
-    record = BranchReport(run, rollouts, 3, {"no tokens": 1}, {"other run": 2}, 40).record()
+    event = BranchReport(run, rollouts, 3, {"no tokens": 1}, {"other run": 2}, 40).event()
+    assert parse(event_line(event)) == event
+    record = json.loads(event_line(event))
     assert record["rollouts"] == [rollout.record() for rollout in rollouts]
     totals = {"states", "skipped_states", "skipped", "diverged", "unmeasured", "unrewarded", "of_other_policies"}
     assert {name: record[name] for name in totals | {"sampled_tokens", "total"}} == {
