@@ -159,23 +159,18 @@ class _Import:
         self._account.spans += 1
         if not message.parent_span_id:
             self._make_rollout(message, item)
-        elif (
-            self._format.has_identities
-            and message.trace_id not in self._rooted
-            and len(self._rootless) < _ENOUGH_TRACES
-        ):
+        elif message.trace_id not in self._rooted and len(self._rootless) < _ENOUGH_TRACES:
             self._rootless.add(message.trace_id)
         self._on_span(self._account, message)
         self._send(item)
 
     def _make_rollout(self, root: Span, item: Item) -> None:
         """Gives a root span the attributes that make its trace a rollout, unless spans of it name one."""
-        if self._format.has_identities:
-            self._rootless.discard(root.trace_id)
-            self._rooted.add(root.trace_id)
-            if root.trace_id in self._own:
-                self._account.own_rollouts += 1
-                return
+        self._rootless.discard(root.trace_id)
+        self._rooted.add(root.trace_id)
+        if root.trace_id in self._own:
+            self._account.own_rollouts += 1
+            return
         rollout_id = root.trace_id.hex()
         self._account.rollouts += 1
         root.attributes.extend(

@@ -1,14 +1,14 @@
 """What a format is: how its files are recognized, and the reader of their records."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from trainspan_importers.account import Account
-from trainspan_importers.traces import Item
+from trainspan_importers.traces import SHAPE_ERRORS, Item, fault_of
 from trainspan_schemas.errors import InvalidRecordError
 
-__all__ = ["Converted", "Format", "Reader"]
+__all__ = ["Converted", "Format", "Reader", "each"]
 
 Converted = Item | InvalidRecordError
 """What a record became, or why a part of it became nothing."""
@@ -30,6 +30,15 @@ class Reader(Protocol):
         return iter(())
 
 
+def each(items: Iterable[Any], add: Callable[[Any], Iterator[Converted]]) -> Iterator[Converted]:
+    """What the items of a page become. One that is broken costs only itself."""
+    for item in items:
+        try:
+            yield from list(add(item))
+        except SHAPE_ERRORS as error:
+            yield fault_of(error)
+
+
 @dataclass(frozen=True, slots=True)
 class Format:
     """One format."""
@@ -42,4 +51,4 @@ class Format:
     comes_first: Callable[[Any], bool] = lambda _value: False
     """Whether files with such records are read before the others: they are about the others' records."""
     has_identities: bool = False
-    """Whether its spans may be of rollouts already, or may lack their root."""
+    """Whether its spans may be of rollouts already."""

@@ -74,14 +74,17 @@ class SourceFile:
         return list(islice(readable, _HEAD_RECORDS))
 
     def contains(self, word: bytes) -> bool:
-        """Whether the word is anywhere in the text of the file. Compressed messages within it count as if it were."""
-        with self._open() as stream:
-            rest = b""
-            while chunk := stream.read(_CHUNK):
-                text = rest + chunk
-                if word in text or (not rest and _is_framed(text) and text[4:8] == _ZSTD):
-                    return True
-                rest = text[-len(word) :]
+        """Whether the word is, or may be, in the text of the file: in compressed messages, or in what cannot be unpacked."""
+        rest = b""
+        try:
+            with self._open() as stream:
+                while chunk := stream.read(_CHUNK):
+                    text = rest + chunk
+                    if word in text or (not rest and _is_framed(text) and text[4:8] == _ZSTD):
+                        return True
+                    rest = text[-len(word) :]
+        except (OSError, EOFError, zlib.error):
+            return True  # `records` says what is wrong with it
         return False
 
     def records(self) -> Iterator[Record | Broken]:

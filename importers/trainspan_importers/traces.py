@@ -226,6 +226,10 @@ def kept_fields(prefix: str, record: Mapping[str, Any], used: Iterable[str] = ()
     }
 
 
+_MOST_S: Final = 2**63 // _NS
+"""Nanoseconds of a later time do not fit into 64 bits."""
+
+
 def nanoseconds(value: Any, what: str) -> int:
     """A time: ISO 8601 text (UTC if it names no zone), or a number of seconds, milliseconds, micro- or nanoseconds since 1970.
 
@@ -242,11 +246,13 @@ def nanoseconds(value: Any, what: str) -> int:
         if moment.tzinfo is None:
             moment = moment.replace(tzinfo=UTC)
         whole = int(moment.replace(microsecond=0).timestamp())
+        if not 0 <= whole < _MOST_S:
+            raise InvalidRecordError(f"{what} is {value[:40]!r}: not between 1970 and 2262")
         return whole * _NS + _fraction_ns(value)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
         raise InvalidRecordError(f"{what} is {str(value)[:40]!r}: not a time")
     for limit, factor in ((10**11, 10**9), (10**14, 10**6), (10**17, 10**3), (2**63, 1)):
-        if value < limit:
+        if value < limit and value * factor < 2**63:
             return round(value * factor) if isinstance(value, float) else value * factor
     raise InvalidRecordError(f"{what} is {value}: not a time")
 

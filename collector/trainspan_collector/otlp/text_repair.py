@@ -21,36 +21,40 @@ def repaired(body: bytes, kind: Descriptor) -> tuple[bytes, int]:
 
     Raises ValueError if the bytes are not such a message.
     """
-    return _repaired(body, kind, _MOST_DEPTH)
+    valid, n_repaired = _repaired(memoryview(body), kind, _MOST_DEPTH)
+    return (bytes(valid) if n_repaired else body), n_repaired
 
 
-def _repaired(body: bytes, kind: Descriptor, depth: int) -> tuple[bytes, int]:
+def _repaired(body: memoryview, kind: Descriptor, depth: int) -> "tuple[bytes | memoryview, int]":
+    """A view, not a copy, of what is as it was: a text may be nested in a hundred messages."""
     if depth == 0:
         raise ValueError("its messages are nested too deeply")
-    parts: list[bytes] = []
+    parts: list[bytes | memoryview] = []
     n_repaired, copied = 0, 0
     for number, tag_end, start, end in _delimited(body):
         field = kind.fields_by_number.get(number)
-        content, n_new = _content(body[start:end], field, depth) if field is not None else (b"", 0)
+        if field is None:
+            continue
+        content, n_new = _content(body[start:end], field, depth)
         if n_new:
             parts += body[copied:tag_end], _varint(len(content)), content
             n_repaired, copied = n_repaired + n_new, end
     return (b"".join((*parts, body[copied:])), n_repaired) if n_repaired else (body, 0)
 
 
-def _content(content: bytes, field: FieldDescriptor, depth: int) -> tuple[bytes, int]:
+def _content(content: memoryview, field: FieldDescriptor, depth: int) -> "tuple[bytes | memoryview, int]":
     if field.message_type is not None:
         return _repaired(content, field.message_type, depth - 1)
     if field.type != FieldDescriptor.TYPE_STRING:
         return content, 0
     try:
-        content.decode()
+        str(content, "utf-8")
     except UnicodeDecodeError:
-        return content.decode(errors="backslashreplace").encode(), 1
+        return str(content, "utf-8", "backslashreplace").encode(), 1
     return content, 0
 
 
-def _delimited(body: bytes) -> Iterator[tuple[int, int, int, int]]:
+def _delimited(body: memoryview) -> Iterator[tuple[int, int, int, int]]:
     """Number, end of the tag, start and end of the content of each field with a length."""
     at = 0
     while at < len(body):
@@ -71,7 +75,7 @@ def _delimited(body: bytes) -> Iterator[tuple[int, int, int, int]]:
             raise ValueError("a field ends beyond its message")
 
 
-def _number(body: bytes, at: int) -> tuple[int, int]:
+def _number(body: memoryview, at: int) -> tuple[int, int]:
     number = 0
     for shift in range(0, 70, 7):
         if at >= len(body):

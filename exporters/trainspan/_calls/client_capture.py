@@ -88,11 +88,13 @@ class ClientExchange:
         )
 
     def refused(self, sent: Any, status: int) -> bool:
-        """Whether to resend without our extra fields, and to omit them from now on."""
-        if sent is self.original or status not in _REFUSALS:
-            return False
-        _refusing.add(self.origin)
-        return True
+        """Whether to resend without our extra fields, which may be what the server refuses."""
+        return sent is not self.original and status in _REFUSALS
+
+    def resent(self, status: int) -> None:
+        """Omits our extra fields from now on, unless the server refuses the client's own request as well."""
+        if status not in _REFUSALS:
+            _refusing.add(self.origin)
 
     @guarded
     def answer(self, response: Any) -> None:

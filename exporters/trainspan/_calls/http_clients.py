@@ -57,6 +57,7 @@ def _wrap_httpx(module: ModuleType) -> None:
                 if exchange and exchange.refused(outgoing, response.status_code):
                     response.close()
                     response = wrapped(message, *rest, **options)
+                    exchange.resent(response.status_code)
         except Exception:
             failed(request)
             raise
@@ -76,6 +77,7 @@ def _wrap_httpx(module: ModuleType) -> None:
                 if exchange and exchange.refused(outgoing, response.status_code):
                     await response.aclose()
                     response = await wrapped(message, *rest, **options)
+                    exchange.resent(response.status_code)
         except Exception:
             failed(request)
             raise

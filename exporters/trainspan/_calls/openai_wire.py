@@ -58,7 +58,8 @@ def question_of(path: str, content: bytes) -> GenerationRequest | None:
     if not isinstance(request, dict):
         return None
     asked = dict(request)
-    hides_logprobs = request.get("logprobs") in (None, False)
+    given = request.get("logprobs")  # 0 is a request: the sampled token's alone
+    hides_logprobs = given is None or given is False
     if hides_logprobs:
         asked["logprobs"] = True if is_chat else 1
     hides_ids = not request.get("return_token_ids")

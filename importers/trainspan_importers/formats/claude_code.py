@@ -43,6 +43,8 @@ class _ClaudeCodeReader(Reader):
             return iter(())
         if not isinstance(value.get("sessionId"), str) or not isinstance(value.get("uuid"), str):
             raise InvalidRecordError("an entry without sessionId or uuid")
+        if not all(isinstance(part, str | None) for part in (value["message"].get("id"), value.get("parentUuid"))):
+            raise InvalidRecordError("an entry whose message.id or parentUuid is no text")
         nanoseconds(value.get("timestamp"), "timestamp")
         self._entries.append(value)
         return iter(())

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from trainspan_importers.account import Account
-from trainspan_importers.reading import Converted, Format, Reader
+from trainspan_importers.reading import Converted, Format, Reader, each
 from trainspan_importers.recorded import (
     call_attributes,
     messages_in,
@@ -89,8 +89,11 @@ class _LangfuseReader(Reader):
             return
         elif not lists and not record.keys() <= {"meta"}:
             raise InvalidRecordError("neither a trace, nor an observation, nor a score")
-        for inner in (item for items in lists for item in items if isinstance(item, dict)):
-            yield from self.add({**({"traceId": record["id"]} if "timestamp" in record else {}), **inner})
+        known = {"traceId": record["id"]} if "timestamp" in record else {}
+        yield from each(
+            ({**known, **item} for items in lists for item in items if isinstance(item, dict)),
+            self.add,
+        )
 
     def end(self) -> Iterator[Converted]:
         """The root spans of traces of which only observations were there."""
@@ -121,10 +124,8 @@ class _LangfuseReader(Reader):
         begin = nanoseconds(record["startTime"], "startTime")
         end = nanoseconds(record["endTime"], "endTime") if record.get("endTime") else begin
         failed = str(record.get("statusMessage") or "ERROR") if record.get("level") == "ERROR" else None
-        if trace.source_id not in self._traced:
-            self._widen(trace.source_id, record, begin, end)
         parent = record.get("parentObservationId")
-        yield trace.span(
+        span = trace.span(
             trace.span_id(id_in(record, "id")),
             trace.span_id(parent) if isinstance(parent, str) and parent else trace.root_id,
             str(record.get("name") or record["type"]),
@@ -133,6 +134,9 @@ class _LangfuseReader(Reader):
             _attributes(record),
             error=failed,
         )
+        if trace.source_id not in self._traced:
+            self._widen(trace.source_id, record, begin, end)
+        yield span
 
     def _widen(self, trace_id: str, record: Mapping[str, Any], begin: int, end: int) -> None:
         bounds = self._bounds.get(trace_id)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from trainspan_importers.account import Account
-from trainspan_importers.reading import Converted, Format, Reader
+from trainspan_importers.reading import Converted, Format, Reader, each
 from trainspan_importers.recorded import (
     call_attributes,
     messages_in,
@@ -49,8 +49,7 @@ class _LangsmithReader(Reader):
         if not isinstance(value, dict):
             raise InvalidRecordError("no object")
         for name in ("runs", "data"):
-            for inner in value.get(name) or () if isinstance(value.get(name), list) else ():
-                yield from self.add(inner)
+            yield from each(value[name] if isinstance(value.get(name), list) else (), self.add)
         if _is_run(value):
             yield from self._run(value)
         elif _is_feedback(value):

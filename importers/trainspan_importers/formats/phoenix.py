@@ -13,7 +13,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from trainspan_importers.account import Account
 from trainspan_importers.otlp_json import span_of
-from trainspan_importers.reading import Converted, Format, Reader
+from trainspan_importers.reading import Converted, Format, Reader, each
 from trainspan_importers.recorded import number_of
 from trainspan_importers.traces import Item, Trace, kept_fields, key_values, nanoseconds, origin_of
 from trainspan_schemas.errors import InvalidRecordError
@@ -50,8 +50,7 @@ class _PhoenixReader(Reader):
         if not isinstance(value, dict):
             raise InvalidRecordError("no object")
         if isinstance(value.get("data"), list):
-            for inner in value["data"]:
-                yield from self.add(inner)
+            yield from each(value["data"], self.add)
         elif _is_annotation(value):
             yield from self._annotation(_nested(value, "result"))
         elif _is_span(value):
