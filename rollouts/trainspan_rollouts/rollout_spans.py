@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import Event, ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace import Event, ReadableSpan, SpanLimits, TracerProvider
 from opentelemetry.sdk.trace.id_generator import IdGenerator
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from opentelemetry.trace import Span, SpanContext, SpanKind, Status, StatusCode, TraceFlags
@@ -29,6 +29,16 @@ MAX_ERROR_BYTES: Final = 8 * 1024
 """Longer error texts are cut: an agent's or a judge's may have any length."""
 MAX_ANSWER_CHARACTERS: Final = 32 * 1024
 """Of JSON. A longer answer of a task is not stored: each of its rollouts would have it."""
+_WHOLE: Final = SpanLimits(
+    **dict.fromkeys(
+        (
+            *("max_attributes", "max_events", "max_links", "max_span_attributes", "max_event_attributes"),
+            *("max_link_attributes", "max_attribute_length", "max_span_attribute_length"),
+        ),
+        SpanLimits.UNSET,
+    )
+)
+"""A verdict is sent whole: the SDK's limits would drop the first scores of many, and those in the environment cut ids."""
 _RESOURCE: Final = Resource.create({"service.name": "trainspan-rollout"})
 
 
@@ -53,7 +63,11 @@ class RolloutSpans:
         self._sender.resend([_from_record(record) for record in ledger.undelivered()])
         self._ids = _SecretIds(collectors)
         self._provider = TracerProvider(
-            sampler=ALWAYS_ON, resource=_RESOURCE, shutdown_on_exit=False, id_generator=self._ids
+            sampler=ALWAYS_ON,
+            resource=_RESOURCE,
+            shutdown_on_exit=False,
+            id_generator=self._ids,
+            span_limits=_WHOLE,
         )
         self._provider.add_span_processor(self._sender)
         self._tracer = self._provider.get_tracer("trainspan_rollouts")

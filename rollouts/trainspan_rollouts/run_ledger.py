@@ -444,6 +444,7 @@ class RunLedger:
         _wait_or_not(self._waiting, line)
         if isinstance(line, _Begin):
             self._begun[line.key] = Begun(line.rollout_id, line.attempt)
+            self._finished.pop(line.key, None)  # of an earlier attempt: a group that is compared is repeated whole
         if not isinstance(line, _End):
             return
         if line.outcome.status not in REPEATED:

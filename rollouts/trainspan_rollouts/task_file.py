@@ -116,7 +116,9 @@ def _json_lines(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
             where = f"{path}:{number}"
             try:
                 fields = well_formed(json.loads(line), where)
-            except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+            except TaskFileError:
+                raise
+            except (ValueError, RecursionError) as error:  # also a number of too many digits
                 raise TaskFileError(f"{where}: not JSON ({error})") from error
             if not isinstance(fields, dict):
                 raise TaskFileError(f'{where}: not an object; write {{"id": …, "input": …}}')

@@ -25,7 +25,7 @@ class TaskStream:
 
     def __init__(self, descriptor: int = 0) -> None:
         self._descriptor = descriptor
-        self._waiting: asyncio.Queue[bytes | None] = asyncio.Queue(_MAX_WAITING)
+        self._waiting: asyncio.Queue[bytes | OSError | None] = asyncio.Queue(_MAX_WAITING)
         self._number = 0
         self._seen: set[int] = set()
         """Hashes of round and task id: 8 bytes each instead of the text."""
@@ -41,6 +41,8 @@ class TaskStream:
             loop = asyncio.get_running_loop()
             threading.Thread(target=self._read, args=(loop,), name="task-stream", daemon=True).start()
         while (line := await self._waiting.get()) is not None:
+            if isinstance(line, OSError):
+                raise TaskFileError(f"standard input cannot be read: {line.strerror}")
             self._number += 1
             if line.strip():
                 return self._parsed(line, round_)
@@ -51,7 +53,9 @@ class TaskStream:
         where = f"standard input:{self._number}"
         try:
             fields: Mapping[str, Any] = well_formed(json.loads(line), where)
-        except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        except TaskFileError:
+            raise
+        except (ValueError, RecursionError) as error:  # also a number of too many digits
             raise TaskFileError(f"{where}: not JSON ({error})") from error
         if not isinstance(fields, dict):
             raise TaskFileError(f'{where}: not an object; write {{"id": …, "input": …}}')
@@ -71,5 +75,7 @@ class TaskStream:
                 for line in lines:
                     asyncio.run_coroutine_threadsafe(self._waiting.put(line), loop).result()
             asyncio.run_coroutine_threadsafe(self._waiting.put(None), loop).result()
+        except OSError as error:
+            asyncio.run_coroutine_threadsafe(self._waiting.put(error), loop)
         except (RuntimeError, CancelledError):  # the run has ended
             return

@@ -164,3 +164,64 @@ def test_a_record_with_any_part_of_another_type_stops_nothing(tmp_path: Path, na
             for span in found.spans:
                 assert (len(span.trace), len(span.id)) == (32, 16)
                 assert span.item.message.SerializeToString()
+
+
+@pytest.mark.parametrize(
+    ("name", "item", "broken"),
+    [
+        ("langfuse", LANGFUSE_CALL, {"startTime": None}),
+        ("langfuse", LANGFUSE_CALL, {"startTime": "0001-01-01T00:00:00Z"}),
+        ("langsmith", LANGSMITH_ROOT, {"start_time": None}),
+        ("phoenix", PHOENIX_SPAN, {"start_time": None}),
+    ],
+)
+def test_a_broken_item_of_a_page_in_one_line_costs_only_itself(
+    tmp_path: Path, name: str, item: dict[str, Any], broken: dict[str, Any]
+) -> None:
+    """Each is a trace of its own; a root that Langfuse's observations lack is made for those that are there."""
+    items = []
+    for number in range(10):
+        trace = f"{number:032x}"
+        own = {
+            "langfuse": {"id": f"g{number}", "traceId": f"t{number}"},
+            "langsmith": {"id": trace, "trace_id": trace},
+            "phoenix": {"context": {"trace_id": f"{number + 1:032x}", "span_id": f"{number + 1:016x}"}},
+        }[name]
+        items.append({**item, **own, **(broken if number == 3 else {})})
+    page = tmp_path / "page.json"
+    page.write_text(json.dumps({"data": items}))
+    found = read(page)
+    assert (found.account.rollouts, found.account.left_out["broken"]) == (9, 1)
+    assert len(found.spans) == (18 if name == "langfuse" else 9)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [{"parentUuid": 7}, {"message": {"role": "assistant", "id": {"a": 1}}}, {"timestamp": "9999-12-31T23:59:59Z"}],
+)
+def test_a_malformed_entry_of_a_transcript_costs_only_itself(tmp_path: Path, broken: dict[str, Any]) -> None:
+    whole = read(lines(tmp_path / "whole.jsonl", *CLAUDE_CODE))
+    other = {**CLAUDE_CODE[-1], "uuid": "a6", **broken}
+    found = read(lines(tmp_path / "session.jsonl", *CLAUDE_CODE, other))
+    assert found.account.left_out["broken"] == 1
+    assert (len(found.spans), found.account.rollouts) == (len(whole.spans), 1)
+
+
+def test_a_compressed_file_of_spans_that_is_cut_keeps_what_came_before(tmp_path: Path) -> None:
+    """Its spans may name their rollouts, so it is searched for them first."""
+    span = {**CHILD_SPAN, "name": ""}
+    text = [
+        json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": [{**span, "name": os.urandom(900).hex()}]}]}]})
+        for _ in range(50)
+    ]
+    path = tmp_path / "spans.jsonl.gz"
+    path.write_bytes(gzip.compress("\n".join(text).encode())[:-5000])
+    found = read(path)
+    assert len(found.spans) > 20
+    assert found.account.left_out["broken"] in (1, 2)
+
+
+def test_langsmith_traces_without_their_root_are_counted(tmp_path: Path) -> None:
+    calls = [{**LANGSMITH_CALL, "id": f"{n:032x}", "trace_id": f"{n + 90:032x}"} for n in range(5)]
+    found = read(lines(tmp_path / "calls.jsonl", *calls))
+    assert (found.account.rollouts, found.account.left_out["no_root"]) == (0, 5)

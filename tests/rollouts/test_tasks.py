@@ -117,6 +117,7 @@ def test_parquet_without_pyarrow_says_what_to_install(tmp_path: Path, monkeypatc
     [
         ("t.jsonl", '{"id": "a", "input": 1}\n{"id": "b"}\n', r"t\.jsonl:2: task 'b' has no field 'input'"),
         ("t.jsonl", '{"id": "a", "input": 1}\n\n{"id"\n', r"t\.jsonl:3: not JSON"),
+        ("t.jsonl", '{"id": "a", "input": 1}\n{"id": "b", "input": ' + "9" * 5000 + "}\n", r"t\.jsonl:2: not JSON"),
         ("t.jsonl", "\ufffd[1]\n", r"t\.jsonl:1: not JSON"),
         ("t.jsonl", "[1]\n", r"t\.jsonl:1: not an object"),
         ("t.jsonl", '{"input": 1}\n', r"t\.jsonl:1: the field 'id' is missing"),

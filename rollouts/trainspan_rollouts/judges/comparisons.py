@@ -126,9 +126,12 @@ def last_number(value: Any) -> Number | None:
 
 def _fraction(written: str) -> Fraction | None:
     digits, _, exponent = written.lower().lstrip("+-$€£¥").partition("e")
-    if not _DIGITS.fullmatch(digits) or len(digits) > _LONGEST or abs(int(exponent[-9:] or 0)) > _LONGEST:
+    if not _DIGITS.fullmatch(digits) or len(digits) > _LONGEST:
         return None
-    value = Fraction(digits.replace(",", "")) * Fraction(10) ** int(exponent or 0)
+    if len(exponent.lstrip("+-").lstrip("0")) > 3 or abs(int(exponent.lstrip("+-").lstrip("0") or 0)) > _LONGEST:
+        return None  # a power of ten with so many digits would take forever
+    power = int(exponent.lstrip("+-").lstrip("0") or 0) * (-1 if exponent.startswith("-") else 1)
+    value = Fraction(digits.replace(",", "")) * Fraction(10) ** power
     return -value if written.startswith("-") else value
 
 

@@ -283,3 +283,25 @@ def test_a_damaged_line_is_counted_and_the_others_are_read(tmp_path: Path, caplo
         assert again.begun(0, "a", 0) is not None
         assert again.begun(0, "b", 0) is None
     assert caplog.text.count("event=ledger_lines_damaged") == 2
+
+
+@pytest.mark.parametrize("status", ["infra_error", "cancelled", None])
+def test_a_verdict_does_not_survive_a_later_attempt_that_has_none(tmp_path: Path, status: Any) -> None:
+    """A group whose rollouts are compared is repeated whole, so one that had ended begins again."""
+    file = tmp_path / "ledger.jsonl"
+
+    def ledger(*, resume: bool) -> RunLedger:
+        return RunLedger(file, 0, Path("tasks.jsonl"), ["agent:solve"], resume=resume)
+
+    with contextlib.closing(ledger(resume=False)) as first:
+        first.record_start(Identity("A", "run", "t", 0, 0), 0)
+        first.record_end(Identity("A", "run", "t", 0, 0), 0, "ok", 1.0)
+        first.delivered("A", 0)
+    with contextlib.closing(ledger(resume=True)) as second:
+        assert second.finished(0, "t", 0) is not None
+        second.record_start(Identity("A", "run", "t", 1, 0), 0)
+        if status:
+            second.record_end(Identity("A", "run", "t", 1, 0), 0, status, None)
+            second.delivered("A", 1)
+    with contextlib.closing(ledger(resume=True)) as third:
+        assert third.finished(0, "t", 0) is None

@@ -33,6 +33,26 @@ def _ledger(folder: Path, *, resume: bool) -> RunLedger:
     return RunLedger(folder / "round-0002-val.jsonl", 1, folder / "tasks.jsonl", ["agent.py:solve"], resume=resume)
 
 
+@pytest.mark.parametrize(
+    "limit",
+    ["", "OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT", "OTEL_SPAN_EVENT_COUNT_LIMIT", "OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT"],
+)
+def test_a_verdict_of_many_scores_is_sent_whole_whatever_limits_the_environment_sets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    if limit:
+        monkeypatch.setenv(limit, "1")
+    scores = {"reward": 1.0, **{f"case_{number}": 0.0 for number in range(200)}}
+    with otlp_sink() as (sink, url):
+        spans = RolloutSpans(Collectors.of(url), lambda _: None, _ledger(tmp_path, resume=False))
+        spans.begin_rollout(IDENTITY, 4).end("ok", calls=1, judge="j.py:score", source="grader", scores=scores)
+        assert spans.close(20.0) == 0
+        (sent,) = sink.spans()
+    names = [dict(attributes)[keys.EVALUATION_NAME] for _, _, attributes in sent.events]
+    assert names == list(scores)
+    assert sent.attributes[keys.ROLLOUT_ID] == IDENTITY.rollout_id
+
+
 def _is_verdict(span: ReceivedSpan, began_ns: int) -> None:
     attributes = {
         **IDENTITY.attributes(),

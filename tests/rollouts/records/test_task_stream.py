@@ -1,5 +1,6 @@
 """`trainspan rollout --tasks -`: tasks that arrive while the run is in progress."""
 
+import asyncio
 import json
 import os
 import signal
@@ -14,6 +15,8 @@ import pytest
 from tests.support.agents.openai_server import OpenAIServer
 from tests.support.agents.programs import environment
 from tests.support.otlp.recorder import OtlpRecorder
+from trainspan_rollouts.task_stream import TaskStream
+from trainspan_schemas.errors import TaskFileError
 from trainspan_schemas.telemetry import keys
 
 WAIT_S = 30.0
@@ -170,3 +173,11 @@ def test_an_empty_stream_and_a_limit_end_the_run(start: Any) -> None:
     limited.send(id="b", input="0")
     assert limited.until(event="result")["total"] == 2
     assert limited.process.wait(WAIT_S) == 0, "while its input is open"
+
+
+def test_standard_input_that_cannot_be_read_ends_the_run_with_its_reason(tmp_path: Path) -> None:
+    with (
+        (tmp_path / "written").open("wb") as file,
+        pytest.raises(TaskFileError, match="standard input cannot be read: Bad file"),
+    ):
+        asyncio.run(asyncio.wait_for(TaskStream(file.fileno()).next(0), WAIT_S))
